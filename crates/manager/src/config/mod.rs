@@ -1,0 +1,3 @@
+//! Configuration: one TOML file, typed, validated before anything takes effect.
+
+pub mod model;

@@ -1,0 +1,401 @@
+//! What a configuration can say. The doc comments here are what `sluice check --explain` and the README quote.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// The whole file.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Threads, sockets, limits.
+    pub manager: Manager,
+    /// The arena.
+    pub memory: Memory,
+    /// Where packets enter and leave.
+    #[serde(rename = "port")]
+    pub ports: Vec<Port>,
+    /// Kinds of NF and how many instances of each run.
+    #[serde(rename = "service")]
+    pub services: Vec<Service>,
+    /// Ordered lists of services and an egress port.
+    #[serde(rename = "chain")]
+    pub chains: Vec<Chain>,
+    /// Match → chain; the first that matches wins.
+    #[serde(rename = "rule")]
+    pub rules: Vec<Rule>,
+}
+
+/// The manager's threads. Roles on the same core share one loop; a core may be given once in each list.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Manager {
+    /// Folder of the sockets and of the record that a later start cleans up by.
+    pub runtime_dir: PathBuf,
+    /// Cores of the Rx threads: they poll the ports and classify.
+    pub rx: Vec<usize>,
+    /// Cores of the Tx threads: they take packets from NFs and forward them.
+    pub tx: Vec<usize>,
+    /// Core of the Wakeup thread.
+    pub wakeup: usize,
+    /// Core of the Monitor thread.
+    pub monitor: usize,
+    /// What a manager thread does when it finds no packets.
+    pub idle: Idle,
+    /// Most NFs at a time.
+    pub max_nfs: u32,
+    /// Most flows that the flow table remembers.
+    pub max_flows: u32,
+    /// A flow without packets for so long is forgotten, in milliseconds.
+    pub flow_timeout_ms: u64,
+    /// An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in microseconds.
+    pub fallback_wake_us: u64,
+    /// Violations (forged descriptors, wild cursors) after which an NF is stopped.
+    pub max_violations: u64,
+    /// One packet in so many is timed through its chain; 0 times none.
+    pub latency_sample: u32,
+    /// How long a stop waits for packets inside to leave, in milliseconds.
+    pub drain_ms: u64,
+}
+
+impl Default for Manager {
+    fn default() -> Self {
+        Self {
+            runtime_dir: "/run/sluice".into(),
+            rx: vec![0],
+            tx: vec![0],
+            wakeup: 0,
+            monitor: 0,
+            idle: Idle::Spin,
+            max_nfs: 4096,
+            max_flows: 1 << 20,
+            flow_timeout_ms: 30_000,
+            fallback_wake_us: 2_000,
+            max_violations: 64,
+            latency_sample: 128,
+            drain_ms: 2_000,
+        }
+    }
+}
+
+/// What a manager thread does when it finds no packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Idle {
+    /// Looks again at once: lowest latency, a whole core.
+    Spin,
+    /// After a millisecond without packets, sleeps 50 µs between looks.
+    Sleep,
+}
+
+/// The arena.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Memory {
+    /// Number of frames.
+    pub frames: u32,
+    /// Largest packet, in bytes; the stride of a frame follows from it.
+    pub packet_bytes: u32,
+    /// Whether the arena stands on 2 MiB hugepages.
+    pub hugepages: Hugepages,
+}
+
+impl Default for Memory {
+    fn default() -> Self {
+        Self { frames: 16_384, packet_bytes: 2_112, hugepages: Hugepages::Auto }
+    }
+}
+
+/// Whether the arena stands on hugepages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hugepages {
+    /// If enough are free; else ordinary pages, with advice for transparent ones.
+    Auto,
+    /// Refuse to start without.
+    Always,
+    /// Ordinary pages.
+    Never,
+}
+
+/// Where packets enter and leave.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+pub struct Port {
+    /// Name, unique among ports.
+    pub name: String,
+    /// What happens to packets that find their chain's gate closed.
+    #[serde(default)]
+    pub overload: Overload,
+    /// Receive (and transmit) queues; spread over the Rx threads.
+    #[serde(default = "one")]
+    pub queues: u32,
+    /// The kind and its own keys.
+    #[serde(flatten)]
+    pub kind: PortKind,
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What a port does with packets that find their chain's gate closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Overload {
+    /// Drops them at the door, counted.
+    #[default]
+    Drop,
+    /// Holds them and reads no more until there is room.
+    Wait,
+}
+
+/// Kinds of port. A new kind is one variant here and one file in `port/`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase", deny_unknown_fields)]
+pub enum PortKind {
+    /// Generates traffic.
+    Gen(Gen),
+    /// Swallows packets, and measures what [`Gen`] wrote in them.
+    Sink(Sink),
+    /// Reads and writes capture files.
+    Pcap(Pcap),
+    /// Any DPDK device.
+    Dpdk(Dpdk),
+}
+
+/// A traffic generator.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Gen {
+    /// Size of a packet with its Ethernet header, without FCS, in bytes (so "64-byte packets" on the wire are 60 here).
+    pub size: u16,
+    /// Instead of `size`: a mix of sizes and their weights, such as `[[60, 7], [590, 4], [1514, 1]]`.
+    pub imix: Vec<(u16, u32)>,
+    /// Packets per second over all queues; 0 is as fast as possible.
+    pub rate: f64,
+    /// Number of flows, taken in turn.
+    pub flows: u32,
+    /// Protocol of the packets.
+    pub protocol: GenProtocol,
+    /// IP version.
+    pub ipv6: bool,
+    /// Stop after so many packets; 0 goes on for ever.
+    pub count: u64,
+    /// VLAN tag to put on, if any.
+    pub vlan: Option<u16>,
+    /// DSCP of the packets, 0 to 63.
+    pub dscp: u8,
+    /// First source address; flow i adds i.
+    pub src: Option<std::net::IpAddr>,
+    /// Destination address.
+    pub dst: Option<std::net::IpAddr>,
+    /// Destination port.
+    pub dst_port: u16,
+}
+
+impl Default for Gen {
+    fn default() -> Self {
+        Self {
+            size: 60,
+            imix: Vec::new(),
+            rate: 0.0,
+            flows: 1,
+            protocol: GenProtocol::Udp,
+            ipv6: false,
+            count: 0,
+            vlan: None,
+            dscp: 0,
+            src: None,
+            dst: None,
+            dst_port: 9,
+        }
+    }
+}
+
+/// Protocol of generated packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum GenProtocol {
+    /// UDP.
+    Udp,
+    /// TCP: data segments with growing sequence numbers, no handshake.
+    Tcp,
+}
+
+/// A sink.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sink {}
+
+/// Capture files.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pcap {
+    /// File to read packets from (pcap or pcapng).
+    pub read: Option<PathBuf>,
+    /// File to write packets to (pcap, nanosecond time stamps).
+    pub write: Option<PathBuf>,
+    /// How fast to read.
+    pub speed: PcapSpeed,
+    /// With `speed = "rate"`: packets per second.
+    pub rate: f64,
+    /// How many times to read the file; 0 for ever.
+    pub repeat: Option<u32>,
+}
+
+/// How fast a capture is replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PcapSpeed {
+    /// As fast as possible.
+    #[default]
+    Fast,
+    /// At the recorded times.
+    Recorded,
+    /// At `rate` packets per second.
+    Rate,
+}
+
+/// A DPDK device. One of `pci` and `devargs` is needed.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Dpdk {
+    /// A virtual device, such as `net_af_packet0,iface=veth0` or `net_null0`.
+    pub devargs: Option<String>,
+    /// PCI address of a NIC, such as `0000:3b:00.0`.
+    pub pci: Option<String>,
+    /// Descriptors of a receive and of a transmit queue.
+    pub descriptors: Option<u16>,
+}
+
+/// A kind of NF. Its instances are named `NAME.0`, `NAME.1`, ….
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Service {
+    /// Name, unique among services.
+    pub name: String,
+    /// Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH.
+    #[serde(default)]
+    pub exec: Option<PathBuf>,
+    /// Its arguments.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// User that it runs as (name or number); the manager's own without.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.
+    #[serde(default)]
+    pub attach: bool,
+    /// Number of instances at start.
+    #[serde(default = "one")]
+    pub instances: u32,
+    /// Cores of the instances, in turn.
+    #[serde(default = "core_one")]
+    pub cores: Vec<usize>,
+    /// Sleep when there is nothing to do, or poll.
+    #[serde(default)]
+    pub mode: Mode,
+    /// Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.
+    #[serde(default = "ring")]
+    pub ring: u32,
+    /// NFs of different tenants share no core page.
+    #[serde(default)]
+    pub tenant: Option<String>,
+}
+
+fn core_one() -> Vec<usize> {
+    vec![1]
+}
+
+fn ring() -> u32 {
+    1024
+}
+
+/// What an NF does when it has nothing to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mode {
+    /// Sleeps on its doorbell.
+    #[default]
+    Sleep,
+    /// Looks again at once.
+    Poll,
+}
+
+/// An ordered list of services and an egress port.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Chain {
+    /// Name, unique among chains.
+    pub name: String,
+    /// Services, in order; the same one may come again, but not twice in a row.
+    #[serde(default)]
+    pub services: Vec<String>,
+    /// Port where packets leave.
+    pub egress: String,
+    /// What happens when an NF of the chain dies.
+    #[serde(default)]
+    pub on_failure: OnFailure,
+}
+
+/// What a chain does when one of its NFs has died and no other instance of its service is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnFailure {
+    /// Its packets are dropped at the entry until an instance is back.
+    Drop,
+    /// The hop is left out until an instance is back.
+    Bypass,
+    /// The NF is started again, with growing pauses; meanwhile packets are refused at the entry (dropped, or held where the port waits).
+    #[default]
+    Restart,
+}
+
+/// Match → chain. Every key that is given must match.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Name, unique among rules; `rule.N` without.
+    #[serde(default)]
+    pub name: Option<String>,
+    /// Ingress port.
+    #[serde(default)]
+    pub port: Option<String>,
+    /// VLAN id; 0 matches untagged packets.
+    #[serde(default)]
+    pub vlan: Option<u16>,
+    /// `tcp`, `udp`, `icmp`, `icmpv6`, `ip` (any IP), `non-ip`, or a protocol number.
+    #[serde(default)]
+    pub protocol: Option<String>,
+    /// Source prefix, v4 or v6.
+    #[serde(default)]
+    pub src: Option<String>,
+    /// Destination prefix, v4 or v6.
+    #[serde(default)]
+    pub dst: Option<String>,
+    /// Source ports: `80` or `1000-2000`. Fragments have no ports and never match.
+    #[serde(default)]
+    pub src_port: Option<PortRange>,
+    /// Destination ports.
+    #[serde(default)]
+    pub dst_port: Option<PortRange>,
+    /// DSCP, 0 to 63.
+    #[serde(default)]
+    pub dscp: Option<u8>,
+    /// Chain of the packets that match.
+    pub chain: String,
+}
+
+/// A port number or a range of them.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(untagged)]
+pub enum PortRange {
+    /// One port.
+    One(u16),
+    /// `FIRST-LAST`, both included.
+    Text(String),
+}

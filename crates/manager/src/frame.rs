@@ -1,0 +1,254 @@
+//! Frames: who owns each, and where free ones are kept.
+//!
+//! All of this is in the manager's private memory: no NF can corrupt it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+use sluice_shm::arena::{Arena, HEADROOM};
+
+/// A packet that the manager holds: a frame and the part of it that is the packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Packet {
+    /// Frame number.
+    pub frame: u32,
+    /// Where the packet starts in its frame, in bytes.
+    pub offset: u16,
+    /// Its length in bytes.
+    pub len: u16,
+}
+
+impl Packet {
+    /// A packet of `len` bytes behind the headroom of a fresh frame.
+    #[inline(always)]
+    pub fn fresh(frame: u32, len: u16) -> Self {
+        Self { frame, offset: HEADROOM as u16, len }
+    }
+}
+
+/// Frames that go from a thread that frees to one that allocates travel in batches of so many.
+const BATCH: usize = 256;
+
+/// Free frames that no thread holds.
+#[derive(Debug)]
+pub struct FramePool {
+    batches: ArrayQueue<Box<[u32]>>,
+}
+
+impl FramePool {
+    /// A pool of the frames `0..frames`.
+    pub fn new(frames: u32) -> Arc<Self> {
+        // A thread gives a batch back only when it is full, so twice the number of full batches can never overflow.
+        let batches = ArrayQueue::new((frames as usize).div_ceil(BATCH) * 2 + 64);
+        let all: Vec<u32> = (0..frames).rev().collect();
+        // The last batch taken should hold the lowest frames; order is of no other importance.
+        for batch in all.chunks(BATCH) {
+            batches.push(batch.into()).expect("the queue holds all frames");
+        }
+        Arc::new(Self { batches })
+    }
+}
+
+/// Where a manager thread takes frames from and gives them back to: a stack of its own, last in, first out, so that the frames in
+/// use are the ones that caches hold, with batches exchanged through the pool when the stack runs empty or full.
+#[derive(Debug)]
+pub struct FrameCache {
+    free: Vec<u32>,
+    high: usize,
+    pool: Arc<FramePool>,
+    arena: Arena,
+}
+
+impl FrameCache {
+    /// A cache that keeps up to `high` free frames to itself before it gives batches back.
+    pub fn new(pool: Arc<FramePool>, arena: Arena, high: usize) -> Self {
+        let high = high.max(2 * BATCH);
+        Self { free: Vec::with_capacity(high + BATCH), high, pool, arena }
+    }
+
+    /// The arena that the frames lie in.
+    #[inline(always)]
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Takes up to `out.len()` frames and says how many.
+    #[inline]
+    pub fn alloc(&mut self, out: &mut [u32]) -> usize {
+        if self.free.len() < out.len() {
+            self.refill(out.len());
+        }
+        let n = out.len().min(self.free.len());
+        let rest = self.free.len() - n;
+        for (slot, frame) in out.iter_mut().zip(self.free[rest..].iter().rev()) {
+            *slot = *frame;
+        }
+        self.free.truncate(rest);
+        n
+    }
+
+    #[cold]
+    fn refill(&mut self, wanted: usize) {
+        while self.free.len() < wanted {
+            let Some(batch) = self.pool.batches.pop() else { return };
+            self.free.extend_from_slice(&batch);
+        }
+    }
+
+    /// Gives a frame back.
+    #[inline(always)]
+    pub fn free(&mut self, frame: u32) {
+        if self.free.len() >= self.high {
+            self.spill();
+        }
+        self.free.push(frame);
+    }
+
+    #[cold]
+    fn spill(&mut self) {
+        // The oldest ones go: the young ones are warm.
+        let batch: Box<[u32]> = self.free.drain(..BATCH).collect();
+        self.pool.batches.push(batch).expect("the queue holds all frames");
+    }
+
+    /// Gives all frames back, when the thread ends.
+    pub fn release(&mut self) {
+        for batch in std::mem::take(&mut self.free).chunks(BATCH) {
+            self.pool.batches.push(batch.into()).expect("the queue holds all frames");
+        }
+    }
+
+    /// Frames in this cache, not counting the pool.
+    pub fn held(&self) -> usize {
+        self.free.len()
+    }
+}
+
+/// Who has a frame.
+pub mod owner {
+    /// Free, in a cache or the pool.
+    pub const FREE: u16 = 0;
+    /// A manager thread.
+    pub const MANAGER: u16 = 1;
+    /// NF number `n` is `FIRST_NF + n`.
+    pub const FIRST_NF: u16 = 2;
+}
+
+/// What the manager remembers of a frame in use, packed in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// See [`owner`].
+    pub owner: u16,
+    /// Hop of the path that the packet is at.
+    pub hop: u8,
+    /// [`SAMPLED`], [`TRACED`].
+    pub flags: u8,
+    /// Number of its path.
+    pub path: u32,
+}
+
+/// The packet's latency is measured.
+pub const SAMPLED: u8 = 1;
+/// The packet's path is traced.
+pub const TRACED: u8 = 2;
+
+impl Held {
+    /// As one word.
+    #[inline(always)]
+    pub fn pack(self) -> u64 {
+        u64::from(self.path) | u64::from(self.owner) << 32 | u64::from(self.hop) << 48 | u64::from(self.flags) << 56
+    }
+
+    /// From one word.
+    #[inline(always)]
+    pub fn unpack(word: u64) -> Self {
+        Self { path: word as u32, owner: (word >> 32) as u16, hop: (word >> 48) as u8, flags: (word >> 56) as u8 }
+    }
+}
+
+/// The owners of all frames.
+#[derive(Debug, Clone)]
+pub struct FrameTable {
+    words: Arc<[AtomicU64]>,
+}
+
+impl FrameTable {
+    /// A table of `frames` free frames.
+    pub fn new(frames: u32) -> Self {
+        Self { words: (0..frames).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// What is known of a frame, as a word. None if there is no such frame.
+    #[inline(always)]
+    pub fn word(&self, frame: u32) -> Option<u64> {
+        // Relaxed: a frame's word is written by the thread that has the frame; it passes from thread to thread through rings.
+        self.words.get(frame as usize).map(|w| w.load(Ordering::Relaxed))
+    }
+
+    /// Notes who has a frame now.
+    #[inline(always)]
+    pub fn set(&self, frame: u32, word: u64) {
+        if let Some(w) = self.words.get(frame as usize) {
+            w.store(word, Ordering::Relaxed);
+        }
+    }
+
+    /// Frames of an owner.
+    pub fn of(&self, owner: u16) -> Vec<u32> {
+        let owned = |w: &AtomicU64| Held::unpack(w.load(Ordering::Relaxed)).owner == owner;
+        self.words.iter().enumerate().filter(|(_, w)| owned(w)).map(|(i, _)| i as u32).collect()
+    }
+
+    /// Number of frames.
+    pub fn frames(&self) -> u32 {
+        self.words.len() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_shm::arena::Geometry;
+
+    #[test]
+    fn no_frame_is_lost_or_given_twice() {
+        let (_memory, arena) = Arena::create(Geometry { frames: 3000, stride: 192 }, false).unwrap();
+        let pool = FramePool::new(3000);
+        let mut a = FrameCache::new(pool.clone(), arena.clone(), 512);
+        let mut b = FrameCache::new(pool, arena, 512);
+        let mut got = vec![0; 2900];
+        assert_eq!(a.alloc(&mut got), 2900);
+        let mut seen: Vec<u32> = got.clone();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 2900);
+        got.iter().for_each(|f| b.free(*f));
+        let mut again = vec![0; 4000];
+        // b keeps its own share, the rest came back through the pool.
+        let n = a.alloc(&mut again);
+        assert_eq!(n + b.held(), 3000);
+        again[..n].iter().for_each(|f| a.free(*f));
+        b.release();
+        assert_eq!(a.alloc(&mut again), 3000);
+    }
+
+    #[test]
+    fn the_last_frame_freed_is_the_first_taken() {
+        let (_memory, arena) = Arena::create(Geometry { frames: 600, stride: 192 }, false).unwrap();
+        let mut cache = FrameCache::new(FramePool::new(600), arena, 512);
+        let mut two = [0; 2];
+        cache.alloc(&mut two);
+        cache.free(two[0]);
+        cache.free(two[1]);
+        let mut one = [0; 1];
+        cache.alloc(&mut one);
+        assert_eq!(one[0], two[1]);
+    }
+
+    #[test]
+    fn words_keep_what_is_held() {
+        let held = Held { owner: 0xabcd, hop: 7, flags: SAMPLED | TRACED, path: 0xdead_beef };
+        assert_eq!(Held::unpack(held.pack()), held);
+    }
+}

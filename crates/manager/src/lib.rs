@@ -1,0 +1,16 @@
+//! The manager: takes packets from ports, through chains of NF processes, to ports.
+//!
+//! The modules stand in the order in which a packet meets them.
+
+pub mod config;
+pub mod frame;
+pub mod port;
+pub mod classify;
+pub mod chain;
+pub mod nf;
+pub mod forward;
+pub mod worker;
+pub mod mechanism;
+pub mod telemetry;
+pub mod control;
+pub mod supervisor;

@@ -1,0 +1,1 @@
+//! Mechanisms: how the manager makes the kernel do what a policy decided.

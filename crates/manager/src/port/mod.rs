@@ -1,0 +1,115 @@
+//! Ports: where packets enter and leave.
+//!
+//! A port has one or more queues, and each queue belongs to one manager thread, which alone calls it. A new kind of port is one file
+//! here and one line in [`open`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sluice_shm::histogram::Histogram;
+
+use crate::frame::{FrameCache, Packet};
+
+/// One queue of a port. Calls never block, lock, allocate or log.
+pub trait PortQueue: Send {
+    /// Fills `out` with packets that came in, in frames taken from `frames`, and says how many. `now_ns` is the monotonic clock.
+    /// 0 means: nothing at the moment.
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
+
+    /// Sends the first packets that it can take, gives their frames back (at once or, with a device, when they were sent), and says
+    /// how many it took. The caller keeps the others.
+    fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
+
+    /// Whether no packet will ever come in again: a file that was read, a generator that has sent its count.
+    fn is_finished(&self) -> bool {
+        false
+    }
+
+    /// Called a few times a second by the thread that has the queue: flush files, publish statistics. May make system calls.
+    fn housekeeping(&mut self, _now_ns: u64) {}
+
+    /// What only this kind of port knows, as (name, value) pairs for `sluice stats`.
+    fn details(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Latency from generator to sink, if this queue measures it, in nanoseconds.
+    fn latency(&self) -> Option<&Histogram> {
+        None
+    }
+}
+
+/// An opened port: its queues, in order.
+pub struct OpenPort {
+    /// The queues.
+    pub queues: Vec<Box<dyn PortQueue>>,
+    /// Words that say what was opened, for `sluice port list`.
+    pub description: String,
+}
+
+/// Why a port could not be opened. Each says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum PortError {
+    /// A file could not be read or written.
+    #[error("port {port}: cannot {doing} {path}: {source}")]
+    File {
+        /// Name of the port.
+        port: String,
+        /// What was tried.
+        doing: &'static str,
+        /// The file.
+        path: std::path::PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A capture is not one, or is cut short.
+    #[error("port {port}: {path}: {what}")]
+    Capture {
+        /// Name of the port.
+        port: String,
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong, and where.
+        what: String,
+    },
+    /// A device could not be started.
+    #[error("port {port}: {what}")]
+    Device {
+        /// Name of the port.
+        port: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// This build has no DPDK.
+    #[error("port {port} is of kind dpdk, and this sluiced was built without DPDK; build with `--features dpdk` (Debian: libdpdk-dev)")]
+    NoDpdk {
+        /// Name of the port.
+        port: String,
+    },
+}
+
+/// Counters of a port that any thread may add to and read.
+#[derive(Debug, Default)]
+pub struct PortCounters {
+    /// Packets and bytes in.
+    pub rx_packets: AtomicU64,
+    /// Bytes in.
+    pub rx_bytes: AtomicU64,
+    /// Packets out.
+    pub tx_packets: AtomicU64,
+    /// Bytes out.
+    pub tx_bytes: AtomicU64,
+    /// Packets that the port did not take in time.
+    pub tx_drops: AtomicU64,
+}
+
+impl PortCounters {
+    /// Adds to a counter.
+    #[inline(always)]
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+/// Shared by all who refer to a port.
+pub type SharedPortCounters = Arc<PortCounters>;

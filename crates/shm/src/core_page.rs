@@ -1,0 +1,350 @@
+//! The page that the NFs of one core share: doorbells and hand-over hints, nothing else.
+//!
+//! Waking a process from another core costs the waker five times what a switch on the core costs, so an NF that is about to sleep
+//! starts the next one itself. For that it needs to know who has work. The manager says so here, in words of its own; each NF
+//! publishes how far it has read. Whatever a hostile NF writes here costs time and never safety: the manager reads nothing from it
+//! but "nobody runs" and "is asleep", and wakes an NF whose packets have waited too long whatever the page says.
+//!
+//! # Layout
+//! | offset | what | written by |
+//! |---|---|---|
+//! | 0 | magic, version, slots | the manager, once |
+//! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none | all |
+//! | 128 | `pending`: one bit a slot, set when packets were posted | the manager sets, the NF clears |
+//! | then | the slots, 256 bytes each | – |
+//!
+//! A slot's lines: 0 `posted` and `depth` (the manager), 1 `taken` (the NF), 2 `asleep` and `bell` (all).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use crate::doorbell;
+use crate::memory::{Mapping, MemoryError, SharedMemory};
+use crate::{CACHE_LINE, LAYOUT_VERSION};
+
+/// First word of a core page.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"sluiceCO");
+
+/// Most slots of a core page.
+pub const MAX_SLOTS: u32 = 1 << 16;
+
+const RUNNING: usize = CACHE_LINE;
+const PENDING: usize = 2 * CACHE_LINE;
+const SLOT: usize = 4 * CACHE_LINE;
+const TAKEN: usize = CACHE_LINE;
+const ASLEEP: usize = 2 * CACHE_LINE;
+const BELL: usize = ASLEEP + 4;
+const DEPTH: usize = 4;
+
+/// How many candidates an NF looks at before it sleeps.
+const LOOK_AT: usize = 32;
+
+fn slots_at(slots: u32) -> usize {
+    (PENDING + (slots as usize).div_ceil(64) * 8).next_multiple_of(SLOT)
+}
+
+/// Bytes of a core page with so many slots.
+pub fn bytes(slots: u32) -> usize {
+    slots_at(slots) + slots as usize * SLOT
+}
+
+/// A mapped core page, for either side.
+#[derive(Debug, Clone)]
+pub struct CorePage {
+    mapping: Arc<Mapping>,
+    slots: u32,
+}
+
+impl CorePage {
+    /// Makes the page of a core. Its memory is only taken as slots are used.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::create`].
+    pub fn create(slots: u32) -> Result<(SharedMemory, Self), MemoryError> {
+        assert!((1..=MAX_SLOTS).contains(&slots), "the configuration checks the number of NFs");
+        let memory = SharedMemory::create("sluice-core", bytes(slots), false)?;
+        let page = Self { mapping: memory.mapping().clone(), slots };
+        // Relaxed: nobody else has the descriptor yet.
+        page.word64(0).store(MAGIC, Ordering::Relaxed);
+        page.word64(8).store(u64::from(LAYOUT_VERSION) | u64::from(slots) << 32, Ordering::Relaxed);
+        Ok((memory, page))
+    }
+
+    /// Maps a core page that a manager passed.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooSmall`] if it does not hold so many slots.
+    pub fn map(fd: std::os::fd::BorrowedFd<'_>, slots: u32) -> Result<Self, MemoryError> {
+        if !(1..=MAX_SLOTS).contains(&slots) {
+            return Err(MemoryError::TooSmall { actual: 0, expected: bytes(MAX_SLOTS) });
+        }
+        Ok(Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots })
+    }
+
+    /// Number of slots.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    #[inline(always)]
+    fn word(&self, offset: usize) -> &AtomicU32 {
+        self.mapping.atomic_u32(offset).expect("the page is mapped and its slots are checked")
+    }
+
+    #[inline(always)]
+    fn word64(&self, offset: usize) -> &AtomicU64 {
+        self.mapping.atomic_u64(offset).expect("the page is mapped and its slots are checked")
+    }
+
+    #[inline(always)]
+    fn slot_word(&self, slot: u32, offset: usize) -> &AtomicU32 {
+        self.word(slots_at(self.slots) + (slot % self.slots) as usize * SLOT + offset)
+    }
+
+    #[inline(always)]
+    fn pending_word(&self, index: usize) -> &AtomicU64 {
+        self.word64(PENDING + index * 8)
+    }
+
+    /// Slot + 1 of the NF that is thought to have the core; 0 if none.
+    #[inline(always)]
+    pub fn running(&self) -> &AtomicU32 {
+        self.word(RUNNING)
+    }
+
+    /// Packets ever posted to a slot, modulo 2³². The manager's word.
+    #[inline(always)]
+    pub fn posted(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, 0)
+    }
+
+    /// How far down its chains the slot's NF is: the largest hop number. The manager's word.
+    #[inline(always)]
+    pub fn depth(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, DEPTH)
+    }
+
+    /// Packets ever taken by a slot's NF, modulo 2³². The NF's word.
+    #[inline(always)]
+    pub fn taken(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, TAKEN)
+    }
+
+    /// 1 while a slot's NF sleeps or is about to.
+    #[inline(always)]
+    pub fn asleep(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, ASLEEP)
+    }
+
+    /// What a slot's NF sleeps on.
+    #[inline(always)]
+    pub fn bell(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, BELL)
+    }
+
+    /// Empties a slot for a new NF, asleep.
+    pub fn reset(&self, slot: u32) {
+        // Relaxed: the NF gets the slot's number afterwards, over a socket.
+        self.posted(slot).store(0, Ordering::Relaxed);
+        self.depth(slot).store(0, Ordering::Relaxed);
+        self.taken(slot).store(0, Ordering::Relaxed);
+        self.asleep(slot).store(1, Ordering::Relaxed);
+        self.clear_pending(slot);
+        let _ = self.running().compare_exchange(slot + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// Says that a slot has packets. The bit is only written when it was not set: the line stays shared while it is.
+    #[inline(always)]
+    pub fn set_pending(&self, slot: u32) {
+        let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // Release: whoever sees the bit sees the posted count before it.
+            word.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    /// Says that a slot has no packets.
+    #[inline(always)]
+    pub fn clear_pending(&self, slot: u32) {
+        let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
+        if word.load(Ordering::Relaxed) & bit != 0 {
+            word.fetch_and(!bit, Ordering::AcqRel);
+        }
+    }
+
+    /// Packets that wait for a slot, as far as the page knows.
+    #[inline(always)]
+    pub fn waiting(&self, slot: u32) -> u32 {
+        let waiting = self.posted(slot).load(Ordering::Acquire).wrapping_sub(self.taken(slot).load(Ordering::Relaxed));
+        // A count that cannot be is a hostile neighbour's doing.
+        if waiting > 1 << 31 { 0 } else { waiting }
+    }
+
+    /// Who should run next: of the slots with at least `enough` packets the one furthest down its chain, else of those with any.
+    /// Looks at no more than 32 candidates. `me` is never chosen.
+    pub fn choose(&self, me: Option<u32>, enough: u32) -> Option<u32> {
+        let words = (self.slots as usize).div_ceil(64);
+        let mut best: Option<(bool, u32, u32)> = None;
+        let mut left = LOOK_AT;
+        for index in 0..words {
+            let mut bits = self.pending_word(index).load(Ordering::Acquire);
+            while bits != 0 {
+                let slot = index as u32 * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                if slot >= self.slots || Some(slot) == me {
+                    continue;
+                }
+                let waiting = self.waiting(slot);
+                if waiting == 0 {
+                    continue;
+                }
+                let candidate = (waiting >= enough, self.depth(slot).load(Ordering::Relaxed), slot);
+                if best.is_none_or(|b| (candidate.0, candidate.1) > (b.0, b.1)) {
+                    best = Some(candidate);
+                }
+                left -= 1;
+                if left == 0 {
+                    return best.map(|b| b.2);
+                }
+            }
+        }
+        best.map(|b| b.2)
+    }
+
+    /// Wakes a slot's NF if it sleeps, and says that it has the core. True if this call woke it.
+    pub fn wake(&self, slot: u32) -> bool {
+        // AcqRel: exactly one waker takes the 1.
+        if self.asleep(slot).swap(0, Ordering::AcqRel) == 0 {
+            return false;
+        }
+        self.running().store(slot + 1, Ordering::Relaxed);
+        doorbell::ring(self.bell(slot));
+        true
+    }
+
+    /// Goes to sleep in slot `me` and starts the next NF of the core, if any has packets. Returns when woken, when `has_work` says
+    /// that packets came meanwhile, or after `timeout`. Returns true if it handed the core over.
+    ///
+    /// The order of the steps is what makes no wake get lost. We say "asleep", fence, then look for work; the manager posts work,
+    /// then looks whether we sleep. One of the two sees the other: the manager polls, so a store of ours that it missed in one
+    /// round it sees in the next.
+    pub fn sleep(&self, me: u32, enough: u32, timeout: Option<std::time::Duration>, mut has_work: impl FnMut() -> bool) -> bool {
+        let seen = self.bell(me).load(Ordering::Acquire);
+        self.clear_pending(me);
+        self.asleep(me).store(1, Ordering::Relaxed);
+        // SeqCst: "asleep" is visible before we look for work.
+        fence(Ordering::SeqCst);
+        if has_work() {
+            self.asleep(me).store(0, Ordering::Relaxed);
+            self.running().store(me + 1, Ordering::Relaxed);
+            return false;
+        }
+        let mut handed_over = false;
+        loop {
+            match self.choose(Some(me), enough) {
+                Some(next) => {
+                    if self.wake(next) {
+                        handed_over = true;
+                        break;
+                    }
+                    // It is awake already: it has the core next, and will hand over itself.
+                    break;
+                }
+                None => {
+                    // Whoever posts from now on sees that nobody runs; what was posted before, we see.
+                    if self.running().compare_exchange(me + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+                        break;
+                    }
+                    if self.choose(Some(me), enough).is_none() {
+                        break;
+                    }
+                }
+            }
+        }
+        if self.asleep(me).load(Ordering::Acquire) != 0 {
+            doorbell::wait(self.bell(me), seen, timeout);
+        }
+        self.asleep(me).store(0, Ordering::Relaxed);
+        // Relaxed: a hint.
+        self.running().store(me + 1, Ordering::Relaxed);
+        handed_over
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn page(slots: u32) -> CorePage {
+        let (_memory, page) = CorePage::create(slots).unwrap();
+        (0..slots).for_each(|slot| page.reset(slot));
+        page
+    }
+
+    fn post(page: &CorePage, slot: u32, n: u32) {
+        page.posted(slot).fetch_add(n, Ordering::Relaxed);
+        page.set_pending(slot);
+    }
+
+    #[test]
+    fn the_most_downstream_slot_with_enough_is_chosen() {
+        let page = page(130);
+        for slot in [1, 70, 129] {
+            page.depth(slot).store(slot, Ordering::Relaxed);
+        }
+        assert_eq!(page.choose(None, 10), None);
+        post(&page, 1, 100);
+        post(&page, 70, 100);
+        post(&page, 129, 3);
+        assert_eq!(page.choose(None, 10), Some(70));
+        assert_eq!(page.choose(Some(70), 10), Some(1));
+        page.taken(1).store(100, Ordering::Relaxed);
+        assert_eq!(page.choose(Some(70), 10), Some(129));
+        page.clear_pending(129);
+        assert_eq!(page.choose(Some(70), 10), None);
+    }
+
+    #[test]
+    fn nonsense_from_a_neighbour_is_no_work() {
+        let page = page(2);
+        post(&page, 1, 1);
+        page.taken(1).store(77, Ordering::Relaxed);
+        assert_eq!(page.choose(None, 1), None);
+    }
+
+    #[test]
+    fn a_sleeper_starts_the_next_one_and_is_woken_itself() {
+        let page = page(2);
+        post(&page, 1, 5);
+        page.asleep(0).store(0, Ordering::Relaxed);
+        page.running().store(1, Ordering::Relaxed);
+        let sleeper = std::thread::spawn({
+            let page = page.clone();
+            move || page.sleep(0, 1, None, || false)
+        });
+        while page.asleep(1).load(Ordering::Acquire) != 0 {
+            std::hint::spin_loop();
+        }
+        // Slot 0 said "asleep" before it woke slot 1.
+        while !page.wake(0) {
+            std::hint::spin_loop();
+        }
+        assert!(sleeper.join().unwrap());
+    }
+
+    #[test]
+    fn with_nothing_to_start_the_core_is_given_up() {
+        let page = page(1);
+        page.running().store(1, Ordering::Relaxed);
+        assert!(!page.sleep(0, 1, Some(std::time::Duration::from_millis(1)), || false));
+        assert_eq!(page.running().load(Ordering::Relaxed), 1, "awake again");
+        assert!(!page.sleep(0, 1, None, || true), "work came: no sleep");
+    }
+
+    #[test]
+    fn only_one_waker_rings() {
+        let page = page(1);
+        assert!(page.wake(0));
+        assert!(!page.wake(0));
+    }
+}

@@ -1,0 +1,36 @@
+//! Shared memory between Sluice's manager and its network functions.
+//!
+//! Everything that both sides of the trust boundary compile is here, and nothing else: the [`arena`] of packet frames, the 16-byte
+//! [`descriptor`], the single-producer single-consumer [`ring`], the [`page`] of an NF, the [`core_page`] with doorbells and
+//! hand-over hints, the [`histogram`], and the [`handshake`] that passes their file descriptors.
+//!
+//! # Rules for unsafe code
+//! All unsafe shared-memory code of the project lives in this crate. The other side of a mapping may be hostile and may write any
+//! byte at any time, so
+//! - words that both sides touch are atomics, never plain references;
+//! - packet bytes are copied in and out through raw pointers ([`arena::Arena::read`], [`arena::Arena::write`]), and the manager
+//!   never holds a reference into them;
+//! - an offset, index or cursor that came from the other side is copied once, checked, and only the copy is used;
+//! - a mapping outlives everything made from it, because each such thing holds an `Arc` of it.
+
+#![deny(unsafe_op_in_unsafe_fn)]
+
+pub mod arena;
+pub mod core_page;
+pub mod descriptor;
+pub mod doorbell;
+pub mod handshake;
+pub mod histogram;
+pub mod memory;
+pub mod page;
+pub mod ring;
+mod sync;
+
+/// Bytes of a cache line. Every word with one writer has a line of its own.
+pub const CACHE_LINE: usize = 64;
+
+/// Most descriptors in a burst.
+pub const BURST: usize = 32;
+
+/// Version of every layout in this crate. Both sides must have the same.
+pub const LAYOUT_VERSION: u32 = 1;

@@ -1,0 +1,181 @@
+//! Anonymous shared memory that can be passed to another process: a sealed memfd and its mapping.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+/// Why shared memory could not be made or mapped.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    /// The kernel refused a call.
+    #[error("cannot {doing} ({bytes} bytes of shared memory): {source}")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// Size of the memory.
+        bytes: usize,
+        /// The kernel's answer.
+        source: rustix::io::Errno,
+    },
+    /// No hugepages are free.
+    #[error("{needed} hugepages of 2 MiB are needed and the host has too few free; reserve them (echo {needed} > /proc/sys/vm/nr_hugepages) or set `hugepages = \"auto\"`")]
+    NoHugepages {
+        /// Hugepages that the arena takes.
+        needed: usize,
+    },
+    /// The peer passed memory that is smaller than it said.
+    #[error("the peer passed {actual} bytes of memory where {expected} were announced")]
+    TooSmall {
+        /// Size of the memory that came.
+        actual: usize,
+        /// Size that was announced.
+        expected: usize,
+    },
+}
+
+/// Size of a hugepage, in bytes.
+pub const HUGEPAGE: usize = 2 << 20;
+
+/// A shared mapping. Dropping it unmaps.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory, valid in every thread until it is dropped; all access goes through atomics or raw copies.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: start and len are those of a mapping that this value owns, and everything made from it holds an Arc of it.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+impl Mapping {
+    /// Maps the first `len` bytes of `fd`, readable, writable and shared.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooSmall`] if the file is shorter than `len`; [`MemoryError::System`] if the kernel refuses.
+    pub fn new(fd: BorrowedFd<'_>, len: usize, populate: bool) -> Result<Arc<Self>, MemoryError> {
+        let fail = |doing| move |source| MemoryError::System { doing, bytes: len, source };
+        let actual = fstat(fd).map_err(fail("read the size of"))?.st_size as usize;
+        if actual < len || len == 0 {
+            return Err(MemoryError::TooSmall { actual, expected: len });
+        }
+        let flags = if populate { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, 0) }.map_err(fail("map"))?;
+        let start = NonNull::new(start.cast()).expect("mmap never returns null without MAP_FIXED");
+        Ok(Arc::new(Self { start, len }))
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// First byte. Dereferencing it is bound by the crate's rules for unsafe code.
+    #[inline(always)]
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Address of `len` bytes at `offset`, aligned to `align`, or None if they are not inside.
+    pub(crate) fn at(&self, offset: usize, len: usize, align: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len)?;
+        if end > self.len || !(self.start.as_ptr() as usize + offset).is_multiple_of(align) {
+            return None;
+        }
+        // SAFETY: offset is inside the mapping.
+        Some(unsafe { self.start.add(offset) })
+    }
+
+    /// Reference to the atomic word at `offset`, or None if it is not inside or not aligned.
+    pub fn atomic_u32(&self, offset: usize) -> Option<&AtomicU32> {
+        let at = self.at(offset, 4, 4)?;
+        // SAFETY: inside the mapping, aligned, and lives as long as self; any bit pattern is a valid u32.
+        Some(unsafe { AtomicU32::from_ptr(at.as_ptr().cast()) })
+    }
+
+    /// Reference to the atomic word at `offset`, or None if it is not inside or not aligned.
+    pub fn atomic_u64(&self, offset: usize) -> Option<&AtomicU64> {
+        let at = self.at(offset, 8, 8)?;
+        // SAFETY: inside the mapping, aligned, and lives as long as self; any bit pattern is a valid u64.
+        Some(unsafe { AtomicU64::from_ptr(at.as_ptr().cast()) })
+    }
+
+    /// Asks the kernel for transparent hugepages. A kernel that has none is no error.
+    pub fn advise_hugepages(&self) {
+        // SAFETY: advice about a mapping that self owns changes no contents.
+        let _ = unsafe { madvise(self.start().cast(), self.len, Advice::LinuxHugepage) };
+    }
+}
+
+/// A memfd that this process made, and its mapping.
+#[derive(Debug)]
+pub struct SharedMemory {
+    fd: OwnedFd,
+    mapping: Arc<Mapping>,
+    huge: bool,
+}
+
+impl SharedMemory {
+    /// Makes `len` bytes of zeroed memory on ordinary pages. Its size is sealed, so that no peer can shrink it under our feet.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`] with what the kernel refused.
+    pub fn create(name: &str, len: usize, populate: bool) -> Result<Self, MemoryError> {
+        Self::make(name, len, populate, false)
+    }
+
+    /// As [`SharedMemory::create`], on 2 MiB hugepages; `len` is rounded up to whole ones.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoHugepages`] if too few are free.
+    pub fn create_huge(name: &str, len: usize) -> Result<Self, MemoryError> {
+        let len = len.next_multiple_of(HUGEPAGE);
+        Self::make(name, len, true, true).map_err(|error| match error {
+            MemoryError::System { source, .. } if source == rustix::io::Errno::NOMEM || source == rustix::io::Errno::NOSYS => {
+                MemoryError::NoHugepages { needed: len / HUGEPAGE }
+            }
+            other => other,
+        })
+    }
+
+    fn make(name: &str, len: usize, populate: bool, huge: bool) -> Result<Self, MemoryError> {
+        let fail = |doing| move |source| MemoryError::System { doing, bytes: len, source };
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if huge {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        }
+        let fd = memfd_create(name, flags).map_err(fail("create"))?;
+        ftruncate(&fd, len as u64).map_err(fail("size"))?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(fail("seal"))?;
+        let mapping = Mapping::new(fd.as_fd(), len, populate)?;
+        Ok(Self { fd, mapping, huge })
+    }
+
+    /// The memfd, to be passed to a peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// The mapping.
+    pub fn mapping(&self) -> &Arc<Mapping> {
+        &self.mapping
+    }
+
+    /// Whether it stands on hugepages.
+    pub fn is_huge(&self) -> bool {
+        self.huge
+    }
+}

@@ -1,0 +1,277 @@
+//! The region of one NF: its page, its rx rings and its tx ring, in one shared mapping that no other NF has.
+//!
+//! # Layout
+//! | offset | what | written by |
+//! |---|---|---|
+//! | 0 | [`RegionLayout`]: magic, version, sizes and offsets | the manager, once |
+//! | 256 | control words: [`Control`] | the manager |
+//! | 320 | counters: [`Counter`] | the NF |
+//! | 448 | reserved | – |
+//! | 512 | service-time histogram, ns per burst | the NF |
+//! | 4096 | the rx rings, one for each manager thread that may enqueue to this NF | see [`crate::ring`] |
+//! | … | the tx ring | see [`crate::ring`] |
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::histogram::{SHARED_BYTES, SharedHistogram};
+use crate::memory::{Mapping, MemoryError, SharedMemory};
+use crate::ring::{self, Consumer, Producer};
+use crate::{CACHE_LINE, LAYOUT_VERSION};
+
+/// First word of a region.
+pub const MAGIC: u64 = u64::from_le_bytes(*b"sluiceNF");
+
+/// Where the rings start.
+pub const PAGE_BYTES: usize = 4096;
+
+/// Most rx rings, that is manager threads that enqueue.
+pub const MAX_RX_RINGS: u32 = 64;
+
+const CONTROL: usize = 256;
+const COUNTERS: usize = 320;
+const HISTOGRAM: usize = 512;
+const _: () = assert!(HISTOGRAM + SHARED_BYTES <= PAGE_BYTES);
+
+/// What lies where in a region. Sent in the handshake, checked by the NF against what it maps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub struct RegionLayout {
+    /// [`MAGIC`].
+    pub magic: u64,
+    /// [`LAYOUT_VERSION`].
+    pub version: u32,
+    /// Bytes of the region.
+    pub bytes: u32,
+    /// Number of rx rings.
+    pub rx_rings: u32,
+    /// Capacity of each ring.
+    pub capacity: u32,
+    /// Offset of the first rx ring; the others and the tx ring follow, each [`ring::bytes`] further on.
+    pub rings: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+const _: () = assert!(size_of::<RegionLayout>() == 32);
+
+impl RegionLayout {
+    /// The layout for so many rx rings of this capacity. None if out of limits.
+    pub fn new(rx_rings: u32, capacity: u32) -> Option<Self> {
+        if rx_rings == 0 || rx_rings > MAX_RX_RINGS || !ring::is_valid_capacity(capacity) {
+            return None;
+        }
+        let bytes = PAGE_BYTES + (rx_rings as usize + 1) * ring::bytes(capacity);
+        let bytes = u32::try_from(bytes.next_multiple_of(PAGE_BYTES)).ok()?;
+        Some(Self { magic: MAGIC, version: LAYOUT_VERSION, bytes, rx_rings, capacity, rings: PAGE_BYTES as u32, reserved: 0 })
+    }
+
+    /// Whether a layout that came from elsewhere is one that [`RegionLayout::new`] makes.
+    pub fn is_valid(&self) -> bool {
+        Self::new(self.rx_rings, self.capacity) == Some(*self)
+    }
+
+    fn ring(&self, index: u32) -> usize {
+        self.rings as usize + index as usize * ring::bytes(self.capacity)
+    }
+}
+
+/// Words that the manager writes and the NF reads.
+#[derive(Debug, Clone, Copy)]
+#[repr(usize)]
+pub enum Control {
+    /// 1: finish what was read, return every frame, and leave.
+    Stop = 0,
+    /// 1: go to sleep after this burst.
+    Yield = 1,
+}
+
+/// Counters that the NF writes and the manager shows. They are the NF's word, never used for a decision about safety.
+#[derive(Debug, Clone, Copy)]
+#[repr(usize)]
+pub enum Counter {
+    /// Packets handled.
+    Packets = 0,
+    /// Packets it dropped.
+    Drops = 1,
+    /// Bursts handled.
+    Bursts = 2,
+    /// Times it went to sleep.
+    Sleeps = 3,
+    /// Times it started the next NF on its core.
+    HandOvers = 4,
+    /// Nanoseconds of all sampled bursts.
+    BusyNs = 5,
+    /// Errors and panics of its handler.
+    Errors = 6,
+    /// 1 once its handler is ready.
+    Ready = 7,
+    /// Packets whose service time was sampled.
+    Sampled = 8,
+}
+
+/// Number of [`Counter`]s.
+pub const COUNTER_COUNT: usize = 9;
+const _: () = assert!(COUNTERS + COUNTER_COUNT * 8 <= HISTOGRAM);
+
+/// The page of a mapped region, for either side.
+#[derive(Debug, Clone)]
+pub struct Page {
+    mapping: Arc<Mapping>,
+    layout: RegionLayout,
+    service_time: SharedHistogram,
+}
+
+impl Page {
+    fn new(mapping: Arc<Mapping>, layout: RegionLayout) -> Option<Self> {
+        let service_time = SharedHistogram::in_mapping(&mapping, HISTOGRAM)?;
+        (mapping.len() >= layout.bytes as usize).then_some(Self { mapping, layout, service_time })
+    }
+
+    /// What lies where.
+    pub fn layout(&self) -> RegionLayout {
+        self.layout
+    }
+
+    /// A word of the manager's.
+    #[inline(always)]
+    pub fn control(&self, word: Control) -> &AtomicU32 {
+        self.mapping.atomic_u32(CONTROL + word as usize * 4).expect("the page is mapped")
+    }
+
+    /// A counter of the NF's.
+    #[inline(always)]
+    pub fn counter(&self, counter: Counter) -> &AtomicU64 {
+        self.mapping.atomic_u64(COUNTERS + counter as usize * 8).expect("the page is mapped")
+    }
+
+    /// Adds to a counter. Only the NF's thread may.
+    #[inline(always)]
+    pub fn add(&self, counter: Counter, n: u64) {
+        let word = self.counter(counter);
+        // Relaxed, and no read-modify-write: one writer, and nothing is published by it.
+        word.store(word.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Time that its bursts take, in nanoseconds per burst.
+    pub fn service_time(&self) -> &SharedHistogram {
+        &self.service_time
+    }
+}
+
+/// The manager's side of a region.
+#[derive(Debug)]
+pub struct Region {
+    /// The memory, whose descriptor goes to the NF.
+    pub memory: SharedMemory,
+    /// Its page.
+    pub page: Page,
+}
+
+impl Region {
+    /// Makes a region.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::create`].
+    pub fn create(layout: RegionLayout) -> Result<Self, MemoryError> {
+        assert!(layout.is_valid(), "the configuration checks the ring size");
+        let memory = SharedMemory::create("sluice-nf", layout.bytes as usize, false)?;
+        let words: [u64; 4] = [
+            layout.magic,
+            u64::from(layout.version) | u64::from(layout.bytes) << 32,
+            u64::from(layout.rx_rings) | u64::from(layout.capacity) << 32,
+            u64::from(layout.rings) | u64::from(layout.reserved) << 32,
+        ];
+        for (i, word) in words.into_iter().enumerate() {
+            // Relaxed: nobody else has the descriptor yet.
+            memory.mapping().atomic_u64(i * 8).expect("the region holds its page").store(word, Ordering::Relaxed);
+        }
+        let page = Page::new(memory.mapping().clone(), layout).expect("the region holds its page");
+        Ok(Self { memory, page })
+    }
+
+    /// The manager's end of rx ring `index`.
+    pub fn rx_producer(&self, index: u32) -> Option<Producer> {
+        let layout = self.page.layout;
+        if index >= layout.rx_rings {
+            return None;
+        }
+        Producer::in_mapping(self.memory.mapping(), layout.ring(index), layout.capacity)
+    }
+
+    /// The manager's end of the tx ring.
+    pub fn tx_consumer(&self) -> Consumer {
+        let layout = self.page.layout;
+        Consumer::in_mapping(self.memory.mapping(), layout.ring(layout.rx_rings), layout.capacity).expect("the layout is valid")
+    }
+}
+
+/// The NF's side of a region.
+#[derive(Debug)]
+pub struct Attached {
+    /// Its page.
+    pub page: Page,
+    /// Its ends of the rx rings.
+    pub rx: Vec<Consumer>,
+    /// Its end of the tx ring.
+    pub tx: Producer,
+}
+
+impl Attached {
+    /// Maps a region that a manager passed.
+    ///
+    /// # Errors
+    /// [`MemoryError::TooSmall`] if the layout does not fit the memory or is not valid.
+    pub fn map(fd: std::os::fd::BorrowedFd<'_>, layout: RegionLayout) -> Result<Self, MemoryError> {
+        let wrong = MemoryError::TooSmall { actual: 0, expected: layout.bytes as usize };
+        if !layout.is_valid() {
+            return Err(wrong);
+        }
+        let mapping = Mapping::new(fd, layout.bytes as usize, false)?;
+        let rx = (0..layout.rx_rings).map(|i| Consumer::in_mapping(&mapping, layout.ring(i), layout.capacity)).collect::<Option<Vec<_>>>();
+        let tx = Producer::in_mapping(&mapping, layout.ring(layout.rx_rings), layout.capacity);
+        let page = Page::new(mapping, layout);
+        match (page, rx, tx) {
+            (Some(page), Some(rx), Some(tx)) => Ok(Self { page, rx, tx }),
+            _ => Err(wrong),
+        }
+    }
+}
+
+const _: () = assert!(CONTROL.is_multiple_of(CACHE_LINE) && COUNTERS.is_multiple_of(CACHE_LINE));
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::descriptor::Descriptor;
+
+    #[test]
+    fn both_sides_of_a_region_see_the_same_rings() {
+        let layout = RegionLayout::new(2, 8).unwrap();
+        let region = Region::create(layout).unwrap();
+        let mut nf = Attached::map(region.memory.fd(), layout).unwrap();
+        let sent = Descriptor { frame: 5, len: 60, ..Default::default() };
+        region.rx_producer(1).unwrap().enqueue(&[sent]).unwrap();
+        let mut got = [Descriptor::default(); 4];
+        assert_eq!(nf.rx[0].dequeue(&mut got), Ok(0));
+        assert_eq!(nf.rx[1].dequeue(&mut got), Ok(1));
+        assert_eq!(got[0], sent);
+        nf.tx.enqueue(&[sent, sent]).unwrap();
+        assert_eq!(region.tx_consumer().dequeue(&mut got), Ok(2));
+        assert!(region.rx_producer(2).is_none());
+        nf.page.add(Counter::Packets, 3);
+        nf.page.service_time().record(900);
+        assert_eq!(region.page.counter(Counter::Packets).load(Ordering::Relaxed), 3);
+        assert_eq!(region.page.service_time().snapshot().count(), 1);
+    }
+
+    #[test]
+    fn a_layout_that_does_not_fit_is_refused() {
+        let layout = RegionLayout::new(1, 8).unwrap();
+        let region = Region::create(layout).unwrap();
+        assert!(RegionLayout::new(0, 8).is_none());
+        assert!(RegionLayout::new(1, 9).is_none());
+        assert!(Attached::map(region.memory.fd(), RegionLayout::new(1, 4096).unwrap()).is_err());
+        assert!(Attached::map(region.memory.fd(), RegionLayout { rings: 0, ..layout }).is_err());
+    }
+}

@@ -1,0 +1,247 @@
+//! A bounded queue of descriptors between two processes: one producer, one consumer, either of which may be hostile.
+//!
+//! # Layout
+//! | offset | what | written by |
+//! |---|---|---|
+//! | 0 | `head`: descriptors ever enqueued, modulo 2³² | the producer |
+//! | 64 | `tail`: descriptors ever dequeued, modulo 2³² | the consumer |
+//! | 128 | `capacity` slots of 16 bytes | the producer |
+//!
+//! Capacity is a power of two. Each side keeps its own cursor in private memory and only publishes it, so a peer that overwrites it
+//! confuses nobody but itself; the peer's cursor is cached, and read again only when the cached one shows no room (or nothing to
+//! read). A peer's cursor that is out of the possible range is [`WildCursor`]: the caller counts a violation.
+
+use std::sync::Arc;
+
+use crate::CACHE_LINE;
+use crate::descriptor::{Descriptor, Slot};
+use crate::memory::Mapping;
+use crate::sync::{AtomicU32, Ordering};
+
+/// Where the slots start.
+const SLOTS: usize = 2 * CACHE_LINE;
+
+/// Largest capacity of a ring.
+pub const MAX_CAPACITY: u32 = 1 << 20;
+
+/// The peer's cursor is where it cannot be: more than a capacity ahead, or behind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the peer's cursor is out of range")]
+pub struct WildCursor;
+
+/// Bytes that a ring of `capacity` descriptors takes, a whole number of cache lines.
+pub const fn bytes(capacity: u32) -> usize {
+    (SLOTS + capacity as usize * size_of::<Descriptor>()).next_multiple_of(CACHE_LINE)
+}
+
+/// Whether a capacity is a power of two within the limits.
+pub const fn is_valid_capacity(capacity: u32) -> bool {
+    capacity.is_power_of_two() && capacity >= 2 && capacity <= MAX_CAPACITY
+}
+
+/// What keeps a ring's memory alive.
+#[derive(Debug, Clone)]
+enum Owner {
+    Mapping { _mapping: Arc<Mapping> },
+    Private { _memory: Arc<PrivateRing> },
+}
+
+#[derive(Debug)]
+struct PrivateRing {
+    head: Box<AtomicU32>,
+    tail: Box<AtomicU32>,
+    slots: Box<[Slot]>,
+}
+
+#[derive(Debug, Clone)]
+struct Raw {
+    head: *const AtomicU32,
+    tail: *const AtomicU32,
+    slots: *const Slot,
+    capacity: u32,
+    _owner: Owner,
+}
+
+// SAFETY: the pointers are to atomics in memory that the owner keeps alive and that any thread may touch.
+unsafe impl Send for Raw {}
+
+impl Raw {
+    fn in_mapping(mapping: &Arc<Mapping>, offset: usize, capacity: u32) -> Option<Self> {
+        if !is_valid_capacity(capacity) {
+            return None;
+        }
+        let start = mapping.at(offset, bytes(capacity), CACHE_LINE)?.as_ptr();
+        // SAFETY: at() checked that bytes(capacity) bytes from start are mapped; the parts lie within them.
+        let (tail, slots) = unsafe { (start.add(CACHE_LINE), start.add(SLOTS)) };
+        Some(Self { head: start.cast(), tail: tail.cast(), slots: slots.cast(), capacity, _owner: Owner::Mapping { _mapping: mapping.clone() } })
+    }
+
+    fn private(capacity: u32) -> Self {
+        assert!(is_valid_capacity(capacity));
+        let memory = Arc::new(PrivateRing {
+            head: Box::new(AtomicU32::new(0)),
+            tail: Box::new(AtomicU32::new(0)),
+            slots: (0..capacity).map(|_| Slot::default()).collect(),
+        });
+        Self { head: &raw const *memory.head, tail: &raw const *memory.tail, slots: memory.slots.as_ptr(), capacity, _owner: Owner::Private { _memory: memory } }
+    }
+
+    #[inline(always)]
+    fn head(&self) -> &AtomicU32 {
+        // SAFETY: aligned, alive as long as self (the owner holds the memory), and only ever accessed as an atomic.
+        unsafe { &*self.head }
+    }
+
+    #[inline(always)]
+    fn tail(&self) -> &AtomicU32 {
+        // SAFETY: as head().
+        unsafe { &*self.tail }
+    }
+
+    #[inline(always)]
+    fn slot(&self, cursor: u32) -> &Slot {
+        // SAFETY: the mask keeps the index below capacity, and that many slots are there.
+        unsafe { &*self.slots.add((cursor & (self.capacity - 1)) as usize) }
+    }
+}
+
+/// The writing end.
+#[derive(Debug)]
+pub struct Producer {
+    raw: Raw,
+    head: u32,
+    cached_tail: u32,
+}
+
+impl Producer {
+    /// The producer of the ring at `offset` in a mapping; it goes on where the ring stands. None if the ring does not lie inside,
+    /// is not aligned to a cache line, or has no valid capacity.
+    pub fn in_mapping(mapping: &Arc<Mapping>, offset: usize, capacity: u32) -> Option<Self> {
+        let raw = Raw::in_mapping(mapping, offset, capacity)?;
+        // Relaxed: this side alone writes head.
+        let head = raw.head().load(Ordering::Relaxed);
+        let cached_tail = head.wrapping_sub(capacity); // "full": the first enqueue reads the real one
+        Some(Self { raw, head, cached_tail })
+    }
+
+    /// Descriptors that the ring holds.
+    pub fn capacity(&self) -> u32 {
+        self.raw.capacity
+    }
+
+    /// Descriptors ever enqueued, modulo 2³².
+    #[inline(always)]
+    pub fn cursor(&self) -> u32 {
+        self.head
+    }
+
+    /// Free slots, by a fresh look at the consumer's cursor.
+    ///
+    /// # Errors
+    /// [`WildCursor`] if the consumer claims to have read what was never written.
+    #[inline]
+    pub fn room(&mut self) -> Result<u32, WildCursor> {
+        // Acquire: the consumer's reads of the slots that it freed come before our writes to them.
+        let tail = self.raw.tail().load(Ordering::Acquire);
+        let used = self.head.wrapping_sub(tail);
+        if used > self.raw.capacity {
+            return Err(WildCursor);
+        }
+        self.cached_tail = tail;
+        Ok(self.raw.capacity - used)
+    }
+
+    /// Enqueues the first descriptors that fit, and says how many.
+    ///
+    /// # Errors
+    /// [`WildCursor`] as [`Producer::room`]; nothing was enqueued.
+    #[inline]
+    pub fn enqueue(&mut self, descriptors: &[Descriptor]) -> Result<usize, WildCursor> {
+        let mut room = self.raw.capacity - self.head.wrapping_sub(self.cached_tail);
+        if (room as usize) < descriptors.len() {
+            room = self.room()?;
+        }
+        let n = descriptors.len().min(room as usize);
+        for (i, &descriptor) in descriptors[..n].iter().enumerate() {
+            self.raw.slot(self.head.wrapping_add(i as u32)).store(descriptor);
+        }
+        self.head = self.head.wrapping_add(n as u32);
+        // Release: the slots are written before the consumer sees the cursor.
+        self.raw.head().store(self.head, Ordering::Release);
+        Ok(n)
+    }
+}
+
+/// The reading end.
+#[derive(Debug)]
+pub struct Consumer {
+    raw: Raw,
+    tail: u32,
+    cached_head: u32,
+}
+
+impl Consumer {
+    /// The consumer of the ring at `offset` in a mapping. None as for [`Producer::in_mapping`].
+    pub fn in_mapping(mapping: &Arc<Mapping>, offset: usize, capacity: u32) -> Option<Self> {
+        let raw = Raw::in_mapping(mapping, offset, capacity)?;
+        // Relaxed: this side alone writes tail.
+        let tail = raw.tail().load(Ordering::Relaxed);
+        Some(Self { raw, tail, cached_head: tail })
+    }
+
+    /// Descriptors that the ring holds.
+    pub fn capacity(&self) -> u32 {
+        self.raw.capacity
+    }
+
+    /// Descriptors ever dequeued, modulo 2³².
+    #[inline(always)]
+    pub fn cursor(&self) -> u32 {
+        self.tail
+    }
+
+    /// Descriptors that wait, by a fresh look at the producer's cursor.
+    ///
+    /// # Errors
+    /// [`WildCursor`] if the producer claims more than the ring holds.
+    #[inline]
+    pub fn available(&mut self) -> Result<u32, WildCursor> {
+        // Acquire: the producer's writes to the slots come before our reads of them.
+        let head = self.raw.head().load(Ordering::Acquire);
+        let waiting = head.wrapping_sub(self.tail);
+        if waiting > self.raw.capacity {
+            return Err(WildCursor);
+        }
+        self.cached_head = head;
+        Ok(waiting)
+    }
+
+    /// Dequeues up to `out.len()` descriptors into `out` and says how many.
+    ///
+    /// # Errors
+    /// [`WildCursor`] as [`Consumer::available`]; nothing was dequeued.
+    #[inline]
+    pub fn dequeue(&mut self, out: &mut [Descriptor]) -> Result<usize, WildCursor> {
+        let mut waiting = self.cached_head.wrapping_sub(self.tail);
+        if (waiting as usize) < out.len() {
+            waiting = self.available()?;
+        }
+        let n = out.len().min(waiting as usize);
+        if n == 0 {
+            return Ok(0);
+        }
+        for (i, descriptor) in out[..n].iter_mut().enumerate() {
+            *descriptor = self.raw.slot(self.tail.wrapping_add(i as u32)).load();
+        }
+        self.tail = self.tail.wrapping_add(n as u32);
+        // Release: the slots are read before the producer sees that they are free.
+        self.raw.tail().store(self.tail, Ordering::Release);
+        Ok(n)
+    }
+}
+
+/// A ring in this process's own memory, for tests, harnesses and hand-over between the manager's threads.
+pub fn private(capacity: u32) -> (Producer, Consumer) {
+    let raw = Raw::private(capacity);
+    (Producer { raw: raw.clone(), head: 0, cached_tail: 0 }, Consumer { raw, tail: 0, cached_head: 0 })
+}
