@@ -2,15 +2,15 @@
 //!
 //! The modules stand in the order in which a packet meets them.
 
-pub mod config;
-pub mod frame;
-pub mod port;
-pub mod classify;
 pub mod chain;
-pub mod nf;
-pub mod forward;
-pub mod worker;
-pub mod mechanism;
-pub mod telemetry;
+pub mod classify;
+pub mod config;
 pub mod control;
+pub mod forward;
+pub mod frame;
+pub mod mechanism;
+pub mod nf;
+pub mod port;
 pub mod supervisor;
+pub mod telemetry;
+pub mod worker;

@@ -37,7 +37,11 @@ impl Geometry {
     /// Whether a stride is an odd number of cache lines within the 16-bit limits.
     pub fn is_valid(&self) -> bool {
         let stride = self.stride as usize;
-        self.frames > 0 && stride > HEADROOM && stride <= MAX_STRIDE && stride.is_multiple_of(CACHE_LINE) && (stride / CACHE_LINE) % 2 == 1
+        self.frames > 0
+            && stride > HEADROOM
+            && stride <= MAX_STRIDE
+            && stride.is_multiple_of(CACHE_LINE)
+            && (stride / CACHE_LINE) % 2 == 1
     }
 
     /// Bytes of all frames.

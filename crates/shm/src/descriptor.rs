@@ -127,8 +127,16 @@ mod tests {
 
     #[test]
     fn words_keep_every_field() {
-        let descriptor =
-            Descriptor { frame: 0x0102_0304, offset: 0x0506, len: 0x0708, chain: 0x090a, verdict: 0x0b, flags: 0x0c, arg: 0x0d0e, reserved: 0x0f10 };
+        let descriptor = Descriptor {
+            frame: 0x0102_0304,
+            offset: 0x0506,
+            len: 0x0708,
+            chain: 0x090a,
+            verdict: 0x0b,
+            flags: 0x0c,
+            arg: 0x0d0e,
+            reserved: 0x0f10,
+        };
         assert_eq!(Descriptor::from_words(descriptor.to_words()), descriptor);
     }
 

@@ -17,7 +17,9 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
 
 use crate::LAYOUT_VERSION;
 use crate::arena::Geometry;
@@ -211,7 +213,9 @@ impl Answer {
                 out.u32(w.geometry.frames);
                 out.u32(w.geometry.stride);
                 out.u64(w.region.magic);
-                for word in [w.region.version, w.region.bytes, w.region.rx_rings, w.region.capacity, w.region.rings, w.region.reserved] {
+                for word in
+                    [w.region.version, w.region.bytes, w.region.rx_rings, w.region.capacity, w.region.rings, w.region.reserved]
+                {
                     out.u32(word);
                 }
                 for word in [w.slots, w.slot, w.core, u32::from(w.poll), w.enough, w.linger_ns] {
@@ -252,7 +256,20 @@ impl Answer {
                 if !geometry.is_valid() || !region.is_valid() || slot >= slots {
                     return Err(HandshakeError::NotSluice);
                 }
-                Ok(Self::Welcome(Box::new(Welcome { geometry, region, slots, slot, name, core, poll, enough, linger_ns, ports, services, chains })))
+                Ok(Self::Welcome(Box::new(Welcome {
+                    geometry,
+                    region,
+                    slots,
+                    slot,
+                    name,
+                    core,
+                    poll,
+                    enough,
+                    linger_ns,
+                    ports,
+                    services,
+                    chains,
+                })))
             }
             _ => Err(HandshakeError::NotSluice),
         }
@@ -347,7 +364,11 @@ mod tests {
         send(manager.as_fd(), &Answer::Welcome(Box::new(welcome())).encode(), &[memory.fd(), memory.fd(), memory.fd()]).unwrap();
         let (got, fds) = peer.join().unwrap();
         assert_eq!(got, welcome());
-        crate::memory::Mapping::new(fds[2].as_fd(), 4096, false).unwrap().atomic_u32(0).unwrap().store(9, std::sync::atomic::Ordering::Relaxed);
+        crate::memory::Mapping::new(fds[2].as_fd(), 4096, false)
+            .unwrap()
+            .atomic_u32(0)
+            .unwrap()
+            .store(9, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(memory.mapping().atomic_u32(0).unwrap().load(std::sync::atomic::Ordering::Relaxed), 9);
     }
 

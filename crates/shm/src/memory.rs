@@ -22,7 +22,9 @@ pub enum MemoryError {
         source: rustix::io::Errno,
     },
     /// No hugepages are free.
-    #[error("{needed} hugepages of 2 MiB are needed and the host has too few free; reserve them (echo {needed} > /proc/sys/vm/nr_hugepages) or set `hugepages = \"auto\"`")]
+    #[error(
+        "{needed} hugepages of 2 MiB are needed and the host has too few free; reserve them (echo {needed} > /proc/sys/vm/nr_hugepages) or set `hugepages = \"auto\"`"
+    )]
     NoHugepages {
         /// Hugepages that the arena takes.
         needed: usize,
@@ -72,7 +74,8 @@ impl Mapping {
         }
         let flags = if populate { MapFlags::SHARED | MapFlags::POPULATE } else { MapFlags::SHARED };
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, 0) }.map_err(fail("map"))?;
+        let start =
+            unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, 0) }.map_err(fail("map"))?;
         let start = NonNull::new(start.cast()).expect("mmap never returns null without MAP_FIXED");
         Ok(Arc::new(Self { start, len }))
     }

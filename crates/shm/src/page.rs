@@ -228,7 +228,9 @@ impl Attached {
             return Err(wrong);
         }
         let mapping = Mapping::new(fd, layout.bytes as usize, false)?;
-        let rx = (0..layout.rx_rings).map(|i| Consumer::in_mapping(&mapping, layout.ring(i), layout.capacity)).collect::<Option<Vec<_>>>();
+        let rx = (0..layout.rx_rings)
+            .map(|i| Consumer::in_mapping(&mapping, layout.ring(i), layout.capacity))
+            .collect::<Option<Vec<_>>>();
         let tx = Producer::in_mapping(&mapping, layout.ring(layout.rx_rings), layout.capacity);
         let page = Page::new(mapping, layout);
         match (page, rx, tx) {

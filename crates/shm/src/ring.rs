@@ -73,7 +73,13 @@ impl Raw {
         let start = mapping.at(offset, bytes(capacity), CACHE_LINE)?.as_ptr();
         // SAFETY: at() checked that bytes(capacity) bytes from start are mapped; the parts lie within them.
         let (tail, slots) = unsafe { (start.add(CACHE_LINE), start.add(SLOTS)) };
-        Some(Self { head: start.cast(), tail: tail.cast(), slots: slots.cast(), capacity, _owner: Owner::Mapping { _mapping: mapping.clone() } })
+        Some(Self {
+            head: start.cast(),
+            tail: tail.cast(),
+            slots: slots.cast(),
+            capacity,
+            _owner: Owner::Mapping { _mapping: mapping.clone() },
+        })
     }
 
     fn private(capacity: u32) -> Self {
@@ -83,7 +89,13 @@ impl Raw {
             tail: Box::new(AtomicU32::new(0)),
             slots: (0..capacity).map(|_| Slot::default()).collect(),
         });
-        Self { head: &raw const *memory.head, tail: &raw const *memory.tail, slots: memory.slots.as_ptr(), capacity, _owner: Owner::Private { _memory: memory } }
+        Self {
+            head: &raw const *memory.head,
+            tail: &raw const *memory.tail,
+            slots: memory.slots.as_ptr(),
+            capacity,
+            _owner: Owner::Private { _memory: memory },
+        }
     }
 
     #[inline(always)]

@@ -81,7 +81,9 @@ pub enum PortError {
         what: String,
     },
     /// This build has no DPDK.
-    #[error("port {port} is of kind dpdk, and this sluiced was built without DPDK; build with `--features dpdk` (Debian: libdpdk-dev)")]
+    #[error(
+        "port {port} is of kind dpdk, and this sluiced was built without DPDK; build with `--features dpdk` (Debian: libdpdk-dev)"
+    )]
     NoDpdk {
         /// Name of the port.
         port: String,
