@@ -16,6 +16,7 @@
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod arena;
+pub mod clock;
 pub mod core_page;
 pub mod descriptor;
 pub mod doorbell;
