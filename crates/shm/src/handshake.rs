@@ -87,6 +87,8 @@ pub struct Welcome {
     pub enough: u32,
     /// Nanoseconds to go on looking for work before sleeping.
     pub linger_ns: u32,
+    /// Scale of the time-stamp counter ([`crate::clock::Clock::with_scale`]), so that the NF need not calibrate.
+    pub clock_scale: u64,
     /// Names of the ports, by number. An empty name is a number not in use.
     pub ports: Vec<String>,
     /// Names of the services, by number.
@@ -221,6 +223,7 @@ impl Answer {
                 for word in [w.slots, w.slot, w.core, u32::from(w.poll), w.enough, w.linger_ns] {
                     out.u32(word);
                 }
+                out.u64(w.clock_scale);
                 out.text(&w.name);
                 for texts in [&w.ports, &w.services, &w.chains] {
                     out.texts(texts);
@@ -251,6 +254,7 @@ impl Answer {
                 };
                 let (slots, slot, core) = (input.u32()?, input.u32()?, input.u32()?);
                 let (poll, enough, linger_ns) = (input.u32()? != 0, input.u32()?, input.u32()?);
+                let clock_scale = input.u64()?;
                 let name = input.text(NAME)?;
                 let (ports, services, chains) = (input.texts()?, input.texts()?, input.texts()?);
                 if !geometry.is_valid() || !region.is_valid() || slot >= slots {
@@ -266,6 +270,7 @@ impl Answer {
                     poll,
                     enough,
                     linger_ns,
+                    clock_scale,
                     ports,
                     services,
                     chains,
@@ -348,6 +353,7 @@ mod tests {
             poll: false,
             enough: 64,
             linger_ns: 2000,
+            clock_scale: 1 << 31,
             ports: vec!["lan".into(), String::new(), "wan".into()],
             services: vec!["ids".into()],
             chains: vec![],
