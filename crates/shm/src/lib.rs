@@ -35,3 +35,16 @@ pub const BURST: usize = 32;
 
 /// Version of every layout in this crate. Both sides must have the same.
 pub const LAYOUT_VERSION: u32 = 1;
+
+/// Fetches the cache line that a value starts in, to be read soon.
+#[inline(always)]
+pub fn prefetch<T>(value: &T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, whatever the address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(value).cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = value;
+}

@@ -123,6 +123,17 @@ impl Mapping {
     }
 }
 
+/// Asks the kernel for transparent hugepages under private memory: the whole hugepages that `slice` holds. Best called before the
+/// memory is touched. A kernel that has none is no error.
+pub fn advise_hugepages<T>(slice: &[T]) {
+    let from = (slice.as_ptr() as usize).next_multiple_of(HUGEPAGE);
+    let to = (slice.as_ptr() as usize + size_of_val(slice)) / HUGEPAGE * HUGEPAGE;
+    if to > from {
+        // SAFETY: the range lies inside the slice, which is mapped; the advice changes no contents.
+        let _ = unsafe { madvise(std::ptr::with_exposed_provenance_mut(from), to - from, Advice::LinuxHugepage) };
+    }
+}
+
 /// A memfd that this process made, and its mapping.
 #[derive(Debug)]
 pub struct SharedMemory {
