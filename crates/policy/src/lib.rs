@@ -1,3 +1,9 @@
-//! Decisions as pure functions: plain values in, plain values out, time is an argument.
+//! Pure decisions: plain values in, plain values out, time is an argument.
+//!
+//! Nothing here does I/O, reads a clock, or keeps a thread. Each module opens with its problem, terms, units, approach and limits,
+//! and can be driven by the manager on the real clock or by a simulator on a simulated one.
 
+#![forbid(unsafe_code)]
+
+pub mod restart;
 pub mod spread;

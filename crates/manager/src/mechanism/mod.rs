@@ -1,1 +1,4 @@
 //! Mechanisms: how the manager makes the kernel do what a policy decided.
+
+pub mod affinity;
+pub mod process;

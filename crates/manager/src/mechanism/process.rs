@@ -1,0 +1,468 @@
+//! Processes: naming one without mistaking it, signalling it, collecting it, and what it costs.
+//!
+//! # Problem
+//! A pid is reused as soon as its process was collected. A manager that signals by pid can kill a stranger.
+//!
+//! # Approach
+//! - A child or a peer is held by a *pidfd*: it names one process for ever, is readable once that has ended (so it goes into the
+//!   supervisor's poll set), and signals through it reach that process or nobody.
+//! - A process that must be found again after the manager's own death is remembered as an [`Identity`]: pid and start time, in clock
+//!   ticks since boot. [`Identity::open`] opens the pidfd first and compares the start time after, so no reuse can slip in between.
+//! - Figures come from `/proc`, whose place is an argument ([`Proc`]); CPU time comes from the process's clock, at one system call
+//!   a reading and to the nanosecond, where `/proc/PID/stat` has ticks of 10 ms.
+//!
+//! # Limits
+//! Two processes of one pid within one clock tick (10 ms) have one identity; the kernel hands pids out in a circle, so that does not
+//! happen outside of a namespace with a handful of pids. Start times count from boot: compare [`Proc::boot_id`] too.
+
+// The kernel's process clocks and SO_PEERPIDFD have no safe wrapper in rustix.
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It returned this status; 0 is success.
+    Code(i32),
+    /// This signal killed it.
+    Signal(i32),
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit status {code}"),
+            Self::Signal(signal) => match *signal {
+                libc::SIGABRT => write!(f, "signal 6 (SIGABRT)"),
+                libc::SIGBUS => write!(f, "signal 7 (SIGBUS)"),
+                libc::SIGKILL => write!(f, "signal 9 (SIGKILL)"),
+                libc::SIGSEGV => write!(f, "signal 11 (SIGSEGV)"),
+                libc::SIGTERM => write!(f, "signal 15 (SIGTERM)"),
+                other => write!(f, "signal {other}"),
+            },
+        }
+    }
+}
+
+/// Opens a pidfd. The process that has `pid` now may not be the one that was meant: see [`Identity::open`].
+///
+/// # Errors
+/// [`Errno::SRCH`] if there is no such process.
+pub fn pidfd_open(pid: Pid) -> Result<OwnedFd, Errno> {
+    rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)
+}
+
+/// Signals a process. That it has ended already is no error.
+///
+/// # Errors
+/// [`Errno::PERM`] if it belongs to someone else.
+pub fn send_signal(pidfd: BorrowedFd<'_>, signal: Signal) -> Result<(), Errno> {
+    match rustix::process::pidfd_send_signal(pidfd, signal) {
+        Err(Errno::SRCH) => Ok(()),
+        other => other,
+    }
+}
+
+/// Collects a child that has ended, so that it is no zombie. None while it runs. Never blocks.
+///
+/// # Errors
+/// [`Errno::CHILD`] if it is no child of this process, or was collected before.
+pub fn reap(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
+    collect(pidfd, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
+}
+
+/// Waits for a child to end, and collects it.
+///
+/// # Errors
+/// As [`reap`].
+pub fn wait(pidfd: BorrowedFd<'_>) -> Result<Exit, Errno> {
+    // A pidfd that was opened nonblocking makes waitid answer EAGAIN instead of waiting, so wait for it to become readable first.
+    wait_readable(pidfd, None)?;
+    collect(pidfd, WaitIdOptions::EXITED)?.ok_or(Errno::CHILD)
+}
+
+fn collect(pidfd: BorrowedFd<'_>, options: WaitIdOptions) -> Result<Option<Exit>, Errno> {
+    let status = loop {
+        match rustix::process::waitid(WaitId::PidFd(pidfd), options) {
+            Err(Errno::INTR) => {}
+            // What a nonblocking pidfd says of a process that still runs.
+            Err(Errno::AGAIN) => return Ok(None),
+            other => break other?,
+        }
+    };
+    let Some(status) = status else { return Ok(None) };
+    let killed = status.terminating_signal().map(Exit::Signal);
+    Ok(killed.or(status.exit_status().map(Exit::Code)))
+}
+
+/// Waits until the process has ended, child or not, at most `timeout_ms` milliseconds (for ever without), and says whether it has.
+///
+/// # Errors
+/// What poll says.
+pub fn wait_readable(pidfd: BorrowedFd<'_>, timeout_ms: Option<u64>) -> Result<bool, Errno> {
+    let end = timeout_ms.map(|ms| std::time::Instant::now() + std::time::Duration::from_millis(ms));
+    loop {
+        let left = end.map(|end| end.saturating_duration_since(std::time::Instant::now()));
+        let left = left.map(|d| Timespec { tv_sec: d.as_secs() as i64, tv_nsec: d.subsec_nanos().into() });
+        match poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], left.as_ref()) {
+            Err(Errno::INTR) => {}
+            other => return Ok(other? != 0),
+        }
+    }
+}
+
+/// The process at the other end of a Unix socket, as it was when it connected: no reuse of its pid can mislead.
+///
+/// # Errors
+/// [`Errno::NOPROTOOPT`] before Linux 6.5; [`Errno::SRCH`] if that process has ended.
+pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    // Not in libc yet. The same number on every architecture but alpha, mips, parisc and sparc.
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut fd: libc::c_int = -1;
+    let mut len = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: `fd` and `len` are live, and `len` is the size of `fd`, so the kernel writes at most `fd`.
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_PEERPIDFD, (&raw mut fd).cast(), &raw mut len) };
+    if rc != 0 || fd < 0 {
+        return Err(last_errno());
+    }
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
+}
+
+/// The clock of a process: CPU time of all its threads, user and system.
+///
+/// It names the process by pid, so read it only while the process was not collected yet, and forget it with its NF.
+#[derive(Debug, Clone, Copy)]
+pub struct CpuClock(libc::clockid_t);
+
+impl CpuClock {
+    /// The clock of a process.
+    ///
+    /// # Errors
+    /// [`Errno::SRCH`] if there is no such process.
+    pub fn of(pid: Pid) -> Result<Self, Errno> {
+        let mut clock: libc::clockid_t = 0;
+        // SAFETY: `clock` is live and of the type that the function writes.
+        match unsafe { libc::clock_getcpuclockid(pid.as_raw_nonzero().get(), &raw mut clock) } {
+            0 => Ok(Self(clock)),
+            error => Err(Errno::from_raw_os_error(error)),
+        }
+    }
+
+    /// CPU time used so far, in nanoseconds. One system call.
+    ///
+    /// # Errors
+    /// [`Errno::INVAL`] once the process has been collected.
+    pub fn read_ns(self) -> Result<u64, Errno> {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: `time` is live and of the type that the function writes.
+        if unsafe { libc::clock_gettime(self.0, &raw mut time) } != 0 {
+            return Err(last_errno());
+        }
+        Ok(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
+    }
+}
+
+/// The soft limit of open descriptors before [`raise_nofile`].
+static NOFILE_BEFORE: OnceLock<Rlimit> = OnceLock::new();
+
+/// Lets this process open as many descriptors as its hard limit allows, and says how many. An NF costs the manager about five: pidfd,
+/// socket, region and the doorbell's page; so 1,000 NFs want 8,192.
+///
+/// # Errors
+/// What the kernel says.
+pub fn raise_nofile() -> Result<u64, Errno> {
+    let before = rustix::process::getrlimit(Resource::Nofile);
+    let _ = NOFILE_BEFORE.set(before.clone());
+    rustix::process::setrlimit(Resource::Nofile, Rlimit { current: before.maximum, maximum: before.maximum })?;
+    Ok(before.maximum.unwrap_or(u64::MAX))
+}
+
+/// The limits that this process had before [`raise_nofile`], if that was called: what an NF should start with, since programs that
+/// use select() break above 1,024.
+pub fn nofile_before() -> Option<Rlimit> {
+    NOFILE_BEFORE.get().cloned()
+}
+
+/// The process file system.
+#[derive(Debug, Clone)]
+pub struct Proc {
+    root: PathBuf,
+}
+
+impl Default for Proc {
+    fn default() -> Self {
+        Self::at("/proc")
+    }
+}
+
+/// What is read of `/proc/PID/stat`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stat {
+    /// `R`, `S`, `D`, `Z` (ended, not collected), …
+    pub state: char,
+    /// Parent.
+    pub ppid: i32,
+    /// CPU time in user mode, in clock ticks (10 ms).
+    pub utime: u64,
+    /// CPU time in the kernel, in clock ticks.
+    pub stime: u64,
+    /// Start of the process, in clock ticks since boot.
+    pub start: u64,
+}
+
+impl Stat {
+    /// From the text of the file. None if it is not one.
+    pub fn parse(text: &str) -> Option<Self> {
+        // The second field is the program's name in parentheses, and may itself hold spaces and parentheses.
+        let (_, rest) = text.rsplit_once(')')?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        // Field n of proc(5) is fields[n - 3].
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        Some(Self {
+            state: fields.first()?.chars().next()?,
+            ppid: fields.get(1)?.parse().ok()?,
+            utime: number(14)?,
+            stime: number(15)?,
+            start: number(22)?,
+        })
+    }
+
+    /// Whether the process has ended (and was, or was not, collected).
+    pub fn has_ended(&self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+impl Proc {
+    /// One whose root is elsewhere.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    fn file(&self, pid: Pid, name: &str) -> PathBuf {
+        self.root.join(pid.as_raw_nonzero().to_string()).join(name)
+    }
+
+    /// Parent, CPU time, start time.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if there is no such process.
+    pub fn stat(&self, pid: Pid) -> io::Result<Stat> {
+        let path = self.file(pid, "stat");
+        // A process that is collected between open and read gives ESRCH.
+        let text = fs::read_to_string(&path).map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH) => io::ErrorKind::NotFound.into(),
+            _ => error,
+        })?;
+        Stat::parse(&text).ok_or_else(|| malformed(&path))
+    }
+
+    /// Memory that this process shares with nobody, in bytes: what it costs the host to run one more. Takes the kernel tens of
+    /// microseconds and the process's memory lock, so once in seconds is right.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::NotFound`] if there is no such process, [`io::ErrorKind::PermissionDenied`] if it is someone else's.
+    pub fn private_bytes(&self, pid: Pid) -> io::Result<u64> {
+        let path = self.file(pid, "smaps_rollup");
+        let text = fs::read_to_string(&path)?;
+        let mut kib = None;
+        for line in text.lines() {
+            let Some(rest) = line.strip_prefix("Private_") else { continue };
+            let value = rest.split_ascii_whitespace().nth(1).and_then(|v| v.parse::<u64>().ok());
+            kib = Some(kib.unwrap_or(0) + value.ok_or_else(|| malformed(&path))?);
+        }
+        Ok(kib.ok_or_else(|| malformed(&path))? * 1024)
+    }
+
+    /// A name of this boot: start times of two boots must not be compared.
+    ///
+    /// # Errors
+    /// What reading says.
+    pub fn boot_id(&self) -> io::Result<String> {
+        Ok(fs::read_to_string(self.root.join("sys/kernel/random/boot_id"))?.trim().to_owned())
+    }
+
+    /// What names a process for as long as the host is up. None if it has ended.
+    pub fn identity(&self, pid: Pid) -> Option<Identity> {
+        let stat = self.stat(pid).ok().filter(|stat| !stat.has_ended())?;
+        Some(Identity { pid: pid.as_raw_nonzero().get(), start: stat.start })
+    }
+}
+
+fn malformed(path: &Path) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{} is not in the form that proc(5) describes", path.display()))
+}
+
+/// A process, by pid and start time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+pub struct Identity {
+    /// Process number.
+    pub pid: i32,
+    /// Its start, in clock ticks since boot.
+    pub start: u64,
+}
+
+impl Identity {
+    /// Opens the process if it still runs. None if it has ended, even if another has its pid now.
+    ///
+    /// # Errors
+    /// What the kernel says, other than that there is no such process.
+    pub fn open(&self, proc: &Proc) -> Result<Option<OwnedFd>, Errno> {
+        let Some(pid) = Pid::from_raw(self.pid) else { return Ok(None) };
+        let pidfd = match pidfd_open(pid) {
+            Ok(pidfd) => pidfd,
+            // EINVAL is what the kernel says of a thread's number.
+            Err(Errno::SRCH | Errno::INVAL) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        // In this order: whoever has the pid after the pidfd was opened is whom the pidfd names, or the pidfd names a dead process.
+        Ok((proc.identity(pid) == Some(*self)).then_some(pidfd))
+    }
+
+    /// Kills the process if it still runs, waits at most `timeout_ms` milliseconds for its end, and says whether it was there.
+    ///
+    /// # Errors
+    /// [`Errno::PERM`] if it is someone else's, [`Errno::TIMEDOUT`] if it did not end.
+    pub fn kill(&self, proc: &Proc, timeout_ms: u64) -> Result<bool, Errno> {
+        let Some(pidfd) = self.open(proc)? else { return Ok(false) };
+        send_signal(pidfd.as_fd(), Signal::KILL)?;
+        if wait_readable(pidfd.as_fd(), Some(timeout_ms))? { Ok(true) } else { Err(Errno::TIMEDOUT) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::getpid;
+    use std::process::{Command, Stdio};
+
+    fn sleeper() -> (std::process::Child, Pid) {
+        let child = Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        (child, pid)
+    }
+
+    #[test]
+    fn a_child_is_signalled_and_collected_by_its_pidfd() {
+        let (_child, pid) = sleeper();
+        let pidfd = pidfd_open(pid).unwrap();
+        assert_eq!(reap(pidfd.as_fd()), Ok(None));
+        assert_eq!(wait_readable(pidfd.as_fd(), Some(0)), Ok(false));
+        send_signal(pidfd.as_fd(), Signal::KILL).unwrap();
+        assert_eq!(wait_readable(pidfd.as_fd(), None), Ok(true));
+        assert_eq!(reap(pidfd.as_fd()), Ok(Some(Exit::Signal(9))));
+        assert_eq!(reap(pidfd.as_fd()), Err(Errno::CHILD));
+        // Long gone, and still no error and no stranger.
+        send_signal(pidfd.as_fd(), Signal::KILL).unwrap();
+    }
+
+    #[test]
+    fn an_exit_status_is_told() {
+        let child = Command::new("/bin/sh").args(["-c", "exit 7"]).spawn().unwrap();
+        let pidfd = pidfd_open(Pid::from_child(&child)).unwrap();
+        assert_eq!(wait(pidfd.as_fd()), Ok(Exit::Code(7)));
+        assert_eq!(Exit::Code(7).to_string(), "exit status 7");
+        assert_eq!(Exit::Signal(9).to_string(), "signal 9 (SIGKILL)");
+    }
+
+    #[test]
+    fn another_start_time_is_another_process() {
+        let (mut child, pid) = sleeper();
+        let proc = Proc::default();
+        let identity = proc.identity(pid).unwrap();
+        let reused = Identity { start: identity.start - 1, ..identity };
+        assert_eq!(reused.kill(&proc, 0), Ok(false));
+        assert_eq!(proc.identity(pid), Some(identity));
+        assert_eq!(identity.kill(&proc, 10_000), Ok(true));
+        // A zombie has ended.
+        assert_eq!(proc.identity(pid), None);
+        assert_eq!(identity.kill(&proc, 10_000), Ok(false));
+        child.wait().unwrap();
+        assert!(identity.open(&proc).unwrap().is_none());
+        assert!(Identity { pid: 0, start: 0 }.open(&proc).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_clock_of_a_process_runs_with_its_work() {
+        let clock = CpuClock::of(getpid()).unwrap();
+        let before = clock.read_ns().unwrap();
+        let mut x = 1u64;
+        while clock.read_ns().unwrap() < before + 1_000_000 {
+            x = std::hint::black_box(x.wrapping_mul(3));
+        }
+        let stat = Proc::default().stat(getpid()).unwrap();
+        // Ticks are cut, not rounded: the clock is at most a few ticks ahead, never behind by more than one for each field.
+        assert!((stat.utime + stat.stime) * 10_000_000 <= clock.read_ns().unwrap() + 20_000_000);
+
+        let (mut child, pid) = sleeper();
+        let clock = CpuClock::of(pid).unwrap();
+        assert!(clock.read_ns().is_ok());
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(clock.read_ns().is_err());
+        assert!(CpuClock::of(pid).is_err());
+    }
+
+    #[test]
+    fn stat_survives_any_program_name() {
+        let text = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 0 0 0 13 14 0 0 20 0 1 0 987654 1 2 3\n";
+        assert_eq!(Stat::parse(text), Some(Stat { state: 'S', ppid: 7, utime: 13, stime: 14, start: 987_654 }));
+        assert_eq!(Stat::parse("42 (x) S 7"), None);
+        assert_eq!(Stat::parse(""), None);
+        assert_eq!(Proc::default().stat(getpid()).unwrap().ppid, rustix::process::getppid().unwrap().as_raw_nonzero().get());
+    }
+
+    #[test]
+    fn figures_come_from_the_given_root() {
+        let root = tempfile::tempdir().unwrap();
+        let proc = Proc::at(root.path());
+        let pid = Pid::from_raw(42).unwrap();
+        assert_eq!(proc.stat(pid).unwrap_err().kind(), io::ErrorKind::NotFound);
+        fs::create_dir_all(root.path().join("42")).unwrap();
+        let rollup = "5581-7ffe ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nShared_Dirty: 5 kB\n\
+                      Private_Clean:       12 kB\nPrivate_Dirty:      80 kB\nPrivate_Hugetlb: 0 kB\n";
+        fs::write(root.path().join("42/smaps_rollup"), rollup).unwrap();
+        assert_eq!(proc.private_bytes(pid).unwrap(), 92 * 1024);
+        fs::write(root.path().join("42/smaps_rollup"), "Rss: 900 kB\n").unwrap();
+        assert_eq!(proc.private_bytes(pid).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        fs::write(root.path().join("42/stat"), "42 (x) Z 1 2").unwrap();
+        assert_eq!(proc.stat(pid).unwrap_err().kind(), io::ErrorKind::InvalidData);
+
+        let own = Proc::default().private_bytes(getpid()).unwrap();
+        assert!(own > 4096);
+        assert_eq!(Proc::default().boot_id().unwrap().len(), 36);
+    }
+
+    #[test]
+    fn the_limit_of_descriptors_is_raised_and_remembered() {
+        let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
+        assert_eq!(raise_nofile().unwrap(), hard.unwrap_or(u64::MAX));
+        assert_eq!(rustix::process::getrlimit(Resource::Nofile).current, hard);
+        assert!(nofile_before().is_some());
+    }
+
+    #[test]
+    fn the_peer_of_a_socket_is_known_by_its_process() {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+        let (a, _b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        match peer_pidfd(a.as_fd()) {
+            // This process itself: alive, so not readable.
+            Ok(pidfd) => assert_eq!(wait_readable(pidfd.as_fd(), Some(0)), Ok(false)),
+            Err(error) => assert_eq!(error, Errno::NOPROTOOPT),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! When to start an NF again that has ended.
+//!
+//! # Problem
+//! An NF that dies once in a while should be back at once: each millisecond without it costs its chains packets. An NF that dies as
+//! soon as it starts (a missing file, a bad argument, a hostile packet that comes again) must not burn the host in a start loop.
+//!
+//! # Terms and units
+//! *Run*: from the start of a process to its end, in nanoseconds. *Good run*: one of at least [`Backoff::good_run_ns`].
+//! *Failure*: the end of a run that nobody asked for. *Streak*: failures since the last good run.
+//!
+//! # Approach
+//! The first failure of a streak is answered at once. The second waits [`Backoff::first_ns`], and each further one twice as long as
+//! the one before, up to [`Backoff::longest_ns`]. The failure that ends a good run is the first of a new streak. With
+//! [`Backoff::give_up_after`] = n, a streak is answered by at most n starts.
+//!
+//! | failure of the streak | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 | 11 and later |
+//! |---|---|---|---|---|---|---|---|---|---|---|---|
+//! | wait, by default | 0 | 10 ms | 20 ms | 40 ms | 80 ms | 160 ms | 320 ms | 640 ms | 1.28 s | 2.56 s | 5 s |
+//!
+//! # Limits
+//! There is no jitter: the NFs of one host share no server that a common beat could overrun. The policy does not ask why a run
+//! ended; a caller that knows that no start can succeed (the program is gone) should not ask.
+
+/// How starts after failures are paced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backoff {
+    /// Wait after the second failure of a streak, in nanoseconds.
+    pub first_ns: u64,
+    /// No wait is longer, in nanoseconds.
+    pub longest_ns: u64,
+    /// A run of at least so long ends the streak before it, in nanoseconds.
+    pub good_run_ns: u64,
+    /// Most starts that answer one streak; for ever without. 0 never starts again.
+    pub give_up_after: Option<u32>,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { first_ns: 10_000_000, longest_ns: 5_000_000_000, good_run_ns: 10_000_000_000, give_up_after: None }
+    }
+}
+
+/// What is remembered of one NF between its runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Streak {
+    /// Failures since the last good run.
+    pub failures: u32,
+}
+
+/// What to do after a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// Start it again after so many nanoseconds; 0 is at once.
+    StartAfter(u64),
+    /// Leave it.
+    GiveUp,
+}
+
+impl Backoff {
+    /// Decides after a run of `ran_ns` that ended in failure, and counts it in `streak`. A process that could not even be started
+    /// has run for 0.
+    pub fn after_failure(&self, streak: &mut Streak, ran_ns: u64) -> Decision {
+        if ran_ns >= self.good_run_ns {
+            streak.failures = 0;
+        }
+        streak.failures = streak.failures.saturating_add(1);
+        if self.give_up_after.is_some_and(|most| streak.failures > most) {
+            return Decision::GiveUp;
+        }
+        Decision::StartAfter(self.wait_ns(streak.failures))
+    }
+
+    /// Wait after the failure number `failure` (from 1) of a streak, in nanoseconds.
+    pub fn wait_ns(&self, failure: u32) -> u64 {
+        // The second failure doubles nothing, the third once. A shift that would push bits out is past any limit.
+        let Some(doublings) = failure.checked_sub(2) else { return 0 };
+        let factor = 1u64.checked_shl(doublings).unwrap_or(u64::MAX);
+        self.first_ns.saturating_mul(factor).min(self.longest_ns)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+    const S: u64 = 1_000 * MS;
+
+    /// Waits, in milliseconds, after runs of the given lengths; None is the end of it.
+    fn waits(policy: Backoff, runs: &[u64]) -> Vec<Option<u64>> {
+        let mut streak = Streak::default();
+        let decide = |ran: &u64| match policy.after_failure(&mut streak, *ran) {
+            Decision::StartAfter(ns) => Some(ns / MS),
+            Decision::GiveUp => None,
+        };
+        runs.iter().map(decide).collect()
+    }
+
+    #[test]
+    fn waits_double_up_to_the_longest() {
+        let got = waits(Backoff::default(), &[MS; 13]);
+        // 10 ms · 2^9 = 5,120 ms, more than 5 s.
+        let expected = [0, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 5000, 5000, 5000];
+        assert_eq!(got, expected.map(Some));
+    }
+
+    #[test]
+    fn a_good_run_ends_the_streak() {
+        let got = waits(Backoff::default(), &[MS, MS, MS, 10 * S, MS, 10 * S - 1, 60 * S]);
+        assert_eq!(got, [0, 10, 20, 0, 10, 20, 0].map(Some));
+    }
+
+    #[test]
+    fn a_lone_failure_is_answered_at_once_every_time() {
+        assert_eq!(waits(Backoff::default(), &[3600 * S; 4]), [Some(0); 4]);
+    }
+
+    #[test]
+    fn a_streak_is_answered_by_so_many_starts() {
+        let policy = Backoff { give_up_after: Some(3), ..Backoff::default() };
+        assert_eq!(waits(policy, &[0, 0, 0, 0, 0]), [Some(0), Some(10), Some(20), None, None]);
+        // A good run in between makes it four more.
+        assert_eq!(waits(policy, &[0, 0, 0, 11 * S, 0, 0, 0]), [Some(0), Some(10), Some(20), Some(0), Some(10), Some(20), None]);
+        assert_eq!(waits(Backoff { give_up_after: Some(0), ..policy }, &[99 * S]), [None]);
+    }
+
+    #[test]
+    fn long_streaks_and_odd_numbers_do_not_overflow() {
+        let policy = Backoff { first_ns: 3, longest_ns: u64::MAX, ..Backoff::default() };
+        assert_eq!(policy.wait_ns(2), 3);
+        assert_eq!(policy.wait_ns(12), 3 << 10);
+        assert_eq!(policy.wait_ns(65), u64::MAX);
+        assert_eq!(policy.wait_ns(u32::MAX), u64::MAX);
+        let mut streak = Streak { failures: u32::MAX };
+        assert_eq!(Backoff::default().after_failure(&mut streak, 0), Decision::StartAfter(5 * S));
+        assert_eq!(streak.failures, u32::MAX);
+        // A first wait past the longest is cut, too.
+        assert_eq!(Backoff { first_ns: 9 * S, ..Backoff::default() }.wait_ns(2), 5 * S);
+    }
+}
