@@ -82,16 +82,19 @@ pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
         Some((address, bits)) => (address, Some(bits)),
         None => (text, None),
     };
-    let address: IpAddr = address
-        .parse()
-        .map_err(|_| format!("{text:?} is no IP prefix; write it like \"10.0.0.0/8\" or \"2001:db8::/32\""))?;
+    let address: IpAddr =
+        address.parse().map_err(|_| format!("{text:?} is no IP prefix; write it like \"10.0.0.0/8\" or \"2001:db8::/32\""))?;
     let longest = if address.is_ipv4() { 32 } else { 128 };
     let bits = match bits {
         None => longest,
         Some(bits) => match bits.parse::<u8>() {
             Ok(n) if n <= longest && is_digits(bits) => n,
-            _ => return Err(format!("{bits:?} is no prefix length of an IPv{} address; they go from 0 to {longest}",
-                if address.is_ipv4() { 4 } else { 6 })),
+            _ => {
+                return Err(format!(
+                    "{bits:?} is no prefix length of an IPv{} address; they go from 0 to {longest}",
+                    if address.is_ipv4() { 4 } else { 6 }
+                ));
+            }
         },
     };
     let network = network_of(address, bits);
@@ -104,7 +107,7 @@ pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
 }
 
 /// An address with all bits behind the first `bits` cleared.
-fn network_of(address: IpAddr, bits: u8) -> IpAddr {
+pub(super) fn network_of(address: IpAddr, bits: u8) -> IpAddr {
     match address {
         IpAddr::V4(a) => Ipv4Addr::from_bits(a.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into(),
         IpAddr::V6(a) => Ipv6Addr::from_bits(a.to_bits() & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0)).into(),
@@ -172,10 +175,7 @@ mod tests {
         assert_eq!(prefix("10.0.0.0/33").unwrap_err(), "\"33\" is no prefix length of an IPv4 address; they go from 0 to 32");
         assert_eq!(prefix("::/129").unwrap_err(), "\"129\" is no prefix length of an IPv6 address; they go from 0 to 128");
         assert_eq!(prefix("::/+8").unwrap_err(), "\"+8\" is no prefix length of an IPv6 address; they go from 0 to 128");
-        assert_eq!(
-            prefix("ten/8").unwrap_err(),
-            "\"ten/8\" is no IP prefix; write it like \"10.0.0.0/8\" or \"2001:db8::/32\""
-        );
+        assert_eq!(prefix("ten/8").unwrap_err(), "\"ten/8\" is no IP prefix; write it like \"10.0.0.0/8\" or \"2001:db8::/32\"");
     }
 
     #[test]
