@@ -1,3 +1,18 @@
 //! Configuration: one TOML file, typed, validated before anything takes effect.
+//!
+//! [`model`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
+//! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
+//! inside values. Every [`problem`] has the same form: where, what, and what to do.
 
+pub mod diff;
+pub mod host;
+pub mod load;
 pub mod model;
+pub mod nearest;
+pub mod parse;
+pub mod problem;
+pub mod schema;
+pub mod validate;
+
+pub use model::Config;
+pub use problem::{ConfigErrors, Problem};

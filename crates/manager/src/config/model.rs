@@ -130,7 +130,7 @@ pub struct Port {
     /// Receive (and transmit) queues; spread over the Rx threads.
     #[serde(default = "one")]
     pub queues: u32,
-    /// The kind and its own keys.
+    /// The kind; it has keys of its own.
     #[serde(flatten)]
     pub kind: PortKind,
 }

@@ -1,0 +1,206 @@
+//! What has to change on a running daemon to get from one configuration to another.
+//!
+//! Pure: two valid configurations in, a list of changes out. Approach: the changes are ordered so that after each of them the daemon
+//! has a valid configuration in which every reference holds, so that packets of chains that do not change are never without a way:
+//! what is new is added from the ports inwards, then chains and rules are switched over to it, then what nobody uses any longer is
+//! removed in the opposite order. Terms: an entry is *changed* if its name is in both configurations and anything else of it differs.
+//! Limits: a changed port or service is replaced, which its own packets notice; a changed name is a removal and an addition; keys of
+//! `[manager]` and `[memory]` take effect only at a restart.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::model::{Chain, Config, Port, Rule, Service};
+
+/// One step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "change", rename_all = "snake_case")]
+pub enum Change {
+    /// A key takes another value only when the daemon is restarted.
+    NeedsRestart {
+        /// The key, such as `memory.frames`.
+        key: String,
+    },
+    /// Open a port.
+    AddPort {
+        /// The port.
+        port: Port,
+    },
+    /// Close a port and open it anew.
+    ReplacePort {
+        /// The port as it shall be.
+        port: Port,
+    },
+    /// Start a service and its instances.
+    AddService {
+        /// The service.
+        service: Service,
+    },
+    /// Replace the instances of a service, one after another.
+    ReplaceService {
+        /// The service as it shall be, with its new number of instances.
+        service: Service,
+    },
+    /// Start instances of a service.
+    AddInstances {
+        /// Name of the service.
+        service: String,
+        /// How many there shall be then.
+        instances: u32,
+    },
+    /// Make a chain.
+    AddChain {
+        /// The chain.
+        chain: Chain,
+    },
+    /// Send packets of a chain another way.
+    ReplaceChain {
+        /// The chain as it shall be.
+        chain: Chain,
+    },
+    /// Replace all rules.
+    ReplaceRules {
+        /// The rules as they shall be.
+        rules: Vec<Rule>,
+    },
+    /// Remove a chain.
+    RemoveChain {
+        /// Its name.
+        chain: String,
+    },
+    /// Stop the last instances of a service.
+    RemoveInstances {
+        /// Name of the service.
+        service: String,
+        /// How many there shall be then.
+        instances: u32,
+    },
+    /// Stop a service and all its instances.
+    RemoveService {
+        /// Its name.
+        service: String,
+    },
+    /// Close a port.
+    RemovePort {
+        /// Its name.
+        port: String,
+    },
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NeedsRestart { key } => write!(f, "{key} changes when sluiced is restarted"),
+            Self::AddPort { port } => write!(f, "add port {}", port.name),
+            Self::ReplacePort { port } => write!(f, "replace port {}", port.name),
+            Self::AddService { service } => write!(f, "add service {} ({} instances)", service.name, service.instances),
+            Self::ReplaceService { service } => write!(f, "replace service {} ({} instances)", service.name, service.instances),
+            Self::AddInstances { service, instances } => write!(f, "add instances of service {service}, up to {instances}"),
+            Self::AddChain { chain } => write!(f, "add chain {}", chain.name),
+            Self::ReplaceChain { chain } => write!(f, "replace chain {}", chain.name),
+            Self::ReplaceRules { rules } => write!(f, "replace the rules ({} of them)", rules.len()),
+            Self::RemoveChain { chain } => write!(f, "remove chain {chain}"),
+            Self::RemoveInstances { service, instances } => write!(f, "remove instances of service {service}, down to {instances}"),
+            Self::RemoveService { service } => write!(f, "remove service {service}"),
+            Self::RemovePort { port } => write!(f, "remove port {port}"),
+        }
+    }
+}
+
+/// The steps from `old` to `new`, in the order in which they are to be done. Both are valid.
+pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
+    let mut changes = restarts(old, new);
+    let mut removals = Vec::new();
+
+    let ports = compare(&old.ports, &new.ports, |p| &p.name);
+    changes.extend(ports.added.into_iter().map(|port| Change::AddPort { port }));
+    changes.extend(ports.changed.into_iter().map(|(_, port)| Change::ReplacePort { port }));
+
+    let services = compare(&old.services, &new.services, |s| &s.name);
+    changes.extend(services.added.into_iter().map(|service| Change::AddService { service }));
+    for (before, service) in services.changed {
+        let name = service.name.clone();
+        if before.instances == service.instances || (Service { instances: service.instances, ..before.clone() }) != service {
+            changes.push(Change::ReplaceService { service });
+        } else if before.instances < service.instances {
+            changes.push(Change::AddInstances { service: name, instances: service.instances });
+        } else {
+            removals.push(Change::RemoveInstances { service: name, instances: service.instances });
+        }
+    }
+
+    let chains = compare(&old.chains, &new.chains, |c| &c.name);
+    changes.extend(chains.added.into_iter().map(|chain| Change::AddChain { chain }));
+    changes.extend(chains.changed.into_iter().map(|(_, chain)| Change::ReplaceChain { chain }));
+    if old.rules != new.rules {
+        changes.push(Change::ReplaceRules { rules: new.rules.clone() });
+    }
+    changes.extend(chains.removed.into_iter().map(|chain| Change::RemoveChain { chain }));
+    changes.append(&mut removals);
+    changes.extend(services.removed.into_iter().map(|service| Change::RemoveService { service }));
+    changes.extend(ports.removed.into_iter().map(|port| Change::RemovePort { port }));
+    changes
+}
+
+/// Keys of `[manager]` and `[memory]` that differ.
+fn restarts(old: &Config, new: &Config) -> Vec<Change> {
+    let tables = |c: &Config| {
+        let pairs = [("manager", serde_json::to_value(&c.manager)), ("memory", serde_json::to_value(&c.memory))];
+        pairs.map(|(name, table)| (name, table.unwrap_or_default()))
+    };
+    let mut changes = Vec::new();
+    for ((name, old), (_, new)) in tables(old).iter().zip(tables(new)) {
+        for (key, value) in new.as_object().into_iter().flatten() {
+            if old[key] != *value {
+                changes.push(Change::NeedsRestart { key: format!("{name}.{key}") });
+            }
+        }
+    }
+    changes
+}
+
+struct Compared<T> {
+    added: Vec<T>,
+    changed: Vec<(T, T)>,
+    removed: Vec<String>,
+}
+
+fn compare<T: Clone + PartialEq>(old: &[T], new: &[T], name: impl Fn(&T) -> &String) -> Compared<T> {
+    let mut compared = Compared { added: Vec::new(), changed: Vec::new(), removed: Vec::new() };
+    for entry in new {
+        match old.iter().find(|o| name(o) == name(entry)) {
+            None => compared.added.push(entry.clone()),
+            Some(before) if before != entry => compared.changed.push((before.clone(), entry.clone())),
+            Some(_) => {}
+        }
+    }
+    let gone = |o: &&T| !new.iter().any(|entry| name(entry) == name(o));
+    compared.removed.extend(old.iter().filter(gone).map(|o| name(o).clone()));
+    compared
+}
+
+impl Change {
+    /// Does the step on a configuration, as a daemon does it on itself, so that what it runs can be told and compared.
+    pub fn apply(&self, config: &mut Config) {
+        fn replace<T: Clone>(entries: &mut [T], entry: &T, same: impl Fn(&T, &T) -> bool) {
+            entries.iter_mut().filter(|e| same(e, entry)).for_each(|e| *e = entry.clone());
+        }
+        match self {
+            Self::NeedsRestart { .. } => {}
+            Self::AddPort { port } => config.ports.push(port.clone()),
+            Self::ReplacePort { port } => replace(&mut config.ports, port, |a, b| a.name == b.name),
+            Self::AddService { service } => config.services.push(service.clone()),
+            Self::ReplaceService { service } => replace(&mut config.services, service, |a, b| a.name == b.name),
+            Self::AddInstances { service, instances } | Self::RemoveInstances { service, instances } => {
+                config.services.iter_mut().filter(|s| s.name == *service).for_each(|s| s.instances = *instances);
+            }
+            Self::AddChain { chain } => config.chains.push(chain.clone()),
+            Self::ReplaceChain { chain } => replace(&mut config.chains, chain, |a, b| a.name == b.name),
+            Self::ReplaceRules { rules } => config.rules.clone_from(rules),
+            Self::RemoveChain { chain } => config.chains.retain(|c| c.name != *chain),
+            Self::RemoveService { service } => config.services.retain(|s| s.name != *service),
+            Self::RemovePort { port } => config.ports.retain(|p| p.name != *port),
+        }
+    }
+}

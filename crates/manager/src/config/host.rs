@@ -1,0 +1,329 @@
+//! Checks a configuration against the host, before anything starts.
+//!
+//! Terms: a *host* is what the checks may know of it: the root of its file system and a few facts. Tests inject both; the daemon takes
+//! them from the machine that it runs on ([`Host::here`]). Nothing is changed on the host. Limits: a check is a forecast, and what
+//! passes here can still fail when it is done (a file may go away), so whoever opens things reports errors as well.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use sluice_shm::arena::Geometry;
+
+use super::model::{Config, Hugepages, PortKind};
+use super::nearest;
+use super::problem::{At, Problem};
+
+/// Bytes of the hugepages that an arena stands on.
+const HUGEPAGE: u64 = 2 << 20;
+
+/// What the checks may know of the host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Host {
+    /// Root of the file system.
+    pub root: PathBuf,
+    /// Cores that this process may run on.
+    pub allowed: BTreeSet<usize>,
+    /// User that this process runs as.
+    pub uid: u32,
+    /// Folder of this program.
+    pub beside: Option<PathBuf>,
+    /// Folders of PATH.
+    pub path: Vec<PathBuf>,
+    /// Whether this build has DPDK.
+    pub dpdk: bool,
+}
+
+impl Host {
+    /// The host that this process runs on.
+    pub fn here() -> Self {
+        let allowed = rustix::thread::sched_getaffinity(None)
+            .map(|set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
+            .unwrap_or_default();
+        Self {
+            root: "/".into(),
+            allowed,
+            uid: rustix::process::geteuid().as_raw(),
+            beside: std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)),
+            path: std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default(),
+            dpdk: cfg!(feature = "dpdk"),
+        }
+    }
+
+    /// An absolute path below the root of this host.
+    fn at(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Cores that are online.
+    fn online(&self) -> Option<BTreeSet<usize>> {
+        cores(&fs::read_to_string(self.root.join("sys/devices/system/cpu/online")).ok()?)
+    }
+
+    /// Number of free 2 MiB hugepages.
+    fn free_hugepages(&self) -> Option<u64> {
+        let pool = self.root.join("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+        if let Some(free) = fs::read_to_string(pool).ok().and_then(|text| text.trim().parse().ok()) {
+            return Some(free);
+        }
+        let memory = fs::read_to_string(self.root.join("proc/meminfo")).ok()?;
+        let field = |name: &str| {
+            let line = memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        match field("Hugepagesize")? {
+            2048 => field("HugePages_Free"),
+            _ => Some(0),
+        }
+    }
+
+    /// Number of a user, by name or number. The error lists the names that there are.
+    fn user(&self, user: &str) -> Result<u32, Vec<String>> {
+        if let Ok(uid) = user.parse() {
+            return Ok(uid);
+        }
+        let accounts = fs::read_to_string(self.root.join("etc/passwd")).unwrap_or_default();
+        let mut names = Vec::new();
+        for line in accounts.lines() {
+            let mut fields = line.split(':');
+            if let (Some(name), Some(_), Some(uid)) = (fields.next(), fields.next(), fields.next()) {
+                match uid.parse() {
+                    Ok(uid) if name == user => return Ok(uid),
+                    _ => names.push(name.to_string()),
+                }
+            }
+        }
+        Err(names)
+    }
+}
+
+/// Reads the kernel's form of a list of cores, such as `0-3,8`.
+fn cores(text: &str) -> Option<BTreeSet<usize>> {
+    let mut all = BTreeSet::new();
+    for part in text.trim().split(',').filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+        all.extend(first..=last.min(first.saturating_add(65_535)));
+    }
+    Some(all)
+}
+
+/// Whether a program is named without a folder, so that it has to be looked for.
+pub fn is_bare(exec: &Path) -> bool {
+    !exec.as_os_str().as_encoded_bytes().contains(&b'/')
+}
+
+/// The absolute path of a service's program: a bare name is looked for beside this program, then in PATH.
+///
+/// # Errors
+/// A sentence that says what is wrong; what to do.
+pub fn resolve_exec(exec: &Path, host: &Host) -> Result<PathBuf, String> {
+    let shown = exec.display();
+    if !is_bare(exec) {
+        return match fs::metadata(host.at(exec)) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+                Err(format!("there is no program {shown}; correct the path, or build it"))
+            }
+            Err(e) => Err(format!("cannot look at {shown}: {e}; correct the path, or run as a user who may read it")),
+            Ok(m) if m.is_dir() => Err(format!("{shown} is a folder; name the program in it")),
+            Ok(m) if m.permissions().mode() & 0o111 == 0 => Err(format!("{shown} is not executable; run `chmod +x {shown}`")),
+            Ok(_) => Ok(exec.to_path_buf()),
+        };
+    }
+    let runs = |path: &PathBuf| fs::metadata(host.at(path)).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
+    let folders = host.beside.iter().chain(&host.path).filter(|folder| folder.is_absolute());
+    folders.map(|folder| folder.join(exec)).find(runs).ok_or_else(|| {
+        let beside = host.beside.as_ref().map_or("the folder of sluiced".into(), |b| b.display().to_string());
+        format!("there is no program {shown} in {beside} or in PATH; write its path, such as \"/usr/bin/{shown}\"")
+    })
+}
+
+/// Replaces the programs of all services by their absolute paths; one that is not found stays, for [`check`] has reported it.
+pub fn resolve(config: &mut Config, host: &Host) {
+    for exec in config.services.iter_mut().filter_map(|s| s.exec.as_mut()) {
+        if let Ok(path) = resolve_exec(exec, host) {
+            *exec = path;
+        }
+    }
+}
+
+/// What the host lacks for a valid configuration.
+pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    check_cores(config, host, &mut problems);
+    check_services(config, host, &mut problems);
+    check_ports(config, host, &mut problems);
+    check_runtime_dir(config, host, &mut problems);
+    check_hugepages(config, host, &mut problems);
+    problems
+}
+
+fn check_cores(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    let m = &config.manager;
+    let mut uses: Vec<(At, usize)> = Vec::new();
+    for (key, list) in [("rx", &m.rx), ("tx", &m.tx)] {
+        uses.extend(list.iter().enumerate().map(|(i, core)| (At::key("manager", key).item(i), *core)));
+    }
+    uses.push((At::key("manager", "wakeup"), m.wakeup));
+    uses.push((At::key("manager", "monitor"), m.monitor));
+    for (n, service) in config.services.iter().enumerate() {
+        uses.extend(service.cores.iter().enumerate().map(|(i, core)| (At::entry("service", n, "cores").item(i), *core)));
+    }
+    let online = host.online();
+    for (at, core) in uses {
+        if host.allowed.contains(&core) {
+            continue;
+        }
+        let (message, have) = match &online {
+            Some(online) if online.contains(&core) => (format!("core {core} is not allowed for this process"), &host.allowed),
+            Some(_) | None => (format!("no such core: {core}"), &host.allowed),
+        };
+        problems.push(Problem::error(at, message, format!("use one of the cores {}", ranges(have))));
+    }
+}
+
+/// A set of cores in the kernel's form.
+fn ranges(cores: &BTreeSet<usize>) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for core in cores {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == *core => *last = *core,
+            _ => runs.push((*core, *core)),
+        }
+    }
+    let run = |(a, b): &(usize, usize)| if a == b { a.to_string() } else { format!("{a}-{b}") };
+    runs.iter().map(run).collect::<Vec<_>>().join(",")
+}
+
+fn check_services(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    for (n, service) in config.services.iter().enumerate() {
+        if let Some(Err(text)) = service.exec.as_ref().map(|exec| resolve_exec(exec, host)) {
+            let (message, help) = text.split_once("; ").unwrap_or((&text, ""));
+            problems.push(Problem::error(At::entry("service", n, "exec"), message, help));
+        }
+        let Some(user) = &service.user else { continue };
+        let at = At::entry("service", n, "user");
+        match host.user(user) {
+            Err(names) => {
+                let names: Vec<&str> = names.iter().map(String::as_str).collect();
+                let help = match nearest::nearest(user, &names) {
+                    Some(near) => format!("did you mean \"{near}\"?"),
+                    None => format!("make it with `useradd --system {user}`, or name another user"),
+                };
+                problems.push(Problem::error(at, format!("no user is called \"{user}\""), help));
+            }
+            Ok(uid) if host.uid != 0 && uid != host.uid => problems.push(Problem::error(
+                at,
+                format!("no permission to run service \"{}\" as user \"{user}\"", service.name),
+                "run sluiced as root, or remove `user`",
+            )),
+            Ok(_) => {}
+        }
+    }
+}
+
+fn check_ports(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    for (n, port) in config.ports.iter().enumerate() {
+        match &port.kind {
+            PortKind::Dpdk(_) if !host.dpdk => problems.push(Problem::error(
+                At::entry("port", n, "kind"),
+                format!("port \"{}\" is of kind \"dpdk\", and this sluiced was built without DPDK", port.name),
+                "build with `--features dpdk` (Debian: libdpdk-dev), or use another kind",
+            )),
+            PortKind::Pcap(pcap) => {
+                if let Some(file) = &pcap.read
+                    && let Some((what, help)) = unreadable(&host.at(file))
+                {
+                    problems.push(Problem::error(
+                        At::entry("port", n, "read"),
+                        format!("cannot read {}: {what}", file.display()),
+                        help,
+                    ));
+                }
+                if let Some(file) = &pcap.write {
+                    let folder = file.parent().filter(|f| !f.as_os_str().is_empty()).unwrap_or(Path::new("/"));
+                    let at = At::entry("port", n, "write");
+                    let cannot = format!("cannot write {}", file.display());
+                    match fs::metadata(host.at(folder)) {
+                        Err(_) => problems.push(Problem::error(
+                            at,
+                            format!("{cannot}: there is no folder {}", folder.display()),
+                            format!("run `mkdir -p {}`, or name another file", folder.display()),
+                        )),
+                        Ok(_) if host.at(file).is_dir() => {
+                            problems.push(Problem::error(at, format!("{cannot}: it is a folder"), "name a file"));
+                        }
+                        Ok(m) if !may_write(&m, host.uid) => problems.push(Problem::error(
+                            at,
+                            format!("{cannot}: no permission"),
+                            "run as root or as the owner of the folder, or name another file",
+                        )),
+                        Ok(_) => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Why a file cannot be read and what to do, if it cannot.
+fn unreadable(path: &Path) -> Option<(String, &'static str)> {
+    match fs::File::open(path).and_then(|file| file.metadata()) {
+        Ok(m) if m.is_dir() => Some(("it is a folder".into(), "name a file")),
+        Ok(_) => None,
+        Err(e) => Some(match e.kind() {
+            std::io::ErrorKind::NotFound => {
+                ("there is no such file".into(), "correct the path; a relative one counts from the folder of the configuration")
+            }
+            std::io::ErrorKind::PermissionDenied => ("no permission".into(), "run as a user who may read it, or change its mode"),
+            _ => (e.to_string(), "name another file"),
+        }),
+    }
+}
+
+/// Whether a user may make files in a folder, as far as its owner and mode tell; groups are given the benefit of the doubt.
+fn may_write(folder: &fs::Metadata, uid: u32) -> bool {
+    let mode = folder.mode();
+    uid == 0 || if folder.uid() == uid { mode & 0o200 != 0 } else { mode & 0o022 != 0 }
+}
+
+fn check_runtime_dir(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    let folder = &config.manager.runtime_dir;
+    let shown = folder.display();
+    let at = At::key("manager", "runtime_dir");
+    // The nearest folder that there is has to take the ones that are missing.
+    for ancestor in folder.ancestors() {
+        match fs::metadata(host.at(ancestor)) {
+            Ok(m) if !m.is_dir() => {
+                let what = format!("the runtime folder {shown} cannot be made: {} is a file", ancestor.display());
+                problems.push(Problem::error(at, what, "set manager.runtime_dir to another folder"));
+            }
+            Ok(m) if !may_write(&m, host.uid) => problems.push(Problem::error(
+                at,
+                format!("no permission to write in the runtime folder {shown}"),
+                "run as root or set manager.runtime_dir to a folder of yours",
+            )),
+            Ok(_) => {}
+            Err(_) => continue,
+        }
+        return;
+    }
+}
+
+fn check_hugepages(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    if config.memory.hugepages != Hugepages::Always {
+        return;
+    }
+    let stride = Geometry::stride_for(config.memory.packet_bytes as usize) as u64;
+    let needed = (u64::from(config.memory.frames) * stride).div_ceil(HUGEPAGE);
+    let free = host.free_hugepages().unwrap_or(0);
+    if free < needed {
+        problems.push(Problem::error(
+            At::key("memory", "hugepages"),
+            format!("no hugepages: the arena needs {needed} of 2 MiB, and {free} are free"),
+            format!("run `sysctl vm.nr_hugepages={needed}` as root, or write hugepages = \"auto\""),
+        ));
+    }
+}

@@ -1,0 +1,422 @@
+//! Reads a configuration.
+//!
+//! Three passes over one text, each reporting all that it finds: the TOML itself; the *shape* (sections, keys, types, words and
+//! numbers, against [`super::schema`]); the meaning ([`super::validate`]). A pass runs when the ones before it found no error,
+//! because what they would find in a text that was half understood would mislead. The model is filled by serde only after the shape
+//! was found right, so serde's own errors, which know neither lines nor nearest words of flattened tables, are never seen.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use serde::Deserialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::host::Host;
+use super::model::{Config, PortKind};
+use super::nearest;
+use super::problem::{ConfigErrors, Problem, Source};
+use super::schema::{self, Key, Preset, Section, Type};
+use super::{host, validate};
+
+/// Largest file, in bytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// A valid configuration and what came along with it.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Loaded {
+    /// The configuration, valid, its relative paths anchored if it came from a file.
+    pub config: Config,
+    /// What is probably not as it was meant.
+    pub warnings: Vec<Problem>,
+    /// The text, to give places of later problems their lines.
+    pub source: Source,
+}
+
+impl Config {
+    /// Reads and validates a file. Relative paths in it count from its folder.
+    ///
+    /// # Errors
+    /// Everything that is wrong, each with its line and what to do.
+    pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
+        read(path).map(|l| l.config)
+    }
+
+    /// Reads and validates a text; `name` stands in the errors. Relative paths stay as they are: see [`Config::anchor`].
+    ///
+    /// # Errors
+    /// As [`Config::load`].
+    pub fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
+        read_text(text, name).map(|l| l.config)
+    }
+
+    /// Makes relative paths absolute: they count from `folder`. A program's bare name stays.
+    pub fn anchor(&mut self, folder: &Path) {
+        let anchor = |path: &mut PathBuf| {
+            // By components, so that "./nf" becomes "FOLDER/nf".
+            let relative: PathBuf = path.components().filter(|c| *c != Component::CurDir).collect();
+            *path = folder.join(relative);
+        };
+        anchor(&mut self.manager.runtime_dir);
+        for port in &mut self.ports {
+            if let PortKind::Pcap(pcap) = &mut port.kind {
+                pcap.read.iter_mut().chain(&mut pcap.write).for_each(anchor);
+            }
+        }
+        self.services.iter_mut().filter_map(|s| s.exec.as_mut()).filter(|exec| !host::is_bare(exec)).for_each(anchor);
+    }
+}
+
+/// Reads and validates a file, and keeps its warnings and its text.
+///
+/// # Errors
+/// As [`Config::load`].
+pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
+    let name = path.display().to_string();
+    let cannot = |what: String, help: &str| ConfigErrors::from(Problem::nowhere(format!("{name}: {what}"), help));
+    let failed = |error: std::io::Error| {
+        let help = match error.kind() {
+            std::io::ErrorKind::NotFound => "give the path of a configuration; `sluice check --explain` says what one can say",
+            std::io::ErrorKind::PermissionDenied => "run as a user who may read it, or change its mode",
+            _ => "give the path of a readable file",
+        };
+        cannot(format!("cannot read the configuration: {error}"), help)
+    };
+    let size = fs::metadata(path).map_err(failed)?.len();
+    if size > MAX_BYTES {
+        return Err(cannot(format!("a configuration of {size} bytes is too large"), "keep it under 64 MiB"));
+    }
+    let bytes = fs::read(path).map_err(failed)?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let valid = error.utf8_error().valid_up_to();
+        let line = error.as_bytes()[..valid].iter().filter(|b| **b == b'\n').count() + 1;
+        cannot(format!("line {line} is not UTF-8 text"), "save the file as UTF-8")
+    })?;
+    let mut loaded = read_text(&text, &name)?;
+    let whole = fs::canonicalize(path).map_err(failed)?;
+    loaded.config.anchor(whole.parent().unwrap_or(Path::new("/")));
+    Ok(loaded)
+}
+
+/// Reads and validates a file, and checks it against the host before anything starts. Programs of services are resolved.
+///
+/// # Errors
+/// As [`Config::load`], and what the host lacks.
+pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
+    let mut loaded = read(path)?;
+    let mut problems = host::check(&loaded.config, host);
+    loaded.source.locate(&mut problems);
+    loaded.warnings = sorted_out(std::mem::take(&mut loaded.warnings), problems)?;
+    host::resolve(&mut loaded.config, host);
+    Ok(loaded)
+}
+
+/// Reads and validates a text, and keeps its warnings.
+///
+/// # Errors
+/// As [`Config::load`].
+pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
+    let source = Source::new(name, text);
+    let root = DeTable::parse_recoverable(text);
+    if !root.1.is_empty() {
+        let mut problems: Vec<Problem> = root.1.iter().map(|e| syntax(&source, e)).collect();
+        source.locate(&mut problems);
+        problems.sort_by_key(|p| p.location.as_ref().map(|l| (l.line, l.column)));
+        // One slip often makes several errors on its line; the first is the one to mend.
+        problems.dedup_by_key(|p| p.location.as_ref().map(|l| l.line));
+        return Err(ConfigErrors { problems });
+    }
+    let root = root.0;
+    let mut shape = Shape { source: &source, problems: Vec::new() };
+    shape.root(root.get_ref());
+    let mut problems = shape.problems;
+    if !problems.is_empty() {
+        source.locate(&mut problems);
+        return Err(ConfigErrors { problems });
+    }
+    let config = Config::deserialize(toml::de::Deserializer::from(root))
+        .map_err(|e| source.problem(e.span().unwrap_or(0..0), e.message(), ""))?;
+    let mut problems = validate::validate(&config);
+    source.locate(&mut problems);
+    let warnings = sorted_out(Vec::new(), problems)?;
+    Ok(Loaded { config, warnings, source })
+}
+
+/// The warnings among problems; all of them as an error if one is an error.
+fn sorted_out(mut before: Vec<Problem>, problems: Vec<Problem>) -> Result<Vec<Problem>, ConfigErrors> {
+    before.extend(problems);
+    before.sort_by_key(|p| p.location.as_ref().map(|l| (l.line, l.column)));
+    if before.iter().any(Problem::is_error) { Err(ConfigErrors { problems: before }) } else { Ok(before) }
+}
+
+fn syntax(source: &Source, error: &toml::de::Error) -> Problem {
+    let help = match error.message() {
+        m if m.contains("duplicate key") => "a key may stand once in its section; remove one",
+        m if m.contains("string") => "put strings between double quotes",
+        _ => "the file is TOML; https://toml.io says how it is written",
+    };
+    source.problem(error.span().unwrap_or(0..0), format!("not valid TOML: {}", error.message()), help)
+}
+
+/// Checks that the text has the shape of the model.
+struct Shape<'a> {
+    source: &'a Source,
+    problems: Vec<Problem>,
+}
+
+type Table<'i> = DeTable<'i>;
+type Entry<'i> = Spanned<DeValue<'i>>;
+
+impl Shape<'_> {
+    fn report(&mut self, at: std::ops::Range<usize>, message: String, help: impl Into<String>) {
+        self.problems.push(self.source.problem(at, message, help));
+    }
+
+    fn root(&mut self, root: &Table<'_>) {
+        for (key, value) in root.iter() {
+            let name: &str = key.get_ref();
+            let Some(section) = schema::sections(name).next() else {
+                let names = schema::section_names();
+                let homes = homes_of(name);
+                let help = match nearest::nearest(name, &names) {
+                    Some(near) => format!("did you mean \"{near}\"?"),
+                    None if !homes.is_empty() => format!("it is a key of {}; write it below that line", homes.join(", ")),
+                    None => nearest::one_of(&names),
+                };
+                self.report(key.span(), format!("no section is called \"{name}\""), help);
+                continue;
+            };
+            match (section.many, value.get_ref()) {
+                (false, DeValue::Table(table)) => self.section(section, table, value.span()),
+                (true, DeValue::Array(entries)) => {
+                    for entry in entries.iter() {
+                        match entry.get_ref() {
+                            DeValue::Table(table) => self.section(section, table, entry.span()),
+                            other => self.report(
+                                entry.span(),
+                                format!("an entry of {name} is a table, not {}", article(other)),
+                                format!("write [[{name}]] on a line, and its keys below"),
+                            ),
+                        }
+                    }
+                }
+                (true, _) => self.report(
+                    key.span(),
+                    format!("there can be several of {name}, so each stands below double brackets"),
+                    format!("write [[{name}]]"),
+                ),
+                (false, other) => self.report(
+                    key.span(),
+                    format!("{name} is one table, not {}", article(other)),
+                    format!("write [{name}] on a line, once, and its keys below"),
+                ),
+            }
+        }
+    }
+
+    fn section(&mut self, section: &Section, table: &Table<'_>, span: std::ops::Range<usize>) {
+        let kind = table.get("kind").and_then(|k| k.get_ref().as_str());
+        let own: Option<&Section> = match section.name {
+            "port" => schema::sections("port").find(|s| Some(s.kind) == kind && !s.kind.is_empty()),
+            _ => None,
+        };
+        // Of a port whose kind is wrong, only the common keys can be checked.
+        let lenient = section.name == "port" && own.is_none();
+        let keys: Vec<&Key> = section.keys.iter().chain(own.map_or(&[][..], |s| s.keys)).collect();
+        for (key, value) in table.iter() {
+            let name: &str = key.get_ref();
+            if let Some(known) = keys.iter().find(|k| k.name == name) {
+                self.value(known, value);
+            } else if !(lenient && homes_of(name).iter().any(|h| h.contains("kind"))) {
+                self.unknown(section, own, &keys, name, key.span());
+            }
+        }
+        for key in keys.iter().filter(|k| k.default == Preset::Needed && table.get(k.name).is_none()) {
+            let title = match table.get("name").and_then(|n| n.get_ref().as_str()) {
+                Some(name) => format!("{} \"{name}\"", section.name),
+                None => format!("this {}", section.name),
+            };
+            self.report(span.clone(), format!("{title} needs a {}", key.name), format!("write {} = {}", key.name, sample(key)));
+        }
+    }
+
+    fn unknown(&mut self, section: &Section, own: Option<&Section>, keys: &[&Key], name: &str, span: std::ops::Range<usize>) {
+        let names: Vec<&str> = keys.iter().map(|k| k.name).collect();
+        let homes = homes_of(name);
+        let title = match own {
+            Some(own) => format!("a port of kind \"{}\"", own.kind),
+            None if section.many => format!("[[{}]]", section.name),
+            None => format!("[{}]", section.name),
+        };
+        let help = match nearest::nearest(name, &names) {
+            _ if !homes.is_empty() => format!("it is a key of {}", homes.join(", ")),
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => nearest::one_of(&names),
+        };
+        self.report(span, format!("{title} has no key \"{name}\""), help);
+    }
+
+    /// Checks a value, and the items in it, against the type of its key.
+    fn value(&mut self, key: &Key, value: &Entry<'_>) {
+        let found = value.get_ref();
+        let right = match (key.takes, found) {
+            (Type::Bool, DeValue::Boolean(_)) | (Type::Text, DeValue::String(_)) => true,
+            (Type::Path, DeValue::String(path)) => {
+                if path.is_empty() || path.contains('\0') {
+                    self.report(value.span(), format!("{} is no path", key.name), "write a path, or leave the key out");
+                }
+                true
+            }
+            (Type::Integer(low, high), DeValue::Integer(_)) => {
+                self.integer(key.name, value, low, high);
+                true
+            }
+            (Type::Number, DeValue::Integer(_) | DeValue::Float(_)) => {
+                let number = match found {
+                    DeValue::Float(f) => f.as_str().parse::<f64>().ok(),
+                    other => integer(other).map(|i| i as f64),
+                };
+                if !number.is_some_and(|n| n.is_finite() && n >= 0.0) {
+                    self.out_of_range(key.name, value, key.takes);
+                }
+                true
+            }
+            (Type::Words(words), DeValue::String(word)) => {
+                if !words.contains(&&**word) {
+                    let help = match nearest::nearest(word, words) {
+                        Some(near) => format!("did you mean \"{near}\"?"),
+                        None => nearest::one_of(words),
+                    };
+                    self.report(value.span(), format!("{} cannot be \"{word}\"", key.name), help);
+                }
+                true
+            }
+            (Type::Cores | Type::Texts | Type::Names, DeValue::Array(items)) => {
+                for item in items.iter() {
+                    match (key.takes, item.get_ref()) {
+                        (Type::Cores, DeValue::Integer(_)) => self.integer(key.name, item, 0, schema::MAX_CORE),
+                        (Type::Texts | Type::Names, DeValue::String(_)) => {}
+                        (_, other) => self.wrong_type(key, item.span(), other),
+                    }
+                }
+                true
+            }
+            (Type::TextTable, DeValue::Table(table)) => {
+                for (_, item) in table.iter().filter(|(_, item)| !item.get_ref().is_str()) {
+                    self.wrong_type(key, item.span(), item.get_ref());
+                }
+                true
+            }
+            (Type::Address, DeValue::String(text)) => {
+                if text.parse::<std::net::IpAddr>().is_err() {
+                    self.report(
+                        value.span(),
+                        format!("{text:?} is no IP address"),
+                        "write it like \"192.0.2.1\" or \"2001:db8::1\"",
+                    );
+                }
+                true
+            }
+            (Type::Ports, DeValue::Integer(_)) => {
+                self.integer(key.name, value, 0, i64::from(u16::MAX));
+                true
+            }
+            (Type::Ports, DeValue::String(_)) => true,
+            (Type::Mix, DeValue::Array(pairs)) => {
+                for pair in pairs.iter() {
+                    match pair.get_ref() {
+                        DeValue::Array(two) if two.len() == 2 && two.iter().all(|n| n.get_ref().is_integer()) => {
+                            let Some(Type::Integer(low, high)) =
+                                schema::SECTIONS.iter().flat_map(|s| s.keys).find(|k| k.name == "size").map(|k| k.takes)
+                            else {
+                                continue;
+                            };
+                            self.integer("a size", &two[0], low, high);
+                            self.integer("a weight", &two[1], 1, i64::from(u32::MAX));
+                        }
+                        other => self.wrong_type(key, pair.span(), other),
+                    }
+                }
+                true
+            }
+            _ => false,
+        };
+        if !right {
+            self.wrong_type(key, value.span(), found);
+        }
+    }
+
+    fn wrong_type(&mut self, key: &Key, span: std::ops::Range<usize>, found: &DeValue<'_>) {
+        self.report(
+            span,
+            format!("{} takes {}, not {}", key.name, key.takes.words(), article(found)),
+            format!("write {} = {}", key.name, sample(key)),
+        );
+    }
+
+    fn integer(&mut self, name: &str, value: &Entry<'_>, low: i64, high: i64) {
+        if !integer(value.get_ref()).is_some_and(|n| (low..=high).contains(&n)) {
+            self.out_of_range(name, value, Type::Integer(low, high));
+        }
+    }
+
+    fn out_of_range(&mut self, name: &str, value: &Entry<'_>, takes: Type) {
+        let written = match value.get_ref() {
+            DeValue::Integer(i) => i.to_string(),
+            DeValue::Float(f) => f.to_string(),
+            other => other.type_str().into(),
+        };
+        self.report(value.span(), format!("{name} cannot be {written}"), format!("write {}", takes.words()));
+    }
+}
+
+fn integer(value: &DeValue<'_>) -> Option<i64> {
+    let integer = value.as_integer()?;
+    i64::from_str_radix(integer.as_str(), integer.radix()).ok()
+}
+
+/// What was found, with its article.
+fn article(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::String(_) => "a string",
+        DeValue::Integer(_) => "a whole number",
+        DeValue::Float(_) => "a number with a fraction",
+        DeValue::Boolean(true) => "true",
+        DeValue::Boolean(false) => "false",
+        DeValue::Datetime(_) => "a date",
+        DeValue::Array(_) => "a list",
+        DeValue::Table(_) => "a table",
+    }
+}
+
+/// A value that a key takes, as TOML.
+fn sample(key: &Key) -> String {
+    match (key.default, key.takes) {
+        (Preset::Value(value), Type::Bool | Type::Integer(..) | Type::Number | Type::Words(_) | Type::Cores | Type::Path) => {
+            value.into()
+        }
+        (_, Type::Bool) => "true".into(),
+        (_, Type::Integer(low, _)) => low.to_string(),
+        (_, Type::Number) => "1000".into(),
+        (_, Type::Words(words)) => format!("{:?}", words[0]),
+        (_, Type::Cores) => "[0, 1]".into(),
+        (_, Type::Texts | Type::Names) => "[\"a\", \"b\"]".into(),
+        (_, Type::TextTable) => "{ NAME = \"value\" }".into(),
+        (_, Type::Address) => "\"192.0.2.1\"".into(),
+        (_, Type::Ports) => "80".into(),
+        (_, Type::Mix) => "[[60, 7], [1514, 1]]".into(),
+        (_, Type::Text | Type::Path) => "\"…\"".into(),
+    }
+}
+
+/// The sections that have a key of this name, as they are written.
+fn homes_of(name: &str) -> Vec<String> {
+    let homes = schema::SECTIONS.iter().filter(|s| s.keys.iter().any(|k| k.name == name));
+    homes
+        .map(|s| match (s.many, s.kind) {
+            (false, _) => format!("[{}]", s.name),
+            (true, "") => format!("[[{}]]", s.name),
+            (true, kind) => format!("[[port]] of kind \"{kind}\""),
+        })
+        .collect()
+}

@@ -1,0 +1,78 @@
+//! The nearest valid word, for error messages.
+
+use strsim::damerau_levenshtein;
+
+/// The candidate that a writer of `word` most likely meant, if one is near: within a third of its letters (at least one), where
+/// swapped neighbours count once and case does not count; or the only one that it starts, or that starts with it.
+pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
+    // Nobody means a word of this program with so many letters, and the distance costs their square.
+    if word.len() > 200 {
+        return None;
+    }
+    let lower = word.to_lowercase();
+    let limit = (word.chars().count() / 3).max(1);
+    let near = candidates
+        .iter()
+        .map(|c| (damerau_levenshtein(&lower, &c.to_lowercase()), *c))
+        .filter(|(distance, c)| *distance <= limit && *distance < c.chars().count())
+        .min_by_key(|(distance, _)| *distance);
+    if let Some((_, candidate)) = near {
+        return Some(candidate);
+    }
+    let related = |c: &&&str| word.len() > 2 && c.len() > 2 && (c.starts_with(&lower) || lower.starts_with(**c));
+    let mut related = candidates.iter().filter(related);
+    match (related.next(), related.next()) {
+        (Some(one), None) => Some(one),
+        _ => None,
+    }
+}
+
+/// What to write instead of `word`: the nearest candidate, or all of them when none is near and they are few.
+pub fn hint(word: &str, candidates: &[&str]) -> String {
+    match nearest(word, candidates) {
+        Some(candidate) => format!("did you mean {candidate:?}?"),
+        None => one_of(candidates),
+    }
+}
+
+/// `write one of "a", "b"`, cut when the list is long.
+pub fn one_of(candidates: &[&str]) -> String {
+    const MOST: usize = 16;
+    let mut words: Vec<String> = candidates.iter().take(MOST).map(|c| format!("{c:?}")).collect();
+    if candidates.len() > MOST {
+        words.push("…".into());
+    }
+    match words.as_slice() {
+        [] => "there are none".into(),
+        [one] => format!("write {one}"),
+        _ => format!("write one of {}", words.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn finds_what_was_meant() {
+        let words = ["frames", "packet_bytes", "hugepages"];
+        assert_eq!(nearest("frame", &words), Some("frames"));
+        assert_eq!(nearest("farmes", &words), Some("frames"));
+        assert_eq!(nearest("Frames", &words), Some("frames"));
+        assert_eq!(nearest("packet", &words), Some("packet_bytes"));
+        assert_eq!(nearest("pakcet_byte", &words), Some("packet_bytes"));
+        assert_eq!(nearest("cores", &words), None);
+        assert_eq!(nearest("", &words), None);
+        assert_eq!(nearest("b", &["a"]), None);
+    }
+
+    #[test]
+    fn says_what_there_is() {
+        assert_eq!(hint("x", &[]), "there are none");
+        assert_eq!(hint("zebra", &["in0"]), "write \"in0\"");
+        assert_eq!(hint("zebra", &["in0", "out0"]), "write one of \"in0\", \"out0\"");
+        let many: Vec<String> = (0..20).map(|i| format!("port-number-{i}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert!(hint("zebra", &many).ends_with("\"port-number-15\", …"));
+    }
+}

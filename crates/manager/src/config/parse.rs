@@ -1,0 +1,241 @@
+//! The small languages inside values: prefixes, port ranges, protocols.
+//!
+//! The validation and the classifier read these words through the same functions, so that what was found valid means what was
+//! checked. Each error is a sentence that says what is wrong and what to write instead; the caller adds where.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use super::model::{PortRange, Rule};
+use super::nearest;
+
+/// Which protocols a rule matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ProtocolMatch {
+    /// Every packet.
+    Any,
+    /// Every IPv4 and IPv6 packet.
+    Ip,
+    /// Every packet that is not IP, such as ARP.
+    NonIp,
+    /// IP packets with this number in their protocol (v4) or last next-header (v6) field.
+    Number(u8),
+}
+
+/// IANA's number of ICMP.
+pub const ICMP: u8 = 1;
+/// IANA's number of TCP.
+pub const TCP: u8 = 6;
+/// IANA's number of UDP.
+pub const UDP: u8 = 17;
+/// IANA's number of ICMP for IPv6.
+pub const ICMPV6: u8 = 58;
+
+/// The words that [`protocol`] knows, besides numbers.
+pub const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
+
+impl ProtocolMatch {
+    /// Whether a packet that matches can have ports.
+    pub fn has_ports(self) -> bool {
+        match self {
+            Self::Any | Self::Ip => true,
+            Self::NonIp => false,
+            Self::Number(n) => n == TCP || n == UDP,
+        }
+    }
+
+    /// Whether a packet that matches can be an IPv4 (`v6 = false`) or IPv6 packet.
+    pub fn has_family(self, v6: bool) -> bool {
+        match self {
+            Self::Any | Self::Ip => true,
+            Self::NonIp => false,
+            Self::Number(n) => n != if v6 { ICMP } else { ICMPV6 },
+        }
+    }
+}
+
+/// Reads the protocol of a rule: `tcp`, `udp`, `icmp`, `icmpv6`, `ip`, `non-ip`, or a number from 0 to 255.
+///
+/// # Errors
+/// A sentence that names the nearest word.
+pub fn protocol(text: &str) -> Result<ProtocolMatch, String> {
+    match text {
+        "tcp" => Ok(ProtocolMatch::Number(TCP)),
+        "udp" => Ok(ProtocolMatch::Number(UDP)),
+        "icmp" => Ok(ProtocolMatch::Number(ICMP)),
+        "icmpv6" => Ok(ProtocolMatch::Number(ICMPV6)),
+        "ip" => Ok(ProtocolMatch::Ip),
+        "non-ip" => Ok(ProtocolMatch::NonIp),
+        _ if is_digits(text) => match text.parse() {
+            Ok(number) => Ok(ProtocolMatch::Number(number)),
+            Err(_) => Err(format!("{text} is no protocol number; they go from 0 to 255")),
+        },
+        _ => Err(format!("no protocol is called {text:?}; {}", nearest::hint(text, &PROTOCOLS))),
+    }
+}
+
+/// Reads a prefix, such as `10.0.0.0/8` or `2001:db8::/32`; an address alone stands for itself.
+///
+/// # Errors
+/// A sentence that says what to write, such as the prefix with its host bits cleared.
+pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
+    let (address, bits) = match text.split_once('/') {
+        Some((address, bits)) => (address, Some(bits)),
+        None => (text, None),
+    };
+    let address: IpAddr =
+        address.parse().map_err(|_| format!("{text:?} is no IP prefix; write it like \"10.0.0.0/8\" or \"2001:db8::/32\""))?;
+    let longest = if address.is_ipv4() { 32 } else { 128 };
+    let bits = match bits {
+        None => longest,
+        Some(bits) => match bits.parse::<u8>() {
+            Ok(n) if n <= longest && is_digits(bits) => n,
+            _ => {
+                return Err(format!(
+                    "{bits:?} is no prefix length of an IPv{} address; they go from 0 to {longest}",
+                    if address.is_ipv4() { 4 } else { 6 }
+                ));
+            }
+        },
+    };
+    let network = network_of(address, bits);
+    if network != address {
+        return Err(format!(
+            "{text:?} has bits set behind its first {bits}; write \"{network}/{bits}\" for the network or \"{address}/{longest}\" for the one address"
+        ));
+    }
+    Ok((address, bits))
+}
+
+/// An address with all bits behind the first `bits` cleared.
+pub(super) fn network_of(address: IpAddr, bits: u8) -> IpAddr {
+    match address {
+        IpAddr::V4(a) => Ipv4Addr::from_bits(a.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into(),
+        IpAddr::V6(a) => Ipv6Addr::from_bits(a.to_bits() & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0)).into(),
+    }
+}
+
+impl PortRange {
+    /// First and last port, both included.
+    ///
+    /// # Errors
+    /// A sentence that says what to write.
+    pub fn bounds(&self) -> Result<(u16, u16), String> {
+        let text = match self {
+            Self::One(port) => return Ok((*port, *port)),
+            Self::Text(text) => text,
+        };
+        let number = |word: &str| match word.parse::<u16>() {
+            Ok(port) if is_digits(word) => Ok(port),
+            _ => Err(format!("{text:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")),
+        };
+        let (first, last) = match text.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(text)?, number(text)?),
+        };
+        if first > last {
+            return Err(format!("the range {text:?} runs backwards; write \"{last}-{first}\""));
+        }
+        Ok((first, last))
+    }
+}
+
+impl Rule {
+    /// The name of the rule, or `rule.N` where it has none and stands at `index`, counted from 0.
+    pub fn label(&self, index: usize) -> String {
+        self.name.clone().unwrap_or_else(|| format!("rule.{index}"))
+    }
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn prefixes() {
+        assert_eq!(prefix("10.0.0.0/8"), Ok((IpAddr::from([10, 0, 0, 0]), 8)));
+        assert_eq!(prefix("0.0.0.0/0"), Ok((IpAddr::from([0, 0, 0, 0]), 0)));
+        assert_eq!(prefix("192.0.2.7"), Ok((IpAddr::from([192, 0, 2, 7]), 32)));
+        assert_eq!(prefix("::/0"), Ok((Ipv6Addr::UNSPECIFIED.into(), 0)));
+        assert_eq!(prefix("2001:db8::/32"), Ok(("2001:db8::".parse().unwrap(), 32)));
+        assert_eq!(
+            prefix("10.1.0.0/8").unwrap_err(),
+            "\"10.1.0.0/8\" has bits set behind its first 8; write \"10.0.0.0/8\" for the network or \"10.1.0.0/32\" for the one address"
+        );
+        assert_eq!(
+            prefix("2001:db8::1/64").unwrap_err(),
+            "\"2001:db8::1/64\" has bits set behind its first 64; write \"2001:db8::/64\" for the network or \"2001:db8::1/128\" \
+             for the one address"
+        );
+        assert_eq!(prefix("10.0.0.0/33").unwrap_err(), "\"33\" is no prefix length of an IPv4 address; they go from 0 to 32");
+        assert_eq!(prefix("::/129").unwrap_err(), "\"129\" is no prefix length of an IPv6 address; they go from 0 to 128");
+        assert_eq!(prefix("::/+8").unwrap_err(), "\"+8\" is no prefix length of an IPv6 address; they go from 0 to 128");
+        assert_eq!(prefix("ten/8").unwrap_err(), "\"ten/8\" is no IP prefix; write it like \"10.0.0.0/8\" or \"2001:db8::/32\"");
+    }
+
+    #[test]
+    fn port_ranges() {
+        let range = |text: &str| PortRange::Text(text.into()).bounds();
+        assert_eq!(PortRange::One(80).bounds(), Ok((80, 80)));
+        assert_eq!(range("80"), Ok((80, 80)));
+        assert_eq!(range("1000-2000"), Ok((1000, 2000)));
+        assert_eq!(range("2000-1000").unwrap_err(), "the range \"2000-1000\" runs backwards; write \"1000-2000\"");
+        for wrong in ["", "-", "1-", "-1", "1-2-3", "+1", "65536", "a-b", "1 - 2"] {
+            assert_eq!(
+                range(wrong).unwrap_err(),
+                format!("{wrong:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")
+            );
+        }
+    }
+
+    #[test]
+    fn protocols() {
+        assert_eq!(protocol("tcp"), Ok(ProtocolMatch::Number(6)));
+        assert_eq!(protocol("non-ip"), Ok(ProtocolMatch::NonIp));
+        assert_eq!(protocol("47"), Ok(ProtocolMatch::Number(47)));
+        assert_eq!(protocol("256").unwrap_err(), "256 is no protocol number; they go from 0 to 255");
+        assert_eq!(protocol("upd").unwrap_err(), "no protocol is called \"upd\"; did you mean \"udp\"?");
+        assert_eq!(
+            protocol("quic").unwrap_err(),
+            "no protocol is called \"quic\"; write one of \"tcp\", \"udp\", \"icmp\", \"icmpv6\", \"ip\", \"non-ip\""
+        );
+        assert!(PROTOCOLS.iter().all(|word| protocol(word).is_ok()));
+    }
+
+    #[test]
+    fn what_a_protocol_can_have() {
+        assert!(ProtocolMatch::Any.has_ports() && ProtocolMatch::Number(UDP).has_ports());
+        assert!(!ProtocolMatch::NonIp.has_ports() && !ProtocolMatch::Number(ICMP).has_ports());
+        assert!(ProtocolMatch::Number(ICMP).has_family(false) && !ProtocolMatch::Number(ICMP).has_family(true));
+        assert!(!ProtocolMatch::NonIp.has_family(false) && !ProtocolMatch::NonIp.has_family(true));
+    }
+
+    #[test]
+    fn rules_without_a_name_are_numbered() {
+        assert_eq!(Rule::default().label(3), "rule.3");
+        assert_eq!(Rule { name: Some("web".into()), ..Rule::default() }.label(3), "web");
+    }
+
+    proptest! {
+        #[test]
+        fn a_prefix_reads_what_it_writes(bits in any::<u128>(), v6 in any::<bool>(), len in 0u8..=128) {
+            let (address, len): (IpAddr, u8) = match v6 {
+                true => (Ipv6Addr::from_bits(bits).into(), len),
+                false => (Ipv4Addr::from_bits(bits as u32).into(), len % 33),
+            };
+            let network = network_of(address, len);
+            prop_assert_eq!(prefix(&format!("{network}/{len}")), Ok((network, len)));
+            prop_assert_eq!(prefix(&format!("{address}/{len}")).is_ok(), network == address);
+        }
+
+        #[test]
+        fn nothing_panics(text in ".{0,20}") {
+            let _ = (prefix(&text), protocol(&text), PortRange::Text(text.clone()).bounds());
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Problems of a configuration, in one clear form.
+//!
+//! Terms: a *place* ([`At`]) names a value by section, number and key, so that the checks need no text; a *location* is the line and
+//! column of a place in the file that it came from; [`Source::locate`] turns the one into the other. A problem prints as
+//! ```text
+//! sluice.toml:12:9: no chain is called "wbe"
+//!    |
+//! 12 | chain = "wbe"
+//!    |         ^^^^^
+//!    = did you mean "web"?
+//! ```
+//! and without a file (a change that came through the API) as `rule[0].chain: no chain is called "wbe"`.
+
+use std::fmt;
+use std::ops::Range;
+
+use serde::Serialize;
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+/// Whether a configuration with the problem can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// It cannot.
+    Error,
+    /// It can, but is probably not what was meant.
+    Warning,
+}
+
+/// A value of a configuration, by section, number of the entry, key, and number of the item in a list; all counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct At {
+    /// `manager`, `memory`, `port`, `service`, `chain` or `rule`.
+    pub section: &'static str,
+    /// Which entry, in sections that have several.
+    pub entry: Option<usize>,
+    /// Key; empty for the entry itself.
+    pub key: &'static str,
+    /// Which item, in a list.
+    pub item: Option<usize>,
+}
+
+impl At {
+    /// A key of a section that stands once.
+    pub fn key(section: &'static str, key: &'static str) -> Self {
+        Self { section, entry: None, key, item: None }
+    }
+
+    /// A key of an entry.
+    pub fn entry(section: &'static str, entry: usize, key: &'static str) -> Self {
+        Self { section, entry: Some(entry), key, item: None }
+    }
+
+    /// An item of this key's list.
+    pub fn item(self, item: usize) -> Self {
+        Self { item: Some(item), ..self }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.section)?;
+        if let Some(entry) = self.entry {
+            write!(f, "[{entry}]")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, ".{}", self.key)?;
+        }
+        match self.item {
+            Some(item) => write!(f, "[{item}]"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A location in a file, with what is needed to show it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Location {
+    /// Name of the file, as it was given.
+    pub file: String,
+    /// Line, counted from 1.
+    pub line: usize,
+    /// Column in characters, counted from 1.
+    pub column: usize,
+    /// The line, or the part of a long one around the column.
+    pub text: String,
+    /// Characters of `text` before the marked part.
+    pub before: usize,
+    /// Characters marked, at least 1.
+    pub marked: usize,
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Problem {
+    /// Whether the configuration can be used all the same.
+    pub severity: Severity,
+    /// Which value.
+    pub at: Option<At>,
+    /// An earlier value that this one collides with.
+    pub earlier: Option<At>,
+    /// Where it stands in the file.
+    pub location: Option<Location>,
+    /// Line of `earlier`.
+    pub earlier_line: Option<usize>,
+    /// What is wrong.
+    pub message: String,
+    /// What to do.
+    pub help: String,
+}
+
+impl Problem {
+    /// An error at a place.
+    pub fn error(at: At, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self {
+            severity: Severity::Error,
+            at: Some(at),
+            earlier: None,
+            location: None,
+            earlier_line: None,
+            message: message.into(),
+            help: help.into(),
+        }
+    }
+
+    /// A warning at a place.
+    pub fn warning(at: At, message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(at, message, help) }
+    }
+
+    /// An error without a place.
+    pub fn nowhere(message: impl Into<String>, help: impl Into<String>) -> Self {
+        Self { at: None, ..Self::error(At::key("", ""), message, help) }
+    }
+
+    /// The same, with the earlier place that it collides with.
+    pub fn after(self, earlier: At) -> Self {
+        Self { earlier: Some(earlier), ..self }
+    }
+
+    /// Whether it makes the configuration unusable.
+    pub fn is_error(&self) -> bool {
+        self.severity == Severity::Error
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (&self.location, &self.at) {
+            (Some(l), _) => write!(f, "{}:{}:{}: ", l.file, l.line, l.column)?,
+            (None, Some(at)) => write!(f, "{at}: ")?,
+            (None, None) => {}
+        }
+        if self.severity == Severity::Warning {
+            f.write_str("warning: ")?;
+        }
+        f.write_str(&self.message)?;
+        let mut margin = 1;
+        if let Some(l) = &self.location {
+            let number = l.line.to_string();
+            margin = number.len();
+            // Tabs stay tabs, so that the marks stand under what they mark.
+            let indent: String = l.text.chars().take(l.before).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
+            write!(f, "\n{:margin$} |\n{number} | {}\n{:margin$} | {indent}{}", "", l.text, "", "^".repeat(l.marked))?;
+        }
+        if let (Some(earlier), line) = (&self.earlier, self.earlier_line) {
+            match line {
+                Some(line) => write!(f, "\n{:margin$} = the first is on line {line}", "")?,
+                None => write!(f, "\n{:margin$} = the first is {earlier}", "")?,
+            }
+        }
+        if !self.help.is_empty() {
+            write!(f, "\n{:margin$} = {}", "", self.help)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a configuration was refused: at least one error, and the warnings that came along.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ConfigErrors {
+    /// In the order of the file.
+    pub problems: Vec<Problem>,
+}
+
+impl ConfigErrors {
+    /// Number of errors, warnings not counted.
+    pub fn errors(&self) -> usize {
+        self.problems.iter().filter(|p| p.is_error()).count()
+    }
+}
+
+impl From<Problem> for ConfigErrors {
+    fn from(problem: Problem) -> Self {
+        Self { problems: vec![problem] }
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.problems.iter().enumerate() {
+            if i > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{problem}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// The text that a configuration was read from, and its name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Source {
+    name: String,
+    text: String,
+}
+
+/// Most characters of a line that are shown.
+const SHOWN: usize = 120;
+
+impl Source {
+    /// A text and the name of its file.
+    pub fn new(name: &str, text: &str) -> Self {
+        Self { name: name.into(), text: text.into() }
+    }
+
+    /// The text.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Gives every problem its line and column, and puts the problems in the order of the file.
+    pub fn locate(&self, problems: &mut [Problem]) {
+        let Ok(root) = DeTable::parse(&self.text) else { return };
+        for problem in problems.iter_mut() {
+            if problem.location.is_none() {
+                problem.location = problem.at.and_then(|at| span(&root, at)).map(|s| self.location(s));
+            }
+            problem.earlier_line = problem.earlier.and_then(|at| span(&root, at)).map(|s| self.location(s).line);
+        }
+        problems.sort_by_key(|p| p.location.as_ref().map(|l| (l.line, l.column)));
+    }
+
+    /// An error at a part of the text.
+    pub fn problem(&self, span: Range<usize>, message: impl Into<String>, help: impl Into<String>) -> Problem {
+        Problem { location: Some(self.location(span)), ..Problem::nowhere(message, help) }
+    }
+
+    /// Line and column of a part of the text, which is cut to its first line.
+    pub fn location(&self, span: Range<usize>) -> Location {
+        let text = &self.text;
+        let start = text.floor_char_boundary(span.start);
+        let end = text.floor_char_boundary(span.end).max(start);
+        let line_start = text[..start].rfind('\n').map_or(0, |i| i + 1);
+        let line_end = text[start..].find('\n').map_or(text.len(), |i| start + i);
+        let line = text[line_start..line_end].trim_end_matches('\r');
+        let column = text[line_start..start].chars().count();
+        let marked = text[start..end.min(line_end)].trim_end().chars().count().max(1);
+        let cut = if column + marked > SHOWN { column.saturating_sub(SHOWN / 2) } else { 0 };
+        // Control characters would play tricks on a terminal.
+        let clean = |c: char| if c.is_control() && c != '\t' { '\u{fffd}' } else { c };
+        let shown: String = line.chars().skip(cut).take(SHOWN).map(clean).collect();
+        Location {
+            file: self.name.clone(),
+            line: text[..start].matches('\n').count() + 1,
+            column: column + 1,
+            text: shown,
+            before: column - cut,
+            marked: marked.min((SHOWN + cut).saturating_sub(column)).max(1),
+        }
+    }
+}
+
+/// Where a place stands: the value itself, else the name of its entry, else the entry, else nothing.
+fn span(root: &Spanned<DeTable<'_>>, at: At) -> Option<Range<usize>> {
+    let section = root.get_ref().get(at.section)?;
+    let entry = match (section.get_ref(), at.entry) {
+        (DeValue::Array(entries), Some(i)) => entries.get(i)?,
+        (DeValue::Table(_), None) => section,
+        _ => return Some(section.span()),
+    };
+    let DeValue::Table(table) = entry.get_ref() else { return Some(entry.span()) };
+    let Some(value) = table.get(at.key) else {
+        return Some(table.get("name").map_or(entry.span(), Spanned::span));
+    };
+    match (value.get_ref(), at.item) {
+        (DeValue::Array(items), Some(i)) => Some(items.get(i).unwrap_or(value).span()),
+        _ => Some(value.span()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_shows_its_line() {
+        let source = Source::new("a.toml", "[[rule]]\n\tchain = \"wbe\"\n");
+        let mut problems = [Problem::error(At::entry("rule", 0, "chain"), "no chain is called \"wbe\"", "did you mean \"web\"?")];
+        assert_eq!(problems[0].to_string(), "rule[0].chain: no chain is called \"wbe\"\n  = did you mean \"web\"?");
+        source.locate(&mut problems);
+        assert_eq!(
+            problems[0].to_string(),
+            "a.toml:2:10: no chain is called \"wbe\"\n  |\n2 | \tchain = \"wbe\"\n  | \t        ^^^^^\n  = did you mean \"web\"?"
+        );
+    }
+
+    #[test]
+    fn a_key_that_is_not_written_is_shown_at_its_entry() {
+        let source = Source::new("a.toml", "[[port]]\nname = \"in\"\n[memory]\n[[rule]]\n");
+        let line = |at| {
+            let mut problems = [Problem::warning(at, "m", "")];
+            source.locate(&mut problems);
+            problems[0].location.as_ref().map(|l| l.line)
+        };
+        assert_eq!(line(At::entry("port", 0, "queues")), Some(2));
+        assert_eq!(line(At::entry("rule", 0, "port")), Some(4));
+        assert_eq!(line(At::key("memory", "frames")), Some(3));
+        assert_eq!(line(At::key("manager", "rx")), None);
+    }
+
+    #[test]
+    fn long_lines_are_cut_around_the_mark() {
+        let text = format!("x = \"{}\"; oops", "é".repeat(400));
+        let start = text.find("oops").unwrap();
+        let location = Source::new("a", &text).location(start..start + 4);
+        assert_eq!((location.line, location.column, location.marked), (1, 409, 4));
+        assert_eq!(location.text.chars().skip(location.before).collect::<String>(), "oops");
+        assert!(location.text.chars().count() <= SHOWN);
+        // Neither end need be a character's boundary, nor within the text.
+        Source::new("a", "é").location(1..900);
+    }
+}

@@ -1,0 +1,473 @@
+//! Every section and key: type, default, meaning.
+//!
+//! This one table is what the reading checks keys and types against ([`super::load`]), what numbers are checked against
+//! ([`super::validate`]), and what `sluice check --explain` prints ([`Config::reference`]). Tests hold it to the model: the same
+//! keys, the same defaults, and the same words as the model's doc comments.
+
+use std::fmt::Write;
+
+use self::Preset::{Needed, Unset, Value};
+use self::Type::{Address, Bool, Cores, Integer, Mix, Names, Number, Path, Ports, Text, TextTable, Texts, Words};
+use super::model::Config;
+
+/// What a key takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Type {
+    /// `true` or `false`.
+    Bool,
+    /// A whole number within these bounds, both included.
+    Integer(i64, i64),
+    /// A finite number that is not negative.
+    Number,
+    /// A string.
+    Text,
+    /// A path; a relative one counts from the folder of the file.
+    Path,
+    /// One of these words.
+    Words(&'static [&'static str]),
+    /// A list of core numbers.
+    Cores,
+    /// A list of strings.
+    Texts,
+    /// A list of names.
+    Names,
+    /// A table of strings.
+    TextTable,
+    /// An IP address.
+    Address,
+    /// A port number or a range of them.
+    Ports,
+    /// A list of pairs, each a size and a weight.
+    Mix,
+}
+
+/// What a key means when it is not written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Preset {
+    /// It must be written.
+    Needed,
+    /// This value, as TOML.
+    Value(&'static str),
+    /// Nothing: see the meaning.
+    Unset,
+}
+
+/// A key of a section.
+#[derive(Debug, Clone, Copy)]
+pub struct Key {
+    /// Its name.
+    pub name: &'static str,
+    /// What it takes.
+    pub takes: Type,
+    /// What it means when it is not written.
+    pub default: Preset,
+    /// What it says.
+    pub meaning: &'static str,
+}
+
+/// A section of the file.
+#[derive(Debug, Clone, Copy)]
+pub struct Section {
+    /// Its name.
+    pub name: &'static str,
+    /// The kind of port that its keys belong to; empty for a section of its own.
+    pub kind: &'static str,
+    /// Whether it may stand several times, as `[[name]]`.
+    pub many: bool,
+    /// What it is for.
+    pub meaning: &'static str,
+    /// Its keys.
+    pub keys: &'static [Key],
+}
+
+impl Type {
+    /// The type in words, for the reference and for errors.
+    pub fn words(self) -> String {
+        match self {
+            Bool => "true or false".into(),
+            Integer(0, i64::MAX) => "a whole number, 0 or more".into(),
+            Integer(low, i64::MAX) => format!("a whole number, {low} or more"),
+            Integer(low, high) => format!("a whole number, {low} to {high}"),
+            Number => "a number, 0 or more".into(),
+            Text => "a string".into(),
+            Path => "a path (a string)".into(),
+            Words(words) => words.iter().map(|w| format!("{w:?}")).collect::<Vec<_>>().join(" or "),
+            Cores => "a list of core numbers, such as [0, 1]".into(),
+            Texts => "a list of strings".into(),
+            Names => "a list of names, such as [\"a\", \"b\"]".into(),
+            TextTable => "a table of strings, such as { NAME = \"value\" }".into(),
+            Address => "an IP address (a string)".into(),
+            Ports => "a port number, such as 80, or a range, such as \"1000-2000\"".into(),
+            Mix => "a list of [size, weight] pairs, such as [[60, 7], [1514, 1]]".into(),
+        }
+    }
+}
+
+const fn key(name: &'static str, takes: Type, default: Preset, meaning: &'static str) -> Key {
+    Key { name, takes, default, meaning }
+}
+
+/// Largest number of a core.
+pub const MAX_CORE: i64 = 65_535;
+const U32: i64 = u32::MAX as i64;
+const U16: i64 = u16::MAX as i64;
+/// Largest packet: the largest stride of a frame, less the headroom.
+const MAX_PACKET: i64 = (sluice_shm::arena::MAX_STRIDE - sluice_shm::arena::HEADROOM) as i64;
+
+/// All sections, in the order of the reference. The common keys of ports come first, then those of each kind.
+pub const SECTIONS: &[Section] = &[
+    Section {
+        name: "manager",
+        kind: "",
+        many: false,
+        meaning: "The manager's threads. Roles on the same core share one loop; a core may be given once in each list.",
+        keys: &[
+            key(
+                "runtime_dir",
+                Path,
+                Value("\"/run/sluice\""),
+                "Folder of the sockets and of the record that a later start cleans up by.",
+            ),
+            key("rx", Cores, Value("[0]"), "Cores of the Rx threads: they poll the ports and classify."),
+            key("tx", Cores, Value("[0]"), "Cores of the Tx threads: they take packets from NFs and forward them."),
+            key("wakeup", Integer(0, MAX_CORE), Value("0"), "Core of the Wakeup thread."),
+            key("monitor", Integer(0, MAX_CORE), Value("0"), "Core of the Monitor thread."),
+            key("idle", Words(&["spin", "sleep"]), Value("\"spin\""), "What a manager thread does when it finds no packets."),
+            key("max_nfs", Integer(1, 65_000), Value("4096"), "Most NFs at a time."),
+            key("max_flows", Integer(1, 1 << 27), Value("1048576"), "Most flows that the flow table remembers."),
+            key(
+                "flow_timeout_ms",
+                Integer(1, 86_400_000),
+                Value("30000"),
+                "A flow without packets for so long is forgotten, in milliseconds.",
+            ),
+            key(
+                "fallback_wake_us",
+                Integer(1, 10_000_000),
+                Value("2000"),
+                "An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in microseconds.",
+            ),
+            key(
+                "max_violations",
+                Integer(1, i64::MAX),
+                Value("64"),
+                "Violations (forged descriptors, wild cursors) after which an NF is stopped.",
+            ),
+            key("latency_sample", Integer(0, U32), Value("128"), "One packet in so many is timed through its chain; 0 times none."),
+            key(
+                "drain_ms",
+                Integer(0, 600_000),
+                Value("2000"),
+                "How long a stop waits for packets inside to leave, in milliseconds.",
+            ),
+        ],
+    },
+    Section {
+        name: "memory",
+        kind: "",
+        many: false,
+        meaning: "The arena.",
+        keys: &[
+            key("frames", Integer(512, 1 << 26), Value("16384"), "Number of frames."),
+            key(
+                "packet_bytes",
+                Integer(64, MAX_PACKET),
+                Value("2112"),
+                "Largest packet, in bytes; the stride of a frame follows from it.",
+            ),
+            key(
+                "hugepages",
+                Words(&["auto", "always", "never"]),
+                Value("\"auto\""),
+                "Whether the arena stands on 2 MiB hugepages.",
+            ),
+        ],
+    },
+    Section {
+        name: "port",
+        kind: "",
+        many: true,
+        meaning: "Where packets enter and leave.",
+        keys: &[
+            key("name", Text, Needed, "Name, unique among ports."),
+            key("kind", Words(&["gen", "sink", "pcap", "dpdk"]), Needed, "The kind; it has keys of its own."),
+            key(
+                "overload",
+                Words(&["drop", "wait"]),
+                Value("\"drop\""),
+                "What happens to packets that find their chain's gate closed.",
+            ),
+            key("queues", Integer(1, 256), Value("1"), "Receive (and transmit) queues; spread over the Rx threads."),
+        ],
+    },
+    Section {
+        name: "port",
+        kind: "gen",
+        many: true,
+        meaning: "Generates traffic.",
+        keys: &[
+            key(
+                "size",
+                Integer(42, MAX_PACKET),
+                Value("60"),
+                "Size of a packet with its Ethernet header, without FCS, in bytes (so \"64-byte packets\" on the wire are 60 here).",
+            ),
+            key(
+                "imix",
+                Mix,
+                Value("[]"),
+                "Instead of `size`: a mix of sizes and their weights, such as `[[60, 7], [590, 4], [1514, 1]]`.",
+            ),
+            key("rate", Number, Value("0.0"), "Packets per second over all queues; 0 is as fast as possible."),
+            key("flows", Integer(1, U32), Value("1"), "Number of flows, taken in turn."),
+            key("protocol", Words(&["udp", "tcp"]), Value("\"udp\""), "Protocol of the packets."),
+            key("ipv6", Bool, Value("false"), "IP version."),
+            key("count", Integer(0, i64::MAX), Value("0"), "Stop after so many packets; 0 goes on for ever."),
+            key("vlan", Integer(1, 4094), Unset, "VLAN tag to put on, if any."),
+            key("dscp", Integer(0, 63), Value("0"), "DSCP of the packets, 0 to 63."),
+            key("src", Address, Unset, "First source address; flow i adds i."),
+            key("dst", Address, Unset, "Destination address."),
+            key("dst_port", Integer(0, U16), Value("9"), "Destination port."),
+        ],
+    },
+    Section {
+        name: "port",
+        kind: "sink",
+        many: true,
+        meaning: "Swallows packets, and measures what [`Gen`] wrote in them.",
+        keys: &[],
+    },
+    Section {
+        name: "port",
+        kind: "pcap",
+        many: true,
+        meaning: "Reads and writes capture files.",
+        keys: &[
+            key("read", Path, Unset, "File to read packets from (pcap or pcapng)."),
+            key("write", Path, Unset, "File to write packets to (pcap, nanosecond time stamps)."),
+            key("speed", Words(&["fast", "recorded", "rate"]), Value("\"fast\""), "How fast to read."),
+            key("rate", Number, Value("0.0"), "With `speed = \"rate\"`: packets per second."),
+            key("repeat", Integer(0, U32), Unset, "How many times to read the file; 0 for ever."),
+        ],
+    },
+    Section {
+        name: "port",
+        kind: "dpdk",
+        many: true,
+        meaning: "Any DPDK device.",
+        keys: &[
+            key("devargs", Text, Unset, "A virtual device, such as `net_af_packet0,iface=veth0` or `net_null0`."),
+            key("pci", Text, Unset, "PCI address of a NIC, such as `0000:3b:00.0`."),
+            key("descriptors", Integer(32, 32_768), Unset, "Descriptors of a receive and of a transmit queue."),
+        ],
+    },
+    Section {
+        name: "service",
+        kind: "",
+        many: true,
+        meaning: "A kind of NF. Its instances are named `NAME.0`, `NAME.1`, ….",
+        keys: &[
+            key("name", Text, Needed, "Name, unique among services."),
+            key(
+                "exec",
+                Path,
+                Unset,
+                "Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH.",
+            ),
+            key("args", Texts, Value("[]"), "Its arguments."),
+            key("env", TextTable, Value("{}"), "Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH."),
+            key("user", Text, Unset, "User that it runs as (name or number); the manager's own without."),
+            key(
+                "attach",
+                Bool,
+                Value("false"),
+                "Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.",
+            ),
+            key("instances", Integer(0, 65_000), Value("1"), "Number of instances at start."),
+            key("cores", Cores, Value("[1]"), "Cores of the instances, in turn."),
+            key("mode", Words(&["sleep", "poll"]), Value("\"sleep\""), "Sleep when there is nothing to do, or poll."),
+            key(
+                "ring",
+                Integer(2, 1 << 20),
+                Value("1024"),
+                "Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.",
+            ),
+            key("tenant", Text, Unset, "NFs of different tenants share no core page."),
+        ],
+    },
+    Section {
+        name: "chain",
+        kind: "",
+        many: true,
+        meaning: "An ordered list of services and an egress port.",
+        keys: &[
+            key("name", Text, Needed, "Name, unique among chains."),
+            key("services", Names, Value("[]"), "Services, in order; the same one may come again, but not twice in a row."),
+            key("egress", Text, Needed, "Port where packets leave."),
+            key(
+                "on_failure",
+                Words(&["drop", "bypass", "restart"]),
+                Value("\"restart\""),
+                "What happens when an NF of the chain dies.",
+            ),
+        ],
+    },
+    Section {
+        name: "rule",
+        kind: "",
+        many: true,
+        meaning: "Match → chain. Every key that is given must match.",
+        keys: &[
+            key("name", Text, Unset, "Name, unique among rules; `rule.N` without."),
+            key("port", Text, Unset, "Ingress port."),
+            key("vlan", Integer(0, 4094), Unset, "VLAN id; 0 matches untagged packets."),
+            key("protocol", Text, Unset, "`tcp`, `udp`, `icmp`, `icmpv6`, `ip` (any IP), `non-ip`, or a protocol number."),
+            key("src", Text, Unset, "Source prefix, v4 or v6."),
+            key("dst", Text, Unset, "Destination prefix, v4 or v6."),
+            key("src_port", Ports, Unset, "Source ports: `80` or `1000-2000`. Fragments have no ports and never match."),
+            key("dst_port", Ports, Unset, "Destination ports."),
+            key("dscp", Integer(0, 63), Unset, "DSCP, 0 to 63."),
+            key("chain", Text, Needed, "Chain of the packets that match."),
+        ],
+    },
+];
+
+/// The sections of a name: one, or for ports the common one and those of each kind.
+pub fn sections(name: &str) -> impl Iterator<Item = &'static Section> {
+    SECTIONS.iter().filter(move |s| s.name == name)
+}
+
+/// The names of all sections.
+pub fn section_names() -> Vec<&'static str> {
+    SECTIONS.iter().filter(|s| s.kind.is_empty()).map(|s| s.name).collect()
+}
+
+impl Config {
+    /// Every key with its type, its default and its meaning, for people to read.
+    pub fn reference() -> String {
+        let mut out = String::from("A configuration is one TOML file. Relative paths count from its folder.\n");
+        for section in SECTIONS {
+            let head = match (section.many, section.kind) {
+                (false, _) => format!("[{}]", section.name),
+                (true, "") => format!("[[{}]]", section.name),
+                (true, kind) => format!("[[{}]] with kind = {kind:?}", section.name),
+            };
+            let _ = write!(out, "\n{head}\n{}\n", section.meaning.replace("[`Gen`]", "`gen`"));
+            for key in section.keys {
+                let default = match key.default {
+                    Needed => "needed".to_string(),
+                    Value(value) => format!("default {value}"),
+                    Unset => "may be left out".to_string(),
+                };
+                let _ = write!(out, "  {}: {}; {default}\n      {}\n", key.name, key.takes.words(), key.meaning);
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use serde_json::Value as Json;
+
+    use super::*;
+
+    /// What the model makes of the shortest text of a section, as JSON.
+    fn shortest(section: &Section) -> Json {
+        let text = match (section.name, section.kind) {
+            ("port", "") => "[[port]]\nname = \"x\"\nkind = \"sink\"",
+            ("port", kind) => &format!("[[port]]\nname = \"x\"\nkind = {kind:?}"),
+            ("service", _) => "[[service]]\nname = \"x\"",
+            ("chain", _) => "[[chain]]\nname = \"x\"\negress = \"y\"",
+            ("rule", _) => "[[rule]]\nchain = \"x\"",
+            _ => "",
+        };
+        let config: Config = toml::from_str(text).unwrap();
+        let value = &serde_json::to_value(config).unwrap()[section.name];
+        if section.many { value[0].clone() } else { value.clone() }
+    }
+
+    #[test]
+    fn the_table_has_the_keys_of_the_model() {
+        let common: BTreeSet<String> = shortest(sections("port").next().unwrap()).as_object().unwrap().keys().cloned().collect();
+        for section in SECTIONS {
+            let mut model: BTreeSet<String> = shortest(section).as_object().unwrap().keys().cloned().collect();
+            if !section.kind.is_empty() {
+                model.retain(|k| !common.contains(k));
+            }
+            let table: BTreeSet<String> = section.keys.iter().map(|k| k.name.to_string()).collect();
+            assert_eq!(table, model, "[{}] {}", section.name, section.kind);
+        }
+        let all: BTreeSet<String> = serde_json::to_value(Config::default()).unwrap().as_object().unwrap().keys().cloned().collect();
+        assert_eq!(section_names().into_iter().map(str::to_string).collect::<BTreeSet<_>>(), all);
+    }
+
+    #[test]
+    fn the_table_has_the_defaults_of_the_model() {
+        for section in SECTIONS {
+            let model = shortest(section);
+            for key in section.keys {
+                let stated = match key.default {
+                    Needed => continue,
+                    Unset => Json::Null,
+                    Value(text) => {
+                        let mut table: toml::Table = toml::from_str(&format!("x = {text}")).unwrap();
+                        serde_json::to_value(table.remove("x").unwrap()).unwrap()
+                    }
+                };
+                assert_eq!(model[key.name], stated, "{}.{}", section.name, key.name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_speaks_with_the_words_of_the_model() {
+        // Doc comments of fields, by structure and by name on the wire.
+        let mut docs: BTreeMap<(String, String), String> = BTreeMap::new();
+        let (mut owner, mut doc, mut rename) = (String::new(), String::new(), None);
+        for line in include_str!("model.rs").lines() {
+            let line = line.trim();
+            if let Some(text) = line.strip_prefix("/// ") {
+                doc += if doc.is_empty() { "" } else { " " };
+                doc += text;
+            } else if let Some(rest) = line.strip_prefix("#[serde(rename = \"") {
+                rename = rest.split('"').next().map(str::to_string);
+            } else if let Some(name) = line.strip_prefix("pub struct ") {
+                owner = name.split(' ').next().unwrap().to_string();
+                docs.insert((owner.clone(), String::new()), std::mem::take(&mut doc));
+            } else if let Some(rest) = line.strip_prefix("pub ").filter(|l| l.contains(':')) {
+                let name = rename.take().unwrap_or_else(|| rest.split(':').next().unwrap().to_string());
+                docs.insert((owner.clone(), name), std::mem::take(&mut doc));
+            } else if !line.starts_with("#[") {
+                doc.clear();
+            }
+        }
+        for section in SECTIONS {
+            let name = if section.kind.is_empty() { section.name } else { section.kind };
+            let owner = name[..1].to_uppercase() + &name[1..];
+            if section.kind.is_empty() {
+                assert_eq!(docs[&(owner.clone(), String::new())], section.meaning);
+            }
+            for key in section.keys {
+                let meaning = docs.get(&(owner.clone(), key.name.to_string()));
+                assert_eq!(meaning.map(String::as_str), Some(key.meaning), "{owner}.{}", key.name);
+            }
+        }
+    }
+
+    #[test]
+    fn the_reference_names_every_key() {
+        let reference = Config::reference();
+        for key in SECTIONS.iter().flat_map(|s| s.keys) {
+            assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
+            assert!(reference.contains(key.meaning));
+        }
+        assert!(
+            reference
+                .contains("[[port]] with kind = \"gen\"\nGenerates traffic.\n  size: a whole number, 42 to 65344; default 60\n")
+        );
+        assert!(reference.contains("\n  max_violations: a whole number, 1 or more; default 64\n"));
+    }
+}

@@ -1,0 +1,657 @@
+//! Checks everything about a configuration that can be known without touching the host.
+//!
+//! Pure: a configuration in, problems out, all of them, errors and warnings. A change that comes through the API is checked by the
+//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::host`]; whether a rule can never
+//! match because several earlier ones together cover it is not looked for, only whether a single earlier one does.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use serde_json::Value as Json;
+
+use super::model::{Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service};
+use super::nearest;
+use super::parse::{self, ICMP, ProtocolMatch};
+use super::problem::{At, Problem};
+use super::schema::{self, SECTIONS, Type};
+
+/// Most services in a chain: the hop of a packet is one byte.
+pub const MAX_HOPS: usize = 255;
+
+/// Most letters of a name.
+pub const MAX_NAME: usize = 63;
+
+/// Bytes of sequence number and time stamp in a generated packet's payload.
+pub const STAMP: usize = 16;
+
+/// Longest path of the runtime folder: with the name of a socket in it, it has to fit in the 107 bytes of a Unix socket's address.
+const MAX_RUNTIME_DIR: usize = 80;
+
+/// Everything that is wrong with a configuration, errors and warnings, in the order of its sections.
+pub fn validate(config: &Config) -> Vec<Problem> {
+    let mut v = Validation { config, problems: Vec::new() };
+    v.numbers();
+    v.manager();
+    v.ports();
+    v.services();
+    v.chains();
+    v.rules();
+    v.frames();
+    v.shared_cores();
+    // What is unused says nothing as long as names are wrong.
+    if !v.problems.iter().any(Problem::is_error) {
+        v.unused();
+    }
+    v.problems
+}
+
+/// Smallest packet of a generator, in bytes with the Ethernet header: headers, and a payload that holds [`STAMP`].
+pub fn smallest_packet(g: &Gen) -> usize {
+    let vlan = if g.vlan.is_some() { 4 } else { 0 };
+    let ip = if g.ipv6 { 40 } else { 20 };
+    let transport = match g.protocol {
+        GenProtocol::Udp => 8,
+        GenProtocol::Tcp => 20,
+    };
+    14 + vlan + ip + transport + STAMP
+}
+
+struct Validation<'a> {
+    config: &'a Config,
+    problems: Vec<Problem>,
+}
+
+impl Validation<'_> {
+    fn error(&mut self, at: At, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.push(Problem::error(at, message, help));
+    }
+
+    fn warn(&mut self, at: At, message: impl Into<String>, help: impl Into<String>) {
+        self.problems.push(Problem::warning(at, message, help));
+    }
+
+    /// Every whole number is within the bounds of its key. A text was checked so when it was read; a change through the API was not.
+    fn numbers(&mut self) {
+        let json = serde_json::to_value(self.config).unwrap_or_default();
+        for section in SECTIONS {
+            let entries: Vec<(Option<usize>, &Json)> = match &json[section.name] {
+                Json::Array(entries) => entries.iter().enumerate().map(|(i, e)| (Some(i), e)).collect(),
+                one => vec![(None, one)],
+            };
+            for (entry, table) in entries {
+                if !section.kind.is_empty() && table["kind"] != section.kind {
+                    continue;
+                }
+                for key in section.keys {
+                    let at = At { section: section.name, entry, key: key.name, item: None };
+                    self.number(at, key.takes, &table[key.name]);
+                }
+            }
+        }
+    }
+
+    fn number(&mut self, at: At, takes: Type, value: &Json) {
+        let inside = match (takes, value) {
+            (_, Json::Null) if !matches!(takes, Type::Number) => true,
+            (Type::Integer(low, high), n) => n.as_i64().is_some_and(|n| (low..=high).contains(&n)),
+            // JSON writes what is not finite as null.
+            (Type::Number, n) => n.as_f64().is_some_and(|n| n >= 0.0),
+            (Type::Cores, Json::Array(cores)) => {
+                for (i, core) in cores.iter().enumerate() {
+                    self.number(at.item(i), Type::Integer(0, schema::MAX_CORE), core);
+                }
+                true
+            }
+            _ => true,
+        };
+        if !inside {
+            self.error(at, format!("{} cannot be {value}", at.key), format!("write {}", takes.words()));
+        }
+    }
+
+    fn manager(&mut self) {
+        let m = &self.config.manager;
+        for (key, cores) in [("rx", &m.rx), ("tx", &m.tx)] {
+            let at = At::key("manager", key);
+            if cores.is_empty() {
+                self.error(at, format!("{key} names no core"), format!("write {key} = [0]"));
+            }
+            for (i, core) in cores.iter().enumerate() {
+                if cores[..i].contains(core) {
+                    self.error(at.item(i), format!("core {core} stands twice in {key}"), "a role runs once on a core; remove one");
+                }
+            }
+        }
+        let length = m.runtime_dir.as_os_str().len();
+        if length == 0 || length > MAX_RUNTIME_DIR {
+            self.error(
+                At::key("manager", "runtime_dir"),
+                format!("the path of the runtime folder has {length} bytes"),
+                format!("choose one with 1 to {MAX_RUNTIME_DIR}: the addresses of Unix sockets are short"),
+            );
+        }
+    }
+
+    /// A name is well formed and the first of its section.
+    fn name(&mut self, section: &'static str, index: usize, name: &str, dots: bool, seen: &mut HashMap<String, usize>) {
+        let at = At::entry(section, index, "name");
+        self.word(at, &format!("the name of a {section}"), name, dots);
+        if let Some(first) = seen.insert(name.to_string(), index) {
+            let several = if section == "service" { "NFs of one name are instances: set `instances`, or " } else { "" };
+            self.problems.push(
+                Problem::error(at, format!("two {section}s are called \"{name}\""), format!("{several}give this one another name"))
+                    .after(At::entry(section, first, "name")),
+            );
+            seen.insert(name.to_string(), first);
+        }
+    }
+
+    fn word(&mut self, at: At, what: &str, name: &str, dots: bool) {
+        let valid = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-' || (dots && c == '.');
+        if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(valid) {
+            let also = if dots { "\".\", \"_\" and \"-\"" } else { "\"_\" and \"-\"; a dot sets off the number of an instance" };
+            self.error(
+                at,
+                format!("{what} cannot be {name:?}"),
+                format!("use 1 to {MAX_NAME} of the letters A to Z and a to z, digits, {also}"),
+            );
+        }
+    }
+
+    /// A reference names something that there is.
+    fn reference(&mut self, at: At, section: &str, name: &str, names: &[&str]) -> bool {
+        let found = names.contains(&name);
+        if !found {
+            let help = match names {
+                [] => format!("there are no {section}s; add a [[{section}]] with this name"),
+                _ => nearest::hint(name, names),
+            };
+            self.error(at, format!("no {section} is called \"{name}\""), help);
+        }
+        found
+    }
+
+    fn ports(&mut self) {
+        let config = self.config;
+        let mut seen = HashMap::new();
+        for (i, port) in config.ports.iter().enumerate() {
+            self.name("port", i, &port.name, true, &mut seen);
+            let at = |key| At::entry("port", i, key);
+            match &port.kind {
+                PortKind::Gen(g) => self.generator(i, g),
+                PortKind::Sink(_) => {}
+                PortKind::Pcap(p) => {
+                    if p.read.is_none() && p.write.is_none() {
+                        self.error(
+                            at("kind"),
+                            format!("pcap port \"{}\" has no file", port.name),
+                            "give it `read`, `write`, or both",
+                        );
+                    }
+                    if p.read.is_some() && p.read == p.write {
+                        self.error(at("write"), "a pcap port cannot write the file that it reads", "give `write` another file");
+                    }
+                    if p.speed == PcapSpeed::Rate && p.rate <= 0.0 {
+                        self.error(at("rate"), "speed = \"rate\" needs a rate", "write rate = 1000 for 1,000 packets per second");
+                    } else if p.speed != PcapSpeed::Rate && p.rate != 0.0 {
+                        self.error(
+                            at("rate"),
+                            "the rate of a pcap port counts only with speed = \"rate\"",
+                            "write speed = \"rate\"",
+                        );
+                    }
+                    if port.queues > 1 {
+                        self.error(
+                            at("queues"),
+                            "a pcap port has one queue, which keeps the order of its packets",
+                            "write queues = 1, or leave it out",
+                        );
+                    }
+                }
+                PortKind::Dpdk(d) => match (&d.devargs, &d.pci) {
+                    (None, None) => self.error(
+                        at("kind"),
+                        format!("dpdk port \"{}\" names no device", port.name),
+                        "give it `devargs`, such as \"net_null0\", or `pci`, such as \"0000:3b:00.0\"",
+                    ),
+                    (Some(_), Some(_)) => {
+                        self.error(at("pci"), "a dpdk port has either `devargs` or `pci`, not both", "remove one");
+                    }
+                    (Some(devargs), None) if devargs.trim().is_empty() || devargs.contains('\0') => {
+                        self.error(at("devargs"), "devargs names no device", "write it like \"net_null0\"");
+                    }
+                    (None, Some(pci)) if !is_pci(pci) => {
+                        self.error(
+                            at("pci"),
+                            format!("{pci:?} is no PCI address"),
+                            "write it like \"0000:3b:00.0\"; `lspci -D` lists them",
+                        );
+                    }
+                    _ => {}
+                },
+            }
+        }
+    }
+
+    fn generator(&mut self, i: usize, g: &Gen) {
+        let at = |key| At::entry("port", i, key);
+        let smallest = smallest_packet(g);
+        let largest = self.config.memory.packet_bytes as usize;
+        let what = format!(
+            "{}{} over {}",
+            if g.vlan.is_some() { "VLAN-tagged " } else { "" },
+            if g.protocol == GenProtocol::Tcp { "TCP" } else { "UDP" },
+            if g.ipv6 { "IPv6" } else { "IPv4" }
+        );
+        let sizes: Vec<(At, u16)> = match g.imix.as_slice() {
+            [] => vec![(at("size"), g.size)],
+            mix => mix.iter().enumerate().map(|(n, (size, _))| (at("imix").item(n), *size)).collect(),
+        };
+        for (at, size) in sizes {
+            let key = at.key;
+            if usize::from(size) < smallest {
+                self.error(
+                    at,
+                    format!("a packet of {size} bytes is too small for {what}, a sequence number and a time stamp"),
+                    format!("make {key} {smallest} or more"),
+                );
+            } else if usize::from(size) > largest {
+                self.error(
+                    at,
+                    format!("a packet of {size} bytes is larger than memory.packet_bytes, which is {largest}"),
+                    format!("make {key} {largest} or less, or raise packet_bytes in [memory]"),
+                );
+            }
+        }
+        if !g.imix.is_empty() && g.size != Gen::default().size {
+            self.error(at("size"), "`size` and `imix` exclude each other", "remove one");
+        }
+        for (n, (_, weight)) in g.imix.iter().enumerate() {
+            if *weight == 0 {
+                self.error(at("imix").item(n), "a weight of 0 never comes", "give it a weight of 1 or more, or remove the pair");
+            }
+        }
+        for (key, address) in [("src", g.src), ("dst", g.dst)] {
+            match address {
+                Some(a) if a.is_ipv6() && !g.ipv6 => {
+                    self.error(at(key), format!("{a} is an IPv6 address, and the packets are IPv4"), "write ipv6 = true");
+                }
+                Some(a) if a.is_ipv4() && g.ipv6 => {
+                    self.error(at(key), format!("{a} is an IPv4 address, and the packets are IPv6"), "write ipv6 = false");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn services(&mut self) {
+        let config = self.config;
+        let mut seen = HashMap::new();
+        for (i, service) in config.services.iter().enumerate() {
+            self.name("service", i, &service.name, false, &mut seen);
+            self.service(i, service);
+        }
+        let total: u64 = config.services.iter().map(|s| u64::from(s.instances)).sum();
+        if total > u64::from(config.manager.max_nfs) {
+            self.error(
+                At::key("manager", "max_nfs"),
+                format!("the services have {total} instances in all, and max_nfs is {}", config.manager.max_nfs),
+                format!("write max_nfs = {total} or more in [manager], or start fewer instances"),
+            );
+        }
+    }
+
+    fn service(&mut self, i: usize, service: &Service) {
+        let at = |key| At::entry("service", i, key);
+        let name = &service.name;
+        if service.attach {
+            let given = [
+                ("exec", service.exec.is_some()),
+                ("args", !service.args.is_empty()),
+                ("env", !service.env.is_empty()),
+                ("user", service.user.is_some()),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+                self.error(
+                    at(key),
+                    format!("service \"{name}\" attaches by itself, so nothing is started with `{key}`"),
+                    format!("remove `{key}`, or remove attach = true"),
+                );
+            }
+        } else if service.exec.is_none() {
+            self.error(
+                at("exec"),
+                format!("service \"{name}\" has no program"),
+                "write exec = \"PROGRAM\", or attach = true if it is started from outside",
+            );
+        }
+        for (n, arg) in service.args.iter().enumerate() {
+            if arg.contains('\0') {
+                self.error(at("args").item(n), "an argument holds a zero byte", "remove it");
+            }
+        }
+        for (variable, value) in &service.env {
+            if variable.is_empty() || variable.contains(['=', '\0']) || value.contains('\0') {
+                self.error(
+                    at("env"),
+                    format!("{variable:?} is no environment variable"),
+                    "use a name without \"=\" and zero bytes",
+                );
+            } else if variable == "SLUICE_SOCKET" || variable == "SLUICE_NF" {
+                self.error(at("env"), format!("{variable} is set by the manager"), "remove it");
+            }
+        }
+        if service.user.as_ref().is_some_and(|u| u.is_empty() || u.contains(['\0', ':', '\n'])) {
+            self.error(at("user"), "user is neither a name nor a number", "write the name of a user, or leave it out");
+        }
+        if service.cores.is_empty() {
+            self.error(at("cores"), format!("service \"{name}\" names no core"), "write cores = [1]");
+        }
+        if !service.ring.is_power_of_two() && service.ring >= 2 {
+            let above = service.ring.checked_next_power_of_two().unwrap_or(1 << 20).min(1 << 20);
+            self.error(
+                at("ring"),
+                format!("a ring of {} is no power of two", service.ring),
+                format!("write ring = {} or ring = {above}", 1u32 << service.ring.ilog2()),
+            );
+        }
+        if let Some(tenant) = &service.tenant {
+            self.word(at("tenant"), "the name of a tenant", tenant, true);
+        }
+    }
+
+    fn chains(&mut self) {
+        let config = self.config;
+        let services: Vec<&str> = config.services.iter().map(|s| s.name.as_str()).collect();
+        let mut seen = HashMap::new();
+        for (i, chain) in config.chains.iter().enumerate() {
+            self.name("chain", i, &chain.name, true, &mut seen);
+            let at = At::entry("chain", i, "services");
+            for (hop, service) in chain.services.iter().enumerate() {
+                if self.reference(at.item(hop), "service", service, &services) && hop > 0 && chain.services[hop - 1] == *service {
+                    self.error(
+                        at.item(hop),
+                        format!("chain loop: chain \"{}\" sends packets from \"{service}\" to \"{service}\"", chain.name),
+                        "the same service may come again, but not twice in a row; remove one",
+                    );
+                }
+            }
+            if chain.services.len() > MAX_HOPS {
+                self.error(
+                    at.item(MAX_HOPS),
+                    format!("chain \"{}\" has {} services", chain.name, chain.services.len()),
+                    format!("a chain has {MAX_HOPS} at most"),
+                );
+            }
+            let at = At::entry("chain", i, "egress");
+            if self.reference(at, "port", &chain.egress, &names_of(config))
+                && let Some(PortKind::Pcap(p)) = port_of(config, &chain.egress).map(|p| &p.kind)
+                && p.write.is_none()
+            {
+                self.error(
+                    at,
+                    format!("packets cannot leave through \"{}\", which has no file to write", chain.egress),
+                    "give that port `write = \"FILE\"`, or name another port",
+                );
+            }
+        }
+    }
+
+    fn rules(&mut self) {
+        let config = self.config;
+        let chains: Vec<&str> = config.chains.iter().map(|c| c.name.as_str()).collect();
+        let mut seen: HashMap<String, usize> = HashMap::new();
+        for (i, rule) in config.rules.iter().enumerate() {
+            match &rule.name {
+                Some(name) => self.name("rule", i, name, true, &mut seen),
+                None => {
+                    seen.entry(rule.label(i)).or_insert(i);
+                }
+            }
+            self.reference(At::entry("rule", i, "chain"), "chain", &rule.chain, &chains);
+            if let Some(port) = &rule.port
+                && self.reference(At::entry("rule", i, "port"), "port", port, &names_of(config))
+            {
+                self.ingress(i, port);
+            }
+            self.matching(i, rule);
+            if let Some(earlier) = config.rules[..i].iter().position(|earlier| covers(earlier, rule)) {
+                self.problems.push(
+                    Problem::warning(
+                        At::entry("rule", i, ""),
+                        format!(
+                            "{} never matches: {} before it takes all its packets",
+                            rule.label(i),
+                            config.rules[earlier].label(earlier)
+                        ),
+                        "the first rule that matches wins; move this one up, or remove it",
+                    )
+                    .after(At::entry("rule", earlier, "")),
+                );
+            }
+        }
+    }
+
+    fn ingress(&mut self, i: usize, name: &str) {
+        let silent = match port_of(self.config, name).map(|p| &p.kind) {
+            Some(PortKind::Sink(_)) => "is a sink",
+            Some(PortKind::Pcap(p)) if p.read.is_none() => "has no file to read",
+            _ => return,
+        };
+        self.warn(
+            At::entry("rule", i, "port"),
+            format!("no packet ever comes in at \"{name}\", which {silent}"),
+            "name another port",
+        );
+    }
+
+    /// What a rule says of packets can be true of one.
+    fn matching(&mut self, i: usize, rule: &Rule) {
+        let at = |key| At::entry("rule", i, key);
+        let protocol = match rule.protocol.as_deref().map(parse::protocol) {
+            None => ProtocolMatch::Any,
+            Some(Ok(protocol)) => protocol,
+            Some(Err(text)) => {
+                self.sentence(at("protocol"), &text);
+                return;
+            }
+        };
+        let word = rule.protocol.as_deref().unwrap_or_default();
+        let mut families: Vec<(&'static str, bool)> = Vec::new();
+        for (key, text) in [("src", &rule.src), ("dst", &rule.dst)] {
+            let Some(text) = text else { continue };
+            match parse::prefix(text) {
+                Err(text) => self.sentence(at(key), &text),
+                Ok(_) if protocol == ProtocolMatch::NonIp => {
+                    self.error(
+                        at(key),
+                        "packets that are not IP have no addresses",
+                        format!("remove `{key}`, or protocol = \"non-ip\""),
+                    );
+                }
+                Ok((address, _)) => {
+                    families.push((key, address.is_ipv6()));
+                    if !protocol.has_family(address.is_ipv6()) {
+                        let (other, version) = if protocol == ProtocolMatch::Number(ICMP) { ("icmpv6", 6) } else { ("icmp", 4) };
+                        self.error(
+                            at("protocol"),
+                            format!("no IPv{version} packet is of protocol \"{word}\", and `{key}` is an IPv{version} prefix"),
+                            format!("write protocol = \"{other}\""),
+                        );
+                    }
+                }
+            }
+        }
+        if let [(_, a), (_, b)] = families[..]
+            && a != b
+        {
+            self.error(at("dst"), "`src` and `dst` are of different IP versions, so no packet matches both", "write two rules");
+        }
+        for (key, range) in [("src_port", &rule.src_port), ("dst_port", &rule.dst_port)] {
+            let Some(range) = range else { continue };
+            if let Err(text) = range.bounds() {
+                self.sentence(at(key), &text);
+            } else if !protocol.has_ports() {
+                self.error(
+                    at(key),
+                    format!("packets of protocol \"{word}\" have no ports"),
+                    format!("remove `{key}`, or write protocol = \"tcp\" or \"udp\""),
+                );
+            }
+        }
+        if rule.dscp.is_some() && protocol == ProtocolMatch::NonIp {
+            self.error(at("dscp"), "packets that are not IP have no DSCP", "remove `dscp`, or protocol = \"non-ip\"");
+        }
+    }
+
+    /// A sentence of [`parse`], "what is wrong; what to do".
+    fn sentence(&mut self, at: At, text: &str) {
+        let (message, help) = text.split_once("; ").unwrap_or((text, ""));
+        self.error(at, message, help);
+    }
+
+    /// There are frames for the packets that chains can hold.
+    fn frames(&mut self) {
+        let config = self.config;
+        let rings: HashMap<&str, u32> = config.services.iter().map(|s| (s.name.as_str(), s.ring)).collect();
+        let held = |services: &[String]| services.iter().filter_map(|s| rings.get(s.as_str())).min().map_or(0, |r| u64::from(*r));
+        let chains: u64 = config.chains.iter().map(|c| held(&c.services)).sum();
+        let queues: u64 = config.ports.iter().map(|p| u64::from(p.queues)).sum();
+        let wanted = chains + queues * 2 * sluice_shm::BURST as u64;
+        if u64::from(config.memory.frames) < wanted {
+            self.warn(
+                At::key("memory", "frames"),
+                format!("{} frames are few: rings and ports can hold {wanted} packets", config.memory.frames),
+                format!(
+                    "write frames = {} in [memory], or make rings smaller; else ports run dry under load",
+                    wanted.next_power_of_two()
+                ),
+            );
+        }
+    }
+
+    /// Threads that never sleep and others do not mix on a core.
+    fn shared_cores(&mut self) {
+        let config = self.config;
+        let m = &config.manager;
+        let manager: HashSet<usize> = m.rx.iter().chain(&m.tx).chain([&m.wakeup, &m.monitor]).copied().collect();
+        let mut pollers: BTreeMap<usize, &str> = BTreeMap::new();
+        for (i, service) in config.services.iter().enumerate() {
+            let at = At::entry("service", i, "cores");
+            for (n, core) in service.cores.iter().enumerate() {
+                if manager.contains(core) && m.idle == Idle::Spin {
+                    self.warn(
+                        at.item(n),
+                        format!("service \"{}\" runs on core {core}, where a thread of the manager never sleeps", service.name),
+                        "choose another core, or write idle = \"sleep\" in [manager]",
+                    );
+                }
+                if let Some(other) = pollers.get(core).filter(|other| **other != service.name) {
+                    self.warn(
+                        at.item(n),
+                        format!("service \"{}\" shares core {core} with \"{other}\", which polls and never sleeps", service.name),
+                        "choose another core, or write mode = \"sleep\" for both",
+                    );
+                }
+                if service.mode == Mode::Poll {
+                    pollers.entry(*core).or_insert(&service.name);
+                }
+            }
+        }
+    }
+
+    fn unused(&mut self) {
+        let config = self.config;
+        let led: HashSet<&str> = config.rules.iter().map(|r| r.chain.as_str()).collect();
+        for (i, chain) in config.chains.iter().enumerate() {
+            if !led.contains(chain.name.as_str()) {
+                self.warn(
+                    At::entry("chain", i, "name"),
+                    format!("no rule leads to chain \"{}\"", chain.name),
+                    "add a [[rule]], or remove it",
+                );
+            }
+        }
+        let used: HashSet<&str> = config.chains.iter().flat_map(|c| &c.services).map(String::as_str).collect();
+        for (i, service) in config.services.iter().enumerate() {
+            if !used.contains(service.name.as_str()) {
+                self.warn(
+                    At::entry("service", i, "name"),
+                    format!("service \"{}\" is in no chain", service.name),
+                    "name it in a [[chain]], or remove it",
+                );
+            }
+        }
+        let any_port = config.rules.iter().any(|r| r.port.is_none());
+        let ingress = config.rules.iter().filter_map(|r| r.port.as_deref());
+        let egress = config.chains.iter().map(|c| c.egress.as_str());
+        let used: HashSet<&str> = ingress.chain(egress).collect();
+        for (i, port) in config.ports.iter().enumerate() {
+            let receives = match &port.kind {
+                PortKind::Sink(_) => false,
+                PortKind::Pcap(p) => p.read.is_some(),
+                PortKind::Gen(_) | PortKind::Dpdk(_) => true,
+            };
+            if !used.contains(port.name.as_str()) && !(any_port && receives) {
+                self.warn(
+                    At::entry("port", i, "name"),
+                    format!("port \"{}\" is in no rule and no chain", port.name),
+                    "name it in one, or remove it",
+                );
+            }
+        }
+    }
+}
+
+fn names_of(config: &Config) -> Vec<&str> {
+    config.ports.iter().map(|p| p.name.as_str()).collect()
+}
+
+fn port_of<'a>(config: &'a Config, name: &str) -> Option<&'a Port> {
+    config.ports.iter().find(|p| p.name == name)
+}
+
+/// Whether all packets that `later` matches are matched by `earlier`, as far as each key alone tells.
+fn covers(earlier: &Rule, later: &Rule) -> bool {
+    fn key<T>(earlier: &Option<T>, later: &Option<T>, within: impl Fn(&T, &T) -> bool) -> bool {
+        match (earlier, later) {
+            (None, _) => true,
+            (Some(_), None) => false,
+            (Some(e), Some(l)) => within(e, l),
+        }
+    }
+    let prefix = |e: &String, l: &String| match (parse::prefix(e), parse::prefix(l)) {
+        (Ok((e, bits)), Ok((l, more))) => e.is_ipv6() == l.is_ipv6() && bits <= more && parse::network_of(l, bits) == e,
+        _ => false,
+    };
+    let range = |e: &PortRange, l: &PortRange| match (e.bounds(), l.bounds()) {
+        (Ok(e), Ok(l)) => e.0 <= l.0 && l.1 <= e.1,
+        _ => false,
+    };
+    let protocol = |e: &String, l: &String| match (parse::protocol(e), parse::protocol(l)) {
+        (Ok(ProtocolMatch::Ip), Ok(ProtocolMatch::Number(_) | ProtocolMatch::Ip)) => true,
+        (Ok(e), Ok(l)) => e == l,
+        _ => false,
+    };
+    key(&earlier.port, &later.port, |e, l| e == l)
+        && key(&earlier.vlan, &later.vlan, |e, l| e == l)
+        && key(&earlier.protocol, &later.protocol, protocol)
+        && key(&earlier.src, &later.src, prefix)
+        && key(&earlier.dst, &later.dst, prefix)
+        && key(&earlier.src_port, &later.src_port, range)
+        && key(&earlier.dst_port, &later.dst_port, range)
+        && key(&earlier.dscp, &later.dscp, |e, l| e == l)
+}
+
+/// Whether this is a PCI address: `DDDD:BB:DD.F` or `BB:DD.F`, in hexadecimal.
+fn is_pci(text: &str) -> bool {
+    let hex = |word: &str, most: usize| !word.is_empty() && word.len() <= most && word.bytes().all(|b| b.is_ascii_hexdigit());
+    let Some((address, function)) = text.rsplit_once('.') else { return false };
+    let parts: Vec<&str> = address.split(':').collect();
+    let function = function.len() == 1 && matches!(function.as_bytes()[0], b'0'..=b'7');
+    function
+        && match parts[..] {
+            [bus, device] => hex(bus, 2) && hex(device, 2),
+            [domain, bus, device] => hex(domain, 8) && hex(bus, 2) && hex(device, 2),
+            _ => false,
+        }
+}
