@@ -1,1 +1,421 @@
-//! (to come)
+//! Chains, and the paths that packets take through them.
+//!
+//! A chain names services; a *path* names the NFs: one instance of each service, fixed when a flow is first seen, from the port where
+//! the flow enters to the port where it leaves. A frame in use carries the number of its path and the hop that it is at, so that
+//! forwarding is two array accesses and no hash. Paths are immutable and never removed while the daemon runs: a packet follows the
+//! path that it started on, whatever happens to rules and chains meanwhile. How many there are is bounded by [`MAX_PATHS`]; the
+//! combinations of instances in use are few, and a flow shares its path with all flows that took the same ones.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use sluice_policy::spread;
+
+use crate::classify::rule::RuleSet;
+use crate::config::model::{OnFailure, Overload};
+
+/// Most paths.
+pub const MAX_PATHS: usize = 1 << 16;
+
+/// Most hops of a path.
+pub const MAX_HOPS: usize = 255;
+
+/// Instead of a path: no rule matched.
+pub const NO_RULE: u32 = u32::MAX;
+/// Instead of a path: a service of the chain has no living instance, and the chain does not bypass it.
+pub const REFUSED: u32 = u32::MAX - 1;
+/// Instead of a path: there are [`MAX_PATHS`] already.
+pub const NO_PATH: u32 = u32::MAX - 2;
+
+/// A counter that one thread writes and all may read.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds to it. Only its thread may.
+    #[inline(always)]
+    pub fn add(&self, n: u64) {
+        // Relaxed, and no read-modify-write: one writer, and nothing is published by it.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Its value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Why a packet was dropped inside the platform.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(usize)]
+pub enum Drop {
+    /// The chain's gate was closed: refused before any NF worked on it.
+    Entry = 0,
+    /// A service of the chain has no living instance: refused before any NF worked on it.
+    NfDown = 1,
+    /// An NF said drop.
+    Verdict = 2,
+    /// The next ring was full (a verdict to a service, or several Rx threads at once): wasted work.
+    RingFull = 3,
+    /// The NF that held the packet died: wasted work.
+    NfDied = 4,
+    /// The next NF was gone when the packet got there: wasted work.
+    NfGone = 5,
+    /// The egress port did not take it in time: wasted work.
+    TxFull = 6,
+    /// The egress port is gone, or the NF named a port or service that is not there: wasted work.
+    NoSuchPort = 7,
+    /// The NF returned it with an offset or length outside its frame: a violation.
+    Violation = 8,
+}
+
+impl Drop {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 9] = [
+        Self::Entry,
+        Self::NfDown,
+        Self::Verdict,
+        Self::RingFull,
+        Self::NfDied,
+        Self::NfGone,
+        Self::TxFull,
+        Self::NoSuchPort,
+        Self::Violation,
+    ];
+
+    /// Its name in statistics and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Entry => "entry",
+            Self::NfDown => "nf_down",
+            Self::Verdict => "verdict",
+            Self::RingFull => "ring_full",
+            Self::NfDied => "nf_died",
+            Self::NfGone => "nf_gone",
+            Self::TxFull => "tx_full",
+            Self::NoSuchPort => "no_such_port",
+            Self::Violation => "violation",
+        }
+    }
+
+    /// Whether an NF had worked on the packet: wasted work.
+    pub fn is_wasted(self) -> bool {
+        !matches!(self, Self::Entry | Self::NfDown | Self::Verdict)
+    }
+}
+
+/// What one manager thread counts of one chain.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct ChainCounters {
+    /// Packets let in.
+    pub entered: Counter,
+    /// Packets that left through a port.
+    pub left: Counter,
+    /// Packets dropped, by [`Drop`].
+    pub drops: [Counter; Drop::ALL.len()],
+}
+
+/// A chain as the packet threads know it.
+#[derive(Debug)]
+pub struct Chain {
+    /// Its number.
+    pub number: u16,
+    /// Changes when the chain is replaced, so that flows are decided anew.
+    pub version: u32,
+    /// Its name.
+    pub name: String,
+    /// Numbers of its services.
+    pub services: Vec<u16>,
+    /// Number of its egress port.
+    pub egress: u16,
+    /// What it does without a service.
+    pub on_failure: OnFailure,
+    /// Counters, by manager thread.
+    pub counters: Arc<[ChainCounters]>,
+}
+
+/// One instance that may be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Number of the NF.
+    pub nf: u16,
+    /// What it is known by when flows are spread: stays the same over restarts.
+    pub id: u64,
+}
+
+/// A port as the packet threads know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Its name.
+    pub name: String,
+    /// What it does when a gate is closed.
+    pub overload: Overload,
+    /// Manager threads that have its queues, in order.
+    pub owners: Vec<usize>,
+}
+
+/// Everything that decides where packets go, as one immutable value. A change makes a new one.
+#[derive(Debug, Default)]
+pub struct Tables {
+    /// Grows with each change; flows decided under an older one are decided anew.
+    pub generation: u32,
+    /// The rules.
+    pub rules: RuleSet,
+    /// The chains, by number.
+    pub chains: Vec<Option<Arc<Chain>>>,
+    /// The living instances of each service, by number.
+    pub services: Vec<Vec<Member>>,
+    /// The ports, by number.
+    pub ports: Vec<Option<PortInfo>>,
+}
+
+impl Tables {
+    /// Whether an NF is a living instance of a service.
+    fn lives(&self, nf: u16) -> bool {
+        self.services.iter().flatten().any(|m| m.nf == nf)
+    }
+
+    /// How far down their chains the instances of each service are: the largest hop number, by service.
+    pub fn depths(&self) -> Vec<u32> {
+        let mut depths = vec![0; self.services.len()];
+        for chain in self.chains.iter().flatten() {
+            for (hop, service) in chain.services.iter().enumerate() {
+                if let Some(depth) = depths.get_mut(*service as usize) {
+                    *depth = (*depth).max(hop as u32);
+                }
+            }
+        }
+        depths
+    }
+}
+
+/// One hop of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hop {
+    /// Number of the NF.
+    pub nf: u16,
+    /// Whether the path does not come to this NF again.
+    pub last_visit: bool,
+}
+
+/// The NFs that a flow's packets meet, in order.
+#[derive(Debug)]
+pub struct Path {
+    /// Port where its packets enter.
+    pub ingress: u16,
+    /// Its chain.
+    pub chain: Arc<Chain>,
+    /// The NFs.
+    pub hops: Box<[Hop]>,
+    /// The NFs, each once.
+    pub nfs: Box<[u16]>,
+    /// Port where its packets leave.
+    pub egress: u16,
+    /// Whether a service was left out because it had no instance.
+    pub bypasses: bool,
+}
+
+/// Where a packet goes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// To this NF.
+    Nf(u16),
+    /// Out of this port.
+    Port(u16),
+}
+
+impl Path {
+    fn new(ingress: u16, chain: Arc<Chain>, nfs: &[u16], egress: u16, bypasses: bool) -> Self {
+        let hops = nfs.iter().enumerate().map(|(i, nf)| Hop { nf: *nf, last_visit: !nfs[i + 1..].contains(nf) }).collect();
+        let mut once = nfs.to_vec();
+        once.sort_unstable();
+        once.dedup();
+        Self { ingress, chain, hops, nfs: once.into(), egress, bypasses }
+    }
+
+    /// Where a packet goes at hop number `hop`.
+    #[inline(always)]
+    pub fn step(&self, hop: usize) -> Step {
+        match self.hops.get(hop) {
+            Some(hop) => Step::Nf(hop.nf),
+            None => Step::Port(self.egress),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct PathKey {
+    ingress: u16,
+    chain: u16,
+    version: u32,
+    nfs: Box<[u16]>,
+    egress: u16,
+}
+
+/// All paths, by number. Reading takes no lock; making one does, and happens once for each combination of instances.
+#[derive(Debug)]
+pub struct PathRegistry {
+    paths: Box<[OnceLock<Path>]>,
+    numbers: Mutex<HashMap<PathKey, u32>>,
+}
+
+impl Default for PathRegistry {
+    fn default() -> Self {
+        Self { paths: (0..MAX_PATHS).map(|_| OnceLock::new()).collect(), numbers: Mutex::default() }
+    }
+}
+
+impl PathRegistry {
+    /// The path with a number, if there is one.
+    #[inline(always)]
+    pub fn get(&self, number: u32) -> Option<&Path> {
+        self.paths.get(number as usize)?.get()
+    }
+
+    /// The number of a path, made if it is new. [`NO_PATH`] when there are too many.
+    #[cold]
+    pub fn number(&self, ingress: u16, chain: &Arc<Chain>, nfs: &[u16], egress: u16, bypasses: bool) -> u32 {
+        let key = PathKey { ingress, chain: chain.number, version: chain.version, nfs: nfs.into(), egress };
+        let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(number) = numbers.get(&key) {
+            return *number;
+        }
+        let number = numbers.len();
+        if number >= MAX_PATHS {
+            return NO_PATH;
+        }
+        self.paths[number].get_or_init(|| Path::new(ingress, chain.clone(), nfs, egress, bypasses));
+        numbers.insert(key, number as u32);
+        number as u32
+    }
+
+    /// The path for a flow of a chain: an instance of each service by the flow's symmetric hash, keeping those of `old` (the path
+    /// that the flow had) that still live. [`REFUSED`] or [`NO_PATH`] if there is none.
+    #[cold]
+    pub fn decide(&self, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> u32 {
+        let Some(Some(chain)) = tables.chains.get(chain as usize) else { return NO_RULE };
+        let old = old.and_then(|number| self.get(number)).filter(|p| p.chain.number == chain.number && p.chain.services == chain.services);
+        let mut nfs = Vec::with_capacity(chain.services.len());
+        let mut bypasses = false;
+        for (i, service) in chain.services.iter().enumerate() {
+            let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
+            // The flow's former instance of this very hop stays, if it lives. A path that bypassed has its hops shifted.
+            let kept = old.filter(|p| !p.bypasses).and_then(|p| p.hops.get(i)).map(|h| h.nf).filter(|nf| members.iter().any(|m| m.nf == *nf));
+            // A service that comes twice in a chain is met in the same instance.
+            let same = chain.services[..i].iter().position(|s| s == service).filter(|_| !bypasses).and_then(|at| nfs.get(at)).copied();
+            let chosen = kept.or(same).or_else(|| match members {
+                [] => None,
+                [only] => Some(only.nf),
+                _ => {
+                    let ids: Vec<u64> = members.iter().map(|m| m.id).collect();
+                    Some(members[spread::pick(hash, &ids)].nf)
+                }
+            });
+            match chosen {
+                Some(nf) => nfs.push(nf),
+                None if chain.on_failure == OnFailure::Bypass => bypasses = true,
+                None => return REFUSED,
+            }
+        }
+        self.number(ingress, chain, &nfs, chain.egress, bypasses)
+    }
+
+    /// Whether a flow may stay on its path under new tables, given the chain that the rules name now.
+    pub fn still_valid(&self, tables: &Tables, number: u32, chain: u16) -> bool {
+        let Some(path) = self.get(number) else { return false };
+        let current = matches!(tables.chains.get(chain as usize), Some(Some(c)) if c.number == path.chain.number && c.version == path.chain.version);
+        current && !path.bypasses && path.nfs.iter().all(|nf| tables.lives(*nf))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(number: u16, version: u32, services: &[u16], on_failure: OnFailure) -> Arc<Chain> {
+        let counters = Arc::new([ChainCounters::default()]);
+        Arc::new(Chain { number, version, name: format!("c{number}"), services: services.into(), egress: 9, on_failure, counters })
+    }
+
+    fn member(nf: u16) -> Member {
+        Member { nf, id: u64::from(nf) * 7919 }
+    }
+
+    fn tables(chains: Vec<Arc<Chain>>, services: Vec<Vec<u16>>) -> Tables {
+        let services = services.into_iter().map(|m| m.into_iter().map(member).collect()).collect();
+        Tables { generation: 1, chains: chains.into_iter().map(Some).collect(), services, ..Default::default() }
+    }
+
+    #[test]
+    fn a_path_has_one_instance_of_each_service_and_ends_at_the_port() {
+        let registry = PathRegistry::default();
+        let tables = tables(vec![chain(0, 1, &[0, 1, 0], OnFailure::Drop)], vec![vec![4, 5], vec![6]]);
+        let number = registry.decide(&tables, 2, 0, 12345, None);
+        let path = registry.get(number).unwrap();
+        assert_eq!(path.hops.len(), 3);
+        assert_eq!(path.hops[0].nf, path.hops[2].nf, "a service that comes twice is met in the same instance");
+        assert!(!path.hops[0].last_visit && path.hops[1].last_visit && path.hops[2].last_visit);
+        assert_eq!(path.step(1), Step::Nf(6));
+        assert_eq!(path.step(3), Step::Port(9));
+        assert_eq!(registry.decide(&tables, 2, 0, 12345, None), number, "the same combination has one number");
+        assert_ne!(registry.decide(&tables, 3, 0, 12345, None), number, "another ingress port is another path");
+    }
+
+    #[test]
+    fn a_flow_stays_on_its_instance_when_others_come() {
+        let registry = PathRegistry::default();
+        let c = chain(0, 1, &[0], OnFailure::Drop);
+        let before = tables(vec![c.clone()], vec![vec![4]]);
+        let after = tables(vec![c.clone()], vec![vec![4, 5, 6, 7]]);
+        for hash in 0..200 {
+            let old = registry.decide(&before, 0, 0, hash, None);
+            assert_eq!(registry.decide(&after, 0, 0, hash, Some(old)), old);
+            assert!(registry.still_valid(&after, old, 0));
+        }
+        let moved = (0..200).filter(|hash| registry.get(registry.decide(&after, 0, 0, *hash, None)).unwrap().hops[0].nf != 4).count();
+        assert!(moved > 100, "new flows are spread over all instances");
+    }
+
+    #[test]
+    fn a_dead_service_is_bypassed_or_refused() {
+        let registry = PathRegistry::default();
+        let whole = vec![vec![4], vec![5]];
+        let broken = vec![vec![4], vec![]];
+        let bypass = chain(0, 1, &[0, 1], OnFailure::Bypass);
+        let full = registry.decide(&tables(vec![bypass.clone()], whole.clone()), 0, 0, 1, None);
+        let number = registry.decide(&tables(vec![bypass.clone()], broken.clone()), 0, 0, 1, Some(full));
+        let path = registry.get(number).unwrap();
+        assert!(path.bypasses);
+        assert_eq!(path.hops.len(), 1);
+        assert!(!registry.still_valid(&tables(vec![bypass.clone()], whole.clone()), number, 0), "back to the full path when the NF is back");
+        assert!(!registry.still_valid(&tables(vec![bypass], broken.clone()), full, 0));
+        for policy in [OnFailure::Drop, OnFailure::Restart] {
+            assert_eq!(registry.decide(&tables(vec![chain(0, 1, &[0, 1], policy)], broken.clone()), 0, 0, 1, None), REFUSED);
+        }
+    }
+
+    #[test]
+    fn a_chain_that_was_replaced_is_decided_anew() {
+        let registry = PathRegistry::default();
+        let old = registry.decide(&tables(vec![chain(0, 1, &[0], OnFailure::Drop)], vec![vec![4], vec![5]]), 0, 0, 1, None);
+        let now = tables(vec![chain(0, 2, &[1], OnFailure::Drop)], vec![vec![4], vec![5]]);
+        assert!(!registry.still_valid(&now, old, 0));
+        assert_eq!(registry.get(registry.decide(&now, 0, 0, 1, Some(old))).unwrap().hops[0].nf, 5);
+        assert_eq!(registry.decide(&now, 0, 7, 1, None), NO_RULE, "no such chain");
+    }
+
+    #[test]
+    fn depth_is_the_furthest_hop() {
+        let tables = tables(vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 1, &[2, 0, 1], OnFailure::Drop)], vec![vec![], vec![], vec![]]);
+        assert_eq!(tables.depths(), [1, 2, 0]);
+    }
+
+    #[test]
+    fn every_drop_has_a_name_of_its_own() {
+        let names: std::collections::HashSet<_> = Drop::ALL.iter().map(|d| d.name()).collect();
+        assert_eq!(names.len(), Drop::ALL.len());
+        assert!(Drop::ALL.iter().enumerate().all(|(i, d)| *d as usize == i));
+    }
+}

@@ -1,1 +1,569 @@
-//! (to come)
+//! Forwarding: from a path and a hop to the next NF's ring or a port, with every descriptor that an NF returns checked first.
+//!
+//! # How nothing is lost inside
+//! A packet is let into a chain only when every NF on its path has room for it ([`Plane::admit`]): each NF may have as many packets on
+//! their way to it as its ring holds, counted from the chain's entry until the packet has passed it for the last time. So a ring
+//! inside never overflows, however slow its NF is, and an NF that stands still fills its own ring and closes the gates of the chains
+//! that pass it, and no others.
+//!
+//! # What is checked of an NF
+//! A descriptor is copied from the ring once. Its frame must exist and belong to this NF, by the manager's private table; its offset
+//! and length must lie in the frame. Anything else is a violation and is counted; chain, flags and path come from the private table
+//! and never from the descriptor. A frame changes its owner in the same step, so a descriptor that is sent twice is a violation the
+//! second time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+use sluice_shm::BURST;
+use sluice_shm::descriptor::{Descriptor, Verdict, flags};
+use sluice_shm::histogram::Histogram;
+use sluice_shm::ring::{Consumer, Producer};
+
+use crate::chain::{ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
+use crate::classify::key::FlowKey;
+use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, owner};
+use crate::nf::handle::{NfHandle, Sentence};
+
+/// Most packets that wait for an egress port in one thread.
+pub const TX_BUFFER: usize = 512;
+
+/// A manager thread's ends of one NF's rings.
+#[derive(Debug)]
+pub struct NfEnd {
+    /// The NF.
+    pub handle: Arc<NfHandle>,
+    /// To its rx ring of this thread. None once it is gone.
+    pub producer: Option<Producer>,
+    /// From its tx ring, in the thread that drains it.
+    pub consumer: Option<Consumer>,
+    /// Packets posted by this thread, modulo 2³²: the core page's copy may be tampered with, this one not.
+    posted: u32,
+}
+
+impl NfEnd {
+    /// The ends of a fresh NF.
+    pub fn new(handle: Arc<NfHandle>, producer: Producer, consumer: Option<Consumer>) -> Self {
+        Self { handle, producer: Some(producer), consumer, posted: 0 }
+    }
+}
+
+/// One hop of a traced packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceEvent {
+    /// Which packet: the time when it entered, in nanoseconds, and its frame.
+    pub packet: (u64, u32),
+    /// Number of its path.
+    pub path: u32,
+    /// What happened.
+    pub what: TraceWhat,
+    /// When, in nanoseconds.
+    pub at_ns: u64,
+}
+
+/// What happened to a traced packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TraceWhat {
+    /// It was put on the ring of this NF.
+    ToNf(u16),
+    /// This NF returned it.
+    FromNf(u16),
+    /// It went to this port.
+    ToPort(u16),
+    /// It was dropped.
+    Dropped(Drop),
+}
+
+/// What a trace is asked for.
+#[derive(Debug)]
+pub struct TraceRequest {
+    /// Packets of this chain only.
+    pub chain: Option<u16>,
+    /// How many packets are still to be picked.
+    pub left: std::sync::atomic::AtomicI64,
+    /// Where the hops are told. When it is full, hops are missing.
+    pub events: ArrayQueue<TraceEvent>,
+}
+
+/// Packets that wait for one egress port.
+#[derive(Debug, Default)]
+pub struct TxBuffer {
+    /// The packets, oldest first.
+    pub packets: Vec<Packet>,
+    /// Whether they wait for ever rather than be dropped.
+    pub waits: bool,
+    /// Whether the port is there.
+    pub open: bool,
+}
+
+impl TxBuffer {
+    /// Whether a burst more would be more than it holds.
+    #[inline(always)]
+    pub fn is_full(&self) -> bool {
+        self.packets.len() + BURST > TX_BUFFER
+    }
+}
+
+/// Latency of a chain in this thread.
+pub type Latencies = Vec<Histogram>;
+
+/// What a manager thread forwards with.
+pub struct Plane {
+    /// Number of this thread.
+    pub index: usize,
+    /// How many threads there are.
+    pub threads: usize,
+    /// Who has which frame.
+    pub table: FrameTable,
+    /// When sampled packets entered, by frame, in nanoseconds.
+    pub entered_ns: Arc<[AtomicU64]>,
+    /// Free frames.
+    pub frames: FrameCache,
+    /// The paths.
+    pub registry: Arc<PathRegistry>,
+    /// Where packets go.
+    pub tables: Arc<Tables>,
+    /// This thread's ends of the NFs' rings, by number.
+    pub nfs: Vec<Option<NfEnd>>,
+    /// Packets that wait for ports, by number of the port.
+    pub out: Vec<TxBuffer>,
+    /// Latency by chain number, from entry to exit, of the sampled packets that left here.
+    pub latencies: Latencies,
+    /// Packets that matched no rule.
+    pub no_rule: Counter,
+    /// Packets whose path could not be made.
+    pub no_path: Counter,
+    /// Packets of chains that lack an NF.
+    pub nf_down: Counter,
+    /// Of so many packets one is timed; 0: none.
+    pub sample_every: u32,
+    /// Packets until the next is timed.
+    pub sample_left: u32,
+    /// Now, in nanoseconds.
+    pub now_ns: u64,
+    /// The trace that goes on, if any.
+    pub trace: Option<Arc<TraceRequest>>,
+}
+
+impl Plane {
+    #[inline(always)]
+    fn counters<'a>(&self, path: &'a Path) -> &'a ChainCounters {
+        &path.chain.counters[self.index]
+    }
+
+    /// Lets packets into a path: how many of `n` there is room for, at every NF of it.
+    #[inline]
+    pub fn admit(&self, path: &Path, n: usize) -> usize {
+        let mut m = n as u32;
+        for nf in &path.nfs {
+            match self.nfs.get(*nf as usize) {
+                Some(Some(end)) if end.producer.is_some() => m = m.min(end.handle.room()),
+                _ => return 0,
+            }
+        }
+        if m > 0 {
+            for nf in &path.nfs {
+                if let Some(Some(end)) = self.nfs.get(*nf as usize) {
+                    end.handle.commit(m);
+                }
+            }
+        }
+        m as usize
+    }
+
+    /// Says that packets will not come to the NFs of their path from hop `from` on.
+    pub fn release_from(&self, path: &Path, from: usize, n: u32) {
+        for hop in path.hops.iter().skip(from).filter(|h| h.last_visit) {
+            if let Some(Some(end)) = self.nfs.get(hop.nf as usize) {
+                end.handle.release(n);
+            }
+        }
+    }
+
+    /// Gives a packet's frame back.
+    #[inline(always)]
+    pub fn discard(&mut self, frame: u32) {
+        self.table.set(frame, 0);
+        self.frames.free(frame);
+    }
+
+    /// Lets packets of one path, which [`Plane::admit`] let in, start on it. `flags` are those of the descriptors.
+    #[inline]
+    pub fn enter(&mut self, number: u32, packets: &[Packet], packet_flags: &[u8]) {
+        let registry = self.registry.clone();
+        let Some(path) = registry.get(number) else { return };
+        self.counters(path).entered.add(packets.len() as u64);
+        let mut marked: Option<(usize, u8)> = None;
+        if self.sample_every > 0 {
+            if self.sample_left as usize >= packets.len() {
+                self.sample_left -= packets.len() as u32;
+            } else {
+                let at = self.sample_left as usize;
+                self.sample_left = self.sample_every;
+                marked = Some((at, SAMPLED));
+            }
+        }
+        if let Some(trace) = &self.trace
+            && trace.chain.is_none_or(|c| c == path.chain.number)
+            && trace.left.load(Ordering::Relaxed) > 0
+            && trace.left.fetch_sub(1, Ordering::Relaxed) > 0
+        {
+            marked = Some((marked.map_or(0, |m| m.0), marked.map_or(0, |m| m.1) | TRACED));
+        }
+        let step = path.step(0);
+        let owner = match step {
+            Step::Nf(nf) => owner::FIRST_NF + nf,
+            Step::Port(_) => owner::MANAGER,
+        };
+        let plain = Held { owner, hop: 0, flags: 0, path: number }.pack();
+        let mut burst = [Descriptor::default(); BURST];
+        for ((packet, flags), descriptor) in packets.iter().zip(packet_flags).zip(&mut burst) {
+            self.table.set(packet.frame, plain);
+            *descriptor = Descriptor {
+                frame: packet.frame,
+                offset: packet.offset,
+                len: packet.len,
+                chain: path.chain.number,
+                verdict: 0,
+                flags: *flags,
+                arg: path.ingress,
+                reserved: 0,
+            };
+        }
+        if let Some((at, mark)) = marked {
+            let frame = packets[at].frame;
+            self.table.set(frame, Held { owner, hop: 0, flags: mark, path: number }.pack());
+            self.entered_ns[frame as usize].store(self.now_ns, Ordering::Relaxed);
+            burst[at].flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
+            self.tell(frame, mark, number, TraceWhat::ToNf(owner.wrapping_sub(owner::FIRST_NF)));
+        }
+        self.pass(path, 0, step, &burst[..packets.len()]);
+    }
+
+    /// Notes a hop of a traced packet.
+    #[inline(always)]
+    fn tell(&self, frame: u32, held_flags: u8, path: u32, what: TraceWhat) {
+        if held_flags & TRACED != 0
+            && let Some(trace) = &self.trace
+        {
+            let packet = (self.entered_ns[frame as usize].load(Ordering::Relaxed), frame);
+            // A full queue loses hops of the trace, never packets.
+            let _ = trace.events.push(TraceEvent { packet, path, what, at_ns: self.now_ns });
+        }
+    }
+
+    /// Passes packets, whose owner has been set, on to an NF's ring or a port's buffer.
+    #[inline(always)]
+    fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor]) {
+        match step {
+            Step::Nf(nf) => {
+                let queued = match self.nfs.get_mut(nf as usize) {
+                    Some(Some(end)) => match &mut end.producer {
+                        Some(producer) => match producer.enqueue(burst) {
+                            Ok(queued) => {
+                                end.posted = end.posted.wrapping_add(queued as u32);
+                                end.handle.counters[self.index].posted.add(queued as u64);
+                                if !end.handle.poll {
+                                    let page = &end.handle.core_page;
+                                    if self.threads == 1 {
+                                        page.posted(end.handle.slot).store(end.posted, Ordering::Release);
+                                    } else {
+                                        page.posted(end.handle.slot).fetch_add(queued as u32, Ordering::Release);
+                                    }
+                                    page.set_pending(end.handle.slot);
+                                }
+                                queued
+                            }
+                            Err(_) => {
+                                violation(&end.handle);
+                                0
+                            }
+                        },
+                        None => 0,
+                    },
+                    _ => 0,
+                };
+                if queued < burst.len() {
+                    self.refuse(path, hop, nf, &burst[queued..]);
+                }
+            }
+            Step::Port(port) => self.emit(path, port, burst),
+        }
+    }
+
+    /// An NF could not be given these packets.
+    #[cold]
+    fn refuse(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor]) {
+        let gone = !matches!(self.nfs.get(nf as usize), Some(Some(end)) if end.producer.is_some());
+        self.release_from(path, hop, burst.len() as u32);
+        let why = if gone { Drop::NfGone } else { Drop::RingFull };
+        self.counters(path).drops[why as usize].add(burst.len() as u64);
+        for descriptor in burst {
+            self.discard(descriptor.frame);
+        }
+    }
+
+    /// Puts packets into a port's buffer.
+    #[inline(always)]
+    fn emit(&mut self, path: &Path, port: u16, burst: &[Descriptor]) {
+        match self.out.get_mut(port as usize) {
+            Some(buffer) if buffer.open => {
+                let room = (TX_BUFFER - buffer.packets.len()).min(burst.len());
+                buffer.packets.extend(burst[..room].iter().map(|d| Packet { frame: d.frame, offset: d.offset, len: d.len }));
+                let counters = self.counters(path);
+                counters.left.add(room as u64);
+                if room < burst.len() {
+                    counters.drops[Drop::TxFull as usize].add((burst.len() - room) as u64);
+                    for descriptor in &burst[room..] {
+                        self.discard(descriptor.frame);
+                    }
+                }
+            }
+            _ => {
+                self.counters(path).drops[Drop::NoSuchPort as usize].add(burst.len() as u64);
+                for descriptor in burst {
+                    self.discard(descriptor.frame);
+                }
+            }
+        }
+    }
+
+    /// Whether packets that an NF returns might find a waiting port's buffer full: then they stay on its tx ring.
+    #[inline]
+    pub fn is_blocked(&self) -> bool {
+        self.out.iter().any(|b| b.open && b.waits && b.is_full())
+    }
+
+    /// Whether packets that this NF returns may go to a port whose buffer is full.
+    #[cold]
+    pub fn may_block(&self, nf: u16) -> bool {
+        let Some(Some(end)) = self.nfs.get(nf as usize) else { return false };
+        let full = |port: u16| self.out.get(port as usize).is_some_and(|b| b.open && b.waits && b.is_full());
+        let last = |c: &crate::chain::Chain| c.services.last() == Some(&end.handle.service) || c.on_failure == crate::config::model::OnFailure::Bypass;
+        self.tables.chains.iter().flatten().any(|c| last(c) && full(c.egress))
+    }
+
+    /// Counts that this thread woke the NF of a slot.
+    #[cold]
+    pub fn count_wake(&self, page: &sluice_shm::core_page::CorePage, slot: u32) {
+        let of = |end: &&NfEnd| end.handle.slot == slot && end.handle.core_page.is_same(page);
+        if let Some(end) = self.nfs.iter().flatten().find(of) {
+            end.handle.counters[self.index].wakes.add(1);
+        }
+    }
+
+    /// Takes a burst from an NF's tx ring and passes every packet on. Says how many there were.
+    #[inline]
+    pub fn forward(&mut self, nf: u16) -> usize {
+        let mut burst = [Descriptor::default(); BURST];
+        let (n, handle) = match self.nfs.get_mut(nf as usize) {
+            Some(Some(NfEnd { handle, consumer: Some(consumer), .. })) => match consumer.dequeue(&mut burst) {
+                Ok(0) => return 0,
+                Ok(n) => (n, handle.clone()),
+                Err(_) => {
+                    violation(handle);
+                    return 0;
+                }
+            },
+            _ => return 0,
+        };
+        let registry = self.registry.clone();
+        self.take(&registry, &handle, &mut burst[..n]);
+        n
+    }
+
+    /// Checks and passes on what an NF returned.
+    #[inline(always)]
+    fn take(&mut self, registry: &PathRegistry, handle: &NfHandle, burst: &mut [Descriptor]) {
+        let geometry = self.frames.arena().geometry();
+        let me = handle.owner();
+        let n = burst.len();
+        let mut accepted = 0u64;
+        let mut i = 0;
+        while i < n {
+            let first = burst[i];
+            let Some(word) = self.table.word(first.frame) else {
+                violation(handle);
+                i += 1;
+                continue;
+            };
+            let held = Held::unpack(word);
+            if held.owner != me {
+                violation(handle);
+                i += 1;
+                continue;
+            }
+            accepted += 1;
+            let Some(path) = registry.get(held.path) else {
+                // Cannot be: the number came from the private table.
+                self.discard(first.frame);
+                i += 1;
+                continue;
+            };
+            let hop = held.hop as usize;
+            if first.verdict != 0 || held.flags != 0 || !geometry.contains(first.frame, first.offset, first.len) {
+                self.special(registry, handle, path, held, first);
+                i += 1;
+                continue;
+            }
+            // A run: packets at the same hop of the same path, which is what the word says.
+            let step = path.step(hop + 1);
+            let owner = match step {
+                Step::Nf(nf) => owner::FIRST_NF + nf,
+                Step::Port(_) => owner::MANAGER,
+            };
+            let next = Held { owner, hop: held.hop.wrapping_add(1), flags: 0, path: held.path }.pack();
+            let start = i;
+            loop {
+                let descriptor = &mut burst[i];
+                self.table.set(descriptor.frame, next);
+                descriptor.chain = path.chain.number;
+                descriptor.arg = path.ingress;
+                descriptor.flags = 0;
+                descriptor.reserved = 0;
+                i += 1;
+                if i == n {
+                    break;
+                }
+                let descriptor = &burst[i];
+                let same = self.table.word(descriptor.frame) == Some(word);
+                if !same || descriptor.verdict != 0 || !geometry.contains(descriptor.frame, descriptor.offset, descriptor.len) {
+                    break;
+                }
+            }
+            let count = i - start;
+            accepted += count as u64 - 1;
+            if path.hops[hop].last_visit {
+                handle.release(count as u32);
+            }
+            self.pass(path, hop + 1, step, &burst[start..i]);
+        }
+        handle.counters[self.index].returned.add(accepted);
+    }
+
+    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset or length.
+    #[cold]
+    fn special(&mut self, registry: &PathRegistry, handle: &NfHandle, path: &Path, held: Held, descriptor: Descriptor) {
+        let hop = held.hop as usize;
+        self.tell(descriptor.frame, held.flags, held.path, TraceWhat::FromNf(handle.number));
+        let verdict = if self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
+            Verdict::from_raw(descriptor.verdict)
+        } else {
+            None
+        };
+        let clean = Descriptor { chain: path.chain.number, verdict: 0, flags: 0, arg: path.ingress, reserved: 0, ..descriptor };
+        match verdict {
+            Some(Verdict::Next) => {
+                if path.hops[hop].last_visit {
+                    handle.release(1);
+                }
+                let step = path.step(hop + 1);
+                self.go_on(path, held, hop + 1, step, clean);
+            }
+            Some(Verdict::Drop) => {
+                handle.counters[self.index].dropped.add(1);
+                self.lose(path, held, hop, descriptor.frame, Drop::Verdict);
+            }
+            Some(Verdict::ToPort) => {
+                self.release_from(path, hop, 1);
+                self.go_on(path, held, path.hops.len(), Step::Port(descriptor.arg), clean);
+            }
+            Some(Verdict::ToService) => self.detour(registry, path, held, clean, descriptor.arg),
+            None => {
+                violation(handle);
+                self.lose(path, held, hop, descriptor.frame, Drop::Violation);
+            }
+        }
+    }
+
+    /// Passes one packet on, with its marks.
+    fn go_on(&mut self, path: &Path, held: Held, hop: usize, step: Step, mut descriptor: Descriptor) {
+        let (frame, number) = (descriptor.frame, held.path);
+        match step {
+            Step::Nf(nf) => {
+                self.tell(frame, held.flags, number, TraceWhat::ToNf(nf));
+                descriptor.flags = if held.flags & TRACED != 0 { flags::TRACED } else { 0 };
+                self.table.set(frame, Held { owner: owner::FIRST_NF + nf, hop: hop as u8, ..held }.pack());
+            }
+            Step::Port(port) => {
+                self.tell(frame, held.flags, number, TraceWhat::ToPort(port));
+                if held.flags & SAMPLED != 0 {
+                    let took = self.now_ns.saturating_sub(self.entered_ns[frame as usize].load(Ordering::Relaxed));
+                    let chain = path.chain.number as usize;
+                    if self.latencies.len() <= chain {
+                        self.latencies.resize_with(chain + 1, Histogram::default);
+                    }
+                    self.latencies[chain].record(took);
+                }
+                self.table.set(frame, Held { owner: owner::MANAGER, hop: 0, flags: 0, path: number }.pack());
+            }
+        }
+        self.pass(path, hop, step, &[descriptor]);
+    }
+
+    /// Drops one packet that is at hop `hop`.
+    fn lose(&mut self, path: &Path, held: Held, hop: usize, frame: u32, why: Drop) {
+        self.tell(frame, held.flags, held.path, TraceWhat::Dropped(why));
+        self.release_from(path, hop, 1);
+        self.counters(path).drops[why as usize].add(1);
+        self.discard(frame);
+    }
+
+    /// An NF sent a packet to a service: it goes to one of its instances, chosen by the packet's flow as it is now, and from there to
+    /// its chain's egress port.
+    fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
+        let hop = held.hop as usize;
+        let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);
+        let ids: Vec<u64> = members.iter().map(|m| m.id).collect();
+        let mut header = [0; 64];
+        let len = (descriptor.len as usize).min(header.len());
+        self.frames.arena().read(descriptor.frame, descriptor.offset, &mut header[..len]);
+        let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
+        let Some(nf) = (!ids.is_empty()).then(|| members[sluice_policy::spread::pick(hash, &ids)].nf) else {
+            return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
+        };
+        let number = registry.number(path.ingress, &path.chain, &[nf], path.egress, true);
+        let Some(detour) = registry.get(number) else {
+            return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
+        };
+        if self.admit(detour, 1) == 0 {
+            return self.lose(path, held, hop, descriptor.frame, Drop::RingFull);
+        }
+        self.release_from(path, hop, 1);
+        self.go_on(detour, Held { path: number, hop: 0, ..held }, 0, Step::Nf(nf), descriptor);
+    }
+
+    /// Takes back every frame that a dead NF held, and says how many. What it had returned before it died is passed on first.
+    ///
+    /// Only the thread that drains the NF may call this, and only when no other thread has its producer any more.
+    pub fn reclaim(&mut self, number: u16) -> usize {
+        while self.forward(number) > 0 {}
+        let registry = self.registry.clone();
+        let Some(Some(end)) = self.nfs.get(number as usize) else { return 0 };
+        let handle = end.handle.clone();
+        let frames = self.table.of(handle.owner());
+        for frame in &frames {
+            let held = Held::unpack(self.table.word(*frame).unwrap_or(0));
+            let Some(path) = registry.get(held.path) else {
+                self.discard(*frame);
+                continue;
+            };
+            self.lose(path, held, held.hop as usize, *frame, Drop::NfDied);
+        }
+        frames.len()
+    }
+}
+
+/// Counts a violation of an NF, and condemns it past its limit.
+#[cold]
+pub fn violation(handle: &NfHandle) {
+    handle.violations.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Condemns an NF that is past its limit of violations.
+pub fn judge(handle: &NfHandle, max_violations: u64) {
+    if handle.violations.load(Ordering::Relaxed) > max_violations {
+        handle.condemn(Sentence::Violations);
+    }
+}

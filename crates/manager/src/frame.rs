@@ -2,6 +2,7 @@
 //!
 //! All of this is in the manager's private memory: no NF can corrupt it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -198,6 +199,23 @@ impl FrameTable {
     pub fn of(&self, owner: u16) -> Vec<u32> {
         let owned = |w: &AtomicU64| Held::unpack(w.load(Ordering::Relaxed)).owner == owner;
         self.words.iter().enumerate().filter(|(_, w)| owned(w)).map(|(i, _)| i as u32).collect()
+    }
+
+    /// Frames that have an owner. Packets that wait for a port count as in use.
+    pub fn in_use(&self) -> usize {
+        self.words.iter().filter(|w| w.load(Ordering::Relaxed) != 0).count()
+    }
+
+    /// How many frames each NF has, by its number.
+    pub fn held(&self) -> HashMap<u16, u64> {
+        let mut held = HashMap::new();
+        for word in &*self.words {
+            let owner = Held::unpack(word.load(Ordering::Relaxed)).owner;
+            if owner >= owner::FIRST_NF {
+                *held.entry(owner - owner::FIRST_NF).or_default() += 1;
+            }
+        }
+        held
     }
 
     /// Number of frames.

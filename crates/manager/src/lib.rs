@@ -11,6 +11,7 @@ pub mod frame;
 pub mod mechanism;
 pub mod nf;
 pub mod port;
-pub mod supervisor;
+
 pub mod telemetry;
 pub mod worker;
+pub mod dataplane;

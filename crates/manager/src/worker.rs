@@ -1,1 +1,782 @@
-//! (to come)
+//! The manager's packet threads.
+//!
+//! Each core that the configuration gives to a role runs one [`Worker`]: one loop with the roles of that core. Rx takes bursts from
+//! the port queues that are this thread's, finds each packet's path and lets it in at its chain's gate; Tx drains the tx rings of the
+//! NFs that are this thread's and forwards; Wakeup starts a core whose NFs all sleep; Monitor looks for NFs that stand still. A port
+//! queue, an NF's tx ring and a flow table belong to one thread each, so nothing on the packet path takes a lock.
+//!
+//! The supervisor changes what a worker does by [`Command`]s: it queues one and raises a flag, which the loop looks at once a round.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use sluice_shm::BURST;
+use sluice_shm::clock::Clock;
+use sluice_shm::core_page::CorePage;
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::histogram::Histogram;
+use sluice_shm::ring::{Consumer, Producer};
+
+use crate::chain::{self, Counter, Drop, Tables};
+use crate::classify::flow_table::{Decision, FlowTableStats};
+use crate::classify::key::{LONG, SHORT};
+use crate::classify::{Classifier, Lookup};
+use crate::config::model::{Idle, Overload};
+use crate::forward::{NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
+use crate::frame::{FrameTable, Packet};
+use crate::nf::handle::{NfHandle, Sentence};
+use crate::port::PortQueue;
+
+/// Rounds between two looks at the clock-driven duties.
+const ROUNDS_PER_DUTY: u32 = 64;
+/// Nanoseconds between two rounds of the Monitor role.
+const MONITOR_NS: u64 = 1_000_000;
+/// Nanoseconds between two housekeepings of ports and publications of statistics.
+const HOUSEKEEPING_NS: u64 = 50_000_000;
+/// Nanoseconds without a packet after which a thread that may sleep does.
+const IDLE_NS: u64 = 1_000_000;
+/// How long it sleeps.
+const NAP: Duration = Duration::from_micros(50);
+/// Flow table entries looked at for ageing in each duty.
+const AGE_BUDGET: usize = 64;
+/// Rounds that a port is left alone after a burst of which nothing was let in: under overload the time goes to packets inside.
+const MAX_BACKOFF: u32 = 32;
+
+/// What a thread does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Roles {
+    /// Polls port queues, classifies, and opens or closes the gate.
+    pub rx: bool,
+    /// Drains NFs and forwards.
+    pub tx: bool,
+    /// Wakes cores.
+    pub wakeup: bool,
+    /// Looks for NFs that stand still.
+    pub monitor: bool,
+}
+
+impl Roles {
+    /// Their names.
+    pub fn names(self) -> Vec<&'static str> {
+        [(self.rx, "rx"), (self.tx, "tx"), (self.wakeup, "wakeup"), (self.monitor, "monitor")]
+            .into_iter()
+            .filter(|(on, _)| *on)
+            .map(|(_, name)| name)
+            .collect()
+    }
+}
+
+/// Counters of one queue of a port; its thread alone writes them.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct QueueCounters {
+    /// Packets that came in.
+    pub rx_packets: Counter,
+    /// Their bytes.
+    pub rx_bytes: Counter,
+    /// Packets that went out.
+    pub tx_packets: Counter,
+    /// Their bytes.
+    pub tx_bytes: Counter,
+    /// Packets that it did not take in time.
+    pub tx_drops: Counter,
+    /// Packets refused at the entry of their chain.
+    pub entry_drops: Counter,
+}
+
+/// A port queue with its thread.
+pub struct OwnedQueue {
+    /// Number of the port.
+    pub port: u16,
+    /// The queue.
+    pub queue: Box<dyn PortQueue>,
+    /// Its counters.
+    pub counters: Arc<QueueCounters>,
+    waits: bool,
+    packets: [Packet; BURST],
+    paths: [u32; BURST],
+    flags: [u8; BURST],
+    /// Packets of the last burst that still have to be let in: `from..to`.
+    from: usize,
+    to: usize,
+    /// Generation of the tables that decided the paths of the packets held.
+    generation: u32,
+    backoff: u32,
+    skip: u32,
+}
+
+impl OwnedQueue {
+    /// A queue for a thread.
+    pub fn new(port: u16, queue: Box<dyn PortQueue>, overload: Overload, counters: Arc<QueueCounters>) -> Self {
+        Self {
+            port,
+            queue,
+            counters,
+            waits: overload == Overload::Wait,
+            packets: [Packet::default(); BURST],
+            paths: [0; BURST],
+            flags: [0; BURST],
+            from: 0,
+            to: 0,
+            generation: 0,
+            backoff: 0,
+            skip: 0,
+        }
+    }
+}
+
+/// What a thread knows that others want to see, made when asked.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// Latency from entry to exit by chain number, since start.
+    pub latencies: Vec<Histogram>,
+    /// Details of the port queues: port, (name, value).
+    pub details: Vec<(u16, Vec<(&'static str, f64)>)>,
+    /// Latency from generator to sink by port.
+    pub port_latencies: Vec<(u16, Histogram)>,
+    /// Ports of which all queues of this thread have no more packets to come.
+    pub finished: Vec<(u16, bool)>,
+    /// What the flow table counted.
+    pub flows: FlowTableStats,
+    /// Decisions by rule number.
+    pub rule_hits: Vec<u64>,
+    /// Packets that matched no rule.
+    pub no_rule: u64,
+    /// Packets refused because their chain lacks an NF.
+    pub nf_down: u64,
+    /// Packets for which no path could be made.
+    pub no_path: u64,
+    /// Frames in this thread's cache.
+    pub frames_cached: u64,
+    /// Packets that wait for a port, and packets held at a gate.
+    pub waiting: u64,
+}
+
+/// Changes that the supervisor asks for.
+pub enum Command {
+    /// Use these tables from now on.
+    Tables(Arc<Tables>),
+    /// A new NF: this thread's end of its rx ring, and of its tx ring if it drains it.
+    Attach(Arc<NfHandle>, Producer, Option<Consumer>, Sender<()>),
+    /// Give no more packets to an NF.
+    Detach(u16, Sender<()>),
+    /// Take back the frames of a dead NF, say how many, and forget it. Only for the thread that drains it.
+    Reclaim(u16, Sender<usize>),
+    /// Forget an NF.
+    Forget(u16, Sender<()>),
+    /// Take over a port queue.
+    AddQueue(Box<OwnedQueue>, Sender<()>),
+    /// Packets for this port may be sent; `waits`: they are held rather than dropped when it takes none.
+    OpenPort(u16, bool),
+    /// Send what waits for a port, drop its queues and what cannot be sent.
+    ClosePort(u16, Sender<()>),
+    /// Read no more packets from ports.
+    StopRx(Sender<()>),
+    /// Trace packets, or no more.
+    Trace(Option<Arc<TraceRequest>>),
+    /// Tell what you know.
+    Snapshot(Sender<Snapshot>),
+    /// Give everything back and end.
+    Stop,
+}
+
+/// What a worker is told to use.
+pub struct WorkerSetup {
+    /// Its roles.
+    pub roles: Roles,
+    /// What it forwards with.
+    pub plane: Plane,
+    /// Its flow table and the reading of headers.
+    pub classifier: Classifier,
+    /// The clock.
+    pub clock: Clock,
+    /// Commands.
+    pub commands: Receiver<Command>,
+    /// Raised when there are some.
+    pub flag: Arc<AtomicBool>,
+    /// What to do when idle.
+    pub idle: Idle,
+    /// Milliseconds after which a flow is forgotten.
+    pub flow_timeout_ms: u64,
+    /// Microseconds after which an NF is woken whatever its core's page says.
+    pub fallback_wake_us: u64,
+    /// Violations after which an NF is stopped.
+    pub max_violations: u64,
+    /// Milliseconds after which an NF that returns nothing is stopped; 0: never.
+    pub stall_ms: u64,
+    /// To the other threads: packets for ports whose queues they have.
+    pub lanes_out: Vec<Option<Producer>>,
+    /// From the other threads.
+    pub lanes_in: Vec<Option<Consumer>>,
+    /// Nanoseconds that this thread had packets to handle, for all to read.
+    pub busy_ns: Arc<AtomicU64>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Progress {
+    returned: u64,
+    since_ns: u64,
+}
+
+/// A manager thread.
+pub struct Worker {
+    setup: WorkerSetup,
+    queues: Vec<OwnedQueue>,
+    /// NFs that this thread drains, furthest downstream first.
+    drains: Vec<u16>,
+    /// Pages of the cores that the Wakeup role looks at, each once.
+    pages: Vec<CorePage>,
+    progress: Vec<Progress>,
+    woken_ns: Vec<u64>,
+    rx_stopped: bool,
+    rule_hits: Vec<u64>,
+}
+
+impl Worker {
+    /// A worker that has nothing yet.
+    pub fn new(setup: WorkerSetup) -> Self {
+        Self {
+            setup,
+            queues: Vec::new(),
+            drains: Vec::new(),
+            pages: Vec::new(),
+            progress: Vec::new(),
+            woken_ns: Vec::new(),
+            rx_stopped: false,
+            rule_hits: Vec::new(),
+        }
+    }
+
+    /// Runs until told to stop.
+    pub fn run(mut self) {
+        let mut round = 0u32;
+        let (mut monitor_at, mut housekeeping_at, mut resync_at) = (0, 0, 0);
+        let mut last_work_ns = self.setup.clock.now_ns();
+        loop {
+            let now = self.setup.clock.now_ns();
+            self.setup.plane.now_ns = now;
+            // Acquire: what was queued before the flag was raised is there.
+            if self.setup.flag.load(Ordering::Relaxed) && self.setup.flag.swap(false, Ordering::Acquire) && !self.obey() {
+                return;
+            }
+            let mut work = 0;
+            if self.setup.roles.tx {
+                work += self.transmit();
+            }
+            if self.setup.roles.rx && !self.rx_stopped {
+                for i in 0..self.queues.len() {
+                    work += self.receive(i);
+                }
+            }
+            work += self.flush();
+            if self.setup.roles.wakeup {
+                self.wake();
+            }
+            round = round.wrapping_add(1);
+            if work > 0 {
+                if self.setup.idle == Idle::Sleep || round & 7 == 0 {
+                    last_work_ns = now;
+                }
+            }
+            if round.is_multiple_of(ROUNDS_PER_DUTY) {
+                self.setup.classifier.age(now / 1_000_000, self.setup.flow_timeout_ms, AGE_BUDGET);
+                if work > 0 {
+                    // The share of busy rounds, told in time: one of so many stands for all.
+                    let spent = self.setup.clock.now_ns().saturating_sub(now) * u64::from(ROUNDS_PER_DUTY);
+                    self.setup.busy_ns.fetch_add(spent, Ordering::Relaxed);
+                }
+                if self.setup.roles.monitor && now >= monitor_at {
+                    monitor_at = now + MONITOR_NS;
+                    self.monitor(now);
+                }
+                if now >= housekeeping_at {
+                    housekeeping_at = now + HOUSEKEEPING_NS;
+                    for queue in &mut self.queues {
+                        queue.queue.housekeeping(now);
+                    }
+                }
+                if now >= resync_at {
+                    resync_at = now + 1_000_000_000;
+                    self.setup.clock.resync();
+                }
+            }
+            if work == 0 {
+                if self.setup.idle == Idle::Sleep && now.saturating_sub(last_work_ns) > IDLE_NS {
+                    std::thread::sleep(NAP);
+                } else {
+                    std::hint::spin_loop();
+                }
+            }
+        }
+    }
+
+    /// Drains the NFs, and takes packets that other threads have for our ports.
+    #[inline]
+    fn transmit(&mut self) -> usize {
+        let mut work = 0;
+        let plane = &mut self.setup.plane;
+        let blocked = plane.is_blocked();
+        for nf in &self.drains {
+            if blocked && plane.may_block(*nf) {
+                continue;
+            }
+            // Two bursts, so that what comes from upstream never outruns what goes on downstream.
+            let n = plane.forward(*nf);
+            work += n;
+            if n == BURST {
+                work += plane.forward(*nf);
+            }
+        }
+        work
+    }
+
+    /// Takes a burst from a port queue, or what is left of the last one, and lets in what there is room for.
+    #[inline]
+    fn receive(&mut self, index: usize) -> usize {
+        let plane = &mut self.setup.plane;
+        let owned = &mut self.queues[index];
+        if owned.from == owned.to {
+            if owned.skip > 0 {
+                owned.skip -= 1;
+                return 0;
+            }
+            let n = owned.queue.rx_burst(&mut owned.packets, &mut plane.frames, plane.now_ns);
+            if n == 0 {
+                return 0;
+            }
+            owned.counters.rx_packets.add(n as u64);
+            owned.counters.rx_bytes.add(owned.packets[..n].iter().map(|p| u64::from(p.len)).sum());
+            (owned.from, owned.to) = (0, n);
+            classify(&mut self.setup.classifier, plane, owned, &mut self.rule_hits);
+        } else if owned.generation != plane.tables.generation {
+            classify(&mut self.setup.classifier, plane, owned, &mut self.rule_hits);
+        }
+        let before = owned.from;
+        let mut let_in = 0;
+        while owned.from < owned.to {
+            let first = owned.from;
+            let number = owned.paths[first];
+            let mut end = first + 1;
+            while end < owned.to && owned.paths[end] == number {
+                end += 1;
+            }
+            let registry = plane.registry.clone();
+            let Some(path) = registry.get(number) else {
+                if number == chain::REFUSED && owned.waits {
+                    break;
+                }
+                refuse(plane, owned, number, first, end);
+                owned.from = end;
+                continue;
+            };
+            let m = plane.admit(path, end - first);
+            if m > 0 {
+                plane.enter(number, &owned.packets[first..first + m], &owned.flags[first..first + m]);
+                let_in += m;
+            }
+            owned.from += m;
+            if owned.from < end {
+                if owned.waits {
+                    break;
+                }
+                let closed = owned.from;
+                path.chain.counters[plane.index].drops[Drop::Entry as usize].add((end - closed) as u64);
+                owned.counters.entry_drops.add((end - closed) as u64);
+                for packet in &owned.packets[closed..end] {
+                    plane.discard(packet.frame);
+                }
+                owned.from = end;
+            }
+        }
+        if let_in == 0 {
+            owned.backoff = (owned.backoff * 2 + 1).min(MAX_BACKOFF);
+            owned.skip = owned.backoff;
+        } else {
+            owned.backoff = 0;
+        }
+        owned.from - before
+    }
+
+    /// Sends what waits for ports: through our own queues, or to the thread that has one.
+    #[inline]
+    fn flush(&mut self) -> usize {
+        let plane = &mut self.setup.plane;
+        let mut work = 0;
+        for lane in self.setup.lanes_in.iter_mut().flatten() {
+            let mut burst = [Descriptor::default(); BURST];
+            let n = lane.dequeue(&mut burst).unwrap_or(0);
+            work += n;
+            for descriptor in &burst[..n] {
+                match plane.out.get_mut(descriptor.arg as usize) {
+                    Some(buffer) if buffer.open && buffer.packets.len() < TX_BUFFER => {
+                        buffer.packets.push(Packet { frame: descriptor.frame, offset: descriptor.offset, len: descriptor.len });
+                    }
+                    _ => plane.discard(descriptor.frame),
+                }
+            }
+        }
+        for port in 0..plane.out.len() {
+            if !plane.out[port].packets.is_empty() {
+                work += send(plane, &mut self.queues, &mut self.setup.lanes_out, port as u16);
+            }
+        }
+        work
+    }
+
+    /// Starts each core whose NFs all sleep and one of which has packets.
+    #[inline]
+    fn wake(&mut self) {
+        for page in &self.pages {
+            if page.running().load(Ordering::Relaxed) == 0
+                && let Some(slot) = page.choose(None, 1)
+                && page.wake(slot)
+            {
+                self.setup.plane.count_wake(page, slot);
+            }
+        }
+    }
+
+    /// Looks for NFs that have packets and make no progress: wakes them, and past the limit condemns them.
+    #[cold]
+    fn monitor(&mut self, now: u64) {
+        let plane = &mut self.setup.plane;
+        let n = plane.nfs.len();
+        self.progress.resize(n, Progress::default());
+        self.woken_ns.resize(n, 0);
+        for (number, end) in plane.nfs.iter().enumerate() {
+            let Some(end) = end else { continue };
+            let handle = &end.handle;
+            judge(handle, self.setup.max_violations);
+            let (posted, returned) = handle.posted_returned();
+            let progress = &mut self.progress[number];
+            if progress.returned != returned || posted <= returned {
+                *progress = Progress { returned, since_ns: now };
+                continue;
+            }
+            let stood_ns = now.saturating_sub(progress.since_ns);
+            if self.setup.stall_ms > 0 && stood_ns > self.setup.stall_ms * 1_000_000 {
+                handle.condemn(Sentence::Stalled);
+            }
+            let fallback_ns = self.setup.fallback_wake_us * 1_000;
+            if !handle.poll && stood_ns > fallback_ns && now.saturating_sub(self.woken_ns[number]) > fallback_ns {
+                self.woken_ns[number] = now;
+                // Whatever the page says: say that it sleeps, and ring.
+                handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
+                handle.core_page.set_pending(handle.slot);
+                handle.core_page.wake(handle.slot);
+                handle.counters[plane.index].wakes.add(1);
+            }
+        }
+    }
+
+    /// Carries out what was asked. False: stop.
+    #[cold]
+    fn obey(&mut self) -> bool {
+        while let Ok(command) = self.setup.commands.try_recv() {
+            match command {
+                Command::Tables(tables) => self.use_tables(tables),
+                Command::Attach(handle, producer, consumer, done) => {
+                    let number = handle.number as usize;
+                    let plane = &mut self.setup.plane;
+                    if plane.nfs.len() <= number {
+                        plane.nfs.resize_with(number + 1, || None);
+                    }
+                    plane.nfs[number] = Some(NfEnd::new(handle, producer, consumer));
+                    if let Some(progress) = self.progress.get_mut(number) {
+                        *progress = Progress { returned: 0, since_ns: plane.now_ns };
+                    }
+                    self.arrange();
+                    let _ = done.send(());
+                }
+                Command::Detach(number, done) => {
+                    if let Some(Some(end)) = self.setup.plane.nfs.get_mut(number as usize) {
+                        end.producer = None;
+                    }
+                    let _ = done.send(());
+                }
+                Command::Reclaim(number, done) => {
+                    let taken = self.setup.plane.reclaim(number);
+                    self.forget(number);
+                    let _ = done.send(taken);
+                }
+                Command::Forget(number, done) => {
+                    self.forget(number);
+                    let _ = done.send(());
+                }
+                Command::AddQueue(owned, done) => {
+                    self.queues.push(*owned);
+                    let _ = done.send(());
+                }
+                Command::OpenPort(port, waits) => {
+                    let out = &mut self.setup.plane.out;
+                    if out.len() <= port as usize {
+                        out.resize_with(port as usize + 1, TxBuffer::default);
+                    }
+                    out[port as usize] = TxBuffer { packets: Vec::with_capacity(TX_BUFFER), waits, open: true };
+                }
+                Command::ClosePort(port, done) => {
+                    self.close(port);
+                    let _ = done.send(());
+                }
+                Command::StopRx(done) => {
+                    self.rx_stopped = true;
+                    for owned in &mut self.queues {
+                        for packet in &owned.packets[owned.from..owned.to] {
+                            self.setup.plane.discard(packet.frame);
+                        }
+                        owned.from = owned.to;
+                    }
+                    let _ = done.send(());
+                }
+                Command::Trace(trace) => self.setup.plane.trace = trace,
+                Command::Snapshot(to) => {
+                    let _ = to.send(self.snapshot());
+                }
+                Command::Stop => {
+                    let ports: Vec<u16> = self.queues.iter().map(|q| q.port).collect();
+                    ports.into_iter().for_each(|port| self.close(port));
+                    self.setup.plane.frames.release();
+                    return false;
+                }
+            }
+        }
+        true
+    }
+
+    fn use_tables(&mut self, tables: Arc<Tables>) {
+        let depths = tables.depths();
+        for end in self.setup.plane.nfs.iter().flatten() {
+            let depth = depths.get(end.handle.service as usize).copied().unwrap_or(0);
+            end.handle.core_page.depth(end.handle.slot).store(depth, Ordering::Relaxed);
+        }
+        self.rule_hits = vec![0; tables.rules.rules().len()];
+        self.setup.plane.tables = tables;
+        self.arrange();
+    }
+
+    /// Puts the NFs to drain in order, and collects the pages to look at.
+    fn arrange(&mut self) {
+        let plane = &mut self.setup.plane;
+        let depths = plane.tables.depths();
+        let depth = |end: &NfEnd| depths.get(end.handle.service as usize).copied().unwrap_or(0);
+        let mut drains: Vec<(std::cmp::Reverse<u32>, u16)> =
+            plane.nfs.iter().flatten().filter(|e| e.consumer.is_some()).map(|e| (std::cmp::Reverse(depth(e)), e.handle.number)).collect();
+        drains.sort_unstable();
+        self.drains = drains.into_iter().map(|(_, number)| number).collect();
+        self.pages.clear();
+        for end in plane.nfs.iter().flatten().filter(|e| !e.handle.poll) {
+            if !self.pages.iter().any(|p| p.is_same(&end.handle.core_page)) {
+                self.pages.push(end.handle.core_page.clone());
+            }
+        }
+    }
+
+    fn forget(&mut self, number: u16) {
+        if let Some(end) = self.setup.plane.nfs.get_mut(number as usize) {
+            *end = None;
+        }
+        self.arrange();
+    }
+
+    /// Sends what can be sent of a port's packets, drops the rest, and drops its queues.
+    fn close(&mut self, port: u16) {
+        let plane = &mut self.setup.plane;
+        // A file's writer takes what it can in a bounded number of tries; a device that takes nothing loses it.
+        for _ in 0..10_000 {
+            match plane.out.get(port as usize) {
+                Some(buffer) if !buffer.packets.is_empty() => {
+                    if send(plane, &mut self.queues, &mut self.setup.lanes_out, port) == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+                _ => break,
+            }
+        }
+        if let Some(buffer) = plane.out.get_mut(port as usize) {
+            buffer.open = false;
+            for packet in std::mem::take(&mut buffer.packets) {
+                plane.table.set(packet.frame, 0);
+                plane.frames.free(packet.frame);
+            }
+        }
+        for owned in self.queues.extract_if(.., |q| q.port == port) {
+            for packet in &owned.packets[owned.from..owned.to] {
+                plane.table.set(packet.frame, 0);
+                plane.frames.free(packet.frame);
+            }
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let plane = &self.setup.plane;
+        let held: usize = self.queues.iter().map(|q| q.to - q.from).sum();
+        Snapshot {
+            latencies: plane.latencies.clone(),
+            details: self.queues.iter().map(|q| (q.port, q.queue.details())).collect(),
+            port_latencies: self.queues.iter().filter_map(|q| Some((q.port, q.queue.latency()?.clone()))).collect(),
+            finished: self.queues.iter().map(|q| (q.port, q.queue.is_finished() && q.from == q.to)).collect(),
+            flows: self.setup.classifier.stats(),
+            rule_hits: self.rule_hits.clone(),
+            no_rule: plane.no_rule.get(),
+            nf_down: plane.nf_down.get(),
+            no_path: plane.no_path.get(),
+            frames_cached: plane.frames.held() as u64,
+            waiting: (held + plane.out.iter().map(|b| b.packets.len()).sum::<usize>()) as u64,
+        }
+    }
+}
+
+/// Finds the paths of the packets that a queue holds.
+#[inline]
+fn classify(classifier: &mut Classifier, plane: &mut Plane, owned: &mut OwnedQueue, rule_hits: &mut [u64]) {
+    let (from, to) = (owned.from, owned.to);
+    let held = &owned.packets[from..to];
+    let now_ms = plane.now_ns / 1_000_000;
+    let generation = plane.tables.generation;
+    let ingress = owned.port;
+    owned.generation = generation;
+    let mut headers = [[0; SHORT]; BURST];
+    let mut lens = [0; BURST];
+    let mut found = [Lookup::Miss; BURST];
+    let arena = plane.frames.arena();
+    for ((header, len), packet) in headers.iter_mut().zip(&mut lens).zip(held) {
+        *len = packet.len;
+        // What lies behind a short packet in its frame is copied too and never looked at.
+        if let Some(copy) = arena.read_array(packet.frame, packet.offset) {
+            *header = copy;
+        } else {
+            arena.read(packet.frame, packet.offset, &mut header[..(packet.len as usize).min(SHORT)]);
+        }
+    }
+    let more = |i: usize, bytes: &mut [u8; LONG]| {
+        let n = (held[i].len as usize).min(LONG);
+        if arena.read(held[i].frame, held[i].offset, &mut bytes[..n]) { n } else { 0 }
+    };
+    classifier.classify_burst(&headers[..held.len()], &lens, ingress, now_ms, more, &mut found);
+    for (i, found) in found[..to - from].iter().enumerate() {
+        owned.flags[from + i] = classifier.key(i).flags();
+        owned.paths[from + i] = match found {
+            Lookup::Hit(decision) if decision.generation == generation => decision.path,
+            found => decide(classifier, plane, ingress, i, *found, now_ms, rule_hits),
+        };
+    }
+}
+
+/// Decides about a flow that is new, or was decided under older tables.
+#[cold]
+fn decide(
+    classifier: &mut Classifier,
+    plane: &Plane,
+    ingress: u16,
+    i: usize,
+    found: Lookup,
+    now_ms: u64,
+    rule_hits: &mut [u64],
+) -> u32 {
+    let tables = &plane.tables;
+    // An earlier packet of the burst may have made the flow known.
+    let found = match found {
+        Lookup::Miss => classifier.again(i, now_ms),
+        Lookup::Hit(decision) => Some(decision),
+    };
+    if let Some(decision) = found
+        && decision.generation == tables.generation
+    {
+        return decision.path;
+    }
+    let key = classifier.key(i);
+    let rule = tables.rules.first_rule(key);
+    let path = match rule.map(|rule| tables.rules.rules()[rule].chain) {
+        None => chain::NO_RULE,
+        Some(chain) => {
+            let old = found.map(|d| d.path);
+            match old {
+                Some(path) if plane.registry.still_valid(tables, path, chain) => path,
+                old => plane.registry.decide(tables, ingress, chain, key.symmetric_hash(), old),
+            }
+        }
+    };
+    if let Some(hits) = rule.and_then(|r| rule_hits.get_mut(r)) {
+        *hits += 1;
+    }
+    classifier.remember(i, Decision { path, generation: tables.generation }, now_ms);
+    path
+}
+
+/// Drops packets that have no path, at the door.
+#[cold]
+fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: usize, to: usize) {
+    let n = (to - from) as u64;
+    match number {
+        chain::NO_RULE => plane.no_rule.add(n),
+        chain::REFUSED => plane.nf_down.add(n),
+        _ => plane.no_path.add(n),
+    }
+    owned.counters.entry_drops.add(n);
+    for packet in &owned.packets[from..to] {
+        plane.discard(packet.frame);
+    }
+}
+
+/// Sends what waits for a port. Says how many packets went.
+#[inline]
+fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Producer>], port: u16) -> usize {
+    let mut packets = std::mem::take(&mut plane.out[port as usize].packets);
+    let waits = plane.out[port as usize].waits;
+    let mut sent = 0;
+    if let Some(owned) = queues.iter_mut().find(|q| q.port == port) {
+        clear_owners(&plane.table, &packets);
+        sent = owned.queue.tx_burst(&packets, &mut plane.frames, plane.now_ns);
+        let counters = &owned.counters;
+        counters.tx_packets.add(sent as u64);
+        counters.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum());
+        if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
+            counters.tx_drops.add((packets.len() - sent) as u64);
+            for packet in &packets[sent..] {
+                plane.frames.free(packet.frame);
+            }
+            packets.truncate(sent);
+        }
+    } else {
+        let owner = match plane.tables.ports.get(port as usize) {
+            Some(Some(info)) if !info.owners.is_empty() => Some(info.owners[plane.index % info.owners.len()]),
+            _ => None,
+        };
+        match owner.and_then(|o| lanes.get_mut(o)) {
+            Some(Some(lane)) => {
+                while sent < packets.len() {
+                    let mut burst = [Descriptor::default(); BURST];
+                    let n = (packets.len() - sent).min(BURST);
+                    for (descriptor, packet) in burst.iter_mut().zip(&packets[sent..sent + n]) {
+                        *descriptor = Descriptor { frame: packet.frame, offset: packet.offset, len: packet.len, arg: port, ..Default::default() };
+                    }
+                    let taken = lane.enqueue(&burst[..n]).unwrap_or(0);
+                    sent += taken;
+                    if taken < n {
+                        break;
+                    }
+                }
+            }
+            _ => {
+                // Nobody has the port any more.
+                sent = packets.len();
+                for packet in &packets {
+                    plane.discard(packet.frame);
+                }
+            }
+        }
+    }
+    packets.drain(..sent);
+    plane.out[port as usize].packets = packets;
+    sent
+}
+
+/// Frames that a device frees later must be free in the table before it does.
+#[inline]
+fn clear_owners(table: &FrameTable, packets: &[Packet]) {
+    for packet in packets {
+        table.set(packet.frame, 0);
+    }
+}

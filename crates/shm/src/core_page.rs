@@ -81,6 +81,11 @@ impl CorePage {
         Ok(Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots })
     }
 
+    /// Whether two values are the same page of this process.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.mapping, &other.mapping)
+    }
+
     /// Number of slots.
     pub fn slots(&self) -> u32 {
         self.slots

@@ -454,6 +454,12 @@ pub struct RuleSet {
     rest: List<0>,
 }
 
+impl Default for RuleSet {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
+}
+
 impl RuleSet {
     /// Compiles rules; the first that matches wins.
     pub fn new(rules: Vec<Rule>) -> Self {

@@ -53,6 +53,8 @@ pub struct Manager {
     pub fallback_wake_us: u64,
     /// Violations (forged descriptors, wild cursors) after which an NF is stopped.
     pub max_violations: u64,
+    /// An NF that holds packets and returns none for so long is stopped, in milliseconds; 0 never stops one (for a debugger).
+    pub stall_ms: u64,
     /// One packet in so many is timed through its chain; 0 times none.
     pub latency_sample: u32,
     /// How long a stop waits for packets inside to leave, in milliseconds.
@@ -73,6 +75,7 @@ impl Default for Manager {
             flow_timeout_ms: 30_000,
             fallback_wake_us: 2_000,
             max_violations: 64,
+            stall_ms: 10_000,
             latency_sample: 128,
             drain_ms: 2_000,
         }

@@ -1,1 +1,3 @@
-//! (to come)
+//! NFs as the manager knows them.
+
+pub mod handle;

@@ -1,0 +1,454 @@
+//! The packet threads as the supervisor handles them: started, told, asked, stopped.
+//!
+//! Every change goes to all threads in the same order, and those that others build on are waited for, so that an NF is never given
+//! packets by a thread after the thread that takes back its frames has begun to.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use sluice_shm::arena::{Arena, Geometry};
+use sluice_shm::clock::Clock;
+use sluice_shm::core_page::CorePage;
+use sluice_shm::memory::{MemoryError, SharedMemory};
+use sluice_shm::page::{Region, RegionLayout};
+use sluice_shm::ring;
+
+use crate::chain::{Counter, PathRegistry, Tables};
+use crate::classify::Classifier;
+use crate::classify::flow_table::random_seed;
+use crate::config::model::{Config, Hugepages, Overload};
+use crate::forward::{Plane, TraceRequest};
+use crate::frame::{FrameCache, FramePool, FrameTable};
+use crate::mechanism::affinity;
+use crate::nf::handle::NfHandle;
+use crate::port::PortQueue;
+use crate::worker::{Command, OwnedQueue, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
+
+/// How long a packet thread may take to carry out a command before it is given up.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Free frames that a packet thread keeps to itself.
+const FRAMES_PER_THREAD: usize = 8192;
+/// Packets that may wait between two packet threads.
+const LANE: u32 = 1024;
+
+/// Why the packet threads could not be started or told something.
+#[derive(Debug, thiserror::Error)]
+pub enum PlaneError {
+    /// No memory for packets or rings.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A thread could not be started on its core.
+    #[error("cannot start a packet thread on core {core}: {source}")]
+    Thread {
+        /// The core.
+        core: usize,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// A thread does not answer.
+    #[error("packet thread {0} does not answer; this is a defect of sluiced: please report it")]
+    Silent(usize),
+    /// A core has no slot left for an NF.
+    #[error("core {core} has {slots} NFs already, the most that manager.max_nfs allows; raise it and restart")]
+    NoSlot {
+        /// The core.
+        core: usize,
+        /// Slots of its page.
+        slots: u32,
+    },
+}
+
+struct Link {
+    core: usize,
+    roles: Roles,
+    commands: Sender<Command>,
+    flag: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+    busy_ns: Arc<AtomicU64>,
+}
+
+struct Core {
+    memory: SharedMemory,
+    page: CorePage,
+    used: Vec<bool>,
+}
+
+/// What is known of a packet thread.
+#[derive(Debug, Clone)]
+pub struct ThreadInfo {
+    /// Its core.
+    pub core: usize,
+    /// Its roles.
+    pub roles: Roles,
+    /// Nanoseconds that it had packets to handle.
+    pub busy_ns: u64,
+}
+
+/// The packet threads and the memory that they work on.
+pub struct DataPlane {
+    links: Vec<Link>,
+    rx: Vec<usize>,
+    tx: Vec<usize>,
+    arena_memory: SharedMemory,
+    arena: Arena,
+    table: FrameTable,
+    registry: Arc<PathRegistry>,
+    clock: Clock,
+    cores: HashMap<(usize, Option<String>), Core>,
+    slots: u32,
+}
+
+/// A slot on a core's page, given to an NF.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The page.
+    pub page: CorePage,
+    /// The slot.
+    pub slot: u32,
+    key: (usize, Option<String>),
+}
+
+impl DataPlane {
+    /// Makes the arena and starts the threads that the configuration names.
+    ///
+    /// # Errors
+    /// [`PlaneError::Memory`] if there is no memory for packets; [`PlaneError::Thread`] if a core cannot be had.
+    pub fn start(config: &Config) -> Result<Self, PlaneError> {
+        let geometry = Geometry { frames: config.memory.frames, stride: Geometry::stride_for(config.memory.packet_bytes as usize) as u32 };
+        let (arena_memory, arena) = match config.memory.hugepages {
+            Hugepages::Never => Arena::create(geometry, false)?,
+            Hugepages::Always => Arena::create(geometry, true)?,
+            Hugepages::Auto => Arena::create(geometry, true).or_else(|_| Arena::create(geometry, false))?,
+        };
+        let pool = FramePool::new(geometry.frames);
+        let table = FrameTable::new(geometry.frames);
+        let entered_ns: Arc<[AtomicU64]> = (0..geometry.frames).map(|_| AtomicU64::new(0)).collect();
+        let registry = Arc::new(PathRegistry::default());
+        let clock = Clock::new();
+        let manager = &config.manager;
+
+        let mut threads: Vec<(usize, Roles)> = Vec::new();
+        let mut role = |core: usize, set: fn(&mut Roles)| match threads.iter_mut().find(|(c, _)| *c == core) {
+            Some((_, roles)) => set(roles),
+            None => {
+                let mut roles = Roles::default();
+                set(&mut roles);
+                threads.push((core, roles));
+            }
+        };
+        manager.rx.iter().for_each(|core| role(*core, |r| r.rx = true));
+        manager.tx.iter().for_each(|core| role(*core, |r| r.tx = true));
+        role(manager.wakeup, |r| r.wakeup = true);
+        role(manager.monitor, |r| r.monitor = true);
+        let n = threads.len();
+
+        let mut lanes_out: Vec<Vec<_>> = (0..n).map(|_| (0..n).map(|_| None).collect()).collect();
+        let mut lanes_in: Vec<Vec<_>> = (0..n).map(|_| (0..n).map(|_| None).collect()).collect();
+        for from in 0..n {
+            for to in (0..n).filter(|to| *to != from) {
+                let (producer, consumer) = ring::private(LANE);
+                lanes_out[from][to] = Some(producer);
+                lanes_in[to][from] = Some(consumer);
+            }
+        }
+        let seed = random_seed();
+        let rx: Vec<usize> = (0..n).filter(|i| threads[*i].1.rx).collect();
+        let tx: Vec<usize> = (0..n).filter(|i| threads[*i].1.tx).collect();
+        let flows = manager.max_flows.div_ceil(rx.len() as u32);
+        // A small arena is shared out, so that no thread starves another.
+        let cached = FRAMES_PER_THREAD.min(geometry.frames as usize / (2 * n));
+        let mut links = Vec::with_capacity(n);
+        for (index, ((core, roles), (lanes_out, lanes_in))) in threads.into_iter().zip(lanes_out.into_iter().zip(lanes_in)).enumerate() {
+            let (commands, receiver) = channel();
+            let flag = Arc::new(AtomicBool::new(false));
+            let busy_ns = Arc::new(AtomicU64::new(0));
+            let plane = Plane {
+                index,
+                threads: n,
+                table: table.clone(),
+                entered_ns: entered_ns.clone(),
+                frames: FrameCache::new(pool.clone(), arena.clone(), if n == 1 { geometry.frames as usize } else { cached }),
+                registry: registry.clone(),
+                tables: Arc::default(),
+                nfs: Vec::new(),
+                out: Vec::new(),
+                latencies: Vec::new(),
+                no_rule: Counter::default(),
+                no_path: Counter::default(),
+                nf_down: Counter::default(),
+                sample_every: manager.latency_sample,
+                sample_left: manager.latency_sample,
+                now_ns: 0,
+                trace: None,
+            };
+            let setup = WorkerSetup {
+                roles,
+                plane,
+                classifier: Classifier::new(if roles.rx { flows as usize } else { 1 }, seed),
+                clock: clock.clone(),
+                commands: receiver,
+                flag: flag.clone(),
+                idle: manager.idle,
+                flow_timeout_ms: manager.flow_timeout_ms,
+                fallback_wake_us: manager.fallback_wake_us,
+                max_violations: manager.max_violations,
+                stall_ms: manager.stall_ms,
+                lanes_out,
+                lanes_in,
+                busy_ns: busy_ns.clone(),
+            };
+            let (pinned, answer) = channel();
+            let thread = std::thread::Builder::new().name(format!("sluice-{core}")).spawn(move || {
+                let result = affinity::pin(core).map(drop).map_err(std::io::Error::other);
+                let go = result.is_ok();
+                let _ = pinned.send(result);
+                if go {
+                    Worker::new(setup).run();
+                }
+            });
+            let failed = |source| PlaneError::Thread { core, source };
+            let thread = thread.map_err(failed)?;
+            answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(index))?.map_err(failed)?;
+            links.push(Link { core, roles, commands, flag, thread: Some(thread), busy_ns });
+        }
+        Ok(Self { links, rx, tx, arena_memory, arena, table, registry, clock, cores: HashMap::new(), slots: manager.max_nfs })
+    }
+
+    /// The arena's memory, whose descriptor goes to NFs.
+    pub fn arena_memory(&self) -> &SharedMemory {
+        &self.arena_memory
+    }
+
+    /// The arena.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// The owners of frames.
+    pub fn table(&self) -> &FrameTable {
+        &self.table
+    }
+
+    /// The paths.
+    pub fn registry(&self) -> &Arc<PathRegistry> {
+        &self.registry
+    }
+
+    /// The clock.
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// How many packet threads there are.
+    pub fn threads(&self) -> usize {
+        self.links.len()
+    }
+
+    /// What is known of each thread.
+    pub fn thread_infos(&self) -> Vec<ThreadInfo> {
+        self.links.iter().map(|l| ThreadInfo { core: l.core, roles: l.roles, busy_ns: l.busy_ns.load(Ordering::Relaxed) }).collect()
+    }
+
+    fn tell(&self, thread: usize, command: Command) {
+        let link = &self.links[thread];
+        // A thread that has ended hears nothing; whoever waits for its answer is told so.
+        let _ = link.commands.send(command);
+        // Release: the command is there before the flag.
+        link.flag.store(true, Ordering::Release);
+    }
+
+    fn ask<T>(&self, thread: usize, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, PlaneError> {
+        let (to, answer) = channel();
+        self.tell(thread, command(to));
+        answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(thread))
+    }
+
+    fn ask_all<T>(&self, command: impl Fn(Sender<T>) -> Command) -> Result<Vec<T>, PlaneError> {
+        let answers: Vec<_> = (0..self.links.len())
+            .map(|thread| {
+                let (to, answer) = channel();
+                self.tell(thread, command(to));
+                answer
+            })
+            .collect();
+        answers.into_iter().enumerate().map(|(i, answer)| answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(i))).collect()
+    }
+
+    /// Makes all threads use new tables. They begin within a round of their loops; commands that follow find them in use.
+    pub fn use_tables(&self, tables: &Arc<Tables>) {
+        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Tables(tables.clone())));
+    }
+
+    /// A slot on the page of a core, shared by the NFs of one tenant.
+    ///
+    /// # Errors
+    /// [`PlaneError::NoSlot`] if there is none left; [`PlaneError::Memory`].
+    pub fn place(&mut self, core: usize, tenant: Option<String>) -> Result<Place, PlaneError> {
+        let key = (core, tenant);
+        if !self.cores.contains_key(&key) {
+            let (memory, page) = CorePage::create(self.slots)?;
+            self.cores.insert(key.clone(), Core { memory, page, used: Vec::new() });
+        }
+        let slots = self.slots;
+        let entry = self.cores.get_mut(&key).expect("it was just put there");
+        let slot = match entry.used.iter().position(|used| !used) {
+            Some(slot) => slot,
+            None if entry.used.len() < slots as usize => {
+                entry.used.push(false);
+                entry.used.len() - 1
+            }
+            None => return Err(PlaneError::NoSlot { core, slots }),
+        };
+        entry.used[slot] = true;
+        entry.page.reset(slot as u32);
+        Ok(Place { page: entry.page.clone(), slot: slot as u32, key })
+    }
+
+    /// Gives a slot back.
+    pub fn vacate(&mut self, place: &Place) {
+        if let Some(entry) = self.cores.get_mut(&place.key) {
+            entry.page.reset(place.slot);
+            entry.used[place.slot as usize] = false;
+        }
+    }
+
+    /// The memory of a place's page, whose descriptor goes to the NF.
+    pub fn page_memory(&self, place: &Place) -> Option<&SharedMemory> {
+        self.cores.get(&place.key).map(|c| &c.memory)
+    }
+
+    /// Makes a region and gives its rings to the threads. The NF may be welcomed when this returns.
+    ///
+    /// # Errors
+    /// [`PlaneError::Memory`], [`PlaneError::Silent`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn attach(
+        &self,
+        number: u16,
+        name: &str,
+        service: u16,
+        core: usize,
+        poll: bool,
+        capacity: u32,
+        place: &Place,
+    ) -> Result<Arc<NfHandle>, PlaneError> {
+        let layout = RegionLayout::new(self.links.len() as u32, capacity).expect("the configuration checks the ring size");
+        let region = Region::create(layout)?;
+        let (page, slot) = (place.page.clone(), place.slot);
+        let handle = NfHandle::new(number, name.into(), service, core, poll, region, page, slot, self.rx.len(), self.links.len());
+        let drains = self.drains(number);
+        let answers: Vec<_> = (0..self.links.len())
+            .map(|thread| {
+                let producer = handle.region.rx_producer(thread as u32).expect("there is a ring for each thread");
+                let consumer = (thread == drains).then(|| handle.region.tx_consumer());
+                let (to, answer) = channel();
+                self.tell(thread, Command::Attach(handle.clone(), producer, consumer, to));
+                answer
+            })
+            .collect();
+        for (thread, answer) in answers.into_iter().enumerate() {
+            answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(thread))?;
+        }
+        Ok(handle)
+    }
+
+    /// The thread that drains an NF.
+    fn drains(&self, number: u16) -> usize {
+        self.tx[number as usize % self.tx.len()]
+    }
+
+    /// Takes an NF that is gone out of all threads. Says how many frames came back.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn detach(&self, number: u16) -> Result<usize, PlaneError> {
+        self.ask_all(|done| Command::Detach(number, done))?;
+        let drains = self.drains(number);
+        let taken = self.ask(drains, |done| Command::Reclaim(number, done))?;
+        for thread in (0..self.links.len()).filter(|t| *t != drains) {
+            self.ask(thread, |done| Command::Forget(number, done))?;
+        }
+        Ok(taken)
+    }
+
+    /// The threads that the queues of a port go to.
+    pub fn owners(&self, port: u16, queues: usize) -> Vec<usize> {
+        (0..queues).map(|q| self.rx[(port as usize + q) % self.rx.len()]).collect()
+    }
+
+    /// Gives the queues of a port to their threads. Says what each counts.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn add_port(
+        &self,
+        port: u16,
+        queues: Vec<Box<dyn PortQueue>>,
+        overload: Overload,
+        tx_waits: bool,
+    ) -> Result<Vec<Arc<QueueCounters>>, PlaneError> {
+        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::OpenPort(port, tx_waits)));
+        let owners = self.owners(port, queues.len());
+        let mut counters = Vec::with_capacity(queues.len());
+        for (queue, owner) in queues.into_iter().zip(owners) {
+            let count = Arc::new(QueueCounters::default());
+            let owned = Box::new(OwnedQueue::new(port, queue, overload, count.clone()));
+            self.ask(owner, |done| Command::AddQueue(owned, done))?;
+            counters.push(count);
+        }
+        Ok(counters)
+    }
+
+    /// Closes a port: what waits for it is sent first.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn close_port(&self, port: u16) -> Result<(), PlaneError> {
+        self.ask_all(|done| Command::ClosePort(port, done)).map(drop)
+    }
+
+    /// Reads no more packets from ports.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn stop_rx(&self) -> Result<(), PlaneError> {
+        self.ask_all(Command::StopRx).map(drop)
+    }
+
+    /// What each thread knows.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn snapshots(&self) -> Result<Vec<Snapshot>, PlaneError> {
+        self.ask_all(Command::Snapshot)
+    }
+
+    /// Traces packets, or no more.
+    pub fn trace(&self, trace: Option<&Arc<TraceRequest>>) {
+        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Trace(trace.cloned())));
+    }
+
+    /// Ends the threads.
+    pub fn stop(&mut self) {
+        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Stop));
+        for link in &mut self.links {
+            if let Some(thread) = link.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+impl Drop for DataPlane {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+#[cfg(test)]
+#[path = "dataplane_tests.rs"]
+mod tests;

@@ -1,0 +1,330 @@
+//! The packet threads with ports and NFs played by the test.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use sluice_shm::descriptor::{Descriptor, Verdict};
+use sluice_shm::page::Attached;
+
+use super::*;
+use crate::chain::{Chain, ChainCounters, Drop, Member, PortInfo};
+use crate::classify::rule::{Protocol, Rule, RuleSet};
+use crate::config::model::OnFailure;
+use crate::frame::{FrameCache, Packet};
+use crate::nf::handle::Sentence;
+
+/// Gives what the test put in, collects what comes out.
+#[derive(Clone, Default)]
+struct Wire {
+    to_read: Arc<Mutex<Vec<Vec<u8>>>>,
+    written: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl PortQueue for Wire {
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        let mut waiting = self.to_read.lock().unwrap();
+        let n = waiting.len().min(out.len());
+        let mut fresh = vec![0; n];
+        let n = frames.alloc(&mut fresh);
+        for (i, bytes) in waiting.drain(..n).enumerate() {
+            out[i] = Packet::fresh(fresh[i], bytes.len() as u16);
+            assert!(frames.arena().write(out[i].frame, out[i].offset, &bytes));
+        }
+        n
+    }
+
+    fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        for packet in packets {
+            let mut bytes = vec![0; packet.len as usize];
+            frames.arena().read(packet.frame, packet.offset, &mut bytes);
+            self.written.lock().unwrap().push(bytes);
+            frames.free(packet.frame);
+        }
+        packets.len()
+    }
+}
+
+/// A daemon without processes: one wire port (number 0), services with one NF each, one chain over all of them.
+struct Rig {
+    plane: DataPlane,
+    wire: Wire,
+    handles: Vec<Arc<NfHandle>>,
+    chain: Arc<Chain>,
+    tables: Tables,
+}
+
+const FRAMES: u32 = 1024;
+
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(20);
+    while !condition() {
+        assert!(Instant::now() < until, "waited too long for {what}");
+        std::thread::yield_now();
+    }
+}
+
+fn udp(flow: u8, payload: u32) -> Vec<u8> {
+    let builder = etherparse::PacketBuilder::ethernet2([1; 6], [2; 6]).ipv4([10, 0, 0, flow], [10, 0, 1, 1], 9).udp(1000, 2000);
+    let mut bytes = Vec::new();
+    builder.write(&mut bytes, &payload.to_be_bytes()).unwrap();
+    bytes
+}
+
+impl Rig {
+    fn new(nfs: u16, ring: u32, overload: Overload, on_failure: OnFailure) -> Self {
+        let mut config = Config::default();
+        config.memory.frames = FRAMES;
+        config.memory.hugepages = Hugepages::Never;
+        config.manager.max_violations = 3;
+        config.manager.idle = crate::config::model::Idle::Sleep;
+        let mut plane = DataPlane::start(&config).unwrap();
+        let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
+        let chain = Arc::new(Chain {
+            number: 0,
+            version: 1,
+            name: "c".into(),
+            services: (0..nfs).collect(),
+            egress: 0,
+            on_failure,
+            counters,
+        });
+        let rule = Rule { port: None, vlan: None, protocol: Protocol::Any, src: None, dst: None, src_port: None, dst_port: None, dscp: None, chain: 0 };
+        let tables = Tables {
+            generation: 1,
+            rules: RuleSet::new(vec![rule]),
+            chains: vec![Some(chain.clone())],
+            services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf) }]).collect(),
+            ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0] })],
+        };
+        let mut handles = Vec::new();
+        for nf in 0..nfs {
+            let place = plane.place(0, None).unwrap();
+            handles.push(plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, ring, &place).unwrap());
+        }
+        let mut rig = Self { plane, wire: Wire::default(), handles, chain, tables };
+        rig.publish();
+        rig.plane.add_port(0, vec![Box::new(rig.wire.clone())], overload, false).unwrap();
+        rig
+    }
+
+    fn publish(&mut self) {
+        self.tables.generation += 1;
+        let t = &self.tables;
+        let copy = Tables {
+            generation: t.generation,
+            rules: t.rules.clone(),
+            chains: t.chains.clone(),
+            services: t.services.clone(),
+            ports: t.ports.clone(),
+        };
+        self.plane.use_tables(&Arc::new(copy));
+    }
+
+    fn nf(&self, number: usize) -> Attached {
+        let region = &self.handles[number].region;
+        Attached::map(region.memory.fd(), region.page.layout()).unwrap()
+    }
+
+    fn put(&self, packets: impl IntoIterator<Item = Vec<u8>>) {
+        self.wire.to_read.lock().unwrap().extend(packets);
+    }
+
+    fn dropped(&self, why: Drop) -> u64 {
+        self.chain.counters[0].drops[why as usize].get()
+    }
+
+    /// Whether all frames are free: none is with an NF, none waits.
+    fn is_empty(&self) -> bool {
+        self.plane.table().in_use() == 0
+    }
+}
+
+/// Reads one descriptor, waiting for it.
+fn read(nf: &mut Attached) -> Descriptor {
+    let mut one = [Descriptor::default()];
+    wait_for("a packet", || nf.rx[0].dequeue(&mut one).unwrap() == 1);
+    one[0]
+}
+
+#[test]
+fn packets_pass_every_nf_in_order_and_all_frames_come_back() {
+    let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
+    let sent: Vec<Vec<u8>> = (0..3000).map(|i| udp(1, i)).collect();
+    rig.put(sent.clone());
+    let done = Arc::new(AtomicBool::new(false));
+    let nfs: Vec<_> = (0..2)
+        .map(|i| {
+            let (mut nf, done) = (rig.nf(i), done.clone());
+            std::thread::spawn(move || {
+                let mut burst = [Descriptor::default(); 32];
+                while !done.load(Ordering::Relaxed) {
+                    let n = nf.rx[0].dequeue(&mut burst).unwrap();
+                    assert_eq!(nf.tx.enqueue(&burst[..n]).unwrap(), n, "the tx ring holds all that may be on its way");
+                    std::thread::yield_now();
+                }
+            })
+        })
+        .collect();
+    wait_for("all packets", || rig.wire.written.lock().unwrap().len() == sent.len());
+    done.store(true, Ordering::Relaxed);
+    nfs.into_iter().for_each(|t| t.join().unwrap());
+    assert_eq!(*rig.wire.written.lock().unwrap(), sent);
+    wait_for("all frames", || rig.is_empty());
+    assert_eq!(rig.handles[0].in_flight.load(Ordering::Relaxed), 0);
+    assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_closed_gate_drops_at_the_door_and_nowhere_else() {
+    let rig = Rig::new(2, 16, Overload::Drop, OnFailure::Drop);
+    rig.put((0..100).map(|i| udp(1, i)));
+    wait_for("the drops", || rig.dropped(Drop::Entry) == 100 - 16);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    for _ in 0..16 {
+        let packet = read(&mut first);
+        first.tx.enqueue(&[packet]).unwrap();
+        let packet = read(&mut second);
+        second.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("the rest", || rig.wire.written.lock().unwrap().len() == 16);
+    for why in Drop::ALL.into_iter().filter(|w| *w != Drop::Entry) {
+        assert_eq!(rig.dropped(why), 0, "{}", why.name());
+    }
+}
+
+#[test]
+fn every_verdict_is_carried_out() {
+    let rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    rig.put((0..4).map(|i| udp(1, i)));
+    let packets: Vec<Descriptor> = (0..4).map(|_| read(&mut first)).collect();
+    let verdict = |i: usize, verdict: Verdict, arg| Descriptor { verdict: verdict as u8, arg, ..packets[i] };
+    first.tx.enqueue(&[verdict(0, Verdict::Drop, 0), verdict(1, Verdict::ToPort, 0)]).unwrap();
+    wait_for("the packet to the port", || rig.wire.written.lock().unwrap().len() == 1);
+    assert_eq!(rig.dropped(Drop::Verdict), 1);
+    first.tx.enqueue(&[verdict(2, Verdict::ToService, 1), verdict(3, Verdict::ToPort, 77)]).unwrap();
+    let there = read(&mut second);
+    second.tx.enqueue(&[there]).unwrap();
+    wait_for("the packet from the service", || rig.wire.written.lock().unwrap().len() == 2);
+    assert_eq!(rig.dropped(Drop::NoSuchPort), 1);
+    wait_for("all frames", || rig.is_empty());
+    assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));
+}
+
+#[test]
+fn forged_descriptors_hurt_only_the_forger() {
+    let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    rig.put((0..2).map(|i| udp(1, i)));
+    let mine = read(&mut first);
+    let long = read(&mut first);
+    // A replay, somebody else's frame, a frame that is not there, and a length past the frame.
+    let forged = [
+        mine,
+        mine,
+        Descriptor { frame: (mine.frame + 500) % FRAMES, ..mine },
+        Descriptor { frame: u32::MAX, ..mine },
+        Descriptor { offset: 2000, len: 2000, ..long },
+    ];
+    first.tx.enqueue(&forged).unwrap();
+    wait_for("the violations", || rig.handles[0].violations.load(Ordering::Relaxed) == 4);
+    assert_eq!(rig.dropped(Drop::Violation), 1, "the frame with the wild length is taken away");
+    wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
+    let passed = read(&mut second);
+    assert_eq!(passed.frame, mine.frame);
+    second.tx.enqueue(&[passed]).unwrap();
+    wait_for("the one good packet", || rig.wire.written.lock().unwrap().len() == 1);
+    wait_for("all frames", || rig.is_empty());
+    assert_eq!(rig.handles[1].violations.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn wild_cursors_are_violations() {
+    let rig = Rig::new(1, 16, Overload::Wait, OnFailure::Drop);
+    let layout = rig.handles[0].region.page.layout();
+    let mapping = sluice_shm::memory::Mapping::new(rig.handles[0].region.memory.fd(), layout.bytes as usize, false).unwrap();
+    let tx = layout.rings as usize + layout.rx_rings as usize * sluice_shm::ring::bytes(layout.capacity);
+    mapping.atomic_u32(tx).unwrap().store(1_000_000, Ordering::Relaxed);
+    wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
+    assert!(rig.is_empty());
+}
+
+#[test]
+fn the_frames_of_a_dead_nf_come_back_and_its_neighbours_go_on() {
+    let mut rig = Rig::new(2, 64, Overload::Drop, OnFailure::Bypass);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    rig.put((0..10).map(|i| udp(1, i)));
+    let packets: Vec<Descriptor> = (0..10).map(|_| read(&mut first)).collect();
+    // It returned three before it died, and was given five more that it never read.
+    first.tx.enqueue(&packets[..3]).unwrap();
+    rig.put((10..15).map(|i| udp(1, i)));
+    wait_for("the unread ones", || rig.handles[0].posted_returned().0 == 15);
+    rig.tables.services[0].clear();
+    rig.publish();
+    assert_eq!(rig.plane.detach(0).unwrap(), 12);
+    assert_eq!(rig.dropped(Drop::NfDied), 12);
+    for _ in 0..3 {
+        let packet = read(&mut second);
+        second.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("what it had returned", || rig.wire.written.lock().unwrap().len() == 3);
+    rig.put([udp(1, 99)]);
+    let packet = read(&mut second);
+    second.tx.enqueue(&[packet]).unwrap();
+    wait_for("the chain without it", || rig.wire.written.lock().unwrap().last() == Some(&udp(1, 99)));
+    wait_for("all frames", || rig.is_empty());
+    assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
+    let mut rig = Rig::new(1, 64, Overload::Wait, OnFailure::Restart);
+    rig.tables.services[0].clear();
+    rig.publish();
+    rig.plane.detach(0).unwrap();
+    rig.put((0..3).map(|i| udp(1, i)));
+    wait_for("the packets to be held", || rig.plane.snapshots().unwrap()[0].waiting == 3);
+    let place = rig.plane.place(0, None).unwrap();
+    rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place).unwrap();
+    rig.tables.services[0].push(Member { nf: 0, id: 0 });
+    rig.publish();
+    let mut nf = rig.nf(0);
+    for _ in 0..3 {
+        let packet = read(&mut nf);
+        nf.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("all of them", || rig.wire.written.lock().unwrap().len() == 3);
+}
+
+#[test]
+fn a_trace_tells_every_hop() {
+    let rig = Rig::new(1, 64, Overload::Wait, OnFailure::Drop);
+    let trace = Arc::new(TraceRequest {
+        chain: Some(0),
+        left: std::sync::atomic::AtomicI64::new(1),
+        events: crossbeam_queue::ArrayQueue::new(16),
+    });
+    rig.plane.trace(Some(&trace));
+    rig.put([udp(1, 1), udp(1, 2)]);
+    let mut nf = rig.nf(0);
+    let burst = [read(&mut nf), read(&mut nf)];
+    nf.tx.enqueue(&burst).unwrap();
+    wait_for("both", || rig.wire.written.lock().unwrap().len() == 2);
+    let events: Vec<_> = std::iter::from_fn(|| trace.events.pop()).collect();
+    use crate::forward::TraceWhat::{FromNf, ToNf, ToPort};
+    assert_eq!(events.iter().map(|e| e.what).collect::<Vec<_>>(), [ToNf(0), FromNf(0), ToPort(0)]);
+    assert!(events.windows(2).all(|w| w[0].at_ns <= w[1].at_ns && w[0].packet == w[1].packet));
+}
+
+#[test]
+fn nfs_of_one_core_share_a_page_and_those_of_another_tenant_do_not() {
+    let mut rig = Rig::new(1, 16, Overload::Drop, OnFailure::Drop);
+    let a = rig.plane.place(1, None).unwrap();
+    let b = rig.plane.place(1, None).unwrap();
+    let c = rig.plane.place(1, Some("t".into())).unwrap();
+    assert!(a.page.is_same(&b.page) && a.slot != b.slot);
+    assert!(!a.page.is_same(&c.page));
+    rig.plane.vacate(&a);
+    assert_eq!(rig.plane.place(1, None).unwrap().slot, a.slot);
+}

@@ -1,0 +1,150 @@
+//! One NF process as the packet threads and the supervisor share it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use sluice_shm::core_page::CorePage;
+use sluice_shm::page::Region;
+
+use crate::chain::Counter;
+use crate::frame::owner;
+
+/// What one manager thread counts of one NF.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct NfCounters {
+    /// Packets put on its rx rings.
+    pub posted: Counter,
+    /// Packets it returned.
+    pub returned: Counter,
+    /// Of these, with the verdict drop.
+    pub dropped: Counter,
+    /// Times the manager woke it.
+    pub wakes: Counter,
+}
+
+/// Why an NF is to be stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Sentence {
+    /// It may go on.
+    None = 0,
+    /// It forged descriptors or cursors more often than allowed.
+    Violations = 1,
+    /// It held packets and returned none for too long.
+    Stalled = 2,
+}
+
+/// One NF process. A restart makes a new one.
+#[derive(Debug)]
+pub struct NfHandle {
+    /// Its number, also the owner of its frames.
+    pub number: u16,
+    /// Its name, `SERVICE.i`.
+    pub name: String,
+    /// Number of its service.
+    pub service: u16,
+    /// Processor that it belongs on.
+    pub core: usize,
+    /// It never sleeps.
+    pub poll: bool,
+    /// Its page and rings.
+    pub region: Region,
+    /// The page of its core (and tenant).
+    pub core_page: CorePage,
+    /// Its slot there.
+    pub slot: u32,
+    /// Most packets that may be on their way to it: its ring, less what several Rx threads might add at once.
+    pub limit: u32,
+    /// Packets let in at a chain's entry that have still to pass it.
+    pub in_flight: AtomicU32,
+    /// Whether it may be given packets.
+    pub alive: AtomicBool,
+    /// Forged descriptors and cursors.
+    pub violations: AtomicU64,
+    sentence: AtomicU8,
+    /// Counters, by manager thread.
+    pub counters: Box<[NfCounters]>,
+}
+
+impl NfHandle {
+    /// A handle for an NF that has not attached yet.
+    #[allow(clippy::too_many_arguments)]
+    pub fn new(
+        number: u16,
+        name: String,
+        service: u16,
+        core: usize,
+        poll: bool,
+        region: Region,
+        core_page: CorePage,
+        slot: u32,
+        rx_threads: usize,
+        threads: usize,
+    ) -> Arc<Self> {
+        let capacity = region.page.layout().capacity;
+        // Two Rx threads that look at once may each let in a burst more than there is room for.
+        let slack = (rx_threads.saturating_sub(1) * sluice_shm::BURST) as u32;
+        Arc::new(Self {
+            number,
+            name,
+            service,
+            core,
+            poll,
+            region,
+            core_page,
+            slot,
+            limit: capacity.saturating_sub(slack).max(1),
+            in_flight: AtomicU32::new(0),
+            alive: AtomicBool::new(true),
+            violations: AtomicU64::new(0),
+            sentence: AtomicU8::new(Sentence::None as u8),
+            counters: (0..threads).map(|_| NfCounters::default()).collect(),
+        })
+    }
+
+    /// As an owner of frames.
+    #[inline(always)]
+    pub fn owner(&self) -> u16 {
+        owner::FIRST_NF + self.number
+    }
+
+    /// How many more packets may be let in that will pass it.
+    #[inline(always)]
+    pub fn room(&self) -> u32 {
+        self.limit.saturating_sub(self.in_flight.load(Ordering::Relaxed))
+    }
+
+    /// Counts packets that were let in and will pass it.
+    #[inline(always)]
+    pub fn commit(&self, n: u32) {
+        self.in_flight.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Counts packets that have passed it for the last time, or will not come.
+    #[inline(always)]
+    pub fn release(&self, n: u32) {
+        self.in_flight.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    /// Notes that it has to be stopped; the first reason stays.
+    pub fn condemn(&self, sentence: Sentence) {
+        let _ = self.sentence.compare_exchange(Sentence::None as u8, sentence as u8, Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Whether it has to be stopped, and why.
+    pub fn sentence(&self) -> Sentence {
+        match self.sentence.load(Ordering::Acquire) {
+            1 => Sentence::Violations,
+            2 => Sentence::Stalled,
+            _ => Sentence::None,
+        }
+    }
+
+    /// Packets put on its rings and returned, over all threads.
+    pub fn posted_returned(&self) -> (u64, u64) {
+        // Returned first: what is counted as posted meanwhile must not make the difference negative.
+        let returned = self.counters.iter().map(|c| c.returned.get()).sum();
+        (self.counters.iter().map(|c| c.posted.get()).sum(), returned)
+    }
+}
