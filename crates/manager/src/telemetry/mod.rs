@@ -1,1 +1,3 @@
-//! (to come)
+//! Telemetry: what is counted, in the forms that others read.
+
+pub mod prometheus;

@@ -1,0 +1,299 @@
+//! A client of the control API: one connection, one request at a time, blocking.
+//!
+//! The connection is made at the first request and again after a break, so a client may outlive a daemon. Requests that may change
+//! something are never sent twice.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{Method, Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::UnixStream;
+use tokio::runtime::Runtime;
+
+use super::model::{AddNf, AddRule, Applied, Apply, Chain, Done, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest};
+use super::{ApiError, ErrorBody, ErrorKind};
+use crate::config::model as config;
+
+/// Longer than the daemon lets a call take.
+const PATIENCE: Duration = Duration::from_secs(150);
+
+/// Why there is no answer, or a refusal.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// Nobody listens.
+    #[error("no sluiced answers at {path}: start one with `sluiced CONFIG`, or give --socket")]
+    NotRunning {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The socket is somebody else's.
+    #[error("no permission for {path}: run as root or as the user that sluiced runs as")]
+    NoPermission {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The daemon refuses.
+    #[error("{}{}", .0.error, hint(&.0.hint))]
+    Api(ApiError),
+    /// The connection broke.
+    #[error("the connection to {path} broke: {what}; see whether sluiced still runs")]
+    Broken {
+        /// The socket.
+        path: PathBuf,
+        /// How.
+        what: String,
+    },
+    /// The answer is not what this client expects.
+    #[error("cannot understand the answer to {request}: {what}; are sluice and sluiced of the same version?")]
+    Answer {
+        /// Method and address.
+        request: String,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// No runtime for the connection.
+    #[error("cannot start a client: {0}")]
+    Runtime(std::io::Error),
+}
+
+fn hint(hint: &str) -> String {
+    if hint.is_empty() { String::new() } else { format!("\n  hint: {hint}") }
+}
+
+/// A client.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    runtime: Runtime,
+    connection: Option<SendRequest<Full<Bytes>>>,
+}
+
+impl Client {
+    /// A client of the daemon at `socket`; connects at the first request.
+    ///
+    /// # Errors
+    /// [`ClientError::Runtime`], if the process is out of file descriptors.
+    pub fn new(socket: &Path) -> Result<Self, ClientError> {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().map_err(ClientError::Runtime)?;
+        Ok(Self { path: socket.to_owned(), runtime, connection: None })
+    }
+
+    /// The socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Asks, and gives back the answer's text.
+    ///
+    /// # Errors
+    /// See [`ClientError`].
+    pub fn request(&mut self, method: Method, address: &str, body: Vec<u8>) -> Result<String, ClientError> {
+        let path = self.path.clone();
+        let connection = &mut self.connection;
+        let talk = async {
+            let mut sender = match connection.take() {
+                Some(sender) if sender.is_ready() => sender,
+                _ => connect(&path).await?,
+            };
+            let broken = |error: hyper::Error| ClientError::Broken { path: path.clone(), what: error.to_string() };
+            let request = Request::builder()
+                .method(&method)
+                .uri(address)
+                .header(header::HOST, "sluice")
+                .header(header::CONTENT_TYPE, "application/json")
+                .body(Full::new(Bytes::from(body)))
+                .map_err(|error| ClientError::Answer { request: format!("{method} {address}"), what: error.to_string() })?;
+            sender.ready().await.map_err(broken)?;
+            let response = sender.send_request(request).await.map_err(broken)?;
+            let status = response.status();
+            let bytes = response.into_body().collect().await.map_err(broken)?.to_bytes();
+            *connection = Some(sender);
+            Ok((status, bytes))
+        };
+        let answer = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, talk).await });
+        let (status, bytes) = match answer {
+            Ok(answer) => answer?,
+            Err(_) => {
+                let what = format!("no answer within {} s", PATIENCE.as_secs());
+                return Err(ClientError::Broken { path: self.path.clone(), what });
+            }
+        };
+        if !status.is_success() {
+            return Err(ClientError::Api(refusal(status, &bytes)));
+        }
+        String::from_utf8(bytes.into())
+            .map_err(|error| ClientError::Answer { request: format!("{method} {address}"), what: error.to_string() })
+    }
+
+    fn ask<T: DeserializeOwned>(&mut self, method: Method, address: &str, body: Vec<u8>) -> Result<T, ClientError> {
+        let text = self.request(method.clone(), address, body)?;
+        serde_json::from_str(&text)
+            .map_err(|error| ClientError::Answer { request: format!("{method} {address}"), what: error.to_string() })
+    }
+
+    fn get<T: DeserializeOwned>(&mut self, address: &str) -> Result<T, ClientError> {
+        // A connection that the daemon closed meanwhile shows only when used. Reading twice does no harm.
+        let reused = self.connection.is_some();
+        match self.ask(Method::GET, address, Vec::new()) {
+            Err(ClientError::Broken { .. }) if reused => self.ask(Method::GET, address, Vec::new()),
+            answer => answer,
+        }
+    }
+
+    fn post<B: Serialize, T: DeserializeOwned>(&mut self, address: &str, body: &B) -> Result<T, ClientError> {
+        let body = serde_json::to_vec(body)
+            .map_err(|error| ClientError::Answer { request: format!("POST {address}"), what: error.to_string() })?;
+        self.ask(Method::POST, address, body)
+    }
+
+    fn delete(&mut self, collection: &str, name: &str) -> Result<(), ClientError> {
+        self.ask(Method::DELETE, &format!("/v1/{collection}/{}", escaped(name)), Vec::new()).map(|Done { .. }| ())
+    }
+}
+
+/// The calls of the API, each with the errors of [`ClientError`].
+#[allow(clippy::missing_errors_doc)] // one line above for all
+impl Client {
+    /// What the daemon is and has.
+    pub fn status(&mut self) -> Result<Status, ClientError> {
+        self.get("/v1/status")
+    }
+
+    /// Everything that is counted.
+    pub fn stats(&mut self) -> Result<Stats, ClientError> {
+        self.get("/v1/stats")
+    }
+
+    /// The same for Prometheus.
+    pub fn metrics(&mut self) -> Result<String, ClientError> {
+        self.request(Method::GET, "/v1/metrics", Vec::new())
+    }
+
+    /// Starts one more instance of a service.
+    pub fn add_nf(&mut self, service: &str, core: Option<usize>) -> Result<Nf, ClientError> {
+        self.post("/v1/nfs", &AddNf { service: service.into(), core })
+    }
+
+    /// Stops an instance.
+    pub fn remove_nf(&mut self, name: &str) -> Result<(), ClientError> {
+        self.delete("nfs", name)
+    }
+
+    /// Adds a service.
+    pub fn add_service(&mut self, service: &config::Service) -> Result<Service, ClientError> {
+        self.post("/v1/services", service)
+    }
+
+    /// Removes a service.
+    pub fn remove_service(&mut self, name: &str) -> Result<(), ClientError> {
+        self.delete("services", name)
+    }
+
+    /// Adds a chain.
+    pub fn add_chain(&mut self, chain: &config::Chain) -> Result<Chain, ClientError> {
+        self.post("/v1/chains", chain)
+    }
+
+    /// Removes a chain.
+    pub fn remove_chain(&mut self, name: &str) -> Result<(), ClientError> {
+        self.delete("chains", name)
+    }
+
+    /// Adds a rule.
+    pub fn add_rule(&mut self, rule: config::Rule, position: Option<usize>) -> Result<Rule, ClientError> {
+        self.post("/v1/rules", &AddRule { rule, position })
+    }
+
+    /// Removes a rule.
+    pub fn remove_rule(&mut self, name: &str) -> Result<(), ClientError> {
+        self.delete("rules", name)
+    }
+
+    /// Opens a port.
+    pub fn add_port(&mut self, port: &config::Port) -> Result<Port, ClientError> {
+        self.post("/v1/ports", port)
+    }
+
+    /// Closes a port.
+    pub fn remove_port(&mut self, name: &str) -> Result<(), ClientError> {
+        self.delete("ports", name)
+    }
+
+    /// Goes over to another configuration.
+    pub fn apply(&mut self, apply: &Apply) -> Result<Applied, ClientError> {
+        self.post("/v1/apply", apply)
+    }
+
+    /// Follows packets on their way.
+    pub fn trace(&mut self, request: &TraceRequest) -> Result<Trace, ClientError> {
+        self.post("/v1/trace", request)
+    }
+
+    /// Starts the daemon's shutdown.
+    pub fn shutdown(&mut self) -> Result<(), ClientError> {
+        self.ask(Method::POST, "/v1/shutdown", Vec::new()).map(|Done { .. }| ())
+    }
+}
+
+async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
+    use std::io::ErrorKind as Io;
+    let stream = UnixStream::connect(path).await.map_err(|error| match error.kind() {
+        Io::NotFound | Io::ConnectionRefused => ClientError::NotRunning { path: path.into() },
+        Io::PermissionDenied => ClientError::NoPermission { path: path.into() },
+        _ => ClientError::Broken { path: path.into(), what: error.to_string() },
+    })?;
+    let (sender, connection) = handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| ClientError::Broken { path: path.into(), what: error.to_string() })?;
+    // Driven by block_on of the next request; its error shows there too.
+    tokio::spawn(connection);
+    Ok(sender)
+}
+
+fn refusal(status: StatusCode, body: &[u8]) -> ApiError {
+    let kind = ErrorKind::from_code(status.as_u16());
+    match serde_json::from_slice::<ErrorBody>(body) {
+        Ok(body) => ApiError::new(kind, body.error, body.hint),
+        Err(_) => ApiError::new(kind, format!("the daemon answers {status}"), ""),
+    }
+}
+
+/// A name as a segment of an address.
+fn escaped(name: &str) -> String {
+    let mut out = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_escaped_in_addresses() {
+        assert_eq!(escaped("fw.0"), "fw.0");
+        assert_eq!(escaped("a/b c?%ü"), "a%2Fb%20c%3F%25%C3%BC");
+    }
+
+    #[test]
+    fn nobody_there_says_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("none.sock");
+        let error = Client::new(&path).unwrap().status().unwrap_err();
+        let want = format!("no sluiced answers at {}: start one with `sluiced CONFIG`, or give --socket", path.display());
+        assert_eq!(error.to_string(), want);
+    }
+}

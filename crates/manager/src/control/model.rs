@@ -1,0 +1,570 @@
+//! What the control API says: plain types, one to each JSON object, shared by the daemon, its client and anyone who reads
+//! `sluice stats --json`.
+//!
+//! Counters (names that end in no unit, `_packets`, `_bytes` or `_drops`) count from the start of what they belong to and never go
+//! back, except when that is made anew; rates are the difference of two [`Stats`] over the difference of their `time_ns`. Times
+//! are nanoseconds unless the name says otherwise. `deploy/openapi.json` describes the same objects, and a test keeps both equal.
+//! A later version may add fields; a reader ignores those it does not know.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use sluice_shm::histogram::Histogram;
+
+use crate::config::model as config;
+
+/// What the daemon is and has.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Status {
+    /// Version of the daemon.
+    pub version: String,
+    /// Seconds since it was ready.
+    pub uptime_s: f64,
+    /// Its process.
+    pub pid: u32,
+    /// The configuration file that it was started with or that was applied last.
+    pub config: Option<String>,
+    /// Cores of the host that it may use.
+    pub cores: u32,
+    /// Its packet threads.
+    pub threads: Vec<Thread>,
+    /// Its packet memory.
+    pub frames: Frames,
+    /// Whether packet memory stands on hugepages.
+    pub hugepages: bool,
+    /// Flows that the flow table remembers at the moment.
+    pub flows: u64,
+}
+
+/// A packet thread of the manager.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Thread {
+    /// `rx`, `tx`, `wakeup`, `monitor`, or several with `+` between, where one loop runs them all.
+    pub role: String,
+    /// Its core.
+    pub core: u32,
+    /// Share of its time in which it had packets to move, 0 to 100. A spinning thread uses its whole core all the same.
+    pub busy_percent: f64,
+}
+
+/// Packet memory, in frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Frames {
+    /// All.
+    pub total: u64,
+    /// Without a packet.
+    pub free: u64,
+    /// With a packet: in a port, with an NF, or on the way.
+    pub in_use: u64,
+}
+
+/// A port and its counters.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Port {
+    /// Name.
+    pub name: String,
+    /// `gen`, `sink`, `pcap` or `dpdk`.
+    pub kind: String,
+    /// What was opened, in words.
+    pub description: String,
+    /// `drop` or `wait`.
+    pub overload: String,
+    /// Queues.
+    pub queues: u32,
+    /// Packets in.
+    pub rx_packets: u64,
+    /// Bytes in.
+    pub rx_bytes: u64,
+    /// Packets out.
+    pub tx_packets: u64,
+    /// Bytes out.
+    pub tx_bytes: u64,
+    /// Packets that the port did not take in time.
+    pub tx_drops: u64,
+    /// Packets of this port that were dropped before any NF worked on them.
+    pub entry_drops: u64,
+    /// Whether no packet will come in any more: a file that was read, a generator that has sent its count.
+    #[serde(default)]
+    pub finished: bool,
+    /// What only this kind of port knows, by name.
+    #[serde(default)]
+    pub details: BTreeMap<String, f64>,
+}
+
+/// Where an NF is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NfState {
+    /// Its process runs, and is not ready for packets yet.
+    #[default]
+    Starting,
+    /// It takes packets.
+    Running,
+    /// It was told to leave and returns its packets.
+    Stopping,
+    /// It died and is started again after a pause.
+    Restarting,
+    /// It died, or was stopped for its violations, and stays so.
+    Failed,
+    /// Its service says `attach = true`, and nobody has attached yet.
+    Expected,
+}
+
+impl NfState {
+    /// All states.
+    pub const ALL: [Self; 6] = [Self::Starting, Self::Running, Self::Stopping, Self::Restarting, Self::Failed, Self::Expected];
+
+    /// The word of the API.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Stopping => "stopping",
+            Self::Restarting => "restarting",
+            Self::Failed => "failed",
+            Self::Expected => "expected",
+        }
+    }
+}
+
+/// One instance of a service.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Nf {
+    /// Name: `SERVICE.i`.
+    pub name: String,
+    /// Its service.
+    pub service: String,
+    /// The number that descriptors and the handshake know it by.
+    pub number: u32,
+    /// Its process, if there is one.
+    pub pid: Option<u32>,
+    /// Its core.
+    pub core: u32,
+    /// Where it is in its life.
+    pub state: NfState,
+    /// `sleep` or `poll`.
+    pub mode: String,
+    /// Times that it was started again.
+    pub restarts: u64,
+    /// Packets posted to its rx rings.
+    pub rx_packets: u64,
+    /// Packets taken from its tx ring.
+    pub tx_packets: u64,
+    /// Packets that came back with the verdict `drop`.
+    pub verdict_drops: u64,
+    /// Packets posted and not yet returned.
+    pub queue: u64,
+    /// Most of those.
+    pub queue_capacity: u64,
+    /// Forged descriptors and wild cursors.
+    pub violations: u64,
+    /// Share of one core that its process used over the last sampling period, 0 to 100.
+    pub cpu_percent: f64,
+    /// Time that it takes for a burst, by its own word.
+    pub service_ns: Distribution,
+    /// Times that it went to sleep.
+    pub sleeps: u64,
+    /// Times that it started the next NF on its core.
+    pub hand_overs: u64,
+    /// Times that the manager rang its doorbell.
+    pub wakes: u64,
+    /// Frames that it owns at the moment.
+    pub frames_held: u64,
+    /// Its private memory in KiB, where the daemon looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub private_kib: Option<u64>,
+}
+
+/// A kind of NF.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Service {
+    /// Name.
+    pub name: String,
+    /// Names of its instances.
+    pub instances: Vec<String>,
+    /// How many of them take packets.
+    pub running: u32,
+    /// Its program; none if instances attach by themselves.
+    pub exec: Option<String>,
+    /// Arguments of its program.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Whether instances are started from outside.
+    pub attach: bool,
+    /// Cores that new instances go to, in turn.
+    pub cores: Vec<usize>,
+    /// `sleep` or `poll`.
+    pub mode: String,
+    /// Capacity of each ring.
+    pub ring: u32,
+    /// Tenant, if named.
+    #[serde(default)]
+    pub tenant: Option<String>,
+}
+
+/// What a chain does with packets at its entry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ChainState {
+    /// Takes them.
+    #[default]
+    Open,
+    /// Refuses them for now: throttled, or waiting for an NF to be back.
+    Refused,
+    /// Takes them past a hop that is left out.
+    Bypassing,
+    /// Drops them: an NF is gone for good.
+    Down,
+}
+
+impl ChainState {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Open, Self::Refused, Self::Bypassing, Self::Down];
+
+    /// The word of the API.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Open => "open",
+            Self::Refused => "refused",
+            Self::Bypassing => "bypassing",
+            Self::Down => "down",
+        }
+    }
+}
+
+/// A chain and its counters.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Chain {
+    /// Name.
+    pub name: String,
+    /// Its services, in order.
+    pub services: Vec<String>,
+    /// Port where packets leave.
+    pub egress: String,
+    /// `drop`, `bypass` or `restart`.
+    pub on_failure: String,
+    /// What it does with packets at its entry.
+    pub state: ChainState,
+    /// Packets that entered.
+    pub entry_packets: u64,
+    /// Packets that left by its port.
+    pub exit_packets: u64,
+    /// Packets that did not leave, by reason: the words of [`Stats::drops`].
+    #[serde(default)]
+    pub drops: BTreeMap<String, u64>,
+    /// Time from entry to exit of the packets that were sampled.
+    pub latency_ns: Distribution,
+}
+
+/// Times, in nanoseconds. Known to within an eighth: see [`sluice_shm::histogram`].
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Distribution {
+    /// How many were measured.
+    pub count: u64,
+    /// Their sum.
+    pub sum: u64,
+    /// Half are below.
+    pub p50: u64,
+    /// 90 % are below.
+    pub p90: u64,
+    /// 99 % are below.
+    pub p99: u64,
+    /// 99.9 % are below.
+    pub p999: u64,
+    /// Smallest time and count of each bucket that is not empty. Left out where nobody needs it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub buckets: Vec<(u64, u64)>,
+}
+
+impl Distribution {
+    /// The same without buckets, a tenth of the size.
+    pub fn without_buckets(mut self) -> Self {
+        self.buckets = Vec::new();
+        self
+    }
+
+    /// What was measured since `earlier`, a former state of the same distribution. Without buckets there is nothing to take a
+    /// difference of, and the answer is `self`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        if self.buckets.is_empty() || earlier.count > self.count {
+            return self.clone();
+        }
+        let then: BTreeMap<u64, u64> = earlier.buckets.iter().copied().collect();
+        let now = self.buckets.iter().map(|(lowest, n)| (*lowest, n.saturating_sub(then.get(lowest).copied().unwrap_or(0))));
+        Self::from_buckets(now.filter(|(_, n)| *n > 0).collect())
+    }
+
+    /// A distribution of buckets (smallest time, count) in rising order.
+    fn from_buckets(buckets: Vec<(u64, u64)>) -> Self {
+        use sluice_shm::histogram::{BUCKETS, bucket, lowest};
+        let middle = |low: u64| low + (lowest((bucket(low) + 1).min(BUCKETS - 1)).saturating_sub(low)) / 2;
+        let count = buckets.iter().map(|(_, n)| n).sum();
+        let sum = buckets.iter().fold(0u64, |sum, (low, n)| sum.saturating_add(middle(*low).saturating_mul(*n)));
+        let quantile = |q: f64| {
+            let rank = ((q * count as f64).ceil() as u64).max(1);
+            let mut seen = 0;
+            let found = buckets.iter().find(|(_, n)| {
+                seen += n;
+                seen >= rank
+            });
+            found.map_or(0, |(low, _)| middle(*low))
+        };
+        let (p50, p90, p99, p999) = (quantile(0.5), quantile(0.9), quantile(0.99), quantile(0.999));
+        Self { count, sum, p50, p90, p99, p999, buckets }
+    }
+}
+
+impl From<&Histogram> for Distribution {
+    fn from(histogram: &Histogram) -> Self {
+        Self::from_buckets(histogram.buckets().collect())
+    }
+}
+
+/// A rule and its counter.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Rule {
+    /// Name.
+    pub name: String,
+    /// Place in the order in which rules are asked, from 0.
+    pub position: usize,
+    /// What it matches, and the chain. Its `name` is [`Rule::name`].
+    #[serde(rename = "match")]
+    pub matches: config::Rule,
+    /// Chain of the packets that match.
+    pub chain: String,
+    /// Packets that it classified. The flow table then remembers the flow, so this counts flows more than packets.
+    pub hits: u64,
+}
+
+/// Everything that is counted, at one moment.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Stats {
+    /// The monotonic clock of the host.
+    pub time_ns: u64,
+    /// What the daemon is and has.
+    pub status: Status,
+    /// Ports.
+    pub ports: Vec<Port>,
+    /// Services.
+    pub services: Vec<Service>,
+    /// NFs.
+    pub nfs: Vec<Nf>,
+    /// Chains.
+    pub chains: Vec<Chain>,
+    /// Rules, in order.
+    pub rules: Vec<Rule>,
+    /// Packets dropped, by reason: `entry_drop` (refused at the entry of a throttled chain), `no_rule`, `nf_down`, `verdict_drop`,
+    /// `ring_full`, `tx_full`, `violation`, `nf_died`, `no_frames`, `malformed`.
+    pub drops: BTreeMap<String, u64>,
+}
+
+/// The paths of sampled packets.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Trace {
+    /// One to each packet, in the order of their ends.
+    pub packets: Vec<TracedPacket>,
+    /// Whether the time was over before as many were seen as asked for.
+    #[serde(default)]
+    pub timed_out: bool,
+}
+
+/// The path of one packet.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct TracedPacket {
+    /// Its chain.
+    pub chain: String,
+    /// Its length at the entry, in bytes.
+    #[serde(default)]
+    pub bytes: u32,
+    /// Where it was, in order.
+    pub hops: Vec<Hop>,
+    /// `sent to PORT`, or `dropped: REASON`.
+    pub outcome: String,
+}
+
+/// Where a packet was, and when.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Hop {
+    /// Such as `port in0`, `rule web`, `nf fw.0`, `port out0`.
+    #[serde(rename = "where")]
+    pub place: String,
+    /// Nanoseconds since it entered.
+    pub ns: u64,
+}
+
+/// Body of `POST /v1/nfs`: one more instance of a service.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddNf {
+    /// The service.
+    pub service: String,
+    /// Its core; the next of the service's without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub core: Option<usize>,
+}
+
+/// Body of `POST /v1/rules`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AddRule {
+    /// The rule.
+    pub rule: config::Rule,
+    /// Its place, from 0; last without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position: Option<usize>,
+}
+
+/// Body of `POST /v1/apply`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Apply {
+    /// The whole configuration, as TOML text.
+    pub config: String,
+    /// Name of the file that it came from, for messages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+    /// Say what would change, and change nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Answer of `POST /v1/apply`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Applied {
+    /// Whether nothing was changed, as asked.
+    pub dry_run: bool,
+    /// What changed, in the order in which it did. Empty if the daemon runs this configuration already.
+    pub changes: Vec<Change>,
+}
+
+/// One step from the old configuration to the new.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Change {
+    /// What was done.
+    pub action: Action,
+    /// `port`, `service`, `nf`, `chain` or `rule`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// What is different, in words; may be empty.
+    #[serde(default)]
+    pub detail: String,
+}
+
+/// What a [`Change`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Something new.
+    Add,
+    /// Something goes.
+    Remove,
+    /// Something stays and is different.
+    Change,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sign = match self.action {
+            Action::Add => '+',
+            Action::Remove => '-',
+            Action::Change => '~',
+        };
+        write!(f, "{sign} {} {}", self.kind, self.name)?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+/// Body of `POST /v1/trace`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct TraceRequest {
+    /// Only packets of this chain.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<String>,
+    /// Only packets that this rule classifies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule: Option<String>,
+    /// How many packets, 1 to [`MAX_TRACED`].
+    #[serde(default = "ten")]
+    pub count: u32,
+    /// How long to wait for them, in milliseconds, 1 to [`MAX_TRACE_MS`].
+    #[serde(default = "five_seconds")]
+    pub timeout_ms: u64,
+}
+
+/// Most packets of one [`TraceRequest`].
+pub const MAX_TRACED: u32 = 1024;
+
+/// Longest wait of one [`TraceRequest`], in milliseconds.
+pub const MAX_TRACE_MS: u64 = 60_000;
+
+fn ten() -> u32 {
+    10
+}
+
+fn five_seconds() -> u64 {
+    5_000
+}
+
+impl Default for TraceRequest {
+    fn default() -> Self {
+        Self { chain: None, rule: None, count: ten(), timeout_ms: five_seconds() }
+    }
+}
+
+/// Answer of a request that has no more to say than that it was done.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Done {
+    /// True.
+    pub done: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_those_of_the_json() {
+        for state in NfState::ALL {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.word());
+        }
+        for state in ChainState::ALL {
+            assert_eq!(serde_json::to_value(state).unwrap(), state.word());
+        }
+    }
+
+    #[test]
+    fn a_distribution_says_what_its_histogram_says() {
+        let mut histogram = Histogram::default();
+        for value in [3, 100, 100, 5_000, 1 << 50] {
+            histogram.record(value);
+        }
+        let all = Distribution::from(&histogram);
+        assert_eq!(all.count, 5);
+        for (q, got) in [(0.5, all.p50), (0.9, all.p90), (0.99, all.p99)] {
+            let want = histogram.quantile(q).unwrap();
+            assert!(got.abs_diff(want) <= want / 8, "{got} for {want}");
+        }
+        let earlier = all.clone();
+        for _ in 0..10 {
+            histogram.record(1_000_000);
+        }
+        let recent = Distribution::from(&histogram).since(&earlier);
+        assert_eq!(recent.count, 10);
+        assert!(recent.p50 > 900_000 && recent.p50 == recent.p999);
+        assert_eq!(recent.sum, recent.p50 * 10);
+        assert_eq!(earlier.since(&Distribution::default()), earlier);
+        assert_eq!(Distribution::default().since(&earlier), Distribution::default());
+    }
+
+    #[test]
+    fn a_change_reads_like_a_diff() {
+        let change =
+            Change { action: Action::Change, kind: "chain".into(), name: "web".into(), detail: "services fw → fw, nat".into() };
+        assert_eq!(change.to_string(), "~ chain web: services fw → fw, nat");
+    }
+}

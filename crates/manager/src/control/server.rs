@@ -1,0 +1,483 @@
+//! Serves the control API on a Unix socket.
+//!
+//! One thread runs a single-threaded runtime that accepts, reads and writes; each call of the [`Backend`] runs on a thread of the
+//! runtime's pool, so a long one (a trace, a chain that drains) holds up nobody else. The routes stand in one table, [`routes`], which the
+//! router is built from and the test of the OpenAPI document reads.
+//!
+//! Limits ([`Limits`]): so many clients at a time, the next ones wait in the socket's backlog; a client that sends no request, or
+//! half of one, is closed; a body over the limit is refused; a call that takes too long is answered with 504 (and ends by itself).
+
+use std::future::Future;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::{Path as UrlPath, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{self, MethodRouter};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustix::fs::Mode;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Semaphore, watch};
+
+use super::model::{AddNf, AddRule, Applied, Apply, Done, MAX_TRACE_MS, MAX_TRACED, TraceRequest};
+use super::{ApiError, Backend, ErrorBody, ErrorKind};
+use crate::config::model as config;
+use crate::telemetry::prometheus;
+
+/// The description of this API, as [`routes`] serve it.
+pub const OPENAPI: &str = include_str!("../../../../deploy/openapi.json");
+
+/// What a client may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Clients at a time.
+    pub clients: usize,
+    /// Bytes of a request's body.
+    pub body_bytes: usize,
+    /// How long a client may take to send a request, and may be silent between two.
+    pub read: Duration,
+    /// How long a call may take.
+    pub call: Duration,
+    /// How long a stop waits for calls that are under way.
+    pub stop: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            clients: 64,
+            body_bytes: 4 << 20,
+            read: Duration::from_secs(30),
+            call: Duration::from_millis(MAX_TRACE_MS) + Duration::from_secs(60),
+            stop: Duration::from_secs(2),
+        }
+    }
+}
+
+/// Why the API cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// Another daemon has the socket.
+    #[error("another sluiced answers at {0}; stop it (`sluice stop`), or give this one another manager.runtime_dir")]
+    InUse(PathBuf),
+    /// Something that is no socket lies where the socket should be.
+    #[error("{0} is not a socket; remove it, or give another manager.runtime_dir")]
+    NotASocket(PathBuf),
+    /// The socket could not be made.
+    #[error("cannot make the control socket {path}: {source}; its folder must exist and be writable")]
+    Bind {
+        /// The socket.
+        path: PathBuf,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// The thread or its runtime could not be started.
+    #[error("cannot start the control thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// A served API. Stops when dropped.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    inode: (u64, u64),
+    stop: watch::Sender<bool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// The socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Takes no new clients, lets calls under way end (for as long as [`Limits::stop`] says), and removes the socket.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let Some(thread) = self.thread.take() else { return };
+        // Removed first, so that nobody connects to a door that is about to close; and only if it is still this server's.
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode) {
+            let _ = std::fs::remove_file(&self.path);
+        }
+        let _ = self.stop.send(true);
+        let _ = thread.join();
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// Serves `backend` at `socket` until the [`Server`] is stopped or dropped. A socket that a dead daemon left is replaced.
+///
+/// # Errors
+/// See [`ServeError`]; nothing is left behind then.
+pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result<Server, ServeError> {
+    let listener = bind(socket)?;
+    let failed = |source| ServeError::Bind { path: socket.to_owned(), source };
+    let meta = std::fs::symlink_metadata(socket).map_err(failed)?;
+    let (stop, stopped) = watch::channel(false);
+    let (started, starting) = mpsc::sync_channel(1);
+    let run = move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .max_blocking_threads(limits.clients.max(1) * 2)
+            .thread_keep_alive(Duration::from_secs(1))
+            .build();
+        match runtime {
+            Ok(runtime) => {
+                let _ = started.send(Ok(()));
+                runtime.block_on(accept(listener, backend, limits, stopped));
+                // A call that outlasts the stop is left to end with the process.
+                runtime.shutdown_background();
+            }
+            Err(error) => {
+                let _ = started.send(Err(error));
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("sluice-control".into()).spawn(run).map_err(ServeError::Thread)?;
+    let server = Server { path: socket.to_owned(), inode: (meta.dev(), meta.ino()), stop, thread: Some(thread) };
+    match starting.recv() {
+        Ok(Ok(())) => Ok(server),
+        Ok(Err(error)) => Err(ServeError::Thread(error)),
+        Err(_) => Err(ServeError::Thread(std::io::Error::other("it ended at once"))),
+    }
+}
+
+fn bind(path: &Path) -> Result<StdListener, ServeError> {
+    match std::fs::symlink_metadata(path) {
+        Ok(meta) if !meta.file_type().is_socket() => return Err(ServeError::NotASocket(path.to_owned())),
+        Ok(_) => match std::os::unix::net::UnixStream::connect(path) {
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                let _ = std::fs::remove_file(path);
+            }
+            _ => return Err(ServeError::InUse(path.to_owned())),
+        },
+        Err(_) => {}
+    }
+    let make = || -> Result<StdListener, std::io::Error> {
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // The mode of the socket is that of the file that bind makes: there is no moment in which others may connect.
+        rustix::fs::fchmod(socket.as_fd(), Mode::RUSR | Mode::WUSR)?;
+        rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+        rustix::net::listen(&socket, 128)?;
+        Ok(socket.into())
+    };
+    make().map_err(|source| ServeError::Bind { path: path.to_owned(), source })
+}
+
+async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits, mut stopped: watch::Receiver<bool>) {
+    let Ok(listener) = UnixListener::from_std(listener) else { return };
+    let places = Arc::new(Semaphore::new(limits.clients.max(1)));
+    let app = router(backend, limits);
+    let own_uid = rustix::process::geteuid().as_raw();
+    loop {
+        let place = tokio::select! {
+            place = places.clone().acquire_owned() => place.expect("the semaphore is never closed"),
+            _ = stopped.wait_for(|stop| *stop) => break,
+        };
+        let stream = tokio::select! {
+            stream = listener.accept() => stream,
+            _ = stopped.wait_for(|stop| *stop) => break,
+        };
+        let Ok((stream, _)) = stream else {
+            // Out of file descriptors, most likely; clients that leave give some back.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        // Asked of the kernel, which noted it when the peer connected. A peer without credentials is nobody.
+        let allowed = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own_uid);
+        let app = if allowed { app.clone() } else { refusal() };
+        let stopped = stopped.clone();
+        tokio::spawn(async move {
+            converse(stream, app, limits, stopped).await;
+            drop(place);
+        });
+    }
+    drop(listener);
+    let all = u32::try_from(limits.clients.max(1)).unwrap_or(u32::MAX);
+    let _ = tokio::time::timeout(limits.stop, places.acquire_many(all)).await;
+}
+
+/// Talks to one client until it leaves, is silent for too long, or the server stops.
+async fn converse(stream: UnixStream, app: Router, limits: Limits, mut stopped: watch::Receiver<bool>) {
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(limits.read)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+    tokio::pin!(connection);
+    let stop = stopped.wait_for(|stop| *stop);
+    tokio::select! {
+        // An error here is the client's: it left, or it spoke something else than HTTP.
+        _ = connection.as_mut() => return,
+        _ = stop => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    let _ = connection.await;
+}
+
+/// What the other users get.
+fn refusal() -> Router {
+    Router::new().fallback(|| async {
+        ApiError::new(
+            ErrorKind::Forbidden,
+            "this socket is the operator's alone",
+            "run as root or as the user that sluiced runs as",
+        )
+    })
+}
+
+/// What a handler needs.
+#[derive(Clone)]
+struct Context {
+    backend: Arc<dyn Backend>,
+    limits: Limits,
+}
+
+/// One address and method of the API.
+pub(crate) struct Route {
+    /// `GET`, `POST` or `DELETE`.
+    pub method: &'static str,
+    /// Address, with `{name}` for a name.
+    pub path: &'static str,
+    handler: MethodRouter<Context>,
+}
+
+fn get<H, T>(path: &'static str, handler: H) -> Route
+where
+    H: axum::handler::Handler<T, Context>,
+    T: 'static,
+{
+    Route { method: "GET", path, handler: routing::get(handler) }
+}
+
+fn post<H, T>(path: &'static str, handler: H) -> Route
+where
+    H: axum::handler::Handler<T, Context>,
+    T: 'static,
+{
+    Route { method: "POST", path, handler: routing::post(handler) }
+}
+
+fn delete<H, T>(path: &'static str, handler: H) -> Route
+where
+    H: axum::handler::Handler<T, Context>,
+    T: 'static,
+{
+    Route { method: "DELETE", path, handler: routing::delete(handler) }
+}
+
+/// The list at an address and one of it by name, both read from the statistics.
+macro_rules! collection {
+    ($list:literal, $one:literal, $what:literal, $field:ident) => {
+        [
+            get($list, |State(cx): State<Context>| async move { cx.call(|b| Ok(b.stats()?.$field)).await }),
+            get($one, |State(cx): State<Context>, UrlPath(name): UrlPath<String>| async move {
+                cx.call(move |b| {
+                    let all = b.stats()?.$field;
+                    let known: Vec<&str> = all.iter().map(|one| one.name.as_str()).collect();
+                    let missing = ApiError::not_found($what, &name, &known);
+                    all.into_iter().find(|one| one.name == name).ok_or(missing)
+                })
+                .await
+            }),
+        ]
+    };
+}
+
+/// Removal by name.
+macro_rules! removal {
+    ($one:literal, $remove:ident) => {
+        delete($one, |State(cx): State<Context>, UrlPath(name): UrlPath<String>| async move {
+            cx.call(move |b| b.$remove(&name).map(|()| Done { done: true })).await
+        })
+    };
+}
+
+/// The whole API.
+pub(crate) fn routes() -> Vec<Route> {
+    let mut all = vec![
+        get("/v1/status", |State(cx): State<Context>| async move { cx.call(|b| b.status()).await }),
+        get("/v1/stats", |State(cx): State<Context>| async move { cx.call(|b| b.stats()).await }),
+        get("/v1/metrics", |State(cx): State<Context>| async move {
+            let text = cx.blocking(|b| Ok(prometheus::exposition(&b.stats()?))).await?;
+            Ok::<_, ApiError>(([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text))
+        }),
+        get("/v1/openapi.json", || async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }),
+        post("/v1/nfs", |State(cx): State<Context>, request: Request| async move {
+            let add: AddNf = cx.body(request).await?;
+            cx.create(move |b| b.add_nf(&add.service, add.core)).await
+        }),
+        removal!("/v1/nfs/{name}", remove_nf),
+        post("/v1/services", |State(cx): State<Context>, request: Request| async move {
+            let service: config::Service = cx.body(request).await?;
+            cx.create(move |b| b.add_service(service)).await
+        }),
+        removal!("/v1/services/{name}", remove_service),
+        post("/v1/chains", |State(cx): State<Context>, request: Request| async move {
+            let chain: config::Chain = cx.body(request).await?;
+            cx.create(move |b| b.add_chain(chain)).await
+        }),
+        removal!("/v1/chains/{name}", remove_chain),
+        post("/v1/rules", |State(cx): State<Context>, request: Request| async move {
+            let add: AddRule = cx.body(request).await?;
+            cx.create(move |b| b.add_rule(add.rule, add.position)).await
+        }),
+        removal!("/v1/rules/{name}", remove_rule),
+        post("/v1/ports", |State(cx): State<Context>, request: Request| async move {
+            let port: config::Port = cx.body(request).await?;
+            cx.create(move |b| b.add_port(port)).await
+        }),
+        removal!("/v1/ports/{name}", remove_port),
+        post("/v1/apply", |State(cx): State<Context>, request: Request| async move {
+            let Apply { config, file, dry_run } = cx.body(request).await?;
+            cx.call(move |b| Ok(Applied { dry_run, changes: b.apply(&config, file.as_deref(), dry_run)? })).await
+        }),
+        post("/v1/trace", |State(cx): State<Context>, request: Request| async move {
+            let request: TraceRequest = cx.body(request).await?;
+            if request.count == 0 || request.count > MAX_TRACED {
+                return Err(ApiError::bad_input(
+                    format!("cannot trace {} packets", request.count),
+                    format!("ask for 1 to {MAX_TRACED}"),
+                ));
+            }
+            if request.timeout_ms == 0 || request.timeout_ms > MAX_TRACE_MS {
+                return Err(ApiError::bad_input(
+                    format!("cannot wait {} ms", request.timeout_ms),
+                    format!("ask for 1 to {MAX_TRACE_MS} ms"),
+                ));
+            }
+            cx.call(move |b| b.trace(&request)).await
+        }),
+        post("/v1/shutdown", |State(cx): State<Context>| async move {
+            let done = cx.blocking(|b| b.shutdown()).await.map(|()| Done { done: true })?;
+            Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &done))
+        }),
+    ];
+    all.extend(collection!("/v1/nfs", "/v1/nfs/{name}", "NF", nfs));
+    all.extend(collection!("/v1/services", "/v1/services/{name}", "service", services));
+    all.extend(collection!("/v1/chains", "/v1/chains/{name}", "chain", chains));
+    all.extend(collection!("/v1/rules", "/v1/rules/{name}", "rule", rules));
+    all.extend(collection!("/v1/ports", "/v1/ports/{name}", "port", ports));
+    all
+}
+
+fn router(backend: Arc<dyn Backend>, limits: Limits) -> Router {
+    let router = routes().into_iter().fold(Router::new(), |router, route| router.route(route.path, route.handler));
+    router
+        .method_not_allowed_fallback(|request: Request| async move {
+            let what = format!("{} is not possible on {}", request.method(), request.uri().path());
+            ApiError::new(ErrorKind::MethodNotAllowed, what, "see /v1/openapi.json")
+        })
+        .fallback(|request: Request| async move {
+            let what = format!("there is nothing at {}", request.uri().path());
+            ApiError::new(ErrorKind::NotFound, what, "see /v1/openapi.json")
+        })
+        .with_state(Context { backend, limits })
+}
+
+impl Context {
+    /// Runs a call on a thread that may block.
+    async fn blocking<T, F>(&self, call: F) -> Result<T, ApiError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&dyn Backend) -> Result<T, ApiError> + Send + 'static,
+    {
+        let backend = self.backend.clone();
+        let answer = tokio::task::spawn_blocking(move || call(&*backend));
+        match tokio::time::timeout(self.limits.call, answer).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(ApiError::internal("the daemon failed in this call")),
+            Err(_) => {
+                let what = format!("no answer within {} s", self.limits.call.as_secs_f64());
+                Err(ApiError::new(ErrorKind::Timeout, what, "it may still take effect: look again later"))
+            }
+        }
+    }
+
+    async fn call<T, F>(&self, call: F) -> Result<Response, ApiError>
+    where
+        T: Serialize + Send + 'static,
+        F: FnOnce(&dyn Backend) -> Result<T, ApiError> + Send + 'static,
+    {
+        Ok(json(StatusCode::OK, &self.blocking(call).await?))
+    }
+
+    async fn create<T, F>(&self, call: F) -> Result<Response, ApiError>
+    where
+        T: Serialize + Send + 'static,
+        F: FnOnce(&dyn Backend) -> Result<T, ApiError> + Send + 'static,
+    {
+        Ok(json(StatusCode::CREATED, &self.blocking(call).await?))
+    }
+
+    /// Reads a body within the limits, and makes a value of it.
+    fn body<T: DeserializeOwned>(&self, request: Request) -> impl Future<Output = Result<T, ApiError>> + Send {
+        let limits = self.limits;
+        async move {
+            let too_large = || {
+                let what = format!("the request is larger than {} bytes", limits.body_bytes);
+                ApiError::new(ErrorKind::TooLarge, what, "send less")
+            };
+            let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
+            if announced.is_some_and(|bytes| bytes > limits.body_bytes as u64) {
+                return Err(too_large());
+            }
+            let bytes = match tokio::time::timeout(limits.read, to_bytes(request.into_body(), limits.body_bytes)).await {
+                Ok(Ok(bytes)) => bytes,
+                Ok(Err(_)) => return Err(too_large()),
+                Err(_) => {
+                    let what = "the request did not arrive in time";
+                    return Err(ApiError::new(ErrorKind::RequestTimeout, what, "send it in one go"));
+                }
+            };
+            serde_json::from_slice(&bytes)
+                .map_err(|error| ApiError::bad_input(format!("the request's JSON: {error}"), "see /v1/openapi.json"))
+        }
+    }
+}
+
+fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
+    match serde_json::to_vec(value) {
+        Ok(bytes) => (status, [(header::CONTENT_TYPE, "application/json")], Body::from(bytes)).into_response(),
+        Err(error) => ApiError::internal(format!("cannot write the answer: {error}")).into_response(),
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.kind.code()).expect("the codes are HTTP's");
+        let body = serde_json::to_vec(&ErrorBody { error: self.error, hint: self.hint }).expect("two strings are JSON");
+        let mut response = (status, [(header::CONTENT_TYPE, "application/json")], Body::from(body)).into_response();
+        if matches!(self.kind, ErrorKind::TooLarge | ErrorKind::RequestTimeout | ErrorKind::Forbidden) {
+            // The rest of the request is not read, so nothing sensible can follow it.
+            response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+#[cfg(test)]
+#[path = "openapi_test.rs"]
+mod openapi_test;

@@ -1,0 +1,398 @@
+//! [`Stats`] as text for Prometheus.
+//!
+//! Format: the text exposition format, version 0.0.4
+//! (<https://prometheus.io/docs/instrumenting/exposition_formats/>). Names begin with `sluice_` and carry their unit in base units
+//! (seconds, bytes, ratios from 0 to 1); counters end in `_total`. All samples of a family stand together under one `HELP` and one `TYPE`.
+//!
+//! A chain's latency is a histogram with edges at powers of two nanoseconds, so that the histograms of several hosts can be added;
+//! an NF's service time, which nobody adds, is a summary. The edges of the daemon's own buckets belong to the bucket above, those
+//! of Prometheus to the one below: a difference of one nanosecond, which is far below what is known of a time.
+
+use std::fmt::{Display, Write};
+
+use crate::control::model::{Chain, Distribution, Nf, Port, Stats};
+
+/// The content type of [`exposition`].
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Edges of a latency histogram: 2^8 ns (256 ns) to 2^30 ns (1.07 s).
+const EDGES: std::ops::RangeInclusive<u32> = 8..=30;
+
+/// Nanoseconds of a second. Divided by, as a product with 1e-9 would not print as short.
+const NS: f64 = 1e9;
+
+/// Everything that is counted, as Prometheus reads it.
+pub fn exposition(stats: &Stats) -> String {
+    let mut out = Text(String::with_capacity(4096 + 2048 * (stats.nfs.len() + stats.chains.len() + stats.ports.len())));
+    daemon(&mut out, stats);
+    ports(&mut out, &stats.ports);
+    nfs(&mut out, &stats.nfs);
+    chains(&mut out, &stats.chains);
+    out.family(
+        "sluice_rule_hits_total",
+        "counter",
+        "Packets that a rule classified; the flow table remembers the rest of the flow.",
+    );
+    for rule in &stats.rules {
+        out.sample("sluice_rule_hits_total", &[("rule", &rule.name), ("chain", &rule.chain)], rule.hits);
+    }
+    out.family("sluice_drops_total", "counter", "Packets dropped, by reason.");
+    for (reason, n) in &stats.drops {
+        out.sample("sluice_drops_total", &[("reason", reason)], n);
+    }
+    out.0
+}
+
+fn daemon(out: &mut Text, stats: &Stats) {
+    let status = &stats.status;
+    out.family("sluice_info", "gauge", "Version of the daemon; always 1.");
+    out.sample("sluice_info", &[("version", &status.version)], 1);
+    out.family("sluice_uptime_seconds", "gauge", "Time since the daemon was ready.");
+    out.sample("sluice_uptime_seconds", &[], status.uptime_s);
+    out.family("sluice_frames", "gauge", "Frames of packet memory, with and without a packet.");
+    out.sample("sluice_frames", &[("state", "free")], status.frames.free);
+    out.sample("sluice_frames", &[("state", "in_use")], status.frames.in_use);
+    out.family("sluice_hugepages", "gauge", "1 if packet memory stands on hugepages.");
+    out.sample("sluice_hugepages", &[], u8::from(status.hugepages));
+    out.family("sluice_flows", "gauge", "Flows that the flow table remembers.");
+    out.sample("sluice_flows", &[], status.flows);
+    out.family("sluice_thread_busy_ratio", "gauge", "Share of its time in which a packet thread had packets to move.");
+    for thread in &status.threads {
+        let core = thread.core.to_string();
+        out.sample("sluice_thread_busy_ratio", &[("role", &thread.role), ("core", &core)], thread.busy_percent / 100.0);
+    }
+}
+
+/// One family: name, help, value of one member.
+type Column<T> = (&'static str, &'static str, fn(&T) -> u64);
+
+const PORT_COUNTERS: &[Column<Port>] = &[
+    ("sluice_port_rx_packets_total", "Packets in.", |p| p.rx_packets),
+    ("sluice_port_rx_bytes_total", "Bytes in.", |p| p.rx_bytes),
+    ("sluice_port_tx_packets_total", "Packets out.", |p| p.tx_packets),
+    ("sluice_port_tx_bytes_total", "Bytes out.", |p| p.tx_bytes),
+    ("sluice_port_tx_drops_total", "Packets that the port did not take in time.", |p| p.tx_drops),
+    ("sluice_port_entry_drops_total", "Packets dropped before any NF worked on them.", |p| p.entry_drops),
+];
+
+fn ports(out: &mut Text, ports: &[Port]) {
+    for (name, help, value) in PORT_COUNTERS {
+        out.family(name, "counter", help);
+        for port in ports {
+            out.sample(name, &[("port", &port.name)], value(port));
+        }
+    }
+    out.family("sluice_port_detail", "gauge", "What only one kind of port knows, by name.");
+    for port in ports {
+        for (detail, value) in &port.details {
+            out.sample("sluice_port_detail", &[("port", &port.name), ("detail", detail)], value);
+        }
+    }
+}
+
+const NF_COUNTERS: &[Column<Nf>] = &[
+    ("sluice_nf_rx_packets_total", "Packets posted to the NF.", |n| n.rx_packets),
+    ("sluice_nf_tx_packets_total", "Packets taken back from the NF.", |n| n.tx_packets),
+    ("sluice_nf_verdict_drops_total", "Packets that came back with the verdict drop.", |n| n.verdict_drops),
+    ("sluice_nf_restarts_total", "Times that the NF was started again.", |n| n.restarts),
+    ("sluice_nf_violations_total", "Forged descriptors and wild cursors.", |n| n.violations),
+    ("sluice_nf_sleeps_total", "Times that the NF went to sleep.", |n| n.sleeps),
+    ("sluice_nf_hand_overs_total", "Times that the NF started the next one on its core.", |n| n.hand_overs),
+    ("sluice_nf_wakes_total", "Times that the manager rang the NF's doorbell.", |n| n.wakes),
+];
+
+const NF_GAUGES: &[Column<Nf>] = &[
+    ("sluice_nf_queue_packets", "Packets posted to the NF and not yet returned.", |n| n.queue),
+    ("sluice_nf_queue_capacity_packets", "Most packets that may be posted to the NF and not yet returned.", |n| n.queue_capacity),
+    ("sluice_nf_frames", "Frames that the NF owns.", |n| n.frames_held),
+];
+
+fn nfs(out: &mut Text, nfs: &[Nf]) {
+    for (columns, kind) in [(NF_COUNTERS, "counter"), (NF_GAUGES, "gauge")] {
+        for (name, help, value) in columns {
+            out.family(name, kind, help);
+            for nf in nfs {
+                out.sample(name, &[("nf", &nf.name), ("service", &nf.service)], value(nf));
+            }
+        }
+    }
+    out.family("sluice_nf_state", "gauge", "The state that the NF is in; always 1.");
+    for nf in nfs {
+        out.sample("sluice_nf_state", &[("nf", &nf.name), ("service", &nf.service), ("state", nf.state.word())], 1);
+    }
+    out.family("sluice_nf_cpu_ratio", "gauge", "Share of one core that the NF uses.");
+    for nf in nfs {
+        out.sample("sluice_nf_cpu_ratio", &[("nf", &nf.name), ("service", &nf.service)], nf.cpu_percent / 100.0);
+    }
+    out.family("sluice_nf_private_bytes", "gauge", "Private memory of the NF.");
+    for nf in nfs {
+        if let Some(kib) = nf.private_kib {
+            out.sample("sluice_nf_private_bytes", &[("nf", &nf.name), ("service", &nf.service)], kib * 1024);
+        }
+    }
+    out.family("sluice_nf_service_seconds", "summary", "Time that the NF takes for a burst, by its own word.");
+    for nf in nfs {
+        out.summary("sluice_nf_service_seconds", &[("nf", &nf.name), ("service", &nf.service)], &nf.service_ns);
+    }
+}
+
+fn chains(out: &mut Text, chains: &[Chain]) {
+    out.family("sluice_chain_state", "gauge", "What the chain does with packets at its entry; always 1.");
+    for chain in chains {
+        out.sample("sluice_chain_state", &[("chain", &chain.name), ("state", chain.state.word())], 1);
+    }
+    out.family("sluice_chain_entry_packets_total", "counter", "Packets that entered the chain.");
+    for chain in chains {
+        out.sample("sluice_chain_entry_packets_total", &[("chain", &chain.name)], chain.entry_packets);
+    }
+    out.family("sluice_chain_exit_packets_total", "counter", "Packets that left the chain by its port.");
+    for chain in chains {
+        out.sample("sluice_chain_exit_packets_total", &[("chain", &chain.name)], chain.exit_packets);
+    }
+    out.family("sluice_chain_drops_total", "counter", "Packets of the chain that were dropped, by reason.");
+    for chain in chains {
+        for (reason, n) in &chain.drops {
+            out.sample("sluice_chain_drops_total", &[("chain", &chain.name), ("reason", reason)], n);
+        }
+    }
+    out.family("sluice_chain_latency_seconds", "histogram", "Time from entry to exit of sampled packets.");
+    for chain in chains {
+        out.histogram("sluice_chain_latency_seconds", &[("chain", &chain.name)], &chain.latency_ns);
+    }
+}
+
+/// The text so far.
+struct Text(String);
+
+impl Text {
+    fn family(&mut self, name: &str, kind: &str, help: &str) {
+        let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+        self.push(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}\n"));
+    }
+
+    fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl Display) {
+        self.0.push_str(name);
+        for (i, (label, text)) in labels.iter().enumerate() {
+            self.0.push(if i == 0 { '{' } else { ',' });
+            self.push(format_args!("{label}=\""));
+            for c in text.chars() {
+                match c {
+                    '\\' => self.0.push_str("\\\\"),
+                    '"' => self.0.push_str("\\\""),
+                    '\n' => self.0.push_str("\\n"),
+                    c => self.0.push(c),
+                }
+            }
+            self.0.push('"');
+        }
+        self.push(format_args!("{} {value}\n", if labels.is_empty() { "" } else { "}" }));
+    }
+
+    fn summary(&mut self, name: &str, labels: &[(&str, &str)], times: &Distribution) {
+        for (q, value) in [("0.5", times.p50), ("0.9", times.p90), ("0.99", times.p99), ("0.999", times.p999)] {
+            // The format's word for a quantile of nothing.
+            let value = if times.count == 0 { f64::NAN } else { value as f64 / NS };
+            self.sample(name, &[labels, &[("quantile", q)]].concat(), value);
+        }
+        self.sum_and_count(name, labels, times);
+    }
+
+    fn histogram(&mut self, name: &str, labels: &[(&str, &str)], times: &Distribution) {
+        let bucket = format!("{name}_bucket");
+        for edge in EDGES {
+            let edge = 1u64 << edge;
+            let below: u64 = times.buckets.iter().filter(|(lowest, _)| *lowest < edge).map(|(_, n)| n).sum();
+            self.sample(&bucket, &[labels, &[("le", &(edge as f64 / NS).to_string())]].concat(), below);
+        }
+        self.sample(&bucket, &[labels, &[("le", "+Inf")]].concat(), times.count);
+        self.sum_and_count(name, labels, times);
+    }
+
+    fn sum_and_count(&mut self, name: &str, labels: &[(&str, &str)], times: &Distribution) {
+        self.sample(&format!("{name}_sum"), labels, times.sum as f64 / NS);
+        self.sample(&format!("{name}_count"), labels, times.count);
+    }
+
+    fn push(&mut self, args: std::fmt::Arguments<'_>) {
+        self.0.write_fmt(args).expect("a String takes everything");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use sluice_shm::histogram::Histogram;
+
+    use super::*;
+    use crate::control::model::{NfState, Rule, Status, Thread};
+
+    /// A parser of the format: what a scraper would make of it. Panics on anything that is not in the format.
+    fn parse(text: &str) -> BTreeMap<(String, Vec<(String, String)>), f64> {
+        let mut samples = BTreeMap::new();
+        let mut families = BTreeSet::new();
+        let mut current = (String::new(), String::new());
+        let mut help = String::new();
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# HELP ") {
+                let (name, words) = rest.split_once(' ').expect("HELP has words");
+                assert!(!words.is_empty());
+                help = name.into();
+            } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').expect("TYPE has a kind");
+                assert_eq!(name, help, "HELP comes before TYPE");
+                assert!(families.insert(name.to_owned()), "{name} comes twice");
+                assert!(["counter", "gauge", "summary", "histogram"].contains(&kind));
+                assert_eq!(kind == "counter", name.ends_with("_total"), "{name}");
+                current = (name.into(), kind.into());
+            } else {
+                let (name, labels, value) = sample(line);
+                let suffixes: &[&str] = match current.1.as_str() {
+                    "summary" => &["", "_sum", "_count"],
+                    "histogram" => &["_bucket", "_sum", "_count"],
+                    _ => &[""],
+                };
+                assert!(suffixes.iter().any(|s| name == format!("{}{s}", current.0)), "{name} under {current:?}");
+                assert!(samples.insert((name.clone(), labels), value).is_none(), "{line} comes twice");
+            }
+        }
+        samples
+    }
+
+    fn sample(line: &str) -> (String, Vec<(String, String)>, f64) {
+        let end = line.find(['{', ' ']).expect("a name ends");
+        let (name, mut rest) = line.split_at(end);
+        assert!(name.starts_with("sluice_") && name.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{name}");
+        let mut labels = Vec::new();
+        if let Some(inside) = rest.strip_prefix('{') {
+            let mut chars = inside.char_indices();
+            let mut label = String::new();
+            'labels: loop {
+                match chars.next().expect("labels end").1 {
+                    '=' => {}
+                    c => {
+                        label.push(c);
+                        continue;
+                    }
+                }
+                assert_eq!(chars.next().expect("a value").1, '"');
+                let mut value = String::new();
+                loop {
+                    match chars.next().expect("a value ends").1 {
+                        '\\' => value.push(match chars.next().expect("an escape ends").1 {
+                            'n' => '\n',
+                            c @ ('\\' | '"') => c,
+                            c => panic!("no escape: {c}"),
+                        }),
+                        '"' => break,
+                        c => value.push(c),
+                    }
+                }
+                labels.push((std::mem::take(&mut label), value));
+                match chars.next().expect("labels end") {
+                    (_, ',') => {}
+                    (at, '}') => {
+                        rest = &inside[at + 1..];
+                        break 'labels;
+                    }
+                    (_, c) => panic!("{c} after a label"),
+                }
+            }
+        }
+        let value = rest.strip_prefix(' ').expect("a space before the value");
+        (name.into(), labels, value.parse().unwrap_or_else(|_| panic!("{line}")))
+    }
+
+    fn labels(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
+    }
+
+    fn stats() -> Stats {
+        let mut latency = Histogram::default();
+        [100, 1_000, 1_000, 10_000, 1 << 39].into_iter().for_each(|ns| latency.record(ns));
+        let nf = Nf {
+            name: "fw.0".into(),
+            service: "fw".into(),
+            state: NfState::Running,
+            rx_packets: 7,
+            queue: 3,
+            cpu_percent: 12.5,
+            private_kib: Some(80),
+            service_ns: Distribution::from(&latency).without_buckets(),
+            ..Default::default()
+        };
+        Stats {
+            time_ns: 1,
+            status: Status {
+                version: "0.1.0".into(),
+                threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 50.0 }],
+                ..Default::default()
+            },
+            ports: vec![Port {
+                name: "odd \"name\"\\\n".into(),
+                rx_packets: u64::MAX,
+                details: BTreeMap::from([("lost".into(), 2.5)]),
+                ..Default::default()
+            }],
+            nfs: vec![nf, Nf { name: "new.0".into(), service: "new".into(), ..Default::default() }],
+            chains: vec![Chain {
+                name: "web".into(),
+                entry_packets: 9,
+                drops: BTreeMap::from([("ring_full".into(), 4)]),
+                latency_ns: Distribution::from(&latency),
+                ..Default::default()
+            }],
+            rules: vec![Rule { name: "all".into(), chain: "web".into(), hits: 11, ..Default::default() }],
+            drops: BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 4)]),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn a_scraper_reads_what_was_counted() {
+        let samples = parse(&exposition(&stats()));
+        let get = |name: &str, with: &[(&str, &str)]| samples[&(name.to_owned(), labels(with))];
+        assert_eq!(get("sluice_port_rx_packets_total", &[("port", "odd \"name\"\\\n")]), u64::MAX as f64);
+        assert_eq!(get("sluice_port_detail", &[("port", "odd \"name\"\\\n"), ("detail", "lost")]), 2.5);
+        let fw = [("nf", "fw.0"), ("service", "fw")];
+        assert_eq!(get("sluice_nf_rx_packets_total", &fw), 7.0);
+        assert_eq!(get("sluice_nf_queue_packets", &fw), 3.0);
+        assert_eq!(get("sluice_nf_cpu_ratio", &fw), 0.125);
+        assert_eq!(get("sluice_nf_private_bytes", &fw), 81_920.0);
+        assert_eq!(get("sluice_nf_service_seconds_count", &fw), 5.0);
+        assert!(get("sluice_nf_service_seconds", &[&fw[..], &[("quantile", "0.5")]].concat()) < 1.1e-6);
+        assert_eq!(get("sluice_nf_state", &[&fw[..], &[("state", "running")]].concat()), 1.0);
+        assert_eq!(get("sluice_drops_total", &[("reason", "no_rule")]), 5.0);
+        assert_eq!(get("sluice_chain_drops_total", &[("chain", "web"), ("reason", "ring_full")]), 4.0);
+        assert_eq!(get("sluice_rule_hits_total", &[("rule", "all"), ("chain", "web")]), 11.0);
+        assert_eq!(get("sluice_thread_busy_ratio", &[("role", "rx+tx"), ("core", "0")]), 0.5);
+        let bucket = |le: &str| get("sluice_chain_latency_seconds_bucket", &[("chain", "web"), ("le", le)]);
+        assert_eq!(bucket("0.000000256"), 1.0);
+        assert_eq!(bucket("0.000001024"), 3.0);
+        assert_eq!(bucket("+Inf"), 5.0);
+        assert_eq!(get("sluice_chain_latency_seconds_count", &[("chain", "web")]), 5.0);
+    }
+
+    #[test]
+    fn a_quantile_of_nothing_is_not_a_number_and_unknown_memory_is_left_out() {
+        let samples = parse(&exposition(&stats()));
+        let new = [("nf", "new.0"), ("service", "new")];
+        let p50 = samples[&("sluice_nf_service_seconds".into(), labels(&[&new[..], &[("quantile", "0.5")]].concat()))];
+        assert!(p50.is_nan());
+        assert!(!samples.contains_key(&("sluice_nf_private_bytes".into(), labels(&new))));
+    }
+
+    #[test]
+    fn buckets_of_a_histogram_only_grow() {
+        let text = exposition(&stats());
+        let counts: Vec<f64> =
+            text.lines().filter(|l| l.starts_with("sluice_chain_latency_seconds_bucket")).map(|l| sample(l).2).collect();
+        assert_eq!(counts.len(), EDGES.count() + 1);
+        assert!(counts.is_sorted());
+    }
+
+    #[test]
+    fn nothing_counted_is_still_well_formed() {
+        parse(&exposition(&Stats::default()));
+    }
+}
