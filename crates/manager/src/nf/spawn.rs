@@ -1,0 +1,1097 @@
+//! Starts the process of an NF.
+//!
+//! # Problem
+//! The manager has a big address space and threads that move packets. `fork` copies its page tables and makes each of its pages
+//! fault on the next write, on the packet threads too; and copies a table of thousands of descriptors only to close them again.
+//!
+//! # Approach
+//! `clone` with `CLONE_VM | CLONE_VFORK | CLONE_FILES`: for a few tens of microseconds the child is a second process in the
+//! manager's own memory and with its own descriptors, while the calling thread, and only that, stands still. The child runs on a
+//! stack of its own, calls nothing but raw system calls, writes nothing but that stack and its report, and ends in `execve` or
+//! `_exit`. What it needs (strings, core mask, filter) is built before. In this order it
+//! 1. leaves the manager's descriptor table for a copy of 0, 1 and 2 (`close_range` with `CLOSE_RANGE_UNSHARE`): whatever the
+//!    manager has open, close-on-exec or not, an NF gets none of it;
+//! 2. makes its own process group, so that Ctrl-C in a terminal reaches the manager alone, which then stops NFs in order;
+//! 3. opens its standard streams: input is always `/dev/null`, output as [`Stdio`] says;
+//! 4. takes its core, and the limit of descriptors that the manager had before it raised its own;
+//! 5. takes its user: groups, group, user, by raw system calls, because glibc's own would change the manager's threads;
+//! 6. gives up gaining privileges (`no_new_privs`), always: a set-user-id program that an NF executes stays what the NF is;
+//! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and ends if that has happened already;
+//! 8. resets signals: a handler of the manager never runs in the child, since all signals are blocked from before the clone;
+//! 9. installs the filter of system calls, if asked;
+//! 10. executes the program.
+//!
+//! If a step fails, the child reports the step and the error through the shared memory, and [`spawn`] says so.
+//!
+//! # The filter
+//! [`SpawnSpec::seccomp`] denies, with "operation not permitted", what no packet handler needs and what attacks on a host are made
+//! of: looking into other processes, mounting, namespaces, loading kernel code, BPF, performance events, keys, clocks and reboot.
+//! It is a list of denials and not a sandbox: an NF is any program, and a list of permissions would break most. Set it by
+//! [`SpawnSpec::seccomp_default`]: on for an NF with a user of its own; off for one that runs as the manager's user, which the
+//! operator trusts with all of that user's rights, and which may well be a debugger or a tool that loads BPF.
+//!
+//! # Limits
+//! - The kernel sends the death signal when the *thread* that spawned ends. Spawn from a thread that lives as long as the manager.
+//! - A program with file capabilities loses the death signal at `execve`; [`super::record`] then finds it at the next start.
+//! - The child starts with the working directory, the umask, the scheduling policy and (without [`SpawnSpec::core`]) the cores of
+//!   the calling thread.
+//! - Needs Linux 5.11 (`close_range` with its flags; pidfd is from 5.4).
+
+// clone, a child in borrowed memory, and the user database's reentrant interface have no safe wrapper.
+#![allow(unsafe_code)]
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_long, c_void};
+use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::ptr::{null, null_mut};
+use std::sync::{LazyLock, Mutex};
+
+use rustix::io::Errno;
+use rustix::process::Pid;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+
+use crate::mechanism::process::{self, Exit};
+
+/// A user that an NF runs as.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// User number.
+    pub uid: u32,
+    /// Group number.
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+}
+
+/// Where an NF's standard output and error go.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Stdio {
+    /// Where the manager's go.
+    #[default]
+    Inherit,
+    /// Nowhere.
+    Null,
+    /// Appended to this file, which is made (mode 0640) if it is not there. An absolute path; opened as the manager.
+    Log(PathBuf),
+}
+
+/// What to start.
+#[derive(Debug, Clone)]
+pub struct SpawnSpec {
+    /// Name of the NF, for messages.
+    pub name: String,
+    /// Program, an absolute path.
+    pub exec: PathBuf,
+    /// Its arguments, without the program's own name.
+    pub args: Vec<OsString>,
+    /// Its environment, the whole of it.
+    pub env: Vec<(OsString, OsString)>,
+    /// User that it runs as; the manager's own without. Needs root, unless it is the manager's own.
+    pub user: Option<User>,
+    /// Core that it runs on; those of the calling thread without.
+    pub core: Option<usize>,
+    /// Standard output and error.
+    pub stdio: Stdio,
+    /// Whether it starts with the filter that this module describes.
+    pub seccomp: bool,
+}
+
+impl SpawnSpec {
+    /// A program without arguments, with an empty environment, and with everything else as it is by default.
+    pub fn new(name: impl Into<String>, exec: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            exec: exec.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            user: None,
+            core: None,
+            stdio: Stdio::default(),
+            seccomp: Self::seccomp_default(None),
+        }
+    }
+
+    /// Whether an NF of this user starts with the filter: yes, unless it runs as the manager's own.
+    pub fn seccomp_default(user: Option<&User>) -> bool {
+        user.is_some()
+    }
+}
+
+/// A process that was started. It is not killed when this is dropped; it is a child, and must be collected with [`reap`].
+#[derive(Debug)]
+pub struct Spawned {
+    /// Its number, for messages and `/proc`. Its process group has the same.
+    pub pid: Pid,
+    /// Names it for ever; readable once it has ended.
+    pub pidfd: OwnedFd,
+}
+
+/// Collects a process that has ended, so that it is no zombie, and says how it ended. None while it runs. Never blocks.
+///
+/// # Errors
+/// [`Errno::CHILD`] if it was collected before.
+pub fn reap(spawned: &Spawned) -> Result<Option<Exit>, Errno> {
+    process::reap(spawned.pidfd.as_fd())
+}
+
+/// What the child was about to do when it failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Step {
+    /// Closing the manager's descriptors.
+    Descriptors = 1,
+    /// Making a process group.
+    Group,
+    /// Opening `/dev/null`.
+    Null,
+    /// Opening the log file.
+    Log,
+    /// Placing the standard streams.
+    Streams,
+    /// Taking the core.
+    Core,
+    /// Setting the limit of descriptors.
+    Limit,
+    /// Taking supplementary groups, group and user.
+    User,
+    /// Giving up gaining privileges.
+    NoNewPrivileges,
+    /// Asking to die with the manager.
+    DeathSignal,
+    /// Resetting signals.
+    Signals,
+    /// Installing the filter.
+    Filter,
+    /// Executing the program.
+    Exec,
+}
+
+impl Step {
+    const ALL: [Self; 13] = [
+        Self::Descriptors,
+        Self::Group,
+        Self::Null,
+        Self::Log,
+        Self::Streams,
+        Self::Core,
+        Self::Limit,
+        Self::User,
+        Self::NoNewPrivileges,
+        Self::DeathSignal,
+        Self::Signals,
+        Self::Filter,
+        Self::Exec,
+    ];
+}
+
+/// Why a process could not be started. Nothing of it is left.
+#[derive(Debug, thiserror::Error)]
+pub enum SpawnError {
+    /// The program has no absolute path.
+    #[error("NF {name}: the program {exec} is not an absolute path; give the whole path")]
+    NotAbsolute {
+        /// The NF.
+        name: String,
+        /// The program.
+        exec: PathBuf,
+    },
+    /// A string cannot be passed to a program.
+    #[error("NF {name}: {what} contains a zero byte (or, in a variable's name, an equals sign); take it out")]
+    Text {
+        /// The NF.
+        name: String,
+        /// The program, an argument or a variable.
+        what: String,
+    },
+    /// The kernel made no process.
+    #[error("NF {name}: cannot make a process: {error}; look at the limits of processes and memory (ulimit -u, pids.max)")]
+    Clone {
+        /// The NF.
+        name: String,
+        /// The kernel's answer.
+        error: Errno,
+    },
+    /// A step between the new process and its program failed.
+    #[error("NF {name}: cannot {what}: {error}{advice}")]
+    Step {
+        /// The NF.
+        name: String,
+        /// The step.
+        step: Step,
+        /// The step, in words.
+        what: String,
+        /// The kernel's answer.
+        error: Errno,
+        /// What to do, if more is known than the error says.
+        advice: &'static str,
+    },
+}
+
+impl SpawnError {
+    fn step(spec: &SpawnSpec, step: Step, error: Errno) -> Self {
+        let uid = spec.user.as_ref().map_or(0, |u| u.uid);
+        let what = match step {
+            Step::Descriptors => "close the manager's descriptors".into(),
+            Step::Group => "make a process group".into(),
+            Step::Null => "open /dev/null".into(),
+            Step::Log => match &spec.stdio {
+                Stdio::Log(path) => format!("open its log {}", path.display()),
+                Stdio::Inherit | Stdio::Null => "open its log".into(),
+            },
+            Step::Streams => "place its standard streams".into(),
+            Step::Core => format!("pin it to core {}", spec.core.unwrap_or(0)),
+            Step::Limit => "set its limit of descriptors".into(),
+            Step::User => format!("become user {uid}"),
+            Step::NoNewPrivileges => "give up gaining privileges".into(),
+            Step::DeathSignal => "tie it to the manager's life".into(),
+            Step::Signals => "reset its signals".into(),
+            Step::Filter => "install its filter of system calls".into(),
+            Step::Exec => format!("execute {}", spec.exec.display()),
+        };
+        let advice = match (step, error) {
+            (Step::Descriptors, Errno::NOSYS | Errno::INVAL) => "; Linux 5.11 or later is needed",
+            (Step::Core, Errno::INVAL) => "; choose a core that this host has and that the manager may use",
+            (Step::User, Errno::PERM) => "; run sluiced as root, or leave `user` out",
+            (Step::Exec, Errno::NOENT) => "; there is no such program, or not the interpreter that its first line names",
+            (Step::Exec, Errno::ACCESS) => "; it is not executable, or its folder is closed to the NF's user",
+            (Step::Exec, Errno::NOEXEC) => "; it is not a program for this machine",
+            _ => "",
+        };
+        Self::Step { name: spec.name.clone(), step, what, error, advice }
+    }
+}
+
+/// Starts a process and returns when it executes its program: about a tenth of a millisecond.
+///
+/// # Errors
+/// [`SpawnError`]; then nothing is left of it, except perhaps a new, empty log.
+pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
+    let text = |bytes: &OsStr, what: &str| {
+        CString::new(bytes.as_bytes()).map_err(|_| SpawnError::Text { name: spec.name.clone(), what: what.into() })
+    };
+    let exec = text(spec.exec.as_os_str(), "the program's path")?;
+    if !spec.exec.is_absolute() {
+        return Err(SpawnError::NotAbsolute { name: spec.name.clone(), exec: spec.exec.clone() });
+    }
+    let args = spec.args.iter().map(|arg| text(arg, "an argument")).collect::<Result<Vec<_>, _>>()?;
+    let env = spec.env.iter().map(|(key, value)| {
+        let what = format!("the variable {}", key.display());
+        if key.is_empty() || key.as_bytes().contains(&b'=') {
+            return Err(SpawnError::Text { name: spec.name.clone(), what });
+        }
+        let mut whole = key.clone();
+        whole.push("=");
+        whole.push(value);
+        text(&whole, &what)
+    });
+    let env = env.collect::<Result<Vec<_>, _>>()?;
+    let log = match &spec.stdio {
+        Stdio::Log(path) => Some(text(path.as_os_str(), "the log's path")?),
+        Stdio::Inherit | Stdio::Null => None,
+    };
+    let argv: Vec<*const c_char> = std::iter::once(&exec).chain(&args).map(|s| s.as_ptr()).chain([null()]).collect();
+    let envp: Vec<*const c_char> = env.iter().map(|s| s.as_ptr()).chain([null()]).collect();
+    let mask: Vec<c_long> = spec.core.map(core_mask).unwrap_or_default();
+    let filter = spec.seccomp.then(|| libc::sock_fprog {
+        // A program has at most 4,096 instructions, or the kernel refuses it.
+        len: FILTER.len() as u16,
+        // The kernel copies from there; nobody writes through it.
+        filter: FILTER.as_ptr().cast::<libc::sock_filter>().cast_mut(),
+    });
+    let user = spec.user.as_ref().filter(|user| !is_already(user));
+
+    let plan = Plan {
+        exec: exec.as_ptr(),
+        argv: argv.as_ptr(),
+        envp: envp.as_ptr(),
+        inherit: spec.stdio == Stdio::Inherit,
+        log: log.as_ref().map_or(null(), |l| l.as_ptr()),
+        mask: mask.as_ptr(),
+        mask_bytes: size_of_val(mask.as_slice()),
+        limit: process::nofile_before().map(|limit| libc::rlimit {
+            rlim_cur: limit.current.unwrap_or(libc::RLIM_INFINITY),
+            rlim_max: limit.maximum.unwrap_or(libc::RLIM_INFINITY),
+        }),
+        user: user.map(|u| (u.uid, u.gid, u.groups.as_ptr(), u.groups.len())),
+        filter: filter.as_ref().map_or(null(), |f| &raw const *f),
+        parent: std::process::id() as libc::pid_t,
+        step: 0,
+        errno: 0,
+    };
+    match clone_and_exec(plan) {
+        Err(error) => Err(SpawnError::Clone { name: spec.name.clone(), error }),
+        Ok((spawned, 0, _)) => Ok(spawned),
+        Ok((failed, step, errno)) => {
+            // The child has ended, or is about to: collect it here, since nobody else will know it.
+            let _ = process::wait(failed.pidfd.as_fd());
+            let step = Step::ALL.into_iter().find(|s| *s as i32 == step).unwrap_or(Step::Exec);
+            Err(SpawnError::step(spec, step, Errno::from_raw_os_error(errno)))
+        }
+    }
+}
+
+/// Whether the manager is this user already and, not being root, neither needs nor has the right to change.
+fn is_already(user: &User) -> bool {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    !uid.is_root() && uid.as_raw() == user.uid && gid.as_raw() == user.gid
+}
+
+/// A mask of one core in the kernel's form, as long as it needs to be.
+fn core_mask(core: usize) -> Vec<c_long> {
+    let bits = c_long::BITS as usize;
+    // The kernel looks at no more cores than it was built for; a longer mask than this only costs the child time.
+    let core = core.min(1 << 16);
+    let mut mask = vec![0; core / bits + 1];
+    mask[core / bits] = 1 << (core % bits);
+    mask
+}
+
+/// All that the child needs, and its report. The pointers are into values that [`spawn`] keeps until the child has left its memory.
+struct Plan {
+    exec: *const c_char,
+    argv: *const *const c_char,
+    envp: *const *const c_char,
+    inherit: bool,
+    log: *const c_char,
+    mask: *const c_long,
+    mask_bytes: usize,
+    limit: Option<libc::rlimit>,
+    user: Option<(u32, u32, *const u32, usize)>,
+    filter: *const libc::sock_fprog,
+    parent: libc::pid_t,
+    /// The [`Step`] that failed, or 0.
+    step: i32,
+    /// The error that it failed with.
+    errno: i32,
+}
+
+/// A stack for the child, made once and kept: unmapping it after each spawn would interrupt every core that runs a packet thread.
+struct Stack(*mut c_void);
+
+// SAFETY: the address of a mapping that belongs to no thread; the mutex around it lets one thread at a time use it.
+unsafe impl Send for Stack {}
+
+static STACK: Mutex<Option<Stack>> = Mutex::new(None);
+
+/// Bytes of the child's stack. It needs about one KiB.
+const STACK_BYTES: usize = 64 * 1024;
+
+/// Bytes below the stack that nobody may touch: the largest page size of the supported machines.
+const GUARD_BYTES: usize = 64 * 1024;
+
+impl Stack {
+    fn new() -> Result<Self, Errno> {
+        use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect};
+        // SAFETY: a fresh mapping at a place that the kernel chooses; it aliases nothing.
+        let base = unsafe {
+            mmap_anonymous(null_mut(), STACK_BYTES + GUARD_BYTES, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
+        }?;
+        // SAFETY: within the mapping just made, which nobody else knows.
+        unsafe { mprotect(base, GUARD_BYTES, MprotectFlags::empty()) }?;
+        Ok(Self(base))
+    }
+
+    /// Its upper end, aligned to 16 bytes as the ABIs want.
+    fn top(&self) -> *mut c_void {
+        self.0.wrapping_byte_add(STACK_BYTES + GUARD_BYTES)
+    }
+}
+
+/// The kernel's signal set, all of whose bits are signals; libc's refuses to name those that libc uses itself.
+type SignalSet = u64;
+
+/// Clones, lets the child work through the plan, and returns it with the step that failed (or 0) and the error.
+fn clone_and_exec(mut plan: Plan) -> Result<(Spawned, i32, i32), Errno> {
+    // A poisoned lock is no harm: the stack has no state.
+    let mut stack = STACK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let top = match &*stack {
+        Some(stack) => stack.top(),
+        None => stack.insert(Stack::new()?).top(),
+    };
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let mut pidfd: c_int = -1;
+    let plan: *mut Plan = &raw mut plan;
+
+    let all: SignalSet = !0;
+    let mut before: SignalSet = 0;
+    // SAFETY: both sets are live and of the size that is passed. Blocks all signals of this thread, so that no handler of the manager
+    // runs in the child, where it would run on the manager's memory behind its back.
+    let blocked = unsafe { set_signal_mask(&all, &raw mut before) };
+    if blocked < 0 {
+        return Err(last_errno());
+    }
+    // SAFETY: `child` follows the rules of a child in borrowed memory (see there); its stack is used by nobody else, because the lock
+    // is held and CLONE_VFORK keeps this thread here until the child has left this memory; for the same reason `plan` and all that
+    // it points to outlive the child's use. The kernel writes the descriptor's number to `pidfd`.
+    let pid = unsafe { libc::clone(child, top, flags, plan.cast(), &raw mut pidfd) };
+    let error = last_errno();
+    // SAFETY: as above; `before` is what this thread had.
+    let restored = unsafe { set_signal_mask(&before, null_mut()) };
+    debug_assert_eq!(restored, 0);
+    drop(stack);
+    let Some(pid) = Pid::from_raw(pid).filter(|_| pid > 0) else { return Err(error) };
+    // SAFETY: the kernel made this descriptor for us in this clone, and nobody else knows it.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    // SAFETY: the child is past its last use of the plan, which lives in this function. Read through the pointer that it had.
+    let (step, errno) = unsafe { ((*plan).step, (*plan).errno) };
+    Ok((Spawned { pid, pidfd }, step, errno))
+}
+
+/// Sets the signal mask of the calling thread, and gives the one before.
+///
+/// # Safety
+/// `new` is readable, `old` is writable or null.
+unsafe fn set_signal_mask(new: *const SignalSet, old: *mut SignalSet) -> c_long {
+    // SAFETY: as promised by the caller; the size is that of the sets.
+    unsafe { libc::syscall(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, new, old, size_of::<SignalSet>()) }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)
+}
+
+/// What the child does.
+///
+/// It runs in the manager's memory while the manager's other threads run on. So it takes no lock, allocates nothing, cannot panic (no
+/// arithmetic that is checked, no index), calls nothing but system calls, and writes nothing but its own stack, its report and
+/// `errno`, which belongs to the thread that waits for it.
+extern "C" fn child(plan: *mut c_void) -> c_int {
+    let plan: *mut Plan = plan.cast();
+    // SAFETY: `clone_and_exec` passes a plan that outlives this process's use of its memory, and touches it no more until then. Every
+    // pointer in it is null or points to what its field says; the system calls below read from them, and write nowhere.
+    unsafe {
+        let (step, errno) = prepare_and_exec(&*plan);
+        (*plan).step = step as i32;
+        (*plan).errno = errno;
+        libc::syscall(libc::SYS_exit_group, 127);
+    }
+    127
+}
+
+/// Works through the plan. Returns only when a step fails.
+///
+/// # Safety
+/// Only in the child, with a plan whose pointers are valid.
+unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
+    /// Returns from the function with the step if the system call fails; else is its result.
+    macro_rules! must {
+        ($step:expr, $number:ident $(, $argument:expr)*) => {{
+            let result = libc::syscall(libc::$number $(, $argument)*);
+            if result < 0 {
+                return ($step, *libc::__errno_location());
+            }
+            result
+        }};
+    }
+    const UNUSED: c_long = 0;
+    // SAFETY: see `child`. Each call gets the arguments that the kernel's interface asks for: numbers as c_long or c_int, pointers
+    // to live values of this stack or of the plan, with their sizes.
+    unsafe {
+        must!(Step::Descriptors, SYS_close_range, 3 as c_long, c_long::from(u32::MAX), c_long::from(libc::CLOSE_RANGE_UNSHARE));
+        must!(Step::Group, SYS_setpgid, UNUSED, UNUSED);
+
+        let null_device = c"/dev/null".as_ptr();
+        let flags = c_long::from(libc::O_RDWR | libc::O_CLOEXEC);
+        let device = must!(Step::Null, SYS_openat, c_long::from(libc::AT_FDCWD), null_device, flags, UNUSED);
+        // Above 2 even if the manager has closed one of its own streams.
+        let device = must!(Step::Streams, SYS_fcntl, device, c_long::from(libc::F_DUPFD_CLOEXEC), 3 as c_long);
+        must!(Step::Streams, SYS_dup3, device, 0 as c_long, UNUSED);
+        if !plan.inherit {
+            let mut out = device;
+            if !plan.log.is_null() {
+                let flags = c_long::from(libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOCTTY);
+                out = must!(Step::Log, SYS_openat, c_long::from(libc::AT_FDCWD), plan.log, flags, 0o640 as c_long);
+                out = must!(Step::Streams, SYS_fcntl, out, c_long::from(libc::F_DUPFD_CLOEXEC), 3 as c_long);
+            }
+            must!(Step::Streams, SYS_dup3, out, 1 as c_long, UNUSED);
+            must!(Step::Streams, SYS_dup3, out, 2 as c_long, UNUSED);
+        }
+
+        if plan.mask_bytes > 0 {
+            must!(Step::Core, SYS_sched_setaffinity, UNUSED, plan.mask_bytes, plan.mask);
+        }
+        if let Some(limit) = &plan.limit {
+            // Lowering the soft limit back; the hard one is what it was.
+            must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NOFILE), &raw const *limit, null::<c_void>());
+        }
+        if let Some((uid, gid, groups, count)) = plan.user {
+            let (uid, gid) = (c_long::from(uid), c_long::from(gid));
+            must!(Step::User, SYS_setgroups, count, groups);
+            must!(Step::User, SYS_setresgid, gid, gid, gid);
+            must!(Step::User, SYS_setresuid, uid, uid, uid);
+        }
+        must!(Step::NoNewPrivileges, SYS_prctl, c_long::from(libc::PR_SET_NO_NEW_PRIVS), 1 as c_long, UNUSED, UNUSED, UNUSED);
+        must!(Step::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
+        if libc::syscall(libc::SYS_getppid) != c_long::from(plan.parent) {
+            // The manager died before the line above: no signal will come.
+            return (Step::DeathSignal, libc::ESRCH);
+        }
+
+        // The kernel's struct sigaction: handler (0 is SIG_DFL), flags, restorer where there is one, mask.
+        let default_action = [0u64; 4];
+        let mut signal: c_long = 1;
+        while signal <= 64 {
+            // KILL and STOP have no other than their default, and asking is an error.
+            if signal != c_long::from(libc::SIGKILL) && signal != c_long::from(libc::SIGSTOP) {
+                let action = default_action.as_ptr();
+                must!(Step::Signals, SYS_rt_sigaction, signal, action, null::<c_void>(), size_of::<SignalSet>());
+            }
+            signal = signal.wrapping_add(1);
+        }
+        let none: SignalSet = 0;
+        if set_signal_mask(&raw const none, null_mut()) < 0 {
+            return (Step::Signals, *libc::__errno_location());
+        }
+        if !plan.filter.is_null() {
+            // SPEC_ALLOW: a filter that denies a few calls is no reason to run the NF with slower speculation than without it.
+            let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW as c_long;
+            must!(Step::Filter, SYS_seccomp, c_long::from(libc::SECCOMP_SET_MODE_FILTER), flags, plan.filter);
+        }
+        must!(Step::Exec, SYS_execve, plan.exec, plan.argv, plan.envp);
+        // execve returns only with an error.
+        (Step::Exec, libc::EINVAL)
+    }
+}
+
+/// System calls that the filter denies.
+const DENIED: &[c_long] = &[
+    // Other processes.
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    // Mounts and roots.
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_open_tree,
+    libc::SYS_move_mount,
+    libc::SYS_mount_setattr,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_quotactl,
+    // Namespaces, except by clone, which threads need. What one could do inside is denied above and below.
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    // Code in the kernel.
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    // Keys.
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    // The host itself.
+    libc::SYS_reboot,
+    libc::SYS_acct,
+    libc::SYS_syslog,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_open_by_handle_at,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_kexec_file_load,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_iopl,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_ioperm,
+];
+
+/// x86-64 has every system call a second time, with this bit in its number, for the x32 ABI; the architecture that a filter sees is
+/// the same. A few have a number of their own there.
+#[cfg(target_arch = "x86_64")]
+const X32_BIT: c_long = 0x4000_0000;
+#[cfg(target_arch = "x86_64")]
+const X32_OWN: [c_long; 4] = [
+    521, // ptrace
+    528, // kexec_load
+    539, // process_vm_readv
+    540, // process_vm_writev
+];
+
+/// Whether this kernel has the x32 ABI. Most have not, and then a filter of half the length installs in half the time.
+#[cfg(target_arch = "x86_64")]
+fn has_x32() -> bool {
+    // SAFETY: getpid has no arguments and no effect.
+    unsafe { libc::syscall(libc::SYS_getpid | X32_BIT) >= 0 }
+}
+
+/// The filter, compiled once. A call through another architecture's interface (32 bit) kills the process: the filter cannot read it.
+static FILTER: LazyLock<BpfProgram> = LazyLock::new(|| {
+    #[allow(unused_mut)]
+    let mut numbers = DENIED.to_vec();
+    #[cfg(target_arch = "x86_64")]
+    if has_x32() {
+        numbers.extend(DENIED.iter().chain(&X32_OWN).map(|number| number | X32_BIT));
+    }
+    // A number without conditions is denied whatever its arguments.
+    let rules: BTreeMap<i64, Vec<_>> = numbers.into_iter().map(|number| (number, Vec::new())).collect();
+    let arch = std::env::consts::ARCH.try_into().expect("the workspace builds for x86-64 and aarch64 only");
+    SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)
+        .and_then(TryInto::try_into)
+        .expect("a list of numbers always compiles")
+});
+
+/// Why a user could not be found.
+#[derive(Debug, thiserror::Error)]
+pub enum UserError {
+    /// Neither a name in the user database nor a number.
+    #[error("there is no user {0}; give the name of one that this host knows, or a number")]
+    Unknown(String),
+    /// The database could not be read.
+    #[error("cannot look up user {user}: {error}")]
+    Database {
+        /// Who was looked for.
+        user: String,
+        /// The system's answer.
+        error: Errno,
+    },
+}
+
+impl User {
+    /// Finds a user by name or number, with its groups. A number that the database does not know is a user with the group of the
+    /// same number and no other groups. May ask the network (LDAP): call it before packets flow.
+    ///
+    /// # Errors
+    /// [`UserError`].
+    pub fn look_up(name_or_number: &str) -> Result<Self, UserError> {
+        let unknown = || UserError::Unknown(name_or_number.into());
+        let name = CString::new(name_or_number).map_err(|_| unknown())?;
+        let number = name_or_number.parse::<u32>().ok();
+        // The database may hold a user whose name is a number; the name goes first, as in chown(1).
+        if let Some(user) = Self::from_database(name_or_number, Key::Name(&name))? {
+            return Ok(user);
+        }
+        // (uid_t) -1 means "do not change" to the kernel.
+        let number = number.filter(|n| *n != u32::MAX).ok_or_else(unknown)?;
+        let found = Self::from_database(name_or_number, Key::Number(number))?;
+        Ok(found.unwrap_or(Self { uid: number, gid: number, groups: Vec::new() }))
+    }
+
+    fn from_database(asked: &str, key: Key<'_>) -> Result<Option<Self>, UserError> {
+        let mut buffer: Vec<c_char> = vec![0; 1024];
+        loop {
+            // SAFETY: all-zero bytes are a valid passwd (null pointers, zero numbers).
+            let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+            let mut found: *mut libc::passwd = null_mut();
+            let (space, len) = (buffer.as_mut_ptr(), buffer.len());
+            // SAFETY: all pointers are live, `space` has `len` bytes, and the name ends with a zero byte.
+            let error = unsafe {
+                match key {
+                    Key::Name(name) => libc::getpwnam_r(name.as_ptr(), &raw mut entry, space, len, &raw mut found),
+                    Key::Number(uid) => libc::getpwuid_r(uid, &raw mut entry, space, len, &raw mut found),
+                }
+            };
+            match error {
+                libc::ERANGE if len < 1 << 20 => buffer.resize(len * 4, 0),
+                // What databases say, besides 0, when there is no such entry; see getpwnam(3).
+                0 | libc::ENOENT | libc::ESRCH if found.is_null() => return Ok(None),
+                0 => {
+                    // SAFETY: a filled entry's name points into `buffer`, which lives on, and ends with a zero byte.
+                    let name = unsafe { CStr::from_ptr(entry.pw_name) };
+                    return Ok(Some(Self { uid: entry.pw_uid, gid: entry.pw_gid, groups: groups_of(name, entry.pw_gid) }));
+                }
+                other => {
+                    return Err(UserError::Database { user: asked.into(), error: Errno::from_raw_os_error(other) });
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Key<'a> {
+    Name(&'a CStr),
+    Number(u32),
+}
+
+/// All groups of a user, its first one included.
+fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
+    let mut groups = vec![0; 64];
+    loop {
+        let mut count = groups.len() as c_int;
+        // SAFETY: the name ends with a zero byte, and `groups` has room for `count` numbers.
+        let rc = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
+        if rc >= 0 {
+            groups.truncate(count as usize);
+            return groups;
+        }
+        // 65,536 is the most that the kernel takes.
+        if groups.len() >= 65_536 {
+            return vec![gid];
+        }
+        groups.resize(groups.len() * 4, 0);
+    }
+}
+
+/// The program of a service: an absolute path as it is, a path with a slash from the working directory, and a bare name beside
+/// `beside` (the manager's own program), then in the folders of `path` (the variable PATH). None if it is nowhere.
+pub fn find_program(exec: &Path, beside: Option<&Path>, path: Option<&OsStr>) -> Option<PathBuf> {
+    let is_program = |candidate: &Path| {
+        use std::os::unix::fs::PermissionsExt;
+        candidate.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+    };
+    if exec.as_os_str().as_bytes().contains(&b'/') {
+        return std::path::absolute(exec).ok().filter(|p| is_program(p));
+    }
+    let folders = beside.into_iter().map(Path::to_path_buf).chain(path.into_iter().flat_map(std::env::split_paths));
+    folders.filter(|folder| folder.is_absolute()).map(|folder| folder.join(exec)).find(|p| is_program(p))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::Signal;
+    use std::collections::HashMap;
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio as CommandStdio};
+
+    const ROLE: &str = "SLUICE_TEST_ROLE";
+
+    fn shell(script: &str) -> SpawnSpec {
+        let mut spec = SpawnSpec::new("test.0", "/bin/sh");
+        spec.args = vec!["-c".into(), script.into()];
+        spec.stdio = Stdio::Null;
+        spec
+    }
+
+    fn run_to_end(spec: &SpawnSpec) -> Exit {
+        let spawned = spawn(spec).unwrap();
+        let exit = process::wait(spawned.pidfd.as_fd()).unwrap();
+        assert_eq!(reap(&spawned).unwrap_err(), Errno::CHILD, "collected once");
+        exit
+    }
+
+    /// Runs to the end with the output in a file, and gives the output.
+    fn output_of(mut spec: SpawnSpec) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        spec.stdio = Stdio::Log(log.clone());
+        let exit = run_to_end(&spec);
+        let output = std::fs::read_to_string(log).unwrap();
+        assert_eq!(exit, Exit::Code(0), "{output}");
+        output
+    }
+
+    /// The fields of the process's own `/proc/PID/status`.
+    fn status_of(mut spec: SpawnSpec) -> HashMap<String, String> {
+        spec.exec = "/bin/cat".into();
+        spec.args = vec!["/proc/self/status".into()];
+        let fields = output_of(spec);
+        let pairs = fields.lines().filter_map(|line| line.split_once(':'));
+        pairs.map(|(key, value)| (key.to_owned(), value.split_ascii_whitespace().collect::<Vec<_>>().join(" "))).collect()
+    }
+
+    /// This test program, to run as what [`roles`] does.
+    fn role(name: &str) -> SpawnSpec {
+        let mut spec = SpawnSpec::new("test.0", std::env::current_exe().unwrap());
+        spec.args = ["--exact", "nf::spawn::tests::roles", "--nocapture"].map(Into::into).to_vec();
+        spec.env = vec![(ROLE.into(), name.into())];
+        spec
+    }
+
+    fn role_command(name: &str) -> Command {
+        let spec = role(name);
+        let mut command = Command::new(spec.exec);
+        command.args(spec.args).envs(spec.env).stdin(CommandStdio::null());
+        command
+    }
+
+    /// No test of its own: what other tests run in a process of its own.
+    #[test]
+    fn roles() {
+        match std::env::var(ROLE).as_deref() {
+            Ok("denied") => try_what_is_denied(),
+            Ok("parent") => {
+                let mut spec = SpawnSpec::new("test.0", "/bin/sleep");
+                spec.args = vec!["1000".into()];
+                spec.stdio = Stdio::Null;
+                let children = [spawn(&spec).unwrap(), spawn(&spec).unwrap()];
+                for child in &children {
+                    println!("child {}", child.pid.as_raw_nonzero());
+                }
+                // The streams' other end closes when the test that started this process fails.
+                process::wait(children[0].pidfd.as_fd()).unwrap();
+            }
+            Ok("thousand") => spawn_a_thousand(),
+            _ => {}
+        }
+    }
+
+    #[test]
+    fn a_process_runs_ends_and_is_collected() {
+        assert_eq!(run_to_end(&shell("exit 0")), Exit::Code(0));
+        assert_eq!(run_to_end(&shell("exit 7")), Exit::Code(7));
+        assert_eq!(run_to_end(&shell("kill -SEGV $$")), Exit::Signal(libc::SIGSEGV));
+
+        let sleeper = spawn(&shell("exec sleep 1000")).unwrap();
+        assert_eq!(reap(&sleeper), Ok(None));
+        process::send_signal(sleeper.pidfd.as_fd(), Signal::TERM).unwrap();
+        assert_eq!(process::wait(sleeper.pidfd.as_fd()), Ok(Exit::Signal(libc::SIGTERM)));
+    }
+
+    #[test]
+    fn arguments_and_environment_are_exactly_those_given() {
+        let mut spec = shell(r#"printf '%s\n' "$0" "$@"; exec /usr/bin/env"#);
+        spec.args.extend(["zero", "with space", "", "$HOME"].map(OsString::from));
+        spec.env = vec![("SLUICE_NF".into(), "ids.0".into()), ("EMPTY".into(), "".into()), ("E".into(), "a=b".into())];
+        let output = output_of(spec);
+        // PWD is the shell's own addition.
+        let lines: Vec<&str> = output.lines().filter(|l| !l.starts_with("PWD=") && !l.starts_with("_=")).collect();
+        let (args, env) = lines.split_at(4);
+        assert_eq!(args, ["zero", "with space", "", "$HOME"]);
+        let mut env = env.to_vec();
+        env.sort_unstable();
+        assert_eq!(env, ["E=a=b", "EMPTY=", "SLUICE_NF=ids.0"]);
+    }
+
+    #[test]
+    fn nothing_of_the_manager_is_inherited() {
+        // Not close-on-exec, as a C library may leave them.
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        // ls has the folder itself open as 3.
+        assert_eq!(output_of(shell("ls /proc/self/fd; readlink /proc/self/fd/0")), "0\n1\n2\n3\n/dev/null\n");
+        // And the manager keeps what it had.
+        assert!(rustix::io::fcntl_getfd(&reader).is_ok());
+
+        let status = status_of(shell(""));
+        // This program, like every Rust program, ignores SIGPIPE.
+        assert_eq!(status["SigIgn"], "0000000000000000");
+        assert_eq!(status["SigBlk"], "0000000000000000");
+        assert_eq!(status["NoNewPrivs"], "1");
+        assert_eq!(status["Seccomp"], "0");
+        assert_eq!(status["PPid"], std::process::id().to_string());
+        assert_eq!(
+            output_of(shell("cut -d ' ' -f 5 /proc/$$/stat; echo $$")).lines().collect::<std::collections::HashSet<_>>().len(),
+            1
+        );
+    }
+
+    #[test]
+    fn this_threads_signals_are_as_before() {
+        let blocked = |text: String| text.lines().find_map(|l| l.strip_prefix("SigBlk:").map(str::to_owned)).unwrap();
+        let before = blocked(std::fs::read_to_string("/proc/thread-self/status").unwrap());
+        run_to_end(&shell("exit 0"));
+        spawn(&SpawnSpec::new("test.0", "/no/such")).unwrap_err();
+        assert_eq!(blocked(std::fs::read_to_string("/proc/thread-self/status").unwrap()), before);
+    }
+
+    #[test]
+    fn the_core_is_taken() {
+        let core = *crate::mechanism::affinity::allowed().unwrap().last().unwrap();
+        let spec = SpawnSpec { core: Some(core), ..shell("") };
+        assert_eq!(status_of(spec)["Cpus_allowed_list"], core.to_string());
+    }
+
+    #[test]
+    fn the_limit_of_descriptors_is_the_one_from_before_it_was_raised() {
+        process::raise_nofile().unwrap();
+        let soft = process::nofile_before().unwrap().current.unwrap();
+        assert_eq!(output_of(shell("ulimit -S -n")).trim(), soft.to_string());
+    }
+
+    #[test]
+    fn logs_are_appended_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("ids.0.log");
+        for word in ["first", "second"] {
+            let spec = SpawnSpec { stdio: Stdio::Log(log.clone()), ..shell(&format!("echo {word}; echo {word} >&2")) };
+            assert_eq!(run_to_end(&spec), Exit::Code(0));
+        }
+        assert_eq!(std::fs::read_to_string(log).unwrap(), "first\nfirst\nsecond\nsecond\n");
+    }
+
+    fn message(spec: &SpawnSpec) -> String {
+        spawn(spec).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn each_failure_says_what_to_do() {
+        let bare = SpawnSpec::new("ids.0", "bridge");
+        assert_eq!(message(&bare), "NF ids.0: the program bridge is not an absolute path; give the whole path");
+        let missing = SpawnSpec::new("ids.0", "/no/such/program");
+        assert_eq!(
+            message(&missing),
+            "NF ids.0: cannot execute /no/such/program: No such file or directory (os error 2); there is no such program, or not \
+             the interpreter that its first line names"
+        );
+        assert!(message(&SpawnSpec::new("ids.0", "/etc/passwd")).contains("it is not executable"));
+        let zero = SpawnSpec { args: vec!["a\0b".into()], ..shell("") };
+        assert!(message(&zero).contains("an argument contains a zero byte"), "{}", message(&zero));
+        let equals = SpawnSpec { env: vec![("A=B".into(), "c".into())], ..shell("") };
+        assert!(message(&equals).contains("the variable A=B contains"), "{}", message(&equals));
+        for core in [1023, 70_000, usize::MAX] {
+            let text = message(&SpawnSpec { core: Some(core), ..shell("") });
+            assert!(text.starts_with(&format!("NF test.0: cannot pin it to core {core}: Invalid argument")), "{text}");
+        }
+        let log = SpawnSpec { stdio: Stdio::Log("/no/such/folder/log".into()), ..shell("") };
+        assert!(message(&log).starts_with("NF test.0: cannot open its log /no/such/folder/log: No such file"));
+    }
+
+    #[test]
+    fn the_user_and_its_groups_are_taken_or_refused() {
+        let user = User { uid: 65534, gid: 65533, groups: vec![7, 8] };
+        let spec = SpawnSpec { user: Some(user), seccomp: true, ..shell("") };
+        if !rustix::process::geteuid().is_root() {
+            assert!(message(&spec).contains("become user 65534: Operation not permitted"), "{}", message(&spec));
+            return;
+        }
+        let status = status_of(spec);
+        assert_eq!(status["Uid"], "65534 65534 65534 65534");
+        assert_eq!(status["Gid"], "65533 65533 65533 65533");
+        assert_eq!(status["Groups"], "7 8");
+        assert_eq!(status["CapEff"], "0000000000000000");
+        assert_eq!(status["CapPrm"], "0000000000000000");
+        assert_eq!(status["Seccomp"], "2");
+        assert_eq!(rustix::process::geteuid().as_raw(), 0, "the manager stays who it is");
+    }
+
+    /// Tries each denied call with arguments that no kernel accepts, and a few things that must go on working.
+    fn try_what_is_denied() {
+        let errno_of = |number: c_long| {
+            // SAFETY: -1 is no valid pointer, length, descriptor or flag: the kernel refuses the call one way or the other.
+            let result = unsafe { libc::syscall(number, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long) };
+            if result < 0 { std::io::Error::last_os_error().raw_os_error().unwrap() } else { 0 }
+        };
+        let mut numbers = DENIED.to_vec();
+        #[cfg(target_arch = "x86_64")]
+        if has_x32() {
+            numbers.extend(DENIED.iter().chain(&X32_OWN).map(|number| number | X32_BIT));
+        }
+        for number in numbers {
+            println!("call {number} {}", errno_of(number));
+        }
+        assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
+        assert!(std::fs::read("/proc/self/stat").is_ok());
+        println!("worked");
+    }
+
+    #[test]
+    fn the_filter_denies_its_list_and_nothing_else() {
+        let with = output_of(SpawnSpec { seccomp: true, ..role("denied") });
+        let without = output_of(SpawnSpec { seccomp: false, ..role("denied") });
+        let calls = |text: &str| text.lines().filter(|l| l.starts_with("call ")).map(str::to_owned).collect::<Vec<_>>();
+        assert!(calls(&with).len() > DENIED.len() - 1);
+        for line in calls(&with) {
+            assert!(line.ends_with(&format!(" {}", libc::EPERM)), "{line}");
+        }
+        let ptrace = format!("call {} ", libc::SYS_ptrace);
+        assert!(calls(&without).iter().any(|l| l.starts_with(&ptrace) && !l.ends_with(&format!(" {}", libc::EPERM))));
+        assert!(with.contains("worked") && without.contains("worked"), "{with}");
+        assert!(SpawnSpec::seccomp_default(Some(&User { uid: 1, gid: 1, groups: vec![] })));
+        assert!(!SpawnSpec::seccomp_default(None));
+    }
+
+    #[test]
+    fn children_die_with_a_killed_parent() {
+        let mut parent = role_command("parent").stdout(CommandStdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+        // The test harness writes its own words before, without an end of line.
+        let pids = lines.map_while(Result::ok).filter_map(|l| Pid::from_raw(l.split("child ").nth(1)?.parse().ok()?));
+        let pidfds: Vec<OwnedFd> = pids.take(2).map(|pid| process::pidfd_open(pid).unwrap()).collect();
+        assert_eq!(pidfds.len(), 2);
+        for pidfd in &pidfds {
+            assert_eq!(process::wait_readable(pidfd.as_fd(), Some(0)), Ok(false));
+        }
+        parent.kill().unwrap();
+        parent.wait().unwrap();
+        for pidfd in &pidfds {
+            assert_eq!(process::wait_readable(pidfd.as_fd(), Some(30_000)), Ok(true));
+        }
+    }
+
+    fn open_descriptors() -> usize {
+        std::fs::read_dir("/proc/self/fd").unwrap().count()
+    }
+
+    fn spawn_a_thousand() {
+        let failing = SpawnSpec::new("test.0", "/no/such/program");
+        let mut spec = SpawnSpec::new("test.0", "/bin/true");
+        spec.stdio = Stdio::Null;
+        // The first of each makes the stack and the filter.
+        run_to_end(&spec);
+        spawn(&failing).unwrap_err();
+        let before = open_descriptors();
+        for seccomp in [false, true] {
+            spec.seccomp = seccomp;
+            let mut times = Vec::new();
+            for _ in 0..500 {
+                let start = std::time::Instant::now();
+                let spawned = spawn(&spec).unwrap();
+                times.push(start.elapsed());
+                assert_eq!(process::wait(spawned.pidfd.as_fd()), Ok(Exit::Code(0)));
+            }
+            times.sort_unstable();
+            println!("spawn with seccomp = {seccomp}: median {:?}, 99 % {:?}", times[250], times[495]);
+            for _ in 0..100 {
+                spawn(&failing).unwrap_err();
+            }
+        }
+        assert_eq!(open_descriptors(), before);
+        // No child is left, running or not.
+        assert_eq!(rustix::process::wait(rustix::process::WaitOptions::NOHANG).unwrap_err(), Errno::CHILD);
+    }
+
+    #[test]
+    fn a_thousand_spawns_leave_no_descriptor_and_no_zombie() {
+        // In a process of its own: other tests of this one open descriptors and have children.
+        let output = role_command("thousand").output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        println!("{text}");
+        assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains("seccomp = true"));
+    }
+
+    #[test]
+    fn threads_may_spawn_at_once() {
+        let spawn_some = |base: i32| {
+            for i in 0..25 {
+                assert_eq!(run_to_end(&shell(&format!("exit {}", base + i))), Exit::Code(base + i));
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|n| drop(scope.spawn(move || spawn_some(n * 50)))));
+    }
+
+    #[test]
+    fn users_are_found_by_name_and_number() {
+        let root = User::look_up("root").unwrap();
+        assert_eq!((root.uid, root.gid), (0, 0));
+        assert!(root.groups.contains(&0));
+        assert_eq!(User::look_up("0").unwrap(), root);
+        assert_eq!(User::look_up("3999999999").unwrap(), User { uid: 3_999_999_999, gid: 3_999_999_999, groups: vec![] });
+        for nobody in ["no-such-user", "-1", "4294967295", "", "a\0b"] {
+            let error = User::look_up(nobody).unwrap_err().to_string();
+            assert_eq!(error, format!("there is no user {nobody}; give the name of one that this host knows, or a number"));
+        }
+    }
+
+    #[test]
+    fn programs_are_found_beside_the_manager_then_in_path() {
+        let (beside, path) = (tempfile::tempdir().unwrap(), OsString::from("relative:/bin:/usr/bin"));
+        let find = |name: &str| find_program(Path::new(name), Some(beside.path()), Some(&path));
+        assert_eq!(find("sh").unwrap(), Path::new("/bin/sh"));
+        assert_eq!(find("bridge"), None);
+        let program = beside.path().join("sh");
+        std::fs::write(&program, "").unwrap();
+        assert_eq!(find("sh").unwrap(), Path::new("/bin/sh"), "not executable");
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        assert_eq!(find("sh").unwrap(), program);
+        assert_eq!(find("/bin/sh").unwrap(), Path::new("/bin/sh"));
+        assert_eq!(find("/no/such"), None);
+        assert_eq!(find("./no-such"), None);
+    }
+}
