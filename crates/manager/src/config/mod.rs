@@ -16,3 +16,6 @@ pub mod validate;
 
 pub use model::Config;
 pub use problem::{ConfigErrors, Problem};
+
+#[cfg(test)]
+mod tests;

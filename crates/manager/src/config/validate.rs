@@ -135,13 +135,14 @@ impl Validation<'_> {
     fn name(&mut self, section: &'static str, index: usize, name: &str, dots: bool, seen: &mut HashMap<String, usize>) {
         let at = At::entry(section, index, "name");
         self.word(at, &format!("the name of a {section}"), name, dots);
-        if let Some(first) = seen.insert(name.to_string(), index) {
+        if let Some(&first) = seen.get(name) {
             let several = if section == "service" { "NFs of one name are instances: set `instances`, or " } else { "" };
             self.problems.push(
                 Problem::error(at, format!("two {section}s are called \"{name}\""), format!("{several}give this one another name"))
                     .after(At::entry(section, first, "name")),
             );
-            seen.insert(name.to_string(), first);
+        } else {
+            seen.insert(name.to_string(), index);
         }
     }
 
@@ -247,7 +248,7 @@ impl Validation<'_> {
             mix => mix.iter().enumerate().map(|(n, (size, _))| (at("imix").item(n), *size)).collect(),
         };
         for (at, size) in sizes {
-            let key = at.key;
+            let key = if at.item.is_some() { "this size" } else { "size" };
             if usize::from(size) < smallest {
                 self.error(
                     at,
@@ -414,20 +415,6 @@ impl Validation<'_> {
                 self.ingress(i, port);
             }
             self.matching(i, rule);
-            if let Some(earlier) = config.rules[..i].iter().position(|earlier| covers(earlier, rule)) {
-                self.problems.push(
-                    Problem::warning(
-                        At::entry("rule", i, ""),
-                        format!(
-                            "{} never matches: {} before it takes all its packets",
-                            rule.label(i),
-                            config.rules[earlier].label(earlier)
-                        ),
-                        "the first rule that matches wins; move this one up, or remove it",
-                    )
-                    .after(At::entry("rule", earlier, "")),
-                );
-            }
         }
     }
 
@@ -535,6 +522,11 @@ impl Validation<'_> {
         let m = &config.manager;
         let manager: HashSet<usize> = m.rx.iter().chain(&m.tx).chain([&m.wakeup, &m.monitor]).copied().collect();
         let mut pollers: BTreeMap<usize, &str> = BTreeMap::new();
+        for service in config.services.iter().filter(|s| s.mode == Mode::Poll) {
+            for core in &service.cores {
+                pollers.entry(*core).or_insert(&service.name);
+            }
+        }
         for (i, service) in config.services.iter().enumerate() {
             let at = At::entry("service", i, "cores");
             for (n, core) in service.cores.iter().enumerate() {
@@ -551,9 +543,6 @@ impl Validation<'_> {
                         format!("service \"{}\" shares core {core} with \"{other}\", which polls and never sleeps", service.name),
                         "choose another core, or write mode = \"sleep\" for both",
                     );
-                }
-                if service.mode == Mode::Poll {
-                    pollers.entry(*core).or_insert(&service.name);
                 }
             }
         }
@@ -578,6 +567,22 @@ impl Validation<'_> {
                     At::entry("service", i, "name"),
                     format!("service \"{}\" is in no chain", service.name),
                     "name it in a [[chain]], or remove it",
+                );
+            }
+        }
+        for (i, rule) in config.rules.iter().enumerate() {
+            if let Some(earlier) = config.rules[..i].iter().position(|earlier| covers(earlier, rule)) {
+                self.problems.push(
+                    Problem::warning(
+                        At::entry("rule", i, ""),
+                        format!(
+                            "{} never matches: {} before it takes all its packets",
+                            rule.label(i),
+                            config.rules[earlier].label(earlier)
+                        ),
+                        "the first rule that matches wins; move this one up, or remove it",
+                    )
+                    .after(At::entry("rule", earlier, "")),
                 );
             }
         }
