@@ -1,10 +1,13 @@
 //! What has to change on a running daemon to get from one configuration to another.
 //!
-//! Pure: two valid configurations in, a list of changes out. Approach: the changes are ordered so that after each of them the daemon
+//! Pure: two valid configurations in, a list of changes out. Approach: the changes are ordered so that after each of them the
+//! daemon
 //! has a valid configuration in which every reference holds, so that packets of chains that do not change are never without a way:
 //! what is new is added from the ports inwards, then chains and rules are switched over to it, then what nobody uses any longer is
-//! removed in the opposite order. Terms: an entry is *changed* if its name is in both configurations and anything else of it differs.
-//! Limits: a changed port or service is replaced, which its own packets notice; a changed name is a removal and an addition; keys of
+//! removed in the opposite order. Terms: an entry is *changed* if its name is in both configurations and anything else of it
+//! differs.
+//! Limits: a changed port or service is replaced, which its own packets notice; a changed name is a removal and an addition; keys
+//! of
 //! `[manager]` and `[memory]` take effect only at a restart.
 
 use std::fmt;
@@ -293,8 +296,9 @@ mod tests {
             let chain_names: Vec<String> = chains.keys().map(|n| format!("c{n}")).collect();
             let json = serde_json::json!({
                 "memory": { "frames": frames },
-                "port": ports.iter().map(|(n, queues)| serde_json::json!({ "name": format!("p{n}"), "kind": "gen", "queues": queues }))
-                    .collect::<Vec<_>>(),
+                "port": ports.iter().map(|(n, queues)| serde_json::json!({
+                    "name": format!("p{n}"), "kind": "gen", "queues": queues,
+                })).collect::<Vec<_>>(),
                 "service": services.iter().map(|(n, (instances, exec))| serde_json::json!({
                     "name": format!("s{n}"), "exec": format!("e{exec}"), "instances": instances,
                 })).collect::<Vec<_>>(),
@@ -326,7 +330,7 @@ mod tests {
         fn applied_it_gives_the_new_one_and_every_step_is_valid(old in some_config(), new in some_config()) {
             let changes = diff(&old, &new);
             let restarts: BTreeSet<&str> =
-                changes.iter().filter_map(|c| if let Change::NeedsRestart { key } = c { Some(key.as_str()) } else { None }).collect();
+                changes.iter().filter_map(|c| match c { Change::NeedsRestart { key } => Some(key.as_str()), _ => None }).collect();
             prop_assert_eq!(restarts.contains("memory.frames"), old.memory != new.memory);
             let mut running = old;
             for change in &changes {

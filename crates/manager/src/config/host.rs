@@ -1,6 +1,7 @@
 //! Checks a configuration against the host, before anything starts.
 //!
-//! Terms: a *host* is what the checks may know of it: the root of its file system and a few facts. Tests inject both; the daemon takes
+//! Terms: a *host* is what the checks may know of it: the root of its file system and a few facts. Tests inject both; the daemon
+//! takes
 //! them from the machine that it runs on ([`Host::here`]). Nothing is changed on the host. Limits: a check is a forecast, and what
 //! passes here can still fail when it is done (a file may go away), so whoever opens things reports errors as well.
 
@@ -447,15 +448,15 @@ mod tests {
         let (_root, host) = host(&[0, 1], 0);
         assert_eq!(
             said(&port("kind = \"dpdk\"\ndevargs = \"net_null0\""), &host),
-            [
-                "port[0].kind: port \"p\" is of kind \"dpdk\", and this sluiced was built without DPDK = build with `--features dpdk` \
-              (Debian: libdpdk-dev), or use another kind"
-            ]
+            ["port[0].kind: port \"p\" is of kind \"dpdk\", and this sluiced was built without DPDK = build with `--features \
+                 dpdk` \
+              (Debian: libdpdk-dev), or use another kind"]
         );
         assert_eq!(
             said(&port("kind = \"pcap\"\nread = \"/data/no.pcap\"\nwrite = \"/no/out.pcap\""), &host),
             [
-                "port[0].read: cannot read /data/no.pcap: there is no such file = correct the path; a relative one counts from the folder \
+                "port[0].read: cannot read /data/no.pcap: there is no such file = correct the path; a relative one counts from \
+                 the folder \
                  of the configuration",
                 "port[0].write: cannot write /no/out.pcap: there is no folder /no = run `mkdir -p /no`, or name another file",
             ]
@@ -476,19 +477,17 @@ mod tests {
         assert_eq!(at("/run/sluice/a", &host), Vec::<String>::new());
         assert_eq!(
             at("/etc/passwd/x", &host),
-            [
-                "manager.runtime_dir: the runtime folder /etc/passwd/x cannot be made: /etc/passwd is a file = set manager.runtime_dir to \
-              another folder"
-            ]
+            ["manager.runtime_dir: the runtime folder /etc/passwd/x cannot be made: /etc/passwd is a file = set \
+                 manager.runtime_dir to \
+              another folder"]
         );
         host.uid = 54_321;
         fs::set_permissions(host.root.join("run"), fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(
             at("/run/sluice", &host),
-            [
-                "manager.runtime_dir: no permission to write in the runtime folder /run/sluice = run as root or set manager.runtime_dir to \
-              a folder of yours"
-            ]
+            ["manager.runtime_dir: no permission to write in the runtime folder /run/sluice = run as root or set \
+                 manager.runtime_dir to \
+              a folder of yours"]
         );
     }
 
@@ -500,10 +499,9 @@ mod tests {
         assert_eq!(always(2808), Vec::<String>::new());
         assert_eq!(
             always(2809),
-            [
-                "memory.hugepages: no hugepages: the arena needs 4 of 2 MiB, and 3 are free = run `sysctl vm.nr_hugepages=4` as root, or \
-              write hugepages = \"auto\""
-            ]
+            ["memory.hugepages: no hugepages: the arena needs 4 of 2 MiB, and 3 are free = run `sysctl vm.nr_hugepages=4` as \
+                 root, or \
+              write hugepages = \"auto\""]
         );
         // Hosts without the folder say it in one file.
         fs::remove_dir_all(host.root.join("sys/kernel")).unwrap();

@@ -1,10 +1,12 @@
 //! What is said of wrong configurations, word by word, and that nothing said to the parser makes it panic.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::classify;
 
 /// A valid configuration, without warnings, that cases add to.
 const BASE: &str = r#"
@@ -167,13 +169,15 @@ fn types_and_ranges() {
             ],
         ),
         (
-            "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = -1.0\nsize = 41\nipv6 = \"yes\"\nsrc = \"ten\"\nimix = [[60], [70, 0]]\n",
+            "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = -1.0\nsize = 41\nipv6 = \"yes\"\nsrc = \"ten\"\nimix = [[60], [70, \
+             0]]\n",
             &[
                 "4:8: rate cannot be -1.0 | write a number, 0 or more",
                 "5:8: size cannot be 41 | write a whole number, 42 to 65344",
                 "6:8: ipv6 takes true or false, not a string | write ipv6 = false",
                 "7:7: \"ten\" is no IP address | write it like \"192.0.2.1\" or \"2001:db8::1\"",
-                "8:9: imix takes a list of [size, weight] pairs, such as [[60, 7], [1514, 1]], not a list | write imix = [[60, 7], [1514, 1]]",
+                "8:9: imix takes a list of [size, weight] pairs, such as [[60, 7], [1514, 1]], not a list | write imix = [[60, \
+                 7], [1514, 1]]",
                 "8:20: a weight cannot be 0 | write a whole number, 1 to 4294967295",
             ],
         ),
@@ -191,7 +195,8 @@ fn types_and_ranges() {
             &[
                 "2:8: name takes a string, not a whole number | write name = \"…\"",
                 "3:8: args takes a list of strings, not a string | write args = [\"a\", \"b\"]",
-                "4:13: env takes a table of strings, such as { NAME = \"value\" }, not a whole number | write env = { NAME = \"value\" }",
+                "4:13: env takes a table of strings, such as { NAME = \"value\" }, not a whole number | write env = { NAME = \
+                 \"value\" }",
             ],
         ),
         (
@@ -222,21 +227,18 @@ fn names_and_references() {
         ),
         (
             "+[[service]]\nname = \"ids\"\nexec = \"ids\"\n",
-            &[
-                "2:8: two services are called \"ids\" (first: 9) | NFs of one name are instances: set `instances`, or give this one another name",
-            ],
+            &["2:8: two services are called \"ids\" (first: 9) | NFs of one name are instances: set `instances`, or give this \
+                 one another name"],
         ),
         (
             "+[[service]]\nname = \"ids.1\"\nexec = \"x\"\n",
-            &[
-                "2:8: the name of a service cannot be \"ids.1\" | use 1 to 63 of the letters A to Z and a to z, digits, \"_\" and \"-\"; a dot sets off the number of an instance",
-            ],
+            &["2:8: the name of a service cannot be \"ids.1\" | use 1 to 63 of the letters A to Z and a to z, digits, \"_\" and \
+                 \"-\"; a dot sets off the number of an instance"],
         ),
         (
             "+[[port]]\nname = \"a b\"\nkind = \"sink\"\n",
-            &[
-                "2:8: the name of a port cannot be \"a b\" | use 1 to 63 of the letters A to Z and a to z, digits, \".\", \"_\" and \"-\"",
-            ],
+            &["2:8: the name of a port cannot be \"a b\" | use 1 to 63 of the letters A to Z and a to z, digits, \".\", \"_\" \
+                 and \"-\""],
         ),
         (
             "+[[chain]]\nname = \"two\"\nservices = [\"idz\", \"ids\"]\negress = \"out\"\n",
@@ -252,9 +254,8 @@ fn names_and_references() {
         ("[[rule]]\nchain = \"web\"\n", &["2:9: no chain is called \"web\" | there are no chains; add a [[chain]] with this name"]),
         (
             "+[[service]]\nname = \"s\"\nattach = true\ntenant = \"a/b\"\n",
-            &[
-                "4:10: the name of a tenant cannot be \"a/b\" | use 1 to 63 of the letters A to Z and a to z, digits, \".\", \"_\" and \"-\"",
-            ],
+            &["4:10: the name of a tenant cannot be \"a/b\" | use 1 to 63 of the letters A to Z and a to z, digits, \".\", \
+                 \"_\" and \"-\""],
         ),
     ]);
 }
@@ -264,15 +265,13 @@ fn chains() {
     check(&[
         (
             "+[[chain]]\nname = \"two\"\nservices = [\"ids\", \"ids\"]\negress = \"out0\"\n",
-            &[
-                "3:20: chain loop: chain \"two\" sends packets from \"ids\" to \"ids\" | the same service may come again, but not twice in a row; remove one",
-            ],
+            &["3:20: chain loop: chain \"two\" sends packets from \"ids\" to \"ids\" | the same service may come again, but not \
+                 twice in a row; remove one"],
         ),
         (
             "+[[port]]\nname = \"cap\"\nkind = \"pcap\"\nread = \"a.pcap\"\n[[chain]]\nname = \"two\"\negress = \"cap\"\n",
-            &[
-                "7:10: packets cannot leave through \"cap\", which has no file to write | give that port `write = \"FILE\"`, or name another port",
-            ],
+            &["7:10: packets cannot leave through \"cap\", which has no file to write | give that port `write = \"FILE\"`, or \
+                 name another port"],
         ),
     ]);
 }
@@ -286,15 +285,13 @@ fn manager() {
         ),
         (
             "+[manager]\nmax_nfs = 1\n[[service]]\nname = \"s\"\nexec = \"s\"\ninstances = 3\n",
-            &[
-                "2:11: the services have 4 instances in all, and max_nfs is 1 | write max_nfs = 4 or more in [manager], or start fewer instances",
-            ],
+            &["2:11: the services have 4 instances in all, and max_nfs is 1 | write max_nfs = 4 or more in [manager], or start \
+                 fewer instances"],
         ),
         (
             "[manager]\nruntime_dir = \"/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\"\n",
-            &[
-                "2:15: the path of the runtime folder has 81 bytes | choose one with 1 to 80: the addresses of Unix sockets are short",
-            ],
+            &["2:15: the path of the runtime folder has 81 bytes | choose one with 1 to 80: the addresses of Unix sockets are \
+                 short"],
         ),
         ("[manager]\nruntime_dir = \"\"\n", &["2:15: runtime_dir is no path | write a path, or leave the key out"]),
     ]);
@@ -315,7 +312,8 @@ fn services() {
             ],
         ),
         (
-            "+[[service]]\nname = \"s\"\nexec = \"s\"\nring = 1000\ncores = []\nenv = { SLUICE_NF = \"x\", \"A=B\" = \"y\" }\nuser = \"\"\n",
+            "+[[service]]\nname = \"s\"\nexec = \"s\"\nring = 1000\ncores = []\nenv = { SLUICE_NF = \"x\", \"A=B\" = \"y\" \
+             }\nuser = \"\"\n",
             &[
                 "4:8: a ring of 1000 is no power of two | write ring = 512 or ring = 1024",
                 "5:9: service \"s\" names no core | write cores = [1]",
@@ -332,38 +330,34 @@ fn generators() {
     check(&[
         (
             "+[[port]]\nname = \"g\"\nkind = \"gen\"\nsize = 57\n",
-            &[
-                "4:8: a packet of 57 bytes is too small for UDP over IPv4, a sequence number and a time stamp | make size 58 or more",
-            ],
+            &["4:8: a packet of 57 bytes is too small for UDP over IPv4, a sequence number and a time stamp | make size 58 or \
+                 more"],
         ),
         (
             "+[[port]]\nname = \"g\"\nkind = \"gen\"\nipv6 = true\nsize = 77\n",
-            &[
-                "5:8: a packet of 77 bytes is too small for UDP over IPv6, a sequence number and a time stamp | make size 78 or more",
-            ],
+            &["5:8: a packet of 77 bytes is too small for UDP over IPv6, a sequence number and a time stamp | make size 78 or \
+                 more"],
         ),
         (
             "+[[port]]\nname = \"g\"\nkind = \"gen\"\nipv6 = true\n",
-            &[
-                "2:8: a packet of 60 bytes is too small for UDP over IPv6, a sequence number and a time stamp | make size 78 or more",
-            ],
+            &["2:8: a packet of 60 bytes is too small for UDP over IPv6, a sequence number and a time stamp | make size 78 or \
+                 more"],
         ),
         (
             "+[[port]]\nname = \"g\"\nkind = \"gen\"\nprotocol = \"tcp\"\nvlan = 5\nsize = 73\n",
-            &[
-                "6:8: a packet of 73 bytes is too small for VLAN-tagged TCP over IPv4, a sequence number and a time stamp | make size 74 or more",
-            ],
+            &["6:8: a packet of 73 bytes is too small for VLAN-tagged TCP over IPv4, a sequence number and a time stamp | make \
+                 size 74 or more"],
         ),
         (
             "+[[port]]\nname = \"g\"\nkind = \"gen\"\nsize = 2113\n",
-            &[
-                "4:8: a packet of 2113 bytes is larger than memory.packet_bytes, which is 2112 | make size 2112 or less, or raise packet_bytes in [memory]",
-            ],
+            &["4:8: a packet of 2113 bytes is larger than memory.packet_bytes, which is 2112 | make size 2112 or less, or raise \
+                 packet_bytes in [memory]"],
         ),
         (
             "+[[port]]\nname = \"g\"\nkind = \"gen\"\nimix = [[60, 1], [50, 1]]\nsize = 100\n",
             &[
-                "4:18: a packet of 50 bytes is too small for UDP over IPv4, a sequence number and a time stamp | make this size 58 or more",
+                "4:18: a packet of 50 bytes is too small for UDP over IPv4, a sequence number and a time stamp | make this size \
+                 58 or more",
                 "5:8: `size` and `imix` exclude each other | remove one",
             ],
         ),
@@ -396,9 +390,8 @@ fn captures_and_devices() {
         ),
         (
             "+[[port]]\nname = \"d\"\nkind = \"dpdk\"\n",
-            &[
-                "3:8: dpdk port \"d\" names no device | give it `devargs`, such as \"net_null0\", or `pci`, such as \"0000:3b:00.0\"",
-            ],
+            &["3:8: dpdk port \"d\" names no device | give it `devargs`, such as \"net_null0\", or `pci`, such as \
+                 \"0000:3b:00.0\""],
         ),
         (
             "+[[port]]\nname = \"d\"\nkind = \"dpdk\"\npci = \"0000:3b:00.0\"\ndevargs = \"net_null0\"\n",
@@ -416,9 +409,8 @@ fn rules() {
     check(&[
         (
             "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nsrc = \"10.1.0.0/8\"\n",
-            &[
-                "4:7: \"10.1.0.0/8\" has bits set behind its first 8 | write \"10.0.0.0/8\" for the network or \"10.1.0.0/32\" for the one address",
-            ],
+            &["4:7: \"10.1.0.0/8\" has bits set behind its first 8 | write \"10.0.0.0/8\" for the network or \"10.1.0.0/32\" \
+                 for the one address"],
         ),
         (
             "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nsrc = \"10.0.0.0/8\"\ndst = \"::/0\"\n",
@@ -460,22 +452,23 @@ fn warnings() {
         ("+", &[]),
         (
             "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nvlan = 7\nprotocol = \"tcp\"\n",
-            &[
-                "1:1: warning: rule.1 never matches: rule.0 before it takes all its packets (first: 15) | the first rule that matches wins; move this one up, or remove it",
-            ],
+            &["1:1: warning: rule.1 never matches: rule.0 before it takes all its packets (first: 15) | the first rule that \
+                 matches wins; move this one up, or remove it"],
         ),
         (
             "+[[rule]]\nchain = \"web\"\nport = \"out0\"\n",
             &["3:8: warning: no packet ever comes in at \"out0\", which is a sink | name another port"],
         ),
         (
-            "+[[service]]\nname = \"b\"\nexec = \"b\"\ncores = [2]\n[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \"poll\"\ncores = [2]\n[[chain]]\nname = \"c\"\nservices = [\"a\", \"b\"]\negress = \"out0\"\n[[rule]]\nchain = \"c\"\nport = \"in0\"\n",
-            &[
-                "4:10: warning: service \"b\" shares core 2 with \"a\", which polls and never sleeps | choose another core, or write mode = \"sleep\" for both",
-            ],
+            "+[[service]]\nname = \"b\"\nexec = \"b\"\ncores = [2]\n[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \
+             \"poll\"\ncores = [2]\n[[chain]]\nname = \"c\"\nservices = [\"a\", \"b\"]\negress = \"out0\"\n[[rule]]\nchain = \
+             \"c\"\nport = \"in0\"\n",
+            &["4:10: warning: service \"b\" shares core 2 with \"a\", which polls and never sleeps | choose another core, or \
+                 write mode = \"sleep\" for both"],
         ),
         (
-            "+[[chain]]\nname = \"idle\"\negress = \"out0\"\n[[service]]\nname = \"extra\"\nexec = \"x\"\n[[port]]\nname = \"spare\"\nkind = \"sink\"\n",
+            "+[[chain]]\nname = \"idle\"\negress = \"out0\"\n[[service]]\nname = \"extra\"\nexec = \"x\"\n[[port]]\nname = \
+             \"spare\"\nkind = \"sink\"\n",
             &[
                 "2:8: warning: no rule leads to chain \"idle\" | add a [[rule]], or remove it",
                 "5:8: warning: service \"extra\" is in no chain | name it in a [[chain]], or remove it",
@@ -484,21 +477,20 @@ fn warnings() {
         ),
         (
             "+[memory]\nframes = 1024\n",
-            &[
-                "2:10: warning: 1024 frames are few: rings and ports can hold 1152 packets | write frames = 2048 in [memory], or make rings smaller; else ports run dry under load",
-            ],
+            &["2:10: warning: 1024 frames are few: rings and ports can hold 1152 packets | write frames = 2048 in [memory], or \
+                 make rings smaller; else ports run dry under load"],
         ),
         (
             "+[manager]\nrx = [1]\n",
-            &[
-                "9:8: warning: service \"ids\" runs on core 1, where a thread of the manager never sleeps | choose another core, or write idle = \"sleep\" in [manager]",
-            ],
+            &["9:8: warning: service \"ids\" runs on core 1, where a thread of the manager never sleeps | choose another core, \
+                 or write idle = \"sleep\" in [manager]"],
         ),
         (
-            "+[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \"poll\"\ncores = [2]\n[[service]]\nname = \"b\"\nexec = \"b\"\ncores = [2]\n[[chain]]\nname = \"c\"\nservices = [\"a\", \"b\"]\negress = \"out0\"\n[[rule]]\nchain = \"c\"\nport = \"in0\"\n",
-            &[
-                "9:10: warning: service \"b\" shares core 2 with \"a\", which polls and never sleeps | choose another core, or write mode = \"sleep\" for both",
-            ],
+            "+[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \"poll\"\ncores = [2]\n[[service]]\nname = \"b\"\nexec = \
+             \"b\"\ncores = [2]\n[[chain]]\nname = \"c\"\nservices = [\"a\", \"b\"]\negress = \"out0\"\n[[rule]]\nchain = \
+             \"c\"\nport = \"in0\"\n",
+            &["9:10: warning: service \"b\" shares core 2 with \"a\", which polls and never sleeps | choose another core, or \
+                 write mode = \"sleep\" for both"],
         ),
     ]);
 }
@@ -515,7 +507,8 @@ fn a_problem_looks_like_this() {
     );
     let twice = format!("{text}[[port]]\nname = \"out0\"\nkind = \"sink\"\n");
     assert!(Config::parse(&twice, "sluice.toml").unwrap_err().to_string().ends_with(
-        "sluice.toml:10:8: two ports are called \"out0\"\n   |\n10 | name = \"out0\"\n   |        ^^^^^^\n   = the first is on line 7\n   \
+        "sluice.toml:10:8: two ports are called \"out0\"\n   |\n10 | name = \"out0\"\n   |        ^^^^^^\n   = the first is \
+         on line 7\n   \
          = give this one another name"
     ));
 }
@@ -551,7 +544,8 @@ fn the_example_is_valid() {
 fn relative_paths_count_from_the_folder_of_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.toml");
-    let text = "[manager]\nruntime_dir = \"run\"\n[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"./in.pcap\"\nwrite = \"/tmp/out.pcap\"\n\
+    let text = "[manager]\nruntime_dir = \"run\"\n[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"./in.pcap\"\nwrite = \
+     \"/tmp/out.pcap\"\n\
                 [[service]]\nname = \"a\"\nexec = \"a\"\n[[service]]\nname = \"b\"\nexec = \"./b\"\n";
     std::fs::write(&file, text).unwrap();
     let config = Config::load(&file).unwrap();
@@ -604,7 +598,8 @@ fn changes_through_the_api_are_held_to_the_same() {
             "port[0].queues: queues cannot be 0 = write a whole number, 1 to 256",
             "port[0].rate: rate cannot be null = write a number, 0 or more",
             "port[0].vlan: vlan cannot be 5000 = write a whole number, 1 to 4094",
-            "port[0].imix[0]: a packet of 60 bytes is too small for VLAN-tagged UDP over IPv4, a sequence number and a time stamp = make \
+            "port[0].imix[0]: a packet of 60 bytes is too small for VLAN-tagged UDP over IPv4, a sequence number and a time stamp \
+             = make \
              this size 62 or more",
         ]
     );
@@ -666,7 +661,34 @@ fn nearly() -> impl Strategy<Value = String> {
     })
 }
 
+/// Rules of which each key is one of a few words, right and wrong.
+fn some_rule() -> impl Strategy<Value = model::Rule> {
+    let word = |words: Vec<&'static str>| prop::option::of(proptest::sample::select(words).prop_map(String::from));
+    let prefix =
+        || word(vec!["10.0.0.0/8", "10.0.0.1/8", "0.0.0.0/0", "192.0.2.1", "::/0", "2001:db8::/32", "::1/64", "x", "10.0.0.0/33"]);
+    let range = || word(vec!["80", "0-65535", "9-8", " 1", "x", "1-2-3"]).prop_map(|r| r.map(model::PortRange::Text));
+    let protocol = word(vec!["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip", "132", "50", "0", "255", "256", "-1", "+1", "TCP"]);
+    let numbers = (prop::option::of(4090u16..4097), prop::option::of(60u8..66));
+    (protocol, prefix(), prefix(), range(), range(), numbers).prop_map(|(protocol, src, dst, src_port, dst_port, (vlan, dscp))| {
+        model::Rule { protocol, src, dst, src_port, dst_port, vlan, dscp, chain: "web".into(), ..model::Rule::default() }
+    })
+}
+
 proptest! {
+    #[test]
+    fn a_valid_rule_is_one_that_the_classifier_takes(rule in some_rule()) {
+        let mut config = Config::parse(BASE, "a.toml").unwrap();
+        config.rules = vec![rule.clone()];
+        if !validate::validate(&config).iter().any(Problem::is_error) {
+            let compiled = classify::rule::Rule::compile(&rule, 0, &HashMap::new(), &HashMap::from([("web".into(), 0)]));
+            prop_assert!(compiled.is_ok(), "{:?}", compiled);
+            let compiled = compiled.unwrap();
+            for (range, compiled) in [(rule.src_port, compiled.src_port), (rule.dst_port, compiled.dst_port)] {
+                prop_assert_eq!(range.map(|r| r.bounds().unwrap()), compiled.map(|c| (*c.start(), *c.end())));
+            }
+        }
+    }
+
     #[test]
     fn any_text_is_read_or_refused(text in any::<String>()) {
         if let Err(errors) = Config::parse(&text, "a.toml") {

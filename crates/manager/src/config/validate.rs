@@ -1,7 +1,8 @@
 //! Checks everything about a configuration that can be known without touching the host.
 //!
 //! Pure: a configuration in, problems out, all of them, errors and warnings. A change that comes through the API is checked by the
-//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::host`]; whether a rule can never
+//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::host`]; whether a rule can
+//! never
 //! match because several earlier ones together cover it is not looked for, only whether a single earlier one does.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -69,7 +70,8 @@ impl Validation<'_> {
         self.problems.push(Problem::warning(at, message, help));
     }
 
-    /// Every whole number is within the bounds of its key. A text was checked so when it was read; a change through the API was not.
+    /// Every whole number is within the bounds of its key. A text was checked so when it was read; a change through the API was
+    /// not.
     fn numbers(&mut self) {
         let json = serde_json::to_value(self.config).unwrap_or_default();
         for section in SECTIONS {
@@ -596,7 +598,8 @@ impl Validation<'_> {
                 PortKind::Pcap(p) => p.read.is_some(),
                 PortKind::Gen(_) | PortKind::Dpdk(_) => true,
             };
-            if !used.contains(port.name.as_str()) && !(any_port && receives) {
+            let reached = used.contains(port.name.as_str()) || (any_port && receives);
+            if !reached {
                 self.warn(
                     At::entry("port", i, "name"),
                     format!("port \"{}\" is in no rule and no chain", port.name),
