@@ -1,10 +1,13 @@
 //! What has to change on a running daemon to get from one configuration to another.
 //!
-//! Pure: two valid configurations in, a list of changes out. Approach: the changes are ordered so that after each of them the daemon
+//! Pure: two valid configurations in, a list of changes out. Approach: the changes are ordered so that after each of them the
+//! daemon
 //! has a valid configuration in which every reference holds, so that packets of chains that do not change are never without a way:
 //! what is new is added from the ports inwards, then chains and rules are switched over to it, then what nobody uses any longer is
-//! removed in the opposite order. Terms: an entry is *changed* if its name is in both configurations and anything else of it differs.
-//! Limits: a changed port or service is replaced, which its own packets notice; a changed name is a removal and an addition; keys of
+//! removed in the opposite order. Terms: an entry is *changed* if its name is in both configurations and anything else of it
+//! differs.
+//! Limits: a changed port or service is replaced, which its own packets notice; a changed name is a removal and an addition; keys
+//! of
 //! `[manager]` and `[memory]` take effect only at a restart.
 
 use std::fmt;
@@ -201,6 +204,143 @@ impl Change {
             Self::RemoveChain { chain } => config.chains.retain(|c| c.name != *chain),
             Self::RemoveService { service } => config.services.retain(|s| s.name != *service),
             Self::RemovePort { port } => config.ports.retain(|p| p.name != *port),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::super::validate::validate;
+    use super::*;
+
+    fn config(text: &str) -> Config {
+        Config::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
+    fn told(old: &str, new: &str) -> Vec<String> {
+        diff(&config(old), &config(new)).iter().map(Change::to_string).collect()
+    }
+
+    const OLD: &str = r#"
+        port = [{ name = "a", kind = "gen" }, { name = "b", kind = "sink" }, { name = "c", kind = "sink" }]
+        service = [{ name = "nat", exec = "nat", instances = 3 }, { name = "ids", exec = "ids" }, { name = "fw", exec = "fw" }]
+        chain = [{ name = "one", services = ["nat", "ids"], egress = "b" }, { name = "two", services = ["fw"], egress = "c" }]
+        rule = [{ port = "a", vlan = 5, chain = "two" }, { port = "a", chain = "one" }]
+    "#;
+
+    #[test]
+    fn nothing_changes_nothing() {
+        assert_eq!(told(OLD, OLD), Vec::<String>::new());
+    }
+
+    #[test]
+    fn what_is_new_comes_first_and_what_is_gone_goes_last() {
+        let new = r#"
+            memory = { frames = 65536 }
+            port = [{ name = "a", kind = "gen", flows = 7 }, { name = "b", kind = "sink" }, { name = "d", kind = "sink" }]
+            service = [{ name = "nat", exec = "nat", instances = 2 }, { name = "ids", exec = "ids", instances = 4 },
+                       { name = "lb", exec = "lb" }]
+            chain = [{ name = "one", services = ["lb", "nat", "ids"], egress = "d" }, { name = "three", egress = "b" }]
+            rule = [{ port = "a", vlan = 5, chain = "three" }, { port = "a", chain = "one" }]
+        "#;
+        assert_eq!(
+            told(OLD, new),
+            [
+                "memory.frames changes when sluiced is restarted",
+                "add port d",
+                "replace port a",
+                "add service lb (1 instances)",
+                "add instances of service ids, up to 4",
+                "add chain three",
+                "replace chain one",
+                "replace the rules (2 of them)",
+                "remove chain two",
+                "remove instances of service nat, down to 2",
+                "remove service fw",
+                "remove port c",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_changed_program_replaces_the_instances() {
+        let new = OLD.replace("exec = \"nat\", instances = 3", "exec = \"nat2\", instances = 2");
+        assert_eq!(told(OLD, &new), ["replace service nat (2 instances)"]);
+    }
+
+    #[test]
+    fn a_change_reads_what_it_writes() {
+        let new = OLD.replace("{ name = \"b\", kind = \"sink\" }", "{ name = \"b\", kind = \"gen\", rate = 2.5 }");
+        for change in diff(&config(OLD), &config(&new)).into_iter().chain(diff(&Config::default(), &config(OLD))) {
+            let json = serde_json::to_string(&change).unwrap();
+            assert_eq!(serde_json::from_str::<Change>(&json).unwrap(), change, "{json}");
+        }
+    }
+
+    prop_compose! {
+        /// Valid configurations of a few names, so that two of them have much in common.
+        fn some_config()(
+            frames in 512u32..515,
+            ports in prop::collection::btree_map(0usize..4, 1u32..3, 1..4),
+            services in prop::collection::btree_map(0usize..4, (1u32..4, 0u32..2), 1..4),
+            chains in prop::collection::btree_map(0usize..4, (prop::collection::vec(0usize..9, 0..4), 0usize..9), 1..4),
+            rules in prop::collection::vec((0usize..9, prop::option::of(0usize..9), 0u16..3), 0..4),
+        ) -> Config {
+            let pick = |names: &[String], n: usize| names[n % names.len()].clone();
+            let port_names: Vec<String> = ports.keys().map(|n| format!("p{n}")).collect();
+            let service_names: Vec<String> = services.keys().map(|n| format!("s{n}")).collect();
+            let chain_names: Vec<String> = chains.keys().map(|n| format!("c{n}")).collect();
+            let json = serde_json::json!({
+                "memory": { "frames": frames },
+                "port": ports.iter().map(|(n, queues)| serde_json::json!({
+                    "name": format!("p{n}"), "kind": "gen", "queues": queues,
+                })).collect::<Vec<_>>(),
+                "service": services.iter().map(|(n, (instances, exec))| serde_json::json!({
+                    "name": format!("s{n}"), "exec": format!("e{exec}"), "instances": instances,
+                })).collect::<Vec<_>>(),
+                "chain": chains.iter().map(|(n, (hops, egress))| {
+                    let mut hops: Vec<String> = hops.iter().map(|h| pick(&service_names, *h)).collect();
+                    hops.dedup();
+                    serde_json::json!({ "name": format!("c{n}"), "services": hops, "egress": pick(&port_names, *egress) })
+                }).collect::<Vec<_>>(),
+                "rule": rules.iter().map(|(chain, port, vlan)| serde_json::json!({
+                    "chain": pick(&chain_names, *chain), "port": port.map(|p| pick(&port_names, p)), "vlan": vlan,
+                })).collect::<Vec<_>>(),
+            });
+            serde_json::from_value(json).unwrap()
+        }
+    }
+
+    /// A configuration with what a diff does not order or cannot change left out.
+    fn essence(mut config: Config) -> Config {
+        config.ports.sort_by(|a, b| a.name.cmp(&b.name));
+        config.services.sort_by(|a, b| a.name.cmp(&b.name));
+        config.chains.sort_by(|a, b| a.name.cmp(&b.name));
+        config.manager = Default::default();
+        config.memory = Default::default();
+        config
+    }
+
+    proptest! {
+        #[test]
+        fn applied_it_gives_the_new_one_and_every_step_is_valid(old in some_config(), new in some_config()) {
+            let changes = diff(&old, &new);
+            let restarts: BTreeSet<&str> =
+                changes.iter().filter_map(|c| match c { Change::NeedsRestart { key } => Some(key.as_str()), _ => None }).collect();
+            prop_assert_eq!(restarts.contains("memory.frames"), old.memory != new.memory);
+            let mut running = old;
+            for change in &changes {
+                let before = running.clone();
+                change.apply(&mut running);
+                let wrong: Vec<String> = validate(&running).iter().filter(|p| p.is_error()).map(|p| p.to_string()).collect();
+                prop_assert!(wrong.is_empty(), "{} makes {:?}", change, wrong);
+                prop_assert!(before != running || matches!(change, Change::NeedsRestart { .. }), "{} does nothing", change);
+            }
+            prop_assert_eq!(essence(running), essence(new));
         }
     }
 }

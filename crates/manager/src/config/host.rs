@@ -1,6 +1,7 @@
 //! Checks a configuration against the host, before anything starts.
 //!
-//! Terms: a *host* is what the checks may know of it: the root of its file system and a few facts. Tests inject both; the daemon takes
+//! Terms: a *host* is what the checks may know of it: the root of its file system and a few facts. Tests inject both; the daemon
+//! takes
 //! them from the machine that it runs on ([`Host::here`]). Nothing is changed on the host. Limits: a check is a forecast, and what
 //! passes here can still fail when it is done (a file may go away), so whoever opens things reports errors as well.
 
@@ -325,5 +326,216 @@ fn check_hugepages(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
             format!("no hugepages: the arena needs {needed} of 2 MiB, and {free} are free"),
             format!("run `sysctl vm.nr_hugepages={needed}` as root, or write hugepages = \"auto\""),
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host of two cores, of which this process may use the cores given, with a file system of its own.
+    fn host(allowed: &[usize], uid: u32) -> (tempfile::TempDir, Host) {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str, mode: u32| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        };
+        write("sys/devices/system/cpu/online", "0-1\n", 0o644);
+        write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "3\n", 0o644);
+        write("etc/passwd", "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n", 0o644);
+        write("opt/sluice/ids", "", 0o755);
+        write("usr/bin/ids", "", 0o755);
+        write("usr/bin/nat", "", 0o755);
+        write("usr/bin/text", "", 0o644);
+        write("data/in.pcap", "", 0o644);
+        fs::create_dir_all(root.path().join("run")).unwrap();
+        let host = Host {
+            root: root.path().into(),
+            allowed: allowed.iter().copied().collect(),
+            uid,
+            beside: Some("/opt/sluice".into()),
+            path: vec!["/nowhere".into(), "relative".into(), "/usr/bin".into()],
+            dpdk: false,
+        };
+        (root, host)
+    }
+
+    fn said(text: &str, host: &Host) -> Vec<String> {
+        let config = Config::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
+        check(&config, host).iter().map(|p| p.to_string().replace("\n ", "")).collect()
+    }
+
+    fn service(keys: &str) -> String {
+        format!("[[service]]\nname = \"s\"\n{keys}\n")
+    }
+
+    fn port(keys: &str) -> String {
+        format!("[[port]]\nname = \"p\"\n{keys}\n")
+    }
+
+    #[test]
+    fn a_host_that_has_everything() {
+        let (_root, host) = host(&[0, 1], 0);
+        let service = service("exec = \"nat\"\nuser = \"nobody\"");
+        let port = port("kind = \"pcap\"\nread = \"/data/in.pcap\"\nwrite = \"/data/out.pcap\"");
+        assert_eq!(said(&format!("{service}{port}"), &host), Vec::<String>::new());
+    }
+
+    #[test]
+    fn cores() {
+        let (_root, mut host) = host(&[0, 1], 0);
+        assert_eq!(
+            said(&format!("[manager]\nrx = [0, 2]\nmonitor = 9\n{}", service("exec = \"nat\"\ncores = [1, 7]")), &host),
+            [
+                "manager.rx[1]: no such core: 2 = use one of the cores 0-1",
+                "manager.monitor: no such core: 9 = use one of the cores 0-1",
+                "service[0].cores[1]: no such core: 7 = use one of the cores 0-1",
+            ]
+        );
+        host.allowed.remove(&1);
+        assert_eq!(
+            said(&service("exec = \"nat\""), &host),
+            ["service[0].cores[0]: core 1 is not allowed for this process = use one of the cores 0"]
+        );
+        assert_eq!(ranges(&[0, 1, 2, 5, 7, 8].into()), "0-2,5,7-8");
+        assert_eq!(super::cores("0-2,5,7-8\n"), Some([0, 1, 2, 5, 7, 8].into()));
+        assert_eq!(super::cores("x"), None);
+    }
+
+    #[test]
+    fn programs() {
+        let (_root, host) = host(&[0, 1], 0);
+        let resolved = |exec: &str| resolve_exec(Path::new(exec), &host);
+        assert_eq!(resolved("ids"), Ok("/opt/sluice/ids".into()), "beside this program before PATH");
+        assert_eq!(resolved("nat"), Ok("/usr/bin/nat".into()));
+        assert_eq!(resolved("/usr/bin/nat"), Ok("/usr/bin/nat".into()));
+        let exec = |exec: &str| said(&service(&format!("exec = {exec:?}")), &host);
+        assert_eq!(
+            exec("text"),
+            ["service[0].exec: there is no program text in /opt/sluice or in PATH = write its path, such as \"/usr/bin/text\""]
+        );
+        assert_eq!(exec("/usr/bin/text"), ["service[0].exec: /usr/bin/text is not executable = run `chmod +x /usr/bin/text`"]);
+        assert_eq!(exec("/usr/bin"), ["service[0].exec: /usr/bin is a folder = name the program in it"]);
+        assert_eq!(exec("/no/nat"), ["service[0].exec: there is no program /no/nat = correct the path, or build it"]);
+        let mut config = Config::parse(&service("exec = \"ids\""), "a.toml").unwrap();
+        resolve(&mut config, &host);
+        assert_eq!(config.services[0].exec.as_deref(), Some(Path::new("/opt/sluice/ids")));
+    }
+
+    #[test]
+    fn users() {
+        let (_root, mut host) = host(&[0, 1], 0);
+        let user = |user: &str, host: &Host| said(&service(&format!("exec = \"nat\"\nuser = {user:?}")), host);
+        assert_eq!(user("nobdy", &host), ["service[0].user: no user is called \"nobdy\" = did you mean \"nobody\"?"]);
+        assert_eq!(
+            user("sluice", &host),
+            ["service[0].user: no user is called \"sluice\" = make it with `useradd --system sluice`, or name another user"]
+        );
+        assert_eq!(user("1234", &host), Vec::<String>::new());
+        host.uid = 1234;
+        fs::set_permissions(host.root.join("run"), fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(user("1234", &host), Vec::<String>::new());
+        assert_eq!(
+            user("nobody", &host),
+            ["service[0].user: no permission to run service \"s\" as user \"nobody\" = run sluiced as root, or remove `user`"]
+        );
+    }
+
+    #[test]
+    fn ports() {
+        let (_root, host) = host(&[0, 1], 0);
+        assert_eq!(
+            said(&port("kind = \"dpdk\"\ndevargs = \"net_null0\""), &host),
+            ["port[0].kind: port \"p\" is of kind \"dpdk\", and this sluiced was built without DPDK = build with `--features \
+                 dpdk` \
+              (Debian: libdpdk-dev), or use another kind"]
+        );
+        assert_eq!(
+            said(&port("kind = \"pcap\"\nread = \"/data/no.pcap\"\nwrite = \"/no/out.pcap\""), &host),
+            [
+                "port[0].read: cannot read /data/no.pcap: there is no such file = correct the path; a relative one counts from \
+                 the folder \
+                 of the configuration",
+                "port[0].write: cannot write /no/out.pcap: there is no folder /no = run `mkdir -p /no`, or name another file",
+            ]
+        );
+        assert_eq!(
+            said(&port("kind = \"pcap\"\nread = \"/data\"\nwrite = \"/usr\""), &host),
+            [
+                "port[0].read: cannot read /data: it is a folder = name a file",
+                "port[0].write: cannot write /usr: it is a folder = name a file",
+            ]
+        );
+    }
+
+    #[test]
+    fn the_runtime_folder() {
+        let (_root, mut host) = host(&[0, 1], 0);
+        let at = |folder: &str, host: &Host| said(&format!("[manager]\nruntime_dir = {folder:?}\n"), host);
+        assert_eq!(at("/run/sluice/a", &host), Vec::<String>::new());
+        assert_eq!(
+            at("/etc/passwd/x", &host),
+            ["manager.runtime_dir: the runtime folder /etc/passwd/x cannot be made: /etc/passwd is a file = set \
+                 manager.runtime_dir to \
+              another folder"]
+        );
+        host.uid = 54_321;
+        fs::set_permissions(host.root.join("run"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(
+            at("/run/sluice", &host),
+            ["manager.runtime_dir: no permission to write in the runtime folder /run/sluice = run as root or set \
+                 manager.runtime_dir to \
+              a folder of yours"]
+        );
+    }
+
+    #[test]
+    fn hugepages() {
+        let (_root, host) = host(&[0, 1], 0);
+        let always = |frames: u32| said(&format!("[memory]\nhugepages = \"always\"\nframes = {frames}\n"), &host);
+        // 2,240 bytes a frame: 2,808 frames fit in three pages of 2 MiB, 2,809 do not.
+        assert_eq!(always(2808), Vec::<String>::new());
+        assert_eq!(
+            always(2809),
+            ["memory.hugepages: no hugepages: the arena needs 4 of 2 MiB, and 3 are free = run `sysctl vm.nr_hugepages=4` as \
+                 root, or \
+              write hugepages = \"auto\""]
+        );
+        // Hosts without the folder say it in one file.
+        fs::remove_dir_all(host.root.join("sys/kernel")).unwrap();
+        fs::create_dir_all(host.root.join("proc")).unwrap();
+        fs::write(host.root.join("proc/meminfo"), "MemFree: 1 kB\nHugePages_Free:      9\nHugepagesize:       2048 kB\n").unwrap();
+        assert_eq!(host.free_hugepages(), Some(9));
+        fs::write(host.root.join("proc/meminfo"), "HugePages_Free:      9\nHugepagesize:    1048576 kB\n").unwrap();
+        assert_eq!(host.free_hugepages(), Some(0));
+    }
+
+    #[test]
+    fn a_file_is_checked_as_a_whole() {
+        let (_root, host) = host(&[0, 1], 0);
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("a.toml");
+        let read = |text: &str| {
+            fs::write(&file, text).unwrap();
+            super::super::load::read_for(&file, &host)
+        };
+        let loaded = read(&service("exec = \"nat\"")).unwrap();
+        assert_eq!(loaded.config.services[0].exec.as_deref(), Some(Path::new("/usr/bin/nat")));
+        assert_eq!(loaded.warnings.len(), 1, "the service is in no chain");
+        let errors = read(&service("exec = \"nat\"\ncores = [4]")).unwrap_err();
+        assert_eq!((errors.errors(), errors.problems.len()), (1, 2));
+        let shown = errors.to_string().replace(&folder.path().display().to_string(), "DIR");
+        assert!(
+            shown.ends_with("DIR/a.toml:4:10: no such core: 4\n  |\n4 | cores = [4]\n  |          ^\n  = use one of the cores 0-1"),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn this_host_has_cores() {
+        let host = Host::here();
+        assert!(!host.allowed.is_empty() && host.allowed.is_subset(&host.online().unwrap()));
     }
 }

@@ -236,7 +236,7 @@ impl Shape<'_> {
                 Some(name) => format!("{} \"{name}\"", section.name),
                 None => format!("this {}", section.name),
             };
-            self.report(span.clone(), format!("{title} needs a {}", key.name), format!("write {} = {}", key.name, sample(key)));
+            self.report(span.clone(), format!("{title} lacks `{}`", key.name), format!("write {} = {}", key.name, sample(key)));
         }
     }
 

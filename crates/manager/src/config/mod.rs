@@ -1,7 +1,9 @@
 //! Configuration: one TOML file, typed, validated before anything takes effect.
 //!
-//! [`model`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
-//! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
+//! [`model`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be
+//! known
+//! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small
+//! languages
 //! inside values. Every [`problem`] has the same form: where, what, and what to do.
 
 pub mod diff;
@@ -16,3 +18,6 @@ pub mod validate;
 
 pub use model::Config;
 pub use problem::{ConfigErrors, Problem};
+
+#[cfg(test)]
+mod tests;

@@ -353,7 +353,8 @@ pub enum OnFailure {
     Drop,
     /// The hop is left out until an instance is back.
     Bypass,
-    /// The NF is started again, with growing pauses; meanwhile packets are refused at the entry (dropped, or held where the port waits).
+    /// The NF is started again, with growing pauses; meanwhile packets are refused at the entry (dropped, or held where the port
+    /// waits).
     #[default]
     Restart,
 }

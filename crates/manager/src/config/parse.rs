@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::model::{PortRange, Rule};
 use super::nearest;
+use crate::classify::key;
 
 /// Which protocols a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +40,7 @@ impl ProtocolMatch {
         match self {
             Self::Any | Self::Ip => true,
             Self::NonIp => false,
-            Self::Number(n) => n == TCP || n == UDP,
+            Self::Number(n) => key::has_ports(n),
         }
     }
 
@@ -100,7 +101,8 @@ pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
     let network = network_of(address, bits);
     if network != address {
         return Err(format!(
-            "{text:?} has bits set behind its first {bits}; write \"{network}/{bits}\" for the network or \"{address}/{longest}\" for the one address"
+            "{text:?} has bits set behind its first {bits}; write \"{network}/{bits}\" for the network or \"{address}/{longest}\" \
+             for the one address"
         ));
     }
     Ok((address, bits))
@@ -165,7 +167,8 @@ mod tests {
         assert_eq!(prefix("2001:db8::/32"), Ok(("2001:db8::".parse().unwrap(), 32)));
         assert_eq!(
             prefix("10.1.0.0/8").unwrap_err(),
-            "\"10.1.0.0/8\" has bits set behind its first 8; write \"10.0.0.0/8\" for the network or \"10.1.0.0/32\" for the one address"
+            "\"10.1.0.0/8\" has bits set behind its first 8; write \"10.0.0.0/8\" for the network or \"10.1.0.0/32\" for the one \
+             address"
         );
         assert_eq!(
             prefix("2001:db8::1/64").unwrap_err(),
@@ -209,7 +212,7 @@ mod tests {
 
     #[test]
     fn what_a_protocol_can_have() {
-        assert!(ProtocolMatch::Any.has_ports() && ProtocolMatch::Number(UDP).has_ports());
+        assert!(ProtocolMatch::Any.has_ports() && ProtocolMatch::Number(UDP).has_ports() && ProtocolMatch::Number(132).has_ports());
         assert!(!ProtocolMatch::NonIp.has_ports() && !ProtocolMatch::Number(ICMP).has_ports());
         assert!(ProtocolMatch::Number(ICMP).has_family(false) && !ProtocolMatch::Number(ICMP).has_family(true));
         assert!(!ProtocolMatch::NonIp.has_family(false) && !ProtocolMatch::NonIp.has_family(true));

@@ -1,6 +1,7 @@
 //! Problems of a configuration, in one clear form.
 //!
-//! Terms: a *place* ([`At`]) names a value by section, number and key, so that the checks need no text; a *location* is the line and
+//! Terms: a *place* ([`At`]) names a value by section, number and key, so that the checks need no text; a *location* is the line
+//! and
 //! column of a place in the file that it came from; [`Source::locate`] turns the one into the other. A problem prints as
 //! ```text
 //! sluice.toml:12:9: no chain is called "wbe"
@@ -252,8 +253,8 @@ impl Source {
     /// Line and column of a part of the text, which is cut to its first line.
     pub fn location(&self, span: Range<usize>) -> Location {
         let text = &self.text;
-        let start = text.floor_char_boundary(span.start);
-        let end = text.floor_char_boundary(span.end).max(start);
+        let start = floor(text, span.start);
+        let end = floor(text, span.end).max(start);
         let line_start = text[..start].rfind('\n').map_or(0, |i| i + 1);
         let line_end = text[start..].find('\n').map_or(text.len(), |i| start + i);
         let line = text[line_start..line_end].trim_end_matches('\r');
@@ -272,6 +273,11 @@ impl Source {
             marked: marked.min((SHOWN + cut).saturating_sub(column)).max(1),
         }
     }
+}
+
+/// The last start of a character at or before a byte.
+fn floor(text: &str, byte: usize) -> usize {
+    (0..=byte.min(text.len())).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0)
 }
 
 /// Where a place stands: the value itself, else the name of its entry, else the entry, else nothing.

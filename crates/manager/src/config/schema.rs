@@ -145,7 +145,8 @@ pub const SECTIONS: &[Section] = &[
                 "fallback_wake_us",
                 Integer(1, 10_000_000),
                 Value("2000"),
-                "An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in microseconds.",
+                "An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, \
+                 in microseconds.",
             ),
             key(
                 "max_violations",
@@ -210,7 +211,8 @@ pub const SECTIONS: &[Section] = &[
                 "size",
                 Integer(42, MAX_PACKET),
                 Value("60"),
-                "Size of a packet with its Ethernet header, without FCS, in bytes (so \"64-byte packets\" on the wire are 60 here).",
+                "Size of a packet with its Ethernet header, without FCS, in bytes (so \"64-byte packets\" on the wire are 60 \
+                 here).",
             ),
             key(
                 "imix",

@@ -1,7 +1,8 @@
 //! Checks everything about a configuration that can be known without touching the host.
 //!
 //! Pure: a configuration in, problems out, all of them, errors and warnings. A change that comes through the API is checked by the
-//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::host`]; whether a rule can never
+//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::host`]; whether a rule can
+//! never
 //! match because several earlier ones together cover it is not looked for, only whether a single earlier one does.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -69,7 +70,8 @@ impl Validation<'_> {
         self.problems.push(Problem::warning(at, message, help));
     }
 
-    /// Every whole number is within the bounds of its key. A text was checked so when it was read; a change through the API was not.
+    /// Every whole number is within the bounds of its key. A text was checked so when it was read; a change through the API was
+    /// not.
     fn numbers(&mut self) {
         let json = serde_json::to_value(self.config).unwrap_or_default();
         for section in SECTIONS {
@@ -135,13 +137,14 @@ impl Validation<'_> {
     fn name(&mut self, section: &'static str, index: usize, name: &str, dots: bool, seen: &mut HashMap<String, usize>) {
         let at = At::entry(section, index, "name");
         self.word(at, &format!("the name of a {section}"), name, dots);
-        if let Some(first) = seen.insert(name.to_string(), index) {
+        if let Some(&first) = seen.get(name) {
             let several = if section == "service" { "NFs of one name are instances: set `instances`, or " } else { "" };
             self.problems.push(
                 Problem::error(at, format!("two {section}s are called \"{name}\""), format!("{several}give this one another name"))
                     .after(At::entry(section, first, "name")),
             );
-            seen.insert(name.to_string(), first);
+        } else {
+            seen.insert(name.to_string(), index);
         }
     }
 
@@ -247,7 +250,7 @@ impl Validation<'_> {
             mix => mix.iter().enumerate().map(|(n, (size, _))| (at("imix").item(n), *size)).collect(),
         };
         for (at, size) in sizes {
-            let key = at.key;
+            let key = if at.item.is_some() { "this size" } else { "size" };
             if usize::from(size) < smallest {
                 self.error(
                     at,
@@ -414,20 +417,6 @@ impl Validation<'_> {
                 self.ingress(i, port);
             }
             self.matching(i, rule);
-            if let Some(earlier) = config.rules[..i].iter().position(|earlier| covers(earlier, rule)) {
-                self.problems.push(
-                    Problem::warning(
-                        At::entry("rule", i, ""),
-                        format!(
-                            "{} never matches: {} before it takes all its packets",
-                            rule.label(i),
-                            config.rules[earlier].label(earlier)
-                        ),
-                        "the first rule that matches wins; move this one up, or remove it",
-                    )
-                    .after(At::entry("rule", earlier, "")),
-                );
-            }
         }
     }
 
@@ -535,6 +524,11 @@ impl Validation<'_> {
         let m = &config.manager;
         let manager: HashSet<usize> = m.rx.iter().chain(&m.tx).chain([&m.wakeup, &m.monitor]).copied().collect();
         let mut pollers: BTreeMap<usize, &str> = BTreeMap::new();
+        for service in config.services.iter().filter(|s| s.mode == Mode::Poll) {
+            for core in &service.cores {
+                pollers.entry(*core).or_insert(&service.name);
+            }
+        }
         for (i, service) in config.services.iter().enumerate() {
             let at = At::entry("service", i, "cores");
             for (n, core) in service.cores.iter().enumerate() {
@@ -551,9 +545,6 @@ impl Validation<'_> {
                         format!("service \"{}\" shares core {core} with \"{other}\", which polls and never sleeps", service.name),
                         "choose another core, or write mode = \"sleep\" for both",
                     );
-                }
-                if service.mode == Mode::Poll {
-                    pollers.entry(*core).or_insert(&service.name);
                 }
             }
         }
@@ -581,6 +572,22 @@ impl Validation<'_> {
                 );
             }
         }
+        for (i, rule) in config.rules.iter().enumerate() {
+            if let Some(earlier) = config.rules[..i].iter().position(|earlier| covers(earlier, rule)) {
+                self.problems.push(
+                    Problem::warning(
+                        At::entry("rule", i, ""),
+                        format!(
+                            "{} never matches: {} before it takes all its packets",
+                            rule.label(i),
+                            config.rules[earlier].label(earlier)
+                        ),
+                        "the first rule that matches wins; move this one up, or remove it",
+                    )
+                    .after(At::entry("rule", earlier, "")),
+                );
+            }
+        }
         let any_port = config.rules.iter().any(|r| r.port.is_none());
         let ingress = config.rules.iter().filter_map(|r| r.port.as_deref());
         let egress = config.chains.iter().map(|c| c.egress.as_str());
@@ -591,7 +598,8 @@ impl Validation<'_> {
                 PortKind::Pcap(p) => p.read.is_some(),
                 PortKind::Gen(_) | PortKind::Dpdk(_) => true,
             };
-            if !used.contains(port.name.as_str()) && !(any_port && receives) {
+            let reached = used.contains(port.name.as_str()) || (any_port && receives);
+            if !reached {
                 self.warn(
                     At::entry("port", i, "name"),
                     format!("port \"{}\" is in no rule and no chain", port.name),

@@ -1,0 +1,711 @@
+//! What is said of wrong configurations, word by word, and that nothing said to the parser makes it panic.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::classify;
+
+/// A valid configuration, without warnings, that cases add to.
+const BASE: &str = r#"
+[[port]]
+name = "in0"
+kind = "gen"
+[[port]]
+name = "out0"
+kind = "sink"
+[[service]]
+name = "ids"
+exec = "ids"
+[[chain]]
+name = "web"
+services = ["ids"]
+egress = "out0"
+[[rule]]
+port = "in0"
+vlan = 7
+chain = "web"
+"#;
+
+/// Each problem of a text as `LINE:COL: message | help`, warnings marked.
+fn said(text: &str) -> Vec<String> {
+    let problems = match load::read_text(text, "a.toml") {
+        Ok(loaded) => loaded.warnings,
+        Err(errors) => errors.problems,
+    };
+    let line = |p: &Problem| {
+        let at = p.location.as_ref().map_or("-".into(), |l| format!("{}:{}", l.line, l.column));
+        let first = p.earlier_line.map_or(String::new(), |l| format!(" (first: {l})"));
+        let warning = if p.is_error() { "" } else { "warning: " };
+        format!("{at}: {warning}{}{first} | {}", p.message, p.help)
+    };
+    problems.iter().map(line).collect()
+}
+
+/// Checks what is said of each text. A text that starts with `+` stands behind [`BASE`], its lines counted from 1.
+fn check(cases: &[(&str, &[&str])]) {
+    let base_lines = BASE.matches('\n').count();
+    for (text, expected) in cases {
+        let (whole, skip) = match text.strip_prefix('+') {
+            Some(rest) => (format!("{BASE}{rest}"), base_lines),
+            None => (text.to_string(), 0),
+        };
+        let got: Vec<String> = said(&whole)
+            .into_iter()
+            .map(|line| match line.split_once(':').and_then(|(n, rest)| Some((n.parse::<usize>().ok()?, rest))) {
+                Some((n, rest)) if n > skip => format!("{}:{rest}", n - skip),
+                _ => line,
+            })
+            .collect();
+        assert_eq!(got, *expected, "of\n{text}");
+    }
+}
+
+#[test]
+fn syntax() {
+    check(&[
+        (
+            "x = ",
+            &["1:5: not valid TOML: string values must be quoted, expected literal string | put strings between double quotes"],
+        ),
+        (
+            "[manager]\nrx = [0\n",
+            &["2:8: not valid TOML: unclosed array, expected `]` | the file is TOML; https://toml.io says how it is written"],
+        ),
+        (
+            "[memory]\nframes = 512\nframes = 513\n",
+            &["3:1: not valid TOML: duplicate key | a key may stand once in its section; remove one"],
+        ),
+        (
+            "[manager\n[memory]\nhugepages = auto\n",
+            &[
+                "1:9: not valid TOML: unclosed table, expected `]` | the file is TOML; https://toml.io says how it is written",
+                "3:13: not valid TOML: string values must be quoted, expected literal string | put strings between double quotes",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn sections_and_keys() {
+    check(&[
+        ("[[ports]]\nname = \"a\"\n", &["1:3: no section is called \"ports\" | did you mean \"port\"?"]),
+        (
+            "[port]\nname = \"a\"\nkind = \"sink\"\n",
+            &["1:2: there can be several of port, so each stands below double brackets | write [[port]]"],
+        ),
+        (
+            "[[manager]]\nrx = [0]\n",
+            &["1:3: manager is one table, not a list | write [manager] on a line, once, and its keys below"],
+        ),
+        ("frames = 512\n", &["1:1: no section is called \"frames\" | it is a key of [memory]; write it below that line"]),
+        ("manager = 3\n", &["1:1: manager is one table, not a whole number | write [manager] on a line, once, and its keys below"]),
+        ("port = [1]\n", &["1:9: an entry of port is a table, not a whole number | write [[port]] on a line, and its keys below"]),
+        (
+            "[memory]\nframe = 600\nhugepagse = \"auto\"\n",
+            &[
+                "2:1: [memory] has no key \"frame\" | did you mean \"frames\"?",
+                "3:1: [memory] has no key \"hugepagse\" | did you mean \"hugepages\"?",
+            ],
+        ),
+        ("[manager]\nframes = 600\n", &["2:1: [manager] has no key \"frames\" | it is a key of [memory]"]),
+        (
+            "[memory]\nzebra = 1\n",
+            &["2:1: [memory] has no key \"zebra\" | write one of \"frames\", \"packet_bytes\", \"hugepages\""],
+        ),
+        ("[[chain]]\nname = \"a\"\n", &["1:1: chain \"a\" lacks `egress` | write egress = \"…\""]),
+        ("[[rule]]\n", &["1:1: this rule lacks `chain` | write chain = \"…\""]),
+    ]);
+}
+
+#[test]
+fn kinds_and_words() {
+    check(&[
+        ("[[port]]\nname = \"a\"\nkind = \"pacp\"\nread = \"x\"\n", &["3:8: kind cannot be \"pacp\" | did you mean \"pcap\"?"]),
+        ("[[port]]\nname = \"a\"\n", &["1:1: port \"a\" lacks `kind` | write kind = \"gen\""]),
+        (
+            "[[port]]\nname = \"a\"\nkind = \"gen\"\nread = \"x\"\n",
+            &["4:1: a port of kind \"gen\" has no key \"read\" | it is a key of [[port]] of kind \"pcap\""],
+        ),
+        (
+            "[[port]]\nname = \"a\"\nkind = \"gen\"\nflow = 7\n",
+            &["4:1: a port of kind \"gen\" has no key \"flow\" | did you mean \"flows\"?"],
+        ),
+        (
+            "[[port]]\nname = \"a\"\nkind = \"sink\"\noverload = \"wiat\"\n",
+            &["4:12: overload cannot be \"wiat\" | did you mean \"wait\"?"],
+        ),
+        (
+            "[memory]\nhugepages = \"perhaps\"\n",
+            &["2:13: hugepages cannot be \"perhaps\" | write one of \"auto\", \"always\", \"never\""],
+        ),
+        (
+            "[[port]]\nname = \"a\"\nkind = \"sink\"\nzebra = 1\n",
+            &["4:1: a port of kind \"sink\" has no key \"zebra\" | write one of \"name\", \"kind\", \"overload\", \"queues\""],
+        ),
+    ]);
+}
+
+#[test]
+fn types_and_ranges() {
+    check(&[
+        (
+            "[manager]\nrx = 0\ntx = [\"0\"]\nwakeup = \"0\"\nidle = 1\nmax_nfs = 65001\n",
+            &[
+                "2:6: rx takes a list of core numbers, such as [0, 1], not a whole number | write rx = [0]",
+                "3:7: tx takes a list of core numbers, such as [0, 1], not a string | write tx = [0]",
+                "4:10: wakeup takes a whole number, 0 to 65535, not a string | write wakeup = 0",
+                "5:8: idle takes \"spin\" or \"sleep\", not a whole number | write idle = \"spin\"",
+                "6:11: max_nfs cannot be 65001 | write a whole number, 1 to 65000",
+            ],
+        ),
+        (
+            "[memory]\nframes = 511\npacket_bytes = 65345\n",
+            &[
+                "2:10: frames cannot be 511 | write a whole number, 512 to 67108864",
+                "3:16: packet_bytes cannot be 65345 | write a whole number, 64 to 65344",
+            ],
+        ),
+        (
+            "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = -1.0\nsize = 41\nipv6 = \"yes\"\nsrc = \"ten\"\nimix = [[60], [70, \
+             0]]\n",
+            &[
+                "4:8: rate cannot be -1.0 | write a number, 0 or more",
+                "5:8: size cannot be 41 | write a whole number, 42 to 65344",
+                "6:8: ipv6 takes true or false, not a string | write ipv6 = false",
+                "7:7: \"ten\" is no IP address | write it like \"192.0.2.1\" or \"2001:db8::1\"",
+                "8:9: imix takes a list of [size, weight] pairs, such as [[60, 7], [1514, 1]], not a list | write imix = [[60, \
+                 7], [1514, 1]]",
+                "8:20: a weight cannot be 0 | write a whole number, 1 to 4294967295",
+            ],
+        ),
+        (
+            "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = inf\nvlan = 4095\ndscp = 64\n",
+            &[
+                "4:8: rate cannot be inf | write a number, 0 or more",
+                "5:8: vlan cannot be 4095 | write a whole number, 1 to 4094",
+                "6:8: dscp cannot be 64 | write a whole number, 0 to 63",
+            ],
+        ),
+        ("[[port]]\nname = \"a\"\nkind = \"sink\"\nqueues = 0\n", &["4:10: queues cannot be 0 | write a whole number, 1 to 256"]),
+        (
+            "[[service]]\nname = 3\nargs = \"x\"\nenv = { A = 1 }\n",
+            &[
+                "2:8: name takes a string, not a whole number | write name = \"…\"",
+                "3:8: args takes a list of strings, not a string | write args = [\"a\", \"b\"]",
+                "4:13: env takes a table of strings, such as { NAME = \"value\" }, not a whole number | write env = { NAME = \
+                 \"value\" }",
+            ],
+        ),
+        (
+            "[[rule]]\nchain = \"a\"\nsrc_port = 65536\nvlan = 4095\ndst_port = true\n",
+            &[
+                "3:12: src_port cannot be 65536 | write a whole number, 0 to 65535",
+                "4:8: vlan cannot be 4095 | write a whole number, 0 to 4094",
+                "5:12: dst_port takes a port number, such as 80, or a range, such as \"1000-2000\", not true | write dst_port = 80",
+            ],
+        ),
+        (
+            "[manager]\nmax_flows = 99999999999999999999\n",
+            &["2:13: max_flows cannot be 99999999999999999999 | write a whole number, 1 to 134217728"],
+        ),
+    ]);
+}
+
+#[test]
+fn names_and_references() {
+    check(&[
+        (
+            "+[[rule]]\nchain = \"wbe\"\nport = \"in\"\n",
+            &["2:9: no chain is called \"wbe\" | did you mean \"web\"?", "3:8: no port is called \"in\" | did you mean \"in0\"?"],
+        ),
+        (
+            "+[[port]]\nname = \"in0\"\nkind = \"sink\"\n",
+            &["2:8: two ports are called \"in0\" (first: 3) | give this one another name"],
+        ),
+        (
+            "+[[service]]\nname = \"ids\"\nexec = \"ids\"\n",
+            &["2:8: two services are called \"ids\" (first: 9) | NFs of one name are instances: set `instances`, or give this \
+                 one another name"],
+        ),
+        (
+            "+[[service]]\nname = \"ids.1\"\nexec = \"x\"\n",
+            &["2:8: the name of a service cannot be \"ids.1\" | use 1 to 63 of the letters A to Z and a to z, digits, \"_\" and \
+                 \"-\"; a dot sets off the number of an instance"],
+        ),
+        (
+            "+[[port]]\nname = \"a b\"\nkind = \"sink\"\n",
+            &["2:8: the name of a port cannot be \"a b\" | use 1 to 63 of the letters A to Z and a to z, digits, \".\", \"_\" \
+                 and \"-\""],
+        ),
+        (
+            "+[[chain]]\nname = \"two\"\nservices = [\"idz\", \"ids\"]\negress = \"out\"\n",
+            &[
+                "3:13: no service is called \"idz\" | did you mean \"ids\"?",
+                "4:10: no port is called \"out\" | did you mean \"out0\"?",
+            ],
+        ),
+        (
+            "+[[rule]]\nname = \"r\"\nchain = \"web\"\nport = \"in0\"\n[[rule]]\nname = \"r\"\nchain = \"web\"\nport = \"in0\"\n",
+            &["6:8: two rules are called \"r\" (first: 20) | give this one another name"],
+        ),
+        ("[[rule]]\nchain = \"web\"\n", &["2:9: no chain is called \"web\" | there are no chains; add a [[chain]] with this name"]),
+        (
+            "+[[service]]\nname = \"s\"\nattach = true\ntenant = \"a/b\"\n",
+            &["4:10: the name of a tenant cannot be \"a/b\" | use 1 to 63 of the letters A to Z and a to z, digits, \".\", \
+                 \"_\" and \"-\""],
+        ),
+    ]);
+}
+
+#[test]
+fn chains() {
+    check(&[
+        (
+            "+[[chain]]\nname = \"two\"\nservices = [\"ids\", \"ids\"]\negress = \"out0\"\n",
+            &["3:20: chain loop: chain \"two\" sends packets from \"ids\" to \"ids\" | the same service may come again, but not \
+                 twice in a row; remove one"],
+        ),
+        (
+            "+[[port]]\nname = \"cap\"\nkind = \"pcap\"\nread = \"a.pcap\"\n[[chain]]\nname = \"two\"\negress = \"cap\"\n",
+            &["7:10: packets cannot leave through \"cap\", which has no file to write | give that port `write = \"FILE\"`, or \
+                 name another port"],
+        ),
+    ]);
+}
+
+#[test]
+fn manager() {
+    check(&[
+        (
+            "[manager]\nrx = []\ntx = [0, 1, 0]\n",
+            &["2:6: rx names no core | write rx = [0]", "3:13: core 0 stands twice in tx | a role runs once on a core; remove one"],
+        ),
+        (
+            "+[manager]\nmax_nfs = 1\n[[service]]\nname = \"s\"\nexec = \"s\"\ninstances = 3\n",
+            &["2:11: the services have 4 instances in all, and max_nfs is 1 | write max_nfs = 4 or more in [manager], or start \
+                 fewer instances"],
+        ),
+        (
+            "[manager]\nruntime_dir = \"/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx\"\n",
+            &["2:15: the path of the runtime folder has 81 bytes | choose one with 1 to 80: the addresses of Unix sockets are \
+                 short"],
+        ),
+        ("[manager]\nruntime_dir = \"\"\n", &["2:15: runtime_dir is no path | write a path, or leave the key out"]),
+    ]);
+}
+
+#[test]
+fn services() {
+    check(&[
+        (
+            "+[[service]]\nname = \"s\"\n",
+            &["2:8: service \"s\" has no program | write exec = \"PROGRAM\", or attach = true if it is started from outside"],
+        ),
+        (
+            "+[[service]]\nname = \"s\"\nattach = true\nexec = \"s\"\nargs = [\"a\"]\n",
+            &[
+                "4:8: service \"s\" attaches by itself, so nothing is started with `exec` | remove `exec`, or remove attach = true",
+                "5:8: service \"s\" attaches by itself, so nothing is started with `args` | remove `args`, or remove attach = true",
+            ],
+        ),
+        (
+            "+[[service]]\nname = \"s\"\nexec = \"s\"\nring = 1000\ncores = []\nenv = { SLUICE_NF = \"x\", \"A=B\" = \"y\" \
+             }\nuser = \"\"\n",
+            &[
+                "4:8: a ring of 1000 is no power of two | write ring = 512 or ring = 1024",
+                "5:9: service \"s\" names no core | write cores = [1]",
+                "6:7: \"A=B\" is no environment variable | use a name without \"=\" and zero bytes",
+                "6:7: SLUICE_NF is set by the manager | remove it",
+                "7:8: user is neither a name nor a number | write the name of a user, or leave it out",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn generators() {
+    check(&[
+        (
+            "+[[port]]\nname = \"g\"\nkind = \"gen\"\nsize = 57\n",
+            &["4:8: a packet of 57 bytes is too small for UDP over IPv4, a sequence number and a time stamp | make size 58 or \
+                 more"],
+        ),
+        (
+            "+[[port]]\nname = \"g\"\nkind = \"gen\"\nipv6 = true\nsize = 77\n",
+            &["5:8: a packet of 77 bytes is too small for UDP over IPv6, a sequence number and a time stamp | make size 78 or \
+                 more"],
+        ),
+        (
+            "+[[port]]\nname = \"g\"\nkind = \"gen\"\nipv6 = true\n",
+            &["2:8: a packet of 60 bytes is too small for UDP over IPv6, a sequence number and a time stamp | make size 78 or \
+                 more"],
+        ),
+        (
+            "+[[port]]\nname = \"g\"\nkind = \"gen\"\nprotocol = \"tcp\"\nvlan = 5\nsize = 73\n",
+            &["6:8: a packet of 73 bytes is too small for VLAN-tagged TCP over IPv4, a sequence number and a time stamp | make \
+                 size 74 or more"],
+        ),
+        (
+            "+[[port]]\nname = \"g\"\nkind = \"gen\"\nsize = 2113\n",
+            &["4:8: a packet of 2113 bytes is larger than memory.packet_bytes, which is 2112 | make size 2112 or less, or raise \
+                 packet_bytes in [memory]"],
+        ),
+        (
+            "+[[port]]\nname = \"g\"\nkind = \"gen\"\nimix = [[60, 1], [50, 1]]\nsize = 100\n",
+            &[
+                "4:18: a packet of 50 bytes is too small for UDP over IPv4, a sequence number and a time stamp | make this size \
+                 58 or more",
+                "5:8: `size` and `imix` exclude each other | remove one",
+            ],
+        ),
+        (
+            "+[[port]]\nname = \"g\"\nkind = \"gen\"\nsrc = \"::1\"\n",
+            &["4:7: ::1 is an IPv6 address, and the packets are IPv4 | write ipv6 = true"],
+        ),
+        (
+            "+[[port]]\nname = \"g\"\nkind = \"gen\"\nipv6 = true\nsize = 100\ndst = \"10.0.0.1\"\n",
+            &["6:7: 10.0.0.1 is an IPv4 address, and the packets are IPv6 | write ipv6 = false"],
+        ),
+    ]);
+}
+
+#[test]
+fn captures_and_devices() {
+    check(&[
+        ("+[[port]]\nname = \"p\"\nkind = \"pcap\"\n", &["3:8: pcap port \"p\" has no file | give it `read`, `write`, or both"]),
+        (
+            "+[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"a\"\nwrite = \"a\"\nqueues = 2\nspeed = \"rate\"\n",
+            &[
+                "2:8: speed = \"rate\" needs a rate | write rate = 1000 for 1,000 packets per second",
+                "5:9: a pcap port cannot write the file that it reads | give `write` another file",
+                "6:10: a pcap port has one queue, which keeps the order of its packets | write queues = 1, or leave it out",
+            ],
+        ),
+        (
+            "+[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"a\"\nrate = 10\n",
+            &["5:8: the rate of a pcap port counts only with speed = \"rate\" | write speed = \"rate\""],
+        ),
+        (
+            "+[[port]]\nname = \"d\"\nkind = \"dpdk\"\n",
+            &["3:8: dpdk port \"d\" names no device | give it `devargs`, such as \"net_null0\", or `pci`, such as \
+                 \"0000:3b:00.0\""],
+        ),
+        (
+            "+[[port]]\nname = \"d\"\nkind = \"dpdk\"\npci = \"0000:3b:00.0\"\ndevargs = \"net_null0\"\n",
+            &["4:7: a dpdk port has either `devargs` or `pci`, not both | remove one"],
+        ),
+        (
+            "+[[port]]\nname = \"d\"\nkind = \"dpdk\"\npci = \"eth0\"\n",
+            &["4:7: \"eth0\" is no PCI address | write it like \"0000:3b:00.0\"; `lspci -D` lists them"],
+        ),
+    ]);
+}
+
+#[test]
+fn rules() {
+    check(&[
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nsrc = \"10.1.0.0/8\"\n",
+            &["4:7: \"10.1.0.0/8\" has bits set behind its first 8 | write \"10.0.0.0/8\" for the network or \"10.1.0.0/32\" \
+                 for the one address"],
+        ),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nsrc = \"10.0.0.0/8\"\ndst = \"::/0\"\n",
+            &["5:7: `src` and `dst` are of different IP versions, so no packet matches both | write two rules"],
+        ),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nprotocol = \"upd\"\n",
+            &["4:12: no protocol is called \"upd\" | did you mean \"udp\"?"],
+        ),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nprotocol = \"icmp\"\ndst_port = 80\n",
+            &["5:12: packets of protocol \"icmp\" have no ports | remove `dst_port`, or write protocol = \"tcp\" or \"udp\""],
+        ),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\ndst_port = \"90-80\"\n",
+            &["4:12: the range \"90-80\" runs backwards | write \"80-90\""],
+        ),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nprotocol = \"non-ip\"\nsrc = \"10.0.0.0/8\"\ndscp = 1\n",
+            &[
+                "5:7: packets that are not IP have no addresses | remove `src`, or protocol = \"non-ip\"",
+                "6:8: packets that are not IP have no DSCP | remove `dscp`, or protocol = \"non-ip\"",
+            ],
+        ),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nprotocol = \"icmp\"\nsrc = \"::/0\"\n",
+            &["4:12: no IPv6 packet is of protocol \"icmp\", and `src` is an IPv6 prefix | write protocol = \"icmpv6\""],
+        ),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nprotocol = \"icmpv6\"\ndst = \"10.0.0.0/8\"\n",
+            &["4:12: no IPv4 packet is of protocol \"icmpv6\", and `dst` is an IPv4 prefix | write protocol = \"icmp\""],
+        ),
+    ]);
+}
+
+#[test]
+fn warnings() {
+    check(&[
+        ("+", &[]),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"in0\"\nvlan = 7\nprotocol = \"tcp\"\n",
+            &["1:1: warning: rule.1 never matches: rule.0 before it takes all its packets (first: 15) | the first rule that \
+                 matches wins; move this one up, or remove it"],
+        ),
+        (
+            "+[[rule]]\nchain = \"web\"\nport = \"out0\"\n",
+            &["3:8: warning: no packet ever comes in at \"out0\", which is a sink | name another port"],
+        ),
+        (
+            "+[[service]]\nname = \"b\"\nexec = \"b\"\ncores = [2]\n[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \
+             \"poll\"\ncores = [2]\n[[chain]]\nname = \"c\"\nservices = [\"a\", \"b\"]\negress = \"out0\"\n[[rule]]\nchain = \
+             \"c\"\nport = \"in0\"\n",
+            &["4:10: warning: service \"b\" shares core 2 with \"a\", which polls and never sleeps | choose another core, or \
+                 write mode = \"sleep\" for both"],
+        ),
+        (
+            "+[[chain]]\nname = \"idle\"\negress = \"out0\"\n[[service]]\nname = \"extra\"\nexec = \"x\"\n[[port]]\nname = \
+             \"spare\"\nkind = \"sink\"\n",
+            &[
+                "2:8: warning: no rule leads to chain \"idle\" | add a [[rule]], or remove it",
+                "5:8: warning: service \"extra\" is in no chain | name it in a [[chain]], or remove it",
+                "8:8: warning: port \"spare\" is in no rule and no chain | name it in one, or remove it",
+            ],
+        ),
+        (
+            "+[memory]\nframes = 1024\n",
+            &["2:10: warning: 1024 frames are few: rings and ports can hold 1152 packets | write frames = 2048 in [memory], or \
+                 make rings smaller; else ports run dry under load"],
+        ),
+        (
+            "+[manager]\nrx = [1]\n",
+            &["9:8: warning: service \"ids\" runs on core 1, where a thread of the manager never sleeps | choose another core, \
+                 or write idle = \"sleep\" in [manager]"],
+        ),
+        (
+            "+[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \"poll\"\ncores = [2]\n[[service]]\nname = \"b\"\nexec = \
+             \"b\"\ncores = [2]\n[[chain]]\nname = \"c\"\nservices = [\"a\", \"b\"]\negress = \"out0\"\n[[rule]]\nchain = \
+             \"c\"\nport = \"in0\"\n",
+            &["9:10: warning: service \"b\" shares core 2 with \"a\", which polls and never sleeps | choose another core, or \
+                 write mode = \"sleep\" for both"],
+        ),
+    ]);
+}
+
+#[test]
+fn a_problem_looks_like_this() {
+    let text =
+        "[[rule]]\nchain = \"wbe\"\n[[chain]]\nname = \"web\"\negress = \"out0\"\n[[port]]\nname = \"out0\"\nkind = \"sink\"\n";
+    let errors = Config::parse(text, "sluice.toml").unwrap_err();
+    assert_eq!(errors.errors(), 1);
+    assert_eq!(
+        errors.to_string(),
+        "sluice.toml:2:9: no chain is called \"wbe\"\n  |\n2 | chain = \"wbe\"\n  |         ^^^^^\n  = did you mean \"web\"?"
+    );
+    let twice = format!("{text}[[port]]\nname = \"out0\"\nkind = \"sink\"\n");
+    assert!(Config::parse(&twice, "sluice.toml").unwrap_err().to_string().ends_with(
+        "sluice.toml:10:8: two ports are called \"out0\"\n   |\n10 | name = \"out0\"\n   |        ^^^^^^\n   = the first is \
+         on line 7\n   \
+         = give this one another name"
+    ));
+}
+
+#[test]
+fn a_chain_is_not_too_long() {
+    let hops: Vec<&str> = (0..256).map(|i| if i % 2 == 0 { "\"ids\"" } else { "\"nat\"" }).collect();
+    let with = |n: usize| {
+        let services = hops[..n].join(", ");
+        let nat = "[[service]]\nname = \"nat\"\nexec = \"nat\"\n";
+        format!("{BASE}{nat}[[chain]]\nname = \"long\"\nservices = [{services}]\negress = \"out0\"\n[[rule]]\nchain = \"long\"\n")
+    };
+    assert_eq!(said(&with(255)), Vec::<String>::new());
+    let said = said(&with(256));
+    assert_eq!(said.len(), 1);
+    assert!(said[0].ends_with(": chain \"long\" has 256 services | a chain has 255 at most"), "{said:?}");
+}
+
+#[test]
+fn an_empty_text_is_a_configuration() {
+    assert_eq!(Config::parse("", "a.toml").unwrap(), Config::default());
+}
+
+#[test]
+fn the_example_is_valid() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/example.toml");
+    let loaded = load::read(&path).unwrap_or_else(|errors| panic!("{errors}"));
+    assert_eq!(loaded.warnings, []);
+    assert_eq!((loaded.config.ports.len(), loaded.config.services.len(), loaded.config.rules.len()), (3, 2, 2));
+}
+
+#[test]
+fn relative_paths_count_from_the_folder_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.toml");
+    let text = "[manager]\nruntime_dir = \"run\"\n[[port]]\nname = \"p\"\nkind = \"pcap\"\nread = \"./in.pcap\"\nwrite = \
+     \"/tmp/out.pcap\"\n\
+                [[service]]\nname = \"a\"\nexec = \"a\"\n[[service]]\nname = \"b\"\nexec = \"./b\"\n";
+    std::fs::write(&file, text).unwrap();
+    let config = Config::load(&file).unwrap();
+    let folder = folder.path().canonicalize().unwrap();
+    assert_eq!(config.manager.runtime_dir, folder.join("run"));
+    let model::PortKind::Pcap(pcap) = &config.ports[0].kind else { panic!("a pcap port") };
+    assert_eq!(pcap.read.as_deref(), Some(folder.join("in.pcap").as_path()));
+    assert_eq!(pcap.write.as_deref(), Some(Path::new("/tmp/out.pcap")));
+    assert_eq!(config.services[0].exec.as_deref(), Some(Path::new("a")));
+    assert_eq!(config.services[1].exec.as_deref(), Some(folder.join("b").as_path()));
+}
+
+#[test]
+fn files_that_cannot_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("a.toml");
+    let said = |path: &Path| Config::load(path).unwrap_err().to_string().replace(&folder.path().display().to_string(), "DIR");
+    assert_eq!(
+        said(&file),
+        "DIR/a.toml: cannot read the configuration: No such file or directory (os error 2)\n  = give the path of a configuration; \
+         `sluice check --explain` says what one can say"
+    );
+    std::fs::write(&file, b"[manager]\n# \xff\n").unwrap();
+    assert_eq!(said(&file), "DIR/a.toml: line 2 is not UTF-8 text\n  = save the file as UTF-8");
+    assert!(said(folder.path()).starts_with("DIR: cannot read the configuration: "));
+}
+
+#[test]
+fn changes_through_the_api_are_held_to_the_same() {
+    let port = |json: &str| serde_json::from_str::<model::Port>(json);
+    let gen_port = port(r#"{"name": "a", "kind": "gen", "rate": 5, "src": "10.0.0.1", "imix": [[60, 1]]}"#).unwrap();
+    assert_eq!(serde_json::from_value::<model::Port>(serde_json::to_value(&gen_port).unwrap()).unwrap(), gen_port);
+    assert!(port(r#"{"name": "a", "kind": "gen", "rte": 5}"#).unwrap_err().to_string().contains("unknown field `rte`"));
+    assert!(port(r#"{"name": "a", "kind": "sink", "rate": 5}"#).unwrap_err().to_string().contains("unknown field `rate`"));
+
+    let mut config = Config { ports: vec![gen_port], ..Config::default() };
+    config.ports[0].queues = 0;
+    config.memory.frames = 1;
+    config.manager.rx = vec![1 << 20];
+    let model::PortKind::Gen(g) = &mut config.ports[0].kind else { panic!("a gen port") };
+    g.rate = f64::NAN;
+    g.vlan = Some(5000);
+    let said: Vec<String> =
+        validate::validate(&config).iter().filter(|p| p.is_error()).map(|p| p.to_string().replace("\n ", "")).collect();
+    assert_eq!(
+        said,
+        [
+            "manager.rx[0]: rx cannot be 1048576 = write a whole number, 0 to 65535",
+            "memory.frames: frames cannot be 1 = write a whole number, 512 to 67108864",
+            "port[0].queues: queues cannot be 0 = write a whole number, 1 to 256",
+            "port[0].rate: rate cannot be null = write a number, 0 or more",
+            "port[0].vlan: vlan cannot be 5000 = write a whole number, 1 to 4094",
+            "port[0].imix[0]: a packet of 60 bytes is too small for VLAN-tagged UDP over IPv4, a sequence number and a time stamp \
+             = make \
+             this size 62 or more",
+        ]
+    );
+}
+
+/// Text that resembles a configuration: lines of sections and of keys with values of every type.
+fn nearly() -> impl Strategy<Value = String> {
+    let keys: Vec<&str> = schema::SECTIONS.iter().flat_map(|s| s.keys).map(|k| k.name).collect();
+    let values = prop_oneof![
+        any::<i64>().prop_map(|n| n.to_string()),
+        any::<f64>().prop_map(|n| format!("{n:?}")),
+        (0u32..100).prop_map(|n| n.to_string()),
+        "[a-z0-9./:-]{0,8}".prop_map(|s| format!("{s:?}")),
+        proptest::sample::select(vec![
+            "true",
+            "[]",
+            "{}",
+            "[1, 2]",
+            "[[60, 1]]",
+            "\"gen\"",
+            "\"pcap\"",
+            "\"dpdk\"",
+            "\"sink\"",
+            "\"a\"",
+            "[\"a\", \"a\"]",
+            "\"tcp\"",
+            "{ A = \"b\" }",
+            "\"10.0.0.0/8\"",
+            "\"::/0\"",
+            "\"5-7\"",
+            "1979-05-27",
+            "0xff",
+            "\"é\u{301}\"",
+            "'''\n\n'''",
+        ])
+        .prop_map(String::from),
+    ];
+    let head = proptest::sample::select(vec![
+        "[manager]",
+        "[memory]",
+        "[[port]]",
+        "[[service]]",
+        "[[chain]]",
+        "[[rule]]",
+        "[rule]",
+        "[x.y]",
+    ]);
+    let section = (head, prop::collection::btree_map(proptest::sample::select(keys), values, 0..8));
+    prop::collection::vec(section, 0..8).prop_map(|sections| {
+        let mut text = String::new();
+        for (head, keys) in sections {
+            text += head;
+            text += "\n";
+            for (key, value) in keys {
+                text += &format!("{key} = {value}\n");
+            }
+        }
+        text
+    })
+}
+
+/// Rules of which each key is one of a few words, right and wrong.
+fn some_rule() -> impl Strategy<Value = model::Rule> {
+    let word = |words: Vec<&'static str>| prop::option::of(proptest::sample::select(words).prop_map(String::from));
+    let prefix =
+        || word(vec!["10.0.0.0/8", "10.0.0.1/8", "0.0.0.0/0", "192.0.2.1", "::/0", "2001:db8::/32", "::1/64", "x", "10.0.0.0/33"]);
+    let range = || word(vec!["80", "0-65535", "9-8", " 1", "x", "1-2-3"]).prop_map(|r| r.map(model::PortRange::Text));
+    let protocol = word(vec!["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip", "132", "50", "0", "255", "256", "-1", "+1", "TCP"]);
+    let numbers = (prop::option::of(4090u16..4097), prop::option::of(60u8..66));
+    (protocol, prefix(), prefix(), range(), range(), numbers).prop_map(|(protocol, src, dst, src_port, dst_port, (vlan, dscp))| {
+        model::Rule { protocol, src, dst, src_port, dst_port, vlan, dscp, chain: "web".into(), ..model::Rule::default() }
+    })
+}
+
+proptest! {
+    #[test]
+    fn a_valid_rule_is_one_that_the_classifier_takes(rule in some_rule()) {
+        let mut config = Config::parse(BASE, "a.toml").unwrap();
+        config.rules = vec![rule.clone()];
+        if !validate::validate(&config).iter().any(Problem::is_error) {
+            let compiled = classify::rule::Rule::compile(&rule, 0, &HashMap::new(), &HashMap::from([("web".into(), 0)]));
+            prop_assert!(compiled.is_ok(), "{:?}", compiled);
+            let compiled = compiled.unwrap();
+            for (range, compiled) in [(rule.src_port, compiled.src_port), (rule.dst_port, compiled.dst_port)] {
+                prop_assert_eq!(range.map(|r| r.bounds().unwrap()), compiled.map(|c| (*c.start(), *c.end())));
+            }
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in any::<String>()) {
+        if let Err(errors) = Config::parse(&text, "a.toml") {
+            prop_assert!(errors.errors() > 0 && !errors.to_string().is_empty());
+        }
+    }
+
+    #[test]
+    fn any_near_miss_is_read_or_refused(text in nearly()) {
+        match Config::parse(&text, "a.toml") {
+            // What is valid stays so when it is written and read again.
+            Ok(config) => prop_assert_eq!(Config::parse(&toml::to_string(&config).unwrap(), "b.toml").unwrap(), config),
+            Err(errors) => {
+                prop_assert!(errors.errors() > 0);
+                // serde found nothing that the shape let through, so every problem has a place and says what to do.
+                prop_assert!(errors.problems.iter().all(|p| p.location.is_some() && !p.help.is_empty()), "{}", errors);
+            }
+        }
+    }
+}
