@@ -18,6 +18,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Map, Value, json};
 use signal_hook::consts::SIGUSR1;
+use sluice_nf::{Burst, Handler};
+
+/// How often a network function looks whether a report is wanted.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Where reports go, and when.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -206,6 +210,11 @@ impl Reporter {
         }
     }
 
+    /// Whether the last report is still to come.
+    pub fn is_running(&self) -> bool {
+        self.sender.is_some()
+    }
+
     /// Hands over the last report and waits until it is written.
     pub fn finish(&mut self, report: Report) {
         if let Some(sender) = self.sender.take() {
@@ -213,6 +222,65 @@ impl Reporter {
         }
         if let Some(writer) = self.writer.take() {
             let _ = writer.join();
+        }
+    }
+}
+
+/// A handler that has something to report.
+pub trait Reports {
+    /// Its counters and tables; `now_ns` is the time of the last burst or tick.
+    fn report(&self, now_ns: u64) -> Report;
+}
+
+/// A handler whose reports are written: on SIGUSR1, at an interval, and when it stops for whatever reason.
+#[derive(Debug)]
+pub struct Reported<H: Reports> {
+    handler: H,
+    reporter: Reporter,
+    now_ns: u64,
+}
+
+impl<H: Reports> Reported<H> {
+    /// Starts the reporter's thread.
+    ///
+    /// # Errors
+    /// As [`Reporter::start`].
+    pub fn new(handler: H, args: &ReportArgs) -> io::Result<Self> {
+        Ok(Self { handler, reporter: Reporter::start(args)?, now_ns: 0 })
+    }
+}
+
+impl<H: Handler + Reports> Handler for Reported<H> {
+    #[inline]
+    fn burst(&mut self, burst: &mut Burst<'_>) {
+        self.now_ns = burst.now_ns();
+        self.handler.burst(burst);
+    }
+
+    fn tick(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.handler.tick(now_ns);
+        if self.reporter.is_due(now_ns) {
+            self.reporter.send(self.handler.report(now_ns));
+        }
+    }
+
+    fn tick_every(&self) -> Option<Duration> {
+        Some(self.handler.tick_every().map_or(LOOK_EVERY, |own| own.min(LOOK_EVERY)))
+    }
+
+    fn clean(&mut self) {
+        // First, because nothing is left afterwards.
+        self.reporter.finish(self.handler.report(self.now_ns));
+        self.handler.clean();
+    }
+}
+
+impl<H: Reports> Drop for Reported<H> {
+    /// The last report of one that was not stopped in order: its manager is gone, or it panicked.
+    fn drop(&mut self) {
+        if self.reporter.is_running() {
+            self.reporter.finish(self.handler.report(self.now_ns));
         }
     }
 }
@@ -248,6 +316,8 @@ fn replace(path: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_nf::harness::Harness;
+
     use super::*;
 
     fn report() -> Report {
@@ -291,6 +361,38 @@ mod tests {
         let json: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         assert_eq!(json["nf"], "monitor");
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
+    }
+
+    #[test]
+    fn a_handler_reports_at_its_end_however_it_ends() {
+        struct Counting(u64);
+        impl Handler for Counting {
+            fn burst(&mut self, burst: &mut Burst<'_>) {
+                self.0 += burst.len() as u64;
+            }
+            fn clean(&mut self) {
+                self.0 = 0;
+            }
+        }
+        impl Reports for Counting {
+            fn report(&self, _now_ns: u64) -> Report {
+                Report::new("counting").counter("packets", self.0)
+            }
+        }
+        for clean in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("report");
+            let args = ReportArgs { report: Some(path.clone()), ..Default::default() };
+            let mut nf = Harness::new(Reported::new(Counting(0), &args).unwrap());
+            assert_eq!(nf.handler().tick_every(), Some(LOOK_EVERY));
+            nf.burst(&[[0u8; 60]; 5]);
+            nf.tick(1);
+            if clean {
+                nf.clean();
+            }
+            drop(nf);
+            assert!(std::fs::read_to_string(&path).unwrap().ends_with(": packets 5\n"));
+        }
     }
 
     #[test]
