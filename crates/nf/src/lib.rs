@@ -1,1 +1,36 @@
-//! placeholder
+//! The library that a Sluice network function (NF) is written with.
+//!
+//! An NF is a process. The manager gives it packets in shared memory, without copying; the NF looks at them, changes them, gives each
+//! a verdict (next, drop, to a port, to a service), and they go on. Two styles:
+//!
+//! - **callback**: implement [`Handler`] and call [`run`], or call [`run_each`] with one function of a packet;
+//! - **pull**: [`pull::Nf`] reads packets and writes them back, and the NF owns its loop.
+//!
+//! ```no_run
+//! fn main() -> std::process::ExitCode {
+//!     sluice_nf::run_each(|_packet| {})
+//! }
+//! ```
+//! is a whole bridge. [`header`] finds and changes headers, [`harness`] runs a handler in a unit test without a manager, and
+//! `include/sluice_nf.h` is the same for C.
+//!
+//! # Limits
+//! A packet lies in one frame. One thread of a process is the NF; another one needs an NF of its own. An NF on the packet path should
+//! not lock, allocate, log or make system calls; the library does not.
+
+mod context;
+mod engine;
+mod error;
+pub mod harness;
+pub mod header;
+mod options;
+mod packet;
+pub mod pull;
+mod run;
+mod signals;
+
+pub use context::Context;
+pub use error::{AttachError, NfError};
+pub use options::{Options, args};
+pub use packet::{Burst, IterMut, NoRoom, Packet, PortId, ServiceId, Verdict};
+pub use run::{Handler, run, run_each, run_with};

@@ -1,0 +1,89 @@
+//! What an NF is told when it attaches: its name, and the numbers of ports, services and chains.
+
+use sluice_shm::handshake::Welcome;
+
+use crate::packet::{PortId, ServiceId};
+
+/// The NF's surroundings, as they were when it attached.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Context {
+    /// The NF's name, such as `ids.0`.
+    pub name: String,
+    /// Names of the ports, by number. An empty name is a number not in use.
+    pub ports: Vec<String>,
+    /// Names of the services, by number. An empty name is a number not in use.
+    pub services: Vec<String>,
+    /// Names of the chains, by number. An empty name is a number not in use.
+    pub chains: Vec<String>,
+    /// Processor that the NF belongs on, if it has one.
+    pub core: Option<u32>,
+}
+
+fn find(names: &[String], name: &str) -> Option<u16> {
+    if name.is_empty() {
+        return None;
+    }
+    names.iter().position(|n| n == name).and_then(|i| u16::try_from(i).ok())
+}
+
+impl Context {
+    /// A context for unit tests: ports, services and chains are numbered from 0 in the order given.
+    pub fn for_test(name: &str, ports: &[&str], services: &[&str], chains: &[&str]) -> Self {
+        let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
+        Self { name: name.into(), ports: owned(ports), services: owned(services), chains: owned(chains), core: None }
+    }
+
+    pub(crate) fn of(welcome: &Welcome) -> Self {
+        Self {
+            name: welcome.name.clone(),
+            ports: welcome.ports.clone(),
+            services: welcome.services.clone(),
+            chains: welcome.chains.clone(),
+            core: (welcome.core != u32::MAX).then_some(welcome.core),
+        }
+    }
+
+    /// The port of this name.
+    pub fn port(&self, name: &str) -> Option<PortId> {
+        find(&self.ports, name).map(PortId)
+    }
+
+    /// The service of this name.
+    pub fn service(&self, name: &str) -> Option<ServiceId> {
+        find(&self.services, name).map(ServiceId)
+    }
+
+    /// Number of the chain of this name, as [`crate::Packet::chain`] gives it.
+    pub fn chain(&self, name: &str) -> Option<u16> {
+        find(&self.chains, name)
+    }
+
+    /// Name of chain `number`.
+    pub fn chain_name(&self, number: u16) -> Option<&str> {
+        self.chains.get(number as usize).map(String::as_str).filter(|n| !n.is_empty())
+    }
+
+    /// Name of port `number`, as [`crate::Packet::ingress`] gives it.
+    pub fn port_name(&self, number: u16) -> Option<&str> {
+        self.ports.get(number as usize).map(String::as_str).filter(|n| !n.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_become_numbers_and_numbers_names() {
+        let context = Context::for_test("ids.0", &["lan", "", "wan"], &["ids"], &["out"]);
+        assert_eq!(context.port("wan"), Some(PortId(2)));
+        assert_eq!(context.port(""), None);
+        assert_eq!(context.port("dmz"), None);
+        assert_eq!(context.service("ids"), Some(ServiceId(0)));
+        assert_eq!(context.chain("out"), Some(0));
+        assert_eq!(context.chain_name(0), Some("out"));
+        assert_eq!(context.chain_name(1), None);
+        assert_eq!(context.port_name(1), None);
+        assert_eq!(context.port_name(0), Some("lan"));
+    }
+}

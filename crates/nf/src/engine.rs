@@ -1,0 +1,331 @@
+//! An attached NF: its rings, its page, its clock, and how it waits.
+//!
+//! # Terms
+//! `taken` is the number of descriptors ever dequeued from all rx rings, modulo 2³²; neighbours on the core and the manager compare
+//! it with what was posted. To *linger* is to go on looking for packets before sleeping. A *glance* is the look about once a
+//! millisecond at everything that need not be looked at every burst: the clock's drift, the manager's socket, the tick.
+//!
+//! # Approach
+//! The packet path reads the time-stamp counter once a burst, two control words and the rings, and writes its own cursors and
+//! counters: no lock, no system call, no allocation. All system calls are in [`Engine::wait`] and [`Engine::suspend`], and, once a
+//! second, in the glance.
+//!
+//! An NF sleeps for at most a second at a time, so that one whose manager died (its socket then hangs up) leaves by itself.
+//!
+//! # Sources
+//! Sampling the service time about once a millisecond and skipping the first ten samples: NFVnice (SIGCOMM 2017), section 3.2.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use sluice_shm::arena::Arena;
+use sluice_shm::clock::Clock;
+use sluice_shm::core_page::CorePage;
+use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict};
+use sluice_shm::handshake::{self, Hello};
+use sluice_shm::page::{Attached, Control, Counter, Page};
+use sluice_shm::ring::{Consumer, Producer, WildCursor};
+
+use crate::context::Context;
+use crate::error::{AttachError, NfError};
+use crate::options::Options;
+use crate::signals;
+
+/// Longest sleep: how late an orphan notices that its manager is gone.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// Longest sleep of an NF whose tx ring is full.
+const SUSPENDED: Duration = Duration::from_millis(1);
+/// Nanoseconds between glances, and between service-time samples.
+const GLANCE_NS: u64 = 1_000_000;
+/// Nanoseconds between looks at the manager's socket.
+const SOCKET_NS: u64 = 1_000_000_000;
+/// Samples that say more about cold caches than about the handler.
+const COLD_SAMPLES: u32 = 10;
+
+/// An attached NF.
+pub(crate) struct Engine {
+    arena: Arena,
+    rx: Vec<Consumer>,
+    tx: Producer,
+    page: Page,
+    /// Leaked: a signal handler may ring the bell in it at any time.
+    core: &'static CorePage,
+    slot: u32,
+    enough: u32,
+    linger_ns: u64,
+    poll: bool,
+    socket: OwnedFd,
+    clock: Clock,
+    /// Ring that the next burst starts with.
+    turn: usize,
+    taken: u32,
+    glance_at: u64,
+    socket_at: u64,
+    samples: u32,
+}
+
+/// Moves the process to its core. It stays where it is if it may not, or the core is not there for it: slower, never wrong.
+fn pin(core: Option<u32>) {
+    let Some(core) = core.map(|c| c as usize).filter(|c| *c < CpuSet::MAX_CPU) else { return };
+    let mut cpus = CpuSet::new();
+    cpus.set(core);
+    let _ = sched_setaffinity(None, &cpus);
+}
+
+impl Engine {
+    /// Connects to the manager, maps what it passes and moves to the core that it names.
+    pub(crate) fn attach(options: &Options) -> Result<(Self, Context), AttachError> {
+        let path = options.socket.as_deref().ok_or(AttachError::NoSocket)?;
+        let name = options.name.clone().ok_or(AttachError::NoName)?;
+        let fail = |source| AttachError::Connect { path: path.to_owned(), source };
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(fail)?;
+        connect(&socket, &SocketAddrUnix::new(path).map_err(fail)?).map_err(fail)?;
+        let (welcome, [arena, region, core]) = handshake::attach(&socket, &Hello { name })?;
+
+        use std::os::fd::AsFd;
+        let arena = Arena::map(arena.as_fd(), welcome.geometry)?;
+        let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;
+        let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
+        let context = Context::of(&welcome);
+        pin(context.core);
+        if options.signals {
+            signals::install(core.bell(welcome.slot));
+        }
+        let taken = rx.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.cursor()));
+        let clock = Clock::with_scale(welcome.clock_scale);
+        let now = clock.now_ns();
+        let engine = Self {
+            arena,
+            rx,
+            tx,
+            page,
+            core,
+            slot: welcome.slot,
+            enough: welcome.enough,
+            linger_ns: u64::from(welcome.linger_ns),
+            poll: welcome.poll,
+            socket,
+            clock,
+            turn: 0,
+            taken,
+            glance_at: now + GLANCE_NS,
+            socket_at: now + SOCKET_NS,
+            samples: 0,
+        };
+        Ok((engine, context))
+    }
+
+    /// Tells the manager that packets can come.
+    pub(crate) fn ready(&mut self) {
+        // Relaxed: a hint for neighbours; sleep() sets both right.
+        self.core.asleep(self.slot).store(0, Ordering::Relaxed);
+        self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
+        // Release: whatever the handler set up is done before the manager sees it.
+        self.page.counter(Counter::Ready).store(1, Ordering::Release);
+    }
+
+    pub(crate) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Now, in nanoseconds of CLOCK_MONOTONIC.
+    #[inline(always)]
+    pub(crate) fn now_ns(&self) -> u64 {
+        self.clock.now_ns()
+    }
+
+    /// Takes up to `out.len()` descriptors from the rx rings, beginning with another ring each time, and says how many.
+    #[inline]
+    pub(crate) fn receive(&mut self, out: &mut [Descriptor]) -> Result<usize, NfError> {
+        let rings = self.rx.len();
+        let mut n = 0;
+        for i in 0..rings {
+            let index = self.turn + i;
+            let ring = &mut self.rx[if index >= rings { index - rings } else { index }];
+            n += ring.dequeue(&mut out[n..]).map_err(broken)?;
+            if n == out.len() {
+                break;
+            }
+        }
+        self.turn = if self.turn + 1 >= rings { 0 } else { self.turn + 1 };
+        if n > 0 {
+            self.taken = self.taken.wrapping_add(n as u32);
+            // Relaxed: a hint for those who share the core.
+            self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
+        }
+        Ok(n)
+    }
+
+    /// Returns frames to the manager, and counts. Waits if the tx ring is full, which an honest NF does not see: the manager lets no
+    /// more packets into an NF than its ring holds.
+    #[inline]
+    pub(crate) fn send(&mut self, descriptors: &[Descriptor]) -> Result<(), NfError> {
+        let drops = descriptors.iter().filter(|d| d.verdict == RawVerdict::Drop as u8).count();
+        let sent = self.tx.enqueue(descriptors).map_err(broken)?;
+        if sent < descriptors.len() {
+            self.suspend(&descriptors[sent..])?;
+        }
+        self.page.add(Counter::Packets, descriptors.len() as u64);
+        self.page.add(Counter::Bursts, 1);
+        if drops > 0 {
+            self.page.add(Counter::Drops, drops as u64);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn suspend(&mut self, mut rest: &[Descriptor]) -> Result<(), NfError> {
+        loop {
+            rest = &rest[self.tx.enqueue(rest).map_err(broken)?..];
+            if rest.is_empty() {
+                return Ok(());
+            }
+            self.look_at_socket()?;
+            if self.poll {
+                std::hint::spin_loop();
+                continue;
+            }
+            let Self { core, tx, page, slot, enough, .. } = self;
+            page.add(Counter::Sleeps, 1);
+            // A wild cursor counts as room: the next enqueue reports it.
+            if core.sleep(*slot, *enough, Some(SUSPENDED), || tx.room() != Ok(0)) {
+                page.add(Counter::HandOvers, 1);
+            }
+        }
+    }
+
+    /// Whether the manager wants the core back after this burst.
+    #[inline(always)]
+    pub(crate) fn must_yield(&self) -> bool {
+        // Relaxed: only the word matters.
+        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0
+    }
+
+    /// Whether the manager asked this NF to leave once its rx rings are empty.
+    #[inline(always)]
+    pub(crate) fn must_stop(&self) -> bool {
+        // Acquire: packets posted before the word are seen by the look at the rings after it.
+        self.page.control(Control::Stop).load(Ordering::Acquire) != 0
+    }
+
+    /// Packets wait, or a stop. A wild cursor counts as packets: receive() reports it.
+    #[inline]
+    fn has_work(rx: &mut [Consumer], page: &Page) -> bool {
+        rx.iter_mut().any(|ring| ring.available() != Ok(0))
+            || signals::stopped()
+            || page.control(Control::Stop).load(Ordering::Relaxed) != 0
+    }
+
+    /// Called when there was nothing to receive: lingers, then sleeps until there is, until `deadline_ns`, or until a stop. A polling
+    /// NF only pauses for a moment.
+    #[cold]
+    pub(crate) fn wait(&mut self, deadline_ns: Option<u64>) -> Result<(), NfError> {
+        if self.poll {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        if self.linger_ns > 0 {
+            let until = self.now_ns() + self.linger_ns;
+            loop {
+                if Self::has_work(&mut self.rx, &self.page) {
+                    return Ok(());
+                }
+                if self.core.choose(Some(self.slot), self.enough).is_some() || self.now_ns() >= until {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        self.sleep(deadline_ns, false)
+    }
+
+    /// Gives the core away after a burst because the manager said so, packets or not.
+    #[cold]
+    pub(crate) fn rest(&mut self, deadline_ns: Option<u64>) -> Result<(), NfError> {
+        self.sleep(deadline_ns, true)
+    }
+
+    fn sleep(&mut self, deadline_ns: Option<u64>, with_work: bool) -> Result<(), NfError> {
+        let timeout = match deadline_ns {
+            Some(deadline) => Duration::from_nanos(deadline.saturating_sub(self.now_ns())).min(LONGEST_SLEEP),
+            None => LONGEST_SLEEP,
+        };
+        let mut slept = true;
+        let Self { core, rx, page, slot, enough, .. } = self;
+        let handed_over = core.sleep(*slot, *enough, Some(timeout), || {
+            if with_work {
+                if rx.iter_mut().any(|ring| ring.available() != Ok(0)) {
+                    // sleep() took the mark off; those who share the core must know that packets wait here.
+                    core.set_pending(*slot);
+                }
+                slept = !(signals::stopped() || page.control(Control::Stop).load(Ordering::Relaxed) != 0);
+            } else {
+                slept = !Self::has_work(rx, page);
+            }
+            !slept
+        });
+        if slept {
+            self.page.add(Counter::Sleeps, 1);
+        }
+        if handed_over {
+            self.page.add(Counter::HandOvers, 1);
+        }
+        if self.now_ns() >= self.socket_at {
+            self.look_at_socket()?;
+        }
+        Ok(())
+    }
+
+    /// Whether a glance is due at `now`; then also a service-time sample.
+    #[inline(always)]
+    pub(crate) fn is_glance_due(&self, now: u64) -> bool {
+        now >= self.glance_at
+    }
+
+    /// The look at everything that need not be looked at every burst.
+    #[cold]
+    pub(crate) fn glance(&mut self, now: u64) -> Result<(), NfError> {
+        self.glance_at = now + GLANCE_NS;
+        if now >= self.socket_at { self.look_at_socket() } else { Ok(()) }
+    }
+
+    /// Notes that a burst of `packets` took `ns`.
+    #[cold]
+    pub(crate) fn sample(&mut self, packets: usize, ns: u64) {
+        if self.samples < COLD_SAMPLES {
+            self.samples += 1;
+            return;
+        }
+        self.page.service_time().record(ns);
+        self.page.add(Counter::BusyNs, ns);
+        self.page.add(Counter::Sampled, packets as u64);
+    }
+
+    /// Counts an error or a panic of the handler.
+    #[cold]
+    pub(crate) fn count_error(&mut self) {
+        self.page.add(Counter::Errors, 1);
+    }
+
+    /// Whether the manager is still there; once a second also the time to take off the clock's drift.
+    fn look_at_socket(&mut self) -> Result<(), NfError> {
+        self.clock.resync();
+        self.socket_at = self.now_ns() + SOCKET_NS;
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
+        // An interrupted call is no answer; the next look will do.
+        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        if fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR | PollFlags::NVAL) {
+            return Err(NfError::ManagerGone);
+        }
+        Ok(())
+    }
+}
+
+#[cold]
+fn broken(_: WildCursor) -> NfError {
+    NfError::Broken("a ring cursor is where it cannot be")
+}

@@ -1,0 +1,150 @@
+//! Runs a handler without a manager, on private memory, for the unit tests of an NF.
+//!
+//! ```
+//! use sluice_nf::{Burst, Handler, Verdict, harness::Harness};
+//!
+//! struct NoShort;
+//! impl Handler for NoShort {
+//!     fn burst(&mut self, burst: &mut Burst<'_>) {
+//!         for mut packet in burst.iter_mut() {
+//!             if packet.len() < 60 {
+//!                 packet.drop();
+//!             }
+//!         }
+//!     }
+//! }
+//!
+//! let mut nf = Harness::new(NoShort);
+//! assert_eq!(nf.send(&[0; 64]).verdict, Verdict::Next);
+//! assert_eq!(nf.send(&[0; 20]).verdict, Verdict::Drop);
+//! ```
+//! The clock is the test's: it stands at 0 until [`Harness::set_now`] or [`Harness::tick`] moves it.
+
+use sluice_shm::BURST;
+use sluice_shm::arena::{Arena, Geometry, HEADROOM};
+use sluice_shm::descriptor::{Descriptor, flags};
+use sluice_shm::memory::SharedMemory;
+
+use crate::header;
+use crate::packet::{Burst, PortId, Verdict};
+use crate::run::Handler;
+
+/// What became of a packet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// The handler's verdict.
+    pub verdict: Verdict,
+    /// The packet as the handler left it.
+    pub bytes: Vec<u8>,
+}
+
+/// A handler and the memory that it works on.
+pub struct Harness<H> {
+    handler: H,
+    arena: Arena,
+    _memory: SharedMemory,
+    now_ns: u64,
+    ingress: u16,
+    chain: u16,
+}
+
+impl<H: Handler> Harness<H> {
+    /// A harness with frames of the usual size: packets of up to 2,112 bytes behind 128 bytes of headroom.
+    pub fn new(handler: H) -> Self {
+        Self::with_packet_bytes(handler, 2112)
+    }
+
+    /// A harness with frames that hold packets of `bytes`.
+    ///
+    /// # Panics
+    /// If the kernel gives no memory, or no frame can be so large (65,344 bytes and more).
+    pub fn with_packet_bytes(handler: H, bytes: usize) -> Self {
+        let geometry = Geometry { frames: BURST as u32, stride: Geometry::stride_for(bytes) as u32 };
+        let (memory, arena) = Arena::create(geometry, false).expect("a test needs memory");
+        Self { handler, arena, _memory: memory, now_ns: 0, ingress: 0, chain: 0 }
+    }
+
+    /// The handler.
+    pub fn handler(&mut self) -> &mut H {
+        &mut self.handler
+    }
+
+    /// Sets what [`Burst::now_ns`] says.
+    pub fn set_now(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+    }
+
+    /// Sets the port where the next packets enter.
+    pub fn set_ingress(&mut self, port: PortId) {
+        self.ingress = port.0;
+    }
+
+    /// Sets the chain of the next packets.
+    pub fn set_chain(&mut self, chain: u16) {
+        self.chain = chain;
+    }
+
+    /// Gives the handler one packet.
+    ///
+    /// # Panics
+    /// If the packet is empty or does not fit a frame.
+    pub fn send(&mut self, packet: &[u8]) -> Outcome {
+        self.chunk(&[packet]).remove(0)
+    }
+
+    /// Gives the handler packets, in bursts of up to 32.
+    ///
+    /// # Panics
+    /// As [`Harness::send`].
+    pub fn burst<P: AsRef<[u8]>>(&mut self, packets: &[P]) -> Vec<Outcome> {
+        let packets: Vec<&[u8]> = packets.iter().map(AsRef::as_ref).collect();
+        packets.chunks(BURST).flat_map(|chunk| self.chunk(chunk)).collect()
+    }
+
+    /// Moves the clock to `now_ns` and calls the handler's tick.
+    pub fn tick(&mut self, now_ns: u64) {
+        self.now_ns = now_ns;
+        self.handler.tick(now_ns);
+    }
+
+    /// Calls the handler's state cleaner.
+    pub fn clean(&mut self) {
+        self.handler.clean();
+    }
+
+    fn chunk(&mut self, packets: &[&[u8]]) -> Vec<Outcome> {
+        let mut descriptors: Vec<Descriptor> = packets.iter().zip(0..).map(|(bytes, frame)| self.place(frame, bytes)).collect();
+        let mut ingress = [0; BURST];
+        // SAFETY: the arena is this harness's own, the frames are numbered apart, and the last burst's slices ended with it.
+        let burst = unsafe { Burst::admit(&self.arena, &mut descriptors, &mut ingress, self.now_ns) };
+        self.handler.burst(&mut burst.expect("place() put every packet in its frame"));
+        descriptors
+            .iter()
+            .map(|d| {
+                let mut bytes = vec![0; d.len as usize];
+                assert!(self.arena.read(d.frame, d.offset, &mut bytes), "a packet never leaves its frame");
+                Outcome { verdict: Verdict::of(d), bytes }
+            })
+            .collect()
+    }
+
+    fn place(&self, frame: u32, bytes: &[u8]) -> Descriptor {
+        assert!(!bytes.is_empty(), "a packet has at least one byte");
+        assert!(self.arena.write(frame, HEADROOM as u16, bytes), "the packet fits a frame; see with_packet_bytes");
+        let ip = header::parse(bytes).and_then(|h| h.ip);
+        let flags = match ip {
+            None => flags::NON_IP,
+            Some(ip) if ip.fragment.is_some() => flags::FRAGMENT,
+            Some(_) => 0,
+        };
+        Descriptor {
+            frame,
+            offset: HEADROOM as u16,
+            len: bytes.len() as u16,
+            chain: self.chain,
+            flags,
+            arg: self.ingress,
+            ..Default::default()
+        }
+    }
+}

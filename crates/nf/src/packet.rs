@@ -1,0 +1,401 @@
+//! What a handler sees: a burst of packets, and a packet in its frame.
+//!
+//! # Why handing out slices is sound
+//! A frame lies in memory that other processes have mapped. The manager gives a frame to one NF at a time, and gives nothing else of
+//! it away until the NF returned it, so the slice of a packet is exclusive as far as honest processes go. The library checks once,
+//! when it takes a burst in, that every descriptor lies inside its frame, and trusts the manager for the rest: an NF can do nothing
+//! against a manager that lies. A hostile NF of the same host could write to a frame that is not its own, because the arena is mapped
+//! whole; the bytes of a packet are plain data (any value is valid), nothing in this library decides about memory safety by them, and
+//! a handler must not either: read a length once, check it, use the copy. Nothing of the library's own state is in that memory.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use sluice_shm::arena::Arena;
+use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict, flags};
+
+/// Number of a port, from [`crate::Context::port`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PortId(pub u16);
+
+/// Number of a service, from [`crate::Context::service`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ServiceId(pub u16);
+
+/// What an NF wants done with a packet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Verdict {
+    /// On to the next hop of its chain. Every packet starts with this.
+    #[default]
+    Next,
+    /// Drop it.
+    Drop,
+    /// Out of a port.
+    ToPort(PortId),
+    /// To a service; the packet leaves its chain.
+    ToService(ServiceId),
+}
+
+impl Verdict {
+    /// What a descriptor on its way back says. A number that is no verdict reads as `Next`; the library writes none.
+    pub(crate) fn of(descriptor: &Descriptor) -> Self {
+        match RawVerdict::from_raw(descriptor.verdict) {
+            None | Some(RawVerdict::Next) => Self::Next,
+            Some(RawVerdict::Drop) => Self::Drop,
+            Some(RawVerdict::ToPort) => Self::ToPort(PortId(descriptor.arg)),
+            Some(RawVerdict::ToService) => Self::ToService(ServiceId(descriptor.arg)),
+        }
+    }
+}
+
+/// The frame has no room for what was asked, or the packet is too short for it (at least one byte must stay).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the frame has no room for that, or the packet is too short for it")]
+pub struct NoRoom;
+
+/// A packet in its frame, as long as the burst that it came in.
+///
+/// It begins with its Ethernet header. Room before it (headroom, 128 bytes in a fresh frame) and behind it can be taken and given
+/// back with [`push`](Self::push), [`pull`](Self::pull), [`append`](Self::append) and [`trim`](Self::trim).
+pub struct Packet<'a> {
+    descriptor: &'a mut Descriptor,
+    /// First byte of the frame.
+    frame: *mut u8,
+    stride: u32,
+    ingress: u16,
+    bytes: PhantomData<&'a mut [u8]>,
+}
+
+#[allow(clippy::should_implement_trait)] // next and drop are this field's words, and neither is the trait's method
+impl<'a> Packet<'a> {
+    /// # Safety
+    /// The descriptor lies in a frame of `stride` bytes that starts at `frame`, and nobody else has a reference into that frame for
+    /// `'a`, within this process.
+    #[inline(always)]
+    pub(crate) unsafe fn new(descriptor: &'a mut Descriptor, frame: *mut u8, stride: u32, ingress: u16) -> Self {
+        Self { descriptor, frame, stride, ingress, bytes: PhantomData }
+    }
+
+    #[inline(always)]
+    fn at(&self) -> *mut u8 {
+        // SAFETY: new() was promised that offset lies in the frame, and every change of it below keeps that.
+        unsafe { self.frame.add(self.descriptor.offset as usize) }
+    }
+
+    /// The packet's bytes.
+    #[inline(always)]
+    pub fn data(&self) -> &[u8] {
+        // SAFETY: offset and len lie in the frame (promised to new(), kept since); exclusive by the module's argument.
+        unsafe { std::slice::from_raw_parts(self.at(), self.descriptor.len as usize) }
+    }
+
+    /// The packet's bytes, to be changed in place.
+    #[inline(always)]
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as data(); &mut self makes it the only slice.
+        unsafe { std::slice::from_raw_parts_mut(self.at(), self.descriptor.len as usize) }
+    }
+
+    /// Length in bytes, never 0.
+    #[inline(always)]
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.descriptor.len as usize
+    }
+
+    /// Bytes that [`push`](Self::push) can still take.
+    #[inline(always)]
+    pub fn headroom(&self) -> usize {
+        self.descriptor.offset as usize
+    }
+
+    /// Bytes that [`append`](Self::append) can still take.
+    #[inline(always)]
+    pub fn tailroom(&self) -> usize {
+        self.stride as usize - self.descriptor.offset as usize - self.descriptor.len as usize
+    }
+
+    /// Makes the packet `n` bytes longer at the front and returns those bytes. They hold whatever lay there before.
+    ///
+    /// # Errors
+    /// [`NoRoom`] if there are fewer than `n` bytes of headroom; nothing changed.
+    #[inline]
+    pub fn push(&mut self, n: usize) -> Result<&mut [u8], NoRoom> {
+        if n > self.headroom() {
+            return Err(NoRoom);
+        }
+        self.descriptor.offset -= n as u16;
+        self.descriptor.len += n as u16;
+        Ok(&mut self.data_mut()[..n])
+    }
+
+    /// Takes `n` bytes off the front.
+    ///
+    /// # Errors
+    /// [`NoRoom`] if no byte would stay; nothing changed.
+    #[inline]
+    pub fn pull(&mut self, n: usize) -> Result<(), NoRoom> {
+        if n >= self.len() {
+            return Err(NoRoom);
+        }
+        self.descriptor.offset += n as u16;
+        self.descriptor.len -= n as u16;
+        Ok(())
+    }
+
+    /// Makes the packet `n` bytes longer at the end and returns those bytes. They hold whatever lay there before.
+    ///
+    /// # Errors
+    /// [`NoRoom`] if the frame has fewer than `n` bytes behind the packet; nothing changed.
+    #[inline]
+    pub fn append(&mut self, n: usize) -> Result<&mut [u8], NoRoom> {
+        if n > self.tailroom() {
+            return Err(NoRoom);
+        }
+        let old = self.len();
+        self.descriptor.len += n as u16;
+        Ok(&mut self.data_mut()[old..])
+    }
+
+    /// Takes `n` bytes off the end.
+    ///
+    /// # Errors
+    /// [`NoRoom`] if no byte would stay; nothing changed.
+    #[inline]
+    pub fn trim(&mut self, n: usize) -> Result<(), NoRoom> {
+        if n >= self.len() {
+            return Err(NoRoom);
+        }
+        self.descriptor.len -= n as u16;
+        Ok(())
+    }
+
+    /// Verdict: on to the next hop of its chain. The default.
+    #[inline(always)]
+    pub fn next(&mut self) {
+        self.descriptor.verdict = RawVerdict::Next as u8;
+    }
+
+    /// Verdict: drop it.
+    #[inline(always)]
+    pub fn drop(&mut self) {
+        self.descriptor.verdict = RawVerdict::Drop as u8;
+    }
+
+    /// Verdict: out of `port`.
+    #[inline(always)]
+    pub fn to_port(&mut self, port: PortId) {
+        self.descriptor.verdict = RawVerdict::ToPort as u8;
+        self.descriptor.arg = port.0;
+    }
+
+    /// Verdict: to `service`. The packet leaves its chain; a later verdict `Next` takes it to the chain's egress port.
+    #[inline(always)]
+    pub fn to_service(&mut self, service: ServiceId) {
+        self.descriptor.verdict = RawVerdict::ToService as u8;
+        self.descriptor.arg = service.0;
+    }
+
+    /// Gives any verdict.
+    #[inline]
+    pub fn set_verdict(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Next => self.next(),
+            Verdict::Drop => self.drop(),
+            Verdict::ToPort(port) => self.to_port(port),
+            Verdict::ToService(service) => self.to_service(service),
+        }
+    }
+
+    /// The verdict as it stands.
+    #[inline]
+    pub fn verdict(&self) -> Verdict {
+        Verdict::of(self.descriptor)
+    }
+
+    /// Number of the packet's chain; its name is in [`crate::Context::chain_name`].
+    #[inline(always)]
+    pub fn chain(&self) -> u16 {
+        self.descriptor.chain
+    }
+
+    /// Number of the port where the packet entered.
+    #[inline(always)]
+    pub fn ingress(&self) -> u16 {
+        self.ingress
+    }
+
+    /// Whether it is an IP fragment (the first one counts too).
+    #[inline(always)]
+    pub fn is_fragment(&self) -> bool {
+        self.descriptor.flags & flags::FRAGMENT != 0
+    }
+
+    /// Whether it is IPv4 or IPv6.
+    #[inline(always)]
+    pub fn is_ip(&self) -> bool {
+        self.descriptor.flags & flags::NON_IP == 0
+    }
+}
+
+impl fmt::Debug for Packet<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packet")
+            .field("len", &self.len())
+            .field("chain", &self.chain())
+            .field("ingress", &self.ingress())
+            .field("verdict", &self.verdict())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Up to 32 packets that are handled together. Every packet's verdict starts as `Next`.
+///
+/// ```
+/// # use sluice_nf::{Burst, Handler};
+/// struct OnlyIp;
+/// impl Handler for OnlyIp {
+///     fn burst(&mut self, burst: &mut Burst<'_>) {
+///         for mut packet in burst.iter_mut() {
+///             if !packet.is_ip() {
+///                 packet.drop();
+///             }
+///         }
+///     }
+/// }
+/// ```
+pub struct Burst<'a> {
+    descriptors: &'a mut [Descriptor],
+    ingress: &'a [u16],
+    arena: &'a Arena,
+    now_ns: u64,
+}
+
+impl<'a> Burst<'a> {
+    /// Takes a burst in: checks that every packet lies in its frame, keeps the ingress ports and sets every verdict to `Next`. None
+    /// if a descriptor is out of its frame: then the manager is broken.
+    ///
+    /// # Safety
+    /// The frames that the descriptors name are this NF's alone, each named once, and no reference into them lives on.
+    #[inline]
+    pub(crate) unsafe fn admit(
+        arena: &'a Arena,
+        descriptors: &'a mut [Descriptor],
+        ingress: &'a mut [u16; sluice_shm::BURST],
+        now_ns: u64,
+    ) -> Option<Self> {
+        let geometry = arena.geometry();
+        let mut valid = descriptors.len() <= ingress.len();
+        for (descriptor, port) in descriptors.iter_mut().zip(ingress.iter_mut()) {
+            valid &= geometry.contains(descriptor.frame, descriptor.offset, descriptor.len);
+            descriptor.verdict = RawVerdict::Next as u8;
+            *port = descriptor.arg;
+        }
+        valid.then_some(Self { descriptors, ingress, arena, now_ns })
+    }
+
+    /// Number of packets.
+    #[inline(always)]
+    pub fn len(&self) -> usize {
+        self.descriptors.len()
+    }
+
+    /// Whether there are no packets. The library calls no handler with none.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.descriptors.is_empty()
+    }
+
+    /// When the burst was taken, in nanoseconds of CLOCK_MONOTONIC.
+    #[inline(always)]
+    pub fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Fetches the first cache line of every packet. Worth its price for a handler that reads headers of packets that another core
+    /// wrote and does much between one packet and the next; a handler that does not look into packets must not.
+    #[inline]
+    pub fn prefetch(&self) {
+        for descriptor in self.descriptors.iter() {
+            self.arena.prefetch(descriptor.frame, descriptor.offset);
+        }
+    }
+
+    /// Packet number `index`, from 0.
+    #[inline(always)]
+    pub fn get(&mut self, index: usize) -> Option<Packet<'_>> {
+        let descriptor = self.descriptors.get_mut(index)?;
+        Some(packet(self.arena, descriptor, self.ingress[index]))
+    }
+
+    /// The packets, in order.
+    #[inline(always)]
+    pub fn iter_mut(&mut self) -> IterMut<'_> {
+        IterMut { descriptors: self.descriptors.iter_mut(), ingress: self.ingress.iter(), arena: self.arena }
+    }
+
+    /// The descriptors as they stand, for the library's other faces.
+    pub(crate) fn descriptors(&mut self) -> &mut [Descriptor] {
+        self.descriptors
+    }
+
+    pub(crate) fn ingress(&self, index: usize) -> u16 {
+        self.ingress[index]
+    }
+
+    pub(crate) fn arena(&self) -> &'a Arena {
+        self.arena
+    }
+}
+
+/// The packet of a descriptor that a burst admitted.
+#[inline(always)]
+fn packet<'a>(arena: &'a Arena, descriptor: &'a mut Descriptor, ingress: u16) -> Packet<'a> {
+    let (start, _) = arena.raw();
+    let stride = arena.geometry().stride;
+    // SAFETY: admit() checked that the frame's number is below the arena's number of frames.
+    let frame = unsafe { start.add(descriptor.frame as usize * stride as usize) };
+    // SAFETY: admit() checked offset and len, and was promised that the frame is this burst's alone; the borrow of the descriptor
+    // keeps a second Packet of it away.
+    unsafe { Packet::new(descriptor, frame, stride, ingress) }
+}
+
+impl fmt::Debug for Burst<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Burst").field("len", &self.len()).field("now_ns", &self.now_ns).finish_non_exhaustive()
+    }
+}
+
+impl<'b> IntoIterator for &'b mut Burst<'_> {
+    type Item = Packet<'b>;
+    type IntoIter = IterMut<'b>;
+
+    fn into_iter(self) -> IterMut<'b> {
+        self.iter_mut()
+    }
+}
+
+/// The packets of a burst, in order.
+pub struct IterMut<'a> {
+    descriptors: std::slice::IterMut<'a, Descriptor>,
+    ingress: std::slice::Iter<'a, u16>,
+    arena: &'a Arena,
+}
+
+impl<'a> Iterator for IterMut<'a> {
+    type Item = Packet<'a>;
+
+    #[inline(always)]
+    fn next(&mut self) -> Option<Packet<'a>> {
+        let descriptor = self.descriptors.next()?;
+        let ingress = *self.ingress.next()?;
+        Some(packet(self.arena, descriptor, ingress))
+    }
+
+    #[inline(always)]
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        self.descriptors.size_hint()
+    }
+}
+
+impl ExactSizeIterator for IterMut<'_> {}

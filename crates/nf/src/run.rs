@@ -1,0 +1,247 @@
+//! Callback style: the library owns the loop, the NF is a [`Handler`].
+//!
+//! # Life of an NF
+//! attach → make the handler → ready → bursts and ticks → stop → [`Handler::clean`] → exit code 0.
+//!
+//! It leaves when the manager says so (after its rx rings are empty), on SIGTERM or SIGINT (after the burst in hand), when the
+//! manager is gone, and when the handler panics: then every packet of the burst goes back as dropped, the error is counted, and the
+//! exit code is 1. Packets that still wait in its rx rings belong to the manager again as soon as the process has left.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use sluice_shm::BURST;
+use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict};
+
+use crate::context::Context;
+use crate::engine::Engine;
+use crate::error::NfError;
+use crate::options::Options;
+use crate::packet::{Burst, Packet};
+use crate::signals;
+
+/// A network function, callback style.
+pub trait Handler {
+    /// Handles up to 32 packets. Every packet's verdict starts as `Next`. On this path a handler should not lock, allocate, log or
+    /// make system calls.
+    fn burst(&mut self, burst: &mut Burst<'_>);
+
+    /// Called every [`tick_every`](Self::tick_every) while the NF lives, packets or not; under load to within a millisecond. `now_ns`
+    /// is CLOCK_MONOTONIC.
+    fn tick(&mut self, _now_ns: u64) {}
+
+    /// How often to call [`tick`](Self::tick); the NF wakes for it. Asked once.
+    fn tick_every(&self) -> Option<Duration> {
+        None
+    }
+
+    /// The state cleaner: forgets everything learnt from packets. Called on a clean stop.
+    fn clean(&mut self) {}
+}
+
+/// A handler that may also fail: what [`Handler`] and the C interface have in common.
+pub(crate) trait Step {
+    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<(), i32>;
+    fn tick(&mut self, now_ns: u64);
+    fn tick_every(&self) -> Option<Duration>;
+    fn clean(&mut self);
+}
+
+struct Plain<H>(H);
+
+impl<H: Handler> Step for Plain<H> {
+    #[inline(always)]
+    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<(), i32> {
+        self.0.burst(burst);
+        Ok(())
+    }
+    fn tick(&mut self, now_ns: u64) {
+        self.0.tick(now_ns);
+    }
+    fn tick_every(&self) -> Option<Duration> {
+        self.0.tick_every()
+    }
+    fn clean(&mut self) {
+        self.0.clean();
+    }
+}
+
+/// When the next tick is due.
+struct Ticker {
+    every_ns: Option<u64>,
+    next_ns: u64,
+}
+
+impl Ticker {
+    fn new(every: Option<Duration>, now: u64) -> Self {
+        let every_ns = every.map(|e| u64::try_from(e.as_nanos()).unwrap_or(u64::MAX).max(1));
+        Self { every_ns, next_ns: every_ns.map_or(u64::MAX, |e| now.saturating_add(e)) }
+    }
+
+    fn deadline(&self) -> Option<u64> {
+        self.every_ns.map(|_| self.next_ns)
+    }
+
+    /// Whether a tick is due at `now`; then the next one is a period later. Ticks that were missed are not made up for.
+    fn is_due(&mut self, now: u64) -> bool {
+        let Some(every) = self.every_ns else { return false };
+        if now < self.next_ns {
+            return false;
+        }
+        self.next_ns = if self.next_ns.saturating_add(every) > now { self.next_ns.saturating_add(every) } else { now + every };
+        true
+    }
+}
+
+/// What a panic said.
+fn words_of(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, NfError> {
+    // AssertUnwindSafe: after a panic the handler is never called again.
+    catch_unwind(AssertUnwindSafe(f)).map_err(|panic| NfError::Panicked(words_of(&*panic)))
+}
+
+/// The loop. Ok is a clean stop.
+fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
+    let mut buffer = [Descriptor::default(); BURST];
+    let mut ingress = [0; BURST];
+    let mut ticker = Ticker::new(step.tick_every(), engine.now_ns());
+    engine.ready();
+    loop {
+        // Looked at before the rings: what was posted before the word was set is still handled.
+        let stop = engine.must_stop();
+        let n = engine.receive(&mut buffer)?;
+        if n == 0 {
+            if stop || signals::stopped() {
+                return Ok(());
+            }
+            engine.wait(ticker.deadline())?;
+            let now = engine.now_ns();
+            if engine.is_glance_due(now) {
+                engine.glance(now)?;
+            }
+            if ticker.is_due(now) {
+                guarded(|| step.tick(now)).inspect_err(|_| engine.count_error())?;
+            }
+            continue;
+        }
+        let now = engine.now_ns();
+        let descriptors = &mut buffer[..n];
+        // SAFETY: the manager gave these frames to this NF alone, and what earlier bursts named of them went back with send().
+        let admitted = unsafe { Burst::admit(engine.arena(), descriptors, &mut ingress, now) };
+        let Some(mut burst) = admitted else { return Err(NfError::Broken("a descriptor is out of its frame")) };
+        let outcome = guarded(|| step.burst(&mut burst)).and_then(|code| code.map_err(NfError::Failed));
+        if let Err(error) = outcome {
+            engine.count_error();
+            descriptors.iter_mut().for_each(|d| d.verdict = RawVerdict::Drop as u8);
+            engine.send(descriptors)?;
+            return Err(error);
+        }
+        if engine.is_glance_due(now) {
+            let after = engine.now_ns();
+            engine.sample(n, after.saturating_sub(now));
+            engine.send(descriptors)?;
+            engine.glance(after)?;
+            if ticker.is_due(after) {
+                guarded(|| step.tick(after)).inspect_err(|_| engine.count_error())?;
+            }
+        } else {
+            engine.send(descriptors)?;
+        }
+        if signals::stopped() {
+            return Ok(());
+        }
+        if engine.must_yield() {
+            engine.rest(ticker.deadline())?;
+        }
+    }
+}
+
+/// Attaches, makes the handler, and runs it until it stops.
+pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -> Result<S, NfError>) -> Result<(), NfError> {
+    let (mut engine, context) = Engine::attach(options)?;
+    let mut step = guarded(|| make(&context)).flatten()?;
+    work(&mut engine, &mut step)?;
+    guarded(|| step.clean())
+}
+
+/// Runs a handler made by `make` until the NF is stopped. As [`run`], with the error for the caller to show.
+///
+/// # Errors
+/// [`NfError`]: it could not attach, its handler could not be made or panicked, or the manager is gone.
+pub fn run_with<H: Handler>(
+    options: &Options,
+    make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
+) -> Result<(), NfError> {
+    run_step(options, |context| make(context).map(Plain).map_err(NfError::Handler))
+}
+
+/// An NF's `main`: attaches to the manager, makes the handler, runs it, and stops cleanly on SIGTERM, SIGINT and the manager's word.
+/// The manager is found as [`Options::from_env`] says. An error is printed to stderr, once, with what to do, and makes the exit code
+/// 1.
+pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>) -> ExitCode {
+    let options = Options::from_env();
+    match run_with(&options, make) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{}: {error}", options.name.as_deref().unwrap_or("nf"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Each<F>(F);
+
+impl<F: FnMut(&mut Packet<'_>)> Handler for Each<F> {
+    #[inline(always)]
+    fn burst(&mut self, burst: &mut Burst<'_>) {
+        for mut packet in burst.iter_mut() {
+            (self.0)(&mut packet);
+        }
+    }
+}
+
+/// As [`run`], for an NF that is one function of a packet.
+///
+/// ```no_run
+/// fn main() -> std::process::ExitCode {
+///     sluice_nf::run_each(|packet| {
+///         if packet.len() < 60 {
+///             packet.drop();
+///         }
+///     })
+/// }
+/// ```
+pub fn run_each(f: impl FnMut(&mut Packet<'_>)) -> ExitCode {
+    run(|_| Ok(Each(f)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ticks_come_once_a_period_and_are_not_made_up_for() {
+        let mut ticker = Ticker::new(Some(Duration::from_nanos(100)), 1000);
+        assert_eq!(ticker.deadline(), Some(1100));
+        assert!(!ticker.is_due(1099));
+        assert!(ticker.is_due(1130));
+        assert_eq!(ticker.deadline(), Some(1200), "the beat is kept");
+        assert!(ticker.is_due(1750));
+        assert_eq!(ticker.deadline(), Some(1850), "five are left out");
+        let mut none = Ticker::new(None, 0);
+        assert_eq!(none.deadline(), None);
+        assert!(!none.is_due(u64::MAX));
+    }
+
+    #[test]
+    fn a_panic_keeps_its_words() {
+        let error = guarded(|| panic!("table {} is full", 3)).unwrap_err();
+        assert!(error.to_string().ends_with("table 3 is full"), "{error}");
+    }
+}
