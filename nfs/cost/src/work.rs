@@ -57,7 +57,7 @@ impl Work {
     }
 
     /// As if `steps` steps took `cycles` cycles.
-    fn with_rate(cycles: u64, steps: u64) -> Self {
+    pub fn with_rate(cycles: u64, steps: u64) -> Self {
         let steps_per_cycle = ((u128::from(steps) << SHIFT) / u128::from(cycles)) as u64;
         Self { carry: 1, steps_per_cycle, multiplier: black_box(MULTIPLIER) }
     }

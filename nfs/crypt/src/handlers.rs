@@ -184,8 +184,10 @@ mod tests {
     fn a_packet_that_is_encrypted_already_is_encrypted_again() {
         let (mut there, mut back) = (encrypt(KEYS), decrypt(false));
         let plain = packet(60);
-        let twice = there.send(&there.send(&plain).bytes).bytes;
-        assert_eq!(back.send(&back.send(&twice).bytes).bytes, plain);
+        let once = there.send(&plain).bytes;
+        let twice = there.send(&once).bytes;
+        assert_eq!(back.send(&twice).bytes, once);
+        assert_eq!(back.send(&once).bytes, plain);
     }
 
     #[test]
@@ -219,17 +221,20 @@ mod tests {
 
     #[test]
     fn what_cannot_be_done_is_dropped_and_counted() {
-        let mut small = Harness::with_packet_bytes(Encrypt::new(Keys::parse(KEYS).unwrap(), Nonces::new(0).unwrap(), None), 128);
-        let most = small.send(&packet(60));
-        assert_eq!(most.verdict, Verdict::Next);
-        let room = (60..400).take_while(|len| std::panic::catch_unwind(|| *len).is_ok() && *len <= 128).last().unwrap();
-        let before = count(small.handler(), "dropped_too_large");
-        let outcome = small.send(&packet(room));
-        let dropped = count(small.handler(), "dropped_too_large") - before;
-        assert_eq!(dropped == 1, outcome.verdict == Verdict::Drop);
+        // 192 bytes behind the headroom.
+        let mut small = Harness::with_packet_bytes(Encrypt::new(Keys::parse(KEYS).unwrap(), Nonces::new(0).unwrap(), None), 192);
+        assert_eq!(small.send(&packet(176)).verdict, Verdict::Next);
+        let refused = small.send(&packet(177));
+        assert_eq!((refused.verdict, refused.bytes), (Verdict::Drop, packet(177)));
         assert_eq!(small.send(&[0; 13]).verdict, Verdict::Drop);
-        assert_eq!(count(small.handler(), "dropped_malformed"), 1);
-        assert_eq!(count(small.handler(), "encrypted"), 2 - dropped);
+        let mut spent = Harness::new(Encrypt::new(Keys::parse(KEYS).unwrap(), Nonces::new(u64::MAX).unwrap(), None));
+        assert_eq!(spent.send(&packet(60)).verdict, Verdict::Next);
+        assert_eq!(spent.send(&packet(60)).verdict, Verdict::Drop);
+        for name in ["encrypted", "dropped_too_large", "dropped_malformed"] {
+            assert_eq!(count(small.handler(), name), 1, "{name}");
+        }
+        assert_eq!(count(spent.handler(), "encrypted"), 1);
+        assert_eq!(count(spent.handler(), "dropped_nonces_exhausted"), 1);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use sluice_nf::header::{Flow, Headers};
+
 /// Bits of [`FlowKey::tail`] below the ports (or the datagram's number).
 const IPV4: u64 = 1 << 8;
 const DATAGRAM: u64 = 1 << 9;
@@ -24,6 +26,21 @@ impl FlowKey {
             (IpAddr::V4(src), IpAddr::V4(dst)) => Self { src: src.to_bits().into(), dst: dst.to_bits().into(), tail: tail | IPV4 },
             (src, dst) => Self { src: bits(src), dst: bits(dst), tail },
         }
+    }
+
+    /// The key of a packet's flow; the ports of a first fragment count. None if it is not IP.
+    #[inline]
+    pub fn of(packet: &[u8], headers: &Headers) -> Option<Self> {
+        let ip = headers.ip?;
+        let (src_port, dst_port) = headers.l4.and_then(|l4| l4.ports).unwrap_or_default();
+        Some(Self::new(headers.src(packet)?, headers.dst(packet)?, ip.protocol, src_port, dst_port))
+    }
+
+    /// The key of all fragments of the datagram that a packet belongs to. None if it is no fragment.
+    #[inline]
+    pub fn of_datagram(packet: &[u8], headers: &Headers) -> Option<Self> {
+        let ip = headers.ip?;
+        Some(Self::datagram(headers.src(packet)?, headers.dst(packet)?, ip.protocol, ip.fragment?.id))
     }
 
     /// The key of all fragments of a datagram.
@@ -85,6 +102,13 @@ impl FlowKey {
     #[inline]
     pub fn words(&self) -> [u64; 5] {
         [self.src as u64, (self.src >> 64) as u64, self.dst as u64, (self.dst >> 64) as u64, self.tail]
+    }
+}
+
+impl From<Flow> for FlowKey {
+    #[inline]
+    fn from(flow: Flow) -> Self {
+        Self::new(flow.src, flow.dst, flow.protocol, flow.src_port, flow.dst_port)
     }
 }
 

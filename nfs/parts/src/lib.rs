@@ -11,3 +11,9 @@ pub mod lines;
 pub mod reload;
 pub mod report;
 pub mod table;
+
+/// The arguments of an NF, without those that tell the library where its manager is. On an error, or with `--help`, it says so and
+/// ends the process, as clap does.
+pub fn parse_args<A: clap::Parser>() -> A {
+    A::parse_from(std::env::args_os().take(1).chain(sluice_nf::args()))
+}
