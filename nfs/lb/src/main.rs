@@ -1,0 +1,1 @@
+mod maglev; fn main() {}

@@ -1,0 +1,19 @@
+//! What several of the example network functions share, so that each of them is only its own idea.
+//!
+//! - [`flow`]: a flow's key, and the key of a fragmented datagram;
+//! - [`table`]: a bounded hash table that allocates nothing after its start, with ageing by small sweeps;
+//! - [`lines`]: rule, route, backend, pattern and key files: words on lines, errors with file and line;
+//! - [`report`]: counters and tables on SIGUSR1, at an interval and at the end, as text or JSON, written by a thread of its own;
+//! - [`reload`]: reading a file again on SIGHUP, in a thread of its own.
+
+pub mod flow;
+pub mod lines;
+pub mod reload;
+pub mod report;
+pub mod table;
+
+/// The arguments of an NF, without those that tell the library where its manager is. On an error, or with `--help`, it says so and
+/// ends the process, as clap does.
+pub fn parse_args<A: clap::Parser>() -> A {
+    A::parse_from(std::env::args_os().take(1).chain(sluice_nf::args()))
+}
