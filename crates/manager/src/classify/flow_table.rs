@@ -154,8 +154,9 @@ fn stamp(tick: u32, hash: u64) -> u64 {
 #[inline(always)]
 fn is(slot: &Slot, key: &FlowKey) -> bool {
     // Bitwise: one branch a packet.
-    let difference = slot.iter().zip(key.words()).fold(0, |sum, (a, b)| sum | (a ^ b));
-    difference == 0
+    let k = key.words();
+    let address = (slot[0] ^ k[0]) | (slot[1] ^ k[1]) | (slot[2] ^ k[2]) | (slot[3] ^ k[3]);
+    (address | (slot[4] ^ k[4]) | (slot[5] ^ k[5])) == 0
 }
 
 #[inline(always)]
@@ -254,14 +255,14 @@ impl FlowTable {
         for (at, hash) in at.iter_mut().zip(hashes) {
             let place = self.place(*hash);
             let tags = &tags[place.group];
-            let (first, second) = (zeros(tags[place.first] ^ place.tag * EACH), zeros(tags[place.second] ^ place.tag * EACH));
-            let (bucket, marks) = if first != 0 { (place.first, first) } else { (place.second, second) };
+            let (mut bucket, mut marks) = (place.first, zeros(tags[place.first] ^ place.tag * EACH));
+            if marks == 0 {
+                (bucket, marks) = (place.second, zeros(tags[place.second] ^ place.tag * EACH));
+            }
             // Without a mark this is some slot, which turns out not to be the one.
             let guess = slot_at(place.group, bucket, lowest(marks));
             *at = guess as u32;
-            if first | second != 0 {
-                prefetch(&slots[guess]);
-            }
+            prefetch(&slots[guess]);
         }
         let mut hits = 0;
         let slots = self.slots.get_mut();
@@ -454,7 +455,8 @@ mod tests {
             let lost = table.stats().evictions as usize;
             assert!(lost * 1000 <= flows, "{lost} of {flows} evicted");
             assert_eq!(table.stats().entries as usize, flows - lost);
-            let found = (0..flows as u32).filter(|n| table.lookup(&key(*n), table.hash_of(&key(*n)), 0) == Some(decide(*n))).count();
+            let found =
+                (0..flows as u32).filter(|n| table.lookup(&key(*n), table.hash_of(&key(*n)), 0) == Some(decide(*n))).count();
             assert_eq!(found, flows - lost);
         }
     }

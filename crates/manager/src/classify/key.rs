@@ -40,6 +40,11 @@ const MAX_EXTENSIONS: usize = 8;
 
 const ETHERNET: usize = 14;
 
+/// EtherTypes, as loaded in little-endian order.
+const V4: u16 = 0x0800u16.swap_bytes();
+const V6: u16 = 0x86ddu16.swap_bytes();
+const TAG: u16 = 0x8100u16.swap_bytes();
+
 /// What a packet is. The numbers are those of the descriptor's flags, and one more bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -113,11 +118,7 @@ const _: () = assert!(size_of::<FlowKey>() == 48);
 /// The last word of a key.
 #[inline(always)]
 fn tail(protocol: u8, dscp: u8, kind: Kind, version: u8, ethertype: u16) -> u64 {
-    u64::from(protocol)
-        | u64::from(dscp) << 8
-        | u64::from(kind as u8) << 16
-        | u64::from(version) << 24
-        | u64::from(ethertype) << 32
+    u64::from(protocol) | u64::from(dscp) << 8 | u64::from(kind as u8) << 16 | u64::from(version) << 24 | u64::from(ethertype) << 32
 }
 
 /// The last word but one. `ports` as they stand in the packet, in network order.
@@ -144,101 +145,99 @@ fn load<const AT: usize, const N: usize>(header: &[u8; SHORT]) -> [u8; N] {
 }
 
 impl FlowKey {
-    /// Key of a packet of `len` bytes that came in at port number `ingress`, from a copy of its first [`SHORT`] bytes. What stands in
-    /// the copy behind the packet's end is not looked at.
+    /// Makes this the key of a packet of `len` bytes that came in at port number `ingress`, from a copy of its first [`SHORT`] bytes.
+    /// What stands in the copy behind the packet's end is not looked at.
     ///
     /// # Errors
     /// [`MoreNeeded`] if the headers reach past the copy: call [`FlowKey::parse`] with up to [`LONG`] bytes.
     #[inline(always)]
-    pub fn parse_short(header: &[u8; SHORT], len: u16, ingress: u16) -> Result<Self, MoreNeeded> {
-        let key = match load::<12, 2>(header) {
-            [0x08, 0x00] => Self::plain_v4::<14, 22, 26, 34>(header, len, ingress, 0),
-            [0x86, 0xdd] => Self::plain_v6::<14, 22, 38, 54>(header, len, ingress, 0),
-            [0x81, 0x00] => {
+    pub fn parse_short(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
+        // The key is written in place: a copy of words just written, in one wider load, would wait for them to leave the store buffer.
+        let done = match u16::from_le_bytes(load::<12, 2>(header)) {
+            V4 => self.plain_v4::<14, 22, 26, 34>(header, len, ingress, 0),
+            V6 => self.plain_v6::<14, 22, 38, 54>(header, len, ingress, 0),
+            TAG => {
                 let vlan = u16::from_be_bytes(load::<14, 2>(header)) & 0xfff;
-                match load::<16, 2>(header) {
-                    [0x08, 0x00] => Self::plain_v4::<18, 26, 30, 38>(header, len, ingress, vlan),
-                    [0x86, 0xdd] => Self::plain_v6::<18, 26, 42, 58>(header, len, ingress, vlan),
-                    _ => None,
+                match u16::from_le_bytes(load::<16, 2>(header)) {
+                    V4 => self.plain_v4::<18, 26, 30, 38>(header, len, ingress, vlan),
+                    V6 => self.plain_v6::<18, 26, 42, 58>(header, len, ingress, vlan),
+                    _ => false,
                 }
             }
-            _ => None,
+            _ => false,
         };
-        match key {
-            Some(key) => Ok(key),
-            None => Self::parse_any(header, len, ingress),
-        }
+        if done { Ok(()) } else { self.set_any(header, len, ingress) }
     }
 
-    /// IPv4 without options that is not a fragment. None: let the careful path look. The numbers are where the IP header, its
+    #[cold]
+    #[inline(never)]
+    fn set_any(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
+        *self = Self::parse_any(header, len, ingress)?;
+        Ok(())
+    }
+
+    /// IPv4 without options that is not a fragment. False: let the careful path look. The numbers are where the IP header, its
     /// time to live, its source address and the ports are.
     #[inline(always)]
     fn plain_v4<const IP: usize, const TTL: usize, const SRC: usize, const PORTS: usize>(
+        &mut self,
         header: &[u8; SHORT],
         len: u16,
         ingress: u16,
         vlan: u16,
-    ) -> Option<Self> {
+    ) -> bool {
         // Version, header length, TOS, total length, identification, fragment bits.
         let start = u64::from_le_bytes(load::<IP, 8>(header));
         let [_, protocol] = load::<TTL, 2>(header);
-        let total = (start >> 16) as u16;
-        let total = total.swap_bytes();
+        let total = ((start >> 16) as u16).swap_bytes();
         let ported = has_ports(protocol);
         let need = 20 + u16::from(ported) * 4;
         // More fragments, or an offset; byte order as loaded.
         let fragment = start >> 48 & 0xff3f;
         let plain = (start & 0xff == 0x45) & (fragment == 0) & (total >= need) & (len >= need + IP as u16);
-        if !plain {
-            return None;
+        if plain {
+            let ports = u32::from_le_bytes(load::<PORTS, 4>(header)) & u32::from(ported).wrapping_neg();
+            let addresses = u64::from_be_bytes(load::<SRC, 8>(header));
+            let dscp = (start >> 10) as u8 & 0x3f;
+            self.words[0] = 0;
+            self.words[1] = addresses >> 32;
+            self.words[2] = 0;
+            self.words[3] = addresses & 0xffff_ffff;
+            self.words[4] = edge(ports, ingress, vlan);
+            self.words[5] = tail(protocol, dscp, Kind::Ip, 4, 0);
         }
-        let ports = u32::from_le_bytes(load::<PORTS, 4>(header)) & u32::from(ported).wrapping_neg();
-        let addresses = u64::from_be_bytes(load::<SRC, 8>(header));
-        let dscp = (start >> 10) as u8 & 0x3f;
-        Some(Self {
-            words: [
-                0,
-                addresses >> 32,
-                0,
-                addresses & 0xffff_ffff,
-                edge(ports, ingress, vlan),
-                tail(protocol, dscp, Kind::Ip, 4, 0),
-            ],
-        })
+        plain
     }
 
     /// IPv6 without extension headers. The numbers are where the IP header, its source and destination address and the ports are.
     #[inline(always)]
     fn plain_v6<const IP: usize, const SRC: usize, const DST: usize, const PORTS: usize>(
+        &mut self,
         header: &[u8; SHORT],
         len: u16,
         ingress: u16,
         vlan: u16,
-    ) -> Option<Self> {
+    ) -> bool {
         // Version, traffic class, flow label, payload length, next header, hop limit.
         let start = u64::from_be_bytes(load::<IP, 8>(header));
         let protocol = (start >> 8) as u8;
         let payload = (start >> 16) as u16;
         let ported = has_ports(protocol);
         let need = u16::from(ported) * 4;
-        let plain =
-            (start >> 60 == 6) & (ported | (protocol == protocol::ICMPV6)) & (payload >= need.max(1)) & (len >= need + 40 + IP as u16);
-        if !plain {
-            return None;
+        let known = ported | (protocol == protocol::ICMPV6);
+        let plain = (start >> 60 == 6) & known & (payload >= need.max(1)) & (len >= need + 40 + IP as u16);
+        if plain {
+            let ports = u32::from_le_bytes(load::<PORTS, 4>(header)) & u32::from(ported).wrapping_neg();
+            let [src, dst] = [u128::from_be_bytes(load::<SRC, 16>(header)), u128::from_be_bytes(load::<DST, 16>(header))];
+            let dscp = (start >> 54) as u8 & 0x3f;
+            self.words[0] = (src >> 64) as u64;
+            self.words[1] = src as u64;
+            self.words[2] = (dst >> 64) as u64;
+            self.words[3] = dst as u64;
+            self.words[4] = edge(ports, ingress, vlan);
+            self.words[5] = tail(protocol, dscp, Kind::Ip, 6, 0);
         }
-        let ports = u32::from_le_bytes(load::<PORTS, 4>(header)) & u32::from(ported).wrapping_neg();
-        let [src, dst] = [u128::from_be_bytes(load::<SRC, 16>(header)), u128::from_be_bytes(load::<DST, 16>(header))];
-        let dscp = (start >> 54) as u8 & 0x3f;
-        Some(Self {
-            words: [
-                (src >> 64) as u64,
-                src as u64,
-                (dst >> 64) as u64,
-                dst as u64,
-                edge(ports, ingress, vlan),
-                tail(protocol, dscp, Kind::Ip, 6, 0),
-            ],
-        })
+        plain
     }
 
     /// Key of a packet of `len` bytes that came in at port number `ingress`, from a copy of its first bytes: all of them, or [`LONG`].

@@ -58,10 +58,9 @@ impl Classifier {
         let n = headers.len().min(lens.len()).min(out.len()).min(BURST);
         let (keys, hashes, out) = (&mut self.keys[..n], &mut self.hashes[..n], &mut out[..n]);
         for (i, ((header, len), key)) in headers.iter().zip(lens).zip(keys.iter_mut()).enumerate() {
-            *key = match FlowKey::parse_short(header, *len, ingress) {
-                Ok(key) => key,
-                Err(key::MoreNeeded) => parse_long(*len, ingress, |bytes| more(i, bytes)),
-            };
+            if key.parse_short(header, *len, ingress).is_err() {
+                *key = parse_long(*len, ingress, |bytes| more(i, bytes));
+            }
         }
         for (key, hash) in keys.iter().zip(hashes.iter_mut()) {
             *hash = self.table.hash_of(key);
@@ -113,4 +112,61 @@ fn parse_long(len: u16, ingress: u16, more: impl FnOnce(&mut [u8; LONG]) -> usiz
     let mut bytes = [0; LONG];
     let copied = more(&mut bytes).min(LONG);
     FlowKey::parse(&bytes[..copied], len, ingress)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use key::Kind;
+
+    /// UDP over IPv6 behind 64 bytes of destination options, or over IPv4.
+    fn packet(v6: bool, port: u8) -> Vec<u8> {
+        let mut packet = vec![0; 140];
+        if v6 {
+            packet[12..22].copy_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0, 0, 86, 60, 64]);
+            packet[54..56].copy_from_slice(&[17, 7]);
+            packet[119] = port;
+        } else {
+            packet[12..18].copy_from_slice(&[8, 0, 0x45, 0, 0, 126]);
+            packet[23] = 17;
+            packet[35] = port;
+        }
+        packet
+    }
+
+    #[test]
+    fn a_burst_is_missed_once_then_found() {
+        let mut classifier = Classifier::new(1000, 5);
+        let packets: Vec<_> = [(false, 1), (true, 1), (false, 2), (true, 2), (false, 1)].map(|(v6, port)| packet(v6, port)).into();
+        let headers: Vec<[u8; SHORT]> = packets.iter().map(|p| p[..SHORT].try_into().unwrap()).collect();
+        let lens = [140; 5];
+        let mut out = [Lookup::Hit(Decision::default()); 6];
+        let mut asked = Vec::new();
+        let mut burst = |classifier: &mut Classifier, out: &mut [Lookup]| {
+            let more = |i: usize, bytes: &mut [u8; LONG]| {
+                asked.push(i);
+                bytes[..140].copy_from_slice(&packets[i]);
+                140
+            };
+            classifier.classify_burst(&headers, &lens, 7, 0, more, out)
+        };
+        assert_eq!(burst(&mut classifier, &mut out), 5);
+        assert_eq!(out[..5], [Lookup::Miss; 5]);
+        for i in 0..4 {
+            assert_eq!((classifier.key(i).kind(), classifier.key(i).ingress()), (Kind::Ip, 7));
+            assert_eq!(classifier.key(i).ports(), Some((1 + i as u16 / 2, 0)));
+            assert_eq!(classifier.again(i, 0), None);
+            classifier.remember(i, Decision { path: i as u32, generation: 1 }, 0);
+        }
+        // The fifth is of the first one's flow.
+        assert_eq!(classifier.again(4, 0), Some(Decision { path: 0, generation: 1 }));
+        assert_eq!(burst(&mut classifier, &mut out), 5);
+        let paths = [0, 1, 2, 3, 0].map(|path| Lookup::Hit(Decision { path, generation: 1 }));
+        assert_eq!(out[..5], paths);
+        assert_eq!(asked, [1, 3, 1, 3]);
+        let stats = classifier.stats();
+        assert_eq!((stats.entries, stats.hits, stats.misses), (4, 6, 9));
+        let all = classifier.table().capacity();
+        assert_eq!(classifier.age(60_000, 30_000, all), 4);
+    }
 }

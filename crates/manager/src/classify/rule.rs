@@ -200,9 +200,7 @@ impl Rule {
         let compiled = Self {
             port: match &rule.port {
                 None => None,
-                Some(port) => {
-                    Some(*ports.get(port).ok_or_else(|| RuleError::NoSuchPort { rule: name(), port: port.clone() })?)
-                }
+                Some(port) => Some(*ports.get(port).ok_or_else(|| RuleError::NoSuchPort { rule: name(), port: port.clone() })?),
             },
             vlan: at_most("vlan", rule.vlan, 4094, "a VLAN id; write 0 (untagged) to 4094")?,
             protocol,
@@ -211,9 +209,7 @@ impl Rule {
             src_port: range("src_port", &rule.src_port)?,
             dst_port: range("dst_port", &rule.dst_port)?,
             dscp: at_most("dscp", rule.dscp.map(u16::from), 63, "a DSCP; write 0 to 63")?.map(|d| d as u8),
-            chain: *chains
-                .get(&rule.chain)
-                .ok_or_else(|| RuleError::NoSuchChain { rule: name(), chain: rule.chain.clone() })?,
+            chain: *chains.get(&rule.chain).ok_or_else(|| RuleError::NoSuchChain { rule: name(), chain: rule.chain.clone() })?,
         };
         match compiled.contradiction() {
             Some(why) => Err(RuleError::NeverMatches { rule: name(), why }),
@@ -340,7 +336,12 @@ impl<const A: usize> Probe<A> {
             std::array::from_fn(|i| all[i % 4])
         };
         let ports = key.ports().map_or([NO_PORT; 2], |(src, dst)| [src.into(), dst.into()]);
-        Self { edge: [(edge >> 32) as u32, tail as u32 & 0xffff], src: words(src_high, src_low), dst: words(dst_high, dst_low), ports }
+        Self {
+            edge: [(edge >> 32) as u32, tail as u32 & 0xffff],
+            src: words(src_high, src_low),
+            dst: words(dst_high, dst_low),
+            ports,
+        }
     }
 }
 
@@ -400,23 +401,30 @@ impl<const A: usize> Block<A> {
     fn first_match(&self, probe: &Probe<A>) -> Option<usize> {
         // Zero where all fields agree. Loops of eight without a branch, so that each becomes a few vector instructions.
         let mut differ: Lane = [0; LANES];
-        let mut compare = |fields: &[Equal], words: &[u32]| {
-            for (field, word) in fields.iter().zip(words) {
-                for (d, (mask, value)) in differ.iter_mut().zip(field.mask.iter().zip(&field.value)) {
-                    *d |= word & mask ^ value;
-                }
+        let mut compare = |field: &Equal, word: u32| {
+            for i in 0..LANES {
+                differ[i] |= word & field.mask[i] ^ field.value[i];
             }
         };
-        compare(&self.edge, &probe.edge);
-        compare(&self.src, &probe.src);
-        compare(&self.dst, &probe.dst);
+        for (i, word) in probe.edge.into_iter().enumerate() {
+            compare(&self.edge[i], word);
+        }
+        for i in 0..A {
+            compare(&self.src[i], probe.src[i]);
+            compare(&self.dst[i], probe.dst[i]);
+        }
         for (field, port) in self.ports.iter().zip(probe.ports) {
-            for (d, (first, span)) in differ.iter_mut().zip(field.first.iter().zip(&field.span)) {
-                *d |= u32::from(port.wrapping_sub(*first) > *span);
+            for i in 0..LANES {
+                // What the distance from the first port exceeds the span by; never below zero.
+                let distance = port.wrapping_sub(field.first[i]);
+                differ[i] |= distance.max(field.span[i]) - field.span[i];
             }
         }
-        let any = differ.iter().fold(false, |any, d| any | (*d == 0));
-        if any { differ.iter().position(|d| *d == 0) } else { None }
+        let mut matching = 0u32;
+        for (i, d) in differ.iter().enumerate() {
+            matching |= u32::from(*d == 0) << i;
+        }
+        (matching != 0).then(|| matching.trailing_zeros() as usize)
     }
 }
 
