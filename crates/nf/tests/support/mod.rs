@@ -1,0 +1,302 @@
+//! A fake manager: the other side of the handshake and of the rings, driven step by step by a test.
+//!
+//! Nothing here sleeps: waiting is looking again, with a limit that only a hang reaches.
+
+#![allow(dead_code)] // each test file uses its part
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with};
+use sluice_shm::arena::{Arena, Geometry, HEADROOM};
+use sluice_shm::clock::Clock;
+use sluice_shm::core_page::CorePage;
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::handshake::{self, Answer, ENV_NF, ENV_SOCKET, Hello, Welcome};
+use sluice_shm::memory::SharedMemory;
+use sluice_shm::page::{Control, Counter, Region, RegionLayout};
+use sluice_shm::ring::{Consumer, Producer};
+
+/// Longer than anything takes that does not hang.
+const HANG: Duration = Duration::from_secs(30);
+
+/// Looks until `found` finds something.
+pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(value) = found() {
+            return value;
+        }
+        assert!(started.elapsed() < HANG, "waited in vain for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// How an NF is to run.
+#[derive(Debug, Clone, Copy)]
+pub struct Mode {
+    pub rings: u32,
+    pub capacity: u32,
+    pub poll: bool,
+    pub linger_ns: u32,
+}
+
+impl Default for Mode {
+    fn default() -> Self {
+        Self { rings: 2, capacity: 64, poll: false, linger_ns: 0 }
+    }
+}
+
+/// The manager, with one core page of four slots.
+pub struct Manager {
+    folder: PathBuf,
+    listener: OwnedFd,
+    pub arena: Arena,
+    arena_memory: SharedMemory,
+    pub core: CorePage,
+    core_memory: SharedMemory,
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+impl Manager {
+    pub fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("sluice-nf-test-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(folder.join("nf.sock")).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        let (arena_memory, arena) = Arena::create(Geometry { frames: 512, stride: 2240 }, false).unwrap();
+        let (core_memory, core) = CorePage::create(4).unwrap();
+        (0..4).for_each(|slot| core.reset(slot));
+        Self { folder, listener, arena, arena_memory, core, core_memory }
+    }
+
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Starts `command` as NF `ids.0`.
+    pub fn spawn(&self, mut command: Command) -> Process {
+        command.env(ENV_SOCKET, self.folder.join("nf.sock")).env(ENV_NF, "ids.0");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Process { child, lines }
+    }
+
+    fn hello(&self) -> (OwnedFd, Hello) {
+        let socket = accept_with(&self.listener, SocketFlags::CLOEXEC).unwrap();
+        let (message, _) = handshake::receive(socket.as_fd()).unwrap();
+        (socket, Hello::decode(&message).unwrap())
+    }
+
+    /// Refuses the next NF.
+    pub fn refuse(&self, why: &str) {
+        let (socket, _) = self.hello();
+        handshake::send(socket.as_fd(), &Answer::Refusal(why.into()).encode(), &[]).unwrap();
+    }
+
+    /// Lets the next NF in, into `slot`, and waits until it is ready.
+    pub fn welcome(&self, slot: u32, mode: Mode) -> Nf<'_> {
+        let nf = self.accept_with(slot, mode);
+        wait_for("the NF to be ready", || (nf.count(Counter::Ready) == 1).then_some(()));
+        nf
+    }
+
+    /// Lets the next NF in, into `slot`.
+    pub fn accept(&self, slot: u32) -> Nf<'_> {
+        self.accept_with(slot, Mode::default())
+    }
+
+    fn accept_with(&self, slot: u32, mode: Mode) -> Nf<'_> {
+        let (socket, hello) = self.hello();
+        assert_eq!(hello.name, "ids.0");
+        let layout = RegionLayout::new(mode.rings, mode.capacity).unwrap();
+        let region = Region::create(layout).unwrap();
+        let welcome = Welcome {
+            geometry: self.arena.geometry(),
+            region: layout,
+            slots: self.core.slots(),
+            slot,
+            name: hello.name,
+            core: u32::MAX,
+            poll: mode.poll,
+            enough: 16,
+            linger_ns: mode.linger_ns,
+            clock_scale: Clock::new().scale_raw(),
+            ports: vec!["lan".into(), "wan".into()],
+            services: vec![String::new(), String::new(), "ids".into()],
+            chains: vec!["out".into()],
+        };
+        let fds = [self.arena_memory.fd(), region.memory.fd(), self.core_memory.fd()];
+        handshake::send(socket.as_fd(), &Answer::Welcome(Box::new(welcome)).encode(), &fds).unwrap();
+        let rx = (0..mode.rings).map(|ring| region.rx_producer(ring).unwrap()).collect();
+        let tx = region.tx_consumer();
+        Nf { manager: self, region, rx, tx, slot, frame: slot * 128, socket: Some(socket) }
+    }
+}
+
+/// The manager's end of one NF.
+pub struct Nf<'m> {
+    manager: &'m Manager,
+    pub region: Region,
+    rx: Vec<Producer>,
+    tx: Consumer,
+    slot: u32,
+    frame: u32,
+    socket: Option<OwnedFd>,
+}
+
+/// A packet as it came back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Back {
+    pub verdict: u8,
+    pub arg: u16,
+    pub bytes: Vec<u8>,
+}
+
+impl Nf<'_> {
+    pub fn count(&self, counter: Counter) -> u64 {
+        self.region.page.counter(counter).load(Ordering::Acquire)
+    }
+
+    pub fn control(&self, word: Control, value: u32) {
+        self.region.page.control(word).store(value, Ordering::Release);
+    }
+
+    /// Puts packets on an rx ring, without waking the NF. They entered at port 1, chain 0.
+    pub fn post(&mut self, ring: usize, packets: &[&[u8]]) {
+        let core = &self.manager.core;
+        let descriptors: Vec<_> = packets
+            .iter()
+            .zip(self.frame..)
+            .map(|(bytes, frame)| {
+                assert!(self.manager.arena.write(frame, HEADROOM as u16, bytes));
+                // The verdict is that of the last hop: the library clears it.
+                Descriptor { frame, offset: HEADROOM as u16, len: bytes.len() as u16, verdict: 3, arg: 1, ..Default::default() }
+            })
+            .collect();
+        // All at once, so that the NF sees none of them or all.
+        assert_eq!(self.rx[ring].enqueue(&descriptors), Ok(packets.len()), "the ring has room");
+        self.frame += packets.len() as u32;
+        core.posted(self.slot).fetch_add(packets.len() as u32, Ordering::Release);
+        core.set_pending(self.slot);
+    }
+
+    /// Wakes the NF if it sleeps.
+    pub fn wake(&self) {
+        self.manager.core.wake(self.slot);
+    }
+
+    /// Posts packets on the first ring and wakes.
+    pub fn send(&mut self, packets: &[&[u8]]) {
+        self.post(0, packets);
+        self.wake();
+    }
+
+    /// Waits for the next packet that comes back. Does not wake the NF.
+    pub fn one(&mut self) -> Back {
+        let tx = &mut self.tx;
+        let mut out = [Descriptor::default()];
+        wait_for("a packet to come back", || (tx.dequeue(&mut out).unwrap() == 1).then_some(()));
+        let [descriptor] = out;
+        let mut bytes = vec![0; descriptor.len as usize];
+        assert!(self.manager.arena.read(descriptor.frame, descriptor.offset, &mut bytes));
+        Back { verdict: descriptor.verdict, arg: descriptor.arg, bytes }
+    }
+
+    /// Waits for `n` packets, waking the NF whenever it sleeps with packets waiting, as the manager's poll does.
+    pub fn collect(&mut self, n: usize) -> Vec<Back> {
+        (0..n)
+            .map(|_| {
+                wait_for("packets", || {
+                    let waiting = self.tx.available().unwrap() > 0;
+                    if !waiting && self.manager.core.waiting(self.slot) > 0 {
+                        self.wake();
+                    }
+                    waiting.then_some(())
+                });
+                self.one()
+            })
+            .collect()
+    }
+
+    /// Begins with the first frame again: all have come back.
+    pub fn reuse_frames(&mut self) {
+        self.frame = self.slot * 128;
+    }
+
+    pub fn is_asleep(&self) -> bool {
+        self.manager.core.asleep(self.slot).load(Ordering::Acquire) == 1
+    }
+
+    pub fn waiting(&self) -> u32 {
+        self.manager.core.waiting(self.slot)
+    }
+
+    /// Closes the manager's end of the socket.
+    pub fn hang_up(&mut self) {
+        self.socket = None;
+    }
+}
+
+/// A started NF process.
+pub struct Process {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Process {
+    /// The next line that it prints, without its end; empty when it has closed its output.
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.lines.read_line(&mut line).unwrap();
+        line.trim_end().to_owned()
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(rustix::process::Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    /// Waits for its end; what it printed since, and to stderr.
+    pub fn end(&mut self) -> (ExitStatus, String, String) {
+        let status = wait_for("the NF to end", || self.child.try_wait().unwrap());
+        let (mut out, mut err) = (String::new(), String::new());
+        self.lines.read_to_string(&mut out).unwrap();
+        self.child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        (status, out, err)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The folder of build outputs, such as `target/debug`.
+pub fn outputs() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().and_then(Path::parent).unwrap().to_owned()
+}
+
+/// The test NF, in a style. `cargo test` builds it; a test that runs by its own name may find none.
+pub fn test_nf(style: &str) -> Command {
+    let program = outputs().join("examples/test_nf");
+    assert!(program.exists(), "run `cargo test -p sluice-nf` as a whole, or `cargo build -p sluice-nf --examples` first");
+    let mut command = Command::new(program);
+    command.arg(style);
+    command
+}
