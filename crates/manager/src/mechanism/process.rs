@@ -120,6 +120,24 @@ pub fn wait_readable(pidfd: BorrowedFd<'_>, timeout_ms: Option<u64>) -> Result<b
     }
 }
 
+/// Pid, user and group of the process at the other end of a Unix socket, as they were when it connected. No pid if this pid
+/// namespace does not know the process.
+///
+/// # Errors
+/// What the kernel says of something that is no Unix socket.
+pub fn peer_credentials(socket: BorrowedFd<'_>) -> Result<(Option<Pid>, u32, u32), Errno> {
+    // Not rustix's, whose pid cannot be 0.
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+    let (fd, place) = (socket.as_raw_fd(), (&raw mut credentials).cast());
+    // SAFETY: `credentials` and `len` are live, and `len` is the size of `credentials`, so the kernel writes nothing else.
+    if unsafe { libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_PEERCRED, place, &raw mut len) } != 0 {
+        return Err(last_errno());
+    }
+    // Before any peer is there, the kernel answers with pid 0 and user -1.
+    Ok((Some(credentials.pid).filter(|pid| *pid > 0).and_then(Pid::from_raw), credentials.uid, credentials.gid))
+}
+
 /// The process at the other end of a Unix socket, as it was when it connected: no reuse of its pid can mislead.
 ///
 /// # Errors
@@ -459,6 +477,8 @@ mod tests {
     fn the_peer_of_a_socket_is_known_by_its_process() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
         let (a, _b) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        let own = (Some(getpid()), rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        assert_eq!(peer_credentials(a.as_fd()), Ok(own));
         match peer_pidfd(a.as_fd()) {
             // This process itself: alive, so not readable.
             Ok(pidfd) => assert_eq!(wait_readable(pidfd.as_fd(), Some(0)), Ok(false)),
