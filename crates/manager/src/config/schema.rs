@@ -154,6 +154,12 @@ pub const SECTIONS: &[Section] = &[
                 Value("64"),
                 "Violations (forged descriptors, wild cursors) after which an NF is stopped.",
             ),
+            key(
+                "stall_ms",
+                Integer(0, 86_400_000),
+                Value("10000"),
+                "An NF that holds packets and returns none for so long is stopped, in milliseconds; 0 never stops one (for a debugger).",
+            ),
             key("latency_sample", Integer(0, U32), Value("128"), "One packet in so many is timed through its chain; 0 times none."),
             key(
                 "drain_ms",
