@@ -14,4 +14,5 @@ pub mod port;
 
 pub mod telemetry;
 pub mod worker;
+pub mod supervisor;
 pub mod dataplane;

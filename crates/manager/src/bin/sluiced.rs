@@ -1,1 +1,120 @@
-fn main() {}
+//! The daemon: `sluiced CONFIG`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+use sluice_manager::config::host::Host;
+use sluice_manager::config::load;
+use sluice_manager::control::{Backend, server};
+use sluice_manager::mechanism::process;
+use sluice_manager::nf::record::Record;
+use sluice_manager::supervisor::Supervisor;
+
+/// Runs chains of network functions: takes packets from ports, through NF processes that share cores, to ports.
+#[derive(Debug, Parser)]
+#[command(version, after_help = "\
+Stays in the foreground and tells systemd when it is ready (Type=notify). SIGTERM and SIGINT stop it: packets inside are let out
+first, and everything that it made on the host is removed. SIGHUP reads CONFIG again and changes what differs while packets flow.
+
+Examples:
+  sluice check sluice.toml     say what is wrong with a configuration, without starting anything
+  sluiced sluice.toml          run it
+  sluice top                   watch it, from another terminal")]
+struct Args {
+    /// The configuration file (`sluice check --explain` describes its keys).
+    config: PathBuf,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("sluiced: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> anyhow::Result<()> {
+    supported()?;
+    let loaded = load::read_for(&args.config, &Host::here())?;
+    for warning in &loaded.warnings {
+        eprintln!("{warning}");
+    }
+    let config = loaded.config;
+    // Two descriptors and more for each NF.
+    process::raise_nofile()?;
+    let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
+    if !cleaned.is_nothing() {
+        eprintln!("sluiced: {cleaned}");
+    }
+    let socket = config.manager.runtime_dir.join("control.sock");
+    record.made(sluice_manager::nf::record::Thing::Socket, &socket)?;
+    // Signals are caught before the first NF is started, so that none is left behind by an early one.
+    let mut signals = signal_hook::iterator::Signals::new([
+        signal_hook::consts::SIGTERM,
+        signal_hook::consts::SIGINT,
+        signal_hook::consts::SIGHUP,
+    ])?;
+    let supervisor = Supervisor::start(config, Some(args.config.clone()), record)?;
+    let remote = supervisor.remote();
+    let server = match server::serve(&socket, Arc::new(remote.clone()), server::Limits::default()) {
+        Ok(server) => server,
+        Err(error) => {
+            remote_quit(supervisor);
+            return Err(error.into());
+        }
+    };
+    let handle = signals.handle();
+    let path = args.config.clone();
+    let watcher = std::thread::Builder::new().name("sluice-signals".into()).spawn(move || {
+        for signal in signals.forever() {
+            if signal != signal_hook::consts::SIGHUP {
+                let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
+                remote.quit();
+                return;
+            }
+            reload(&remote, &path);
+        }
+    })?;
+    eprintln!("sluiced: ready; `sluice --socket {} status` tells how it is", socket.display());
+    // Not under systemd is no error.
+    let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+    supervisor.run();
+    server.stop();
+    handle.close();
+    let _ = watcher.join();
+    Ok(())
+}
+
+fn remote_quit(mut supervisor: Supervisor) {
+    supervisor.quit();
+    supervisor.run();
+}
+
+/// Applies the configuration file again; what is wrong with it is told, and changes nothing.
+fn reload(remote: &dyn Backend, path: &std::path::Path) {
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) => {
+            eprintln!("sluiced: cannot read {}: {error}", path.display());
+            return;
+        }
+    };
+    match remote.apply(&text, path.to_str(), false) {
+        Ok(changes) => changes.iter().for_each(|change| eprintln!("sluiced: {change}")),
+        Err(error) => eprintln!("sluiced: {error}"),
+    }
+}
+
+/// Whether this processor can run the packet path.
+fn supported() -> anyhow::Result<()> {
+    #[cfg(target_arch = "x86_64")]
+    if !(std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("bmi2")) {
+        anyhow::bail!("this processor lacks AVX2 or BMI2, which this build needs; build with RUSTFLAGS='-C target-cpu=native' on it");
+    }
+    Ok(())
+}

@@ -1,0 +1,357 @@
+//! The supervisor as the control API's backend: requests become closures that run on the supervisor's thread.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+
+use crossbeam_queue::ArrayQueue;
+
+use super::change::Gone;
+use super::{Job, Supervisor, SupervisorError};
+use crate::chain::Drop;
+use crate::config::diff::Change;
+use crate::config::load;
+use crate::config::model as config;
+use crate::control::model as api;
+use crate::control::{ApiError, Backend, ErrorKind};
+use crate::forward::{TraceEvent, TraceRequest, TraceWhat};
+
+/// How long a request waits for the supervisor.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a removal waits for NFs to be gone.
+const GONE: Duration = Duration::from_secs(10);
+/// Hops that a trace keeps of one packet, on average.
+const HOPS: usize = 16;
+
+/// Reaches the supervisor from other threads.
+#[derive(Clone)]
+pub struct Remote {
+    jobs: Sender<Job>,
+    wake: Arc<OwnedFd>,
+}
+
+impl From<SupervisorError> for ApiError {
+    fn from(error: SupervisorError) -> Self {
+        let kind = match &error {
+            SupervisorError::Invalid(_) | SupervisorError::Port(_) => ErrorKind::BadInput,
+            SupervisorError::NoSuch(_) => ErrorKind::NotFound,
+            SupervisorError::Conflict(_) => ErrorKind::Conflict,
+            _ => ErrorKind::Internal,
+        };
+        ApiError::new(kind, error.to_string(), "")
+    }
+}
+
+impl Remote {
+    pub(super) fn new(jobs: Sender<Job>, wake: Arc<OwnedFd>) -> Self {
+        Self { jobs, wake }
+    }
+
+    /// Has something done on the supervisor's thread, and waits for the answer.
+    fn call<T: Send + 'static>(&self, job: impl FnOnce(&mut Supervisor) -> T + Send + 'static) -> Result<T, ApiError> {
+        let (to, answer) = channel();
+        let job: Job = Box::new(move |supervisor| {
+            let _ = to.send(job(supervisor));
+        });
+        self.jobs.send(job).map_err(|_| ApiError::shutting_down())?;
+        // A counter that is full is a wake already.
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+        answer.recv_timeout(PATIENCE).map_err(|_| ApiError::shutting_down())
+    }
+
+    /// As [`Remote::call`], for changes: refused while the daemon stops.
+    fn change<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&mut Supervisor) -> Result<T, SupervisorError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.call(move |s| if s.stopping || s.quit { Err(ApiError::shutting_down()) } else { job(s).map_err(ApiError::from) })?
+    }
+
+    /// Ends the daemon: [`Supervisor::run`] returns when everything has stopped.
+    pub fn quit(&self) {
+        let _ = self.call(Supervisor::quit);
+    }
+}
+
+fn wait_for(gone: Gone) -> Result<(), ApiError> {
+    let until = Instant::now() + GONE;
+    for nf in gone {
+        nf.recv_timeout(until.saturating_duration_since(Instant::now()))
+            .map_err(|_| ApiError::conflict("an NF is still stopping", "see `sluice nf list`"))?;
+    }
+    Ok(())
+}
+
+impl Supervisor {
+    fn nf_names(&self) -> Vec<&str> {
+        self.nfs.values().map(|nf| nf.name.as_str()).collect()
+    }
+
+    /// Starts to trace packets.
+    fn begin_trace(&mut self, request: &api::TraceRequest) -> Result<Arc<TraceRequest>, SupervisorError> {
+        let by_rule = match &request.rule {
+            Some(name) => {
+                let named = |(i, r): &(usize, &config::Rule)| r.name.clone().unwrap_or_else(|| format!("rule.{i}")) == *name;
+                let found = self.config.rules.iter().enumerate().find(named);
+                Some(found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no rule `{name}`")))?.1.chain.clone())
+            }
+            None => None,
+        };
+        let chain = match request.chain.clone().or(by_rule) {
+            Some(name) => {
+                let found = self.chains.iter().flatten().find(|c| c.name == name);
+                Some(found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no chain `{name}`")))?.number)
+            }
+            None => None,
+        };
+        let count = request.count.clamp(1, api::MAX_TRACED);
+        let events = ArrayQueue::new(count as usize * HOPS);
+        let trace = Arc::new(TraceRequest { chain, left: AtomicI64::new(i64::from(count)), events });
+        self.plane.trace(Some(&trace));
+        Ok(trace)
+    }
+
+    /// Puts the hops of traced packets together.
+    fn tell_trace(&mut self, events: Vec<TraceEvent>, count: u32) -> api::Trace {
+        self.plane.trace(None);
+        let mut packets: Vec<((u64, u32), Vec<TraceEvent>)> = Vec::new();
+        for event in events {
+            match packets.iter_mut().find(|(packet, _)| *packet == event.packet) {
+                Some((_, hops)) => hops.push(event),
+                None => packets.push((event.packet, vec![event])),
+            }
+        }
+        let port = |number: u16| self.ports.get(number as usize).and_then(|p| Some(p.as_ref()?.config.name.clone())).unwrap_or_default();
+        let nf = |number: u16| self.nfs.get(&number).map_or_else(|| format!("number {number}"), |nf| nf.name.clone());
+        let registry = self.plane.registry();
+        let told: Vec<api::TracedPacket> = packets
+            .into_iter()
+            .filter_map(|((entered, _), events)| {
+                let path = registry.get(events.first()?.path)?;
+                let mut hops = vec![api::Hop { place: format!("port {}", port(path.ingress)), ns: 0 }];
+                let mut outcome = "still inside".to_string();
+                for event in events {
+                    let ns = event.at_ns.saturating_sub(entered);
+                    let mut hop = |place: String| hops.push(api::Hop { place, ns });
+                    match event.what {
+                        TraceWhat::ToNf(number) => hop(format!("to {}", nf(number))),
+                        TraceWhat::FromNf(number) => hop(format!("from {}", nf(number))),
+                        TraceWhat::ToPort(number) => {
+                            hop(format!("port {}", port(number)));
+                            outcome = format!("sent to {}", port(number));
+                        }
+                        TraceWhat::Dropped(why) => outcome = format!("dropped: {}", Drop::name(why)),
+                    }
+                }
+                Some(api::TracedPacket { chain: path.chain.name.clone(), bytes: 0, hops, outcome })
+            })
+            .collect();
+        let timed_out = told.iter().filter(|p| p.outcome != "still inside").count() < count as usize;
+        api::Trace { packets: told, timed_out }
+    }
+}
+
+/// What a change of the configuration is in the words of the API.
+fn told(change: &Change) -> api::Change {
+    use api::Action::{Add, Change as Changed, Remove};
+    let (action, kind, name) = match change {
+        Change::NeedsRestart { key } => (Changed, "key", key),
+        Change::AddPort { port } => (Add, "port", &port.name),
+        Change::ReplacePort { port } => (Changed, "port", &port.name),
+        Change::RemovePort { port } => (Remove, "port", port),
+        Change::AddService { service } => (Add, "service", &service.name),
+        Change::ReplaceService { service } => (Changed, "service", &service.name),
+        Change::RemoveService { service } => (Remove, "service", service),
+        Change::AddInstances { service, .. } | Change::RemoveInstances { service, .. } => (Changed, "service", service),
+        Change::AddChain { chain } => (Add, "chain", &chain.name),
+        Change::ReplaceChain { chain } => (Changed, "chain", &chain.name),
+        Change::RemoveChain { chain } => (Remove, "chain", chain),
+        Change::ReplaceRules { .. } => (Changed, "rules", &String::new()),
+    };
+    api::Change { action, kind: kind.into(), name: name.clone(), detail: change.to_string() }
+}
+
+impl Backend for Remote {
+    fn status(&self) -> Result<api::Status, ApiError> {
+        self.call(|s| {
+            let snapshots = s.plane.snapshots().map_err(SupervisorError::from)?;
+            Ok(s.status(&snapshots))
+        })?
+    }
+
+    fn stats(&self) -> Result<api::Stats, ApiError> {
+        self.call(Supervisor::stats)
+    }
+
+    fn add_nf(&self, service: &str, core: Option<usize>) -> Result<api::Nf, ApiError> {
+        let service = service.to_string();
+        self.change(move |s| {
+            let wanted = s.with(|c| {
+                if let Some(service) = c.services.iter_mut().find(|x| x.name == service) {
+                    service.instances += 1;
+                    service.cores.extend(core.filter(|core| !service.cores.contains(core)));
+                }
+            })?;
+            let number = s.services.iter().position(|x| x.as_ref().is_some_and(|x| x.config.name == service));
+            let number = number.ok_or_else(|| SupervisorError::NoSuch(format!("there is no service `{service}`")))?;
+            let nf = s.new_instance(number as u16, core)?;
+            for known in &mut s.config.services {
+                if let Some(now) = wanted.services.iter().find(|x| x.name == known.name) {
+                    known.instances = now.instances;
+                }
+            }
+            s.nf_reports().into_iter().find(|r| r.number == u32::from(nf)).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))
+        })
+    }
+
+    fn remove_nf(&self, name: &str) -> Result<(), ApiError> {
+        let name = name.to_string();
+        let gone = self.call(move |s| {
+            let Some(number) = s.nf_number(&name) else {
+                return Err(ApiError::not_found("NF", &name, &s.nf_names()));
+            };
+            let service = s.nfs.get(&number).and_then(|nf| s.services[nf.service as usize].as_ref()).map(|x| x.config.name.clone());
+            for known in s.config.services.iter_mut().filter(|x| Some(&x.name) == service.as_ref()) {
+                known.instances = known.instances.saturating_sub(1);
+            }
+            s.remove_instance(&name).map_err(ApiError::from)
+        })??;
+        wait_for(gone)
+    }
+
+    fn add_service(&self, service: config::Service) -> Result<api::Service, ApiError> {
+        self.change(move |s| {
+            s.with(|c| c.services.push(service.clone()))?;
+            let name = service.name.clone();
+            s.add_service(service)?;
+            s.publish();
+            let found = s.service_reports().into_iter().find(|r| r.name == name);
+            found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no service `{name}`")))
+        })
+    }
+
+    fn remove_service(&self, name: &str) -> Result<(), ApiError> {
+        let name = name.to_string();
+        let gone = self.change(move |s| {
+            if let Some(chain) = s.config.chains.iter().find(|c| c.services.contains(&name)) {
+                let chain = &chain.name;
+                return Err(SupervisorError::Conflict(format!("chain `{chain}` passes service `{name}`; change or remove it first")));
+            }
+            s.remove_service(&name)
+        })?;
+        wait_for(gone)
+    }
+
+    fn add_chain(&self, chain: config::Chain) -> Result<api::Chain, ApiError> {
+        self.change(move |s| {
+            s.with(|c| c.chains.push(chain.clone()))?;
+            let name = chain.name.clone();
+            s.add_chain(chain)?;
+            let found = s.stats().chains.into_iter().find(|c| c.name == name);
+            found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no chain `{name}`")))
+        })
+    }
+
+    fn remove_chain(&self, name: &str) -> Result<(), ApiError> {
+        let name = name.to_string();
+        self.change(move |s| {
+            if s.config.rules.iter().any(|r| r.chain == name) {
+                return Err(SupervisorError::Conflict(format!("a rule leads to chain `{name}`; remove the rule first")));
+            }
+            s.remove_chain(&name)
+        })
+    }
+
+    fn add_rule(&self, rule: config::Rule, position: Option<usize>) -> Result<api::Rule, ApiError> {
+        self.change(move |s| {
+            let at = position.unwrap_or(s.config.rules.len()).min(s.config.rules.len());
+            let wanted = s.with(|c| c.rules.insert(at, rule))?;
+            s.set_rules(wanted.rules);
+            let found = s.stats().rules.into_iter().nth(at);
+            found.ok_or_else(|| SupervisorError::NoSuch("there is no such rule".into()))
+        })
+    }
+
+    fn remove_rule(&self, name: &str) -> Result<(), ApiError> {
+        let name = name.to_string();
+        self.change(move |s| {
+            let named = |(i, r): (usize, &config::Rule)| r.name.clone().unwrap_or_else(|| format!("rule.{i}")) == name;
+            let at = s.config.rules.iter().enumerate().position(named);
+            let at = at.ok_or_else(|| SupervisorError::NoSuch(format!("there is no rule `{name}`; see `sluice rule list`")))?;
+            let mut rules = s.config.rules.clone();
+            rules.remove(at);
+            s.set_rules(rules);
+            Ok(())
+        })
+    }
+
+    fn add_port(&self, port: config::Port) -> Result<api::Port, ApiError> {
+        self.change(move |s| {
+            s.with(|c| c.ports.push(port.clone()))?;
+            let name = port.name.clone();
+            s.add_port(port)?;
+            let found = s.stats().ports.into_iter().find(|p| p.name == name);
+            found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no port `{name}`")))
+        })
+    }
+
+    fn remove_port(&self, name: &str) -> Result<(), ApiError> {
+        let name = name.to_string();
+        self.change(move |s| {
+            if let Some(chain) = s.config.chains.iter().find(|c| c.egress == name) {
+                let chain = &chain.name;
+                return Err(SupervisorError::Conflict(format!("chain `{chain}` leaves by port `{name}`; change or remove it first")));
+            }
+            if s.config.rules.iter().any(|r| r.port.as_deref() == Some(&name)) {
+                return Err(SupervisorError::Conflict(format!("a rule names port `{name}`; remove the rule first")));
+            }
+            s.remove_port(&name)
+        })
+    }
+
+    fn apply(&self, text: &str, file: Option<&str>, dry_run: bool) -> Result<Vec<api::Change>, ApiError> {
+        let name = file.unwrap_or("the configuration").to_string();
+        let loaded = load::read_text(text, &name).map_err(|errors| ApiError::bad_input(errors.to_string(), ""))?;
+        let mut wanted = loaded.config;
+        let folder = file.and_then(|f| std::fs::canonicalize(f).ok()).and_then(|f| Some(f.parent()?.to_path_buf()));
+        wanted.anchor(folder.as_deref().unwrap_or(std::path::Path::new("/")));
+        let host = config_host();
+        crate::config::host::resolve(&mut wanted, &host);
+        if dry_run {
+            return self.change(move |s| Ok(s.plan(&wanted)?.iter().map(told).collect()));
+        }
+        let (changes, gone) = self.change(move |s| {
+            let (changes, gone) = s.apply(&wanted)?;
+            Ok((changes.iter().map(told).collect(), gone))
+        })?;
+        wait_for(gone)?;
+        Ok(changes)
+    }
+
+    fn trace(&self, request: &api::TraceRequest) -> Result<api::Trace, ApiError> {
+        let asked = request.clone();
+        let trace = self.change(move |s| s.begin_trace(&asked))?;
+        let until = Instant::now() + Duration::from_millis(request.timeout_ms.min(api::MAX_TRACE_MS));
+        let mut events = Vec::new();
+        let ended = |events: &[TraceEvent]| {
+            let over = |e: &&TraceEvent| matches!(e.what, TraceWhat::ToPort(_) | TraceWhat::Dropped(_));
+            events.iter().filter(over).count() >= request.count as usize
+        };
+        while Instant::now() < until && !ended(&events) {
+            std::thread::sleep(Duration::from_millis(2));
+            events.extend(std::iter::from_fn(|| trace.events.pop()));
+        }
+        let count = request.count;
+        self.call(move |s| s.tell_trace(events, count))
+    }
+
+    fn shutdown(&self) -> Result<(), ApiError> {
+        self.call(Supervisor::quit)
+    }
+}
+
+fn config_host() -> crate::config::host::Host {
+    crate::config::host::Host::here()
+}

@@ -1,0 +1,354 @@
+//! Changes while packets flow: each makes the new thing first, then new tables, then takes the old thing away, so that packets of
+//! chains that are not concerned notice nothing.
+
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+use sluice_policy::restart;
+
+use super::report::{CpuMeter, NfTotals};
+use super::{NfState, PortState, ServiceState, Supervisor, SupervisorError};
+use crate::chain::Chain;
+use crate::config::diff::{self, Change};
+use crate::config::model::{self, Config, PortKind};
+use crate::config::{ConfigErrors, Problem, host, validate};
+use crate::nf::spawn::User;
+use crate::nf::State;
+use crate::port::{self, OpenPort};
+
+/// What somebody waits for: NFs that are to be gone.
+pub(super) type Gone = Vec<Receiver<()>>;
+
+impl Supervisor {
+    /// Whether a configuration could be in force, by all that is known without changing anything.
+    fn check(&self, wanted: &Config) -> Result<(), SupervisorError> {
+        let mut problems = validate::validate(wanted);
+        problems.extend(host::check(wanted, &host::Host::here()));
+        problems.retain(Problem::is_error);
+        if problems.is_empty() { Ok(()) } else { Err(SupervisorError::Invalid(ConfigErrors { problems }.to_string())) }
+    }
+
+    fn port_number(&self, name: &str) -> Option<u16> {
+        self.ports.iter().position(|p| p.as_ref().is_some_and(|p| p.config.name == name)).map(|i| i as u16)
+    }
+
+    fn service_number(&self, name: &str) -> Option<u16> {
+        self.services.iter().position(|s| s.as_ref().is_some_and(|s| s.config.name == name)).map(|i| i as u16)
+    }
+
+    fn chain_number(&self, name: &str) -> Option<u16> {
+        self.chains.iter().position(|c| c.as_ref().is_some_and(|c| c.name == name)).map(|i| i as u16)
+    }
+
+    pub(super) fn nf_number(&self, name: &str) -> Option<u16> {
+        self.nfs.values().find(|nf| nf.name == name).map(|nf| nf.number)
+    }
+
+    /// Opens a port without giving it to the packet threads.
+    pub(super) fn open(&self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
+        Ok(port::open(config, self.plane.arena())?)
+    }
+
+    /// Gives the queues of an opened port, which has its number already, to the packet threads.
+    pub(super) fn put_port(&mut self, number: u16, open: OpenPort) -> Result<(), SupervisorError> {
+        let Some(Some(state)) = self.ports.get_mut(number as usize) else { return Ok(()) };
+        let queues = open.queues.len();
+        state.description = open.description;
+        let overload = state.config.overload;
+        // A file takes everything in the end: packets wait for it, or a replay would lose what the disk is slow to take.
+        let waits = overload == model::Overload::Wait || matches!(state.config.kind, PortKind::Pcap(_));
+        // The tables name the threads that have the queues: packets for the port may come at once.
+        state.counters = (0..queues).map(|_| Arc::default()).collect();
+        self.publish();
+        let counters = self.plane.add_port(number, open.queues, overload, waits)?;
+        if let Some(Some(state)) = self.ports.get_mut(number as usize) {
+            state.counters = counters;
+        }
+        Ok(())
+    }
+
+    /// Adds a port.
+    pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
+        let open = self.open(&config)?;
+        self.config.ports.push(config.clone());
+        self.ports.push(Some(PortState { config, description: String::new(), counters: Vec::new() }));
+        self.put_port(self.ports.len() as u16 - 1, open)
+    }
+
+    /// Closes a port and opens it anew under the same number, so that chains go on naming it.
+    fn replace_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
+        let number = self.port_number(&config.name).ok_or_else(|| no_such("port", &config.name))?;
+        // The device may be the same: the old port must let go of it first.
+        self.plane.close_port(number)?;
+        let open = self.open(&config)?;
+        if let Some(old) = self.config.ports.iter_mut().find(|p| p.name == config.name) {
+            old.clone_from(&config);
+        }
+        self.ports[number as usize] = Some(PortState { config, description: String::new(), counters: Vec::new() });
+        self.put_port(number, open)
+    }
+
+    /// Starts instances of the new kind beside the old ones, sends new flows to them, and lets the old ones go.
+    fn replace_service(&mut self, config: model::Service) -> Result<Gone, SupervisorError> {
+        let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
+        let (exec, user) = program(&config)?;
+        let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
+        if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
+            known.clone_from(&config);
+        }
+        let instances = config.instances;
+        if let Some(Some(service)) = self.services.get_mut(number as usize) {
+            (service.config, service.exec, service.user) = (config, exec, user);
+        }
+        for _ in 0..instances {
+            self.new_instance(number, None)?;
+        }
+        Ok(old.into_iter().map(|nf| self.watch_and_retire(nf)).collect())
+    }
+
+    /// Removes a port that no chain and no rule names.
+    pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
+        let number = self.port_number(name).ok_or_else(|| no_such("port", name))?;
+        self.plane.close_port(number)?;
+        self.ports[number as usize] = None;
+        self.config.ports.retain(|p| p.name != name);
+        self.publish();
+        Ok(())
+    }
+
+    /// Adds a service and starts its instances.
+    pub(super) fn add_service(&mut self, config: model::Service) -> Result<(), SupervisorError> {
+        let (exec, user) = program(&config)?;
+        let instances = config.instances;
+        let number = self.services.len() as u16;
+        self.config.services.push(config.clone());
+        self.services.push(Some(ServiceState { config, exec, user, instances: Vec::new(), next_index: 0 }));
+        for _ in 0..instances {
+            self.new_instance(number, None)?;
+        }
+        Ok(())
+    }
+
+    /// Makes one more instance of a service and starts it.
+    pub(super) fn new_instance(&mut self, service_number: u16, core: Option<usize>) -> Result<u16, SupervisorError> {
+        let max = self.config.manager.max_nfs;
+        if self.nfs.len() >= max as usize {
+            return Err(SupervisorError::Conflict(format!("there are {max} NFs, the most that manager.max_nfs allows")));
+        }
+        if self.next_nf >= u16::MAX - 2 {
+            return Err(SupervisorError::Conflict("this daemon has numbered 65,533 NFs; restart it to add more".into()));
+        }
+        let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
+            return Err(SupervisorError::NoSuch("there is no such service".into()));
+        };
+        let index = service.next_index;
+        service.next_index += 1;
+        let number = self.next_nf;
+        self.next_nf += 1;
+        service.instances.push(number);
+        let nf = NfState {
+            number,
+            name: format!("{}.{index}", service.config.name),
+            service: service_number,
+            core: core.unwrap_or_else(|| service.config.cores[index as usize % service.config.cores.len()]),
+            state: State::Expected,
+            handle: None,
+            place: None,
+            process: None,
+            connection: None::<OwnedFd>,
+            restarts: 0,
+            streak: restart::Streak::default(),
+            deadline: None,
+            started_at: Instant::now(),
+            draining: false,
+            before: NfTotals::default(),
+            cpu: CpuMeter::default(),
+            waiters: Vec::new(),
+        };
+        self.nfs.insert(number, nf);
+        self.launch(number);
+        Ok(number)
+    }
+
+    /// Removes an instance: it is given no new flows, and told to stop when its packets have gone.
+    pub(super) fn remove_instance(&mut self, name: &str) -> Result<Gone, SupervisorError> {
+        let number = self.nf_number(name).ok_or_else(|| no_such("NF", name))?;
+        Ok(vec![self.watch_and_retire(number)])
+    }
+
+    fn watch_and_retire(&mut self, number: u16) -> Receiver<()> {
+        let (gone, told) = channel();
+        if let Some(nf) = self.nfs.get_mut(&number) {
+            nf.waiters.push(gone);
+        }
+        self.retire(number);
+        told
+    }
+
+    /// Removes a service that no chain names.
+    pub(super) fn remove_service(&mut self, name: &str) -> Result<Gone, SupervisorError> {
+        let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
+        let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
+        let gone = instances.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
+        self.config.services.retain(|s| s.name != name);
+        // Its place is kept until its instances are gone: they still name it.
+        if let Some(Some(service)) = self.services.get_mut(number as usize) {
+            service.config.name.clear();
+        }
+        Ok(gone)
+    }
+
+    fn make_chain(&mut self, number: u16, config: &model::Chain) -> Result<Arc<Chain>, SupervisorError> {
+        let services = config
+            .services
+            .iter()
+            .map(|s| self.service_number(s).ok_or_else(|| no_such("service", s)))
+            .collect::<Result<Vec<_>, _>>()?;
+        let egress = self.port_number(&config.egress).ok_or_else(|| no_such("port", &config.egress))?;
+        let kept = self.chains.get(number as usize).and_then(|c| Some(c.as_ref()?.counters.clone()));
+        let counters = kept.unwrap_or_else(|| self.fresh_counters());
+        let version = self.next_version;
+        self.next_version += 1;
+        Ok(Arc::new(Chain { number, version, name: config.name.clone(), services, egress, on_failure: config.on_failure, counters }))
+    }
+
+    /// Adds a chain.
+    pub(super) fn add_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
+        let chain = self.make_chain(self.chains.len() as u16, &config)?;
+        self.chains.push(Some(chain));
+        self.config.chains.push(config);
+        self.publish();
+        Ok(())
+    }
+
+    /// Replaces a chain of the same name. Packets inside follow the old one to its end.
+    pub(super) fn replace_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
+        let number = self.chain_number(&config.name).ok_or_else(|| no_such("chain", &config.name))?;
+        self.chains[number as usize] = Some(self.make_chain(number, &config)?);
+        if let Some(old) = self.config.chains.iter_mut().find(|c| c.name == config.name) {
+            *old = config;
+        }
+        self.publish();
+        Ok(())
+    }
+
+    /// Removes a chain that no rule names. Packets inside follow it to its end.
+    pub(super) fn remove_chain(&mut self, name: &str) -> Result<(), SupervisorError> {
+        let number = self.chain_number(name).ok_or_else(|| no_such("chain", name))?;
+        self.chains[number as usize] = None;
+        self.config.chains.retain(|c| c.name != name);
+        self.publish();
+        Ok(())
+    }
+
+    /// Replaces all rules.
+    pub(super) fn set_rules(&mut self, rules: Vec<model::Rule>) {
+        self.config.rules = rules;
+        self.publish();
+    }
+
+    /// What stands between the configuration in force and another one.
+    ///
+    /// # Errors
+    /// [`SupervisorError::Invalid`] with all that is wrong with it, and with what needs a restart.
+    pub(super) fn plan(&self, wanted: &Config) -> Result<Vec<Change>, SupervisorError> {
+        self.check(wanted)?;
+        let changes = diff::diff(&self.config, wanted);
+        let restart: Vec<String> = changes
+            .iter()
+            .filter_map(|c| match c {
+                Change::NeedsRestart { key } => Some(key.clone()),
+                _ => None,
+            })
+            .collect();
+        if !restart.is_empty() {
+            return Err(SupervisorError::Conflict(format!("{} cannot be changed on a running daemon; restart it", restart.join(", "))));
+        }
+        Ok(changes)
+    }
+
+    /// Makes another configuration the one in force, step by step.
+    ///
+    /// # Errors
+    /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing.
+    pub(super) fn apply(&mut self, wanted: &Config) -> Result<(Vec<Change>, Gone), SupervisorError> {
+        let changes = self.plan(wanted)?;
+        let mut gone = Gone::new();
+        for change in &changes {
+            gone.extend(self.step(change)?);
+        }
+        Ok((changes, gone))
+    }
+
+    fn step(&mut self, change: &Change) -> Result<Gone, SupervisorError> {
+        match change.clone() {
+            Change::NeedsRestart { .. } => {}
+            Change::AddPort { port } => self.add_port(port)?,
+            Change::ReplacePort { port } => self.replace_port(port)?,
+            Change::RemovePort { port } => self.remove_port(&port)?,
+            Change::AddService { service } => self.add_service(service)?,
+            Change::ReplaceService { service } => return self.replace_service(service),
+            Change::RemoveService { service } => return self.remove_service(&service),
+            Change::AddInstances { service, instances } | Change::RemoveInstances { service, instances } => {
+                return self.set_instances(&service, instances);
+            }
+            Change::AddChain { chain } => self.add_chain(chain)?,
+            Change::ReplaceChain { chain } => self.replace_chain(chain)?,
+            Change::RemoveChain { chain } => self.remove_chain(&chain)?,
+            Change::ReplaceRules { rules } => self.set_rules(rules),
+        }
+        Ok(Gone::new())
+    }
+
+    fn set_instances(&mut self, name: &str, wanted: u32) -> Result<Gone, SupervisorError> {
+        let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
+        let mut gone = Gone::new();
+        let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
+        for _ in instances.len()..wanted as usize {
+            self.new_instance(number, None)?;
+        }
+        for nf in instances.iter().skip(wanted as usize) {
+            gone.push(self.watch_and_retire(*nf));
+        }
+        if let Some(service) = self.config.services.iter_mut().find(|s| s.name == name) {
+            service.instances = wanted;
+        }
+        if let Some(Some(service)) = self.services.get_mut(number as usize) {
+            service.config.instances = wanted;
+        }
+        Ok(gone)
+    }
+
+    /// The configuration in force with a change made to it, if that is valid.
+    pub(super) fn with(&self, change: impl FnOnce(&mut Config)) -> Result<Config, SupervisorError> {
+        let mut wanted = self.config.clone();
+        change(&mut wanted);
+        self.check(&wanted)?;
+        Ok(wanted)
+    }
+}
+
+fn no_such(what: &str, name: &str) -> SupervisorError {
+    SupervisorError::NoSuch(format!("there is no {what} `{name}`"))
+}
+
+/// The program of a service and the user that it runs as.
+fn program(config: &model::Service) -> Result<(Option<PathBuf>, Option<User>), SupervisorError> {
+        let exec = match &config.exec {
+            Some(exec) if !config.attach => {
+                let found = host::resolve_exec(exec, &host::Host::here());
+                Some(found.map_err(|why| SupervisorError::Invalid(format!("service {}: {why}", config.name)))?)
+            }
+            _ => None,
+        };
+        let user = match &config.user {
+            Some(user) => {
+                Some(User::look_up(user).map_err(|error| SupervisorError::Invalid(format!("service {}: {error}", config.name)))?)
+            }
+            None => None,
+        };
+    Ok((exec, user))
+}

@@ -1,0 +1,448 @@
+//! How NFs are started, met, lost and stopped. The states and their transitions are in [`crate::nf`].
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::process::{Pid, Signal};
+use sluice_policy::restart;
+use sluice_shm::clock::monotonic_ns;
+use sluice_shm::handshake::{self, Welcome};
+use sluice_shm::page::Control;
+
+use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, Supervisor, SupervisorError, token};
+use crate::config::model::{Mode, OnFailure};
+use crate::mechanism::process;
+use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::{State, attach, spawn};
+
+/// A process of an NF.
+pub(super) struct Process {
+    pub pid: Pid,
+    pub pidfd: OwnedFd,
+    /// We are its parent and must reap it.
+    pub child: bool,
+}
+
+/// Nanoseconds that an NF goes on looking for packets before it sleeps.
+const LINGER_NS: u32 = 3_000;
+
+/// How NFs that end are started again.
+const BACKOFF: restart::Backoff =
+    restart::Backoff { first_ns: 10_000_000, longest_ns: 5_000_000_000, good_run_ns: 10_000_000_000, give_up_after: None };
+
+impl Supervisor {
+    /// Starts the process of an NF, or waits for one that comes by itself.
+    pub(super) fn launch(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
+        let Some(exec) = &service.exec else {
+            nf.state = State::Expected;
+            nf.deadline = None;
+            return;
+        };
+        let mut env: Vec<(OsString, OsString)> = service.config.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
+        env.push((handshake::ENV_SOCKET.into(), self.listener.path().into()));
+        env.push((handshake::ENV_NF.into(), nf.name.clone().into()));
+        if let Some(path) = std::env::var_os("PATH") {
+            env.push(("PATH".into(), path));
+        }
+        let spec = spawn::SpawnSpec {
+            exec: exec.clone(),
+            args: service.config.args.iter().map(Into::into).collect(),
+            env,
+            user: service.user.clone(),
+            core: Some(nf.core),
+            stdio: spawn::Stdio::Inherit,
+            name: nf.name.clone(),
+            seccomp: spawn::SpawnSpec::seccomp_default(service.user.as_ref()),
+        };
+        nf.started_at = Instant::now();
+        match spawn::spawn(&spec) {
+            Ok(spawned) => {
+                let (name, pid) = (nf.name.clone(), spawned.pid);
+                let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
+                let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true });
+                nf.state = State::Starting;
+                nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
+                self.note(|r| r.started(&name, pid));
+            }
+            Err(error) => {
+                eprintln!("sluiced: {}: {error}", nf.name);
+                nf.state = State::Starting;
+                self.lost(number);
+            }
+        }
+    }
+
+    /// Waits until all NFs that were spawned have said hello, so that the first packet finds its chain complete.
+    pub(super) fn await_hellos(&mut self) -> Result<(), SupervisorError> {
+        while self.nfs.values().any(|nf| nf.state == State::Starting) {
+            self.turn(Duration::from_millis(5));
+            if let Some(nf) = self.nfs.values().find(|nf| nf.restarts > 0 || nf.state == State::Failed) {
+                return Err(SupervisorError::Invalid(format!(
+                    "{} ended before it was ready; start it by hand to see why, and look at its arguments in the configuration",
+                    nf.name
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Answers those who want to be NFs.
+    pub(super) fn greet(&mut self) {
+        let events = match self.listener.serve(monotonic_ns()) {
+            Ok(events) => events,
+            Err(error) => {
+                eprintln!("sluiced: the NF socket is broken: {error}");
+                return;
+            }
+        };
+        for event in events {
+            match event {
+                attach::Event::Hello(caller) => match self.admit_caller(&caller) {
+                    Ok(number) => {
+                        if let Err(error) = self.welcome(number, caller) {
+                            eprintln!("sluiced: {error}");
+                            self.lost(number);
+                        }
+                    }
+                    Err(why) => caller.refuse(&why),
+                },
+                attach::Event::Dropped { uid, pid, why } => {
+                    let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
+                    eprintln!("sluiced: a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
+                }
+            }
+        }
+    }
+
+    /// Whether a caller may be the NF that it says it is: which one, or why not.
+    fn admit_caller(&self, caller: &attach::Caller) -> Result<u16, String> {
+        if self.stopping {
+            return Err("the manager is stopping".into());
+        }
+        let name = &caller.hello.name;
+        let by_name = self.nfs.values().find(|nf| nf.name == *name);
+        let of_service = || {
+            let service = self.services.iter().flatten().find(|s| s.config.name == *name)?;
+            service.instances.iter().filter_map(|n| self.nfs.get(n)).find(|nf| nf.state == State::Expected)
+        };
+        let Some(nf) = by_name.or_else(of_service) else {
+            return Err(format!("there is no NF and no free instance of a service named `{name}`; see `sluice nf list`"));
+        };
+        if !matches!(nf.state, State::Starting | State::Expected) {
+            return Err(format!("{} is {} already; an NF has one process", nf.name, nf.state));
+        }
+        let service = self.services[nf.service as usize].as_ref().ok_or("its service is gone")?;
+        caller.may_attach_as(service.user.as_ref().map(|u| u.uid))?;
+        Ok(nf.number)
+    }
+
+    /// Gives an NF its memory and takes it in.
+    fn welcome(&mut self, number: u16, caller: attach::Caller) -> Result<(), SupervisorError> {
+        let nf = self.nfs.get(&number).expect("the caller found it");
+        let service = self.services[nf.service as usize].as_ref().expect("an NF has a service");
+        let (name, core, service_number) = (nf.name.clone(), nf.core, nf.service);
+        let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring, service.config.tenant.clone());
+        let place = self.plane.place(core, tenant)?;
+        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place) {
+            Ok(handle) => handle,
+            Err(error) => {
+                self.plane.vacate(&place);
+                return Err(error.into());
+            }
+        };
+        let names = |len: usize, name: &dyn Fn(usize) -> Option<String>| (0..len).map(|i| name(i).unwrap_or_default()).collect();
+        let welcome = Welcome {
+            geometry: self.plane.arena().geometry(),
+            region: handle.region.page.layout(),
+            slots: place.page.slots(),
+            slot: place.slot,
+            name,
+            core: core as u32,
+            poll,
+            enough: ring / 4,
+            linger_ns: LINGER_NS,
+            clock_scale: self.plane.clock().scale_raw(),
+            ports: names(self.ports.len(), &|i| Some(self.ports[i].as_ref()?.config.name.clone())),
+            services: names(self.services.len(), &|i| Some(self.services[i].as_ref()?.config.name.clone())),
+            chains: names(self.chains.len(), &|i| Some(self.chains[i].as_ref()?.name.clone())),
+        };
+        let core_memory = self.plane.page_memory(&place).expect("the place has a page").fd();
+        let fds = [self.plane.arena_memory().fd(), handle.region.memory.fd(), core_memory];
+        let sent = caller.welcome(&welcome, fds);
+        let nf = self.nfs.get_mut(&number).expect("it is still there");
+        nf.handle = Some(handle);
+        nf.place = Some(place);
+        let attached = match sent {
+            Ok(attached) => attached,
+            Err(_) => {
+                // It left before it was let in: what it was given is taken back, and its process will be noticed to have ended.
+                kill(nf);
+                if nf.process.is_none() {
+                    self.lost(number);
+                }
+                return Ok(());
+            }
+        };
+        let pid = attached.peer.pid;
+        let (mut came, name) = (None, nf.name.clone());
+        if nf.process.as_ref().is_none_or(|p| Some(p.pid) != pid) {
+            // It came by itself, or through a program that started it: its own process counts.
+            came = pid;
+            if let Some(old) = nf.process.take() {
+                let _ = epoll::delete(&self.epoll, old.pidfd.as_fd());
+            }
+            let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
+            let _ = epoll::add(&self.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
+            let pid = pid.unwrap_or(Pid::INIT);
+            nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child: false });
+        }
+        let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
+        let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::RDHUP);
+        nf.connection = Some(attached.socket);
+        if let Some(pid) = pid {
+            nf.cpu.start(pid);
+        }
+        nf.state = State::Running;
+        nf.deadline = None;
+        nf.started_at = Instant::now();
+        if let Some(pid) = came {
+            self.note(|r| r.started(&name, pid));
+        }
+        self.publish();
+        Ok(())
+    }
+
+    /// The process of an NF has ended.
+    pub(super) fn process_ended(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        let Some(process) = &nf.process else { return };
+        if process.child && !matches!(process::reap(process.pidfd.as_fd()), Ok(Some(_))) {
+            return;
+        }
+        self.lost(number);
+    }
+
+    /// The socket of an NF was closed: whether it still runs or not, it is no NF any more.
+    pub(super) fn connection_closed(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        if let Some(connection) = nf.connection.take() {
+            let _ = epoll::delete(&self.epoll, connection.as_fd());
+            // It still has the arena mapped: its frames come back when its process has ended, and not before.
+            kill(nf);
+        }
+    }
+
+    /// Takes an NF that has no process any more out of the packet threads, and decides what becomes of it.
+    pub(super) fn lost(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        let was = nf.state;
+        let mut ended = None;
+        if let Some(process) = nf.process.take() {
+            let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
+            ended = Some(process.pid);
+        }
+        if let Some(connection) = nf.connection.take() {
+            let _ = epoll::delete(&self.epoll, connection.as_fd());
+        }
+        let handle = nf.handle.take();
+        let place = nf.place.take();
+        let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
+        let (service_number, attach) = (nf.service, service.config.attach);
+        let restart = self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
+        let ran_for = nf.started_at.elapsed();
+        let condemned = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Violations);
+        nf.state = match was {
+            State::Stopping => State::Gone,
+            _ if nf.draining => State::Gone,
+            _ if attach => State::Expected,
+            _ if condemned || !restart => State::Failed,
+            _ => match BACKOFF.after_failure(&mut nf.streak, ran_for.as_nanos() as u64) {
+                restart::Decision::StartAfter(pause_ns) => {
+                    nf.deadline = Some(Instant::now() + Duration::from_nanos(pause_ns));
+                    State::Restarting
+                }
+                restart::Decision::GiveUp => State::Failed,
+            },
+        };
+        if !matches!(nf.state, State::Restarting) {
+            nf.deadline = None;
+        }
+        if nf.state != State::Gone && !self.stopping {
+            eprintln!("sluiced: {} has ended after {:.3} s and is {} now", nf.name, ran_for.as_secs_f64(), nf.state);
+        }
+        if let Some(handle) = &handle {
+            nf.before.add(handle);
+            handle.alive.store(false, Ordering::Relaxed);
+        }
+        let gone = nf.state == State::Gone;
+        if let Some(pid) = ended {
+            self.note(|r| r.ended(pid));
+        }
+        if handle.is_some() {
+            // New tables first: no flow is sent to it any more. Then its frames come back.
+            self.publish();
+            if let Err(error) = self.plane.detach(number) {
+                eprintln!("sluiced: {error}");
+            }
+        }
+        if let Some(place) = place {
+            self.plane.vacate(&place);
+        }
+        if gone {
+            self.bury(number);
+        }
+    }
+
+    /// Forgets an NF that was removed.
+    fn bury(&mut self, number: u16) {
+        let Some(nf) = self.nfs.remove(&number) else { return };
+        if let Some(Some(service)) = self.services.get_mut(nf.service as usize) {
+            service.instances.retain(|n| *n != number);
+        }
+        for waiter in nf.waiters {
+            let _ = waiter.send(());
+        }
+    }
+
+    /// Begins to remove an NF: no new packets, then, when those on their way have passed, the word to stop.
+    pub(super) fn retire(&mut self, number: u16) {
+        let drain = Duration::from_millis(self.config.manager.drain_ms);
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        match nf.state {
+            State::Running => {
+                nf.draining = true;
+                nf.deadline = Some(Instant::now() + drain);
+                self.publish();
+            }
+            State::Starting => {
+                nf.state = State::Stopping;
+                kill(nf);
+            }
+            State::Stopping => {}
+            _ => {
+                nf.state = State::Gone;
+                self.bury(number);
+            }
+        }
+    }
+
+    /// Tells an NF to stop.
+    fn tell_to_stop(nf: &mut NfState) {
+        nf.state = State::Stopping;
+        nf.draining = false;
+        nf.deadline = Some(Instant::now() + STOP_PATIENCE);
+        if let Some(handle) = &nf.handle {
+            handle.region.page.control(Control::Stop).store(1, Ordering::Release);
+            ring(handle);
+        } else {
+            kill(nf);
+        }
+    }
+
+    /// Timers, sentences, measurements.
+    pub(super) fn tick(&mut self, now: Instant) {
+        let numbers: Vec<u16> = self.nfs.keys().copied().collect();
+        for number in numbers {
+            let Some(nf) = self.nfs.get_mut(&number) else { continue };
+            nf.cpu.sample(now);
+            if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
+                match handle.sentence() {
+                    Sentence::None => {}
+                    Sentence::Violations => {
+                        let violations = handle.violations.load(Ordering::Relaxed);
+                        eprintln!("sluiced: {} forged {violations} descriptors or cursors and is stopped", nf.name);
+                        kill(nf);
+                    }
+                    Sentence::Stalled => {
+                        eprintln!("sluiced: {} holds packets and returns none, and is stopped (manager.stall_ms)", nf.name);
+                        kill(nf);
+                    }
+                }
+                if nf.draining {
+                    let empty = nf.handle.as_ref().is_none_or(|h| {
+                        let (posted, returned) = h.posted_returned();
+                        h.in_flight.load(Ordering::Relaxed) == 0 && posted <= returned
+                    });
+                    if empty || nf.deadline.is_some_and(|d| now >= d) {
+                        Self::tell_to_stop(nf);
+                    }
+                    continue;
+                }
+            }
+            if nf.deadline.is_some_and(|d| now >= d) {
+                nf.deadline = None;
+                match nf.state {
+                    State::Restarting => {
+                        nf.restarts += 1;
+                        self.launch(number);
+                    }
+                    State::Starting => {
+                        eprintln!("sluiced: {} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
+                        kill(nf);
+                    }
+                    State::Stopping => kill(nf),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Stops reading ports, lets the packets inside leave, stops every NF and thread, and removes what was made on the host.
+    pub(super) fn shut_down(&mut self) {
+        self.stopping = true;
+        let _ = self.plane.stop_rx();
+        let until = Instant::now() + Duration::from_millis(self.config.manager.drain_ms);
+        let inside = |this: &Self| {
+            let held = |nf: &NfState| nf.handle.as_ref().is_some_and(|h| h.in_flight.load(Ordering::Relaxed) > 0);
+            let waiting = || this.plane.snapshots().map_or(0, |s| s.iter().map(|s| s.waiting).sum::<u64>());
+            this.nfs.values().any(held) || waiting() > 0
+        };
+        while inside(self) && Instant::now() < until {
+            self.turn(Duration::from_millis(1));
+        }
+        for nf in self.nfs.values_mut() {
+            match nf.state {
+                State::Running => Self::tell_to_stop(nf),
+                State::Starting => {
+                    nf.state = State::Stopping;
+                    nf.deadline = None;
+                    kill(nf);
+                }
+                _ => {}
+            }
+        }
+        while self.nfs.values().any(|nf| nf.process.is_some()) {
+            self.turn(Duration::from_millis(5));
+        }
+        for number in 0..self.ports.len() {
+            let _ = self.plane.close_port(number as u16);
+        }
+        self.plane.stop();
+        if let Some(record) = self.record.take() {
+            match record.finish() {
+                Ok(undone) if undone.failed.is_empty() => {}
+                Ok(undone) => eprintln!("sluiced: could not undo: {}", undone.failed.join(", ")),
+                Err(error) => eprintln!("sluiced: {error}"),
+            }
+        }
+    }
+}
+
+/// Ends the process of an NF at once. Its end is noticed through its pidfd.
+fn kill(nf: &NfState) {
+    if let Some(process) = &nf.process {
+        let _ = process::send_signal(process.pidfd.as_fd(), Signal::KILL);
+    }
+}
+
+/// Wakes an NF whatever its core's page says.
+fn ring(handle: &NfHandle) {
+    handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
+    handle.core_page.wake(handle.slot);
+}

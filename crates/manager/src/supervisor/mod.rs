@@ -1,0 +1,338 @@
+//! The supervisor: one thread that starts and loses NFs, opens and closes ports, and turns every change into new tables for the
+//! packet threads.
+//!
+//! It owns all control state, so nothing here is locked. Others ask it for something by sending it a closure ([`Remote`]). It sleeps
+//! in epoll on the NF socket, on the processes of the NFs, on signals and on those requests.
+
+mod backend;
+mod change;
+mod life;
+mod report;
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+use sluice_policy::restart;
+
+use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
+use crate::classify::rule::{Rule, RuleSet};
+use crate::config::model::{self, Config};
+use crate::dataplane::{DataPlane, Place, PlaneError};
+use crate::nf::State;
+use crate::nf::attach::Listener;
+use crate::nf::handle::NfHandle;
+use crate::nf::record::{Record, RecordError, Thing};
+use crate::port::PortError;
+use crate::worker::QueueCounters;
+
+pub use backend::Remote;
+
+/// How often sentences are carried out, timers looked at and processes measured.
+const TICK: Duration = Duration::from_millis(20);
+/// How long a spawned NF may take to say hello.
+const HELLO_PATIENCE: Duration = Duration::from_secs(10);
+/// How long an NF that was told to stop may take.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why the supervisor could not start or change something. Each says what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum SupervisorError {
+    /// The packet threads.
+    #[error(transparent)]
+    Plane(#[from] PlaneError),
+    /// A port.
+    #[error(transparent)]
+    Port(#[from] PortError),
+    /// The runtime directory or the record in it.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The NF socket.
+    #[error(transparent)]
+    Attach(#[from] crate::nf::attach::AttachError),
+    /// A system call of the event loop.
+    #[error("cannot {doing}: {source}")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// The kernel's answer.
+        source: rustix::io::Errno,
+    },
+    /// What was asked for is not valid.
+    #[error("{0}")]
+    Invalid(String),
+    /// What was named is not there.
+    #[error("{0}")]
+    NoSuch(String),
+    /// What was asked for does not go with what is there.
+    #[error("{0}")]
+    Conflict(String),
+}
+
+/// Something that another thread wants done.
+pub type Job = Box<dyn FnOnce(&mut Supervisor) + Send>;
+
+struct PortState {
+    config: model::Port,
+    description: String,
+    counters: Vec<Arc<QueueCounters>>,
+}
+
+struct ServiceState {
+    config: model::Service,
+    exec: Option<PathBuf>,
+    user: Option<crate::nf::spawn::User>,
+    /// Numbers of its instances.
+    instances: Vec<u16>,
+    next_index: u32,
+}
+
+/// An NF, whether it has a process or not.
+struct NfState {
+    number: u16,
+    name: String,
+    service: u16,
+    core: usize,
+    state: State,
+    handle: Option<Arc<NfHandle>>,
+    place: Option<Place>,
+    process: Option<life::Process>,
+    connection: Option<OwnedFd>,
+    restarts: u64,
+    streak: restart::Streak,
+    /// When the state it is in ends by itself: a hello that did not come, a pause that is over, a stop that takes too long.
+    deadline: Option<Instant>,
+    started_at: Instant,
+    /// It is on its way out: when its packets are gone it is told to stop.
+    draining: bool,
+    /// Counters of its former processes, so that totals never go back.
+    before: report::NfTotals,
+    cpu: report::CpuMeter,
+    waiters: Vec<Sender<()>>,
+}
+
+/// The one who knows everything.
+pub struct Supervisor {
+    config: Config,
+    config_path: Option<PathBuf>,
+    plane: DataPlane,
+    ports: Vec<Option<PortState>>,
+    services: Vec<Option<ServiceState>>,
+    chains: Vec<Option<Arc<Chain>>>,
+    nfs: BTreeMap<u16, NfState>,
+    next_nf: u16,
+    next_version: u32,
+    tables: Arc<Tables>,
+    listener: Listener,
+    record: Option<Record>,
+    epoll: OwnedFd,
+    jobs: Receiver<Job>,
+    wake: Arc<OwnedFd>,
+    remote: Sender<Job>,
+    started: Instant,
+    meter: report::ThreadMeter,
+    stopping: bool,
+    /// Told once everything has stopped.
+    quit: bool,
+}
+
+mod token {
+    //! What an epoll event is about.
+    pub const WAKE: u64 = 0;
+    pub const LISTENER: u64 = 1;
+    pub const PROCESS: u64 = 2 << 32;
+    pub const CONNECTION: u64 = 3 << 32;
+    pub const KIND: u64 = 0xffff_ffff << 32;
+}
+
+fn system(doing: &'static str) -> impl Fn(rustix::io::Errno) -> SupervisorError {
+    move |source| SupervisorError::System { doing, source }
+}
+
+impl Supervisor {
+    /// Starts the packet threads, opens the ports and spawns the NFs that a valid configuration names. If anything fails, everything
+    /// that was started is stopped again.
+    ///
+    /// # Errors
+    /// The first thing that failed.
+    pub fn start(config: Config, config_path: Option<PathBuf>, record: Record) -> Result<Self, SupervisorError> {
+        let plane = DataPlane::start(&config)?;
+        let listener = Listener::bind(&config.manager.runtime_dir.join("nf.sock"), 0o666)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?);
+        let interest = epoll::EventFlags::IN;
+        epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(token::WAKE), interest).map_err(system("watch requests"))?;
+        epoll::add(&epoll, listener.fd(), epoll::EventData::new_u64(token::LISTENER), interest).map_err(system("watch the NF socket"))?;
+        let (remote, jobs) = channel();
+        let wanted = config.clone();
+        let mut this = Self {
+            config: Config { ports: vec![], services: vec![], chains: vec![], rules: vec![], ..config },
+            config_path,
+            plane,
+            ports: Vec::new(),
+            services: Vec::new(),
+            chains: Vec::new(),
+            nfs: BTreeMap::new(),
+            next_nf: 0,
+            next_version: 1,
+            tables: Arc::default(),
+            listener,
+            record: Some(record),
+            epoll,
+            jobs,
+            wake,
+            remote,
+            started: Instant::now(),
+            meter: report::ThreadMeter::default(),
+            stopping: false,
+            quit: false,
+        };
+        let socket = this.listener.path().to_path_buf();
+        this.note(|r| r.made(Thing::Socket, &socket));
+        match this.build(wanted) {
+            Ok(()) => Ok(this),
+            Err(error) => {
+                this.shut_down();
+                Err(error)
+            }
+        }
+    }
+
+    /// Brings everything up in the order in which packets need it, ports last, so that the first packet finds its chain complete.
+    fn build(&mut self, wanted: Config) -> Result<(), SupervisorError> {
+        let opened = wanted.ports.iter().map(|port| self.open(port)).collect::<Result<Vec<_>, _>>()?;
+        // Numbers first: chains name ports and services.
+        for port in &wanted.ports {
+            self.ports.push(Some(PortState { config: port.clone(), description: String::new(), counters: Vec::new() }));
+        }
+        self.config.ports.clone_from(&wanted.ports);
+        for service in &wanted.services {
+            self.add_service(service.clone())?;
+        }
+        for chain in &wanted.chains {
+            self.add_chain(chain.clone())?;
+        }
+        self.config.rules = wanted.rules;
+        self.publish();
+        self.await_hellos()?;
+        for (number, open) in opened.into_iter().enumerate() {
+            self.put_port(number as u16, open)?;
+        }
+        Ok(())
+    }
+
+    /// A handle by which other threads reach this one.
+    pub fn remote(&self) -> Remote {
+        Remote::new(self.remote.clone(), self.wake.clone())
+    }
+
+    /// The configuration that is in force.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Serves until told to stop, then drains and stops everything.
+    pub fn run(mut self) {
+        while !self.quit {
+            self.turn(TICK);
+        }
+        self.shut_down();
+    }
+
+    /// Ends [`Supervisor::run`].
+    pub fn quit(&mut self) {
+        self.quit = true;
+    }
+
+    /// Waits for events for so long, and handles them.
+    fn turn(&mut self, timeout: Duration) {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
+        let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
+        // EINTR is an empty turn.
+        let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+        for event in &events {
+            let data = event.data.u64();
+            match data & token::KIND {
+                token::PROCESS => self.process_ended((data & !token::KIND) as u16),
+                token::CONNECTION => self.connection_closed((data & !token::KIND) as u16),
+                _ if data == token::LISTENER => {}
+                _ => {
+                    let mut count = [0; 8];
+                    let _ = rustix::io::read(&*self.wake, &mut count);
+                }
+            }
+        }
+        self.greet();
+        while let Ok(job) = self.jobs.try_recv() {
+            job(self);
+        }
+        self.tick(Instant::now());
+    }
+
+    /// Makes tables of what there is now and gives them to the packet threads.
+    fn publish(&mut self) {
+        let rules = self.rules();
+        let services = self
+            .services
+            .iter()
+            .map(|service| {
+                let instances = service.as_ref().map_or(&[][..], |s| &s.instances);
+                let runs = |nf: &&NfState| nf.state == State::Running && !nf.draining;
+                let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
+                living.map(|nf| Member { nf: nf.number, id: restart_stable_id(&nf.name) }).collect()
+            })
+            .collect();
+        let ports = self
+            .ports
+            .iter()
+            .enumerate()
+            .map(|(number, port)| {
+                port.as_ref().map(|p| PortInfo {
+                    name: p.config.name.clone(),
+                    overload: p.config.overload,
+                    owners: self.plane.owners(number as u16, p.counters.len()),
+                })
+            })
+            .collect();
+        let generation = self.tables.generation + 1;
+        self.tables = Arc::new(Tables { generation, rules, chains: self.chains.clone(), services, ports });
+        self.plane.use_tables(&self.tables);
+    }
+
+    /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before.
+    fn rules(&self) -> RuleSet {
+        let ports = self.ports.iter().enumerate().filter_map(|(i, p)| Some((p.as_ref()?.config.name.clone(), i as u16))).collect();
+        let chains = self.chains.iter().flatten().map(|c| (c.name.clone(), c.number)).collect();
+        let compile = |(number, rule): (usize, &model::Rule)| match Rule::compile(rule, number, &ports, &chains) {
+            Ok(rule) => Some(rule),
+            Err(error) => {
+                eprintln!("sluiced: a rule is left out: {error}");
+                None
+            }
+        };
+        RuleSet::new(self.config.rules.iter().enumerate().filter_map(compile).collect())
+    }
+
+    /// Notes in the record; a full disk is no reason to stop packets.
+    fn note(&mut self, what: impl FnOnce(&mut Record) -> Result<(), RecordError>) {
+        if let Some(record) = &mut self.record
+            && let Err(error) = what(record)
+        {
+            eprintln!("sluiced: {error}");
+        }
+    }
+
+    fn fresh_counters(&self) -> Arc<[ChainCounters]> {
+        (0..self.plane.threads()).map(|_| ChainCounters::default()).collect()
+    }
+}
+
+/// What an instance is known by when flows are spread: of its name, so that it stays the same over restarts of NF and manager.
+fn restart_stable_id(name: &str) -> u64 {
+    // FNV-1a: any fixed hash will do.
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}

@@ -1,0 +1,325 @@
+//! What the supervisor tells: status and statistics, put together from what the packet threads, the NFs and the kernel count.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use rustix::process::Pid;
+use sluice_shm::histogram::Histogram;
+use sluice_shm::page::Counter;
+
+use super::Supervisor;
+use crate::chain::Drop;
+use crate::config::model::{Mode, OnFailure, Overload, PortKind};
+use crate::control::model::{self as api, Distribution};
+use crate::mechanism::process::CpuClock;
+use crate::nf::State;
+use crate::nf::handle::NfHandle;
+use crate::worker::Snapshot;
+
+/// Nanoseconds between two looks at the CPU time of a process.
+const CPU_EVERY_NS: u64 = 500_000_000;
+
+/// What an NF's former processes counted.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct NfTotals {
+    posted: u64,
+    returned: u64,
+    dropped: u64,
+    wakes: u64,
+    violations: u64,
+}
+
+impl NfTotals {
+    /// Adds what a handle counted.
+    pub(super) fn add(&mut self, handle: &NfHandle) {
+        for counters in &handle.counters {
+            self.posted += counters.posted.get();
+            self.returned += counters.returned.get();
+            self.dropped += counters.dropped.get();
+            self.wakes += counters.wakes.get();
+        }
+        self.violations += handle.violations.load(Ordering::Relaxed);
+    }
+}
+
+/// Measures how much of a core a process uses.
+#[derive(Debug, Default)]
+pub(super) struct CpuMeter {
+    clock: Option<CpuClock>,
+    last: Option<(Instant, u64)>,
+    percent: f64,
+}
+
+impl CpuMeter {
+    /// A new process.
+    pub(super) fn start(&mut self, pid: Pid) {
+        *self = Self { clock: CpuClock::of(pid).ok(), last: None, percent: 0.0 };
+    }
+
+    /// Looks, if it is time to.
+    pub(super) fn sample(&mut self, now: Instant) {
+        if self.last.is_some_and(|(at, _)| ((now - at).as_nanos() as u64) < CPU_EVERY_NS) {
+            return;
+        }
+        let Some(used) = self.clock.and_then(|c| c.read_ns().ok()) else { return };
+        if let Some((at, before)) = self.last {
+            self.percent = used.saturating_sub(before) as f64 * 100.0 / (now - at).as_nanos().max(1) as f64;
+        }
+        self.last = Some((now, used));
+    }
+}
+
+/// Measures how busy the packet threads are, between two reports.
+#[derive(Debug, Default)]
+pub(super) struct ThreadMeter {
+    last: Option<(Instant, Vec<u64>)>,
+    percent: Vec<f64>,
+}
+
+impl ThreadMeter {
+    fn sample(&mut self, now: Instant, busy: Vec<u64>) -> Vec<f64> {
+        if let Some((at, before)) = &self.last {
+            let passed = (now - *at).as_nanos().max(1) as f64;
+            if passed < 50e6 && !self.percent.is_empty() {
+                return self.percent.clone();
+            }
+            self.percent = busy.iter().zip(before).map(|(b, a)| (b.saturating_sub(*a) as f64 * 100.0 / passed).min(100.0)).collect();
+        } else {
+            self.percent = vec![0.0; busy.len()];
+        }
+        self.last = Some((now, busy));
+        self.percent.clone()
+    }
+}
+
+impl Supervisor {
+    /// What the daemon is and has.
+    pub(super) fn status(&mut self, snapshots: &[Snapshot]) -> api::Status {
+        let infos = self.plane.thread_infos();
+        let busy = self.meter.sample(Instant::now(), infos.iter().map(|t| t.busy_ns).collect());
+        let total = u64::from(self.plane.table().frames());
+        let in_use = self.plane.table().in_use() as u64;
+        api::Status {
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+            pid: std::process::id(),
+            config: self.config_path.as_ref().map(|p| p.display().to_string()),
+            cores: crate::mechanism::affinity::allowed().map_or(0, |c| c.len() as u32),
+            threads: infos
+                .iter()
+                .zip(busy)
+                .map(|(t, busy_percent)| api::Thread { role: t.roles.names().join("+"), core: t.core as u32, busy_percent })
+                .collect(),
+            frames: api::Frames { total, free: total - in_use, in_use },
+            hugepages: self.plane.arena_memory().is_huge(),
+            flows: snapshots.iter().map(|s| s.flows.entries).sum(),
+        }
+    }
+
+    /// Everything that is counted.
+    pub(super) fn stats(&mut self) -> api::Stats {
+        let snapshots = self.plane.snapshots().unwrap_or_default();
+        let mut drops: BTreeMap<String, u64> = BTreeMap::new();
+        let mut more = |name: &str, n: u64| *drops.entry(name.into()).or_default() += n;
+        for chain in self.chains.iter().flatten() {
+            for why in Drop::ALL {
+                more(why.name(), chain.counters.iter().map(|c| c.drops[why as usize].get()).sum());
+            }
+        }
+        more(Drop::NfDown.name(), snapshots.iter().map(|s| s.nf_down).sum());
+        more("no_rule", snapshots.iter().map(|s| s.no_rule).sum());
+        more("no_path", snapshots.iter().map(|s| s.no_path).sum());
+        let ports = self.port_reports(&snapshots);
+        more("port_tx", ports.iter().map(|p| p.tx_drops).sum());
+        api::Stats {
+            time_ns: sluice_shm::clock::monotonic_ns(),
+            status: self.status(&snapshots),
+            services: self.service_reports(),
+            nfs: self.nf_reports(),
+            chains: self.chain_reports(&snapshots),
+            rules: self.rule_reports(&snapshots),
+            ports,
+            drops,
+        }
+    }
+
+    fn port_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Port> {
+        let report = |(number, port): (usize, &Option<super::PortState>)| {
+            let port = port.as_ref()?;
+            let sum = |f: fn(&crate::worker::QueueCounters) -> u64| port.counters.iter().map(|c| f(c)).sum();
+            let mut details: BTreeMap<String, f64> = BTreeMap::new();
+            let mut latency = Histogram::default();
+            let mut finished: Option<bool> = None;
+            for snapshot in snapshots {
+                let mine = |of: &u16| *of as usize == number;
+                for (name, value) in snapshot.details.iter().filter(|(of, _)| mine(of)).flat_map(|(_, d)| d) {
+                    *details.entry((*name).into()).or_default() += value;
+                }
+                snapshot.port_latencies.iter().filter(|(of, _)| mine(of)).for_each(|(_, h)| latency.merge(h));
+                for (_, done) in snapshot.finished.iter().filter(|(of, _)| mine(of)) {
+                    finished = Some(finished.unwrap_or(true) && *done);
+                }
+            }
+            for (name, q) in [("latency_ns_p50", 0.5), ("latency_ns_p90", 0.9), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)] {
+                if let Some(value) = latency.quantile(q) {
+                    details.insert(name.into(), value as f64);
+                }
+            }
+            let kind = match port.config.kind {
+                PortKind::Gen(_) => "gen",
+                PortKind::Sink(_) => "sink",
+                PortKind::Pcap(_) => "pcap",
+                PortKind::Dpdk(_) => "dpdk",
+            };
+            Some(api::Port {
+                name: port.config.name.clone(),
+                kind: kind.into(),
+                description: port.description.clone(),
+                overload: if port.config.overload == Overload::Wait { "wait" } else { "drop" }.into(),
+                queues: port.counters.len() as u32,
+                rx_packets: sum(|c| c.rx_packets.get()),
+                rx_bytes: sum(|c| c.rx_bytes.get()),
+                tx_packets: sum(|c| c.tx_packets.get()),
+                tx_bytes: sum(|c| c.tx_bytes.get()),
+                tx_drops: sum(|c| c.tx_drops.get()),
+                entry_drops: sum(|c| c.entry_drops.get()),
+                finished: finished.unwrap_or(false),
+                details,
+            })
+        };
+        self.ports.iter().enumerate().filter_map(report).collect()
+    }
+
+    pub(super) fn service_reports(&self) -> Vec<api::Service> {
+        let name = |n: &u16| self.nfs.get(n).map(|nf| nf.name.clone());
+        let live = self.services.iter().flatten().filter(|s| !s.config.name.is_empty());
+        live.map(|s| api::Service {
+            name: s.config.name.clone(),
+            instances: s.instances.iter().filter_map(name).collect(),
+            running: s.instances.iter().filter(|n| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running)).count() as u32,
+            exec: s.exec.as_ref().map(|e| e.display().to_string()),
+            args: s.config.args.clone(),
+            attach: s.config.attach,
+            cores: s.config.cores.clone(),
+            mode: mode(s.config.mode).into(),
+            ring: s.config.ring,
+            tenant: s.config.tenant.clone(),
+        })
+        .collect()
+    }
+
+    pub(super) fn nf_reports(&self) -> Vec<api::Nf> {
+        let held = self.plane.table().held();
+        self.nfs
+            .values()
+            .map(|nf| {
+                let service = self.services[nf.service as usize].as_ref();
+                let mut totals = nf.before;
+                let mut of_now = (0, 0);
+                if let Some(handle) = &nf.handle {
+                    totals.add(handle);
+                    of_now = handle.posted_returned();
+                }
+                let word = |counter| nf.handle.as_ref().map_or(0, |h| h.region.page.counter(counter).load(Ordering::Relaxed));
+                let service_time = nf.handle.as_ref().map(|h| h.region.page.service_time().snapshot()).unwrap_or_default();
+                api::Nf {
+                    name: nf.name.clone(),
+                    service: service.map_or(String::new(), |s| s.config.name.clone()),
+                    number: u32::from(nf.number),
+                    pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
+                    core: nf.core as u32,
+                    state: if nf.draining { api::NfState::Stopping } else { state(nf.state) },
+                    mode: service.map_or("sleep", |s| mode(s.config.mode)).into(),
+                    restarts: nf.restarts,
+                    rx_packets: totals.posted,
+                    tx_packets: totals.returned,
+                    verdict_drops: totals.dropped,
+                    queue: of_now.0.saturating_sub(of_now.1),
+                    queue_capacity: service.map_or(0, |s| u64::from(s.config.ring)),
+                    violations: totals.violations,
+                    cpu_percent: if nf.process.is_some() { nf.cpu.percent } else { 0.0 },
+                    service_ns: Distribution::from(&service_time),
+                    sleeps: word(Counter::Sleeps),
+                    hand_overs: word(Counter::HandOvers),
+                    wakes: totals.wakes,
+                    frames_held: held.get(&nf.number).copied().unwrap_or(0),
+                    private_kib: None,
+                }
+            })
+            .collect()
+    }
+
+    fn chain_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Chain> {
+        let report = |chain: &std::sync::Arc<crate::chain::Chain>| {
+            let mut latency = Histogram::default();
+            snapshots.iter().filter_map(|s| s.latencies.get(chain.number as usize)).for_each(|h| latency.merge(h));
+            let service_name = |n: &u16| self.services[*n as usize].as_ref().map_or(String::new(), |s| s.config.name.clone());
+            let missing = chain.services.iter().any(|s| self.tables.services.get(*s as usize).is_none_or(Vec::is_empty));
+            let returns = |service: &u16| {
+                let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
+                instances.iter().filter_map(|n| self.nfs.get(n)).any(|nf| nf.state != State::Failed)
+            };
+            let state = match (missing, chain.on_failure) {
+                (false, _) => api::ChainState::Open,
+                (true, OnFailure::Bypass) => api::ChainState::Bypassing,
+                (true, _) if chain.services.iter().all(returns) => api::ChainState::Refused,
+                (true, _) => api::ChainState::Down,
+            };
+            let drops = Drop::ALL
+                .iter()
+                .map(|why| (why.name().to_string(), chain.counters.iter().map(|c| c.drops[*why as usize].get()).sum::<u64>()))
+                .filter(|(_, n)| *n > 0)
+                .collect();
+            api::Chain {
+                name: chain.name.clone(),
+                services: chain.services.iter().map(service_name).collect(),
+                egress: self.ports[chain.egress as usize].as_ref().map_or(String::new(), |p| p.config.name.clone()),
+                on_failure: on_failure(chain.on_failure).into(),
+                state,
+                entry_packets: chain.counters.iter().map(|c| c.entered.get()).sum(),
+                exit_packets: chain.counters.iter().map(|c| c.left.get()).sum(),
+                drops,
+                latency_ns: Distribution::from(&latency),
+            }
+        };
+        self.chains.iter().flatten().map(report).collect()
+    }
+
+    fn rule_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Rule> {
+        let report = |(position, rule): (usize, &crate::config::model::Rule)| api::Rule {
+            name: rule.name.clone().unwrap_or_else(|| format!("rule.{position}")),
+            position,
+            chain: rule.chain.clone(),
+            hits: snapshots.iter().filter_map(|s| s.rule_hits.get(position)).sum(),
+            matches: rule.clone(),
+        };
+        self.config.rules.iter().enumerate().map(report).collect()
+    }
+}
+
+fn mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Sleep => "sleep",
+        Mode::Poll => "poll",
+    }
+}
+
+fn on_failure(policy: OnFailure) -> &'static str {
+    match policy {
+        OnFailure::Drop => "drop",
+        OnFailure::Bypass => "bypass",
+        OnFailure::Restart => "restart",
+    }
+}
+
+fn state(state: State) -> api::NfState {
+    match state {
+        State::Expected => api::NfState::Expected,
+        State::Starting => api::NfState::Starting,
+        State::Running => api::NfState::Running,
+        State::Stopping | State::Gone => api::NfState::Stopping,
+        State::Restarting => api::NfState::Restarting,
+        State::Failed => api::NfState::Failed,
+    }
+}
