@@ -12,6 +12,6 @@ pub mod mechanism;
 pub mod nf;
 pub mod port;
 
+pub mod dataplane;
 pub mod telemetry;
 pub mod worker;
-pub mod dataplane;
