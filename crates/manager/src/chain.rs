@@ -296,15 +296,22 @@ impl PathRegistry {
     #[cold]
     pub fn decide(&self, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> u32 {
         let Some(Some(chain)) = tables.chains.get(chain as usize) else { return NO_RULE };
-        let old = old.and_then(|number| self.get(number)).filter(|p| p.chain.number == chain.number && p.chain.services == chain.services);
+        let old = old
+            .and_then(|number| self.get(number))
+            .filter(|p| p.chain.number == chain.number && p.chain.services == chain.services);
         let mut nfs = Vec::with_capacity(chain.services.len());
         let mut bypasses = false;
         for (i, service) in chain.services.iter().enumerate() {
             let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
             // The flow's former instance of this very hop stays, if it lives. A path that bypassed has its hops shifted.
-            let kept = old.filter(|p| !p.bypasses).and_then(|p| p.hops.get(i)).map(|h| h.nf).filter(|nf| members.iter().any(|m| m.nf == *nf));
+            let kept = old
+                .filter(|p| !p.bypasses)
+                .and_then(|p| p.hops.get(i))
+                .map(|h| h.nf)
+                .filter(|nf| members.iter().any(|m| m.nf == *nf));
             // A service that comes twice in a chain is met in the same instance.
-            let same = chain.services[..i].iter().position(|s| s == service).filter(|_| !bypasses).and_then(|at| nfs.get(at)).copied();
+            let same =
+                chain.services[..i].iter().position(|s| s == service).filter(|_| !bypasses).and_then(|at| nfs.get(at)).copied();
             let chosen = kept.or(same).or_else(|| match members {
                 [] => None,
                 [only] => Some(only.nf),
@@ -374,7 +381,8 @@ mod tests {
             assert_eq!(registry.decide(&after, 0, 0, hash, Some(old)), old);
             assert!(registry.still_valid(&after, old, 0));
         }
-        let moved = (0..200).filter(|hash| registry.get(registry.decide(&after, 0, 0, *hash, None)).unwrap().hops[0].nf != 4).count();
+        let moved =
+            (0..200).filter(|hash| registry.get(registry.decide(&after, 0, 0, *hash, None)).unwrap().hops[0].nf != 4).count();
         assert!(moved > 100, "new flows are spread over all instances");
     }
 
@@ -389,7 +397,10 @@ mod tests {
         let path = registry.get(number).unwrap();
         assert!(path.bypasses);
         assert_eq!(path.hops.len(), 1);
-        assert!(!registry.still_valid(&tables(vec![bypass.clone()], whole.clone()), number, 0), "back to the full path when the NF is back");
+        assert!(
+            !registry.still_valid(&tables(vec![bypass.clone()], whole.clone()), number, 0),
+            "back to the full path when the NF is back"
+        );
         assert!(!registry.still_valid(&tables(vec![bypass], broken.clone()), full, 0));
         for policy in [OnFailure::Drop, OnFailure::Restart] {
             assert_eq!(registry.decide(&tables(vec![chain(0, 1, &[0, 1], policy)], broken.clone()), 0, 0, 1, None), REFUSED);
@@ -408,7 +419,10 @@ mod tests {
 
     #[test]
     fn depth_is_the_furthest_hop() {
-        let tables = tables(vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 1, &[2, 0, 1], OnFailure::Drop)], vec![vec![], vec![], vec![]]);
+        let tables = tables(
+            vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 1, &[2, 0, 1], OnFailure::Drop)],
+            vec![vec![], vec![], vec![]],
+        );
         assert_eq!(tables.depths(), [1, 2, 0]);
     }
 

@@ -118,7 +118,8 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Memory`] if there is no memory for packets; [`PlaneError::Thread`] if a core cannot be had.
     pub fn start(config: &Config) -> Result<Self, PlaneError> {
-        let geometry = Geometry { frames: config.memory.frames, stride: Geometry::stride_for(config.memory.packet_bytes as usize) as u32 };
+        let geometry =
+            Geometry { frames: config.memory.frames, stride: Geometry::stride_for(config.memory.packet_bytes as usize) as u32 };
         let (arena_memory, arena) = match config.memory.hugepages {
             Hugepages::Never => Arena::create(geometry, false)?,
             Hugepages::Always => Arena::create(geometry, true)?,
@@ -162,7 +163,9 @@ impl DataPlane {
         // A small arena is shared out, so that no thread starves another.
         let cached = FRAMES_PER_THREAD.min(geometry.frames as usize / (2 * n));
         let mut links = Vec::with_capacity(n);
-        for (index, ((core, roles), (lanes_out, lanes_in))) in threads.into_iter().zip(lanes_out.into_iter().zip(lanes_in)).enumerate() {
+        for (index, ((core, roles), (lanes_out, lanes_in))) in
+            threads.into_iter().zip(lanes_out.into_iter().zip(lanes_in)).enumerate()
+        {
             let (commands, receiver) = channel();
             let flag = Arc::new(AtomicBool::new(false));
             let busy_ns = Arc::new(AtomicU64::new(0));
@@ -275,7 +278,11 @@ impl DataPlane {
                 answer
             })
             .collect();
-        answers.into_iter().enumerate().map(|(i, answer)| answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(i))).collect()
+        answers
+            .into_iter()
+            .enumerate()
+            .map(|(i, answer)| answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(i)))
+            .collect()
     }
 
     /// Makes all threads use new tables. They begin within a round of their loops; commands that follow find them in use.

@@ -89,7 +89,17 @@ impl Rig {
             on_failure,
             counters,
         });
-        let rule = Rule { port: None, vlan: None, protocol: Protocol::Any, src: None, dst: None, src_port: None, dst_port: None, dscp: None, chain: 0 };
+        let rule = Rule {
+            port: None,
+            vlan: None,
+            protocol: Protocol::Any,
+            src: None,
+            dst: None,
+            src_port: None,
+            dst_port: None,
+            dscp: None,
+            chain: 0,
+        };
         let tables = Tables {
             generation: 1,
             rules: RuleSet::new(vec![rule]),

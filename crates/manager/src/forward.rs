@@ -340,7 +340,9 @@ impl Plane {
     pub fn may_block(&self, nf: u16) -> bool {
         let Some(Some(end)) = self.nfs.get(nf as usize) else { return false };
         let full = |port: u16| self.out.get(port as usize).is_some_and(|b| b.open && b.waits && b.is_full());
-        let last = |c: &crate::chain::Chain| c.services.last() == Some(&end.handle.service) || c.on_failure == crate::config::model::OnFailure::Bypass;
+        let last = |c: &crate::chain::Chain| {
+            c.services.last() == Some(&end.handle.service) || c.on_failure == crate::config::model::OnFailure::Bypass
+        };
         self.tables.chains.iter().flatten().any(|c| last(c) && full(c.egress))
     }
 

@@ -1,18 +1,27 @@
 //! The manager: takes packets from ports, through chains of NF processes, to ports.
 //!
-//! The modules stand in the order in which a packet meets them.
+//! The modules stand in the order in which a packet meets them, then those that only the supervisor's thread enters.
 
-pub mod chain;
-pub mod classify;
 pub mod config;
-pub mod control;
-pub mod forward;
+
 pub mod frame;
-pub mod mechanism;
-pub mod nf;
 pub mod port;
 
-pub mod telemetry;
+pub mod classify;
+
+pub mod chain;
+pub mod nf;
+
+pub mod forward;
+
 pub mod worker;
-pub mod supervisor;
+
 pub mod dataplane;
+
+pub mod mechanism;
+
+pub mod supervisor;
+
+pub mod telemetry;
+
+pub mod control;

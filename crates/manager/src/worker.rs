@@ -561,8 +561,13 @@ impl Worker {
         let plane = &mut self.setup.plane;
         let depths = plane.tables.depths();
         let depth = |end: &NfEnd| depths.get(end.handle.service as usize).copied().unwrap_or(0);
-        let mut drains: Vec<(std::cmp::Reverse<u32>, u16)> =
-            plane.nfs.iter().flatten().filter(|e| e.consumer.is_some()).map(|e| (std::cmp::Reverse(depth(e)), e.handle.number)).collect();
+        let mut drains: Vec<(std::cmp::Reverse<u32>, u16)> = plane
+            .nfs
+            .iter()
+            .flatten()
+            .filter(|e| e.consumer.is_some())
+            .map(|e| (std::cmp::Reverse(depth(e)), e.handle.number))
+            .collect();
         drains.sort_unstable();
         self.drains = drains.into_iter().map(|(_, number)| number).collect();
         self.pages.clear();
@@ -750,7 +755,13 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
                     let mut burst = [Descriptor::default(); BURST];
                     let n = (packets.len() - sent).min(BURST);
                     for (descriptor, packet) in burst.iter_mut().zip(&packets[sent..sent + n]) {
-                        *descriptor = Descriptor { frame: packet.frame, offset: packet.offset, len: packet.len, arg: port, ..Default::default() };
+                        *descriptor = Descriptor {
+                            frame: packet.frame,
+                            offset: packet.offset,
+                            len: packet.len,
+                            arg: port,
+                            ..Default::default()
+                        };
                     }
                     let taken = lane.enqueue(&burst[..n]).unwrap_or(0);
                     sent += taken;

@@ -5,7 +5,7 @@
 #[inline(always)]
 pub fn queue_of(symmetric_hash: u32, queues: u16) -> u16 {
     // The high bits, scaled: no division. The result is below 2^16 as queues is.
-    (u64::from(symmetric_hash) * u64::from(queues) >> 32) as u16
+    ((u64::from(symmetric_hash) * u64::from(queues)) >> 32) as u16
 }
 
 #[cfg(test)]

@@ -20,8 +20,11 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use super::key::{FlowKey, Kind, protocol};
-use crate::config::model;
+use super::key::{FlowKey, Kind};
+use crate::config::{model, parse};
+
+/// What a rule says about the protocol.
+pub use crate::config::parse::ProtocolMatch as Protocol;
 
 /// Why a rule cannot be used. Each says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -43,16 +46,14 @@ pub enum RuleError {
         chain: String,
     },
     /// A value is not what its key takes.
-    #[error("rule {rule}: {key} = {value:?} is not {expected}")]
+    #[error("rule {rule}: {key}: {what}")]
     BadValue {
         /// Name of the rule.
         rule: String,
         /// The key.
         key: &'static str,
-        /// The value.
-        value: String,
-        /// What the key takes.
-        expected: &'static str,
+        /// What is wrong, and what to write.
+        what: String,
     },
     /// No packet can match all keys of a rule.
     #[error("rule {rule} can never match: {why}; remove one of the two keys")]
@@ -101,46 +102,6 @@ impl Prefix {
     fn is_v4(&self) -> bool {
         matches!(self, Self::V4(..))
     }
-
-    /// From `ADDRESS` or `ADDRESS/LENGTH`.
-    fn parse(text: &str) -> Option<Self> {
-        let (address, len) = text.split_once('/').map_or((text, None), |(address, len)| (address, Some(len)));
-        let address: IpAddr = address.trim().parse().ok()?;
-        let len = match len {
-            Some(len) => len.trim().parse().ok()?,
-            None if address.is_ipv4() => 32,
-            None => 128,
-        };
-        Self::new(address, len)
-    }
-}
-
-/// What a rule says about the protocol.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Protocol {
-    /// Nothing.
-    #[default]
-    Any,
-    /// Any IP.
-    Ip,
-    /// Anything but IP.
-    NonIp,
-    /// IP with this protocol number.
-    Number(u8),
-}
-
-impl Protocol {
-    fn parse(word: &str) -> Option<Self> {
-        Some(match word {
-            "ip" => Self::Ip,
-            "non-ip" => Self::NonIp,
-            "tcp" => Self::Number(protocol::TCP),
-            "udp" => Self::Number(protocol::UDP),
-            "icmp" => Self::Number(protocol::ICMP),
-            "icmpv6" => Self::Number(protocol::ICMPV6),
-            number => Self::Number(number.parse().ok()?),
-        })
-    }
 }
 
 /// A rule as plain values. A key that is None is not looked at.
@@ -178,37 +139,37 @@ impl Rule {
         chains: &HashMap<String, u16>,
     ) -> Result<Self, RuleError> {
         let name = || rule.name.clone().unwrap_or_else(|| format!("rule.{number}"));
-        let bad = |key, value: &str, expected| RuleError::BadValue { rule: name(), key, value: value.to_owned(), expected };
+        let bad = |key, what| RuleError::BadValue { rule: name(), key, what };
         let prefix = |key, value: &Option<String>| {
-            let expected = "a prefix; write it as 10.0.0.0/8 or 2001:db8::/32";
-            value.as_ref().map(|v| Prefix::parse(v).ok_or_else(|| bad(key, v, expected))).transpose()
+            let Some(text) = value else { return Ok(None) };
+            let (address, len) = parse::prefix(text).map_err(|what| bad(key, what))?;
+            Ok(Prefix::new(address, len))
         };
         let range = |key, value: &Option<model::PortRange>| {
-            let expected = "a port or a range of ports; write it as 80 or \"1000-2000\"";
-            value.as_ref().map(|v| bounds(v).map_err(|text| bad(key, &text, expected))).transpose()
+            let Some(range) = value else { return Ok(None) };
+            let (first, last) = range.bounds().map_err(|what| bad(key, what))?;
+            Ok(Some(first..=last))
         };
-        let at_most = |key, value: Option<u16>, most, expected| match value {
-            Some(v) if v > most => Err(bad(key, &v.to_string(), expected)),
+        let at_most = |key, value: Option<u16>, most, what: &str| match value {
+            Some(v) if v > most => Err(bad(key, format!("{v} is no {what}; they go from 0 to {most}"))),
             _ => Ok(value),
         };
         let protocol = match &rule.protocol {
             None => Protocol::Any,
-            Some(word) => Protocol::parse(word).ok_or_else(|| {
-                bad("protocol", word, "a protocol; write tcp, udp, icmp, icmpv6, ip, non-ip, or a protocol number from 0 to 255")
-            })?,
+            Some(word) => parse::protocol(word).map_err(|what| bad("protocol", what))?,
         };
         let compiled = Self {
             port: match &rule.port {
                 None => None,
                 Some(port) => Some(*ports.get(port).ok_or_else(|| RuleError::NoSuchPort { rule: name(), port: port.clone() })?),
             },
-            vlan: at_most("vlan", rule.vlan, 4094, "a VLAN id; write 0 (untagged) to 4094")?,
+            vlan: at_most("vlan", rule.vlan, 4094, "VLAN id")?,
             protocol,
             src: prefix("src", &rule.src)?,
             dst: prefix("dst", &rule.dst)?,
             src_port: range("src_port", &rule.src_port)?,
             dst_port: range("dst_port", &rule.dst_port)?,
-            dscp: at_most("dscp", rule.dscp.map(u16::from), 63, "a DSCP; write 0 to 63")?.map(|d| d as u8),
+            dscp: at_most("dscp", rule.dscp.map(u16::from), 63, "DSCP")?.map(|d| d as u8),
             chain: *chains.get(&rule.chain).ok_or_else(|| RuleError::NoSuchChain { rule: name(), chain: rule.chain.clone() })?,
         };
         match compiled.contradiction() {
@@ -267,20 +228,6 @@ impl Rule {
             && address(self.dst, |(_, dst)| dst)
             && port(&self.src_port, |(src, _)| src)
             && port(&self.dst_port, |(_, dst)| dst)
-    }
-}
-
-/// First and last port of a range, or its text if it is none.
-fn bounds(range: &model::PortRange) -> Result<RangeInclusive<u16>, String> {
-    match range {
-        model::PortRange::One(port) => Ok(*port..=*port),
-        model::PortRange::Text(text) => {
-            let (first, last) = text.split_once('-').unwrap_or((text, text));
-            match (first.trim().parse(), last.trim().parse()) {
-                (Ok(first), Ok(last)) if first <= last => Ok(first..=last),
-                _ => Err(text.clone()),
-            }
-        }
     }
 }
 
@@ -402,8 +349,8 @@ impl<const A: usize> Block<A> {
         // Zero where all fields agree. Loops of eight without a branch, so that each becomes a few vector instructions.
         let mut differ: Lane = [0; LANES];
         let mut compare = |field: &Equal, word: u32| {
-            for i in 0..LANES {
-                differ[i] |= word & field.mask[i] ^ field.value[i];
+            for (d, (mask, value)) in differ.iter_mut().zip(field.mask.iter().zip(&field.value)) {
+                *d |= (word & mask) ^ value;
             }
         };
         for (i, word) in probe.edge.into_iter().enumerate() {
@@ -414,10 +361,9 @@ impl<const A: usize> Block<A> {
             compare(&self.dst[i], probe.dst[i]);
         }
         for (field, port) in self.ports.iter().zip(probe.ports) {
-            for i in 0..LANES {
+            for (d, (first, span)) in differ.iter_mut().zip(field.first.iter().zip(&field.span)) {
                 // What the distance from the first port exceeds the span by; never below zero.
-                let distance = port.wrapping_sub(field.first[i]);
-                differ[i] |= distance.max(field.span[i]) - field.span[i];
+                *d |= port.wrapping_sub(*first).max(*span) - span;
             }
         }
         let mut matching = 0u32;

@@ -10,9 +10,10 @@ use super::nearest;
 use crate::classify::key;
 
 /// Which protocols a rule matches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ProtocolMatch {
     /// Every packet.
+    #[default]
     Any,
     /// Every IPv4 and IPv6 packet.
     Ip,
