@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use sluice_nf::header::{Flow, Headers};
+use sluice_nf::header::{Flow, Headers, protocol};
 
 /// Bits of [`FlowKey::tail`] below the ports (or the datagram's number).
 const IPV4: u64 = 1 << 8;
@@ -36,6 +36,15 @@ impl FlowKey {
         Some(Self::new(headers.src(packet)?, headers.dst(packet)?, ip.protocol, src_port, dst_port))
     }
 
+    /// As [`FlowKey::of`], with the identifier of an ICMP echo message for both ports, so that requests and replies of one ping are one
+    /// session.
+    #[inline]
+    pub fn of_session(packet: &[u8], headers: &Headers) -> Option<Self> {
+        let key = Self::of(packet, headers)?;
+        let id = if matches!(key.protocol(), protocol::ICMP | protocol::ICMPV6) { headers.echo_id(packet) } else { None };
+        Some(id.map_or(key, |id| Self { tail: key.tail | u64::from(id) << 48 | u64::from(id) << 32, ..key }))
+    }
+
     /// The key of all fragments of the datagram that a packet belongs to. None if it is no fragment.
     #[inline]
     pub fn of_datagram(packet: &[u8], headers: &Headers) -> Option<Self> {
@@ -61,7 +70,25 @@ impl FlowKey {
     }
 
     fn address(&self, bits: u128) -> IpAddr {
-        if self.tail & IPV4 != 0 { Ipv4Addr::from_bits(bits as u32).into() } else { Ipv6Addr::from_bits(bits).into() }
+        if self.is_ipv4() { Ipv4Addr::from_bits(bits as u32).into() } else { Ipv6Addr::from_bits(bits).into() }
+    }
+
+    /// Whether the addresses are IPv4.
+    #[inline]
+    pub fn is_ipv4(&self) -> bool {
+        self.tail & IPV4 != 0
+    }
+
+    /// Source address as a number; an IPv4 address takes the lower 32 bits.
+    #[inline]
+    pub fn src_bits(&self) -> u128 {
+        self.src
+    }
+
+    /// Destination address as a number; an IPv4 address takes the lower 32 bits.
+    #[inline]
+    pub fn dst_bits(&self) -> u128 {
+        self.dst
     }
 
     /// Source port.

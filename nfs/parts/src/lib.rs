@@ -2,12 +2,16 @@
 //!
 //! - [`flow`]: a flow's key, and the key of a fragmented datagram;
 //! - [`table`]: a bounded hash table that allocates nothing after its start, with ageing by small sweeps;
+//! - [`icmp`]: ICMP errors and the packet that they quote;
 //! - [`lines`]: rule, route, backend, pattern and key files: words on lines, errors with file and line;
+//! - [`mac`]: MAC addresses in files;
 //! - [`report`]: counters and tables on SIGUSR1, at an interval and at the end, as text or JSON, written by a thread of its own;
 //! - [`reload`]: reading a file again on SIGHUP, in a thread of its own.
 
 pub mod flow;
+pub mod icmp;
 pub mod lines;
+pub mod mac;
 pub mod reload;
 pub mod report;
 pub mod table;
