@@ -72,6 +72,24 @@ pub fn send_signal(pidfd: BorrowedFd<'_>, signal: Signal) -> Result<(), Errno> {
     }
 }
 
+/// Kills the process group that a process leads: it and the processes that it started, even if it has ended itself. That nobody is
+/// left is no error. Before Linux 6.9 only the process itself is killed.
+///
+/// # Errors
+/// [`Errno::PERM`] if it belongs to someone else.
+pub fn kill_group(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
+    // In libc's headers since 2024.
+    const PIDFD_SIGNAL_PROCESS_GROUP: libc::c_uint = 1 << 2;
+    let (fd, info) = (pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>());
+    // SAFETY: the call takes no memory of ours: without a siginfo the kernel makes one.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, info, PIDFD_SIGNAL_PROCESS_GROUP) };
+    match if sent < 0 { last_errno() } else { return Ok(()) } {
+        // An older kernel, or a process that leads no group.
+        Errno::INVAL | Errno::SRCH => send_signal(pidfd, Signal::KILL),
+        error => Err(error),
+    }
+}
+
 /// Collects a child that has ended, so that it is no zombie. None while it runs. Never blocks.
 ///
 /// # Errors
@@ -204,7 +222,7 @@ static NOFILE_BEFORE: OnceLock<Rlimit> = OnceLock::new();
 /// What the kernel says.
 pub fn raise_nofile() -> Result<u64, Errno> {
     let before = rustix::process::getrlimit(Resource::Nofile);
-    let _ = NOFILE_BEFORE.set(before.clone());
+    let _ = NOFILE_BEFORE.set(before);
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: before.maximum, maximum: before.maximum })?;
     Ok(before.maximum.unwrap_or(u64::MAX))
 }
@@ -212,7 +230,7 @@ pub fn raise_nofile() -> Result<u64, Errno> {
 /// The limits that this process had before [`raise_nofile`], if that was called: what an NF should start with, since programs that
 /// use select() break above 1,024.
 pub fn nofile_before() -> Option<Rlimit> {
-    NOFILE_BEFORE.get().cloned()
+    NOFILE_BEFORE.get().copied()
 }
 
 /// The process file system.
@@ -386,6 +404,40 @@ mod tests {
         assert_eq!(reap(pidfd.as_fd()), Err(Errno::CHILD));
         // Long gone, and still no error and no stranger.
         send_signal(pidfd.as_fd(), Signal::KILL).unwrap();
+    }
+
+    #[test]
+    fn a_group_is_killed_with_its_leader_or_without() {
+        use std::os::unix::process::CommandExt;
+        // A leader that tells its child's pid, and lives on, ends, or leads nobody.
+        for (script, group) in [("sleep 1000 & echo $!; wait", 0), ("sleep 1000 & echo $!", 0), ("echo $$; exec sleep 1000", -1)] {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+            if group == 0 {
+                command.process_group(0);
+            }
+            let mut leader = command.spawn().unwrap();
+            let pidfd = pidfd_open(Pid::from_child(&leader)).unwrap();
+            let mut line = String::new();
+            io::BufRead::read_line(&mut io::BufReader::new(leader.stdout.take().unwrap()), &mut line).unwrap();
+            let member = pidfd_open(Pid::from_raw(line.trim().parse().unwrap()).unwrap()).unwrap();
+            if script.ends_with("$!") {
+                wait_readable(pidfd.as_fd(), None).unwrap();
+            }
+            assert_eq!(wait_readable(member.as_fd(), Some(0)), Ok(false));
+            kill_group(pidfd.as_fd()).unwrap();
+            wait(pidfd.as_fd()).unwrap();
+            let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+            let mut version = release.split('.').map_while(|part| part.parse::<u32>().ok());
+            let has_groups = (version.next(), version.next()) >= (Some(6), Some(9));
+            if has_groups || group == -1 {
+                assert_eq!(wait_readable(member.as_fd(), Some(30_000)), Ok(true), "{script}");
+            } else {
+                send_signal(member.as_fd(), Signal::KILL).unwrap();
+            }
+            // Nobody is left, and that is no error.
+            kill_group(pidfd.as_fd()).unwrap();
+        }
     }
 
     #[test]

@@ -367,7 +367,10 @@ impl Waiting {
                 Event::Hello(Caller { hello, peer, socket: self.socket })
             }
             Err(error) => {
-                refuse(self.socket.as_fd(), "the manager cannot watch your process; in a container this needs Linux 6.5 on the host");
+                refuse(
+                    self.socket.as_fd(),
+                    "the manager cannot watch your process; in a container this needs Linux 6.5 on the host",
+                );
                 self.drop_for(Dropped::Unwatched(error))
             }
         }
@@ -572,13 +575,9 @@ mod tests {
         say_hello(&nf, "ids.0");
         let mut caller = callers(door.serve(0)).pop().unwrap();
         let manager = rustix::process::geteuid().as_raw();
-        for (uid, service, may) in [
-            (0, None, true),
-            (manager, Some(1234), true),
-            (1234, Some(1234), true),
-            (1235, Some(1234), false),
-            (1234, None, false),
-        ] {
+        for (uid, service, may) in
+            [(0, None, true), (manager, Some(1234), true), (1234, Some(1234), true), (1235, Some(1234), false), (1234, None, false)]
+        {
             caller.peer.uid = uid;
             assert_eq!(caller.may_attach_as(service).is_ok(), may, "{uid} as {service:?}");
         }

@@ -263,7 +263,9 @@ impl SpawnError {
     }
 }
 
-/// Starts a process and returns when it executes its program: about a tenth of a millisecond.
+/// Starts a process and returns when it executes its program: less than a tenth of a millisecond, however much memory and however
+/// many descriptors the manager has. The filter costs about as much again, because the kernel works out beforehand what it says of
+/// each system call.
 ///
 /// # Errors
 /// [`SpawnError`]; then nothing is left of it, except perhaps a new, empty log.
