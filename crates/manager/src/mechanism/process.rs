@@ -6,14 +6,15 @@
 //! # Approach
 //! - A child or a peer is held by a *pidfd*: it names one process for ever, is readable once that has ended (so it goes into the
 //!   supervisor's poll set), and signals through it reach that process or nobody.
-//! - A process that must be found again after the manager's own death is remembered as an [`Identity`]: pid and start time, in clock
-//!   ticks since boot. [`Identity::open`] opens the pidfd first and compares the start time after, so no reuse can slip in between.
+//! - A process that must be found again after the manager's own death is remembered as an [`Identity`]: pid and start time, in
+//!   clock ticks since boot. [`Identity::open`] opens the pidfd first and compares the start time after, so no reuse can slip in
+//!   between.
 //! - Figures come from `/proc`, whose place is an argument ([`Proc`]); CPU time comes from the process's clock, at one system call
 //!   a reading and to the nanosecond, where `/proc/PID/stat` has ticks of 10 ms.
 //!
 //! # Limits
-//! Two processes of one pid within one clock tick (10 ms) have one identity; the kernel hands pids out in a circle, so that does not
-//! happen outside of a namespace with a handful of pids. Start times count from boot: compare [`Proc::boot_id`] too.
+//! Two processes of one pid within one clock tick (10 ms) have one identity; the kernel hands pids out in a circle, so that does
+//! not happen outside of a namespace with a handful of pids. Start times count from boot: compare [`Proc::boot_id`] too.
 
 // The kernel's process clocks and SO_PEERPIDFD have no safe wrapper in rustix.
 #![allow(unsafe_code)]
@@ -215,8 +216,8 @@ impl CpuClock {
 /// The soft limit of open descriptors before [`raise_nofile`].
 static NOFILE_BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Lets this process open as many descriptors as its hard limit allows, and says how many. An NF costs the manager about five: pidfd,
-/// socket, region and the doorbell's page; so 1,000 NFs want 8,192.
+/// Lets this process open as many descriptors as its hard limit allows, and says how many. An NF costs the manager about five:
+/// pidfd, socket, region and the doorbell's page; so 1,000 NFs want 8,192.
 ///
 /// # Errors
 /// What the kernel says.
@@ -407,6 +408,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::zombie_processes, reason = "collected by its pidfd")]
     fn a_group_is_killed_with_its_leader_or_without() {
         use std::os::unix::process::CommandExt;
         // A leader that tells its child's pid, and lives on, ends, or leads nobody.
@@ -441,6 +443,7 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::zombie_processes, reason = "collected by its pidfd")]
     fn an_exit_status_is_told() {
         let child = Command::new("/bin/sh").args(["-c", "exit 7"]).spawn().unwrap();
         let pidfd = pidfd_open(Pid::from_child(&child)).unwrap();
