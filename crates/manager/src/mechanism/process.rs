@@ -6,14 +6,15 @@
 //! # Approach
 //! - A child or a peer is held by a *pidfd*: it names one process for ever, is readable once that has ended (so it goes into the
 //!   supervisor's poll set), and signals through it reach that process or nobody.
-//! - A process that must be found again after the manager's own death is remembered as an [`Identity`]: pid and start time, in clock
-//!   ticks since boot. [`Identity::open`] opens the pidfd first and compares the start time after, so no reuse can slip in between.
+//! - A process that must be found again after the manager's own death is remembered as an [`Identity`]: pid and start time, in
+//!   clock ticks since boot. [`Identity::open`] opens the pidfd first and compares the start time after, so no reuse can slip in
+//!   between.
 //! - Figures come from `/proc`, whose place is an argument ([`Proc`]); CPU time comes from the process's clock, at one system call
 //!   a reading and to the nanosecond, where `/proc/PID/stat` has ticks of 10 ms.
 //!
 //! # Limits
-//! Two processes of one pid within one clock tick (10 ms) have one identity; the kernel hands pids out in a circle, so that does not
-//! happen outside of a namespace with a handful of pids. Start times count from boot: compare [`Proc::boot_id`] too.
+//! Two processes of one pid within one clock tick (10 ms) have one identity; the kernel hands pids out in a circle, so that does
+//! not happen outside of a namespace with a handful of pids. Start times count from boot: compare [`Proc::boot_id`] too.
 
 // The kernel's process clocks and SO_PEERPIDFD have no safe wrapper in rustix.
 #![allow(unsafe_code)]
@@ -69,6 +70,24 @@ pub fn send_signal(pidfd: BorrowedFd<'_>, signal: Signal) -> Result<(), Errno> {
     match rustix::process::pidfd_send_signal(pidfd, signal) {
         Err(Errno::SRCH) => Ok(()),
         other => other,
+    }
+}
+
+/// Kills the process group that a process leads: it and the processes that it started, even if it has ended itself. That nobody is
+/// left is no error. Before Linux 6.9 only the process itself is killed.
+///
+/// # Errors
+/// [`Errno::PERM`] if it belongs to someone else.
+pub fn kill_group(pidfd: BorrowedFd<'_>) -> Result<(), Errno> {
+    // In libc's headers since 2024.
+    const PIDFD_SIGNAL_PROCESS_GROUP: libc::c_uint = 1 << 2;
+    let (fd, info) = (pidfd.as_raw_fd(), std::ptr::null::<libc::siginfo_t>());
+    // SAFETY: the call takes no memory of ours: without a siginfo the kernel makes one.
+    let sent = unsafe { libc::syscall(libc::SYS_pidfd_send_signal, fd, libc::SIGKILL, info, PIDFD_SIGNAL_PROCESS_GROUP) };
+    match if sent < 0 { last_errno() } else { return Ok(()) } {
+        // An older kernel, or a process that leads no group.
+        Errno::INVAL | Errno::SRCH => send_signal(pidfd, Signal::KILL),
+        error => Err(error),
     }
 }
 
@@ -197,14 +216,14 @@ impl CpuClock {
 /// The soft limit of open descriptors before [`raise_nofile`].
 static NOFILE_BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Lets this process open as many descriptors as its hard limit allows, and says how many. An NF costs the manager about five: pidfd,
-/// socket, region and the doorbell's page; so 1,000 NFs want 8,192.
+/// Lets this process open as many descriptors as its hard limit allows, and says how many. An NF costs the manager about five:
+/// pidfd, socket, region and the doorbell's page; so 1,000 NFs want 8,192.
 ///
 /// # Errors
 /// What the kernel says.
 pub fn raise_nofile() -> Result<u64, Errno> {
     let before = rustix::process::getrlimit(Resource::Nofile);
-    let _ = NOFILE_BEFORE.set(before.clone());
+    let _ = NOFILE_BEFORE.set(before);
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: before.maximum, maximum: before.maximum })?;
     Ok(before.maximum.unwrap_or(u64::MAX))
 }
@@ -212,7 +231,7 @@ pub fn raise_nofile() -> Result<u64, Errno> {
 /// The limits that this process had before [`raise_nofile`], if that was called: what an NF should start with, since programs that
 /// use select() break above 1,024.
 pub fn nofile_before() -> Option<Rlimit> {
-    NOFILE_BEFORE.get().cloned()
+    NOFILE_BEFORE.get().copied()
 }
 
 /// The process file system.
@@ -389,6 +408,42 @@ mod tests {
     }
 
     #[test]
+    #[expect(clippy::zombie_processes, reason = "collected by its pidfd")]
+    fn a_group_is_killed_with_its_leader_or_without() {
+        use std::os::unix::process::CommandExt;
+        // A leader that tells its child's pid, and lives on, ends, or leads nobody.
+        for (script, group) in [("sleep 1000 & echo $!; wait", 0), ("sleep 1000 & echo $!", 0), ("echo $$; exec sleep 1000", -1)] {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+            if group == 0 {
+                command.process_group(0);
+            }
+            let mut leader = command.spawn().unwrap();
+            let pidfd = pidfd_open(Pid::from_child(&leader)).unwrap();
+            let mut line = String::new();
+            io::BufRead::read_line(&mut io::BufReader::new(leader.stdout.take().unwrap()), &mut line).unwrap();
+            let member = pidfd_open(Pid::from_raw(line.trim().parse().unwrap()).unwrap()).unwrap();
+            if script.ends_with("$!") {
+                wait_readable(pidfd.as_fd(), None).unwrap();
+            }
+            assert_eq!(wait_readable(member.as_fd(), Some(0)), Ok(false));
+            kill_group(pidfd.as_fd()).unwrap();
+            wait(pidfd.as_fd()).unwrap();
+            let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+            let mut version = release.split('.').map_while(|part| part.parse::<u32>().ok());
+            let has_groups = (version.next(), version.next()) >= (Some(6), Some(9));
+            if has_groups || group == -1 {
+                assert_eq!(wait_readable(member.as_fd(), Some(30_000)), Ok(true), "{script}");
+            } else {
+                send_signal(member.as_fd(), Signal::KILL).unwrap();
+            }
+            // Nobody is left, and that is no error.
+            kill_group(pidfd.as_fd()).unwrap();
+        }
+    }
+
+    #[test]
+    #[expect(clippy::zombie_processes, reason = "collected by its pidfd")]
     fn an_exit_status_is_told() {
         let child = Command::new("/bin/sh").args(["-c", "exit 7"]).spawn().unwrap();
         let pidfd = pidfd_open(Pid::from_child(&child)).unwrap();

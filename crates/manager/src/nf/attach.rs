@@ -5,14 +5,14 @@
 //! another NF's name. None of this may make an honest NF wait, or the one thread that serves the socket.
 //!
 //! # Approach
-//! A [`Listener`] has one descriptor for the supervisor's poll set ([`Listener::fd`], an epoll set of its own, readable when anything
-//! is to do), one call that never blocks ([`Listener::serve`]), and one time to call it at the latest
+//! A [`Listener`] has one descriptor for the supervisor's poll set ([`Listener::fd`], an epoll set of its own, readable when
+//! anything is to do), one call that never blocks ([`Listener::serve`]), and one time to call it at the latest
 //! ([`Listener::next_deadline_ns`]). Time is an argument.
 //! - A connection has [`HELLO_NS`] to send its hello, and is closed after.
 //! - At most [`PENDING`] connections wait so. When all places are taken, a newcomer takes that of the oldest connection of the user
 //!   who has the most, once that has had [`GRACE_NS`]. So a user who floods the socket shuts out himself.
-//! - Who calls is what the kernel says of the moment of connecting: user, group, and a pidfd, so that a pid that is reused while the
-//!   hello is under way names nobody else.
+//! - Who calls is what the kernel says of the moment of connecting: user, group, and a pidfd, so that a pid that is reused while
+//!   the hello is under way names nobody else.
 //!
 //! The caller of [`Listener::serve`] decides what a [`Caller`] may be ([`Caller::may_attach_as`] checks the user) and answers with
 //! [`Caller::welcome`] or [`Caller::refuse`]. The table of what an NF may become is in [`super`].
@@ -20,8 +20,8 @@
 //! # Limits
 //! Before Linux 6.5 the kernel does not give a peer's pidfd; it is then opened by pid and the connection checked after: a process
 //! that connects, hands its socket to a child and dies within that time can be mistaken for the next process of its pid, which then
-//! must have the same user. An NF in another pid namespace needs 6.5. Who keeps the backlog of the socket itself full (4,096 or what
-//! `net.core.somaxconn` says) makes others wait for as long as the manager takes to empty it.
+//! must have the same user. An NF in another pid namespace needs 6.5. Who keeps the backlog of the socket itself full (4,096 or
+//! what `net.core.somaxconn` says) makes others wait for as long as the manager takes to empty it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -149,7 +149,8 @@ pub struct Listener {
     /// Device and inode of the socket's file.
     file: (u64, u64),
     waiting: [Option<Waiting>; PENDING],
-    /// Whether the epoll set looks at the socket: not while all places are taken, nor while there are no descriptors to accept with.
+    /// Whether the epoll set looks at the socket: not while all places are taken, nor while there are no descriptors to accept
+    /// with.
     accepting: bool,
     /// Until when there were no descriptors or no memory to accept with.
     short_until_ns: u64,
@@ -185,8 +186,8 @@ impl Listener {
         }
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
-        // On Linux the file gets the socket's own mode, less the umask: so it is never wider than asked, not for a moment. The umask
-        // is undone after.
+        // On Linux the file gets the socket's own mode, less the umask: so it is never wider than asked, not for a moment. The
+        // umask is undone after.
         rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed)?;
         rustix::net::bind(&socket, &address).map_err(failed)?;
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(system)?;

@@ -1,4 +1,5 @@
-//! The life of a network function's process: [`spawn`] starts it, [`attach`] meets it, [`record`] remembers it for the next manager.
+//! The life of a network function's process: [`spawn`] starts it, [`attach`] meets it, [`record`] remembers it for the next
+//! manager.
 //!
 //! An NF is a name in the configuration that has at most one process at a time. [`State`] says where it stands:
 //!

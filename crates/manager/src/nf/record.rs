@@ -1,1 +1,951 @@
+//! The runtime directory, and the record in it of what the manager has started, made and changed on the host.
+//!
+//! # Problem
+//! A manager that is killed leaves things behind: sockets, cgroups, settings, perhaps processes. The next one must find and undo
+//! just that, and nothing that belongs to somebody else by now. And two managers must never share a directory.
+//!
+//! # Approach
+//! - The directory holds a *lock* that lives as long as the manager's process (`flock`; it names the holder's pid for the message
+//!   to the second), and the *record*: a journal of JSON lines, one for each thing started, made or changed, and one when that is
+//!   over. An entry costs one short write, however long the record is; when it has grown to several times what it says, it is
+//!   written anew and renamed into place.
+//! - Things are noted *before* they are made and forgotten *after* they are gone, so that a kill at any moment leaves at most an
+//!   entry for something that is not there. A process can only be noted after; until then, and as a rule, the kernel kills it with
+//!   the manager (see [`super::spawn`]): the record is for those that have escaped that.
+//! - A process is recorded with its start time and the boot's id, and opened before it is compared
+//!   ([`Identity::open`](crate::mechanism::process::Identity::open)), so a reused pid is never killed.
+//! - Undoing never recurses: a file is unlinked if it is one, a socket if it is one, a directory or cgroup only if it is empty (of
+//!   a cgroup: after its processes were killed). What cannot be undone stays in the record for the next time.
+//! - The record is an order to kill and to delete, so it is believed only in a directory that nobody else can write to.
+//!
+//! | entry | undone by |
+//! |---|---|
+//! | process of an NF | killing it and its process group |
+//! | socket, file | unlinking it |
+//! | directory | removing it if it is empty |
+//! | cgroup | killing who is in it, removing it |
+//! | changed setting | writing the value from before |
+//!
+//! # Limits
+//! Nothing is flushed to the disk: the record survives the manager, not the host; after a reboot only its files and sockets are
+//! undone. NFs that attach by themselves are not recorded: whoever started them stops them.
 
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use rustix::process::Pid;
+use serde::{Deserialize, Serialize};
+
+use crate::mechanism::process::{self, Identity, Proc};
+
+/// File of the lock.
+const LOCK: &str = "lock";
+
+/// File of the record.
+const RECORD: &str = "record";
+
+/// Time that killed processes and emptied cgroups have to go away.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The record is written anew when it has more lines than this and four times what is left to say.
+const COMPACT_LINES: usize = 1024;
+
+/// Why there is no record.
+#[derive(Debug, thiserror::Error)]
+pub enum RecordError {
+    /// Another manager runs here.
+    #[error("another sluiced{} runs in {dir}; stop it, or give this one another runtime_dir", with_pid(*.pid))]
+    Busy {
+        /// The directory.
+        dir: PathBuf,
+        /// The other manager.
+        pid: Option<i32>,
+    },
+    /// Others could write the record.
+    #[error("{dir} {what}: whoever writes there could have this manager kill and delete; choose a runtime_dir of its own")]
+    Untrusted {
+        /// The directory, or a file in it.
+        dir: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A system call failed.
+    #[error("cannot {doing} {path}: {source}{}", advice(source))]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+fn with_pid(pid: Option<i32>) -> String {
+    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "; run as a user who may, or choose another runtime_dir",
+        io::ErrorKind::NotFound => "; make its parent folder, or choose another runtime_dir",
+        _ => "",
+    }
+}
+
+/// Something on the file system that the manager makes and must remove.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Thing {
+    /// A Unix socket.
+    Socket,
+    /// An ordinary file (or a symbolic link).
+    File,
+    /// A directory.
+    Directory,
+    /// A control group, version 1 or 2.
+    Cgroup,
+}
+
+/// A line of the record.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    /// Who writes the record.
+    Manager { process: Identity, boot: String, made_dir: bool },
+    /// A process of an NF was started.
+    Started { nf: String, process: Identity },
+    /// And has ended and was collected.
+    Ended { pid: i32 },
+    /// A thing is about to be made.
+    Made { thing: Thing, path: PathBuf },
+    /// And was removed.
+    Removed { path: PathBuf },
+    /// A setting is about to be changed.
+    Changed { path: PathBuf, was: String },
+    /// And has its value from before.
+    Restored { path: PathBuf },
+}
+
+/// What a record says is there.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Left {
+    /// Process, boot, and whether the directory was made by a manager.
+    manager: Option<(Identity, String, bool)>,
+    processes: BTreeMap<i32, (String, Identity)>,
+    /// By path, so that in reverse order what is inside goes first.
+    things: BTreeMap<PathBuf, Thing>,
+    settings: BTreeMap<PathBuf, String>,
+}
+
+impl Left {
+    fn apply(&mut self, line: Line) {
+        match line {
+            Line::Manager { process, boot, made_dir } => self.manager = Some((process, boot, made_dir)),
+            Line::Started { nf, process } => drop(self.processes.insert(process.pid, (nf, process))),
+            Line::Ended { pid } => drop(self.processes.remove(&pid)),
+            Line::Made { thing, path } => drop(self.things.insert(path, thing)),
+            Line::Removed { path } => drop(self.things.remove(&path)),
+            // The first value is the host's own.
+            Line::Changed { path, was } => drop(self.settings.entry(path).or_insert(was)),
+            Line::Restored { path } => drop(self.settings.remove(&path)),
+        }
+    }
+
+    /// The lines that say the same.
+    fn lines(&self) -> Vec<Line> {
+        let manager = self.manager.iter().cloned();
+        let manager = manager.map(|(process, boot, made_dir)| Line::Manager { process, boot, made_dir });
+        let processes = self.processes.values().map(|(nf, process)| Line::Started { nf: nf.clone(), process: *process });
+        let things = self.things.iter().map(|(path, thing)| Line::Made { thing: *thing, path: path.clone() });
+        let settings = self.settings.iter().map(|(path, was)| Line::Changed { path: path.clone(), was: was.clone() });
+        manager.chain(processes).chain(things).chain(settings).collect()
+    }
+
+    fn len(&self) -> usize {
+        self.processes.len() + self.things.len() + self.settings.len()
+    }
+
+    /// Reads a journal. A last line that was cut short, by a kill or a full disk, is as if it had not been begun.
+    fn parse(text: &str) -> Self {
+        let mut left = Self::default();
+        text.lines().filter_map(|line| serde_json::from_str(line).ok()).for_each(|line| left.apply(line));
+        left
+    }
+}
+
+/// What was undone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CleanedUp {
+    /// The manager that had left it, if there was one.
+    pub manager: Option<i32>,
+    /// NFs whose processes were killed, with their pids.
+    pub killed: Vec<(String, i32)>,
+    /// Files, sockets, directories and cgroups that were removed.
+    pub removed: Vec<PathBuf>,
+    /// Settings that have their value from before again.
+    pub restored: Vec<PathBuf>,
+    /// What could not be undone, and why. It stays in the record.
+    pub failed: Vec<String>,
+}
+
+impl CleanedUp {
+    /// Whether there was nothing to undo.
+    pub fn is_nothing(&self) -> bool {
+        self.killed.is_empty() && self.removed.is_empty() && self.restored.is_empty() && self.failed.is_empty()
+    }
+}
+
+impl std::fmt::Display for CleanedUp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.is_nothing() {
+            return f.write_str("nothing was left to clean up");
+        }
+        let mut parts = Vec::new();
+        let mut part = |what: &str, names: Vec<String>| {
+            if !names.is_empty() {
+                parts.push(format!("{what} {}", names.join(", ")));
+            }
+        };
+        let paths = |paths: &[PathBuf]| paths.iter().map(|p| p.display().to_string()).collect();
+        part("killed", self.killed.iter().map(|(nf, pid)| format!("{nf} (pid {pid})")).collect());
+        part("removed", paths(&self.removed));
+        part("restored", paths(&self.restored));
+        part("could not undo:", self.failed.clone());
+        if let Some(pid) = self.manager {
+            write!(f, "left by the manager with pid {pid}: ")?;
+        }
+        f.write_str(&parts.join("; "))
+    }
+}
+
+/// The runtime directory, held by this manager, and its record.
+///
+/// Dropping it (a panic) gives the lock back and leaves the record to the next manager; [`Record::finish`] is the orderly end.
+#[derive(Debug)]
+pub struct Record {
+    dir: PathBuf,
+    proc: Proc,
+    left: Left,
+    journal: File,
+    lines: usize,
+    // Last: what comes before is over when the lock is given back.
+    _lock: OwnedFd,
+}
+
+impl Record {
+    /// Makes the directory (mode 0755) if it is not there, takes its lock, undoes what the record of an earlier manager says, and
+    /// begins a new one. Waits up to some seconds for processes that it kills.
+    ///
+    /// # Errors
+    /// [`RecordError`]. What could not be undone is no error: see [`CleanedUp::failed`].
+    pub fn open(dir: &Path, proc: Proc) -> Result<(Self, CleanedUp), RecordError> {
+        let dir = std::path::absolute(dir).map_err(system("find", dir))?;
+        let mut made_dir = match DirBuilder::new().mode(0o755).create(&dir) {
+            Ok(()) => true,
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(error) => return Err(system("make", &dir)(error)),
+        };
+        let metadata = fs::symlink_metadata(&dir).map_err(system("read", &dir))?;
+        if !metadata.is_dir() {
+            return Err(RecordError::Untrusted { dir, what: "is no directory".into() });
+        }
+        trust(&dir, &metadata)?;
+        let lock = take_lock(&dir)?;
+
+        let path = dir.join(RECORD);
+        let mut left = match fs::symlink_metadata(&path) {
+            Ok(metadata) => {
+                trust(&path, &metadata)?;
+                // Text that is no UTF-8 is a damaged line, not a reason to leave the others.
+                Left::parse(&String::from_utf8_lossy(&fs::read(&path).map_err(system("read", &path))?))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Left::default(),
+            Err(error) => return Err(system("read", &path)(error)),
+        };
+        let boot = proc.boot_id().map_err(system("read the boot id below", Path::new("/proc")))?;
+        let mut report = CleanedUp::default();
+        if let Some((manager, last_boot, made)) = left.manager.take() {
+            made_dir |= made;
+            report.manager = Some(manager.pid);
+            if last_boot != boot {
+                // Pids, cgroups and settings of another boot mean nothing in this one.
+                left.processes.clear();
+                left.settings.clear();
+                left.things.retain(|_, thing| *thing != Thing::Cgroup);
+            }
+        }
+        undo(&mut left, &proc, &mut report);
+
+        let own = Pid::from_raw(std::process::id() as i32).and_then(|pid| proc.identity(pid));
+        let own = own.ok_or_else(|| system("find this process below", Path::new("/proc"))(io::ErrorKind::NotFound.into()))?;
+        left.manager = Some((own, boot, made_dir));
+        let (journal, lines) = write_anew(&dir, &left)?;
+        Ok((Self { dir, proc, left, journal, lines, _lock: lock }, report))
+    }
+
+    /// The directory, as an absolute path.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Notes the process of an NF, right after it was started. One that has ended already is not noted.
+    ///
+    /// # Errors
+    /// [`RecordError::System`]: the disk is full, for example.
+    pub fn started(&mut self, nf: &str, pid: Pid) -> Result<(), RecordError> {
+        match self.proc.identity(pid) {
+            Some(process) => self.note(Line::Started { nf: nf.into(), process }),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that a process has ended. To be called when it was collected, not before.
+    ///
+    /// # Errors
+    /// As [`Record::started`].
+    pub fn ended(&mut self, pid: Pid) -> Result<(), RecordError> {
+        let pid = pid.as_raw_nonzero().get();
+        if self.left.processes.contains_key(&pid) { self.note(Line::Ended { pid }) } else { Ok(()) }
+    }
+
+    /// Notes a thing that is about to be made. `path` is absolute.
+    ///
+    /// # Errors
+    /// As [`Record::started`]; then do not make it.
+    pub fn made(&mut self, thing: Thing, path: &Path) -> Result<(), RecordError> {
+        if !path.is_absolute() {
+            return Err(system("record", path)(io::Error::new(io::ErrorKind::InvalidInput, "not an absolute path")));
+        }
+        if self.left.things.get(path) == Some(&thing) {
+            return Ok(());
+        }
+        self.note(Line::Made { thing, path: path.into() })
+    }
+
+    /// Notes that a thing was removed.
+    ///
+    /// # Errors
+    /// As [`Record::started`].
+    pub fn removed(&mut self, path: &Path) -> Result<(), RecordError> {
+        if self.left.things.contains_key(path) { self.note(Line::Removed { path: path.into() }) } else { Ok(()) }
+    }
+
+    /// Notes a setting (a file below /proc or /sys) that is about to be changed, and the text that is to be written to undo that.
+    /// Of several changes of one setting the first counts.
+    ///
+    /// # Errors
+    /// As [`Record::started`]; then do not change it.
+    pub fn changed(&mut self, path: &Path, was: &str) -> Result<(), RecordError> {
+        if self.left.settings.contains_key(path) {
+            return Ok(());
+        }
+        self.note(Line::Changed { path: path.into(), was: was.into() })
+    }
+
+    /// Notes that a setting has its value from before.
+    ///
+    /// # Errors
+    /// As [`Record::started`].
+    pub fn restored(&mut self, path: &Path) -> Result<(), RecordError> {
+        if self.left.settings.contains_key(path) { self.note(Line::Restored { path: path.into() }) } else { Ok(()) }
+    }
+
+    /// The orderly end: undoes what is still recorded, and removes the record, the lock, and the directory if a manager made it and
+    /// it is empty. The report says what was left until now; a manager that has stopped in order has left nothing.
+    ///
+    /// If something could not be undone, the record stays for the next manager.
+    ///
+    /// # Errors
+    /// [`RecordError::System`].
+    pub fn finish(mut self) -> Result<CleanedUp, RecordError> {
+        let mut report = CleanedUp::default();
+        undo(&mut self.left, &self.proc, &mut report);
+        if self.left.len() > 0 {
+            write_anew(&self.dir, &self.left)?;
+            return Ok(report);
+        }
+        let made_dir = self.left.manager.as_ref().is_some_and(|(_, _, made)| *made);
+        // The lock's file goes last, and while the lock is held: see take_lock.
+        for name in [RECORD, LOCK] {
+            let path = self.dir.join(name);
+            fs::remove_file(&path).map_err(system("remove", &path))?;
+        }
+        if made_dir {
+            match fs::remove_dir(&self.dir) {
+                Err(error) if !matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound) => {
+                    return Err(system("remove", &self.dir)(error));
+                }
+                _ => {}
+            }
+        }
+        Ok(report)
+    }
+
+    fn note(&mut self, line: Line) -> Result<(), RecordError> {
+        let path = self.dir.join(RECORD);
+        self.journal.write_all(&encode(&line).map_err(system("record something in", &path))?).map_err(system("write", &path))?;
+        self.left.apply(line);
+        self.lines += 1;
+        if self.lines > COMPACT_LINES && self.lines > 4 * self.left.len() {
+            (self.journal, self.lines) = write_anew(&self.dir, &self.left)?;
+        }
+        Ok(())
+    }
+}
+
+fn system(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> RecordError {
+    move |source| RecordError::System { doing, path: path.into(), source }
+}
+
+/// One line, in one piece, for one write. The end of line comes first: should a full disk cut a line short, the next one does not
+/// continue it.
+fn encode(line: &Line) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![b'\n'];
+    serde_json::to_writer(&mut bytes, line)?;
+    Ok(bytes)
+}
+
+/// Writes a whole record beside the old one, puts it in its place, and opens it for more lines.
+fn write_anew(dir: &Path, left: &Left) -> Result<(File, usize), RecordError> {
+    let (path, next) = (dir.join(RECORD), dir.join("record.new"));
+    let lines = left.lines();
+    let bytes = lines.iter().map(encode).collect::<io::Result<Vec<_>>>().map_err(system("write", &next))?.concat();
+    match fs::remove_file(&next) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(system("remove", &next)(error)),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().append(true).create_new(true).mode(0o644).open(&next).map_err(system("make", &next))?;
+    file.write_all(&bytes).map_err(system("write", &next))?;
+    fs::rename(&next, &path).map_err(system("replace", &path))?;
+    Ok((file, lines.len()))
+}
+
+/// Refuses what somebody else could have written.
+fn trust(path: &Path, metadata: &fs::Metadata) -> Result<(), RecordError> {
+    let own = rustix::process::geteuid().as_raw();
+    let untrusted = |what: String| Err(RecordError::Untrusted { dir: path.into(), what });
+    if metadata.uid() != own && metadata.uid() != 0 {
+        return untrusted(format!("belongs to user {}", metadata.uid()));
+    }
+    if metadata.mode() & 0o022 != 0 {
+        return untrusted(format!("may be written by others (mode {:o})", metadata.mode() & 0o7777));
+    }
+    Ok(())
+}
+
+/// Takes the lock of a directory, for as long as the result lives.
+fn take_lock(dir: &Path) -> Result<OwnedFd, RecordError> {
+    let path = dir.join(LOCK);
+    loop {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(libc::O_NOFOLLOW);
+        let mut file = options.open(&path).map_err(system("open", &path))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let mut text = String::new();
+                let _ = file.read_to_string(&mut text);
+                return Err(RecordError::Busy { dir: dir.into(), pid: text.trim().parse().ok() });
+            }
+            Err(error) => return Err(system("lock", &path)(error.into())),
+        }
+        // A manager that ended just now may have removed the file between our open and our lock; then a third may have made a new
+        // one.
+        let ours = file.metadata().map_err(system("read", &path))?;
+        let there = fs::symlink_metadata(&path);
+        if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+            file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(system("write", &path))?;
+            return Ok(file.into());
+        }
+    }
+}
+
+/// Undoes what is left: processes first, since they use the rest. What cannot be undone stays in `left`.
+fn undo(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
+    kill_all(left, proc, report);
+    let settings = std::mem::take(&mut left.settings);
+    for (path, was) in settings.into_iter().rev() {
+        match OpenOptions::new().write(true).truncate(true).open(&path).and_then(|mut file| file.write_all(was.as_bytes())) {
+            Ok(()) => report.restored.push(path),
+            // What the setting was of has gone.
+            Err(error) if is_gone(&error) => {}
+            Err(error) => {
+                report.failed.push(format!("writing {was:?} to {}: {error}", path.display()));
+                left.settings.insert(path, was);
+            }
+        }
+    }
+    let things = std::mem::take(&mut left.things);
+    for (path, thing) in things.into_iter().rev() {
+        match remove(thing, &path, proc) {
+            Ok(true) => report.removed.push(path),
+            Ok(false) => {}
+            Err(error) => {
+                report.failed.push(format!("removing {}: {error}", path.display()));
+                left.things.insert(path, thing);
+            }
+        }
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound) || error.raw_os_error() == Some(libc::ENODEV)
+}
+
+/// Kills all at once, and then waits for them.
+fn kill_all(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
+    let mut dying = Vec::new();
+    let own = std::process::id() as i32;
+    for (pid, (nf, process)) in std::mem::take(&mut left.processes).into_iter().filter(|(pid, _)| *pid != own) {
+        let killed = process.open(proc).and_then(|pidfd| {
+            pidfd.as_ref().map_or(Ok(()), |pidfd| process::kill_group(pidfd.as_fd()))?;
+            Ok(pidfd)
+        });
+        match killed {
+            Ok(Some(pidfd)) => dying.push((pid, nf, process, pidfd)),
+            Ok(None) => {}
+            Err(error) => {
+                report.failed.push(format!("killing {nf} (pid {pid}): {error}"));
+                left.processes.insert(pid, (nf, process));
+            }
+        }
+    }
+    let end = Instant::now() + PATIENCE;
+    for (pid, nf, process, pidfd) in dying {
+        let rest = end.saturating_duration_since(Instant::now()).as_millis() as u64;
+        if process::wait_readable(pidfd.as_fd(), Some(rest)) == Ok(true) {
+            // If it is this process's child (at the end), nobody else will collect it; if not, there is nothing to collect.
+            let _ = process::reap(pidfd.as_fd());
+            report.killed.push((nf, pid));
+        } else {
+            report.failed.push(format!("killing {nf} (pid {pid}): it does not end"));
+            left.processes.insert(pid, (nf, process));
+        }
+    }
+}
+
+/// Removes a thing, and says whether it was there.
+fn remove(thing: Thing, path: &Path, proc: &Proc) -> io::Result<bool> {
+    let metadata = match fs::symlink_metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) if is_gone(&error) => return Ok(false),
+        Err(error) => return Err(error),
+    };
+    let kind = metadata.file_type();
+    let is_it = match thing {
+        Thing::Socket => kind.is_socket(),
+        Thing::File => kind.is_file() || kind.is_symlink(),
+        Thing::Directory | Thing::Cgroup => kind.is_dir(),
+    };
+    if !is_it {
+        return Err(io::Error::other("something else has its name; look, and remove it by hand"));
+    }
+    let removed = match thing {
+        Thing::Socket | Thing::File => fs::remove_file(path),
+        Thing::Directory => fs::remove_dir(path),
+        Thing::Cgroup => remove_cgroup(path, proc),
+    };
+    match removed {
+        Err(error) if is_gone(&error) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+/// Kills who is in a cgroup of ours, and removes it. The kernel says "busy" until the last of them has gone.
+fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
+    let procs = path.join("cgroup.procs");
+    let members = || -> Vec<Pid> {
+        let text = fs::read_to_string(&procs).unwrap_or_default();
+        text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect()
+    };
+    let own = std::process::id() as i32;
+    let end = Instant::now() + PATIENCE;
+    loop {
+        for pid in members().into_iter().filter(|pid| pid.as_raw_nonzero().get() != own) {
+            let Some(identity) = proc.identity(pid) else { continue };
+            let Ok(Some(pidfd)) = identity.open(proc) else { continue };
+            // In this order: whoever is in the cgroup after the pidfd was opened is whom the pidfd names.
+            if members().contains(&pid) {
+                process::send_signal(pidfd.as_fd(), rustix::process::Signal::KILL)?;
+                process::wait_readable(pidfd.as_fd(), Some(end.saturating_duration_since(Instant::now()).as_millis() as u64))?;
+            }
+        }
+        match fs::remove_dir(path) {
+            // Nothing tells when the kernel has let go of the last member, so ask again a little later.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::process::getpid;
+    use std::io::{BufRead, BufReader};
+    use std::os::unix::net::UnixListener;
+    use std::os::unix::process::CommandExt;
+    use std::process::{Child, Command, Stdio};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const DIR: &str = "SLUICE_TEST_DIR";
+    const CGROUP: &str = "SLUICE_TEST_CGROUP";
+
+    fn open(dir: &Path) -> (Record, CleanedUp) {
+        Record::open(dir, Proc::default()).unwrap()
+    }
+
+    fn sleeper() -> Child {
+        let mut command = Command::new("/bin/sleep");
+        command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0).spawn().unwrap()
+    }
+
+    fn runs(child: &mut Child) -> bool {
+        child.try_wait().unwrap().is_none()
+    }
+
+    fn own_boot() -> String {
+        Proc::default().boot_id().unwrap()
+    }
+
+    /// A record as a manager would have left it.
+    fn leave(dir: &Path, boot: &str, lines: &[Line]) {
+        let manager = Line::Manager { process: Identity { pid: 4_000_000, start: 1 }, boot: boot.into(), made_dir: false };
+        let text = std::iter::once(&manager).chain(lines).map(|line| encode(line).unwrap()).collect::<Vec<_>>().concat();
+        fs::write(dir.join(RECORD), text).unwrap();
+    }
+
+    #[test]
+    fn a_directory_has_one_manager_at_a_time() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("run");
+        let (first, report) = open(&dir);
+        assert!(report.is_nothing());
+        assert_eq!(report.to_string(), "nothing was left to clean up");
+        assert_eq!(dir.metadata().unwrap().mode() & 0o777, 0o755);
+        let error = Record::open(&dir, Proc::default()).unwrap_err().to_string();
+        let pid = std::process::id();
+        assert_eq!(
+            error,
+            format!("another sluiced (pid {pid}) runs in {}; stop it, or give this one another runtime_dir", dir.display())
+        );
+        drop(first);
+        open(&dir).0.finish().unwrap();
+        assert!(!dir.exists(), "made by a manager, removed by a manager");
+    }
+
+    #[test]
+    fn only_what_a_manager_made_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("precious"), "").unwrap();
+        assert!(open(dir.path()).0.finish().unwrap().is_nothing());
+        let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(names, ["precious"]);
+
+        let made = dir.path().join("run");
+        let (record, _) = open(&made);
+        fs::write(made.join("precious"), "").unwrap();
+        record.finish().unwrap();
+        assert!(made.join("precious").exists());
+    }
+
+    #[test]
+    fn what_a_dead_manager_left_is_undone_and_nothing_else() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("run");
+        let path = |name: &str| parent.path().join(name);
+        let (mut record, _) = open(&dir);
+        let mut nfs = [sleeper(), sleeper()];
+        record.started("ids.0", Pid::from_child(&nfs[0])).unwrap();
+        record.started("ids.1", Pid::from_child(&nfs[1])).unwrap();
+        nfs[1].kill().unwrap();
+        nfs[1].wait().unwrap();
+        record.ended(Pid::from_child(&nfs[1])).unwrap();
+
+        for (thing, name) in [
+            (Thing::Socket, "nf.sock"),
+            (Thing::File, "log"),
+            (Thing::Directory, "logs"),
+            (Thing::File, "logs/ids.0"),
+            (Thing::File, "never-made"),
+            (Thing::File, "removed"),
+        ] {
+            record.made(thing, &path(name)).unwrap();
+        }
+        let _listener = UnixListener::bind(path("nf.sock")).unwrap();
+        fs::create_dir(path("logs")).unwrap();
+        for name in ["log", "logs/ids.0", "removed", "setting", "setting-put-back"] {
+            fs::write(path(name), "changed").unwrap();
+        }
+        record.removed(&path("removed")).unwrap();
+        record.changed(&path("setting"), "950000").unwrap();
+        record.changed(&path("setting"), "a later value").unwrap();
+        record.changed(&path("setting-put-back"), "x").unwrap();
+        record.restored(&path("setting-put-back")).unwrap();
+        // As a kill leaves it: no destructor undoes anything.
+        drop(record);
+
+        let (record, report) = open(&dir);
+        assert_eq!(report.manager, Some(std::process::id() as i32));
+        assert_eq!(report.killed, [("ids.0".to_owned(), nfs[0].id() as i32)]);
+        assert_eq!(Proc::default().identity(Pid::from_child(&nfs[0])), None);
+        assert_eq!(report.removed, [path("nf.sock"), path("logs/ids.0"), path("logs"), path("log")]);
+        assert_eq!(report.restored, [path("setting")]);
+        assert_eq!(report.failed, Vec::<String>::new());
+        assert_eq!(fs::read_to_string(path("setting")).unwrap(), "950000");
+        assert_eq!(fs::read_to_string(path("setting-put-back")).unwrap(), "changed");
+        assert!(path("removed").exists(), "it was no longer the manager's");
+        let text = report.to_string();
+        assert!(text.starts_with(&format!("left by the manager with pid {}: killed ids.0 (pid", std::process::id())), "{text}");
+        drop(record);
+        // All of that is done, and is not done again; that the directory was made is not forgotten.
+        let (record, report) = open(&dir);
+        assert!(report.is_nothing(), "{report}");
+        record.finish().unwrap();
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn what_cannot_be_undone_is_told_and_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let (full, file) = (dir.path().join("full"), dir.path().join("file"));
+        fs::create_dir(&full).unwrap();
+        fs::create_dir(&file).unwrap();
+        fs::write(full.join("precious"), "").unwrap();
+        let (mut record, _) = open(dir.path());
+        record.made(Thing::Directory, &full).unwrap();
+        record.made(Thing::File, &file).unwrap();
+        assert!(record.made(Thing::File, Path::new("relative")).is_err());
+        let report = record.finish().unwrap();
+        assert_eq!(report.failed.len(), 2, "{report}");
+        assert!(report.failed[0].contains("full: Directory not empty"), "{report}");
+        assert!(report.failed[1].contains("something else has its name"), "{report}");
+
+        fs::remove_file(full.join("precious")).unwrap();
+        fs::remove_dir(&file).unwrap();
+        let (record, report) = open(dir.path());
+        assert_eq!((report.removed, report.failed), (vec![full], vec![]));
+        assert!(record.finish().unwrap().is_nothing());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_reused_pid_and_another_boot_are_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut stranger = sleeper();
+        let process = Proc::default().identity(Pid::from_child(&stranger)).unwrap();
+        let reused = Identity { start: process.start - 1, ..process };
+        leave(dir.path(), &own_boot(), &[Line::Started { nf: "ids.0".into(), process: reused }]);
+        assert!(open(dir.path()).1.is_nothing());
+        assert!(runs(&mut stranger));
+
+        let (socket, cgroup, setting) = (dir.path().join("nf.sock"), dir.path().join("cgroup"), dir.path().join("setting"));
+        let _listener = UnixListener::bind(&socket).unwrap();
+        fs::create_dir(&cgroup).unwrap();
+        fs::write(&setting, "this boot's").unwrap();
+        let lines = [
+            Line::Started { nf: "ids.0".into(), process },
+            Line::Made { thing: Thing::Socket, path: socket.clone() },
+            Line::Made { thing: Thing::Cgroup, path: cgroup.clone() },
+            Line::Changed { path: setting.clone(), was: "another boot's".into() },
+        ];
+        leave(dir.path(), "another boot", &lines);
+        let (_, report) = open(dir.path());
+        assert_eq!((report.killed.len(), report.removed, report.restored.len()), (0, vec![socket], 0));
+        assert!(runs(&mut stranger) && cgroup.exists());
+        assert_eq!(fs::read_to_string(&setting).unwrap(), "this boot's");
+
+        // And the very same process is killed.
+        leave(dir.path(), &own_boot(), &lines[..1]);
+        assert_eq!(open(dir.path()).1.killed.len(), 1);
+    }
+
+    #[test]
+    fn a_record_that_others_could_write_is_not_believed() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let message = || Record::open(dir.path(), Proc::default()).unwrap_err().to_string();
+        leave(dir.path(), &own_boot(), &[]);
+        fs::set_permissions(dir.path().join(RECORD), fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(message().contains("record may be written by others (mode 666)"), "{}", message());
+        fs::remove_file(dir.path().join(RECORD)).unwrap();
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        assert!(message().contains("may be written by others (mode 1777): whoever writes there"), "{}", message());
+        if rustix::process::geteuid().is_root() {
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755)).unwrap();
+            std::os::unix::fs::chown(dir.path(), Some(4242), None).unwrap();
+            assert!(message().contains("belongs to user 4242"), "{}", message());
+        }
+    }
+
+    #[test]
+    fn a_place_that_cannot_be_is_refused_with_advice() {
+        let dir = tempfile::tempdir().unwrap();
+        let message = |name: &str| Record::open(&dir.path().join(name), Proc::default()).unwrap_err().to_string();
+        assert!(
+            message("missing/run").ends_with("make its parent folder, or choose another runtime_dir"),
+            "{}",
+            message("missing/run")
+        );
+        fs::write(dir.path().join("file"), "").unwrap();
+        assert!(message("file").contains("is no directory"), "{}", message("file"));
+    }
+
+    #[test]
+    fn damaged_lines_harm_only_themselves() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        fs::write(&log, "").unwrap();
+        leave(dir.path(), &own_boot(), &[Line::Made { thing: Thing::File, path: log.clone() }]);
+        let mut file = OpenOptions::new().append(true).open(dir.path().join(RECORD)).unwrap();
+        file.write_all(b"\n\xff\xfe\n{\"unknown\":1}\n\n{\"removed\":{\"path\":\"/").unwrap();
+        assert_eq!(open(dir.path()).1.removed, [log]);
+    }
+
+    #[test]
+    fn a_thousand_starts_are_a_thousand_short_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut record, _) = open(dir.path());
+        let path = dir.path().join(RECORD);
+        let inode = path.metadata().unwrap().ino();
+        let mut lengths = vec![path.metadata().unwrap().len()];
+        for i in 0..1000 {
+            record.made(Thing::File, &dir.path().join(format!("log.{i:04}"))).unwrap();
+            lengths.push(path.metadata().unwrap().len());
+        }
+        assert_eq!(path.metadata().unwrap().ino(), inode, "never written anew");
+        assert!(lengths.windows(2).all(|pair| pair[1] - pair[0] == lengths[1] - lengths[0]));
+        assert_eq!(Left::parse(&fs::read_to_string(&path).unwrap()), record.left);
+    }
+
+    #[test]
+    fn restarts_for_ever_do_not_fill_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut record, _) = open(dir.path());
+        record.made(Thing::File, &dir.path().join("log")).unwrap();
+        let path = dir.path().join(RECORD);
+        let mut longest = 0;
+        for _ in 0..3000 {
+            record.started("ids.0", getpid()).unwrap();
+            record.ended(getpid()).unwrap();
+            longest = longest.max(path.metadata().unwrap().len());
+        }
+        // A line is about 60 bytes.
+        assert!(longest < COMPACT_LINES as u64 * 100, "{longest}");
+        assert_eq!(Left::parse(&fs::read_to_string(&path).unwrap()), record.left);
+        assert_eq!(record.left.len(), 1);
+    }
+
+    #[test]
+    fn the_lock_survives_managers_that_come_and_go() {
+        let parent = tempfile::tempdir().unwrap();
+        // Kept, so that only the lock's file comes and goes.
+        let dir = parent.path();
+        let holders = AtomicUsize::new(0);
+        let compete = || {
+            let mut held = 0;
+            while held < 30 {
+                match Record::open(dir, Proc::default()) {
+                    Ok((record, _)) => {
+                        assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "one at a time");
+                        held += 1;
+                        holders.fetch_sub(1, Ordering::SeqCst);
+                        record.finish().unwrap();
+                    }
+                    Err(RecordError::Busy { .. }) => std::thread::yield_now(),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(compete))));
+        assert_eq!(fs::read_dir(dir).unwrap().count(), 0);
+    }
+
+    /// A cgroup of this test's own, of whatever version the host has; None where that is not allowed.
+    fn make_cgroup(name: &str) -> Option<PathBuf> {
+        let name = format!("sluice-{name}-{}", std::process::id());
+        let made = |root: &str| {
+            let path = Path::new(root).join(&name);
+            fs::create_dir(&path).ok().filter(|()| path.join("cgroup.procs").exists()).map(|()| path)
+        };
+        let roots = ["/sys/fs/cgroup", "/sys/fs/cgroup/cpu", "/sys/fs/cgroup/pids"];
+        roots.iter().filter(|root| Path::new(root).join("cgroup.procs").exists()).find_map(|root| made(root))
+    }
+
+    /// No test of its own: the manager that [`a_manager_killed_at_work_is_cleaned_up_after`] kills.
+    #[test]
+    fn manager_to_be_killed() {
+        let Some(dir) = std::env::var_os(DIR).map(PathBuf::from) else { return };
+        let (mut record, _) = open(&dir);
+        let socket = dir.join("nf.sock");
+        record.made(Thing::Socket, &socket).unwrap();
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let cgroup = std::env::var_os(CGROUP).map(PathBuf::from);
+        // Children that do not die with this process, as some that change their user by themselves: the hard case.
+        let mut children: Vec<Child> = (0..3).map(|_| sleeper()).collect();
+        for (i, child) in children.iter().enumerate() {
+            record.started(&format!("ids.{i}"), Pid::from_child(child)).unwrap();
+        }
+        if let Some(cgroup) = &cgroup {
+            record.made(Thing::Cgroup, cgroup).unwrap();
+            // In the cgroup and not in the record: a child of an NF.
+            let child = sleeper();
+            fs::write(cgroup.join("cgroup.procs"), child.id().to_string()).unwrap();
+            children.push(child);
+        }
+        for child in &children {
+            println!("child {}", child.id());
+        }
+        println!("ready child");
+        children[0].wait().unwrap();
+    }
+
+    #[test]
+    fn a_manager_killed_at_work_is_cleaned_up_after() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("run");
+        let cgroup = make_cgroup("record");
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "nf::record::tests::manager_to_be_killed", "--nocapture"]).env(DIR, &dir);
+        if let Some(cgroup) = &cgroup {
+            command.env(CGROUP, cgroup);
+        }
+        let mut manager = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(manager.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let words = lines.filter(|line| line.contains("child")).take_while(|line| !line.contains("ready"));
+        let pids: Vec<Pid> = words.filter_map(|line| Pid::from_raw(line.split("child ").nth(1)?.trim().parse().ok()?)).collect();
+        assert_eq!(pids.len(), 3 + usize::from(cgroup.is_some()));
+        let pidfds: Vec<OwnedFd> = pids.iter().map(|pid| process::pidfd_open(*pid).unwrap()).collect();
+        assert!(
+            matches!(Record::open(&dir, Proc::default()), Err(RecordError::Busy { pid: Some(pid), .. }) if pid == manager.id() as i32)
+        );
+
+        manager.kill().unwrap();
+        manager.wait().unwrap();
+        for pidfd in &pidfds {
+            assert_eq!(process::wait_readable(pidfd.as_fd(), Some(0)), Ok(false), "they outlive the manager");
+        }
+        let (record, report) = open(&dir);
+        assert_eq!(report.manager, Some(manager.id() as i32));
+        assert_eq!(report.failed, Vec::<String>::new());
+        assert_eq!(report.killed.len(), 3);
+        for pidfd in &pidfds {
+            assert_eq!(process::wait_readable(pidfd.as_fd(), Some(0)), Ok(true));
+        }
+        assert_eq!(report.removed.len(), 1 + usize::from(cgroup.is_some()), "{report}");
+        assert!(!dir.join("nf.sock").exists());
+        assert!(cgroup.is_none_or(|cgroup| !cgroup.exists()));
+        assert!(record.finish().unwrap().is_nothing());
+        assert!(!dir.exists());
+    }
+}

@@ -16,7 +16,8 @@
 //! 4. takes its core, and the limit of descriptors that the manager had before it raised its own;
 //! 5. takes its user: groups, group, user, by raw system calls, because glibc's own would change the manager's threads;
 //! 6. gives up gaining privileges (`no_new_privs`), always: a set-user-id program that an NF executes stays what the NF is;
-//! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and ends if that has happened already;
+//! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and ends if that has happened
+//!    already;
 //! 8. resets signals: a handler of the manager never runs in the child, since all signals are blocked from before the clone;
 //! 9. installs the filter of system calls, if asked;
 //! 10. executes the program.
@@ -263,7 +264,9 @@ impl SpawnError {
     }
 }
 
-/// Starts a process and returns when it executes its program: about a tenth of a millisecond.
+/// Starts a process and returns when it executes its program: less than a tenth of a millisecond, however much memory and however
+/// many descriptors the manager has. The filter costs about as much again, because the kernel works out beforehand what it says of
+/// each system call.
 ///
 /// # Errors
 /// [`SpawnError`]; then nothing is left of it, except perhaps a new, empty log.
@@ -416,15 +419,15 @@ fn clone_and_exec(mut plan: Plan) -> Result<(Spawned, i32, i32), Errno> {
 
     let all: SignalSet = !0;
     let mut before: SignalSet = 0;
-    // SAFETY: both sets are live and of the size that is passed. Blocks all signals of this thread, so that no handler of the manager
-    // runs in the child, where it would run on the manager's memory behind its back.
+    // SAFETY: both sets are live and of the size that is passed. Blocks all signals of this thread, so that no handler of the
+    // manager runs in the child, where it would run on the manager's memory behind its back.
     let blocked = unsafe { set_signal_mask(&all, &raw mut before) };
     if blocked < 0 {
         return Err(last_errno());
     }
-    // SAFETY: `child` follows the rules of a child in borrowed memory (see there); its stack is used by nobody else, because the lock
-    // is held and CLONE_VFORK keeps this thread here until the child has left this memory; for the same reason `plan` and all that
-    // it points to outlive the child's use. The kernel writes the descriptor's number to `pidfd`.
+    // SAFETY: `child` follows the rules of a child in borrowed memory (see there); its stack is used by nobody else, because the
+    // lock is held and CLONE_VFORK keeps this thread here until the child has left this memory; for the same reason `plan` and all
+    // that it points to outlive the child's use. The kernel writes the descriptor's number to `pidfd`.
     let pid = unsafe { libc::clone(child, top, flags, plan.cast(), &raw mut pidfd) };
     let error = last_errno();
     // SAFETY: as above; `before` is what this thread had.
@@ -454,13 +457,13 @@ fn last_errno() -> Errno {
 
 /// What the child does.
 ///
-/// It runs in the manager's memory while the manager's other threads run on. So it takes no lock, allocates nothing, cannot panic (no
-/// arithmetic that is checked, no index), calls nothing but system calls, and writes nothing but its own stack, its report and
+/// It runs in the manager's memory while the manager's other threads run on. So it takes no lock, allocates nothing, cannot panic
+/// (no arithmetic that is checked, no index), calls nothing but system calls, and writes nothing but its own stack, its report and
 /// `errno`, which belongs to the thread that waits for it.
 extern "C" fn child(plan: *mut c_void) -> c_int {
     let plan: *mut Plan = plan.cast();
-    // SAFETY: `clone_and_exec` passes a plan that outlives this process's use of its memory, and touches it no more until then. Every
-    // pointer in it is null or points to what its field says; the system calls below read from them, and write nowhere.
+    // SAFETY: `clone_and_exec` passes a plan that outlives this process's use of its memory, and touches it no more until then.
+    // Every pointer in it is null or points to what its field says; the system calls below read from them, and write nowhere.
     unsafe {
         let (step, errno) = prepare_and_exec(&*plan);
         (*plan).step = step as i32;
@@ -630,7 +633,8 @@ fn has_x32() -> bool {
     unsafe { libc::syscall(libc::SYS_getpid | X32_BIT) >= 0 }
 }
 
-/// The filter, compiled once. A call through another architecture's interface (32 bit) kills the process: the filter cannot read it.
+/// The filter, compiled once. A call through another architecture's interface (32 bit) kills the process: the filter cannot read
+/// it.
 static FILTER: LazyLock<BpfProgram> = LazyLock::new(|| {
     #[allow(unused_mut)]
     let mut numbers = DENIED.to_vec();
