@@ -61,6 +61,12 @@ impl Histogram {
         self.counts[bucket(value)] += 1;
     }
 
+    /// Adds a value `n` times.
+    #[inline(always)]
+    pub fn record_many(&mut self, value: u64, n: u64) {
+        self.counts[bucket(value)] += n;
+    }
+
     /// Adds all of another one's counts.
     pub fn merge(&mut self, other: &Self) {
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {

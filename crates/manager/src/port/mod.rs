@@ -3,11 +3,20 @@
 //! A port has one or more queues, and each queue belongs to one manager thread, which alone calls it. A new kind of port is one file
 //! here and one line in [`open`].
 
+pub mod capture;
+pub mod generator;
+pub mod pace;
+pub mod pcap;
+pub mod sink;
+pub mod stamp;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::histogram::Histogram;
 
+use crate::config::model::{Port, PortKind};
 use crate::frame::{FrameCache, Packet};
 
 /// One queue of a port. Calls never block, lock, allocate or log.
@@ -47,9 +56,31 @@ pub struct OpenPort {
     pub description: String,
 }
 
+/// Opens a port. Everything that can be wrong with it is found now, before a packet moves.
+///
+/// # Errors
+/// [`PortError`], which says what to do.
+pub fn open(port: &Port, arena: &Arena) -> Result<OpenPort, PortError> {
+    let room = arena.geometry().stride as usize - HEADROOM;
+    match &port.kind {
+        PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room),
+        PortKind::Sink(settings) => Ok(sink::open(port.queues, settings)),
+        PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room),
+        PortKind::Dpdk(_) => Err(PortError::NoDpdk { port: port.name.clone() }),
+    }
+}
+
 /// Why a port could not be opened. Each says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
+    /// The settings contradict each other, or the memory.
+    #[error("port {port}: {what}")]
+    Setting {
+        /// Name of the port.
+        port: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
     /// A file could not be read or written.
     #[error("port {port}: cannot {doing} {path}: {source}")]
     File {
@@ -115,3 +146,20 @@ impl PortCounters {
 
 /// Shared by all who refer to a port.
 pub type SharedPortCounters = Arc<PortCounters>;
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::frame::{FrameCache, FramePool};
+    use sluice_shm::arena::Geometry;
+
+    /// A cache that has `frames` frames of the default size, all held.
+    pub fn cache(frames: u32) -> FrameCache {
+        let (_memory, arena) = Arena::create(Geometry { frames, stride: 2240 }, false).unwrap();
+        let mut cache = FrameCache::new(FramePool::new(frames), arena, frames as usize);
+        let mut all = vec![0; frames as usize];
+        assert_eq!(cache.alloc(&mut all), all.len());
+        all.iter().for_each(|frame| cache.free(*frame));
+        cache
+    }
+}

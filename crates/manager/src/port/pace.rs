@@ -1,0 +1,94 @@
+//! How many packets are due at a rate.
+//!
+//! What is due is computed from the time since the first call, never by adding up intervals, so nothing drifts: after any time the
+//! number is right to the packet (up to 2⁵³ packets). A caller that comes late finds at most [`BEHIND`] packets due; the rest is
+//! skipped and counted, because a burst that makes up for a pause would measure the pause and not the path.
+
+/// Most packets that are made up for.
+pub const BEHIND: u64 = 32;
+
+/// A rate, and how far it has been followed.
+#[derive(Debug, Clone)]
+pub struct Pacer {
+    per_ns: f64,
+    start_ns: Option<u64>,
+    sent: u64,
+    skipped: u64,
+}
+
+impl Pacer {
+    /// Paces to a rate in packets per second, greater than 0. The first packet is due at once.
+    pub fn new(rate: f64) -> Self {
+        Self { per_ns: rate / 1e9, start_ns: None, sent: 0, skipped: 0 }
+    }
+
+    /// Packets that may be sent now, at most [`BEHIND`].
+    #[inline]
+    pub fn due(&mut self, now_ns: u64) -> u64 {
+        let start = *self.start_ns.get_or_insert(now_ns);
+        let total = (now_ns.saturating_sub(start) as f64 * self.per_ns) as u64 + 1;
+        let due = total.saturating_sub(self.sent);
+        if due > BEHIND {
+            self.sent += due - BEHIND;
+            self.skipped += due - BEHIND;
+            return BEHIND;
+        }
+        due
+    }
+
+    /// Notes that `n` packets of those due were sent.
+    #[inline(always)]
+    pub fn sent(&mut self, n: u64) {
+        self.sent += n;
+    }
+
+    /// Packets that were due while the caller was away, and were never sent.
+    pub fn skipped(&self) -> u64 {
+        self.skipped
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_rate_is_exact_and_no_burst_is_large(rate in 1e3f64..5e7, steps in proptest::collection::vec(1u64..3000, 1..300)) {
+            let mut pacer = Pacer::new(rate);
+            let (mut now, mut sent) = (1_000_000_007, 0);
+            let start = now;
+            prop_assert_eq!(pacer.due(now), 1);
+            for step in steps {
+                now += step;
+                let due = pacer.due(now);
+                prop_assert!(due <= BEHIND);
+                pacer.sent(due);
+                sent += due;
+            }
+            let exact = (now - start) as f64 * rate / 1e9 + 1.0;
+            prop_assert!(((sent + pacer.skipped()) as f64 - exact).abs() <= 1.0, "{} for {}", sent + pacer.skipped(), exact);
+        }
+    }
+
+    #[test]
+    fn a_day_does_not_drift() {
+        let mut pacer = Pacer::new(14_880_952.0);
+        pacer.due(5);
+        let day = 86_400_000_000_000;
+        pacer.due(5 + day);
+        // Follows exactly 32 behind at the end of the day.
+        assert_eq!(pacer.skipped(), 14_880_952 * 86_400 + 1 - BEHIND);
+    }
+
+    #[test]
+    fn time_that_stands_or_goes_back_gives_nothing_twice() {
+        let mut pacer = Pacer::new(1e6);
+        assert_eq!(pacer.due(10_000), 1);
+        pacer.sent(1);
+        assert_eq!(pacer.due(10_000), 0);
+        assert_eq!(pacer.due(9_000), 0);
+        assert_eq!(pacer.due(12_000), 2);
+    }
+}

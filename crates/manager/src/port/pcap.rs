@@ -1,0 +1,737 @@
+//! A port that replays a capture file, writes one, or both.
+//!
+//! Reading. The file is read and checked as a whole when the port is opened ([`super::capture`]); it stays in memory, with 16 bytes a
+//! packet besides. Packets come out in the order of the file, byte for byte. A packet of which the file holds only the first part
+//! (a snap length) is replayed as that part and counted `cut`; one without any byte cannot be sent and is counted `empty`. Recorded
+//! times are kept relative to the first packet; where they run backwards, the order of the file wins. Each repetition follows at once on
+//! the last packet of the one before.
+//!
+//! Writing. Packets are copied to buffers of [`BUFFER`] bytes that a thread of the port writes to the file: the packet path makes no
+//! system call. When all [`BUFFERS`] buffers wait for the disk, the port takes no more packets until one is free, so nothing is lost
+//! unless the caller drops what was not taken. The thread sleeps up to [`NAP`] when there is nothing to write, and runs on the cores of
+//! the thread that opened the port. The file is pcap with nanoseconds; the time of a packet is that of the burst that wrote it. All
+//! packets are written by the time the queue is dropped.
+//!
+//! When the disk is full, or fails otherwise, the file is cut back to its last whole packet, the packets at hand are counted
+//! `write_lost`, and the next ones are tried again.
+//!
+//! Limits. A port has one queue: a capture has one order. Packets for a port that does not write are swallowed and counted.
+
+use std::fs::{File, Metadata};
+use std::io::{Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crossbeam_queue::ArrayQueue;
+use sluice_shm::BURST;
+use sluice_shm::arena::HEADROOM;
+use sluice_shm::clock::monotonic_ns;
+
+use super::capture::{self, Capture, ETHERNET};
+use super::pace::Pacer;
+use super::{OpenPort, PortError, PortQueue};
+use crate::config::model::{Pcap, PcapSpeed};
+use crate::frame::{FrameCache, Packet};
+
+/// Bytes of a buffer.
+pub const BUFFER: usize = 1 << 18;
+
+/// Buffers of a port that writes.
+pub const BUFFERS: usize = 16;
+
+/// Longest sleep of the thread that writes.
+pub const NAP: Duration = Duration::from_millis(8);
+
+/// Bytes in front of each packet in a file.
+const RECORD_HEADER: usize = 16;
+
+/// Opens a port. `room` is the largest packet that a frame holds, in bytes.
+///
+/// # Errors
+/// [`PortError::Setting`] if the settings contradict each other, [`PortError::File`] if a file cannot be read or written,
+/// [`PortError::Capture`] if the capture cannot be replayed. The file to write is only made when all the rest is in order.
+pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<OpenPort, PortError> {
+    let refuse = |what: &str| PortError::Setting { port: name.into(), what: what.into() };
+    if queues > 1 {
+        return Err(refuse("a pcap port has one queue, because a capture has one order; set queues = 1"));
+    }
+    if settings.read.is_none() && settings.write.is_none() {
+        return Err(refuse("neither a file to read nor one to write is given; set read or write"));
+    }
+    if settings.speed == PcapSpeed::Rate && !(settings.rate.is_finite() && settings.rate > 0.0) {
+        return Err(refuse("speed = \"rate\" needs a rate; set rate to packets per second, above 0"));
+    }
+    let source = settings.read.as_deref().map(|path| Source::open(name, path, room)).transpose()?;
+    let mut words = Vec::new();
+    if let (Some(source), Some(path)) = (&source, &settings.read) {
+        let count = source.capture.records.len();
+        words.push(format!("replays {count} packets of {}", path.display()));
+    }
+    let writer = match &settings.write {
+        Some(path) => {
+            if source.as_ref().is_some_and(|source| source.is(path)) {
+                return Err(refuse("read and write name the same file, which writing would destroy; set another one"));
+            }
+            words.push(format!("writes {}", path.display()));
+            Some(Writer::create(name, path)?)
+        }
+        None => None,
+    };
+    let reader = source.map(|source| Reader::new(source.capture, settings));
+    let queue = PcapQueue { reader, writer, swallowed: 0 };
+    Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", ") })
+}
+
+/// A file that was read.
+struct Source {
+    capture: Capture,
+    metadata: Metadata,
+}
+
+impl Source {
+    fn open(port: &str, path: &Path, room: usize) -> Result<Self, PortError> {
+        let file_error = |source| PortError::File { port: port.into(), doing: "read", path: path.into(), source };
+        let refuse = |what: String| PortError::Capture { port: port.into(), path: path.into(), what };
+        let metadata = std::fs::metadata(path).map_err(file_error)?;
+        if !metadata.is_file() {
+            return Err(refuse("not a regular file; a capture is read as a whole before it is replayed".into()));
+        }
+        if metadata.len() > capture::MAX_BYTES {
+            return Err(refuse(format!("{} bytes are too many; split it with `editcap -c`", metadata.len())));
+        }
+        let bytes = std::fs::read(path).map_err(file_error)?;
+        let capture = capture::decode(bytes, room).map_err(|error| refuse(error.to_string()))?;
+        Ok(Self { capture, metadata })
+    }
+
+    /// Whether a path leads to the file that was read.
+    fn is(&self, path: &Path) -> bool {
+        std::fs::metadata(path).is_ok_and(|other| (other.dev(), other.ino()) == (self.metadata.dev(), self.metadata.ino()))
+    }
+}
+
+/// When packets are due.
+enum Speed {
+    Fast,
+    /// Since the moment at which the first packet of this repetition was due.
+    Recorded {
+        start_ns: Option<u64>,
+    },
+    Rate(Pacer),
+}
+
+struct Reader {
+    capture: Capture,
+    next: usize,
+    speed: Speed,
+    /// Repetitions to come with this one; None for ever.
+    repeat: Option<u32>,
+    replayed: u64,
+    no_frames: u64,
+}
+
+impl Reader {
+    fn new(capture: Capture, settings: &Pcap) -> Self {
+        let speed = match settings.speed {
+            PcapSpeed::Fast => Speed::Fast,
+            PcapSpeed::Recorded => Speed::Recorded { start_ns: None },
+            PcapSpeed::Rate => Speed::Rate(Pacer::new(settings.rate)),
+        };
+        let repeat = match settings.repeat.unwrap_or(1) {
+            0 => None,
+            times => Some(times),
+        };
+        // A file without packets has been read, however often.
+        let repeat = if capture.records.is_empty() { Some(0) } else { repeat };
+        Self { capture, next: 0, speed, repeat, replayed: 0, no_frames: 0 }
+    }
+
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
+        if self.repeat == Some(0) {
+            return 0;
+        }
+        // A burst ends with the file, at the latest.
+        let ahead = &self.capture.records[self.next..];
+        let wanted = out.len().min(BURST).min(ahead.len());
+        let wanted = match &mut self.speed {
+            Speed::Fast => wanted,
+            Speed::Rate(pacer) => wanted.min(pacer.due(now_ns) as usize),
+            Speed::Recorded { start_ns } => {
+                let since = now_ns.saturating_sub(*start_ns.get_or_insert(now_ns));
+                ahead[..wanted].iter().take_while(|record| record.due_ns <= since).count()
+            }
+        };
+        if wanted == 0 {
+            return 0;
+        }
+        let mut taken = [0; BURST];
+        let n = frames.alloc(&mut taken[..wanted]);
+        if n == 0 {
+            self.no_frames += 1;
+            return 0;
+        }
+        for ((frame, record), packet) in taken[..n].iter().zip(ahead).zip(out) {
+            let bytes = self.capture.bytes_of(record);
+            // It fits: sizes were checked when the file was decoded.
+            frames.arena().write(*frame, HEADROOM as u16, bytes);
+            *packet = Packet::fresh(*frame, bytes.len() as u16);
+        }
+        if let Speed::Rate(pacer) = &mut self.speed {
+            pacer.sent(n as u64);
+        }
+        self.replayed += n as u64;
+        self.next += n;
+        if self.next == self.capture.records.len() {
+            self.next = 0;
+            self.repeat = self.repeat.map(|times| times - 1);
+            if let (Speed::Recorded { start_ns: Some(start) }, Some(last)) = (&mut self.speed, self.capture.records.last()) {
+                *start = start.saturating_add(last.due_ns);
+            }
+        }
+        n
+    }
+}
+
+/// Packets on their way to the file, as the file has them.
+struct Buffer {
+    bytes: Box<[u8]>,
+    len: usize,
+    packets: u64,
+}
+
+/// What the queue and the thread that writes share.
+struct Exchange {
+    full: ArrayQueue<Buffer>,
+    empty: ArrayQueue<Buffer>,
+    stop: AtomicBool,
+    written: AtomicU64,
+    lost: AtomicU64,
+    errors: AtomicU64,
+}
+
+struct Writer {
+    exchange: Arc<Exchange>,
+    /// The one that is being filled.
+    buffer: Option<Buffer>,
+    thread: Option<JoinHandle<()>>,
+    /// Wall clock less monotonic clock, in nanoseconds, when the file was made.
+    epoch_ns: u64,
+}
+
+impl Writer {
+    fn create(port: &str, path: &Path) -> Result<Self, PortError> {
+        let error = |source| PortError::File { port: port.into(), doing: "write", path: path.into(), source };
+        let mut file = File::create(path).map_err(error)?;
+        let mut header = Vec::with_capacity(24);
+        // Magic for nanoseconds, version 2.4, UTC, and the largest snap length: packets are written whole.
+        for word in [0xa1b2_3c4du32, 2 | 4 << 16, 0, 0, 262_144, ETHERNET] {
+            header.extend_from_slice(&word.to_le_bytes());
+        }
+        file.write_all(&header).map_err(error)?;
+        Self::start(port, path, file, header.len() as u64).map_err(error)
+    }
+
+    /// Starts the thread. `end` is the length of the file.
+    fn start(port: &str, path: &Path, file: File, end: u64) -> std::io::Result<Self> {
+        let exchange = Arc::new(Exchange {
+            full: ArrayQueue::new(BUFFERS),
+            empty: ArrayQueue::new(BUFFERS),
+            stop: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+        });
+        for _ in 0..BUFFERS {
+            // The queue holds them all.
+            let _ = exchange.empty.push(Buffer { bytes: vec![0; BUFFER].into(), len: 0, packets: 0 });
+        }
+        let output = Output { port: port.into(), path: path.into(), file, end, torn: false };
+        let shared = exchange.clone();
+        let thread = std::thread::Builder::new().name(format!("pcap-{port}")).spawn(move || output.run(&shared))?;
+        let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        let epoch_ns = wall_ns.wrapping_sub(monotonic_ns());
+        Ok(Self { buffer: exchange.empty.pop(), exchange, thread: Some(thread), epoch_ns })
+    }
+
+    /// Copies packets to the buffers, and says how many there was room for.
+    fn take(&mut self, packets: &[Packet], frames: &FrameCache, now_ns: u64) -> usize {
+        let wall_ns = self.epoch_ns.wrapping_add(now_ns);
+        let (seconds, nanoseconds) = ((wall_ns / 1_000_000_000) as u32, (wall_ns % 1_000_000_000) as u32);
+        for (i, packet) in packets.iter().enumerate() {
+            let needed = RECORD_HEADER + usize::from(packet.len);
+            if self.buffer.as_ref().is_none_or(|buffer| BUFFER - buffer.len < needed) {
+                self.hand_over();
+            }
+            let Some(buffer) = &mut self.buffer else { return i };
+            let (header, bytes) = buffer.bytes[buffer.len..buffer.len + needed].split_at_mut(RECORD_HEADER);
+            if !frames.arena().read(packet.frame, packet.offset, bytes) {
+                // The manager checked the packet when it took it: this cannot be, and is no reason to stop.
+                self.exchange.lost.fetch_add(1, Ordering::Relaxed);
+                continue;
+            }
+            let len = u32::from(packet.len);
+            for (slot, word) in header.chunks_exact_mut(4).zip([seconds, nanoseconds, len, len]) {
+                slot.copy_from_slice(&word.to_le_bytes());
+            }
+            buffer.len += needed;
+            buffer.packets += 1;
+        }
+        packets.len()
+    }
+
+    /// Passes the buffer on if there is anything in it, and takes an empty one if there is one.
+    fn hand_over(&mut self) {
+        match self.buffer.take() {
+            Some(buffer) if buffer.len > 0 => {
+                // The queue holds all buffers.
+                let _ = self.exchange.full.push(buffer);
+            }
+            other => self.buffer = other,
+        }
+        if self.buffer.is_none() {
+            self.buffer = self.exchange.empty.pop();
+        }
+    }
+
+    /// Wakes the thread. A system call.
+    fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.hand_over();
+        // Release: whoever sees the order to stop sees the last buffer in the queue.
+        self.exchange.stop.store(true, Ordering::Release);
+        self.wake();
+        if let Some(thread) = self.thread.take() {
+            // It does not panic, and if it did, there would be nothing left to do.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The file, in the hands of the thread that writes.
+struct Output {
+    port: String,
+    path: PathBuf,
+    file: File,
+    /// Where the last whole packet ends.
+    end: u64,
+    /// A part of a packet could not be taken back: nothing more can be written.
+    torn: bool,
+}
+
+impl Output {
+    fn run(mut self, exchange: &Exchange) {
+        let mut nap = Duration::from_millis(1);
+        loop {
+            // Acquire, and before the queue is looked at: what was handed over before the order to stop is written.
+            let stop = exchange.stop.load(Ordering::Acquire);
+            while let Some(mut buffer) = exchange.full.pop() {
+                nap = Duration::from_millis(1);
+                self.write(&buffer, exchange);
+                buffer.len = 0;
+                buffer.packets = 0;
+                // The queue holds all buffers.
+                let _ = exchange.empty.push(buffer);
+            }
+            if stop {
+                return;
+            }
+            std::thread::park_timeout(nap);
+            nap = (nap * 2).min(NAP);
+        }
+    }
+
+    fn write(&mut self, buffer: &Buffer, exchange: &Exchange) {
+        let bytes = &buffer.bytes[..buffer.len];
+        let result = if self.torn { Err(None) } else { self.file.write_all(bytes).map_err(Some) };
+        let Err(error) = result else {
+            self.end += bytes.len() as u64;
+            exchange.written.fetch_add(buffer.packets, Ordering::Relaxed);
+            return;
+        };
+        exchange.lost.fetch_add(buffer.packets, Ordering::Relaxed);
+        let before = exchange.errors.fetch_add(1, Ordering::Relaxed);
+        if let Some(error) = error {
+            if before == 0 {
+                eprintln!(
+                    "port {}: cannot write {}: {error}; packets are lost until it can be written again (counted as write_lost)",
+                    self.port,
+                    self.path.display()
+                );
+            }
+            let restored = self.file.set_len(self.end).and_then(|()| self.file.seek(SeekFrom::Start(self.end)));
+            self.torn = restored.is_err();
+        }
+    }
+}
+
+/// The one queue of the port.
+struct PcapQueue {
+    reader: Option<Reader>,
+    writer: Option<Writer>,
+    swallowed: u64,
+}
+
+impl PortQueue for PcapQueue {
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
+        self.reader.as_mut().map_or(0, |reader| reader.rx_burst(out, frames, now_ns))
+    }
+
+    fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
+        let n = match &mut self.writer {
+            Some(writer) => writer.take(packets, frames, now_ns),
+            None => {
+                self.swallowed += packets.len() as u64;
+                packets.len()
+            }
+        };
+        frames.free_packets(&packets[..n]);
+        n
+    }
+
+    fn is_finished(&self) -> bool {
+        self.reader.as_ref().is_none_or(|reader| reader.repeat == Some(0))
+    }
+
+    fn housekeeping(&mut self, _now_ns: u64) {
+        if let Some(writer) = &mut self.writer {
+            writer.hand_over();
+            writer.wake();
+        }
+    }
+
+    fn details(&self) -> Vec<(&'static str, f64)> {
+        let mut details = Vec::new();
+        if let Some(reader) = &self.reader {
+            details.push(("packets_in_file", reader.capture.records.len() as f64));
+            details.push(("replayed", reader.replayed as f64));
+            details.push(("cut", reader.capture.cut as f64));
+            details.push(("empty", reader.capture.empty as f64));
+            details.push(("no_frames", reader.no_frames as f64));
+            if let Speed::Rate(pacer) = &reader.speed {
+                details.push(("skipped", pacer.skipped() as f64));
+            }
+        }
+        if let Some(writer) = &self.writer {
+            let Exchange { written, lost, errors, .. } = &*writer.exchange;
+            details.push(("written", written.load(Ordering::Relaxed) as f64));
+            details.push(("write_lost", lost.load(Ordering::Relaxed) as f64));
+            details.push(("write_errors", errors.load(Ordering::Relaxed) as f64));
+        } else {
+            details.push(("swallowed", self.swallowed as f64));
+        }
+        details
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::port::capture::tests::{Wanted, packets, pcap_of};
+    use crate::port::tests::cache;
+    use pcap_file::pcap::PcapReader;
+    use pcap_file::{Endianness, TsResolution};
+    use proptest::prelude::*;
+
+    const ROOM: usize = 2112;
+
+    /// Takes all that comes now.
+    fn drain(queue: &mut dyn PortQueue, frames: &mut FrameCache, now_ns: u64) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        let mut packets = [Packet::default(); 40];
+        loop {
+            let n = queue.rx_burst(&mut packets, frames, now_ns);
+            if n == 0 {
+                return all;
+            }
+            for packet in &packets[..n] {
+                let mut bytes = vec![0; packet.len.into()];
+                assert!(frames.arena().read(packet.frame, packet.offset, &mut bytes));
+                all.push(bytes);
+            }
+            frames.free_packets(&packets[..n]);
+        }
+    }
+
+    fn details(queue: &dyn PortQueue) -> std::collections::HashMap<&'static str, f64> {
+        queue.details().into_iter().collect()
+    }
+
+    fn refusal(settings: &Pcap, queues: u32) -> String {
+        open("p", queues, settings, ROOM).err().unwrap().to_string()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(32))]
+        #[test]
+        fn what_is_replayed_and_written_comes_out_the_same(packets in packets(), repeat in 1u32..4) {
+            let folder = tempfile::tempdir().unwrap();
+            let (source, target) = (folder.path().join("in.pcap"), folder.path().join("out.pcap"));
+            std::fs::write(&source, pcap_of(&packets, Endianness::Little, TsResolution::NanoSecond)).unwrap();
+            let settings = Pcap { read: Some(source), write: Some(target.clone()), repeat: Some(repeat), ..Pcap::default() };
+            let mut port = open("p", 1, &settings, ROOM).unwrap();
+            let queue = port.queues[0].as_mut();
+            let mut frames = cache(64);
+            let mut burst = [Packet::default(); 32];
+            loop {
+                let n = queue.rx_burst(&mut burst, &mut frames, monotonic_ns());
+                let mut sent = 0;
+                while sent < n {
+                    sent += queue.tx_burst(&burst[sent..n], &mut frames, monotonic_ns());
+                }
+                if n == 0 {
+                    break;
+                }
+            }
+            prop_assert!(queue.is_finished());
+            prop_assert_eq!(frames.held(), 64);
+            drop(port);
+            // An independent reader says what was written.
+            let mut reader = PcapReader::new(File::open(&target).unwrap()).unwrap();
+            let mut written = Vec::new();
+            let mut last = Duration::ZERO;
+            while let Some(packet) = reader.next_packet() {
+                let packet = packet.unwrap();
+                prop_assert!(packet.timestamp >= last && packet.orig_len as usize == packet.data.len());
+                last = packet.timestamp;
+                written.push(packet.data.into_owned());
+            }
+            let once: Vec<Vec<u8>> = packets.into_iter().map(|(_, bytes, _)| bytes).filter(|bytes| !bytes.is_empty()).collect();
+            let expected: Vec<Vec<u8>> = (0..repeat).flat_map(|_| once.clone()).collect();
+            prop_assert_eq!(written, expected);
+        }
+    }
+
+    fn three(folder: &Path) -> PathBuf {
+        let at = |ms: u64, byte: u8| -> Wanted { (1_700_000_000_000_000_000 + ms * 1_000_000, vec![byte; 60], 0) };
+        let path = folder.join("three.pcap");
+        // The third one has a time before the second.
+        std::fs::write(&path, pcap_of(&[at(0, 1), at(10, 2), at(5, 3)], Endianness::Little, TsResolution::MicroSecond)).unwrap();
+        path
+    }
+
+    #[test]
+    fn recorded_times_are_kept_and_repetitions_follow_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Pcap { read: Some(three(folder.path())), speed: PcapSpeed::Recorded, repeat: Some(0), ..Pcap::default() };
+        let mut port = open("p", 1, &settings, ROOM).unwrap();
+        let (queue, mut frames) = (port.queues[0].as_mut(), cache(64));
+        let ms = 1_000_000;
+        let mut at = |now: u64| drain(queue, &mut frames, 7 + now).iter().map(|bytes| bytes[0]).collect::<Vec<_>>();
+        assert_eq!(at(0), [1]);
+        assert_eq!(at(10 * ms - 1), []);
+        // The second, the third behind it, and the first of the next repetition.
+        assert_eq!(at(10 * ms), [2, 3, 1]);
+        assert_eq!(at(19 * ms), []);
+        assert_eq!(at(20 * ms), [2, 3, 1]);
+        assert!(!queue.is_finished());
+    }
+
+    #[test]
+    fn a_rate_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = Some(three(folder.path()));
+        let settings = Pcap { read: read.clone(), speed: PcapSpeed::Rate, rate: 1e6, repeat: Some(100), ..Pcap::default() };
+        let mut port = open("p", 1, &settings, ROOM).unwrap();
+        let (queue, mut frames) = (port.queues[0].as_mut(), cache(64));
+        assert_eq!(drain(queue, &mut frames, 0).len(), 1);
+        assert_eq!(drain(queue, &mut frames, 10_000).len(), 10);
+        assert_eq!(drain(queue, &mut frames, 900_000).len(), 32, "it does not make up for a pause");
+        assert_eq!(details(queue)["skipped"], 901.0 - 11.0 - 32.0);
+        let mut now = 900_000;
+        while !queue.is_finished() {
+            now += 20_000;
+            assert!(!drain(queue, &mut frames, now).is_empty());
+        }
+        assert_eq!(details(queue)["replayed"], 300.0);
+        for rate in [0.0, -1.0, f64::INFINITY] {
+            let settings = Pcap { read: read.clone(), speed: PcapSpeed::Rate, rate, ..Pcap::default() };
+            assert!(refusal(&settings, 1).contains("set rate to packets per second"));
+        }
+    }
+
+    #[test]
+    fn without_frames_the_replay_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut port = open("p", 1, &Pcap { read: Some(three(folder.path())), ..Pcap::default() }, ROOM).unwrap();
+        let (queue, mut frames) = (port.queues[0].as_mut(), cache(2));
+        let mut packets = [Packet::default(); 8];
+        assert_eq!(queue.rx_burst(&mut packets, &mut frames, 0), 2);
+        assert_eq!(queue.rx_burst(&mut packets[2..], &mut frames, 0), 0);
+        assert_eq!((details(queue)["no_frames"], queue.is_finished()), (1.0, false));
+        // It does not write: what is sent to it is swallowed.
+        assert_eq!(queue.tx_burst(&packets[..2], &mut frames, 0), 2);
+        assert_eq!(queue.rx_burst(&mut packets, &mut frames, 0), 1);
+        let details = details(queue);
+        assert_eq!((details["swallowed"], details["replayed"], queue.is_finished()), (2.0, 3.0, true));
+    }
+
+    #[test]
+    fn an_empty_capture_is_finished_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("empty.pcap");
+        std::fs::write(&path, pcap_of(&[], Endianness::Little, TsResolution::MicroSecond)).unwrap();
+        let mut port = open("p", 1, &Pcap { read: Some(path), repeat: Some(0), ..Pcap::default() }, ROOM).unwrap();
+        assert!(port.queues[0].is_finished());
+        assert!(drain(port.queues[0].as_mut(), &mut cache(64), 0).is_empty());
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_refused_with_advice() {
+        let folder = tempfile::tempdir().unwrap();
+        let three = three(folder.path());
+        let read = |path: &Path| Pcap { read: Some(path.into()), ..Pcap::default() };
+        assert!(refusal(&Pcap::default(), 1).contains("set read or write"));
+        assert!(refusal(&read(&three), 2).contains("set queues = 1"));
+        assert!(refusal(&read(&folder.path().join("none")), 1).contains("cannot read"));
+        assert!(refusal(&read(folder.path()), 1).contains("not a regular file"));
+        let same = Pcap { write: Some(folder.path().join(".").join("three.pcap")), ..read(&three) };
+        assert!(refusal(&same, 1).contains("the same file"));
+        assert!(refusal(&Pcap { write: Some(folder.path().join("no/such")), ..Pcap::default() }, 1).contains("cannot write"));
+        assert!(refusal(&Pcap { write: Some("/dev/full".into()), ..Pcap::default() }, 1).contains("cannot write /dev/full"));
+        let whole = std::fs::read(&three).unwrap();
+        std::fs::write(&three, &whole[..whole.len() - 1]).unwrap();
+        // Nothing was made yet: the file to read comes first.
+        let target = folder.path().join("out.pcap");
+        let error = refusal(&Pcap { write: Some(target.clone()), ..read(&three) }, 1);
+        assert!(error.contains("three.pcap: cut short") && error.contains("after 2 whole packets"), "{error}");
+        assert!(!target.exists());
+        std::fs::write(&three, &whole).unwrap();
+        assert!(open("p", 1, &read(&three), 59).err().unwrap().to_string().contains("memory.packet_bytes to at least 60"));
+    }
+
+    /// A burst of packets of `len` bytes.
+    fn burst(frames: &mut FrameCache, n: usize, len: u16) -> Vec<Packet> {
+        let mut numbers = vec![0; n];
+        assert_eq!(frames.alloc(&mut numbers), n);
+        numbers.into_iter().map(|frame| Packet::fresh(frame, len)).collect()
+    }
+
+    #[test]
+    fn a_port_with_all_buffers_full_takes_no_more() {
+        // A thread that has ended stands for a disk that takes for ever.
+        let exchange = Arc::new(Exchange {
+            full: ArrayQueue::new(BUFFERS),
+            empty: ArrayQueue::new(BUFFERS),
+            stop: AtomicBool::new(false),
+            written: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            errors: AtomicU64::new(0),
+        });
+        for _ in 0..2 {
+            assert!(exchange.empty.push(Buffer { bytes: vec![0; BUFFER].into(), len: 0, packets: 0 }).is_ok());
+        }
+        let writer = Writer { buffer: exchange.empty.pop(), exchange: exchange.clone(), thread: None, epoch_ns: 0 };
+        let mut queue = PcapQueue { reader: None, writer: Some(writer), swallowed: 0 };
+        let mut frames = cache(64);
+        let each = BUFFER / (RECORD_HEADER + 2000);
+        let mut taken = 0;
+        loop {
+            let packets = burst(&mut frames, 32, 2000);
+            let n = queue.tx_burst(&packets, &mut frames, 0);
+            frames.free_packets(&packets[n..]);
+            taken += n;
+            if n < 32 {
+                break;
+            }
+        }
+        assert_eq!(taken, 2 * each);
+        // One buffer comes back from the disk: there is room again.
+        let buffer = exchange.full.pop().unwrap();
+        assert_eq!(buffer.packets as usize, each);
+        assert!(exchange.empty.push(Buffer { len: 0, packets: 0, ..buffer }).is_ok());
+        let packets = burst(&mut frames, 32, 2000);
+        assert_eq!(queue.tx_burst(&packets, &mut frames, 0), 32);
+        assert_eq!(frames.held(), 64);
+    }
+
+    #[test]
+    fn what_the_disk_refuses_is_counted_and_the_file_stays_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.pcap");
+        drop(Writer::create("p", &path).unwrap());
+        // A file that is open for reading only refuses each write, and to be cut back.
+        let file = File::open(&path).unwrap();
+        let mut queue = PcapQueue { reader: None, writer: Some(Writer::start("p", &path, file, 24).unwrap()), swallowed: 0 };
+        let mut frames = cache(64);
+        let exchange = queue.writer.as_ref().unwrap().exchange.clone();
+        for _ in 0..2 {
+            let packets = burst(&mut frames, 10, 60);
+            assert_eq!(queue.tx_burst(&packets, &mut frames, 0), 10);
+            queue.housekeeping(0);
+        }
+        drop(queue);
+        assert_eq!(exchange.lost.load(Ordering::Relaxed), 20);
+        assert!(exchange.errors.load(Ordering::Relaxed) >= 1);
+        assert_eq!(exchange.written.load(Ordering::Relaxed), 0);
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 24);
+    }
+
+    #[test]
+    fn housekeeping_brings_packets_to_the_file_before_the_end() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.pcap");
+        let mut port = open("p", 1, &Pcap { write: Some(path.clone()), ..Pcap::default() }, ROOM).unwrap();
+        let (queue, mut frames) = (port.queues[0].as_mut(), cache(64));
+        let packets = burst(&mut frames, 5, 100);
+        assert_eq!(queue.tx_burst(&packets, &mut frames, monotonic_ns()), 5);
+        queue.housekeeping(0);
+        while details(queue)["written"] < 5.0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(std::fs::metadata(&path).unwrap().len(), 24 + 5 * 116);
+        assert!(queue.is_finished());
+    }
+
+    /// Replays every capture of the folder that SLUICE_CAPTURES names, and compares it with what comes out.
+    #[test]
+    #[ignore = "set SLUICE_CAPTURES to a folder of captures; SLUICE_CAPTURES_OUT keeps what is written"]
+    fn captures_of_a_folder_come_out_identical() {
+        let folder = std::env::var("SLUICE_CAPTURES").expect("SLUICE_CAPTURES is set");
+        let temporary = tempfile::tempdir().unwrap();
+        let out = std::env::var("SLUICE_CAPTURES_OUT").map_or(temporary.path().to_path_buf(), PathBuf::from);
+        let mut compared = 0;
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            let extension = path.extension().and_then(|e| e.to_str());
+            if !matches!(extension, Some("pcap" | "pcapng" | "cap")) {
+                continue;
+            }
+            let target = out.join(path.file_name().unwrap());
+            let settings = Pcap { read: Some(path.clone()), write: Some(target.clone()), ..Pcap::default() };
+            let mut port = open("p", 1, &settings, 9000).unwrap();
+            let (_memory, arena) =
+                sluice_shm::arena::Arena::create(sluice_shm::arena::Geometry { frames: 256, stride: 9152 }, false).unwrap();
+            let mut frames = FrameCache::new(crate::frame::FramePool::new(256), arena, 256);
+            let mut packets = [Packet::default(); 32];
+            let mut total = 0;
+            while !port.queues[0].is_finished() {
+                let n = port.queues[0].rx_burst(&mut packets, &mut frames, monotonic_ns());
+                let mut sent = 0;
+                while sent < n {
+                    sent += port.queues[0].tx_burst(&packets[sent..n], &mut frames, monotonic_ns());
+                }
+                total += n;
+            }
+            drop(port);
+            let (before, after) =
+                (Source::open("p", &path, 9000).unwrap().capture, Source::open("p", &target, 9000).unwrap().capture);
+            assert_eq!((before.records.len(), total), (after.records.len(), after.records.len()), "{}", path.display());
+            for (a, b) in before.records.iter().zip(&after.records) {
+                assert_eq!(before.bytes_of(a), after.bytes_of(b), "{}", path.display());
+            }
+            compared += 1;
+        }
+        assert!(compared > 0);
+    }
+}
