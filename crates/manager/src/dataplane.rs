@@ -175,7 +175,6 @@ impl DataPlane {
                 table: table.clone(),
                 entered_ns: entered_ns.clone(),
                 frames: FrameCache::new(pool.clone(), arena.clone(), if n == 1 { geometry.frames as usize } else { cached }),
-                registry: registry.clone(),
                 tables: Arc::default(),
                 nfs: Vec::new(),
                 out: Vec::new(),
@@ -190,6 +189,7 @@ impl DataPlane {
             };
             let setup = WorkerSetup {
                 roles,
+                registry: registry.clone(),
                 plane,
                 classifier: Classifier::new(if roles.rx { flows as usize } else { 1 }, seed),
                 clock: clock.clone(),
@@ -416,6 +416,11 @@ impl DataPlane {
     /// [`PlaneError::Silent`].
     pub fn close_port(&self, port: u16) -> Result<(), PlaneError> {
         self.ask_all(|done| Command::ClosePort(port, done)).map(drop)
+    }
+
+    /// Begins to read packets from ports.
+    pub fn start_rx(&self) {
+        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::StartRx));
     }
 
     /// Reads no more packets from ports.

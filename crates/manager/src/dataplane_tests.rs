@@ -114,6 +114,7 @@ impl Rig {
         }
         let mut rig = Self { plane, wire: Wire::default(), handles, chain, tables };
         rig.publish();
+        rig.plane.start_rx();
         rig.plane.add_port(0, vec![Box::new(rig.wire.clone())], overload, false).unwrap();
         rig
     }

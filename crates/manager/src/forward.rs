@@ -29,24 +29,31 @@ use crate::nf::handle::{NfHandle, Sentence};
 /// Most packets that wait for an egress port in one thread.
 pub const TX_BUFFER: usize = 512;
 
-/// A manager thread's ends of one NF's rings.
+/// A manager thread's end of one NF's rx ring.
 #[derive(Debug)]
 pub struct NfEnd {
     /// The NF.
     pub handle: Arc<NfHandle>,
     /// To its rx ring of this thread. None once it is gone.
     pub producer: Option<Producer>,
-    /// From its tx ring, in the thread that drains it.
-    pub consumer: Option<Consumer>,
     /// Packets posted by this thread, modulo 2³²: the core page's copy may be tampered with, this one not.
     posted: u32,
 }
 
 impl NfEnd {
-    /// The ends of a fresh NF.
-    pub fn new(handle: Arc<NfHandle>, producer: Producer, consumer: Option<Consumer>) -> Self {
-        Self { handle, producer: Some(producer), consumer, posted: 0 }
+    /// The end of a fresh NF.
+    pub fn new(handle: Arc<NfHandle>, producer: Producer) -> Self {
+        Self { handle, producer: Some(producer), posted: 0 }
     }
+}
+
+/// The end of one NF's tx ring, in the thread that drains it.
+#[derive(Debug)]
+pub struct Drain {
+    /// The NF.
+    pub handle: Arc<NfHandle>,
+    /// From its tx ring.
+    pub consumer: Consumer,
 }
 
 /// One hop of a traced packet.
@@ -120,8 +127,6 @@ pub struct Plane {
     pub entered_ns: Arc<[AtomicU64]>,
     /// Free frames.
     pub frames: FrameCache,
-    /// The paths.
-    pub registry: Arc<PathRegistry>,
     /// Where packets go.
     pub tables: Arc<Tables>,
     /// This thread's ends of the NFs' rings, by number.
@@ -190,9 +195,7 @@ impl Plane {
 
     /// Lets packets of one path, which [`Plane::admit`] let in, start on it. `flags` are those of the descriptors.
     #[inline]
-    pub fn enter(&mut self, number: u32, packets: &[Packet], packet_flags: &[u8]) {
-        let registry = self.registry.clone();
-        let Some(path) = registry.get(number) else { return };
+    pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8]) {
         self.counters(path).entered.add(packets.len() as u64);
         let mut marked: Option<(usize, u8)> = None;
         if self.sample_every > 0 {
@@ -337,11 +340,10 @@ impl Plane {
 
     /// Whether packets that this NF returns may go to a port whose buffer is full.
     #[cold]
-    pub fn may_block(&self, nf: u16) -> bool {
-        let Some(Some(end)) = self.nfs.get(nf as usize) else { return false };
+    pub fn may_block(&self, handle: &NfHandle) -> bool {
         let full = |port: u16| self.out.get(port as usize).is_some_and(|b| b.open && b.waits && b.is_full());
         let last = |c: &crate::chain::Chain| {
-            c.services.last() == Some(&end.handle.service) || c.on_failure == crate::config::model::OnFailure::Bypass
+            c.services.last() == Some(&handle.service) || c.on_failure == crate::config::model::OnFailure::Bypass
         };
         self.tables.chains.iter().flatten().any(|c| last(c) && full(c.egress))
     }
@@ -357,22 +359,19 @@ impl Plane {
 
     /// Takes a burst from an NF's tx ring and passes every packet on. Says how many there were.
     #[inline]
-    pub fn forward(&mut self, nf: u16) -> usize {
+    pub fn forward(&mut self, registry: &PathRegistry, drain: &mut Drain) -> usize {
         let mut burst = [Descriptor::default(); BURST];
-        let (n, handle) = match self.nfs.get_mut(nf as usize) {
-            Some(Some(NfEnd { handle, consumer: Some(consumer), .. })) => match consumer.dequeue(&mut burst) {
-                Ok(0) => return 0,
-                Ok(n) => (n, handle.clone()),
-                Err(_) => {
-                    violation(handle);
-                    return 0;
-                }
-            },
-            _ => return 0,
-        };
-        let registry = self.registry.clone();
-        self.take(&registry, &handle, &mut burst[..n]);
-        n
+        match drain.consumer.dequeue(&mut burst) {
+            Ok(0) => 0,
+            Ok(n) => {
+                self.take(registry, &drain.handle, &mut burst[..n]);
+                n
+            }
+            Err(_) => {
+                violation(&drain.handle);
+                0
+            }
+        }
     }
 
     /// Checks and passes on what an NF returned.
@@ -539,12 +538,9 @@ impl Plane {
     /// Takes back every frame that a dead NF held, and says how many. What it had returned before it died is passed on first.
     ///
     /// Only the thread that drains the NF may call this, and only when no other thread has its producer any more.
-    pub fn reclaim(&mut self, number: u16) -> usize {
-        while self.forward(number) > 0 {}
-        let registry = self.registry.clone();
-        let Some(Some(end)) = self.nfs.get(number as usize) else { return 0 };
-        let handle = end.handle.clone();
-        let frames = self.table.of(handle.owner());
+    pub fn reclaim(&mut self, registry: &PathRegistry, drain: &mut Drain) -> usize {
+        while self.forward(registry, drain) > 0 {}
+        let frames = self.table.of(drain.handle.owner());
         for frame in &frames {
             let held = Held::unpack(self.table.word(*frame).unwrap_or(0));
             let Some(path) = registry.get(held.path) else {

@@ -19,12 +19,12 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::ring::{Consumer, Producer};
 
-use crate::chain::{self, Counter, Drop, Tables};
+use crate::chain::{self, Counter, Drop, PathRegistry, Tables};
 use crate::classify::flow_table::{Decision, FlowTableStats};
 use crate::classify::key::{LONG, SHORT};
 use crate::classify::{Classifier, Lookup};
 use crate::config::model::{Idle, Overload};
-use crate::forward::{NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
+use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
 use crate::frame::{FrameTable, Packet};
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::port::PortQueue;
@@ -172,6 +172,8 @@ pub enum Command {
     OpenPort(u16, bool),
     /// Send what waits for a port, drop its queues and what cannot be sent.
     ClosePort(u16, Sender<()>),
+    /// Begin to read packets from ports.
+    StartRx,
     /// Read no more packets from ports.
     StopRx(Sender<()>),
     /// Trace packets, or no more.
@@ -186,6 +188,8 @@ pub enum Command {
 pub struct WorkerSetup {
     /// Its roles.
     pub roles: Roles,
+    /// The paths.
+    pub registry: Arc<PathRegistry>,
     /// What it forwards with.
     pub plane: Plane,
     /// Its flow table and the reading of headers.
@@ -225,7 +229,7 @@ pub struct Worker {
     setup: WorkerSetup,
     queues: Vec<OwnedQueue>,
     /// NFs that this thread drains, furthest downstream first.
-    drains: Vec<u16>,
+    drains: Vec<Drain>,
     /// Pages of the cores that the Wakeup role looks at, each once.
     pages: Vec<CorePage>,
     progress: Vec<Progress>,
@@ -244,7 +248,8 @@ impl Worker {
             pages: Vec::new(),
             progress: Vec::new(),
             woken_ns: Vec::new(),
-            rx_stopped: false,
+            // Until everything is in place that a first packet needs.
+            rx_stopped: true,
             rule_hits: Vec::new(),
         }
     }
@@ -318,15 +323,15 @@ impl Worker {
         let mut work = 0;
         let plane = &mut self.setup.plane;
         let blocked = plane.is_blocked();
-        for nf in &self.drains {
-            if blocked && plane.may_block(*nf) {
+        for drain in &mut self.drains {
+            if blocked && plane.may_block(&drain.handle) {
                 continue;
             }
             // Two bursts, so that what comes from upstream never outruns what goes on downstream.
-            let n = plane.forward(*nf);
+            let n = plane.forward(&self.setup.registry, drain);
             work += n;
             if n == BURST {
-                work += plane.forward(*nf);
+                work += plane.forward(&self.setup.registry, drain);
             }
         }
         work
@@ -349,9 +354,9 @@ impl Worker {
             owned.counters.rx_packets.add(n as u64);
             owned.counters.rx_bytes.add(owned.packets[..n].iter().map(|p| u64::from(p.len)).sum());
             (owned.from, owned.to) = (0, n);
-            classify(&mut self.setup.classifier, plane, owned, &mut self.rule_hits);
+            classify(&mut self.setup.classifier, &self.setup.registry, plane, owned, &mut self.rule_hits);
         } else if owned.generation != plane.tables.generation {
-            classify(&mut self.setup.classifier, plane, owned, &mut self.rule_hits);
+            classify(&mut self.setup.classifier, &self.setup.registry, plane, owned, &mut self.rule_hits);
         }
         let before = owned.from;
         let mut let_in = 0;
@@ -362,8 +367,7 @@ impl Worker {
             while end < owned.to && owned.paths[end] == number {
                 end += 1;
             }
-            let registry = plane.registry.clone();
-            let Some(path) = registry.get(number) else {
+            let Some(path) = self.setup.registry.get(number) else {
                 if number == chain::REFUSED && owned.waits {
                     break;
                 }
@@ -373,7 +377,7 @@ impl Worker {
             };
             let m = plane.admit(path, end - first);
             if m > 0 {
-                plane.enter(number, &owned.packets[first..first + m], &owned.flags[first..first + m]);
+                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m]);
                 let_in += m;
             }
             owned.from += m;
@@ -483,7 +487,8 @@ impl Worker {
                     if plane.nfs.len() <= number {
                         plane.nfs.resize_with(number + 1, || None);
                     }
-                    plane.nfs[number] = Some(NfEnd::new(handle, producer, consumer));
+                    plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer));
+                    self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
                     if let Some(progress) = self.progress.get_mut(number) {
                         *progress = Progress { returned: 0, since_ns: plane.now_ns };
                     }
@@ -497,7 +502,10 @@ impl Worker {
                     let _ = done.send(());
                 }
                 Command::Reclaim(number, done) => {
-                    let taken = self.setup.plane.reclaim(number);
+                    let mut taken = 0;
+                    for mut drain in self.drains.extract_if(.., |d| d.handle.number == number) {
+                        taken += self.setup.plane.reclaim(&self.setup.registry, &mut drain);
+                    }
                     self.forget(number);
                     let _ = done.send(taken);
                 }
@@ -520,6 +528,7 @@ impl Worker {
                     self.close(port);
                     let _ = done.send(());
                 }
+                Command::StartRx => self.rx_stopped = false,
                 Command::StopRx(done) => {
                     self.rx_stopped = true;
                     for owned in &mut self.queues {
@@ -560,16 +569,7 @@ impl Worker {
     fn arrange(&mut self) {
         let plane = &mut self.setup.plane;
         let depths = plane.tables.depths();
-        let depth = |end: &NfEnd| depths.get(end.handle.service as usize).copied().unwrap_or(0);
-        let mut drains: Vec<(std::cmp::Reverse<u32>, u16)> = plane
-            .nfs
-            .iter()
-            .flatten()
-            .filter(|e| e.consumer.is_some())
-            .map(|e| (std::cmp::Reverse(depth(e)), e.handle.number))
-            .collect();
-        drains.sort_unstable();
-        self.drains = drains.into_iter().map(|(_, number)| number).collect();
+        self.drains.sort_by_key(|d| std::cmp::Reverse(depths.get(d.handle.service as usize).copied().unwrap_or(0)));
         self.pages.clear();
         for end in plane.nfs.iter().flatten().filter(|e| !e.handle.poll) {
             if !self.pages.iter().any(|p| p.is_same(&end.handle.core_page)) {
@@ -635,7 +635,7 @@ impl Worker {
 
 /// Finds the paths of the packets that a queue holds.
 #[inline]
-fn classify(classifier: &mut Classifier, plane: &mut Plane, owned: &mut OwnedQueue, rule_hits: &mut [u64]) {
+fn classify(classifier: &mut Classifier, registry: &PathRegistry, plane: &mut Plane, owned: &mut OwnedQueue, rule_hits: &mut [u64]) {
     let (from, to) = (owned.from, owned.to);
     let held = &owned.packets[from..to];
     let now_ms = plane.now_ns / 1_000_000;
@@ -664,7 +664,7 @@ fn classify(classifier: &mut Classifier, plane: &mut Plane, owned: &mut OwnedQue
         owned.flags[from + i] = classifier.key(i).flags();
         owned.paths[from + i] = match found {
             Lookup::Hit(decision) if decision.generation == generation => decision.path,
-            found => decide(classifier, plane, ingress, i, *found, now_ms, rule_hits),
+            found => decide(classifier, registry, plane, ingress, i, *found, now_ms, rule_hits),
         };
     }
 }
@@ -673,6 +673,7 @@ fn classify(classifier: &mut Classifier, plane: &mut Plane, owned: &mut OwnedQue
 #[cold]
 fn decide(
     classifier: &mut Classifier,
+    registry: &PathRegistry,
     plane: &Plane,
     ingress: u16,
     i: usize,
@@ -698,8 +699,8 @@ fn decide(
         Some(chain) => {
             let old = found.map(|d| d.path);
             match old {
-                Some(path) if plane.registry.still_valid(tables, path, chain) => path,
-                old => plane.registry.decide(tables, ingress, chain, key.symmetric_hash(), old),
+                Some(path) if registry.still_valid(tables, path, chain) => path,
+                old => registry.decide(tables, ingress, chain, key.symmetric_hash(), old),
             }
         }
     };

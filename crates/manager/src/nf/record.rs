@@ -1,21 +1,21 @@
 //! The runtime directory, and the record in it of what the manager has started, made and changed on the host.
 //!
 //! # Problem
-//! A manager that is killed leaves things behind: sockets, cgroups, settings, perhaps processes. The next one must find and undo
-//! just that, and nothing that belongs to somebody else by now. And two managers must never share a directory.
+//! A manager that is killed leaves things behind: sockets, cgroups, settings, perhaps processes. The next one must find and undo just
+//! that, and nothing that belongs to somebody else by now. And two managers must never share a directory.
 //!
 //! # Approach
-//! - The directory holds a *lock* that lives as long as the manager's process (`flock`; it names the holder's pid for the message
-//!   to the second), and the *record*: a journal of JSON lines, one for each thing started, made or changed, and one when that is
-//!   over. An entry costs one short write, however long the record is; when it has grown to several times what it says, it is
-//!   written anew and renamed into place.
+//! - The directory holds a *lock* that lives as long as the manager's process (`flock`; it names the holder's pid for the message to
+//!   the second), and the *record*: a journal of JSON lines, one for each thing started, made or changed, and one when that is over.
+//!   An entry costs one short write, however long the record is; when it has grown to several times what it says, it is written anew
+//!   and renamed into place.
 //! - Things are noted *before* they are made and forgotten *after* they are gone, so that a kill at any moment leaves at most an
 //!   entry for something that is not there. A process can only be noted after; until then, and as a rule, the kernel kills it with
 //!   the manager (see [`super::spawn`]): the record is for those that have escaped that.
 //! - A process is recorded with its start time and the boot's id, and opened before it is compared
 //!   ([`Identity::open`](crate::mechanism::process::Identity::open)), so a reused pid is never killed.
-//! - Undoing never recurses: a file is unlinked if it is one, a socket if it is one, a directory or cgroup only if it is empty (of
-//!   a cgroup: after its processes were killed). What cannot be undone stays in the record for the next time.
+//! - Undoing never recurses: a file is unlinked if it is one, a socket if it is one, a directory or cgroup only if it is empty (of a
+//!   cgroup: after its processes were killed). What cannot be undone stays in the record for the next time.
 //! - The record is an order to kill and to delete, so it is believed only in a directory that nobody else can write to.
 //!
 //! | entry | undone by |
@@ -61,7 +61,7 @@ const COMPACT_LINES: usize = 1024;
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// Another manager runs here.
-    #[error("another sluiced{} runs in {dir}; stop it, or give this one another runtime_dir", with_pid(*.pid))]
+    #[error("another sluiced{} runs in {dir}; stop it, or give this one another runtime_dir", pid.map(|p| format!(" (pid {p})")).unwrap_or_default())]
     Busy {
         /// The directory.
         dir: PathBuf,
@@ -86,10 +86,6 @@ pub enum RecordError {
         /// The system's answer.
         source: io::Error,
     },
-}
-
-fn with_pid(pid: Option<i32>) -> String {
-    pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default()
 }
 
 fn advice(error: &io::Error) -> &'static str {
@@ -457,8 +453,7 @@ fn take_lock(dir: &Path) -> Result<OwnedFd, RecordError> {
             }
             Err(error) => return Err(system("lock", &path)(error.into())),
         }
-        // A manager that ended just now may have removed the file between our open and our lock; then a third may have made a new
-        // one.
+        // A manager that ended just now may have removed the file between our open and our lock; then a third may have made a new one.
         let ours = file.metadata().map_err(system("read", &path))?;
         let there = fs::symlink_metadata(&path);
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {

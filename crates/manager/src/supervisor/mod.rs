@@ -222,6 +222,8 @@ impl Supervisor {
         for (number, open) in opened.into_iter().enumerate() {
             self.put_port(number as u16, open)?;
         }
+        // Only now: a generator that begins before the sink is there would lose packets.
+        self.plane.start_rx();
         Ok(())
     }
 
