@@ -170,7 +170,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
 /// Attaches, makes the handler, and runs it until it stops.
 pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -> Result<S, NfError>) -> Result<(), NfError> {
     let (mut engine, context) = Engine::attach(options)?;
-    let mut step = guarded(|| make(&context)).flatten()?;
+    let mut step = guarded(|| make(&context))??;
     work(&mut engine, &mut step)?;
     guarded(|| step.clean())
 }
