@@ -305,10 +305,10 @@ impl Engine {
         self.page.add(Counter::Sampled, packets as u64);
     }
 
-    /// Counts an error or a panic of the handler.
+    /// Counts errors or a panic of the handler.
     #[cold]
-    pub(crate) fn count_error(&mut self) {
-        self.page.add(Counter::Errors, 1);
+    pub(crate) fn count_errors(&mut self, n: usize) {
+        self.page.add(Counter::Errors, n as u64);
     }
 
     /// Whether the manager is still there; once a second also the time to take off the clock's drift.

@@ -18,6 +18,7 @@
 //! A packet lies in one frame. One thread of a process is the NF; another one needs an NF of its own. An NF on the packet path should
 //! not lock, allocate, log or make system calls; the library does not.
 
+mod c;
 mod context;
 mod engine;
 mod error;

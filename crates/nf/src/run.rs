@@ -43,7 +43,8 @@ pub trait Handler {
 
 /// A handler that may also fail: what [`Handler`] and the C interface have in common.
 pub(crate) trait Step {
-    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<(), i32>;
+    /// The number of packets that it left in an impossible state (they are marked as dropped), or its error code.
+    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, i32>;
     fn tick(&mut self, now_ns: u64);
     fn tick_every(&self) -> Option<Duration>;
     fn clean(&mut self);
@@ -53,9 +54,9 @@ struct Plain<H>(H);
 
 impl<H: Handler> Step for Plain<H> {
     #[inline(always)]
-    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<(), i32> {
+    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, i32> {
         self.0.burst(burst);
-        Ok(())
+        Ok(0)
     }
     fn tick(&mut self, now_ns: u64) {
         self.0.tick(now_ns);
@@ -126,7 +127,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
                 engine.glance(now)?;
             }
             if ticker.is_due(now) {
-                guarded(|| step.tick(now)).inspect_err(|_| engine.count_error())?;
+                guarded(|| step.tick(now)).inspect_err(|_| engine.count_errors(1))?;
             }
             continue;
         }
@@ -136,11 +137,15 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         let admitted = unsafe { Burst::admit(engine.arena(), descriptors, &mut ingress, now) };
         let Some(mut burst) = admitted else { return Err(NfError::Broken("a descriptor is out of its frame")) };
         let outcome = guarded(|| step.burst(&mut burst)).and_then(|code| code.map_err(NfError::Failed));
-        if let Err(error) = outcome {
-            engine.count_error();
-            descriptors.iter_mut().for_each(|d| d.verdict = RawVerdict::Drop as u8);
-            engine.send(descriptors)?;
-            return Err(error);
+        match outcome {
+            Ok(0) => {}
+            Ok(errors) => engine.count_errors(errors),
+            Err(error) => {
+                engine.count_errors(1);
+                descriptors.iter_mut().for_each(|d| d.verdict = RawVerdict::Drop as u8);
+                engine.send(descriptors)?;
+                return Err(error);
+            }
         }
         if engine.is_glance_due(now) {
             let after = engine.now_ns();
@@ -148,7 +153,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
             engine.send(descriptors)?;
             engine.glance(after)?;
             if ticker.is_due(after) {
-                guarded(|| step.tick(after)).inspect_err(|_| engine.count_error())?;
+                guarded(|| step.tick(after)).inspect_err(|_| engine.count_errors(1))?;
             }
         } else {
             engine.send(descriptors)?;
@@ -165,7 +170,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
 /// Attaches, makes the handler, and runs it until it stops.
 pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -> Result<S, NfError>) -> Result<(), NfError> {
     let (mut engine, context) = Engine::attach(options)?;
-    let mut step = guarded(|| make(&context)).flatten()?;
+    let mut step = guarded(|| make(&context))??;
     work(&mut engine, &mut step)?;
     guarded(|| step.clean())
 }

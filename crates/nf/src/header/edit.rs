@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::checksum::{compute, compute_with_pseudo_header, update, update16};
+use super::checksum::{compute, compute_with_pseudo_header, update};
 use super::{ETHERNET, Headers, Ip, NotThere, is_vlan, protocol};
 use crate::packet::{NoRoom, Packet};
 
@@ -289,16 +289,16 @@ impl Headers {
         if end < payload || end > packet.len() || end > u16::MAX as usize {
             return Err(NotThere);
         }
-        let at = ip.offset as usize;
-        if ip.version == 4 {
-            set_word(packet, at + 2, (end - at) as u16)?;
-        } else {
-            set_word(packet, at + 4, (end - at - 40) as u16)?;
-        }
+        let fixed = if ip.version == 4 { 0 } else { 40 };
+        let len = end.checked_sub(ip.offset as usize + fixed).ok_or(NotThere)?;
+        set_word(packet, ip.offset as usize + if ip.version == 4 { 2 } else { 4 }, len as u16)?;
         ip.end = end as u16;
         ip.truncated = false;
         match self.l4 {
-            Some(l4) if l4.protocol == protocol::UDP => set_word(packet, l4.offset as usize + 4, (end - l4.offset as usize) as u16),
+            Some(l4) if l4.protocol == protocol::UDP => {
+                let len = end.checked_sub(l4.offset as usize).ok_or(NotThere)?;
+                set_word(packet, l4.offset as usize + 4, len as u16)
+            }
             _ => Ok(()),
         }
     }
@@ -386,10 +386,4 @@ pub fn pop_vlan(packet: &mut Packet<'_>) -> Option<u16> {
     bytes.copy_within(0..12, 4);
     packet.pull(4).ok()?;
     Some(tci)
-}
-
-/// Updates the checksum at `at` for one changed word: what the C interface offers for fields that have no setter.
-pub(crate) fn update_at(packet: &mut [u8], at: usize, old: u16, new: u16) -> Result<(), NotThere> {
-    let sum = word(packet, at).ok_or(NotThere)?;
-    set_word(packet, at, update16(sum, old, new))
 }

@@ -285,6 +285,14 @@ fn l4(packet: &[u8], offset: u16, number: u8) -> Option<L4> {
 }
 
 impl Headers {
+    /// Headers that were taken apart: (L2 length, EtherType, payload), VLAN ids, and the rest.
+    pub(crate) fn from_parts(fixed: (u16, u16, u16), vlan_ids: &[u16], ip: Option<Ip>, l4: Option<L4>) -> Self {
+        let mut vlans = [0; MAX_VLANS];
+        vlans[..vlan_ids.len()].copy_from_slice(vlan_ids);
+        let (l2_len, ethertype, payload) = fixed;
+        Self { l2_len, ethertype, vlans, vlan_count: vlan_ids.len() as u8, ip, l4, payload }
+    }
+
     /// VLAN ids, the outermost first.
     #[inline]
     pub fn vlan_ids(&self) -> &[u16] {

@@ -1,0 +1,266 @@
+/*
+ * sluice_nf.h - write a Sluice network function (NF) in C.
+ *
+ * An NF is a process. The manager gives it packets in shared memory, without copying; the NF looks at them, changes them in place,
+ * and gives each a verdict: next, drop, to a port, to a service. Two styles, the same as in Rust:
+ *
+ *   callback   sluice_run() owns the loop and calls your burst function with up to 32 packets.
+ *   pull       sluice_attach(), then sluice_read() and sluice_write(); you own the loop.
+ *
+ * The manager sets SLUICE_SOCKET and SLUICE_NF for NFs that it starts; others set them, or take --sluice-socket and --sluice-nf.
+ *
+ * Functions that can fail return a negative SLUICE_E_...; sluice_last_error() then says in words what went wrong and what to do.
+ * Nothing here exits, aborts or throws. One thread is the NF: all calls with an NF, and all callbacks, are on that thread.
+ * Link with -lsluice_nf (shared), or with libsluice_nf.a and -lpthread -ldl -lm. 64-bit machines only.
+ */
+#ifndef SLUICE_NF_H
+#define SLUICE_NF_H
+
+#include <assert.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef __cplusplus
+extern "C" {
+#define SLUICE_ASSERT static_assert
+#else
+#define SLUICE_ASSERT _Static_assert
+#endif
+
+/* Version of this interface; sluice_abi() is that of the library. */
+#define SLUICE_ABI 1u
+uint32_t sluice_abi(void);
+
+/* ---- errors ------------------------------------------------------------------------------------------------------------------ */
+
+enum {
+    SLUICE_E_ARGUMENT = -1,  /* an argument is null, not UTF-8 or out of range */
+    SLUICE_E_ATTACH = -2,    /* cannot attach to the manager */
+    SLUICE_E_HANDLER = -3,   /* your make or burst function failed */
+    SLUICE_E_PANIC = -4,     /* the library failed; a bug in it */
+    SLUICE_E_GONE = -5,      /* the manager is gone */
+    SLUICE_E_BROKEN = -6,    /* the manager's side of the shared memory is broken */
+    SLUICE_E_NOT_THERE = -7, /* the packet has no such header, or there is no such name */
+    SLUICE_E_PACKET = -8,    /* the packet was not read, was written before, or left its frame */
+    SLUICE_E_TIMEOUT = -9,   /* no packet came in time */
+};
+
+/* What an error code means. Never null; lives for ever. */
+const char *sluice_strerror(int code);
+/* The words of this thread's last failure, until its next one. Never null. */
+const char *sluice_last_error(void);
+
+/* ---- packets ----------------------------------------------------------------------------------------------------------------- */
+
+/* Verdicts. Every packet comes with SLUICE_NEXT. */
+enum { SLUICE_NEXT = 0, SLUICE_DROP = 1, SLUICE_TO_PORT = 2, SLUICE_TO_SERVICE = 3 };
+
+/* Bits of sluice_packet.flags. */
+enum { SLUICE_TRACED = 1, SLUICE_FRAGMENT = 2, SLUICE_NON_IP = 4 };
+
+/* Most packets in a burst. */
+#define SLUICE_BURST 32
+
+/*
+ * A packet in its frame. Its bytes may be changed in place. Change data, len, headroom and tailroom only by sluice_push and its
+ * sisters: a packet that leaves its frame is dropped and counted as an error of the NF.
+ */
+typedef struct sluice_packet {
+    uint8_t *data;     /* first byte, of its Ethernet header */
+    uint16_t len;      /* bytes, at least 1 */
+    uint16_t headroom; /* bytes that sluice_push can take */
+    uint16_t tailroom; /* bytes that sluice_append can take */
+    uint16_t chain;    /* number of its chain */
+    uint16_t ingress;  /* number of the port where it entered */
+    uint16_t arg;      /* port or service of the verdict */
+    uint8_t verdict;   /* SLUICE_NEXT, ... */
+    uint8_t flags;     /* SLUICE_FRAGMENT, ... */
+    uint16_t reserved;
+    uint32_t frame; /* the library's */
+    uint32_t reserved2;
+} sluice_packet;
+
+SLUICE_ASSERT(sizeof(void *) == 8, "64-bit machines only");
+SLUICE_ASSERT(sizeof(sluice_packet) == 32, "the library has another sluice_packet");
+SLUICE_ASSERT(offsetof(sluice_packet, ingress) == 16 && offsetof(sluice_packet, frame) == 24, "the library has another sluice_packet");
+
+static inline void sluice_next(sluice_packet *packet) { packet->verdict = SLUICE_NEXT; }
+static inline void sluice_drop(sluice_packet *packet) { packet->verdict = SLUICE_DROP; }
+static inline void sluice_to_port(sluice_packet *packet, uint16_t port) {
+    packet->verdict = SLUICE_TO_PORT;
+    packet->arg = port;
+}
+/* The packet leaves its chain. */
+static inline void sluice_to_service(sluice_packet *packet, uint16_t service) {
+    packet->verdict = SLUICE_TO_SERVICE;
+    packet->arg = service;
+}
+/* Whether it is an IP fragment, the first one too. */
+static inline int sluice_is_fragment(const sluice_packet *packet) { return (packet->flags & SLUICE_FRAGMENT) != 0; }
+/* Whether it is IPv4 or IPv6. */
+static inline int sluice_is_ip(const sluice_packet *packet) { return (packet->flags & SLUICE_NON_IP) == 0; }
+
+/* Makes the packet n bytes longer at the front; returns those bytes, or null (nothing changed) without headroom. */
+static inline uint8_t *sluice_push(sluice_packet *packet, uint16_t n) {
+    if (n > packet->headroom) return NULL;
+    packet->headroom = (uint16_t)(packet->headroom - n);
+    packet->len = (uint16_t)(packet->len + n);
+    return packet->data -= n;
+}
+/* Takes n bytes off the front; returns the new front, or null (nothing changed) if no byte would stay. */
+static inline uint8_t *sluice_pull(sluice_packet *packet, uint16_t n) {
+    if (n >= packet->len) return NULL;
+    packet->headroom = (uint16_t)(packet->headroom + n);
+    packet->len = (uint16_t)(packet->len - n);
+    return packet->data += n;
+}
+/* Makes the packet n bytes longer at the end; returns those bytes, or null (nothing changed) if the frame is full. */
+static inline uint8_t *sluice_append(sluice_packet *packet, uint16_t n) {
+    uint8_t *end = packet->data + packet->len;
+    if (n > packet->tailroom) return NULL;
+    packet->tailroom = (uint16_t)(packet->tailroom - n);
+    packet->len = (uint16_t)(packet->len + n);
+    return end;
+}
+/* Takes n bytes off the end; returns the front, or null (nothing changed) if no byte would stay. */
+static inline uint8_t *sluice_trim(sluice_packet *packet, uint16_t n) {
+    if (n >= packet->len) return NULL;
+    packet->tailroom = (uint16_t)(packet->tailroom + n);
+    packet->len = (uint16_t)(packet->len - n);
+    return packet->data;
+}
+
+/* ---- surroundings ------------------------------------------------------------------------------------------------------------ */
+
+/* What the manager told about ports, services and chains. Lives as long as the NF. */
+typedef struct sluice_context sluice_context;
+
+/* Numbers by name; SLUICE_E_NOT_THERE if there is none. */
+int sluice_port(const sluice_context *context, const char *name);
+int sluice_service(const sluice_context *context, const char *name);
+int sluice_chain(const sluice_context *context, const char *name);
+/* Names by number; "" if there is none. */
+const char *sluice_name(const sluice_context *context);
+const char *sluice_port_name(const sluice_context *context, uint16_t port);
+const char *sluice_chain_name(const sluice_context *context, uint16_t chain);
+/* Processor that the NF belongs on, or -1. */
+int sluice_core(const sluice_context *context);
+
+/* How to find the manager. Null members, and a null pointer for the whole, mean: as the environment and the arguments say. */
+typedef struct sluice_options {
+    const char *socket;    /* the manager's socket */
+    const char *name;      /* of this NF ("ids.0") or its service ("ids") */
+    uint32_t keep_signals; /* 1: leave SIGTERM and SIGINT alone; 0: they stop the NF cleanly */
+    uint32_t reserved;
+} sluice_options;
+SLUICE_ASSERT(sizeof(sluice_options) == 24, "the library has another sluice_options");
+
+/* Nanoseconds of CLOCK_MONOTONIC. */
+uint64_t sluice_now_ns(void);
+
+/* ---- callback style ---------------------------------------------------------------------------------------------------------- */
+
+typedef struct sluice_handler {
+    void *state; /* given to each function below; comes as the arg of sluice_run */
+    /* Handles 1 to 32 packets. Returns 0, or a negative number to end the NF: then these packets are dropped. Needed. */
+    int (*burst)(void *state, sluice_packet *packets, uint32_t count, uint64_t now_ns);
+    /* Called every tick_ns, packets or not; under load to within a millisecond. May be null. */
+    void (*tick)(void *state, uint64_t now_ns);
+    /* The state cleaner: forgets everything learnt from packets. Called on a clean stop. May be null. */
+    void (*clean)(void *state);
+    uint64_t tick_ns;
+} sluice_handler;
+SLUICE_ASSERT(sizeof(sluice_handler) == 40, "the library has another sluice_handler");
+
+/* Fills in the handler. Anything but 0 ends sluice_run with SLUICE_E_HANDLER. */
+typedef int (*sluice_make)(const sluice_context *context, void *arg, sluice_handler *handler);
+
+/*
+ * Attaches, makes the handler and runs it until the NF is to stop (SIGTERM, SIGINT, the manager's word): then 0. Negative after a
+ * failure. Every frame has gone back to the manager when it returns.
+ */
+int sluice_run(const sluice_options *options, sluice_make make, void *arg);
+
+/* ---- pull style -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct sluice_nf sluice_nf;
+
+/* Attaches and writes the NF to *nf. */
+int sluice_attach(const sluice_options *options, sluice_nf **nf);
+/* Its surroundings, until sluice_detach. */
+const sluice_context *sluice_context_of(const sluice_nf *nf);
+/*
+ * Waits for packets, up to timeout_ms (negative: as long as it takes), and copies up to max (and SLUICE_BURST) of them to packets.
+ * Returns how many; 0 when the NF is to stop; SLUICE_E_TIMEOUT, SLUICE_E_GONE, SLUICE_E_BROKEN.
+ */
+int sluice_read(sluice_nf *nf, sluice_packet *packets, uint32_t max, int timeout_ms);
+/*
+ * Returns packets to the manager, in order, with their verdicts. SLUICE_E_PACKET at the first one that was not read, was written
+ * already, or left its frame; those before it are written.
+ */
+int sluice_write(sluice_nf *nf, const sluice_packet *packets, uint32_t count);
+/* Leaves. Packets that were read and not written go back as dropped. Null is allowed. */
+void sluice_detach(sluice_nf *nf);
+
+/* ---- headers ----------------------------------------------------------------------------------------------------------------- */
+
+/* Where the headers of a packet are. Offsets are from the packet's first byte. */
+typedef struct sluice_headers {
+    uint32_t fragment_id;
+    uint16_t l2_len;          /* bytes of the Ethernet header and VLAN tags */
+    uint16_t ethertype;       /* behind the VLAN tags */
+    uint16_t vlans[4];        /* VLAN ids, the outermost first */
+    uint16_t ip_offset;       /* of the IP header, if ip_version is not 0 */
+    uint16_t ip_header_len;   /* with IPv4 options or IPv6 extension headers */
+    uint16_t ip_end;          /* where the IP packet ends; what lies behind is Ethernet padding */
+    uint16_t fragment_offset; /* in bytes; 0 for the first fragment */
+    uint16_t l4_offset;       /* of the transport header; 0 if there is none (fragments after the first have none) */
+    uint16_t l4_header_len;   /* with TCP options */
+    uint16_t src_port;        /* if has_ports */
+    uint16_t dst_port;        /* if has_ports */
+    uint16_t payload;         /* where the payload of the innermost header starts */
+    uint16_t reserved;
+    uint8_t vlan_count;
+    uint8_t ip_version;  /* 4, 6, or 0: no IP header that makes sense */
+    uint8_t ip_protocol; /* of the payload of IP, behind extension headers */
+    uint8_t l4_protocol; /* 6 TCP, 17 UDP, 1 ICMP, 58 ICMPv6, 132 SCTP, 136 UDP-Lite */
+    uint8_t is_fragment;
+    uint8_t more_fragments;
+    uint8_t is_truncated; /* the IP header promises more bytes than are there */
+    uint8_t has_ports;
+} sluice_headers;
+SLUICE_ASSERT(sizeof(sluice_headers) == 44, "the library has another sluice_headers");
+SLUICE_ASSERT(offsetof(sluice_headers, payload) == 32 && offsetof(sluice_headers, has_ports) == 43,
+              "the library has another sluice_headers");
+
+/* Finds the headers of a packet. SLUICE_E_NOT_THERE if it is shorter than an Ethernet header. Never fails on other bytes. */
+int sluice_parse(const uint8_t *data, uint32_t len, sluice_headers *headers);
+
+/*
+ * Setters. Each updates the checksums by difference (RFC 1624), IP and transport, and keeps `headers` right. Addresses are 4 or 16
+ * bytes as they lie in the packet; ports are numbers in host order. SLUICE_E_NOT_THERE if there is no such header.
+ */
+int sluice_set_src(uint8_t *data, uint32_t len, sluice_headers *headers, const uint8_t *address, uint32_t address_len);
+int sluice_set_dst(uint8_t *data, uint32_t len, sluice_headers *headers, const uint8_t *address, uint32_t address_len);
+int sluice_set_src_port(uint8_t *data, uint32_t len, sluice_headers *headers, uint16_t port);
+int sluice_set_dst_port(uint8_t *data, uint32_t len, sluice_headers *headers, uint16_t port);
+int sluice_set_ttl(uint8_t *data, uint32_t len, sluice_headers *headers, uint8_t ttl);
+int sluice_set_dscp(uint8_t *data, uint32_t len, sluice_headers *headers, uint8_t dscp);
+int sluice_set_ecn(uint8_t *data, uint32_t len, sluice_headers *headers, uint8_t ecn);
+/* After the payload grew or shrank: the IP packet now ends at `end`. Then sluice_fix_checksums. */
+int sluice_set_ip_len(uint8_t *data, uint32_t len, sluice_headers *headers, uint32_t end);
+/* Computes the checksums of IPv4, TCP, UDP, ICMP and ICMPv6 anew. */
+int sluice_fix_checksums(uint8_t *data, uint32_t len, sluice_headers *headers);
+/* 1 if they are right, 0 if not. */
+int sluice_are_checksums_right(const uint8_t *data, uint32_t len, const sluice_headers *headers);
+
+/* The Internet checksum of bytes, as a number in host order. */
+uint16_t sluice_checksum(const uint8_t *data, uint32_t len);
+/* The checksum after one word that it covers changed (RFC 1624), all in host order. */
+uint16_t sluice_checksum_update(uint16_t checksum, uint16_t old_word, uint16_t new_word);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,110 @@
+//! Callback style for C.
+
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use sluice_shm::BURST;
+use sluice_shm::descriptor::Verdict as RawVerdict;
+
+use super::{CContext, COptions, CPacket, Code, fail, fail_with, guard, options};
+use crate::context::Context;
+use crate::error::NfError;
+use crate::packet::Burst;
+use crate::run::{Step, run_step};
+
+/// `struct sluice_handler`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub struct CHandler {
+    state: *mut c_void,
+    burst: Option<unsafe extern "C" fn(state: *mut c_void, packets: *mut CPacket, count: u32, now_ns: u64) -> c_int>,
+    tick: Option<unsafe extern "C" fn(state: *mut c_void, now_ns: u64)>,
+    clean: Option<unsafe extern "C" fn(state: *mut c_void)>,
+    tick_ns: u64,
+}
+
+const _: () = assert!(size_of::<CHandler>() == 40);
+
+/// `sluice_make`.
+type Make = unsafe extern "C" fn(context: *const CContext, arg: *mut c_void, handler: *mut CHandler) -> c_int;
+
+struct CStep {
+    handler: CHandler,
+    packets: [CPacket; BURST],
+    /// Kept for the handler, which may have kept pointers to its names.
+    _context: Box<CContext>,
+}
+
+impl Step for CStep {
+    fn burst(&mut self, burst: &mut Burst<'_>) -> Result<usize, i32> {
+        let Some(handle) = self.handler.burst else { return Ok(0) };
+        let (now_ns, n) = (burst.now_ns(), burst.len());
+        let arena = burst.arena();
+        let geometry = arena.geometry();
+        let (start, _) = arena.raw();
+        for (i, slot) in self.packets[..n].iter_mut().enumerate() {
+            let ingress = burst.ingress(i);
+            let descriptor = &burst.descriptors()[i];
+            let frame = start.wrapping_add(descriptor.frame as usize * geometry.stride as usize);
+            *slot = CPacket::new(descriptor, ingress, frame, geometry.stride);
+        }
+        // SAFETY: the function and its state are what the NF's make() gave; packets has n elements and is this thread's alone.
+        let code = unsafe { handle(self.handler.state, self.packets.as_mut_ptr(), n as u32, now_ns) };
+        let mut errors = 0;
+        for (descriptor, packet) in burst.descriptors().iter_mut().zip(&self.packets) {
+            match packet.descriptor(descriptor.frame, geometry) {
+                Some(valid) => *descriptor = valid,
+                None => {
+                    descriptor.verdict = RawVerdict::Drop as u8;
+                    errors += 1;
+                }
+            }
+        }
+        if code < 0 { Err(code) } else { Ok(errors) }
+    }
+
+    fn tick(&mut self, now_ns: u64) {
+        if let Some(tick) = self.handler.tick {
+            // SAFETY: as in burst().
+            unsafe { tick(self.handler.state, now_ns) };
+        }
+    }
+
+    fn tick_every(&self) -> Option<Duration> {
+        (self.handler.tick.is_some() && self.handler.tick_ns > 0).then(|| Duration::from_nanos(self.handler.tick_ns))
+    }
+
+    fn clean(&mut self) {
+        if let Some(clean) = self.handler.clean {
+            // SAFETY: as in burst().
+            unsafe { clean(self.handler.state) };
+        }
+    }
+}
+
+fn made(context: &Context, make: Make, arg: *mut c_void) -> Result<CStep, NfError> {
+    let context = Box::new(CContext::new(context.clone()));
+    let mut handler = CHandler { state: arg, burst: None, tick: None, clean: None, tick_ns: 0 };
+    // SAFETY: make is the NF's function; context and handler live through the call, and context as long as the handler is used.
+    let code = unsafe { make(&raw const *context, arg, &raw mut handler) };
+    if code != 0 {
+        return Err(NfError::Failed(code));
+    }
+    if handler.burst.is_none() {
+        return Err(NfError::Handler("make() set no burst function".into()));
+    }
+    Ok(CStep { handler, packets: [CPacket::EMPTY; BURST], _context: context })
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sluice_run(given: *const COptions, make: Option<Make>, arg: *mut c_void) -> c_int {
+    guard(|| {
+        let Some(make) = make else { return fail(Code::Argument) };
+        // SAFETY: the header asks the same of the caller.
+        let options = unsafe { options(given) };
+        match run_step(&options, |context| made(context, make, arg)) {
+            Ok(()) => 0,
+            Err(error) => fail_with(&error),
+        }
+    })
+}
