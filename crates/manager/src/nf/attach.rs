@@ -515,6 +515,7 @@ mod tests {
             poll: false,
             enough: 64,
             linger_ns: 2000,
+            clock_scale: 1 << 31,
             ports: vec![],
             services: vec![],
             chains: vec![],

@@ -529,10 +529,10 @@ mod tests {
         let ms = 1_000_000;
         let mut at = |now: u64| drain(queue, &mut frames, 7 + now).iter().map(|bytes| bytes[0]).collect::<Vec<_>>();
         assert_eq!(at(0), [1]);
-        assert_eq!(at(10 * ms - 1), []);
+        assert_eq!(at(10 * ms - 1), Vec::<u8>::new());
         // The second, the third behind it, and the first of the next repetition.
         assert_eq!(at(10 * ms), [2, 3, 1]);
-        assert_eq!(at(19 * ms), []);
+        assert_eq!(at(19 * ms), Vec::<u8>::new());
         assert_eq!(at(20 * ms), [2, 3, 1]);
         assert!(!queue.is_finished());
     }
