@@ -11,13 +11,13 @@
 
 mod routes;
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
 use sluice_nf::header::{Headers, checksum, parse};
 use sluice_nf::{Burst, Context, Handler, Packet};
+use sluice_nf_parts::flow::stays_on_link;
 use sluice_nf_parts::lines::{self, FileError};
 use sluice_nf_parts::parse_args;
 use sluice_nf_parts::reload::Reload;
@@ -73,7 +73,7 @@ impl Router {
     fn route(&mut self, packet: &mut Packet<'_>) {
         let headers = parse(packet.data());
         let destination = headers.and_then(|headers| headers.dst(packet.data()));
-        let (Some(headers), Some(destination)) = (headers, destination.filter(|address| !is_local(*address))) else {
+        let (Some(headers), Some(destination)) = (headers, destination.filter(|address| !stays_on_link(*address))) else {
             self.counters.not_routed += 1;
             return;
         };
@@ -107,15 +107,6 @@ impl Router {
             packet.to_port(port);
         }
         self.counters.forwarded += 1;
-    }
-}
-
-/// Whether an address never leaves its link.
-#[inline]
-fn is_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_broadcast() || v4.is_link_local() || v4.octets()[..3] == [224, 0, 0],
-        IpAddr::V6(v6) => v6.is_unicast_link_local() || matches!(v6.segments()[0] & 0xff0f, 0xff01 | 0xff02),
     }
 }
 
