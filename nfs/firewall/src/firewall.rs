@@ -14,22 +14,15 @@ use std::time::Duration;
 
 use sluice_nf::header::{Headers, parse, protocol};
 use sluice_nf::{Burst, Handler};
+use sluice_nf_parts::datagram::Datagrams;
 use sluice_nf_parts::flow::FlowKey;
 use sluice_nf_parts::icmp::Quoted;
 use sluice_nf_parts::reload::Reload;
 use sluice_nf_parts::report::{Report, Reports};
-use sluice_nf_parts::table::Table;
+use sluice_nf_parts::table::{AGE_TICK, Table};
 
 use crate::connection::{self, Connection};
 use crate::rules::{Action, Rules, Subject};
-
-/// Fragmented datagrams remembered at a time.
-const DATAGRAMS: usize = 4096;
-const DATAGRAM_NS: u64 = 30_000_000_000;
-
-/// How often old state is looked for, and in how many ticks all of it is looked at.
-const TICK: Duration = Duration::from_millis(10);
-const TICKS_FOR_ALL: usize = 200;
 
 /// What was decided about a packet, besides by a rule's own counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,13 +49,6 @@ struct Counters {
     table_full: u64,
 }
 
-/// What was decided about the first fragment of a datagram.
-#[derive(Debug, Clone, Copy)]
-struct Datagram {
-    action: Action,
-    since_ns: u64,
-}
-
 /// The handler.
 #[derive(Debug)]
 pub struct Firewall {
@@ -71,7 +57,7 @@ pub struct Firewall {
     generation: u32,
     fresh: Option<Reload<Rules>>,
     connections: Table<FlowKey, Connection>,
-    datagrams: Table<FlowKey, Datagram>,
+    datagrams: Datagrams<Action>,
     counters: Counters,
 }
 
@@ -83,7 +69,7 @@ impl Firewall {
             generation: 0,
             fresh,
             connections: Table::with_limit(limit),
-            datagrams: Table::with_limit(DATAGRAMS),
+            datagrams: Datagrams::new(),
             counters: Counters::default(),
         }
     }
@@ -109,14 +95,14 @@ impl Firewall {
         if fragment.offset == 0 {
             let decision = self.decide_whole(packet, &headers, &subject, now_ns);
             let action = if decision.passes() { Action::Allow } else { Action::Deny };
-            self.datagrams.insert(datagram, Datagram { action, since_ns: now_ns });
+            self.datagrams.remember(datagram, action, now_ns);
             return decision;
         }
         if fragment.offset == 8 && ip.protocol == protocol::TCP {
             return Decision::Malformed;
         }
-        if let Some(datagram) = self.datagrams.get_mut(&datagram) {
-            return Decision::Fragment(datagram.action);
+        if let Some(action) = self.datagrams.find(&datagram) {
+            return Decision::Fragment(action);
         }
         self.by_rules(packet, &subject).1
     }
@@ -125,8 +111,7 @@ impl Firewall {
     #[inline]
     fn decide_whole(&mut self, packet: &[u8], headers: &Headers, subject: &Subject, now_ns: u64) -> Decision {
         let number = subject.key.protocol();
-        let needs_header =
-            matches!(number, protocol::TCP | protocol::UDP | protocol::SCTP | protocol::ICMP | protocol::ICMPV6);
+        let needs_header = matches!(number, protocol::TCP | protocol::UDP | protocol::SCTP | protocol::ICMP | protocol::ICMPV6);
         if needs_header && headers.l4.is_none() {
             return Decision::Malformed;
         }
@@ -134,7 +119,8 @@ impl Firewall {
             return self.by_rules(packet, subject).1;
         }
         let is_tcp = number == protocol::TCP;
-        let flags = if is_tcp { headers.l4.and_then(|l4| packet.get(l4.offset as usize + 13)).copied().unwrap_or_default() } else { 0 };
+        let flags =
+            if is_tcp { headers.l4.and_then(|l4| packet.get(l4.offset as usize + 13)).copied().unwrap_or_default() } else { 0 };
         let (key, is_reversed) = subject.key.canonical();
         if let Some(handle) = self.connections.find(&key)
             && let Some((_, connection)) = self.connections.entry_mut(handle)
@@ -228,13 +214,12 @@ impl Handler for Firewall {
         }
         let timeouts = self.rules.timeouts;
         let is_old = |key: &FlowKey, connection: &Connection| connection.is_old(key.protocol(), &timeouts, now_ns);
-        self.connections.sweep(self.connections.limit().div_ceil(TICKS_FOR_ALL), is_old, |_, _, _| {});
-        let is_old = |_: &FlowKey, datagram: &Datagram| now_ns.saturating_sub(datagram.since_ns) >= DATAGRAM_NS;
-        self.datagrams.sweep(DATAGRAMS.div_ceil(TICKS_FOR_ALL), is_old, |_, _, _| {});
+        self.connections.age(is_old, |_, _, _| {});
+        self.datagrams.age(now_ns);
     }
 
     fn tick_every(&self) -> Option<Duration> {
-        Some(TICK)
+        Some(AGE_TICK)
     }
 }
 

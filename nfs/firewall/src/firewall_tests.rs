@@ -5,6 +5,7 @@ use etherparse::{Icmpv4Type, IpHeaders, PacketBuilder, PacketBuilderStep};
 use sluice_nf::Verdict;
 use sluice_nf::harness::Harness;
 use sluice_nf::{Context, PortId};
+use sluice_nf_parts::table::AGE_TICKS;
 
 use super::*;
 
@@ -78,7 +79,9 @@ fn without_state_each_packet_is_decided_by_the_rules() {
     denies(&mut nf, &tcp(CLIENT, 1, SERVER, 22, "S"), "denied");
     denies(&mut nf, &udp(CLIENT, 1, SERVER, 80, 0), "denied");
     let text = nf.handler().report(0).to_text();
-    for row in ["1 1 58 deny tcp to 192.0.2.0/24 port 22", "2 1 58 allow tcp to any port 1-100", "3 1 42 deny udp", "- 1 58 default deny"] {
+    for row in
+        ["1 1 58 deny tcp to 192.0.2.0/24 port 22", "2 1 58 allow tcp to any port 1-100", "3 1 42 deny udp", "- 1 58 default deny"]
+    {
         assert!(text.lines().any(|line| line.split_whitespace().eq(row.split(' '))), "{row} is not in\n{text}");
     }
 }
@@ -149,7 +152,7 @@ fn connections_end_when_idle_and_their_ports_can_be_used_again() {
     allows(&mut nf, &back(5000, "SA"));
     nf.set_now(3600 * SECOND);
     allows(&mut nf, &out(5000, "A"));
-    for tick in 0..TICKS_FOR_ALL as u64 {
+    for tick in 0..AGE_TICKS as u64 {
         nf.tick(7200 * SECOND + tick);
     }
     assert_eq!(nf.handler().report(0).get("connections"), Some(0));
@@ -204,7 +207,9 @@ fn fragment(packet: &[u8], from: usize, to: usize, more: bool) -> Vec<u8> {
 
 #[test]
 fn fragments_follow_their_first_one() {
-    for (text, verdict) in [(WEB, Verdict::Next), ("allow udp to any port 53", Verdict::Next), ("allow udp to any port 54", Verdict::Drop)] {
+    for (text, verdict) in
+        [(WEB, Verdict::Next), ("allow udp to any port 53", Verdict::Next), ("allow udp to any port 54", Verdict::Drop)]
+    {
         let mut nf = nf(text);
         let packet = udp(CLIENT, 9, SERVER, 53, 40);
         assert_eq!(nf.send(&fragment(&packet, 0, 16, true)).verdict, verdict, "{text}");

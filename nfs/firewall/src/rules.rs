@@ -240,7 +240,8 @@ fn rule(
     port_of: &dyn Fn(&str) -> Option<PortId>,
 ) -> Result<Rule, LineError> {
     let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    let mut rule = Rule { line, text, action, protocol: None, via: None, src: End::default(), dst: End::default(), hits: Hits::default() };
+    let mut rule =
+        Rule { line, text, action, protocol: None, via: None, src: End::default(), dst: End::default(), hits: Hits::default() };
     if words.peek().is_some_and(|word| !matches!(word, "via" | "from" | "to" | "port")) {
         rule.protocol = protocol_number(words)?;
     }
@@ -280,7 +281,8 @@ fn protocol_number(words: &mut Words<'_>) -> Result<Option<u8>, LineError> {
         "icmpv6" => protocol::ICMPV6,
         "sctp" => protocol::SCTP,
         other => other.parse().map_err(|_| {
-            words.error(format!("`{other}` is no protocol; `any`, `tcp`, `udp`, `icmp`, `icmpv6`, `sctp` and numbers up to 255 are"))
+            words
+                .error(format!("`{other}` is no protocol; `any`, `tcp`, `udp`, `icmp`, `icmpv6`, `sctp` and numbers up to 255 are"))
         })?,
     }))
 }

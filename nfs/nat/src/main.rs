@@ -20,7 +20,11 @@ use nat::Nat;
 
 /// Source address translation for IPv4: TCP, UDP, ICMP, and the errors about them
 #[derive(Debug, Parser)]
-#[command(name = "sluice-nf-nat", version, after_help = "Example: sluice-nf-nat --inside 10.0.0.0/8 --outside 203.0.113.1,203.0.113.2")]
+#[command(
+    name = "sluice-nf-nat",
+    version,
+    after_help = "Example: sluice-nf-nat --inside 10.0.0.0/8 --outside 203.0.113.1,203.0.113.2"
+)]
 struct Args {
     /// Prefixes whose hosts are translated
     #[arg(long, value_name = "PREFIX", value_delimiter = ',', required = true)]

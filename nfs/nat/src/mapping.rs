@@ -201,15 +201,8 @@ impl Mappings {
         }
         let number = self.random.hash_one(inside.address) as usize % self.outside.len();
         let port = self.free_port(number, inside).ok_or(Full::Ports)?;
-        let mapping = Mapping {
-            address: number as u16,
-            port,
-            last_ns: now_ns,
-            answered: false,
-            reset: false,
-            fin_out: false,
-            fin_in: false,
-        };
+        let mapping =
+            Mapping { address: number as u16, port, last_ns: now_ns, answered: false, reset: false, fin_out: false, fin_in: false };
         let handle = self.table.insert(inside, mapping).ok_or(Full::Table)?;
         let place = place(number, inside.pool, port);
         self.by_port[place] = handle + 1;
@@ -233,12 +226,11 @@ impl Mappings {
         free.map(|(word, bits)| (first + word * 64 + bits.trailing_ones() as usize) as u16)
     }
 
-    /// Ends what is too old, in the next `count` places of the table. Returns how many ended.
-    pub fn sweep(&mut self, count: usize, now_ns: u64) -> u64 {
+    /// Ends what is too old, in the share of the table that is due. Returns how many ended.
+    pub fn age(&mut self, now_ns: u64) -> u64 {
         let Self { table, by_port, taken, timeouts, .. } = self;
         let mut ended = 0;
-        table.sweep(
-            count,
+        table.age(
             |inside, mapping| now_ns.saturating_sub(mapping.last_ns) >= mapping.timeout_ns(inside.pool, timeouts),
             |_, inside, mapping| {
                 let place = place(mapping.address as usize, inside.pool, mapping.port);
@@ -248,11 +240,6 @@ impl Mappings {
             },
         );
         ended
-    }
-
-    /// Places of the table.
-    pub fn limit(&self) -> usize {
-        self.table.limit()
     }
 
     /// All mappings.
@@ -296,6 +283,8 @@ impl Mapping {
 mod tests {
     use std::collections::HashSet;
 
+    use sluice_nf_parts::table::AGE_TICKS;
+
     use super::tcp_flags::{ACK, FIN, RST, SYN};
     use super::*;
 
@@ -311,7 +300,7 @@ mod tests {
     }
 
     fn sweep(m: &mut Mappings, now_s: u64) -> u64 {
-        m.sweep(m.limit(), now_s * SECOND)
+        (0..AGE_TICKS).map(|_| m.age(now_s * SECOND)).sum()
     }
 
     #[test]

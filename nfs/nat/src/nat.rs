@@ -6,7 +6,7 @@
 //! destinations) passes unchanged and is counted.
 //!
 //! # What is translated
-//! TCP, UDP (and UDP without a checksum, which stays without), ICMP queries (echo) by their identifier, and the ICMP errors about any of them with
+//! TCP, UDP (without a checksum it stays without), ICMP queries (echo) by their identifier, and the ICMP errors about any of them with
 //! the packet that they quote (RFC 5508). Checksums are updated by difference, so one that was wrong stays wrong. Other protocols have
 //! nothing that tells flows apart; they are dropped and counted.
 //!
@@ -18,24 +18,18 @@
 //! No hairpinning: a packet from the inside to an outside address is dropped and counted. No protocol helpers (FTP, SIP).
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use ipnet::Ipv4Net;
 use sluice_nf::header::{Headers, NotThere, parse, protocol};
 use sluice_nf::{Burst, Handler};
+use sluice_nf_parts::datagram::Datagrams;
 use sluice_nf_parts::flow::{FlowKey, stays_on_link};
 use sluice_nf_parts::icmp::Quoted;
 use sluice_nf_parts::report::{Report, Reports};
-use sluice_nf_parts::table::Table;
+use sluice_nf_parts::table::AGE_TICK;
 
 use crate::mapping::{Full, Inside, Mappings, Pool};
-
-/// Fragmented datagrams remembered at a time.
-const DATAGRAMS: usize = 4096;
-const DATAGRAM_NS: u64 = 30_000_000_000;
-
-/// How often old state is looked for, and in how many ticks all of it is looked at.
-const TICK: std::time::Duration = std::time::Duration::from_millis(10);
-const TICKS_FOR_ALL: usize = 200;
 
 /// Why a packet is dropped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -82,19 +76,13 @@ enum Direction {
     Neither,
 }
 
-/// A fragmented datagram: the address that its fragments get, and when the first one came.
-#[derive(Debug, Clone, Copy)]
-struct Datagram {
-    address: Ipv4Addr,
-    since_ns: u64,
-}
-
 /// The handler.
 #[derive(Debug)]
 pub struct Nat {
     inside: Vec<Ipv4Net>,
     mappings: Mappings,
-    datagrams: Table<FlowKey, Datagram>,
+    /// The address that the fragments of a datagram get.
+    datagrams: Datagrams<Ipv4Addr>,
     out: u64,
     back: u64,
     passed: u64,
@@ -105,8 +93,7 @@ pub struct Nat {
 impl Nat {
     /// A translator of these inside prefixes.
     pub fn new(inside: Vec<Ipv4Net>, mappings: Mappings) -> Self {
-        let datagrams = Table::with_limit(DATAGRAMS);
-        Self { inside, mappings, datagrams, out: 0, back: 0, passed: 0, expired: 0, refused: [0; REFUSED.len()] }
+        Self { inside, mappings, datagrams: Datagrams::new(), out: 0, back: 0, passed: 0, expired: 0, refused: [0; REFUSED.len()] }
     }
 
     fn is_inside(&self, address: Ipv4Addr) -> bool {
@@ -136,8 +123,8 @@ impl Nat {
         let fragment = headers.ip.and_then(|ip| ip.fragment);
         let datagram = FlowKey::of_datagram(packet, &headers);
         if let (Some(datagram), true) = (datagram, fragment.is_some_and(|f| f.offset != 0)) {
-            let known = self.datagrams.get_mut(&datagram).copied().ok_or(Refused::Fragment)?;
-            set_address(packet, &headers, direction, known.address)?;
+            let known = self.datagrams.find(&datagram).ok_or(Refused::Fragment)?;
+            set_address(packet, &headers, direction, known)?;
             return Ok(direction);
         }
         let session = Session::of(packet, &headers);
@@ -162,8 +149,8 @@ impl Nat {
                 return Ok(direction);
             }
         };
-        if let Some(datagram) = datagram {
-            self.datagrams.insert(datagram, Datagram { address, since_ns: now_ns }).ok_or(Refused::Fragment)?;
+        if datagram.is_some_and(|datagram| !self.datagrams.remember(datagram, address, now_ns)) {
+            return Err(Refused::Fragment);
         }
         Ok(direction)
     }
@@ -249,13 +236,12 @@ impl Handler for Nat {
     }
 
     fn tick(&mut self, now_ns: u64) {
-        self.expired += self.mappings.sweep(self.mappings.limit().div_ceil(TICKS_FOR_ALL), now_ns);
-        let is_old = |_: &FlowKey, datagram: &Datagram| now_ns.saturating_sub(datagram.since_ns) >= DATAGRAM_NS;
-        self.datagrams.sweep(DATAGRAMS.div_ceil(TICKS_FOR_ALL), is_old, |_, _, _| {});
+        self.expired += self.mappings.age(now_ns);
+        self.datagrams.age(now_ns);
     }
 
-    fn tick_every(&self) -> Option<std::time::Duration> {
-        Some(TICK)
+    fn tick_every(&self) -> Option<Duration> {
+        Some(AGE_TICK)
     }
 }
 

@@ -5,6 +5,7 @@ use etherparse::{Icmpv4Type, PacketBuilder, PacketBuilderStep, SlicedPacket, Tra
 use proptest::prelude::*;
 use sluice_nf::Verdict;
 use sluice_nf::harness::Harness;
+use sluice_nf_parts::table::AGE_TICKS;
 
 use super::*;
 use crate::mapping::Timeouts;
@@ -125,9 +126,11 @@ fn a_wrong_checksum_stays_wrong() {
 
 #[test]
 fn errors_from_outside_are_translated_with_what_they_quote() {
-    for (sent, len) in
-        [(udp((HOST, 80), (SERVER, 53), b"question"), 99), (tcp((HOST, 80), (SERVER, 53), b""), 28), (echo(HOST, SERVER, 80, true), 99)]
-    {
+    for (sent, len) in [
+        (udp((HOST, 80), (SERVER, 53), b"question"), 99),
+        (tcp((HOST, 80), (SERVER, 53), b""), 28),
+        (echo(HOST, SERVER, 80, true), 99),
+    ] {
         let mut nf = nf();
         let out = nf.send(&sent).bytes;
         let error = nf.send(&unreachable([192, 0, 2, 1], OUTSIDE, &out, len));
@@ -207,7 +210,7 @@ fn fragments_follow_their_first_one_in_both_directions() {
     let [head, tail] = fragments(&udp((SERVER, 53), (OUTSIDE, 5000), &[8; 100]), 16, 99);
     let (in_head, in_tail) = (nf.send(&head).bytes, nf.send(&tail).bytes);
     assert_eq!(ends(&whole([&in_head, &in_tail])), ((SERVER, 53), (HOST, 5000)));
-    for tick in 0..TICKS_FOR_ALL as u64 {
+    for tick in 0..AGE_TICKS as u64 {
         nf.tick(31 * SECOND + tick);
     }
     refused(&mut nf, &tail, "dropped_fragment");
@@ -253,7 +256,7 @@ fn what_cannot_be_translated_is_dropped_and_counted() {
 fn idle_mappings_end() {
     let mut nf = nf();
     nf.send(&udp((HOST, 5000), (SERVER, 53), b""));
-    for tick in 0..=TICKS_FOR_ALL as u64 {
+    for tick in 0..=AGE_TICKS as u64 {
         nf.tick(300 * SECOND + tick);
     }
     let report = nf.handler().report(0);

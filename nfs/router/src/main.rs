@@ -134,9 +134,10 @@ impl Handler for Router {
 impl Reports for Router {
     fn report(&self, _now_ns: u64) -> Report {
         let c = &self.counters;
-        let rows = self.routes.iter().map(|route| {
-            vec![route.line.into(), route.prefix.to_string().into(), route.packets.into(), route.bytes.into()]
-        });
+        let rows = self
+            .routes
+            .iter()
+            .map(|route| vec![route.line.into(), route.prefix.to_string().into(), route.packets.into(), route.bytes.into()]);
         let rows = rows.collect();
         Report::new("router")
             .counter("forwarded", c.forwarded)
@@ -217,12 +218,20 @@ mod tests {
         let mut nf = nf();
         let mut broken = v4([10, 1, 1, 1], 64);
         broken[24] ^= 1;
-        for packet in [v4([10, 1, 1, 1], 1), v4([10, 1, 1, 1], 0), v6(ours(), 1), v4([11, 0, 0, 1], 64), v4([192, 0, 2, 1], 64), broken] {
+        for packet in
+            [v4([10, 1, 1, 1], 1), v4([10, 1, 1, 1], 0), v6(ours(), 1), v4([11, 0, 0, 1], 64), v4([192, 0, 2, 1], 64), broken]
+        {
             let out = nf.send(&packet);
             assert_eq!((out.verdict, out.bytes), (Verdict::Drop, packet));
         }
         let report = nf.handler().report(0);
-        for (name, n) in [("dropped_expired", 3), ("dropped_no_route", 1), ("dropped_by_route", 1), ("dropped_bad_checksum", 1), ("forwarded", 0)] {
+        for (name, n) in [
+            ("dropped_expired", 3),
+            ("dropped_no_route", 1),
+            ("dropped_by_route", 1),
+            ("dropped_bad_checksum", 1),
+            ("forwarded", 0),
+        ] {
             assert_eq!(report.get(name), Some(n), "{name}");
         }
         assert!(report.to_text().lines().any(|line| line.split_whitespace().eq(["3", "192.0.2.0/24", "1", "62"])));
