@@ -162,7 +162,9 @@ mod tests {
         for keys in [KEYS, KEYS.split_once('\n').unwrap().1] {
             let (mut there, mut back) = (encrypt(keys), decrypt(false));
             for len in (14..100).chain([1514, 1518, 2000]) {
-                for tags in [&[][..], &[0x81, 0, 0, 5], &[0x88, 0xa8, 0, 9, 0x81, 0, 0, 5], &[0x81, 0, 0, 1, 0x81, 0, 0, 2, 0x81, 0, 0, 3]] {
+                for tags in
+                    [&[][..], &[0x81, 0, 0, 5], &[0x88, 0xa8, 0, 9, 0x81, 0, 0, 5], &[0x81, 0, 0, 1, 0x81, 0, 0, 2, 0x81, 0, 0, 3]]
+                {
                     let mut plain = packet(len);
                     plain.splice(12..12, tags.iter().copied());
                     let sealed = there.send(&plain);

@@ -17,7 +17,10 @@ pub const NONCE_BYTES: usize = 12;
 pub const TAG_BYTES: usize = 16;
 
 /// A key, ready for use.
-#[expect(clippy::large_enum_variant, reason = "there are at most 256, made at the start, and a pointer less counts on the packet path")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "there are at most 256, made at the start, and a pointer less counts on the packet path"
+)]
 enum Cipher {
     Aes128(Aes128Gcm),
     Aes256(Aes256Gcm),
@@ -99,7 +102,10 @@ impl Keys {
             keys.push(Key { id, cipher });
         }
         if keys.is_empty() {
-            return Err(LineError { line: 0, message: "there is no key in this file; make one with `openssl rand -hex 32`".into() });
+            return Err(LineError {
+                line: 0,
+                message: "there is no key in this file; make one with `openssl rand -hex 32`".into(),
+            });
         }
         Ok(Self { keys, by_id })
     }

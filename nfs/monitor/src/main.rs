@@ -15,11 +15,15 @@ use sluice_nf::{Burst, Handler};
 use sluice_nf_parts::flow::FlowKey;
 use sluice_nf_parts::parse_args;
 use sluice_nf_parts::report::{Report, ReportArgs, Reported, Reports};
-use sluice_nf_parts::table::Table;
+use sluice_nf_parts::table::{AGE_TICK, Table};
 
 /// Counts the packets and bytes of every flow
 #[derive(Debug, Parser)]
-#[command(name = "sluice-nf-monitor", version, after_help = "Example: sluice-nf-monitor --report /run/flows.json --format json --every 10")]
+#[command(
+    name = "sluice-nf-monitor",
+    version,
+    after_help = "Example: sluice-nf-monitor --report /run/flows.json --format json --every 10"
+)]
 struct Args {
     /// Most flows to remember
     #[arg(long, default_value_t = 65_536, value_parser = clap::value_parser!(u32).range(1..=1 << 26))]
@@ -30,10 +34,6 @@ struct Args {
     #[command(flatten)]
     report: ReportArgs,
 }
-
-/// How often idle flows are looked for, and in how many ticks the whole table is looked at.
-const TICK: Duration = Duration::from_millis(10);
-const TICKS_FOR_ALL: usize = 100;
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Count {
@@ -117,12 +117,12 @@ impl Handler for Monitor {
         if self.flows.len() >= self.flows.limit() / 8 * 7 {
             let (idle_ns, forgotten) = (self.idle_ns, &mut self.forgotten);
             let is_old = |_: &FlowKey, flow: &Flow| now_ns.saturating_sub(flow.last_ns) >= idle_ns;
-            self.flows.sweep(self.flows.limit().div_ceil(TICKS_FOR_ALL), is_old, |_, _, flow| forgotten.add_all(flow.count));
+            self.flows.age(is_old, |_, _, flow| forgotten.add_all(flow.count));
         }
     }
 
     fn tick_every(&self) -> Option<Duration> {
-        Some(TICK)
+        Some(AGE_TICK)
     }
 }
 
@@ -182,6 +182,7 @@ mod tests {
     use etherparse::PacketBuilder;
     use sluice_nf::Verdict;
     use sluice_nf::harness::Harness;
+    use sluice_nf_parts::table::AGE_TICKS;
 
     use super::*;
 
@@ -228,7 +229,7 @@ mod tests {
         nf.send(&udp(1, 100, 0));
         nf.set_now(11 * SECOND);
         nf.send(&udp(1, 7, 0));
-        for _ in 0..TICKS_FOR_ALL {
+        for _ in 0..AGE_TICKS {
             nf.tick(11 * SECOND);
         }
         nf.send(&udp(1, 100, 0));

@@ -146,6 +146,15 @@ fn bits(address: IpAddr) -> u128 {
     }
 }
 
+/// Whether packets to an address never leave their link: broadcast, link-local unicast and multicast.
+#[inline]
+pub fn stays_on_link(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_broadcast() || v4.is_link_local() || v4.octets()[..3] == [224, 0, 0],
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || matches!(v6.segments()[0] & 0xff0f, 0xff01 | 0xff02),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

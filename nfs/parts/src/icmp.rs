@@ -46,7 +46,8 @@ impl Quoted {
             protocol::ICMP => matches!(message.first()?, 3 | 4 | 11 | 12) && compute(message) == 0,
             protocol::ICMPV6 => {
                 let at = outer.offset as usize;
-                matches!(message.first()?, 1..=4) && compute_with_pseudo_header(packet.get(at + 8..at + 40)?, protocol::ICMPV6, message) == 0
+                matches!(message.first()?, 1..=4)
+                    && compute_with_pseudo_header(packet.get(at + 8..at + 40)?, protocol::ICMPV6, message) == 0
             }
             _ => false,
         };
@@ -217,11 +218,8 @@ mod tests {
             let quoted = Quoted::find(&packet, &headers).unwrap();
             assert_eq!(quoted.key.src_port(), 5000);
             let is_v4 = quoted.key.src().is_ipv4();
-            let (new_src, new_dst): (IpAddr, IpAddr) = if is_v4 {
-                ([172, 16, 0, 1].into(), [172, 16, 0, 2].into())
-            } else {
-                ([0x77; 16].into(), [0x78; 16].into())
-            };
+            let (new_src, new_dst): (IpAddr, IpAddr) =
+                if is_v4 { ([172, 16, 0, 1].into(), [172, 16, 0, 2].into()) } else { ([0x77; 16].into(), [0x78; 16].into()) };
             quoted.set_src(&mut packet, new_src, 4321).unwrap();
             quoted.set_dst(&mut packet, new_dst, 4321).unwrap();
             quoted.seal(&mut packet, &headers).unwrap();
@@ -255,7 +253,11 @@ mod tests {
         let mut wrong_sum = error(&quotes()[0]);
         *wrong_sum.last_mut().unwrap() ^= 1;
         let mut echo = Vec::new();
-        PacketBuilder::ethernet2([1; 6], [2; 6]).ipv4(V4.0, V4.1, 64).icmpv4_echo_request(1, 1).write(&mut echo, &quotes()[0]).unwrap();
+        PacketBuilder::ethernet2([1; 6], [2; 6])
+            .ipv4(V4.0, V4.1, 64)
+            .icmpv4_echo_request(1, 1)
+            .write(&mut echo, &quotes()[0])
+            .unwrap();
         let mut later_fragment = quotes()[0].clone();
         later_fragment[7] = 3;
         for packet in [wrong_sum, echo, error(&later_fragment)] {

@@ -1,6 +1,7 @@
 //! What several of the example network functions share, so that each of them is only its own idea.
 //!
 //! - [`flow`]: a flow's key, and the key of a fragmented datagram;
+//! - [`datagram`]: what was decided about a first fragment, for the others;
 //! - [`table`]: a bounded hash table that allocates nothing after its start, with ageing by small sweeps;
 //! - [`icmp`]: ICMP errors and the packet that they quote;
 //! - [`lines`]: rule, route, backend, pattern and key files: words on lines, errors with file and line;
@@ -8,6 +9,7 @@
 //! - [`report`]: counters and tables on SIGUSR1, at an interval and at the end, as text or JSON, written by a thread of its own;
 //! - [`reload`]: reading a file again on SIGHUP, in a thread of its own.
 
+pub mod datagram;
 pub mod flow;
 pub mod icmp;
 pub mod lines;

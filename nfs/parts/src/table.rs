@@ -10,17 +10,23 @@
 //! 32 bits of handle, so that probing touches the slots alone, and a hit costs two cache misses. Removing shifts the slots behind it
 //! back, so there are no tombstones and lookups do not get slower with age. Memory is touched only as entries come.
 //!
-//! Ageing is by [`Table::sweep`]: a few entries at each tick, in turn.
+//! Ageing is by [`Table::age`]: a few entries at each tick, in turn, so that all are looked at every two seconds.
 //!
 //! # Limits
 //! At most 2³¹ entries. The hash is seeded at random: a sender cannot aim at one slot, and no two runs iterate alike.
 
 use std::hash::{BuildHasher, Hash};
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 
 /// Names an entry until it is removed; then the number may be used again.
 pub type Handle = u32;
+
+/// How often to call [`Table::age`].
+pub const AGE_TICK: Duration = Duration::from_millis(10);
+/// In how many calls [`Table::age`] looks at the whole table.
+pub const AGE_TICKS: usize = 200;
 
 const EMPTY: u64 = 0;
 
@@ -177,6 +183,11 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
         self.slots[gap] = EMPTY;
     }
 
+    /// Sweeps the share of the table that is due at each [`AGE_TICK`].
+    pub fn age(&mut self, is_old: impl FnMut(&K, &V) -> bool, removed: impl FnMut(Handle, K, V)) {
+        self.sweep(self.limit.div_ceil(AGE_TICKS), is_old, removed);
+    }
+
     /// Looks at the next `count` places of the slab, in turn, and removes the entries for which `is_old` says so. `removed` is told of
     /// each.
     pub fn sweep(&mut self, count: usize, mut is_old: impl FnMut(&K, &V) -> bool, mut removed: impl FnMut(Handle, K, V)) {
@@ -190,6 +201,15 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
                 && let Some((key, value)) = self.remove(handle)
             {
                 removed(handle, key, value);
+            }
+        }
+    }
+
+    /// Removes all entries that `keep` does not want. Looks at the whole table: not for the packet path.
+    pub fn retain(&mut self, mut keep: impl FnMut(&K, &mut V) -> bool) {
+        for handle in 0..self.entries.len() {
+            if self.entries[handle].as_mut().is_some_and(|(key, value)| !keep(key, value)) {
+                self.remove(handle as Handle);
             }
         }
     }
@@ -213,6 +233,7 @@ mod tests {
         Insert(u16, u32),
         Remove(u16),
         Sweep(usize, u32),
+        Retain(u32),
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -220,6 +241,7 @@ mod tests {
             4 => (0..300u16, any::<u32>()).prop_map(|(k, v)| Step::Insert(k, v)),
             2 => (0..300u16).prop_map(Step::Remove),
             1 => (0..50usize, any::<u32>()).prop_map(|(n, v)| Step::Sweep(n, v)),
+            1 => any::<u32>().prop_map(Step::Retain),
         ];
         prop::collection::vec(step, 0..600)
     }
@@ -245,6 +267,10 @@ mod tests {
                     }
                     Step::Sweep(n, below) => {
                         table.sweep(n, |_, v| *v < below, |_, k, _| { map.remove(&k); });
+                    }
+                    Step::Retain(from) => {
+                        table.retain(|_, v| *v >= from / 4);
+                        map.retain(|_, v| *v >= from / 4);
                     }
                 }
                 prop_assert_eq!(table.len(), map.len());

@@ -11,13 +11,13 @@
 
 mod routes;
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::Parser;
 use sluice_nf::header::{Headers, checksum, parse};
 use sluice_nf::{Burst, Context, Handler, Packet};
+use sluice_nf_parts::flow::stays_on_link;
 use sluice_nf_parts::lines::{self, FileError};
 use sluice_nf_parts::parse_args;
 use sluice_nf_parts::reload::Reload;
@@ -73,7 +73,7 @@ impl Router {
     fn route(&mut self, packet: &mut Packet<'_>) {
         let headers = parse(packet.data());
         let destination = headers.and_then(|headers| headers.dst(packet.data()));
-        let (Some(headers), Some(destination)) = (headers, destination.filter(|address| !is_local(*address))) else {
+        let (Some(headers), Some(destination)) = (headers, destination.filter(|address| !stays_on_link(*address))) else {
             self.counters.not_routed += 1;
             return;
         };
@@ -110,15 +110,6 @@ impl Router {
     }
 }
 
-/// Whether an address never leaves its link.
-#[inline]
-fn is_local(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_broadcast() || v4.is_link_local() || v4.octets()[..3] == [224, 0, 0],
-        IpAddr::V6(v6) => v6.is_unicast_link_local() || matches!(v6.segments()[0] & 0xff0f, 0xff01 | 0xff02),
-    }
-}
-
 /// Whether the checksum of an IPv4 header is right; IPv6 has none.
 #[inline]
 fn is_header_right(packet: &[u8], headers: &Headers) -> bool {
@@ -143,9 +134,10 @@ impl Handler for Router {
 impl Reports for Router {
     fn report(&self, _now_ns: u64) -> Report {
         let c = &self.counters;
-        let rows = self.routes.iter().map(|route| {
-            vec![route.line.into(), route.prefix.to_string().into(), route.packets.into(), route.bytes.into()]
-        });
+        let rows = self
+            .routes
+            .iter()
+            .map(|route| vec![route.line.into(), route.prefix.to_string().into(), route.packets.into(), route.bytes.into()]);
         let rows = rows.collect();
         Report::new("router")
             .counter("forwarded", c.forwarded)
@@ -226,12 +218,20 @@ mod tests {
         let mut nf = nf();
         let mut broken = v4([10, 1, 1, 1], 64);
         broken[24] ^= 1;
-        for packet in [v4([10, 1, 1, 1], 1), v4([10, 1, 1, 1], 0), v6(ours(), 1), v4([11, 0, 0, 1], 64), v4([192, 0, 2, 1], 64), broken] {
+        for packet in
+            [v4([10, 1, 1, 1], 1), v4([10, 1, 1, 1], 0), v6(ours(), 1), v4([11, 0, 0, 1], 64), v4([192, 0, 2, 1], 64), broken]
+        {
             let out = nf.send(&packet);
             assert_eq!((out.verdict, out.bytes), (Verdict::Drop, packet));
         }
         let report = nf.handler().report(0);
-        for (name, n) in [("dropped_expired", 3), ("dropped_no_route", 1), ("dropped_by_route", 1), ("dropped_bad_checksum", 1), ("forwarded", 0)] {
+        for (name, n) in [
+            ("dropped_expired", 3),
+            ("dropped_no_route", 1),
+            ("dropped_by_route", 1),
+            ("dropped_bad_checksum", 1),
+            ("forwarded", 0),
+        ] {
             assert_eq!(report.get(name), Some(n), "{name}");
         }
         assert!(report.to_text().lines().any(|line| line.split_whitespace().eq(["3", "192.0.2.0/24", "1", "62"])));

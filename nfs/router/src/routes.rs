@@ -132,7 +132,8 @@ fn route(words: &mut Words<'_>, port_of: &dyn Fn(&str) -> Option<PortId>) -> Res
                 Some("from") => from = Some(words.parse("a MAC address")?),
                 Some("port") => {
                     let name = words.expect("the name of a port")?;
-                    port = Some(port_of(name).ok_or_else(|| words.error(format!("there is no port `{name}` in the configuration")))?);
+                    port =
+                        Some(port_of(name).ok_or_else(|| words.error(format!("there is no port `{name}` in the configuration")))?);
                 }
                 Some(other) => return Err(words.error(format!("`{other}` is none of `mac`, `from`, `port` and `drop`"))),
                 None => break,
@@ -157,7 +158,9 @@ mod tests {
 
     #[test]
     fn the_longest_prefix_wins() {
-        let routes = parse("0.0.0.0/0 drop\n10.0.0.0/8 port lan\n10.1.0.0/16 drop\n10.1.2.3/32 drop\n::/0 drop\n2001:db8::/32 port lan").unwrap();
+        let routes =
+            parse("0.0.0.0/0 drop\n10.0.0.0/8 port lan\n10.1.0.0/16 drop\n10.1.2.3/32 drop\n::/0 drop\n2001:db8::/32 port lan")
+                .unwrap();
         for (address, line) in [
             ("8.8.8.8", 1),
             ("10.2.0.1", 2),

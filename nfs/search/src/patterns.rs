@@ -68,7 +68,10 @@ pub fn parse(text: &str) -> Result<Vec<Pattern>, LineError> {
         patterns.push(Pattern { line: i + 1, action, nocase, bytes });
     }
     if patterns.is_empty() {
-        return Err(LineError { line: 0, message: "there is no pattern in this file; add a line such as `alert text evil.example`".into() });
+        return Err(LineError {
+            line: 0,
+            message: "there is no pattern in this file; add a line such as `alert text evil.example`".into(),
+        });
     }
     Ok(patterns)
 }

@@ -183,7 +183,9 @@ mod tests {
 
     #[test]
     fn wrong_arguments_are_refused() {
-        for args in [&["tag"][..], &["tag", "--id", "4095"], &["tag", "--id", "1", "--tpid", "0x800"], &["untag", "--priority", "1"]] {
+        for args in
+            [&["tag"][..], &["tag", "--id", "4095"], &["tag", "--id", "1", "--tpid", "0x800"], &["untag", "--priority", "1"]]
+        {
             assert!(Args::try_parse_from(["vlan"].iter().chain(args)).is_err(), "{args:?}");
         }
     }
