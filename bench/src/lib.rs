@@ -1,1 +1,67 @@
-//! placeholder
+//! The experiments behind `sluice bench`: what runs, what it prints, what it plots.
+//!
+//! Each experiment runs its variants in turns, several times over, and writes medians, ratios and their spread in one form (see
+//! [`run`]). An experiment changes nothing on the host that it does not put back. A new one is one file and one line in
+//! [`EXPERIMENTS`].
+
+use std::path::PathBuf;
+
+/// What `sluice bench` was asked for.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BenchArgs {
+    /// Name of the experiment.
+    pub name: String,
+    /// File for the result and its raw samples; none prints the table only.
+    pub json: Option<PathBuf>,
+    /// Seconds that each variant runs, each time.
+    pub seconds: f64,
+    /// How often each variant runs.
+    pub repeats: u32,
+}
+
+/// An experiment.
+pub struct Experiment {
+    /// Its name.
+    pub name: &'static str,
+    /// What it measures, in one line.
+    pub about: &'static str,
+    /// Runs it.
+    pub run: fn(&BenchArgs) -> anyhow::Result<()>,
+}
+
+/// All experiments.
+pub const EXPERIMENTS: &[Experiment] = &[];
+
+/// Runs an experiment, prints its table, and writes its JSON if asked to.
+///
+/// # Errors
+/// No experiment has the name, the times make no sense, or the experiment cannot run on this host; each says what to do.
+pub fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let Some(experiment) = EXPERIMENTS.iter().find(|e| e.name == args.name) else {
+        let names: Vec<&str> = EXPERIMENTS.iter().map(|e| e.name).collect();
+        let known = if names.is_empty() { "this build has none".into() } else { format!("there are: {}", names.join(", ")) };
+        anyhow::bail!("no experiment is named \"{}\"; {known}", args.name);
+    };
+    anyhow::ensure!(args.seconds > 0.0 && args.seconds.is_finite(), "--seconds must be above 0");
+    anyhow::ensure!(args.repeats > 0, "--repeats must be 1 or more");
+    (experiment.run)(&args)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_name_is_refused() {
+        let args = BenchArgs { name: "nothing".into(), json: None, seconds: 1.0, repeats: 1 };
+        assert!(run(args).unwrap_err().to_string().starts_with("no experiment is named \"nothing\""));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let mut names: Vec<&str> = EXPERIMENTS.iter().map(|e| e.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), EXPERIMENTS.len());
+    }
+}

@@ -14,7 +14,7 @@ pub mod server;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::model as config;
+use crate::config::{ConfigErrors, model as config};
 
 /// Where the socket is when nobody says otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/sluice/control.sock";
@@ -132,6 +132,12 @@ impl ApiError {
     /// 500: a fault of the daemon's.
     pub fn internal(error: impl Into<String>) -> Self {
         Self::new(ErrorKind::Internal, error, "see the daemon's log")
+    }
+}
+
+impl From<ConfigErrors> for ApiError {
+    fn from(errors: ConfigErrors) -> Self {
+        Self::bad_input(errors.to_string().trim_end(), "nothing was changed; mend the configuration and send it again")
     }
 }
 

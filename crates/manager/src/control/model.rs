@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sluice_shm::histogram::Histogram;
 
-use crate::config::model as config;
+use crate::config::{diff, model as config};
 
 /// What the daemon is and has.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
@@ -442,7 +442,7 @@ pub struct Applied {
 pub struct Change {
     /// What was done.
     pub action: Action,
-    /// `port`, `service`, `nf`, `chain` or `rule`.
+    /// `port`, `service`, `instances`, `chain`, `rules` or `key`.
     pub kind: String,
     /// Its name.
     pub name: String,
@@ -461,6 +461,8 @@ pub enum Action {
     Remove,
     /// Something stays and is different.
     Change,
+    /// Something is to be different, and will be when the daemon is started again.
+    Restart,
 }
 
 impl std::fmt::Display for Change {
@@ -469,12 +471,40 @@ impl std::fmt::Display for Change {
             Action::Add => '+',
             Action::Remove => '-',
             Action::Change => '~',
+            Action::Restart => '!',
         };
         write!(f, "{sign} {} {}", self.kind, self.name)?;
         if !self.detail.is_empty() {
             write!(f, ": {}", self.detail)?;
         }
         Ok(())
+    }
+}
+
+impl From<&diff::Change> for Change {
+    fn from(step: &diff::Change) -> Self {
+        use diff::Change as Step;
+        let (action, kind, name, detail) = match step {
+            Step::NeedsRestart { key } => (Action::Restart, "key", key, "changes when sluiced is restarted".into()),
+            Step::AddPort { port } => (Action::Add, "port", &port.name, String::new()),
+            Step::ReplacePort { port } => (Action::Change, "port", &port.name, "closed and opened anew".into()),
+            Step::AddService { service } => (Action::Add, "service", &service.name, format!("{} instances", service.instances)),
+            Step::ReplaceService { service } => {
+                (Action::Change, "service", &service.name, format!("{} instances, one after another", service.instances))
+            }
+            Step::AddInstances { service, instances } => (Action::Add, "instances", service, format!("up to {instances}")),
+            Step::RemoveInstances { service, instances } => (Action::Remove, "instances", service, format!("down to {instances}")),
+            Step::AddChain { chain } => (Action::Add, "chain", &chain.name, String::new()),
+            Step::ReplaceChain { chain } => (Action::Change, "chain", &chain.name, "packets go another way".into()),
+            Step::ReplaceRules { rules } => {
+                let change = |n: usize| if n == 1 { "1 rule".into() } else { format!("{n} rules") };
+                return Self { action: Action::Change, kind: "rules".into(), name: "all".into(), detail: change(rules.len()) };
+            }
+            Step::RemoveChain { chain } => (Action::Remove, "chain", chain, String::new()),
+            Step::RemoveService { service } => (Action::Remove, "service", service, String::new()),
+            Step::RemovePort { port } => (Action::Remove, "port", port, String::new()),
+        };
+        Self { action, kind: kind.into(), name: name.clone(), detail }
     }
 }
 
@@ -559,6 +589,18 @@ mod tests {
         assert_eq!(recent.sum, recent.p50 * 10);
         assert_eq!(earlier.since(&Distribution::default()), earlier);
         assert_eq!(Distribution::default().since(&earlier), Distribution::default());
+    }
+
+    #[test]
+    fn steps_of_a_diff_are_changes() {
+        let old = config::Config::default();
+        let mut new = config::Config::default();
+        new.memory.frames += 1;
+        new.ports = vec![toml::from_str("name = \"in\"\nkind = \"sink\"").unwrap()];
+        new.rules = vec![config::Rule { chain: "web".into(), ..Default::default() }];
+        let mut lines: Vec<String> = diff::diff(&old, &new).iter().map(|step| Change::from(step).to_string()).collect();
+        lines.sort_unstable();
+        assert_eq!(lines, ["! key memory.frames: changes when sluiced is restarted", "+ port in", "~ rules all: 1 rule"]);
     }
 
     #[test]

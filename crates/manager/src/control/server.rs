@@ -258,6 +258,7 @@ struct Context {
 /// One address and method of the API.
 pub(crate) struct Route {
     /// `GET`, `POST` or `DELETE`.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the handler knows it too; only the test of the document reads it"))]
     pub method: &'static str,
     /// Address, with `{name}` for a name.
     pub path: &'static str,

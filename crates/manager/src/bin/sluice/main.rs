@@ -1,1 +1,32 @@
-fn main() {}
+//! `sluice`: the operator's client of sluiced.
+//!
+//! Each command is one or two requests to the control socket and a way to show the answer. Exit codes: 0 done, 1 failed or refused,
+//! 2 wrong usage. Output that nobody reads any more (`sluice stats --watch | head`) ends the program quietly.
+
+mod args;
+mod commands;
+mod number;
+mod show;
+mod table;
+mod top;
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    let cli = args::Cli::parse();
+    let mut out = std::io::BufWriter::new(std::io::stdout().lock());
+    let ended = commands::run(cli, &mut out).and_then(|()| Ok(out.flush()?));
+    let Err(error) = ended else { return ExitCode::SUCCESS };
+    if commands::is_broken_pipe(&error) {
+        // What is still in the buffer has nobody to go to.
+        let _ = out.into_parts();
+        return ExitCode::SUCCESS;
+    }
+    // What was said before the error comes before it.
+    let _ = out.flush();
+    let _ = writeln!(std::io::stderr(), "sluice: {error:#}");
+    if commands::is_usage(&error) { ExitCode::from(2) } else { ExitCode::FAILURE }
+}

@@ -1,0 +1,443 @@
+//! The command line: what `sluice --help` teaches.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use sluice_manager::config::model::OnFailure;
+use sluice_manager::control::DEFAULT_SOCKET;
+
+/// See and change what a running sluiced does, and check configurations before it does it.
+#[derive(Debug, Parser)]
+#[command(
+    name = "sluice",
+    version,
+    propagate_version = true,
+    after_help = "\
+Words:
+  port      where packets enter and leave        chain     an ordered list of services and an egress port
+  service   a kind of NF, such as \"fw\"           rule      says which packets take which chain; the first match wins
+  NF        one process of a service: \"fw.0\"
+
+First steps:
+  sluice check sluice.toml          find mistakes before anything starts
+  sluiced sluice.toml               start the daemon (in another terminal)
+  sluice status                     is it there, and how is it?
+  sluice top                        watch packets flow
+  sluice trace --count 3            follow three packets, hop by hop
+
+Exit codes: 0 done, 1 failed or refused, 2 wrong usage."
+)]
+pub struct Cli {
+    /// Control socket of the daemon
+    #[arg(long, global = true, value_name = "PATH", env = "SLUICE_CONTROL", default_value = DEFAULT_SOCKET)]
+    pub socket: PathBuf,
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Find mistakes in a configuration; nothing is started
+    #[command(after_help = "\
+Examples:
+  sluice check sluice.toml             all mistakes, each with its line and what to do
+  sluice check --no-host edge.toml     leave out what depends on this host (cores, files, permissions)
+  sluice check --explain | less        every key that a configuration can have")]
+    Check(Check),
+    /// Say how the daemon is
+    Status(Json),
+    /// Watch packets flow: rates, queues, CPU, drops by reason
+    #[command(after_help = "\
+Keys: q quit · s sort NFs by the next column · p pause · ↑ ↓ scroll the NFs
+Columns: IN, OUT and DROPS are packets per second; QUEUE is how full the NF's rings are; CPU is the share of one core;
+BURST is the time that the NF takes for a burst (half are faster). Written to a pipe or a file, it is one snapshot.")]
+    Top(Top),
+    /// NFs: processes of a service
+    #[command(subcommand, visible_alias = "nfs")]
+    Nf(NfCommand),
+    /// Services: kinds of NF
+    #[command(subcommand, visible_alias = "services")]
+    Service(ServiceCommand),
+    /// Chains: ordered lists of services
+    #[command(subcommand, visible_alias = "chains")]
+    Chain(ChainCommand),
+    /// Rules: which packets take which chain
+    #[command(subcommand, visible_alias = "rules")]
+    Rule(RuleCommand),
+    /// Ports: where packets enter and leave
+    #[command(subcommand, visible_alias = "ports")]
+    Port(PortCommand),
+    /// Print every counter
+    #[command(after_help = "\
+Examples:
+  sluice stats                                   tables
+  sluice stats --json | jq .drops                for scripts
+  sluice stats --json --watch > run.jsonl        one line each second, until Ctrl-C
+  sluice stats --prometheus                      what a Prometheus scraper gets at /v1/metrics")]
+    Stats(StatsArgs),
+    /// Go over to another configuration, on the running daemon
+    #[command(after_help = "\
+Examples:
+  sluice apply --dry-run sluice.toml    what would change
+  sluice apply sluice.toml              change it; chains that stay as they are lose nothing")]
+    Apply(ApplyArgs),
+    /// Follow packets on their way, hop by hop
+    #[command(after_help = "\
+Examples:
+  sluice trace                          ten packets of any chain
+  sluice trace --chain web --count 3    three packets of one chain
+  sluice trace --rule ssh --timeout 60  wait a minute for packets of a rule")]
+    Trace(TraceArgs),
+    /// Run an experiment; without a name, list them
+    #[command(after_help = "\
+Examples:
+  sluice bench                                         what there is
+  sluice bench forward --json forward.json --repeats 5")]
+    Bench(BenchCommand),
+    /// Write completions for a shell
+    #[command(after_help = "\
+Examples:
+  sluice completions bash > /etc/bash_completion.d/sluice
+  sluice completions zsh > \"${fpath[1]}/_sluice\"
+  sluice completions fish > ~/.config/fish/completions/sluice.fish")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Stop the daemon: packets inside leave first
+    Stop(Stop),
+}
+
+/// Print JSON.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Json {
+    /// Print JSON, as the API gives it
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Check {
+    /// The configuration
+    #[arg(required_unless_present = "explain")]
+    pub config: Option<PathBuf>,
+    /// Print every key that a configuration can have, with its type, default and meaning
+    #[arg(long)]
+    pub explain: bool,
+    /// Check the text alone, not what this host has: cores, files, programs, permissions, hugepages
+    #[arg(long)]
+    pub no_host: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Seconds between two looks
+    #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    pub interval: f64,
+    /// Print one snapshot, as into a pipe
+    #[arg(long)]
+    pub once: bool,
+    /// Column to sort NFs by
+    #[arg(long, value_enum, default_value_t = Sort::Name)]
+    pub sort: Sort,
+}
+
+/// Columns to sort NFs by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Sort {
+    /// By name
+    Name,
+    /// Most packets in first
+    In,
+    /// Fullest queue first
+    Queue,
+    /// Most CPU first
+    Cpu,
+    /// Most drops first
+    Drops,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum NfCommand {
+    /// List NFs
+    List(Json),
+    /// Start one more instance of a service
+    #[command(after_help = "Example: sluice nf add ids --core 2")]
+    Add {
+        /// The service
+        service: String,
+        /// Its core; the next of the service's without
+        #[arg(long, value_name = "N")]
+        core: Option<usize>,
+    },
+    /// Stop an instance; packets inside come back first
+    #[command(visible_alias = "rm", after_help = "Example: sluice nf remove ids.1")]
+    Remove {
+        /// The NF, such as ids.1
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ServiceCommand {
+    /// List services
+    List(Json),
+    /// Add the services of a file, and start their instances
+    #[command(after_help = "\
+The file holds [[service]] sections as a configuration does, or the keys of one service. `-` reads standard input:
+  printf 'name = \"ids\"\\nexec = \"payload-search\"\\ncores = [1]\\n' | sluice service add -")]
+    Add {
+        /// The file
+        file: PathBuf,
+    },
+    /// Remove a service that no chain has, and stop its instances
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// The service
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ChainCommand {
+    /// List chains
+    List(Json),
+    /// Add a chain
+    #[command(after_help = "\
+Examples:
+  sluice chain add web fw nat --egress out
+  sluice chain add scrubbed ids --egress out --on-failure bypass")]
+    Add {
+        /// Its name
+        name: String,
+        /// Its services, in order; none sends packets straight to the egress port
+        services: Vec<String>,
+        /// Port where packets leave
+        #[arg(long, value_name = "PORT")]
+        egress: String,
+        /// What happens when an NF of the chain dies
+        #[arg(long, value_name = "WHAT", value_enum, default_value_t = Failure::Restart)]
+        on_failure: Failure,
+    },
+    /// Remove a chain that no rule has
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// The chain
+        name: String,
+    },
+}
+
+/// What a chain does when one of its NFs has died and no other instance of its service is left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Failure {
+    /// Its packets are dropped at the entry until an instance is back
+    Drop,
+    /// The hop is left out until an instance is back
+    Bypass,
+    /// The NF is started again, with growing pauses
+    Restart,
+}
+
+impl From<Failure> for OnFailure {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Drop => Self::Drop,
+            Failure::Bypass => Self::Bypass,
+            Failure::Restart => Self::Restart,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum RuleCommand {
+    /// List rules, in the order in which they are asked
+    List(Json),
+    /// Add a rule; every key that is given must match
+    #[command(after_help = "\
+Examples:
+  sluice rule add --chain web --protocol tcp --dst-port 80-443 --position 0
+  sluice rule add --name guests --port in --vlan 42 --src 10.42.0.0/16 --chain scrubbed
+  sluice rule add --chain rest                    matches everything")]
+    Add(Box<RuleAdd>),
+    /// Remove a rule
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// The rule
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct RuleAdd {
+    /// Chain of the packets that match
+    #[arg(long)]
+    pub chain: String,
+    /// Its name; rule.N without
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Its place, from 0; last without
+    #[arg(long, value_name = "N")]
+    pub position: Option<usize>,
+    /// Ingress port
+    #[arg(long)]
+    pub port: Option<String>,
+    /// VLAN id; 0 matches untagged packets
+    #[arg(long, value_name = "ID")]
+    pub vlan: Option<u16>,
+    /// tcp, udp, icmp, icmpv6, ip (any IP), non-ip, or a number
+    #[arg(long)]
+    pub protocol: Option<String>,
+    /// Source prefix, v4 or v6
+    #[arg(long, value_name = "PREFIX")]
+    pub src: Option<String>,
+    /// Destination prefix, v4 or v6
+    #[arg(long, value_name = "PREFIX")]
+    pub dst: Option<String>,
+    /// Source ports: 80 or 1000-2000
+    #[arg(long, value_name = "PORTS")]
+    pub src_port: Option<String>,
+    /// Destination ports
+    #[arg(long, value_name = "PORTS")]
+    pub dst_port: Option<String>,
+    /// DSCP, 0 to 63
+    #[arg(long)]
+    pub dscp: Option<u8>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum PortCommand {
+    /// List ports
+    List(Json),
+    /// Open a port
+    #[command(after_help = "\
+Examples:
+  sluice port add out sink
+  sluice port add load gen size=60 flows=1000 rate=1e6
+  sluice port add replay pcap read=/tmp/in.pcap speed=recorded --overload wait
+  sluice port add --toml 'name = \"veth\", kind = \"dpdk\", devargs = \"net_af_packet0,iface=veth0\"'
+
+`sluice check --explain` says which keys each kind has.")]
+    Add(PortAdd),
+    /// Close a port that no chain and no rule has
+    #[command(visible_alias = "rm")]
+    Remove {
+        /// The port
+        name: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct PortAdd {
+    /// Its name
+    #[arg(required_unless_present = "toml", requires = "kind")]
+    pub name: Option<String>,
+    /// Its kind: gen, sink, pcap or dpdk
+    pub kind: Option<String>,
+    /// Keys of the kind
+    #[arg(value_name = "KEY=VALUE")]
+    pub keys: Vec<String>,
+    /// What happens to packets that find their chain's gate closed: drop or wait
+    #[arg(long, value_name = "WHAT", conflicts_with = "toml")]
+    pub overload: Option<String>,
+    /// Receive (and transmit) queues
+    #[arg(long, value_name = "N", conflicts_with = "toml")]
+    pub queues: Option<u32>,
+    /// All of it as TOML: lines, or `key = value` with commas between
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["name", "kind", "keys"])]
+    pub toml: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct StatsArgs {
+    /// Print JSON: with --watch one object to a line
+    #[arg(long)]
+    pub json: bool,
+    /// Print the text that Prometheus reads
+    #[arg(long, conflicts_with_all = ["json", "watch"])]
+    pub prometheus: bool,
+    /// Print again and again
+    #[arg(long)]
+    pub watch: bool,
+    /// Seconds between two looks, with --watch
+    #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
+    pub interval: f64,
+}
+
+#[derive(Debug, Args)]
+pub struct ApplyArgs {
+    /// The configuration
+    pub config: PathBuf,
+    /// Say what would change, and change nothing
+    #[arg(long, short = 'n')]
+    pub dry_run: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// Only packets of this chain
+    #[arg(long)]
+    pub chain: Option<String>,
+    /// Only packets that this rule classifies
+    #[arg(long)]
+    pub rule: Option<String>,
+    /// How many packets
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 10,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(sluice_manager::control::model::MAX_TRACED)))]
+    pub count: u32,
+    /// How long to wait for them, in seconds, up to 60
+    #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
+    pub timeout: f64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchCommand {
+    /// The experiment
+    pub name: Option<String>,
+    /// File for the result and its raw samples
+    #[arg(long, value_name = "OUT")]
+    pub json: Option<PathBuf>,
+    /// Seconds that each variant runs, each time
+    #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// How often each variant runs
+    #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub repeats: u32,
+}
+
+#[derive(Debug, Args)]
+pub struct Stop {
+    /// Do not wait until the daemon has gone
+    #[arg(long)]
+    pub no_wait: bool,
+    /// How long to wait, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds, conflicts_with = "no_wait")]
+    pub timeout: f64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(seconds),
+        Ok(_) => Err("must be between 0.01 and 86400 seconds".into()),
+        Err(_) => Err("must be a number of seconds, such as 1 or 0.5".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,406 @@
+//! What each command does.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::CommandFactory;
+use serde::Serialize;
+use sluice_manager::config::host::Host;
+use sluice_manager::config::load;
+use sluice_manager::config::model::{self as config, Config, PortRange};
+use sluice_manager::control::client::{Client, ClientError};
+use sluice_manager::control::model::{Apply, TraceRequest};
+
+use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
+use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
+use crate::table::{Table, colour};
+use crate::{show, top};
+
+/// Something on the command line makes no sense: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+/// Runs a command; what it says goes to `out`.
+pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
+    let client = || Client::new(&cli.socket);
+    match cli.command {
+        Command::Check(args) => check(&args, out),
+        Command::Status(args) => {
+            let status = client()?.status()?;
+            if args.json { json(out, &status) } else { Ok(show::status(out, &status, colour())?) }
+        }
+        Command::Top(args) => top::run(&mut client()?, &args, out),
+        Command::Nf(command) => nf(&mut client()?, command, out),
+        Command::Service(command) => service(&mut client()?, command, out),
+        Command::Chain(command) => chain(&mut client()?, command, out),
+        Command::Rule(command) => rule(&mut client()?, command, out),
+        Command::Port(command) => port(&mut client()?, command, out),
+        Command::Stats(args) => stats(&mut client()?, &args, out),
+        Command::Apply(args) => apply(&mut client()?, &args, out),
+        Command::Trace(args) => trace(&mut client()?, args, out),
+        Command::Bench(args) => bench(args, out),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut text);
+            Ok(out.write_all(&text)?)
+        }
+        Command::Stop(args) => stop(&mut client()?, &args, out),
+    }
+}
+
+fn json<T: Serialize + ?Sized>(out: &mut dyn Write, value: &T) -> anyhow::Result<()> {
+    Ok(writeln!(out, "{}", serde_json::to_string_pretty(value)?)?)
+}
+
+/// A list as a table, or as JSON.
+fn list<T: Serialize>(out: &mut dyn Write, all: &[T], as_json: bool, none: &str, table: fn(&[T]) -> Table) -> anyhow::Result<()> {
+    match all {
+        _ if as_json => json(out, all),
+        [] => Ok(writeln!(out, "{none}")?),
+        _ => Ok(table(all).print(out, colour())?),
+    }
+}
+
+fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
+    if args.explain {
+        out.write_all(Config::reference().as_bytes())?;
+    }
+    let Some(path) = &args.config else { return Ok(()) };
+    let loaded = if args.no_host { load::read(path) } else { load::read_for(path, &Host::here()) }?;
+    for warning in &loaded.warnings {
+        eprintln!("{warning}");
+    }
+    let Config { ports, services, chains, rules, .. } = &loaded.config;
+    let instances: u64 = services.iter().map(|s| u64::from(s.instances)).sum();
+    let count = |n: u64, one: &str| format!("{n} {one}{}", if n == 1 { "" } else { "s" });
+    let words = [
+        count(ports.len() as u64, "port"),
+        count(services.len() as u64, "service"),
+        count(instances, "NF"),
+        count(chains.len() as u64, "chain"),
+        count(rules.len() as u64, "rule"),
+    ];
+    Ok(writeln!(out, "{} is good: {}", path.display(), words.join(", "))?)
+}
+
+fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::Result<()> {
+    match command {
+        NfCommand::List(args) => list(out, &client.stats()?.nfs, args.json, "no NFs", show::nfs),
+        NfCommand::Add { service, core } => {
+            let nf = client.add_nf(&service, core)?;
+            Ok(writeln!(out, "added NF {} on core {} ({})", nf.name, nf.core, nf.state.word())?)
+        }
+        NfCommand::Remove { name } => {
+            client.remove_nf(&name)?;
+            Ok(writeln!(out, "removed NF {name}")?)
+        }
+    }
+}
+
+fn service(client: &mut Client, command: ServiceCommand, out: &mut dyn Write) -> anyhow::Result<()> {
+    match command {
+        ServiceCommand::List(args) => list(out, &client.stats()?.services, args.json, "no services", show::services),
+        ServiceCommand::Add { file } => {
+            let text = read(&file)?;
+            let services = services_of(&text).with_context(|| format!("{} describes no service", file.display()))?;
+            for service in services {
+                let added = client.add_service(&service)?;
+                writeln!(out, "added service {} with {}", added.name, added.instances.join(", "))?;
+            }
+            Ok(())
+        }
+        ServiceCommand::Remove { name } => {
+            client.remove_service(&name)?;
+            Ok(writeln!(out, "removed service {name}")?)
+        }
+    }
+}
+
+/// The services of a file: its `[[service]]` sections, or one whose keys stand at the top.
+fn services_of(text: &str) -> anyhow::Result<Vec<config::Service>> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Sections {
+        service: Vec<config::Service>,
+    }
+    let table: toml::Table = text.parse()?;
+    if table.get("service").is_some_and(toml::Value::is_array) {
+        let sections: Sections = toml::from_str(text)?;
+        anyhow::ensure!(!sections.service.is_empty(), "its list of services is empty");
+        return Ok(sections.service);
+    }
+    Ok(vec![toml::from_str(text)?])
+}
+
+fn chain(client: &mut Client, command: ChainCommand, out: &mut dyn Write) -> anyhow::Result<()> {
+    match command {
+        ChainCommand::List(args) => list(out, &client.stats()?.chains, args.json, "no chains", show::chains),
+        ChainCommand::Add { name, services, egress, on_failure } => {
+            let chain = client.add_chain(&config::Chain { name, services, egress, on_failure: on_failure.into() })?;
+            Ok(writeln!(out, "added chain {}: {}", chain.name, show::way(&chain))?)
+        }
+        ChainCommand::Remove { name } => {
+            client.remove_chain(&name)?;
+            Ok(writeln!(out, "removed chain {name}")?)
+        }
+    }
+}
+
+fn rule(client: &mut Client, command: RuleCommand, out: &mut dyn Write) -> anyhow::Result<()> {
+    match command {
+        RuleCommand::List(args) => list(out, &client.stats()?.rules, args.json, "no rules", show::rules),
+        RuleCommand::Add(add) => {
+            let RuleAdd { chain, name, position, port, vlan, protocol, src, dst, src_port, dst_port, dscp } = *add;
+            let range = |text: String| text.parse().map_or(PortRange::Text(text), PortRange::One);
+            let (src_port, dst_port) = (src_port.map(range), dst_port.map(range));
+            let rule = config::Rule { name, port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain };
+            let rule = client.add_rule(rule, position)?;
+            Ok(writeln!(
+                out,
+                "added rule {} at position {}: {} → {}",
+                rule.name,
+                rule.position,
+                show::matches(&rule.matches),
+                rule.chain
+            )?)
+        }
+        RuleCommand::Remove { name } => {
+            client.remove_rule(&name)?;
+            Ok(writeln!(out, "removed rule {name}")?)
+        }
+    }
+}
+
+fn port(client: &mut Client, command: PortCommand, out: &mut dyn Write) -> anyhow::Result<()> {
+    match command {
+        PortCommand::List(args) => list(out, &client.stats()?.ports, args.json, "no ports", show::ports),
+        PortCommand::Add(args) => {
+            let port = client.add_port(&port_of(args)?)?;
+            Ok(writeln!(out, "added port {}: {}", port.name, port.description)?)
+        }
+        PortCommand::Remove { name } => {
+            client.remove_port(&name)?;
+            Ok(writeln!(out, "removed port {name}")?)
+        }
+    }
+}
+
+/// The port that a command line describes.
+fn port_of(args: PortAdd) -> Result<config::Port, Usage> {
+    let table = match &args.toml {
+        // Lines first; what is no document may be the inside of an inline table.
+        Some(text) => text.parse::<toml::Table>().or_else(|error| inline(text).ok_or(error)).map_err(|e| Usage(e.to_string()))?,
+        None => {
+            let mut table = toml::Table::new();
+            for key in &args.keys {
+                let (name, value) =
+                    key.split_once('=').ok_or_else(|| Usage(format!("\"{key}\" is not KEY=VALUE; write for example size=60")))?;
+                // A value of TOML, or else a plain string: read=/tmp/in.pcap needs no quotes.
+                let value = inline(&format!("value = {value}")).and_then(|mut t| t.remove("value"));
+                let value = value.unwrap_or_else(|| key[name.len() + 1..].into());
+                if table.insert(name.trim().into(), value).is_some() {
+                    return Err(Usage(format!("{name} is given twice")));
+                }
+            }
+            let mut given =
+                |key: &str, value: Option<toml::Value>| value.is_none_or(|value| table.insert(key.into(), value).is_none());
+            let fresh = given("name", args.name.map(Into::into))
+                && given("kind", args.kind.map(Into::into))
+                && given("overload", args.overload.map(Into::into))
+                && given("queues", args.queues.map(|n| i64::from(n).into()));
+            if !fresh {
+                return Err(Usage("name, kind, overload and queues stand on their own, not among KEY=VALUE".into()));
+            }
+            table
+        }
+    };
+    // Numbers that the model wants as floats may be written without a point.
+    let table = table.into_iter().map(|(k, v)| if k == "rate" { (k, floating(v)) } else { (k, v) }).collect::<toml::Table>();
+    table.try_into().map_err(|error: toml::de::Error| Usage(format!("no such port: {}", error.to_string().trim_end())))
+}
+
+fn inline(text: &str) -> Option<toml::Table> {
+    match format!("inline = {{ {text} }}").parse::<toml::Table>().ok()?.remove("inline") {
+        Some(toml::Value::Table(table)) => Some(table),
+        _ => None,
+    }
+}
+
+fn floating(value: toml::Value) -> toml::Value {
+    match value {
+        toml::Value::Integer(n) => toml::Value::Float(n as f64),
+        other => other,
+    }
+}
+
+fn stats(client: &mut Client, args: &StatsArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    if args.prometheus {
+        return Ok(out.write_all(client.metrics()?.as_bytes())?);
+    }
+    let mut stats = client.stats()?;
+    if !args.watch {
+        return if args.json { json(out, &stats) } else { Ok(show::stats(out, &stats, colour())?) };
+    }
+    loop {
+        if args.json {
+            writeln!(out, "{}", serde_json::to_string(&stats)?)?;
+        } else {
+            show::stats(out, &stats, colour())?;
+            writeln!(out)?;
+        }
+        out.flush()?;
+        std::thread::sleep(Duration::from_secs_f64(args.interval));
+        stats = client.stats()?;
+    }
+}
+
+fn apply(client: &mut Client, args: &ApplyArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let text = read(&args.config)?;
+    // The whole path: relative paths in the file count from its folder, which the daemon must know.
+    let file = std::fs::canonicalize(&args.config).ok().map(|path| path.display().to_string());
+    let applied = client.apply(&Apply { config: text, file, dry_run: args.dry_run })?;
+    if args.json {
+        return json(out, &applied);
+    }
+    if applied.changes.is_empty() {
+        return Ok(writeln!(out, "nothing to change: sluiced runs this configuration already")?);
+    }
+    for change in &applied.changes {
+        writeln!(out, "{change}")?;
+    }
+    let n = applied.changes.len();
+    let changes = if n == 1 { "1 change".into() } else { format!("{n} changes") };
+    Ok(writeln!(out, "{changes}{}", if applied.dry_run { "; nothing was done, as asked" } else { " done" })?)
+}
+
+fn trace(client: &mut Client, args: TraceArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let timeout_ms = (args.timeout * 1e3) as u64;
+    let wanted = args.count;
+    let trace = client.trace(&TraceRequest { chain: args.chain, rule: args.rule, count: wanted, timeout_ms })?;
+    if args.json {
+        json(out, &trace)?;
+    } else {
+        show::trace(out, &trace)?;
+    }
+    out.flush()?;
+    if trace.packets.is_empty() {
+        anyhow::bail!("no packet came by within {} s; `sluice top` says whether any flow, --timeout waits longer", args.timeout);
+    }
+    if trace.timed_out {
+        eprintln!("sluice: only {} of {wanted} packets came by within {} s", trace.packets.len(), args.timeout);
+    }
+    Ok(())
+}
+
+fn bench(args: BenchCommand, out: &mut dyn Write) -> anyhow::Result<()> {
+    let Some(name) = args.name else {
+        if sluice_bench::EXPERIMENTS.is_empty() {
+            writeln!(out, "this build has no experiments")?;
+        }
+        for experiment in sluice_bench::EXPERIMENTS {
+            writeln!(out, "{:<12} {}", experiment.name, experiment.about)?;
+        }
+        return Ok(());
+    };
+    sluice_bench::run(sluice_bench::BenchArgs { name, json: args.json, seconds: args.seconds, repeats: args.repeats })
+}
+
+fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result<()> {
+    let pid = client.status()?.pid;
+    // Opened before the daemon is told, so that it cannot be another process of the same number.
+    let process = i32::try_from(pid)
+        .ok()
+        .and_then(rustix::process::Pid::from_raw)
+        .and_then(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok());
+    client.shutdown()?;
+    if args.no_wait {
+        return Ok(writeln!(out, "sluiced (process {pid}) is shutting down")?);
+    }
+    let Some(process) = process else {
+        return Ok(writeln!(out, "sluiced (process {pid}) is shutting down; it cannot be waited for from here")?);
+    };
+    let timeout = rustix::event::Timespec::try_from(Duration::from_secs_f64(args.timeout)).context("--timeout is too long")?;
+    let mut fds = [rustix::event::PollFd::new(&process, rustix::event::PollFlags::IN)];
+    let gone = rustix::io::retry_on_intr(|| rustix::event::poll(&mut fds, Some(&timeout)))? > 0;
+    anyhow::ensure!(gone, "sluiced (process {pid}) still runs after {} s; look at its log, or kill it", args.timeout);
+    Ok(writeln!(out, "sluiced (process {pid}) has stopped")?)
+}
+
+/// The text of a file, or of standard input for `-`.
+fn read(path: &Path) -> anyhow::Result<String> {
+    let mut text = String::new();
+    if path == Path::new("-") {
+        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
+    } else {
+        text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    }
+    Ok(text)
+}
+
+/// Whether the daemon found fault with what was said, before it did anything.
+pub fn is_usage(error: &anyhow::Error) -> bool {
+    error.is::<Usage>()
+}
+
+/// Whether output ended because nobody reads it any more.
+pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    !error.is::<ClientError>()
+        && error
+            .chain()
+            .any(|cause| cause.downcast_ref::<std::io::Error>().is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe))
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_manager::config::model::{Overload, PortKind};
+
+    use super::*;
+
+    fn args(name: &str, kind: &str, keys: &[&str]) -> PortAdd {
+        let keys = keys.iter().map(|k| k.to_string()).collect();
+        PortAdd { name: Some(name.into()), kind: Some(kind.into()), keys, overload: None, queues: None, toml: None }
+    }
+
+    fn toml(text: &str) -> PortAdd {
+        PortAdd { name: None, kind: None, keys: Vec::new(), overload: None, queues: None, toml: Some(text.into()) }
+    }
+
+    #[test]
+    fn a_port_can_be_said_in_three_ways() {
+        let words = PortAdd { overload: Some("wait".into()), ..args("r", "pcap", &["read=/tmp/a b.pcap", "repeat=2", "rate=5"]) };
+        let port = port_of(words).unwrap();
+        assert_eq!((port.name.as_str(), port.overload, port.queues), ("r", Overload::Wait, 1));
+        let PortKind::Pcap(pcap) = &port.kind else { panic!("{port:?}") };
+        assert_eq!((pcap.read.as_deref(), pcap.repeat, pcap.rate), (Some(Path::new("/tmp/a b.pcap")), Some(2), 5.0));
+        let inline = "name = \"r\", kind = \"pcap\", overload = \"wait\", read = \"/tmp/a b.pcap\", repeat = 2, rate = 5";
+        assert_eq!(port_of(toml(inline)).unwrap(), port);
+        assert_eq!(port_of(toml(&inline.replace(", ", "\n"))).unwrap(), port);
+    }
+
+    #[test]
+    fn a_port_that_makes_no_sense_is_refused() {
+        for (args, word) in [
+            (args("x", "gen", &["size"]), "KEY=VALUE"),
+            (args("x", "gen", &["sise=60"]), "sise"),
+            (args("x", "gen", &["size=60", "size=61"]), "twice"),
+            (args("x", "gen", &["name=y"]), "on their own"),
+            (args("x", "gem", &[]), "gem"),
+            (toml("kind = "), "TOML"),
+        ] {
+            let error = port_of(args).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_may_hold_one_service_or_several() {
+        assert_eq!(services_of("name = \"a\"\nexec = \"x\"").unwrap()[0].name, "a");
+        let two = services_of("[[service]]\nname = \"a\"\n[[service]]\nname = \"b\"\nattach = true").unwrap();
+        assert_eq!(two.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(services_of("[[service]]\nname = \"a\"\n[[chain]]\nname = \"b\"\negress = \"c\"").is_err());
+        assert!(services_of("nmae = \"a\"").is_err());
+    }
+}

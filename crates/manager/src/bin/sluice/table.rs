@@ -1,0 +1,141 @@
+//! Tables for terminals and pipes: columns aligned with spaces, numbers to the right, colour only where it is seen.
+
+use std::io::{self, IsTerminal, Write};
+
+/// How a column stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Align {
+    /// Words.
+    Left,
+    /// Numbers.
+    Right,
+}
+
+/// What a cell says beyond its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tone {
+    /// Nothing.
+    #[default]
+    Plain,
+    /// All is well.
+    Good,
+    /// Look here.
+    Warn,
+    /// Something is broken.
+    Bad,
+}
+
+/// A cell.
+#[derive(Debug, Clone)]
+pub struct Cell {
+    text: String,
+    tone: Tone,
+}
+
+impl<T: Into<String>> From<T> for Cell {
+    fn from(text: T) -> Self {
+        Self { text: text.into(), tone: Tone::Plain }
+    }
+}
+
+impl Cell {
+    /// A cell with a tone.
+    pub fn toned(text: impl Into<String>, tone: Tone) -> Self {
+        Self { text: text.into(), tone }
+    }
+}
+
+/// A table that is printed when it is complete.
+#[derive(Debug)]
+pub struct Table {
+    head: Vec<(&'static str, Align)>,
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Table {
+    /// A table with these columns; a name that begins with `>` is a column of numbers.
+    pub fn new(columns: &[&'static str]) -> Self {
+        let head = columns.iter().map(|c| c.strip_prefix('>').map_or((*c, Align::Left), |name| (name, Align::Right))).collect();
+        Self { head, rows: Vec::new() }
+    }
+
+    /// Adds a row: one cell to each column.
+    pub fn row(&mut self, cells: Vec<Cell>) {
+        debug_assert_eq!(cells.len(), self.head.len());
+        self.rows.push(cells);
+    }
+
+    /// Prints it.
+    ///
+    /// # Errors
+    /// Those of `out`.
+    pub fn print(&self, out: &mut dyn Write, colour: bool) -> io::Result<()> {
+        let width = |text: &str| text.chars().count();
+        let widths: Vec<usize> = (0..self.head.len())
+            .map(|i| self.rows.iter().map(|r| width(&r[i].text)).chain([width(self.head[i].0)]).max().unwrap_or(0))
+            .collect();
+        let line = |out: &mut dyn Write, cells: &mut dyn Iterator<Item = (&str, &str)>| -> io::Result<()> {
+            let mut text = String::new();
+            for (i, (cell, code)) in cells.enumerate() {
+                let pad = " ".repeat(widths[i] - width(cell));
+                let cell = if code.is_empty() { cell.to_owned() } else { format!("\x1b[{code}m{cell}\x1b[0m") };
+                if i > 0 {
+                    text.push_str("  ");
+                }
+                match self.head[i].1 {
+                    Align::Left => text.extend([cell.as_str(), &pad]),
+                    Align::Right => text.extend([pad.as_str(), &cell]),
+                }
+            }
+            writeln!(out, "{}", text.trim_end())
+        };
+        line(out, &mut self.head.iter().map(|(name, _)| (*name, if colour { "1" } else { "" })))?;
+        for row in &self.rows {
+            line(out, &mut row.iter().map(|cell| (cell.text.as_str(), if colour { code(cell.tone) } else { "" })))?;
+        }
+        Ok(())
+    }
+}
+
+fn code(tone: Tone) -> &'static str {
+    match tone {
+        Tone::Plain => "",
+        Tone::Good => "32",
+        Tone::Warn => "33",
+        Tone::Bad => "31",
+    }
+}
+
+/// Whether standard output shows colour: a terminal that is not dumb, and nobody said NO_COLOR (<https://no-color.org>).
+pub fn colour() -> bool {
+    colour_wanted() && io::stdout().is_terminal()
+}
+
+/// Whether colour is wanted, where it can be shown.
+pub fn colour_wanted() -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|v| !v.is_empty());
+    !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn printed(table: &Table, colour: bool) -> String {
+        let mut out = Vec::new();
+        table.print(&mut out, colour).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn columns_are_aligned_with_and_without_colour() {
+        let mut table = Table::new(&["NAME", ">RATE", "STATE"]);
+        table.row(vec!["fw.0".into(), "1.23 µs".into(), Cell::toned("failed", Tone::Bad)]);
+        table.row(vec!["longer.1".into(), "7".into(), "".into()]);
+        assert_eq!(printed(&table, false), "NAME         RATE  STATE\nfw.0      1.23 µs  failed\nlonger.1        7\n");
+        let coloured = printed(&table, true);
+        assert!(coloured.contains("\x1b[31mfailed\x1b[0m"));
+        let plain = coloured.replace("\x1b[31m", "").replace("\x1b[1m", "").replace("\x1b[0m", "");
+        assert_eq!(plain.replace(' ', ""), printed(&table, false).replace(' ', ""));
+    }
+}

@@ -1,0 +1,526 @@
+//! The live view: what happened between two looks at the statistics.
+//!
+//! One [`View`] draws itself into any area: the terminal's screen while keys are read, or a buffer that is printed as text when
+//! nobody watches. Rates are differences over the daemon's own clock, so a late look shows no false peak. An area that is too low
+//! shows the first rows of each part and says how many it leaves out; NFs, the part that grows, get what the others leave.
+
+use std::collections::HashMap;
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use ratatui::buffer::Buffer;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Rect};
+use ratatui::style::{Color, Modifier, Style};
+use ratatui::text::{Line, Span};
+use ratatui::widgets::{Row, Table, Widget};
+use sluice_manager::control::client::{Client, ClientError};
+use sluice_manager::control::model::{Chain, Distribution, Nf, Port, Stats};
+
+use crate::args::{Sort, Top};
+use crate::number::{age, bits, short, time};
+use crate::show::{chain_tone, nf_tone, way};
+use crate::table::{Tone, colour_wanted};
+
+/// Width of a snapshot in a pipe, where nobody says how wide it may be.
+const PIPE_WIDTH: u16 = 100;
+
+/// Runs `sluice top`.
+pub fn run(client: &mut Client, args: &Top, out: &mut dyn Write) -> anyhow::Result<()> {
+    let interval = Duration::from_secs_f64(args.interval);
+    let first = client.stats()?;
+    if args.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        std::thread::sleep(interval);
+        let view = View { before: Some(first), now: client.stats()?, sort: args.sort, ..View::default() };
+        return Ok(out.write_all(view.text().as_bytes())?);
+    }
+    let mut view = View { now: first, sort: args.sort, colour: colour_wanted(), ..View::default() };
+    let mut terminal = ratatui::try_init()?;
+    let ended = watch(&mut terminal, client, &mut view, interval);
+    ratatui::restore();
+    ended
+}
+
+fn watch(terminal: &mut ratatui::DefaultTerminal, client: &mut Client, view: &mut View, interval: Duration) -> anyhow::Result<()> {
+    let mut next = Instant::now() + interval;
+    loop {
+        terminal.draw(|frame| frame.render_widget(&*view, frame.area()))?;
+        if event::poll(next.saturating_duration_since(Instant::now()))? {
+            match event::read()? {
+                Event::Key(key) if key.kind != KeyEventKind::Release => match key.code {
+                    KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => return Ok(()),
+                    KeyCode::Char('q') | KeyCode::Esc => return Ok(()),
+                    KeyCode::Char('s') => view.sort = next_sort(view.sort),
+                    KeyCode::Char('p') | KeyCode::Char(' ') => view.paused = !view.paused,
+                    KeyCode::Up | KeyCode::Char('k') => view.scroll = view.scroll.saturating_sub(1),
+                    KeyCode::Down | KeyCode::Char('j') => view.scroll = (view.scroll + 1).min(view.now.nfs.len().saturating_sub(1)),
+                    KeyCode::Home => view.scroll = 0,
+                    _ => {}
+                },
+                _ => {}
+            }
+        }
+        if Instant::now() < next {
+            continue;
+        }
+        if !view.paused {
+            match client.stats() {
+                Ok(stats) => view.look(stats),
+                // The daemon may come back; until then the last numbers stay, with a word on top.
+                Err(error @ (ClientError::NotRunning { .. } | ClientError::Broken { .. })) => {
+                    view.trouble = Some(error.to_string())
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        next = Instant::now() + interval;
+    }
+}
+
+fn next_sort(sort: Sort) -> Sort {
+    match sort {
+        Sort::Name => Sort::In,
+        Sort::In => Sort::Queue,
+        Sort::Queue => Sort::Cpu,
+        Sort::Cpu => Sort::Drops,
+        Sort::Drops => Sort::Name,
+    }
+}
+
+/// Two looks at the statistics, and how to show what is between them.
+#[derive(Debug)]
+struct View {
+    before: Option<Stats>,
+    now: Stats,
+    sort: Sort,
+    paused: bool,
+    scroll: usize,
+    colour: bool,
+    trouble: Option<String>,
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self { before: None, now: Stats::default(), sort: Sort::Name, paused: false, scroll: 0, colour: false, trouble: None }
+    }
+}
+
+/// Rates of an NF, in packets per second.
+struct NfRates<'a> {
+    nf: &'a Nf,
+    rx: f64,
+    tx: f64,
+    drops: f64,
+}
+
+impl View {
+    fn look(&mut self, stats: Stats) {
+        self.trouble = None;
+        let former = std::mem::replace(&mut self.now, stats);
+        // A daemon that was started again counts anew.
+        self.before = (former.status.pid == self.now.status.pid).then_some(former);
+    }
+
+    /// Events per second between the looks.
+    fn rate(&self, now: u64, before: Option<u64>) -> f64 {
+        let (Some(earlier), Some(before)) = (&self.before, before) else { return 0.0 };
+        let seconds = self.now.time_ns.saturating_sub(earlier.time_ns) as f64 / 1e9;
+        if seconds > 0.0 { now.saturating_sub(before) as f64 / seconds } else { 0.0 }
+    }
+
+    fn nfs(&self) -> Vec<NfRates<'_>> {
+        let earlier = self.before.iter().flat_map(|s| &s.nfs);
+        let earlier: HashMap<&str, &Nf> = earlier.map(|nf| (nf.name.as_str(), nf)).collect();
+        let mut all: Vec<NfRates<'_>> = self
+            .now
+            .nfs
+            .iter()
+            .map(|nf| {
+                let then = earlier.get(nf.name.as_str());
+                NfRates {
+                    nf,
+                    rx: self.rate(nf.rx_packets, then.map(|n| n.rx_packets)),
+                    tx: self.rate(nf.tx_packets, then.map(|n| n.tx_packets)),
+                    drops: self.rate(nf.verdict_drops, then.map(|n| n.verdict_drops)),
+                }
+            })
+            .collect();
+        let most = |value: fn(&NfRates<'_>) -> f64| move |a: &NfRates<'_>, b: &NfRates<'_>| value(b).total_cmp(&value(a));
+        match self.sort {
+            Sort::Name => all.sort_by(|a, b| a.nf.name.cmp(&b.nf.name)),
+            Sort::In => all.sort_by(most(|n| n.rx)),
+            Sort::Queue => all.sort_by(most(|n| fill(n.nf))),
+            Sort::Cpu => all.sort_by(most(|n| n.nf.cpu_percent)),
+            Sort::Drops => all.sort_by(most(|n| n.drops)),
+        }
+        all
+    }
+
+    /// All of it, as lines of text.
+    fn text(&self) -> String {
+        let rows = 2 + self.now.nfs.len() + 2 + self.now.chains.len() + 2 + self.now.ports.len() + 2 + 1 + self.now.drops.len();
+        let area = Rect::new(0, 0, PIPE_WIDTH, u16::try_from(rows).unwrap_or(u16::MAX));
+        let mut buffer = Buffer::empty(area);
+        self.render(area, &mut buffer);
+        let mut text = String::new();
+        for y in 0..area.height {
+            let line: String = (0..area.width).map(|x| buffer[(x, y)].symbol()).collect();
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text.truncate(text.trim_end().len());
+        text.push('\n');
+        text
+    }
+
+    fn style(&self, tone: Tone) -> Style {
+        match tone {
+            _ if !self.colour => Style::new(),
+            Tone::Plain => Style::new(),
+            Tone::Good => Style::new().fg(Color::Green),
+            Tone::Warn => Style::new().fg(Color::Yellow),
+            Tone::Bad => Style::new().fg(Color::Red),
+        }
+    }
+
+    fn head(&self) -> [Line<'static>; 2] {
+        let status = &self.now.status;
+        let busy: Vec<String> =
+            status.threads.iter().map(|t| format!("{} core {} {:.0} %", t.role, t.core, t.busy_percent)).collect();
+        let first = format!("sluiced {} · up {} · {}", status.version, age(status.uptime_s), busy.join(" · "));
+        let frames = format!("frames {} of {} in use", short(status.frames.in_use as f64), short(status.frames.total as f64));
+        let mut second = vec![Span::raw(format!("{frames} · flows {}", short(status.flows as f64)))];
+        if self.paused {
+            second.push(Span::styled(" · PAUSED, p goes on", self.style(Tone::Warn)));
+        }
+        if let Some(trouble) = &self.trouble {
+            second = vec![Span::styled(trouble.clone(), self.style(Tone::Bad))];
+        }
+        [Line::from(first), Line::from(second)]
+    }
+
+    fn nf_table(&self, rows: usize) -> (Table<'static>, usize) {
+        let all = self.nfs();
+        let hidden = all.len().saturating_sub(rows);
+        let shown = all.iter().skip(self.scroll.min(hidden)).take(rows).map(|n| {
+            let nf = n.nf;
+            let full = fill(nf);
+            let tone = if full >= 0.9 {
+                Tone::Bad
+            } else if full >= 0.5 {
+                Tone::Warn
+            } else {
+                Tone::Plain
+            };
+            Row::new([
+                Line::from(nf.name.clone()),
+                Line::styled(nf.state.word(), self.style(nf_tone(nf.state))),
+                Line::from(nf.core.to_string()).right_aligned(),
+                number(n.rx),
+                number(n.tx),
+                Line::styled(format!("{}{:>4.0} %", bar(full), full * 100.0), self.style(tone)),
+                Line::from(format!("{:.0} %", nf.cpu_percent)).right_aligned(),
+                measured(&nf.service_ns, nf.service_ns.p50),
+                number(n.drops),
+            ])
+        });
+        let name = match self.sort {
+            Sort::Name => "NF (by name)",
+            Sort::In => "NF (by in)",
+            Sort::Queue => "NF (by queue)",
+            Sort::Cpu => "NF (by CPU)",
+            Sort::Drops => "NF (by drops)",
+        };
+        let columns = [
+            (name, Constraint::Fill(1)),
+            ("STATE", Constraint::Length(10)),
+            (">CORE", Constraint::Length(4)),
+            (">IN", Constraint::Length(6)),
+            (">OUT", Constraint::Length(6)),
+            ("QUEUE", Constraint::Length(12)),
+            (">CPU", Constraint::Length(5)),
+            (">BURST", Constraint::Length(7)),
+            (">DROPS", Constraint::Length(6)),
+        ];
+        (table(&columns, shown.collect()), hidden)
+    }
+
+    fn chain_table(&self, rows: usize) -> (Table<'static>, usize) {
+        let earlier = self.before.iter().flat_map(|s| &s.chains);
+        let earlier: HashMap<&str, &Chain> = earlier.map(|c| (c.name.as_str(), c)).collect();
+        let shown = self.now.chains.iter().take(rows).map(|chain| {
+            let then = earlier.get(chain.name.as_str());
+            let dropped = |c: &Chain| c.drops.values().sum::<u64>();
+            let latency = then.map_or(chain.latency_ns.clone(), |t| chain.latency_ns.since(&t.latency_ns));
+            Row::new([
+                Line::from(chain.name.clone()),
+                Line::from(way(chain)),
+                Line::styled(chain.state.word(), self.style(chain_tone(chain.state))),
+                number(self.rate(chain.entry_packets, then.map(|t| t.entry_packets))),
+                number(self.rate(chain.exit_packets, then.map(|t| t.exit_packets))),
+                number(self.rate(dropped(chain), then.map(|t| dropped(t)))),
+                measured(&latency, latency.p50),
+                measured(&latency, latency.p99),
+            ])
+        });
+        let columns = [
+            ("CHAIN", Constraint::Fill(1)),
+            ("WAY", Constraint::Fill(2)),
+            ("STATE", Constraint::Length(9)),
+            (">IN", Constraint::Length(6)),
+            (">OUT", Constraint::Length(6)),
+            (">DROPS", Constraint::Length(6)),
+            (">P50", Constraint::Length(7)),
+            (">P99", Constraint::Length(7)),
+        ];
+        (table(&columns, shown.collect()), self.now.chains.len().saturating_sub(rows))
+    }
+
+    fn port_table(&self, rows: usize) -> (Table<'static>, usize) {
+        let earlier = self.before.iter().flat_map(|s| &s.ports);
+        let earlier: HashMap<&str, &Port> = earlier.map(|p| (p.name.as_str(), p)).collect();
+        let shown = self.now.ports.iter().take(rows).map(|port| {
+            let rate = |count: fn(&Port) -> u64| self.rate(count(port), earlier.get(port.name.as_str()).map(|p| count(p)));
+            Row::new([
+                Line::from(port.name.clone()),
+                Line::from(if port.finished { "finished".into() } else { port.kind.clone() }),
+                number(rate(|p| p.rx_packets)),
+                Line::from(bits(rate(|p| p.rx_bytes))).right_aligned(),
+                number(rate(|p| p.tx_packets)),
+                Line::from(bits(rate(|p| p.tx_bytes))).right_aligned(),
+                number(rate(|p| p.tx_drops)),
+                number(rate(|p| p.entry_drops)),
+            ])
+        });
+        let columns = [
+            ("PORT", Constraint::Fill(1)),
+            ("KIND", Constraint::Length(8)),
+            (">IN", Constraint::Length(6)),
+            ("", Constraint::Length(9)),
+            (">OUT", Constraint::Length(6)),
+            ("", Constraint::Length(9)),
+            (">DROPS", Constraint::Length(6)),
+            (">ENTRY", Constraint::Length(6)),
+        ];
+        (table(&columns, shown.collect()), self.now.ports.len().saturating_sub(rows))
+    }
+
+    /// Drops that happened, by reason, as many to a line as fit.
+    fn drop_lines(&self, width: u16) -> Vec<Line<'static>> {
+        let rates = self.now.drops.iter().map(|(reason, n)| {
+            let before = self.before.as_ref().map(|s| s.drops.get(reason).copied().unwrap_or(0));
+            (reason, *n, self.rate(*n, before))
+        });
+        let words: Vec<String> = rates
+            .filter(|(_, n, _)| *n > 0)
+            .map(|(reason, n, rate)| format!("{reason} {} ({})", crate::number::rate(rate.round()), short(n as f64)))
+            .collect();
+        let mut lines = vec![String::from("DROPS")];
+        for word in if words.is_empty() { vec!["none".to_owned()] } else { words } {
+            let last = lines.last_mut().expect("there is a first line");
+            if last.chars().count() + 2 + word.chars().count() > usize::from(width) && last.trim() != "" {
+                lines.push(format!("       {word}"));
+            } else {
+                last.push_str("  ");
+                last.push_str(&word);
+            }
+        }
+        lines.into_iter().map(Line::from).collect()
+    }
+}
+
+impl Widget for &View {
+    fn render(self, area: Rect, buffer: &mut Buffer) {
+        let drops = self.drop_lines(area.width);
+        let n = |len: usize| u16::try_from(len).unwrap_or(u16::MAX);
+        // What is left after the head (2) and, for each of four parts, a blank line and its first line.
+        let mut left = area.height.saturating_sub(2 + 3 * 2 + 2);
+        let mut take = |wanted: u16, least: u16| {
+            let taken = wanted.min(least.max(left / 3)).min(left);
+            left -= taken;
+            taken
+        };
+        let drop_rows = take(n(drops.len() - 1), 2);
+        let port_rows = take(n(self.now.ports.len()), 2);
+        let chain_rows = take(n(self.now.chains.len()), 2);
+        let nf_rows = left.min(n(self.now.nfs.len()));
+
+        let mut y = area.y;
+        let mut next = |height: u16| {
+            let part = Rect::new(area.x, y.min(area.bottom()), area.width, height.min(area.bottom().saturating_sub(y)));
+            y = y.saturating_add(height);
+            part
+        };
+        for line in self.head() {
+            line.render(next(1), buffer);
+        }
+        for (rows, make) in [
+            (nf_rows, View::nf_table as fn(&View, usize) -> (Table<'static>, usize)),
+            (chain_rows, View::chain_table),
+            (port_rows, View::port_table),
+        ] {
+            let gap = next(1);
+            let (table, hidden) = make(self, usize::from(rows));
+            Widget::render(table, next(rows + 1), buffer);
+            if hidden > 0 {
+                // Of the part below this gap: its rows that found no room.
+                Line::from(format!("{hidden} more ")).right_aligned().render(gap, buffer);
+            }
+        }
+        next(1);
+        for line in drops.into_iter().take(usize::from(drop_rows) + 1) {
+            line.render(next(1), buffer);
+        }
+    }
+}
+
+/// Share of an NF's rings that is in use, 0 to 1.
+fn fill(nf: &Nf) -> f64 {
+    if nf.queue_capacity == 0 { 0.0 } else { (nf.queue as f64 / nf.queue_capacity as f64).clamp(0.0, 1.0) }
+}
+
+/// Six cells: `██▌···`, in eighths of a cell.
+fn bar(share: f64) -> String {
+    const PARTS: [char; 8] = ['·', '▏', '▎', '▍', '▌', '▋', '▊', '▉'];
+    let eighths = (share * 48.0).round() as usize;
+    (0..6)
+        .map(|cell| match eighths.saturating_sub(cell * 8) {
+            8.. => '█',
+            part => PARTS[part],
+        })
+        .collect()
+}
+
+fn short_rate(rate: f64) -> String {
+    short(rate.round())
+}
+
+fn number(rate: f64) -> Line<'static> {
+    Line::from(short_rate(rate)).right_aligned()
+}
+
+fn measured(times: &Distribution, ns: u64) -> Line<'static> {
+    Line::from(if times.count == 0 { "-".into() } else { time(ns) }).right_aligned()
+}
+
+fn table(columns: &[(&'static str, Constraint)], rows: Vec<Row<'static>>) -> Table<'static> {
+    let head = columns.iter().map(|(name, _)| match name.strip_prefix('>') {
+        Some(name) => Line::from(name).right_aligned(),
+        None => Line::from(*name),
+    });
+    let head = Row::new(head.collect::<Vec<_>>()).style(Style::new().add_modifier(Modifier::BOLD));
+    Table::new(rows, columns.iter().map(|(_, width)| *width)).header(head).column_spacing(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use sluice_manager::control::model::{NfState, Status, Thread};
+
+    use super::*;
+
+    fn stats(second: u64, nfs: usize) -> Stats {
+        let nf = |i: usize| Nf {
+            name: format!("nf.{i}"),
+            state: NfState::Running,
+            core: 1,
+            rx_packets: second * 1_000_000 * (i as u64 + 1),
+            tx_packets: second * 900_000,
+            queue: 512,
+            queue_capacity: 1024,
+            cpu_percent: 40.0,
+            service_ns: Distribution { count: 9, p50: 900, ..Default::default() },
+            ..Default::default()
+        };
+        Stats {
+            time_ns: second * 1_000_000_000,
+            status: Status {
+                version: "0.1.0".into(),
+                pid: 7,
+                threads: vec![Thread { role: "rx+tx+wakeup+monitor".into(), core: 0, busy_percent: 50.0 }],
+                ..Default::default()
+            },
+            ports: (0..3)
+                .map(|i| Port { name: format!("p{i}"), kind: "gen".into(), rx_bytes: second * 125_000_000, ..Default::default() })
+                .collect(),
+            chains: vec![Chain {
+                name: "web".into(),
+                services: vec!["fw".into(), "nat".into()],
+                egress: "out".into(),
+                entry_packets: second * 12_345_678,
+                ..Default::default()
+            }],
+            drops: BTreeMap::from([("entry_drop".into(), second * 2_500), ("no_rule".into(), 0), ("ring_full".into(), 7)]),
+            nfs: (0..nfs).map(nf).collect(),
+            ..Default::default()
+        }
+    }
+
+    fn screen(view: &View, width: u16, height: u16) -> Vec<String> {
+        let area = Rect::new(0, 0, width, height);
+        let mut buffer = Buffer::empty(area);
+        view.render(area, &mut buffer);
+        (0..height).map(|y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>().trim_end().to_owned()).collect()
+    }
+
+    #[test]
+    fn eighty_by_twenty_four_shows_every_part() {
+        let view = View { before: Some(stats(1, 40)), now: stats(2, 40), ..View::default() };
+        let lines = screen(&view, 80, 24);
+        let text = lines.join("\n");
+        for word in ["sluiced 0.1.0", "NF (by name)", "CHAIN", "PORT", "DROPS", "12.3 M", "1.00 Gb/s", "███···", "50 %", "900 ns"]
+        {
+            assert!(text.contains(word), "{word} is not in\n{text}");
+        }
+        assert!(
+            lines.iter().any(|l| l.starts_with("DROPS") && l.contains("entry_drop 2.50 k/s (5.00 k)") && !l.contains("no_rule")),
+            "{text}"
+        );
+        assert!(text.contains(" more"), "{text}");
+        assert!(lines.iter().any(|l| l.starts_with("p2")), "{text}");
+    }
+
+    #[test]
+    fn any_size_can_be_drawn() {
+        let view =
+            View { before: Some(stats(1, 5)), now: stats(2, 5), trouble: Some("gone".into()), paused: true, ..View::default() };
+        for width in [1, 20, 79, 300] {
+            for height in [1, 2, 5, 9, 12, 60] {
+                assert_eq!(screen(&view, width, height).len(), usize::from(height));
+            }
+        }
+    }
+
+    #[test]
+    fn a_snapshot_shows_all_rows_and_no_escape() {
+        let text = View { before: Some(stats(1, 30)), now: stats(3, 30), ..View::default() }.text();
+        assert!((0..30).all(|i| text.contains(&format!("nf.{i} "))), "{text}");
+        assert!(!text.contains('\x1b') && !text.contains(" more"));
+    }
+
+    #[test]
+    fn sorting_puts_the_most_first() {
+        let mut view = View { before: Some(stats(1, 3)), now: stats(2, 3), ..View::default() };
+        view.sort = next_sort(view.sort);
+        let names: Vec<&str> = view.nfs().iter().map(|n| n.nf.name.as_str()).collect();
+        assert_eq!(names, ["nf.2", "nf.1", "nf.0"]);
+        let mut sort = Sort::Name;
+        (0..5).for_each(|_| sort = next_sort(sort));
+        assert_eq!(sort, Sort::Name);
+    }
+
+    #[test]
+    fn a_daemon_that_was_started_again_shows_no_false_rate() {
+        let mut view = View { now: stats(9, 1), ..View::default() };
+        let mut fresh = stats(10, 1);
+        fresh.status.pid = 8;
+        view.look(fresh);
+        assert_eq!(view.nfs()[0].rx, 0.0);
+    }
+
+    #[test]
+    fn a_bar_fills_from_the_left() {
+        assert_eq!([0.0, 0.25, 0.5, 1.0].map(bar), ["······", "█▌····", "███···", "██████"]);
+    }
+}
