@@ -21,7 +21,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use sluice_shm::BURST;
-use sluice_shm::arena::{HEADROOM, MAX_STRIDE};
+use sluice_shm::arena::{Arena, HEADROOM, MAX_STRIDE};
 
 use super::pace::Pacer;
 use super::stamp::{self, FlowRange, MAX_FLOWS};
@@ -116,12 +116,14 @@ impl Share {
 #[derive(Debug, Clone)]
 struct Class {
     /// The first 64 bytes of the packet.
-    start: [u8; 64],
-    /// The whole packet if it is longer.
+    line: [u8; 64],
+    /// The first 128 bytes.
+    lines: [u8; 128],
+    /// The whole packet, and zeros up to 128 bytes.
     whole: Vec<u8>,
     size: u16,
     /// Sum of the IPv4 header without its checksum and source address.
-    ip_sum: u32,
+    ip_sum: u16,
     /// Sum of pseudo header, header and payload, without checksum, source address and port, TCP sequence number and stamp.
     l4_sum: u64,
     /// 8 where the stamp begins at an odd byte of the sum, else 0.
@@ -202,7 +204,7 @@ impl Plan {
         let tcp = settings.protocol == GenProtocol::Tcp;
         let l3 = usize::from(self.l3);
         let l4 = l3 + ip_bytes(settings.ipv6);
-        let mut packet = vec![0u8; size.max(64)];
+        let mut packet = vec![0u8; size.max(128)];
         packet[0..6].copy_from_slice(&DST_MAC);
         packet[6..12].copy_from_slice(&SRC_MAC);
         if let Some(vlan) = settings.vlan {
@@ -241,11 +243,13 @@ impl Plan {
         let addresses = if settings.ipv6 { l3 + 8..l3 + 40 } else { l3 + 12..l3 + 20 };
         let pseudo = sum(&packet[addresses]) + sum(&[0, protocol]) + sum(&l4_len.to_be_bytes());
         let word = |at: usize| packet[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
-        let mut start = [0; 64];
-        start.copy_from_slice(&packet[..64]);
+        let (mut line, mut lines) = ([0; 64], [0; 128]);
+        line.copy_from_slice(&packet[..64]);
+        lines.copy_from_slice(&packet[..128]);
         Class {
-            start,
-            ip_sum: if settings.ipv6 { 0 } else { sum(&packet[l3..l4]) as u32 },
+            line,
+            lines,
+            ip_sum: if settings.ipv6 { 0 } else { fold(sum(&packet[l3..l4])) },
             l4_sum: pseudo + sum(&packet[l4..size]),
             turn: if (size - stamp::BYTES - l4) % 2 == 1 { 8 } else { 0 },
             payload: (size - l4 - l4_bytes(settings.protocol)) as u32,
@@ -312,24 +316,33 @@ fn pattern(weights: &[u32]) -> Result<Vec<u8>, String> {
     Ok((0..total).map(deal).collect())
 }
 
+/// The next packet of a queue.
+#[derive(Debug, Clone, Copy)]
+struct Cursor {
+    /// Place in the pattern.
+    at: usize,
+    /// Flow, counted in the queue.
+    flow: u32,
+    /// Flow, counted in the port.
+    number: u32,
+    /// Number in the flow.
+    sequence: u32,
+}
+
 /// One queue of a generator, made for its IP version and protocol.
 struct GenQueue<const V6: bool, const TCP: bool> {
     classes: Box<[Class]>,
     pattern: Box<[u8]>,
-    /// Place in the pattern.
-    at: usize,
+    /// Cache lines of a packet, if all are of one size that fits in one or two; else 0.
+    lines: usize,
     /// How far to move in the pattern, besides, at the end of a round.
     shift: usize,
     l3: u16,
     flows: u32,
-    /// Flow of the next packet, counted in this queue.
-    flow: u32,
-    /// Its number in the port.
-    number: u32,
     first: u32,
     step: u32,
     src: u32,
-    sequence: u32,
+    cursor: Cursor,
     /// TCP sequence number of each flow.
     tcp: Box<[u32]>,
     range: Arc<FlowRange>,
@@ -348,16 +361,18 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
         Self {
             classes: plan.classes.clone().into(),
             pattern: plan.pattern.clone().into(),
-            at: 0,
+            lines: match plan.classes.as_slice() {
+                [class] if class.size <= 64 => 1,
+                [class] if class.size <= 128 => 2,
+                _ => 0,
+            },
             shift: shift as usize,
             l3: plan.l3,
             flows: share.flows,
-            flow: 0,
-            number: share.first,
             first: share.first,
             step: share.step,
             src: plan.src,
-            sequence: 0,
+            cursor: Cursor { at: 0, flow: 0, number: share.first, sequence: 0 },
             tcp: if TCP { vec![1; share.flows as usize].into() } else { Box::default() },
             range: range.clone(),
             pacer: (share.rate > 0.0).then(|| Pacer::new(share.rate)),
@@ -368,28 +383,69 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
         }
     }
 
-    /// Writes the next packet in a frame. Words named here are little-endian ones of what is on the wire.
+    /// Writes the next packets in frames. `LINES` is 1 or 2 if all packets are of one size and fit in so many cache lines, else 0.
     #[inline(always)]
-    fn write(&self, tcp_sequence: u32, frames: &FrameCache, frame: u32, class: &Class, time: u64, id: u64) {
-        let arena = frames.arena();
-        let packet = HEADROOM as u16;
-        let l3 = packet + self.l3;
-        let l4 = l3 + if V6 { 40 } else { 20 };
-        let src = self.src.wrapping_add(self.number).swap_bytes();
-        let src_port = ((SRC_PORT + (self.number & 0x7fff)) as u16).swap_bytes();
-        let tcp_sequence = tcp_sequence.swap_bytes();
-        let rest = id + (u64::from(self.number) << 32) + u64::from(self.sequence);
-        // All of it lies in the frame: sizes were checked when the port was opened, and no frame has less than 64 bytes of room.
-        if class.size <= 64 {
-            arena.write_array(frame, packet, &class.start);
-        } else {
-            arena.write(frame, packet, &class.whole);
+    fn fill<const LINES: usize>(&mut self, frames: &[u32], out: &mut [Packet], arena: &Arena, now_ns: u64) {
+        let time = stamp::time_word(now_ns);
+        let id = stamp::flow_word(self.range.first(), self.range.run());
+        let mut cursor = self.cursor;
+        for (frame, packet) in frames.iter().zip(out) {
+            let class = if LINES > 0 { &self.classes[0] } else { &self.classes[usize::from(self.pattern[cursor.at])] };
+            let mut tcp_sequence = 0;
+            if TCP {
+                let next = &mut self.tcp[cursor.flow as usize];
+                tcp_sequence = *next;
+                *next = next.wrapping_add(class.payload);
+            }
+            // All of it lies in the frame: sizes were checked when the port was opened, and behind the headroom a frame has an odd
+            // number of cache lines, so where a packet of 65 bytes fits, 128 do.
+            match LINES {
+                1 => _ = arena.write_array(*frame, HEADROOM as u16, &class.line),
+                2 => _ = arena.write_array(*frame, HEADROOM as u16, &class.lines),
+                _ if class.size <= 64 => _ = arena.write_array(*frame, HEADROOM as u16, &class.line),
+                _ => _ = arena.write(*frame, HEADROOM as u16, &class.whole[..class.size.into()]),
+            }
+            let rest = id + (u64::from(cursor.number) << 32) + u64::from(cursor.sequence);
+            let src = self.src.wrapping_add(cursor.number);
+            let src_port = (SRC_PORT + (cursor.number & 0x7fff)) as u16;
+            Self::patch(arena, *frame, class, self.l3, Fields { src, src_port, tcp_sequence, stamp: [time, rest] });
+            *packet = Packet::fresh(*frame, class.size);
+            cursor.flow += 1;
+            cursor.number += self.step;
+            if cursor.flow == self.flows {
+                cursor.flow = 0;
+                cursor.number = self.first;
+                cursor.sequence = cursor.sequence.wrapping_add(1);
+                cursor.at += self.shift;
+            }
+            if LINES == 0 {
+                cursor.at += 1;
+                if cursor.at >= self.pattern.len() {
+                    cursor.at -= self.pattern.len();
+                }
+            }
         }
+        self.cursor = cursor;
+    }
+
+    /// Stores over a template what differs from packet to packet.
+    #[inline(always)]
+    fn patch(arena: &Arena, frame: u32, class: &Class, l3: u16, fields: Fields) {
+        let l3 = HEADROOM as u16 + l3;
+        let l4 = l3 + if V6 { 40 } else { 20 };
+        // From here on, words are the little-endian ones of what is on the wire.
+        let src = fields.src.swap_bytes();
+        let src_port = fields.src_port.swap_bytes();
+        let tcp_sequence = fields.tcp_sequence.swap_bytes();
+        let [time, rest] = fields.stamp;
         if V6 {
             arena.write_array(frame, l3 + 20, &src.to_le_bytes());
             arena.write_array(frame, l4, &src_port.to_le_bytes());
         } else {
-            let sum = !fold(u64::from(class.ip_sum) + u64::from(src));
+            // Three words of 16 bits: folding once leaves a carry of 2 at most.
+            let sum = u32::from(class.ip_sum) + (src & 0xffff) + (src >> 16);
+            let sum = (sum & 0xffff) + (sum >> 16);
+            let sum = !(sum + (sum >> 16)) as u16;
             let low = class.head | u64::from(src) << 16 | u64::from(sum);
             let high = class.tail | u64::from(src_port) << 16;
             arena.write_array(frame, l3 + 10, &(u128::from(low) | u128::from(high) << 64).to_le_bytes());
@@ -406,25 +462,16 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             arena.write_array(frame, l4 + if TCP { 16 } else { 6 }, &sum.to_le_bytes());
         }
         let stamp = u128::from(time) | u128::from(rest) << 64;
-        arena.write_array(frame, packet + class.size - stamp::BYTES as u16, &stamp.to_le_bytes());
+        arena.write_array(frame, HEADROOM as u16 + class.size - stamp::BYTES as u16, &stamp.to_le_bytes());
     }
+}
 
-    /// Moves on to the next packet.
-    #[inline(always)]
-    fn advance(&mut self) {
-        self.at += 1;
-        self.flow += 1;
-        self.number += self.step;
-        if self.flow == self.flows {
-            self.flow = 0;
-            self.number = self.first;
-            self.sequence = self.sequence.wrapping_add(1);
-            self.at += self.shift;
-        }
-        if self.at >= self.pattern.len() {
-            self.at -= self.pattern.len();
-        }
-    }
+/// What differs from packet to packet.
+struct Fields {
+    src: u32,
+    src_port: u16,
+    tcp_sequence: u32,
+    stamp: [u64; 2],
 }
 
 impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
@@ -446,19 +493,11 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
             // Another core may have the line: all of them are asked for before the first is written.
             frames.arena().prefetch_write(*frame, HEADROOM as u16);
         }
-        let time = stamp::time_word(now_ns);
-        let id = stamp::flow_word(self.range.first(), self.range.run());
-        for (frame, packet) in taken[..n].iter().zip(out) {
-            let class = &self.classes[usize::from(self.pattern[self.at])];
-            let mut tcp_sequence = 0;
-            if TCP {
-                let next = &mut self.tcp[self.flow as usize];
-                tcp_sequence = *next;
-                *next = next.wrapping_add(class.payload);
-            }
-            self.write(tcp_sequence, frames, *frame, class, time, id);
-            *packet = Packet::fresh(*frame, class.size);
-            self.advance();
+        let arena = frames.arena();
+        match self.lines {
+            1 => self.fill::<1>(&taken[..n], out, arena, now_ns),
+            2 => self.fill::<2>(&taken[..n], out, arena, now_ns),
+            _ => self.fill::<0>(&taken[..n], out, arena, now_ns),
         }
         let n64 = n as u64;
         if let Some(pacer) = &mut self.pacer {

@@ -153,6 +153,27 @@ pub(crate) mod tests {
     use crate::frame::{FrameCache, FramePool};
     use sluice_shm::arena::Geometry;
 
+    #[test]
+    fn every_kind_is_opened_with_its_queues() {
+        let frames = cache(64);
+        for (text, queues, words) in [
+            (
+                "kind = \"gen\"\nname = \"p\"\nqueues = 3\nflows = 7",
+                3,
+                "generates UDP/IPv4, 60 bytes, 7 flows, as fast as possible",
+            ),
+            ("kind = \"sink\"\nname = \"p\"\nqueues = 2", 2, "swallows"),
+            ("kind = \"pcap\"\nname = \"p\"\nwrite = \"/dev/null\"", 1, "writes /dev/null"),
+        ] {
+            let port: Port = toml::from_str(text).unwrap();
+            let open = open(&port, frames.arena()).unwrap();
+            assert_eq!(open.queues.len(), queues);
+            assert!(open.description.contains(words), "{}", open.description);
+        }
+        let port: Port = toml::from_str("kind = \"dpdk\"\nname = \"p\"").unwrap();
+        assert!(open(&port, frames.arena()).err().unwrap().to_string().contains("build with `--features dpdk`"));
+    }
+
     /// A cache that has `frames` frames of the default size, all held.
     pub fn cache(frames: u32) -> FrameCache {
         let (_memory, arena) = Arena::create(Geometry { frames, stride: 2240 }, false).unwrap();

@@ -32,15 +32,13 @@ pub fn open(queues: u32, Sink {}: &Sink) -> OpenPort {
 }
 
 /// What is remembered of a flow: 16 bytes, four to a cache line.
-#[derive(Debug, Clone, Copy, Default)]
-struct Flow {
-    /// Bit i: whether number `next - 1 - i` has come. A bit that is not set was counted lost.
-    seen: u64,
-    /// The number expected.
-    next: u32,
-    /// Run of its generator; 0: not seen yet.
-    run: u32,
-}
+///
+/// Word 0: the sequence number expected (low half) and the run of the flow's generator (high half; 0: not seen yet). Word 1: bit i says
+/// whether number "expected − 1 − i" has come; a bit that is not set was counted lost.
+///
+/// Plain words, because only of these the standard library knows that zeroed memory holds them, and so leaves untouched pages
+/// unallocated.
+type Flow = [u64; 2];
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Counts {
@@ -67,7 +65,7 @@ pub struct SinkQueue {
 impl Default for SinkQueue {
     fn default() -> Self {
         Self {
-            flows: vec![Flow::default(); MAX_FLOWS as usize],
+            flows: vec![[0; 2]; MAX_FLOWS as usize],
             counts: Counts::default(),
             latency: Histogram::default(),
             time_word: 0,
@@ -85,15 +83,15 @@ impl SinkQueue {
             self.time_word = time;
         }
         let number = (rest >> 32) as usize & 0xff_ffff;
-        let run = (rest >> 56) as u32;
-        if let Some(flow) = self.flows.get_mut(number)
+        let expected = rest >> 56 << 32 | rest & 0xffff_ffff;
+        if let Some([next, seen]) = self.flows.get_mut(number)
+            && *next == expected
             && time as u16 == stamp::MAGIC
-            && flow.run == run
-            && flow.next == rest as u32
-            && run != 0
+            && rest as u32 != u32::MAX
+            && expected >> 32 != 0
         {
-            flow.next = flow.next.wrapping_add(1);
-            flow.seen = flow.seen << 1 | 1;
+            *next += 1;
+            *seen = *seen << 1 | 1;
             self.same_time += 1;
             return;
         }
@@ -114,29 +112,31 @@ impl SinkQueue {
             return;
         };
         self.same_time += 1;
-        if flow.run != u32::from(stamp.run) {
+        let run = u64::from(stamp.run);
+        let [mut next, mut seen] = *flow;
+        if next >> 32 != run {
             let joined = stamp.sequence >= JOINED;
             // Nothing before the first packet of a joined flow was counted lost.
-            *flow =
-                Flow { seen: if joined { !0 } else { 0 }, next: if joined { stamp.sequence } else { 0 }, run: stamp.run.into() };
+            (next, seen) = if joined { (stamp.sequence.into(), !0) } else { (0, 0) };
         }
-        let ahead = stamp.sequence.wrapping_sub(flow.next) as i32;
+        let mut expected = next as u32;
+        let ahead = stamp.sequence.wrapping_sub(expected) as i32;
         if ahead >= 0 {
             counts.lost += ahead as u64;
-            flow.seen = flow.seen.checked_shl(ahead as u32 + 1).unwrap_or(0) | 1;
-            flow.next = stamp.sequence.wrapping_add(1);
-            return;
-        }
-        let back = !ahead as u32;
-        match 1u64.checked_shl(back) {
-            None => counts.stale += 1,
-            Some(bit) if flow.seen & bit != 0 => counts.duplicated += 1,
-            Some(bit) => {
-                flow.seen |= bit;
-                counts.reordered += 1;
-                counts.lost -= 1;
+            seen = seen.checked_shl(ahead as u32 + 1).unwrap_or(0) | 1;
+            expected = stamp.sequence.wrapping_add(1);
+        } else {
+            match 1u64.checked_shl(!ahead as u32) {
+                None => counts.stale += 1,
+                Some(bit) if seen & bit != 0 => counts.duplicated += 1,
+                Some(bit) => {
+                    seen |= bit;
+                    counts.reordered += 1;
+                    counts.lost -= 1;
+                }
             }
         }
+        *flow = [run << 32 | u64::from(expected), seen];
     }
 
     /// Adds the stamps that wait to the histogram.

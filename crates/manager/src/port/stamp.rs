@@ -2,7 +2,7 @@
 //!
 //! A stamp is the last 16 bytes of a packet, so that NFs may push, pull and rewrite headers in front of it. It must leave the chain
 //! as it came in: a packet that an NF encrypted, cut or padded at its end has none any more, and a sink counts it as unstamped.
-//! Sixteen bytes fit the smallest tagged or untagged UDP packet over IPv4 but for two: 62 bytes with a VLAN tag, 58 without.
+//! With a stamp, the smallest UDP packet over IPv4 has 58 bytes, or 62 with a VLAN tag.
 //!
 //! | bytes  | content, little-endian |
 //! |--------|------------------------|
