@@ -99,6 +99,11 @@ const char *sluice_version(void)
 	return rte_version();
 }
 
+const char *sluice_runtime_dir(void)
+{
+	return rte_eal_get_runtime_dir();
+}
+
 int sluice_thread_enter(void)
 {
 	if (rte_lcore_id() != LCORE_ID_ANY)

@@ -86,15 +86,16 @@ pub(crate) fn words(code: i32) -> String {
     if code == -1 { "the driver refused".into() } else { std::io::Error::from_raw_os_error(-code).to_string() }
 }
 
-/// What is likely wrong with a device that did not open, from what the host looks like below `root` (`/`).
+/// What is likely wrong with a device that did not open, from what the host looks like below `root` (`/`), and whether it has a
+/// network interface of some name.
 #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
-pub(crate) fn device_hint(root: &Path, devargs: &str, code: i32) -> String {
+pub(crate) fn device_hint(root: &Path, has_interface: impl Fn(&str) -> bool, devargs: &str, code: i32) -> String {
     if is_pci_address(devargs) {
         return pci_hint(root, device_name(devargs), code);
     }
     let name = device_name(devargs);
     if let Some(interface) = device_argument(devargs, "iface").filter(|_| name.starts_with("net_af_") || name.starts_with("eth_af_")) {
-        if !root.join("sys/class/net").join(interface).exists() {
+        if !has_interface(interface) {
             return format!("there is no interface {interface} in this network namespace; see `ip link`");
         }
     }
@@ -165,7 +166,7 @@ mod tests {
 
     fn host() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        for folder in ["sys/class/net/veth0", "sys/bus/pci/devices/0000:3b:00.0", "sys/bus/pci/devices/0000:3b:00.1", "proc/self"] {
+        for folder in ["sys/bus/pci/devices/0000:3b:00.0", "sys/bus/pci/devices/0000:3b:00.1", "proc/self"] {
             std::fs::create_dir_all(root.path().join(folder)).unwrap();
         }
         std::os::unix::fs::symlink("../../../bus/pci/drivers/ixgbe", root.path().join("sys/bus/pci/devices/0000:3b:00.0/driver"))
@@ -177,7 +178,7 @@ mod tests {
     #[test]
     fn hints_say_what_to_do() {
         let root = host();
-        let hint = |devargs| device_hint(root.path(), devargs, -1);
+        let hint = |devargs| device_hint(root.path(), |name| name == "veth0", devargs, -1);
         assert!(hint("net_af_packet0,iface=veth9").contains("no interface veth9"));
         assert!(hint("net_af_packet0,iface=veth0").contains("CAP_NET_RAW"));
         assert!(hint("net_pcap0,rx_pcap=/no/such.pcap").contains("no file /no/such.pcap"));
@@ -187,7 +188,7 @@ mod tests {
         assert!(hint("veth0").contains("names no driver"));
         std::fs::write(root.path().join("proc/self/status"), "CapEff:\t000001ffffffffff\n").unwrap();
         assert!(hint("net_tap0").contains("/dev/net/tun"));
-        assert!(device_hint(root.path(), "net_null0", -22).contains("Invalid argument"));
+        assert!(device_hint(root.path(), |_| false, "net_null0", -22).contains("Invalid argument"));
     }
 
     #[test]

@@ -11,8 +11,8 @@ use sluice_shm::arena::Arena;
 use sluice_shm::memory::HUGEPAGE;
 
 use crate::error::{device_hint, start_hint, words};
-use crate::ffi;
-use crate::options::{device_argument, device_name, is_pci_address};
+use crate::options::{device_argument, device_name};
+use crate::{ffi, interface};
 use crate::{DeviceOptions, DpdkError, Drops, EalOptions, Link, Packet, Stats};
 
 /// EAL can be started once, and a second try after a failure is refused by DPDK itself.
@@ -62,6 +62,7 @@ impl Eal {
             })
             .and_then(|thread| thread.join().map_err(|_| std::io::Error::other("the thread that starts DPDK failed")))
             .map_err(|error| DpdkError::Start { hint: error.to_string(), log: log() })?;
+        remove_runtime_dir();
         if code < 0 {
             return Err(DpdkError::Start { hint: start_hint(options.hugepages, code), log: log() });
         }
@@ -72,6 +73,17 @@ impl Eal {
     pub fn version() -> String {
         // SAFETY: rte_version() returns a NUL-ended string in static memory.
         unsafe { CStr::from_ptr(ffi::sluice_version()) }.to_string_lossy().into_owned()
+    }
+}
+
+/// Removes the folder that EAL makes for sharing memory and never uses when nothing is shared, so that even a kill leaves no file.
+fn remove_runtime_dir() {
+    // SAFETY: EAL returns a NUL-ended string in static memory, empty if it did not get so far.
+    let folder = unsafe { CStr::from_ptr(ffi::sluice_runtime_dir()) }.to_string_lossy().into_owned();
+    let folder = Path::new(&folder);
+    // Only empty folders go; the common one above stays where other DPDK programs run.
+    if std::fs::remove_dir(folder).is_ok() {
+        let _ = folder.parent().map(std::fs::remove_dir);
     }
 }
 
@@ -243,7 +255,7 @@ impl Device {
         let fail = |doing, code| DpdkError::Device {
             device: devargs.to_owned(),
             doing,
-            hint: device_hint(Path::new("/"), devargs, code),
+            hint: device_hint(Path::new("/"), |name| interface::flags(name).is_some(), devargs, code),
             log: log(),
         };
         log(); // What others left is not about this device.
@@ -253,7 +265,9 @@ impl Device {
         };
         let mut limits =
             ffi::Limits { port: 0, max_rx_queues: 0, max_tx_queues: 0, min_mtu: 0, max_mtu: 0, can_rss: 0, driver: [0; 64] };
-        let was_promiscuous = is_promiscuous(Path::new("/"), devargs);
+        // An interface that is in promiscuous mode by somebody else stays in it.
+        let flags = device_argument(devargs, "iface").and_then(interface::flags).unwrap_or(0);
+        let was_promiscuous = flags & interface::PROMISCUOUS != 0;
         // SAFETY: both strings end in NUL; limits is written only.
         let code = unsafe { ffi::sluice_device_probe(c_devargs.as_ptr(), c_name.as_ptr(), &mut limits) };
         if code < 0 {
@@ -354,17 +368,6 @@ impl Device {
     }
 }
 
-/// Whether the interface under a virtual device is in promiscuous mode already, so that it must stay in it.
-fn is_promiscuous(root: &Path, devargs: &str) -> bool {
-    const IFF_PROMISC: u32 = 0x100;
-    if is_pci_address(devargs) {
-        return false;
-    }
-    let Some(interface) = device_argument(devargs, "iface") else { return false };
-    let flags = std::fs::read_to_string(root.join("sys/class/net").join(interface).join("flags")).unwrap_or_default();
-    u32::from_str_radix(flags.trim().trim_start_matches("0x"), 16).is_ok_and(|flags| flags & IFF_PROMISC != 0)
-}
-
 /// One queue of a device, for receiving and sending; for one thread at a time.
 #[derive(Debug)]
 pub struct Queue {
@@ -421,22 +424,5 @@ impl Queue {
             }
         }
         taken
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn promiscuous_mode_of_others_is_seen() {
-        let root = tempfile::tempdir().unwrap();
-        let folder = root.path().join("sys/class/net/veth0");
-        std::fs::create_dir_all(&folder).unwrap();
-        std::fs::write(folder.join("flags"), "0x1103\n").unwrap();
-        assert!(is_promiscuous(root.path(), "net_af_packet0,iface=veth0"));
-        std::fs::write(folder.join("flags"), "0x1003\n").unwrap();
-        assert!(!is_promiscuous(root.path(), "net_af_packet0,iface=veth0"));
-        assert!(!is_promiscuous(root.path(), "net_null0"));
     }
 }

@@ -29,6 +29,8 @@ mod options;
 mod face;
 #[cfg(feature = "dpdk")]
 mod ffi;
+#[cfg(feature = "dpdk")]
+mod interface;
 #[cfg(not(feature = "dpdk"))]
 #[path = "absent.rs"]
 mod face;

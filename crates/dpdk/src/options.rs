@@ -39,7 +39,7 @@ fn memory_mib(frames: u32) -> u32 {
 impl EalOptions {
     /// EAL's command line. `cpus` are those that this process may run on.
     ///
-    /// `--in-memory` keeps DPDK from writing files and from looking for other DPDK processes. EAL pins the thread that starts it to its
+    /// `--in-memory`, or `--no-shconf` where there are no hugepages, keeps DPDK from sharing its memory with other DPDK processes. EAL pins the thread that starts it to its
     /// lcore's CPUs and its control threads to what is left; with all CPUs given to the one lcore, all of them may run anywhere.
     #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
     pub(crate) fn arguments(&self, cpus: &[usize]) -> Vec<String> {
@@ -47,14 +47,15 @@ impl EalOptions {
         let mut arguments: Vec<String> = vec![
             "sluice".into(),
             format!("--file-prefix=sluice-{}", std::process::id()),
-            "--in-memory".into(),
             "--no-telemetry".into(),
             "--iova-mode=va".into(),
             format!("--lcores=0@({})", cpus.join(",")),
             format!("--log-level={}", if self.verbose { "info" } else { "error" }),
         ];
-        if !self.hugepages {
-            arguments.extend(["--no-huge".into(), "-m".into(), memory_mib(self.frames).to_string()]);
+        if self.hugepages {
+            arguments.push("--in-memory".into());
+        } else {
+            arguments.extend(["--no-huge".into(), "--no-shconf".into(), "-m".into(), memory_mib(self.frames).to_string()]);
         }
         if self.pci.is_empty() {
             arguments.push("--no-pci".into());
@@ -98,11 +99,12 @@ mod tests {
     #[test]
     fn arguments_say_what_was_asked_for() {
         let plain = EalOptions { frames: 16_384, ..Default::default() }.arguments(&[0, 3]);
-        for wanted in ["--in-memory", "--no-huge", "--no-pci", "--lcores=0@(0,3)", "261"] {
+        for wanted in ["--no-shconf", "--no-huge", "--no-pci", "--lcores=0@(0,3)", "261"] {
             assert!(plain.iter().any(|a| a == wanted), "{wanted} in {plain:?}");
         }
         let nic = EalOptions { hugepages: true, pci: vec!["0000:3b:00.0".into()], ..Default::default() }.arguments(&[0]);
         assert!(nic.windows(2).any(|w| w == ["-a", "0000:3b:00.0"]));
+        assert!(nic.iter().any(|a| a == "--in-memory"));
         assert!(!nic.iter().any(|a| a == "--no-huge" || a == "--no-pci" || a == "-m"));
     }
 
