@@ -94,7 +94,9 @@ pub(crate) fn device_hint(root: &Path, has_interface: impl Fn(&str) -> bool, dev
         return pci_hint(root, device_name(devargs), code);
     }
     let name = device_name(devargs);
-    if let Some(interface) = device_argument(devargs, "iface").filter(|_| name.starts_with("net_af_") || name.starts_with("eth_af_")) {
+    if let Some(interface) =
+        device_argument(devargs, "iface").filter(|_| name.starts_with("net_af_") || name.starts_with("eth_af_"))
+    {
         if !has_interface(interface) {
             return format!("there is no interface {interface} in this network namespace; see `ip link`");
         }
@@ -144,7 +146,9 @@ fn has_network_capabilities(root: &Path) -> bool {
     const NET_ADMIN_AND_RAW: u64 = 1 << 12 | 1 << 13;
     let status = std::fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    effective.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).is_none_or(|caps| caps & NET_ADMIN_AND_RAW == NET_ADMIN_AND_RAW)
+    effective
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_none_or(|caps| caps & NET_ADMIN_AND_RAW == NET_ADMIN_AND_RAW)
 }
 
 /// What is likely wrong when EAL does not start.

@@ -12,8 +12,8 @@ use sluice_shm::memory::HUGEPAGE;
 
 use crate::error::{device_hint, start_hint, words};
 use crate::options::{device_argument, device_name};
-use crate::{ffi, interface};
 use crate::{DeviceOptions, DpdkError, Drops, EalOptions, Link, Packet, Stats};
+use crate::{ffi, interface};
 
 /// EAL can be started once, and a second try after a failure is refused by DPDK itself.
 static STARTED: AtomicBool = AtomicBool::new(false);
@@ -44,7 +44,8 @@ impl Eal {
         if STARTED.swap(true, Ordering::SeqCst) {
             return Err(DpdkError::StartedBefore);
         }
-        let allowed = rustix::thread::sched_getaffinity(None).map_err(|error| DpdkError::Start { hint: error.to_string(), log: String::new() })?;
+        let allowed = rustix::thread::sched_getaffinity(None)
+            .map_err(|error| DpdkError::Start { hint: error.to_string(), log: String::new() })?;
         let cpus: Vec<usize> = (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
         let arguments: Vec<CString> =
             options.arguments(&cpus).into_iter().map(|a| CString::new(a).expect("no PCI address has a NUL")).collect();
@@ -92,7 +93,12 @@ fn log() -> String {
     let mut text = [0u8; 2048];
     // SAFETY: the shim writes at most text.len() bytes.
     let len = unsafe { ffi::sluice_log_take(text.as_mut_ptr().cast(), text.len()) };
-    String::from_utf8_lossy(&text[..len.min(text.len())]).lines().map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join("; ")
+    String::from_utf8_lossy(&text[..len.min(text.len())])
+        .lines()
+        .map(str::trim)
+        .filter(|l| !l.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
 }
 
 /// The memory pool over the arena: one mbuf per frame. Clones refer to the same.
@@ -309,7 +315,8 @@ impl Device {
         // SAFETY: port is ours, the pool outlives it, and setup is a valid structure.
         let code = unsafe { ffi::sluice_device_start(pool.0.raw.as_ptr(), port, &mut setup) };
         if code < 0 {
-            let doing = ["configure", "set up a receive queue of", "set up a transmit queue of", "start"][usize::from(setup.stage.min(3))];
+            let doing =
+                ["configure", "set up a receive queue of", "set up a transmit queue of", "start"][usize::from(setup.stage.min(3))];
             let error = if code == -libc::ENOMEM {
                 let hint = format!(
                     "out of memory or of frames: {} queues of {} descriptors keep a frame each; raise `memory.frames` or lower \

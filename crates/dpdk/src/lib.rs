@@ -27,13 +27,13 @@ mod options;
 
 #[cfg(feature = "dpdk")]
 mod face;
+#[cfg(not(feature = "dpdk"))]
+#[path = "absent.rs"]
+mod face;
 #[cfg(feature = "dpdk")]
 mod ffi;
 #[cfg(feature = "dpdk")]
 mod interface;
-#[cfg(not(feature = "dpdk"))]
-#[path = "absent.rs"]
-mod face;
 
 pub use error::DpdkError;
 pub use face::{Device, Eal, Pool, PoolThread, Queue};

@@ -4,6 +4,7 @@
 //! here and one line in [`open`].
 
 pub mod capture;
+pub mod dpdk;
 pub mod generator;
 pub mod pace;
 pub mod pcap;
@@ -17,7 +18,7 @@ use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::histogram::Histogram;
 
 use crate::config::model::{Port, PortKind};
-use crate::frame::{FrameCache, Packet};
+use crate::frame::{FrameCache, FramePool, Packet};
 
 /// One queue of a port. Calls never block, lock, allocate or log.
 pub trait PortQueue: Send {
@@ -60,13 +61,13 @@ pub struct OpenPort {
 ///
 /// # Errors
 /// [`PortError`], which says what to do.
-pub fn open(port: &Port, arena: &Arena) -> Result<OpenPort, PortError> {
+pub fn open(port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, PortError> {
     let room = arena.geometry().stride as usize - HEADROOM;
     match &port.kind {
         PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room),
         PortKind::Sink(settings) => Ok(sink::open(port.queues, settings)),
         PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room),
-        PortKind::Dpdk(_) => Err(PortError::NoDpdk { port: port.name.clone() }),
+        PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames),
     }
 }
 
