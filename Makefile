@@ -73,11 +73,13 @@ endif
 doc:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps $(CARGO_FLAGS) $(WITH_DPDK)
 
-# Licences and sources are always checked; known vulnerabilities where cargo-deny is installed and its database can be had.
+# Advisories need a database from the network; where it cannot be had, the rest is checked all the same.
 .PHONY: deny
 deny:
-	scripts/check-crates
-	@if cargo deny --version >/dev/null 2>&1; then cargo deny check; else echo "cargo-deny is not installed: no check for advisories"; fi
+	@cargo deny --version >/dev/null 2>&1 || { echo "cargo-deny is missing: cargo install --debug --locked cargo-deny" >&2; exit 1; }
+	cargo deny --all-features --locked check licenses bans sources
+	@if timeout 120 cargo deny --all-features --locked fetch db; then cargo deny --all-features --locked --offline check advisories; \
+	    else echo "the database of advisories cannot be had: advisories were not checked"; fi
 
 .PHONY: links
 links:
@@ -100,7 +102,7 @@ install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR i
 	install -m 644 crates/nf/include/sluice_nf.h $(DESTDIR)$(PREFIX)/include
 	install -m 644 $(TARGET)/release/libsluice_nf.a $(DESTDIR)$(PREFIX)/lib
 	install -m 755 $(TARGET)/release/libsluice_nf.so $(DESTDIR)$(PREFIX)/lib
-	sed 's|@PREFIX@|$(PREFIX)|g' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
+	sed 's|=/usr/bin/|=$(PREFIX)/bin/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
 	install -m 644 README.md deploy/example.toml deploy/openapi.json $(DESTDIR)$(PREFIX)/share/doc/sluice
 
 .PHONY: clean
