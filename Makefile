@@ -56,7 +56,7 @@ loom: ## model check of the ring: every interleaving of producer and consumer
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm --lib loom
 
 .PHONY: check
-check: fmt clippy doc deny links ## formatting, lints, documentation, licences, links
+check: fmt clippy doc docs deny ## formatting, lints, documentation, licences
 
 .PHONY: fmt
 fmt:
@@ -81,9 +81,9 @@ deny:
 	@if timeout 120 cargo deny --all-features --locked fetch db; then cargo deny --all-features --locked --offline check advisories; \
 	    else echo "the database of advisories cannot be had: advisories were not checked"; fi
 
-.PHONY: links
-links:
-	scripts/check-links
+.PHONY: docs
+docs:
+	scripts/check-docs
 
 # BENCH is the experiment, OUT where its result and raw samples go.
 BENCH ?= forward
