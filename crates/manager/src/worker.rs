@@ -451,7 +451,8 @@ impl Worker {
     fn monitor(&mut self, now: u64) {
         let plane = &mut self.setup.plane;
         let n = plane.nfs.len();
-        self.progress.resize(n, Progress::default());
+        // An NF that is new has stood still since now, not since the clock began.
+        self.progress.resize(n, Progress { returned: 0, since_ns: now });
         self.woken_ns.resize(n, 0);
         for (number, end) in plane.nfs.iter().enumerate() {
             let Some(end) = end else { continue };
