@@ -4,9 +4,10 @@
 //!
 //! Each variant sends bursts of 32 packets from a generator to a sink on one thread, and prints nanoseconds and cycles of the
 //! time-stamp counter a packet, apart for the two (the counter is read between them, which is in the figures: about one cycle a
-//! packet). Variants run in many short turns, for SECONDS each in all (default 1); the median of the turns is printed and, in brackets,
-//! the least, which on a busy machine is nearer to what an idle one would show. "Hot": the frames go around in the caches. "Wide": each burst takes frames that were not used
-//! for a long time, as when many packets are on their way; the generator then waits for memory.
+//! packet). Variants run in many short turns, for SECONDS each in all (default 1); the median of the turns is printed and, in
+//! brackets, the least, which on a busy machine is nearer to what an idle one would show. "Hot": the frames go around in the
+//! caches. "Wide": each burst takes frames that were not used for a long time, as when many packets are on their way; the generator
+//! then waits for memory.
 
 use std::time::Instant;
 

@@ -1,13 +1,14 @@
 //! Capture files, decoded: the packets of a pcap or pcapng file, in order, with their times.
 //!
 //! A file is decoded as a whole before anything starts, and a file that is not whole is refused: what comes out of a replay is then
-//! either exactly the capture or nothing. This decoder was chosen over a library because those at hand refuse valid files (packets cut
-//! by a snap length, times in powers of two, big-endian time offsets) or pass over what they do not know (obsolete packet blocks), and
-//! do not say where a file is broken. The tests compare it with one.
+//! either exactly the capture or nothing. This decoder was chosen over a library because those at hand refuse valid files (packets
+//! cut by a snap length, times in powers of two, big-endian time offsets) or pass over what they do not know (obsolete packet
+//! blocks), and do not say where a file is broken. The tests compare it with one.
 //!
-//! Understood: pcap with microseconds or nanoseconds, also with the longer records of Kuznetzov's patch, in both byte orders; pcapng
-//! with any number of sections and interfaces, in both byte orders; enhanced, simple and obsolete packet blocks. Other blocks are
-//! passed over. Link type Ethernet only. Offsets in messages are bytes from the start of the file, packets are counted from 1.
+//! Understood: pcap with microseconds or nanoseconds, also with the longer records of Kuznetzov's patch, in both byte orders;
+//! pcapng with any number of sections and interfaces, in both byte orders; enhanced, simple and obsolete packet blocks. Other
+//! blocks are passed over. Link type Ethernet only. Offsets in messages are bytes from the start of the file, packets are counted
+//! from 1.
 //!
 //! Formats: draft-ietf-opsawg-pcap, draft-ietf-opsawg-pcapng.
 
@@ -65,8 +66,8 @@ pub enum CaptureError {
     },
     /// The file ends in the middle.
     #[error(
-        "cut short: the file ends at byte {end}, in the {what} that starts at byte {at}, after {packets} whole packets; copy it again, \
-         or keep the whole packets with `editcap`"
+        "cut short: the file ends at byte {end}, in the {what} that starts at byte {at}, after {packets} whole packets; \
+         copy it again, or keep the whole packets with `editcap`"
     )]
     CutShort {
         /// What is incomplete.
@@ -559,7 +560,8 @@ pub(crate) mod tests {
                 }
                 (blocks.bytes, ends)
             } else {
-                let ends = (0..=packets.len()).map(|n| 24 + packets[..n].iter().map(|(_, bytes, _)| 16 + bytes.len()).sum::<usize>());
+                let size = |packets: &[Wanted]| packets.iter().map(|(_, bytes, _)| 16 + bytes.len()).sum::<usize>();
+                let ends = (0..=packets.len()).map(|n| 24 + size(&packets[..n]));
                 (pcap_of(&packets, Endianness::Little, TsResolution::MicroSecond), ends.collect())
             };
             let at = at.index(whole.len());

@@ -1,16 +1,16 @@
 //! A port that generates traffic.
 //!
-//! Terms: flow i of F has the source address `src + i` and the source port 32,768 + (i mod 32,768); flows are taken strictly in turn.
-//! The last 16 bytes of each packet are a stamp ([`super::stamp`]), by which a sink measures loss, reordering and latency.
+//! Terms: flow i of F has the source address `src + i` and the source port 32,768 + (i mod 32,768); flows are taken strictly in
+//! turn. The last 16 bytes of each packet are a stamp ([`super::stamp`]), by which a sink measures loss, reordering and latency.
 //!
 //! Approach. Queue q of Q has the flows q, q + Q, q + 2Q, … and its share of the rate and of the count, so each flow stays on one
-//! queue and the traffic of all queues together is that of one. Because flows come in turn, all flows of a queue have the same sequence
-//! number in a round, and a packet needs nothing that is kept by flow: it is a prebuilt template, with source address, source port,
-//! checksums and stamp stored over it. Packets of at most 64 bytes are one store of 64 bytes and two of 16. There is no division
-//! and, but for the end of a round, no branch a packet.
+//! queue and the traffic of all queues together is that of one. Because flows come in turn, all flows of a queue have the same
+//! sequence number in a round, and a packet needs nothing that is kept by flow: it is a prebuilt template, with source address,
+//! source port, checksums and stamp stored over it. Packets of at most 64 bytes are one store of 64 bytes and two of 16. There is
+//! no division and, but for the end of a round, no branch a packet.
 //!
-//! Checksums. That of IPv4 is always there, and those of TCP and of UDP over IPv6: what differs from packet to packet is added to the sum
-//! of the template. UDP over IPv4 carries 0, "not computed" (RFC 768), because it is the case that measures the platform.
+//! Checksums. That of IPv4 is always there, and those of TCP and of UDP over IPv6: what differs from packet to packet is added to
+//! the sum of the template. UDP over IPv4 carries 0, "not computed" (RFC 768), because it is the case that measures the platform.
 //!
 //! A mix of sizes (`imix`) is dealt in a fixed pattern that holds each size in its exact share, evenly spread, and moves on from
 //! round to round such that every flow gets every size in its share, too.
@@ -47,8 +47,8 @@ const SRC_PORT: u32 = 0x8000;
 /// Opens a generator. `room` is the largest packet that a frame holds, in bytes.
 ///
 /// # Errors
-/// [`PortError::Setting`] if the settings contradict each other or ask for packets that are too small for a stamp or too large for a
-/// frame.
+/// [`PortError::Setting`] if the settings contradict each other or ask for packets that are too small for a stamp or too large for
+/// a frame.
 pub fn open(name: &str, queues: u32, settings: &Gen, room: usize) -> Result<OpenPort, PortError> {
     let plan = Plan::new(settings, room).map_err(|what| PortError::Setting { port: name.into(), what })?;
     let range = FlowRange::take(settings.flows).ok_or_else(|| PortError::Setting {
@@ -356,7 +356,8 @@ struct GenQueue<const V6: bool, const TCP: bool> {
 impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
     fn new(plan: &Plan, share: Share, range: &Arc<FlowRange>) -> Self {
         let period = plan.pattern.len() as u32;
-        // A flow moves by (flows + shift) in the pattern each round: it gets all of it if that has no factor in common with the period.
+        // A flow moves by (flows + shift) in the pattern each round: it gets all of it if that has no factor in common with the
+        // period.
         let shift = (0..period).find(|shift| gcd(share.flows % period + shift, period) == 1).unwrap_or(0);
         Self {
             classes: plan.classes.clone().into(),

@@ -1,7 +1,7 @@
 //! Ports: where packets enter and leave.
 //!
-//! A port has one or more queues, and each queue belongs to one manager thread, which alone calls it. A new kind of port is one file
-//! here and one line in [`open`].
+//! A port has one or more queues, and each queue belongs to one manager thread, which alone calls it. A new kind of port is one
+//! file here and one line in [`open`].
 
 pub mod capture;
 pub mod dpdk;

@@ -1,16 +1,16 @@
 //! A port that replays a capture file, writes one, or both.
 //!
-//! Reading. The file is read and checked as a whole when the port is opened ([`super::capture`]); it stays in memory, with 16 bytes a
-//! packet besides. Packets come out in the order of the file, byte for byte. A packet of which the file holds only the first part
+//! Reading. The file is read and checked as a whole when the port is opened ([`super::capture`]); it stays in memory, with 16 bytes
+//! a packet besides. Packets come out in the order of the file, byte for byte. A packet of which the file holds only the first part
 //! (a snap length) is replayed as that part and counted `cut`; one without any byte cannot be sent and is counted `empty`. Recorded
-//! times are kept relative to the first packet; where they run backwards, the order of the file wins. Each repetition follows at once on
-//! the last packet of the one before.
+//! times are kept relative to the first packet; where they run backwards, the order of the file wins. Each repetition follows at
+//! once on the last packet of the one before.
 //!
-//! Writing. Packets are copied to buffers of [`BUFFER`] bytes that a thread of the port writes to the file: the packet path makes no
-//! system call. When all [`BUFFERS`] buffers wait for the disk, the port takes no more packets until one is free, so nothing is lost
-//! unless the caller drops what was not taken. The thread sleeps up to [`NAP`] when there is nothing to write, and runs on the cores of
-//! the thread that opened the port. The file is pcap with nanoseconds; the time of a packet is that of the burst that wrote it. All
-//! packets are written by the time the queue is dropped.
+//! Writing. Packets are copied to buffers of [`BUFFER`] bytes that a thread of the port writes to the file: the packet path makes
+//! no system call. When all [`BUFFERS`] buffers wait for the disk, the port takes no more packets until one is free, so nothing is
+//! lost unless the caller drops what was not taken. The thread sleeps up to [`NAP`] when there is nothing to write, and runs on the
+//! cores of the thread that opened the port. The file is pcap with nanoseconds; the time of a packet is that of the burst that
+//! wrote it. All packets are written by the time the queue is dropped.
 //!
 //! When the disk is full, or fails otherwise, the file is cut back to its last whole packet, the packets at hand are counted
 //! `write_lost`, and the next ones are tried again.

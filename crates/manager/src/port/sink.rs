@@ -7,10 +7,10 @@
 //! - a number more than 64 below the highest: nobody can tell any more which of the two; `stale` + 1, and `lost` stays;
 //! - no stamp, or a flow number out of range: `unstamped` + 1.
 //!
-//! Limits. A loss shows when a later packet of the flow arrives: what is lost at the very end of a flow is not counted. A flow that is
-//! first seen below number [`JOINED`] is taken to have begun at 0, so that losses at its start count; one that is first seen above it
-//! is taken to have been joined on its way. Queues do not know of each other: the numbers are right if the packets of a flow all leave
-//! by the same queue, as they do when they follow one chain; the caller adds the queues up.
+//! Limits. A loss shows when a later packet of the flow arrives: what is lost at the very end of a flow is not counted. A flow that
+//! is first seen below number [`JOINED`] is taken to have begun at 0, so that losses at its start count; one that is first seen
+//! above it is taken to have been joined on its way. Queues do not know of each other: the numbers are right if the packets of a
+//! flow all leave by the same queue, as they do when they follow one chain; the caller adds the queues up.
 //!
 //! Latency is the caller's `now_ns` at the sink less its `now_ns` at the generator: both are taken once a burst.
 
@@ -33,8 +33,8 @@ pub fn open(queues: u32, Sink {}: &Sink) -> OpenPort {
 
 /// What is remembered of a flow: 16 bytes, four to a cache line.
 ///
-/// Word 0: the sequence number expected (low half) and the run of the flow's generator (high half; 0: not seen yet). Word 1: bit i says
-/// whether number "expected − 1 − i" has come; a bit that is not set was counted lost.
+/// Word 0: the sequence number expected (low half) and the run of the flow's generator (high half; 0: not seen yet). Word 1: bit i
+/// says whether number "expected − 1 − i" has come; a bit that is not set was counted lost.
 ///
 /// Plain words, because only of these the standard library knows that zeroed memory holds them, and so leaves untouched pages
 /// unallocated.

@@ -12,8 +12,8 @@
 //! | 12..15 | flow |
 //! | 15     | run: 1 to 255, another one for each generator opened, so that flow numbers can be used again |
 //!
-//! Flow numbers are unique in the process: each generator takes a [`FlowRange`], and gives it back when it is closed. So any number of
-//! generators can send to one sink.
+//! Flow numbers are unique in the process: each generator takes a [`FlowRange`], and gives it back when it is closed. So any number
+//! of generators can send to one sink.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, Ordering};
