@@ -33,9 +33,9 @@ struct Variant {
     tick_ns: f64,
 }
 
-fn queue(arena: &Arena, kind: PortKind) -> Box<dyn PortQueue> {
+fn queue(arena: &Arena, pool: &FramePool, kind: PortKind) -> Box<dyn PortQueue> {
     let port = Port { name: "speed".into(), overload: Overload::Drop, queues: 1, kind };
-    port::open(&port, arena).expect("the variants are valid").queues.remove(0)
+    port::open(&port, arena, pool).expect("the variants are valid").queues.remove(0)
 }
 
 /// Runs one turn.
@@ -79,7 +79,8 @@ fn main() {
     let seconds: f64 = std::env::args().nth(1).map_or(1.0, |text| text.parse().expect("SECONDS is a number"));
     let geometry = Geometry { frames: FRAMES, stride: DEFAULT_STRIDE as u32 };
     let (_memory, arena) = Arena::create(geometry, false).expect("there is memory for the arena");
-    let mut frames = FrameCache::new(FramePool::new(FRAMES), arena.clone(), FRAMES as usize);
+    let pool = FramePool::new(FRAMES);
+    let mut frames = FrameCache::new(pool.clone(), arena.clone(), FRAMES as usize);
     let clock = Clock::new();
     let udp = Gen::default;
     let tcp = || Gen { protocol: GenProtocol::Tcp, ..Gen::default() };
@@ -99,8 +100,8 @@ fn main() {
     ];
     let mut variants = variants.map(|(name, depth, settings)| Variant {
         name,
-        source: queue(&arena, PortKind::Gen(settings)),
-        sink: queue(&arena, PortKind::Sink(Sink {})),
+        source: queue(&arena, &pool, PortKind::Gen(settings)),
+        sink: queue(&arena, &pool, PortKind::Sink(Sink {})),
         depth,
         samples: Vec::new(),
         tick_ns: 0.0,
