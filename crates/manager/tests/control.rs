@@ -410,7 +410,9 @@ fn check_needs_no_daemon() {
     let daemon = Daemon::start();
     let file = daemon.folder.path().join("c.toml");
     let path = file.to_str().unwrap();
-    std::fs::write(&file, "[[port]]\nname = \"a\"\nkind = \"gen\"\n[[port]]\nname = \"b\"\nkind = \"sink\"\n[[chain]]\nname = \"c\"\negress = \"b\"\n[[rule]]\nchain = \"c\"\n").unwrap();
+    let ports = "[[port]]\nname = \"a\"\nkind = \"gen\"\n[[port]]\nname = \"b\"\nkind = \"sink\"\n";
+    let chains = "[[chain]]\nname = \"c\"\negress = \"b\"\n[[rule]]\nchain = \"c\"\n";
+    std::fs::write(&file, [ports, chains].concat()).unwrap();
     assert!(daemon.ok(&["check", "--no-host", path]).ends_with("is good: 2 ports, 0 services, 0 NFs, 1 chain, 1 rule\n"));
     std::fs::write(&file, "[[prot]]\n").unwrap();
     let error = daemon.fails(1, &["check", path]);

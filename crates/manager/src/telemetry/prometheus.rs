@@ -2,7 +2,8 @@
 //!
 //! Format: the text exposition format, version 0.0.4
 //! (<https://prometheus.io/docs/instrumenting/exposition_formats/>). Names begin with `sluice_` and carry their unit in base units
-//! (seconds, bytes, ratios from 0 to 1); counters end in `_total`. All samples of a family stand together under one `HELP` and one `TYPE`.
+//! (seconds, bytes, ratios from 0 to 1); counters end in `_total`. All samples of a family stand together under one
+//! `HELP` and one `TYPE`.
 //!
 //! A chain's latency is a histogram with edges at powers of two nanoseconds, so that the histograms of several hosts can be added;
 //! an NF's service time, which nobody adds, is a summary. The edges of the daemon's own buckets belong to the bucket above, those

@@ -52,7 +52,7 @@ pub fn grouped(value: u64) -> String {
     out
 }
 
-/// Digits and prefix. What rounds to four digits takes the next prefix: 999.6 k is 1.00 M. Whole numbers without a prefix stay whole.
+/// Digits and prefix. What rounds to four digits takes the next prefix: 999.6 k is 1.00 M. Whole numbers without one stay whole.
 fn scale(value: f64) -> (String, &'static str) {
     if value == value.trunc() && value.abs() < 999.5 {
         return (format!("{value:.0}"), "");
