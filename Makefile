@@ -50,13 +50,14 @@ else
 endif
 	$(MAKE) loom
 
-# A target folder of its own: the flag changes every crate, and would make the next build start from nothing.
+# A target folder of its own: the flag changes every crate, and would make the next build start from nothing. With it, the models are
+# the only tests there are.
 .PHONY: loom
 loom: ## model check of the ring: every interleaving of producer and consumer
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm --lib loom
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm --lib
 
 .PHONY: check
-check: fmt clippy doc docs deny ## formatting, lints, documentation, licences
+check: fmt clippy doc docs fuzz deny ## formatting, lints, documentation, licences
 
 .PHONY: fmt
 fmt:
@@ -80,6 +81,13 @@ deny:
 	cargo deny --all-features --locked check licenses bans sources
 	@if timeout 120 cargo deny --all-features --locked fetch db; then cargo deny --all-features --locked --offline check advisories; \
 	    else echo "the database of advisories cannot be had: advisories were not checked"; fi
+
+# The fuzz targets are a workspace of their own, and run by hand (fuzz/README.md); here they must compile.
+.PHONY: fuzz
+fuzz:
+ifneq ($(wildcard fuzz/Cargo.toml),)
+	CARGO_TARGET_DIR=$(TARGET)/fuzz cargo check --manifest-path fuzz/Cargo.toml
+endif
 
 .PHONY: docs
 docs:
