@@ -371,6 +371,9 @@ impl Bench<'_> {
             variant.add("delivered_pps", delivered);
             variant.add("entry_drop_pps", window.entry_drop_pps());
             variant.add("wasted_pps", window.wasted_pps());
+            for (why, pps) in window.drops_pps() {
+                variant.add(&format!("drop_pps.{why}"), pps);
+            }
             if let Some(hz) = tsc_hz {
                 variant.add("cycles_per_packet_per_hop", hz / delivered / nfs as f64);
             }

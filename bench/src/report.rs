@@ -2,7 +2,7 @@
 //!
 //! `{"experiment", "host": {cpu, cores, kernel, hugepages, dpdk}, "seconds", "repeats", "variants": [{"name", "params": {…},
 //! "metrics": {NAME: {"median", "min", "max", "samples": […]}}}], "left_out": [{"name", "params", "why"}]}`. Names of metrics end in
-//! their unit, or in `.NF` after it.
+//! their unit, or in `.NF` or `.REASON` after it; `drop_pps.REASON` has a sample only for runs in which such a drop happened.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -152,6 +152,12 @@ impl Window<'_> {
         self.per_s(|s| s.drops.iter().filter(|(why, _)| !NOT_WASTED.contains(&why.as_str())).map(|(_, n)| n).sum())
     }
 
+    /// Packets per second that were dropped, by reason; reasons without any are left out.
+    pub fn drops_pps(&self) -> BTreeMap<String, f64> {
+        let rates = self.after.drops.keys().map(|why| (why.clone(), self.per_s(|s| s.drops.get(why).copied().unwrap_or(0))));
+        rates.filter(|(_, pps)| *pps > 0.0).collect()
+    }
+
     /// Time from entry to exit of a chain's packets.
     pub fn latency(&self, chain: &str) -> Histogram {
         let find = |s: &Stats| s.chains.iter().find(|c| c.name == chain).map(|c| c.latency_ns.clone()).unwrap_or_default();
@@ -191,6 +197,7 @@ mod tests {
         assert_eq!(window.tx_pps("other"), 0.0);
         assert_eq!(window.entry_drop_pps(), 300.0);
         assert_eq!(window.wasted_pps(), 300.0, "ring_full and port_tx");
+        assert_eq!(window.drops_pps()["no_rule"], 900.0);
         let latency = window.latency("c");
         assert_eq!(latency.count(), 200, "the slow one was there before");
         assert_eq!(latency.quantile(0.999), latency.quantile(0.5));

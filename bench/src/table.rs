@@ -101,7 +101,7 @@ mod tests {
         two.add("latency_ns_p50", 1500.0);
         let want = "\
 Rates
-                                   Mpps   µs
+                                    Mpps   µs
   poll/open nfs 1    25.00 (24.50–26.00)    –
   shared/open nfs 3                15.00  1.5
 ";
