@@ -76,7 +76,7 @@ pub struct Nf {
     pub started_ns: Option<u64>,
     /// From its spawn until its first packet came back.
     pub first_packet_ns: Option<u64>,
-    /// From the death of its last process until its frames were back.
+    /// From the daemon's news of the end of its last process until its frames were back.
     pub reclaim_ns: Option<u64>,
 }
 
