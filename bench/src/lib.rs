@@ -4,6 +4,16 @@
 //! [`run`]). An experiment changes nothing on the host that it does not put back. A new one is one file and one line in
 //! [`EXPERIMENTS`].
 
+mod daemon;
+mod forward;
+mod host;
+mod http;
+mod plot;
+mod report;
+mod setup;
+mod stats;
+mod table;
+
 use std::path::PathBuf;
 
 /// What `sluice bench` was asked for.
@@ -30,7 +40,7 @@ pub struct Experiment {
 }
 
 /// All experiments.
-pub const EXPERIMENTS: &[Experiment] = &[];
+pub const EXPERIMENTS: &[Experiment] = &[forward::EXPERIMENT];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.
 ///

@@ -1,0 +1,214 @@
+//! What an experiment reads of `GET /v1/stats`, and the difference of two readings.
+//!
+//! Terms: a *window* is the time between two readings; everything that is told of it is counted in it, so that warming up does not
+//! show. Fields that a daemon does not send are as if nothing had been counted.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use sluice_shm::histogram::Histogram;
+
+/// Everything that is counted, at one moment.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Stats {
+    /// Monotonic clock.
+    pub time_ns: u64,
+    /// The daemon.
+    pub status: Status,
+    /// Ports.
+    pub ports: Vec<Port>,
+    /// NFs.
+    pub nfs: Vec<Nf>,
+    /// Chains.
+    pub chains: Vec<Chain>,
+    /// Packets dropped, by reason.
+    pub drops: BTreeMap<String, u64>,
+}
+
+/// The daemon.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Status {
+    /// Whether packet memory stands on hugepages.
+    pub hugepages: bool,
+}
+
+/// A port.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Port {
+    /// Name.
+    pub name: String,
+    /// Packets in.
+    pub rx_packets: u64,
+    /// Packets out.
+    pub tx_packets: u64,
+}
+
+/// One instance of a service.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Nf {
+    /// Name.
+    pub name: String,
+    /// Its service.
+    pub service: String,
+    /// Its process.
+    pub pid: Option<u32>,
+    /// `running` and others.
+    pub state: String,
+    /// Packets taken from it.
+    pub tx_packets: u64,
+    /// Share of its core, 0 to 100.
+    pub cpu_percent: f64,
+    /// Time for a burst.
+    pub service_ns: Distribution,
+    /// Times that it went to sleep.
+    pub sleeps: u64,
+    /// Times that it started the next NF on its core.
+    pub hand_overs: u64,
+    /// Times that the manager rang its doorbell.
+    pub wakes: u64,
+    /// Frames that it owns.
+    pub frames_held: u64,
+    /// From its spawn until it was let in.
+    pub started_ns: Option<u64>,
+    /// From its spawn until its first packet came back.
+    pub first_packet_ns: Option<u64>,
+    /// From the daemon's news of the end of its last process until its frames were back.
+    pub reclaim_ns: Option<u64>,
+}
+
+/// A chain.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Chain {
+    /// Name.
+    pub name: String,
+    /// From entry to exit.
+    pub latency_ns: Distribution,
+}
+
+/// Times, as smallest time and count of each bucket.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Distribution {
+    /// Smallest time and count.
+    pub buckets: Vec<(u64, u64)>,
+}
+
+impl Distribution {
+    /// What was measured since `earlier`.
+    pub fn since(&self, earlier: &Self) -> Histogram {
+        let then: BTreeMap<u64, u64> = earlier.buckets.iter().copied().collect();
+        let mut out = Histogram::default();
+        for (lowest, n) in &self.buckets {
+            out.record_many(*lowest, n.saturating_sub(then.get(lowest).copied().unwrap_or(0)));
+        }
+        out
+    }
+}
+
+/// Drop reasons that are no wasted work: no NF had seen the packet, or an NF wanted it so.
+const NOT_WASTED: [&str; 5] = ["entry", "nf_down", "verdict", "no_rule", "no_path"];
+
+/// Two readings and what came between.
+#[derive(Debug, Clone, Copy)]
+pub struct Window<'a> {
+    /// The earlier one.
+    pub before: &'a Stats,
+    /// The later one.
+    pub after: &'a Stats,
+}
+
+impl Window<'_> {
+    /// Its length in seconds.
+    pub fn seconds(&self) -> f64 {
+        (self.after.time_ns.saturating_sub(self.before.time_ns)).max(1) as f64 / 1e9
+    }
+
+    fn per_s(&self, of: impl Fn(&Stats) -> u64) -> f64 {
+        of(self.after).saturating_sub(of(self.before)) as f64 / self.seconds()
+    }
+
+    /// Packets per second that a port took in.
+    pub fn rx_pps(&self, port: &str) -> f64 {
+        self.per_s(|s| s.ports.iter().filter(|p| p.name == port).map(|p| p.rx_packets).sum())
+    }
+
+    /// Packets per second that a port sent out.
+    pub fn tx_pps(&self, port: &str) -> f64 {
+        self.per_s(|s| s.ports.iter().filter(|p| p.name == port).map(|p| p.tx_packets).sum())
+    }
+
+    /// Packets per second that were refused at the entry.
+    pub fn entry_drop_pps(&self) -> f64 {
+        self.per_s(|s| s.drops.get("entry").copied().unwrap_or(0))
+    }
+
+    /// Packets per second that were dropped after an NF had worked on them.
+    pub fn wasted_pps(&self) -> f64 {
+        self.per_s(|s| s.drops.iter().filter(|(why, _)| !NOT_WASTED.contains(&why.as_str())).map(|(_, n)| n).sum())
+    }
+
+    /// Packets per second that were dropped, by reason; reasons without any are left out.
+    pub fn drops_pps(&self) -> BTreeMap<String, f64> {
+        let rates = self.after.drops.keys().map(|why| (why.clone(), self.per_s(|s| s.drops.get(why).copied().unwrap_or(0))));
+        rates.filter(|(_, pps)| *pps > 0.0).collect()
+    }
+
+    /// Time from entry to exit of a chain's packets.
+    pub fn latency(&self, chain: &str) -> Histogram {
+        let find = |s: &Stats| s.chains.iter().find(|c| c.name == chain).map(|c| c.latency_ns.clone()).unwrap_or_default();
+        find(self.after).since(&find(self.before))
+    }
+
+    /// Each NF as it was before and after, if it was there both times.
+    pub fn nfs(&self) -> impl Iterator<Item = (&Nf, &Nf)> {
+        self.after.nfs.iter().filter_map(|b| Some((self.before.nfs.iter().find(|a| a.name == b.name && a.pid == b.pid)?, b)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn stats(time_ns: u64, n: u64) -> Stats {
+        serde_json::from_value(json!({
+            "time_ns": time_ns,
+            "ports": [{"name": "in", "rx_packets": 10 * n}, {"name": "out", "tx_packets": 4 * n, "kind": "sink"}],
+            "nfs": [{"name": "b1.0", "pid": 7, "wakes": n, "service_ns": {"p50": 1}}],
+            "chains": [{"name": "c", "latency_ns": {"count": n, "buckets": [[8, n], [1024, 1]]}}],
+            "drops": {"entry": 3 * n, "verdict": n, "ring_full": 2 * n, "port_tx": n, "no_rule": 9 * n},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_window_counts_what_came_between() {
+        let (before, after) = (stats(1_000_000_000, 100), stats(3_000_000_000, 300));
+        let window = Window { before: &before, after: &after };
+        assert_eq!(window.seconds(), 2.0);
+        assert_eq!(window.rx_pps("in"), 1000.0);
+        assert_eq!(window.tx_pps("out"), 400.0);
+        assert_eq!(window.tx_pps("other"), 0.0);
+        assert_eq!(window.entry_drop_pps(), 300.0);
+        assert_eq!(window.wasted_pps(), 300.0, "ring_full and port_tx");
+        assert_eq!(window.drops_pps()["no_rule"], 900.0);
+        let latency = window.latency("c");
+        assert_eq!(latency.count(), 200, "the slow one was there before");
+        assert_eq!(latency.quantile(0.999), latency.quantile(0.5));
+        assert_eq!(window.latency("other").count(), 0);
+        assert_eq!(window.nfs().map(|(a, b)| b.wakes - a.wakes).collect::<Vec<_>>(), [200]);
+    }
+
+    #[test]
+    fn an_nf_that_was_started_again_is_not_compared_with_itself() {
+        let (before, mut after) = (stats(0, 1), stats(1, 2));
+        after.nfs[0].pid = Some(8);
+        assert_eq!(Window { before: &before, after: &after }.nfs().count(), 0);
+    }
+}
