@@ -440,7 +440,11 @@ impl Plane {
             }
             self.pass(path, hop + 1, step, &burst[start..i]);
         }
-        handle.counters[self.index].returned.add(accepted);
+        let returned = &handle.counters[self.index].returned;
+        if returned.get() == 0 && accepted > 0 {
+            handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
+        }
+        returned.add(accepted);
     }
 
     /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset or length.

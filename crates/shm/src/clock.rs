@@ -103,7 +103,8 @@ impl Clock {
     /// The time of a counter reading, in nanoseconds.
     #[inline(always)]
     pub fn at(&self, ticks: u64) -> u64 {
-        self.base_ns + ((u128::from(ticks.wrapping_sub(self.base_ticks)) * u128::from(self.scale)) >> SHIFT) as u64
+        // Saturating: the counter of another core may lag a little behind the base.
+        self.base_ns + ((u128::from(ticks.saturating_sub(self.base_ticks)) * u128::from(self.scale)) >> SHIFT) as u64
     }
 
     /// Measures the scale again over all the time since the last call, and takes off the drift. Call it every second or so; it costs

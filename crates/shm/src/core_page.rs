@@ -269,9 +269,8 @@ impl CorePage {
         if self.asleep(me).load(Ordering::Acquire) != 0 {
             doorbell::wait(self.bell(me), seen, timeout);
         }
+        // Who woke us has said that we have the core. After a mere timeout it may be another's: the hint stays.
         self.asleep(me).store(0, Ordering::Relaxed);
-        // Relaxed: a hint.
-        self.running().store(me + 1, Ordering::Relaxed);
         handed_over
     }
 }
@@ -342,7 +341,8 @@ mod tests {
         let page = page(1);
         page.running().store(1, Ordering::Relaxed);
         assert!(!page.sleep(0, 1, Some(std::time::Duration::from_millis(1)), || false));
-        assert_eq!(page.running().load(Ordering::Relaxed), 1, "awake again");
+        assert_eq!(page.running().load(Ordering::Relaxed), 0, "a timeout is no claim to the core");
+        page.running().store(1, Ordering::Relaxed);
         assert!(!page.sleep(0, 1, None, || true), "work came: no sleep");
     }
 

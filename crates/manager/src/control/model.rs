@@ -170,6 +170,15 @@ pub struct Nf {
     pub wakes: u64,
     /// Frames that it owns at the moment.
     pub frames_held: u64,
+    /// Time from the start of its process until it was let in, in nanoseconds; none if it came by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub started_ns: Option<u64>,
+    /// Time from the start of its process until it returned its first packet, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_packet_ns: Option<u64>,
+    /// Time that it took to take back the frames of its last process that died, from the news of its end, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaim_ns: Option<u64>,
     /// Its private memory in KiB, where the daemon looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub private_kib: Option<u64>,

@@ -63,6 +63,8 @@ pub struct NfHandle {
     /// Forged descriptors and cursors.
     pub violations: AtomicU64,
     sentence: AtomicU8,
+    /// When it returned its first packet, in nanoseconds of the monotonic clock; 0 before.
+    pub first_return_ns: AtomicU64,
     /// Counters, by manager thread.
     pub counters: Box<[NfCounters]>,
 }
@@ -99,6 +101,7 @@ impl NfHandle {
             alive: AtomicBool::new(true),
             violations: AtomicU64::new(0),
             sentence: AtomicU8::new(Sentence::None as u8),
+            first_return_ns: AtomicU64::new(0),
             counters: (0..threads).map(|_| NfCounters::default()).collect(),
         })
     }

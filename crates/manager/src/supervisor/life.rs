@@ -60,6 +60,7 @@ impl Supervisor {
             seccomp: spawn::SpawnSpec::seccomp_default(service.user.as_ref()),
         };
         nf.started_at = Instant::now();
+        nf.spawned_ns = Some(monotonic_ns());
         match spawn::spawn(&spec) {
             Ok(spawned) => {
                 let (name, pid) = (nf.name.clone(), spawned.pid);
@@ -208,6 +209,7 @@ impl Supervisor {
         if let Some(pid) = pid {
             nf.cpu.start(pid);
         }
+        nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
         nf.state = State::Running;
         nf.deadline = None;
         nf.started_at = Instant::now();
@@ -242,6 +244,7 @@ impl Supervisor {
     pub(super) fn lost(&mut self, number: u16) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let was = nf.state;
+        let noticed_ns = monotonic_ns();
         let mut ended = None;
         if let Some(process) = nf.process.take() {
             let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
@@ -287,8 +290,13 @@ impl Supervisor {
         if handle.is_some() {
             // New tables first: no flow is sent to it any more. Then its frames come back.
             self.publish();
-            if let Err(error) = self.plane.detach(number) {
-                eprintln!("sluiced: {error}");
+            match self.plane.detach(number) {
+                Ok(_) => {
+                    if let Some(nf) = self.nfs.get_mut(&number) {
+                        nf.reclaim_ns = Some(monotonic_ns().saturating_sub(noticed_ns));
+                    }
+                }
+                Err(error) => eprintln!("sluiced: {error}"),
             }
         }
         if let Some(place) = place {

@@ -107,6 +107,11 @@ struct NfState {
     /// When the state it is in ends by itself: a hello that did not come, a pause that is over, a stop that takes too long.
     deadline: Option<Instant>,
     started_at: Instant,
+    /// Monotonic clock when its process was started, and how long it took to be let in.
+    spawned_ns: Option<u64>,
+    welcomed_ns: Option<u64>,
+    /// How long the frames of its last process took to come back.
+    reclaim_ns: Option<u64>,
     /// It is on its way out: when its packets are gone it is told to stop.
     draining: bool,
     /// Counters of its former processes, so that totals never go back.

@@ -244,6 +244,12 @@ impl Supervisor {
                     hand_overs: word(Counter::HandOvers),
                     wakes: totals.wakes,
                     frames_held: held.get(&nf.number).copied().unwrap_or(0),
+                    started_ns: nf.welcomed_ns,
+                    first_packet_ns: nf.handle.as_ref().and_then(|h| {
+                        let at = h.first_return_ns.load(Ordering::Relaxed);
+                        (at > 0).then(|| nf.spawned_ns.map(|from| at.saturating_sub(from)))?
+                    }),
+                    reclaim_ns: nf.reclaim_ns,
                     private_kib: None,
                 }
             })

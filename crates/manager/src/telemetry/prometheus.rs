@@ -319,6 +319,9 @@ mod tests {
             queue: 3,
             cpu_percent: 12.5,
             private_kib: Some(80),
+            started_ns: Some(900_000),
+            first_packet_ns: Some(1_100_000),
+            reclaim_ns: None,
             service_ns: Distribution::from(&latency).without_buckets(),
             ..Default::default()
         };
