@@ -67,6 +67,8 @@ pub struct TraceEvent {
     pub what: TraceWhat,
     /// When, in nanoseconds.
     pub at_ns: u64,
+    /// Length of the packet, in bytes; 0 if it was lost with its NF.
+    pub len: u16,
 }
 
 /// What happened to a traced packet.
@@ -239,20 +241,20 @@ impl Plane {
             self.table.set(frame, Held { owner, hop: 0, flags: mark, path: number }.pack());
             self.entered_ns[frame as usize].store(self.now_ns, Ordering::Relaxed);
             burst[at].flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
-            self.tell(frame, mark, number, TraceWhat::ToNf(owner.wrapping_sub(owner::FIRST_NF)));
+            self.tell(frame, packets[at].len, mark, number, TraceWhat::ToNf(owner.wrapping_sub(owner::FIRST_NF)));
         }
         self.pass(path, 0, step, &burst[..packets.len()]);
     }
 
     /// Notes a hop of a traced packet.
     #[inline(always)]
-    fn tell(&self, frame: u32, held_flags: u8, path: u32, what: TraceWhat) {
+    fn tell(&self, frame: u32, len: u16, held_flags: u8, path: u32, what: TraceWhat) {
         if held_flags & TRACED != 0
             && let Some(trace) = &self.trace
         {
             let packet = (self.entered_ns[frame as usize].load(Ordering::Relaxed), frame);
             // A full queue loses hops of the trace, never packets.
-            let _ = trace.events.push(TraceEvent { packet, path, what, at_ns: self.now_ns });
+            let _ = trace.events.push(TraceEvent { packet, path, what, at_ns: self.now_ns, len });
         }
     }
 
@@ -451,7 +453,7 @@ impl Plane {
     #[cold]
     fn special(&mut self, registry: &PathRegistry, handle: &NfHandle, path: &Path, held: Held, descriptor: Descriptor) {
         let hop = held.hop as usize;
-        self.tell(descriptor.frame, held.flags, held.path, TraceWhat::FromNf(handle.number));
+        self.tell(descriptor.frame, descriptor.len, held.flags, held.path, TraceWhat::FromNf(handle.number));
         let verdict = if self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
             Verdict::from_raw(descriptor.verdict)
         } else {
@@ -487,12 +489,12 @@ impl Plane {
         let (frame, number) = (descriptor.frame, held.path);
         match step {
             Step::Nf(nf) => {
-                self.tell(frame, held.flags, number, TraceWhat::ToNf(nf));
+                self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToNf(nf));
                 descriptor.flags = if held.flags & TRACED != 0 { flags::TRACED } else { 0 };
                 self.table.set(frame, Held { owner: owner::FIRST_NF + nf, hop: hop as u8, ..held }.pack());
             }
             Step::Port(port) => {
-                self.tell(frame, held.flags, number, TraceWhat::ToPort(port));
+                self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToPort(port));
                 if held.flags & SAMPLED != 0 {
                     let took = self.now_ns.saturating_sub(self.entered_ns[frame as usize].load(Ordering::Relaxed));
                     let chain = path.chain.number as usize;
@@ -509,7 +511,7 @@ impl Plane {
 
     /// Drops one packet that is at hop `hop`.
     fn lose(&mut self, path: &Path, held: Held, hop: usize, frame: u32, why: Drop) {
-        self.tell(frame, held.flags, held.path, TraceWhat::Dropped(why));
+        self.tell(frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
         self.release_from(path, hop, 1);
         self.counters(path).drops[why as usize].add(1);
         self.discard(frame);

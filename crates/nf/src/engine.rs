@@ -66,6 +66,8 @@ pub(crate) struct Engine {
     glance_at: u64,
     socket_at: u64,
     samples: u32,
+    /// When the next service-time sample is due, in nanoseconds.
+    sample_at: u64,
 }
 
 /// Moves the process to its core. It stays where it is if it may not, or the core is not there for it: slower, never wrong.
@@ -115,6 +117,7 @@ impl Engine {
             glance_at: now + GLANCE_NS,
             socket_at: now + SOCKET_NS,
             samples: 0,
+            sample_at: 0,
         };
         Ok((engine, context))
     }
@@ -280,7 +283,14 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether a glance is due at `now`; then also a service-time sample.
+    /// Whether a service-time sample is due at `now`. It has a time of its own: an NF that sleeps between bursts has its glances when
+    /// it wakes, and would never be sampled by them.
+    #[inline(always)]
+    pub(crate) fn is_sample_due(&self, now: u64) -> bool {
+        now >= self.sample_at
+    }
+
+    /// Whether a glance is due at `now`.
     #[inline(always)]
     pub(crate) fn is_glance_due(&self, now: u64) -> bool {
         now >= self.glance_at
@@ -295,7 +305,8 @@ impl Engine {
 
     /// Notes that a burst of `packets` took `ns`.
     #[cold]
-    pub(crate) fn sample(&mut self, packets: usize, ns: u64) {
+    pub(crate) fn sample(&mut self, packets: usize, now: u64, ns: u64) {
+        self.sample_at = now + GLANCE_NS;
         if self.samples < COLD_SAMPLES {
             self.samples += 1;
             return;

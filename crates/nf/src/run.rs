@@ -147,9 +147,9 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
                 return Err(error);
             }
         }
-        if engine.is_glance_due(now) {
+        if engine.is_sample_due(now) {
             let after = engine.now_ns();
-            engine.sample(n, after.saturating_sub(now));
+            engine.sample(n, after, after.saturating_sub(now));
             engine.send(descriptors)?;
             engine.glance(after)?;
             if ticker.is_due(after) {

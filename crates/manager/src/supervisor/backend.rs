@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
@@ -57,7 +57,12 @@ impl Remote {
         self.jobs.send(job).map_err(|_| ApiError::shutting_down())?;
         // A counter that is full is a wake already.
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-        answer.recv_timeout(PATIENCE).map_err(|_| ApiError::shutting_down())
+        answer.recv_timeout(PATIENCE).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                ApiError::new(ErrorKind::Timeout, "the supervisor is busy with something that takes long", "try again in a moment")
+            }
+            RecvTimeoutError::Disconnected => ApiError::shutting_down(),
+        })
     }
 
     /// As [`Remote::call`], for changes: refused while the daemon stops.
@@ -129,14 +134,15 @@ impl Supervisor {
             .into_iter()
             .filter_map(|((entered, _), events)| {
                 let path = registry.get(events.first()?.path)?;
+                let bytes = u32::from(events.first()?.len);
                 let mut hops = vec![api::Hop { place: format!("port {}", port(path.ingress)), ns: 0 }];
                 let mut outcome = "still inside".to_string();
                 for event in events {
                     let ns = event.at_ns.saturating_sub(entered);
                     let mut hop = |place: String| hops.push(api::Hop { place, ns });
                     match event.what {
-                        TraceWhat::ToNf(number) => hop(format!("to {}", nf(number))),
-                        TraceWhat::FromNf(number) => hop(format!("from {}", nf(number))),
+                        TraceWhat::ToNf(number) => hop(format!("nf {}", nf(number))),
+                        TraceWhat::FromNf(number) => hop(format!("nf {} done", nf(number))),
                         TraceWhat::ToPort(number) => {
                             hop(format!("port {}", port(number)));
                             outcome = format!("sent to {}", port(number));
@@ -144,7 +150,7 @@ impl Supervisor {
                         TraceWhat::Dropped(why) => outcome = format!("dropped: {}", Drop::name(why)),
                     }
                 }
-                Some(api::TracedPacket { chain: path.chain.name.clone(), bytes: 0, hops, outcome })
+                Some(api::TracedPacket { chain: path.chain.name.clone(), bytes, hops, outcome })
             })
             .collect();
         let timed_out = told.iter().filter(|p| p.outcome != "still inside").count() < count as usize;

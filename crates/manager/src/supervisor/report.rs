@@ -184,7 +184,8 @@ impl Supervisor {
                 tx_bytes: sum(|c| c.tx_bytes.get()),
                 tx_drops: sum(|c| c.tx_drops.get()),
                 entry_drops: sum(|c| c.entry_drops.get()),
-                finished: finished.unwrap_or(false),
+                // A sink has nothing to come in, and so nothing that could be finished.
+                finished: finished.unwrap_or(false) && kind != "sink",
                 details,
             })
         };
