@@ -350,6 +350,9 @@ impl Bench<'_> {
         self.programs.pause(Duration::from_secs_f64(self.args.seconds))?;
         let after = daemon.stats()?;
         let switches_after = Switches::of(&after.nfs);
+        if let Some(nf) = after.nfs.iter().find(|nf| nf.restarts > 0 || nf.state != "running") {
+            anyhow::bail!("{} ended while it was measured; sluiced says: {}", nf.name, daemon.log());
+        }
         self.host.hugepages |= after.status.hugepages;
         look(Window { before: &before, after: &after }, &switches_before, &switches_after);
         Ok(())
