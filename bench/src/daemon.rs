@@ -139,7 +139,7 @@ impl Daemon {
     }
 
     /// What it has said, the end of it.
-    fn log(&self) -> String {
+    pub fn log(&self) -> String {
         let text = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(8)..].join("\n  ")

@@ -350,6 +350,9 @@ impl Bench<'_> {
         self.programs.pause(Duration::from_secs_f64(self.args.seconds))?;
         let after = daemon.stats()?;
         let switches_after = Switches::of(&after.nfs);
+        if let Some(nf) = after.nfs.iter().find(|nf| nf.restarts > 0 || nf.state != "running") {
+            anyhow::bail!("{} ended while it was measured; sluiced says: {}", nf.name, daemon.log());
+        }
         self.host.hugepages |= after.status.hugepages;
         look(Window { before: &before, after: &after }, &switches_before, &switches_after);
         Ok(())
@@ -518,7 +521,7 @@ fn chain(name: &str, services: Vec<String>, on_failure: &'static str) -> Chain {
 /// Adds `nfs` instances of one service, over which a little traffic is spread.
 fn crowd(setup: &mut Setup, nfs: u32, core: usize) {
     let flows = crowd_flows(nfs);
-    setup.traffic.push(Traffic { name: "in".into(), chain: "crowd".into(), rate: CROWD_PPS, flows, wait: false });
+    setup.traffic.push(Traffic { name: "crowds".into(), chain: "crowd".into(), rate: CROWD_PPS, flows, wait: false });
     setup.services.push(bridge("crowd", nfs, core, false, OPEN_RING));
     setup.chains.push(chain("crowd", vec!["crowd".into()], "restart"));
 }

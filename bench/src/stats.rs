@@ -58,6 +58,8 @@ pub struct Nf {
     pub pid: Option<u32>,
     /// `running` and others.
     pub state: String,
+    /// Times that it was started again.
+    pub restarts: u64,
     /// Packets taken from it.
     pub tx_packets: u64,
     /// Share of its core, 0 to 100.
