@@ -25,7 +25,7 @@ use crate::forward::{Plane, TraceRequest};
 use crate::frame::{FrameCache, FramePool, FrameTable};
 use crate::mechanism::affinity;
 use crate::nf::handle::NfHandle;
-use crate::port::PortQueue;
+use crate::port::{self, PortQueue};
 use crate::worker::{Command, OwnedQueue, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
 
 /// How long a packet thread may take to carry out a command before it is given up.
@@ -41,6 +41,9 @@ pub enum PlaneError {
     /// No memory for packets or rings.
     #[error(transparent)]
     Memory(#[from] MemoryError),
+    /// DPDK is wanted and does not start.
+    #[error(transparent)]
+    Dpdk(#[from] sluice_dpdk::DpdkError),
     /// A thread could not be started on its core.
     #[error("cannot start a packet thread on core {core}: {source}")]
     Thread {
@@ -95,6 +98,7 @@ pub struct DataPlane {
     tx: Vec<usize>,
     arena_memory: SharedMemory,
     arena: Arena,
+    frames: Arc<FramePool>,
     table: FrameTable,
     registry: Arc<PathRegistry>,
     clock: Clock,
@@ -116,7 +120,7 @@ impl DataPlane {
     /// Makes the arena and starts the threads that the configuration names.
     ///
     /// # Errors
-    /// [`PlaneError::Memory`] if there is no memory for packets; [`PlaneError::Thread`] if a core cannot be had.
+    /// [`PlaneError::Memory`] if there is no memory for packets; [`PlaneError::Dpdk`]; [`PlaneError::Thread`] if a core cannot be had.
     pub fn start(config: &Config) -> Result<Self, PlaneError> {
         let geometry =
             Geometry { frames: config.memory.frames, stride: Geometry::stride_for(config.memory.packet_bytes as usize) as u32 };
@@ -125,7 +129,7 @@ impl DataPlane {
             Hugepages::Always => Arena::create(geometry, true)?,
             Hugepages::Auto => Arena::create(geometry, true).or_else(|_| Arena::create(geometry, false))?,
         };
-        let pool = FramePool::new(geometry.frames);
+        let pool = port::dpdk::frame_pool(config, &arena, arena_memory.is_huge())?;
         let table = FrameTable::new(geometry.frames);
         let entered_ns: Arc<[AtomicU64]> = (0..geometry.frames).map(|_| AtomicU64::new(0)).collect();
         let registry = Arc::new(PathRegistry::default());
@@ -205,11 +209,17 @@ impl DataPlane {
                 busy_ns: busy_ns.clone(),
             };
             let (pinned, answer) = channel();
+            let frames = pool.clone();
             let thread = std::thread::Builder::new().name(format!("sluice-{core}")).spawn(move || {
-                let result = affinity::pin(core).map(drop).map_err(std::io::Error::other);
-                let go = result.is_ok();
+                let result = affinity::pin(core)
+                    .map_err(std::io::Error::other)
+                    .and_then(|_| frames.enter_thread().map_err(std::io::Error::other));
+                let (result, here) = match result {
+                    Ok(here) => (Ok(()), Some(here)),
+                    Err(error) => (Err(error), None),
+                };
                 let _ = pinned.send(result);
-                if go {
+                if here.is_some() {
                     Worker::new(setup).run();
                 }
             });
@@ -218,7 +228,19 @@ impl DataPlane {
             answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(index))?.map_err(failed)?;
             links.push(Link { core, roles, commands, flag, thread: Some(thread), busy_ns });
         }
-        Ok(Self { links, rx, tx, arena_memory, arena, table, registry, clock, cores: HashMap::new(), slots: manager.max_nfs })
+        Ok(Self {
+            links,
+            rx,
+            tx,
+            arena_memory,
+            arena,
+            frames: pool,
+            table,
+            registry,
+            clock,
+            cores: HashMap::new(),
+            slots: manager.max_nfs,
+        })
     }
 
     /// The arena's memory, whose descriptor goes to NFs.
@@ -229,6 +251,11 @@ impl DataPlane {
     /// The arena.
     pub fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// The pool that all frames come from.
+    pub fn frames(&self) -> &FramePool {
+        &self.frames
     }
 
     /// The owners of frames.

@@ -10,6 +10,7 @@ use crossbeam_queue::ArrayQueue;
 use sluice_shm::arena::{Arena, HEADROOM};
 
 /// A packet that the manager holds: a frame and the part of it that is the packet.
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Packet {
     /// Frame number.
@@ -47,10 +48,22 @@ impl Batch {
 }
 
 /// Free frames that no thread holds.
+///
+/// Either a queue of our own, or, where DPDK devices are used, DPDK's memory pool: a device takes frames from there by itself, and
+/// gives them back there when they were sent, whatever port they came in by.
 #[derive(Debug)]
 pub struct FramePool {
-    batches: ArrayQueue<Batch>,
+    kind: Kind,
 }
+
+#[derive(Debug)]
+enum Kind {
+    Own(ArrayQueue<Batch>),
+    Device(sluice_dpdk::Pool),
+}
+
+/// With devices a thread keeps at most so many free frames to itself, for devices can use none of them.
+const HIGH_WITH_DEVICES: usize = 4 * BATCH;
 
 impl FramePool {
     /// A pool of the frames `0..frames`.
@@ -62,7 +75,53 @@ impl FramePool {
         for batch in all.chunks(BATCH) {
             batches.push(Batch::of(batch)).expect("the queue holds all frames");
         }
-        Arc::new(Self { batches })
+        Arc::new(Self { kind: Kind::Own(batches) })
+    }
+
+    /// The frames of DPDK's pool.
+    pub fn over(devices: sluice_dpdk::Pool) -> Arc<Self> {
+        Arc::new(Self { kind: Kind::Device(devices) })
+    }
+
+    /// DPDK's pool, if frames come from there.
+    pub fn devices(&self) -> Option<&sluice_dpdk::Pool> {
+        match &self.kind {
+            Kind::Own(_) => None,
+            Kind::Device(pool) => Some(pool),
+        }
+    }
+
+    /// What a thread that calls ports does first; it keeps the answer to its end.
+    ///
+    /// # Errors
+    /// [`sluice_dpdk::DpdkError::Thread`] if DPDK has no place for one more thread.
+    pub fn enter_thread(&self) -> Result<Option<sluice_dpdk::PoolThread>, sluice_dpdk::DpdkError> {
+        self.devices().map(sluice_dpdk::Pool::enter_thread).transpose()
+    }
+
+    /// Adds up to a batch to `free`; false if there is none.
+    fn take(&self, free: &mut Vec<u32>) -> bool {
+        match &self.kind {
+            Kind::Own(batches) => match batches.pop() {
+                Some(batch) => free.extend_from_slice(&batch.frames[..batch.len]),
+                None => return false,
+            },
+            Kind::Device(pool) => {
+                let mut batch = [0; BATCH];
+                let n = pool.take(&mut batch);
+                free.extend_from_slice(&batch[..n]);
+                return n > 0;
+            }
+        }
+        true
+    }
+
+    /// Takes up to a batch back.
+    fn put(&self, frames: &[u32]) {
+        match &self.kind {
+            Kind::Own(batches) => batches.push(Batch::of(frames)).expect("the queue holds all frames"),
+            Kind::Device(pool) => pool.put(frames),
+        }
     }
 }
 
@@ -79,7 +138,7 @@ pub struct FrameCache {
 impl FrameCache {
     /// A cache that keeps up to `high` free frames to itself before it gives batches back.
     pub fn new(pool: Arc<FramePool>, arena: Arena, high: usize) -> Self {
-        let high = high.max(2 * BATCH);
+        let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(2 * BATCH);
         Self { free: Vec::with_capacity(high + BATCH), high, pool, arena }
     }
 
@@ -106,10 +165,7 @@ impl FrameCache {
 
     #[cold]
     fn refill(&mut self, wanted: usize) {
-        while self.free.len() < wanted {
-            let Some(batch) = self.pool.batches.pop() else { return };
-            self.free.extend_from_slice(&batch.frames[..batch.len]);
-        }
+        while self.free.len() < wanted && self.pool.take(&mut self.free) {}
     }
 
     /// Gives a frame back.
@@ -135,14 +191,14 @@ impl FrameCache {
     #[cold]
     fn spill(&mut self) {
         // The oldest ones go: the young ones are warm.
-        self.pool.batches.push(Batch::of(&self.free[..BATCH])).expect("the queue holds all frames");
+        self.pool.put(&self.free[..BATCH]);
         self.free.drain(..BATCH);
     }
 
     /// Gives all frames back, when the thread ends.
     pub fn release(&mut self) {
         for batch in std::mem::take(&mut self.free).chunks(BATCH) {
-            self.pool.batches.push(Batch::of(batch)).expect("the queue holds all frames");
+            self.pool.put(batch);
         }
     }
 

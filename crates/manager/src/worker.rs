@@ -13,6 +13,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
 use sluice_shm::BURST;
+use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::descriptor::Descriptor;
@@ -98,6 +99,8 @@ pub struct OwnedQueue {
     packets: [Packet; BURST],
     paths: [u32; BURST],
     flags: [u8; BURST],
+    /// Copies of the first bytes of the packets.
+    headers: [[u8; SHORT]; BURST],
     /// Packets of the last burst that still have to be let in: `from..to`.
     from: usize,
     to: usize,
@@ -118,6 +121,7 @@ impl OwnedQueue {
             packets: [Packet::default(); BURST],
             paths: [0; BURST],
             flags: [0; BURST],
+            headers: [[0; SHORT]; BURST],
             from: 0,
             to: 0,
             generation: 0,
@@ -447,7 +451,8 @@ impl Worker {
     fn monitor(&mut self, now: u64) {
         let plane = &mut self.setup.plane;
         let n = plane.nfs.len();
-        self.progress.resize(n, Progress::default());
+        // An NF that is new has stood still since now, not since the clock began.
+        self.progress.resize(n, Progress { returned: 0, since_ns: now });
         self.woken_ns.resize(n, 0);
         for (number, end) in plane.nfs.iter().enumerate() {
             let Some(end) = end else { continue };
@@ -642,17 +647,16 @@ fn classify(classifier: &mut Classifier, registry: &PathRegistry, plane: &mut Pl
     let generation = plane.tables.generation;
     let ingress = owned.port;
     owned.generation = generation;
-    let mut headers = [[0; SHORT]; BURST];
     let mut lens = [0; BURST];
     let mut found = [Lookup::Miss; BURST];
     let arena = plane.frames.arena();
+    let headers = &mut owned.headers;
     for ((header, len), packet) in headers.iter_mut().zip(&mut lens).zip(held) {
         *len = packet.len;
         // What lies behind a short packet in its frame is copied too and never looked at.
-        if let Some(copy) = arena.read_array(packet.frame, packet.offset) {
-            *header = copy;
-        } else {
-            arena.read(packet.frame, packet.offset, &mut header[..(packet.len as usize).min(SHORT)]);
+        match arena.read_array(packet.frame, packet.offset) {
+            Some(copy) => *header = copy,
+            None => copy_short(arena, packet, header),
         }
     }
     let more = |i: usize, bytes: &mut [u8; LONG]| {
@@ -667,6 +671,15 @@ fn classify(classifier: &mut Classifier, registry: &PathRegistry, plane: &mut Pl
             found => decide(classifier, registry, plane, ingress, i, *found, now_ms, rule_hits),
         };
     }
+}
+
+/// Copies the header of a packet so near the end of its frame that there are fewer than [`SHORT`] bytes. A function of its own, so
+/// that the common copy keeps its fixed size.
+#[cold]
+#[inline(never)]
+fn copy_short(arena: &Arena, packet: &Packet, header: &mut [u8; SHORT]) {
+    *header = [0; SHORT];
+    arena.read(packet.frame, packet.offset, &mut header[..(packet.len as usize).min(SHORT)]);
 }
 
 /// Decides about a flow that is new, or was decided under older tables.

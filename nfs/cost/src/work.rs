@@ -69,7 +69,7 @@ impl Work {
 
     /// Steps that take about so many cycles.
     pub fn steps(&self, cycles: u64) -> u64 {
-        (u128::from(cycles) * u128::from(self.steps_per_cycle) >> SHIFT) as u64
+        ((u128::from(cycles) * u128::from(self.steps_per_cycle)) >> SHIFT) as u64
     }
 
     /// Does `steps` steps for a packet.

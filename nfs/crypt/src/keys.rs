@@ -189,7 +189,7 @@ mod tests {
             ("feffe9928665731c6d6a8f9467308308".repeat(2), "b094dac5d93471bdec1a502270e3cc6c"),
         ] {
             let keys = Keys::parse(&format!("1 {key}")).unwrap();
-            let nonce = 0xcafe_babe_face_dbad_decaf888_u128.to_be_bytes()[4..].try_into().unwrap();
+            let nonce = 0xcafe_babe_face_dbad_deca_f888_u128.to_be_bytes()[4..].try_into().unwrap();
             let mut bytes: Vec<u8> = (0..text.len()).step_by(2).map(|i| u8::from_str_radix(&text[i..i + 2], 16).unwrap()).collect();
             let plain = bytes.clone();
             let got = keys.first().seal(&nonce, b"", &mut bytes).unwrap();

@@ -102,11 +102,13 @@ pub struct Memory {
     pub packet_bytes: u32,
     /// Whether the arena stands on 2 MiB hugepages.
     pub hugepages: Hugepages,
+    /// Whether DPDK is started even if no `dpdk` port is configured, so that one can be added later.
+    pub dpdk: bool,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { frames: 16_384, packet_bytes: 2_112, hugepages: Hugepages::Auto }
+        Self { frames: 16_384, packet_bytes: 2_112, hugepages: Hugepages::Auto, dpdk: false }
     }
 }
 

@@ -188,6 +188,12 @@ pub const SECTIONS: &[Section] = &[
                 Value("\"auto\""),
                 "Whether the arena stands on 2 MiB hugepages.",
             ),
+            key(
+                "dpdk",
+                Bool,
+                Value("false"),
+                "Whether DPDK is started even if no `dpdk` port is configured, so that one can be added later.",
+            ),
         ],
     },
     Section {

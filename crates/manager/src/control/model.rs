@@ -353,8 +353,8 @@ pub struct Stats {
     pub chains: Vec<Chain>,
     /// Rules, in order.
     pub rules: Vec<Rule>,
-    /// Packets dropped, by reason: `entry_drop` (refused at the entry of a throttled chain), `no_rule`, `nf_down`, `verdict_drop`,
-    /// `ring_full`, `tx_full`, `violation`, `nf_died`, `no_frames`, `malformed`.
+    /// Packets dropped, by reason: those of [`crate::chain::Drop`] (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`, `nf_gone`,
+    /// `tx_full`, `no_such_port`, `violation`), and `no_rule`, `no_path` and `port_tx`, which belong to no chain.
     pub drops: BTreeMap<String, u64>,
 }
 

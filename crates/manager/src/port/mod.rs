@@ -4,6 +4,7 @@
 //! here and one line in [`open`].
 
 pub mod capture;
+pub mod dpdk;
 pub mod generator;
 pub mod pace;
 pub mod pcap;
@@ -17,7 +18,7 @@ use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::histogram::Histogram;
 
 use crate::config::model::{Port, PortKind};
-use crate::frame::{FrameCache, Packet};
+use crate::frame::{FrameCache, FramePool, Packet};
 
 /// One queue of a port. Calls never block, lock, allocate or log.
 pub trait PortQueue: Send {
@@ -60,13 +61,13 @@ pub struct OpenPort {
 ///
 /// # Errors
 /// [`PortError`], which says what to do.
-pub fn open(port: &Port, arena: &Arena) -> Result<OpenPort, PortError> {
+pub fn open(port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, PortError> {
     let room = arena.geometry().stride as usize - HEADROOM;
     match &port.kind {
         PortKind::Gen(settings) => generator::open(&port.name, port.queues, settings, room),
         PortKind::Sink(settings) => Ok(sink::open(port.queues, settings)),
         PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room),
-        PortKind::Dpdk(_) => Err(PortError::NoDpdk { port: port.name.clone() }),
+        PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames),
     }
 }
 
@@ -150,12 +151,11 @@ pub type SharedPortCounters = Arc<PortCounters>;
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::frame::{FrameCache, FramePool};
     use sluice_shm::arena::Geometry;
 
     #[test]
     fn every_kind_is_opened_with_its_queues() {
-        let frames = cache(64);
+        let (frames, pool) = (cache(64), FramePool::new(64));
         for (text, queues, words) in [
             (
                 "kind = \"gen\"\nname = \"p\"\nqueues = 3\nflows = 7",
@@ -166,12 +166,14 @@ pub(crate) mod tests {
             ("kind = \"pcap\"\nname = \"p\"\nwrite = \"/dev/null\"", 1, "writes /dev/null"),
         ] {
             let port: Port = toml::from_str(text).unwrap();
-            let open = open(&port, frames.arena()).unwrap();
+            let open = open(&port, frames.arena(), &pool).unwrap();
             assert_eq!(open.queues.len(), queues);
             assert!(open.description.contains(words), "{}", open.description);
         }
         let port: Port = toml::from_str("kind = \"dpdk\"\nname = \"p\"").unwrap();
-        assert!(open(&port, frames.arena()).err().unwrap().to_string().contains("build with `--features dpdk`"));
+        let error = open(&port, frames.arena(), &pool).err().unwrap().to_string();
+        let wanted = if sluice_dpdk::BUILT_IN { "started without any dpdk port" } else { "build with `--features dpdk`" };
+        assert!(error.contains(wanted), "{error}");
     }
 
     /// A cache that has `frames` frames of the default size, all held.

@@ -11,7 +11,6 @@ use crossbeam_queue::ArrayQueue;
 use super::change::Gone;
 use super::{Job, Supervisor, SupervisorError};
 use crate::chain::Drop;
-use crate::config::diff::Change;
 use crate::config::load;
 use crate::config::model as config;
 use crate::control::model as api;
@@ -151,26 +150,6 @@ impl Supervisor {
         let timed_out = told.iter().filter(|p| p.outcome != "still inside").count() < count as usize;
         api::Trace { packets: told, timed_out }
     }
-}
-
-/// What a change of the configuration is in the words of the API.
-fn told(change: &Change) -> api::Change {
-    use api::Action::{Add, Change as Changed, Remove};
-    let (action, kind, name) = match change {
-        Change::NeedsRestart { key } => (Changed, "key", key),
-        Change::AddPort { port } => (Add, "port", &port.name),
-        Change::ReplacePort { port } => (Changed, "port", &port.name),
-        Change::RemovePort { port } => (Remove, "port", port),
-        Change::AddService { service } => (Add, "service", &service.name),
-        Change::ReplaceService { service } => (Changed, "service", &service.name),
-        Change::RemoveService { service } => (Remove, "service", service),
-        Change::AddInstances { service, .. } | Change::RemoveInstances { service, .. } => (Changed, "service", service),
-        Change::AddChain { chain } => (Add, "chain", &chain.name),
-        Change::ReplaceChain { chain } => (Changed, "chain", &chain.name),
-        Change::RemoveChain { chain } => (Remove, "chain", chain),
-        Change::ReplaceRules { .. } => (Changed, "rules", &String::new()),
-    };
-    api::Change { action, kind: kind.into(), name: name.clone(), detail: change.to_string() }
 }
 
 impl Backend for Remote {
@@ -320,11 +299,11 @@ impl Backend for Remote {
         let host = config_host();
         crate::config::host::resolve(&mut wanted, &host);
         if dry_run {
-            return self.change(move |s| Ok(s.plan(&wanted)?.iter().map(told).collect()));
+            return self.change(move |s| Ok(s.plan(&wanted)?.iter().map(api::Change::from).collect()));
         }
         let (changes, gone) = self.change(move |s| {
             let (changes, gone) = s.apply(&wanted)?;
-            Ok((changes.iter().map(told).collect(), gone))
+            Ok((changes.iter().map(api::Change::from).collect(), gone))
         })?;
         wait_for(gone)?;
         Ok(changes)

@@ -49,7 +49,7 @@ impl Supervisor {
 
     /// Opens a port without giving it to the packet threads.
     pub(super) fn open(&self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
-        Ok(port::open(config, self.plane.arena())?)
+        Ok(port::open(config, self.plane.arena(), self.plane.frames())?)
     }
 
     /// Gives the queues of an opened port, which has its number already, to the packet threads.

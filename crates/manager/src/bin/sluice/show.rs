@@ -190,7 +190,8 @@ pub fn ports(ports: &[Port]) -> Table {
         "WHAT",
     ]);
     for port in ports {
-        let done = if port.finished { " (finished)" } else { "" };
+        // A port that only sends has nothing to finish.
+        let done = if port.finished && port.rx_packets > 0 { " (finished)" } else { "" };
         table.row(vec![
             port.name.as_str().into(),
             port.kind.as_str().into(),
@@ -248,7 +249,9 @@ pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
             writeln!(out)?;
         }
         let took = packet.hops.last().map_or(0, |hop| hop.ns);
-        writeln!(out, "packet {} · chain {} · {} bytes · {} · {}", i + 1, packet.chain, packet.bytes, packet.outcome, time(took))?;
+        // A daemon that does not say how long the packet is says 0.
+        let bytes = if packet.bytes > 0 { format!(" · {} bytes", packet.bytes) } else { String::new() };
+        writeln!(out, "packet {} · chain {}{bytes} · {} · {}", i + 1, packet.chain, packet.outcome, time(took))?;
         let mut before = None;
         for hop in &packet.hops {
             let step = before.map_or(String::new(), |then| format!("+{}", time(hop.ns.saturating_sub(then))));

@@ -283,7 +283,7 @@ impl View {
             let rate = |count: fn(&Port) -> u64| self.rate(count(port), earlier.get(port.name.as_str()).map(|p| count(p)));
             Row::new([
                 Line::from(port.name.clone()),
-                Line::from(if port.finished { "finished".into() } else { port.kind.clone() }),
+                Line::from(if port.finished && port.rx_packets > 0 { "finished".into() } else { port.kind.clone() }),
                 number(rate(|p| p.rx_packets)),
                 Line::from(bits(rate(|p| p.rx_bytes))).right_aligned(),
                 number(rate(|p| p.tx_packets)),
@@ -451,7 +451,7 @@ mod tests {
                 entry_packets: second * 12_345_678,
                 ..Default::default()
             }],
-            drops: BTreeMap::from([("entry_drop".into(), second * 2_500), ("no_rule".into(), 0), ("ring_full".into(), 7)]),
+            drops: BTreeMap::from([("entry".into(), second * 2_500), ("no_rule".into(), 0), ("ring_full".into(), 7)]),
             nfs: (0..nfs).map(nf).collect(),
             ..Default::default()
         }
@@ -474,7 +474,7 @@ mod tests {
             assert!(text.contains(word), "{word} is not in\n{text}");
         }
         assert!(
-            lines.iter().any(|l| l.starts_with("DROPS") && l.contains("entry_drop 2.50 k/s (5.00 k)") && !l.contains("no_rule")),
+            lines.iter().any(|l| l.starts_with("DROPS") && l.contains("entry 2.50 k/s (5.00 k)") && !l.contains("no_rule")),
             "{text}"
         );
         assert!(text.contains(" more"), "{text}");

@@ -1,0 +1,110 @@
+# Sluice's commands. `make help` lists them.
+#   make demo     two namespaces joined only through firewall → NAT → monitor, with real TCP (root; installs what is missing)
+#   make test     all tests, with and without DPDK, and the model check of the ring
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# rustup puts cargo here; a shell that was open before does not know it yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+
+TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
+PREFIX ?= /usr/local
+CARGO_FLAGS ?= --locked
+# DPDK is built in where its development files are: DPDK=no leaves it out, DPDK=yes insists.
+DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
+WITH_DPDK := $(if $(filter yes,$(DPDK)),--features sluice-manager/dpdk)
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+
+.PHONY: deps
+deps: ## install what building, testing and the demo need (Debian; root for packages)
+	scripts/deps all
+
+.PHONY: demo
+demo: ## two namespaces joined only through Sluice, real TCP, a report (root)
+	scripts/deps demo
+	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-nf-firewall -p sluice-nf-nat -p sluice-nf-monitor \
+	    --features sluice-manager/dpdk
+	demo/run $(TARGET)/release
+
+.PHONY: build
+build: ## release build of everything: daemon, client, NFs, C library, NFs in C
+	cargo build --release --workspace $(CARGO_FLAGS) $(WITH_DPDK)
+	$(MAKE) -C nfs/c TARGET=$(TARGET)/release
+
+# One build without DPDK and one with; only the manager and what stands on it differ between the two.
+.PHONY: test
+test: ## all tests, without DPDK and (where it is installed) with it, and the model check of the ring
+	scripts/deps --check test
+	cargo build --workspace $(CARGO_FLAGS)
+	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
+	cargo test --workspace $(CARGO_FLAGS)
+ifeq ($(DPDK),yes)
+	cargo build --workspace $(CARGO_FLAGS) $(WITH_DPDK)
+	cargo test --workspace $(CARGO_FLAGS) $(WITH_DPDK)
+else
+	@echo "DPDK is not installed (apt-get install libdpdk-dev), so the tests did not run with it"
+endif
+	$(MAKE) loom
+
+# A target folder of its own: the flag changes every crate, and would make the next build start from nothing.
+.PHONY: loom
+loom: ## model check of the ring: every interleaving of producer and consumer
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm --lib loom
+
+.PHONY: check
+check: fmt clippy doc docs deny ## formatting, lints, documentation, licences
+
+.PHONY: fmt
+fmt:
+	cargo fmt --all --check
+
+.PHONY: clippy
+clippy:
+	cargo clippy --workspace --all-targets $(CARGO_FLAGS) -- -D warnings
+ifeq ($(DPDK),yes)
+	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(WITH_DPDK) -- -D warnings
+endif
+
+.PHONY: doc
+doc:
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps $(CARGO_FLAGS) $(WITH_DPDK)
+
+# Advisories need a database from the network; where it cannot be had, the rest is checked all the same.
+.PHONY: deny
+deny:
+	@cargo deny --version >/dev/null 2>&1 || { echo "cargo-deny is missing: cargo install --debug --locked cargo-deny" >&2; exit 1; }
+	cargo deny --all-features --locked check licenses bans sources
+	@if timeout 120 cargo deny --all-features --locked fetch db; then cargo deny --all-features --locked --offline check advisories; \
+	    else echo "the database of advisories cannot be had: advisories were not checked"; fi
+
+.PHONY: docs
+docs:
+	scripts/check-docs
+
+# BENCH is the experiment, OUT where its result and raw samples go.
+BENCH ?= forward
+OUT ?= $(TARGET)/bench/$(BENCH).json
+.PHONY: bench
+bench: build ## run an experiment: make bench BENCH=forward OUT=forward.json
+	mkdir -p $(dir $(OUT))
+	$(TARGET)/release/sluice bench $(BENCH) --json $(OUT)
+
+.PHONY: install
+install: ## install what `make build` built under PREFIX (/usr/local); DESTDIR is respected
+	@test -x $(TARGET)/release/sluiced || { echo "run make build first"; exit 1; }
+	install -d $(DESTDIR)$(PREFIX)/{bin,include,lib,lib/systemd/system,share/doc/sluice}
+	install -m 755 $(TARGET)/release/{sluiced,sluice} $(DESTDIR)$(PREFIX)/bin
+	find $(TARGET)/release -maxdepth 1 -type f -executable -name 'sluice-nf-*' -exec install -m 755 -t $(DESTDIR)$(PREFIX)/bin {} +
+	install -m 644 crates/nf/include/sluice_nf.h $(DESTDIR)$(PREFIX)/include
+	install -m 644 $(TARGET)/release/libsluice_nf.a $(DESTDIR)$(PREFIX)/lib
+	install -m 755 $(TARGET)/release/libsluice_nf.so $(DESTDIR)$(PREFIX)/lib
+	sed 's|=/usr/bin/|=$(PREFIX)/bin/|' deploy/sluiced.service > $(DESTDIR)$(PREFIX)/lib/systemd/system/sluiced.service
+	install -m 644 README.md deploy/example.toml deploy/openapi.json $(DESTDIR)$(PREFIX)/share/doc/sluice
+
+.PHONY: clean
+clean: ## remove everything that was built
+	cargo clean

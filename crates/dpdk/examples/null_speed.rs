@@ -1,0 +1,39 @@
+//! What one packet costs through a null device, receive and transmit: driver, shim and face, without anybody who touches the packet.
+//!
+//! `cargo run --release -p sluice-dpdk --features dpdk --example null_speed`. Prints the median, least and most of eleven runs; needs
+//! no root and no hugepages.
+
+use std::time::Instant;
+
+use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Packet, Pool};
+use sluice_shm::arena::{Arena, DEFAULT_STRIDE, Geometry};
+
+const FRAMES: u32 = 16_384;
+const BURSTS: u32 = 500_000;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let (_memory, arena) = Arena::create(Geometry { frames: FRAMES, stride: DEFAULT_STRIDE as u32 }, false)?;
+    let eal = Eal::init(&EalOptions { frames: FRAMES, ..Default::default() })?;
+    let pool = Pool::over(&eal, &arena)?;
+    let _here = pool.enter_thread()?;
+    let mut queue = null_device(&pool)?;
+    let mut samples: Vec<f64> = (0..11)
+        .map(|_| {
+            let mut burst = [Packet::default(); 32];
+            let (start, mut packets) = (Instant::now(), 0u64);
+            for _ in 0..BURSTS {
+                let n = queue.rx_burst(&mut burst);
+                packets += queue.tx_burst(&burst[..n]) as u64;
+            }
+            start.elapsed().as_nanos() as f64 / packets as f64
+        })
+        .collect();
+    samples.sort_by(f64::total_cmp);
+    println!("{}, net_null, bursts of 32, rx and tx: {:.2} ns a packet ({:.2} to {:.2})", Eal::version(), samples[5], samples[0], samples[10]);
+    Ok(())
+}
+
+fn null_device(pool: &Pool) -> Result<sluice_dpdk::Queue, DpdkError> {
+    let (_device, mut queues) = Device::open(pool, "net_null0,size=60", &DeviceOptions::default())?;
+    Ok(queues.remove(0))
+}

@@ -1,0 +1,165 @@
+//! The face without DPDK: nothing of it can be made, so nothing of it can be called.
+
+use std::convert::Infallible;
+use std::marker::PhantomData;
+
+use sluice_shm::arena::Arena;
+
+use crate::{DeviceOptions, DpdkError, Drops, EalOptions, Link, Packet, Stats};
+
+/// DPDK's environment.
+#[derive(Debug, Clone)]
+pub struct Eal(Infallible);
+
+impl Eal {
+    /// Says that there is no DPDK.
+    ///
+    /// # Errors
+    /// [`DpdkError::NotBuilt`], always.
+    pub fn init(_options: &EalOptions) -> Result<Self, DpdkError> {
+        Err(DpdkError::NotBuilt)
+    }
+
+    /// Says that there is no DPDK.
+    pub fn version() -> String {
+        "none (built without DPDK)".into()
+    }
+}
+
+/// The memory pool over the arena.
+#[derive(Debug, Clone)]
+pub struct Pool(Infallible);
+
+impl Pool {
+    /// Makes the pool.
+    ///
+    /// # Errors
+    /// None: there is no [`Eal`] to call it with.
+    pub fn over(eal: &Eal, _arena: &Arena) -> Result<Self, DpdkError> {
+        match eal.0 {}
+    }
+
+    /// The arena that the frames lie in.
+    pub fn arena(&self) -> &Arena {
+        match self.0 {}
+    }
+
+    /// Takes free frames.
+    pub fn take(&self, _frames: &mut [u32]) -> usize {
+        match self.0 {}
+    }
+
+    /// Gives frames back.
+    pub fn put(&self, _frames: &[u32]) {
+        match self.0 {}
+    }
+
+    /// Free frames.
+    pub fn available(&self) -> u32 {
+        match self.0 {}
+    }
+
+    /// Name of DPDK's free list behind the pool.
+    pub fn kind(&self) -> String {
+        match self.0 {}
+    }
+
+    /// Gives the calling thread a cache of free mbufs.
+    ///
+    /// # Errors
+    /// None: there is no pool to call it on.
+    pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
+        match self.0 {}
+    }
+}
+
+/// The calling thread has a cache of free mbufs while this lives.
+#[derive(Debug)]
+pub struct PoolThread(#[allow(dead_code)] Infallible, #[allow(dead_code)] PhantomData<*const ()>);
+
+/// An open device.
+#[derive(Debug, Clone)]
+pub struct Device(Infallible);
+
+impl Device {
+    /// Opens and starts a device.
+    ///
+    /// # Errors
+    /// None: there is no [`Pool`] to call it with.
+    pub fn open(pool: &Pool, _devargs: &str, _options: &DeviceOptions) -> Result<(Self, Vec<Queue>), DpdkError> {
+        match pool.0 {}
+    }
+
+    /// Name.
+    pub fn name(&self) -> &str {
+        match self.0 {}
+    }
+
+    /// Name of its driver.
+    pub fn driver(&self) -> &str {
+        match self.0 {}
+    }
+
+    /// Descriptors of each queue.
+    pub fn descriptors(&self) -> u16 {
+        match self.0 {}
+    }
+
+    /// Whether the device itself spreads flows over its queues.
+    pub fn has_rss(&self) -> bool {
+        match self.0 {}
+    }
+
+    /// The device's counters.
+    pub fn stats(&self) -> Stats {
+        match self.0 {}
+    }
+
+    /// State of the link.
+    pub fn link(&self) -> Link {
+        match self.0 {}
+    }
+}
+
+/// One queue of a device.
+#[derive(Debug)]
+pub struct Queue(Infallible);
+
+impl Queue {
+    /// The device.
+    pub fn device(&self) -> &Device {
+        match self.0 {}
+    }
+
+    /// Number of the queue.
+    pub fn index(&self) -> u16 {
+        match self.0 {}
+    }
+
+    /// Packets that this queue did not pass on.
+    pub fn drops(&self) -> Drops {
+        match self.0 {}
+    }
+
+    /// Receives packets.
+    pub fn rx_burst(&mut self, _out: &mut [Packet]) -> usize {
+        match self.0 {}
+    }
+
+    /// Sends packets.
+    pub fn tx_burst(&mut self, _packets: &[Packet]) -> usize {
+        match self.0 {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_absence_says_what_to_do() {
+        let error = Eal::init(&EalOptions::default()).unwrap_err();
+        assert_eq!(error, DpdkError::NotBuilt);
+        assert!(error.to_string().contains("--features dpdk"));
+    }
+}

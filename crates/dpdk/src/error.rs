@@ -1,0 +1,203 @@
+//! Why DPDK or a device did not start, and what to do about it.
+//!
+//! Drivers answer most failures with the bare number -1, and say why in a log line. An error here therefore has three parts: what was
+//! tried, what this host looks like (is there such an interface? which driver has the NIC? may this process open raw sockets?), and
+//! DPDK's own words.
+
+use std::path::Path;
+
+use crate::options::{device_argument, device_name, is_pci_address};
+
+/// Why DPDK or a device did not start. Each says what to do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DpdkError {
+    /// This build has no DPDK.
+    #[error("this program was built without DPDK; build it with `--features dpdk` (Debian: apt install libdpdk-dev)")]
+    NotBuilt,
+    /// EAL can be started once in the life of a process.
+    #[error("DPDK was started before in this process, and cannot be started again; restart the program")]
+    StartedBefore,
+    /// EAL did not start.
+    #[error("cannot start DPDK: {hint}{}", said(.log))]
+    Start {
+        /// What to do.
+        hint: String,
+        /// DPDK's own words; may be empty.
+        log: String,
+    },
+    /// The pool over the arena could not be made.
+    #[error("cannot make a DPDK memory pool of {frames} frames: {reason}; use fewer frames (`memory.frames`){}", said(.log))]
+    Pool {
+        /// Frames that it should have.
+        frames: u32,
+        /// The error number's words.
+        reason: String,
+        /// DPDK's own words; may be empty.
+        log: String,
+    },
+    /// A thread could not be registered.
+    #[error("cannot register a thread with DPDK: {reason}; a process can have 127 of them")]
+    Thread {
+        /// The error number's words.
+        reason: String,
+    },
+    /// A device is open already.
+    #[error("DPDK device {device} is used by another port; give each port a device of its own (net_null0, net_null1, …)")]
+    Busy {
+        /// Name of the device.
+        device: String,
+    },
+    /// A device has fewer queues than the port wants.
+    #[error("DPDK device {device} ({driver}) has {have} queues, and {wanted} are wanted; {hint}")]
+    Queues {
+        /// Name of the device.
+        device: String,
+        /// Its driver.
+        driver: String,
+        /// Queues that the port wants.
+        wanted: u16,
+        /// Queues that the device has.
+        have: u16,
+        /// What to do.
+        hint: String,
+    },
+    /// A device could not be opened or started.
+    #[error("cannot {doing} DPDK device {device}: {hint}{}", said(.log))]
+    Device {
+        /// Its devargs.
+        device: String,
+        /// What was tried.
+        doing: &'static str,
+        /// What is wrong, and what to do.
+        hint: String,
+        /// DPDK's own words; may be empty.
+        log: String,
+    },
+}
+
+/// DPDK's words behind an error of ours.
+fn said(log: &str) -> String {
+    if log.is_empty() { String::new() } else { format!(" (DPDK: {log})") }
+}
+
+/// Words of an error number that a DPDK function returned; -1 is what drivers return when they mean nothing by it.
+#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+pub(crate) fn words(code: i32) -> String {
+    if code == -1 { "the driver refused".into() } else { std::io::Error::from_raw_os_error(-code).to_string() }
+}
+
+/// What is likely wrong with a device that did not open, from what the host looks like below `root` (`/`), and whether it has a
+/// network interface of some name.
+#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+pub(crate) fn device_hint(root: &Path, has_interface: impl Fn(&str) -> bool, devargs: &str, code: i32) -> String {
+    if is_pci_address(devargs) {
+        return pci_hint(root, device_name(devargs), code);
+    }
+    let name = device_name(devargs);
+    if let Some(interface) =
+        device_argument(devargs, "iface").filter(|_| name.starts_with("net_af_") || name.starts_with("eth_af_"))
+    {
+        if !has_interface(interface) {
+            return format!("there is no interface {interface} in this network namespace; see `ip link`");
+        }
+    }
+    if let Some(file) = device_argument(devargs, "rx_pcap").filter(|file| file.starts_with('/')) {
+        if !root.join(file.trim_start_matches('/')).exists() {
+            return format!("there is no file {file}");
+        }
+    }
+    let needs_raw = name.starts_with("net_af_") || name.starts_with("net_tap");
+    if needs_raw && !has_network_capabilities(root) {
+        return "this process may not open raw sockets; run it as root or with CAP_NET_RAW and CAP_NET_ADMIN".into();
+    }
+    if name.starts_with("net_tap") && !root.join("dev/net/tun").exists() {
+        return "there is no /dev/net/tun; load the module (modprobe tun), or give it to the container".into();
+    }
+    if !name.starts_with("net_") && !name.starts_with("eth_") {
+        return format!("{name} names no driver; devargs look like net_af_packet0,iface=veth0 or net_null0");
+    }
+    format!("{}; check the driver's name and its arguments", words(code))
+}
+
+/// The same for a NIC.
+fn pci_hint(root: &Path, address: &str, code: i32) -> String {
+    let full = if address.matches(':').count() == 1 { format!("0000:{address}") } else { address.to_owned() };
+    let device = root.join("sys/bus/pci/devices").join(&full);
+    if !device.exists() {
+        return format!("there is no PCI device {full}; see `lspci -D`");
+    }
+    let driver = std::fs::read_link(device.join("driver")).ok().and_then(|l| Some(l.file_name()?.to_string_lossy().into_owned()));
+    match driver.as_deref() {
+        Some("vfio-pci") => format!(
+            "{}; check that the IOMMU is on (intel_iommu=on or amd_iommu=on), that the NIC was configured at start, and that \
+             this process may open /dev/vfio",
+            words(code)
+        ),
+        Some(kernel) if !kernel.starts_with("mlx") => {
+            format!("the kernel's driver {kernel} has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first")
+        }
+        Some(_) => format!("{}; is its libibverbs driver installed?", words(code)),
+        None => format!("no driver has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first"),
+    }
+}
+
+/// Whether this process has CAP_NET_RAW and CAP_NET_ADMIN.
+fn has_network_capabilities(root: &Path) -> bool {
+    const NET_ADMIN_AND_RAW: u64 = 1 << 12 | 1 << 13;
+    let status = std::fs::read_to_string(root.join("proc/self/status")).unwrap_or_default();
+    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    effective
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .is_none_or(|caps| caps & NET_ADMIN_AND_RAW == NET_ADMIN_AND_RAW)
+}
+
+/// What is likely wrong when EAL does not start.
+#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+pub(crate) fn start_hint(hugepages: bool, code: i32) -> String {
+    if hugepages {
+        format!(
+            "{}; are enough hugepages of 2 MiB free besides the arena's (sysctl vm.nr_hugepages)? `hugepages = \"never\"` works without",
+            words(code)
+        )
+    } else {
+        format!("{}; is the address space limited (ulimit -v)?", words(code))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for folder in ["sys/bus/pci/devices/0000:3b:00.0", "sys/bus/pci/devices/0000:3b:00.1", "proc/self"] {
+            std::fs::create_dir_all(root.path().join(folder)).unwrap();
+        }
+        std::os::unix::fs::symlink("../../../bus/pci/drivers/ixgbe", root.path().join("sys/bus/pci/devices/0000:3b:00.0/driver"))
+            .unwrap();
+        std::fs::write(root.path().join("proc/self/status"), "Name:\tx\nCapEff:\t0000000000000000\n").unwrap();
+        root
+    }
+
+    #[test]
+    fn hints_say_what_to_do() {
+        let root = host();
+        let hint = |devargs| device_hint(root.path(), |name| name == "veth0", devargs, -1);
+        assert!(hint("net_af_packet0,iface=veth9").contains("no interface veth9"));
+        assert!(hint("net_af_packet0,iface=veth0").contains("CAP_NET_RAW"));
+        assert!(hint("net_pcap0,rx_pcap=/no/such.pcap").contains("no file /no/such.pcap"));
+        assert!(hint("3b:00.0").contains("ixgbe has it; run `dpdk-devbind.py --bind=vfio-pci 0000:3b:00.0`"));
+        assert!(hint("0000:3b:00.1").contains("no driver has it"));
+        assert!(hint("0000:ff:00.0").contains("no PCI device"));
+        assert!(hint("veth0").contains("names no driver"));
+        std::fs::write(root.path().join("proc/self/status"), "CapEff:\t000001ffffffffff\n").unwrap();
+        assert!(hint("net_tap0").contains("/dev/net/tun"));
+        assert!(device_hint(root.path(), |_| false, "net_null0", -22).contains("Invalid argument"));
+    }
+
+    #[test]
+    fn messages_end_with_dpdk_s_own_words() {
+        let error = DpdkError::Device { device: "net_x".into(), doing: "open", hint: "no".into(), log: "EAL: oh".into() };
+        assert_eq!(error.to_string(), "cannot open DPDK device net_x: no (DPDK: EAL: oh)");
+    }
+}

@@ -1,0 +1,128 @@
+//! What EAL and a device are started with, and the words that DPDK wants it in.
+
+/// What EAL is started with.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EalOptions {
+    /// Whether mbufs and device rings stand on hugepages. The arena has its own choice. Without: ordinary pages.
+    pub hugepages: bool,
+    /// PCI addresses of the NICs that may be taken; no other is touched. None: the PCI bus is not looked at.
+    pub pci: Vec<String>,
+    /// Frames that the pool will have; DPDK's memory is sized by it when there are no hugepages.
+    pub frames: u32,
+    /// Whether DPDK's own messages go to stderr.
+    pub verbose: bool,
+}
+
+/// What a device is started with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceOptions {
+    /// Receive and transmit queues, each.
+    pub queues: u16,
+    /// Descriptors of each queue; rounded to what the device can.
+    pub descriptors: u16,
+    /// Largest payload of an Ethernet packet in bytes, at most what the device can. None: the device's own choice (1500).
+    pub mtu: Option<u16>,
+}
+
+impl Default for DeviceOptions {
+    fn default() -> Self {
+        Self { queues: 1, descriptors: 512, mtu: None }
+    }
+}
+
+/// MiB of DPDK's memory when it has no hugepages: rings of devices, and 320 bytes a frame for its mbuf and its place in the pool. It is
+/// address space until it is used.
+fn memory_mib(frames: u32) -> u32 {
+    256 + (u64::from(frames) * 320).div_ceil(1 << 20) as u32
+}
+
+impl EalOptions {
+    /// EAL's command line. `cpus` are those that this process may run on.
+    ///
+    /// `--in-memory`, or `--no-shconf` where there are no hugepages, keeps DPDK from sharing its memory with other DPDK processes. EAL pins the thread that starts it to its
+    /// lcore's CPUs and its control threads to what is left; with all CPUs given to the one lcore, all of them may run anywhere.
+    #[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+    pub(crate) fn arguments(&self, cpus: &[usize]) -> Vec<String> {
+        let cpus: Vec<String> = cpus.iter().map(usize::to_string).collect();
+        let mut arguments: Vec<String> = vec![
+            "sluice".into(),
+            format!("--file-prefix=sluice-{}", std::process::id()),
+            "--no-telemetry".into(),
+            "--iova-mode=va".into(),
+            format!("--lcores=0@({})", cpus.join(",")),
+            format!("--log-level={}", if self.verbose { "info" } else { "error" }),
+        ];
+        if self.hugepages {
+            arguments.push("--in-memory".into());
+        } else {
+            arguments.extend(["--no-huge".into(), "--no-shconf".into(), "-m".into(), memory_mib(self.frames).to_string()]);
+        }
+        if self.pci.is_empty() {
+            arguments.push("--no-pci".into());
+        }
+        for address in &self.pci {
+            arguments.extend(["-a".into(), address.clone()]);
+        }
+        arguments
+    }
+}
+
+/// Whether a word is a PCI address such as `0000:3b:00.0` or `3b:00.0`, perhaps with device arguments behind it.
+pub fn is_pci_address(word: &str) -> bool {
+    let address = device_name(word);
+    let hex = |part: &str, len: usize| part.len() == len && part.chars().all(|c| c.is_ascii_hexdigit());
+    let Some((rest, function)) = address.rsplit_once('.') else { return false };
+    let parts: Vec<&str> = rest.split(':').collect();
+    let bus_device = match parts.as_slice() {
+        [domain, bus, device] if hex(domain, 4) => [bus, device],
+        [bus, device] => [bus, device],
+        _ => return false,
+    };
+    hex(function, 1) && bus_device.iter().all(|part| hex(part, 2))
+}
+
+/// Name of the device in its devargs: `net_null0` of `vdev:net_null0,size=64`.
+pub(crate) fn device_name(devargs: &str) -> &str {
+    let name = devargs.split(',').next().unwrap_or_default();
+    name.strip_prefix("vdev:").or_else(|| name.strip_prefix("pci:")).unwrap_or(name)
+}
+
+/// Value of a key in devargs.
+pub(crate) fn device_argument<'a>(devargs: &'a str, key: &str) -> Option<&'a str> {
+    devargs.split(',').skip(1).filter_map(|part| part.split_once('=')).find(|(k, _)| *k == key).map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_say_what_was_asked_for() {
+        let plain = EalOptions { frames: 16_384, ..Default::default() }.arguments(&[0, 3]);
+        for wanted in ["--no-shconf", "--no-huge", "--no-pci", "--lcores=0@(0,3)", "261"] {
+            assert!(plain.iter().any(|a| a == wanted), "{wanted} in {plain:?}");
+        }
+        let nic = EalOptions { hugepages: true, pci: vec!["0000:3b:00.0".into()], ..Default::default() }.arguments(&[0]);
+        assert!(nic.windows(2).any(|w| w == ["-a", "0000:3b:00.0"]));
+        assert!(nic.iter().any(|a| a == "--in-memory"));
+        assert!(!nic.iter().any(|a| a == "--no-huge" || a == "--no-pci" || a == "-m"));
+    }
+
+    #[test]
+    fn devargs_have_a_name_and_arguments() {
+        assert_eq!(device_name("vdev:net_null0,size=64"), "net_null0");
+        assert_eq!(device_name("net_tap0"), "net_tap0");
+        assert_eq!(device_argument("net_af_packet0,iface=veth0,qpairs=2", "iface"), Some("veth0"));
+        assert_eq!(device_argument("net_af_packet0,iface=veth0", "qpairs"), None);
+    }
+
+    #[test]
+    fn pci_addresses_are_known() {
+        for yes in ["0000:3b:00.0", "3b:00.0", "0000:3b:00.0,representor=0", "pci:0000:3b:00.1"] {
+            assert!(is_pci_address(yes), "{yes}");
+        }
+        for no in ["net_null0", "net_af_packet0,iface=a.0", "0000:3b:00", "zz:00.0", ""] {
+            assert!(!is_pci_address(no), "{no}");
+        }
+    }
+}

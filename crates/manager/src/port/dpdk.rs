@@ -1,0 +1,281 @@
+//! DPDK devices as ports: a NIC by its PCI address, or a virtual device by its devargs.
+//!
+//! **Frames.** A device receives into frames that it takes from DPDK's memory pool, and gives them back there when they were sent. So
+//! that a packet of any port can be sent by a device without a copy, all frames come from that pool ([`frame_pool`]) if the
+//! configuration names a `dpdk` port, or says `memory.dpdk = true` because one may be added later. Without, DPDK is never started.
+//!
+//! **Configurations that work.** For a veth pair or any other kernel interface:
+//! `devargs = "net_af_packet0,iface=veth0,qdisc_bypass=1"`; with two queues add `qpairs=2`; for packets over 1,800 bytes add
+//! `framesz=16384,blocksz=65536,framecnt=512`. Each device has a number of its own. The kernel leaves checksums and segmentation of
+//! a veth's packets to hardware that is not there, so at the far end run `ethtool -K veth1 tx off tso off gso off`. A tap device is
+//! `net_tap0,iface=tap0`, a null device `net_null0,size=60`.
+//!
+//! **Limits.** A NIC must be named when sluiced starts; virtual devices come and go at any time. Each queue keeps `descriptors` frames.
+//! net_af_packet spreads flows over all its `qpairs`, so the port must have as many queues.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Link, Pool, Queue, Stats};
+use sluice_shm::BURST;
+use sluice_shm::arena::{Arena, HEADROOM};
+use sluice_shm::memory::HUGEPAGE;
+
+use super::{OpenPort, PortError, PortQueue};
+use crate::config::model::{Config, Dpdk, PortKind};
+use crate::frame::{FrameCache, FramePool, Packet};
+
+/// Ethernet header and a VLAN tag: what an MTU does not count.
+const OVERHEAD: usize = 18;
+
+/// Data room of a frame above which the device is told of a larger MTU than its own choice, in bytes: that of the default stride.
+const JUMBO_ROOM: usize = 2112;
+
+/// Makes the pool that all frames come from: DPDK's, if the configuration names a device or `memory.dpdk`, else our own.
+///
+/// # Errors
+/// [`DpdkError`] if DPDK is wanted and does not start; it says what to do.
+pub fn frame_pool(config: &Config, arena: &Arena, arena_is_huge: bool) -> Result<Arc<FramePool>, DpdkError> {
+    let frames = arena.geometry().frames;
+    let devices: Vec<&Dpdk> =
+        config.ports.iter().filter_map(|p| if let PortKind::Dpdk(d) = &p.kind { Some(d) } else { None }).collect();
+    if devices.is_empty() && !config.memory.dpdk {
+        return Ok(FramePool::new(frames));
+    }
+    let hugepages = arena_is_huge && free_hugepages(Path::new("/")) >= hugepages_for(frames);
+    let pci = devices.iter().filter_map(|d| d.pci.clone()).collect();
+    let eal = Eal::init(&EalOptions { hugepages, pci, frames, verbose: false })?;
+    Ok(FramePool::over(Pool::over(&eal, arena)?))
+}
+
+/// Hugepages that DPDK takes besides the arena's: a third of a KiB a frame, and 32 MiB for its own tables and devices.
+fn hugepages_for(frames: u32) -> u64 {
+    16 + (u64::from(frames) * 320).div_ceil(HUGEPAGE as u64)
+}
+
+fn free_hugepages(root: &Path) -> u64 {
+    let file = root.join("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+    std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+}
+
+/// Opens a device.
+///
+/// # Errors
+/// [`PortError::NoDpdk`] if this build has none; [`PortError::Setting`] if frames do not come from DPDK's pool; [`PortError::Device`] with
+/// what the device lacks.
+pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Result<OpenPort, PortError> {
+    if !sluice_dpdk::BUILT_IN {
+        return Err(PortError::NoDpdk { port: name.into() });
+    }
+    let setting = |what: &str| PortError::Setting { port: name.into(), what: what.into() };
+    let Some(pool) = frames.devices() else {
+        return Err(setting(
+            "sluiced was started without any dpdk port, so its frames are not DPDK's; set `dpdk = true` in [memory] and start it again",
+        ));
+    };
+    let Some(devargs) = settings.pci.as_deref().or(settings.devargs.as_deref()) else {
+        return Err(setting("a dpdk port needs `devargs` or `pci`"));
+    };
+    let room = pool.arena().geometry().stride as usize - HEADROOM;
+    let mut options = DeviceOptions { queues: u16::try_from(queues).unwrap_or(u16::MAX), ..Default::default() };
+    options.descriptors = settings.descriptors.unwrap_or(options.descriptors);
+    options.mtu = (room > JUMBO_ROOM).then(|| (room - OVERHEAD) as u16);
+    let (device, queues) =
+        Device::open(pool, devargs, &options).map_err(|error| PortError::Device { port: name.into(), what: error.to_string() })?;
+    let description = format!(
+        "{devargs} ({}, {} queue{}, {} descriptors{})",
+        device.driver(),
+        queues.len(),
+        if queues.len() == 1 { "" } else { "s" },
+        device.descriptors(),
+        if device.has_rss() { ", symmetric RSS" } else { "" }
+    );
+    let queues = queues.into_iter().map(|queue| Box::new(DpdkQueue::new(queue)) as Box<dyn PortQueue>).collect();
+    Ok(OpenPort { queues, description })
+}
+
+/// A device's queue.
+struct DpdkQueue {
+    queue: Queue,
+    /// As of the last housekeeping.
+    stats: Stats,
+    link: Link,
+}
+
+impl DpdkQueue {
+    fn new(queue: Queue) -> Self {
+        Self { queue, stats: Stats::default(), link: Link { up: false, mbps: 0 } }
+    }
+}
+
+impl From<Packet> for sluice_dpdk::Packet {
+    #[inline(always)]
+    fn from(packet: Packet) -> Self {
+        Self { frame: packet.frame, offset: packet.offset, len: packet.len }
+    }
+}
+
+impl From<sluice_dpdk::Packet> for Packet {
+    #[inline(always)]
+    fn from(packet: sluice_dpdk::Packet) -> Self {
+        Self { frame: packet.frame, offset: packet.offset, len: packet.len }
+    }
+}
+
+impl PortQueue for DpdkQueue {
+    #[inline]
+    fn rx_burst(&mut self, out: &mut [Packet], _frames: &mut FrameCache, _now_ns: u64) -> usize {
+        let mut burst = [sluice_dpdk::Packet::default(); BURST];
+        let n = out.len().min(BURST);
+        let n = self.queue.rx_burst(&mut burst[..n]);
+        for (to, from) in out.iter_mut().zip(&burst[..n]) {
+            *to = (*from).into();
+        }
+        n
+    }
+
+    #[inline]
+    fn tx_burst(&mut self, packets: &[Packet], _frames: &mut FrameCache, _now_ns: u64) -> usize {
+        let mut burst = [sluice_dpdk::Packet::default(); BURST];
+        let mut taken = 0;
+        for some in packets.chunks(BURST) {
+            for (to, from) in burst.iter_mut().zip(some) {
+                *to = (*from).into();
+            }
+            let n = self.queue.tx_burst(&burst[..some.len()]);
+            taken += n;
+            if n < some.len() {
+                break;
+            }
+        }
+        taken
+    }
+
+    fn housekeeping(&mut self, _now_ns: u64) {
+        // The device's counters are of all its queues, so one of them asks.
+        if self.queue.index() == 0 {
+            self.stats = self.queue.device().stats();
+            self.link = self.queue.device().link();
+        }
+    }
+
+    fn details(&self) -> Vec<(&'static str, f64)> {
+        let drops = self.queue.drops();
+        let mut details = vec![
+            ("rx_too_long", drops.rx_too_long as f64),
+            ("rx_foreign", drops.rx_foreign as f64),
+            ("tx_invalid", drops.tx_invalid as f64),
+        ];
+        if self.queue.index() == 0 {
+            details.extend([
+                ("device_rx_packets", self.stats.rx_packets as f64),
+                ("device_rx_bytes", self.stats.rx_bytes as f64),
+                ("device_tx_packets", self.stats.tx_packets as f64),
+                ("device_tx_bytes", self.stats.tx_bytes as f64),
+                ("rx_missed", self.stats.rx_missed as f64),
+                ("rx_errors", self.stats.rx_errors as f64),
+                ("tx_errors", self.stats.tx_errors as f64),
+                ("rx_no_frame", self.stats.rx_no_frame as f64),
+                ("link_up", f64::from(u8::from(self.link.up))),
+                ("link_mbps", f64::from(self.link.mbps)),
+            ]);
+        }
+        details
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::model::Port;
+    use sluice_shm::arena::Geometry;
+
+    fn arena() -> Arena {
+        Arena::create(Geometry { frames: 4096, stride: 2240 }, false).unwrap().1
+    }
+
+    fn settings(devargs: &str) -> Dpdk {
+        Dpdk { devargs: Some(devargs.into()), ..Default::default() }
+    }
+
+    #[test]
+    fn without_devices_frames_are_our_own_and_a_late_device_is_refused() {
+        let arena = arena();
+        let frames = frame_pool(&Config::default(), &arena, false).unwrap();
+        assert!(frames.devices().is_none());
+        assert!(frames.enter_thread().unwrap().is_none());
+        let error = open("wan", 1, &settings("net_null0"), &frames).map(|_| ()).unwrap_err().to_string();
+        let wanted = if sluice_dpdk::BUILT_IN { "set `dpdk = true` in [memory]" } else { "built without DPDK" };
+        assert!(error.contains("wan") && error.contains(wanted), "{error}");
+    }
+
+    #[test]
+    fn hugepages_are_counted_on_the_host() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(free_hugepages(root.path()), 0);
+        let folder = root.path().join("sys/kernel/mm/hugepages/hugepages-2048kB");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("free_hugepages"), "12\n").unwrap();
+        assert_eq!(free_hugepages(root.path()), 12);
+        assert_eq!(hugepages_for(16_384), 19);
+    }
+
+    fn with_device() -> Config {
+        let port =
+            Port { name: "wan".into(), overload: Default::default(), queues: 1, kind: PortKind::Dpdk(settings("net_null0")) };
+        Config { ports: vec![port], ..Default::default() }
+    }
+
+    #[cfg(not(feature = "dpdk"))]
+    #[test]
+    fn a_build_without_dpdk_says_so() {
+        assert_eq!(frame_pool(&with_device(), &arena(), false).unwrap_err(), DpdkError::NotBuilt);
+    }
+
+    /// The only test here that starts DPDK, for a process can do so once.
+    #[cfg(feature = "dpdk")]
+    #[test]
+    fn frames_go_round_between_devices_and_threads() {
+        let arena = arena();
+        let frames = frame_pool(&with_device(), &arena, false).unwrap();
+        let available = || frames.devices().unwrap().available() as usize;
+        let (mut own, mut other) =
+            (FrameCache::new(frames.clone(), arena.clone(), 100_000), FrameCache::new(frames.clone(), arena.clone(), 512));
+        let _here = frames.enter_thread().unwrap();
+        // A thread cannot keep all frames from the devices.
+        let mut all = vec![0; 4096];
+        assert_eq!(own.alloc(&mut all), 4096);
+        let mut sorted = all.clone();
+        sorted.sort_unstable();
+        assert!(sorted.iter().copied().eq(0..4096));
+        all.iter().for_each(|frame| own.free(*frame));
+        assert!(own.held() <= 1024 && available() == 4096 - own.held());
+
+        let port = open("wan", 1, &Dpdk { descriptors: Some(64), ..settings("net_null0,size=60") }, &frames).unwrap();
+        assert!(port.description.contains("net_null, 1 queue, 64 descriptors"), "{}", port.description);
+        let mut queue = port.queues.into_iter().next().unwrap();
+        let mut packets = [Packet::default(); BURST];
+        for _ in 0..1000 {
+            // Received frames go to a thread's stack, frames of a stack are sent.
+            let n = queue.rx_burst(&mut packets, &mut own, 0);
+            assert_eq!(n, BURST);
+            assert_eq!(packets[0], Packet::fresh(packets[0].frame, 60));
+            own.free_packets(&packets);
+            let mut mine = [0; BURST];
+            assert_eq!(other.alloc(&mut mine), BURST);
+            let mine = mine.map(|frame| Packet::fresh(frame, 60));
+            assert_eq!(queue.tx_burst(&mine, &mut other, 0), BURST);
+        }
+        queue.housekeeping(0);
+        let detail = |name: &str| queue.details().iter().find(|(n, _)| *n == name).map(|(_, v)| *v);
+        assert_eq!(detail("device_tx_packets"), Some(32_000.0));
+        assert_eq!(detail("rx_no_frame"), Some(0.0));
+        assert_eq!(detail("tx_invalid"), Some(0.0));
+        drop(queue);
+        own.release();
+        other.release();
+        assert_eq!(available(), 4096);
+        let error = open("wan", 1, &settings("net_af_packet0,iface=no-such0"), &frames).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("port wan") && error.contains("no interface no-such0"), "{error}");
+    }
+}

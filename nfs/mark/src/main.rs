@@ -1,0 +1,14 @@
+//! Marks every IP packet as expedited (DSCP 46); what is not IP passes as it is.
+
+use sluice_nf::{Packet, header};
+
+fn mark(packet: &mut Packet<'_>) {
+    if let Some(headers) = header::parse(packet.data()) {
+        // Also corrects the checksum. It fails where there is no IP header, and then there is nothing to mark.
+        let _ = headers.set_dscp(packet.data_mut(), 46);
+    }
+}
+
+fn main() -> std::process::ExitCode {
+    sluice_nf::run_each(mark)
+}
