@@ -385,9 +385,9 @@ mod tests {
 }
 
 /// Every order in which the processor may do what both sides do, as far as loom knows them:
-/// `RUSTFLAGS="--cfg loom" cargo test -p sluice-shm --lib --release model`.
+/// `RUSTFLAGS="--cfg loom" cargo test -p sluice-shm --lib --release loom`.
 #[cfg(all(test, loom))]
-mod model {
+mod loom_model {
     use loom::thread;
 
     use super::*;

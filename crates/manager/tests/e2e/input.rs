@@ -21,7 +21,7 @@ fn refused(folder: &Path, config: &str, words: &[&str]) {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(words.iter().all(|word| said.contains(word)), "{words:?} are missing in:\n{said}");
-    assert_eq!(said.matches("error").count().max(said.matches("sluiced: ").count()), 1, "more than one error:\n{said}");
+    assert_eq!(said.matches("sluiced: ").count(), 1, "more than one error:\n{said}");
     assert!(!said.contains("ready"), "{said}");
     assert!(!folder.join("run").exists(), "the runtime folder was made:\n{said}");
 }
@@ -46,7 +46,7 @@ fn a_missing_port() {
 
 #[test]
 fn a_chain_that_goes_round() {
-    refused_with("services = [\"a\"]", "services = [\"a\", \"a\"]", &["\"a\"", "chain"]);
+    refused_with("services = [\"a\"]", "services = [\"a\", \"a\"]", &["chain loop", "\"a\""]);
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn no_dpdk_built_in() {
 
 #[test]
 fn not_toml() {
-    refused_with("[[chain]]", "[[chain", &["line"]);
+    refused_with("[[chain]]", "[[chain", &["not valid TOML"]);
 }
 
 #[test]
@@ -105,14 +105,14 @@ fn a_capture_that_is_cut_short() {
     bytes.truncate(bytes.len() - 10);
     std::fs::write(&file, bytes).unwrap();
     let config = right(folder.path()).replace("kind = \"gen\"\nrate = 1000", &format!("kind = \"pcap\"\nread = {file:?}"));
-    refused(folder.path(), &config, &["cut.pcap", "broken at byte", "editcap"]);
+    refused(folder.path(), &config, &["cut.pcap", "cut short", "editcap"]);
 }
 
 #[test]
 fn no_such_capture() {
     let folder = tempfile::tempdir().unwrap();
     let config = right(folder.path()).replace("kind = \"gen\"\nrate = 1000", "kind = \"pcap\"\nread = \"none.pcap\"");
-    refused(folder.path(), &config, &["none.pcap"]);
+    refused(folder.path(), &config, &["none.pcap", "no such file"]);
 }
 
 #[test]

@@ -10,7 +10,8 @@ use crate::support::{Daemon, chain, find_port, head, port, refusal, service};
 /// Packets of all sizes: none so short that it has no Ethernet header, and then some; IP and not; up to jumbo.
 fn packets() -> Vec<Vec<u8>> {
     let sizes = [1, 2, 13, 14, 15, 33, 34, 41, 42, 59, 60, 61, 63, 64, 65, 127, 128, 590, 1514, 1518, 4000, 9000, 9200];
-    let kinds: [&[u8]; 5] = [&[0x08, 0x00, 0x45], &[0x86, 0xdd, 0x60], &[0x08, 0x06], &[0x81, 0x00, 0, 5, 0x08, 0x00, 0x45], &[0, 9]];
+    let kinds: [&[u8]; 5] =
+        [&[0x08, 0x00, 0x45], &[0x86, 0xdd, 0x60], &[0x08, 0x06], &[0x81, 0x00, 0, 5, 0x08, 0x00, 0x45], &[0, 9]];
     let packet = |(i, size): (usize, usize)| {
         let mut packet: Vec<u8> = (0..size).map(|at| (at * 7 + i * 31) as u8).collect();
         for (byte, kind) in packet.iter_mut().skip(12).zip(kinds[i % kinds.len()]) {
@@ -117,9 +118,8 @@ fn replay(capture: &[u8], packets: usize, services: &[(&str, &str, &str)]) -> Ve
     }
     let names: Vec<&str> = services.iter().map(|(name, ..)| *name).collect();
     let mut daemon = Daemon::start("", &(text + &chain("c", "in", &names, "out", "")));
-    let done = |s: &sluice_manager::control::model::Stats| {
-        find_port(s, "in").finished && find_port(s, "out").tx_packets >= packets as u64
-    };
+    let done =
+        |s: &sluice_manager::control::model::Stats| find_port(s, "in").finished && find_port(s, "out").tx_packets >= packets as u64;
     daemon.wait("the capture has passed", done);
     daemon.wait_until_empty();
     daemon.stop();

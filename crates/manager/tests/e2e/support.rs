@@ -36,6 +36,10 @@ fn build_nfs() {
         });
         assert!(nfs.status().expect("cargo runs").success(), "build the NFs: cargo build --workspace");
         cargo.args(["-p", "sluice-manager", "--example", "hostile_nf"]);
+        if cfg!(feature = "dpdk") {
+            // As the daemon itself was built, so that its library is not built once more.
+            cargo.args(["--features", "dpdk"]);
+        }
         assert!(cargo.status().expect("cargo runs").success(), "build the hostile NF: cargo build --example hostile_nf");
     });
 }
