@@ -257,3 +257,215 @@ pub fn private(capacity: u32) -> (Producer, Consumer) {
     let raw = Raw::private(capacity);
     (Producer { raw: raw.clone(), head: 0, cached_tail: 0 }, Consumer { raw, tail: 0, cached_head: 0 })
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn descriptor(frame: u32) -> Descriptor {
+        Descriptor { frame, len: 60, ..Default::default() }
+    }
+
+    /// A ring whose cursors have come to `start` already.
+    fn ring_at(capacity: u32, start: u32) -> (Producer, Consumer) {
+        let (mut producer, mut consumer) = private(capacity);
+        producer.raw.head().store(start, Ordering::Relaxed);
+        producer.raw.tail().store(start, Ordering::Relaxed);
+        (producer.head, producer.cached_tail) = (start, start);
+        (consumer.tail, consumer.cached_head) = (start, start);
+        (producer, consumer)
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_more_and_an_empty_one_gives_nothing() {
+        let (mut producer, mut consumer) = private(4);
+        let mut out = [Descriptor::default(); 8];
+        assert_eq!(consumer.dequeue(&mut out), Ok(0));
+        assert_eq!(producer.enqueue(&[descriptor(1); 6]), Ok(4));
+        assert_eq!((producer.enqueue(&[descriptor(1)]), producer.room()), (Ok(0), Ok(0)));
+        assert_eq!((consumer.available(), consumer.dequeue(&mut out)), (Ok(4), Ok(4)));
+        assert_eq!(consumer.dequeue(&mut out), Ok(0));
+    }
+
+    /// What one side does: put or take so many.
+    #[derive(Debug, Clone)]
+    enum Step {
+        Put(usize),
+        Take(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![(0usize..70).prop_map(Step::Put), (0usize..70).prop_map(Step::Take)]
+    }
+
+    /// Cursors near the ends of their range, and others.
+    fn cursor() -> impl Strategy<Value = u32> {
+        prop_oneof![any::<u32>(), 0u32..80, (u32::MAX - 80)..=u32::MAX]
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_bounded_queue(order in 1u32..7, start in cursor(), steps in proptest::collection::vec(step(), 1..80)) {
+            let capacity = 1 << order;
+            let (mut producer, mut consumer) = ring_at(capacity, start);
+            let (mut model, mut next) = (VecDeque::new(), 0);
+            for step in steps {
+                match step {
+                    Step::Put(n) => {
+                        let put: Vec<_> = (next..next + n as u32).map(descriptor).collect();
+                        let fits = n.min(capacity as usize - model.len());
+                        prop_assert_eq!(producer.enqueue(&put), Ok(fits));
+                        model.extend(&put[..fits]);
+                        next += fits as u32;
+                    }
+                    Step::Take(n) => {
+                        let mut out = vec![Descriptor::default(); n];
+                        let got = n.min(model.len());
+                        prop_assert_eq!(consumer.dequeue(&mut out), Ok(got));
+                        prop_assert_eq!(&out[..got], &model.drain(..got).collect::<Vec<_>>()[..]);
+                    }
+                }
+                prop_assert_eq!(producer.cursor().wrapping_sub(consumer.cursor()), model.len() as u32);
+            }
+        }
+
+        #[test]
+        fn a_hostile_producer_only_hurts_itself(
+            order in 1u32..7, start in cursor(), heads in proptest::collection::vec((cursor(), 1usize..70), 1..40)
+        ) {
+            let capacity = 1 << order;
+            let (producer, mut consumer) = ring_at(capacity, start);
+            for (offset, n) in heads {
+                let head = start.wrapping_add(offset);
+                producer.raw.head().store(head, Ordering::Relaxed);
+                let (before, cached) = (consumer.cursor(), consumer.cached_head.wrapping_sub(consumer.cursor()));
+                let mut out = vec![Descriptor::default(); n];
+                match consumer.dequeue(&mut out) {
+                    Ok(got) => {
+                        prop_assert!(got <= n && got <= capacity as usize);
+                        prop_assert_eq!(consumer.cursor(), before.wrapping_add(got as u32));
+                    }
+                    Err(WildCursor) => {
+                        prop_assert!((cached as usize) < n && head.wrapping_sub(before) > capacity);
+                        prop_assert_eq!(consumer.cursor(), before);
+                    }
+                }
+                prop_assert!(consumer.available().is_ok_and(|n| n <= capacity) || head.wrapping_sub(consumer.cursor()) > capacity);
+            }
+        }
+
+        #[test]
+        fn a_hostile_consumer_only_hurts_itself(
+            order in 1u32..7, start in cursor(), tails in proptest::collection::vec((cursor(), 1usize..70), 1..40)
+        ) {
+            let capacity = 1 << order;
+            let (mut producer, consumer) = ring_at(capacity, start);
+            for (offset, n) in tails {
+                let tail = start.wrapping_add(offset);
+                consumer.raw.tail().store(tail, Ordering::Relaxed);
+                let before = producer.cursor();
+                match producer.enqueue(&vec![descriptor(1); n]) {
+                    Ok(put) => {
+                        prop_assert!(put <= n && put <= capacity as usize);
+                        prop_assert_eq!(producer.cursor(), before.wrapping_add(put as u32));
+                    }
+                    Err(WildCursor) => {
+                        prop_assert!(before.wrapping_sub(tail) > capacity);
+                        prop_assert_eq!(producer.cursor(), before);
+                    }
+                }
+                prop_assert!(producer.room().is_ok_and(|n| n <= capacity) || producer.cursor().wrapping_sub(tail) > capacity);
+            }
+        }
+    }
+}
+
+/// Every order in which the processor may do what both sides do, as far as loom knows them:
+/// `RUSTFLAGS="--cfg loom" cargo test -p sluice-shm --lib --release loom`.
+#[cfg(all(test, loom))]
+mod loom_model {
+    use loom::thread;
+
+    use super::*;
+
+    fn descriptor(frame: u32) -> Descriptor {
+        Descriptor { frame, len: frame as u16, chain: !frame as u16, ..Default::default() }
+    }
+
+    /// Takes `count` descriptors, which must be 1, 2, … in order and whole.
+    fn take(consumer: &mut Consumer, count: u32, burst: usize) {
+        let mut next = 1;
+        while next <= count {
+            let mut out = vec![Descriptor::default(); burst];
+            let got = consumer.dequeue(&mut out).expect("both sides are honest");
+            for taken in &out[..got] {
+                assert_eq!(*taken, descriptor(next));
+                next += 1;
+            }
+            if got == 0 {
+                thread::yield_now();
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_put_is_taken_once_whole_and_in_order() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = private(2);
+            let writer = thread::spawn(move || {
+                for frame in 1..=3 {
+                    while producer.enqueue(&[descriptor(frame)]) == Ok(0) {
+                        thread::yield_now();
+                    }
+                }
+            });
+            take(&mut consumer, 3, 1);
+            writer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn bursts_are_put_and_taken_once_whole_and_in_order() {
+        loom::model(|| {
+            let (mut producer, mut consumer) = private(2);
+            let writer = thread::spawn(move || {
+                let all = [descriptor(1), descriptor(2), descriptor(3)];
+                let mut sent = 0;
+                while sent < all.len() {
+                    match producer.enqueue(&all[sent..]).expect("both sides are honest") {
+                        0 => thread::yield_now(),
+                        n => sent += n,
+                    }
+                }
+            });
+            take(&mut consumer, 3, 2);
+            writer.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_producer_that_writes_any_cursor_and_slot_meets_a_check() {
+        loom::model(|| {
+            let (producer, mut consumer) = private(2);
+            let hostile = thread::spawn(move || {
+                producer.raw.slot(0).store(descriptor(9));
+                producer.raw.head().store(1, Ordering::Relaxed);
+                producer.raw.head().store(u32::MAX, Ordering::Relaxed);
+                producer.raw.tail().store(77, Ordering::Relaxed);
+            });
+            for _ in 0..2 {
+                let before = consumer.cursor();
+                let mut out = [Descriptor::default(); 2];
+                match consumer.dequeue(&mut out) {
+                    Ok(got) => assert!(got <= 2 && consumer.cursor() == before + got as u32),
+                    Err(WildCursor) => assert_eq!(consumer.cursor(), before),
+                }
+            }
+            hostile.join().unwrap();
+        });
+    }
+}

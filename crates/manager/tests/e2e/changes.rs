@@ -1,0 +1,163 @@
+//! Ports, services, instances, chains and rules come, change and go while packets of another chain flow, which loses none; and flows
+//! stay with their instance.
+
+use std::path::Path;
+
+use sluice_manager::config::model as config;
+use sluice_manager::control::model::{Apply, NfState, Stats};
+
+use crate::pcap::{MICROS, Order, pcap};
+use crate::support::{Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, port, service};
+
+/// A chain whose packets are watched while others change.
+fn steady() -> String {
+    port("steady", "gen", "rate = 20000\nflows = 8\noverload = \"wait\"")
+        + &port("all", "sink", "")
+        + &service("s", "sluice-nf-bridge", "")
+        + &service("t", "sluice-nf-bridge", "")
+        + &chain("steady", "steady", &["s", "t"], "all", "")
+}
+
+/// The chain that was watched has lost nothing: what entered has left, and the sink missed none in between.
+fn settle(mut daemon: Daemon) {
+    daemon.client().remove_rule("steady").unwrap();
+    let stats = daemon.wait("its packets have left", |s| find_chain(s, "steady").entry_packets == find_port(s, "all").tx_packets);
+    assert_nothing_amiss(&stats, "all", find_chain(&stats, "steady").entry_packets);
+    daemon.client().remove_port("steady").unwrap();
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+fn one<T: serde::de::DeserializeOwned>(text: &str) -> T {
+    toml::from_str(text).unwrap()
+}
+
+fn counted(name: &str) -> config::Port {
+    one(&format!("name = \"{name}\"\nkind = \"gen\"\ncount = 5000\nflows = 64\noverload = \"wait\""))
+}
+
+#[test]
+fn everything_comes_and_goes_beside_a_chain_that_loses_nothing() {
+    let mut daemon = Daemon::start("", &steady());
+    daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 500);
+    let mut client = daemon.client();
+    for round in 1..=2 {
+        client.add_port(&one("name = \"out\"\nkind = \"sink\"")).unwrap();
+        client.add_service(&one("name = \"x\"\nexec = \"sluice-nf-bridge\"\ninstances = 2")).unwrap();
+        client.add_service(&one("name = \"y\"\nexec = \"sluice-nf-monitor\"")).unwrap();
+        client.add_chain(&one("name = \"new\"\nservices = [\"x\", \"y\"]\negress = \"out\"")).unwrap();
+        client.add_rule(one("name = \"new\"\nport = \"in\"\nchain = \"new\""), Some(0)).expect_err("there is no port `in` yet");
+        client.add_port(&counted("in")).unwrap();
+        client.add_rule(one("name = \"new\"\nport = \"in\"\nchain = \"new\""), Some(0)).unwrap();
+        daemon.wait("the new port was read", |s| find_port(s, "in").finished);
+        // The port was read from the moment it was there: what came before the rule and the NFs found nothing, and is counted.
+        daemon.wait("no packet of the new chain is inside", |s| {
+            let chain = find_chain(s, "new");
+            let gone: u64 = chain.drops.values().sum();
+            chain.entry_packets == chain.exit_packets + gone
+        });
+        let extra = client.add_nf("x", None).unwrap().name;
+        daemon.wait("the third instance runs", |s| find_nf(s, &extra).state == NfState::Running);
+        client.remove_nf(&extra).unwrap();
+        let inside = client.remove_chain("new").expect_err("a rule leads there").to_string();
+        assert!(inside.contains("rule"), "{inside}");
+        client.remove_rule("new").unwrap();
+        client.remove_chain("new").unwrap();
+        client.remove_service("x").unwrap();
+        client.remove_service("y").unwrap();
+        client.remove_port("in").unwrap();
+        client.remove_port("out").unwrap();
+        let stats = daemon.stats();
+        assert_eq!((stats.nfs.len(), stats.chains.len(), stats.ports.len()), (2, 1, 2), "round {round}");
+    }
+    settle(daemon);
+}
+
+#[test]
+fn a_configuration_is_applied_beside_a_chain_that_loses_nothing() {
+    let mut daemon = Daemon::start("", &steady());
+    daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 500);
+    let more = |keys: &str| {
+        steady()
+            + &port("in", "gen", &format!("rate = 5000\noverload = \"wait\"\n{keys}"))
+            + &port("out", "sink", "")
+            + &service("x", "sluice-nf-bridge", "instances = 2")
+            + &chain("new", "in", &["x"], "out", "")
+    };
+    let apply = |daemon: &Daemon, body: &str| {
+        let config = head(daemon.folder(), "") + body;
+        daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes
+    };
+    assert!(!apply(&daemon, &more("")).is_empty());
+    daemon.wait("the new chain delivers", |s| find_port(s, "out").tx_packets > 1_000);
+    assert_eq!(apply(&daemon, &more("")), vec![], "the same again changes nothing");
+    assert!(!apply(&daemon, &more("size = 200")).is_empty());
+    let before = find_port(&daemon.stats(), "out").tx_packets;
+    daemon.wait("the changed port delivers", |s| find_port(s, "out").tx_packets > before + 1_000);
+    assert!(!apply(&daemon, &steady()).is_empty());
+    let stats = daemon.stats();
+    assert_eq!((stats.nfs.len(), stats.chains.len(), stats.ports.len()), (2, 1, 2));
+    settle(daemon);
+}
+
+/// Flows 0 to 9, of which number `i` has 2^i packets, so that the number of packets of an instance says which flows it has.
+const FLOWS: usize = 10;
+const SUM: u64 = (1 << FLOWS) - 1;
+
+/// A UDP packet of a flow, without payload.
+fn udp(flow: usize, back: bool) -> Vec<u8> {
+    let (client, server) = ([10, 0, 0, 1 + flow as u8], [192, 0, 2, 1]);
+    let (client_port, server_port) = ((40_000 + flow as u16).to_be_bytes(), 53u16.to_be_bytes());
+    let mut packet = vec![2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0];
+    packet.extend([0x45, 0, 0, 28, 0, 0, 0, 0, 64, 17, 0, 0]);
+    packet.extend(if back { [server, client] } else { [client, server] }.concat());
+    packet.extend(if back { [server_port, client_port] } else { [client_port, server_port] }.concat());
+    packet.extend([0, 8, 0, 0]);
+    packet.resize(60, 0);
+    packet
+}
+
+fn of_flows(folder: &Path, name: &str, back: bool) {
+    let packets: Vec<Vec<u8>> = (0..FLOWS).flat_map(|flow| vec![udp(flow, back); 1 << flow]).collect();
+    std::fs::write(folder.join(name), pcap(Order::Little, MICROS, 1, &packets)).unwrap();
+}
+
+fn replaying(folder: &Path, there: &str, back: &str) -> String {
+    let file = |name: &str| format!("read = {:?}\noverload = \"wait\"", folder.join(name));
+    port("lan", "pcap", &file(there))
+        + &port("wan", "pcap", &file(back))
+        + &port("out", "sink", "")
+        + &service("x", "sluice-nf-bridge", "instances = 2")
+        + &chain("there", "lan", &["x"], "out", "")
+        + &chain("back", "wan", &["x"], "out", "")
+}
+
+/// Packets that each instance has had.
+fn shares(stats: &Stats) -> Vec<u64> {
+    stats.nfs.iter().map(|nf| nf.rx_packets).collect()
+}
+
+#[test]
+fn flows_stay_with_their_instance_in_both_directions() {
+    let files = tempfile::tempdir().unwrap();
+    for copy in 0..2 {
+        of_flows(files.path(), &format!("there{copy}"), false);
+        of_flows(files.path(), &format!("back{copy}"), true);
+    }
+    let mut daemon = Daemon::start("", &replaying(files.path(), "there0", "back0"));
+    let stats = daemon.wait("both files were read", |s| find_port(s, "out").tx_packets == 2 * SUM);
+    let first = shares(&stats);
+    // Each flow counts twice, there and back: an odd bit would be a flow whose directions are apart.
+    let both_ways = |share: &u64| share % 2 == 0 && *share > 0;
+    assert!(first.iter().all(both_ways), "{first:?}");
+    assert_eq!(first.iter().map(|share| share / 2).fold(0, |all, share| all ^ share), SUM, "{first:?}");
+
+    let third = daemon.client().add_nf("x", None).unwrap().name;
+    daemon.wait("the third instance runs", |s| find_nf(s, &third).state == NfState::Running);
+    let config = head(daemon.folder(), "") + &replaying(files.path(), "there1", "back1").replace("instances = 2", "instances = 3");
+    let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
+    assert_eq!(changes.len(), 2, "both files, and nothing else: {changes:?}");
+    let stats = daemon.wait("both files were read again", |s| find_port(s, "out").tx_packets == 4 * SUM);
+    assert_eq!(shares(&stats), [first[0] * 2, first[1] * 2, 0]);
+    daemon.stop();
+}

@@ -1,0 +1,105 @@
+//! NFs that die, panic and stand still: their chains follow their policy, their frames come back, and other chains lose nothing.
+
+use rustix::process::Signal;
+use sluice_manager::control::model::{ChainState, NfState};
+
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, hostile_nf, port, service, signal};
+
+const PACKETS: u64 = 30_000;
+
+/// A chain under load whose NF `b` is to fail, and another that must not notice.
+fn two_chains(middle: &str, policy: &str) -> String {
+    let mut text = port("load", "gen", "rate = 20000\nflows = 8") + &port("away", "sink", "");
+    text += &port("steady", "gen", &format!("rate = 20000\ncount = {PACKETS}\nflows = 8\noverload = \"wait\""));
+    text += &port("all", "sink", "");
+    for name in ["a", "c", "s", "t"] {
+        text += &service(name, "sluice-nf-bridge", "");
+    }
+    text += middle;
+    text += &chain("faulty", "load", &["a", "b", "c"], "away", &format!("on_failure = \"{policy}\""));
+    text + &chain("healthy", "steady", &["s", "t"], "all", "")
+}
+
+fn bridge() -> String {
+    service("b", "sluice-nf-bridge", "")
+}
+
+/// Kills `b` with packets on their way through it.
+fn kill_b(daemon: &mut Daemon) {
+    let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500 && find_port(s, "all").tx_packets > 500);
+    signal(find_nf(&stats, "b.0"), Signal::KILL);
+}
+
+/// The other chain has lost nothing, and all frames come back.
+fn settle(mut daemon: Daemon) {
+    daemon.wait_for_all("steady", "all", PACKETS);
+    daemon.silence("faulty", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn a_killed_nf_is_started_again() {
+    let mut daemon = Daemon::start("", &two_chains(&bridge(), "restart"));
+    kill_b(&mut daemon);
+    let back = daemon.wait("b.0 is back", |s| find_nf(s, "b.0").restarts == 1 && find_nf(s, "b.0").state == NfState::Running);
+    let before = find_port(&back, "away").tx_packets;
+    daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 5_000);
+    settle(daemon);
+}
+
+#[test]
+fn a_killed_nf_is_left_out() {
+    let mut daemon = Daemon::start("", &two_chains(&bridge(), "bypass"));
+    kill_b(&mut daemon);
+    let bypassing = daemon.wait("the hop is left out", |s| find_chain(s, "faulty").state == ChainState::Bypassing);
+    assert_eq!(find_nf(&bypassing, "b.0").state, NfState::Failed);
+    assert_eq!(find_nf(&bypassing, "b.0").frames_held, 0);
+    let before = find_port(&bypassing, "away").tx_packets;
+    daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 5_000);
+    settle(daemon);
+}
+
+#[test]
+fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
+    let mut daemon = Daemon::start("", &two_chains(&bridge(), "drop"));
+    kill_b(&mut daemon);
+    daemon.wait("the chain is down", |s| find_chain(s, "faulty").state == ChainState::Down);
+    daemon.wait("packets are refused", |s| s.drops.get("nf_down").is_some_and(|n| *n > 1_000));
+    let stats = daemon.stats();
+    assert_eq!((find_nf(&stats, "b.0").state, find_nf(&stats, "b.0").frames_held), (NfState::Failed, 0));
+    // Another instance opens it again.
+    daemon.client().add_nf("b", None).unwrap();
+    let before = find_port(&stats, "away").tx_packets;
+    daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 5_000);
+    settle(daemon);
+}
+
+#[test]
+fn a_panic_ends_the_nf_and_nothing_else() {
+    let panics = service("b", &hostile_nf(), "args = [\"panic\"]");
+    let mut daemon = Daemon::start("", &two_chains(&panics, "drop"));
+    daemon.wait("it has ended", |s| find_nf(s, "b.0").state == NfState::Failed);
+    assert!(daemon.log().contains("told to"), "an NF's words go to the daemon's stderr: {}", daemon.log());
+    settle(daemon);
+}
+
+#[test]
+fn an_nf_that_panics_again_and_again_is_started_with_pauses() {
+    let panics = service("b", &hostile_nf(), "args = [\"panic\"]");
+    let mut daemon = Daemon::start("", &two_chains(&panics, "restart"));
+    daemon.wait("it was started thrice", |s| find_nf(s, "b.0").restarts >= 3);
+    settle(daemon);
+}
+
+#[test]
+fn an_nf_that_stands_still_is_stopped_and_started_again() {
+    let mut daemon = Daemon::start("stall_ms = 2000", &two_chains(&bridge(), "restart"));
+    let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500);
+    signal(find_nf(&stats, "b.0"), Signal::STOP);
+    let back = daemon.wait("b.0 is back", |s| find_nf(s, "b.0").restarts >= 1 && find_nf(s, "b.0").state == NfState::Running);
+    assert!(daemon.log().contains("b.0 holds packets and returns none"), "{}", daemon.log());
+    let before = find_port(&back, "away").tx_packets;
+    daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 5_000);
+    settle(daemon);
+}

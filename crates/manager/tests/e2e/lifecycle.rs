@@ -1,0 +1,81 @@
+//! Start, flow, stop; and what is left after a stop, a crash and a refusal: nothing.
+
+use rustix::process::Signal;
+use sluice_manager::control::model::NfState;
+
+use crate::support::{Daemon, chain, command, find_port, head, port, refusal, service};
+
+const PACKETS: u64 = 20_000;
+
+fn counted(services: &[&str], keys: &str) -> String {
+    let mut text = port("in", "gen", &format!("count = {PACKETS}\nflows = 16\noverload = \"wait\"")) + &port("out", "sink", "");
+    services.iter().for_each(|name| text += &service(name, "sluice-nf-bridge", keys));
+    text + &chain("c", "in", services, "out", "")
+}
+
+fn endless() -> String {
+    port("in", "gen", "rate = 20000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("a", "sluice-nf-bridge", "")
+        + &service("b", "sluice-nf-bridge", "")
+        + &chain("c", "in", &["a", "b"], "out", "")
+}
+
+#[test]
+fn every_packet_passes_three_sleeping_nfs_and_a_stop_leaves_nothing() {
+    let mut daemon = Daemon::start("", &counted(&["a", "b", "c"], "mode = \"sleep\"\nring = 128"));
+    daemon.wait_for_all("in", "out", PACKETS);
+    let stats = daemon.stats();
+    assert!(stats.nfs.iter().all(|nf| nf.rx_packets == PACKETS && nf.tx_packets == PACKETS && nf.violations == 0), "{stats:#?}");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn every_packet_passes_a_polling_nf() {
+    let mut daemon = Daemon::start("", &counted(&["a"], "mode = \"poll\""));
+    daemon.wait_for_all("in", "out", PACKETS);
+    daemon.stop();
+}
+
+#[test]
+fn a_stop_under_load_leaves_nothing() {
+    let mut daemon = Daemon::start("", &endless());
+    daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 1000);
+    daemon.stop();
+}
+
+#[test]
+fn two_managers_never_share_a_folder() {
+    let mut daemon = Daemon::start("", &endless());
+    let second = command(daemon.folder()).output().unwrap();
+    assert_eq!(second.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert!(said.contains("another sluiced") && said.lines().count() == 1, "{said}");
+    let before = find_port(&daemon.stats(), "out").tx_packets;
+    daemon.wait("the first goes on", |s| find_port(s, "out").tx_packets > before);
+    daemon.stop();
+}
+
+#[test]
+fn a_start_cleans_up_after_a_manager_that_was_killed() {
+    let mut daemon = Daemon::start("", &endless());
+    daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 1000);
+    assert_eq!(daemon.end(Signal::KILL).code(), None);
+    daemon.wait_until_nfs_are_gone();
+    assert!(daemon.run_dir().join("nf.sock").exists(), "a kill -9 leaves the sockets for the next start");
+    let mut daemon = Daemon::again(daemon.into_folder());
+    let stats = daemon.wait("packets flow again", |s| find_port(s, "out").tx_packets > 1000);
+    assert!(stats.nfs.iter().all(|nf| nf.state == NfState::Running), "{stats:#?}");
+    daemon.stop();
+}
+
+#[test]
+fn a_wrong_configuration_starts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = refusal(folder.path(), &(head(folder.path(), "") + &endless().replace("egress = \"out\"", "egress = \"oot\"")));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("oot") && said.contains("out"), "{said}");
+    assert!(!folder.path().join("run").exists());
+}

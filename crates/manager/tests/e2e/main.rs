@@ -1,0 +1,12 @@
+//! The daemon end to end: real `sluiced`, real NF processes, packets from port to port.
+//!
+//! Each test runs a daemon of its own in a folder of its own, waits for conditions and never for a time, and leaves nothing behind,
+//! also when it fails.
+
+mod changes;
+mod faults;
+mod hostile;
+mod input;
+mod lifecycle;
+mod pcap;
+mod support;

@@ -1,0 +1,186 @@
+//! Captures replayed through NFs come out byte for byte, in order: of both formats, in both byte orders, with all sizes of packets.
+//!
+//! Captures are written and read here by a few lines that know nothing of the daemon's own decoder. `scripts/replay-corpus` does the
+//! same for a folder of real captures, with tshark and editcap to compare.
+
+use std::path::Path;
+
+use crate::support::{Daemon, chain, find_port, head, port, refusal, service};
+
+/// Packets of all sizes: none so short that it has no Ethernet header, and then some; IP and not; up to jumbo.
+fn packets() -> Vec<Vec<u8>> {
+    let sizes = [1, 2, 13, 14, 15, 33, 34, 41, 42, 59, 60, 61, 63, 64, 65, 127, 128, 590, 1514, 1518, 4000, 9000, 9200];
+    let kinds: [&[u8]; 5] =
+        [&[0x08, 0x00, 0x45], &[0x86, 0xdd, 0x60], &[0x08, 0x06], &[0x81, 0x00, 0, 5, 0x08, 0x00, 0x45], &[0, 9]];
+    let packet = |(i, size): (usize, usize)| {
+        let mut packet: Vec<u8> = (0..size).map(|at| (at * 7 + i * 31) as u8).collect();
+        for (byte, kind) in packet.iter_mut().skip(12).zip(kinds[i % kinds.len()]) {
+            *byte = *kind;
+        }
+        packet
+    };
+    (0..40).flat_map(|_| sizes).enumerate().map(packet).collect()
+}
+
+/// Byte order of a capture.
+#[derive(Clone, Copy)]
+pub enum Order {
+    Little,
+    Big,
+}
+
+impl Order {
+    fn u32(self, value: u32) -> [u8; 4] {
+        match self {
+            Self::Little => value.to_le_bytes(),
+            Self::Big => value.to_be_bytes(),
+        }
+    }
+
+    fn u16(self, value: u16) -> [u8; 2] {
+        match self {
+            Self::Little => value.to_le_bytes(),
+            Self::Big => value.to_be_bytes(),
+        }
+    }
+}
+
+/// A pcap of these packets; the magic says which unit its times have.
+pub fn pcap(order: Order, magic: u32, link: u32, packets: &[Vec<u8>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    out.extend(order.u32(magic));
+    out.extend([order.u16(2), order.u16(4)].concat());
+    for word in [0, 0, 262_144, link] {
+        out.extend(order.u32(word));
+    }
+    for (i, packet) in packets.iter().enumerate() {
+        for word in [1_700_000_000, i as u32, packet.len() as u32, packet.len() as u32] {
+            out.extend(order.u32(word));
+        }
+        out.extend(packet);
+    }
+    out
+}
+
+/// Times in microseconds.
+pub const MICROS: u32 = 0xa1b2_c3d4;
+/// Times in nanoseconds.
+const NANOS: u32 = 0xa1b2_3c4d;
+
+/// A pcapng of these packets: a section, an Ethernet interface, and enhanced packet blocks.
+fn pcapng(order: Order, packets: &[Vec<u8>]) -> Vec<u8> {
+    let block = |kind: u32, body: Vec<u8>| {
+        let mut body = body;
+        body.resize(body.len().next_multiple_of(4), 0);
+        let len = order.u32(body.len() as u32 + 12);
+        [&order.u32(kind)[..], &len, &body, &len].concat()
+    };
+    let header = [order.u32(0x1a2b_3c4d), [order.u16(1), order.u16(0)].concat().try_into().unwrap(), [0xff; 4], [0xff; 4]].concat();
+    let interface = [&order.u16(1)[..], &order.u16(0), &order.u32(262_144)].concat();
+    let mut out = [block(0x0a0d_0d0a, header), block(1, interface)].concat();
+    for (i, packet) in packets.iter().enumerate() {
+        let mut body = Vec::new();
+        for word in [0, 0x0005_0000, i as u32, packet.len() as u32, packet.len() as u32] {
+            body.extend(order.u32(word));
+        }
+        body.extend(packet);
+        out.extend(block(6, body));
+    }
+    out
+}
+
+/// The packets of a little-endian pcap, which the daemon writes.
+fn read(path: &Path) -> Vec<Vec<u8>> {
+    let bytes = std::fs::read(path).unwrap();
+    let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert_eq!((word(0), word(20)), (NANOS, 1));
+    let mut packets = Vec::new();
+    let mut at = 24;
+    while at < bytes.len() {
+        let len = word(at + 8) as usize;
+        assert_eq!(len, word(at + 12) as usize);
+        packets.push(bytes[at + 16..at + 16 + len].to_vec());
+        at += 16 + len;
+    }
+    packets
+}
+
+/// Replays a file through a chain of NFs with room for jumbo packets, and gives back what was written.
+fn replay(capture: &[u8], packets: usize, services: &[(&str, &str, &str)]) -> Vec<Vec<u8>> {
+    let files = tempfile::tempdir().unwrap();
+    let (source, target) = (files.path().join("in.pcap"), files.path().join("out.pcap"));
+    std::fs::write(&source, capture).unwrap();
+    let mut text = "packet_bytes = 9300\n".to_string();
+    text += &port("in", "pcap", &format!("read = {source:?}\noverload = \"wait\""));
+    text += &port("out", "pcap", &format!("write = {target:?}"));
+    for (name, exec, keys) in services {
+        text += &service(name, exec, &format!("ring = 64\n{keys}"));
+    }
+    let names: Vec<&str> = services.iter().map(|(name, ..)| *name).collect();
+    let mut daemon = Daemon::start("", &(text + &chain("c", "in", &names, "out", "")));
+    let done =
+        |s: &sluice_manager::control::model::Stats| find_port(s, "in").finished && find_port(s, "out").tx_packets >= packets as u64;
+    daemon.wait("the capture has passed", done);
+    daemon.wait_until_empty();
+    daemon.stop();
+    read(&target)
+}
+
+const UNCHANGED: [(&str, &str, &str); 3] =
+    [("a", "sluice-nf-bridge", ""), ("m", "sluice-nf-monitor", ""), ("b", "sluice-nf-bridge", "")];
+
+#[track_caller]
+fn comes_out_the_same(capture: &[u8], packets: &[Vec<u8>]) {
+    let written = replay(capture, packets.len(), &UNCHANGED);
+    assert_eq!(written.len(), packets.len());
+    let differs = written.iter().zip(packets).position(|(a, b)| a != b);
+    assert_eq!(differs, None, "the first packet that differs");
+}
+
+#[test]
+fn a_pcap_passes_unchanged() {
+    let packets = packets();
+    comes_out_the_same(&pcap(Order::Little, MICROS, 1, &packets), &packets);
+}
+
+#[test]
+fn a_big_endian_pcap_with_nanoseconds_passes_unchanged() {
+    let packets = packets();
+    comes_out_the_same(&pcap(Order::Big, NANOS, 1, &packets), &packets);
+}
+
+#[test]
+fn a_pcapng_passes_unchanged() {
+    let packets = packets();
+    comes_out_the_same(&pcapng(Order::Little, &packets), &packets);
+    comes_out_the_same(&pcapng(Order::Big, &packets), &packets);
+}
+
+#[test]
+fn another_link_type_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("raw.pcap");
+    std::fs::write(&file, pcap(Order::Little, MICROS, 101, &packets())).unwrap();
+    let text = head(folder.path(), "")
+        + &port("in", "pcap", &format!("read = {file:?}"))
+        + &port("out", "sink", "")
+        + &chain("c", "in", &[], "out", "");
+    let output = refusal(folder.path(), &text);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("link type 101") && said.contains("only Ethernet"), "{said}");
+    assert!(!folder.path().join("run").exists());
+}
+
+#[test]
+fn what_is_encrypted_and_decrypted_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "1 000102030405060708090a0b0c0d0e0f\n").unwrap();
+    let args = format!("args = [\"--keys\", {keys:?}]");
+    let packets: Vec<Vec<u8>> = packets().into_iter().filter(|p| p.len() >= 60).collect();
+    let crypt = [("e", "sluice-nf-encrypt", args.as_str()), ("d", "sluice-nf-decrypt", args.as_str())];
+    let written = replay(&pcap(Order::Little, MICROS, 1, &packets), packets.len(), &crypt);
+    assert_eq!(written.len(), packets.len());
+    assert_eq!(written.iter().zip(&packets).position(|(a, b)| a != b), None, "the first packet that differs");
+}

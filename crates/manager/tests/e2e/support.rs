@@ -1,0 +1,275 @@
+//! What the tests share: a daemon that ends with its test, its configuration, and waiting for what it says.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use sluice_manager::control::client::Client;
+use sluice_manager::control::model::{Chain, Nf, Port, Stats};
+
+/// How long anything may take, on a slow machine that does a lot besides.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The NFs that the tests run.
+const NFS: [&str; 3] = ["sluice-nf-bridge", "sluice-nf-monitor", "sluice-nf-crypt"];
+
+fn target() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().expect("a program lies in a folder")
+}
+
+/// Builds the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them.
+fn build_nfs() {
+    static BUILT: OnceLock<()> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo.arg("build").arg("--quiet").current_dir(env!("CARGO_MANIFEST_DIR"));
+        cargo.arg("--target-dir").arg(target().parent().expect("a profile's folder lies in the target folder"));
+        if target().ends_with("release") {
+            cargo.arg("--release");
+        }
+        let mut nfs = Command::new(cargo.get_program());
+        nfs.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).arg("--bins");
+        NFS.iter().for_each(|nf| {
+            nfs.args(["-p", nf]);
+        });
+        assert!(nfs.status().expect("cargo runs").success(), "build the NFs: cargo build --workspace");
+        cargo.args(["-p", "sluice-manager", "--example", "hostile_nf"]);
+        if cfg!(feature = "dpdk") {
+            // As the daemon itself was built, so that its library is not built once more.
+            cargo.args(["--features", "dpdk"]);
+        }
+        assert!(cargo.status().expect("cargo runs").success(), "build the hostile NF: cargo build --example hostile_nf");
+    });
+}
+
+/// The program of the NF that breaks the rules.
+pub fn hostile_nf() -> String {
+    target().join("examples/hostile_nf").display().to_string()
+}
+
+/// A port's section.
+pub fn port(name: &str, kind: &str, keys: &str) -> String {
+    format!("[[port]]\nname = \"{name}\"\nkind = \"{kind}\"\n{keys}\n")
+}
+
+/// A service's section.
+pub fn service(name: &str, exec: &str, keys: &str) -> String {
+    format!("[[service]]\nname = \"{name}\"\nexec = \"{exec}\"\n{keys}\n")
+}
+
+/// A chain's section and the rule that leads there from a port of the chain's own.
+pub fn chain(name: &str, ingress: &str, services: &[&str], egress: &str, keys: &str) -> String {
+    format!(
+        "[[chain]]\nname = \"{name}\"\nservices = {services:?}\negress = \"{egress}\"\n{keys}\n\
+         [[rule]]\nname = \"{name}\"\nport = \"{ingress}\"\nchain = \"{name}\"\n"
+    )
+}
+
+/// A daemon that ends with its test.
+pub struct Daemon {
+    child: Child,
+    folder: tempfile::TempDir,
+    seen: Vec<u32>,
+}
+
+/// The head of a configuration: a small arena and threads that sleep, so that several tests share two cores.
+pub fn head(folder: &Path, manager: &str) -> String {
+    let run = folder.join("run");
+    format!(
+        "[manager]\nruntime_dir = {run:?}\nidle = \"sleep\"\n{manager}\n\
+         [memory]\nframes = 2048\nhugepages = \"never\"\n"
+    )
+}
+
+/// A command that runs the daemon on a configuration in this folder.
+pub fn command(folder: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluiced"));
+    command.arg(folder.join("sluice.toml")).stdin(Stdio::null());
+    command
+}
+
+/// Runs the daemon on a configuration that it refuses, and says what it said.
+pub fn refusal(folder: &Path, config: &str) -> Output {
+    std::fs::write(folder.join("sluice.toml"), config).unwrap();
+    command(folder).output().unwrap()
+}
+
+impl Daemon {
+    /// Starts a daemon with more keys of `[manager]` and the sections of `body`, and waits until it is ready.
+    pub fn start(manager: &str, body: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = head(folder.path(), manager) + body;
+        std::fs::write(folder.path().join("sluice.toml"), config).unwrap();
+        Self::again(folder)
+    }
+
+    /// Starts a daemon on the configuration that lies in a folder.
+    pub fn again(folder: tempfile::TempDir) -> Self {
+        build_nfs();
+        let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let child = command(folder.path()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        let mut daemon = Self { child, folder, seen: Vec::new() };
+        let until = Instant::now() + PATIENCE;
+        while !daemon.log().contains("sluiced: ready") {
+            if let Some(status) = daemon.child.try_wait().unwrap() {
+                panic!("sluiced ended with {status}:\n{}", daemon.log());
+            }
+            assert!(Instant::now() < until, "sluiced is not ready:\n{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        daemon.stats();
+        daemon
+    }
+
+    /// The folder of its configuration.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Its runtime folder.
+    pub fn run_dir(&self) -> PathBuf {
+        self.folder().join("run")
+    }
+
+    /// What it has said.
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder().join("log")).unwrap_or_default()
+    }
+
+    /// A client of it.
+    pub fn client(&self) -> Client {
+        Client::new(&self.run_dir().join("control.sock")).unwrap()
+    }
+
+    /// Its counters.
+    pub fn stats(&mut self) -> Stats {
+        let stats = self.client().stats().unwrap_or_else(|error| panic!("{error}\n{}", self.log()));
+        self.seen.extend(stats.nfs.iter().filter_map(|nf| nf.pid));
+        stats
+    }
+
+    /// Waits until its counters say what is waited for.
+    #[track_caller]
+    pub fn wait(&mut self, what: &str, mut is: impl FnMut(&Stats) -> bool) -> Stats {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            let stats = self.stats();
+            if is(&stats) {
+                return stats;
+            }
+            if Instant::now() > until {
+                panic!("waited in vain until {what}:\n{stats:#?}\n{}", self.log());
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Waits until a sink has had so many packets, and checks that it had each once and in order.
+    #[track_caller]
+    pub fn wait_for_all(&mut self, source: &str, sink: &str, packets: u64) {
+        let stats = self.wait(&format!("{sink} has all of {source}"), |s| {
+            find_port(s, source).finished && find_port(s, sink).tx_packets >= packets
+        });
+        assert_nothing_amiss(&stats, sink, packets);
+    }
+
+    /// Waits until no packet is inside.
+    #[track_caller]
+    pub fn wait_until_empty(&mut self) {
+        self.wait("all frames are free", |s| s.status.frames.in_use == 0 && s.nfs.iter().all(|nf| nf.frames_held == 0));
+    }
+
+    /// Ends what a port of this chain sends.
+    pub fn silence(&mut self, chain: &str, ingress: &str) {
+        self.client().remove_rule(chain).unwrap();
+        self.client().remove_port(ingress).unwrap();
+    }
+
+    /// Sends a signal to the daemon, and waits for its end.
+    pub fn end(&mut self, signal: Signal) -> ExitStatus {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+        let until = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < until, "sluiced does not end:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until every process of an NF that was ever seen is gone.
+    #[track_caller]
+    pub fn wait_until_nfs_are_gone(&self) {
+        let until = Instant::now() + PATIENCE;
+        while let Some(pid) = self.seen.iter().find(|pid| is_alive(**pid)) {
+            assert!(Instant::now() < until, "NF process {pid} is left");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Stops the daemon as an operator does, and checks that it leaves nothing behind.
+    #[track_caller]
+    pub fn stop(mut self) {
+        self.stats();
+        let status = self.end(Signal::TERM);
+        assert!(status.success(), "{status}:\n{}", self.log());
+        assert!(!self.run_dir().exists(), "{:?}", std::fs::read_dir(self.run_dir()).map(Iterator::collect::<Vec<_>>));
+        if let Some(pid) = self.seen.iter().find(|pid| is_alive(**pid)) {
+            panic!("NF process {pid} is left");
+        }
+    }
+
+    /// Gives its folder away; the daemon has ended.
+    pub fn into_folder(mut self) -> tempfile::TempDir {
+        std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // The kernel ends its NFs with it.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn is_alive(pid: u32) -> bool {
+    Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
+}
+
+/// Sends a signal to the process of an NF.
+pub fn signal(nf: &Nf, signal: Signal) {
+    let pid = nf.pid.and_then(|pid| Pid::from_raw(pid as i32)).expect("it runs");
+    kill_process(pid, signal).unwrap();
+}
+
+/// A port of this name.
+#[track_caller]
+pub fn find_port<'a>(stats: &'a Stats, name: &str) -> &'a Port {
+    stats.ports.iter().find(|port| port.name == name).unwrap_or_else(|| panic!("no port {name}"))
+}
+
+/// An NF of this name.
+#[track_caller]
+pub fn find_nf<'a>(stats: &'a Stats, name: &str) -> &'a Nf {
+    stats.nfs.iter().find(|nf| nf.name == name).unwrap_or_else(|| panic!("no NF {name}"))
+}
+
+/// A chain of this name.
+#[track_caller]
+pub fn find_chain<'a>(stats: &'a Stats, name: &str) -> &'a Chain {
+    stats.chains.iter().find(|chain| chain.name == name).unwrap_or_else(|| panic!("no chain {name}"))
+}
+
+/// Checks that a sink has had so many packets of a generator, each once and in order.
+#[track_caller]
+pub fn assert_nothing_amiss(stats: &Stats, sink: &str, packets: u64) {
+    let sink = find_port(stats, sink);
+    assert_eq!(sink.tx_packets, packets);
+    for (what, expected) in [("stamped", packets as f64), ("lost", 0.0), ("reordered", 0.0), ("duplicated", 0.0)] {
+        assert_eq!(sink.details.get(what), Some(&expected), "{what} of {}: {:?}", sink.name, sink.details);
+    }
+}
