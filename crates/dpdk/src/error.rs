@@ -94,20 +94,15 @@ pub(crate) fn device_hint(root: &Path, has_interface: impl Fn(&str) -> bool, dev
         return pci_hint(root, device_name(devargs), code);
     }
     let name = device_name(devargs);
-    if let Some(interface) =
-        device_argument(devargs, "iface").filter(|_| name.starts_with("net_af_") || name.starts_with("eth_af_"))
-    {
-        if !has_interface(interface) {
-            return format!("there is no interface {interface} in this network namespace; see `ip link`");
-        }
+    let over_kernel = name.starts_with("net_af_") || name.starts_with("eth_af_");
+    if let Some(interface) = device_argument(devargs, "iface").filter(|interface| over_kernel && !has_interface(interface)) {
+        return format!("there is no interface {interface} in this network namespace; see `ip link`");
     }
-    if let Some(file) = device_argument(devargs, "rx_pcap").filter(|file| file.starts_with('/')) {
-        if !root.join(file.trim_start_matches('/')).exists() {
-            return format!("there is no file {file}");
-        }
+    let is_missing = |file: &&str| file.strip_prefix('/').is_some_and(|below| !root.join(below).exists());
+    if let Some(file) = device_argument(devargs, "rx_pcap").filter(is_missing) {
+        return format!("there is no file {file}");
     }
-    let needs_raw = name.starts_with("net_af_") || name.starts_with("net_tap");
-    if needs_raw && !has_network_capabilities(root) {
+    if (over_kernel || name.starts_with("net_tap")) && !has_network_capabilities(root) {
         return "this process may not open raw sockets; run it as root or with CAP_NET_RAW and CAP_NET_ADMIN".into();
     }
     if name.starts_with("net_tap") && !root.join("dev/net/tun").exists() {

@@ -522,7 +522,10 @@ fn veth_scenario(huge: bool) {
         }
         done.store(true, Ordering::Relaxed);
     });
-    assert!(a.stats().rx_packets >= 6 && b.stats().tx_packets >= 6, "{:?} {:?}", a.stats(), b.stats());
+    // Three questions one way, three answers the other.
+    for stats in [a.stats(), b.stats()] {
+        assert!(stats.rx_packets >= 3 && stats.tx_packets >= 3, "{stats:?}");
+    }
     assert_eq!(a_queue.drops(), Default::default());
     drop((a, b, a_queue, b_queue));
     assert_eq!(rig.pool.available(), FRAMES);

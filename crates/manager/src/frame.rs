@@ -56,6 +56,8 @@ pub struct FramePool {
     kind: Kind,
 }
 
+// There is one pool, so the room that the smaller kind wastes is of no account.
+#[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 enum Kind {
     Own(ArrayQueue<Batch>),
