@@ -1,7 +1,7 @@
 //! How an NF and the manager meet: one message each way over a Unix socket (SOCK_SEQPACKET), the second with file descriptors.
 //!
 //! 1. The NF connects to the manager's socket (its path is in the variable `SLUICE_SOCKET` of a spawned NF) and sends [`Hello`].
-//! 2. The manager answers [`Welcome`] with the descriptors of the arena, the NF's region and its core page, or [`Refusal`].
+//! 2. The manager answers [`Welcome`] with the descriptors of the arena, the NF's region and its core page, or [`Answer::Refusal`].
 //! 3. The socket stays open. The NF's end closing means that it has left.
 //!
 //! | state | may become | by |

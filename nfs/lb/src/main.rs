@@ -27,7 +27,7 @@ use balancer::{Balancer, Pool, Rewrite, Service};
 #[derive(Debug, Parser)]
 #[command(name = "sluice-nf-lb", version, after_help = HELP)]
 struct Args {
-    /// Virtual address and port, such as 192.0.2.1:80 or [2001:db8::1]:80
+    /// Virtual address and port, such as `192.0.2.1:80` or `[2001:db8::1]:80`
     #[arg(long, value_name = "ADDRESS:PORT")]
     vip: SocketAddr,
     /// Protocol of the service

@@ -1,8 +1,8 @@
 //! Serves the control API on a Unix socket.
 //!
 //! One thread runs a single-threaded runtime that accepts, reads and writes; each call of the [`Backend`] runs on a thread of the
-//! runtime's pool, so a long one (a trace, a chain that drains) holds up nobody else. The routes stand in one table,
-//! `routes`, which the router is built from and the test of the OpenAPI document reads.
+//! runtime's pool, so a long one (a trace, a chain that drains) holds up nobody else. The routes stand in one table, `routes`, which the
+//! router is built from and the test of the OpenAPI document reads.
 //!
 //! Limits ([`Limits`]): so many clients at a time, the next ones wait in the socket's backlog; a client that sends no request, or
 //! half of one, is closed; a body over the limit is refused; a call that takes too long is answered with 504 (and ends by itself).
@@ -36,7 +36,7 @@ use super::{ApiError, Backend, ErrorBody, ErrorKind};
 use crate::config::model as config;
 use crate::telemetry::prometheus;
 
-/// The description of this API.
+/// The description of this API, as `routes` serve it.
 pub const OPENAPI: &str = include_str!("../../../../deploy/openapi.json");
 
 /// What a client may take.
