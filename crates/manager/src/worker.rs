@@ -640,7 +640,13 @@ impl Worker {
 
 /// Finds the paths of the packets that a queue holds.
 #[inline]
-fn classify(classifier: &mut Classifier, registry: &PathRegistry, plane: &mut Plane, owned: &mut OwnedQueue, rule_hits: &mut [u64]) {
+fn classify(
+    classifier: &mut Classifier,
+    registry: &PathRegistry,
+    plane: &mut Plane,
+    owned: &mut OwnedQueue,
+    rule_hits: &mut [u64],
+) {
     let (from, to) = (owned.from, owned.to);
     let held = &owned.packets[from..to];
     let now_ms = plane.now_ns / 1_000_000;

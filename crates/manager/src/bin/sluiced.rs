@@ -14,14 +14,17 @@ use sluice_manager::supervisor::Supervisor;
 
 /// Runs chains of network functions: takes packets from ports, through NF processes that share cores, to ports.
 #[derive(Debug, Parser)]
-#[command(version, after_help = "\
+#[command(
+    version,
+    after_help = "\
 Stays in the foreground and tells systemd when it is ready (Type=notify). SIGTERM and SIGINT stop it: packets inside are let out
 first, and everything that it made on the host is removed. SIGHUP reads CONFIG again and changes what differs while packets flow.
 
 Examples:
   sluice check sluice.toml     say what is wrong with a configuration, without starting anything
   sluiced sluice.toml          run it
-  sluice top                   watch it, from another terminal")]
+  sluice top                   watch it, from another terminal"
+)]
 struct Args {
     /// The configuration file (`sluice check --explain` describes its keys).
     config: PathBuf,
@@ -114,7 +117,9 @@ fn reload(remote: &dyn Backend, path: &std::path::Path) {
 fn supported() -> anyhow::Result<()> {
     #[cfg(target_arch = "x86_64")]
     if !(std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("bmi2")) {
-        anyhow::bail!("this processor lacks AVX2 or BMI2, which this build needs; build with RUSTFLAGS='-C target-cpu=native' on it");
+        anyhow::bail!(
+            "this processor lacks AVX2 or BMI2, which this build needs; build with RUSTFLAGS='-C target-cpu=native' on it"
+        );
     }
     Ok(())
 }

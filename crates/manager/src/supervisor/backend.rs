@@ -127,7 +127,8 @@ impl Supervisor {
                 None => packets.push((event.packet, vec![event])),
             }
         }
-        let port = |number: u16| self.ports.get(number as usize).and_then(|p| Some(p.as_ref()?.config.name.clone())).unwrap_or_default();
+        let port =
+            |number: u16| self.ports.get(number as usize).and_then(|p| Some(p.as_ref()?.config.name.clone())).unwrap_or_default();
         let nf = |number: u16| self.nfs.get(&number).map_or_else(|| format!("number {number}"), |nf| nf.name.clone());
         let registry = self.plane.registry();
         let told: Vec<api::TracedPacket> = packets
@@ -187,7 +188,10 @@ impl Backend for Remote {
                     known.instances = now.instances;
                 }
             }
-            s.nf_reports().into_iter().find(|r| r.number == u32::from(nf)).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))
+            s.nf_reports()
+                .into_iter()
+                .find(|r| r.number == u32::from(nf))
+                .ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))
         })
     }
 
@@ -222,7 +226,9 @@ impl Backend for Remote {
         let gone = self.change(move |s| {
             if let Some(chain) = s.config.chains.iter().find(|c| c.services.contains(&name)) {
                 let chain = &chain.name;
-                return Err(SupervisorError::Conflict(format!("chain `{chain}` passes service `{name}`; change or remove it first")));
+                return Err(SupervisorError::Conflict(format!(
+                    "chain `{chain}` passes service `{name}`; change or remove it first"
+                )));
             }
             s.remove_service(&name)
         })?;
@@ -287,7 +293,9 @@ impl Backend for Remote {
         self.change(move |s| {
             if let Some(chain) = s.config.chains.iter().find(|c| c.egress == name) {
                 let chain = &chain.name;
-                return Err(SupervisorError::Conflict(format!("chain `{chain}` leaves by port `{name}`; change or remove it first")));
+                return Err(SupervisorError::Conflict(format!(
+                    "chain `{chain}` leaves by port `{name}`; change or remove it first"
+                )));
             }
             if s.config.rules.iter().any(|r| r.port.as_deref() == Some(&name)) {
                 return Err(SupervisorError::Conflict(format!("a rule names port `{name}`; remove the rule first")));

@@ -15,8 +15,8 @@ use crate::chain::Chain;
 use crate::config::diff::{self, Change};
 use crate::config::model::{self, Config, PortKind};
 use crate::config::{ConfigErrors, Problem, host, validate};
-use crate::nf::spawn::User;
 use crate::nf::State;
+use crate::nf::spawn::User;
 use crate::port::{self, OpenPort};
 
 /// What somebody waits for: NFs that are to be gone.
@@ -215,7 +215,15 @@ impl Supervisor {
         let counters = kept.unwrap_or_else(|| self.fresh_counters());
         let version = self.next_version;
         self.next_version += 1;
-        Ok(Arc::new(Chain { number, version, name: config.name.clone(), services, egress, on_failure: config.on_failure, counters }))
+        Ok(Arc::new(Chain {
+            number,
+            version,
+            name: config.name.clone(),
+            services,
+            egress,
+            on_failure: config.on_failure,
+            counters,
+        }))
     }
 
     /// Adds a chain.
@@ -268,7 +276,10 @@ impl Supervisor {
             })
             .collect();
         if !restart.is_empty() {
-            return Err(SupervisorError::Conflict(format!("{} cannot be changed on a running daemon; restart it", restart.join(", "))));
+            return Err(SupervisorError::Conflict(format!(
+                "{} cannot be changed on a running daemon; restart it",
+                restart.join(", ")
+            )));
         }
         Ok(changes)
     }
@@ -340,18 +351,18 @@ fn no_such(what: &str, name: &str) -> SupervisorError {
 
 /// The program of a service and the user that it runs as.
 fn program(config: &model::Service) -> Result<(Option<PathBuf>, Option<User>), SupervisorError> {
-        let exec = match &config.exec {
-            Some(exec) if !config.attach => {
-                let found = host::resolve_exec(exec, &host::Host::here());
-                Some(found.map_err(|why| SupervisorError::Invalid(format!("service {}: {why}", config.name)))?)
-            }
-            _ => None,
-        };
-        let user = match &config.user {
-            Some(user) => {
-                Some(User::look_up(user).map_err(|error| SupervisorError::Invalid(format!("service {}: {error}", config.name)))?)
-            }
-            None => None,
-        };
+    let exec = match &config.exec {
+        Some(exec) if !config.attach => {
+            let found = host::resolve_exec(exec, &host::Host::here());
+            Some(found.map_err(|why| SupervisorError::Invalid(format!("service {}: {why}", config.name)))?)
+        }
+        _ => None,
+    };
+    let user = match &config.user {
+        Some(user) => {
+            Some(User::look_up(user).map_err(|error| SupervisorError::Invalid(format!("service {}: {error}", config.name)))?)
+        }
+        None => None,
+    };
     Ok((exec, user))
 }

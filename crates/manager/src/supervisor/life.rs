@@ -257,7 +257,8 @@ impl Supervisor {
         let place = nf.place.take();
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         let (service_number, attach) = (nf.service, service.config.attach);
-        let restart = self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
+        let restart =
+            self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
         let ran_for = nf.started_at.elapsed();
         let condemned = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Violations);
         nf.state = match was {

@@ -171,7 +171,8 @@ impl Supervisor {
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?);
         let interest = epoll::EventFlags::IN;
         epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(token::WAKE), interest).map_err(system("watch requests"))?;
-        epoll::add(&epoll, listener.fd(), epoll::EventData::new_u64(token::LISTENER), interest).map_err(system("watch the NF socket"))?;
+        epoll::add(&epoll, listener.fd(), epoll::EventData::new_u64(token::LISTENER), interest)
+            .map_err(system("watch the NF socket"))?;
         let (remote, jobs) = channel();
         let wanted = config.clone();
         let mut this = Self {

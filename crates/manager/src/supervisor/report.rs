@@ -84,7 +84,8 @@ impl ThreadMeter {
             if passed < 50e6 && !self.percent.is_empty() {
                 return self.percent.clone();
             }
-            self.percent = busy.iter().zip(before).map(|(b, a)| (b.saturating_sub(*a) as f64 * 100.0 / passed).min(100.0)).collect();
+            self.percent =
+                busy.iter().zip(before).map(|(b, a)| (b.saturating_sub(*a) as f64 * 100.0 / passed).min(100.0)).collect();
         } else {
             self.percent = vec![0.0; busy.len()];
         }
@@ -161,7 +162,9 @@ impl Supervisor {
                     finished = Some(finished.unwrap_or(true) && *done);
                 }
             }
-            for (name, q) in [("latency_ns_p50", 0.5), ("latency_ns_p90", 0.9), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)] {
+            for (name, q) in
+                [("latency_ns_p50", 0.5), ("latency_ns_p90", 0.9), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)]
+            {
                 if let Some(value) = latency.quantile(q) {
                     details.insert(name.into(), value as f64);
                 }
