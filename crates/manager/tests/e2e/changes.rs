@@ -21,7 +21,11 @@ fn steady() -> String {
 /// The chain that was watched has lost nothing: what entered has left, and the sink missed none in between.
 fn settle(mut daemon: Daemon) {
     daemon.client().remove_rule("steady").unwrap();
-    let stats = daemon.wait("its packets have left", |s| find_chain(s, "steady").entry_packets == find_port(s, "all").tx_packets);
+    let stats = daemon.wait("its packets have left", |s| {
+        let sink = find_port(s, "all");
+        let entered = find_chain(s, "steady").entry_packets;
+        entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
+    });
     assert_nothing_amiss(&stats, "all", find_chain(&stats, "steady").entry_packets);
     daemon.client().remove_port("steady").unwrap();
     daemon.wait_until_empty();
