@@ -11,7 +11,7 @@ use crate::support::{Daemon, assert_nothing_amiss, chain, find_chain, find_nf, f
 
 /// A chain whose packets are watched while others change.
 fn steady() -> String {
-    port("steady", "gen", "rate = 20000\nflows = 8\noverload = \"wait\"")
+    port("steady", "gen", "rate = 5000\nflows = 8\noverload = \"wait\"")
         + &port("all", "sink", "")
         + &service("s", "sluice-nf-bridge", "")
         + &service("t", "sluice-nf-bridge", "")
@@ -83,7 +83,7 @@ fn a_configuration_is_applied_beside_a_chain_that_loses_nothing() {
     daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 500);
     let more = |keys: &str| {
         steady()
-            + &port("in", "gen", &format!("rate = 5000\noverload = \"wait\"\n{keys}"))
+            + &port("in", "gen", &format!("rate = 2000\noverload = \"wait\"\n{keys}"))
             + &port("out", "sink", "")
             + &service("x", "sluice-nf-bridge", "instances = 2")
             + &chain("new", "in", &["x"], "out", "")
@@ -93,11 +93,11 @@ fn a_configuration_is_applied_beside_a_chain_that_loses_nothing() {
         daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes
     };
     assert!(!apply(&daemon, &more("")).is_empty());
-    daemon.wait("the new chain delivers", |s| find_port(s, "out").tx_packets > 1_000);
+    daemon.wait("the new chain delivers", |s| find_port(s, "out").tx_packets > 300);
     assert_eq!(apply(&daemon, &more("")), vec![], "the same again changes nothing");
     assert!(!apply(&daemon, &more("size = 200")).is_empty());
     let before = find_port(&daemon.stats(), "out").tx_packets;
-    daemon.wait("the changed port delivers", |s| find_port(s, "out").tx_packets > before + 1_000);
+    daemon.wait("the changed port delivers", |s| find_port(s, "out").tx_packets > before + 300);
     assert!(!apply(&daemon, &steady()).is_empty());
     let stats = daemon.stats();
     assert_eq!((stats.nfs.len(), stats.chains.len(), stats.ports.len()), (2, 1, 2));
