@@ -4,12 +4,12 @@ use sluice_manager::control::model::NfState;
 
 use crate::support::{Daemon, chain, find_nf, hostile_nf, port, service};
 
-const PACKETS: u64 = 30_000;
+const PACKETS: u64 = 5_000;
 
 /// Runs a chain with a hostile NF beside a healthy one on the same core. Says how often the hostile one was caught.
 fn beside_a_healthy_chain(mode: &str) -> u64 {
-    let mut text = port("load", "gen", "rate = 20000\nflows = 8") + &port("away", "sink", "");
-    text += &port("steady", "gen", &format!("rate = 20000\ncount = {PACKETS}\nflows = 8\noverload = \"wait\""));
+    let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
+    text += &port("steady", "gen", &format!("rate = 5000\ncount = {PACKETS}\nflows = 8\noverload = \"wait\""));
     text += &port("all", "sink", "");
     for name in ["front", "s", "t"] {
         text += &service(name, "sluice-nf-bridge", "");

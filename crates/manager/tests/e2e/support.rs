@@ -170,7 +170,10 @@ impl Daemon {
     #[track_caller]
     pub fn wait_for_all(&mut self, source: &str, sink: &str, packets: u64) {
         let stats = self.wait(&format!("{sink} has all of {source}"), |s| {
-            find_port(s, source).finished && find_port(s, sink).tx_packets >= packets
+            let sink = find_port(s, sink);
+            // The details are told a moment after the counters.
+            let stamped = sink.details.get("stamped").is_some_and(|n| *n >= packets as f64);
+            find_port(s, source).finished && sink.tx_packets >= packets && stamped
         });
         assert_nothing_amiss(&stats, sink, packets);
     }
