@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -104,6 +104,8 @@ pub struct DataPlane {
     clock: Clock,
     cores: HashMap<(usize, Option<String>), Core>,
     slots: u32,
+    /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`].
+    in_flight: HashMap<u16, Arc<AtomicU32>>,
 }
 
 /// A slot on a core's page, given to an NF.
@@ -181,6 +183,7 @@ impl DataPlane {
                 frames: FrameCache::new(pool.clone(), arena.clone(), if n == 1 { geometry.frames as usize } else { cached }),
                 tables: Arc::default(),
                 nfs: Vec::new(),
+                in_flight: Vec::new(),
                 out: Vec::new(),
                 latencies: Vec::new(),
                 no_rule: Counter::default(),
@@ -240,6 +243,7 @@ impl DataPlane {
             clock,
             cores: HashMap::new(),
             slots: manager.max_nfs,
+            in_flight: HashMap::new(),
         })
     }
 
@@ -361,7 +365,7 @@ impl DataPlane {
     /// [`PlaneError::Memory`], [`PlaneError::Silent`].
     #[allow(clippy::too_many_arguments)]
     pub fn attach(
-        &self,
+        &mut self,
         number: u16,
         name: &str,
         service: u16,
@@ -373,7 +377,9 @@ impl DataPlane {
         let layout = RegionLayout::new(self.links.len() as u32, capacity).expect("the configuration checks the ring size");
         let region = Region::create(layout)?;
         let (page, slot) = (place.page.clone(), place.slot);
-        let handle = NfHandle::new(number, name.into(), service, core, poll, region, page, slot, self.rx.len(), self.links.len());
+        let (rx, threads) = (self.rx.len(), self.links.len());
+        let in_flight = self.in_flight.entry(number).or_default().clone();
+        let handle = NfHandle::new(number, name.into(), service, core, poll, region, page, slot, rx, threads, in_flight);
         let drains = self.drains(number);
         let answers: Vec<_> = (0..self.links.len())
             .map(|thread| {

@@ -339,3 +339,37 @@ fn nfs_of_one_core_share_a_page_and_those_of_another_tenant_do_not() {
     rig.plane.vacate(&a);
     assert_eq!(rig.plane.place(1, None).unwrap().slot, a.slot);
 }
+
+#[test]
+fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_again() {
+    let mut rig = Rig::new(2, 16, Overload::Drop, OnFailure::Restart);
+    let mut first = rig.nf(0);
+    rig.put((0..16).map(|i| udp(1, i)));
+    let packets: Vec<Descriptor> = (0..16).map(|_| read(&mut first)).collect();
+    // The second NF goes while all packets are with the first. Half of them come back while it is gone, half when it is there again.
+    rig.tables.services[1].clear();
+    rig.publish();
+    rig.plane.detach(1).unwrap();
+    first.tx.enqueue(&packets[..8]).unwrap();
+    wait_for("the drops", || rig.dropped(Drop::NfGone) == 8);
+    let place = rig.plane.place(0, None).unwrap();
+    rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place).unwrap();
+    assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 8);
+    rig.tables.services[1].push(Member { nf: 1, id: 1 });
+    rig.publish();
+    let mut second = rig.nf(1);
+    first.tx.enqueue(&packets[8..]).unwrap();
+    for _ in 0..8 {
+        let packet = read(&mut second);
+        second.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("the other half", || rig.wire.written.lock().unwrap().len() == 8);
+    wait_for("all frames", || rig.is_empty());
+    assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));
+    rig.put([udp(1, 99)]);
+    let packet = read(&mut first);
+    first.tx.enqueue(&[packet]).unwrap();
+    let packet = read(&mut second);
+    second.tx.enqueue(&[packet]).unwrap();
+    wait_for("a packet of the open chain", || rig.wire.written.lock().unwrap().len() == 9);
+}

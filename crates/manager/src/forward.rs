@@ -13,7 +13,7 @@
 //! second time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use sluice_shm::BURST;
@@ -133,6 +133,8 @@ pub struct Plane {
     pub tables: Arc<Tables>,
     /// This thread's ends of the NFs' rings, by number.
     pub nfs: Vec<Option<NfEnd>>,
+    /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`]. Kept when an NF is gone.
+    pub in_flight: Vec<Option<Arc<AtomicU32>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,
     /// Latency by chain number, from entry to exit, of the sampled packets that left here.
@@ -182,8 +184,9 @@ impl Plane {
     /// Says that packets will not come to the NFs of their path from hop `from` on.
     pub fn release_from(&self, path: &Path, from: usize, n: u32) {
         for hop in path.hops.iter().skip(from).filter(|h| h.last_visit) {
-            if let Some(Some(end)) = self.nfs.get(hop.nf as usize) {
-                end.handle.release(n);
+            // Whether the NF is there or not.
+            if let Some(Some(in_flight)) = self.in_flight.get(hop.nf as usize) {
+                in_flight.fetch_sub(n, Ordering::Relaxed);
             }
         }
     }

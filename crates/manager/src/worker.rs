@@ -491,7 +491,9 @@ impl Worker {
                     let plane = &mut self.setup.plane;
                     if plane.nfs.len() <= number {
                         plane.nfs.resize_with(number + 1, || None);
+                        plane.in_flight.resize(number + 1, None);
                     }
+                    plane.in_flight[number] = Some(handle.in_flight.clone());
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer));
                     self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
                     if let Some(progress) = self.progress.get_mut(number) {

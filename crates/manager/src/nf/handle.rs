@@ -56,8 +56,9 @@ pub struct NfHandle {
     pub slot: u32,
     /// Most packets that may be on their way to it: its ring, less what several Rx threads might add at once.
     pub limit: u32,
-    /// Packets let in at a chain's entry that have still to pass it.
-    pub in_flight: AtomicU32,
+    /// Packets let in at a chain's entry that have still to pass it. Belongs to the NF's number and outlives its process: packets that
+    /// were let in before a restart pass the new process, or are dropped, and are counted off all the same.
+    pub in_flight: Arc<AtomicU32>,
     /// Whether it may be given packets.
     pub alive: AtomicBool,
     /// Forged descriptors and cursors.
@@ -83,6 +84,7 @@ impl NfHandle {
         slot: u32,
         rx_threads: usize,
         threads: usize,
+        in_flight: Arc<AtomicU32>,
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
         // Two Rx threads that look at once may each let in a burst more than there is room for.
@@ -97,7 +99,7 @@ impl NfHandle {
             core_page,
             slot,
             limit: capacity.saturating_sub(slack).max(1),
-            in_flight: AtomicU32::new(0),
+            in_flight,
             alive: AtomicBool::new(true),
             violations: AtomicU64::new(0),
             sentence: AtomicU8::new(Sentence::None as u8),

@@ -71,6 +71,21 @@ pub fn open(port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, 
     }
 }
 
+/// Reads what a port would read, without opening it, so that a capture that is cut short is told before anything has started. `room`
+/// is the largest packet, in bytes.
+///
+/// # Errors
+/// As [`open`].
+pub fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
+    match &port.kind {
+        PortKind::Pcap(settings) if settings.read.is_some() => {
+            let reading = crate::config::model::Pcap { write: None, ..settings.clone() };
+            pcap::open(&port.name, port.queues, &reading, room).map(drop)
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Why a port could not be opened. Each says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum PortError {
