@@ -285,9 +285,7 @@ impl Worker {
             }
             round = round.wrapping_add(1);
             if work > 0 {
-                if self.setup.idle == Idle::Sleep || round & 7 == 0 {
-                    last_work_ns = now;
-                }
+                last_work_ns = now;
             }
             if round.is_multiple_of(ROUNDS_PER_DUTY) {
                 self.setup.classifier.age(now / 1_000_000, self.setup.flow_timeout_ms, AGE_BUDGET);
@@ -676,7 +674,7 @@ fn classify(
         owned.flags[from + i] = classifier.key(i).flags();
         owned.paths[from + i] = match found {
             Lookup::Hit(decision) if decision.generation == generation => decision.path,
-            found => decide(classifier, registry, plane, ingress, i, *found, now_ms, rule_hits),
+            found => decide(classifier, registry, plane, ingress, (i, *found), rule_hits),
         };
     }
 }
@@ -690,19 +688,18 @@ fn copy_short(arena: &Arena, packet: &Packet, header: &mut [u8; SHORT]) {
     arena.read(packet.frame, packet.offset, &mut header[..(packet.len as usize).min(SHORT)]);
 }
 
-/// Decides about a flow that is new, or was decided under older tables.
+/// Decides about a flow that is new, or was decided under older tables: `i` is its packet's number in the last burst.
 #[cold]
 fn decide(
     classifier: &mut Classifier,
     registry: &PathRegistry,
     plane: &Plane,
     ingress: u16,
-    i: usize,
-    found: Lookup,
-    now_ms: u64,
+    (i, found): (usize, Lookup),
     rule_hits: &mut [u64],
 ) -> u32 {
     let tables = &plane.tables;
+    let now_ms = plane.now_ns / 1_000_000;
     // An earlier packet of the burst may have made the flow known.
     let found = match found {
         Lookup::Miss => classifier.again(i, now_ms),

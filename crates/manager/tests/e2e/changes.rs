@@ -152,7 +152,7 @@ fn flows_stay_with_their_instance_in_both_directions() {
     let stats = daemon.wait("both files were read", |s| find_port(s, "out").tx_packets == 2 * SUM);
     let first = shares(&stats);
     // Each flow counts twice, there and back: an odd bit would be a flow whose directions are apart.
-    let both_ways = |share: &u64| share % 2 == 0 && *share > 0;
+    let both_ways = |share: &u64| share.is_multiple_of(2) && *share > 0;
     assert!(first.iter().all(both_ways), "{first:?}");
     assert_eq!(first.iter().map(|share| share / 2).fold(0, |all, share| all ^ share), SUM, "{first:?}");
 

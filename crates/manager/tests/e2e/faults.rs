@@ -103,3 +103,17 @@ fn an_nf_that_stands_still_is_stopped_and_started_again() {
     daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
     settle(daemon);
 }
+
+#[test]
+fn packets_before_a_killed_nf_do_not_block_its_successor() {
+    let mut daemon = Daemon::start("", &two_chains(&bridge(), "restart"));
+    let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500);
+    signal(find_nf(&stats, "a.0"), Signal::STOP);
+    let stats = daemon.wait("packets stand before b", |s| find_nf(s, "a.0").frames_held > 100);
+    signal(find_nf(&stats, "b.0"), Signal::KILL);
+    let back = daemon.wait("b.0 is back", |s| find_nf(s, "b.0").restarts == 1 && find_nf(s, "b.0").state == NfState::Running);
+    signal(find_nf(&back, "a.0"), Signal::CONT);
+    let before = find_port(&back, "away").tx_packets;
+    daemon.wait("the chain delivers", |s| find_port(s, "away").tx_packets > before + 5_000);
+    settle(daemon);
+}
