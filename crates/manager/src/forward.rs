@@ -220,11 +220,9 @@ impl Plane {
             marked = Some((marked.map_or(0, |m| m.0), marked.map_or(0, |m| m.1) | TRACED));
         }
         let step = path.step(0);
-        let owner = match step {
-            Step::Nf(nf) => owner::FIRST_NF + nf,
-            Step::Port(_) => owner::MANAGER,
-        };
-        let plain = Held { owner, hop: 0, flags: 0, path: number }.pack();
+        let owner = owner_after(step);
+        let word = |flags| if owner == owner::FREE { 0 } else { Held { owner, hop: 0, flags, path: number }.pack() };
+        let plain = word(0);
         let mut burst = [Descriptor::default(); BURST];
         for ((packet, flags), descriptor) in packets.iter().zip(packet_flags).zip(&mut burst) {
             self.table.set(packet.frame, plain);
@@ -241,7 +239,7 @@ impl Plane {
         }
         if let Some((at, mark)) = marked {
             let frame = packets[at].frame;
-            self.table.set(frame, Held { owner, hop: 0, flags: mark, path: number }.pack());
+            self.table.set(frame, word(mark));
             self.entered_ns[frame as usize].store(self.now_ns, Ordering::Relaxed);
             burst[at].flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
             self.tell(frame, packets[at].len, mark, number, TraceWhat::ToNf(owner.wrapping_sub(owner::FIRST_NF)));
@@ -281,6 +279,7 @@ impl Plane {
                                     }
                                     page.set_pending(end.handle.slot);
                                 }
+                                producer.prefetch();
                                 queued
                             }
                             Err(_) => {
@@ -415,11 +414,10 @@ impl Plane {
             }
             // A run: packets at the same hop of the same path, which is what the word says.
             let step = path.step(hop + 1);
-            let owner = match step {
-                Step::Nf(nf) => owner::FIRST_NF + nf,
-                Step::Port(_) => owner::MANAGER,
+            let next = match step {
+                Step::Nf(_) => Held { owner: owner_after(step), hop: held.hop.wrapping_add(1), flags: 0, path: held.path }.pack(),
+                Step::Port(_) => 0,
             };
-            let next = Held { owner, hop: held.hop.wrapping_add(1), flags: 0, path: held.path }.pack();
             let start = i;
             loop {
                 let descriptor = &mut burst[i];
@@ -506,7 +504,7 @@ impl Plane {
                     }
                     self.latencies[chain].record(took);
                 }
-                self.table.set(frame, Held { owner: owner::MANAGER, hop: 0, flags: 0, path: number }.pack());
+                self.table.set(frame, 0);
             }
         }
         self.pass(path, hop, step, &[descriptor]);
@@ -559,6 +557,15 @@ impl Plane {
             self.lose(path, held, held.hop as usize, *frame, Drop::NfDied);
         }
         frames.len()
+    }
+}
+
+/// Who has a packet after a step. A packet for a port is nobody's: it waits in a buffer of the manager's, and a device may free it.
+#[inline(always)]
+fn owner_after(step: Step) -> u16 {
+    match step {
+        Step::Nf(nf) => owner::FIRST_NF + nf,
+        Step::Port(_) => owner::FREE,
     }
 }
 

@@ -212,10 +212,8 @@ impl FrameCache {
 
 /// Who has a frame.
 pub mod owner {
-    /// Free, in a cache or the pool.
+    /// No NF: free, or with a port or a manager thread.
     pub const FREE: u16 = 0;
-    /// A manager thread.
-    pub const MANAGER: u16 = 1;
     /// NF number `n` is `FIRST_NF + n`.
     pub const FIRST_NF: u16 = 2;
 }
@@ -285,7 +283,7 @@ impl FrameTable {
         self.words.iter().enumerate().filter(|(_, w)| owned(w)).map(|(i, _)| i as u32).collect()
     }
 
-    /// Frames that have an owner. Packets that wait for a port count as in use.
+    /// Frames that an NF has.
     pub fn in_use(&self) -> usize {
         self.words.iter().filter(|w| w.load(Ordering::Relaxed) != 0).count()
     }

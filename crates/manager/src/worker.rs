@@ -26,10 +26,12 @@ use crate::classify::key::{LONG, SHORT};
 use crate::classify::{Classifier, Lookup};
 use crate::config::model::{Idle, Overload};
 use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
-use crate::frame::{FrameTable, Packet};
+use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::port::PortQueue;
 
+/// NFs whose tx rings are fetched ahead; more would push each other out of the cache.
+const PREFETCHED_DRAINS: usize = 8;
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
 /// Nanoseconds between two rounds of the Monitor role.
@@ -271,13 +273,15 @@ impl Worker {
                 return;
             }
             let mut work = 0;
-            if self.setup.roles.tx {
-                work += self.transmit();
-            }
+            // What the NFs returned since the last round is fetched while packets are received.
+            self.drains.iter().take(PREFETCHED_DRAINS).for_each(|d| d.consumer.prefetch());
             if self.setup.roles.rx && !self.rx_stopped {
                 for i in 0..self.queues.len() {
                     work += self.receive(i);
                 }
+            }
+            if self.setup.roles.tx {
+                work += self.transmit();
             }
             work += self.flush();
             if self.setup.roles.wakeup {
@@ -751,7 +755,6 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
     let waits = plane.out[port as usize].waits;
     let mut sent = 0;
     if let Some(owned) = queues.iter_mut().find(|q| q.port == port) {
-        clear_owners(&plane.table, &packets);
         sent = owned.queue.tx_burst(&packets, &mut plane.frames, plane.now_ns);
         let counters = &owned.counters;
         counters.tx_packets.add(sent as u64);
@@ -801,12 +804,4 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
     packets.drain(..sent);
     plane.out[port as usize].packets = packets;
     sent
-}
-
-/// Frames that a device frees later must be free in the table before it does.
-#[inline]
-fn clear_owners(table: &FrameTable, packets: &[Packet]) {
-    for packet in packets {
-        table.set(packet.frame, 0);
-    }
 }

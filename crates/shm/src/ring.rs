@@ -117,6 +117,11 @@ impl Raw {
     }
 }
 
+/// Cache lines of a burst's slots.
+const BURST_LINES: u32 = (crate::BURST * size_of::<Descriptor>() / CACHE_LINE) as u32;
+/// Slots of a cache line.
+const SLOTS_A_LINE: u32 = (CACHE_LINE / size_of::<Descriptor>()) as u32;
+
 /// The writing end.
 #[derive(Debug)]
 pub struct Producer {
@@ -161,6 +166,14 @@ impl Producer {
         }
         self.cached_tail = tail;
         Ok(self.raw.capacity - used)
+    }
+
+    /// Fetches the lines of the slots that the next burst will be written to. The consumer had them last, a whole ring ago.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        for line in 0..BURST_LINES {
+            crate::prefetch_write(self.raw.slot(self.head.wrapping_add(line * SLOTS_A_LINE)));
+        }
     }
 
     /// Enqueues the first descriptors that fit, and says how many.
@@ -226,6 +239,15 @@ impl Consumer {
         }
         self.cached_head = head;
         Ok(waiting)
+    }
+
+    /// Fetches the producer's cursor and the lines of the next burst's slots, for a [`Consumer::dequeue`] that comes a little later.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        crate::prefetch(self.raw.head());
+        for line in 0..BURST_LINES {
+            crate::prefetch(self.raw.slot(self.tail.wrapping_add(line * SLOTS_A_LINE)));
+        }
     }
 
     /// Dequeues up to `out.len()` descriptors into `out` and says how many.

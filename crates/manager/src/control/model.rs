@@ -52,9 +52,9 @@ pub struct Thread {
 pub struct Frames {
     /// All.
     pub total: u64,
-    /// Without a packet.
+    /// All others: without a packet, or with a port.
     pub free: u64,
-    /// With a packet: in a port, with an NF, or on the way.
+    /// With an NF.
     pub in_use: u64,
 }
 
