@@ -19,10 +19,16 @@ fn target() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().expect("a program lies in a folder")
 }
 
-/// Builds the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them.
+/// Builds the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them. If they are there they are
+/// taken as they are (`make test` has just built them): to build in the target folder of a `cargo test` that goes on would take
+/// libraries away that its later parts need.
 fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
+        let programs = ["sluice-nf-bridge", "sluice-nf-monitor", "sluice-nf-encrypt", "sluice-nf-decrypt", "examples/hostile_nf"];
+        if programs.iter().all(|program| target().join(program).exists()) {
+            return;
+        }
         let mut cargo = Command::new(env!("CARGO"));
         cargo.arg("build").arg("--quiet").current_dir(env!("CARGO_MANIFEST_DIR"));
         cargo.arg("--target-dir").arg(target().parent().expect("a profile's folder lies in the target folder"));
