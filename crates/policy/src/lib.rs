@@ -6,4 +6,5 @@
 #![forbid(unsafe_code)]
 
 pub mod restart;
+pub mod sched;
 pub mod spread;

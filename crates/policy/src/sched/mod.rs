@@ -1,0 +1,17 @@
+//! Fair CPU and early shedding: what NFVnice decides, as pure functions and small state machines.
+//!
+//! | module | question | asked |
+//! |---|---|---|
+//! | [`cost`] | how long does a packet take in this NF | each millisecond a sample, each 10 ms a median |
+//! | [`weight`] | which share of its core does an NF get | each 10 ms |
+//! | [`backpressure`] | which chains are refused at their entry, and which NFs yield | each millisecond or faster |
+//! | [`wakeup`] | which NF of a core runs next | each time that a core is free |
+//! | [`ecn`] | is a packet marked, so that its sender slows down | each burst |
+//!
+//! Source: S. Kulkarni et al., "NFVnice: Dynamic Backpressure and Scheduling for NFV Service Chains", SIGCOMM 2017, section 3.
+
+pub mod backpressure;
+pub mod cost;
+pub mod ecn;
+pub mod wakeup;
+pub mod weight;
