@@ -7,7 +7,7 @@
 //! combinations of instances in use are few, and a flow shares its path with all flows that took the same ones.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use sluice_policy::spread;
@@ -259,11 +259,12 @@ struct PathKey {
 pub struct PathRegistry {
     paths: Box<[OnceLock<Path>]>,
     numbers: Mutex<HashMap<PathKey, u32>>,
+    len: AtomicUsize,
 }
 
 impl Default for PathRegistry {
     fn default() -> Self {
-        Self { paths: (0..MAX_PATHS).map(|_| OnceLock::new()).collect(), numbers: Mutex::default() }
+        Self { paths: (0..MAX_PATHS).map(|_| OnceLock::new()).collect(), numbers: Mutex::default(), len: AtomicUsize::new(0) }
     }
 }
 
@@ -272,6 +273,21 @@ impl PathRegistry {
     #[inline(always)]
     pub fn get(&self, number: u32) -> Option<&Path> {
         self.paths.get(number as usize)?.get()
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Whether there is none yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All of them, in the order of their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = &Path> {
+        self.paths[..self.len()].iter().filter_map(OnceLock::get)
     }
 
     /// The number of a path, made if it is new. [`NO_PATH`] when there are too many.
@@ -288,6 +304,8 @@ impl PathRegistry {
         }
         self.paths[number].get_or_init(|| Path::new(ingress, chain.clone(), nfs, egress, bypasses));
         numbers.insert(key, number as u32);
+        // Release: the path is there before its number counts.
+        self.len.store(number + 1, Ordering::Release);
         number as u32
     }
 

@@ -26,6 +26,7 @@ use crate::frame::{FrameCache, FramePool, FrameTable};
 use crate::mechanism::affinity;
 use crate::nf::handle::NfHandle;
 use crate::port::{self, PortQueue};
+use crate::pressure::Alerts;
 use crate::worker::{Command, OwnedQueue, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
 
 /// How long a packet thread may take to carry out a command before it is given up.
@@ -106,6 +107,8 @@ pub struct DataPlane {
     slots: u32,
     /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`].
     in_flight: HashMap<u16, Arc<AtomicU32>>,
+    hands_over: bool,
+    tuning_ns: Arc<AtomicU64>,
 }
 
 /// A slot on a core's page, given to an NF.
@@ -163,6 +166,8 @@ impl DataPlane {
             }
         }
         let seed = random_seed();
+        let alerts = Arc::new(Alerts::new(manager.max_nfs as usize));
+        let tuning_ns = Arc::new(AtomicU64::new(0));
         let rx: Vec<usize> = (0..n).filter(|i| threads[*i].1.rx).collect();
         let tx: Vec<usize> = (0..n).filter(|i| threads[*i].1.tx).collect();
         let flows = manager.max_flows.div_ceil(rx.len() as u32);
@@ -193,6 +198,9 @@ impl DataPlane {
                 sample_left: manager.latency_sample,
                 now_ns: 0,
                 trace: None,
+                backpressure: config.sched.backpressure,
+                ecn: config.sched.ecn,
+                alerts: alerts.clone(),
             };
             let setup = WorkerSetup {
                 roles,
@@ -210,6 +218,8 @@ impl DataPlane {
                 lanes_out,
                 lanes_in,
                 busy_ns: busy_ns.clone(),
+                tuning_ns: tuning_ns.clone(),
+                sched: config.sched.clone(),
             };
             let (pinned, answer) = channel();
             let frames = pool.clone();
@@ -244,6 +254,8 @@ impl DataPlane {
             cores: HashMap::new(),
             slots: manager.max_nfs,
             in_flight: HashMap::new(),
+            hands_over: config.sched.handover,
+            tuning_ns,
         })
     }
 
@@ -275,6 +287,11 @@ impl DataPlane {
     /// The clock.
     pub fn clock(&self) -> &Clock {
         &self.clock
+    }
+
+    /// Nanoseconds that the packet threads spent measuring and deciding.
+    pub fn tuning_ns(&self) -> &Arc<AtomicU64> {
+        &self.tuning_ns
     }
 
     /// How many packet threads there are.
@@ -328,7 +345,7 @@ impl DataPlane {
     pub fn place(&mut self, core: usize, tenant: Option<String>) -> Result<Place, PlaneError> {
         let key = (core, tenant);
         if !self.cores.contains_key(&key) {
-            let (memory, page) = CorePage::create(self.slots)?;
+            let (memory, page) = CorePage::create(self.slots, self.hands_over)?;
             self.cores.insert(key.clone(), Core { memory, page, used: Vec::new() });
         }
         let slots = self.slots;
@@ -373,13 +390,14 @@ impl DataPlane {
         poll: bool,
         capacity: u32,
         place: &Place,
+        priority: f64,
     ) -> Result<Arc<NfHandle>, PlaneError> {
         let layout = RegionLayout::new(self.links.len() as u32, capacity).expect("the configuration checks the ring size");
         let region = Region::create(layout)?;
         let (page, slot) = (place.page.clone(), place.slot);
         let (rx, threads) = (self.rx.len(), self.links.len());
         let in_flight = self.in_flight.entry(number).or_default().clone();
-        let handle = NfHandle::new(number, name.into(), service, core, poll, region, page, slot, rx, threads, in_flight);
+        let handle = NfHandle::new(number, name.into(), service, core, poll, region, page, slot, rx, threads, in_flight, priority);
         let drains = self.drains(number);
         let answers: Vec<_> = (0..self.links.len())
             .map(|thread| {

@@ -21,10 +21,16 @@ use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 use sluice_shm::histogram::Histogram;
 use sluice_shm::ring::{Consumer, Producer};
 
+use sluice_policy::sched::backpressure::Limits;
+use sluice_policy::sched::ecn::{self, Marker};
+
 use crate::chain::{ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
 use crate::classify::key::FlowKey;
+use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, owner};
+use crate::mark;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::pressure::Alerts;
 
 /// Most packets that wait for an egress port in one thread.
 pub const TX_BUFFER: usize = 512;
@@ -38,12 +44,48 @@ pub struct NfEnd {
     pub producer: Option<Producer>,
     /// Packets posted by this thread, modulo 2³²: the core page's copy may be tampered with, this one not.
     posted: u32,
+    /// Queue from which the Wakeup role is alerted, in packets.
+    high: u32,
+    /// Average queue, and whether packets are marked.
+    marker: Marker,
+    /// When this thread last posted to it, in nanoseconds.
+    posted_ns: u64,
 }
 
 impl NfEnd {
     /// The end of a fresh NF.
-    pub fn new(handle: Arc<NfHandle>, producer: Producer) -> Self {
-        Self { handle, producer: Some(producer), posted: 0 }
+    pub fn new(handle: Arc<NfHandle>, producer: Producer, sched: &Sched) -> Self {
+        let ring = handle.capacity();
+        let high = Limits::new(ring, sched.high_watermark, sched.low_watermark, 0).high;
+        let marker = Marker::new(ring, sched.ecn_watermark, ecn::USUAL_SHIFT);
+        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0 }
+    }
+
+    /// Packets that it has not returned, or, with several threads, not taken yet.
+    #[inline(always)]
+    fn queue(&self, index: usize, threads: usize) -> u32 {
+        if threads == 1 {
+            let counters = &self.handle.counters[index];
+            counters.posted.get().wrapping_sub(counters.returned.get()) as u32
+        } else {
+            self.handle.core_page.waiting(self.handle.slot)
+        }
+    }
+
+    /// Whether a burst that comes now is marked.
+    #[inline(always)]
+    fn must_mark(&mut self, queue: u32, now_ns: u64) -> bool {
+        let mark = self.marker.should_mark(queue);
+        let idle_since = std::mem::replace(&mut self.posted_ns, now_ns);
+        mark && (queue > 0 || self.is_still_long(now_ns.saturating_sub(idle_since)))
+    }
+
+    /// The average is high and the queue empty: how much of the average is left after a pause.
+    #[cold]
+    fn is_still_long(&mut self, idle_ns: u64) -> bool {
+        let service = self.handle.load.service_ns.get().max(1.0);
+        self.marker.idle((idle_ns as f64 / service) as u64);
+        self.marker.should_mark(0)
     }
 }
 
@@ -153,6 +195,12 @@ pub struct Plane {
     pub now_ns: u64,
     /// The trace that goes on, if any.
     pub trace: Option<Arc<TraceRequest>>,
+    /// Whether packets are let in only where every NF of their path has room; else full rings inside drop.
+    pub backpressure: bool,
+    /// Whether packets are marked.
+    pub ecn: bool,
+    /// To the Wakeup role.
+    pub alerts: Arc<Alerts>,
 }
 
 impl Plane {
@@ -161,13 +209,18 @@ impl Plane {
         &path.chain.counters[self.index]
     }
 
-    /// Lets packets into a path: how many of `n` there is room for, at every NF of it.
+    /// Lets packets into a path: how many of `n` there is room for, at every NF of it. None while one of them is throttled.
     #[inline]
-    pub fn admit(&self, path: &Path, n: usize) -> usize {
+    pub fn admit(&mut self, path: &Path, n: usize) -> usize {
+        if !self.backpressure {
+            return self.admit_to_first(path, n);
+        }
         let mut m = n as u32;
         for nf in &path.nfs {
             match self.nfs.get(*nf as usize) {
-                Some(Some(end)) if end.producer.is_some() => m = m.min(end.handle.room()),
+                Some(Some(end)) if end.producer.is_some() && !end.handle.gate.throttled.load(Ordering::Relaxed) => {
+                    m = m.min(end.handle.room());
+                }
                 _ => return 0,
             }
         }
@@ -179,6 +232,33 @@ impl Plane {
             }
         }
         m as usize
+    }
+
+    /// Lets packets into a path without looking further than the ring of its first NF.
+    fn admit_to_first(&mut self, path: &Path, n: usize) -> usize {
+        let mut m = n as u32;
+        if let Some(first) = path.hops.first() {
+            m = match self.nfs.get_mut(first.nf as usize) {
+                Some(Some(NfEnd { producer: Some(producer), .. })) => m.min(producer.room().unwrap_or(0)),
+                _ => return 0,
+            };
+        }
+        for nf in &path.nfs {
+            if let Some(Some(end)) = self.nfs.get(*nf as usize) {
+                end.handle.commit(m);
+            }
+        }
+        m as usize
+    }
+
+    /// Counts packets that were refused at the entry of a path: they wanted to come to each of its NFs.
+    #[inline]
+    pub fn count_refused(&self, path: &Path, n: usize) {
+        for nf in &path.nfs {
+            if let Some(Some(end)) = self.nfs.get(*nf as usize) {
+                end.handle.counters[self.index].refused.add(n as u64);
+            }
+        }
     }
 
     /// Says that packets will not come to the NFs of their path from hop `from` on.
@@ -264,19 +344,28 @@ impl Plane {
     fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor]) {
         match step {
             Step::Nf(nf) => {
+                if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
+                    let queue = end.queue(self.index, self.threads);
+                    if self.backpressure && queue >= end.high {
+                        self.alerts.raise(nf);
+                    }
+                    if self.ecn && end.must_mark(queue, self.now_ns) {
+                        end.handle.counters[self.index].marked.add(mark::mark(self.frames.arena(), burst));
+                    }
+                }
                 let queued = match self.nfs.get_mut(nf as usize) {
                     Some(Some(end)) => match &mut end.producer {
                         Some(producer) => match producer.enqueue(burst) {
                             Ok(queued) => {
                                 end.posted = end.posted.wrapping_add(queued as u32);
                                 end.handle.counters[self.index].posted.add(queued as u64);
+                                let page = &end.handle.core_page;
+                                if self.threads > 1 {
+                                    page.posted(end.handle.slot).fetch_add(queued as u32, Ordering::Release);
+                                } else if !end.handle.poll {
+                                    page.posted(end.handle.slot).store(end.posted, Ordering::Release);
+                                }
                                 if !end.handle.poll {
-                                    let page = &end.handle.core_page;
-                                    if self.threads == 1 {
-                                        page.posted(end.handle.slot).store(end.posted, Ordering::Release);
-                                    } else {
-                                        page.posted(end.handle.slot).fetch_add(queued as u32, Ordering::Release);
-                                    }
                                     page.set_pending(end.handle.slot);
                                 }
                                 producer.prefetch();

@@ -13,6 +13,10 @@ pub mod chain;
 pub mod nf;
 
 pub mod forward;
+pub mod mark;
+pub mod pressure;
+
+pub mod controller;
 
 pub mod worker;
 

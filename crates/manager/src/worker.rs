@@ -24,11 +24,13 @@ use crate::chain::{self, Counter, Drop, PathRegistry, Tables};
 use crate::classify::flow_table::{Decision, FlowTableStats};
 use crate::classify::key::{LONG, SHORT};
 use crate::classify::{Classifier, Lookup};
-use crate::config::model::{Idle, Overload};
+use crate::config::model::{Idle, Overload, Sched};
+use crate::controller::load::Loads;
 use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::port::PortQueue;
+use crate::pressure::Throttling;
 
 /// NFs whose tx rings are fetched ahead; more would push each other out of the cache.
 const PREFETCHED_DRAINS: usize = 8;
@@ -36,6 +38,8 @@ const PREFETCHED_DRAINS: usize = 8;
 const ROUNDS_PER_DUTY: u32 = 64;
 /// Nanoseconds between two rounds of the Monitor role.
 const MONITOR_NS: u64 = 1_000_000;
+/// Nanoseconds between two looks for new paths that backpressure has to know.
+const REFRESH_NS: u64 = 10_000_000;
 /// Nanoseconds between two housekeepings of ports and publications of statistics.
 const HOUSEKEEPING_NS: u64 = 50_000_000;
 /// Nanoseconds without a packet after which a thread that may sleep does.
@@ -222,6 +226,10 @@ pub struct WorkerSetup {
     pub lanes_in: Vec<Option<Consumer>>,
     /// Nanoseconds that this thread had packets to handle, for all to read.
     pub busy_ns: Arc<AtomicU64>,
+    /// Nanoseconds that it spent measuring and deciding, for all to read.
+    pub tuning_ns: Arc<AtomicU64>,
+    /// Who runs, and who is let in.
+    pub sched: Sched,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -242,12 +250,19 @@ pub struct Worker {
     woken_ns: Vec<u64>,
     rx_stopped: bool,
     rule_hits: Vec<u64>,
+    /// What the Wakeup role decides with.
+    throttling: Option<Throttling>,
+    /// What the Monitor role measures.
+    loads: Loads,
 }
 
 impl Worker {
     /// A worker that has nothing yet.
     pub fn new(setup: WorkerSetup) -> Self {
+        let throttling = setup.roles.wakeup && setup.sched.backpressure;
         Self {
+            throttling: throttling.then(|| Throttling::new(setup.plane.alerts.clone(), &setup.sched)),
+            loads: Loads::default(),
             setup,
             queues: Vec::new(),
             drains: Vec::new(),
@@ -263,7 +278,7 @@ impl Worker {
     /// Runs until told to stop.
     pub fn run(mut self) {
         let mut round = 0u32;
-        let (mut monitor_at, mut housekeeping_at, mut resync_at) = (0, 0, 0);
+        let (mut monitor_at, mut refresh_at, mut housekeeping_at, mut resync_at) = (0, 0, 0, 0);
         let mut last_work_ns = self.setup.clock.now_ns();
         loop {
             let now = self.setup.clock.now_ns();
@@ -301,6 +316,16 @@ impl Worker {
                 if self.setup.roles.monitor && now >= monitor_at {
                     monitor_at = now + MONITOR_NS;
                     self.monitor(now);
+                    let measured = self.setup.clock.now_ns();
+                    self.loads.measure(measured, &self.setup.plane.nfs);
+                    let took = self.setup.clock.now_ns().saturating_sub(measured);
+                    self.setup.tuning_ns.fetch_add(took, Ordering::Relaxed);
+                }
+                if let Some(throttling) = &mut self.throttling
+                    && now >= refresh_at
+                {
+                    refresh_at = now + REFRESH_NS;
+                    throttling.refresh(&self.setup.registry, &self.setup.plane.tables, &self.setup.plane.nfs);
                 }
                 if now >= housekeeping_at {
                     housekeeping_at = now + HOUSEKEEPING_NS;
@@ -393,6 +418,7 @@ impl Worker {
                 }
                 let closed = owned.from;
                 path.chain.counters[plane.index].drops[Drop::Entry as usize].add((end - closed) as u64);
+                plane.count_refused(path, end - closed);
                 owned.counters.entry_drops.add((end - closed) as u64);
                 for packet in &owned.packets[closed..end] {
                     plane.discard(packet.frame);
@@ -438,8 +464,17 @@ impl Worker {
     /// Starts each core whose NFs all sleep and one of which has packets.
     #[inline]
     fn wake(&mut self) {
+        if let Some(throttling) = &mut self.throttling {
+            throttling.step(&self.setup.plane.nfs);
+        }
         for page in &self.pages {
-            if page.running().load(Ordering::Relaxed) == 0
+            if !page.hands_over() {
+                page.sleepers(|slot| {
+                    if page.wake(slot) {
+                        self.setup.plane.count_wake(page, slot);
+                    }
+                });
+            } else if page.running().load(Ordering::Relaxed) == 0
                 && let Some(slot) = page.choose(None, 1)
                 && page.wake(slot)
             {
@@ -463,6 +498,11 @@ impl Worker {
             let (posted, returned) = handle.posted_returned();
             let progress = &mut self.progress[number];
             if progress.returned != returned || posted <= returned {
+                *progress = Progress { returned, since_ns: now };
+                continue;
+            }
+            if handle.gate.held.load(Ordering::Relaxed) {
+                // It stands still because it was told to.
                 *progress = Progress { returned, since_ns: now };
                 continue;
             }
@@ -496,7 +536,7 @@ impl Worker {
                         plane.in_flight.resize(number + 1, None);
                     }
                     plane.in_flight[number] = Some(handle.in_flight.clone());
-                    plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer));
+                    plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
                     self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
                     if let Some(progress) = self.progress.get_mut(number) {
                         *progress = Progress { returned: 0, since_ns: plane.now_ns };
@@ -591,6 +631,10 @@ impl Worker {
         if let Some(end) = self.setup.plane.nfs.get_mut(number as usize) {
             *end = None;
         }
+        if let Some(throttling) = &mut self.throttling {
+            throttling.forget(number, &self.setup.plane.nfs);
+        }
+        self.loads.forget(number);
         self.arrange();
     }
 

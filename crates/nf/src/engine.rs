@@ -43,6 +43,8 @@ const SUSPENDED: Duration = Duration::from_millis(1);
 const GLANCE_NS: u64 = 1_000_000;
 /// Nanoseconds between looks at the manager's socket.
 const SOCKET_NS: u64 = 1_000_000_000;
+/// Nanoseconds between looks for others with packets, of an NF that found none when its budget was used up.
+const LOOK_ROUND_NS: u64 = 20_000;
 /// Samples that say more about cold caches than about the handler.
 const COLD_SAMPLES: u32 = 10;
 
@@ -68,6 +70,10 @@ pub(crate) struct Engine {
     samples: u32,
     /// When the next service-time sample is due, in nanoseconds.
     sample_at: u64,
+    /// Since when it has had the core, in nanoseconds.
+    ran_since: u64,
+    /// When its budget of this round is used up.
+    run_until: u64,
 }
 
 /// Moves the process to its core. It stays where it is if it may not, or the core is not there for it: slower, never wrong.
@@ -118,6 +124,8 @@ impl Engine {
             socket_at: now + SOCKET_NS,
             samples: 0,
             sample_at: 0,
+            ran_since: now,
+            run_until: now,
         };
         Ok((engine, context))
     }
@@ -192,20 +200,55 @@ impl Engine {
                 std::hint::spin_loop();
                 continue;
             }
+            self.end_run();
             let Self { core, tx, page, slot, enough, .. } = self;
             page.add(Counter::Sleeps, 1);
             // A wild cursor counts as room: the next enqueue reports it.
             if core.sleep(*slot, *enough, Some(SUSPENDED), || tx.room() != Ok(0)) {
                 page.add(Counter::HandOvers, 1);
             }
+            self.start_run();
         }
     }
 
-    /// Whether the manager wants the core back after this burst.
+    /// Whether to give the core away after the burst that began at `now`: because the manager said so, or because the budget of this
+    /// round is used up and another NF has packets.
     #[inline(always)]
-    pub(crate) fn must_yield(&self) -> bool {
+    pub(crate) fn must_yield(&mut self, now: u64) -> bool {
         // Relaxed: only the word matters.
-        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0
+        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || (now >= self.run_until && self.is_over_budget(now))
+    }
+
+    #[cold]
+    fn is_over_budget(&mut self, now: u64) -> bool {
+        if self.poll || !self.core.hands_over() {
+            self.run_until = u64::MAX;
+            return false;
+        }
+        if self.core.has_other(self.slot) {
+            return true;
+        }
+        // Alone: the core costs nobody anything.
+        self.ran_since = now;
+        self.run_until = now + LOOK_ROUND_NS;
+        false
+    }
+
+    /// Pays for the time that it had the core.
+    fn end_run(&mut self) {
+        if !self.poll && self.core.hands_over() {
+            let now = self.now_ns();
+            self.core.pay(self.slot, now.saturating_sub(self.ran_since));
+            self.ran_since = now;
+        }
+    }
+
+    /// Notes that it has the core from now on.
+    fn start_run(&mut self) {
+        if !self.poll && self.core.hands_over() {
+            self.ran_since = self.now_ns();
+            self.run_until = self.ran_since + u64::try_from(self.core.budget(self.slot)).unwrap_or(0);
+        }
     }
 
     /// Whether the manager asked this NF to leave once its rx rings are empty.
@@ -258,6 +301,7 @@ impl Engine {
             None => LONGEST_SLEEP,
         };
         let mut slept = true;
+        self.end_run();
         let Self { core, rx, page, slot, enough, .. } = self;
         let handed_over = core.sleep(*slot, *enough, Some(timeout), || {
             if with_work {
@@ -271,6 +315,7 @@ impl Engine {
             }
             !slept
         });
+        self.start_run();
         if slept {
             self.page.add(Counter::Sleeps, 1);
         }

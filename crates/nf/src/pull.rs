@@ -169,7 +169,7 @@ impl Nf {
         if signals::stopped() {
             return Ok(None);
         }
-        if engine.must_yield() {
+        if engine.must_yield(now) {
             engine.rest(deadline)?;
         }
         loop {

@@ -161,7 +161,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         if signals::stopped() {
             return Ok(());
         }
-        if engine.must_yield() {
+        if engine.must_yield(now) {
             engine.rest(ticker.deadline())?;
         }
     }

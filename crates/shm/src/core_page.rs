@@ -5,15 +5,22 @@
 //! publishes how far it has read. Whatever a hostile NF writes here costs time and never safety: the manager reads nothing from it
 //! but "nobody runs" and "is asleep", and wakes an NF whose packets have waited too long whatever the page says.
 //!
+//! # Who runs, and for how long
+//! NFs that share a core and all have packets take turns by deficit round robin (M. Shreedhar, G. Varghese, SIGCOMM 1995), with time
+//! for bytes: each has a budget of nanoseconds, pays for the time that it had the core, and hands the core over when its budget is
+//! used up and another has packets. When nobody with packets has budget left, a new round gives each its share of [`ROUND_NS`]. The
+//! shares are the manager's; so the core is divided as it says whatever scheduling class the NFs have, because only one of them is
+//! runnable at a time. An NF that the manager *holds* is not chosen, and goes to sleep after its burst.
+//!
 //! # Layout
 //! | offset | what | written by |
 //! |---|---|---|
-//! | 0 | magic, version, slots | the manager, once |
+//! | 0 | magic, version, slots, hand-over on or off | the manager, once |
 //! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none | all |
 //! | 128 | `pending`: one bit a slot, set when packets were posted | the manager sets, the NF clears |
 //! | then | the slots, 256 bytes each | – |
 //!
-//! A slot's lines: 0 `posted` and `depth` (the manager), 1 `taken` (the NF), 2 `asleep` and `bell` (all).
+//! A slot's lines: 0 `posted`, `depth`, `hold` and `share` (the manager), 1 `taken` (the NF), 2 `asleep`, `bell` and `budget` (all).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -34,7 +41,16 @@ const SLOT: usize = 4 * CACHE_LINE;
 const TAKEN: usize = CACHE_LINE;
 const ASLEEP: usize = 2 * CACHE_LINE;
 const BELL: usize = ASLEEP + 4;
+const BUDGET: usize = ASLEEP + 8;
 const DEPTH: usize = 4;
+const HOLD: usize = 8;
+const SHARE: usize = 12;
+const HAND_OVER: usize = 16;
+
+/// Time of the core that a round divides among the NFs with packets, in nanoseconds.
+pub const ROUND_NS: u32 = 1_000_000;
+/// A share of all of the core.
+pub const WHOLE: u32 = 1 << 16;
 
 /// How many candidates an NF looks at before it sleeps.
 const LOOK_AT: usize = 32;
@@ -56,17 +72,19 @@ pub struct CorePage {
 }
 
 impl CorePage {
-    /// Makes the page of a core. Its memory is only taken as slots are used.
+    /// Makes the page of a core. Its memory is only taken as slots are used. Without `hand_over` its NFs start nobody: the manager
+    /// wakes each one, and the kernel's scheduler divides the core.
     ///
     /// # Errors
     /// As [`SharedMemory::create`].
-    pub fn create(slots: u32) -> Result<(SharedMemory, Self), MemoryError> {
+    pub fn create(slots: u32, hand_over: bool) -> Result<(SharedMemory, Self), MemoryError> {
         assert!((1..=MAX_SLOTS).contains(&slots), "the configuration checks the number of NFs");
         let memory = SharedMemory::create("sluice-core", bytes(slots), false)?;
         let page = Self { mapping: memory.mapping().clone(), slots };
         // Relaxed: nobody else has the descriptor yet.
         page.word64(0).store(MAGIC, Ordering::Relaxed);
         page.word64(8).store(u64::from(LAYOUT_VERSION) | u64::from(slots) << 32, Ordering::Relaxed);
+        page.word(HAND_OVER).store(u32::from(hand_over), Ordering::Relaxed);
         Ok((memory, page))
     }
 
@@ -129,6 +147,54 @@ impl CorePage {
         self.slot_word(slot, DEPTH)
     }
 
+    /// Whether NFs that go to sleep start the next one.
+    #[inline(always)]
+    pub fn hands_over(&self) -> bool {
+        self.word(HAND_OVER).load(Ordering::Relaxed) != 0
+    }
+
+    /// 1 while a slot's NF is not to run, packets or not. The manager's word.
+    #[inline(always)]
+    pub fn hold(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, HOLD)
+    }
+
+    /// A slot's share of the core, of [`WHOLE`]. The manager's word.
+    #[inline(always)]
+    pub fn share(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, SHARE)
+    }
+
+    /// Nanoseconds that a slot's NF may still have the core in this round; negative if it had more. As a word: two's complement.
+    #[inline(always)]
+    fn budget_word(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, BUDGET)
+    }
+
+    /// Nanoseconds that a slot's NF may still have the core in this round; not positive if it had all.
+    #[inline(always)]
+    pub fn budget(&self, slot: u32) -> i32 {
+        self.budget_word(slot).load(Ordering::Relaxed) as i32
+    }
+
+    /// Takes time that a slot's NF had the core off its budget. Debts end at a round's length: who was not preempted in time by an
+    /// accident of the host does not pay for it for ever.
+    pub fn pay(&self, slot: u32, ns: u64) {
+        let ns = i32::try_from(ns).unwrap_or(i32::MAX);
+        let left = self.budget(slot).saturating_sub(ns).max(-(ROUND_NS as i32));
+        // Relaxed, and no read-modify-write: only who has the core writes, and a mistake costs time alone.
+        self.budget_word(slot).store(left as u32, Ordering::Relaxed);
+    }
+
+    /// Begins a new round for a slot.
+    fn refill(&self, slot: u32) {
+        let share = self.share(slot).load(Ordering::Relaxed).min(WHOLE);
+        // At least a microsecond: an NF that the manager gives nothing to is slow, never stuck.
+        let part = ((u64::from(ROUND_NS) * u64::from(share) / u64::from(WHOLE)) as i32).max(1_000);
+        let budget = self.budget(slot).saturating_add(part).min(part);
+        self.budget_word(slot).store(budget as u32, Ordering::Relaxed);
+    }
+
     /// Packets ever taken by a slot's NF, modulo 2³². The NF's word.
     #[inline(always)]
     pub fn taken(&self, slot: u32) -> &AtomicU32 {
@@ -152,6 +218,9 @@ impl CorePage {
         // Relaxed: the NF gets the slot's number afterwards, over a socket.
         self.posted(slot).store(0, Ordering::Relaxed);
         self.depth(slot).store(0, Ordering::Relaxed);
+        self.hold(slot).store(0, Ordering::Relaxed);
+        self.share(slot).store(WHOLE / 8, Ordering::Relaxed);
+        self.budget_word(slot).store(0, Ordering::Relaxed);
         self.taken(slot).store(0, Ordering::Relaxed);
         self.asleep(slot).store(1, Ordering::Relaxed);
         self.clear_pending(slot);
@@ -185,35 +254,79 @@ impl CorePage {
         if waiting > 1 << 31 { 0 } else { waiting }
     }
 
-    /// Who should run next: of the slots with at least `enough` packets the one furthest down its chain, else of those with any.
-    /// Looks at no more than 32 candidates. `me` is never chosen.
+    /// Who should run next: of the slots with budget and at least `enough` packets the one furthest down its chain, else of those
+    /// with budget and any packets, else, in a new round, the same again. Looks at no more than 32 candidates. `me` is never chosen,
+    /// nor is a slot on hold.
     pub fn choose(&self, me: Option<u32>, enough: u32) -> Option<u32> {
+        let (best, has_budget) = self.look(me, enough)?;
+        if has_budget {
+            return Some(best);
+        }
+        // A new round: for all with packets, and for me, who may have some.
+        self.candidates(None, |slot| self.refill(slot));
+        self.look(me, enough).map(|found| found.0)
+    }
+
+    /// Whether anybody but `me` may run, without changing a thing.
+    #[inline]
+    pub fn has_other(&self, me: u32) -> bool {
+        let mut found = false;
+        self.candidates(Some(me), |_| found = true);
+        found
+    }
+
+    /// The best of the candidates, and whether it has budget.
+    fn look(&self, me: Option<u32>, enough: u32) -> Option<(u32, bool)> {
+        let mut best: Option<(bool, bool, u32, u32)> = None;
+        self.candidates(me, |slot| {
+            let waiting = self.waiting(slot);
+            let rank = (self.budget(slot) > 0, waiting >= enough, self.depth(slot).load(Ordering::Relaxed), slot);
+            if best.is_none_or(|b| (rank.0, rank.1, rank.2) > (b.0, b.1, b.2)) {
+                best = Some(rank);
+            }
+        });
+        best.map(|b| (b.3, b.0))
+    }
+
+    /// Calls `each` with up to 32 slots that have packets and are not on hold.
+    #[inline]
+    fn candidates(&self, me: Option<u32>, mut each: impl FnMut(u32)) {
         let words = (self.slots as usize).div_ceil(64);
-        let mut best: Option<(bool, u32, u32)> = None;
         let mut left = LOOK_AT;
         for index in 0..words {
             let mut bits = self.pending_word(index).load(Ordering::Acquire);
             while bits != 0 {
                 let slot = index as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
-                if slot >= self.slots || Some(slot) == me {
+                if slot >= self.slots || Some(slot) == me || self.hold(slot).load(Ordering::Relaxed) != 0 || self.waiting(slot) == 0
+                {
                     continue;
                 }
-                let waiting = self.waiting(slot);
-                if waiting == 0 {
-                    continue;
-                }
-                let candidate = (waiting >= enough, self.depth(slot).load(Ordering::Relaxed), slot);
-                if best.is_none_or(|b| (candidate.0, candidate.1) > (b.0, b.1)) {
-                    best = Some(candidate);
-                }
+                each(slot);
                 left -= 1;
                 if left == 0 {
-                    return best.map(|b| b.2);
+                    return;
                 }
             }
         }
-        best.map(|b| b.2)
+    }
+
+    /// Calls `wake_it` with each slot that sleeps, has packets, and is not on hold: what a manager does where NFs start nobody.
+    pub fn sleepers(&self, mut wake_it: impl FnMut(u32)) {
+        for index in 0..(self.slots as usize).div_ceil(64) {
+            let mut bits = self.pending_word(index).load(Ordering::Acquire);
+            while bits != 0 {
+                let slot = index as u32 * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                if slot < self.slots
+                    && self.asleep(slot).load(Ordering::Relaxed) != 0
+                    && self.hold(slot).load(Ordering::Relaxed) == 0
+                    && self.waiting(slot) > 0
+                {
+                    wake_it(slot);
+                }
+            }
+        }
     }
 
     /// Wakes a slot's NF if it sleeps, and says that it has the core. True if this call woke it.
@@ -245,7 +358,7 @@ impl CorePage {
             return false;
         }
         let mut handed_over = false;
-        loop {
+        while self.hands_over() {
             match self.choose(Some(me), enough) {
                 Some(next) => {
                     if self.wake(next) {
@@ -280,7 +393,7 @@ mod tests {
     use super::*;
 
     fn page(slots: u32) -> CorePage {
-        let (_memory, page) = CorePage::create(slots).unwrap();
+        let (_memory, page) = CorePage::create(slots, true).unwrap();
         (0..slots).for_each(|slot| page.reset(slot));
         page
     }

@@ -168,6 +168,12 @@ impl Producer {
         Ok(self.raw.capacity - used)
     }
 
+    /// Descriptors in the ring as far as this side knows without a look at the consumer's cursor: never too few.
+    #[inline(always)]
+    pub fn at_most(&self) -> u32 {
+        self.head.wrapping_sub(self.cached_tail)
+    }
+
     /// Fetches the lines of the slots that the next burst will be written to. The consumer had them last, a whole ring ago.
     #[inline(always)]
     pub fn prefetch(&self) {

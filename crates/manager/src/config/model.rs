@@ -13,6 +13,8 @@ pub struct Config {
     pub manager: Manager,
     /// The arena.
     pub memory: Memory,
+    /// Who runs, and who is let in.
+    pub sched: Sched,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,
@@ -122,6 +124,70 @@ pub enum Hugepages {
     Always,
     /// Ordinary pages.
     Never,
+}
+
+/// Who runs, and who is let in. Each part can be switched off alone.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Sched {
+    /// Scheduling class of NFs that sleep: the kernel's SCHED_OTHER, SCHED_BATCH or SCHED_RR.
+    pub class: Class,
+    /// Time slice of SCHED_RR while the daemon runs, in milliseconds: a setting of the whole host, which the kernel rounds up to its tick.
+    pub rr_slice_ms: Option<u32>,
+    /// Whether an NF that goes to sleep starts the next one on its core; else the manager wakes each NF that has packets.
+    pub handover: bool,
+    /// Whether each NF gets the share of its core that its arrivals and their cost ask for.
+    pub weights: bool,
+    /// Whether chains are refused at their entry where packets would die inside; else full rings inside drop.
+    pub backpressure: bool,
+    /// Whether packets that can carry the mark are marked before a queue overflows.
+    pub ecn: bool,
+    /// Fill of an rx ring at which its chains may be throttled, in percent.
+    pub high_watermark: u32,
+    /// Fill of an rx ring at which they are let in again, in percent.
+    pub low_watermark: u32,
+    /// Queueing time from which a ring over its high watermark throttles, in microseconds.
+    pub queueing_us: u32,
+    /// Average fill of an rx ring from which packets are marked, in percent.
+    pub ecn_watermark: u32,
+    /// Time between two looks at the shares, in milliseconds.
+    pub weight_every_ms: u32,
+    /// Change of a share that is worth writing, in percent of it.
+    pub weight_margin_percent: u32,
+    /// Least share of its core that an NF keeps, in percent.
+    pub min_share_percent: u32,
+}
+
+impl Default for Sched {
+    fn default() -> Self {
+        Self {
+            class: Class::Other,
+            rr_slice_ms: None,
+            handover: true,
+            weights: true,
+            backpressure: true,
+            ecn: true,
+            high_watermark: 80,
+            low_watermark: 60,
+            queueing_us: 100,
+            ecn_watermark: 50,
+            weight_every_ms: 10,
+            weight_margin_percent: 5,
+            min_share_percent: 1,
+        }
+    }
+}
+
+/// A scheduling class of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Class {
+    /// SCHED_OTHER: fair shares, who wakes may preempt.
+    Other,
+    /// SCHED_BATCH: fair shares, who wakes waits for the tick.
+    Batch,
+    /// SCHED_RR: real time, in turns.
+    Rr,
 }
 
 /// Where packets enter and leave.
@@ -310,6 +376,13 @@ pub struct Service {
     /// NFs of different tenants share no core page.
     #[serde(default)]
     pub tenant: Option<String>,
+    /// Weight of its instances beside what their load asks for: 2 gives twice the share.
+    #[serde(default = "ordinary")]
+    pub priority: f64,
+}
+
+fn ordinary() -> f64 {
+    1.0
 }
 
 fn core_one() -> Vec<usize> {

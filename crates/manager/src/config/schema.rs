@@ -197,6 +197,68 @@ pub const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "sched",
+        kind: "",
+        many: false,
+        meaning: "Who runs, and who is let in. Each part can be switched off alone.",
+        keys: &[
+            key(
+                "class",
+                Words(&["other", "batch", "rr"]),
+                Value("\"other\""),
+                "Scheduling class of NFs that sleep: the kernel's SCHED_OTHER, SCHED_BATCH or SCHED_RR.",
+            ),
+            key(
+                "rr_slice_ms",
+                Integer(1, 10_000),
+                Unset,
+                "Time slice of SCHED_RR while the daemon runs, in milliseconds: a setting of the whole host, which the kernel rounds \
+                 up to its tick.",
+            ),
+            key(
+                "handover",
+                Bool,
+                Value("true"),
+                "Whether an NF that goes to sleep starts the next one on its core; else the manager wakes each NF that has packets.",
+            ),
+            key(
+                "weights",
+                Bool,
+                Value("true"),
+                "Whether each NF gets the share of its core that its arrivals and their cost ask for.",
+            ),
+            key(
+                "backpressure",
+                Bool,
+                Value("true"),
+                "Whether chains are refused at their entry where packets would die inside; else full rings inside drop.",
+            ),
+            key("ecn", Bool, Value("true"), "Whether packets that can carry the mark are marked before a queue overflows."),
+            key(
+                "high_watermark",
+                Integer(1, 100),
+                Value("80"),
+                "Fill of an rx ring at which its chains may be throttled, in percent.",
+            ),
+            key("low_watermark", Integer(0, 99), Value("60"), "Fill of an rx ring at which they are let in again, in percent."),
+            key(
+                "queueing_us",
+                Integer(0, 10_000_000),
+                Value("100"),
+                "Queueing time from which a ring over its high watermark throttles, in microseconds.",
+            ),
+            key(
+                "ecn_watermark",
+                Integer(1, 100),
+                Value("50"),
+                "Average fill of an rx ring from which packets are marked, in percent.",
+            ),
+            key("weight_every_ms", Integer(2, 10_000), Value("10"), "Time between two looks at the shares, in milliseconds."),
+            key("weight_margin_percent", Integer(0, 100), Value("5"), "Change of a share that is worth writing, in percent of it."),
+            key("min_share_percent", Integer(0, 50), Value("1"), "Least share of its core that an NF keeps, in percent."),
+        ],
+    },
+    Section {
         name: "port",
         kind: "",
         many: true,
@@ -307,6 +369,12 @@ pub const SECTIONS: &[Section] = &[
                 "Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.",
             ),
             key("tenant", Text, Unset, "NFs of different tenants share no core page."),
+            key(
+                "priority",
+                Number,
+                Value("1.0"),
+                "Weight of its instances beside what their load asks for: 2 gives twice the share.",
+            ),
         ],
     },
     Section {

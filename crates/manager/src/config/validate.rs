@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::Value as Json;
 
-use super::model::{Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service};
+use super::model::{Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service};
 use super::nearest;
 use super::parse::{self, ICMP, ProtocolMatch};
 use super::problem::{At, Problem};
@@ -32,6 +32,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     let mut v = Validation { config, problems: Vec::new() };
     v.numbers();
     v.manager();
+    v.sched();
     v.ports();
     v.services();
     v.chains();
@@ -129,6 +130,25 @@ impl Validation<'_> {
                 At::key("manager", "runtime_dir"),
                 format!("the path of the runtime folder has {length} bytes"),
                 format!("choose one with 1 to {MAX_RUNTIME_DIR}: the addresses of Unix sockets are short"),
+            );
+        }
+    }
+
+    fn sched(&mut self) {
+        let s = &self.config.sched;
+        let (low, high) = (s.low_watermark, s.high_watermark);
+        if low >= high {
+            self.error(
+                At::key("sched", "low_watermark"),
+                format!("the low watermark ({low} %) is not below the high one ({high} %)"),
+                "a ring throttles from the high one until it is below the low one; write low_watermark = 60, high_watermark = 80",
+            );
+        }
+        if let (Some(_), Class::Other | Class::Batch) = (s.rr_slice_ms, s.class) {
+            self.warn(
+                At::key("sched", "rr_slice_ms"),
+                "the time slice of SCHED_RR has no effect on NFs of another class",
+                "write class = \"rr\", or leave rr_slice_ms out",
             );
         }
     }

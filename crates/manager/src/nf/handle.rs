@@ -21,6 +21,53 @@ pub struct NfCounters {
     pub dropped: Counter,
     /// Times the manager woke it.
     pub wakes: Counter,
+    /// Packets that were refused at the entry of a path that passes it.
+    pub refused: Counter,
+    /// Packets that were marked on their way to it.
+    pub marked: Counter,
+}
+
+/// A measured quantity that one thread writes and all may read.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicU64);
+
+impl Gauge {
+    /// Sets it.
+    pub fn set(&self, value: f64) {
+        self.0.store(value.to_bits(), Ordering::Relaxed);
+    }
+
+    /// Its value.
+    pub fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// What is measured of an NF's load and decided about it. Written by the roles that the names tell, read by all.
+#[derive(Debug, Default)]
+pub struct Load {
+    /// Packets per second that want to come to it, those refused at an entry with them. By Monitor.
+    pub arrival_pps: Gauge,
+    /// Median of its service time over the last 100 ms, in nanoseconds a packet; 0 until known. By Monitor.
+    pub service_ns: Gauge,
+    /// Its share of its core, 0 to 1. By the controller.
+    pub share: Gauge,
+    /// Times that the share was written. By the controller.
+    pub writes: AtomicU64,
+}
+
+/// What keeps packets from an NF. Read at every gate.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct Gate {
+    /// The paths that pass it are refused at their entry. By Wakeup.
+    pub throttled: AtomicBool,
+    /// It is to sleep, because all that it could do would die or wait further on. By Wakeup.
+    pub held: AtomicBool,
+    /// Packets on their way to it are marked, if they can be. By Wakeup.
+    pub marking: AtomicBool,
+    /// Times that it was throttled. By Wakeup.
+    pub throttles: AtomicU64,
 }
 
 /// Why an NF is to be stopped.
@@ -68,6 +115,12 @@ pub struct NfHandle {
     pub first_return_ns: AtomicU64,
     /// Counters, by manager thread.
     pub counters: Box<[NfCounters]>,
+    /// What keeps packets from it.
+    pub gate: Gate,
+    /// Its load.
+    pub load: Load,
+    /// Weight beside its load.
+    pub priority: f64,
 }
 
 impl NfHandle {
@@ -85,6 +138,7 @@ impl NfHandle {
         rx_threads: usize,
         threads: usize,
         in_flight: Arc<AtomicU32>,
+        priority: f64,
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
         // Two Rx threads that look at once may each let in a burst more than there is room for.
@@ -105,7 +159,16 @@ impl NfHandle {
             sentence: AtomicU8::new(Sentence::None as u8),
             first_return_ns: AtomicU64::new(0),
             counters: (0..threads).map(|_| NfCounters::default()).collect(),
+            gate: Gate::default(),
+            load: Load::default(),
+            priority,
         })
+    }
+
+    /// Capacity of each of its rings.
+    #[inline(always)]
+    pub fn capacity(&self) -> u32 {
+        self.region.page.layout().capacity
     }
 
     /// As an owner of frames.
@@ -144,6 +207,11 @@ impl NfHandle {
             2 => Sentence::Stalled,
             _ => Sentence::None,
         }
+    }
+
+    /// Packets that wanted to come to it: those put on its rings, and those refused at an entry.
+    pub fn arrived(&self) -> u64 {
+        self.counters.iter().map(|c| c.posted.get() + c.refused.get()).sum()
     }
 
     /// Packets put on its rings and returned, over all threads.

@@ -150,7 +150,8 @@ impl Supervisor {
         let (name, core, service_number) = (nf.name.clone(), nf.core, nf.service);
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring, service.config.tenant.clone());
         let place = self.plane.place(core, tenant)?;
-        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place) {
+        let priority = service.config.priority;
+        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority) {
             Ok(handle) => handle,
             Err(error) => {
                 self.plane.vacate(&place);
@@ -167,7 +168,7 @@ impl Supervisor {
             core: core as u32,
             poll,
             enough: ring / 4,
-            linger_ns: LINGER_NS,
+            linger_ns: if self.config.sched.handover { LINGER_NS } else { 0 },
             clock_scale: self.plane.clock().scale_raw(),
             ports: names(self.ports.len(), &|i| Some(self.ports[i].as_ref()?.config.name.clone())),
             services: names(self.services.len(), &|i| Some(self.services[i].as_ref()?.config.name.clone())),
@@ -208,6 +209,9 @@ impl Supervisor {
         nf.connection = Some(attached.socket);
         if let Some(pid) = pid {
             nf.cpu.start(pid);
+        }
+        if let Some(handle) = &nf.handle {
+            self.controller.add(handle.clone(), None);
         }
         nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
         nf.state = State::Running;
@@ -254,6 +258,7 @@ impl Supervisor {
             let _ = epoll::delete(&self.epoll, connection.as_fd());
         }
         let handle = nf.handle.take();
+        self.controller.remove(number);
         let place = nf.place.take();
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         let (service_number, attach) = (nf.service, service.config.attach);
@@ -433,6 +438,7 @@ impl Supervisor {
             let _ = self.plane.close_port(number as u16);
         }
         self.plane.stop();
+        self.controller.stop();
         if let Some(record) = self.record.take() {
             match record.finish() {
                 Ok(undone) if undone.failed.is_empty() => {}

@@ -22,6 +22,7 @@ use sluice_policy::restart;
 use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
 use crate::classify::rule::{Rule, RuleSet};
 use crate::config::model::{self, Config};
+use crate::controller::Controller;
 use crate::dataplane::{DataPlane, Place, PlaneError};
 use crate::nf::State;
 use crate::nf::attach::Listener;
@@ -125,6 +126,7 @@ pub struct Supervisor {
     config: Config,
     config_path: Option<PathBuf>,
     plane: DataPlane,
+    controller: Controller,
     ports: Vec<Option<PortState>>,
     services: Vec<Option<ServiceState>>,
     chains: Vec<Option<Arc<Chain>>>,
@@ -166,6 +168,8 @@ impl Supervisor {
     /// The first thing that failed.
     pub fn start(config: Config, config_path: Option<PathBuf>, record: Record) -> Result<Self, SupervisorError> {
         let plane = DataPlane::start(&config)?;
+        let controller =
+            Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor, source })?;
         let listener = Listener::bind(&config.manager.runtime_dir.join("nf.sock"), 0o666)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?);
@@ -179,6 +183,7 @@ impl Supervisor {
             config: Config { ports: vec![], services: vec![], chains: vec![], rules: vec![], ..config },
             config_path,
             plane,
+            controller,
             ports: Vec::new(),
             services: Vec::new(),
             chains: Vec::new(),

@@ -77,7 +77,7 @@ impl Manager {
         bind(&listener, &SocketAddrUnix::new(folder.join("nf.sock")).unwrap()).unwrap();
         listen(&listener, 8).unwrap();
         let (arena_memory, arena) = Arena::create(Geometry { frames: 512, stride: 2240 }, false).unwrap();
-        let (core_memory, core) = CorePage::create(4).unwrap();
+        let (core_memory, core) = CorePage::create(4, true).unwrap();
         (0..4).for_each(|slot| core.reset(slot));
         Self { folder, listener, arena, arena_memory, core, core_memory }
     }

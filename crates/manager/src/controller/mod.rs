@@ -1,0 +1,203 @@
+//! The controller: gives each NF the share of its core that its packets ask for.
+//!
+//! # Approach
+//! The Monitor role measures ([`load`]); a thread of its own, which sleeps [`Sched::weight_every_ms`] at a time, asks the policy
+//! ([`sluice_policy::sched::weight`]) for the shares of each core and applies what changed enough: to the core's page, by which NFs that
+//! hand over divide their core, and to the NF's cgroup, by which the kernel divides it among those that run at the same time. System
+//! calls are made here and never by a packet thread.
+//!
+//! Source: NFVnice (SIGCOMM 2017), section 3.2.
+
+pub mod events;
+pub mod load;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use sluice_policy::sched::weight::{Demand, Margin, shares};
+use sluice_shm::clock::monotonic_ns;
+use sluice_shm::core_page::WHOLE;
+
+use crate::config::model::Sched;
+use crate::nf::handle::NfHandle;
+use events::{EVERY_NS, EventLog, What};
+
+/// Writes an NF's share of its core where the kernel sees it.
+pub trait WriteShare: Send {
+    /// Writes it. `share` is 0 to 1.
+    ///
+    /// # Errors
+    /// The kernel's answer, in words.
+    fn write(&mut self, share: f64) -> Result<(), String>;
+}
+
+/// An NF under control.
+struct Controlled {
+    handle: Arc<NfHandle>,
+    kernel: Option<Box<dyn WriteShare>>,
+    written: Option<f64>,
+    /// As told in the last event.
+    told_share: f64,
+    told_writes: u64,
+    told_throttles: u64,
+    told_throttled: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    nfs: Mutex<BTreeMap<u16, Controlled>>,
+    stop: AtomicBool,
+    /// CPU time of the thread, in nanoseconds.
+    cpu_ns: AtomicU64,
+}
+
+impl Shared {
+    fn nfs(&self) -> MutexGuard<'_, BTreeMap<u16, Controlled>> {
+        self.nfs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The controller as the supervisor sees it.
+pub struct Controller {
+    shared: Arc<Shared>,
+    events: Arc<EventLog>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Controller {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system's, if it makes no thread.
+    pub fn start(sched: &Sched) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let events = Arc::new(EventLog::default());
+        let thread = std::thread::Builder::new().name("sluice-control".into()).spawn({
+            let (shared, events, sched) = (shared.clone(), events.clone(), sched.clone());
+            move || run(&shared, &events, &sched)
+        })?;
+        Ok(Self { shared, events, thread: Some(thread) })
+    }
+
+    /// Takes an NF under control. `kernel` is where its share is written, if anywhere.
+    pub fn add(&self, handle: Arc<NfHandle>, kernel: Option<Box<dyn WriteShare>>) {
+        let controlled =
+            Controlled { handle, kernel, written: None, told_share: 0.0, told_writes: 0, told_throttles: 0, told_throttled: false };
+        self.shared.nfs().insert(controlled.handle.number, controlled);
+    }
+
+    /// Lets go of an NF. Nothing is written for it any more when this returns.
+    pub fn remove(&self, number: u16) {
+        self.shared.nfs().remove(&number);
+    }
+
+    /// The log of decisions.
+    pub fn events(&self) -> &Arc<EventLog> {
+        &self.events
+    }
+
+    /// CPU time that it has used, in nanoseconds.
+    pub fn cpu_ns(&self) -> u64 {
+        self.shared.cpu_ns.load(Ordering::Relaxed)
+    }
+
+    /// Ends the thread.
+    pub fn stop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
+    let every = Duration::from_millis(u64::from(sched.weight_every_ms));
+    let mut told_at = monotonic_ns();
+    while !shared.stop.load(Ordering::Relaxed) {
+        std::thread::park_timeout(every);
+        let mut nfs = shared.nfs();
+        if sched.weights {
+            weigh(&mut nfs, sched);
+        }
+        let now = monotonic_ns();
+        if now.saturating_sub(told_at) >= EVERY_NS {
+            told_at = now;
+            nfs.values_mut().for_each(|nf| tell(nf, now, events));
+        }
+        drop(nfs);
+        let used = clock_gettime(ClockId::ThreadCPUTime);
+        shared.cpu_ns.store(used.tv_sec as u64 * 1_000_000_000 + used.tv_nsec as u64, Ordering::Relaxed);
+    }
+}
+
+/// Decides the shares of all cores, and applies those that changed enough.
+fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
+    let mut cores: BTreeMap<usize, (Vec<u16>, Vec<Demand>)> = BTreeMap::new();
+    for nf in nfs.values().filter(|nf| !nf.handle.poll) {
+        let load = &nf.handle.load;
+        let service = load.service_ns.get();
+        let demand = Demand {
+            arrival_pps: load.arrival_pps.get(),
+            service_ns: (service > 0.0).then_some(service),
+            priority: nf.handle.priority,
+        };
+        let core = cores.entry(nf.handle.core).or_default();
+        core.0.push(nf.handle.number);
+        core.1.push(demand);
+    }
+    let margin = Margin { percent: f64::from(sched.weight_margin_percent) };
+    let mut decided = Vec::new();
+    for (numbers, demands) in cores.values() {
+        shares(demands, f64::from(sched.min_share_percent) / 100.0, &mut decided);
+        for (number, share) in numbers.iter().zip(&decided) {
+            let Some(nf) = nfs.get_mut(number) else { continue };
+            if margin.is_exceeded(nf.written, *share) {
+                apply(nf, *share);
+            }
+        }
+    }
+}
+
+fn apply(nf: &mut Controlled, share: f64) {
+    let handle = &nf.handle;
+    nf.written = Some(share);
+    handle.core_page.share(handle.slot).store((share * f64::from(WHOLE)) as u32, Ordering::Relaxed);
+    handle.load.share.set(share);
+    handle.load.writes.fetch_add(1, Ordering::Relaxed);
+    if let Some(kernel) = &mut nf.kernel
+        && let Err(why) = kernel.write(share)
+    {
+        eprintln!("sluiced: the CPU share of {} cannot be written any more: {why}", handle.name);
+        nf.kernel = None;
+    }
+}
+
+/// Tells what changed since the last time.
+fn tell(nf: &mut Controlled, now_ns: u64, events: &EventLog) {
+    let handle = &nf.handle;
+    let writes = handle.load.writes.load(Ordering::Relaxed);
+    let share = handle.load.share.get();
+    if writes > nf.told_writes {
+        let what = What::Share { from: nf.told_share, to: share, writes: writes - nf.told_writes };
+        events.add(now_ns, &handle.name, what);
+        (nf.told_writes, nf.told_share) = (writes, share);
+    }
+    let throttles = handle.gate.throttles.load(Ordering::Relaxed);
+    let throttled = handle.gate.throttled.load(Ordering::Relaxed);
+    if throttles > nf.told_throttles || throttled != nf.told_throttled {
+        let what = What::Throttled { times: throttles - nf.told_throttles, now: throttled };
+        events.add(now_ns, &handle.name, what);
+        (nf.told_throttles, nf.told_throttled) = (throttles, throttled);
+    }
+}
