@@ -1,4 +1,5 @@
 //! Mechanisms: how the manager makes the kernel do what a policy decided.
 
 pub mod affinity;
+pub mod cgroup;
 pub mod process;
