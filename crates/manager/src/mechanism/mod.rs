@@ -2,4 +2,5 @@
 
 pub mod affinity;
 pub mod cgroup;
+pub mod class;
 pub mod process;

@@ -232,6 +232,17 @@ fn component(name: &str) -> String {
     if text.is_empty() { "%".into() } else { text }
 }
 
+/// The cgroup of a process to which the kernel was seen to refuse a real-time class, if a missing budget in it explains that. `may`
+/// says whether the user was allowed to give the class: version 2 has no file that shows a budget.
+pub(super) fn without_real_time(root: &Path, pid: i32, may: bool) -> Option<PathBuf> {
+    let (version, folder, top) = mount::find(&Linux, root, &pid.to_string()).ok()??;
+    let is_without = match version {
+        Version::V1 => Linux.read(&folder.join("cpu.rt_runtime_us")).is_ok_and(|text| text.trim() == "0"),
+        Version::V2 => may && folder != top,
+    };
+    is_without.then_some(folder)
+}
+
 /// Where on this host CPU weights are set.
 #[derive(Debug, Clone)]
 pub struct Hierarchy {
