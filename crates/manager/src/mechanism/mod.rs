@@ -1,4 +1,6 @@
 //! Mechanisms: how the manager makes the kernel do what a policy decided.
 
 pub mod affinity;
+pub mod cgroup;
+pub mod class;
 pub mod process;

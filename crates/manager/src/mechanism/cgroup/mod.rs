@@ -1,0 +1,588 @@
+//! CPU weights of NF processes, by the kernel's control groups.
+//!
+//! # Problem
+//! NFs that share a core get equal parts of it from the kernel, however much their packets cost. A policy computes the share that
+//! each should have; this module makes the kernel's scheduler keep to it, on hosts with control groups of version 1 and of version 2.
+//!
+//! # Terms
+//! A *share* is a number between 0 and 1: the part of a core that an NF should have while all NFs of the core have work. A *weight* is
+//! the kernel's number for it: `cpu.shares` (2 to 262,144; version 1) or `cpu.weight` (1 to 10,000; version 2). Only ratios between
+//! weights of one folder matter, so a share of 1 % is the weight that the kernel gives by default (1,024 or 100): the step is a
+//! thousandth of that in version 1 and a hundredth in version 2.
+//! The *home* is the manager's own cgroup; the *base* is the folder in which the manager may make its own.
+//!
+//! # Approach
+//! ```text
+//! base ─┬─ sluice-PID ─┬─ nf-ids.0     one process and its threads; weight by the policy
+//!       │              └─ nf-nat.0
+//!       └─ everything else on the host
+//! ```
+//! - [`Hierarchy::find`] reads what is mounted. In version 1 the base is the home. In version 2 a cgroup with processes cannot pass the
+//!   cpu controller on, so the base is the nearest folder from the home upwards that does, or could.
+//! - A weight is written through a descriptor that stays open, which costs a quarter of opening, writing and closing.
+//! - The manager's folder weighs as much as its NFs would weigh one by one. Otherwise all NFs together would get what one process
+//!   outside gets.
+//! - A folder is removed when it is empty. Processes that still run go to the home first: in version 2 the manager's folder may not
+//!   hold any.
+//! - What the kernel does with these files is behind a trait, so that both versions are tested on any host against a model that
+//!   refuses what the kernel refuses; the version that the host has is tested on the kernel itself.
+//!
+//! Nothing here writes the [record](crate::nf::record): note what [`Hierarchy::path_of`], [`Hierarchy::setting`] and [`Group::path_of`]
+//! say before calling what makes it.
+//!
+//! # Limits
+//! The scheduler follows a new weight after 4 to 6 ms and is exact over a second, not over 10 ms. Weights mean nothing to real-time
+//! classes, and a kernel with `CONFIG_RT_GROUP_SCHED` takes no real-time process into a new cgroup: [`CgroupError::RealTime`].
+//! The manager's folder holds no other cgroups than those made here.
+//!
+//! # Source
+//! Rate-cost proportional shares: NFVnice (SIGCOMM 2017), section 3.2. The files: the kernel's `cgroup-v1/cgroups.rst` and
+//! `cgroup-v2.rst`.
+
+mod kernel;
+mod mount;
+
+#[cfg(test)]
+mod model;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+
+use kernel::{Kernel, Knob, Linux};
+
+/// Processes of a cgroup.
+const PROCS: &str = "cgroup.procs";
+
+/// Controllers that a cgroup of version 2 passes on to those inside.
+const SUBTREE: &str = "cgroup.subtree_control";
+
+/// Time that processes which are moved or end have to leave a cgroup.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why weights cannot be set.
+#[derive(Debug, thiserror::Error)]
+pub enum CgroupError {
+    /// The kernel, or the container, has no cpu controller.
+    #[error(
+        "no cgroup cpu controller is mounted below {root}; mount one (`mount -t cgroup -o cpu cpu DIR`, or cgroup2 with cpu among its \
+         cgroup.controllers), or set [sched] weights = false"
+    )]
+    NoController {
+        /// The file-system root that was searched.
+        root: PathBuf,
+    },
+    /// Version 2: no folder from the manager's own upwards passes the cpu controller on.
+    #[error(
+        "cgroup {home} holds the manager, and neither it nor a folder above it can pass the cpu controller on; start sluiced from a \
+         systemd unit with Delegate=cpu and DelegateSubgroup=manager, or set [sched] weights = false"
+    )]
+    NotDelegated {
+        /// The manager's own cgroup.
+        home: PathBuf,
+    },
+    /// This user may not, or the file system is mounted read-only.
+    #[error(
+        "not permitted to {doing} {path} ({source}); run sluiced as root, or in a cgroup that is delegated to its user, and in a \
+         container with a writable cgroup mount; or set [sched] weights = false"
+    )]
+    NotPermitted {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// There is a folder of that name already.
+    #[error("cgroup {path} exists already; if no sluiced uses it, end the processes in it and remove it with rmdir")]
+    Exists {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The process has ended, or never was.
+    #[error("no process has pid {pid}, so it cannot join cgroup {path}; start it first")]
+    NoProcess {
+        /// The pid.
+        pid: i32,
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The kernel takes no real-time process into a cgroup without a real-time budget.
+    #[error(
+        "the kernel takes no real-time process into cgroup {path} (CONFIG_RT_GROUP_SCHED); weights do nothing for real-time classes: set \
+         [sched] weights = false, or another class than rr, or give the cgroup and those above it a budget in cpu.rt_runtime_us \
+         (version 1 only)"
+    )]
+    RealTime {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Somebody keeps a process or a folder in a cgroup that is to be removed.
+    #[error("cgroup {path} cannot be removed because it is still in use; end the processes in it and remove it with rmdir")]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Somebody removed a cgroup that is in use.
+    #[error("cgroup {path} is no longer there; leave removing it to sluiced, and restart the NF")]
+    Gone {
+        /// The folder or file.
+        path: PathBuf,
+    },
+    /// Another system call failed.
+    #[error("cannot {doing} {path}: {source}; look what is wrong there, or set [sched] weights = false")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// Makes the error of a system call.
+fn refused(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
+    move |source| {
+        let path = path.to_path_buf();
+        match source.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM | libc::EROFS) => CgroupError::NotPermitted { doing, path, source },
+            Some(libc::EEXIST) => CgroupError::Exists { path },
+            Some(libc::ENOENT | libc::ENODEV) => CgroupError::Gone { path },
+            _ => CgroupError::System { doing, path, source },
+        }
+    }
+}
+
+/// The kernel's two kinds of control groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Version {
+    /// One hierarchy for each controller; the weight is `cpu.shares`.
+    V1,
+    /// One hierarchy for all; the weight is `cpu.weight`.
+    V2,
+}
+
+impl Version {
+    /// File of the weight.
+    pub fn file(self) -> &'static str {
+        match self {
+            Self::V1 => "cpu.shares",
+            Self::V2 => "cpu.weight",
+        }
+    }
+
+    /// Smallest and largest weight.
+    pub fn range(self) -> (u64, u64) {
+        match self {
+            Self::V1 => (2, 262_144),
+            Self::V2 => (1, 10_000),
+        }
+    }
+
+    /// Weight of a cgroup that nobody has set, which is that of a process outside of cgroups.
+    pub fn default_weight(self) -> u64 {
+        match self {
+            Self::V1 => 1024,
+            Self::V2 => 100,
+        }
+    }
+
+    /// The weight for a share between 0 and 1, in the kernel's range whatever the share is. 1 % is the default weight.
+    pub fn weight(self, share: f64) -> u64 {
+        let (least, most) = self.range();
+        // The conversion makes 0 of what is negative or no number.
+        ((share * 100.0 * self.default_weight() as f64).round() as u64).clamp(least, most)
+    }
+
+    /// The weight of a folder with so many NFs.
+    fn weight_of_all(self, nfs: usize) -> u64 {
+        let (least, most) = self.range();
+        (nfs as u64).saturating_mul(self.default_weight()).clamp(least, most)
+    }
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::V1 => "cgroup v1 (cpu.shares)",
+            Self::V2 => "cgroup v2 (cpu.weight)",
+        })
+    }
+}
+
+/// One path component for any name, and another one for any other name: bytes other than letters, digits, `-`, `_` and `.` (inside)
+/// are written as `%` and two hexadecimal digits.
+fn component(name: &str) -> String {
+    use std::fmt::Write;
+    let mut text = String::with_capacity(name.len());
+    for (i, byte) in name.bytes().enumerate() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' => text.push(byte.into()),
+            b'.' if i > 0 => text.push('.'),
+            _ => drop(write!(text, "%{byte:02X}")),
+        }
+    }
+    if text.is_empty() { "%".into() } else { text }
+}
+
+/// The cgroup of a process to which the kernel was seen to refuse a real-time class, if a missing budget in it explains that. `may`
+/// says whether the user was allowed to give the class: version 2 has no file that shows a budget.
+pub(super) fn without_real_time(root: &Path, pid: i32, may: bool) -> Option<PathBuf> {
+    let (version, folder, top) = mount::find(&Linux, root, &pid.to_string()).ok()??;
+    let is_without = match version {
+        Version::V1 => Linux.read(&folder.join("cpu.rt_runtime_us")).is_ok_and(|text| text.trim() == "0"),
+        Version::V2 => may && folder != top,
+    };
+    is_without.then_some(folder)
+}
+
+/// Where on this host CPU weights are set.
+#[derive(Debug, Clone)]
+pub struct Hierarchy {
+    kernel: Arc<dyn Kernel>,
+    version: Version,
+    /// The manager's own cgroup.
+    home: PathBuf,
+    /// Where the manager makes its folder.
+    base: PathBuf,
+    /// Version 2: the base does not pass the cpu controller on yet.
+    enable: bool,
+}
+
+impl Hierarchy {
+    /// Finds the cpu controller by what `root` says is mounted: its `proc/self/mountinfo` and `proc/self/cgroup`. `root` is `/`, or a
+    /// tree that looks like it. Changes nothing.
+    ///
+    /// # Errors
+    /// [`CgroupError::NoController`], [`CgroupError::NotDelegated`], [`CgroupError::System`].
+    pub fn find(root: &Path) -> Result<Self, CgroupError> {
+        Self::find_on(Arc::new(Linux), root)
+    }
+
+    fn find_on(kernel: Arc<dyn Kernel>, root: &Path) -> Result<Self, CgroupError> {
+        let none = || CgroupError::NoController { root: root.into() };
+        let (version, home, top) = mount::find(&*kernel, root, "self")?.ok_or_else(none)?;
+        if version == Version::V1 {
+            return Ok(Self { kernel, version, base: home.clone(), home, enable: false });
+        }
+        let up = || home.ancestors().take_while(|folder| folder.starts_with(&top));
+        let has_cpu = |file: PathBuf| kernel.read(&file).is_ok_and(|text| text.split_whitespace().any(|word| word == "cpu"));
+        // Only the root of all may both have processes and pass controllers on, and only it has no cgroup.type.
+        let may_enable = |folder: &Path| {
+            let is_root = kernel.read(&folder.join("cgroup.type")).is_err();
+            let is_empty = || kernel.read(&folder.join(PROCS)).is_ok_and(|text| text.trim().is_empty());
+            has_cpu(folder.join("cgroup.controllers")) && (is_root || is_empty())
+        };
+        let enabled = up().find(|folder| has_cpu(folder.join(SUBTREE)));
+        let base = enabled.or_else(|| up().find(|folder| may_enable(folder)));
+        let base = base.ok_or_else(|| CgroupError::NotDelegated { home: home.clone() })?.to_path_buf();
+        Ok(Self { enable: enabled.is_none(), kernel, version, base, home })
+    }
+
+    /// Version of the control groups.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// The folder in which [`create`](Self::create) makes one.
+    pub fn base(&self) -> &Path {
+        &self.base
+    }
+
+    /// The folder that [`create`](Self::create) makes, to be noted before as
+    /// [`Thing::Cgroup`](crate::nf::record::Thing::Cgroup).
+    pub fn path_of(&self, name: &str) -> PathBuf {
+        self.base.join(component(name))
+    }
+
+    /// A setting of the host that [`create`](Self::create) changes, and the text that undoes that: to be noted before with
+    /// [`Record::changed`](crate::nf::record::Record::changed). Most hosts need none.
+    pub fn setting(&self) -> Option<(PathBuf, &'static str)> {
+        self.enable.then(|| (self.base.join(SUBTREE), "-cpu"))
+    }
+
+    /// Makes the manager's folder, `sluice-PID` for example.
+    ///
+    /// # Errors
+    /// [`CgroupError::Exists`], [`CgroupError::NotPermitted`], [`CgroupError::RealTime`] (version 2: a real-time process runs in some
+    /// cgroup), [`CgroupError::System`]. Then nothing has changed.
+    pub fn create(&self, name: &str) -> Result<Group, CgroupError> {
+        let path = self.path_of(name);
+        if let Some((file, _)) = self.setting() {
+            self.pass_on_cpu(&file)?;
+        }
+        let made = self.kernel.make(&path).map_err(refused("make cgroup", &path));
+        // From here on the drop of the group cleans up.
+        let mut group = Group { hierarchy: self.clone(), path, herd: Arc::default(), is_made: made.is_ok() };
+        made?;
+        if self.version == Version::V2 {
+            self.pass_on_cpu(&group.path.join(SUBTREE))?;
+        }
+        let weight = Weight::open(&self.kernel, self.version, &group.path)?;
+        group.herd = Arc::new(Mutex::new(Herd { nfs: 0, weight: Some(weight) }));
+        Ok(group)
+    }
+
+    fn pass_on_cpu(&self, file: &Path) -> Result<(), CgroupError> {
+        self.kernel.write(file, "+cpu").map_err(|source| match source.raw_os_error() {
+            Some(libc::EINVAL) => CgroupError::RealTime { path: file.parent().unwrap_or(file).into() },
+            Some(libc::ENOENT) => CgroupError::NotDelegated { home: self.home.clone() },
+            _ => refused("enable cpu in", file)(source),
+        })
+    }
+
+    /// Empties a folder and removes it. That it is gone already is no error.
+    fn remove(&self, path: &Path) -> Result<(), CgroupError> {
+        let (procs, home) = (path.join(PROCS), self.home.join(PROCS));
+        let end = Instant::now() + PATIENCE;
+        loop {
+            match self.kernel.remove(path) {
+                Ok(()) => return Ok(()),
+                Err(error) if is_gone(&error) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < end => {}
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                    return Err(CgroupError::Busy { path: path.into() });
+                }
+                Err(error) => return Err(refused("remove cgroup", path)(error)),
+            }
+            let text = self.kernel.read(&procs).unwrap_or_default();
+            // A process outside of our pid namespace is shown as 0, which would mean this process when written.
+            let pids: Vec<i32> = text.lines().filter_map(|line| line.trim().parse().ok()).filter(|pid| *pid > 0).collect();
+            for pid in &pids {
+                match self.kernel.write(&home, &pid.to_string()) {
+                    Err(error) if error.raw_os_error() != Some(libc::ESRCH) => {
+                        return Err(refused("move processes to", &home)(error));
+                    }
+                    _ => {}
+                }
+            }
+            if pids.is_empty() {
+                // Nothing tells when the kernel has let go of the last process, so ask again a little later.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+}
+
+/// How many NFs a group has, and its own weight, which follows from that.
+#[derive(Debug, Default)]
+struct Herd {
+    nfs: usize,
+    weight: Option<Weight>,
+}
+
+impl Herd {
+    fn change(herd: &Mutex<Self>, change: impl FnOnce(usize) -> usize) -> Result<(), CgroupError> {
+        let mut herd = herd.lock().unwrap_or_else(PoisonError::into_inner);
+        herd.nfs = change(herd.nfs);
+        let Some(weight) = &herd.weight else { return Ok(()) };
+        weight.write(weight.version.weight_of_all(herd.nfs)).map(drop)
+    }
+}
+
+/// The manager's folder. Dropping it removes it with all that was made in it, as far as that is possible;
+/// [`remove`](Self::remove) says whether it was.
+#[derive(Debug)]
+pub struct Group {
+    hierarchy: Hierarchy,
+    path: PathBuf,
+    herd: Arc<Mutex<Herd>>,
+    is_made: bool,
+}
+
+impl Group {
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The folder that [`add_nf`](Self::add_nf) makes, to be noted before as
+    /// [`Thing::Cgroup`](crate::nf::record::Thing::Cgroup).
+    pub fn path_of(&self, nf: &str) -> PathBuf {
+        // The prefix keeps NFs from having the names of the kernel's files.
+        self.path.join(format!("nf-{}", component(nf)))
+    }
+
+    /// Makes a folder for an NF, with the kernel's default weight and no process in it.
+    ///
+    /// # Errors
+    /// [`CgroupError::Exists`] if the NF has one, [`CgroupError::NotPermitted`], [`CgroupError::System`]. Then nothing has changed.
+    pub fn add_nf(&self, nf: &str) -> Result<NfGroup, CgroupError> {
+        let (kernel, path) = (&self.hierarchy.kernel, self.path_of(nf));
+        kernel.make(&path).map_err(refused("make cgroup", &path))?;
+        let made = Weight::open(kernel, self.hierarchy.version, &path).and_then(|weight| {
+            Herd::change(&self.herd, |nfs| nfs + 1)?;
+            Ok(weight)
+        });
+        match made {
+            Ok(weight) => Ok(NfGroup { hierarchy: self.hierarchy.clone(), path, herd: self.herd.clone(), weight, is_made: true }),
+            Err(error) => {
+                self.hierarchy.remove(&path)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes the folder with those of all NFs. Processes that still run go to the manager's own cgroup.
+    ///
+    /// # Errors
+    /// [`CgroupError::Busy`], [`CgroupError::NotPermitted`], [`CgroupError::System`]. What could be removed was.
+    pub fn remove(mut self) -> Result<(), CgroupError> {
+        self.take_down()
+    }
+
+    fn take_down(&mut self) -> Result<(), CgroupError> {
+        if !std::mem::take(&mut self.is_made) {
+            return self.give_back_setting();
+        }
+        let kernel = &self.hierarchy.kernel;
+        // There is no use in a weight for what is about to go.
+        self.herd.lock().unwrap_or_else(PoisonError::into_inner).weight = None;
+        let mut first = Ok(());
+        for folder in kernel.folders(&self.path).unwrap_or_default() {
+            first = first.and(self.hierarchy.remove(&folder));
+        }
+        first?;
+        self.hierarchy.remove(&self.path)?;
+        self.give_back_setting()
+    }
+
+    /// Undoes what [`Hierarchy::setting`] told.
+    fn give_back_setting(&self) -> Result<(), CgroupError> {
+        let Some((file, text)) = self.hierarchy.setting() else { return Ok(()) };
+        match self.hierarchy.kernel.write(&file, text) {
+            // Somebody else has come to need it.
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
+            other => other.map_err(refused("disable cpu in", &file)),
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // The record still has it.
+        let _ = self.take_down();
+    }
+}
+
+/// The folder of an NF. Dropping it removes it, as far as that is possible.
+#[derive(Debug)]
+pub struct NfGroup {
+    hierarchy: Hierarchy,
+    path: PathBuf,
+    herd: Arc<Mutex<Herd>>,
+    weight: Weight,
+    is_made: bool,
+}
+
+impl NfGroup {
+    /// The folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Moves a process here, with all its threads. What it starts later starts here.
+    ///
+    /// # Errors
+    /// [`CgroupError::NoProcess`], [`CgroupError::RealTime`], [`CgroupError::NotPermitted`], [`CgroupError::Gone`].
+    pub fn join(&self, pid: Pid) -> Result<(), CgroupError> {
+        let (file, pid) = (self.path.join(PROCS), pid.as_raw_nonzero().get());
+        self.hierarchy.kernel.write(&file, &pid.to_string()).map_err(|source| match source.raw_os_error() {
+            Some(libc::ESRCH) => CgroupError::NoProcess { pid, path: self.path.clone() },
+            Some(libc::EINVAL | libc::EPERM) => CgroupError::RealTime { path: self.path.clone() },
+            _ => refused("move a process to", &file)(source),
+        })
+    }
+
+    /// Sets the weight for a share between 0 and 1 of what all NFs of the group have on a core, and says which weight that is. One
+    /// system call.
+    ///
+    /// # Errors
+    /// [`CgroupError::Gone`], [`CgroupError::System`].
+    pub fn set_weight(&self, share: f64) -> Result<u64, CgroupError> {
+        self.weight.set(share)
+    }
+
+    /// The weight that the kernel says the folder has.
+    ///
+    /// # Errors
+    /// [`CgroupError::Gone`], [`CgroupError::System`].
+    pub fn weight(&self) -> Result<u64, CgroupError> {
+        let file = self.path.join(self.hierarchy.version.file());
+        let text = self.hierarchy.kernel.read(&file).map_err(refused("read", &file))?;
+        let no_number = |_| io::Error::new(io::ErrorKind::InvalidData, format!("{text:?} is no weight"));
+        text.trim().parse().map_err(no_number).map_err(refused("read", &file))
+    }
+
+    /// What sets the weight, for another thread.
+    pub fn handle(&self) -> Weight {
+        self.weight.clone()
+    }
+
+    /// Removes the folder. Processes that still run go to the manager's own cgroup.
+    ///
+    /// # Errors
+    /// [`CgroupError::Busy`], [`CgroupError::NotPermitted`], [`CgroupError::System`].
+    pub fn remove(mut self) -> Result<(), CgroupError> {
+        self.take_down()
+    }
+
+    fn take_down(&mut self) -> Result<(), CgroupError> {
+        if !std::mem::take(&mut self.is_made) {
+            return Ok(());
+        }
+        self.hierarchy.remove(&self.path)?;
+        match Herd::change(&self.herd, |nfs| nfs.saturating_sub(1)) {
+            // The group went before.
+            Err(CgroupError::Gone { .. }) => Ok(()),
+            other => other,
+        }
+    }
+}
+
+impl Drop for NfGroup {
+    fn drop(&mut self) {
+        // The record still has it.
+        let _ = self.take_down();
+    }
+}
+
+/// Sets the weight of a folder through a descriptor that stays open. Clones share it.
+#[derive(Debug, Clone)]
+pub struct Weight {
+    version: Version,
+    path: Arc<Path>,
+    knob: Arc<dyn Knob>,
+}
+
+impl Weight {
+    fn open(kernel: &Arc<dyn Kernel>, version: Version, folder: &Path) -> Result<Self, CgroupError> {
+        let path = folder.join(version.file());
+        let knob = kernel.open(&path).map_err(refused("open", &path))?;
+        Ok(Self { version, path: path.into(), knob: knob.into() })
+    }
+
+    /// As [`NfGroup::set_weight`].
+    ///
+    /// # Errors
+    /// [`CgroupError::Gone`] once the folder was removed, [`CgroupError::System`].
+    pub fn set(&self, share: f64) -> Result<u64, CgroupError> {
+        self.write(self.version.weight(share))
+    }
+
+    fn write(&self, weight: u64) -> Result<u64, CgroupError> {
+        self.knob.set(&weight.to_string()).map_err(refused("write", &self.path))?;
+        Ok(weight)
+    }
+}
