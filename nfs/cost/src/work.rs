@@ -30,7 +30,7 @@ const RUNS: usize = 9;
 const SHIFT: u32 = 32;
 
 /// The calibrated chain and where it stands.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Work {
     carry: u64,
     /// Times 2³².
