@@ -52,6 +52,7 @@ impl Mock {
                 frames: Frames { total: 16_384, free: 16_000, in_use: 384 },
                 hugepages: false,
                 flows: 1_234,
+                tuning_percent: 0.5,
             };
             stats.drops = BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 0)]);
         }
@@ -96,6 +97,11 @@ impl Backend for Mock {
             nf.rx_packets += 12_345_678;
         }
         Ok(state.stats.clone())
+    }
+
+    fn events(&self) -> Result<Vec<Event>, ApiError> {
+        let event = Event { number: 9, nf: "fw.0".into(), event: EventKind::Share, count: 2, ..Event::default() };
+        self.change(|_| Ok(vec![Event { from: Some(0.25), to: Some(0.5), ..event }]))
     }
 
     fn add_nf(&self, service: &str, core: Option<usize>) -> Result<Nf, ApiError> {

@@ -16,7 +16,9 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
-use super::model::{AddNf, AddRule, Applied, Apply, Chain, Done, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest};
+use super::model::{
+    AddNf, AddRule, Applied, Apply, Chain, Done, Event, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest,
+};
 use super::{ApiError, ErrorBody, ErrorKind};
 use crate::config::model as config;
 
@@ -167,6 +169,14 @@ impl Client {
     }
 
     /// Everything that is counted.
+    pub fn events(&mut self) -> Result<Vec<Event>, ClientError> {
+        self.get("/v1/events")
+    }
+
+    /// Everything that is counted.
+    ///
+    /// # Errors
+    /// [`ClientError`].
     pub fn stats(&mut self) -> Result<Stats, ClientError> {
         self.get("/v1/stats")
     }

@@ -158,6 +158,9 @@ pub trait Backend: Send + Sync {
     /// Everything that is counted.
     fn stats(&self) -> Result<model::Stats, ApiError>;
 
+    /// What was decided about NFs lately, oldest first.
+    fn events(&self) -> Result<Vec<model::Event>, ApiError>;
+
     /// Starts one more instance of a service (or expects one, where instances attach by themselves), on `core` or on the next of
     /// the service's cores. Returns without waiting until it runs.
     fn add_nf(&self, service: &str, core: Option<usize>) -> Result<model::Nf, ApiError>;

@@ -34,6 +34,9 @@ pub struct Status {
     pub hugepages: bool,
     /// Flows that the flow table remembers at the moment.
     pub flows: u64,
+    /// Share of one core that measuring, deciding and writing weights took since the start, 0 to 100.
+    #[serde(default)]
+    pub tuning_percent: f64,
 }
 
 /// A packet thread of the manager.
@@ -182,6 +185,69 @@ pub struct Nf {
     /// Its private memory in KiB, where the daemon looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub private_kib: Option<u64>,
+    /// What is measured of its load and decided about it.
+    #[serde(default)]
+    pub sched: NfSched,
+}
+
+/// An NF's load, and what was decided about it.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize)]
+pub struct NfSched {
+    /// Weight beside its load.
+    pub priority: f64,
+    /// Packets per second that want to come to it, those refused at an entry with them.
+    pub arrival_pps: f64,
+    /// Median of its service time over the last 100 ms, in nanoseconds a packet; 0 until known.
+    pub service_ns: f64,
+    /// Arrivals times service time, in cores.
+    pub load: f64,
+    /// Its share of its core, 0 to 1; 0 until one was given.
+    pub share: f64,
+    /// Times that its share was written.
+    pub share_writes: u64,
+    /// Whether the chains that pass it are refused at their entry.
+    pub throttled: bool,
+    /// Times that they began to be.
+    pub throttles: u64,
+    /// Whether it is told to sleep, because what it could do would only wait further on.
+    pub held: bool,
+    /// Packets that were marked on their way to it (congestion experienced).
+    pub marked: u64,
+}
+
+/// What an [`Event`] tells of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EventKind {
+    /// Chains that pass the NF were refused at their entry, or are let in again.
+    #[default]
+    Throttle,
+    /// The NF's share of its core was written anew.
+    Share,
+}
+
+/// Decisions about one NF, summed up over a tenth of a second.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Event {
+    /// Number of the event, from 1; those that are missing have been pushed out.
+    pub number: u64,
+    /// The monotonic clock of the host.
+    pub time_ns: u64,
+    /// Name of the NF.
+    pub nf: String,
+    /// What was decided.
+    pub event: EventKind,
+    /// How many times.
+    pub count: u64,
+    /// Of a throttle: whether it holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttled: Option<bool>,
+    /// Of a share: what it was, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from: Option<f64>,
+    /// Of a share: what it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<f64>,
 }
 
 /// A kind of NF.
@@ -263,6 +329,12 @@ pub struct Chain {
     pub drops: BTreeMap<String, u64>,
     /// Time from entry to exit of the packets that were sampled.
     pub latency_ns: Distribution,
+    /// Whether one of its NFs throttles it: packets are refused at its entry.
+    #[serde(default)]
+    pub throttled: bool,
+    /// Packets that were dropped after an NF had worked on them.
+    #[serde(default)]
+    pub wasted: u64,
 }
 
 /// Times, in nanoseconds. Known to within an eighth: see [`sluice_shm::histogram`].

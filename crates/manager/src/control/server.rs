@@ -321,6 +321,7 @@ pub(crate) fn routes() -> Vec<Route> {
     let mut all = vec![
         get("/v1/status", |State(cx): State<Context>| async move { cx.call(|b| b.status()).await }),
         get("/v1/stats", |State(cx): State<Context>| async move { cx.call(|b| b.stats()).await }),
+        get("/v1/events", |State(cx): State<Context>| async move { cx.call(|b| b.events()).await }),
         get("/v1/metrics", |State(cx): State<Context>| async move {
             let text = cx.blocking(|b| Ok(prometheus::exposition(&b.stats()?))).await?;
             Ok::<_, ApiError>(([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text))

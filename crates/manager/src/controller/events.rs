@@ -6,16 +6,15 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use serde::{Deserialize, Serialize};
+use crate::control::model::{Event, EventKind};
 
 /// Time that one event sums up, in nanoseconds.
 pub const EVERY_NS: u64 = 100_000_000;
 /// Most events that are kept.
-pub const KEPT: usize = 4096;
+pub const KEPT: usize = 1024;
 
 /// What happened to an NF within a tenth of a second.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum What {
     /// Chains that pass the NF were refused at their entry.
     Throttled {
@@ -33,20 +32,6 @@ pub enum What {
         /// How many times it was written.
         writes: u64,
     },
-}
-
-/// One event.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-pub struct Event {
-    /// Number of the event, from 1; one that is missing has been pushed out.
-    pub number: u64,
-    /// The monotonic clock of the host, in nanoseconds.
-    pub time_ns: u64,
-    /// Name of the NF.
-    pub nf: String,
-    /// What happened.
-    #[serde(flatten)]
-    pub what: What,
 }
 
 /// The last events.
@@ -70,13 +55,19 @@ impl EventLog {
         if inner.events.len() == KEPT {
             inner.events.pop_front();
         }
-        inner.events.push_back(Event { number, time_ns, nf: nf.into(), what });
+        let event = Event { number, time_ns, nf: nf.into(), ..Event::default() };
+        inner.events.push_back(match what {
+            What::Throttled { times, now } => Event { event: EventKind::Throttle, count: times, throttled: Some(now), ..event },
+            What::Share { from, to, writes } => {
+                Event { event: EventKind::Share, count: writes, from: Some(from), to: Some(to), ..event }
+            }
+        });
     }
 
-    /// The events with numbers above `number`, oldest first.
-    pub fn after(&self, number: u64) -> Vec<Event> {
+    /// All that are kept, oldest first.
+    pub fn all(&self) -> Vec<Event> {
         let inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        inner.events.iter().filter(|e| e.number > number).cloned().collect()
+        inner.events.iter().cloned().collect()
     }
 }
 
@@ -90,15 +81,22 @@ mod tests {
         for i in 0..KEPT as u64 + 10 {
             log.add(i, "ids.0", What::Throttled { times: i, now: false });
         }
-        let all = log.after(0);
+        let all = log.all();
         assert_eq!(all.len(), KEPT);
         assert_eq!((all[0].number, all[KEPT - 1].number), (11, KEPT as u64 + 10));
         assert!(all.windows(2).all(|w| w[0].number + 1 == w[1].number));
-        let last = log.after(KEPT as u64 + 9);
-        assert_eq!(last.len(), 1);
-        assert_eq!(last[0].what, What::Throttled { times: KEPT as u64 + 9, now: false });
-        let json = serde_json::to_value(&last[0]).unwrap();
-        assert_eq!(json["event"], "throttled");
-        assert_eq!(serde_json::from_value::<Event>(json).unwrap(), last[0]);
+        log.add(7, "nat.0", What::Share { from: 0.25, to: 0.5, writes: 3 });
+        let last = log.all().pop().unwrap();
+        let want = Event {
+            number: KEPT as u64 + 11,
+            time_ns: 7,
+            nf: "nat.0".into(),
+            event: EventKind::Share,
+            count: 3,
+            throttled: None,
+            from: Some(0.25),
+            to: Some(0.5),
+        };
+        assert_eq!(last, want);
     }
 }

@@ -167,6 +167,10 @@ impl Backend for Remote {
         })?
     }
 
+    fn events(&self) -> Result<Vec<api::Event>, ApiError> {
+        self.call(|s| s.controller.events().all())
+    }
+
     fn stats(&self) -> Result<api::Stats, ApiError> {
         self.call(Supervisor::stats)
     }

@@ -210,15 +210,20 @@ impl Supervisor {
         if let Some(pid) = pid {
             nf.cpu.start(pid);
         }
-        if let Some(handle) = &nf.handle {
-            self.controller.add(handle.clone(), None);
-        }
         nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
         nf.state = State::Running;
         nf.deadline = None;
         nf.started_at = Instant::now();
+        let handle = nf.handle.clone();
         if let Some(pid) = came {
             self.note(|r| r.started(&name, pid));
+        }
+        let kernel = match pid {
+            Some(pid) => self.schedule(number, pid, poll)?,
+            None => None,
+        };
+        if let Some(handle) = handle {
+            self.controller.add(handle, kernel);
         }
         self.publish();
         Ok(())
@@ -258,8 +263,8 @@ impl Supervisor {
             let _ = epoll::delete(&self.epoll, connection.as_fd());
         }
         let handle = nf.handle.take();
-        self.controller.remove(number);
         let place = nf.place.take();
+        self.controller.remove(number);
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         let (service_number, attach) = (nf.service, service.config.attach);
         let restart =
@@ -290,6 +295,7 @@ impl Supervisor {
             handle.alive.store(false, Ordering::Relaxed);
         }
         let gone = nf.state == State::Gone;
+        self.unschedule(number);
         if let Some(pid) = ended {
             self.note(|r| r.ended(pid));
         }
@@ -439,6 +445,7 @@ impl Supervisor {
         }
         self.plane.stop();
         self.controller.stop();
+        self.restore_scheduling();
         if let Some(record) = self.record.take() {
             match record.finish() {
                 Ok(undone) if undone.failed.is_empty() => {}

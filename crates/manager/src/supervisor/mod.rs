@@ -8,6 +8,7 @@ mod backend;
 mod change;
 mod life;
 mod report;
+mod tuning;
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -55,6 +56,9 @@ pub enum SupervisorError {
     /// The NF socket.
     #[error(transparent)]
     Attach(#[from] crate::nf::attach::AttachError),
+    /// A scheduling class or its slice.
+    #[error(transparent)]
+    Class(#[from] crate::mechanism::class::ClassError),
     /// A system call of the event loop.
     #[error("cannot {doing}: {source}")]
     System {
@@ -127,6 +131,7 @@ pub struct Supervisor {
     config_path: Option<PathBuf>,
     plane: DataPlane,
     controller: Controller,
+    tuning: tuning::Tuning,
     ports: Vec<Option<PortState>>,
     services: Vec<Option<ServiceState>>,
     chains: Vec<Option<Arc<Chain>>>,
@@ -184,6 +189,7 @@ impl Supervisor {
             config_path,
             plane,
             controller,
+            tuning: tuning::Tuning::default(),
             ports: Vec::new(),
             services: Vec::new(),
             chains: Vec::new(),
@@ -204,7 +210,7 @@ impl Supervisor {
         };
         let socket = this.listener.path().to_path_buf();
         this.note(|r| r.made(Thing::Socket, &socket));
-        match this.build(wanted) {
+        match this.prepare_scheduling().and_then(|()| this.build(wanted)) {
             Ok(()) => Ok(this),
             Err(error) => {
                 this.shut_down();

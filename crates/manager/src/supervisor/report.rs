@@ -115,6 +115,10 @@ impl Supervisor {
             frames: api::Frames { total, free: total - in_use, in_use },
             hugepages: self.plane.arena_memory().is_huge(),
             flows: snapshots.iter().map(|s| s.flows.entries).sum(),
+            tuning_percent: {
+                let spent = self.plane.tuning_ns().load(Ordering::Relaxed) + self.controller.cpu_ns();
+                spent as f64 * 100.0 / self.started.elapsed().as_nanos().max(1) as f64
+            },
         }
     }
 
@@ -255,6 +259,7 @@ impl Supervisor {
                     }),
                     reclaim_ns: nf.reclaim_ns,
                     private_kib: None,
+                    sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),
                 }
             })
             .collect()
@@ -266,21 +271,24 @@ impl Supervisor {
             snapshots.iter().filter_map(|s| s.latencies.get(chain.number as usize)).for_each(|h| latency.merge(h));
             let service_name = |n: &u16| self.services[*n as usize].as_ref().map_or(String::new(), |s| s.config.name.clone());
             let missing = chain.services.iter().any(|s| self.tables.services.get(*s as usize).is_none_or(Vec::is_empty));
+            let throttled = chain.services.iter().any(|service| {
+                let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
+                let handles = instances.iter().filter_map(|n| self.nfs.get(n)?.handle.as_ref());
+                handles.into_iter().any(|h| h.gate.throttled.load(Ordering::Relaxed))
+            });
+            let lost = |why: &Drop| chain.counters.iter().map(|c| c.drops[*why as usize].get()).sum::<u64>();
             let returns = |service: &u16| {
                 let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
                 instances.iter().filter_map(|n| self.nfs.get(n)).any(|nf| nf.state != State::Failed)
             };
             let state = match (missing, chain.on_failure) {
+                (false, _) if throttled => api::ChainState::Refused,
                 (false, _) => api::ChainState::Open,
                 (true, OnFailure::Bypass) => api::ChainState::Bypassing,
                 (true, _) if chain.services.iter().all(returns) => api::ChainState::Refused,
                 (true, _) => api::ChainState::Down,
             };
-            let drops = Drop::ALL
-                .iter()
-                .map(|why| (why.name().to_string(), chain.counters.iter().map(|c| c.drops[*why as usize].get()).sum::<u64>()))
-                .filter(|(_, n)| *n > 0)
-                .collect();
+            let drops = Drop::ALL.iter().map(|why| (why.name().to_string(), lost(why))).filter(|(_, n)| *n > 0).collect();
             api::Chain {
                 name: chain.name.clone(),
                 services: chain.services.iter().map(service_name).collect(),
@@ -291,6 +299,8 @@ impl Supervisor {
                 exit_packets: chain.counters.iter().map(|c| c.left.get()).sum(),
                 drops,
                 latency_ns: Distribution::from(&latency),
+                throttled,
+                wasted: Drop::ALL.iter().filter(|why| why.is_wasted()).map(lost).sum(),
             }
         };
         self.chains.iter().flatten().map(report).collect()
@@ -305,6 +315,23 @@ impl Supervisor {
             matches: rule.clone(),
         };
         self.config.rules.iter().enumerate().map(report).collect()
+    }
+}
+
+fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
+    let (load, gate) = (&handle.load, &handle.gate);
+    let (arrival_pps, service_ns) = (load.arrival_pps.get(), load.service_ns.get());
+    api::NfSched {
+        priority: handle.priority,
+        arrival_pps,
+        service_ns,
+        load: arrival_pps * service_ns / 1e9,
+        share: load.share.get(),
+        share_writes: load.writes.load(Ordering::Relaxed),
+        throttled: gate.throttled.load(Ordering::Relaxed),
+        throttles: gate.throttles.load(Ordering::Relaxed),
+        held: gate.held.load(Ordering::Relaxed),
+        marked: handle.counters.iter().map(|c| c.marked.get()).sum(),
     }
 }
 
