@@ -158,12 +158,15 @@ impl Engine {
             let index = self.turn + i;
             let ring = &mut self.rx[if index >= rings { index - rings } else { index }];
             n += ring.dequeue(&mut out[n..]).map_err(broken)?;
+            // What the next call reads, and what this burst is returned in, come while the handler works.
+            ring.prefetch_known();
             if n == out.len() {
                 break;
             }
         }
         self.turn = if self.turn + 1 >= rings { 0 } else { self.turn + 1 };
         if n > 0 {
+            self.tx.prefetch();
             self.taken = self.taken.wrapping_add(n as u32);
             // Relaxed: a hint for those who share the core.
             self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);

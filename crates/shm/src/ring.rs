@@ -256,6 +256,16 @@ impl Consumer {
         }
     }
 
+    /// Fetches the lines of the next burst's slots, as far as they are known to be written: a line that the producer is at would be
+    /// taken away from it.
+    #[inline(always)]
+    pub fn prefetch_known(&self) {
+        let known = self.cached_head.wrapping_sub(self.tail);
+        for line in 0..BURST_LINES.min(known / SLOTS_A_LINE) {
+            crate::prefetch(self.raw.slot(self.tail.wrapping_add(line * SLOTS_A_LINE)));
+        }
+    }
+
     /// Dequeues up to `out.len()` descriptors into `out` and says how many.
     ///
     /// # Errors
