@@ -246,6 +246,22 @@ fn the_slice_is_set_and_put_back_however_it_ends() {
 }
 
 #[test]
+fn the_slice_of_a_killed_manager_goes_by_its_record() {
+    use crate::mechanism::process::Proc;
+    use crate::nf::record::Record;
+    let (_root, setting) = tree("100\n");
+    let dir = tempfile::tempdir().unwrap();
+    let (mut record, _) = Record::open(dir.path(), Proc::default()).unwrap();
+    record.changed(setting.path(), &setting.read_ms().unwrap().to_string()).unwrap();
+    // As a kill leaves it: the slice is still set when the next manager comes.
+    let _slice = setting.set(1).unwrap();
+    drop(record);
+    let (_, report) = Record::open(dir.path(), Proc::default()).unwrap();
+    assert_eq!(report.restored, [setting.path()]);
+    assert_eq!(setting.read_ms().unwrap(), 100);
+}
+
+#[test]
 fn no_slice_is_set_that_cannot_be() {
     let (root, setting) = tree("100\n");
     for ms in [0, 1 << 31] {
