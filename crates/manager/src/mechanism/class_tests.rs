@@ -18,7 +18,15 @@ struct Running(Child);
 
 impl Running {
     fn sleep() -> Self {
-        Self(Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+        let mut command = Command::new("/bin/sleep");
+        Self::start(command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+
+    fn start(command: &mut Command) -> Self {
+        let running = Self(command.spawn().unwrap());
+        // Whoever runs the tests may have given them another class, which goes to children.
+        set(slash(), running.pid(), Class::Other).unwrap();
+        running
     }
 
     fn pid(&self) -> Pid {
@@ -111,7 +119,7 @@ fn all_threads_are_given_a_class_and_new_ones_have_it() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let name = format!("{}::process_with_threads", module_path!().split_once("::").unwrap().1);
     command.args(["--exact", &name, "--nocapture"]).env(THREADS, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut process = Running(command.spawn().unwrap());
+    let mut process = Running::start(&mut command);
     let (mut stdin, stdout) = (process.0.stdin.take().unwrap(), process.0.stdout.take().unwrap());
     let mut lines = BufReader::new(stdout).lines().map_while(Result::ok).filter(|line| line.contains("threads started"));
     stdin.write_all(b"none more\n").unwrap();
