@@ -18,7 +18,15 @@ struct Running(Child);
 
 impl Running {
     fn sleep() -> Self {
-        Self(Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+        let mut command = Command::new("/bin/sleep");
+        Self::start(command.arg("1000").stdin(Stdio::null()).stdout(Stdio::null()))
+    }
+
+    fn start(command: &mut Command) -> Self {
+        let running = Self(command.spawn().unwrap());
+        // Whoever runs the tests may have given them another class, which goes to children.
+        set(slash(), running.pid(), Class::Other).unwrap();
+        running
     }
 
     fn pid(&self) -> Pid {
@@ -111,7 +119,7 @@ fn all_threads_are_given_a_class_and_new_ones_have_it() {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let name = format!("{}::process_with_threads", module_path!().split_once("::").unwrap().1);
     command.args(["--exact", &name, "--nocapture"]).env(THREADS, "1").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut process = Running(command.spawn().unwrap());
+    let mut process = Running::start(&mut command);
     let (mut stdin, stdout) = (process.0.stdin.take().unwrap(), process.0.stdout.take().unwrap());
     let mut lines = BufReader::new(stdout).lines().map_while(Result::ok).filter(|line| line.contains("threads started"));
     stdin.write_all(b"none more\n").unwrap();
@@ -243,6 +251,22 @@ fn the_slice_is_set_and_put_back_however_it_ends() {
     });
     unwound.join().unwrap_err();
     assert_eq!(read(), "100");
+}
+
+#[test]
+fn the_slice_of_a_killed_manager_goes_by_its_record() {
+    use crate::mechanism::process::Proc;
+    use crate::nf::record::Record;
+    let (_root, setting) = tree("100\n");
+    let dir = tempfile::tempdir().unwrap();
+    let (mut record, _) = Record::open(dir.path(), Proc::default()).unwrap();
+    record.changed(setting.path(), &setting.read_ms().unwrap().to_string()).unwrap();
+    // As a kill leaves it: the slice is still set when the next manager comes.
+    let _slice = setting.set(1).unwrap();
+    drop(record);
+    let (_, report) = Record::open(dir.path(), Proc::default()).unwrap();
+    assert_eq!(report.restored, [setting.path()]);
+    assert_eq!(setting.read_ms().unwrap(), 100);
 }
 
 #[test]

@@ -463,9 +463,21 @@ fn take_lock(dir: &Path) -> Result<OwnedFd, RecordError> {
     }
 }
 
-/// Undoes what is left: processes first, since they use the rest. What cannot be undone stays in `left`.
+/// Undoes what is left: processes first, since they use the rest, and settings last: a cgroup's controller cannot be switched off while
+/// a cgroup inside has it. What cannot be undone stays in `left`.
 fn undo(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
     kill_all(left, proc, report);
+    let things = std::mem::take(&mut left.things);
+    for (path, thing) in things.into_iter().rev() {
+        match remove(thing, &path, proc) {
+            Ok(true) => report.removed.push(path),
+            Ok(false) => {}
+            Err(error) => {
+                report.failed.push(format!("removing {}: {error}", path.display()));
+                left.things.insert(path, thing);
+            }
+        }
+    }
     let settings = std::mem::take(&mut left.settings);
     for (path, was) in settings.into_iter().rev() {
         match OpenOptions::new().write(true).truncate(true).open(&path).and_then(|mut file| file.write_all(was.as_bytes())) {
@@ -475,17 +487,6 @@ fn undo(left: &mut Left, proc: &Proc, report: &mut CleanedUp) {
             Err(error) => {
                 report.failed.push(format!("writing {was:?} to {}: {error}", path.display()));
                 left.settings.insert(path, was);
-            }
-        }
-    }
-    let things = std::mem::take(&mut left.things);
-    for (path, thing) in things.into_iter().rev() {
-        match remove(thing, &path, proc) {
-            Ok(true) => report.removed.push(path),
-            Ok(false) => {}
-            Err(error) => {
-                report.failed.push(format!("removing {}: {error}", path.display()));
-                left.things.insert(path, thing);
             }
         }
     }
@@ -586,6 +587,7 @@ fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mechanism::class::{self, Class};
     use rustix::process::getpid;
     use std::io::{BufRead, BufReader};
     use std::os::unix::net::UnixListener;
@@ -685,6 +687,7 @@ mod tests {
         record.removed(&path("removed")).unwrap();
         record.changed(&path("setting"), "950000").unwrap();
         record.changed(&path("setting"), "a later value").unwrap();
+        record.changed(&path("log"), "of a thing that goes, and goes with it").unwrap();
         record.changed(&path("setting-put-back"), "x").unwrap();
         record.restored(&path("setting-put-back")).unwrap();
         // As a kill leaves it: no destructor undoes anything.
@@ -895,6 +898,8 @@ mod tests {
             record.made(Thing::Cgroup, cgroup).unwrap();
             // In the cgroup and not in the record: a child of an NF.
             let child = sleeper();
+            // Whoever runs the tests may have given them a real-time class, which goes to children and not into cgroups.
+            class::set(Path::new("/"), Pid::from_child(&child), Class::Other).unwrap();
             fs::write(cgroup.join("cgroup.procs"), child.id().to_string()).unwrap();
             children.push(child);
         }

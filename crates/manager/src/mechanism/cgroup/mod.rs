@@ -428,7 +428,8 @@ impl Group {
         match made {
             Ok(weight) => Ok(NfGroup { hierarchy: self.hierarchy.clone(), path, herd: self.herd.clone(), weight, is_made: true }),
             Err(error) => {
-                self.hierarchy.remove(&path)?;
+                // The first error is the one to tell.
+                let _ = self.hierarchy.remove(&path);
                 Err(error)
             }
         }

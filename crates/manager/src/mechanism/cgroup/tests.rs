@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::model::Model;
 use super::*;
+use crate::mechanism::class::{self, Class};
 
 const BOTH: [Version; 2] = [Version::V1, Version::V2];
 
@@ -270,7 +271,11 @@ struct Running(Child);
 
 impl Running {
     fn sleep() -> Self {
-        Self(Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+        let child = Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        let running = Self(child);
+        // Whoever runs the tests may have given them a real-time class, which goes to children and not into cgroups.
+        class::set(Path::new("/"), running.pid(), Class::Other).unwrap();
+        running
     }
 
     fn pid(&self) -> Pid {
@@ -361,4 +366,27 @@ fn the_kernel_of_this_host_is_left_clean_by_a_panic() {
     });
     unwound.join().unwrap_err();
     assert!(!path.exists());
+}
+
+#[test]
+fn what_a_killed_manager_left_goes_by_its_record() {
+    use crate::mechanism::process::Proc;
+    use crate::nf::record::{Record, Thing};
+    let Some((_, group)) = real() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let (mut record, _) = Record::open(dir.path(), Proc::default()).unwrap();
+    record.made(Thing::Cgroup, group.path()).unwrap();
+    record.made(Thing::Cgroup, &group.path_of("ids.0")).unwrap();
+    let nf = group.add_nf("ids.0").unwrap();
+    let mut sleeper = Running::sleep();
+    nf.join(sleeper.pid()).unwrap();
+    let paths = [nf.path().to_owned(), group.path().to_owned()];
+    // As a kill leaves it: nothing has been removed when the next manager comes.
+    drop(record);
+
+    let (record, report) = Record::open(dir.path(), Proc::default()).unwrap();
+    assert_eq!((report.removed, report.failed), (paths.to_vec(), vec![]));
+    assert!(paths.iter().all(|path| !path.exists()));
+    assert!(!sleeper.0.wait().unwrap().success(), "it was killed");
+    assert!(record.finish().unwrap().is_nothing());
 }
