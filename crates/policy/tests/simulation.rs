@@ -19,6 +19,12 @@ fn rows() -> Vec<Row> {
     for n in 1..=10 {
         rows.push((format!("chain-length {n}"), Box::new(move |v, c| experiments::chain_length(n, v, c))));
     }
+    rows.push(("multicore 550/2200/4500".into(), Box::new(experiments::multicore)));
+    rows.push(("shared-nf".into(), Box::new(experiments::shared_nf)));
+    rows.push(("variable-cost".into(), Box::new(experiments::variable_cost)));
+    for flows in [2, 6] {
+        rows.push((format!("mixed-order {flows}"), Box::new(move |v, c| experiments::mixed_order(flows, v, c))));
+    }
     rows.push(("fairness 1:2:5:20:40:60".into(), Box::new(|v, c| experiments::fairness(6, v, c))));
     for (equal_costs, costs) in [(true, "250/250/250"), (false, "500/250/50")] {
         for (equal_rates, rates) in [(true, "5:5:5"), (false, "6:6:3")] {

@@ -5,7 +5,7 @@
 //!
 //! Source: NFVnice, sections 2.1 and 4.
 
-use super::scenario::{Chain, Class, Nf, Scenario, Variant};
+use super::scenario::{Chain, Class, Cost, Nf, Scenario, Variant};
 
 /// Packets a second that a source sends.
 pub const RATE_PPS: u64 = 12_000_000;
@@ -50,6 +50,36 @@ pub fn chain_order(order: [usize; 3], variant: Variant, class: Class) -> Scenari
 pub fn chain_length(nfs: usize, variant: Variant, class: Class) -> Scenario {
     let costs: Vec<u64> = (0..nfs).map(|i| CHAIN[i % CHAIN.len()]).collect();
     one_chain(&costs, variant, class)
+}
+
+/// Three NFs of 550, 2,200 and 4,500 cycles in a chain, each on a core of its own (table 5).
+pub fn multicore(variant: Variant, class: Class) -> Scenario {
+    let nfs = vec![Nf::fixed(0, 550), Nf::fixed(1, 2200), Nf::fixed(2, 4500)];
+    let chain = Chain { nfs: vec![0, 1, 2], rate_pps: RATE_PPS, flows: 1 };
+    Scenario::new(nfs, vec![chain], variant, class)
+}
+
+/// Two chains that share their first and last NF and differ in the one between, which is cheap in the first and a bottleneck in the
+/// second; NFs of 270, 120, 4,500 and 300 cycles, each on a core of its own (table 6, figure 9).
+pub fn shared_nf(variant: Variant, class: Class) -> Scenario {
+    let nfs = [270, 120, 4500, 300].into_iter().enumerate().map(|(core, cycles)| Nf::fixed(core, cycles)).collect();
+    let chain = |middle| Chain { nfs: vec![0, middle, 3], rate_pps: RATE_PPS / 2, flows: 1 };
+    Scenario::new(nfs, vec![chain(1), chain(2)], variant, class)
+}
+
+/// A chain of three NFs on one core, in each of which a packet costs 120, 270 or 550 cycles by chance (figure 10).
+pub fn variable_cost(variant: Variant, class: Class) -> Scenario {
+    let mut scenario = one_chain(&[0; 3], variant, class);
+    scenario.nfs.iter_mut().for_each(|nf| nf.cost = Cost::Random(CHAIN.to_vec()));
+    scenario
+}
+
+/// Three NFs of 270 cycles on one core, through which 1 to 6 flows go, each in an order of its own (figure 12).
+pub fn mixed_order(flows: usize, variant: Variant, class: Class) -> Scenario {
+    let orders = ORDERS.iter().take(flows);
+    let rate_pps = RATE_PPS / flows.max(1) as u64;
+    let chains = orders.map(|order| Chain { nfs: order.to_vec(), rate_pps, flows: 1 }).collect();
+    Scenario::new(vec![Nf::fixed(0, 270); 3], chains, variant, class)
 }
 
 /// Six flows of the same rate through NFs whose costs are as 1 : 2 : 5 : 20 : 40 : 60, the first `diversity` of them (figure 15).

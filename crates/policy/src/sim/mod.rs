@@ -27,7 +27,8 @@
 //! # Limits
 //! The manager passes any number of packets on in a round. Caches are not modelled: a hop costs [`Machine::hop_cycles`] whoever ran
 //! before. Sources send at a constant rate and do not react to drops or marks. The kernel's timer tick, real-time throttling and
-//! other processes are left out. So compare variants with each other first, and absolute numbers with a measurement.
+//! other processes are left out. The ideal bounds a chain; where chains compete, it serves them alike, and a variant that favours the cheap
+//! ones may carry more in all. So compare variants with each other first, and absolute numbers with a measurement.
 //!
 //! Source: the experiments of NFVnice, section 4; I. Stoica, H. Abdel-Wahab, "Earliest Eligible Virtual Deadline First", Old
 //! Dominion University TR-95-22, 1995, for the fair class.
