@@ -1,9 +1,9 @@
 //! The operating system's scheduler of one core.
 //!
-//! The fair classes follow EEVDF: each process has a virtual run time, which grows with the time it ran by its weight, and asks for a
-//! slice at a time; the virtual time by which that slice should be served is its deadline. Who has had no more than the average is
-//! eligible; of those, the one with the earliest deadline runs until its slice is used up or it sleeps. A sleeper keeps
-//! what it was ahead or behind, up to a slice.
+//! The fair classes follow EEVDF: each process has a virtual run time, which grows with the time it ran by its weight, and asks
+//! for a slice at a time; the virtual time by which that slice should be served is its deadline. Who has had no more than the
+//! average is eligible; of those, the one with the earliest deadline runs until its slice is used up or it sleeps. A sleeper
+//! keeps what it was ahead or behind, up to a slice.
 
 use std::collections::VecDeque;
 
