@@ -7,4 +7,5 @@
 
 pub mod restart;
 pub mod sched;
+pub mod sim;
 pub mod spread;

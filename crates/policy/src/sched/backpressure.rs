@@ -6,9 +6,9 @@
 //! bottleneck make room for it.
 //!
 //! # Terms and units
-//! *Queue*: packets that wait for an NF, out of *ring*, the most that can. *Watermarks*: percent of the ring. *Queueing time*: how long
-//! a packet that arrives now waits, in nanoseconds ([`queueing_ns`]). *Bottleneck*: an NF in state [`State::Throttle`]. *Throttled*: a
-//! chain that passes a bottleneck. *Held*: an NF that is told to yield. NFs and chains are numbered from 0.
+//! *Queue*: packets that wait for an NF, out of *ring*, the most that can. *Watermarks*: percent of the ring. *Queueing time*:
+//! how long a packet that arrives now waits, in nanoseconds ([`queueing_ns`]). *Bottleneck*: an NF in state [`State::Throttle`].
+//! *Throttled*: a chain that passes a bottleneck. *Held*: an NF that is told to yield. NFs and chains are numbered from 0.
 //!
 //! # Approach
 //! Two steps. [`Watch`] finds bottlenecks, one small state machine for each NF:

@@ -1,8 +1,8 @@
 //! Whether a packet is marked, so that its sender slows down before packets are refused.
 //!
 //! # Problem
-//! A sender that understands explicit congestion notification slows down when packets arrive with the mark "congestion experienced".
-//! Marks must follow congestion that lasts, and not each burst that makes a queue long for an instant.
+//! A sender that understands explicit congestion notification slows down when packets arrive with the mark "congestion
+//! experienced". Marks must follow congestion that lasts, and not each burst that makes a queue long for an instant.
 //!
 //! # Terms and units
 //! *Queue*: packets in a ring. *Average*: an exponentially weighted moving average of the queue, seen at each arrival of a burst.
@@ -13,8 +13,8 @@
 //! is not observed by any arrival, so the average decays as if as many packets had found it empty as could have been served.
 //!
 //! # Limits
-//! Marks are all or nothing, without RED's probability: senders behind a chain see the same mark at the same time. Which packets may
-//! be marked at all (ECT) is the caller's to know.
+//! Marks are all or nothing, without RED's probability: senders behind a chain see the same mark at the same time. Which packets
+//! may be marked at all (ECT) is the caller's to know.
 //!
 //! Source: RFC 3168, section 5; S. Floyd, V. Jacobson, "Random Early Detection Gateways for Congestion Avoidance", IEEE/ACM
 //! Transactions on Networking 1(4), 1993, section 4 (average and idle time); NFVnice, section 3.4.

@@ -5,23 +5,24 @@
 //! results should find room, and over time each NF should get its share, and no packet should wait for ever.
 //!
 //! # Terms and units
-//! *Waiting*: packets in an NF's queue. *Age*: how long the oldest of them has waited, in nanoseconds. *Room*: packets that the NF can
-//! pass on before something downstream is full. *Held*: told to yield ([`backpressure`](super::backpressure)). *Depth*: how far down its
-//! chains the NF is, its largest hop number. *Budget*: CPU time that an NF may still use before others go first, in nanoseconds; it goes below 0 when a
-//! turn takes longer. *Enough*: packets that make a turn worth its switch.
+//! *Waiting*: packets in an NF's queue. *Age*: how long the oldest of them has waited, in nanoseconds. *Room*: packets that the
+//! NF can pass on before something downstream is full. *Held*: told to yield ([`backpressure`](super::backpressure)). *Depth*:
+//! how far down its chains the NF is, its largest hop number. *Budget*: CPU time that an NF may still use before others go first,
+//! in nanoseconds; it goes below 0 when a turn takes longer. *Enough*: packets that make a turn worth its switch.
 //!
 //! # Approach
 //! An NF can run if packets wait for it, it is not held, and there is room for a burst (or for all that waits, if that is less).
 //! Of those that can:
 //! 1. one whose oldest packet waits longer than [`Rules::bound_ns`] goes first, the oldest of them;
-//! 2. of those with budget and enough packets, the one furthest down its chains: what is almost through leaves first, and makes room;
+//! 2. of those with budget and enough packets, the one furthest down its chains: what is almost through leaves first, and makes
+//!    room;
 //! 3. else of those with budget the one furthest down;
 //! 4. else nobody who can run has budget: budgets are refilled in proportion to shares, as often as it takes until one has, and the
 //!    choice is made again.
 //!
-//! Ties go to the older packet, then to the lower number. Budgets are a deficit round robin over time instead of bytes: a refill adds
-//! quantum × share × n, so that an NF with an average share gets one quantum. What is not used is kept up to [`Budgets`]' cap: an NF
-//! without packets saves for no more than a few quanta. A turn that took too long is paid for by waiting.
+//! Ties go to the older packet, then to the lower number. Budgets are a deficit round robin over time instead of bytes: a refill
+//! adds quantum × share × n, so that an NF with an average share gets one quantum. What is not used is kept up to [`Budgets`]'
+//! cap: an NF without packets saves for no more than a few quanta. A turn that took too long is paid for by waiting.
 //!
 //! # Limits
 //! The bound must be well above what a full ring takes to serve, or under overload everything is late, and the choice becomes first

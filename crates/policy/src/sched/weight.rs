@@ -15,12 +15,13 @@
 //! and the rest is shared among the others in the same proportion, until nobody is below. An NF without a known service time has no
 //! load: it gets the floor, on which it runs, is sampled, and becomes known. Where nobody has load, shares go by priority.
 //!
-//! Rates are smoothed ([`ArrivalRate`]): samples of 1 ms are noisy, decisions come each 10 ms. A share is written only if it differs
-//! enough from the one written before ([`Margin`]): a write costs a system call, and the kernel takes some milliseconds to follow.
+//! Rates are smoothed ([`ArrivalRate`]): samples of 1 ms are noisy, decisions come each 10 ms. A share is written only if it
+//! differs enough from the one written before ([`Margin`]): a write costs a system call, and the kernel takes some milliseconds
+//! to follow.
 //!
 //! # Limits
-//! A weight says nothing about when an NF runs, only about sums over 100 ms and more. Time is quadratic in the NFs of a core at worst
-//! (each round lifts one more NF to the floor) and linear as a rule.
+//! A weight says nothing about when an NF runs, only about sums over 100 ms and more. Time is quadratic in the NFs of a core at
+//! worst (each round lifts one more NF to the floor) and linear as a rule.
 //!
 //! Source: NFVnice, section 3.2: load(i) = λ(i) · s(i), shares(i) = Priority(i) · load(i) / TotalLoad(m).
 

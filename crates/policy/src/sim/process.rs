@@ -1,0 +1,207 @@
+//! NFs as processes, and the chains over them.
+
+use super::packets::{Batch, Ring};
+use super::scenario::{Cost, Nf, Scenario};
+use crate::sched::backpressure::Watch;
+use crate::sched::cost::MovingMedian;
+use crate::sched::wakeup::Candidate;
+use crate::sched::weight::ArrivalRate;
+
+/// Window of service times, in nanoseconds.
+const COST_WINDOW_NS: u64 = 100_000_000;
+/// Time constant of arrival rates, in nanoseconds.
+const RATE_TAU_NS: u64 = 10_000_000;
+
+/// A process: one NF, or in the ideal the NFs of a chain that follow each other on a core.
+#[derive(Debug, Clone)]
+pub(super) struct Process {
+    pub core: usize,
+    /// Its NFs, in the order in which a packet meets them.
+    pub parts: Vec<usize>,
+    pub rx: Ring,
+    pub tx: Ring,
+    /// Packets that may still be let in.
+    pub credit: u32,
+    pub asleep: bool,
+    /// Told to yield because of a bottleneck.
+    pub held: bool,
+    /// Told to yield because it has used up its budget.
+    pub spent: bool,
+    pub depth: u32,
+    pub watch: Watch,
+    pub median: MovingMedian,
+    pub service_ns: Option<u64>,
+    pub sampled_ns: u64,
+    pub rate: ArrivalRate,
+    /// Packets that ever wanted it.
+    pub wanted: u64,
+    pub share: f64,
+    pub written: Option<f64>,
+    /// Since when it could run, in nanoseconds.
+    pub ready_ns: u64,
+}
+
+impl Process {
+    fn new(core: usize, parts: Vec<usize>, ring: u32) -> Self {
+        Self {
+            core,
+            parts,
+            rx: Ring::new(ring),
+            tx: Ring::new(ring),
+            credit: ring,
+            asleep: true,
+            held: false,
+            spent: false,
+            depth: 0,
+            watch: Watch::default(),
+            median: MovingMedian::new(COST_WINDOW_NS),
+            service_ns: None,
+            sampled_ns: 0,
+            rate: ArrivalRate::new(RATE_TAU_NS),
+            wanted: 0,
+            share: 0.0,
+            written: None,
+            ready_ns: 0,
+        }
+    }
+
+    /// What the policy of wakeups knows of it.
+    pub(super) fn candidate(&self, now_ns: u64) -> Candidate {
+        Candidate { waiting: self.rx.len(), age_ns: self.age_ns(now_ns), room: self.tx.room(), held: self.held, depth: self.depth }
+    }
+
+    /// Age of its oldest packet.
+    pub(super) fn age_ns(&self, now_ns: u64) -> u64 {
+        self.rx.oldest_ns().map_or(0, |since| now_ns.saturating_sub(since))
+    }
+}
+
+/// A chain over processes.
+#[derive(Debug, Clone)]
+pub(super) struct Path {
+    /// Number of the process at each hop, and whether it is its last visit.
+    pub hops: Vec<(usize, bool)>,
+    /// The processes, each once.
+    pub distinct: Vec<usize>,
+    pub rate_pps: u64,
+    pub flows: u32,
+}
+
+/// The processes and paths of a scenario.
+pub(super) fn layout(scenario: &Scenario) -> (Vec<Process>, Vec<Path>) {
+    let ring = scenario.platform.ring;
+    let mut processes = Vec::new();
+    let mut add = |core: usize, parts: Vec<usize>| {
+        processes.push(Process::new(core, parts, ring));
+        processes.len() - 1
+    };
+    let core = |nf: &usize| scenario.nfs[*nf].core;
+    let own: Vec<usize> = match scenario.platform.fused {
+        true => Vec::new(),
+        false => (0..scenario.nfs.len()).map(|nf| add(core(&nf), vec![nf])).collect(),
+    };
+    let mut paths = Vec::new();
+    for chain in &scenario.chains {
+        let hops: Vec<usize> = match scenario.platform.fused {
+            true => chain.nfs.chunk_by(|a, b| core(a) == core(b)).map(|part| add(core(&part[0]), part.to_vec())).collect(),
+            false => chain.nfs.iter().map(|nf| own[*nf]).collect(),
+        };
+        let mut distinct = hops.clone();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let hops = hops.iter().enumerate().map(|(i, p)| (*p, !hops[i + 1..].contains(p))).collect();
+        paths.push(Path { hops, distinct, rate_pps: chain.rate_pps, flows: chain.flows.max(1) });
+    }
+    for path in &paths {
+        for (place, (process, _)) in path.hops.iter().enumerate() {
+            processes[*process].depth = processes[*process].depth.max(place as u32 + 1);
+        }
+    }
+    let mut count = vec![0usize; scenario.machine.cores];
+    processes.iter().for_each(|p| count[p.core] += 1);
+    processes.iter_mut().for_each(|p| p.share = 1.0 / count[p.core] as f64);
+    (processes, paths)
+}
+
+/// What the packets of an NF cost.
+#[derive(Debug, Clone)]
+pub(super) struct Costs {
+    cost: Cost,
+    factors: Vec<(u64, u64)>,
+    state: u64,
+}
+
+impl Costs {
+    pub(super) fn new(nf: &Nf, seed: u64) -> Self {
+        let state = match nf.cost {
+            Cost::Random(_) => seed,
+            _ => 0,
+        };
+        Self { cost: nf.cost.clone(), factors: nf.factors.clone(), state }
+    }
+
+    /// Cycles of a batch whose chain has so many flows.
+    pub(super) fn cycles(&mut self, batch: &Batch, flows: u32, now_ns: u64) -> u64 {
+        let count = u64::from(batch.count);
+        let sum: u64 = match &self.cost {
+            Cost::Fixed(cycles) => cycles * count,
+            Cost::List(list) => {
+                let from = self.state;
+                self.state += count;
+                (from..from + count).map(|i| list[(i % list.len() as u64) as usize]).sum()
+            }
+            Cost::Random(list) => {
+                let mut pick = || {
+                    self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+                    let mut z = self.state;
+                    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+                    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+                    list[((z ^ z >> 31) % list.len() as u64) as usize]
+                };
+                (0..count).map(|_| pick()).sum()
+            }
+            Cost::ByFlow(list) => {
+                let flow = |i: u64| (batch.first + i) % u64::from(flows);
+                (0..count).map(|i| list[(flow(i) % list.len() as u64) as usize]).sum()
+            }
+        };
+        let factor = self.factors.iter().rev().find(|(from, _)| *from <= now_ns).map_or(1, |(_, f)| *f);
+        sum * factor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Chain, Class, Variant};
+
+    #[test]
+    fn costs_go_in_turn_by_chance_or_by_flow() {
+        let batch = |first, count| Batch { chain: 0, hop: 0, first, count, since_ns: 0 };
+        let costs = |cost| Costs::new(&Nf { cost, ..Nf::fixed(0, 0) }, 5);
+        assert_eq!(costs(Cost::Fixed(7)).cycles(&batch(0, 32), 1, 0), 224);
+        let mut list = costs(Cost::List(vec![1, 10, 100]));
+        assert_eq!([list.cycles(&batch(0, 2), 1, 0), list.cycles(&batch(2, 2), 1, 0)], [11, 101]);
+        // Packets 13 to 16 are of flows 3, 4, 0 and 1 out of five; odd ones cost 8.
+        assert_eq!(costs(Cost::ByFlow(vec![1, 8])).cycles(&batch(13, 4), 5, 0), 8 + 1 + 1 + 8);
+        let mut random = costs(Cost::Random(vec![100, 300]));
+        let sum = random.cycles(&batch(0, 10_000), 1, 0);
+        assert!(sum.abs_diff(2_000_000) < 40_000, "{sum}");
+        let mut surge = Costs::new(&Nf { factors: vec![(10, 3), (20, 1)], ..Nf::fixed(0, 5) }, 0);
+        assert_eq!([0, 9, 10, 19, 20].map(|t| surge.cycles(&batch(0, 1), 1, t)), [5, 5, 15, 15, 5]);
+    }
+
+    #[test]
+    fn the_ideal_fuses_what_follows_on_a_core() {
+        let nfs = vec![Nf::fixed(0, 1), Nf::fixed(0, 2), Nf::fixed(1, 3)];
+        let chain = |nfs: &[usize]| Chain { nfs: nfs.to_vec(), rate_pps: 1, flows: 1 };
+        let chains = vec![chain(&[0, 1, 2, 0]), chain(&[1])];
+        let (processes, paths) = layout(&Scenario::new(nfs.clone(), chains.clone(), Variant::Ideal, Class::Other));
+        let parts: Vec<_> = processes.iter().map(|p| (p.core, p.parts.clone())).collect();
+        assert_eq!(parts, [(0, vec![0, 1]), (1, vec![2]), (0, vec![0]), (0, vec![1])]);
+        assert_eq!(paths[0].hops, [(0, true), (1, true), (2, true)]);
+        let (processes, paths) = layout(&Scenario::new(nfs, chains, Variant::Default, Class::Other));
+        assert_eq!(paths[0].hops, [(0, false), (1, true), (2, true), (0, true)]);
+        assert_eq!((paths[0].distinct.clone(), processes[0].depth, processes[1].depth), (vec![0, 1, 2], 4, 2));
+    }
+}

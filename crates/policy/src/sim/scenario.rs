@@ -1,0 +1,333 @@
+//! What is simulated: machine, NFs, chains, policies.
+
+/// A machine: its cores, and what the operating system costs. The defaults were measured on a two-core virtual machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Machine {
+    /// Cores for NFs. The manager has cores of its own.
+    pub cores: usize,
+    /// Cycles in a microsecond.
+    pub mhz: u64,
+    /// Switch from one process to another on a core, in nanoseconds.
+    pub switch_ns: u64,
+    /// What waking a process on another core costs the manager, in nanoseconds.
+    pub wake_cost_ns: u64,
+    /// The same where the sleeper does not preempt and the core is busy.
+    pub wake_quiet_cost_ns: u64,
+    /// From the wake until the process can run, on an idle core, without the switch, in nanoseconds.
+    pub wake_idle_ns: u64,
+    /// The same on a busy core.
+    pub wake_busy_ns: u64,
+    /// One round of the manager that wakes nobody, in nanoseconds.
+    pub round_ns: u64,
+    /// What a packet costs in an NF beside its handler (rings, checks, cache lines from another core), in cycles.
+    pub hop_cycles: u64,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self {
+            cores: 1,
+            mhz: 2300,
+            switch_ns: 1600,
+            wake_cost_ns: 8000,
+            wake_quiet_cost_ns: 2000,
+            wake_idle_ns: 20_000,
+            wake_busy_ns: 11_000,
+            round_ns: 4000,
+            hop_cycles: 25,
+        }
+    }
+}
+
+/// How the operating system schedules NFs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Class {
+    /// SCHED_OTHER: weighted fair, slices of 3 ms; who wakes may preempt.
+    Other,
+    /// SCHED_BATCH: the same; who wakes waits.
+    Batch,
+    /// SCHED_RR with slices of so many milliseconds; weights do not count.
+    Rr(u32),
+}
+
+impl Class {
+    /// The classes that experiments compare.
+    pub const ALL: [Self; 4] = [Self::Other, Self::Batch, Self::Rr(1), Self::Rr(100)];
+}
+
+impl std::fmt::Display for Class {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Other => f.pad("other"),
+            Self::Batch => f.pad("batch"),
+            Self::Rr(ms) => f.pad(&format!("rr{ms}")),
+        }
+    }
+}
+
+/// Which policies are on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Variant {
+    /// None: an NF is woken when packets arrive, and the operating system decides the rest.
+    Default,
+    /// CPU weights.
+    Weights,
+    /// Chains are refused at their entry.
+    Backpressure,
+    /// Both, and NFs that hand the core to each other.
+    Sluice,
+    /// The NFs of a core in one process: no switches, no wakes. The class does not matter.
+    Ideal,
+}
+
+impl Variant {
+    /// All, in the order of tables.
+    pub const ALL: [Self; 5] = [Self::Default, Self::Weights, Self::Backpressure, Self::Sluice, Self::Ideal];
+
+    /// The usual settings of this variant.
+    pub fn platform(self) -> Platform {
+        Platform {
+            fused: self == Self::Ideal,
+            handover: self == Self::Sluice,
+            weights: matches!(self, Self::Weights | Self::Sluice),
+            backpressure: !matches!(self, Self::Default | Self::Weights),
+            ..Platform::default()
+        }
+    }
+}
+
+impl std::fmt::Display for Variant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            Self::Default => "default",
+            Self::Weights => "weights",
+            Self::Backpressure => "backpressure",
+            Self::Sluice => "sluice",
+            Self::Ideal => "ideal",
+        })
+    }
+}
+
+/// The platform's settings.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Platform {
+    /// NFs of a chain that follow each other on a core run in one process.
+    pub fused: bool,
+    /// An NF that goes to sleep starts the next one on its core; else the manager wakes each one that has packets.
+    pub handover: bool,
+    /// Rate-cost proportional CPU shares.
+    pub weights: bool,
+    /// Chains are refused at their entry; else full rings inside drop.
+    pub backpressure: bool,
+    /// Packets of a ring.
+    pub ring: u32,
+    /// Percent of a ring from which on a queue is watched.
+    pub high_watermark: u32,
+    /// Percent of a ring below which all is well again.
+    pub low_watermark: u32,
+    /// Queueing time above which a watched NF throttles its chains, in nanoseconds.
+    pub queueing_ns: u64,
+    /// Time between two decisions about weights, in nanoseconds.
+    pub weight_every_ns: u64,
+    /// Least difference of a share that is worth a write, in percent.
+    pub weight_margin_percent: f64,
+    /// Smallest share, 0 to 1.
+    pub min_share: f64,
+    /// Packets that make a turn worth its switch.
+    pub enough: u32,
+    /// What an NF with an average share may run before others go first, in nanoseconds.
+    pub quantum_ns: u64,
+    /// An NF whose oldest packet has waited longer goes first, in nanoseconds.
+    pub wait_bound_ns: u64,
+}
+
+impl Default for Platform {
+    fn default() -> Self {
+        Self {
+            fused: false,
+            handover: true,
+            weights: true,
+            backpressure: true,
+            ring: 4096,
+            high_watermark: 80,
+            low_watermark: 60,
+            queueing_ns: 100_000,
+            weight_every_ns: 10_000_000,
+            weight_margin_percent: 5.0,
+            min_share: 0.01,
+            enough: 32,
+            quantum_ns: 500_000,
+            wait_bound_ns: 20_000_000,
+        }
+    }
+}
+
+/// What a packet costs in an NF's handler, in cycles.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cost {
+    /// Each the same.
+    Fixed(u64),
+    /// In turn.
+    List(Vec<u64>),
+    /// One of these, each as likely, by the scenario's seed.
+    Random(Vec<u64>),
+    /// By the number of the packet's flow in its chain.
+    ByFlow(Vec<u64>),
+}
+
+/// An NF.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Nf {
+    /// Its core, from 0.
+    pub core: usize,
+    /// What a packet costs.
+    pub cost: Cost,
+    /// Its priority; 1 as a rule.
+    pub priority: f64,
+    /// The cost is multiplied by the last factor whose time (in nanoseconds from the start) has come; in the order of time.
+    pub factors: Vec<(u64, u64)>,
+}
+
+impl Nf {
+    /// An NF of ordinary priority whose packets all cost the same.
+    pub fn fixed(core: usize, cycles: u64) -> Self {
+        Self { core, cost: Cost::Fixed(cycles), priority: 1.0, factors: Vec::new() }
+    }
+}
+
+/// A chain and its traffic.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Chain {
+    /// Numbers of the NFs that packets visit, in order.
+    pub nfs: Vec<usize>,
+    /// Packets a second that want in.
+    pub rate_pps: u64,
+    /// Flows that the packets belong to in turn.
+    pub flows: u32,
+}
+
+/// All that a run depends on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scenario {
+    /// The machine.
+    pub machine: Machine,
+    /// The NFs.
+    pub nfs: Vec<Nf>,
+    /// The chains.
+    pub chains: Vec<Chain>,
+    /// The operating system's scheduler.
+    pub class: Class,
+    /// The platform.
+    pub platform: Platform,
+    /// Time before counting starts, in nanoseconds.
+    pub warmup_ns: u64,
+    /// Time that is counted, in nanoseconds.
+    pub measure_ns: u64,
+    /// Seed of random costs.
+    pub seed: u64,
+}
+
+impl Scenario {
+    /// These NFs and chains under a variant and a class, for one second after a fifth of one.
+    pub fn new(nfs: Vec<Nf>, chains: Vec<Chain>, variant: Variant, class: Class) -> Self {
+        let cores = nfs.iter().map(|nf| nf.core + 1).max().unwrap_or(1);
+        Self {
+            machine: Machine { cores, ..Machine::default() },
+            nfs,
+            chains,
+            class,
+            platform: variant.platform(),
+            warmup_ns: 200_000_000,
+            measure_ns: 1_000_000_000,
+            seed: 1,
+        }
+    }
+
+    /// Whether the scenario can be run.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn check(&self) -> Result<(), ScenarioError> {
+        if self.machine.mhz == 0 || self.machine.round_ns == 0 {
+            return Err(ScenarioError::Machine);
+        }
+        for (number, nf) in self.nfs.iter().enumerate() {
+            if nf.core >= self.machine.cores {
+                return Err(ScenarioError::Core { nf: number, core: nf.core, cores: self.machine.cores });
+            }
+            if matches!(&nf.cost, Cost::List(c) | Cost::Random(c) | Cost::ByFlow(c) if c.is_empty()) {
+                return Err(ScenarioError::NoCosts { nf: number });
+            }
+        }
+        for (number, chain) in self.chains.iter().enumerate() {
+            if chain.nfs.is_empty() {
+                return Err(ScenarioError::EmptyChain { chain: number });
+            }
+            if let Some(nf) = chain.nfs.iter().find(|nf| **nf >= self.nfs.len()) {
+                return Err(ScenarioError::NoSuchNf { chain: number, nf: *nf, nfs: self.nfs.len() });
+            }
+        }
+        let p = &self.platform;
+        if p.ring < crate::sim::BURST {
+            return Err(ScenarioError::Ring { ring: p.ring });
+        }
+        if p.high_watermark > 100 || p.low_watermark > p.high_watermark {
+            return Err(ScenarioError::Watermarks { low: p.low_watermark, high: p.high_watermark });
+        }
+        Ok(())
+    }
+}
+
+/// Why a scenario cannot be run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ScenarioError {
+    /// Without cycles or rounds nothing moves.
+    #[error("the machine has 0 MHz or rounds of 0 ns; give it both")]
+    Machine,
+    /// An NF is on a core that the machine lacks.
+    #[error("NF {nf} is on core {core}, but there are {cores}; give the machine more cores or the NF another one")]
+    Core {
+        /// The NF's number.
+        nf: usize,
+        /// The core's number.
+        core: usize,
+        /// Cores of the machine.
+        cores: usize,
+    },
+    /// A list of costs is empty.
+    #[error("NF {nf} has an empty list of costs; name at least one cost")]
+    NoCosts {
+        /// The NF's number.
+        nf: usize,
+    },
+    /// A chain without NFs.
+    #[error("chain {chain} visits no NF; name at least one, or leave the chain out")]
+    EmptyChain {
+        /// The chain's number.
+        chain: usize,
+    },
+    /// A chain visits an NF that there is not.
+    #[error("chain {chain} visits NF {nf}, but NFs are numbered from 0 to below {nfs}")]
+    NoSuchNf {
+        /// The chain's number.
+        chain: usize,
+        /// The NF's number.
+        nf: usize,
+        /// Number of NFs.
+        nfs: usize,
+    },
+    /// A ring that holds no burst.
+    #[error("rings hold {ring} packets, less than a burst of 32; make them larger")]
+    Ring {
+        /// Packets of a ring.
+        ring: u32,
+    },
+    /// Watermarks out of order.
+    #[error("watermarks of {low} and {high} percent are out of order; the low one is at most the high one, which is at most 100")]
+    Watermarks {
+        /// The low one, in percent.
+        low: u32,
+        /// The high one, in percent.
+        high: u32,
+    },
+}

@@ -1,0 +1,222 @@
+use super::experiments::RATE_PPS;
+use super::*;
+
+/// The scenario for a shorter time.
+fn short(scenario: Scenario) -> Scenario {
+    Scenario { warmup_ns: 100_000_000, measure_ns: 200_000_000, ..scenario }
+}
+
+/// Scenarios of several shapes, under every variant and class, for a fifth of a second.
+fn each(mut look: impl FnMut(&Scenario, &Outcome, Variant, Class)) {
+    for (variant, class) in experiments::columns() {
+        let chain = |nfs: &[usize], rate_pps| Chain { nfs: nfs.to_vec(), rate_pps, flows: 3 };
+        let mut mixed = vec![Nf::fixed(0, 270), Nf::fixed(1, 120), Nf::fixed(0, 4500), Nf::fixed(1, 300)];
+        mixed[1].cost = Cost::Random(vec![120, 270, 550]);
+        mixed[3].cost = Cost::ByFlow(vec![100, 900]);
+        let shapes = [
+            experiments::chain(variant, class),
+            experiments::chain_order([2, 0, 1], variant, class),
+            experiments::fairness(6, variant, class),
+            experiments::sched_baseline(false, false, variant, class),
+            // Two chains that share an NF, an NF twice in a chain, and one that has little to do.
+            Scenario::new(
+                mixed,
+                vec![chain(&[0, 1, 3], 6_000_000), chain(&[0, 2, 3], 6_000_000), chain(&[1, 0, 1], 50_000)],
+                variant,
+                class,
+            ),
+        ];
+        for scenario in shapes.map(short) {
+            look(&scenario, &run(&scenario), variant, class);
+        }
+    }
+}
+
+#[test]
+fn no_packet_is_lost_or_made() {
+    each(|scenario, o, variant, class| {
+        for (spec, c) in scenario.chains.iter().zip(&o.chains) {
+            let gone = c.delivered + c.entry_drops + c.wasted;
+            assert_eq!(c.offered + c.inside_before, gone + c.inside_after, "{variant}/{class}: {c:?}");
+            assert!(c.inside_after <= 2 * u64::from(scenario.platform.ring) * spec.nfs.len() as u64, "{variant}/{class}: {c:?}");
+            let rate = o.per_second(c.offered);
+            assert!((rate / spec.rate_pps as f64 - 1.0).abs() < 0.001, "{variant}/{class}: {rate}");
+        }
+        let wasted: u64 = o.nfs.iter().map(|nf| nf.wasted).sum();
+        assert_eq!(wasted, o.chains.iter().map(|c| c.wasted).sum());
+    });
+}
+
+#[test]
+fn no_time_is_lost_or_made() {
+    each(|_, o, variant, class| {
+        for core in &o.cores {
+            let all = core.busy_ns + core.switch_ns + core.idle_ns;
+            // A burst or a switch may reach over both ends: 32 packets of 4,525 cycles are 63 µs.
+            assert!(all.abs_diff(o.elapsed_ns) < 70_000, "{variant}/{class}: {core:?} of {}", o.elapsed_ns);
+        }
+        let busy: u64 = o.cores.iter().map(|c| c.busy_ns).sum();
+        let cycles: u64 = o.nfs.iter().map(|nf| nf.cycles).sum();
+        assert!((cycles * 1000 / o.mhz).abs_diff(busy) < 130_000, "{variant}/{class}");
+    });
+}
+
+#[test]
+fn an_overloaded_core_does_not_idle() {
+    // All but the wake of a core that stands still, 20 µs, and the round until it is seen.
+    for (variant, class) in experiments::columns() {
+        for scenario in [experiments::chain(variant, class), experiments::fairness(6, variant, class)] {
+            let o = run(&short(scenario));
+            assert!(o.cores[0].idle_ns < o.elapsed_ns / 100, "{variant}/{class}: {:?}", o.cores[0]);
+        }
+    }
+}
+
+#[test]
+fn backpressure_wastes_nothing_and_its_absence_does() {
+    each(|_, o, variant, class| {
+        let wasted: u64 = o.chains.iter().map(|c| c.wasted).sum();
+        match variant {
+            Variant::Default | Variant::Weights => {}
+            _ => assert_eq!(wasted, 0, "{variant}/{class}"),
+        }
+    });
+    let o = run(&experiments::chain(Variant::Default, Class::Other));
+    assert!(o.wasted_pps() > o.total_pps(), "{} of {}", o.wasted_pps(), o.total_pps());
+}
+
+#[test]
+fn the_ideal_is_what_the_cycles_allow_and_nobody_is_above() {
+    let orders = experiments::ORDERS.map(|order| move |v, c| experiments::chain_order(order, v, c));
+    for scenario in orders {
+        let ideal = run(&short(scenario(Variant::Ideal, Class::Other))).total_pps();
+        // 2.3 GHz by 940 cycles in handlers and 25 in one pass.
+        assert!((ideal / (2.3e9 / 965.0) - 1.0).abs() < 0.001, "{ideal}");
+        for (variant, class) in experiments::columns() {
+            let got = run(&short(scenario(variant, class))).total_pps();
+            assert!(got <= ideal, "{variant}/{class}: {got} of {ideal}");
+        }
+    }
+}
+
+#[test]
+fn weights_give_time_by_load() {
+    for (costs, rates) in [([300, 600, 100], [4, 4, 4]), ([300, 300, 300], [12, 6, 3]), ([500, 250, 50], [6, 6, 3])] {
+        for class in [Class::Other, Class::Batch] {
+            let chains = (0..3).map(|nf| Chain { nfs: vec![nf], rate_pps: rates[nf] * 1_000_000, flows: 1 }).collect();
+            let nfs = costs.map(|c| Nf::fixed(0, c)).to_vec();
+            let scenario = Scenario::new(nfs, chains, Variant::Weights, class);
+            let o = run(&scenario);
+            let load = |nf: usize| (rates[nf] * (costs[nf] + scenario.machine.hop_cycles)) as f64;
+            let total: f64 = (0..3).map(load).sum();
+            for nf in 0..3 {
+                let want = load(nf) / total;
+                assert!((o.shares[nf] / want - 1.0).abs() < 0.05, "{class}: decided {:?}", o.shares);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_fair_kernel_follows_the_weights_of_hungry_nfs() {
+    // Rings are refilled faster than they are emptied, so that nobody sleeps: 10 Mpps of 400 to 1,600 cycles.
+    let costs = [400, 800, 1600];
+    let chains = (0..3).map(|nf| Chain { nfs: vec![nf], rate_pps: 10_000_000, flows: 1 }).collect();
+    let o = run(&Scenario::new(costs.map(|c| Nf::fixed(0, c)).to_vec(), chains, Variant::Weights, Class::Batch));
+    for (nf, cost) in costs.into_iter().enumerate() {
+        let want = (cost + 25) as f64 / (400 + 800 + 1600 + 75) as f64;
+        assert!((o.cpu_share(nf) - want).abs() < 0.01, "{} of {want}", o.cpu_share(nf));
+    }
+    assert!(o.jain() > 0.999, "{}", o.jain());
+}
+
+#[test]
+fn priority_doubles_what_an_nf_gets() {
+    let chain = |nf| Chain { nfs: vec![nf], rate_pps: RATE_PPS, flows: 1 };
+    for variant in [Variant::Weights, Variant::Sluice] {
+        let mut nfs = vec![Nf::fixed(0, 600), Nf::fixed(0, 600)];
+        nfs[0].priority = 2.0;
+        let o = run(&Scenario::new(nfs, vec![chain(0), chain(1)], variant, Class::Other));
+        let ratio = o.delivered_pps(0) / o.delivered_pps(1);
+        assert!((ratio - 2.0).abs() < 0.05, "{variant}: {ratio}");
+    }
+}
+
+#[test]
+fn a_bottleneck_on_another_core_costs_only_its_own_chains() {
+    // NF 0 feeds a slow NF and a quick one, each on a core of its own. The second chain sends what it did without the first.
+    let nfs = vec![Nf::fixed(0, 270), Nf::fixed(1, 4500), Nf::fixed(2, 120)];
+    let chain = |nfs: &[usize], rate_pps| Chain { nfs: nfs.to_vec(), rate_pps, flows: 1 };
+    let chains = vec![chain(&[0, 1], 6_000_000), chain(&[0, 2], 4_000_000)];
+    for class in Class::ALL {
+        let o = run(&Scenario::new(nfs.clone(), chains.clone(), Variant::Sluice, class));
+        // 2.3 GHz by 4,525 cycles, and all of the other.
+        assert!(o.delivered_pps(0) > 0.97 * 2.3e9 / 4525.0, "{class}: {}", o.delivered_pps(0));
+        assert!(o.delivered_pps(1) > 0.99 * 4e6, "{class}: {}", o.delivered_pps(1));
+        assert!(o.throttles > 0);
+    }
+}
+
+#[test]
+fn a_change_of_cost_moves_the_shares_once() {
+    let mut scenario = experiments::sched_baseline(true, true, Variant::Sluice, Class::Other);
+    scenario.nfs[0].factors = vec![(300_000_000, 3)];
+    let between = |from_ms: u64, to_ms: u64| {
+        run(&Scenario { warmup_ns: from_ms * 1_000_000, measure_ns: (to_ms - from_ms) * 1_000_000, ..scenario.clone() })
+    };
+    let before = between(200, 300);
+    assert!((before.shares[0] * 3.0 - 1.0).abs() < 0.05, "{:?}", before.shares);
+    // 3 · 250 + 25 and twice 275: within a window of 100 ms and a decision, and then never again.
+    let after = between(450, 1300);
+    let want = 775.0 / 1325.0;
+    assert!((after.shares[0] / want - 1.0).abs() < 0.05, "{:?}", after.shares);
+    assert!((after.cpu_share(0) / want - 1.0).abs() < 0.05, "{}", after.cpu_share(0));
+    assert_eq!((between(0, 200).weight_writes > 0, after.weight_writes), (true, 0));
+}
+
+/// What the platform is for, as far as the model goes.
+#[test]
+fn sluice_does_not_depend_on_class_or_order_and_is_fair() {
+    let pps = |scenario: Scenario| run(&short(scenario)).total_pps();
+    for class in Class::ALL {
+        let orders = experiments::ORDERS.map(|order| pps(experiments::chain_order(order, Variant::Sluice, class)));
+        let (least, most) = orders.iter().fold((f64::MAX, 0f64), |(l, m), o| (l.min(*o), m.max(*o)));
+        assert!(least > 0.99 * most, "{class}: {orders:?}");
+        assert!(least > 0.93 * pps(experiments::chain(Variant::Ideal, class)), "{class}: {orders:?}");
+        for other in Class::ALL {
+            assert!(orders[0] > pps(experiments::chain(Variant::Default, other)), "{class} and {other}");
+        }
+        let fair = run(&short(experiments::fairness(6, Variant::Sluice, class)));
+        assert!(fair.jain() > 0.99, "{class}: {}", fair.jain());
+        assert!(fair.chains.iter().all(|c| c.delivered > 0), "{class}");
+    }
+}
+
+#[test]
+fn the_same_scenario_gives_the_same_outcome_and_another_seed_another() {
+    let mut scenario = experiments::chain(Variant::Sluice, Class::Other);
+    scenario.measure_ns = 100_000_000;
+    scenario.nfs[1].cost = Cost::Random(vec![100, 900]);
+    let first = run(&scenario);
+    assert_eq!(first, run(&scenario));
+    scenario.seed = 2;
+    assert_ne!(first, run(&scenario));
+}
+
+#[test]
+fn scenarios_that_cannot_be_run_are_refused() {
+    let good = experiments::chain(Variant::Default, Class::Other);
+    assert_eq!(good.check(), Ok(()));
+    let refused = |change: fn(&mut Scenario)| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        bad.check().unwrap_err().to_string()
+    };
+    assert!(refused(|s| s.nfs[1].core = 7).contains("NF 1 is on core 7"));
+    assert!(refused(|s| s.nfs[1].cost = Cost::List(Vec::new())).contains("NF 1 has an empty list"));
+    assert!(refused(|s| s.chains[0].nfs.push(3)).contains("visits NF 3"));
+    assert!(refused(|s| s.chains[0].nfs.clear()).contains("visits no NF"));
+    assert!(refused(|s| s.machine.mhz = 0).contains("0 MHz"));
+    assert!(refused(|s| s.platform.ring = 16).contains("16 packets"));
+    assert!(refused(|s| s.platform.low_watermark = 81).contains("out of order"));
+}
