@@ -73,7 +73,7 @@ impl Setup {
         let core = self.manager_core;
         let _ = writeln!(
             out,
-            "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = {core}\nmonitor = {core}\n",
+            "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n",
             quoted(&runtime_dir.display().to_string())
         );
         // Hugepages are used where the host has some reserved; an experiment reserves none.
@@ -136,8 +136,8 @@ mod tests {
 runtime_dir = "/tmp/a \"b"
 rx = [3]
 tx = [3]
-wakeup = 3
-monitor = 3
+wakeup = [3]
+monitor = [3]
 
 [memory]
 frames = 16384

@@ -3,8 +3,9 @@
 //! A chain names services; a *path* names the NFs: one instance of each service, fixed when a flow is first seen, from the port where
 //! the flow enters to the port where it leaves. A frame in use carries the number of its path and the hop that it is at, so that
 //! forwarding is two array accesses and no hash. Paths are immutable and never removed while the daemon runs: a packet follows the
-//! path that it started on, whatever happens to rules and chains meanwhile. How many there are is bounded by [`MAX_PATHS`]; the
-//! combinations of instances in use are few, and a flow shares its path with all flows that took the same ones.
+//! path that it started on, whatever happens to rules and chains meanwhile. How many there are is bounded by `manager.max_paths`. A
+//! flow shares its path with all flows that took the same instances; where a chain has many combinations of them, flows are spread over
+//! some thousands and not over all. At the bound, new flows share the paths that their chain has.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,8 +16,8 @@ use sluice_policy::spread;
 use crate::classify::rule::RuleSet;
 use crate::config::model::{OnFailure, Overload};
 
-/// Most paths.
-pub const MAX_PATHS: usize = 1 << 16;
+/// Combinations of instances up to which flows are spread over all of them; with more, over so many.
+const SPREAD: usize = 4096;
 
 /// Most hops of a path.
 pub const MAX_HOPS: usize = 255;
@@ -25,7 +26,7 @@ pub const MAX_HOPS: usize = 255;
 pub const NO_RULE: u32 = u32::MAX;
 /// Instead of a path: a service of the chain has no living instance, and the chain does not bypass it.
 pub const REFUSED: u32 = u32::MAX - 1;
-/// Instead of a path: there are [`MAX_PATHS`] already.
+/// Instead of a path: there are as many as there may be, and none that this flow could share.
 pub const NO_PATH: u32 = u32::MAX - 2;
 
 /// A counter that one thread writes and all may read.
@@ -258,17 +259,23 @@ struct PathKey {
 #[derive(Debug)]
 pub struct PathRegistry {
     paths: Box<[OnceLock<Path>]>,
-    numbers: Mutex<HashMap<PathKey, u32>>,
+    numbers: Mutex<Numbers>,
     len: AtomicUsize,
 }
 
-impl Default for PathRegistry {
-    fn default() -> Self {
-        Self { paths: (0..MAX_PATHS).map(|_| OnceLock::new()).collect(), numbers: Mutex::default(), len: AtomicUsize::new(0) }
-    }
+#[derive(Debug, Default)]
+struct Numbers {
+    of: HashMap<PathKey, u32>,
+    /// The paths of each version of a chain from each ingress port.
+    by_chain: HashMap<(u16, u16, u32), Vec<u32>>,
 }
 
 impl PathRegistry {
+    /// For up to `most` paths.
+    pub fn new(most: usize) -> Self {
+        Self { paths: (0..most).map(|_| OnceLock::new()).collect(), numbers: Mutex::default(), len: AtomicUsize::new(0) }
+    }
+
     /// The path with a number, if there is one.
     #[inline(always)]
     pub fn get(&self, number: u32) -> Option<&Path> {
@@ -295,18 +302,29 @@ impl PathRegistry {
     pub fn number(&self, ingress: u16, chain: &Arc<Chain>, nfs: &[u16], egress: u16, bypasses: bool) -> u32 {
         let key = PathKey { ingress, chain: chain.number, version: chain.version, nfs: nfs.into(), egress };
         let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(number) = numbers.get(&key) {
+        if let Some(number) = numbers.of.get(&key) {
             return *number;
         }
-        let number = numbers.len();
-        if number >= MAX_PATHS {
+        let number = numbers.of.len();
+        if number >= self.paths.len() {
             return NO_PATH;
         }
         self.paths[number].get_or_init(|| Path::new(ingress, chain.clone(), nfs, egress, bypasses));
-        numbers.insert(key, number as u32);
+        numbers.of.insert(key, number as u32);
+        numbers.by_chain.entry((ingress, chain.number, chain.version)).or_default().push(number as u32);
         // Release: the path is there before its number counts.
         self.len.store(number + 1, Ordering::Release);
         number as u32
+    }
+
+    /// A path that a chain has already and whose NFs all live, chosen by a flow's hash. [`NO_PATH`] if there is none.
+    #[cold]
+    fn shared(&self, tables: &Tables, ingress: u16, chain: &Chain, hash: u32) -> u32 {
+        let numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let Some(paths) = numbers.by_chain.get(&(ingress, chain.number, chain.version)) else { return NO_PATH };
+        let from = hash as usize % paths.len();
+        let mut in_turn = paths[from..].iter().chain(&paths[..from]);
+        in_turn.find(|number| self.still_valid(tables, **number, chain.number)).copied().unwrap_or(NO_PATH)
     }
 
     /// The path for a flow of a chain: an instance of each service by the flow's symmetric hash, keeping those of `old` (the path
@@ -319,6 +337,9 @@ impl PathRegistry {
             .filter(|p| p.chain.number == chain.number && p.chain.services == chain.services);
         let mut nfs = Vec::with_capacity(chain.services.len());
         let mut bypasses = false;
+        let instances = |service: &u16| tables.services.get(*service as usize).map_or(1, |m| m.len().max(1));
+        let combinations = chain.services.iter().fold(1usize, |n, service| n.saturating_mul(instances(service)));
+        let spread_by = if combinations > SPREAD { mixed(hash) % SPREAD as u32 } else { hash };
         for (i, service) in chain.services.iter().enumerate() {
             let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
             // The flow's former instance of this very hop stays, if it lives. A path that bypassed has its hops shifted.
@@ -335,7 +356,7 @@ impl PathRegistry {
                 [only] => Some(only.nf),
                 _ => {
                     let ids: Vec<u64> = members.iter().map(|m| m.id).collect();
-                    Some(members[spread::pick(hash, &ids)].nf)
+                    Some(members[spread::pick(spread_by, &ids)].nf)
                 }
             });
             match chosen {
@@ -344,7 +365,10 @@ impl PathRegistry {
                 None => return REFUSED,
             }
         }
-        self.number(ingress, chain, &nfs, chain.egress, bypasses)
+        match self.number(ingress, chain, &nfs, chain.egress, bypasses) {
+            NO_PATH => self.shared(tables, ingress, chain, hash),
+            number => number,
+        }
     }
 
     /// Whether a flow may stay on its path under new tables, given the chain that the rules name now.
@@ -355,9 +379,48 @@ impl PathRegistry {
     }
 }
 
+/// A hash of which the low bits depend on all bits: Fibonacci hashing.
+fn mixed(hash: u32) -> u32 {
+    hash.wrapping_mul(0x9e37_79b1) >> 16
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_combinations_need_few_paths_and_spread_evenly() {
+        let registry = PathRegistry::new(10_000);
+        let services: Vec<Vec<u16>> = (0..6).map(|s| (s * 8..s * 8 + 8).collect()).collect();
+        let tables = tables(vec![chain(0, 1, &[0, 1, 2, 3, 4, 5], OnFailure::Drop)], services);
+        let mut used = [0u32; 48];
+        for flow in 0..100_000u32 {
+            let path = registry.decide(&tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
+            registry.get(path).unwrap().hops.iter().for_each(|hop| used[hop.nf as usize] += 1);
+        }
+        assert!(registry.len() <= SPREAD, "{} paths", registry.len());
+        assert!(used.iter().all(|n| n.abs_diff(12_500) < 2_500), "{used:?}");
+    }
+
+    #[test]
+    fn at_the_bound_flows_share_the_paths_of_their_chain() {
+        let registry = PathRegistry::new(4);
+        let chains = vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 1, &[0], OnFailure::Drop)];
+        let mut tables = tables(chains, vec![(0..8).collect(), (8..16).collect()]);
+        for flow in 0..1000u32 {
+            let path = registry.decide(&tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
+            assert!(registry.still_valid(&tables, path, 0), "flow {flow}");
+        }
+        assert_eq!(registry.len(), 4);
+        assert_eq!(registry.decide(&tables, 0, 1, 5, None), NO_PATH, "another chain has none to share");
+        // Of those whose NFs live, that is.
+        let gone = registry.get(0).unwrap().hops[0].nf;
+        tables.services[0].retain(|m| m.nf != gone);
+        for flow in 0..1000u32 {
+            let path = registry.decide(&tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
+            assert!(path == NO_PATH || registry.still_valid(&tables, path, 0), "flow {flow}");
+        }
+    }
 
     fn chain(number: u16, version: u32, services: &[u16], on_failure: OnFailure) -> Arc<Chain> {
         let counters = Arc::new([ChainCounters::default()]);
@@ -375,7 +438,7 @@ mod tests {
 
     #[test]
     fn a_path_has_one_instance_of_each_service_and_ends_at_the_port() {
-        let registry = PathRegistry::default();
+        let registry = PathRegistry::new(64);
         let tables = tables(vec![chain(0, 1, &[0, 1, 0], OnFailure::Drop)], vec![vec![4, 5], vec![6]]);
         let number = registry.decide(&tables, 2, 0, 12345, None);
         let path = registry.get(number).unwrap();
@@ -390,7 +453,7 @@ mod tests {
 
     #[test]
     fn a_flow_stays_on_its_instance_when_others_come() {
-        let registry = PathRegistry::default();
+        let registry = PathRegistry::new(64);
         let c = chain(0, 1, &[0], OnFailure::Drop);
         let before = tables(vec![c.clone()], vec![vec![4]]);
         let after = tables(vec![c.clone()], vec![vec![4, 5, 6, 7]]);
@@ -406,7 +469,7 @@ mod tests {
 
     #[test]
     fn a_dead_service_is_bypassed_or_refused() {
-        let registry = PathRegistry::default();
+        let registry = PathRegistry::new(64);
         let whole = vec![vec![4], vec![5]];
         let broken = vec![vec![4], vec![]];
         let bypass = chain(0, 1, &[0, 1], OnFailure::Bypass);
@@ -427,7 +490,7 @@ mod tests {
 
     #[test]
     fn a_chain_that_was_replaced_is_decided_anew() {
-        let registry = PathRegistry::default();
+        let registry = PathRegistry::new(64);
         let old = registry.decide(&tables(vec![chain(0, 1, &[0], OnFailure::Drop)], vec![vec![4], vec![5]]), 0, 0, 1, None);
         let now = tables(vec![chain(0, 2, &[1], OnFailure::Drop)], vec![vec![4], vec![5]]);
         assert!(!registry.still_valid(&now, old, 0));

@@ -27,10 +27,12 @@ use crate::mechanism::affinity;
 use crate::nf::handle::NfHandle;
 use crate::port::{self, PortQueue};
 use crate::pressure::Alerts;
-use crate::worker::{Command, OwnedQueue, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
+use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
 
 /// How long a packet thread may take to carry out a command before it is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the end of a port's file or device is waited for.
+const LETTING_GO: Duration = Duration::from_secs(2);
 /// Free frames that a packet thread keeps to itself.
 const FRAMES_PER_THREAD: usize = 8192;
 /// Packets that may wait between two packet threads.
@@ -64,6 +66,16 @@ pub enum PlaneError {
         /// Slots of its page.
         slots: u32,
     },
+}
+
+/// Whether a port's file or device let go of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[must_use]
+pub enum LetGo {
+    /// Everything is written and closed.
+    Done,
+    /// It takes no more packets and is left to end by itself.
+    Stuck,
 }
 
 struct Link {
@@ -137,7 +149,7 @@ impl DataPlane {
         let pool = port::dpdk::frame_pool(config, &arena, arena_memory.is_huge())?;
         let table = FrameTable::new(geometry.frames);
         let entered_ns: Arc<[AtomicU64]> = (0..geometry.frames).map(|_| AtomicU64::new(0)).collect();
-        let registry = Arc::new(PathRegistry::default());
+        let registry = Arc::new(PathRegistry::new(config.manager.max_paths as usize));
         let clock = Clock::new();
         let manager = &config.manager;
 
@@ -152,8 +164,8 @@ impl DataPlane {
         };
         manager.rx.iter().for_each(|core| role(*core, |r| r.rx = true));
         manager.tx.iter().for_each(|core| role(*core, |r| r.tx = true));
-        role(manager.wakeup, |r| r.wakeup = true);
-        role(manager.monitor, |r| r.monitor = true);
+        manager.wakeup.iter().for_each(|core| role(*core, |r| r.wakeup = true));
+        manager.monitor.iter().for_each(|core| role(*core, |r| r.monitor = true));
         let n = threads.len();
 
         let mut lanes_out: Vec<Vec<_>> = (0..n).map(|_| (0..n).map(|_| None).collect()).collect();
@@ -166,9 +178,16 @@ impl DataPlane {
             }
         }
         let seed = random_seed();
+        let jammed: Arc<[AtomicBool]> = (0..=u16::MAX).map(|_| AtomicBool::new(false)).collect();
         let alerts = Arc::new(Alerts::new(manager.max_nfs as usize));
         let tuning_ns = Arc::new(AtomicU64::new(0));
         let rx: Vec<usize> = (0..n).filter(|i| threads[*i].1.rx).collect();
+        // Which of the threads of a role a thread is, and how many there are.
+        let part = |has: fn(&Roles) -> bool, index: usize| {
+            let threads: Vec<usize> = (0..n).filter(|i| has(&threads[*i].1)).collect();
+            Part { of: threads.len().max(1), this: threads.iter().position(|t| *t == index).unwrap_or(0) }
+        };
+        let parts: Vec<(Part, Part)> = (0..n).map(|i| (part(|r| r.wakeup, i), part(|r| r.monitor, i))).collect();
         let tx: Vec<usize> = (0..n).filter(|i| threads[*i].1.tx).collect();
         let flows = manager.max_flows.div_ceil(rx.len() as u32);
         // A small arena is shared out, so that no thread starves another.
@@ -201,6 +220,7 @@ impl DataPlane {
                 backpressure: config.sched.backpressure,
                 ecn: config.sched.ecn,
                 alerts: alerts.clone(),
+                jammed: jammed.clone(),
             };
             let setup = WorkerSetup {
                 roles,
@@ -220,6 +240,8 @@ impl DataPlane {
                 busy_ns: busy_ns.clone(),
                 tuning_ns: tuning_ns.clone(),
                 sched: config.sched.clone(),
+                wakes: parts[index].0,
+                measures: parts[index].1,
             };
             let (pinned, answer) = channel();
             let frames = pool.clone();
@@ -465,8 +487,18 @@ impl DataPlane {
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
-    pub fn close_port(&self, port: u16) -> Result<(), PlaneError> {
-        self.ask_all(|done| Command::ClosePort(port, done)).map(drop)
+    pub fn close_port(&self, port: u16) -> Result<LetGo, PlaneError> {
+        let queues: Vec<_> = self.ask_all(|done| Command::ClosePort(port, done))?.into_iter().flatten().collect();
+        // A queue's end may wait for a disk or a device: not on a packet thread, and not for ever.
+        let (done, gone) = channel();
+        let closer = std::thread::Builder::new().name("sluice-close".into()).spawn(move || {
+            drop(queues);
+            let _ = done.send(());
+        });
+        match closer {
+            Ok(_) if gone.recv_timeout(LETTING_GO).is_err() => Ok(LetGo::Stuck),
+            _ => Ok(LetGo::Done),
+        }
     }
 
     /// Begins to read packets from ports.

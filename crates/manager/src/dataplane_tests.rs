@@ -312,6 +312,7 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
 fn a_trace_tells_every_hop() {
     let rig = Rig::new(1, 64, Overload::Wait, OnFailure::Drop);
     let trace = Arc::new(TraceRequest {
+        rule: None,
         chain: Some(0),
         left: std::sync::atomic::AtomicI64::new(1),
         events: crossbeam_queue::ArrayQueue::new(16),

@@ -13,7 +13,7 @@
 //! second time.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use sluice_shm::BURST;
@@ -131,6 +131,8 @@ pub enum TraceWhat {
 pub struct TraceRequest {
     /// Packets of this chain only.
     pub chain: Option<u16>,
+    /// Packets only that this rule matches first: its place among the rules.
+    pub rule: Option<usize>,
     /// How many packets are still to be picked.
     pub left: std::sync::atomic::AtomicI64,
     /// Where the hops are told. When it is full, hops are missing.
@@ -201,6 +203,8 @@ pub struct Plane {
     pub ecn: bool,
     /// To the Wakeup role.
     pub alerts: Arc<Alerts>,
+    /// Ports whose buffer at the thread that sends for them is full, by number: other threads keep what they have for them.
+    pub jammed: Arc<[AtomicBool]>,
 }
 
 impl Plane {
@@ -212,6 +216,9 @@ impl Plane {
     /// Lets packets into a path: how many of `n` there is room for, at every NF of it. None while one of them is throttled.
     #[inline]
     pub fn admit(&mut self, path: &Path, n: usize) -> usize {
+        if path.hops.is_empty() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
+            return 0;
+        }
         if !self.backpressure {
             return self.admit_to_first(path, n);
         }
@@ -278,9 +285,10 @@ impl Plane {
         self.frames.free(frame);
     }
 
-    /// Lets packets of one path, which [`Plane::admit`] let in, start on it. `flags` are those of the descriptors.
+    /// Lets packets of one path, which [`Plane::admit`] let in, start on it. `flags` are those of the descriptors; `traceable` has a bit
+    /// for each packet that the trace that goes on, if any, is about.
     #[inline]
-    pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8]) {
+    pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32) {
         self.counters(path).entered.add(packets.len() as u64);
         let mut marked: Option<(usize, u8)> = None;
         if self.sample_every > 0 {
@@ -294,10 +302,15 @@ impl Plane {
         }
         if let Some(trace) = &self.trace
             && trace.chain.is_none_or(|c| c == path.chain.number)
+            && (traceable.trailing_zeros() as usize) < packets.len()
             && trace.left.load(Ordering::Relaxed) > 0
             && trace.left.fetch_sub(1, Ordering::Relaxed) > 0
         {
-            marked = Some((marked.map_or(0, |m| m.0), marked.map_or(0, |m| m.1) | TRACED));
+            // One packet of a burst is marked; if one is timed already and may be traced, it is that one.
+            marked = match marked {
+                Some((at, flags)) if traceable >> at & 1 != 0 => Some((at, flags | TRACED)),
+                _ => Some((traceable.trailing_zeros() as usize, TRACED)),
+            };
         }
         let step = path.step(0);
         let owner = owner_after(step);
@@ -405,7 +418,8 @@ impl Plane {
     fn emit(&mut self, path: &Path, port: u16, burst: &[Descriptor]) {
         match self.out.get_mut(port as usize) {
             Some(buffer) if buffer.open => {
-                let room = (TX_BUFFER - buffer.packets.len()).min(burst.len());
+                // A port that waits loses nothing: what comes past the mark is bounded by what may come before the mark is looked at.
+                let room = if buffer.waits { burst.len() } else { TX_BUFFER.saturating_sub(buffer.packets.len()).min(burst.len()) };
                 buffer.packets.extend(burst[..room].iter().map(|d| Packet { frame: d.frame, offset: d.offset, len: d.len }));
                 let counters = self.counters(path);
                 counters.left.add(room as u64);
@@ -425,7 +439,7 @@ impl Plane {
         }
     }
 
-    /// Whether packets that an NF returns might find a waiting port's buffer full: then they stay on its tx ring.
+    /// Whether a waiting port's buffer is full: packets that would go there stay on their NF's tx ring.
     #[inline]
     pub fn is_blocked(&self) -> bool {
         self.out.iter().any(|b| b.open && b.waits && b.is_full())

@@ -40,6 +40,8 @@ const ROUNDS_PER_DUTY: u32 = 64;
 const MONITOR_NS: u64 = 1_000_000;
 /// Nanoseconds between two looks for new paths that backpressure has to know.
 const REFRESH_NS: u64 = 10_000_000;
+/// How long packets that wait for a port may keep it from being closed, in nanoseconds.
+const CLOSE_NS: u64 = 1_000_000_000;
 /// Nanoseconds between two housekeepings of ports and publications of statistics.
 const HOUSEKEEPING_NS: u64 = 50_000_000;
 /// Nanoseconds without a packet after which a thread that may sleep does.
@@ -50,6 +52,23 @@ const NAP: Duration = Duration::from_micros(50);
 const AGE_BUDGET: usize = 64;
 /// Rounds that a port is left alone after a burst of which nothing was let in: under overload the time goes to packets inside.
 const MAX_BACKOFF: u32 = 32;
+
+/// Which part of the NFs (or of their cores) a thread of a role has, where several have the role.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// How many threads have the role.
+    pub of: usize,
+    /// Which of them this is, from 0.
+    pub this: usize,
+}
+
+impl Part {
+    /// Whether number `n` is this thread's.
+    #[inline(always)]
+    pub fn has(self, n: usize) -> bool {
+        self.of == 1 || n % self.of == self.this
+    }
+}
 
 /// What a thread does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -105,6 +124,8 @@ pub struct OwnedQueue {
     packets: [Packet; BURST],
     paths: [u32; BURST],
     flags: [u8; BURST],
+    /// A bit for each packet that the trace that goes on is about; all if it is about all rules.
+    traceable: u32,
     /// Copies of the first bytes of the packets.
     headers: [[u8; SHORT]; BURST],
     /// Packets of the last burst that still have to be let in: `from..to`.
@@ -127,6 +148,7 @@ impl OwnedQueue {
             packets: [Packet::default(); BURST],
             paths: [0; BURST],
             flags: [0; BURST],
+            traceable: u32::MAX,
             headers: [[0; SHORT]; BURST],
             from: 0,
             to: 0,
@@ -180,8 +202,8 @@ pub enum Command {
     AddQueue(Box<OwnedQueue>, Sender<()>),
     /// Packets for this port may be sent; `waits`: they are held rather than dropped when it takes none.
     OpenPort(u16, bool),
-    /// Send what waits for a port, drop its queues and what cannot be sent.
-    ClosePort(u16, Sender<()>),
+    /// Send what waits for a port, as far as it goes, and give back its queues: whoever asked drops them, which may take long.
+    ClosePort(u16, Sender<Vec<Box<dyn PortQueue>>>),
     /// Begin to read packets from ports.
     StartRx,
     /// Read no more packets from ports.
@@ -230,6 +252,10 @@ pub struct WorkerSetup {
     pub tuning_ns: Arc<AtomicU64>,
     /// Who runs, and who is let in.
     pub sched: Sched,
+    /// The cores that it wakes, with the Wakeup role.
+    pub wakes: Part,
+    /// The NFs that it measures, with the Monitor role.
+    pub measures: Part,
 }
 
 #[derive(Debug, Default, Clone, Copy)]
@@ -254,15 +280,25 @@ pub struct Worker {
     throttling: Option<Throttling>,
     /// What the Monitor role measures.
     loads: Loads,
+    closing: Vec<Closing>,
+}
+
+/// A port that is to be closed once what waits for it was sent.
+struct Closing {
+    port: u16,
+    until_ns: u64,
+    done: Sender<Vec<Box<dyn PortQueue>>>,
 }
 
 impl Worker {
     /// A worker that has nothing yet.
     pub fn new(setup: WorkerSetup) -> Self {
-        let throttling = setup.roles.wakeup && setup.sched.backpressure;
+        // One decides about backpressure: a decision is about whole chains.
+        let throttling = setup.roles.wakeup && setup.wakes.this == 0 && setup.sched.backpressure;
         Self {
             throttling: throttling.then(|| Throttling::new(setup.plane.alerts.clone(), &setup.sched)),
             loads: Loads::default(),
+            closing: Vec::new(),
             setup,
             queues: Vec::new(),
             drains: Vec::new(),
@@ -317,7 +353,7 @@ impl Worker {
                     monitor_at = now + MONITOR_NS;
                     self.monitor(now);
                     let measured = self.setup.clock.now_ns();
-                    self.loads.measure(measured, &self.setup.plane.nfs);
+                    self.loads.measure(measured, &self.setup.plane.nfs, self.setup.measures);
                     let took = self.setup.clock.now_ns().saturating_sub(measured);
                     self.setup.tuning_ns.fetch_add(took, Ordering::Relaxed);
                 }
@@ -326,6 +362,9 @@ impl Worker {
                 {
                     refresh_at = now + REFRESH_NS;
                     throttling.refresh(&self.setup.registry, &self.setup.plane.tables, &self.setup.plane.nfs);
+                }
+                if !self.closing.is_empty() {
+                    self.finish_closing();
                 }
                 if now >= housekeeping_at {
                     housekeeping_at = now + HOUSEKEEPING_NS;
@@ -353,16 +392,17 @@ impl Worker {
     fn transmit(&mut self) -> usize {
         let mut work = 0;
         let plane = &mut self.setup.plane;
-        let blocked = plane.is_blocked();
         for drain in &mut self.drains {
-            if blocked && plane.may_block(&drain.handle) {
-                continue;
-            }
             // Two bursts, so that what comes from upstream never outruns what goes on downstream.
-            let n = plane.forward(&self.setup.registry, drain);
-            work += n;
-            if n == BURST {
-                work += plane.forward(&self.setup.registry, drain);
+            for _ in 0..2 {
+                if plane.is_blocked() && plane.may_block(&drain.handle) {
+                    break;
+                }
+                let n = plane.forward(&self.setup.registry, drain);
+                work += n;
+                if n < BURST {
+                    break;
+                }
             }
         }
         work
@@ -408,7 +448,8 @@ impl Worker {
             };
             let m = plane.admit(path, end - first);
             if m > 0 {
-                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m]);
+                let traceable = owned.traceable >> first;
+                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable);
                 let_in += m;
             }
             owned.from += m;
@@ -446,10 +487,17 @@ impl Worker {
             work += n;
             for descriptor in &burst[..n] {
                 match plane.out.get_mut(descriptor.arg as usize) {
-                    Some(buffer) if buffer.open && buffer.packets.len() < TX_BUFFER => {
+                    // Past the mark there is at most what was on the lane when the mark was set.
+                    Some(buffer)
+                        if (buffer.open || self.closing.iter().any(|c| c.port == descriptor.arg))
+                            && (buffer.waits || buffer.packets.len() < TX_BUFFER) =>
+                    {
                         buffer.packets.push(Packet { frame: descriptor.frame, offset: descriptor.offset, len: descriptor.len });
                     }
-                    _ => plane.discard(descriptor.frame),
+                    _ => {
+                        count_lost(&self.queues, descriptor.arg, 1);
+                        plane.discard(descriptor.frame);
+                    }
                 }
             }
         }
@@ -493,6 +541,9 @@ impl Worker {
         self.woken_ns.resize(n, 0);
         for (number, end) in plane.nfs.iter().enumerate() {
             let Some(end) = end else { continue };
+            if !self.setup.measures.has(number) {
+                continue;
+            }
             let handle = &end.handle;
             judge(handle, self.setup.max_violations);
             let (posted, returned) = handle.posted_returned();
@@ -574,13 +625,17 @@ impl Worker {
                     out[port as usize] = TxBuffer { packets: Vec::with_capacity(TX_BUFFER), waits, open: true };
                 }
                 Command::ClosePort(port, done) => {
-                    self.close(port);
-                    let _ = done.send(());
+                    if let Some(buffer) = self.setup.plane.out.get_mut(port as usize) {
+                        buffer.open = false;
+                    }
+                    self.closing.push(Closing { port, until_ns: self.setup.plane.now_ns + CLOSE_NS, done });
+                    self.finish_closing();
                 }
                 Command::StartRx => self.rx_stopped = false,
                 Command::StopRx(done) => {
                     self.rx_stopped = true;
                     for owned in &mut self.queues {
+                        owned.counters.entry_drops.add((owned.to - owned.from) as u64);
                         for packet in &owned.packets[owned.from..owned.to] {
                             self.setup.plane.discard(packet.frame);
                         }
@@ -594,7 +649,7 @@ impl Worker {
                 }
                 Command::Stop => {
                     let ports: Vec<u16> = self.queues.iter().map(|q| q.port).collect();
-                    ports.into_iter().for_each(|port| self.close(port));
+                    ports.into_iter().for_each(|port| drop(self.close(port)));
                     self.setup.plane.frames.release();
                     return false;
                 }
@@ -621,7 +676,7 @@ impl Worker {
         self.drains.sort_by_key(|d| std::cmp::Reverse(depths.get(d.handle.service as usize).copied().unwrap_or(0)));
         self.pages.clear();
         for end in plane.nfs.iter().flatten().filter(|e| !e.handle.poll) {
-            if !self.pages.iter().any(|p| p.is_same(&end.handle.core_page)) {
+            if self.setup.wakes.has(end.handle.core) && !self.pages.iter().any(|p| p.is_same(&end.handle.core_page)) {
                 self.pages.push(end.handle.core_page.clone());
             }
         }
@@ -638,32 +693,49 @@ impl Worker {
         self.arrange();
     }
 
-    /// Sends what can be sent of a port's packets, drops the rest, and drops its queues.
-    fn close(&mut self, port: u16) {
+    /// Drops what waits for a port, and gives back its queues.
+    fn close(&mut self, port: u16) -> Vec<Box<dyn PortQueue>> {
         let plane = &mut self.setup.plane;
-        // A file's writer takes what it can in a bounded number of tries; a device that takes nothing loses it.
-        for _ in 0..10_000 {
-            match plane.out.get(port as usize) {
-                Some(buffer) if !buffer.packets.is_empty() => {
-                    if send(plane, &mut self.queues, &mut self.setup.lanes_out, port) == 0 {
-                        std::thread::yield_now();
-                    }
-                }
-                _ => break,
-            }
-        }
         if let Some(buffer) = plane.out.get_mut(port as usize) {
             buffer.open = false;
-            for packet in std::mem::take(&mut buffer.packets) {
+            let lost = std::mem::take(&mut buffer.packets);
+            if !lost.is_empty() {
+                count_lost(&self.queues, port, lost.len());
+            }
+            for packet in lost {
                 plane.table.set(packet.frame, 0);
                 plane.frames.free(packet.frame);
             }
         }
+        if let Some(mark) = plane.jammed.get(port as usize) {
+            mark.store(false, Ordering::Relaxed);
+        }
+        let mut queues = Vec::new();
         for owned in self.queues.extract_if(.., |q| q.port == port) {
+            owned.counters.entry_drops.add((owned.to - owned.from) as u64);
             for packet in &owned.packets[owned.from..owned.to] {
                 plane.table.set(packet.frame, 0);
                 plane.frames.free(packet.frame);
             }
+            queues.push(owned.queue);
+        }
+        queues
+    }
+
+    /// Closes the ports for which nothing waits any more, or whose time is over. What still waits is sent by the usual rounds.
+    #[cold]
+    fn finish_closing(&mut self) {
+        let now = self.setup.plane.now_ns;
+        let mut at = 0;
+        while let Some(closing) = self.closing.get(at) {
+            let empty = self.setup.plane.out.get(closing.port as usize).is_none_or(|b| b.packets.is_empty());
+            if !empty && now < closing.until_ns {
+                at += 1;
+                continue;
+            }
+            let closing = self.closing.swap_remove(at);
+            let queues = self.close(closing.port);
+            let _ = closing.done.send(queues);
         }
     }
 
@@ -697,6 +769,8 @@ fn classify(
 ) {
     let (from, to) = (owned.from, owned.to);
     let held = &owned.packets[from..to];
+    let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
+    owned.traceable = if wanted_rule.is_some() { 0 } else { u32::MAX };
     let now_ms = plane.now_ns / 1_000_000;
     let generation = plane.tables.generation;
     let ingress = owned.port;
@@ -720,6 +794,9 @@ fn classify(
     classifier.classify_burst(&headers[..held.len()], &lens, ingress, now_ms, more, &mut found);
     for (i, found) in found[..to - from].iter().enumerate() {
         owned.flags[from + i] = classifier.key(i).flags();
+        if wanted_rule.is_some() && plane.tables.rules.first_rule(classifier.key(i)) == wanted_rule {
+            owned.traceable |= 1 << (from + i);
+        }
         owned.paths[from + i] = match found {
             Lookup::Hit(decision) if decision.generation == generation => decision.path,
             found => decide(classifier, registry, plane, ingress, (i, *found), rule_hits),
@@ -801,6 +878,15 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
     if let Some(owned) = queues.iter_mut().find(|q| q.port == port) {
         sent = owned.queue.tx_burst(&packets, &mut plane.frames, plane.now_ns);
         let counters = &owned.counters;
+        if waits {
+            // Half of the mark, so that a full buffer is not told of at every other packet.
+            let jammed = packets.len() - sent > TX_BUFFER / 2;
+            if let Some(mark) = plane.jammed.get(port as usize)
+                && mark.load(Ordering::Relaxed) != jammed
+            {
+                mark.store(jammed, Ordering::Relaxed);
+            }
+        }
         counters.tx_packets.add(sent as u64);
         counters.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum());
         if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
@@ -816,6 +902,7 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
             _ => None,
         };
         match owner.and_then(|o| lanes.get_mut(o)) {
+            Some(Some(_)) if plane.jammed.get(port as usize).is_some_and(|mark| mark.load(Ordering::Relaxed)) => {}
             Some(Some(lane)) => {
                 while sent < packets.len() {
                     let mut burst = [Descriptor::default(); BURST];
@@ -848,4 +935,12 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
     packets.drain(..sent);
     plane.out[port as usize].packets = packets;
     sent
+}
+
+/// Counts packets that a port's queue of this thread could not be given.
+#[cold]
+fn count_lost(queues: &[OwnedQueue], port: u16, n: usize) {
+    if let Some(owned) = queues.iter().find(|q| q.port == port) {
+        owned.counters.tx_drops.add(n as u64);
+    }
 }

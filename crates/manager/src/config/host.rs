@@ -163,11 +163,9 @@ pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
 fn check_cores(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     let m = &config.manager;
     let mut uses: Vec<(At, usize)> = Vec::new();
-    for (key, list) in [("rx", &m.rx), ("tx", &m.tx)] {
+    for (key, list) in [("rx", &m.rx), ("tx", &m.tx), ("wakeup", &m.wakeup), ("monitor", &m.monitor)] {
         uses.extend(list.iter().enumerate().map(|(i, core)| (At::key("manager", key).item(i), *core)));
     }
-    uses.push((At::key("manager", "wakeup"), m.wakeup));
-    uses.push((At::key("manager", "monitor"), m.monitor));
     for (n, service) in config.services.iter().enumerate() {
         uses.extend(service.cores.iter().enumerate().map(|(i, core)| (At::entry("service", n, "cores").item(i), *core)));
     }
@@ -387,10 +385,10 @@ mod tests {
     fn cores() {
         let (_root, mut host) = host(&[0, 1], 0);
         assert_eq!(
-            said(&format!("[manager]\nrx = [0, 2]\nmonitor = 9\n{}", service("exec = \"nat\"\ncores = [1, 7]")), &host),
+            said(&format!("[manager]\nrx = [0, 2]\nmonitor = [9]\n{}", service("exec = \"nat\"\ncores = [1, 7]")), &host),
             [
                 "manager.rx[1]: no such core: 2 = use one of the cores 0-1",
-                "manager.monitor: no such core: 9 = use one of the cores 0-1",
+                "manager.monitor[0]: no such core: 9 = use one of the cores 0-1",
                 "service[0].cores[1]: no such core: 7 = use one of the cores 0-1",
             ]
         );

@@ -39,16 +39,18 @@ pub struct Manager {
     pub rx: Vec<usize>,
     /// Cores of the Tx threads: they take packets from NFs and forward them.
     pub tx: Vec<usize>,
-    /// Core of the Wakeup thread.
-    pub wakeup: usize,
-    /// Core of the Monitor thread.
-    pub monitor: usize,
+    /// Cores of the Wakeup threads: they decide who runs; the cores of NFs are divided among them.
+    pub wakeup: Vec<usize>,
+    /// Cores of the Monitor threads: they measure; NFs are divided among them.
+    pub monitor: Vec<usize>,
     /// What a manager thread does when it finds no packets.
     pub idle: Idle,
     /// Most NFs at a time.
     pub max_nfs: u32,
     /// Most flows that the flow table remembers.
     pub max_flows: u32,
+    /// Most paths: combinations of ingress port, chain and instances that flows take. At the bound flows share those there are.
+    pub max_paths: u32,
     /// A flow without packets for so long is forgotten, in milliseconds.
     pub flow_timeout_ms: u64,
     /// An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in microseconds.
@@ -69,11 +71,12 @@ impl Default for Manager {
             runtime_dir: "/run/sluice".into(),
             rx: vec![0],
             tx: vec![0],
-            wakeup: 0,
-            monitor: 0,
+            wakeup: vec![0],
+            monitor: vec![0],
             idle: Idle::Spin,
             max_nfs: 4096,
             max_flows: 1 << 20,
+            max_paths: 1 << 16,
             flow_timeout_ms: 30_000,
             fallback_wake_us: 2_000,
             max_violations: 64,

@@ -130,11 +130,23 @@ pub const SECTIONS: &[Section] = &[
             ),
             key("rx", Cores, Value("[0]"), "Cores of the Rx threads: they poll the ports and classify."),
             key("tx", Cores, Value("[0]"), "Cores of the Tx threads: they take packets from NFs and forward them."),
-            key("wakeup", Integer(0, MAX_CORE), Value("0"), "Core of the Wakeup thread."),
-            key("monitor", Integer(0, MAX_CORE), Value("0"), "Core of the Monitor thread."),
+            key(
+                "wakeup",
+                Cores,
+                Value("[0]"),
+                "Cores of the Wakeup threads: they decide who runs; the cores of NFs are divided among them.",
+            ),
+            key("monitor", Cores, Value("[0]"), "Cores of the Monitor threads: they measure; NFs are divided among them."),
             key("idle", Words(&["spin", "sleep"]), Value("\"spin\""), "What a manager thread does when it finds no packets."),
             key("max_nfs", Integer(1, 65_000), Value("4096"), "Most NFs at a time."),
             key("max_flows", Integer(1, 1 << 27), Value("1048576"), "Most flows that the flow table remembers."),
+            key(
+                "max_paths",
+                Integer(1, 1 << 24),
+                Value("65536"),
+                "Most paths: combinations of ingress port, chain and instances that flows take. At the bound flows share those there \
+                 are.",
+            ),
             key(
                 "flow_timeout_ms",
                 Integer(1, 86_400_000),

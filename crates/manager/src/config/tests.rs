@@ -156,7 +156,7 @@ fn types_and_ranges() {
             &[
                 "2:6: rx takes a list of core numbers, such as [0, 1], not a whole number | write rx = [0]",
                 "3:7: tx takes a list of core numbers, such as [0, 1], not a string | write tx = [0]",
-                "4:10: wakeup takes a whole number, 0 to 65535, not a string | write wakeup = 0",
+                "4:10: wakeup takes a list of core numbers, such as [0, 1], not a string | write wakeup = [0]",
                 "5:8: idle takes \"spin\" or \"sleep\", not a whole number | write idle = \"spin\"",
                 "6:11: max_nfs cannot be 65001 | write a whole number, 1 to 65000",
             ],

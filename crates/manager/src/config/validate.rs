@@ -113,7 +113,7 @@ impl Validation<'_> {
 
     fn manager(&mut self) {
         let m = &self.config.manager;
-        for (key, cores) in [("rx", &m.rx), ("tx", &m.tx)] {
+        for (key, cores) in [("rx", &m.rx), ("tx", &m.tx), ("wakeup", &m.wakeup), ("monitor", &m.monitor)] {
             let at = At::key("manager", key);
             if cores.is_empty() {
                 self.error(at, format!("{key} names no core"), format!("write {key} = [0]"));
@@ -201,6 +201,11 @@ impl Validation<'_> {
             let at = |key| At::entry("port", i, key);
             match &port.kind {
                 PortKind::Gen(g) => self.generator(i, g),
+                PortKind::Sink(_) if port.queues > 1 => self.error(
+                    at("queues"),
+                    "a sink has one queue: it tells loss by the sequence numbers of each flow, and must see all of a flow's packets",
+                    "write queues = 1, or leave it out",
+                ),
                 PortKind::Sink(_) => {}
                 PortKind::Pcap(p) => {
                     if p.read.is_none() && p.write.is_none() {
@@ -542,7 +547,7 @@ impl Validation<'_> {
     fn shared_cores(&mut self) {
         let config = self.config;
         let m = &config.manager;
-        let manager: HashSet<usize> = m.rx.iter().chain(&m.tx).chain([&m.wakeup, &m.monitor]).copied().collect();
+        let manager: HashSet<usize> = m.rx.iter().chain(&m.tx).chain(&m.wakeup).chain(&m.monitor).copied().collect();
         let mut pollers: BTreeMap<usize, &str> = BTreeMap::new();
         for service in config.services.iter().filter(|s| s.mode == Mode::Poll) {
             for core in &service.cores {

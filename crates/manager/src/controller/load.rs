@@ -14,6 +14,7 @@ use sluice_shm::page::Counter;
 
 use crate::forward::NfEnd;
 use crate::nf::handle::NfHandle;
+use crate::worker::Part;
 
 /// How long a sample of the service time counts, in nanoseconds.
 const WINDOW_NS: u64 = 100_000_000;
@@ -64,7 +65,7 @@ pub struct Loads {
 impl Loads {
     /// Reads the next NFs.
     #[cold]
-    pub fn measure(&mut self, now_ns: u64, nfs: &[Option<NfEnd>]) {
+    pub fn measure(&mut self, now_ns: u64, nfs: &[Option<NfEnd>], part: Part) {
         if self.meters.len() < nfs.len() {
             self.meters.resize_with(nfs.len(), || None);
         }
@@ -72,7 +73,7 @@ impl Loads {
         for _ in 0..nfs.len() {
             let number = if self.next < nfs.len() { self.next } else { 0 };
             self.next = number + 1;
-            if let Some(end) = &nfs[number] {
+            if let Some(end) = nfs[number].as_ref().filter(|_| part.has(number)) {
                 self.meters[number].get_or_insert_with(|| Box::new(Meter::new())).measure(now_ns, &end.handle);
                 left -= 1;
                 if left == 0 {

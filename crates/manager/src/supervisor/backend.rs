@@ -95,15 +95,15 @@ impl Supervisor {
 
     /// Starts to trace packets.
     fn begin_trace(&mut self, request: &api::TraceRequest) -> Result<Arc<TraceRequest>, SupervisorError> {
-        let by_rule = match &request.rule {
+        let rule = match &request.rule {
             Some(name) => {
                 let named = |(i, r): &(usize, &config::Rule)| r.name.clone().unwrap_or_else(|| format!("rule.{i}")) == *name;
                 let found = self.config.rules.iter().enumerate().find(named);
-                Some(found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no rule `{name}`")))?.1.chain.clone())
+                Some(found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no rule `{name}`")))?.0)
             }
             None => None,
         };
-        let chain = match request.chain.clone().or(by_rule) {
+        let chain = match request.chain.clone() {
             Some(name) => {
                 let found = self.chains.iter().flatten().find(|c| c.name == name);
                 Some(found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no chain `{name}`")))?.number)
@@ -112,7 +112,7 @@ impl Supervisor {
         };
         let count = request.count.clamp(1, api::MAX_TRACED);
         let events = ArrayQueue::new(count as usize * HOPS);
-        let trace = Arc::new(TraceRequest { chain, left: AtomicI64::new(i64::from(count)), events });
+        let trace = Arc::new(TraceRequest { chain, rule, left: AtomicI64::new(i64::from(count)), events });
         self.plane.trace(Some(&trace));
         Ok(trace)
     }

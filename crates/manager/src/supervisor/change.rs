@@ -15,6 +15,7 @@ use crate::chain::Chain;
 use crate::config::diff::{self, Change};
 use crate::config::model::{self, Config, PortKind};
 use crate::config::{ConfigErrors, Problem, host, validate};
+use crate::dataplane::LetGo;
 use crate::nf::State;
 use crate::nf::spawn::User;
 use crate::port::{self, OpenPort};
@@ -78,11 +79,22 @@ impl Supervisor {
         self.put_port(self.ports.len() as u16 - 1, open)
     }
 
+    /// Closes a port. One whose file or device is stuck is as good as closed.
+    pub(super) fn close(&mut self, number: u16) -> Result<(), SupervisorError> {
+        if self.plane.close_port(number)? == LetGo::Stuck {
+            let name = self.ports[number as usize].as_ref().map_or("?", |p| &p.config.name);
+            eprintln!(
+                "sluiced: what port {name} writes to takes no more packets; look what holds it up: it is left to end by itself"
+            );
+        }
+        Ok(())
+    }
+
     /// Closes a port and opens it anew under the same number, so that chains go on naming it.
     fn replace_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
         let number = self.port_number(&config.name).ok_or_else(|| no_such("port", &config.name))?;
         // The device may be the same: the old port must let go of it first.
-        self.plane.close_port(number)?;
+        self.close(number)?;
         let open = self.open(&config)?;
         if let Some(old) = self.config.ports.iter_mut().find(|p| p.name == config.name) {
             old.clone_from(&config);
@@ -112,7 +124,7 @@ impl Supervisor {
     /// Removes a port that no chain and no rule names.
     pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
         let number = self.port_number(name).ok_or_else(|| no_such("port", name))?;
-        self.plane.close_port(number)?;
+        self.close(number)?;
         self.ports[number as usize] = None;
         self.config.ports.retain(|p| p.name != name);
         self.publish();

@@ -441,7 +441,7 @@ impl Supervisor {
             self.turn(Duration::from_millis(5));
         }
         for number in 0..self.ports.len() {
-            let _ = self.plane.close_port(number as u16);
+            let _ = self.close(number as u16);
         }
         self.plane.stop();
         self.controller.stop();

@@ -174,7 +174,7 @@ impl Supervisor {
     pub fn start(config: Config, config_path: Option<PathBuf>, record: Record) -> Result<Self, SupervisorError> {
         let plane = DataPlane::start(&config)?;
         let controller =
-            Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor, source })?;
+            Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
         let listener = Listener::bind(&config.manager.runtime_dir.join("nf.sock"), 0o666)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?);
