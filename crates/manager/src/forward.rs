@@ -212,15 +212,23 @@ impl Plane {
     /// Lets packets into a path: how many of `n` there is room for, at every NF of it. None while one of them is throttled.
     #[inline]
     pub fn admit(&mut self, path: &Path, n: usize) -> usize {
+        let throttled = |end: &NfEnd| end.handle.gate.throttled.load(Ordering::Relaxed);
+        if self.backpressure && path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if throttled(end))) {
+            return 0;
+        }
+        self.admit_inside(path, n)
+    }
+
+    /// The same for packets that are inside already: a throttle is for those at the entry.
+    #[inline]
+    fn admit_inside(&mut self, path: &Path, n: usize) -> usize {
         if !self.backpressure {
             return self.admit_to_first(path, n);
         }
         let mut m = n as u32;
         for nf in &path.nfs {
             match self.nfs.get(*nf as usize) {
-                Some(Some(end)) if end.producer.is_some() && !end.handle.gate.throttled.load(Ordering::Relaxed) => {
-                    m = m.min(end.handle.room());
-                }
+                Some(Some(end)) if end.producer.is_some() => m = m.min(end.handle.room()),
                 _ => return 0,
             }
         }
@@ -624,7 +632,7 @@ impl Plane {
         let Some(detour) = registry.get(number) else {
             return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
         };
-        if self.admit(detour, 1) == 0 {
+        if self.admit_inside(detour, 1) == 0 {
             return self.lose(path, held, hop, descriptor.frame, Drop::RingFull);
         }
         self.release_from(path, hop, 1);
