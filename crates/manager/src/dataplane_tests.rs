@@ -224,6 +224,26 @@ fn every_verdict_is_carried_out() {
 }
 
 #[test]
+fn a_throttle_drops_no_packet_that_is_inside() {
+    let rig = Rig::new(2, 16, Overload::Drop, OnFailure::Drop);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    rig.put([udp(1, 0), udp(1, 1)]);
+    let (next, there) = (read(&mut first), read(&mut first));
+    rig.handles[1].gate.throttled.store(true, Ordering::Relaxed);
+    rig.put([udp(1, 2)]);
+    wait_for("the refusal of a third", || rig.dropped(Drop::Entry) == 1);
+    // One goes on along its chain, the other is sent to the same NF by a verdict.
+    first.tx.enqueue(&[next, Descriptor { verdict: Verdict::ToService as u8, arg: 1, ..there }]).unwrap();
+    for _ in 0..2 {
+        let packet = read(&mut second);
+        second.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("both packets", || rig.wire.written.lock().unwrap().len() == 2);
+    assert_eq!(rig.dropped(Drop::RingFull), 0);
+    wait_for("all frames", || rig.is_empty());
+}
+
+#[test]
 fn forged_descriptors_hurt_only_the_forger() {
     let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));

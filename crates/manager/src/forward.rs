@@ -219,15 +219,23 @@ impl Plane {
         if path.hops.is_empty() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
             return 0;
         }
+        let throttled = |end: &NfEnd| end.handle.gate.throttled.load(Ordering::Relaxed);
+        if self.backpressure && path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if throttled(end))) {
+            return 0;
+        }
+        self.admit_inside(path, n)
+    }
+
+    /// The same for packets that are inside already: a throttle is for those at the entry.
+    #[inline]
+    fn admit_inside(&mut self, path: &Path, n: usize) -> usize {
         if !self.backpressure {
             return self.admit_to_first(path, n);
         }
         let mut m = n as u32;
         for nf in &path.nfs {
             match self.nfs.get(*nf as usize) {
-                Some(Some(end)) if end.producer.is_some() && !end.handle.gate.throttled.load(Ordering::Relaxed) => {
-                    m = m.min(end.handle.room());
-                }
+                Some(Some(end)) if end.producer.is_some() => m = m.min(end.handle.room()),
                 _ => return 0,
             }
         }
@@ -638,7 +646,7 @@ impl Plane {
         let Some(detour) = registry.get(number) else {
             return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
         };
-        if self.admit(detour, 1) == 0 {
+        if self.admit_inside(detour, 1) == 0 {
             return self.lose(path, held, hop, descriptor.frame, Drop::RingFull);
         }
         self.release_from(path, hop, 1);

@@ -32,6 +32,7 @@ struct Mock {
 struct State {
     seconds: u64,
     stats: Stats,
+    events: Vec<Event>,
     down: bool,
 }
 
@@ -100,8 +101,7 @@ impl Backend for Mock {
     }
 
     fn events(&self) -> Result<Vec<Event>, ApiError> {
-        let event = Event { number: 9, nf: "fw.0".into(), event: EventKind::Share, count: 2, ..Event::default() };
-        self.change(|_| Ok(vec![Event { from: Some(0.25), to: Some(0.5), ..event }]))
+        Ok(self.state.lock().unwrap().events.clone())
     }
 
     fn add_nf(&self, service: &str, core: Option<usize>) -> Result<Nf, ApiError> {
@@ -313,14 +313,20 @@ impl Daemon {
 fn status_and_lists_are_tables_without_colour_in_a_pipe() {
     let daemon = Daemon::start();
     let status = daemon.ok(&["status"]);
-    for line in
-        ["sluiced 0.1.0", "up 1 min 15 s", "frames   384 of 16,384 in use, ordinary pages", "flows    1,234", "rx+tx      0  63 %"]
-    {
+    for line in [
+        "sluiced 0.1.0",
+        "up 1 min 15 s",
+        "frames   384 of 16,384 in use, ordinary pages",
+        "flows    1,234",
+        "rx+tx      0  63 %",
+        "tuning   0.50 % of a core",
+    ] {
         assert!(status.contains(line), "{line} is not in\n{status}");
     }
     assert!(daemon.ok(&["nf", "list"]).contains("fw.0  starting"));
     assert!(daemon.ok(&["service", "list"]).contains("firewall"));
-    assert!(daemon.ok(&["chain", "list"]).contains("fw → out"));
+    let chains = daemon.ok(&["chain", "list"]);
+    assert!(chains.contains("fw → out") && chains.contains("WASTED"), "{chains}");
     assert!(daemon.ok(&["rule", "list"]).contains("everything"));
     assert!(daemon.ok(&["ports", "list"]).contains("sink"));
     let stats = daemon.ok(&["stats"]);
@@ -339,6 +345,62 @@ fn top_prints_one_snapshot_in_a_pipe() {
         assert!(text.contains(word), "{word} is not in\n{text}");
     }
     assert!(!text.contains('\x1b'));
+}
+
+/// A decision of the mock: that of fw.0's share, or that of nat.0's throttle.
+fn event(number: u64, nf: &str) -> Event {
+    let event = Event { number, time_ns: number * 100_000_000, nf: nf.into(), count: 2, ..Event::default() };
+    match nf {
+        "fw.0" => Event { event: EventKind::Share, from: Some(0.25), to: Some(0.501), ..event },
+        _ => Event { event: EventKind::Throttle, throttled: Some(true), ..event },
+    }
+}
+
+#[test]
+fn events_are_lines_with_times_before_now() {
+    let daemon = Daemon::start();
+    assert_eq!(daemon.ok(&["events"]), "nothing was decided lately\n");
+    assert_eq!(daemon.ok(&["events", "--json"]), "[]\n");
+    daemon.mock.state.lock().unwrap().events = vec![event(5, "fw.0"), event(6, "nat.0")];
+    daemon.mock.state.lock().unwrap().seconds = 0;
+    let fw = "-0.5 s  fw.0   share 25.0 % → 50.1 % (2 writes)\n";
+    let nat = "-0.4 s  nat.0  throttled 2 times, still is\n";
+    assert_eq!(daemon.ok(&["events"]), format!("        {fw}        {nat}"));
+    // An NF that is gone has left events behind; one that there never was is a mistake.
+    assert!(daemon.ok(&["events", "--nf", "nat.0"]).ends_with(" s  nat.0  throttled 2 times, still is\n"));
+    assert!(daemon.fails(2, &["events", "--nf", "nta.0"]).contains("no NF is named \"nta.0\"; there are: fw.0"));
+    let json: Vec<Event> = serde_json::from_str(&daemon.ok(&["events", "--json", "--nf", "fw.0"])).unwrap();
+    assert_eq!(json, [event(5, "fw.0")]);
+}
+
+#[test]
+fn events_are_followed_each_once() {
+    let daemon = Daemon::start();
+    daemon.mock.state.lock().unwrap().events = vec![event(1, "fw.0"), event(2, "nat.0")];
+    let mut child =
+        daemon.command(&["events", "--follow", "--json"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap());
+    let mut next = || {
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        serde_json::from_str::<Event>(&line).unwrap().number
+    };
+    assert_eq!([next(), next()], [1, 2]);
+    daemon.mock.state.lock().unwrap().events.push(event(3, "fw.0"));
+    assert_eq!(next(), 3);
+    // Two were pushed out before they were read.
+    daemon.mock.state.lock().unwrap().events = vec![event(6, "fw.0")];
+    assert_eq!(next(), 6);
+    // Another daemon begins anew.
+    daemon.mock.state.lock().unwrap().events = vec![event(1, "fw.0")];
+    assert_eq!(next(), 1);
+    drop(lines);
+    // Nobody reads any more: the next event ends it.
+    daemon.mock.state.lock().unwrap().events.push(event(2, "fw.0"));
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), said.lines().count()), (Some(0), 1), "{said}");
+    assert!(said.starts_with("sluice: 2 events went by unread"), "{said}");
 }
 
 #[test]

@@ -326,6 +326,49 @@ fn services() {
 }
 
 #[test]
+fn scheduling() {
+    check(&[
+        ("+[sched]\nclass = \"batch\"\nhandover = false\n", &[]),
+        ("+[sched]\nclass = \"rr\"\nrr_slice_ms = 1\n", &[]),
+        ("+[sched]\nclass = \"rr\"\nhandover = false\nweights = false\n", &[]),
+        (
+            "+[[service]]\nname = \"s\"\nexec = \"s\"\npriority = 2\n[[chain]]\nname = \"c\"\nservices = [\"s\"]\negress = \
+          \"out0\"\n[[rule]]\nchain = \"c\"\n",
+            &[],
+        ),
+        ("[sched]\nclass = \"batsh\"\n", &["2:9: class cannot be \"batsh\" | did you mean \"batch\"?"]),
+        ("[sched]\nclass = \"fifo\"\n", &["2:9: class cannot be \"fifo\" | write one of \"other\", \"batch\", \"rr\""]),
+        ("[sched]\nweigths = false\n", &["2:1: [sched] has no key \"weigths\" | did you mean \"weights\"?"]),
+        (
+            "+[sched]\nhigh_watermark = 60\nlow_watermark = 80\n",
+            &["3:17: the low watermark (80 %) is not below the high one (60 %) | a ring throttles from the high one until it is \
+                 below the low one; write low_watermark = 60, high_watermark = 80"],
+        ),
+        (
+            "+[sched]\nlow_watermark = 80\n",
+            &["2:17: the low watermark (80 %) is not below the high one (80 %) | a ring throttles from the high one until it is \
+                 below the low one; write low_watermark = 60, high_watermark = 80"],
+        ),
+        (
+            "+[sched]\nrr_slice_ms = 1\n",
+            &["2:15: warning: the time slice of SCHED_RR has no effect on NFs of another class | write class = \"rr\", or leave \
+                 rr_slice_ms out"],
+        ),
+        (
+            "+[sched]\nclass = \"rr\"\nhandover = false\nweights = true\n",
+            &["4:11: warning: the kernel's weights mean nothing to NFs of class \"rr\", and these do not divide their core by \
+                 themselves | write handover = true, by which they do, or another class, or weights = false"],
+        ),
+        (
+            "+[[service]]\nname = \"s\"\nexec = \"s\"\npriority = 0\n",
+            &["4:12: service \"s\" has no priority, and its NFs would never run | write a number above 0; 1 is what the others \
+                 have, 2 twice that"],
+        ),
+        ("+[[service]]\nname = \"s\"\nexec = \"s\"\npriority = -1\n", &["4:12: priority cannot be -1 | write a number, 0 or more"]),
+    ]);
+}
+
+#[test]
 fn generators() {
     check(&[
         (

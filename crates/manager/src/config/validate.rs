@@ -151,6 +151,13 @@ impl Validation<'_> {
                 "write class = \"rr\", or leave rr_slice_ms out",
             );
         }
+        if s.class == Class::Rr && s.weights && !s.handover {
+            self.warn(
+                At::key("sched", "weights"),
+                "the kernel's weights mean nothing to NFs of class \"rr\", and these do not divide their core by themselves",
+                "write handover = true, by which they do, or another class, or weights = false",
+            );
+        }
     }
 
     /// A name is well formed and the first of its section.
@@ -380,6 +387,13 @@ impl Validation<'_> {
                 at("ring"),
                 format!("a ring of {} is no power of two", service.ring),
                 format!("write ring = {} or ring = {above}", 1u32 << service.ring.ilog2()),
+            );
+        }
+        if service.priority == 0.0 {
+            self.error(
+                at("priority"),
+                format!("service \"{name}\" has no priority, and its NFs would never run"),
+                "write a number above 0; 1 is what the others have, 2 twice that",
             );
         }
         if let Some(tenant) = &service.tenant {

@@ -341,6 +341,19 @@ fn interval(tid: i32) -> Result<Duration, Errno> {
     Ok(Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0)))
 }
 
+/// Whether the kernel gives class rr here, and with which slice: a thread is made, given the class, and asked.
+///
+/// Call it before NFs of class rr run on the caller's cores: the thread has priority 1, and waits for those of higher ones.
+///
+/// # Errors
+/// [`ClassError::NotPermitted`], [`ClassError::NoBudget`], [`ClassError::System`].
+pub fn try_rr(root: &Path) -> Result<Duration, ClassError> {
+    let ask = || Policy::of(0).and_then(|policy| policy.changed_to(Class::Rr(PRIORITIES.0)).give(0)).and_then(|()| interval(0));
+    let thread = std::thread::Builder::new().name("rr-slice".into()).spawn(ask).map_err(system("start", "a thread"))?;
+    let answer = thread.join().unwrap_or(Err(Errno::INVAL));
+    answer.map_err(|error| refused(root, std::process::id() as i32, Class::Rr(PRIORITIES.0), error))
+}
+
 /// The host's setting for the slice.
 #[derive(Debug, Clone)]
 pub struct RrSlice {
@@ -415,18 +428,12 @@ impl Slice {
         self.former
     }
 
-    /// The slice that the kernel really gives now: a thread is made, given class rr, and asked.
-    ///
-    /// Call it before NFs of class rr run on the caller's cores: the thread has priority 1, and waits for those of higher ones.
+    /// The slice that the kernel really gives now: see [`try_rr`].
     ///
     /// # Errors
-    /// [`ClassError::NotPermitted`], [`ClassError::NoBudget`], [`ClassError::System`]: then the slice is set all the same.
+    /// Those of [`try_rr`]: then the slice is set all the same.
     pub fn effective(&self) -> Result<Duration, ClassError> {
-        let ask = || Policy::of(0).and_then(|policy| policy.changed_to(Class::Rr(PRIORITIES.0)).give(0)).and_then(|()| interval(0));
-        let thread = std::thread::Builder::new().name("rr-slice".into()).spawn(ask).map_err(system("start", "a thread"))?;
-        let answer = thread.join().unwrap_or(Err(Errno::INVAL));
-        let pid = std::process::id() as i32;
-        answer.map_err(|error| refused(&self.setting.root, pid, Class::Rr(PRIORITIES.0), error))
+        try_rr(&self.setting.root)
     }
 
     /// Gives the host's own slice back.

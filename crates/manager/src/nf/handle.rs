@@ -64,8 +64,6 @@ pub struct Gate {
     pub throttled: AtomicBool,
     /// It is to sleep, because all that it could do would die or wait further on. By Wakeup.
     pub held: AtomicBool,
-    /// Packets on their way to it are marked, if they can be. By Wakeup.
-    pub marking: AtomicBool,
     /// Times that it was throttled. By Wakeup.
     pub throttles: AtomicU64,
 }

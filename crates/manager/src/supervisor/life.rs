@@ -218,8 +218,14 @@ impl Supervisor {
         if let Some(pid) = came {
             self.note(|r| r.started(&name, pid));
         }
-        let kernel = match pid {
-            Some(pid) => self.schedule(number, pid, poll)?,
+        let kernel = match pid.map(|pid| self.schedule(number, pid, poll)) {
+            Some(Ok(kernel)) => kernel,
+            Some(Err(error)) => {
+                // It has its memory already: what it was given comes back when its process has ended, and not before.
+                eprintln!("sluiced: {name} is stopped: {error}");
+                self.nfs.get(&number).into_iter().for_each(kill);
+                return Ok(());
+            }
             None => None,
         };
         if let Some(handle) = handle {

@@ -37,6 +37,10 @@ impl Supervisor {
     pub(super) fn prepare_scheduling(&mut self) -> Result<(), SupervisorError> {
         let sched = self.config.sched.clone();
         let root = Path::new("/");
+        if sched.class == model::Class::Rr {
+            // Refused now, and not when the first NF asks.
+            class::try_rr(root)?;
+        }
         if let (model::Class::Rr, Some(ms)) = (sched.class, sched.rr_slice_ms) {
             let setting = RrSlice::at(root);
             let former = setting.read_ms()?;

@@ -62,10 +62,15 @@ fn daemon(out: &mut Text, stats: &Stats) {
         let core = thread.core.to_string();
         out.sample("sluice_thread_busy_ratio", &[("role", &thread.role), ("core", &core)], thread.busy_percent / 100.0);
     }
+    out.family("sluice_tuning_cpu_ratio", "gauge", "Share of one core that measuring, deciding and writing shares took.");
+    out.sample("sluice_tuning_cpu_ratio", &[], status.tuning_percent / 100.0);
 }
 
 /// One family: name, help, value of one member.
 type Column<T> = (&'static str, &'static str, fn(&T) -> u64);
+
+/// The same, of a measure.
+type Measure<T> = (&'static str, &'static str, fn(&T) -> f64);
 
 const PORT_COUNTERS: &[Column<Port>] = &[
     ("sluice_port_rx_packets_total", "Packets in.", |p| p.rx_packets),
@@ -100,12 +105,31 @@ const NF_COUNTERS: &[Column<Nf>] = &[
     ("sluice_nf_sleeps_total", "Times that the NF went to sleep.", |n| n.sleeps),
     ("sluice_nf_hand_overs_total", "Times that the NF started the next one on its core.", |n| n.hand_overs),
     ("sluice_nf_wakes_total", "Times that the manager rang the NF's doorbell.", |n| n.wakes),
+    ("sluice_nf_share_writes_total", "Times that the NF's share was written.", |n| n.sched.share_writes),
+    ("sluice_nf_throttles_total", "Times that chains began to be refused because of the NF.", |n| n.sched.throttles),
+    ("sluice_nf_marked_total", "Packets that were marked on their way to the NF (congestion experienced).", |n| n.sched.marked),
 ];
 
 const NF_GAUGES: &[Column<Nf>] = &[
     ("sluice_nf_queue_packets", "Packets posted to the NF and not yet returned.", |n| n.queue),
     ("sluice_nf_queue_capacity_packets", "Most packets that may be posted to the NF and not yet returned.", |n| n.queue_capacity),
     ("sluice_nf_frames", "Frames that the NF owns.", |n| n.frames_held),
+    ("sluice_nf_throttled", "1 while chains that pass the NF are refused at their entry because of it.", |n| {
+        u64::from(n.sched.throttled)
+    }),
+    ("sluice_nf_held", "1 while the NF is told to sleep, because its packets would only wait further on.", |n| {
+        u64::from(n.sched.held)
+    }),
+];
+
+const NF_MEASURES: &[Measure<Nf>] = &[
+    ("sluice_nf_cpu_ratio", "Share of one core that the NF uses.", |n| n.cpu_percent / 100.0),
+    ("sluice_nf_share", "Share of its core that the NF was given, 0 to 1; 0 until one was.", |n| n.sched.share),
+    ("sluice_nf_priority", "Weight of the NF beside its load.", |n| n.sched.priority),
+    ("sluice_nf_load_cores", "Arrivals times service time: the cores that the NF's packets ask for.", |n| n.sched.load),
+    ("sluice_nf_arrival_pps", "Packets per second that want to come to the NF, those refused at an entry with them.", |n| {
+        n.sched.arrival_pps
+    }),
 ];
 
 fn nfs(out: &mut Text, nfs: &[Nf]) {
@@ -121,9 +145,17 @@ fn nfs(out: &mut Text, nfs: &[Nf]) {
     for nf in nfs {
         out.sample("sluice_nf_state", &[("nf", &nf.name), ("service", &nf.service), ("state", nf.state.word())], 1);
     }
-    out.family("sluice_nf_cpu_ratio", "gauge", "Share of one core that the NF uses.");
+    for (name, help, value) in NF_MEASURES {
+        out.family(name, "gauge", help);
+        for nf in nfs {
+            out.sample(name, &[("nf", &nf.name), ("service", &nf.service)], value(nf));
+        }
+    }
+    out.family("sluice_nf_packet_seconds", "gauge", "Median time that the NF takes for a packet, over the last 100 ms.");
     for nf in nfs {
-        out.sample("sluice_nf_cpu_ratio", &[("nf", &nf.name), ("service", &nf.service)], nf.cpu_percent / 100.0);
+        if nf.sched.service_ns > 0.0 {
+            out.sample("sluice_nf_packet_seconds", &[("nf", &nf.name), ("service", &nf.service)], nf.sched.service_ns / NS);
+        }
     }
     out.family("sluice_nf_private_bytes", "gauge", "Private memory of the NF.");
     for nf in nfs {
@@ -141,6 +173,14 @@ fn chains(out: &mut Text, chains: &[Chain]) {
     out.family("sluice_chain_state", "gauge", "What the chain does with packets at its entry; always 1.");
     for chain in chains {
         out.sample("sluice_chain_state", &[("chain", &chain.name), ("state", chain.state.word())], 1);
+    }
+    out.family("sluice_chain_throttled", "gauge", "1 while one of the chain's NFs has it refused at its entry.");
+    for chain in chains {
+        out.sample("sluice_chain_throttled", &[("chain", &chain.name)], u8::from(chain.throttled));
+    }
+    out.family("sluice_chain_wasted_total", "counter", "Packets of the chain that were dropped after an NF had worked on them.");
+    for chain in chains {
+        out.sample("sluice_chain_wasted_total", &[("chain", &chain.name)], chain.wasted);
     }
     out.family("sluice_chain_entry_packets_total", "counter", "Packets that entered the chain.");
     for chain in chains {
@@ -226,7 +266,7 @@ mod tests {
     use sluice_shm::histogram::Histogram;
 
     use super::*;
-    use crate::control::model::{NfState, Rule, Status, Thread};
+    use crate::control::model::{NfSched, NfState, Rule, Status, Thread};
 
     /// A parser of the format: what a scraper would make of it. Panics on anything that is not in the format.
     fn parse(text: &str) -> BTreeMap<(String, Vec<(String, String)>), f64> {
@@ -323,6 +363,18 @@ mod tests {
             first_packet_ns: Some(1_100_000),
             reclaim_ns: None,
             service_ns: Distribution::from(&latency).without_buckets(),
+            sched: NfSched {
+                priority: 2.0,
+                arrival_pps: 2e6,
+                service_ns: 250.0,
+                load: 0.5,
+                share: 0.75,
+                share_writes: 12,
+                throttled: true,
+                throttles: 3,
+                held: true,
+                marked: 41,
+            },
             ..Default::default()
         };
         Stats {
@@ -330,6 +382,7 @@ mod tests {
             status: Status {
                 version: "0.1.0".into(),
                 threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 50.0 }],
+                tuning_percent: 0.5,
                 ..Default::default()
             },
             ports: vec![Port {
@@ -344,6 +397,8 @@ mod tests {
                 entry_packets: 9,
                 drops: BTreeMap::from([("ring_full".into(), 4)]),
                 latency_ns: Distribution::from(&latency),
+                throttled: true,
+                wasted: 4,
                 ..Default::default()
             }],
             rules: vec![Rule { name: "all".into(), chain: "web".into(), hits: 11, ..Default::default() }],
@@ -370,6 +425,23 @@ mod tests {
         assert_eq!(get("sluice_chain_drops_total", &[("chain", "web"), ("reason", "ring_full")]), 4.0);
         assert_eq!(get("sluice_rule_hits_total", &[("rule", "all"), ("chain", "web")]), 11.0);
         assert_eq!(get("sluice_thread_busy_ratio", &[("role", "rx+tx"), ("core", "0")]), 0.5);
+        for (name, value) in [
+            ("share", 0.75),
+            ("share_writes_total", 12.0),
+            ("priority", 2.0),
+            ("load_cores", 0.5),
+            ("arrival_pps", 2e6),
+            ("packet_seconds", 2.5e-7),
+            ("throttled", 1.0),
+            ("throttles_total", 3.0),
+            ("held", 1.0),
+            ("marked_total", 41.0),
+        ] {
+            assert_eq!(get(&format!("sluice_nf_{name}"), &fw), value, "{name}");
+        }
+        assert_eq!(get("sluice_chain_throttled", &[("chain", "web")]), 1.0);
+        assert_eq!(get("sluice_chain_wasted_total", &[("chain", "web")]), 4.0);
+        assert_eq!(get("sluice_tuning_cpu_ratio", &[]), 0.005);
         let bucket = |le: &str| get("sluice_chain_latency_seconds_bucket", &[("chain", "web"), ("le", le)]);
         assert_eq!(bucket("0.000000256"), 1.0);
         assert_eq!(bucket("0.000001024"), 3.0);
@@ -378,12 +450,15 @@ mod tests {
     }
 
     #[test]
-    fn a_quantile_of_nothing_is_not_a_number_and_unknown_memory_is_left_out() {
+    fn a_quantile_of_nothing_is_not_a_number_and_what_is_unknown_is_left_out() {
         let samples = parse(&exposition(&stats()));
         let new = [("nf", "new.0"), ("service", "new")];
         let p50 = samples[&("sluice_nf_service_seconds".into(), labels(&[&new[..], &[("quantile", "0.5")]].concat()))];
         assert!(p50.is_nan());
-        assert!(!samples.contains_key(&("sluice_nf_private_bytes".into(), labels(&new))));
+        for unknown in ["sluice_nf_private_bytes", "sluice_nf_packet_seconds"] {
+            assert!(!samples.contains_key(&(unknown.into(), labels(&new))), "{unknown}");
+        }
+        assert_eq!(samples[&("sluice_nf_throttled".into(), labels(&new))], 0.0);
     }
 
     #[test]

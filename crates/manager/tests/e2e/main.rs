@@ -4,9 +4,12 @@
 //! also when it fails.
 
 mod changes;
+mod ecn;
 mod faults;
 mod hostile;
 mod input;
 mod lifecycle;
+mod overload;
 mod pcap;
+mod scheduling;
 mod support;

@@ -51,9 +51,23 @@ Examples:
     /// Watch packets flow: rates, queues, CPU, drops by reason
     #[command(after_help = "\
 Keys: q quit · s sort NFs by the next column · p pause · ↑ ↓ scroll the NFs
-Columns: IN, OUT and DROPS are packets per second; QUEUE is how full the NF's rings are; CPU is the share of one core;
-BURST is the time that the NF takes for a burst (half are faster). Written to a pipe or a file, it is one snapshot.")]
+Columns of NFs: IN, OUT and DROPS are packets per second; QUEUE is how full the NF's rings are; CPU is the share of one core
+that it used, SHARE the one that it was given, LOAD the cores that its packets ask for; BURST and P99 are the time that it takes
+for a burst (half and 99 of 100 are faster), COST the one for a packet. Its STATE is \"throttled\" while chains are refused
+because of it, and \"held\" while its packets would only wait further on. Columns of chains: WASTED are the packets per second
+that were dropped after an NF had worked on them. A narrow terminal leaves some columns out.
+Written to a pipe or a file, it is one snapshot.")]
     Top(Top),
+    /// Tell what was decided about NFs: chains refused and let in again, shares of cores
+    #[command(after_help = "\
+Examples:
+  sluice events                         what was decided lately, oldest first, in seconds before now
+  sluice events --follow                and go on, until Ctrl-C, in seconds from now
+  sluice events --follow --nf ids.0     of one NF
+  sluice events --json | jq '.[] | select(.event == \"share\")'
+
+A line sums up a tenth of a second. The daemon keeps the last 1,024.")]
+    Events(EventsArgs),
     /// NFs: processes of a service
     #[command(subcommand, visible_alias = "nfs")]
     Nf(NfCommand),
@@ -363,6 +377,19 @@ pub struct StatsArgs {
     /// Seconds between two looks, with --watch
     #[arg(long, short, value_name = "SECONDS", default_value_t = 1.0, value_parser = seconds)]
     pub interval: f64,
+}
+
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Go on with what is decided from now on
+    #[arg(long, short)]
+    pub follow: bool,
+    /// Only of this NF
+    #[arg(long, value_name = "NAME")]
+    pub nf: Option<String>,
+    /// Print JSON: with --follow one object to a line
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

@@ -11,9 +11,9 @@ use sluice_manager::config::host::Host;
 use sluice_manager::config::load;
 use sluice_manager::config::model::{self as config, Config, PortRange};
 use sluice_manager::control::client::{Client, ClientError};
-use sluice_manager::control::model::{Apply, TraceRequest};
+use sluice_manager::control::model::{Apply, Event, TraceRequest};
 
-use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
+use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
 use crate::table::{Table, colour};
 use crate::{show, top};
@@ -33,6 +33,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
             if args.json { json(out, &status) } else { Ok(show::status(out, &status, colour())?) }
         }
         Command::Top(args) => top::run(&mut client()?, &args, out),
+        Command::Events(args) => events(&mut client()?, &args, out),
         Command::Nf(command) => nf(&mut client()?, command, out),
         Command::Service(command) => service(&mut client()?, command, out),
         Command::Chain(command) => chain(&mut client()?, command, out),
@@ -254,6 +255,52 @@ fn stats(client: &mut Client, args: &StatsArgs, out: &mut dyn Write) -> anyhow::
         out.flush()?;
         std::thread::sleep(Duration::from_secs_f64(args.interval));
         stats = client.stats()?;
+    }
+}
+
+/// Time between two looks at the log of decisions, with --follow.
+const FOLLOWED: Duration = Duration::from_millis(200);
+
+fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let wanted = |event: &Event| args.nf.as_ref().is_none_or(|name| event.nf == *name);
+    let mut all = client.events()?;
+    // The daemon's clock, read after the events, so that none of the first lies ahead of it.
+    let stats = client.stats()?;
+    if let Some(name) = &args.nf
+        && !all.iter().any(&wanted)
+        && !stats.nfs.iter().any(|nf| nf.name == *name)
+    {
+        let known: Vec<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
+        return Err(Usage(format!("no NF is named \"{name}\"; there are: {}", known.join(", "))).into());
+    }
+    if !args.follow {
+        all.retain(wanted);
+        if all.is_empty() && !args.json {
+            return Ok(writeln!(out, "nothing was decided lately")?);
+        }
+        return if args.json { json(out, &all) } else { Ok(show::events(out, &all, stats.time_ns)?) };
+    }
+    let mut told = 0;
+    loop {
+        let last = all.last().map_or(0, |event| event.number);
+        // A daemon that was started again counts anew.
+        told = if last < told { 0 } else { told };
+        let missed = all.first().map_or(0, |first| first.number.saturating_sub(told + 1));
+        if told > 0 && missed > 0 {
+            eprintln!("sluice: {missed} events went by unread: more came within {} ms than are kept", FOLLOWED.as_millis());
+        }
+        all.retain(|event| event.number > told && wanted(event));
+        if args.json {
+            for event in &all {
+                writeln!(out, "{}", serde_json::to_string(event)?)?;
+            }
+        } else {
+            show::events(out, &all, stats.time_ns)?;
+        }
+        out.flush()?;
+        told = last;
+        std::thread::sleep(FOLLOWED);
+        all = client.events()?;
     }
 }
 

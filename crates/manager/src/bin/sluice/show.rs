@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use sluice_manager::config::model as config;
-use sluice_manager::control::model::{Chain, ChainState, Nf, NfState, Port, Rule, Service, Stats, Status, Trace};
+use sluice_manager::control::model::{Chain, ChainState, Event, EventKind, Nf, NfState, Port, Rule, Service, Stats, Status, Trace};
 
 use crate::number::{age, grouped, time};
 use crate::table::{Cell, Table, Tone};
@@ -25,6 +25,38 @@ pub fn chain_tone(state: ChainState) -> Tone {
         ChainState::Refused | ChainState::Bypassing => Tone::Warn,
         ChainState::Down => Tone::Bad,
     }
+}
+
+/// What an NF does, in a word: its state, and while it takes packets, what was decided about it.
+pub fn nf_word(nf: &Nf) -> (&'static str, Tone) {
+    match nf.state {
+        NfState::Running if nf.sched.throttled => ("throttled", Tone::Warn),
+        NfState::Running if nf.sched.held => ("held", Tone::Warn),
+        state => (state.word(), nf_tone(state)),
+    }
+}
+
+/// What a chain does with packets at its entry, in a word.
+pub fn chain_word(chain: &Chain) -> (&'static str, Tone) {
+    match chain.state {
+        ChainState::Refused if chain.throttled => ("throttled", Tone::Warn),
+        state => (state.word(), chain_tone(state)),
+    }
+}
+
+/// An NF's share of its core, if one was given: `25 %`.
+pub fn share(nf: &Nf) -> String {
+    if nf.sched.share > 0.0 { format!("{:.0} %", nf.sched.share * 100.0) } else { "-".into() }
+}
+
+/// An NF's load in cores, once it is known: `0.42`.
+pub fn load(nf: &Nf) -> String {
+    if nf.sched.service_ns > 0.0 { format!("{:.2}", nf.sched.load) } else { "-".into() }
+}
+
+/// An NF's median time for a packet, once it is known: `250 ns`.
+pub fn cost(nf: &Nf) -> String {
+    if nf.sched.service_ns > 0.0 { time(nf.sched.service_ns.round() as u64) } else { "-".into() }
 }
 
 /// A chain's way: `fw → nat → out`.
@@ -61,6 +93,7 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
     writeln!(out, "frames   {} of {} in use, {pages}", grouped(status.frames.in_use), grouped(status.frames.total))?;
     writeln!(out, "flows    {}", grouped(status.flows))?;
     writeln!(out, "cores    {}", status.cores)?;
+    writeln!(out, "tuning   {:.2} % of a core", status.tuning_percent)?;
     if status.threads.is_empty() {
         return Ok(());
     }
@@ -89,16 +122,22 @@ pub fn nfs(nfs: &[Nf]) -> Table {
         ">DROPPED",
         ">QUEUE",
         ">CPU",
+        ">SHARE",
+        ">LOAD",
+        ">COST",
         ">BURST",
         ">P99",
+        ">THROTTLES",
+        ">MARKED",
         ">RESTARTS",
         ">VIOLATIONS",
     ]);
     for nf in nfs {
         let measured = |ns: u64| if nf.service_ns.count == 0 { "-".into() } else { time(ns) };
+        let (word, tone) = nf_word(nf);
         table.row(vec![
             nf.name.as_str().into(),
-            Cell::toned(nf.state.word(), nf_tone(nf.state)),
+            Cell::toned(word, tone),
             nf.pid.map_or("-".into(), |pid| pid.to_string()).into(),
             nf.core.to_string().into(),
             nf.mode.as_str().into(),
@@ -107,8 +146,13 @@ pub fn nfs(nfs: &[Nf]) -> Table {
             grouped(nf.verdict_drops).into(),
             format!("{}/{}", nf.queue, nf.queue_capacity).into(),
             format!("{:.0} %", nf.cpu_percent).into(),
+            share(nf).into(),
+            load(nf).into(),
+            cost(nf).into(),
             measured(nf.service_ns.p50).into(),
             measured(nf.service_ns.p99).into(),
+            grouped(nf.sched.throttles).into(),
+            grouped(nf.sched.marked).into(),
             nf.restarts.to_string().into(),
             Cell::toned(nf.violations.to_string(), if nf.violations > 0 { Tone::Bad } else { Tone::Plain }),
         ]);
@@ -140,17 +184,20 @@ pub fn services(services: &[Service]) -> Table {
 
 /// `sluice chain list`.
 pub fn chains(chains: &[Chain]) -> Table {
-    let mut table = Table::new(&["NAME", "WAY", "STATE", "ON FAILURE", ">ENTERED", ">LEFT", ">DROPPED", ">P50", ">P99", ">P99.9"]);
+    let columns = ["NAME", "WAY", "STATE", "ON FAILURE", ">ENTERED", ">LEFT", ">DROPPED", ">WASTED", ">P50", ">P99", ">P99.9"];
+    let mut table = Table::new(&columns);
     for chain in chains {
         let measured = |ns: u64| if chain.latency_ns.count == 0 { "-".into() } else { time(ns) };
+        let (word, tone) = chain_word(chain);
         table.row(vec![
             chain.name.as_str().into(),
             way(chain).into(),
-            Cell::toned(chain.state.word(), chain_tone(chain.state)),
+            Cell::toned(word, tone),
             chain.on_failure.as_str().into(),
             grouped(chain.entry_packets).into(),
             grouped(chain.exit_packets).into(),
             grouped(chain.drops.values().sum()).into(),
+            Cell::toned(grouped(chain.wasted), if chain.wasted > 0 { Tone::Warn } else { Tone::Plain }),
             measured(chain.latency_ns.p50).into(),
             measured(chain.latency_ns.p99).into(),
             measured(chain.latency_ns.p999).into(),
@@ -242,6 +289,47 @@ pub fn stats(out: &mut dyn Write, stats: &Stats, colour: bool) -> io::Result<()>
     Ok(())
 }
 
+/// `sluice events`: a line to each, with its time before (-) or after `now_ns`.
+pub fn events(out: &mut dyn Write, events: &[Event], now_ns: u64) -> io::Result<()> {
+    let name = events.iter().map(|e| e.nf.chars().count()).max().unwrap_or(0);
+    for event in events {
+        writeln!(out, "{:>14}  {:<name$}  {}", relative(event.time_ns, now_ns), event.nf, decision(event))?;
+    }
+    Ok(())
+}
+
+/// Time from `now_ns`: `-1.3 s`, `+0.2 s`, `-3 min 20 s`.
+fn relative(time_ns: u64, now_ns: u64) -> String {
+    let seconds = (i128::from(time_ns) - i128::from(now_ns)) as f64 / 1e9;
+    match seconds.abs() {
+        0.0..60.0 => format!("{seconds:+.1} s"),
+        far => format!("{}{}", if seconds < 0.0 { '-' } else { '+' }, age(far)),
+    }
+}
+
+/// What was decided, in words.
+fn decision(event: &Event) -> String {
+    match event.event {
+        EventKind::Throttle => {
+            let now = if event.throttled == Some(true) { "still is" } else { "is open again" };
+            match event.count {
+                0 if event.throttled == Some(true) => "throttled".into(),
+                0 => "open again".into(),
+                1 => format!("throttled once, {now}"),
+                n => format!("throttled {} times, {now}", grouped(n)),
+            }
+        }
+        EventKind::Share => {
+            let percent = |share: Option<f64>| match share {
+                Some(share) if share > 0.0 => format!("{:.1} %", share * 100.0),
+                _ => "none".into(),
+            };
+            let writes = if event.count == 1 { "1 write".into() } else { format!("{} writes", grouped(event.count)) };
+            format!("share {} → {} ({writes})", percent(event.from), percent(event.to))
+        }
+    }
+}
+
 /// `sluice trace`.
 pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
     for (i, packet) in trace.packets.iter().enumerate() {
@@ -265,6 +353,53 @@ pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn throttle(count: u64, throttled: bool) -> Event {
+        Event { nf: "ids.0".into(), event: EventKind::Throttle, count, throttled: Some(throttled), ..Event::default() }
+    }
+
+    #[test]
+    fn a_decision_is_a_line_with_its_time() {
+        let share = Event { nf: "nat.0".into(), event: EventKind::Share, count: 2, ..Event::default() };
+        let all = [
+            Event { time_ns: 800_000_000_000, from: Some(0.0), to: Some(0.25), count: 1, ..share.clone() },
+            Event { time_ns: 998_700_000_000, from: Some(0.25), to: Some(0.501), ..share },
+            Event { time_ns: 999_000_000_000, ..throttle(12, true) },
+            Event { time_ns: 1_000_200_000_000, ..throttle(0, false) },
+        ];
+        let mut out = Vec::new();
+        events(&mut out, &all, 1_000_000_000_000).unwrap();
+        let want = [
+            "   -3 min 20 s  nat.0  share none → 25.0 % (1 write)",
+            "        -1.3 s  nat.0  share 25.0 % → 50.1 % (2 writes)",
+            "        -1.0 s  ids.0  throttled 12 times, still is",
+            "        +0.2 s  ids.0  open again",
+        ];
+        assert_eq!(String::from_utf8(out).unwrap().lines().collect::<Vec<_>>(), want);
+        assert_eq!(decision(&throttle(1, false)), "throttled once, is open again");
+        assert_eq!(decision(&throttle(1_000, true)), "throttled 1,000 times, still is");
+    }
+
+    #[test]
+    fn a_state_says_what_was_decided() {
+        let mut nf = Nf { state: NfState::Running, ..Nf::default() };
+        assert_eq!((nf_word(&nf).0, share(&nf), load(&nf), cost(&nf)), ("running", "-".into(), "-".into(), "-".into()));
+        nf.sched.held = true;
+        assert_eq!(nf_word(&nf).0, "held");
+        (nf.sched.throttled, nf.sched.share, nf.sched.service_ns) = (true, 0.254, 249.6);
+        assert_eq!(
+            (nf_word(&nf).0, share(&nf), load(&nf), cost(&nf)),
+            ("throttled", "25 %".into(), "0.00".into(), "250 ns".into())
+        );
+        nf.state = NfState::Restarting;
+        assert_eq!(nf_word(&nf).0, "restarting");
+        let mut chain = Chain { state: ChainState::Refused, ..Chain::default() };
+        assert_eq!(chain_word(&chain).0, "refused");
+        chain.throttled = true;
+        assert_eq!(chain_word(&chain).0, "throttled");
+        chain.state = ChainState::Down;
+        assert_eq!(chain_word(&chain).0, "down");
+    }
 
     #[test]
     fn a_rule_reads_like_its_command_line() {

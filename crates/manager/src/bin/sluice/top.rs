@@ -19,11 +19,16 @@ use sluice_manager::control::model::{Chain, Distribution, Nf, Port, Stats};
 
 use crate::args::{Sort, Top};
 use crate::number::{age, bits, short, time};
-use crate::show::{chain_tone, nf_tone, way};
+use crate::show::{chain_word, cost, load, nf_word, share, way};
 use crate::table::{Tone, colour_wanted};
 
 /// Width of a snapshot in a pipe, where nobody says how wide it may be.
 const PIPE_WIDTH: u16 = 100;
+
+/// Width from which an NF's core, load and slow bursts are shown.
+const WIDE: u16 = 96;
+/// Width from which its time for a packet is shown too.
+const WIDER: u16 = 110;
 
 /// Runs `sluice top`.
 pub fn run(client: &mut Client, args: &Top, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -189,7 +194,8 @@ impl View {
             status.threads.iter().map(|t| format!("{} core {} {:.0} %", t.role, t.core, t.busy_percent)).collect();
         let first = format!("sluiced {} · up {} · {}", status.version, age(status.uptime_s), busy.join(" · "));
         let frames = format!("frames {} of {} in use", short(status.frames.in_use as f64), short(status.frames.total as f64));
-        let mut second = vec![Span::raw(format!("{frames} · flows {}", short(status.flows as f64)))];
+        let flows = short(status.flows as f64);
+        let mut second = vec![Span::raw(format!("{frames} · flows {flows} · tuning {:.2} % of a core", status.tuning_percent))];
         if self.paused {
             second.push(Span::styled(" · PAUSED, p goes on", self.style(Tone::Warn)));
         }
@@ -199,7 +205,32 @@ impl View {
         [Line::from(first), Line::from(second)]
     }
 
-    fn nf_table(&self, rows: usize) -> (Table<'static>, usize) {
+    fn nf_table(&self, rows: usize, width: u16) -> (Table<'static>, usize) {
+        let earlier = self.before.iter().flat_map(|s| &s.nfs);
+        let earlier: HashMap<&str, &Nf> = earlier.map(|nf| (nf.name.as_str(), nf)).collect();
+        let name = match self.sort {
+            Sort::Name => "NF (by name)",
+            Sort::In => "NF (by in)",
+            Sort::Queue => "NF (by queue)",
+            Sort::Cpu => "NF (by CPU)",
+            Sort::Drops => "NF (by drops)",
+        };
+        // Each with the width of the whole from which it is shown.
+        let columns = [
+            (0, (name, Constraint::Fill(1))),
+            (0, ("STATE", Constraint::Length(10))),
+            (WIDE, (">CORE", Constraint::Length(4))),
+            (0, (">IN", Constraint::Length(6))),
+            (0, (">OUT", Constraint::Length(6))),
+            (0, ("QUEUE", Constraint::Length(12))),
+            (0, (">CPU", Constraint::Length(5))),
+            (0, (">SHARE", Constraint::Length(5))),
+            (WIDE, (">LOAD", Constraint::Length(5))),
+            (WIDER, (">COST", Constraint::Length(7))),
+            (0, (">BURST", Constraint::Length(7))),
+            (WIDE, (">P99", Constraint::Length(7))),
+            (0, (">DROPS", Constraint::Length(6))),
+        ];
         let all = self.nfs();
         let hidden = all.len().saturating_sub(rows);
         let shown = all.iter().skip(self.scroll.min(hidden)).take(rows).map(|n| {
@@ -212,53 +243,48 @@ impl View {
             } else {
                 Tone::Plain
             };
-            Row::new([
+            let (word, state) = nf_word(nf);
+            let then = earlier.get(nf.name.as_str());
+            let times = then.map_or(nf.service_ns.clone(), |then| nf.service_ns.since(&then.service_ns));
+            let cells = [
                 Line::from(nf.name.clone()),
-                Line::styled(nf.state.word(), self.style(nf_tone(nf.state))),
+                Line::styled(word, self.style(state)),
                 Line::from(nf.core.to_string()).right_aligned(),
                 number(n.rx),
                 number(n.tx),
                 Line::styled(format!("{}{:>4.0} %", bar(full), full * 100.0), self.style(tone)),
                 Line::from(format!("{:.0} %", nf.cpu_percent)).right_aligned(),
-                measured(&nf.service_ns, nf.service_ns.p50),
+                Line::from(share(nf)).right_aligned(),
+                Line::from(load(nf)).right_aligned(),
+                Line::from(cost(nf)).right_aligned(),
+                measured(&times, times.p50),
+                measured(&times, times.p99),
                 number(n.drops),
-            ])
+            ];
+            let fits = cells.into_iter().zip(&columns).filter(|(_, (from, _))| *from <= width);
+            Row::new(fits.map(|(cell, _)| cell))
         });
-        let name = match self.sort {
-            Sort::Name => "NF (by name)",
-            Sort::In => "NF (by in)",
-            Sort::Queue => "NF (by queue)",
-            Sort::Cpu => "NF (by CPU)",
-            Sort::Drops => "NF (by drops)",
-        };
-        let columns = [
-            (name, Constraint::Fill(1)),
-            ("STATE", Constraint::Length(10)),
-            (">CORE", Constraint::Length(4)),
-            (">IN", Constraint::Length(6)),
-            (">OUT", Constraint::Length(6)),
-            ("QUEUE", Constraint::Length(12)),
-            (">CPU", Constraint::Length(5)),
-            (">BURST", Constraint::Length(7)),
-            (">DROPS", Constraint::Length(6)),
-        ];
-        (table(&columns, shown.collect()), hidden)
+        let rows = shown.collect();
+        let columns: Vec<_> = columns.iter().filter(|(from, _)| *from <= width).map(|(_, column)| *column).collect();
+        (table(&columns, rows), hidden)
     }
 
-    fn chain_table(&self, rows: usize) -> (Table<'static>, usize) {
+    fn chain_table(&self, rows: usize, _: u16) -> (Table<'static>, usize) {
         let earlier = self.before.iter().flat_map(|s| &s.chains);
         let earlier: HashMap<&str, &Chain> = earlier.map(|c| (c.name.as_str(), c)).collect();
         let shown = self.now.chains.iter().take(rows).map(|chain| {
             let then = earlier.get(chain.name.as_str());
             let dropped = |c: &Chain| c.drops.values().sum::<u64>();
+            let (word, tone) = chain_word(chain);
             let latency = then.map_or(chain.latency_ns.clone(), |t| chain.latency_ns.since(&t.latency_ns));
             Row::new([
                 Line::from(chain.name.clone()),
                 Line::from(way(chain)),
-                Line::styled(chain.state.word(), self.style(chain_tone(chain.state))),
+                Line::styled(word, self.style(tone)),
                 number(self.rate(chain.entry_packets, then.map(|t| t.entry_packets))),
                 number(self.rate(chain.exit_packets, then.map(|t| t.exit_packets))),
                 number(self.rate(dropped(chain), then.map(|t| dropped(t)))),
+                number(self.rate(chain.wasted, then.map(|t| t.wasted))),
                 measured(&latency, latency.p50),
                 measured(&latency, latency.p99),
             ])
@@ -270,13 +296,14 @@ impl View {
             (">IN", Constraint::Length(6)),
             (">OUT", Constraint::Length(6)),
             (">DROPS", Constraint::Length(6)),
+            (">WASTED", Constraint::Length(6)),
             (">P50", Constraint::Length(7)),
             (">P99", Constraint::Length(7)),
         ];
         (table(&columns, shown.collect()), self.now.chains.len().saturating_sub(rows))
     }
 
-    fn port_table(&self, rows: usize) -> (Table<'static>, usize) {
+    fn port_table(&self, rows: usize, _: u16) -> (Table<'static>, usize) {
         let earlier = self.before.iter().flat_map(|s| &s.ports);
         let earlier: HashMap<&str, &Port> = earlier.map(|p| (p.name.as_str(), p)).collect();
         let shown = self.now.ports.iter().take(rows).map(|port| {
@@ -355,12 +382,12 @@ impl Widget for &View {
             line.render(next(1), buffer);
         }
         for (rows, make) in [
-            (nf_rows, View::nf_table as fn(&View, usize) -> (Table<'static>, usize)),
+            (nf_rows, View::nf_table as fn(&View, usize, u16) -> (Table<'static>, usize)),
             (chain_rows, View::chain_table),
             (port_rows, View::port_table),
         ] {
             let gap = next(1);
-            let (table, hidden) = make(self, usize::from(rows));
+            let (table, hidden) = make(self, usize::from(rows), area.width);
             Widget::render(table, next(rows + 1), buffer);
             if hidden > 0 {
                 // Of the part below this gap: its rows that found no room.
@@ -416,7 +443,7 @@ fn table(columns: &[(&'static str, Constraint)], rows: Vec<Row<'static>>) -> Tab
 mod tests {
     use std::collections::BTreeMap;
 
-    use sluice_manager::control::model::{NfState, Status, Thread};
+    use sluice_manager::control::model::{ChainState, NfSched, NfState, Status, Thread};
 
     use super::*;
 
@@ -430,7 +457,8 @@ mod tests {
             queue: 512,
             queue_capacity: 1024,
             cpu_percent: 40.0,
-            service_ns: Distribution { count: 9, p50: 900, ..Default::default() },
+            service_ns: Distribution { count: 9, p50: 900, p99: 7_700, ..Default::default() },
+            sched: NfSched { service_ns: 28.0, load: 0.61, share: 0.33, throttled: i == 1, held: i == 0, ..Default::default() },
             ..Default::default()
         };
         Stats {
@@ -449,6 +477,9 @@ mod tests {
                 services: vec!["fw".into(), "nat".into()],
                 egress: "out".into(),
                 entry_packets: second * 12_345_678,
+                state: ChainState::Refused,
+                throttled: true,
+                wasted: second * 4_321,
                 ..Default::default()
             }],
             drops: BTreeMap::from([("entry".into(), second * 2_500), ("no_rule".into(), 0), ("ring_full".into(), 7)]),
@@ -479,6 +510,26 @@ mod tests {
         );
         assert!(text.contains(" more"), "{text}");
         assert!(lines.iter().any(|l| l.starts_with("p2")), "{text}");
+    }
+
+    #[test]
+    fn what_was_decided_is_seen_at_any_usual_width() {
+        let view = View { before: Some(stats(1, 2)), now: stats(2, 2), ..View::default() };
+        for (width, there, left_out) in [
+            (80, &["SHARE", "33 %", "BURST"][..], &["CORE", "LOAD", "P99  DROPS", "COST"][..]),
+            (100, &["SHARE", "33 %", "CORE", "LOAD", "0.61", "P99", "7.70 µs"], &["COST"]),
+            (120, &["SHARE", "CORE", "LOAD", "0.61", "COST", "28 ns", "900 ns", "7.70 µs"], &[]),
+        ] {
+            let lines = screen(&view, width, 24);
+            let nfs = lines[3..6].join("\n");
+            assert!(there.iter().all(|word| nfs.contains(word)), "{width}:\n{nfs}");
+            assert!(!left_out.iter().any(|word| nfs.contains(word)), "{width}:\n{nfs}");
+            assert!(lines[4].starts_with("nf.0") && lines[4].contains("held"), "{nfs}");
+            assert!(lines[5].starts_with("nf.1") && lines[5].contains("throttled"), "{nfs}");
+            let chain = lines.iter().find(|line| line.starts_with("web")).unwrap();
+            assert!(chain.contains("throttled") && chain.contains("4.32 k") && chain.contains("fw → nat → out"), "{chain}");
+            assert!(lines[1].contains("tuning 0.00 % of a core"), "{}", lines[1]);
+        }
     }
 
     #[test]

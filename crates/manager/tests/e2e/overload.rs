@@ -1,0 +1,87 @@
+//! More packets than an NF can take: with backpressure they are refused where they enter, and only in the chains that pass it; without,
+//! they are dropped inside, and packets flow all the same.
+
+use sluice_manager::control::model::EventKind;
+
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, port, service};
+
+const PACKETS: u64 = 5_000;
+
+/// A chain with a slow NF behind a fast one, which gets as much as can be generated, and another chain with a counted number of packets.
+fn heavy_and_light(light: &[&str], sched: &str) -> String {
+    port("load", "gen", "flows = 8")
+        + &port("away", "sink", "")
+        + &port("steady", "gen", &format!("rate = 5000\ncount = {PACKETS}\nflows = 8\noverload = \"wait\""))
+        + &port("all", "sink", "")
+        + &service("fast", "sluice-nf-bridge", "ring = 256")
+        + &service("slow", "sluice-nf-cost", "args = [\"--cycles\", \"20000\"]\nring = 256")
+        + &service("light", "sluice-nf-bridge", "ring = 256")
+        + &chain("heavy", "load", &["fast", "slow"], "away", "")
+        + &chain("light", "steady", light, "all", "")
+        + &format!("[sched]\n{sched}\n")
+}
+
+#[test]
+fn a_bottleneck_throttles_its_chain_and_no_other() {
+    // The chains have an NF in common, which stands before the bottleneck.
+    let mut daemon = Daemon::start("", &heavy_and_light(&["fast", "light"], ""));
+    daemon.wait("the bottleneck throttles", |s| find_nf(s, "slow.0").sched.throttles > 0);
+    daemon.wait_for_all("steady", "all", PACKETS);
+    let stats = daemon.wait("it was loaded for a while", |s| {
+        find_nf(s, "slow.0").tx_packets > PACKETS && find_chain(s, "heavy").drops.get("entry").is_some_and(|n| *n > PACKETS)
+    });
+    let (heavy, light) = (find_chain(&stats, "heavy"), find_chain(&stats, "light"));
+    assert_eq!(heavy.wasted, 0, "{heavy:#?}");
+    assert_eq!(heavy.drops.keys().collect::<Vec<_>>(), ["entry"]);
+    assert_eq!((light.entry_packets, light.exit_packets, light.drops.len()), (PACKETS, PACKETS, 0), "{light:#?}");
+    for nf in ["fast.0", "light.0"] {
+        assert_eq!(find_nf(&stats, nf).sched.throttles, 0, "{nf}");
+    }
+    // What was decided is told, within a tenth of a second.
+    let mut client = daemon.client();
+    let mut told = Vec::new();
+    daemon.wait("the throttle is told", |_| {
+        told = client.events().unwrap();
+        told.iter().any(|event| event.nf == "slow.0" && event.event == EventKind::Throttle && event.count > 0)
+    });
+    assert!(told.iter().all(|event| event.nf == "slow.0" || event.event == EventKind::Share), "{told:#?}");
+    assert!(told.is_sorted_by(|a, b| a.number < b.number && a.time_ns <= b.time_ns), "{told:#?}");
+    // When the load ends, the bottleneck lets packets in again.
+    daemon.silence("heavy", "load");
+    daemon.wait_until_empty();
+    daemon.wait("nobody is throttled or held any more", |s| s.nfs.iter().all(|nf| !nf.sched.throttled && !nf.sched.held));
+    daemon.stop();
+}
+
+#[test]
+fn without_backpressure_full_rings_inside_drop() {
+    let all_off = "backpressure = false\nweights = false\necn = false\nhandover = false";
+    let mut daemon = Daemon::start("", &heavy_and_light(&["light"], all_off));
+    let stats = daemon.wait("packets are dropped inside", |s| {
+        let heavy = find_chain(s, "heavy");
+        heavy.wasted > 1000 && heavy.drops.get("ring_full").is_some_and(|n| *n > 1000)
+    });
+    assert!(find_nf(&stats, "fast.0").tx_packets > 1000);
+    daemon.wait_for_all("steady", "all", PACKETS);
+    let stats = daemon.stats();
+    let light = find_chain(&stats, "light");
+    assert_eq!((light.wasted, light.drops.len()), (0, 0), "{light:#?}");
+    assert!(stats.nfs.iter().all(|nf| nf.sched.throttles == 0 && nf.sched.marked == 0 && nf.hand_overs == 0), "{stats:#?}");
+    assert!(daemon.client().events().unwrap().is_empty());
+    daemon.silence("heavy", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn every_packet_passes_nfs_that_the_manager_wakes_one_by_one() {
+    let mut text = port("in", "gen", &format!("count = {PACKETS}\nflows = 16\noverload = \"wait\"")) + &port("out", "sink", "");
+    ["a", "b", "c"].iter().for_each(|name| text += &service(name, "sluice-nf-bridge", "ring = 128"));
+    text += &chain("c", "in", &["a", "b", "c"], "out", "");
+    let mut daemon = Daemon::start("", &(text + "[sched]\nhandover = false\n"));
+    daemon.wait_for_all("in", "out", PACKETS);
+    let stats = daemon.stats();
+    assert!(stats.nfs.iter().all(|nf| nf.hand_overs == 0 && nf.wakes > 0), "{stats:#?}");
+    assert!(find_port(&stats, "in").entry_drops == 0);
+    daemon.stop();
+}

@@ -1,0 +1,208 @@
+//! What the daemon asks of the kernel's scheduler: cgroups and classes of NFs, which are gone with them, also after a kill -9.
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_manager::control::model::{EventKind, Stats};
+
+use crate::support::{Daemon, chain, find_nf, find_port, head, port, service, signal};
+
+/// Two NFs that are never without packets.
+fn endless(sched: &str) -> String {
+    port("in", "gen", "rate = 20000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("a", "sluice-nf-bridge", "")
+        + &service("b", "sluice-nf-bridge", "")
+        + &chain("c", "in", &["a", "b"], "out", "")
+        + &format!("[sched]\n{sched}\n")
+}
+
+fn start(sched: &str) -> (Daemon, Stats) {
+    flowing(Daemon::start("", &endless(sched)))
+}
+
+fn flowing(mut daemon: Daemon) -> (Daemon, Stats) {
+    let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 1000);
+    (daemon, stats)
+}
+
+/// The folder that a daemon's NFs have their cgroups in, wherever the cpu controller is mounted.
+fn group_of(folder: &Path, name: &str) -> Option<PathBuf> {
+    let inside = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut folders: Vec<PathBuf> = inside.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
+    folders.sort();
+    folders.iter().find(|f| f.ends_with(name)).cloned().or_else(|| folders.iter().find_map(|f| group_of(f, name)))
+}
+
+/// The cgroups of a daemon's NFs, checked: each holds the process of its NF, and has a weight. None where the kernel gives none.
+fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
+    if ["get no weights from the kernel", "gets no weight from the kernel"].iter().any(|words| daemon.log().contains(words)) {
+        eprintln!("left out: {}", daemon.log());
+        return None;
+    }
+    let group = group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)).expect("the daemon's cgroup");
+    for nf in &stats.nfs {
+        let folder = group.join(format!("nf-{}", nf.name));
+        let pids = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap();
+        assert_eq!(pids.lines().collect::<Vec<_>>(), [nf.pid.unwrap().to_string()], "{}", folder.display());
+        let weights = ["cpu.shares", "cpu.weight"].map(|file| std::fs::read_to_string(folder.join(file)).is_ok());
+        assert!(weights.contains(&true), "{} has no weight", folder.display());
+    }
+    Some(group)
+}
+
+#[test]
+fn each_nf_has_a_cgroup_as_long_as_it_runs() {
+    let (mut daemon, stats) = start("");
+    let Some(group) = cgroups(&daemon, &stats) else { return };
+    daemon.wait("shares are given", |s| s.nfs.iter().all(|nf| nf.sched.share_writes > 0 && nf.sched.share > 0.0));
+    daemon.client().add_nf("b", None).unwrap();
+    let more = daemon.wait("one more runs", |s| s.nfs.len() == 3 && s.nfs.iter().all(|nf| nf.pid.is_some()));
+    daemon.wait("it has its cgroup", |_| group.join("nf-b.1").exists());
+    assert_eq!(cgroups(&daemon, &more), Some(group.clone()));
+    daemon.client().remove_nf("b.1").unwrap();
+    daemon.wait("its cgroup is gone with it", |s| s.nfs.len() == 2 && !group.join("nf-b.1").exists());
+    // Another process of the NF takes the place of the former.
+    let former = find_nf(&stats, "a.0").pid;
+    signal(find_nf(&stats, "a.0"), Signal::KILL);
+    let again = daemon.wait("it was started again", |s| {
+        let nf = find_nf(s, "a.0");
+        nf.restarts == 1 && nf.pid != former && nf.tx_packets > find_nf(&stats, "a.0").tx_packets + 1000
+    });
+    assert_eq!(cgroups(&daemon, &again), Some(group.clone()));
+    daemon.stop();
+    assert!(!group.exists(), "{}", group.display());
+}
+
+#[test]
+fn cgroups_of_a_killed_daemon_are_removed_by_the_next() {
+    let (mut daemon, stats) = start("");
+    let Some(group) = cgroups(&daemon, &stats) else { return };
+    daemon.end(Signal::KILL);
+    daemon.wait_until_nfs_are_gone();
+    assert!(group.exists(), "a kill -9 leaves them for the next start");
+    let (daemon, stats) = flowing(Daemon::again(daemon.into_folder()));
+    assert!(!group.exists(), "{}", group.display());
+    let group = cgroups(&daemon, &stats).expect("there were some before");
+    daemon.stop();
+    assert!(!group.exists(), "{}", group.display());
+}
+
+#[test]
+fn without_weights_there_are_no_cgroups() {
+    let (mut daemon, stats) = start("weights = false");
+    assert_eq!(group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)), None);
+    let stats = daemon.stats();
+    assert!(stats.nfs.iter().all(|nf| nf.sched.share_writes == 0 && nf.sched.share == 0.0), "{stats:#?}");
+    assert!(daemon.client().events().unwrap().iter().all(|event| event.event != EventKind::Share));
+    daemon.stop();
+}
+
+/// Class and real-time priority of a process's main thread, as in proc_pid_stat(5): fields 41 and 40.
+fn class(pid: u32) -> (u32, u32) {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The second field is the program's name, which may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    (fields[41 - 3].parse().unwrap(), fields[40 - 3].parse().unwrap())
+}
+
+const OTHER: u32 = 0;
+const BATCH: u32 = 3;
+const RR: u32 = 2;
+
+fn classes(stats: &Stats) -> Vec<(u32, u32)> {
+    stats.nfs.iter().map(|nf| class(nf.pid.unwrap())).collect()
+}
+
+#[test]
+fn nfs_that_sleep_have_the_class_that_was_asked_for() {
+    let own = class(std::process::id());
+    let (daemon, stats) = start("class = \"batch\"");
+    assert_eq!(classes(&stats), [(BATCH, 0); 2]);
+    assert_eq!(class(stats.status.pid), own, "the daemon keeps its own");
+    daemon.stop();
+    let (daemon, stats) = start("");
+    // A test that runs in a class of its own hands it down.
+    let inherited = if own.0 == OTHER { (OTHER, 0) } else { own };
+    assert_eq!(classes(&stats), [inherited; 2]);
+    daemon.stop();
+}
+
+const SLICE: &str = "/proc/sys/kernel/sched_rr_timeslice_ms";
+
+fn slice() -> u32 {
+    std::fs::read_to_string(SLICE).unwrap().trim().parse().unwrap()
+}
+
+#[test]
+fn real_time_nfs_have_their_time_slice_and_the_host_gets_its_own_back() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("left out: only root may set the time slice of the host");
+        return;
+    }
+    let former = slice();
+    // Many ticks, whatever the kernel's tick is, and nobody's default.
+    let wanted = if former == 40 { 80 } else { 40 };
+    let sched = format!("class = \"rr\"\nrr_slice_ms = {wanted}");
+    let (daemon, stats) = start(&sched);
+    assert_eq!(classes(&stats), [(RR, 1); 2]);
+    assert_eq!(slice(), wanted);
+    daemon.stop();
+    assert_eq!(slice(), former, "after a stop");
+
+    let (mut daemon, _) = start(&sched);
+    daemon.end(Signal::KILL);
+    daemon.wait_until_nfs_are_gone();
+    assert_eq!(slice(), wanted, "a kill -9 leaves it for the next start");
+    let (daemon, stats) = flowing(Daemon::again(daemon.into_folder()));
+    assert_eq!(classes(&stats), [(RR, 1); 2]);
+    assert_eq!(slice(), wanted);
+    daemon.stop();
+    assert_eq!(slice(), former, "after a kill -9, a start and a stop");
+}
+
+/// Runs the daemon as somebody who may change nothing of the host, until it is ready or has ended, and says what it said.
+fn as_nobody(sched: &str) -> (String, Option<i32>) {
+    let folder = tempfile::tempdir().unwrap();
+    let body = port("in", "gen", "count = 1") + &port("out", "sink", "") + &chain("c", "in", &[], "out", "");
+    let config = head(folder.path(), "") + &body + &format!("[sched]\n{sched}\n");
+    std::fs::write(folder.path().join("sluice.toml"), config).unwrap();
+    // A copy, as the folder of the build may be closed to others.
+    let program = folder.path().join("sluiced");
+    std::fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let mut command = Command::new(&program);
+    command.arg(folder.path().join("sluice.toml")).uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    let mut lines = BufReader::new(child.stderr.take().unwrap());
+    while lines.read_line(&mut said).unwrap() > 0 {
+        if said.contains("sluiced: ready") {
+            kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
+        }
+    }
+    (said, child.wait().unwrap().code())
+}
+
+const NOBODY: u32 = 65_534;
+
+#[test]
+fn what_the_kernel_refuses_is_an_error_or_a_warning() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("left out: only root can become somebody who may less");
+        return;
+    }
+    let (said, code) = as_nobody("class = \"rr\"");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("the class rr") && said.contains("CAP_SYS_NICE") && !said.contains("ready"), "{said}");
+    // Without weights from the kernel the daemon goes on, and says so once.
+    let (said, code) = as_nobody("");
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(said.matches("NFs get no weights from the kernel").count(), 1, "{said}");
+    let (said, code) = as_nobody("weights = false");
+    assert_eq!(code, Some(0), "{said}");
+    assert!(!said.contains("weights"), "{said}");
+}
