@@ -66,6 +66,16 @@ impl Programs {
         Ok(Self { sluiced: folder.join("sluiced"), interrupted: Arc::default() })
     }
 
+    /// Where an NF is.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn with(&self, nf: &str) -> anyhow::Result<PathBuf> {
+        let folder = self.sluiced.parent().unwrap_or(Path::new("/"));
+        Self::in_folder(folder, nf)?;
+        Ok(folder.join(nf))
+    }
+
     /// Waits.
     ///
     /// # Errors
