@@ -222,7 +222,7 @@ struct Bench<'a> {
 }
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let (report, failed) = measure(args, Programs::beside_this_one(NF)?)?;
+    let (report, failed) = measure(args, Programs::beside_this_one(&[NF])?)?;
     let of_group = |i: usize| report.variants.iter().filter(|v| group_of(&v.name) == i).collect::<Vec<_>>();
     let groups: Vec<(&Group, Vec<&Variant>)> = GROUPS.iter().enumerate().map(|(i, g)| (g, of_group(i))).collect();
     lab::show(args, &report, &groups)?;
@@ -553,7 +553,7 @@ mod tests {
     /// The programs that were built beside this test, if all of them were.
     fn programs() -> Option<Programs> {
         let exe = std::env::current_exe().ok()?;
-        let found = Programs::in_folder(exe.parent()?.parent()?, NF);
+        let found = Programs::in_folder(exe.parent()?.parent()?, &[NF]);
         found.inspect_err(|why| eprintln!("skipped: {why:#}")).ok()
     }
 

@@ -8,7 +8,7 @@
 //! A case that fails once does not run again; what it gave until then is not reported.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -151,6 +151,8 @@ pub struct Lab {
     pub manager_core: usize,
     /// The host, as far as it is known.
     host: RefCell<HostInfo>,
+    /// What daemons have warned of.
+    warnings: RefCell<BTreeSet<String>>,
 }
 
 /// Counters of the daemon and of the kernel, at one moment.
@@ -167,11 +169,7 @@ impl Lab {
     /// # Errors
     /// There are too few cores, or a program is missing.
     pub fn here(args: &BenchArgs, nfs: &[&str]) -> anyhow::Result<Self> {
-        let programs = Programs::beside_this_one(nfs.first().copied().unwrap_or("sluice"))?;
-        for nf in nfs {
-            programs.with(nf)?;
-        }
-        Self::with(args, programs)
+        Self::with(args, Programs::beside_this_one(nfs)?)
     }
 
     /// On this host, with these programs.
@@ -181,7 +179,7 @@ impl Lab {
     pub fn with(args: &BenchArgs, programs: Programs) -> anyhow::Result<Self> {
         let cores = Cores::here();
         let (manager_core, host) = (cores.manager()?, RefCell::new(HostInfo::read(&cores)));
-        Ok(Self { args: args.clone(), programs, cores, manager_core, host })
+        Ok(Self { args: args.clone(), programs, cores, manager_core, host, warnings: RefCell::default() })
     }
 
     /// Lets a daemon warm up.
@@ -218,8 +216,10 @@ impl Lab {
             let refused = ["SCHED_RR", "real-time", "rt_runtime", "rr_slice"].iter().any(|word| words.contains(word));
             if of_class && refused { Miss::LeaveOut(words) } else { Miss::Failed(error) }
         })?;
-        for line in daemon.log().lines().filter(|line| line.to_lowercase().contains("warning")) {
-            eprintln!("sluiced: {}", line.trim());
+        for line in daemon.log().lines().map(str::trim).filter(|line| line.to_lowercase().contains("warning")) {
+            if self.warnings.borrow_mut().insert(line.into()) {
+                eprintln!("sluiced says: {line}");
+            }
         }
         Ok(daemon)
     }
@@ -239,7 +239,7 @@ impl Lab {
     ///
     /// # Errors
     /// The experiment was interrupted.
-    fn conduct(&self, plan: &Plan) -> anyhow::Result<(Report, usize)> {
+    pub fn conduct(&self, plan: &Plan) -> anyhow::Result<(Report, usize)> {
         let mut left_out = plan.left_out.clone();
         let mut cases: Vec<Option<&Case>> = plan.cases.iter().filter(|case| self.args.asks_for(&case.name)).map(Some).collect();
         anyhow::ensure!(
@@ -376,6 +376,7 @@ pub mod tests {
             cores,
             manager_core: 0,
             host: RefCell::new(host),
+            warnings: RefCell::default(),
         }
     }
 

@@ -9,9 +9,9 @@ use crate::lines;
 use crate::report::Variant;
 use crate::table::{Column, Form, Group};
 
-const WIDTH: f64 = 760.0;
+const WIDTH: f64 = 800.0;
 /// Where the bars begin; their names stand to the left.
-const LEFT: f64 = 250.0;
+const LEFT: f64 = 290.0;
 /// Length of the longest bar.
 const LENGTH: f64 = 360.0;
 const ROW: f64 = 22.0;

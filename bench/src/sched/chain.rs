@@ -64,7 +64,8 @@ pub fn hops(lab: &Lab) -> Vec<Hop> {
     COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect()
 }
 
-fn plan(lab: &Lab) -> Plan {
+/// Every mode under every scheduler.
+pub fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
     plan.cases = cases(&MODES, &SCHEDULERS, &params(&[]), |mode, class| line(lab, mode, class, &hops(lab)));
     plan

@@ -288,7 +288,11 @@ pub fn nf_cores(cores: usize) -> (&'static str, Value) {
 
 #[cfg(test)]
 pub mod tests {
+    use std::process::Command;
+
     use super::*;
+    use crate::BenchArgs;
+    use crate::daemon::Programs;
     use crate::lab::Sample;
 
     /// A row with a rate.
@@ -362,6 +366,51 @@ pub mod tests {
             assert_eq!(setup.chains[0].services.iter().collect::<Vec<_>>(), names);
             assert_eq!(names.len(), if mode == Mode::Ideal { 1 } else { 2 });
             assert_eq!(setup.traffic[0].chain, setup.chains[0].name);
+        }
+    }
+
+    /// The programs that were built beside this test, if all of them were.
+    fn programs() -> Option<Programs> {
+        let exe = std::env::current_exe().ok()?;
+        let found = Programs::in_folder(exe.parent()?.parent()?, &[COST]);
+        found.inspect_err(|why| eprintln!("skipped: {why:#}")).ok()
+    }
+
+    #[test]
+    fn the_daemon_accepts_the_configurations() {
+        let Some(sluice) = programs().map(|p| p.sluiced.with_file_name("sluice")).filter(|s| s.is_file()) else {
+            eprintln!("skipped: sluice is not built");
+            return;
+        };
+        let lab = crate::lab::tests::lab(1);
+        let folder = tempfile::tempdir().unwrap();
+        for (mode, class) in MODES.iter().flat_map(|mode| SCHEDULERS.map(|class| (*mode, class))) {
+            let mut setup = line(&lab, mode, class, &chain::hops(&lab));
+            if let Some(sched) = &mut setup.sched {
+                (sched.watermarks, sched.queueing_us) = (Some((20, 40)), Some(50));
+            }
+            let config = folder.path().join("sluice.toml");
+            std::fs::write(&config, setup.toml(&folder.path().join("run"))).unwrap();
+            let answer = Command::new(&sluice).args(["check", "--no-host"]).arg(&config).output().unwrap();
+            assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+        }
+    }
+
+    #[test]
+    fn a_short_run_measures_a_chain_beside_its_ideal() {
+        let Some(programs) = programs() else { return };
+        let only = vec!["sluice/other".into(), "ideal/other".into()];
+        let args = BenchArgs { name: "chain".into(), seconds: 0.3, repeats: 1, only, ..BenchArgs::default() };
+        let lab = match Lab::with(&args, programs) {
+            Ok(lab) => lab,
+            Err(why) => return eprintln!("skipped: {why}"),
+        };
+        let (report, failed) = lab.conduct(&chain::plan(&lab)).unwrap();
+        assert_eq!(failed, 0, "{:?}", report.left_out);
+        let names: Vec<&str> = report.variants.iter().map(|v| v.name.as_str()).collect();
+        assert_eq!(names, ["sluice/other", "ideal/other"]);
+        for metric in ["delivered_pps", "of_ideal", "wasted_pps.nf2", "cpu_percent.nf3", "sched_delay_ns.nf1"] {
+            assert_eq!(report.variants[0].metrics[metric].samples.len(), 1, "{metric}");
         }
     }
 }

@@ -8,7 +8,7 @@
 //! # Source
 //! NFVnice, table 5.
 
-use super::{COST, DELIVERED, ENDS, Hop, OF_DEFAULT, OF_IDEAL, SCHEDULERS, WASTED, cases, line, nf_cores, params, ratios, spread};
+use super::{COST, DELIVERED, Hop, OF_DEFAULT, OF_IDEAL, SCHEDULERS, WASTED, cases, line, nf_cores, params, ratios, spread};
 use super::{Mode, name_of};
 use crate::lab::{Lab, Plan};
 use crate::setup::Class;
@@ -19,6 +19,8 @@ use crate::{BenchArgs, Experiment};
 pub const EXPERIMENT: Experiment =
     Experiment { name: "multicore", about: "costs 550/2200/4500, on a core each where there are so many (table 5)", run };
 
+/// Without weights alone, which have nothing to weigh.
+const MODES: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
 const COSTS: [u64; 3] = [550, 2200, 4500];
 
 const GROUP: Group = Group {
@@ -51,13 +53,12 @@ fn plan(lab: &Lab) -> Plan {
     // On a core of its own, the scheduler has nothing to choose from.
     let classes = if used == COSTS.len() { &[Class::Other][..] } else { &SCHEDULERS };
     if let Err(why) = lab.cores.own(COSTS.len()) {
-        for mode in ENDS {
+        for mode in MODES {
             plan.leave_out(&name_of(mode, Class::Other), params(&[nf_cores(COSTS.len())]), format!("a core for each NF: {why}"));
         }
     }
     let hops: Vec<Hop> = COSTS.iter().zip(&cores).zip(1..).map(|((cycles, core), i)| Hop::new(i, *core, *cycles)).collect();
-    let modes = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
-    plan.cases = cases(&modes, classes, &params(&[nf_cores(used)]), |mode, class| line(lab, mode, class, &hops));
+    plan.cases = cases(&MODES, classes, &params(&[nf_cores(used)]), |mode, class| line(lab, mode, class, &hops));
     plan
 }
 

@@ -81,7 +81,7 @@ const GROUP: Group = Group {
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[])?;
-    lab.run(&plan(lab.programs.with(NF).err().map(|error| error.to_string()).as_deref()))
+    lab.run(&plan(lab.programs.has(NF, NF).err().map(|error| error.to_string()).as_deref()))
 }
 
 /// `missing` is why nothing of it can run here.

@@ -45,11 +45,11 @@ struct Point {
 const MIDDLE: Point = Point { low: 60, high: 80, ring: RING, frames: 16_384, queueing_us: 100, handover: true };
 
 /// What tells the ideal nothing.
-const SIDE: [&str; 6] = ["low", "high", "ring", "frames", "queueing_us", "handover"];
+const SIDE: [&str; 7] = ["point", "low", "high", "ring", "frames", "queueing_us", "handover"];
 
 const GROUP: Group = Group {
     title: "A chain of costs 120, 270 and 550 on one core, everything on",
-    keys: &SIDE,
+    keys: &["point"],
     columns: &[
         DELIVERED,
         OF_IDEAL,
@@ -79,8 +79,22 @@ fn sweep() -> Vec<Point> {
 }
 
 impl Point {
+    /// What is not as in the middle, in words.
+    fn word(&self) -> String {
+        let Self { low, high, ring, frames, queueing_us, .. } = *self;
+        let mut words = Vec::new();
+        let mut say = |differs: bool, word: String| words.extend(differs.then_some(word));
+        say((low, high) != (MIDDLE.low, MIDDLE.high), format!("marks {low}/{high}"));
+        say(ring != MIDDLE.ring, format!("ring {ring}"));
+        say(frames != MIDDLE.frames, format!("frames {frames}"));
+        say(queueing_us != MIDDLE.queueing_us, format!("queueing {queueing_us}"));
+        say(self.handover != MIDDLE.handover, "no hand-over".into());
+        if words.is_empty() { "middle".into() } else { words.join(" ") }
+    }
+
     fn params(&self) -> Params {
         params(&[
+            ("point", json!(self.word())),
             ("low", json!(self.low)),
             ("high", json!(self.high)),
             ("ring", json!(self.ring)),
@@ -129,6 +143,9 @@ mod tests {
             // Both rings of three NFs, and some in hand.
             assert!(point.frames > 6 * point.ring, "{point:?}");
         }
+        let words: std::collections::BTreeSet<String> = points.iter().map(Point::word).collect();
+        assert_eq!(words.len(), points.len());
+        assert!(words.contains("ring 4096 frames 65536") && words.contains("marks 10/20"));
         let text = Point { handover: false, ..MIDDLE }.setup(&lab(1), Mode::Sluice).toml("/tmp/x".as_ref());
         assert!(text.contains("handover = false") && text.contains("low_watermark = 60\nhigh_watermark = 80\n"), "{text}");
     }
