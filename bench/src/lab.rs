@@ -326,6 +326,23 @@ fn collect(turns: Vec<Vec<Row>>) -> Vec<Variant> {
     variants
 }
 
+/// What was left out, one line a reason.
+fn left_out_lines(left_out: &[LeftOut]) -> Vec<String> {
+    let mut reasons: Vec<(&LeftOut, usize)> = Vec::new();
+    for one in left_out {
+        match reasons.iter_mut().find(|(first, _)| first.why == one.why) {
+            Some((_, more)) => *more += 1,
+            None => reasons.push((one, 0)),
+        }
+    }
+    let line = |(first, more): (&LeftOut, usize)| {
+        let label = Variant::new(&first.name, first.params.clone()).label(&keys(&first.params));
+        let others = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!("left out: {label}{others}: {}", first.why)
+    };
+    reasons.into_iter().map(line).collect()
+}
+
 /// Prints the tables of a result and what was left out, and writes JSON and plot where asked to. Without a file of its own, the plot
 /// goes beside the JSON.
 ///
@@ -338,9 +355,8 @@ pub fn show(args: &BenchArgs, report: &Report, groups: &[(&Group, Vec<&Variant>)
             println!("{text}");
         }
     }
-    for left_out in &report.left_out {
-        let of = Variant::new(&left_out.name, left_out.params.clone());
-        println!("left out: {}: {}", of.label(&keys(&left_out.params)), left_out.why);
+    for line in left_out_lines(&report.left_out) {
+        println!("{line}");
     }
     if let Some(path) = &args.json {
         report.write(path)?;
@@ -431,6 +447,17 @@ pub mod tests {
         assert_eq!(why, [("not here", "no core"), ("bad", "failed: broken")]);
         assert_eq!(report.variants.iter().map(|v| v.name.as_str()).collect::<Vec<_>>(), ["good"]);
         assert_eq!(report.variants[0].metrics["x_pps"].samples.len(), 3);
+    }
+
+    #[test]
+    fn a_reason_is_told_once() {
+        let of = |name: &str, why: &str| LeftOut {
+            name: name.into(),
+            params: Params::from([("nfs".into(), json!(1))]),
+            why: why.into(),
+        };
+        let lines = left_out_lines(&[of("a", "no core"), of("b", "no disk"), of("c", "no core"), of("d", "no core")]);
+        assert_eq!(lines, ["left out: a nfs 1 and 2 more: no core", "left out: b nfs 1: no disk"]);
     }
 
     #[test]

@@ -8,7 +8,10 @@
 //! # Source
 //! NFVnice, figure 7 and tables 3 and 4.
 
-use super::{COST, COSTS, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, SCHEDULERS, WASTED, cases, line, params, ratios};
+use super::{
+    COST, COSTS, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
+    ratios,
+};
 use crate::lab::{Lab, Plan};
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
@@ -23,6 +26,7 @@ const RATES: Group = Group {
     columns: &[
         DELIVERED,
         OF_IDEAL,
+        OF_IDEAL_BY_CPU,
         OF_DEFAULT,
         OF_BEST,
         WASTED,
@@ -33,7 +37,7 @@ const RATES: Group = Group {
         Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
         Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
     ],
-    plotted: 5,
+    plotted: 6,
     form: Form::Bars,
 };
 const TIMES: Group = Group {

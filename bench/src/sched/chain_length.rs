@@ -9,7 +9,10 @@
 
 use serde_json::json;
 
-use super::{COST, COSTS, DELIVERED, ENDS, Hop, OF_DEFAULT, OF_IDEAL, WASTED, cases, line, name_of, nf_cores, params, ratios};
+use super::{
+    COST, COSTS, DELIVERED, ENDS, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores, params,
+    ratios,
+};
 use crate::lab::{Lab, Plan};
 use crate::setup::Class;
 use crate::table::{Column, Form, Group};
@@ -30,6 +33,7 @@ const GROUP: Group = Group {
     columns: &[
         DELIVERED,
         OF_IDEAL,
+        OF_IDEAL_BY_CPU,
         OF_DEFAULT,
         WASTED,
         Column::new("latency_ns_p50", "p50 µs", 1e3, 0),

@@ -11,7 +11,8 @@
 use serde_json::json;
 
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, Mode, OF_DEFAULT, OF_IDEAL, SCHEDULERS, WASTED, cases, line, params, ratios_besides,
+    COST, COSTS, DELIVERED, ENDS, Hop, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
+    ratios_besides,
 };
 use crate::fair::spread_percent;
 use crate::lab::{Lab, Plan, Row, Sample};
@@ -28,7 +29,7 @@ pub const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0],
 const RATES: Group = Group {
     title: "A chain of costs 120, 270 and 550 on one core, by order",
     keys: &["order"],
-    columns: &[DELIVERED, OF_IDEAL, OF_DEFAULT, WASTED],
+    columns: &[DELIVERED, OF_IDEAL, OF_IDEAL_BY_CPU, OF_DEFAULT, WASTED],
     plotted: 1,
     form: Form::Lines("order"),
 };

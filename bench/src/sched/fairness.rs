@@ -11,6 +11,7 @@
 use serde_json::json;
 
 use super::{COST, DELIVERED, JAIN, Mode, SCHEDULERS, cases, chain_of, nf_of, params, traffic_to};
+use crate::fair::jain;
 use crate::lab::{Lab, Plan, Row};
 use crate::setup::{Class, Setup};
 use crate::table::{Column, Form, Group};
@@ -73,6 +74,9 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
     for row in rows {
         let rates: Vec<f64> =
             row.sample.iter().filter(|(metric, _)| metric.starts_with("delivered_pps.")).map(|(_, pps)| *pps).collect();
+        // One flow has no rate of its own beside that of all.
+        let rates = if rates.is_empty() { Vec::from_iter(row.get("delivered_pps")) } else { rates };
+        row.put("jain", jain(&rates));
         row.put("least_pps", rates.iter().copied().reduce(f64::min));
         row.put("most_pps", rates.iter().copied().reduce(f64::max));
     }
@@ -98,8 +102,11 @@ mod tests {
     fn the_flow_that_is_served_least_is_told() {
         let sample =
             Sample::from([("delivered_pps".into(), 5.0), ("delivered_pps.c1".into(), 4.0), ("delivered_pps.c2".into(), 1.0)]);
-        let mut rows = vec![Row::new("default/other", &params(&[]), sample)];
+        let alone = Sample::from([("delivered_pps".into(), 5.0)]);
+        let mut rows = vec![Row::new("default/other", &params(&[]), sample), Row::new("default/other", &params(&[]), alone)];
         derive(&mut rows);
+        assert_eq!((rows[1].get("jain"), rows[1].get("least_pps")), (Some(1.0), Some(5.0)));
+        assert_eq!(rows[0].get("jain"), Some(25.0 / 34.0));
         assert_eq!((rows[0].get("least_pps"), rows[0].get("most_pps")), (Some(1.0), Some(4.0)));
     }
 }

@@ -219,37 +219,58 @@ pub fn cases(modes: &[Mode], classes: &[Class], of: &Params, setup: impl Fn(Mode
 }
 
 /// Adds to the rows of a turn, for `delivered_pps`: `ideal_pps` and `of_ideal` (of the ideal under the same scheduler with the same
-/// params), `of_default` (of the default under the same scheduler) and `of_best_default` (of the best default under any).
+/// params), `of_ideal_by_cpu` (the same by time on the core for a packet, which holds where other load takes part of the core too),
+/// `of_default` (of the default under the same scheduler) and `of_best_default` (of the best default under any).
 pub fn ratios(rows: &mut [Row]) -> Vec<Row> {
     ratios_besides(rows, &[])
 }
 
+/// What rows are compared with.
+struct Base {
+    mode: String,
+    class: String,
+    params: Params,
+    delivered: f64,
+    /// Time on the core for a packet.
+    packet_ns: Option<f64>,
+}
+
+impl Base {
+    fn of(row: &Row) -> Option<Self> {
+        let (mode, class) = row.name.split_once('/')?;
+        Some(Self {
+            mode: mode.into(),
+            class: class.into(),
+            params: row.params.clone(),
+            delivered: row.get("delivered_pps")?,
+            packet_ns: row.get("nf_ns_per_packet").filter(|ns| *ns > 0.0),
+        })
+    }
+}
+
 /// As [`ratios`], where the ideal does not have to be equal in the params `besides`: they make no difference to it.
 pub fn ratios_besides(rows: &mut [Row], besides: &[&str]) -> Vec<Row> {
-    let split = |row: &Row| row.name.split_once('/').map(|(mode, class)| (mode.to_string(), class.to_string()));
-    let bases: Vec<(String, String, Params, f64)> = rows
-        .iter()
-        .filter_map(|row| {
-            let (mode, class) = split(row)?;
-            Some((mode, class, row.params.clone(), row.get("delivered_pps")?))
-        })
-        .collect();
+    let bases: Vec<Base> = rows.iter().filter_map(Base::of).collect();
     let without = |of: &Params| {
         let mut of = of.clone();
         besides.iter().for_each(|key| drop(of.remove(*key)));
         of
     };
     for row in rows {
-        let Some((mode, class)) = split(row) else { continue };
-        let Some(delivered) = row.get("delivered_pps") else { continue };
-        let of = |base: &'static str| bases.iter().filter(move |b| b.0 == base);
-        let default = of("default").find(|b| b.1 == class && b.2 == row.params).map(|b| b.3);
-        let best = of("default").filter(|b| b.2 == row.params).map(|b| b.3).reduce(f64::max);
-        let ideal = of("ideal").find(|b| b.1 == class && without(&b.2) == without(&row.params)).map(|b| b.3);
+        let Some(Base { mode, class, params, delivered, packet_ns }) = Base::of(row) else { continue };
+        let of = |mode: &'static str| bases.iter().filter(move |base| base.mode == mode);
+        let default = of("default").find(|b| b.class == class && b.params == params).map(|b| b.delivered);
+        let best = of("default").filter(|b| b.params == params).map(|b| b.delivered).reduce(f64::max);
+        let ideal = of("ideal").find(|b| b.class == class && without(&b.params) == without(&params));
+        // On several cores, the ideal has the work of one of them.
+        let on_one = params.get("nf_cores").is_none_or(|cores| *cores == 1);
+        let by_cpu = ideal.filter(|_| on_one).and_then(|b| Some(b.packet_ns? / packet_ns?));
+        let ideal = ideal.map(|b| b.delivered);
         let ratio = |base: Option<f64>| base.filter(|b| *b > 0.0).map(|b| delivered / b);
         if mode != "ideal" {
             row.put("ideal_pps", ideal);
             row.put("of_ideal", ratio(ideal));
+            row.put("of_ideal_by_cpu", by_cpu);
             row.put("of_best_default", ratio(best));
         }
         if mode != "ideal" && mode != "default" {
@@ -263,6 +284,8 @@ pub fn ratios_besides(rows: &mut [Row], besides: &[&str]) -> Vec<Row> {
 pub const DELIVERED: Column = Column::new("delivered_pps", "delivered Mpps", 1e6, 3);
 /// Of the ideal.
 pub const OF_IDEAL: Column = Column::new("of_ideal", "of ideal", 1.0, 3);
+/// Of the ideal, by time on the core.
+pub const OF_IDEAL_BY_CPU: Column = Column::new("of_ideal_by_cpu", "by CPU time", 1.0, 3);
 /// Of the default under the same scheduler.
 pub const OF_DEFAULT: Column = Column::new("of_default", "of default", 1.0, 2);
 /// Of the best default.
@@ -343,7 +366,10 @@ pub mod tests {
         assert_eq!((got(2, "of_ideal"), got(2, "of_best_default")), (None, None));
         assert_eq!((got(4, "of_ideal"), got(4, "of_default"), got(4, "of_best_default")), (None, Some(1.5), Some(1.5)));
         assert_eq!(got(5, "of_ideal"), None, "of other params");
+        rows[1].put("nf_ns_per_packet", Some(500.0));
+        rows[2].put("nf_ns_per_packet", Some(450.0));
         ratios_besides(&mut rows, &["ring"]);
+        assert_eq!((rows[1].get("of_ideal_by_cpu"), rows[4].get("of_ideal_by_cpu")), (Some(0.9), None));
         assert_eq!(rows[5].get("of_ideal"), Some(25.0));
     }
 

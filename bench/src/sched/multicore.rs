@@ -8,7 +8,9 @@
 //! # Source
 //! NFVnice, table 5.
 
-use super::{COST, DELIVERED, Hop, OF_DEFAULT, OF_IDEAL, SCHEDULERS, WASTED, cases, line, nf_cores, params, ratios, spread};
+use super::{
+    COST, DELIVERED, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, nf_cores, params, ratios, spread,
+};
 use super::{Mode, name_of};
 use crate::lab::{Lab, Plan};
 use crate::setup::Class;
@@ -29,6 +31,7 @@ const GROUP: Group = Group {
     columns: &[
         DELIVERED,
         OF_IDEAL,
+        OF_IDEAL_BY_CPU,
         OF_DEFAULT,
         WASTED,
         Column::new("processed_pps.nf1", "NF 1 Mpps", 1e6, 3),
@@ -38,7 +41,7 @@ const GROUP: Group = Group {
         Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 0),
         Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 0),
     ],
-    plotted: 4,
+    plotted: 5,
     form: Form::Bars,
 };
 

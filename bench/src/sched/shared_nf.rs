@@ -16,7 +16,9 @@
 
 use serde_json::json;
 
-use super::{COST, DELIVERED, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, SCHEDULERS, WASTED, cases, chain_of, fused, line_rate};
+use super::{
+    COST, DELIVERED, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, chain_of, fused, line_rate,
+};
 use super::{name_of, nf_cores, nf_of, params, ratios, spread, traffic_to};
 use crate::lab::{Lab, Plan};
 use crate::setup::{Class, Setup};
@@ -39,6 +41,7 @@ const GROUP: Group = Group {
         Column::new("delivered_pps.c1", "c1 Mpps", 1e6, 3),
         Column::new("delivered_pps.c2", "c2 Mpps", 1e6, 3),
         OF_IDEAL,
+        OF_IDEAL_BY_CPU,
         OF_DEFAULT,
         WASTED,
         JAIN,

@@ -57,7 +57,9 @@ impl Writes {
 
     fn args(self, dir: &Path) -> Vec<String> {
         let port = if self == Writes::None { NO_PORT } else { LOGGED_PORT };
-        let mut args = vec!["--dir".into(), dir.display().to_string(), "--port".into(), port.to_string()];
+        let mut args: Vec<String> = vec!["--write".into(), dir.join("log.pcap").display().to_string()];
+        // Two files of 100 MiB at most: a long run fills no disk.
+        args.extend(["--keep".into(), "2".into(), "--dst-port".into(), port.to_string()]);
         if self == Writes::Blocking {
             args.push("--blocking".into());
         }
@@ -162,7 +164,7 @@ mod tests {
     #[test]
     fn only_one_of_the_flows_is_logged() {
         let setup = setup(&lab(1), Writes::Blocking, 1500, "/d".as_ref());
-        assert_eq!(setup.services[0].args, ["--dir", "/d", "--port", "4000", "--blocking"]);
+        assert_eq!(setup.services[0].args, ["--write", "/d/log.pcap", "--keep", "2", "--dst-port", "4000", "--blocking"]);
         assert_eq!((setup.traffic[0].dst_port, setup.traffic[1].dst_port), (PLAIN_PORT, LOGGED_PORT));
         assert_eq!(setup.traffic[1].rate, 20e6 / 1500.0);
         assert!(setup.toml("/tmp/x".as_ref()).contains("size = 1496"));

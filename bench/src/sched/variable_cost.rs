@@ -7,7 +7,10 @@
 //! # Source
 //! NFVnice, figure 10.
 
-use super::{COST, COSTS, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, SCHEDULERS, WASTED, cases, line, params, ratios};
+use super::{
+    COST, COSTS, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
+    ratios,
+};
 use crate::lab::{Lab, Plan};
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
@@ -25,6 +28,7 @@ const GROUP: Group = Group {
     columns: &[
         DELIVERED,
         OF_IDEAL,
+        OF_IDEAL_BY_CPU,
         OF_DEFAULT,
         OF_BEST,
         WASTED,

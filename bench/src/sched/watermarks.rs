@@ -11,7 +11,7 @@
 use serde_json::json;
 
 use super::chain::hops;
-use super::{COST, DELIVERED, Mode, OF_IDEAL, RING, WASTED, line, name_of, params, ratios_besides};
+use super::{COST, DELIVERED, Mode, OF_IDEAL, OF_IDEAL_BY_CPU, RING, WASTED, line, name_of, params, ratios_besides};
 use crate::lab::{Case, Lab, Plan, Row};
 use crate::report::Params;
 use crate::setup::{Class, Setup};
@@ -53,6 +53,7 @@ const GROUP: Group = Group {
     columns: &[
         DELIVERED,
         OF_IDEAL,
+        OF_IDEAL_BY_CPU,
         WASTED,
         Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
         Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
