@@ -40,10 +40,10 @@ impl Programs {
     /// The programs beside this one; SIGINT and SIGTERM end the experiment tidily, a second one at once.
     ///
     /// # Errors
-    /// `sluiced` or the NF is not there.
-    pub fn beside_this_one(nf: &str) -> anyhow::Result<Self> {
+    /// `sluiced` or one of the NFs is not there.
+    pub fn beside_this_one(nfs: &[&str]) -> anyhow::Result<Self> {
         let exe = std::env::current_exe().context("cannot find this program's own folder")?;
-        let programs = Self::in_folder(exe.parent().unwrap_or(Path::new("/")), nf)?;
+        let programs = Self::in_folder(exe.parent().unwrap_or(Path::new("/")), nfs)?;
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register_conditional_shutdown(signal, 130, programs.interrupted.clone())?;
             signal_hook::flag::register(signal, programs.interrupted.clone())?;
@@ -54,16 +54,28 @@ impl Programs {
     /// The programs in a folder.
     ///
     /// # Errors
-    /// `sluiced` or the NF is not there.
-    pub fn in_folder(folder: &Path, nf: &str) -> anyhow::Result<Self> {
-        for (program, package) in [("sluiced", "sluice-manager"), (nf, nf)] {
-            ensure!(
-                folder.join(program).is_file(),
-                "there is no {program} in {}; build it with `cargo build --release -p {package}`",
-                folder.display()
-            );
+    /// `sluiced` or one of the NFs is not there.
+    pub fn in_folder(folder: &Path, nfs: &[&str]) -> anyhow::Result<Self> {
+        let programs = Self { sluiced: folder.join("sluiced"), interrupted: Arc::default() };
+        programs.has("sluiced", "sluice-manager")?;
+        for nf in nfs {
+            programs.has(nf, nf)?;
         }
-        Ok(Self { sluiced: folder.join("sluiced"), interrupted: Arc::default() })
+        Ok(programs)
+    }
+
+    /// Checks that a program is beside the daemon. `package` is the one that has it.
+    ///
+    /// # Errors
+    /// It is not there.
+    pub fn has(&self, program: &str, package: &str) -> anyhow::Result<()> {
+        let folder = self.sluiced.parent().unwrap_or(Path::new("/"));
+        ensure!(
+            folder.join(program).is_file(),
+            "there is no {program} in {}; build it with `cargo build --release -p {package}`",
+            folder.display()
+        );
+        Ok(())
     }
 
     /// Waits.
@@ -254,10 +266,10 @@ mod tests {
     #[test]
     fn missing_programs_are_named() {
         let folder = tempfile::tempdir().unwrap();
-        let error = Programs::in_folder(folder.path(), "sluice-nf-bridge").unwrap_err().to_string();
+        let error = Programs::in_folder(folder.path(), &["sluice-nf-bridge"]).unwrap_err().to_string();
         assert!(error.contains("no sluiced in") && error.contains("cargo build --release -p sluice-manager"), "{error}");
         std::fs::write(folder.path().join("sluiced"), "").unwrap();
-        let error = Programs::in_folder(folder.path(), "sluice-nf-bridge").unwrap_err().to_string();
+        let error = Programs::in_folder(folder.path(), &["sluice-nf-bridge"]).unwrap_err().to_string();
         assert!(error.contains("no sluice-nf-bridge in"), "{error}");
     }
 
@@ -269,7 +281,7 @@ mod tests {
         std::fs::write(&path, "#!/bin/sh\necho no luck today >&2\nexit 3\n").unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
         std::fs::write(folder.path().join("nf"), "").unwrap();
-        let programs = Programs::in_folder(folder.path(), "nf").unwrap();
+        let programs = Programs::in_folder(folder.path(), &["nf"]).unwrap();
         let error = Daemon::start(&programs, &Setup::default()).unwrap_err().to_string();
         assert!(error.contains("does not start") && error.contains("no luck today"), "{error}");
     }

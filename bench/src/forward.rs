@@ -20,7 +20,6 @@
 //! Needs two cores. It inherits the scheduling class that it is started with: on a host that does other work too,
 //! `chrt -r 5 sluice bench forward` shows what the host allows. Times that the daemon does not report are left out.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -28,14 +27,15 @@ use anyhow::Context;
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde_json::json;
 
-use crate::BenchArgs;
 use crate::daemon::{Daemon, Programs};
 use crate::host::{Cores, HostInfo};
+use crate::lab::{self, Miss};
+use crate::proc::Tasks;
 use crate::report::{LeftOut, Params, Report, Variant, median};
 use crate::setup::{Chain, PACKET_BYTES, SINK, Service, Setup, Traffic};
 use crate::stats::{Nf, Window};
-use crate::table::{Column, Group, table};
-use crate::{Experiment, plot};
+use crate::table::{Column, Form, Group};
+use crate::{BenchArgs, Experiment};
 
 /// This experiment.
 pub const EXPERIMENT: Experiment =
@@ -147,6 +147,7 @@ const GROUPS: [Group; 5] = [
             Column::new("latency_ns_p99", "p99 µs", 1e3, 1),
         ],
         plotted: 2,
+        form: Form::Bars,
     },
     Group {
         title: "Latency, by percent of capacity",
@@ -159,6 +160,7 @@ const GROUPS: [Group; 5] = [
             Column::new("entry_drop_pps", "entry drops pps", 1.0, 0),
         ],
         plotted: 3,
+        form: Form::Bars,
     },
     Group {
         title: "Start of one more NF",
@@ -168,6 +170,7 @@ const GROUPS: [Group; 5] = [
             Column::new("welcomed_ms", "spawn to welcome, ms", 1.0, 2),
         ],
         plotted: 1,
+        form: Form::Bars,
     },
     Group {
         title: "Many NFs at once",
@@ -179,6 +182,7 @@ const GROUPS: [Group; 5] = [
             Column::new("served_nfs", "with packets", 1.0, 0),
         ],
         plotted: 2,
+        form: Form::Bars,
     },
     Group {
         title: "Reclaim of a killed NF's frames",
@@ -189,6 +193,7 @@ const GROUPS: [Group; 5] = [
             Column::new("frames_held", "frames it held", 1.0, 0),
         ],
         plotted: 2,
+        form: Form::Bars,
     },
 ];
 
@@ -217,26 +222,10 @@ struct Bench<'a> {
 }
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let (report, failed) = measure(args, Programs::beside_this_one(NF)?)?;
+    let (report, failed) = measure(args, Programs::beside_this_one(&[NF])?)?;
     let of_group = |i: usize| report.variants.iter().filter(|v| group_of(&v.name) == i).collect::<Vec<_>>();
     let groups: Vec<(&Group, Vec<&Variant>)> = GROUPS.iter().enumerate().map(|(i, g)| (g, of_group(i))).collect();
-    for (group, variants) in &groups {
-        let text = table(group, variants);
-        if !text.is_empty() {
-            println!("{text}");
-        }
-    }
-    for left_out in &report.left_out {
-        let of = Variant::new(&left_out.name, left_out.params.clone());
-        println!("left out: {}: {}", of.label(&["nfs", "load_percent"]), left_out.why);
-    }
-    if let Some(path) = &args.json {
-        report.write(path)?;
-        if let Some(picture) = plot::svg(&format!("sluice bench forward on {}", report.host.cpu), &groups) {
-            let path = path.with_extension("svg");
-            std::fs::write(&path, picture).with_context(|| format!("cannot write {}", path.display()))?;
-        }
-    }
+    lab::show(args, &report, &groups)?;
     anyhow::ensure!(failed == 0, "{failed} of the variants failed; see the reasons above");
     Ok(())
 }
@@ -276,23 +265,10 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
     Ok((report, bench.failed))
 }
 
-/// Why a run gave nothing.
-enum Miss {
-    /// It cannot be run or measured here: the variant is left out.
-    LeaveOut(String),
-    /// It should have worked.
-    Failed(anyhow::Error),
-}
-
-impl From<anyhow::Error> for Miss {
-    fn from(error: anyhow::Error) -> Self {
-        Miss::Failed(error)
-    }
-}
-
 impl Bench<'_> {
     /// Runs the variants of a part in turns.
     fn part(&mut self, runs: &[Run]) -> anyhow::Result<()> {
+        let runs: Vec<&Run> = runs.iter().filter(|run| self.args.asks_for(run.name())).collect();
         let mut variants: Vec<Option<Variant>> = runs.iter().map(|r| Some(Variant::new(r.name(), r.params()))).collect();
         for repeat in 0..self.args.repeats {
             for (run, slot) in runs.iter().zip(&mut variants) {
@@ -342,19 +318,19 @@ impl Bench<'_> {
     }
 
     /// Warms up and measures a stretch of time.
-    fn window(&mut self, daemon: &Daemon, look: impl FnOnce(Window, &Switches, &Switches)) -> anyhow::Result<()> {
+    fn window(&mut self, daemon: &Daemon, look: impl FnOnce(Window, &Tasks, &Tasks)) -> anyhow::Result<()> {
         let warm_up = (self.args.seconds * 0.3).clamp(0.1, 1.0);
         self.programs.pause(Duration::from_secs_f64(warm_up))?;
         let before = daemon.stats()?;
-        let switches_before = Switches::of(&before.nfs);
+        let tasks_before = Tasks::of(&before.nfs);
         self.programs.pause(Duration::from_secs_f64(self.args.seconds))?;
         let after = daemon.stats()?;
-        let switches_after = Switches::of(&after.nfs);
+        let tasks_after = Tasks::of(&after.nfs);
         if let Some(nf) = after.nfs.iter().find(|nf| nf.restarts > 0 || nf.state != "running") {
             anyhow::bail!("{} ended while it was measured; sluiced says: {}", nf.name, daemon.log());
         }
         self.host.hugepages |= after.status.hugepages;
-        look(Window { before: &before, after: &after }, &switches_before, &switches_after);
+        look(Window { before: &before, after: &after }, &tasks_before, &tasks_after);
         Ok(())
     }
 
@@ -366,9 +342,10 @@ impl Bench<'_> {
             cores.iter().enumerate().map(|(i, core)| bridge(&format!("b{}", i + 1), 1, *core, poll, ring)).collect();
         let setup = Setup {
             manager_core: self.manager_core,
-            traffic: vec![Traffic { name: "in".into(), chain: "c".into(), rate, flows: FLOWS, wait: closed }],
+            traffic: vec![Traffic { name: "in".into(), chain: "c".into(), rate, flows: FLOWS, wait: closed, ..Traffic::default() }],
             chains: vec![chain("c", services.iter().map(|s| s.name.clone()).collect(), "restart")],
             services,
+            ..Setup::default()
         };
         let tsc_hz = self.host.tsc_hz;
         let daemon = Daemon::start(&self.programs, &setup)?;
@@ -400,10 +377,9 @@ impl Bench<'_> {
                 if let Some(ns) = now.service_ns.since(&then.service_ns).quantile(0.5) {
                     variant.add(&format!("service_ns_p50.{nf}"), ns as f64);
                 }
-                if let (Some(a), Some(b)) = (before.0.get(&now.name), after.0.get(&now.name)) {
-                    let per_s = |i: usize| b[i].saturating_sub(a[i]) as f64 / window.seconds();
-                    variant.add(&format!("switches_voluntary_per_s.{nf}"), per_s(0));
-                    variant.add(&format!("switches_involuntary_per_s.{nf}"), per_s(1));
+                if let Some(spent) = after.since(before, &now.name) {
+                    variant.add(&format!("switches_voluntary_per_s.{nf}"), spent.voluntary as f64 / window.seconds());
+                    variant.add(&format!("switches_involuntary_per_s.{nf}"), spent.involuntary as f64 / window.seconds());
                 }
             }
         })?;
@@ -415,9 +391,16 @@ impl Bench<'_> {
         let core = self.cores.shared();
         let mut setup = Setup {
             manager_core: self.manager_core,
-            traffic: vec![Traffic { name: "probes".into(), chain: "p".into(), rate: PROBE_PPS, flows: FLOWS, wait: false }],
+            traffic: vec![Traffic {
+                name: "probes".into(),
+                chain: "p".into(),
+                rate: PROBE_PPS,
+                flows: FLOWS,
+                ..Traffic::default()
+            }],
             services: vec![bridge("probe", 0, core, false, OPEN_RING)],
             chains: vec![chain("p", vec!["probe".into()], "restart")],
+            ..Setup::default()
         };
         if nfs > 1 {
             crowd(&mut setup, nfs - 1, core);
@@ -480,10 +463,11 @@ impl Bench<'_> {
     fn reclaim(&mut self, variant: &mut Variant) -> Result<(), Miss> {
         let setup = Setup {
             manager_core: self.manager_core,
-            traffic: vec![Traffic { name: "in".into(), chain: "c".into(), rate: 0.0, flows: crowd_flows(VICTIMS), wait: false }],
+            traffic: vec![Traffic { name: "in".into(), chain: "c".into(), flows: crowd_flows(VICTIMS), ..Traffic::default() }],
             services: vec![bridge("victim", VICTIMS, self.cores.shared(), false, OPEN_RING)],
             // Nobody is started again, so what a dead one holds can be watched. The flows go to those that are left.
             chains: vec![chain("c", vec!["victim".into()], "drop")],
+            ..Setup::default()
         };
         let daemon = Daemon::start(&self.programs, &setup)?;
         for i in 1..VICTIMS {
@@ -511,38 +495,19 @@ impl Bench<'_> {
 }
 
 fn bridge(name: &str, instances: u32, core: usize, poll: bool, ring: u32) -> Service {
-    Service { name: name.into(), exec: NF.into(), instances, core, poll, ring }
+    Service { name: name.into(), exec: NF.into(), instances, core, poll, ring, ..Service::default() }
 }
 
 fn chain(name: &str, services: Vec<String>, on_failure: &'static str) -> Chain {
-    Chain { name: name.into(), services, on_failure }
+    Chain { name: name.into(), services, on_failure, ..Chain::default() }
 }
 
 /// Adds `nfs` instances of one service, over which a little traffic is spread.
 fn crowd(setup: &mut Setup, nfs: u32, core: usize) {
     let flows = crowd_flows(nfs);
-    setup.traffic.push(Traffic { name: "crowds".into(), chain: "crowd".into(), rate: CROWD_PPS, flows, wait: false });
+    setup.traffic.push(Traffic { name: "crowds".into(), chain: "crowd".into(), rate: CROWD_PPS, flows, ..Traffic::default() });
     setup.services.push(bridge("crowd", nfs, core, false, OPEN_RING));
     setup.chains.push(chain("crowd", vec!["crowd".into()], "restart"));
-}
-
-/// Context switches of each NF's process, voluntary and not.
-struct Switches(BTreeMap<String, [u64; 2]>);
-
-impl Switches {
-    fn of(nfs: &[Nf]) -> Self {
-        let read = |nf: &Nf| {
-            let status = std::fs::read_to_string(format!("/proc/{}/status", nf.pid?)).ok()?;
-            Some((nf.name.clone(), switches(&status)?))
-        };
-        Self(nfs.iter().filter_map(read).collect())
-    }
-}
-
-/// Voluntary and involuntary context switches, of `/proc/PID/status`.
-fn switches(status: &str) -> Option<[u64; 2]> {
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-    Some([field("voluntary_ctxt_switches:")?, field("nonvoluntary_ctxt_switches:")?])
 }
 
 /// Private memory of a process, in KiB: pages that nobody else has mapped, of `smaps_rollup`.
@@ -572,12 +537,6 @@ mod tests {
     }
 
     #[test]
-    fn switches_are_told_apart() {
-        assert_eq!(switches("Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n"), Some([12, 3]));
-        assert_eq!(switches("Name:\tx\n"), None);
-    }
-
-    #[test]
     fn numbers_are_params_and_every_variant_has_a_group() {
         let run = Run::Throughput { nfs: 3, poll: false, closed: true };
         let want = json!({"nfs": 3, "mode": "shared", "loop": "closed", "packet_bytes": 64, "flows": 16, "ring": 4096});
@@ -594,7 +553,7 @@ mod tests {
     /// The programs that were built beside this test, if all of them were.
     fn programs() -> Option<Programs> {
         let exe = std::env::current_exe().ok()?;
-        let found = Programs::in_folder(exe.parent()?.parent()?, NF);
+        let found = Programs::in_folder(exe.parent()?.parent()?, &[NF]);
         found.inspect_err(|why| eprintln!("skipped: {why:#}")).ok()
     }
 
@@ -605,7 +564,14 @@ mod tests {
             return;
         };
         let mut setup = Setup {
-            traffic: vec![Traffic { name: "in".into(), chain: "c".into(), rate: 2.5e6, flows: FLOWS, wait: true }],
+            traffic: vec![Traffic {
+                name: "in".into(),
+                chain: "c".into(),
+                rate: 2.5e6,
+                flows: FLOWS,
+                wait: true,
+                ..Traffic::default()
+            }],
             services: vec![bridge("b1", 1, 0, true, CLOSED_RING), bridge("b2", 0, 0, false, OPEN_RING)],
             chains: vec![chain("c", vec!["b1".into(), "b2".into()], "drop")],
             ..Setup::default()
@@ -625,7 +591,7 @@ mod tests {
             eprintln!("skipped: {why}");
             return;
         }
-        let args = BenchArgs { name: "forward".into(), json: None, seconds: 0.5, repeats: 1 };
+        let args = BenchArgs { name: "forward".into(), seconds: 0.5, repeats: 1, ..BenchArgs::default() };
         let mut bench = Bench {
             args: &args,
             programs,

@@ -101,6 +101,11 @@ impl Cores {
         self.all.get(1).copied().unwrap_or(self.all[0])
     }
 
+    /// All but the manager's; never none.
+    pub fn besides_manager(&self) -> Vec<usize> {
+        if self.all.len() > 1 { self.all[1..].to_vec() } else { self.all.clone() }
+    }
+
     /// A core of its own for each of `nfs` NFs, besides the manager's; or why there are not enough.
     pub fn own(&self, nfs: usize) -> Result<&[usize], String> {
         let need = nfs + 1;
@@ -129,6 +134,7 @@ mod tests {
         let cores = Cores::of(&[0, 1, 2, 3], root.path());
         assert_eq!(cores, Cores { all: vec![0, 2, 1, 3], physical: 2 });
         assert_eq!((cores.manager().unwrap(), cores.shared()), (0, 2));
+        assert_eq!(cores.besides_manager(), [2, 1, 3]);
         assert_eq!(cores.own(1).unwrap(), [2]);
         assert_eq!(cores.own(2).unwrap_err(), "it needs 3 physical cores, and there are 2");
     }

@@ -5,11 +5,17 @@
 //! [`EXPERIMENTS`].
 
 mod daemon;
+mod fair;
 mod forward;
 mod host;
 mod http;
+mod lab;
+mod lines;
+mod measure;
 mod plot;
+mod proc;
 mod report;
+mod sched;
 mod setup;
 mod stats;
 mod table;
@@ -17,16 +23,27 @@ mod table;
 use std::path::PathBuf;
 
 /// What `sluice bench` was asked for.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct BenchArgs {
     /// Name of the experiment.
     pub name: String,
     /// File for the result and its raw samples; none prints the table only.
     pub json: Option<PathBuf>,
+    /// File for the plot; none puts it beside `json`, if that is given.
+    pub svg: Option<PathBuf>,
+    /// Parts of names: variants whose name has none of them do not run. Empty runs all.
+    pub only: Vec<String>,
     /// Seconds that each variant runs, each time.
     pub seconds: f64,
     /// How often each variant runs.
     pub repeats: u32,
+}
+
+impl BenchArgs {
+    /// Whether a variant of this name is to run.
+    fn asks_for(&self, variant: &str) -> bool {
+        self.only.is_empty() || self.only.iter().any(|part| variant.contains(part.as_str()))
+    }
 }
 
 /// An experiment.
@@ -40,7 +57,23 @@ pub struct Experiment {
 }
 
 /// All experiments.
-pub const EXPERIMENTS: &[Experiment] = &[forward::EXPERIMENT];
+pub const EXPERIMENTS: &[Experiment] = &[
+    forward::EXPERIMENT,
+    sched::baseline::EXPERIMENT,
+    sched::chain::EXPERIMENT,
+    sched::multicore::EXPERIMENT,
+    sched::shared_nf::EXPERIMENT,
+    sched::variable_cost::EXPERIMENT,
+    sched::chain_order::EXPERIMENT,
+    sched::mixed_order::EXPERIMENT,
+    sched::isolation::EXPERIMENT,
+    sched::storage::EXPERIMENT,
+    sched::dynamic::EXPERIMENT,
+    sched::fairness::EXPERIMENT,
+    sched::chain_length::EXPERIMENT,
+    sched::watermarks::EXPERIMENT,
+    sched::overhead::EXPERIMENT,
+];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.
 ///
@@ -63,7 +96,7 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_refused() {
-        let args = BenchArgs { name: "nothing".into(), json: None, seconds: 1.0, repeats: 1 };
+        let args = BenchArgs { name: "nothing".into(), seconds: 1.0, repeats: 1, ..BenchArgs::default() };
         assert!(run(args).unwrap_err().to_string().starts_with("no experiment is named \"nothing\""));
     }
 

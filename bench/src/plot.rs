@@ -1,15 +1,17 @@
-//! Plots of a result as SVG: bars of medians, with a line from the smallest to the largest sample.
+//! Plots of a result as SVG: bars of medians, with a line from the smallest to the largest sample, or lines over a param.
 //!
-//! One panel a metric, one bar a variant, from zero. Written by hand: a picture of rectangles and texts needs no library.
+//! One panel a metric; one bar a variant, from zero, or (in the module `lines`) one line a variant. Written by hand: a picture of
+//! rectangles and texts needs no library.
 
 use std::fmt::Write;
 
+use crate::lines;
 use crate::report::Variant;
-use crate::table::{Column, Group};
+use crate::table::{Column, Form, Group};
 
-const WIDTH: f64 = 760.0;
+const WIDTH: f64 = 800.0;
 /// Where the bars begin; their names stand to the left.
-const LEFT: f64 = 250.0;
+const LEFT: f64 = 290.0;
 /// Length of the longest bar.
 const LENGTH: f64 = 360.0;
 const ROW: f64 = 22.0;
@@ -21,7 +23,11 @@ pub fn svg(title: &str, groups: &[(&Group, Vec<&Variant>)]) -> Option<String> {
     let mut y = 44.0;
     for (group, variants) in groups {
         for column in &group.columns[..group.plotted] {
-            panel(&mut body, &mut y, group, column, variants);
+            match group.form {
+                Form::Bars => panel(&mut body, &mut y, group, column, variants),
+                Form::Lines(x) => lines::panel(&mut body, &mut y, group, column, variants, (x, true)),
+                Form::Series(x) => lines::panel(&mut body, &mut y, group, column, variants, (x, false)),
+            }
         }
     }
     if body.is_empty() {
@@ -69,7 +75,8 @@ fn panel(out: &mut String, y: &mut f64, group: &Group, column: &Column, variants
     }
 }
 
-fn escaped(text: &str) -> String {
+/// A text in XML.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
@@ -83,6 +90,7 @@ mod tests {
         keys: &[],
         columns: &[Column::new("delivered_pps", "Mpps", 1e6, 1), Column::new("wasted_pps", "wasted", 1.0, 0)],
         plotted: 1,
+        form: Form::Bars,
     };
 
     #[test]

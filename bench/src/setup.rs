@@ -1,13 +1,13 @@
-//! What an experiment starts: generators, services and chains into one sink, and the configuration that says so.
+//! What an experiment starts: generators, devices, services, chains, and the configuration that says so.
 
 use std::fmt::Write;
 use std::path::Path;
 
-/// Size of the packets in the configuration, without FCS.
-const SIZE: u32 = 60;
-/// The same on the wire, as benchmarks name it.
-pub const PACKET_BYTES: u32 = SIZE + 4;
-/// Name of the sink that all chains end in.
+/// Bytes of the frame check sequence: on the wire, but not in the configuration.
+const FCS: u32 = 4;
+/// Size of the smallest packets on the wire, which is what benchmarks name.
+pub const PACKET_BYTES: u32 = 64;
+/// Name of the sink that chains end in.
 pub const SINK: &str = "out";
 
 /// A generator and the rule that leads its packets to a chain.
@@ -23,6 +23,27 @@ pub struct Traffic {
     pub flows: u32,
     /// Whether packets wait where their chain is full; else they are dropped at the entry.
     pub wait: bool,
+    /// Size of a packet on the wire, in bytes.
+    pub packet_bytes: u32,
+    /// Destination port of its packets.
+    pub dst_port: u16,
+}
+
+impl Default for Traffic {
+    fn default() -> Self {
+        Self { name: "in".into(), chain: "c".into(), rate: 0.0, flows: 1, wait: false, packet_bytes: PACKET_BYTES, dst_port: 9 }
+    }
+}
+
+/// A DPDK device and the rule that leads its packets to a chain.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Device {
+    /// Name of the port.
+    pub name: String,
+    /// What DPDK is told.
+    pub devargs: String,
+    /// Chain of its packets.
+    pub chain: String,
 }
 
 /// A kind of NF.
@@ -32,6 +53,8 @@ pub struct Service {
     pub name: String,
     /// Program.
     pub exec: String,
+    /// Its arguments.
+    pub args: Vec<String>,
     /// Number of instances at start.
     pub instances: u32,
     /// Core of all instances.
@@ -42,28 +65,113 @@ pub struct Service {
     pub ring: u32,
 }
 
-/// A chain into the sink.
+impl Default for Service {
+    fn default() -> Self {
+        Self { name: String::new(), exec: String::new(), args: Vec::new(), instances: 1, core: 1, poll: false, ring: 1024 }
+    }
+}
+
+/// A chain.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chain {
     /// Name.
     pub name: String,
     /// Services, in order.
     pub services: Vec<String>,
+    /// Port where its packets leave.
+    pub egress: String,
     /// What happens when an NF dies: `drop`, `bypass` or `restart`.
     pub on_failure: &'static str,
 }
 
+impl Default for Chain {
+    fn default() -> Self {
+        Self { name: "c".into(), services: Vec::new(), egress: SINK.into(), on_failure: "restart" }
+    }
+}
+
+/// A scheduling class of the kernel, for NFs that sleep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// SCHED_OTHER.
+    Other,
+    /// SCHED_BATCH.
+    Batch,
+    /// SCHED_RR with a slice of so many milliseconds.
+    Rr(u32),
+}
+
+/// Who runs, and who is let in: the table `[sched]`. What is none stays as the daemon has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sched {
+    /// Scheduling class of NFs.
+    pub class: Class,
+    /// Whether an NF that goes to sleep starts the next one on its core.
+    pub handover: bool,
+    /// Whether shares of a core follow load.
+    pub weights: bool,
+    /// Whether chains are refused at their entry, rather than packets dropped inside.
+    pub backpressure: bool,
+    /// Whether packets are marked before queues overflow.
+    pub ecn: bool,
+    /// Fill of a ring, in percent, at which its chains are let in again, and from which they are throttled.
+    pub watermarks: Option<(u32, u32)>,
+    /// Queueing time from which a ring throttles, in microseconds.
+    pub queueing_us: Option<u32>,
+}
+
+impl Sched {
+    fn toml(&self) -> String {
+        let class = match self.class {
+            Class::Other => "\"other\"".into(),
+            Class::Batch => "\"batch\"".into(),
+            Class::Rr(ms) => format!("\"rr\"\nrr_slice_ms = {ms}"),
+        };
+        let Self { handover, weights, backpressure, ecn, .. } = self;
+        let mut out = format!(
+            "[sched]\nclass = {class}\nhandover = {handover}\nweights = {weights}\nbackpressure = {backpressure}\necn = {ecn}\n"
+        );
+        if let Some((low, high)) = self.watermarks {
+            let _ = writeln!(out, "low_watermark = {low}\nhigh_watermark = {high}");
+        }
+        if let Some(us) = self.queueing_us {
+            let _ = writeln!(out, "queueing_us = {us}");
+        }
+        out + "\n"
+    }
+}
+
 /// A configuration.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Setup {
     /// Core of the manager, with all its roles.
     pub manager_core: usize,
+    /// Frames of packet memory.
+    pub frames: u32,
+    /// Who runs, and who is let in; none leaves the daemon its own ways.
+    pub sched: Option<Sched>,
     /// Generators.
     pub traffic: Vec<Traffic>,
+    /// DPDK devices.
+    pub devices: Vec<Device>,
     /// Services.
     pub services: Vec<Service>,
     /// Chains.
     pub chains: Vec<Chain>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            manager_core: 0,
+            frames: 16_384,
+            sched: None,
+            traffic: Vec::new(),
+            devices: Vec::new(),
+            services: Vec::new(),
+            chains: Vec::new(),
+        }
+    }
 }
 
 impl Setup {
@@ -77,42 +185,59 @@ impl Setup {
             quoted(&runtime_dir.display().to_string())
         );
         // Hugepages are used where the host has some reserved; an experiment reserves none.
-        out.push_str("[memory]\nframes = 16384\nhugepages = \"auto\"\n\n");
+        let _ = writeln!(out, "[memory]\nframes = {}\nhugepages = \"auto\"\n", self.frames);
+        out.push_str(&self.sched.as_ref().map(Sched::toml).unwrap_or_default());
         for t in &self.traffic {
             let overload = if t.wait { "wait" } else { "drop" };
-            let (name, chain) = (quoted(&t.name), quoted(&t.chain));
+            let name = quoted(&t.name);
             let _ = writeln!(
                 out,
-                "[[port]]\nname = {name}\nkind = \"gen\"\nsize = {SIZE}\nflows = {}\nrate = {:.1}\noverload = \"{overload}\"\n\n\
-                 [[rule]]\nport = {name}\nchain = {chain}\n",
-                t.flows, t.rate
+                "[[port]]\nname = {name}\nkind = \"gen\"\nsize = {}\nflows = {}\nrate = {:.1}\ndst_port = {}\noverload = \"{overload}\"\n",
+                t.packet_bytes.saturating_sub(FCS),
+                t.flows,
+                t.rate,
+                t.dst_port
             );
+            rule(&mut out, &t.name, &t.chain);
+        }
+        for d in &self.devices {
+            let _ = writeln!(out, "[[port]]\nname = {}\nkind = \"dpdk\"\ndevargs = {}\n", quoted(&d.name), quoted(&d.devargs));
+            rule(&mut out, &d.name, &d.chain);
         }
         let _ = writeln!(out, "[[port]]\nname = \"{SINK}\"\nkind = \"sink\"\n");
         for s in &self.services {
             let mode = if s.poll { "poll" } else { "sleep" };
             let _ = writeln!(
                 out,
-                "[[service]]\nname = {}\nexec = {}\ninstances = {}\ncores = [{}]\nmode = \"{mode}\"\nring = {}\n",
+                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ninstances = {}\ncores = [{}]\nmode = \"{mode}\"\nring = {}\n",
                 quoted(&s.name),
                 quoted(&s.exec),
+                list(&s.args),
                 s.instances,
                 s.core,
                 s.ring
             );
         }
         for c in &self.chains {
-            let services: Vec<String> = c.services.iter().map(|s| quoted(s)).collect();
             let _ = writeln!(
                 out,
-                "[[chain]]\nname = {}\nservices = [{}]\negress = \"{SINK}\"\non_failure = \"{}\"\n",
+                "[[chain]]\nname = {}\nservices = [{}]\negress = {}\non_failure = \"{}\"\n",
                 quoted(&c.name),
-                services.join(", "),
+                list(&c.services),
+                quoted(&c.egress),
                 c.on_failure
             );
         }
         out
     }
+}
+
+fn rule(out: &mut String, port: &str, chain: &str) {
+    let _ = writeln!(out, "[[rule]]\nport = {}\nchain = {}\n", quoted(port), quoted(chain));
+}
+
+fn list(texts: &[String]) -> String {
+    texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", ")
 }
 
 /// A text as TOML; its basic strings know all escapes that JSON writes.
@@ -128,9 +253,22 @@ mod tests {
     fn a_configuration_reads_as_it_was_meant() {
         let setup = Setup {
             manager_core: 3,
-            traffic: vec![Traffic { name: "in".into(), chain: "c".into(), rate: 1.5e6, flows: 16, wait: true }],
-            services: vec![Service { name: "b1".into(), exec: "nf".into(), instances: 2, core: 4, poll: true, ring: 64 }],
-            chains: vec![Chain { name: "c".into(), services: vec!["b1".into()], on_failure: "drop" }],
+            traffic: vec![Traffic { rate: 1.5e6, flows: 16, wait: true, ..Traffic::default() }],
+            devices: vec![Device { name: "veth".into(), devargs: "net_af_packet0,iface=v0".into(), chain: "back".into() }],
+            services: vec![Service {
+                name: "b1".into(),
+                exec: "nf".into(),
+                args: vec!["--cycles".into(), "1,2".into()],
+                instances: 2,
+                core: 4,
+                poll: true,
+                ring: 64,
+            }],
+            chains: vec![
+                Chain { services: vec!["b1".into()], on_failure: "drop", ..Chain::default() },
+                Chain { name: "back".into(), egress: "veth".into(), ..Chain::default() },
+            ],
+            ..Setup::default()
         };
         let want = r#"[manager]
 runtime_dir = "/tmp/a \"b"
@@ -149,11 +287,21 @@ kind = "gen"
 size = 60
 flows = 16
 rate = 1500000.0
+dst_port = 9
 overload = "wait"
 
 [[rule]]
 port = "in"
 chain = "c"
+
+[[port]]
+name = "veth"
+kind = "dpdk"
+devargs = "net_af_packet0,iface=v0"
+
+[[rule]]
+port = "veth"
+chain = "back"
 
 [[port]]
 name = "out"
@@ -162,6 +310,7 @@ kind = "sink"
 [[service]]
 name = "b1"
 exec = "nf"
+args = ["--cycles", "1,2"]
 instances = 2
 cores = [4]
 mode = "poll"
@@ -173,7 +322,35 @@ services = ["b1"]
 egress = "out"
 on_failure = "drop"
 
+[[chain]]
+name = "back"
+services = []
+egress = "veth"
+on_failure = "restart"
+
 "#;
         assert_eq!(setup.toml(Path::new("/tmp/a \"b")), want);
+    }
+
+    #[test]
+    fn scheduling_is_a_table_of_its_own() {
+        let plain = Sched {
+            class: Class::Batch,
+            handover: false,
+            weights: true,
+            backpressure: false,
+            ecn: false,
+            watermarks: None,
+            queueing_us: None,
+        };
+        let want = "[sched]\nclass = \"batch\"\nhandover = false\nweights = true\nbackpressure = false\necn = false\n\n";
+        assert_eq!(plain.toml(), want);
+        let tuned = Sched { class: Class::Rr(100), watermarks: Some((30, 50)), queueing_us: Some(20), ..plain };
+        assert!(tuned.toml().starts_with("[sched]\nclass = \"rr\"\nrr_slice_ms = 100\nhandover = false\n"));
+        assert!(tuned.toml().ends_with("low_watermark = 30\nhigh_watermark = 50\nqueueing_us = 20\n\n"));
+        let setup = Setup { sched: Some(plain), frames: 512, ..Setup::default() };
+        let text = setup.toml(Path::new("/tmp/x"));
+        assert!(text.contains(want) && text.contains("frames = 512"), "{text}");
+        assert!(!Setup::default().toml(Path::new("/tmp/x")).contains("[sched]"));
     }
 }

@@ -32,6 +32,18 @@ pub struct Stats {
 pub struct Status {
     /// Whether packet memory stands on hugepages.
     pub hugepages: bool,
+    /// Its packet threads.
+    pub threads: Vec<Thread>,
+    /// Share of its core that the controller uses, 0 to 100, where the daemon says so.
+    pub controller_busy_percent: Option<f64>,
+}
+
+/// A packet thread of the daemon.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Thread {
+    /// Share of its time in which it had packets to move, 0 to 100.
+    pub busy_percent: f64,
 }
 
 /// A port.
@@ -60,8 +72,12 @@ pub struct Nf {
     pub state: String,
     /// Times that it was started again.
     pub restarts: u64,
+    /// Packets given to it.
+    pub rx_packets: u64,
     /// Packets taken from it.
     pub tx_packets: u64,
+    /// Packets that it wanted dropped.
+    pub verdict_drops: u64,
     /// Share of its core, 0 to 100.
     pub cpu_percent: f64,
     /// Time for a burst.
@@ -88,6 +104,10 @@ pub struct Nf {
 pub struct Chain {
     /// Name.
     pub name: String,
+    /// Packets let in.
+    pub entry_packets: u64,
+    /// Packets that left.
+    pub exit_packets: u64,
     /// From entry to exit.
     pub latency_ns: Distribution,
 }
@@ -160,6 +180,24 @@ impl Window<'_> {
         rates.filter(|(_, pps)| *pps > 0.0).collect()
     }
 
+    /// Packets per second that left a chain at its end.
+    pub fn exit_pps(&self, chain: &str) -> f64 {
+        self.per_s(|s| s.chains.iter().filter(|c| c.name == chain).map(|c| c.exit_packets).sum())
+    }
+
+    /// Packets per second that came back from all NFs of a service.
+    pub fn processed_pps(&self, service: &str) -> f64 {
+        self.per_s(|s| s.nfs.iter().filter(|nf| nf.service == service).map(|nf| nf.tx_packets).sum())
+    }
+
+    /// Packets per second that came back from `service` to go on to `next`, and did not get there. Right where the two follow each
+    /// other in every chain that has either.
+    pub fn lost_between_pps(&self, service: &str, next: &str) -> f64 {
+        let of = |name: &str, count: fn(&Nf) -> u64| self.per_s(|s| s.nfs.iter().filter(|nf| nf.service == name).map(count).sum());
+        let went_on = of(service, |nf| nf.tx_packets) - of(service, |nf| nf.verdict_drops);
+        (went_on - of(next, |nf| nf.rx_packets)).max(0.0)
+    }
+
     /// Time from entry to exit of a chain's packets.
     pub fn latency(&self, chain: &str) -> Histogram {
         let find = |s: &Stats| s.chains.iter().find(|c| c.name == chain).map(|c| c.latency_ns.clone()).unwrap_or_default();
@@ -182,8 +220,9 @@ mod tests {
         serde_json::from_value(json!({
             "time_ns": time_ns,
             "ports": [{"name": "in", "rx_packets": 10 * n}, {"name": "out", "tx_packets": 4 * n, "kind": "sink"}],
-            "nfs": [{"name": "b1.0", "pid": 7, "wakes": n, "service_ns": {"p50": 1}}],
-            "chains": [{"name": "c", "latency_ns": {"count": n, "buckets": [[8, n], [1024, 1]]}}],
+            "nfs": [{"name": "b1.0", "service": "b1", "pid": 7, "wakes": n, "tx_packets": 5 * n, "service_ns": {"p50": 1}},
+                {"name": "b2.0", "service": "b2", "pid": 9, "wakes": n, "rx_packets": 3 * n}],
+            "chains": [{"name": "c", "exit_packets": 4 * n, "latency_ns": {"count": n, "buckets": [[8, n], [1024, 1]]}}],
             "drops": {"entry": 3 * n, "verdict": n, "ring_full": 2 * n, "port_tx": n, "no_rule": 9 * n},
         }))
         .unwrap()
@@ -204,13 +243,16 @@ mod tests {
         assert_eq!(latency.count(), 200, "the slow one was there before");
         assert_eq!(latency.quantile(0.999), latency.quantile(0.5));
         assert_eq!(window.latency("other").count(), 0);
-        assert_eq!(window.nfs().map(|(a, b)| b.wakes - a.wakes).collect::<Vec<_>>(), [200]);
+        assert_eq!(window.nfs().map(|(a, b)| b.wakes - a.wakes).collect::<Vec<_>>(), [200, 200]);
+        assert_eq!((window.exit_pps("c"), window.exit_pps("other")), (400.0, 0.0));
+        assert_eq!(window.processed_pps("b1"), 500.0);
+        assert_eq!((window.lost_between_pps("b1", "b2"), window.lost_between_pps("b2", "b1")), (200.0, 0.0));
     }
 
     #[test]
     fn an_nf_that_was_started_again_is_not_compared_with_itself() {
         let (before, mut after) = (stats(0, 1), stats(1, 2));
         after.nfs[0].pid = Some(8);
-        assert_eq!(Window { before: &before, after: &after }.nfs().count(), 0);
+        assert_eq!(Window { before: &before, after: &after }.nfs().count(), 1);
     }
 }

@@ -44,10 +44,26 @@ pub struct Group {
     pub columns: &'static [Column],
     /// How many of the columns are plotted, from the first on.
     pub plotted: usize,
+    /// How it is shown.
+    pub form: Form,
+}
+
+/// How a group is shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// A table, and bars.
+    Bars,
+    /// A table, and lines over this param, which is a number.
+    Lines(&'static str),
+    /// Lines alone: too many rows for people.
+    Series(&'static str),
 }
 
 /// A table, or nothing if none of its variants ran.
 pub fn table(group: &Group, variants: &[&Variant]) -> String {
+    if matches!(group.form, Form::Series(_)) {
+        return String::new();
+    }
     let columns: Vec<&Column> =
         group.columns.iter().filter(|c| variants.iter().any(|v| v.metrics.contains_key(c.metric))).collect();
     if columns.is_empty() {
@@ -88,6 +104,7 @@ mod tests {
             Column::new("latency_ns_p50", "µs", 1e3, 1),
         ],
         plotted: 1,
+        form: Form::Bars,
     };
 
     #[test]
@@ -106,6 +123,7 @@ Rates
   shared/open nfs 3                15.00  1.5
 ";
         assert_eq!(table(&GROUP, &[&one, &two]), want);
+        assert_eq!(table(&Group { form: Form::Series("nfs"), ..GROUP }, &[&one, &two]), "", "a series is for plots");
     }
 
     #[test]

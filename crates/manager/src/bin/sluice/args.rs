@@ -108,7 +108,8 @@ Examples:
     #[command(after_help = "\
 Examples:
   sluice bench                                         what there is
-  sluice bench forward --json forward.json --repeats 5")]
+  sluice bench forward --json forward.json --repeats 5
+  sluice bench chain --only default,sluice,ideal/other --svg chain.svg")]
     Bench(BenchCommand),
     /// Write completions for a shell
     #[command(after_help = "\
@@ -431,6 +432,12 @@ pub struct BenchCommand {
     /// File for the result and its raw samples
     #[arg(long, value_name = "OUT")]
     pub json: Option<PathBuf>,
+    /// File for the plot; with --json and without this, it goes beside the result
+    #[arg(long, value_name = "OUT")]
+    pub svg: Option<PathBuf>,
+    /// Run only variants whose name has one of these parts in it, such as sluice/other,ideal
+    #[arg(long, value_name = "PART,…", value_delimiter = ',')]
+    pub only: Vec<String>,
     /// Seconds that each variant runs, each time
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,

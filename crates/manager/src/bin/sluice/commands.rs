@@ -348,11 +348,12 @@ fn bench(args: BenchCommand, out: &mut dyn Write) -> anyhow::Result<()> {
             writeln!(out, "this build has no experiments")?;
         }
         for experiment in sluice_bench::EXPERIMENTS {
-            writeln!(out, "{:<12} {}", experiment.name, experiment.about)?;
+            writeln!(out, "{:<14} {}", experiment.name, experiment.about)?;
         }
         return Ok(());
     };
-    sluice_bench::run(sluice_bench::BenchArgs { name, json: args.json, seconds: args.seconds, repeats: args.repeats })
+    let BenchCommand { json, svg, only, seconds, repeats, .. } = args;
+    sluice_bench::run(sluice_bench::BenchArgs { name, json, svg, only, seconds, repeats })
 }
 
 fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -1,0 +1,143 @@
+//! What the kernel knows of the NFs' processes: processor time, time spent waiting for a processor, context switches.
+//!
+//! Read from `/proc/PID/schedstat` (nanoseconds, not ticks) and `/proc/PID/status`. Both tell of a process's main thread, and an NF
+//! has no other. The root of the tree is an argument, so that tests can make one.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use crate::stats::Nf;
+
+/// What the kernel counts of one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Task {
+    /// Time on a processor, in nanoseconds.
+    pub run_ns: u64,
+    /// Time that it was runnable and did not run, in nanoseconds.
+    pub wait_ns: u64,
+    /// Times that it was given a processor.
+    pub slices: u64,
+    /// Times that it went to sleep.
+    pub voluntary: u64,
+    /// Times that it was made to leave.
+    pub involuntary: u64,
+}
+
+impl Task {
+    /// Reads it; none if there is no such process, or a kernel that does not tell.
+    pub fn read(proc: &Path, pid: u32) -> Option<Self> {
+        let folder = proc.join(pid.to_string());
+        let text = |name: &str| std::fs::read_to_string(folder.join(name)).ok();
+        let (run_ns, wait_ns, slices) = schedstat(&text("schedstat")?)?;
+        let (voluntary, involuntary) = switches(&text("status")?)?;
+        Some(Self { run_ns, wait_ns, slices, voluntary, involuntary })
+    }
+
+    fn since(&self, earlier: &Self) -> Self {
+        Self {
+            run_ns: self.run_ns.saturating_sub(earlier.run_ns),
+            wait_ns: self.wait_ns.saturating_sub(earlier.wait_ns),
+            slices: self.slices.saturating_sub(earlier.slices),
+            voluntary: self.voluntary.saturating_sub(earlier.voluntary),
+            involuntary: self.involuntary.saturating_sub(earlier.involuntary),
+        }
+    }
+}
+
+/// Run time, waiting time (both in nanoseconds) and slices.
+fn schedstat(text: &str) -> Option<(u64, u64, u64)> {
+    let mut numbers = text.split_ascii_whitespace().map(|word| word.parse().ok());
+    Some((numbers.next()??, numbers.next()??, numbers.next()??))
+}
+
+/// Voluntary and involuntary context switches, of `/proc/PID/status`.
+fn switches(status: &str) -> Option<(u64, u64)> {
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
+    Some((field("voluntary_ctxt_switches:")?, field("nonvoluntary_ctxt_switches:")?))
+}
+
+/// The processes of NFs at one moment.
+#[derive(Debug, Clone)]
+pub struct Tasks {
+    at: Instant,
+    /// Process and counters, by name of the NF.
+    tasks: BTreeMap<String, (u32, Task)>,
+}
+
+impl Tasks {
+    /// Those of `nfs`, now.
+    pub fn of(nfs: &[Nf]) -> Self {
+        Self::below(Path::new("/proc"), nfs)
+    }
+
+    fn below(proc: &Path, nfs: &[Nf]) -> Self {
+        let read = |nf: &Nf| Some((nf.name.clone(), (nf.pid?, Task::read(proc, nf.pid?)?)));
+        Self { at: Instant::now(), tasks: nfs.iter().filter_map(read).collect() }
+    }
+
+    /// What an NF has spent since `earlier`; none if it is another process now.
+    pub fn since(&self, earlier: &Self, nf: &str) -> Option<Task> {
+        let ((now_pid, now), (then_pid, then)) = (self.tasks.get(nf)?, earlier.tasks.get(nf)?);
+        (now_pid == then_pid).then(|| now.since(then))
+    }
+
+    /// Seconds since `earlier`.
+    pub fn seconds_since(&self, earlier: &Self) -> f64 {
+        self.at.saturating_duration_since(earlier.at).as_secs_f64()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(proc: &Path, pid: u32, schedstat: &str, switches: (u64, u64)) {
+        let folder = proc.join(pid.to_string());
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("schedstat"), schedstat).unwrap();
+        let (voluntary, involuntary) = switches;
+        let status = format!("Name:\tnf\nvoluntary_ctxt_switches:\t{voluntary}\nnonvoluntary_ctxt_switches:\t{involuntary}\n");
+        std::fs::write(folder.join("status"), status).unwrap();
+    }
+
+    fn nf(name: &str, pid: Option<u32>) -> Nf {
+        Nf { name: name.into(), pid, ..Nf::default() }
+    }
+
+    #[test]
+    fn what_came_between_is_told() {
+        let proc = tempfile::tempdir().unwrap();
+        write(proc.path(), 7, "1000 50 3\n", (10, 2));
+        let nfs = [nf("a.0", Some(7)), nf("b.0", None), nf("c.0", Some(9))];
+        let before = Tasks::below(proc.path(), &nfs);
+        write(proc.path(), 7, "4000 90 5\n", (14, 9));
+        let after = Tasks::below(proc.path(), &nfs);
+        let want = Task { run_ns: 3000, wait_ns: 40, slices: 2, voluntary: 4, involuntary: 7 };
+        assert_eq!(after.since(&before, "a.0"), Some(want));
+        assert_eq!((after.since(&before, "b.0"), after.since(&before, "c.0")), (None, None));
+        assert!(after.seconds_since(&before) >= 0.0);
+    }
+
+    #[test]
+    fn another_process_is_not_compared() {
+        let proc = tempfile::tempdir().unwrap();
+        write(proc.path(), 7, "1000 50 3\n", (10, 2));
+        write(proc.path(), 8, "4000 90 5\n", (14, 9));
+        let before = Tasks::below(proc.path(), &[nf("a.0", Some(7))]);
+        assert_eq!(Tasks::below(proc.path(), &[nf("a.0", Some(8))]).since(&before, "a.0"), None);
+    }
+
+    #[test]
+    fn broken_files_tell_nothing() {
+        assert_eq!(schedstat("1 2\n"), None);
+        assert_eq!(schedstat("1 x 3\n"), None);
+        assert_eq!(switches("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn this_process_can_be_read() {
+        let known = Path::new("/proc/self/schedstat").exists();
+        assert_eq!(Task::read(Path::new("/proc"), std::process::id()).is_some(), known);
+    }
+}

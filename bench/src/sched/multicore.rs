@@ -1,0 +1,84 @@
+//! `sluice bench multicore`: a chain whose NFs have a core each.
+//!
+//! # Approach
+//! Costs 550, 2200 and 4500. With a core each, the last NF is the bottleneck and the others waste what they do beyond its rate; the
+//! kernel's scheduler has nothing to decide, so only backpressure helps, and the cores upstream become free: their CPU shows it. With
+//! too few cores the same chain runs on those that there are, which the param `nf_cores` says.
+//!
+//! # Source
+//! NFVnice, table 5.
+
+use super::{
+    COST, DELIVERED, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, nf_cores, params, ratios, spread,
+};
+use super::{Mode, name_of};
+use crate::lab::{Lab, Plan};
+use crate::setup::Class;
+use crate::table::{Column, Form, Group};
+use crate::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "multicore", about: "costs 550/2200/4500, on a core each where there are so many (table 5)", run };
+
+/// Without weights alone, which have nothing to weigh.
+const MODES: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
+const COSTS: [u64; 3] = [550, 2200, 4500];
+
+const GROUP: Group = Group {
+    title: "A chain of costs 550, 2200 and 4500",
+    keys: &["nf_cores"],
+    columns: &[
+        DELIVERED,
+        OF_IDEAL,
+        OF_IDEAL_BY_CPU,
+        OF_DEFAULT,
+        WASTED,
+        Column::new("processed_pps.nf1", "NF 1 Mpps", 1e6, 3),
+        Column::new("processed_pps.nf2", "NF 2 Mpps", 1e6, 3),
+        Column::new("processed_pps.nf3", "NF 3 Mpps", 1e6, 3),
+        Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 0),
+        Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 0),
+        Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 0),
+    ],
+    plotted: 5,
+    form: Form::Bars,
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[COST])?;
+    lab.run(&plan(&lab))
+}
+
+fn plan(lab: &Lab) -> Plan {
+    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
+    let (cores, used) = spread(lab, COSTS.len());
+    // On a core of its own, the scheduler has nothing to choose from.
+    let classes = if used == COSTS.len() { &[Class::Other][..] } else { &SCHEDULERS };
+    if let Err(why) = lab.cores.own(COSTS.len()) {
+        for mode in MODES {
+            plan.leave_out(&name_of(mode, Class::Other), params(&[nf_cores(COSTS.len())]), format!("a core for each NF: {why}"));
+        }
+    }
+    let hops: Vec<Hop> = COSTS.iter().zip(&cores).zip(1..).map(|((cycles, core), i)| Hop::new(i, *core, *cycles)).collect();
+    plan.cases = cases(&MODES, classes, &params(&[nf_cores(used)]), |mode, class| line(lab, mode, class, &hops));
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::tests::lab;
+
+    #[test]
+    fn what_has_too_few_cores_runs_on_those_that_there_are() {
+        let lab = lab(1);
+        let plan = plan(&lab);
+        let fits = lab.cores.own(3).is_ok();
+        assert_eq!(plan.left_out.is_empty(), fits);
+        assert_eq!(plan.cases.len(), if fits { 4 } else { 16 });
+        let cores = plan.cases[0].params["nf_cores"].as_u64().unwrap();
+        assert_eq!(cores == 3, fits);
+        assert!(plan.left_out.iter().all(|l| l.params["nf_cores"] == 3 && l.why.contains("physical cores")));
+    }
+}
