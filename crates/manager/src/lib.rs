@@ -29,3 +29,5 @@ pub mod supervisor;
 pub mod telemetry;
 
 pub mod control;
+
+pub mod simulate;

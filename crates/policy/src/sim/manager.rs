@@ -18,7 +18,8 @@ pub(super) struct Manager {
     world: World,
     cpus: Vec<Cpu>,
     pressure: Pressure,
-    limits: Limits,
+    /// By process.
+    limits: Vec<Limits>,
     priorities: Vec<f64>,
     /// Rounds so far.
     rounds: usize,
@@ -38,11 +39,14 @@ impl Manager {
         let (processes, paths) = process::layout(scenario);
         let platform = scenario.platform.clone();
         let hops: Vec<Vec<usize>> = paths.iter().map(|p| p.hops.iter().map(|h| h.0).collect()).collect();
+        let limits = |p: &process::Process| {
+            Limits::new(p.rx.capacity(), platform.high_watermark, platform.low_watermark, platform.queueing_ns)
+        };
         Self {
+            limits: processes.iter().map(limits).collect(),
             class: scenario.class,
             cpus: (0..scenario.machine.cores).map(|core| Cpu::new(core, scenario, &processes)).collect(),
             pressure: Pressure::new(processes.len(), &hops),
-            limits: Limits::new(platform.ring, platform.high_watermark, platform.low_watermark, platform.queueing_ns),
             priorities: processes.iter().map(|p| scenario.nfs[p.parts[0]].priority).collect(),
             rounds: 0,
             now_ns: 0,
@@ -111,7 +115,7 @@ impl Manager {
             }
             // Without backpressure nobody asks for credit; what came back is as good as taken.
             if !self.platform.backpressure {
-                processes[number].credit = self.platform.ring;
+                processes[number].credit = processes[number].rx.capacity();
             }
         }
     }
@@ -159,14 +163,14 @@ impl Manager {
 
     /// Finds bottlenecks, and tells the NFs before them to yield.
     fn watch(&mut self) {
-        for (number, process) in self.world.processes.iter_mut().enumerate() {
+        for ((number, process), limits) in self.world.processes.iter_mut().enumerate().zip(&self.limits) {
             let queue = process.rx.len();
             // Most queues are short; only those that matter are looked at closely.
-            let waits = match queue >= self.limits.high {
+            let waits = match queue >= limits.high {
                 true => queueing_ns(queue, process.service_ns, process.age_ns(self.now_ns)),
                 false => 0,
             };
-            if process.watch.step(&self.limits, queue, waits) {
+            if process.watch.step(limits, queue, waits) {
                 let is_bottleneck = process.watch.state() == State::Throttle;
                 self.pressure.set(number, is_bottleneck);
                 self.world.count.throttles += u64::from(is_bottleneck);

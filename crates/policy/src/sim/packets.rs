@@ -44,6 +44,12 @@ impl Ring {
         self.len
     }
 
+    /// Most packets that it holds.
+    #[inline]
+    pub(super) fn capacity(&self) -> u32 {
+        self.capacity
+    }
+
     #[inline]
     pub(super) fn room(&self) -> u32 {
         self.capacity - self.len

@@ -89,9 +89,11 @@ pub(super) struct Path {
 
 /// The processes and paths of a scenario.
 pub(super) fn layout(scenario: &Scenario) -> (Vec<Process>, Vec<Path>) {
-    let ring = scenario.platform.ring;
     let mut processes = Vec::new();
     let mut add = |core: usize, parts: Vec<usize>| {
+        // NFs that share a process share the smallest of their rings.
+        let rings = parts.iter().map(|nf| scenario.nfs[*nf].ring.unwrap_or(scenario.platform.ring));
+        let ring = rings.min().unwrap_or(scenario.platform.ring);
         processes.push(Process::new(core, parts, ring));
         processes.len() - 1
     };
@@ -189,6 +191,18 @@ mod tests {
         assert!(sum.abs_diff(2_000_000) < 40_000, "{sum}");
         let mut surge = Costs::new(&Nf { factors: vec![(10, 3), (20, 1)], ..Nf::fixed(0, 5) }, 0);
         assert_eq!([0, 9, 10, 19, 20].map(|t| surge.cycles(&batch(0, 1), 1, t)), [5, 5, 15, 15, 5]);
+    }
+
+    #[test]
+    fn rings_are_those_of_the_nfs_and_the_smallest_where_they_share_a_process() {
+        let nfs = vec![Nf { ring: Some(64), ..Nf::fixed(0, 1) }, Nf::fixed(0, 2), Nf { ring: Some(256), ..Nf::fixed(1, 3) }];
+        let chains = vec![Chain { nfs: vec![0, 1, 2], rate_pps: 1, flows: 1 }];
+        let rings = |variant| {
+            let (processes, _) = layout(&Scenario::new(nfs.clone(), chains.clone(), variant, Class::Other));
+            processes.iter().map(|p| (p.rx.capacity(), p.credit, p.tx.room())).collect::<Vec<_>>()
+        };
+        assert_eq!(rings(Variant::Default), [64, 4096, 256].map(|n| (n, n, n)));
+        assert_eq!(rings(Variant::Ideal), [64, 256].map(|n| (n, n, n)));
     }
 
     #[test]

@@ -119,7 +119,7 @@ pub struct Platform {
     pub weights: bool,
     /// Chains are refused at their entry; else full rings inside drop.
     pub backpressure: bool,
-    /// Packets of a ring.
+    /// Packets of a ring, where an NF does not say otherwise ([`Nf::ring`]).
     pub ring: u32,
     /// Percent of a ring from which on a queue is watched.
     pub high_watermark: u32,
@@ -186,12 +186,14 @@ pub struct Nf {
     pub priority: f64,
     /// The cost is multiplied by the last factor whose time (in nanoseconds from the start) has come; in the order of time.
     pub factors: Vec<(u64, u64)>,
+    /// Packets of its rings; [`Platform::ring`] without.
+    pub ring: Option<u32>,
 }
 
 impl Nf {
     /// An NF of ordinary priority whose packets all cost the same.
     pub fn fixed(core: usize, cycles: u64) -> Self {
-        Self { core, cost: Cost::Fixed(cycles), priority: 1.0, factors: Vec::new() }
+        Self { core, cost: Cost::Fixed(cycles), priority: 1.0, factors: Vec::new(), ring: None }
     }
 }
 
@@ -268,8 +270,9 @@ impl Scenario {
             }
         }
         let p = &self.platform;
-        if p.ring < crate::sim::BURST {
-            return Err(ScenarioError::Ring { ring: p.ring });
+        let rings = self.nfs.iter().filter_map(|nf| nf.ring).chain([p.ring]);
+        if let Some(ring) = rings.min().filter(|ring| *ring < crate::sim::BURST) {
+            return Err(ScenarioError::Ring { ring });
         }
         if p.high_watermark > 100 || p.low_watermark > p.high_watermark {
             return Err(ScenarioError::Watermarks { low: p.low_watermark, high: p.high_watermark });

@@ -218,5 +218,6 @@ fn scenarios_that_cannot_be_run_are_refused() {
     assert!(refused(|s| s.chains[0].nfs.clear()).contains("visits no NF"));
     assert!(refused(|s| s.machine.mhz = 0).contains("0 MHz"));
     assert!(refused(|s| s.platform.ring = 16).contains("16 packets"));
+    assert!(refused(|s| s.nfs[0].ring = Some(8)).contains("8 packets"));
     assert!(refused(|s| s.platform.low_watermark = 81).contains("out of order"));
 }

@@ -111,6 +111,9 @@ Examples:
   sluice bench forward --json forward.json --repeats 5
   sluice bench chain --only default,sluice,ideal/other --svg chain.svg")]
     Bench(BenchCommand),
+    /// Say what a configuration would carry on so many cores; nothing is started
+    #[command(after_help = crate::simulate::HELP)]
+    Simulate(crate::simulate::SimulateArgs),
     /// Write completions for a shell
     #[command(after_help = "\
 Examples:
@@ -456,7 +459,8 @@ pub struct Stop {
     pub timeout: f64,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+/// Reads a number of seconds.
+pub fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(seconds),
         Ok(_) => Err("must be between 0.01 and 86400 seconds".into()),

@@ -16,7 +16,7 @@ use sluice_manager::control::model::{Apply, Event, TraceRequest};
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
 use crate::table::{Table, colour};
-use crate::{show, top};
+use crate::{show, simulate, top};
 
 /// Something on the command line makes no sense: exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +43,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Apply(args) => apply(&mut client()?, &args, out),
         Command::Trace(args) => trace(&mut client()?, args, out),
         Command::Bench(args) => bench(args, out),
+        Command::Simulate(args) => simulate::run(&args, client, out),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut text);
@@ -52,7 +53,8 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     }
 }
 
-fn json<T: Serialize + ?Sized>(out: &mut dyn Write, value: &T) -> anyhow::Result<()> {
+/// Prints JSON.
+pub fn json<T: Serialize + ?Sized>(out: &mut dyn Write, value: &T) -> anyhow::Result<()> {
     Ok(writeln!(out, "{}", serde_json::to_string_pretty(value)?)?)
 }
 

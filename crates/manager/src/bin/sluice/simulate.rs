@@ -1,0 +1,254 @@
+//! `sluice simulate`: what a configuration would carry on other cores.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::Args;
+use sluice_manager::config::load;
+use sluice_manager::control::client::{Client, ClientError};
+use sluice_manager::simulate::report::{ChainRow, Run};
+use sluice_manager::simulate::{Options, Plan, Report, SimulateError, cost};
+
+use crate::args::seconds;
+use crate::commands::{Usage, json};
+use crate::number;
+use crate::table::{Cell, Table, Tone, colour};
+
+/// What `sluice simulate --help` says below the options.
+pub const HELP: &str = "\
+Examples:
+  sluice simulate edge.toml --cores 16 --rate 2e6 --cost fw=300,nat=450
+                                        sixteen cores for NFs, each port without a rate at two million packets a second
+  sluice simulate edge.toml --rate lan=1e6 --rate wan=3e6 --measured
+                                        the configured cores, costs as the running daemon measures them
+  sluice simulate bench.toml --cores 2 --compare
+                                        what weights, backpressure and hand-over bring, beside the ideal
+  sluice simulate edge.toml --cores 8 --ghz 3.5 --json ...
+                                        a faster clock, for scripts
+
+A packet's cost is what --cost says of its service, else what --measured finds, else --cycles of sluice-nf-cost.
+\"of ideal\" compares with NFs that run as calls in one process on each core: no switches, no wake-ups.
+DROPS of an NF are wasted work: packets that another NF worked on before they met a full ring.
+
+Limits: flows are spread evenly over instances; ports that wait drop; ECN changes nothing; the manager has cores of its own and
+is never the bottleneck; caches and other processes are left out. So compare the runs first, and then with a measurement.";
+
+/// Most cores; the simulator's time goes with them.
+const MOST_CORES: i64 = 1024;
+
+/// Arguments of `sluice simulate`.
+#[derive(Debug, Args)]
+pub struct SimulateArgs {
+    /// The configuration
+    pub config: PathBuf,
+    /// Cores for NFs, which take them in turn; the configured cores without
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_CORES))]
+    pub cores: Option<u32>,
+    /// Packets per second: of each port without a rate of its own, or of a named port
+    #[arg(long, value_name = "[PORT=]PPS", value_parser = rate, value_delimiter = ',')]
+    pub rate: Vec<(Option<String>, f64)>,
+    /// Cycles that a packet costs a service
+    #[arg(long, value_name = "SERVICE=CYCLES", value_parser = service_cost, value_delimiter = ',')]
+    pub cost: Vec<(String, u64)>,
+    /// Ask the running daemon what packets cost its services, with the clock of this host
+    #[arg(long)]
+    pub measured: bool,
+    /// Clock of the cores in GHz; that of this host without
+    #[arg(long, value_name = "GHZ", value_parser = ghz)]
+    pub ghz: Option<f64>,
+    /// Simulated seconds, after a warm-up of 0.2
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
+    pub seconds: f64,
+    /// Run default, weights, backpressure, sluice and ideal instead of what [sched] says
+    #[arg(long)]
+    pub compare: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Simulates; `client` connects to the daemon where its measurements are wanted.
+pub fn run(args: &SimulateArgs, client: impl FnOnce() -> Result<Client, ClientError>, out: &mut dyn Write) -> anyhow::Result<()> {
+    let loaded = load::read(&args.config)?;
+    for warning in &loaded.warnings {
+        eprintln!("{warning}");
+    }
+    let host_mhz = host_mhz(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
+    let measured = match args.measured {
+        true => cost::measured(&client()?.stats()?.nfs, host_mhz),
+        false => BTreeMap::new(),
+    };
+    let options = Options {
+        cores: args.cores.map(|n| n as usize),
+        rate_pps: args.rate.iter().rev().find(|(port, _)| port.is_none()).map(|(_, rate)| *rate),
+        port_rates: args.rate.iter().filter_map(|(port, rate)| Some((port.clone()?, *rate))).collect(),
+        costs: args.cost.iter().cloned().collect(),
+        measured,
+        mhz: args.ghz.map_or(host_mhz, |ghz| (ghz * 1e3).round() as u64),
+        measure_ns: (args.seconds * 1e9) as u64,
+    };
+    let plan = Plan::new(&loaded.config, &options).map_err(usage)?;
+    let report = Report::of(&plan, args.compare);
+    if args.json { json(out, &report) } else { Ok(print(out, &report, args.compare, colour())?) }
+}
+
+fn usage(error: SimulateError) -> anyhow::Error {
+    if error.is_usage() { Usage(error.to_string()).into() } else { error.into() }
+}
+
+fn print(out: &mut dyn Write, report: &Report, compare: bool, colour: bool) -> io::Result<()> {
+    let Some(ideal) = report.runs.last() else { return Ok(()) };
+    let first = &report.runs[0];
+    let cores = first.cores.len();
+    let what = format!("{} of {} GHz, class {}", plural(cores, "core"), report.ghz, report.class);
+    writeln!(out, "{} NFs on {what}, {} s simulated", first.nfs.len(), report.seconds)?;
+    writeln!(out)?;
+    if compare {
+        compared(report, ideal).print(out, colour)?;
+    } else {
+        chains(first, ideal).print(out, colour)?;
+        writeln!(out)?;
+        nfs(first).print(out, colour)?;
+        writeln!(out)?;
+        used(first).print(out, colour)?;
+    }
+    let busiest = report.runs.iter().map(|run| run.manager_pps).fold(0.0, f64::max);
+    writeln!(out)?;
+    writeln!(out, "note: the manager would move {} packets, which is not limited here", number::rate(busiest))?;
+    report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+}
+
+fn chains(run: &Run, ideal: &Run) -> Table {
+    let mut table = Table::new(&["CHAIN", ">OFFERED", ">DELIVERED", ">ENTRY DROPS", ">WASTED", ">OF IDEAL"]);
+    let all = (run.chains.len() > 1).then(|| run.total(ideal));
+    for chain in run.chains.iter().chain(&all) {
+        table.row(vec![
+            chain.name.as_str().into(),
+            number::rate(chain.offered_pps).into(),
+            number::rate(chain.delivered_pps).into(),
+            number::rate(chain.entry_drops_pps).into(),
+            wasted(chain.wasted_pps),
+            percent_of_ideal(chain).into(),
+        ]);
+    }
+    table
+}
+
+fn nfs(run: &Run) -> Table {
+    let mut table = Table::new(&["NF", ">CORE", ">CPU", ">SHARE", ">PACKETS", ">DROPS"]);
+    for nf in &run.nfs {
+        let polls = if nf.polls { " (polls)" } else { "" };
+        table.row(vec![
+            nf.name.as_str().into(),
+            nf.core.to_string().into(),
+            format!("{:.1} %{polls}", nf.cpu_percent).into(),
+            nf.share.map_or_else(|| "–".into(), |share| format!("{:.1} %", share * 100.0)).into(),
+            number::rate(nf.packets_pps).into(),
+            wasted(nf.drops_pps),
+        ]);
+    }
+    table
+}
+
+fn used(run: &Run) -> Table {
+    let mut table = Table::new(&["CORE", ">NFS", ">BUSY", ">SWITCHES", ">IDLE"]);
+    for core in &run.cores {
+        let idle = format!("{:.1} %{}", core.idle_percent, if core.polls { " (polling)" } else { "" });
+        // A core without room for more is what limits chains.
+        let tone = if core.idle_percent < 1.0 { Tone::Warn } else { Tone::Plain };
+        table.row(vec![
+            core.core.to_string().into(),
+            core.nfs.to_string().into(),
+            Cell::toned(format!("{:.1} %", core.busy_percent), tone),
+            format!("{:.1} %", core.switch_percent).into(),
+            idle.into(),
+        ]);
+    }
+    table
+}
+
+/// The runs as columns.
+fn compared(report: &Report, ideal: &Run) -> Table {
+    let head = ["CHAIN", "", ">DEFAULT", ">WEIGHTS", ">BACKPRESSURE", ">SLUICE", ">IDEAL"];
+    debug_assert_eq!(head.len(), report.runs.len() + 2);
+    let mut table = Table::new(&head);
+    let several = ideal.chains.len() > 1;
+    for i in 0..ideal.chains.len() + usize::from(several) {
+        let rows: Vec<ChainRow> = report.runs.iter().map(|r| r.chains.get(i).cloned().unwrap_or_else(|| r.total(ideal))).collect();
+        let mut line = |name: &str, what: &str, cell: &dyn Fn(&ChainRow) -> Cell| {
+            table.row([name.into(), what.into()].into_iter().chain(rows.iter().map(cell)).collect());
+        };
+        line(&rows[0].name, "delivered", &|c| number::rate(c.delivered_pps).into());
+        line("", "of ideal", &|c| percent_of_ideal(c).into());
+        line("", "wasted", &|c| wasted(c.wasted_pps));
+    }
+    table
+}
+
+fn wasted(pps: f64) -> Cell {
+    Cell::toned(number::rate(pps), if pps > 0.0 { Tone::Warn } else { Tone::Plain })
+}
+
+fn percent_of_ideal(chain: &ChainRow) -> String {
+    chain.share_of_ideal.map_or_else(|| "–".into(), |share| format!("{:.1} %", share * 100.0))
+}
+
+fn plural(n: usize, word: &str) -> String {
+    format!("{n} {word}{}", if n == 1 { "" } else { "s" })
+}
+
+fn rate(text: &str) -> Result<(Option<String>, f64), String> {
+    let (port, number) = text.rsplit_once('=').map_or((None, text), |(port, number)| (Some(port.to_owned()), number));
+    match number.parse::<f64>() {
+        Ok(rate) if rate.is_finite() && rate >= 0.0 => Ok((port, rate)),
+        _ => Err("must be packets per second, such as 2e6, or PORT=PPS, such as lan=2e6".into()),
+    }
+}
+
+fn service_cost(text: &str) -> Result<(String, u64), String> {
+    let (service, cycles) = text.rsplit_once('=').ok_or("must be SERVICE=CYCLES, such as fw=550")?;
+    Ok((service.to_owned(), cost::cycles(cycles)?))
+}
+
+fn ghz(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(ghz) if (0.1..=100.0).contains(&ghz) => Ok(ghz),
+        _ => Err("must be between 0.1 and 100, such as 2.5".into()),
+    }
+}
+
+/// Clock of the host in MHz: the nominal one of its model's name, for the other moves with the load; else that one, else 2,500.
+fn host_mhz(cpuinfo: &str) -> u64 {
+    let value = |key: &str| {
+        let line = cpuinfo.lines().find(|line| line.starts_with(key))?;
+        line.split_once(':').map(|(_, value)| value.trim())
+    };
+    let nominal = value("model name").and_then(|name| name.rsplit_once('@')?.1.trim().strip_suffix("GHz")?.trim().parse().ok());
+    let now = || value("cpu MHz")?.parse::<f64>().ok();
+    let mhz = nominal.map(|ghz: f64| ghz * 1e3).or_else(now).filter(|mhz| (100.0..100_000.0).contains(mhz));
+    mhz.map_or(2_500, |mhz| mhz.round() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_the_nominal_one_where_it_is_known() {
+        let cpu = "processor\t: 0\nmodel name\t: Some CPU E5-2697 v3 @ 2.60GHz\ncpu MHz\t\t: 1197.304\n";
+        assert_eq!(host_mhz(cpu), 2_600);
+        assert_eq!(host_mhz("model name\t: AMD EPYC\ncpu MHz\t\t: 2249.998\n"), 2_250);
+        assert_eq!([host_mhz(""), host_mhz("cpu MHz\t: 0.000\n"), host_mhz("cpu MHz\t: x\n")], [2_500; 3]);
+    }
+
+    #[test]
+    fn options_are_read_or_refused() {
+        assert_eq!(rate("2e6"), Ok((None, 2e6)));
+        assert_eq!(rate("lan=5"), Ok((Some("lan".into()), 5.0)));
+        assert!(["", "lan", "lan=", "-1", "inf", "lan=nan"].iter().all(|text| rate(text).is_err()));
+        assert_eq!(service_cost("fw=550"), Ok(("fw".into(), 550)));
+        assert!(["fw", "fw=", "fw=1.5", "fw=2000000000"].iter().all(|text| service_cost(text).is_err()));
+        assert!(ghz("2.5").is_ok() && ghz("0").is_err() && ghz("x").is_err());
+    }
+}
