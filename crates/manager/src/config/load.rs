@@ -67,6 +67,19 @@ impl Config {
     }
 }
 
+impl Loaded {
+    /// Has the configuration looked at by one more check, whose problems get their lines.
+    ///
+    /// # Errors
+    /// All problems, if one of the check's is an error.
+    pub fn accept(mut self, check: impl FnOnce(&Config) -> Vec<Problem>) -> Result<Self, ConfigErrors> {
+        let mut problems = check(&self.config);
+        self.source.locate(&mut problems);
+        self.warnings = sorted_out(std::mem::take(&mut self.warnings), problems)?;
+        Ok(self)
+    }
+}
+
 /// Reads and validates a file, and keeps its warnings and its text.
 ///
 /// # Errors
@@ -103,10 +116,7 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
 /// # Errors
 /// As [`Config::load`], and what the host lacks.
 pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
-    let mut loaded = read(path)?;
-    let mut problems = host::check(&loaded.config, host);
-    loaded.source.locate(&mut problems);
-    loaded.warnings = sorted_out(std::mem::take(&mut loaded.warnings), problems)?;
+    let mut loaded = read(path)?.accept(|config| host::check(config, host))?;
     host::resolve(&mut loaded.config, host);
     Ok(loaded)
 }

@@ -12,6 +12,7 @@ use sluice_manager::config::load;
 use sluice_manager::config::model::{self as config, Config, PortRange};
 use sluice_manager::control::client::{Client, ClientError};
 use sluice_manager::control::model::{Apply, TraceRequest};
+use sluice_manager::port;
 
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
@@ -69,7 +70,8 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
         out.write_all(Config::reference().as_bytes())?;
     }
     let Some(path) = &args.config else { return Ok(()) };
-    let loaded = if args.no_host { load::read(path) } else { load::read_for(path, &Host::here()) }?;
+    // With the host, ports are looked at as sluiced does it before it starts.
+    let loaded = if args.no_host { load::read(path) } else { load::read_for(path, &Host::here())?.accept(port::problems) }?;
     for warning in &loaded.warnings {
         eprintln!("{warning}");
     }
