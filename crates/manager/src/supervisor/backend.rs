@@ -281,6 +281,7 @@ impl Backend for Remote {
     fn add_port(&self, port: config::Port) -> Result<api::Port, ApiError> {
         self.change(move |s| {
             s.with(|c| c.ports.push(port.clone()))?;
+            s.look_at(&port)?;
             let name = port.name.clone();
             s.add_port(port)?;
             let found = s.stats().ports.into_iter().find(|p| p.name == name);

@@ -7,6 +7,7 @@
 mod backend;
 mod change;
 mod life;
+mod ports;
 mod report;
 
 use std::collections::BTreeMap;
