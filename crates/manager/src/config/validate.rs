@@ -307,12 +307,7 @@ impl Validation<'_> {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
         if service.attach {
-            let given = [
-                ("exec", service.exec.is_some()),
-                ("args", !service.args.is_empty()),
-                ("env", !service.env.is_empty()),
-                ("user", service.user.is_some()),
-            ];
+            let given = [("exec", service.exec.is_some()), ("args", !service.args.is_empty()), ("env", !service.env.is_empty())];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
                 self.error(
                     at(key),

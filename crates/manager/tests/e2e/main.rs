@@ -4,6 +4,7 @@
 //! also when it fails.
 
 mod apply;
+mod attach;
 mod changes;
 mod faults;
 mod hostile;
