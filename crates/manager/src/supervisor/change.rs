@@ -114,6 +114,7 @@ impl Supervisor {
             handle: None,
             place: None,
             process: None,
+            wrapper: None,
             connection: None::<OwnedFd>,
             restarts: 0,
             streak: restart::Streak::default(),

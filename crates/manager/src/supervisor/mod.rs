@@ -102,6 +102,8 @@ struct NfState {
     handle: Option<Arc<NfHandle>>,
     place: Option<Place>,
     process: Option<life::Process>,
+    /// What we started, where that is a program that started the NF's own process. It ends with the NF.
+    wrapper: Option<life::Process>,
     connection: Option<OwnedFd>,
     restarts: u64,
     streak: restart::Streak,
@@ -130,6 +132,8 @@ pub struct Supervisor {
     services: Vec<Option<ServiceState>>,
     chains: Vec<Option<Arc<Chain>>>,
     nfs: BTreeMap<u16, NfState>,
+    /// Wrappers that were killed and have not been collected yet.
+    leaving: Vec<life::Process>,
     next_nf: u16,
     next_version: u32,
     tables: Arc<Tables>,
@@ -152,6 +156,8 @@ mod token {
     pub const LISTENER: u64 = 1;
     pub const PROCESS: u64 = 2 << 32;
     pub const CONNECTION: u64 = 3 << 32;
+    /// With the process's number.
+    pub const WRAPPER: u64 = 4 << 32;
     pub const KIND: u64 = 0xffff_ffff << 32;
 }
 
@@ -184,6 +190,7 @@ impl Supervisor {
             services: Vec::new(),
             chains: Vec::new(),
             nfs: BTreeMap::new(),
+            leaving: Vec::new(),
             next_nf: 0,
             next_version: 1,
             tables: Arc::default(),
@@ -267,6 +274,7 @@ impl Supervisor {
             let data = event.data.u64();
             match data & token::KIND {
                 token::PROCESS => self.process_ended((data & !token::KIND) as u16),
+                token::WRAPPER => self.wrapper_ended((data & !token::KIND) as u32),
                 token::CONNECTION => self.connection_closed((data & !token::KIND) as u16),
                 _ if data == token::LISTENER => {}
                 _ => {
