@@ -219,22 +219,14 @@ fn port_of(args: PortAdd) -> Result<config::Port, Usage> {
             table
         }
     };
-    // Numbers that the model wants as floats may be written without a point.
-    let table = table.into_iter().map(|(k, v)| if k == "rate" { (k, floating(v)) } else { (k, v) }).collect::<toml::Table>();
-    table.try_into().map_err(|error: toml::de::Error| Usage(format!("no such port: {}", error.to_string().trim_end())))
+    // The file's own checks know the keys of each kind and the nearest word.
+    load::read_port(table).map_err(|errors| Usage(errors.to_string()))
 }
 
 fn inline(text: &str) -> Option<toml::Table> {
     match format!("inline = {{ {text} }}").parse::<toml::Table>().ok()?.remove("inline") {
         Some(toml::Value::Table(table)) => Some(table),
         _ => None,
-    }
-}
-
-fn floating(value: toml::Value) -> toml::Value {
-    match value {
-        toml::Value::Integer(n) => toml::Value::Float(n as f64),
-        other => other,
     }
 }
 
@@ -386,10 +378,12 @@ mod tests {
     fn a_port_that_makes_no_sense_is_refused() {
         for (args, word) in [
             (args("x", "gen", &["size"]), "KEY=VALUE"),
-            (args("x", "gen", &["sise=60"]), "sise"),
+            (args("x", "gen", &["siz=3"]), "port \"x\": a port of kind \"gen\" has no key \"siz\""),
+            (args("x", "gen", &["siz=3"]), "did you mean \"size\"?"),
+            (args("x", "gen", &["size=big"]), "size takes a whole number"),
             (args("x", "gen", &["size=60", "size=61"]), "twice"),
             (args("x", "gen", &["name=y"]), "on their own"),
-            (args("x", "gem", &[]), "gem"),
+            (args("x", "gem", &[]), "did you mean \"gen\"?"),
             (toml("kind = "), "TOML"),
         ] {
             let error = port_of(args).unwrap_err().to_string();
