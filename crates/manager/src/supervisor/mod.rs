@@ -24,6 +24,7 @@ use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
 use crate::classify::rule::{Rule, RuleSet};
 use crate::config::model::{self, Config};
 use crate::dataplane::{DataPlane, Place, PlaneError};
+use crate::forward::TraceRequest;
 use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::handle::NfHandle;
@@ -145,6 +146,8 @@ pub struct Supervisor {
     remote: Sender<Job>,
     started: Instant,
     meter: report::ThreadMeter,
+    /// The trace that goes on, and until when at the latest.
+    tracing: Option<(Arc<TraceRequest>, Instant)>,
     stopping: bool,
     /// Told once everything has stopped.
     quit: bool,
@@ -202,6 +205,7 @@ impl Supervisor {
             remote,
             started: Instant::now(),
             meter: report::ThreadMeter::default(),
+            tracing: None,
             stopping: false,
             quit: false,
         };

@@ -10,5 +10,6 @@ mod faults;
 mod hostile;
 mod input;
 mod lifecycle;
+mod observe;
 mod pcap;
 mod support;
