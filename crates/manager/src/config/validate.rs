@@ -381,15 +381,17 @@ impl Validation<'_> {
                 );
             }
             let at = At::entry("chain", i, "egress");
-            if self.reference(at, "port", &chain.egress, &names_of(config))
-                && let Some(PortKind::Pcap(p)) = port_of(config, &chain.egress).map(|p| &p.kind)
-                && p.write.is_none()
-            {
-                self.error(
-                    at,
-                    format!("packets cannot leave through \"{}\", which has no file to write", chain.egress),
-                    "give that port `write = \"FILE\"`, or name another port",
-                );
+            if self.reference(at, "port", &chain.egress, &names_of(config)) {
+                let (why, help) = match port_of(config, &chain.egress).map(|p| &p.kind) {
+                    Some(PortKind::Pcap(p)) if p.write.is_none() => {
+                        ("has no file to write", "give that port `write = \"FILE\"`, or name another port")
+                    }
+                    Some(PortKind::Gen(_)) => {
+                        ("only generates", "name a port of kind \"sink\", which takes all, or one that leads somewhere")
+                    }
+                    _ => continue,
+                };
+                self.error(at, format!("packets cannot leave through \"{}\", which {why}", chain.egress), help);
             }
         }
     }

@@ -70,7 +70,7 @@ impl Supervisor {
         let (exec, user) = program(&config)?;
         let instances = config.instances;
         self.has_room_for(instances)?;
-        let number = self.services.len() as u16;
+        let number = fresh_number(self.services.len(), "services")?;
         self.config.services.push(config.clone());
         self.services.push(Some(ServiceState { config, exec, user, instances: Vec::new(), next_index: 0 }));
         for _ in 0..instances {
@@ -185,7 +185,8 @@ impl Supervisor {
 
     /// Adds a chain.
     pub(super) fn add_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
-        let chain = self.make_chain(self.chains.len() as u16, &config)?;
+        let number = fresh_number(self.chains.len(), "chains")?;
+        let chain = self.make_chain(number, &config)?;
         self.chains.push(Some(chain));
         self.config.chains.push(config);
         self.publish();
@@ -312,6 +313,29 @@ impl Supervisor {
 
 pub(super) fn no_such(what: &str, name: &str) -> SupervisorError {
     SupervisorError::NoSuch(format!("there is no {what} `{name}`"))
+}
+
+/// The next number of ports, services or chains. Packets inside and the paths of flows may still mean the former owner of a number, so
+/// none is given twice.
+pub(super) fn fresh_number(given: usize, what: &str) -> Result<u16, SupervisorError> {
+    let refused = || SupervisorError::Conflict(format!("this daemon has numbered {given} {what}; restart it to add more"));
+    // The largest number stands for none.
+    u16::try_from(given).ok().filter(|n| *n < u16::MAX).ok_or_else(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_end_and_never_begin_again() {
+        assert_eq!(fresh_number(0, "ports").unwrap(), 0);
+        assert_eq!(fresh_number(65_534, "ports").unwrap(), 65_534);
+        for given in [65_535, 65_536, 70_000] {
+            let said = fresh_number(given, "ports").unwrap_err().to_string();
+            assert!(said.contains("ports; restart"), "{said}");
+        }
+    }
 }
 
 /// The program of a service and the user that it runs as.

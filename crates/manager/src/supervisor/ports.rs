@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluice_shm::arena::HEADROOM;
 
-use super::change::no_such;
+use super::change::{fresh_number, no_such};
 use super::{PortState, Supervisor, SupervisorError};
 use crate::config::model::{self, PortKind};
 use crate::port::{self, OpenPort};
@@ -44,7 +44,7 @@ impl Supervisor {
 
     /// Adds a port. A chain that has lost its egress of this name ([`Supervisor::replace_port`]) leaves by it again.
     pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
-        let number = self.ports.len() as u16;
+        let number = fresh_number(self.ports.len(), "ports")?;
         let open = self.open(&config)?;
         let name = config.name.clone();
         self.config.ports.push(config.clone());
