@@ -10,7 +10,7 @@ mod life;
 mod ports;
 mod report;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,6 +21,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use sluice_policy::restart;
 
 use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
+use crate::classify::hits::RuleHits;
 use crate::classify::rule::{Rule, RuleSet};
 use crate::config::model::{self, Config};
 use crate::dataplane::{DataPlane, Place, PlaneError};
@@ -148,6 +149,8 @@ pub struct Supervisor {
     meter: report::ThreadMeter,
     /// The trace that goes on, and until when at the latest.
     tracing: Option<(Arc<TraceRequest>, Instant)>,
+    /// Decisions of each rule in force, with what the rule is known by.
+    hits: Vec<(String, RuleHits)>,
     stopping: bool,
     /// Told once everything has stopped.
     quit: bool,
@@ -206,6 +209,7 @@ impl Supervisor {
             started: Instant::now(),
             meter: report::ThreadMeter::default(),
             tracing: None,
+            hits: Vec::new(),
             stopping: false,
             quit: false,
         };
@@ -324,18 +328,27 @@ impl Supervisor {
         self.plane.use_tables(&self.tables);
     }
 
-    /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before.
-    fn rules(&self) -> RuleSet {
+    /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before. A rule goes
+    /// on counting where it was: one with a name as long as there is one of this name, one without as long as it stays the same.
+    fn rules(&mut self) -> RuleSet {
         let ports = self.ports.iter().enumerate().filter_map(|(i, p)| Some((p.as_ref()?.config.name.clone(), i as u16))).collect();
         let chains = self.chains.iter().flatten().map(|c| (c.name.clone(), c.number)).collect();
-        let compile = |(number, rule): (usize, &model::Rule)| match Rule::compile(rule, number, &ports, &chains) {
-            Ok(rule) => Some(rule),
-            Err(error) => {
-                eprintln!("sluiced: a rule is left out: {error}");
-                None
+        let mut known: HashMap<String, RuleHits> = std::mem::take(&mut self.hits).into_iter().collect();
+        let threads = self.plane.threads();
+        let (mut rules, mut hits) = (Vec::new(), Vec::new());
+        for (number, rule) in self.config.rules.iter().enumerate() {
+            let key = rule.name.clone().unwrap_or_else(|| serde_json::to_string(rule).unwrap_or_default());
+            let own = known.remove(&key).unwrap_or_else(|| RuleHits::new(threads));
+            match Rule::compile(rule, number, &ports, &chains) {
+                Ok(rule) => {
+                    rules.push(rule);
+                    hits.push(own.clone());
+                }
+                Err(error) => eprintln!("sluiced: a rule is left out: {error}"),
             }
-        };
-        RuleSet::new(self.config.rules.iter().enumerate().filter_map(compile).collect())
+            self.hits.push((key, own));
+        }
+        RuleSet::new(rules).counting(hits)
     }
 
     /// Notes in the record; a full disk is no reason to stop packets.

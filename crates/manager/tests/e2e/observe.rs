@@ -1,11 +1,39 @@
-//! What is told of packets while they flow: traces.
+//! What is told of packets while they flow: counters that never go back, and traces.
 
 use std::sync::Barrier;
 
 use sluice_manager::control::client::ClientError;
-use sluice_manager::control::model::TraceRequest;
+use sluice_manager::control::model::{Stats, TraceRequest};
 
 use crate::support::{Daemon, chain, port, service};
+
+const FLOWS: u64 = 64;
+
+fn decisions(stats: &Stats, rule: &str) -> u64 {
+    stats.rules.iter().find(|r| r.name == rule).unwrap_or_else(|| panic!("no rule {rule}")).hits
+}
+
+#[test]
+fn decisions_of_rules_are_counted_over_changes() {
+    let body = port("in", "gen", &format!("rate = 5000\nflows = {FLOWS}"))
+        + &port("out", "sink", "")
+        + &chain("c", "in", &[], "out", "")
+        + "[[rule]]\nprotocol = \"tcp\"\nchain = \"c\"\n";
+    let mut daemon = Daemon::start("", &body);
+    let before = decisions(&daemon.wait("each flow was decided", |s| decisions(s, "c") >= FLOWS), "c");
+    // Another rule before it moves it, and each change has all flows decided anew.
+    let first = toml::from_str("name = \"first\"\nprotocol = \"icmp\"\nchain = \"c\"").unwrap();
+    daemon.client().add_rule(first, Some(0)).unwrap();
+    let stats = daemon.wait("each flow was decided again", |s| decisions(s, "c") >= before + FLOWS);
+    assert_eq!(stats.rules.iter().map(|r| r.name.as_str()).collect::<Vec<_>>(), ["first", "c", "rule.2"]);
+    assert_eq!((decisions(&stats, "first"), decisions(&stats, "rule.2")), (0, 0));
+    let before = decisions(&stats, "c");
+    daemon.client().remove_rule("first").unwrap();
+    assert!(decisions(&daemon.stats(), "c") >= before);
+    let metrics = daemon.client().metrics().unwrap();
+    assert!(metrics.contains("sluice_rule_decisions_total{rule=\"c\",chain=\"c\"}"), "{metrics}");
+    daemon.stop();
+}
 
 #[test]
 fn there_is_one_trace_at_a_time() {
