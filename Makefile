@@ -5,8 +5,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# rustup puts cargo here; a shell that was open before does not know it yet.
-export PATH := $(PATH):$(HOME)/.cargo/bin
+# rustup puts cargo here; a shell that was open before does not know it yet. It goes before the system's own, which may be too old.
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
 PREFIX ?= /usr/local

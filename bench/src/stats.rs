@@ -35,6 +35,7 @@ pub struct Status {
     /// Its packet threads.
     pub threads: Vec<Thread>,
     /// Share of its core that the controller uses, 0 to 100, where the daemon says so.
+    #[serde(rename = "tuning_percent")]
     pub controller_busy_percent: Option<f64>,
 }
 

@@ -104,6 +104,11 @@ const char *sluice_runtime_dir(void)
 	return rte_eal_get_runtime_dir();
 }
 
+const char *sluice_plugin_dir(void)
+{
+	return RTE_EAL_PMD_PATH;
+}
+
 int sluice_thread_enter(void)
 {
 	if (rte_lcore_id() != LCORE_ID_ANY)

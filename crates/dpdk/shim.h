@@ -58,6 +58,8 @@ int sluice_eal_cleanup(void);
 size_t sluice_log_take(char *out, size_t len);
 const char *sluice_version(void);
 const char *sluice_runtime_dir(void);
+/* Where EAL looks for drivers; empty if they are linked in. */
+const char *sluice_plugin_dir(void);
 
 /* Threads: a registered one has a cache of free mbufs of its own. */
 int sluice_thread_enter(void);

@@ -93,47 +93,80 @@ pub(crate) fn device_hint(root: &Path, has_interface: impl Fn(&str) -> bool, dev
     if is_pci_address(devargs) {
         return pci_hint(root, device_name(devargs), code);
     }
+    known_obstacle(root, has_interface, devargs)
+        .unwrap_or_else(|| format!("{}; check the driver's name and its arguments", words(code)))
+}
+
+/// What keeps a device from being opened, as far as the host tells without asking DPDK.
+#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
+pub(crate) fn known_obstacle(root: &Path, has_interface: impl Fn(&str) -> bool, devargs: &str) -> Option<String> {
     let name = device_name(devargs);
+    if is_pci_address(devargs) {
+        return pci_obstacle(root, name);
+    }
     let over_kernel = name.starts_with("net_af_") || name.starts_with("eth_af_");
+    if over_kernel && device_argument(devargs, "iface").is_none() {
+        return Some("it needs an interface; write for example net_af_packet0,iface=veth0".into());
+    }
     if let Some(interface) = device_argument(devargs, "iface").filter(|interface| over_kernel && !has_interface(interface)) {
-        return format!("there is no interface {interface} in this network namespace; see `ip link`");
+        return Some(format!("there is no interface {interface} in this network namespace; see `ip link`"));
     }
     let is_missing = |file: &&str| file.strip_prefix('/').is_some_and(|below| !root.join(below).exists());
     if let Some(file) = device_argument(devargs, "rx_pcap").filter(is_missing) {
-        return format!("there is no file {file}");
+        return Some(format!("there is no file {file}"));
     }
     if (over_kernel || name.starts_with("net_tap")) && !has_network_capabilities(root) {
-        return "this process may not open raw sockets; run it as root or with CAP_NET_RAW and CAP_NET_ADMIN".into();
+        return Some("this process may not open raw sockets; run it as root or with CAP_NET_RAW and CAP_NET_ADMIN".into());
     }
     if name.starts_with("net_tap") && !root.join("dev/net/tun").exists() {
-        return "there is no /dev/net/tun; load the module (modprobe tun), or give it to the container".into();
+        return Some("there is no /dev/net/tun; load the module (modprobe tun), or give it to the container".into());
     }
     if !name.starts_with("net_") && !name.starts_with("eth_") {
-        return format!("{name} names no driver; devargs look like net_af_packet0,iface=veth0 or net_null0");
+        return Some(format!("{name} names no driver; devargs look like net_af_packet0,iface=veth0 or net_null0"));
     }
-    format!("{}; check the driver's name and its arguments", words(code))
+    None
 }
 
 /// The same for a NIC.
+#[cfg_attr(not(feature = "dpdk"), allow(dead_code))]
 fn pci_hint(root: &Path, address: &str, code: i32) -> String {
-    let full = if address.matches(':').count() == 1 { format!("0000:{address}") } else { address.to_owned() };
-    let device = root.join("sys/bus/pci/devices").join(&full);
-    if !device.exists() {
-        return format!("there is no PCI device {full}; see `lspci -D`");
+    if let Some(obstacle) = pci_obstacle(root, address) {
+        return obstacle;
     }
-    let driver = std::fs::read_link(device.join("driver")).ok().and_then(|l| Some(l.file_name()?.to_string_lossy().into_owned()));
-    match driver.as_deref() {
+    match kernel_driver(root, address).as_deref() {
         Some("vfio-pci") => format!(
             "{}; check that the IOMMU is on (intel_iommu=on or amd_iommu=on), that the NIC was configured at start, and that \
              this process may open /dev/vfio",
             words(code)
         ),
-        Some(kernel) if !kernel.starts_with("mlx") => {
-            format!("the kernel's driver {kernel} has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first")
-        }
-        Some(_) => format!("{}; is its libibverbs driver installed?", words(code)),
-        None => format!("no driver has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first"),
+        _ => format!("{}; is its libibverbs driver installed?", words(code)),
     }
+}
+
+/// What keeps a NIC from being opened, as far as the host tells.
+fn pci_obstacle(root: &Path, address: &str) -> Option<String> {
+    let full = full_address(address);
+    if !root.join("sys/bus/pci/devices").join(&full).exists() {
+        return Some(format!("there is no PCI device {full}; see `lspci -D`"));
+    }
+    match kernel_driver(root, address).as_deref() {
+        Some("vfio-pci" | "uio_pci_generic" | "igb_uio") => None,
+        Some(kernel) if !kernel.starts_with("mlx") && kernel != "mana" => {
+            Some(format!("the kernel's driver {kernel} has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first"))
+        }
+        Some(_) => None,
+        None => Some(format!("no driver has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first")),
+    }
+}
+
+fn full_address(address: &str) -> String {
+    if address.matches(':').count() == 1 { format!("0000:{address}") } else { address.to_owned() }
+}
+
+/// The kernel's driver of a NIC.
+fn kernel_driver(root: &Path, address: &str) -> Option<String> {
+    let link = std::fs::read_link(root.join("sys/bus/pci/devices").join(full_address(address)).join("driver")).ok()?;
+    Some(link.file_name()?.to_string_lossy().into_owned())
 }
 
 /// Whether this process has CAP_NET_RAW and CAP_NET_ADMIN.

@@ -77,6 +77,13 @@ impl Eal {
     }
 }
 
+/// The folder in which EAL looks for drivers.
+pub(crate) fn plugin_folder() -> std::path::PathBuf {
+    // SAFETY: the shim returns a NUL-ended string in static memory.
+    let folder = unsafe { CStr::from_ptr(ffi::sluice_plugin_dir()) };
+    folder.to_string_lossy().into_owned().into()
+}
+
 /// Removes the folder that EAL makes for sharing memory and never uses when nothing is shared, so that even a kill leaves no file.
 fn remove_runtime_dir() {
     // SAFETY: EAL returns a NUL-ended string in static memory, empty if it did not get so far.

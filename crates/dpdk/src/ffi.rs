@@ -47,6 +47,7 @@ unsafe extern "C" {
     pub fn sluice_log_take(out: *mut c_char, len: usize) -> usize;
     pub safe fn sluice_version() -> *const c_char;
     pub safe fn sluice_runtime_dir() -> *const c_char;
+    pub safe fn sluice_plugin_dir() -> *const c_char;
 
     pub safe fn sluice_thread_enter() -> c_int;
     pub fn sluice_thread_leave(pool: *mut RawPool);

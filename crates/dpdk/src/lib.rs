@@ -23,6 +23,7 @@
 //! EAL, so that each outlives what was made from it; frames, offsets and lengths are checked in C, a packet at a time.
 
 mod error;
+mod forecast;
 mod options;
 
 #[cfg(feature = "dpdk")]
@@ -37,7 +38,8 @@ mod interface;
 
 pub use error::DpdkError;
 pub use face::{Device, Eal, Pool, PoolThread, Queue};
-pub use options::{DeviceOptions, EalOptions, is_pci_address};
+pub use forecast::look_at;
+pub use options::{DeviceOptions, EalOptions, is_pci_address, is_same_device};
 
 /// Whether this build has DPDK.
 pub const BUILT_IN: bool = cfg!(feature = "dpdk");

@@ -92,6 +92,16 @@ pub(crate) fn device_argument<'a>(devargs: &'a str, key: &str) -> Option<&'a str
     devargs.split(',').skip(1).filter_map(|part| part.split_once('=')).find(|(k, _)| *k == key).map(|(_, value)| value)
 }
 
+/// Whether two devargs name the same device, or devices over the same kernel interface, so that only one can be open.
+pub fn is_same_device(a: &str, b: &str) -> bool {
+    let full = |word: &str| match device_name(word) {
+        short if is_pci_address(short) && short.matches(':').count() == 1 => format!("0000:{short}"),
+        name => name.to_owned(),
+    };
+    let interface = device_argument(a, "iface");
+    full(a) == full(b) || (interface.is_some() && interface == device_argument(b, "iface"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +124,20 @@ mod tests {
         assert_eq!(device_name("net_tap0"), "net_tap0");
         assert_eq!(device_argument("net_af_packet0,iface=veth0,qpairs=2", "iface"), Some("veth0"));
         assert_eq!(device_argument("net_af_packet0,iface=veth0", "qpairs"), None);
+    }
+
+    #[test]
+    fn devices_are_told_apart() {
+        for (a, b, same) in [
+            ("net_null0,size=60", "vdev:net_null0", true),
+            ("net_null0", "net_null1", false),
+            ("net_af_packet0,iface=a", "net_af_packet1,iface=a,qpairs=2", true),
+            ("net_af_packet0,iface=a", "net_af_packet1,iface=b", false),
+            ("3b:00.0", "0000:3b:00.0", true),
+            ("3b:00.0", "3b:00.1", false),
+        ] {
+            assert_eq!(is_same_device(a, b), same, "{a} and {b}");
+        }
     }
 
     #[test]

@@ -172,8 +172,6 @@ pub struct Snapshot {
     pub finished: Vec<(u16, bool)>,
     /// What the flow table counted.
     pub flows: FlowTableStats,
-    /// Decisions by rule number.
-    pub rule_hits: Vec<u64>,
     /// Packets that matched no rule.
     pub no_rule: u64,
     /// Packets refused because their chain lacks an NF.
@@ -275,7 +273,6 @@ pub struct Worker {
     progress: Vec<Progress>,
     woken_ns: Vec<u64>,
     rx_stopped: bool,
-    rule_hits: Vec<u64>,
     /// What the Wakeup role decides with.
     throttling: Option<Throttling>,
     /// What the Monitor role measures.
@@ -307,7 +304,6 @@ impl Worker {
             woken_ns: Vec::new(),
             // Until everything is in place that a first packet needs.
             rx_stopped: true,
-            rule_hits: Vec::new(),
         }
     }
 
@@ -425,9 +421,9 @@ impl Worker {
             owned.counters.rx_packets.add(n as u64);
             owned.counters.rx_bytes.add(owned.packets[..n].iter().map(|p| u64::from(p.len)).sum());
             (owned.from, owned.to) = (0, n);
-            classify(&mut self.setup.classifier, &self.setup.registry, plane, owned, &mut self.rule_hits);
+            classify(&mut self.setup.classifier, &self.setup.registry, plane, owned);
         } else if owned.generation != plane.tables.generation {
-            classify(&mut self.setup.classifier, &self.setup.registry, plane, owned, &mut self.rule_hits);
+            classify(&mut self.setup.classifier, &self.setup.registry, plane, owned);
         }
         let before = owned.from;
         let mut let_in = 0;
@@ -664,7 +660,6 @@ impl Worker {
             let depth = depths.get(end.handle.service as usize).copied().unwrap_or(0);
             end.handle.core_page.depth(end.handle.slot).store(depth, Ordering::Relaxed);
         }
-        self.rule_hits = vec![0; tables.rules.rules().len()];
         self.setup.plane.tables = tables;
         self.arrange();
     }
@@ -748,7 +743,6 @@ impl Worker {
             port_latencies: self.queues.iter().filter_map(|q| Some((q.port, q.queue.latency()?.clone()))).collect(),
             finished: self.queues.iter().map(|q| (q.port, q.queue.is_finished() && q.from == q.to)).collect(),
             flows: self.setup.classifier.stats(),
-            rule_hits: self.rule_hits.clone(),
             no_rule: plane.no_rule.get(),
             nf_down: plane.nf_down.get(),
             no_path: plane.no_path.get(),
@@ -760,13 +754,7 @@ impl Worker {
 
 /// Finds the paths of the packets that a queue holds.
 #[inline]
-fn classify(
-    classifier: &mut Classifier,
-    registry: &PathRegistry,
-    plane: &mut Plane,
-    owned: &mut OwnedQueue,
-    rule_hits: &mut [u64],
-) {
+fn classify(classifier: &mut Classifier, registry: &PathRegistry, plane: &mut Plane, owned: &mut OwnedQueue) {
     let (from, to) = (owned.from, owned.to);
     let held = &owned.packets[from..to];
     let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
@@ -799,7 +787,7 @@ fn classify(
         }
         owned.paths[from + i] = match found {
             Lookup::Hit(decision) if decision.generation == generation => decision.path,
-            found => decide(classifier, registry, plane, ingress, (i, *found), rule_hits),
+            found => decide(classifier, registry, plane, ingress, (i, *found)),
         };
     }
 }
@@ -815,14 +803,7 @@ fn copy_short(arena: &Arena, packet: &Packet, header: &mut [u8; SHORT]) {
 
 /// Decides about a flow that is new, or was decided under older tables: `i` is its packet's number in the last burst.
 #[cold]
-fn decide(
-    classifier: &mut Classifier,
-    registry: &PathRegistry,
-    plane: &Plane,
-    ingress: u16,
-    (i, found): (usize, Lookup),
-    rule_hits: &mut [u64],
-) -> u32 {
+fn decide(classifier: &mut Classifier, registry: &PathRegistry, plane: &Plane, ingress: u16, (i, found): (usize, Lookup)) -> u32 {
     let tables = &plane.tables;
     let now_ms = plane.now_ns / 1_000_000;
     // An earlier packet of the burst may have made the flow known.
@@ -847,8 +828,8 @@ fn decide(
             }
         }
     };
-    if let Some(hits) = rule.and_then(|r| rule_hits.get_mut(r)) {
-        *hits += 1;
+    if let Some(rule) = rule {
+        tables.rules.count(rule, plane.index);
     }
     classifier.remember(i, Decision { path, generation: tables.generation }, now_ms);
     path

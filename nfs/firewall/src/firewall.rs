@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use sluice_nf::header::{Headers, parse, protocol};
 use sluice_nf::{Burst, Handler};
-use sluice_nf_parts::datagram::Datagrams;
+use sluice_nf_parts::datagram::{Datagrams, Part};
 use sluice_nf_parts::flow::FlowKey;
 use sluice_nf_parts::icmp::Quoted;
 use sluice_nf_parts::reload::Reload;
@@ -88,20 +88,20 @@ impl Firewall {
         };
         let has_ports = headers.l4.is_some_and(|l4| l4.ports.is_some());
         let subject = Subject { key, has_ports, ingress };
-        let Some(fragment) = ip.fragment else {
+        if ip.fragment.is_none() {
             return self.decide_whole(packet, &headers, &subject, now_ns);
-        };
-        let Some(datagram) = FlowKey::of_datagram(packet, &headers) else { return Decision::Malformed };
-        if fragment.offset == 0 {
+        }
+        let Some(part) = Part::of(packet, &headers) else { return Decision::Malformed };
+        if part.is_first() {
             let decision = self.decide_whole(packet, &headers, &subject, now_ns);
             let action = if decision.passes() { Action::Allow } else { Action::Deny };
-            self.datagrams.remember(datagram, action, now_ns);
+            self.datagrams.remember(&part, action, now_ns);
             return decision;
         }
-        if fragment.offset == 8 && ip.protocol == protocol::TCP {
+        if part.offset == 8 && ip.protocol == protocol::TCP {
             return Decision::Malformed;
         }
-        if let Some(action) = self.datagrams.find(&datagram) {
+        if let Some(action) = self.datagrams.follow(&part) {
             return Decision::Fragment(action);
         }
         self.by_rules(packet, &subject).1

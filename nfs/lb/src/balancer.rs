@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use sluice_nf::header::{Headers, NotThere, parse, protocol};
 use sluice_nf::{Burst, Handler};
-use sluice_nf_parts::datagram::Datagrams;
+use sluice_nf_parts::datagram::{Datagrams, Part};
 use sluice_nf_parts::flow::FlowKey;
 use sluice_nf_parts::icmp::Quoted;
 use sluice_nf_parts::reload::Reload;
@@ -169,9 +169,9 @@ impl Balancer {
         if ip.protocol != self.service.protocol {
             return self.balance_error(packet, &headers, to_us);
         }
-        if ip.fragment.is_some_and(|f| f.offset != 0) {
-            let datagram = FlowKey::of_datagram(packet, &headers).ok_or(Refused::Malformed)?;
-            return match self.datagrams.find(&datagram) {
+        let part = Part::of(packet, &headers);
+        if let Some(part) = part.filter(|part| !part.is_first()) {
+            return match self.datagrams.follow(&part) {
                 Some(Some(backend)) => self.send_to(packet, headers, backend),
                 Some(None) => self.answer(packet, headers),
                 None if to_us => Err(Refused::Fragment),
@@ -191,9 +191,8 @@ impl Balancer {
         } else {
             return Ok(Done::Nothing);
         };
-        let datagram = FlowKey::of_datagram(packet, &headers);
-        if datagram.is_some_and(|datagram| !self.datagrams.remember(datagram, backend, now_ns)) {
-            return Err(Refused::Fragment);
+        if let Some(part) = part {
+            self.datagrams.remember(&part, backend, now_ns);
         }
         match backend {
             Some(backend) => self.send_to(packet, headers, backend),

@@ -11,8 +11,9 @@
 //! nothing that tells flows apart; they are dropped and counted.
 //!
 //! # Fragments
-//! The first fragment has the ports; what was done with it is remembered by the datagram's addresses, protocol and number for 30
-//! seconds, and the others follow it. A later fragment that comes before the first one is dropped and counted.
+//! The first fragment has the ports; what was done with it is remembered by the datagram's addresses, protocol and number until all
+//! of it has passed, 30 seconds at most, and the others follow it. A later fragment that comes before the first one is dropped and
+//! counted.
 //!
 //! # Limits
 //! No hairpinning: a packet from the inside to an outside address is dropped and counted. No protocol helpers (FTP, SIP).
@@ -23,8 +24,8 @@ use std::time::Duration;
 use ipnet::Ipv4Net;
 use sluice_nf::header::{Headers, NotThere, parse, protocol};
 use sluice_nf::{Burst, Handler};
-use sluice_nf_parts::datagram::Datagrams;
-use sluice_nf_parts::flow::{FlowKey, stays_on_link};
+use sluice_nf_parts::datagram::{Datagrams, Part};
+use sluice_nf_parts::flow::stays_on_link;
 use sluice_nf_parts::icmp::Quoted;
 use sluice_nf_parts::report::{Report, Reports};
 use sluice_nf_parts::table::AGE_TICK;
@@ -120,10 +121,9 @@ impl Nat {
         if direction == Direction::Neither {
             return Ok(direction);
         }
-        let fragment = headers.ip.and_then(|ip| ip.fragment);
-        let datagram = FlowKey::of_datagram(packet, &headers);
-        if let (Some(datagram), true) = (datagram, fragment.is_some_and(|f| f.offset != 0)) {
-            let known = self.datagrams.find(&datagram).ok_or(Refused::Fragment)?;
+        let part = Part::of(packet, &headers);
+        if let Some(part) = part.filter(|part| !part.is_first()) {
+            let known = self.datagrams.follow(&part).ok_or(Refused::Fragment)?;
             set_address(packet, &headers, direction, known)?;
             return Ok(direction);
         }
@@ -149,8 +149,8 @@ impl Nat {
                 return Ok(direction);
             }
         };
-        if datagram.is_some_and(|datagram| !self.datagrams.remember(datagram, address, now_ns)) {
-            return Err(Refused::Fragment);
+        if let Some(part) = part {
+            self.datagrams.remember(&part, address, now_ns);
         }
         Ok(direction)
     }

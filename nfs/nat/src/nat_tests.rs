@@ -217,6 +217,17 @@ fn fragments_follow_their_first_one_in_both_directions() {
 }
 
 #[test]
+fn any_number_of_fragmented_datagrams_passes_in_a_moment() {
+    let mut nf = nf();
+    let packet = udp((HOST, 5000), (SERVER, 53), &[7; 100]);
+    for id in 0..10_000 {
+        let [head, tail] = fragments(&packet, 48, id);
+        let (head, tail) = (nf.send(&head).bytes, nf.send(&tail).bytes);
+        assert_eq!(ends(&whole([&head, &tail])), ((OUTSIDE, 5000), (SERVER, 53)), "datagram {id}");
+    }
+}
+
+#[test]
 fn what_is_not_ours_passes_unchanged() {
     let mut nf = nf();
     let mut v6 = Vec::new();

@@ -12,7 +12,6 @@ use sluice_manager::mechanism::process;
 use sluice_manager::nf::record::Record;
 use sluice_manager::port;
 use sluice_manager::supervisor::Supervisor;
-use sluice_shm::arena::{Geometry, HEADROOM};
 
 /// Runs chains of network functions: takes packets from ports, through NF processes that share cores, to ports.
 #[derive(Debug, Parser)]
@@ -45,13 +44,11 @@ fn main() -> ExitCode {
 
 fn run(args: &Args) -> anyhow::Result<()> {
     supported()?;
-    let loaded = load::read_for(&args.config, &Host::here())?;
+    let loaded = load::read_for(&args.config, &Host::here())?.accept(port::problems)?;
     for warning in &loaded.warnings {
         eprintln!("{warning}");
     }
     let config = loaded.config;
-    let room = Geometry::stride_for(config.memory.packet_bytes as usize) - HEADROOM;
-    config.ports.iter().try_for_each(|p| port::look_at(p, room))?;
     // Two descriptors and more for each NF.
     process::raise_nofile()?;
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;

@@ -6,6 +6,7 @@
 //! with [`Classifier::remember`]. Each Rx thread has a classifier of its own: nothing is shared.
 
 pub mod flow_table;
+pub mod hits;
 pub mod key;
 pub mod rss;
 pub mod rule;

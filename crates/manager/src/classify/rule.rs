@@ -20,6 +20,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use super::hits::RuleHits;
 use super::key::{FlowKey, Kind};
 use crate::config::{model, parse};
 
@@ -403,6 +404,8 @@ impl<const A: usize> List<A> {
 #[derive(Debug, Clone)]
 pub struct RuleSet {
     rules: Vec<Rule>,
+    /// What each rule counts in; empty if nobody wants to know.
+    hits: Vec<RuleHits>,
     v4: List<1>,
     v6: List<4>,
     rest: List<0>,
@@ -425,7 +428,20 @@ impl RuleSet {
         };
         let (v4, v6) = (List::new(ip(true)), List::new(ip(false)));
         let rest = List::new(rules.iter().enumerate().filter(|(_, rule)| !rule.is_about_ip()));
-        Self { v4, v6, rest, rules }
+        Self { v4, v6, rest, rules, hits: Vec::new() }
+    }
+
+    /// The same rules, with what each counts its decisions in, in the order of the rules.
+    pub fn counting(self, hits: Vec<RuleHits>) -> Self {
+        Self { hits, ..self }
+    }
+
+    /// Counts a decision of a rule by a thread.
+    #[inline]
+    pub fn count(&self, rule: usize, thread: usize) {
+        if let Some(hits) = self.hits.get(rule) {
+            hits.add(thread);
+        }
     }
 
     /// The rules, in order.

@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_change_reads_what_it_writes() {
-        let new = OLD.replace("{ name = \"b\", kind = \"sink\" }", "{ name = \"b\", kind = \"gen\", rate = 2.5 }");
+        let new = OLD.replace("{ name = \"a\", kind = \"gen\" }", "{ name = \"a\", kind = \"gen\", rate = 2.5 }");
         for change in diff(&config(OLD), &config(&new)).into_iter().chain(diff(&Config::default(), &config(OLD))) {
             let json = serde_json::to_string(&change).unwrap();
             assert_eq!(serde_json::from_str::<Change>(&json).unwrap(), change, "{json}");
@@ -301,7 +301,7 @@ mod tests {
             let json = serde_json::json!({
                 "memory": { "frames": frames },
                 "port": ports.iter().map(|(n, queues)| serde_json::json!({
-                    "name": format!("p{n}"), "kind": "gen", "queues": queues,
+                    "name": format!("p{n}"), "kind": "sink", "queues": queues,
                 })).collect::<Vec<_>>(),
                 "service": services.iter().map(|(n, (instances, exec))| serde_json::json!({
                     "name": format!("s{n}"), "exec": format!("e{exec}"), "instances": instances,

@@ -212,6 +212,8 @@ fn check_services(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
                 };
                 problems.push(Problem::error(at, format!("no user is called \"{user}\""), help));
             }
+            // Whoever attaches by itself was started by somebody else.
+            Ok(_) if service.attach => {}
             Ok(uid) if host.uid != 0 && uid != host.uid => problems.push(Problem::error(
                 at,
                 format!("no permission to run service \"{}\" as user \"{user}\"", service.name),
@@ -439,6 +441,7 @@ mod tests {
             user("nobody", &host),
             ["service[0].user: no permission to run service \"s\" as user \"nobody\" = run sluiced as root, or remove `user`"]
         );
+        assert_eq!(said(&service("attach = true\nuser = \"nobody\""), &host), Vec::<String>::new(), "it is started by others");
     }
 
     #[test]

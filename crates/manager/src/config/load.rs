@@ -13,7 +13,7 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::host::Host;
-use super::model::{Config, PortKind};
+use super::model::{Config, Port, PortKind};
 use super::nearest;
 use super::problem::{ConfigErrors, Problem, Source};
 use super::schema::{self, Key, Preset, Section, Type};
@@ -67,6 +67,19 @@ impl Config {
     }
 }
 
+impl Loaded {
+    /// Has the configuration looked at by one more check, whose problems get their lines.
+    ///
+    /// # Errors
+    /// All problems, if one of the check's is an error.
+    pub fn accept(mut self, check: impl FnOnce(&Config) -> Vec<Problem>) -> Result<Self, ConfigErrors> {
+        let mut problems = check(&self.config);
+        self.source.locate(&mut problems);
+        self.warnings = sorted_out(std::mem::take(&mut self.warnings), problems)?;
+        Ok(self)
+    }
+}
+
 /// Reads and validates a file, and keeps its warnings and its text.
 ///
 /// # Errors
@@ -103,10 +116,7 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
 /// # Errors
 /// As [`Config::load`], and what the host lacks.
 pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
-    let mut loaded = read(path)?;
-    let mut problems = host::check(&loaded.config, host);
-    loaded.source.locate(&mut problems);
-    loaded.warnings = sorted_out(std::mem::take(&mut loaded.warnings), problems)?;
+    let mut loaded = read(path)?.accept(|config| host::check(config, host))?;
     host::resolve(&mut loaded.config, host);
     Ok(loaded)
 }
@@ -116,6 +126,31 @@ pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
 /// # Errors
 /// As [`Config::load`].
 pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
+    let (config, source) = read_shape(text, name)?;
+    let mut problems = validate::validate(&config);
+    source.locate(&mut problems);
+    let warnings = sorted_out(Vec::new(), problems)?;
+    Ok(Loaded { config, warnings, source })
+}
+
+/// Reads one port from its keys. Only their shape is checked: whether it goes with the rest is for whoever has the rest.
+///
+/// # Errors
+/// What is wrong, without places: keys of a command line have none.
+pub fn read_port(keys: toml::Table) -> Result<Port, ConfigErrors> {
+    let name = keys.get("name").and_then(toml::Value::as_str).unwrap_or_default().to_string();
+    let file = toml::Table::from_iter([("port".to_string(), toml::Value::Array(vec![keys.into()]))]);
+    let bare = |problem: Problem| Problem::nowhere(format!("port \"{name}\": {}", problem.message), problem.help);
+    let read = read_shape(&file.to_string(), "").map(|(config, _)| config.ports.into_iter().next());
+    match read {
+        Ok(Some(port)) => Ok(port),
+        Ok(None) => Err(Problem::nowhere("there is no port", "give it a name and a kind").into()),
+        Err(errors) => Err(ConfigErrors { problems: errors.problems.into_iter().map(bare).collect() }),
+    }
+}
+
+/// Reads a text and checks its shape.
+fn read_shape(text: &str, name: &str) -> Result<(Config, Source), ConfigErrors> {
     let source = Source::new(name, text);
     let root = DeTable::parse_recoverable(text);
     if !root.1.is_empty() {
@@ -136,10 +171,7 @@ pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
     }
     let config = Config::deserialize(toml::de::Deserializer::from(root))
         .map_err(|e| source.problem(e.span().unwrap_or(0..0), e.message(), ""))?;
-    let mut problems = validate::validate(&config);
-    source.locate(&mut problems);
-    let warnings = sorted_out(Vec::new(), problems)?;
-    Ok(Loaded { config, warnings, source })
+    Ok((config, source))
 }
 
 /// The warnings among problems; all of them as an error if one is an error.

@@ -358,7 +358,8 @@ pub struct Service {
     /// Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// User that it runs as (name or number); the manager's own without.
+    /// User that it runs as (name or number); the manager's own without. With `attach = true`: the user who may attach, besides root
+    /// and the manager's own.
     #[serde(default)]
     pub user: Option<String>,
     /// Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.

@@ -364,7 +364,13 @@ pub const SECTIONS: &[Section] = &[
             ),
             key("args", Texts, Value("[]"), "Its arguments."),
             key("env", TextTable, Value("{}"), "Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH."),
-            key("user", Text, Unset, "User that it runs as (name or number); the manager's own without."),
+            key(
+                "user",
+                Text,
+                Unset,
+                "User that it runs as (name or number); the manager's own without. With `attach = true`: the user who may attach, \
+                 besides root and the manager's own.",
+            ),
             key(
                 "attach",
                 Bool,

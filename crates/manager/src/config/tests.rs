@@ -273,6 +273,13 @@ fn chains() {
             &["7:10: packets cannot leave through \"cap\", which has no file to write | give that port `write = \"FILE\"`, or \
                  name another port"],
         ),
+        (
+            "+[[port]]\nname = \"load\"\nkind = \"gen\"\n[[chain]]\nname = \"two\"\negress = \"load\"\n",
+            &[
+                "6:10: packets cannot leave through \"load\", which only generates | name a port of kind \"sink\", which takes all, or \
+                 one that leads somewhere",
+            ],
+        ),
     ]);
 }
 
@@ -305,7 +312,7 @@ fn services() {
             &["2:8: service \"s\" has no program | write exec = \"PROGRAM\", or attach = true if it is started from outside"],
         ),
         (
-            "+[[service]]\nname = \"s\"\nattach = true\nexec = \"s\"\nargs = [\"a\"]\n",
+            "+[[service]]\nname = \"s\"\nattach = true\nexec = \"s\"\nargs = [\"a\"]\nuser = \"nobody\"\n",
             &[
                 "4:8: service \"s\" attaches by itself, so nothing is started with `exec` | remove `exec`, or remove attach = true",
                 "5:8: service \"s\" attaches by itself, so nothing is started with `args` | remove `args`, or remove attach = true",

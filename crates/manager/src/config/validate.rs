@@ -339,12 +339,7 @@ impl Validation<'_> {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
         if service.attach {
-            let given = [
-                ("exec", service.exec.is_some()),
-                ("args", !service.args.is_empty()),
-                ("env", !service.env.is_empty()),
-                ("user", service.user.is_some()),
-            ];
+            let given = [("exec", service.exec.is_some()), ("args", !service.args.is_empty()), ("env", !service.env.is_empty())];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
                 self.error(
                     at(key),
@@ -425,15 +420,17 @@ impl Validation<'_> {
                 );
             }
             let at = At::entry("chain", i, "egress");
-            if self.reference(at, "port", &chain.egress, &names_of(config))
-                && let Some(PortKind::Pcap(p)) = port_of(config, &chain.egress).map(|p| &p.kind)
-                && p.write.is_none()
-            {
-                self.error(
-                    at,
-                    format!("packets cannot leave through \"{}\", which has no file to write", chain.egress),
-                    "give that port `write = \"FILE\"`, or name another port",
-                );
+            if self.reference(at, "port", &chain.egress, &names_of(config)) {
+                let (why, help) = match port_of(config, &chain.egress).map(|p| &p.kind) {
+                    Some(PortKind::Pcap(p)) if p.write.is_none() => {
+                        ("has no file to write", "give that port `write = \"FILE\"`, or name another port")
+                    }
+                    Some(PortKind::Gen(_)) => {
+                        ("only generates", "name a port of kind \"sink\", which takes all, or one that leads somewhere")
+                    }
+                    _ => continue,
+                };
+                self.error(at, format!("packets cannot leave through \"{}\", which {why}", chain.egress), help);
             }
         }
     }

@@ -413,7 +413,8 @@ pub struct Rule {
     pub matches: config::Rule,
     /// Chain of the packets that match.
     pub chain: String,
-    /// Packets that it classified. The flow table then remembers the flow, so this counts flows more than packets.
+    /// Decisions: one for each new flow, and one for each known flow after a change of rules, chains, ports or NFs. The flow table
+    /// answers for all other packets.
     pub hits: u64,
 }
 

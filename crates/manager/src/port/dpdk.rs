@@ -58,24 +58,50 @@ fn free_hugepages(root: &Path) -> u64 {
     std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
+/// What a port calls its device.
+pub fn name(settings: &Dpdk) -> Option<&str> {
+    settings.pci.as_deref().or(settings.devargs.as_deref())
+}
+
+/// Looks whether a device could be opened, as far as the host tells without starting DPDK.
+///
+/// # Errors
+/// As [`open`].
+pub fn look_at(port: &str, settings: &Dpdk) -> Result<(), PortError> {
+    let devargs = device(port, settings)?;
+    sluice_dpdk::look_at(devargs).map_err(|error| PortError::Device { port: port.into(), what: error.to_string() })
+}
+
+/// The device of a port, if this build can open one.
+fn device<'a>(port: &str, settings: &'a Dpdk) -> Result<&'a str, PortError> {
+    if !sluice_dpdk::BUILT_IN {
+        return Err(PortError::NoDpdk { port: port.into() });
+    }
+    let what = "a dpdk port needs `devargs` or `pci`";
+    name(settings).ok_or_else(|| PortError::Setting { port: port.into(), what: what.into() })
+}
+
+/// The pool that a device takes frames from, if frames are DPDK's.
+///
+/// # Errors
+/// [`PortError::NoDpdk`], [`PortError::Setting`].
+pub fn pool<'a>(port: &str, frames: &'a FramePool) -> Result<&'a Pool, PortError> {
+    if !sluice_dpdk::BUILT_IN {
+        return Err(PortError::NoDpdk { port: port.into() });
+    }
+    let what =
+        "sluiced was started without any dpdk port, so its frames are not DPDK's; set `dpdk = true` in [memory] and start it again";
+    frames.devices().ok_or_else(|| PortError::Setting { port: port.into(), what: what.into() })
+}
+
 /// Opens a device.
 ///
 /// # Errors
 /// [`PortError::NoDpdk`] if this build has none; [`PortError::Setting`] if frames do not come from DPDK's pool; [`PortError::Device`] with
 /// what the device lacks.
 pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Result<OpenPort, PortError> {
-    if !sluice_dpdk::BUILT_IN {
-        return Err(PortError::NoDpdk { port: name.into() });
-    }
-    let setting = |what: &str| PortError::Setting { port: name.into(), what: what.into() };
-    let Some(pool) = frames.devices() else {
-        return Err(setting(
-            "sluiced was started without any dpdk port, so its frames are not DPDK's; set `dpdk = true` in [memory] and start it again",
-        ));
-    };
-    let Some(devargs) = settings.pci.as_deref().or(settings.devargs.as_deref()) else {
-        return Err(setting("a dpdk port needs `devargs` or `pci`"));
-    };
+    let pool = pool(name, frames)?;
+    let devargs = device(name, settings)?;
     let room = pool.arena().geometry().stride as usize - HEADROOM;
     let mut options = DeviceOptions { queues: u16::try_from(queues).unwrap_or(u16::MAX), ..Default::default() };
     options.descriptors = settings.descriptors.unwrap_or(options.descriptors);

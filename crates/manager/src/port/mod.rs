@@ -14,10 +14,11 @@ pub mod stamp;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sluice_shm::arena::{Arena, HEADROOM};
+use sluice_shm::arena::{Arena, Geometry, HEADROOM};
 use sluice_shm::histogram::Histogram;
 
-use crate::config::model::{Port, PortKind};
+use crate::config::model::{self, Config, Port, PortKind};
+use crate::config::problem::{At, Problem};
 use crate::frame::{FrameCache, FramePool, Packet};
 
 /// One queue of a port. Calls never block, lock, allocate or log.
@@ -71,18 +72,55 @@ pub fn open(port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, 
     }
 }
 
-/// Reads what a port would read, without opening it, so that a capture that is cut short is told before anything has started. `room`
-/// is the largest packet, in bytes.
+/// Looks at what a port would open, without opening it, so that a capture that is cut short or a device that is not there is told
+/// before anything has started or changed. `room` is the largest packet, in bytes.
 ///
 /// # Errors
 /// As [`open`].
 pub fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
     match &port.kind {
-        PortKind::Pcap(settings) if settings.read.is_some() => {
-            let reading = crate::config::model::Pcap { write: None, ..settings.clone() };
-            pcap::open(&port.name, port.queues, &reading, room).map(drop)
+        PortKind::Pcap(settings) => pcap::look_at(&port.name, port.queues, settings, room),
+        PortKind::Dpdk(settings) => dpdk::look_at(&port.name, settings),
+        PortKind::Gen(_) | PortKind::Sink(_) => Ok(()),
+    }
+}
+
+/// What [`look_at`] finds wrong with the ports of a configuration, at their places in it.
+pub fn problems(config: &Config) -> Vec<Problem> {
+    let room = Geometry::stride_for(config.memory.packet_bytes as usize) - HEADROOM;
+    let look = |(number, port): (usize, &Port)| {
+        let error = look_at(port, room).err()?;
+        let key = match (&port.kind, &error) {
+            (PortKind::Pcap(_), PortError::Capture { .. }) => "read",
+            (PortKind::Dpdk(settings), PortError::Device { .. }) => {
+                if settings.pci.is_some() {
+                    "pci"
+                } else {
+                    "devargs"
+                }
+            }
+            _ => "name",
+        };
+        let text = error.to_string();
+        let (message, help) = text.split_once("; ").unwrap_or((&text, ""));
+        Some(Problem::error(At::entry("port", number, key), message, help))
+    };
+    config.ports.iter().enumerate().filter_map(look).collect()
+}
+
+/// Whether two ports use the same file or device, so that one must be closed before the other can be opened.
+pub fn share(a: &Port, b: &Port) -> bool {
+    match (&a.kind, &b.kind) {
+        (PortKind::Pcap(a), PortKind::Pcap(b)) => {
+            let meets =
+                |written: &Option<_>, other: &model::Pcap| written.is_some() && (*written == other.write || *written == other.read);
+            meets(&a.write, b) || meets(&b.write, a)
         }
-        _ => Ok(()),
+        (PortKind::Dpdk(a), PortKind::Dpdk(b)) => match (dpdk::name(a), dpdk::name(b)) {
+            (Some(a), Some(b)) => sluice_dpdk::is_same_device(a, b),
+            _ => false,
+        },
+        _ => false,
     }
 }
 
@@ -189,6 +227,35 @@ pub(crate) mod tests {
         let error = open(&port, frames.arena(), &pool).err().unwrap().to_string();
         let wanted = if sluice_dpdk::BUILT_IN { "started without any dpdk port" } else { "build with `--features dpdk`" };
         assert!(error.contains(wanted), "{error}");
+    }
+
+    #[test]
+    fn ports_share_files_and_devices() {
+        let port = |text: &str| -> Port { toml::from_str(&format!("name = \"p\"\n{text}")).unwrap() };
+        let pcap = |keys: &str| port(&format!("kind = \"pcap\"\n{keys}"));
+        let dpdk = |devargs: &str| port(&format!("kind = \"dpdk\"\ndevargs = {devargs:?}"));
+        let (writes, reads) = (pcap("write = \"/a\""), pcap("read = \"/a\""));
+        assert!(share(&writes, &writes) && share(&writes, &reads) && share(&reads, &writes));
+        assert!(!share(&reads, &reads), "any number may read a file");
+        assert!(!share(&writes, &pcap("write = \"/b\"")) && !share(&writes, &port("kind = \"sink\"")));
+        assert!(share(&dpdk("net_null0"), &dpdk("net_null0,size=60")));
+        assert!(!share(&dpdk("net_null0"), &dpdk("net_null1")) && !share(&dpdk("net_null0"), &writes));
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("cut.pcap");
+        std::fs::write(&file, [0xd4, 0xc3, 0xb2, 0xa1, 2, 0]).unwrap();
+        let ports = format!("[[port]]\nname = \"a\"\nkind = \"sink\"\n[[port]]\nname = \"b\"\nkind = \"pcap\"\nread = {file:?}\n");
+        let found = problems(&toml::from_str(&ports).unwrap());
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].at, Some(At::entry("port", 1, "read")));
+        assert!(found[0].message.contains("cut.pcap"), "{}", found[0].message);
+        let device = "[[port]]\nname = \"c\"\nkind = \"dpdk\"\ndevargs = \"net_nope0\"\n";
+        let found = problems(&toml::from_str(device).unwrap());
+        let wanted = if sluice_dpdk::BUILT_IN { "no driver" } else { "without DPDK" };
+        assert!(found.len() == 1 && found[0].message.contains(wanted), "{found:?}");
     }
 
     /// A cache that has `frames` frames of the default size, all held.

@@ -55,6 +55,34 @@ const RECORD_HEADER: usize = 16;
 /// [`PortError::Setting`] if the settings contradict each other, [`PortError::File`] if a file cannot be read or written,
 /// [`PortError::Capture`] if the capture cannot be replayed. The file to write is only made when all the rest is in order.
 pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<OpenPort, PortError> {
+    let source = source(name, queues, settings, room)?;
+    let mut words = Vec::new();
+    if let (Some(source), Some(path)) = (&source, &settings.read) {
+        let count = source.capture.records.len();
+        words.push(format!("replays {count} packets of {}", path.display()));
+    }
+    let writer = match &settings.write {
+        Some(path) => {
+            words.push(format!("writes {}", path.display()));
+            Some(Writer::create(name, path)?)
+        }
+        None => None,
+    };
+    let reader = source.map(|source| Reader::new(source.capture, settings));
+    let queue = PcapQueue { reader, writer, swallowed: 0 };
+    Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", ") })
+}
+
+/// Looks at a port as [`open`] does, and makes no file.
+///
+/// # Errors
+/// As [`open`].
+pub fn look_at(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<(), PortError> {
+    source(name, queues, settings, room).map(drop)
+}
+
+/// Checks the settings, and reads the file to read.
+fn source(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Option<Source>, PortError> {
     let refuse = |what: &str| PortError::Setting { port: name.into(), what: what.into() };
     if queues > 1 {
         return Err(refuse("a pcap port has one queue, because a capture has one order; set queues = 1"));
@@ -66,24 +94,12 @@ pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Ope
         return Err(refuse("speed = \"rate\" needs a rate; set rate to packets per second, above 0"));
     }
     let source = settings.read.as_deref().map(|path| Source::open(name, path, room)).transpose()?;
-    let mut words = Vec::new();
-    if let (Some(source), Some(path)) = (&source, &settings.read) {
-        let count = source.capture.records.len();
-        words.push(format!("replays {count} packets of {}", path.display()));
+    if let (Some(source), Some(path)) = (&source, &settings.write)
+        && source.is(path)
+    {
+        return Err(refuse("read and write name the same file, which writing would destroy; set another one"));
     }
-    let writer = match &settings.write {
-        Some(path) => {
-            if source.as_ref().is_some_and(|source| source.is(path)) {
-                return Err(refuse("read and write name the same file, which writing would destroy; set another one"));
-            }
-            words.push(format!("writes {}", path.display()));
-            Some(Writer::create(name, path)?)
-        }
-        None => None,
-    };
-    let reader = source.map(|source| Reader::new(source.capture, settings));
-    let queue = PcapQueue { reader, writer, swallowed: 0 };
-    Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", ") })
+    Ok(source)
 }
 
 /// A file that was read.

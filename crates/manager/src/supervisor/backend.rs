@@ -95,6 +95,13 @@ impl Supervisor {
 
     /// Starts to trace packets.
     fn begin_trace(&mut self, request: &api::TraceRequest) -> Result<Arc<TraceRequest>, SupervisorError> {
+        // Packets can be marked for one trace at a time. One whose asker does not come back for it ends by itself.
+        let now = Instant::now();
+        if self.tracing.as_ref().is_some_and(|(_, until)| now < *until) {
+            return Err(SupervisorError::Conflict(
+                "another trace goes on, and there can be one at a time; try again when it ends".into(),
+            ));
+        }
         let rule = match &request.rule {
             Some(name) => {
                 let named = |(i, r): &(usize, &config::Rule)| r.name.clone().unwrap_or_else(|| format!("rule.{i}")) == *name;
@@ -114,12 +121,16 @@ impl Supervisor {
         let events = ArrayQueue::new(count as usize * HOPS);
         let trace = Arc::new(TraceRequest { chain, rule, left: AtomicI64::new(i64::from(count)), events });
         self.plane.trace(Some(&trace));
+        let lasts = Duration::from_millis(request.timeout_ms.min(api::MAX_TRACE_MS));
+        self.tracing = Some((trace.clone(), now + lasts + PATIENCE));
         Ok(trace)
     }
 
     /// Puts the hops of traced packets together.
-    fn tell_trace(&mut self, events: Vec<TraceEvent>, count: u32) -> api::Trace {
-        self.plane.trace(None);
+    fn tell_trace(&mut self, trace: &Arc<TraceRequest>, events: Vec<TraceEvent>, count: u32) -> api::Trace {
+        if self.tracing.take_if(|(current, _)| Arc::ptr_eq(current, trace)).is_some() {
+            self.plane.trace(None);
+        }
         let mut packets: Vec<((u64, u32), Vec<TraceEvent>)> = Vec::new();
         for event in events {
             match packets.iter_mut().find(|(packet, _)| *packet == event.packet) {
@@ -285,6 +296,7 @@ impl Backend for Remote {
     fn add_port(&self, port: config::Port) -> Result<api::Port, ApiError> {
         self.change(move |s| {
             s.with(|c| c.ports.push(port.clone()))?;
+            s.look_at(&port)?;
             let name = port.name.clone();
             s.add_port(port)?;
             let found = s.stats().ports.into_iter().find(|p| p.name == name);
@@ -341,7 +353,7 @@ impl Backend for Remote {
             events.extend(std::iter::from_fn(|| trace.events.pop()));
         }
         let count = request.count;
-        self.call(move |s| s.tell_trace(events, count))
+        self.call(move |s| s.tell_trace(&trace, events, count))
     }
 
     fn shutdown(&self) -> Result<(), ApiError> {

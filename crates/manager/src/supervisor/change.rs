@@ -10,15 +10,13 @@ use std::time::Instant;
 use sluice_policy::restart;
 
 use super::report::{CpuMeter, NfTotals};
-use super::{NfState, PortState, ServiceState, Supervisor, SupervisorError};
+use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
 use crate::config::diff::{self, Change};
-use crate::config::model::{self, Config, PortKind};
+use crate::config::model::{self, Config};
 use crate::config::{ConfigErrors, Problem, host, validate};
-use crate::dataplane::LetGo;
 use crate::nf::State;
 use crate::nf::spawn::User;
-use crate::port::{self, OpenPort};
 
 /// What somebody waits for: NFs that are to be gone.
 pub(super) type Gone = Vec<Receiver<()>>;
@@ -32,7 +30,7 @@ impl Supervisor {
         if problems.is_empty() { Ok(()) } else { Err(SupervisorError::Invalid(ConfigErrors { problems }.to_string())) }
     }
 
-    fn port_number(&self, name: &str) -> Option<u16> {
+    pub(super) fn port_number(&self, name: &str) -> Option<u16> {
         self.ports.iter().position(|p| p.as_ref().is_some_and(|p| p.config.name == name)).map(|i| i as u16)
     }
 
@@ -40,7 +38,7 @@ impl Supervisor {
         self.services.iter().position(|s| s.as_ref().is_some_and(|s| s.config.name == name)).map(|i| i as u16)
     }
 
-    fn chain_number(&self, name: &str) -> Option<u16> {
+    pub(super) fn chain_number(&self, name: &str) -> Option<u16> {
         self.chains.iter().position(|c| c.as_ref().is_some_and(|c| c.name == name)).map(|i| i as u16)
     }
 
@@ -48,65 +46,11 @@ impl Supervisor {
         self.nfs.values().find(|nf| nf.name == name).map(|nf| nf.number)
     }
 
-    /// Opens a port without giving it to the packet threads.
-    pub(super) fn open(&self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
-        Ok(port::open(config, self.plane.arena(), self.plane.frames())?)
-    }
-
-    /// Gives the queues of an opened port, which has its number already, to the packet threads.
-    pub(super) fn put_port(&mut self, number: u16, open: OpenPort) -> Result<(), SupervisorError> {
-        let Some(Some(state)) = self.ports.get_mut(number as usize) else { return Ok(()) };
-        let queues = open.queues.len();
-        state.description = open.description;
-        let overload = state.config.overload;
-        // A file takes everything in the end: packets wait for it, or a replay would lose what the disk is slow to take.
-        let waits = overload == model::Overload::Wait || matches!(state.config.kind, PortKind::Pcap(_));
-        // The tables name the threads that have the queues: packets for the port may come at once.
-        state.counters = (0..queues).map(|_| Arc::default()).collect();
-        self.publish();
-        let counters = self.plane.add_port(number, open.queues, overload, waits)?;
-        if let Some(Some(state)) = self.ports.get_mut(number as usize) {
-            state.counters = counters;
-        }
-        Ok(())
-    }
-
-    /// Adds a port.
-    pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
-        let open = self.open(&config)?;
-        self.config.ports.push(config.clone());
-        self.ports.push(Some(PortState { config, description: String::new(), counters: Vec::new() }));
-        self.put_port(self.ports.len() as u16 - 1, open)
-    }
-
-    /// Closes a port. One whose file or device is stuck is as good as closed.
-    pub(super) fn close(&mut self, number: u16) -> Result<(), SupervisorError> {
-        if self.plane.close_port(number)? == LetGo::Stuck {
-            let name = self.ports[number as usize].as_ref().map_or("?", |p| &p.config.name);
-            eprintln!(
-                "sluiced: what port {name} writes to takes no more packets; look what holds it up: it is left to end by itself"
-            );
-        }
-        Ok(())
-    }
-
-    /// Closes a port and opens it anew under the same number, so that chains go on naming it.
-    fn replace_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
-        let number = self.port_number(&config.name).ok_or_else(|| no_such("port", &config.name))?;
-        // The device may be the same: the old port must let go of it first.
-        self.close(number)?;
-        let open = self.open(&config)?;
-        if let Some(old) = self.config.ports.iter_mut().find(|p| p.name == config.name) {
-            old.clone_from(&config);
-        }
-        self.ports[number as usize] = Some(PortState { config, description: String::new(), counters: Vec::new() });
-        self.put_port(number, open)
-    }
-
     /// Starts instances of the new kind beside the old ones, sends new flows to them, and lets the old ones go.
     fn replace_service(&mut self, config: model::Service) -> Result<Gone, SupervisorError> {
         let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
         let (exec, user) = program(&config)?;
+        self.has_room_for(config.instances)?;
         let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
             known.clone_from(&config);
@@ -121,21 +65,12 @@ impl Supervisor {
         Ok(old.into_iter().map(|nf| self.watch_and_retire(nf)).collect())
     }
 
-    /// Removes a port that no chain and no rule names.
-    pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
-        let number = self.port_number(name).ok_or_else(|| no_such("port", name))?;
-        self.close(number)?;
-        self.ports[number as usize] = None;
-        self.config.ports.retain(|p| p.name != name);
-        self.publish();
-        Ok(())
-    }
-
     /// Adds a service and starts its instances.
     pub(super) fn add_service(&mut self, config: model::Service) -> Result<(), SupervisorError> {
         let (exec, user) = program(&config)?;
         let instances = config.instances;
-        let number = self.services.len() as u16;
+        self.has_room_for(instances)?;
+        let number = fresh_number(self.services.len(), "services")?;
         self.config.services.push(config.clone());
         self.services.push(Some(ServiceState { config, exec, user, instances: Vec::new(), next_index: 0 }));
         for _ in 0..instances {
@@ -144,15 +79,24 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Makes one more instance of a service and starts it.
-    pub(super) fn new_instance(&mut self, service_number: u16, core: Option<usize>) -> Result<u16, SupervisorError> {
-        let max = self.config.manager.max_nfs;
-        if self.nfs.len() >= max as usize {
-            return Err(SupervisorError::Conflict(format!("there are {max} NFs, the most that manager.max_nfs allows")));
+    /// Whether there may be so many more NFs. Asked before anything changes, so that no service is left with a part of its instances.
+    fn has_room_for(&self, instances: u32) -> Result<(), SupervisorError> {
+        let (max, have) = (self.config.manager.max_nfs, self.nfs.len());
+        if have + instances as usize > max as usize {
+            return Err(SupervisorError::Conflict(format!(
+                "there are {have} NFs, {instances} more are wanted, and manager.max_nfs is {max}; remove some first, or raise it and \
+                 restart (a service that is replaced has its old and new instances for a while)"
+            )));
         }
-        if self.next_nf >= u16::MAX - 2 {
+        if u32::from(self.next_nf) + instances > u32::from(u16::MAX - 2) {
             return Err(SupervisorError::Conflict("this daemon has numbered 65,533 NFs; restart it to add more".into()));
         }
+        Ok(())
+    }
+
+    /// Makes one more instance of a service and starts it.
+    pub(super) fn new_instance(&mut self, service_number: u16, core: Option<usize>) -> Result<u16, SupervisorError> {
+        self.has_room_for(1)?;
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
@@ -170,6 +114,7 @@ impl Supervisor {
             handle: None,
             place: None,
             process: None,
+            wrapper: None,
             connection: None::<OwnedFd>,
             restarts: 0,
             streak: restart::Streak::default(),
@@ -216,7 +161,7 @@ impl Supervisor {
         Ok(gone)
     }
 
-    fn make_chain(&mut self, number: u16, config: &model::Chain) -> Result<Arc<Chain>, SupervisorError> {
+    pub(super) fn make_chain(&mut self, number: u16, config: &model::Chain) -> Result<Arc<Chain>, SupervisorError> {
         let services = config
             .services
             .iter()
@@ -240,7 +185,8 @@ impl Supervisor {
 
     /// Adds a chain.
     pub(super) fn add_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
-        let chain = self.make_chain(self.chains.len() as u16, &config)?;
+        let number = fresh_number(self.chains.len(), "chains")?;
+        let chain = self.make_chain(number, &config)?;
         self.chains.push(Some(chain));
         self.config.chains.push(config);
         self.publish();
@@ -276,7 +222,8 @@ impl Supervisor {
     /// What stands between the configuration in force and another one.
     ///
     /// # Errors
-    /// [`SupervisorError::Invalid`] with all that is wrong with it, and with what needs a restart.
+    /// [`SupervisorError::Invalid`] with all that is wrong with it, and with what needs a restart; [`SupervisorError::Port`] if a port
+    /// that is to be opened could not be.
     pub(super) fn plan(&self, wanted: &Config) -> Result<Vec<Change>, SupervisorError> {
         self.check(wanted)?;
         let changes = diff::diff(&self.config, wanted);
@@ -293,13 +240,19 @@ impl Supervisor {
                 restart.join(", ")
             )));
         }
+        for change in &changes {
+            if let Change::AddPort { port } | Change::ReplacePort { port } = change {
+                self.look_at(port)?;
+            }
+        }
         Ok(changes)
     }
 
     /// Makes another configuration the one in force, step by step.
     ///
     /// # Errors
-    /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing.
+    /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing and what it
+    /// had begun undone: the same configuration, mended, can be applied again.
     pub(super) fn apply(&mut self, wanted: &Config) -> Result<(Vec<Change>, Gone), SupervisorError> {
         let changes = self.plan(wanted)?;
         let mut gone = Gone::new();
@@ -333,6 +286,7 @@ impl Supervisor {
         let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
         let mut gone = Gone::new();
         let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
+        self.has_room_for(wanted.saturating_sub(instances.len() as u32))?;
         for _ in instances.len()..wanted as usize {
             self.new_instance(number, None)?;
         }
@@ -357,8 +311,31 @@ impl Supervisor {
     }
 }
 
-fn no_such(what: &str, name: &str) -> SupervisorError {
+pub(super) fn no_such(what: &str, name: &str) -> SupervisorError {
     SupervisorError::NoSuch(format!("there is no {what} `{name}`"))
+}
+
+/// The next number of ports, services or chains. Packets inside and the paths of flows may still mean the former owner of a number, so
+/// none is given twice.
+pub(super) fn fresh_number(given: usize, what: &str) -> Result<u16, SupervisorError> {
+    let refused = || SupervisorError::Conflict(format!("this daemon has numbered {given} {what}; restart it to add more"));
+    // The largest number stands for none.
+    u16::try_from(given).ok().filter(|n| *n < u16::MAX).ok_or_else(refused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_end_and_never_begin_again() {
+        assert_eq!(fresh_number(0, "ports").unwrap(), 0);
+        assert_eq!(fresh_number(65_534, "ports").unwrap(), 65_534);
+        for given in [65_535, 65_536, 70_000] {
+            let said = fresh_number(given, "ports").unwrap_err().to_string();
+            assert!(said.contains("ports; restart"), "{said}");
+        }
+    }
 }
 
 /// The program of a service and the user that it runs as.

@@ -26,6 +26,18 @@ pub(super) struct Process {
     pub child: bool,
 }
 
+impl Process {
+    fn number(&self) -> u32 {
+        self.pid.as_raw_nonzero().get() as u32
+    }
+
+    /// Ends it at once, and what it started if it is ours: it leads a group of its own then.
+    fn kill(&self) {
+        let pidfd = self.pidfd.as_fd();
+        let _ = if self.child { process::kill_group(pidfd) } else { process::send_signal(pidfd, Signal::KILL) };
+    }
+}
+
 /// Nanoseconds that an NF goes on looking for packets before it sleeps.
 const LINGER_NS: u32 = 3_000;
 
@@ -194,10 +206,12 @@ impl Supervisor {
         let pid = attached.peer.pid;
         let (mut came, name) = (None, nf.name.clone());
         if nf.process.as_ref().is_none_or(|p| Some(p.pid) != pid) {
-            // It came by itself, or through a program that started it: its own process counts.
+            // It came by itself, or through a program that started it: its own process counts, and the other must not outlive it.
             came = pid;
-            if let Some(old) = nf.process.take() {
-                let _ = epoll::delete(&self.epoll, old.pidfd.as_fd());
+            if let Some(wrapper) = nf.process.take() {
+                let data = epoll::EventData::new_u64(token::WRAPPER | u64::from(wrapper.number()));
+                let _ = epoll::modify(&self.epoll, wrapper.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                nf.wrapper = Some(wrapper);
             }
             let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
             let _ = epoll::add(&self.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
@@ -245,6 +259,24 @@ impl Supervisor {
         self.lost(number);
     }
 
+    /// A program that had started an NF has ended, by itself or with its NF.
+    pub(super) fn wrapper_ended(&mut self, number: u32) {
+        let is_it = |process: &Process| process.number() == number;
+        let wrapper = match self.leaving.iter().position(is_it) {
+            Some(at) => &self.leaving[at],
+            None => match self.nfs.values().filter_map(|nf| nf.wrapper.as_ref()).find(|p| is_it(p)) {
+                Some(wrapper) => wrapper,
+                None => return,
+            },
+        };
+        if !matches!(process::reap(wrapper.pidfd.as_fd()), Ok(None)) {
+            let (pid, _) = (wrapper.pid, epoll::delete(&self.epoll, wrapper.pidfd.as_fd()));
+            self.leaving.retain(|p| !is_it(p));
+            self.nfs.values_mut().for_each(|nf| drop(nf.wrapper.take_if(|p| is_it(p))));
+            self.note(|r| r.ended(pid));
+        }
+    }
+
     /// The socket of an NF was closed: whether it still runs or not, it is no NF any more.
     pub(super) fn connection_closed(&mut self, number: u16) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
@@ -264,6 +296,10 @@ impl Supervisor {
         if let Some(process) = nf.process.take() {
             let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
             ended = Some(process.pid);
+        }
+        if let Some(wrapper) = nf.wrapper.take() {
+            wrapper.kill();
+            self.leaving.push(wrapper);
         }
         if let Some(connection) = nf.connection.take() {
             let _ = epoll::delete(&self.epoll, connection.as_fd());
@@ -443,7 +479,7 @@ impl Supervisor {
                 _ => {}
             }
         }
-        while self.nfs.values().any(|nf| nf.process.is_some()) {
+        while self.nfs.values().any(|nf| nf.process.is_some()) || !self.leaving.is_empty() {
             self.turn(Duration::from_millis(5));
         }
         for number in 0..self.ports.len() {
@@ -465,7 +501,7 @@ impl Supervisor {
 /// Ends the process of an NF at once. Its end is noticed through its pidfd.
 fn kill(nf: &NfState) {
     if let Some(process) = &nf.process {
-        let _ = process::send_signal(process.pidfd.as_fd(), Signal::KILL);
+        process.kill();
     }
 }
 

@@ -7,10 +7,11 @@
 mod backend;
 mod change;
 mod life;
+mod ports;
 mod report;
 mod tuning;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,10 +22,12 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use sluice_policy::restart;
 
 use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
+use crate::classify::hits::RuleHits;
 use crate::classify::rule::{Rule, RuleSet};
 use crate::config::model::{self, Config};
 use crate::controller::Controller;
 use crate::dataplane::{DataPlane, Place, PlaneError};
+use crate::forward::TraceRequest;
 use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::handle::NfHandle;
@@ -106,6 +109,8 @@ struct NfState {
     handle: Option<Arc<NfHandle>>,
     place: Option<Place>,
     process: Option<life::Process>,
+    /// What we started, where that is a program that started the NF's own process. It ends with the NF.
+    wrapper: Option<life::Process>,
     connection: Option<OwnedFd>,
     restarts: u64,
     streak: restart::Streak,
@@ -136,6 +141,8 @@ pub struct Supervisor {
     services: Vec<Option<ServiceState>>,
     chains: Vec<Option<Arc<Chain>>>,
     nfs: BTreeMap<u16, NfState>,
+    /// Wrappers that were killed and have not been collected yet.
+    leaving: Vec<life::Process>,
     next_nf: u16,
     next_version: u32,
     tables: Arc<Tables>,
@@ -147,6 +154,10 @@ pub struct Supervisor {
     remote: Sender<Job>,
     started: Instant,
     meter: report::ThreadMeter,
+    /// The trace that goes on, and until when at the latest.
+    tracing: Option<(Arc<TraceRequest>, Instant)>,
+    /// Decisions of each rule in force, with what the rule is known by.
+    hits: Vec<(String, RuleHits)>,
     stopping: bool,
     /// Told once everything has stopped.
     quit: bool,
@@ -158,6 +169,8 @@ mod token {
     pub const LISTENER: u64 = 1;
     pub const PROCESS: u64 = 2 << 32;
     pub const CONNECTION: u64 = 3 << 32;
+    /// With the process's number.
+    pub const WRAPPER: u64 = 4 << 32;
     pub const KIND: u64 = 0xffff_ffff << 32;
 }
 
@@ -194,6 +207,7 @@ impl Supervisor {
             services: Vec::new(),
             chains: Vec::new(),
             nfs: BTreeMap::new(),
+            leaving: Vec::new(),
             next_nf: 0,
             next_version: 1,
             tables: Arc::default(),
@@ -205,6 +219,8 @@ impl Supervisor {
             remote,
             started: Instant::now(),
             meter: report::ThreadMeter::default(),
+            tracing: None,
+            hits: Vec::new(),
             stopping: false,
             quit: false,
         };
@@ -277,6 +293,7 @@ impl Supervisor {
             let data = event.data.u64();
             match data & token::KIND {
                 token::PROCESS => self.process_ended((data & !token::KIND) as u16),
+                token::WRAPPER => self.wrapper_ended((data & !token::KIND) as u32),
                 token::CONNECTION => self.connection_closed((data & !token::KIND) as u16),
                 _ if data == token::LISTENER => {}
                 _ => {
@@ -322,18 +339,27 @@ impl Supervisor {
         self.plane.use_tables(&self.tables);
     }
 
-    /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before.
-    fn rules(&self) -> RuleSet {
+    /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before. A rule goes
+    /// on counting where it was: one with a name as long as there is one of this name, one without as long as it stays the same.
+    fn rules(&mut self) -> RuleSet {
         let ports = self.ports.iter().enumerate().filter_map(|(i, p)| Some((p.as_ref()?.config.name.clone(), i as u16))).collect();
         let chains = self.chains.iter().flatten().map(|c| (c.name.clone(), c.number)).collect();
-        let compile = |(number, rule): (usize, &model::Rule)| match Rule::compile(rule, number, &ports, &chains) {
-            Ok(rule) => Some(rule),
-            Err(error) => {
-                eprintln!("sluiced: a rule is left out: {error}");
-                None
+        let mut known: HashMap<String, RuleHits> = std::mem::take(&mut self.hits).into_iter().collect();
+        let threads = self.plane.threads();
+        let (mut rules, mut hits) = (Vec::new(), Vec::new());
+        for (number, rule) in self.config.rules.iter().enumerate() {
+            let key = rule.name.clone().unwrap_or_else(|| serde_json::to_string(rule).unwrap_or_default());
+            let own = known.remove(&key).unwrap_or_else(|| RuleHits::new(threads));
+            match Rule::compile(rule, number, &ports, &chains) {
+                Ok(rule) => {
+                    rules.push(rule);
+                    hits.push(own.clone());
+                }
+                Err(error) => eprintln!("sluiced: a rule is left out: {error}"),
             }
-        };
-        RuleSet::new(self.config.rules.iter().enumerate().filter_map(compile).collect())
+            self.hits.push((key, own));
+        }
+        RuleSet::new(rules).counting(hits)
     }
 
     /// Notes in the record; a full disk is no reason to stop packets.

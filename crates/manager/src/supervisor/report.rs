@@ -143,7 +143,7 @@ impl Supervisor {
             services: self.service_reports(),
             nfs: self.nf_reports(),
             chains: self.chain_reports(&snapshots),
-            rules: self.rule_reports(&snapshots),
+            rules: self.rule_reports(),
             ports,
             drops,
         }
@@ -306,12 +306,12 @@ impl Supervisor {
         self.chains.iter().flatten().map(report).collect()
     }
 
-    fn rule_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Rule> {
+    fn rule_reports(&self) -> Vec<api::Rule> {
         let report = |(position, rule): (usize, &crate::config::model::Rule)| api::Rule {
             name: rule.name.clone().unwrap_or_else(|| format!("rule.{position}")),
             position,
             chain: rule.chain.clone(),
-            hits: snapshots.iter().filter_map(|s| s.rule_hits.get(position)).sum(),
+            hits: self.hits.get(position).map_or(0, |(_, hits)| hits.total()),
             matches: rule.clone(),
         };
         self.config.rules.iter().enumerate().map(report).collect()

@@ -30,12 +30,12 @@ pub fn exposition(stats: &Stats) -> String {
     nfs(&mut out, &stats.nfs);
     chains(&mut out, &stats.chains);
     out.family(
-        "sluice_rule_hits_total",
+        "sluice_rule_decisions_total",
         "counter",
-        "Packets that a rule classified; the flow table remembers the rest of the flow.",
+        "Decisions of a rule: one for each new flow, and one for each known flow after a change of rules, chains, ports or NFs.",
     );
     for rule in &stats.rules {
-        out.sample("sluice_rule_hits_total", &[("rule", &rule.name), ("chain", &rule.chain)], rule.hits);
+        out.sample("sluice_rule_decisions_total", &[("rule", &rule.name), ("chain", &rule.chain)], rule.hits);
     }
     out.family("sluice_drops_total", "counter", "Packets dropped, by reason.");
     for (reason, n) in &stats.drops {
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(get("sluice_nf_state", &[&fw[..], &[("state", "running")]].concat()), 1.0);
         assert_eq!(get("sluice_drops_total", &[("reason", "no_rule")]), 5.0);
         assert_eq!(get("sluice_chain_drops_total", &[("chain", "web"), ("reason", "ring_full")]), 4.0);
-        assert_eq!(get("sluice_rule_hits_total", &[("rule", "all"), ("chain", "web")]), 11.0);
+        assert_eq!(get("sluice_rule_decisions_total", &[("rule", "all"), ("chain", "web")]), 11.0);
         assert_eq!(get("sluice_thread_busy_ratio", &[("role", "rx+tx"), ("core", "0")]), 0.5);
         for (name, value) in [
             ("share", 0.75),

@@ -4,6 +4,7 @@ use rustix::process::Signal;
 use sluice_manager::control::model::{ChainState, NfState};
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, hostile_nf, port, service, signal};
+use crate::support::{is_alive, nf, parent, wait_until_gone};
 
 const PACKETS: u64 = 5_000;
 
@@ -73,6 +74,35 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     let before = find_port(&stats, "away").tx_packets;
     daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
     settle(daemon);
+}
+
+#[test]
+fn a_program_that_starts_the_nf_ends_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("wrapper");
+    // It starts the NF as its child, and goes on when that has ended.
+    let text = format!("#!/bin/sh\n{} \"$@\"\nsleep 1000\n", nf("sluice-nf-bridge"));
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let body = two_chains(&service("b", &script.display().to_string(), ""), "restart");
+    let mut daemon = Daemon::start("", &body);
+    let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 500);
+    let first = find_nf(&stats, "b.0").clone();
+    let wrapper = parent(first.pid.unwrap());
+    assert_eq!(parent(wrapper), daemon.pid(), "the wrapper is the daemon's child");
+    // The NF dies, and is started again through another wrapper.
+    signal(&first, Signal::KILL);
+    let back = daemon.wait("b.0 is back", |s| find_nf(s, "b.0").restarts == 1 && find_nf(s, "b.0").state == NfState::Running);
+    wait_until_gone(wrapper);
+    let second = parent(find_nf(&back, "b.0").pid.unwrap());
+    assert_ne!(second, wrapper);
+    daemon.client().add_nf("b", None).unwrap();
+    daemon.client().remove_nf("b.0").unwrap();
+    wait_until_gone(second);
+    let stats = daemon.wait("b.1 runs", |s| find_nf(s, "b.1").state == NfState::Running);
+    let third = parent(find_nf(&stats, "b.1").pid.unwrap());
+    settle(daemon);
+    assert!(!is_alive(third), "a stop leaves no wrapper behind");
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! Bad input: one clear error that says what to do, and exit code 1, before anything has started.
 
 use std::path::Path;
+use std::process::Command;
 
-use crate::pcap::{MICROS, Order, pcap};
-use crate::support::{chain, head, port, refusal, service};
+use crate::pcap::{MICROS, Order, pcap, pcapng};
+use crate::support::{Daemon, chain, head, port, refusal, service};
 
 /// A configuration that is right.
 fn right(folder: &Path) -> String {
@@ -24,6 +25,11 @@ fn refused(folder: &Path, config: &str, words: &[&str]) {
     assert_eq!(said.matches("sluiced: ").count(), 1, "more than one error:\n{said}");
     assert!(!said.contains("ready"), "{said}");
     assert!(!folder.join("run").exists(), "the runtime folder was made:\n{said}");
+    // What sluiced refuses, `sluice check` refuses.
+    let output = Command::new(env!("CARGO_BIN_EXE_sluice")).arg("check").arg(folder.join("sluice.toml")).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "sluice check finds nothing wrong:\n{said}");
+    assert!(words.iter().all(|word| said.contains(word)), "{words:?} are missing in what sluice check says:\n{said}");
 }
 
 #[track_caller]
@@ -106,6 +112,62 @@ fn a_capture_that_is_cut_short() {
     std::fs::write(&file, bytes).unwrap();
     let config = right(folder.path()).replace("kind = \"gen\"\nrate = 1000", &format!("kind = \"pcap\"\nread = {file:?}"));
     refused(folder.path(), &config, &["cut.pcap", "cut short", "editcap"]);
+}
+
+#[test]
+fn a_pcapng_that_is_cut_short() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("cut.pcapng");
+    let mut bytes = pcapng(Order::Little, &[vec![1; 60], vec![2; 60]]);
+    bytes.truncate(bytes.len() - 10);
+    std::fs::write(&file, bytes).unwrap();
+    let config = right(folder.path()).replace("kind = \"gen\"\nrate = 1000", &format!("kind = \"pcap\"\nread = {file:?}"));
+    refused(folder.path(), &config, &["cut.pcapng", "cut short"]);
+}
+
+#[test]
+fn a_capture_that_would_be_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let (file, link) = (folder.path().join("a.pcap"), folder.path().join("b.pcap"));
+    std::fs::write(&file, pcap(Order::Little, MICROS, 1, &[vec![1; 60]])).unwrap();
+    std::fs::hard_link(&file, &link).unwrap();
+    let keys = format!("kind = \"pcap\"\nread = {file:?}\nwrite = {link:?}");
+    let config = right(folder.path()).replace("kind = \"gen\"\nrate = 1000", &keys);
+    refused(folder.path(), &config, &["same file"]);
+    assert!(std::fs::metadata(&file).unwrap().len() > 24, "it is as it was");
+}
+
+#[test]
+fn devices_that_are_not_there() {
+    if cfg!(feature = "dpdk") {
+        let device = |devargs: &str| format!("kind = \"dpdk\"\ndevargs = \"{devargs}\"");
+        refused_with("kind = \"sink\"", &device("net_nope0"), &["net_nope0", "no driver"]);
+        refused_with("kind = \"sink\"", &device("net_af_packet0,iface=no-such0"), &["no interface no-such0", "ip link"]);
+        refused_with("kind = \"sink\"", &device("net_af_packet0"), &["needs an interface"]);
+        refused_with("kind = \"sink\"", &device("net_pcap0,rx_pcap=/no/such.pcap"), &["no file /no/such.pcap"]);
+    }
+}
+
+#[test]
+fn a_chain_that_leaves_by_a_generator() {
+    refused_with("kind = \"sink\"", "kind = \"gen\"", &["\"out\"", "only generates"]);
+}
+
+#[test]
+fn a_port_that_is_added_later() {
+    let mut daemon =
+        Daemon::start("", &(port("in", "gen", "rate = 1000") + &port("out", "sink", "") + &chain("c", "in", &[], "out", "")));
+    let file = daemon.folder().join("cut.pcap");
+    let capture = pcap(Order::Little, MICROS, 1, &[vec![1; 60]]);
+    std::fs::write(&file, &capture[..capture.len() - 10]).unwrap();
+    let late = toml::from_str(&format!("name = \"late\"\nkind = \"pcap\"\nread = {file:?}")).unwrap();
+    let said = daemon.client().add_port(&late).unwrap_err().to_string();
+    assert!(said.contains("cut short"), "{said}");
+    let device = toml::from_str("name = \"late\"\nkind = \"dpdk\"\ndevargs = \"net_null0\"").unwrap();
+    let said = daemon.client().add_port(&device).unwrap_err().to_string();
+    assert!(said.contains("[memory]") || said.contains("without DPDK"), "{said}");
+    assert_eq!(daemon.stats().ports.len(), 2);
+    daemon.stop();
 }
 
 #[test]

@@ -3,12 +3,15 @@
 //! Each test runs a daemon of its own in a folder of its own, waits for conditions and never for a time, and leaves nothing behind,
 //! also when it fails.
 
+mod apply;
+mod attach;
 mod changes;
 mod ecn;
 mod faults;
 mod hostile;
 mod input;
 mod lifecycle;
+mod observe;
 mod overload;
 mod pcap;
 mod scheduling;

@@ -68,7 +68,7 @@ pub const MICROS: u32 = 0xa1b2_c3d4;
 const NANOS: u32 = 0xa1b2_3c4d;
 
 /// A pcapng of these packets: a section, an Ethernet interface, and enhanced packet blocks.
-fn pcapng(order: Order, packets: &[Vec<u8>]) -> Vec<u8> {
+pub fn pcapng(order: Order, packets: &[Vec<u8>]) -> Vec<u8> {
     let block = |kind: u32, body: Vec<u8>| {
         let mut body = body;
         body.resize(body.len().next_multiple_of(4), 0);

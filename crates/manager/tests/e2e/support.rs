@@ -57,6 +57,12 @@ fn build_nfs() {
     });
 }
 
+/// The path of an NF's program.
+pub fn nf(name: &str) -> String {
+    build_nfs();
+    target().join(name).display().to_string()
+}
+
 /// The program of the NF that breaks the rules.
 pub fn hostile_nf() -> String {
     target().join("examples/hostile_nf").display().to_string()
@@ -139,6 +145,11 @@ impl Daemon {
     /// The folder of its configuration.
     pub fn folder(&self) -> &Path {
         self.folder.path()
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// Its runtime folder.
@@ -252,8 +263,25 @@ impl Drop for Daemon {
     }
 }
 
-fn is_alive(pid: u32) -> bool {
+/// Whether there is a process of this number, collected or not.
+pub fn is_alive(pid: u32) -> bool {
     Pid::from_raw(pid as i32).is_some_and(|pid| test_kill_process(pid).is_ok())
+}
+
+/// Waits until a process has ended and was collected.
+#[track_caller]
+pub fn wait_until_gone(pid: u32) {
+    let until = Instant::now() + PATIENCE;
+    while is_alive(pid) {
+        assert!(Instant::now() < until, "process {pid} is left");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The parent of a process.
+pub fn parent(pid: u32) -> u32 {
+    let stat = sluice_manager::mechanism::process::Proc::default().stat(Pid::from_raw(pid as i32).unwrap()).unwrap();
+    stat.ppid as u32
 }
 
 /// Sends a signal to the process of an NF.

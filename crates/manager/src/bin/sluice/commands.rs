@@ -12,6 +12,7 @@ use sluice_manager::config::load;
 use sluice_manager::config::model::{self as config, Config, PortRange};
 use sluice_manager::control::client::{Client, ClientError};
 use sluice_manager::control::model::{Apply, Event, TraceRequest};
+use sluice_manager::port;
 
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
@@ -72,7 +73,8 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
         out.write_all(Config::reference().as_bytes())?;
     }
     let Some(path) = &args.config else { return Ok(()) };
-    let loaded = if args.no_host { load::read(path) } else { load::read_for(path, &Host::here()) }?;
+    // With the host, ports are looked at as sluiced does it before it starts.
+    let loaded = if args.no_host { load::read(path) } else { load::read_for(path, &Host::here())?.accept(port::problems) }?;
     for warning in &loaded.warnings {
         eprintln!("{warning}");
     }
@@ -220,22 +222,14 @@ fn port_of(args: PortAdd) -> Result<config::Port, Usage> {
             table
         }
     };
-    // Numbers that the model wants as floats may be written without a point.
-    let table = table.into_iter().map(|(k, v)| if k == "rate" { (k, floating(v)) } else { (k, v) }).collect::<toml::Table>();
-    table.try_into().map_err(|error: toml::de::Error| Usage(format!("no such port: {}", error.to_string().trim_end())))
+    // The file's own checks know the keys of each kind and the nearest word.
+    load::read_port(table).map_err(|errors| Usage(errors.to_string()))
 }
 
 fn inline(text: &str) -> Option<toml::Table> {
     match format!("inline = {{ {text} }}").parse::<toml::Table>().ok()?.remove("inline") {
         Some(toml::Value::Table(table)) => Some(table),
         _ => None,
-    }
-}
-
-fn floating(value: toml::Value) -> toml::Value {
-    match value {
-        toml::Value::Integer(n) => toml::Value::Float(n as f64),
-        other => other,
     }
 }
 
@@ -434,10 +428,12 @@ mod tests {
     fn a_port_that_makes_no_sense_is_refused() {
         for (args, word) in [
             (args("x", "gen", &["size"]), "KEY=VALUE"),
-            (args("x", "gen", &["sise=60"]), "sise"),
+            (args("x", "gen", &["siz=3"]), "port \"x\": a port of kind \"gen\" has no key \"siz\""),
+            (args("x", "gen", &["siz=3"]), "did you mean \"size\"?"),
+            (args("x", "gen", &["size=big"]), "size takes a whole number"),
             (args("x", "gen", &["size=60", "size=61"]), "twice"),
             (args("x", "gen", &["name=y"]), "on their own"),
-            (args("x", "gem", &[]), "gem"),
+            (args("x", "gem", &[]), "did you mean \"gen\"?"),
             (toml("kind = "), "TOML"),
         ] {
             let error = port_of(args).unwrap_err().to_string();

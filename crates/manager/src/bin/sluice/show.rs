@@ -208,7 +208,7 @@ pub fn chains(chains: &[Chain]) -> Table {
 
 /// `sluice rule list`.
 pub fn rules(rules: &[Rule]) -> Table {
-    let mut table = Table::new(&[">#", "NAME", "MATCHES", "CHAIN", ">HITS"]);
+    let mut table = Table::new(&[">#", "NAME", "MATCHES", "CHAIN", ">DECISIONS"]);
     for rule in rules {
         table.row(vec![
             rule.position.to_string().into(),

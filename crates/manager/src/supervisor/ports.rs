@@ -1,0 +1,123 @@
+//! How ports are opened, replaced and closed while packets flow.
+
+use std::sync::Arc;
+
+use sluice_shm::arena::HEADROOM;
+
+use super::change::{fresh_number, no_such};
+use super::{PortState, Supervisor, SupervisorError};
+use crate::config::model::{self, PortKind};
+use crate::dataplane::LetGo;
+use crate::port::{self, OpenPort};
+
+impl Supervisor {
+    /// Looks whether a port could be opened, before anything is changed for it.
+    pub(super) fn look_at(&self, config: &model::Port) -> Result<(), SupervisorError> {
+        if let PortKind::Dpdk(_) = &config.kind {
+            port::dpdk::pool(&config.name, self.plane.frames())?;
+        }
+        let room = self.plane.arena().geometry().stride as usize - HEADROOM;
+        Ok(port::look_at(config, room)?)
+    }
+
+    /// Opens a port without giving it to the packet threads.
+    pub(super) fn open(&self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
+        Ok(port::open(config, self.plane.arena(), self.plane.frames())?)
+    }
+
+    /// Gives the queues of an opened port, which has its number already, to the packet threads.
+    pub(super) fn put_port(&mut self, number: u16, open: OpenPort) -> Result<(), SupervisorError> {
+        let Some(Some(state)) = self.ports.get_mut(number as usize) else { return Ok(()) };
+        let queues = open.queues.len();
+        state.description = open.description;
+        let overload = state.config.overload;
+        // A file takes everything in the end: packets wait for it, or a replay would lose what the disk is slow to take.
+        let waits = overload == model::Overload::Wait || matches!(state.config.kind, PortKind::Pcap(_));
+        // The tables name the threads that have the queues: packets for the port may come at once.
+        state.counters = (0..queues).map(|_| Arc::default()).collect();
+        self.publish();
+        let counters = self.plane.add_port(number, open.queues, overload, waits)?;
+        if let Some(Some(state)) = self.ports.get_mut(number as usize) {
+            state.counters = counters;
+        }
+        Ok(())
+    }
+
+    /// Adds a port. A chain that has lost its egress of this name ([`Supervisor::replace_port`]) leaves by it again.
+    pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
+        let number = fresh_number(self.ports.len(), "ports")?;
+        let open = self.open(&config)?;
+        let name = config.name.clone();
+        self.config.ports.push(config.clone());
+        self.ports.push(Some(PortState { config, description: String::new(), counters: Vec::new() }));
+        let waiting: Vec<model::Chain> = self.config.chains.iter().filter(|c| c.egress == name).cloned().collect();
+        for chain in waiting {
+            if let Some(of) = self.chain_number(&chain.name) {
+                self.chains[of as usize] = Some(self.make_chain(of, &chain)?);
+            }
+        }
+        self.put_port(number, open)
+    }
+
+    /// Closes a port. One whose file or device is stuck is as good as closed.
+    pub(super) fn close(&mut self, number: u16) -> Result<(), SupervisorError> {
+        if self.plane.close_port(number)? == LetGo::Stuck {
+            let name = self.ports[number as usize].as_ref().map_or("?", |p| &p.config.name);
+            eprintln!(
+                "sluiced: what port {name} writes to takes no more packets; look what holds it up: it is left to end by itself"
+            );
+        }
+        Ok(())
+    }
+
+    /// Opens a port anew under the same number, so that chains go on naming it. The new one is opened before the old one is closed; if
+    /// they share a file or device, after, and the old one comes back when the new one does not open.
+    ///
+    /// # Errors
+    /// As [`port::open`]; then the old port is as it was. If it does not come back either, the port is not there any more, which the
+    /// configuration in force says, so that the next apply opens it.
+    pub(super) fn replace_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
+        let number = self.port_number(&config.name).ok_or_else(|| no_such("port", &config.name))?;
+        let old = self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| no_such("port", &config.name))?;
+        let open = if port::share(&old, &config) {
+            self.close(number)?;
+            match self.open(&config) {
+                Ok(open) => open,
+                Err(error) => return Err(self.bring_back(number, &old, error)),
+            }
+        } else {
+            let open = self.open(&config)?;
+            self.close(number)?;
+            open
+        };
+        if let Some(known) = self.config.ports.iter_mut().find(|p| p.name == config.name) {
+            known.clone_from(&config);
+        }
+        self.ports[number as usize] = Some(PortState { config, description: String::new(), counters: Vec::new() });
+        self.put_port(number, open)
+    }
+
+    /// Opens the old port again, which was closed for one that does not open. Gives back what to say about it.
+    fn bring_back(&mut self, number: u16, old: &model::Port, why: SupervisorError) -> SupervisorError {
+        let again = self.open(old).and_then(|open| self.put_port(number, open));
+        let Err(error) = again else { return why };
+        self.ports[number as usize] = None;
+        self.config.ports.retain(|p| p.name != old.name);
+        self.publish();
+        SupervisorError::Conflict(format!(
+            "{why}; and the port as it was before cannot be opened again ({error}), so port `{}` is closed: mend the configuration and \
+             apply it again",
+            old.name
+        ))
+    }
+
+    /// Removes a port that no chain and no rule names.
+    pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
+        let number = self.port_number(name).ok_or_else(|| no_such("port", name))?;
+        self.close(number)?;
+        self.ports[number as usize] = None;
+        self.config.ports.retain(|p| p.name != name);
+        self.publish();
+        Ok(())
+    }
+}

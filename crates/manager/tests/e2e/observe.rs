@@ -1,0 +1,70 @@
+//! What is told of packets while they flow: counters that never go back, and traces.
+
+use std::sync::Barrier;
+
+use sluice_manager::control::client::ClientError;
+use sluice_manager::control::model::{Stats, TraceRequest};
+
+use crate::support::{Daemon, chain, port, service};
+
+const FLOWS: u64 = 64;
+
+fn decisions(stats: &Stats, rule: &str) -> u64 {
+    stats.rules.iter().find(|r| r.name == rule).unwrap_or_else(|| panic!("no rule {rule}")).hits
+}
+
+#[test]
+fn decisions_of_rules_are_counted_over_changes() {
+    let body = port("in", "gen", &format!("rate = 5000\nflows = {FLOWS}"))
+        + &port("out", "sink", "")
+        + &chain("c", "in", &[], "out", "")
+        + "[[rule]]\nprotocol = \"tcp\"\nchain = \"c\"\n";
+    let mut daemon = Daemon::start("", &body);
+    let before = decisions(&daemon.wait("each flow was decided", |s| decisions(s, "c") >= FLOWS), "c");
+    // Another rule before it moves it, and each change has all flows decided anew.
+    let first = toml::from_str("name = \"first\"\nprotocol = \"icmp\"\nchain = \"c\"").unwrap();
+    daemon.client().add_rule(first, Some(0)).unwrap();
+    let stats = daemon.wait("each flow was decided again", |s| decisions(s, "c") >= before + FLOWS);
+    assert_eq!(stats.rules.iter().map(|r| r.name.as_str()).collect::<Vec<_>>(), ["first", "c", "rule.2"]);
+    assert_eq!((decisions(&stats, "first"), decisions(&stats, "rule.2")), (0, 0));
+    let before = decisions(&stats, "c");
+    daemon.client().remove_rule("first").unwrap();
+    assert!(decisions(&daemon.stats(), "c") >= before);
+    let metrics = daemon.client().metrics().unwrap();
+    assert!(metrics.contains("sluice_rule_decisions_total{rule=\"c\",chain=\"c\"}"), "{metrics}");
+    daemon.stop();
+}
+
+#[test]
+fn there_is_one_trace_at_a_time() {
+    let body = port("idle", "gen", "rate = 1\ncount = 1")
+        + &port("busy", "gen", "rate = 5000")
+        + &port("out", "sink", "")
+        + &service("s", "sluice-nf-bridge", "")
+        + &chain("quiet", "idle", &[], "out", "")
+        + &chain("c", "busy", &["s"], "out", "");
+    let mut daemon = Daemon::start("", &body);
+    daemon.wait("the one packet of the quiet chain has passed", |s| {
+        s.chains.iter().any(|c| c.name == "quiet" && c.exit_packets == 1)
+    });
+    let trace = |chain: &str, timeout_ms: u64| {
+        daemon.client().trace(&TraceRequest { chain: Some(chain.into()), rule: None, count: 5, timeout_ms })
+    };
+    // Two ask at once, and each would wait in vain: the second is refused.
+    let barrier = Barrier::new(2);
+    let ask = || {
+        barrier.wait();
+        trace("quiet", 5_000)
+    };
+    let answers = std::thread::scope(|scope| {
+        let askers = [scope.spawn(ask), scope.spawn(ask)];
+        askers.map(|asker| asker.join().unwrap())
+    });
+    let refused: Vec<&ClientError> = answers.iter().filter_map(|a| a.as_ref().err()).collect();
+    assert!(refused.len() == 1 && refused[0].to_string().contains("another trace"), "{answers:?}");
+    let told = answers.iter().find_map(|a| a.as_ref().ok()).unwrap();
+    assert!(told.timed_out && told.packets.is_empty());
+    // When it has ended there is room for the next.
+    assert_eq!(trace("c", 20_000).unwrap().packets.len(), 5);
+    daemon.stop();
+}
