@@ -8,6 +8,8 @@
 //! # Source
 //! NFVnice, figure 7 and tables 3 and 4.
 
+use serde_json::json;
+
 use super::{
     COST, COSTS, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
     ratios,
@@ -71,7 +73,8 @@ pub fn hops(lab: &Lab) -> Vec<Hop> {
 /// Every mode under every scheduler.
 pub fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
-    plan.cases = cases(&MODES, &SCHEDULERS, &params(&[]), |mode, class| line(lab, mode, class, &hops(lab)));
+    plan.cases =
+        cases(&MODES, &SCHEDULERS, &params(&[("nfs", json!(COSTS.len()))]), |mode, class| line(lab, mode, class, &hops(lab)));
     plan
 }
 

@@ -3,8 +3,9 @@
 //! # Approach
 //! Both flows pass one NF that writes the packets of one of them into capture files: with asynchronous writes it goes on meanwhile,
 //! with blocking ones it waits for the disk. `unlogged` writes nothing and is the measure: `plain_kept_ratio` is the rate of the flow
-//! that is not logged, over that in the unlogged variant of the same turn. The plain flow arrives at line rate, the logged one at
-//! [`LOGGED_BYTES_PER_S`], which any disk can take.
+//! that is not logged, over that in the unlogged variant of the same turn. Both flows together are less than the NF can carry, and the
+//! logged one ([`LOGGED_BYTES_PER_S`]) is less than a disk can take: in overload the entry would refuse most of what is to be logged.
+//! So what is lost is lost while the NF stands still.
 //!
 //! # Limits
 //! The files are written below /var/tmp where there is one (/tmp is often memory), and removed after each run.
@@ -34,7 +35,9 @@ const LOGGED_PORT: u16 = 4_000;
 const PLAIN_PORT: u16 = 5_000;
 /// A port that no packet has.
 const NO_PORT: u16 = 6_000;
-const LOGGED_BYTES_PER_S: f64 = 20e6;
+const LOGGED_BYTES_PER_S: f64 = 50e6;
+/// Packets per second of the other flow, if the line carries so many.
+const PLAIN_PPS: f64 = 2e6;
 
 /// How packets are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,7 +131,7 @@ fn setup(lab: &Lab, writes: Writes, bytes: u32, dir: &Path) -> Setup {
         ..Setup::default()
     };
     let logged_pps = LOGGED_BYTES_PER_S / f64::from(bytes);
-    for (chain, rate, port) in [("plain", line_rate(bytes), PLAIN_PORT), ("logged", logged_pps, LOGGED_PORT)] {
+    for (chain, rate, port) in [("plain", PLAIN_PPS.min(line_rate(bytes)), PLAIN_PORT), ("logged", logged_pps, LOGGED_PORT)] {
         let mut traffic = traffic_to(chain, rate);
         (traffic.packet_bytes, traffic.dst_port, traffic.flows) = (bytes, port, 1);
         setup.traffic.push(traffic);
@@ -166,7 +169,7 @@ mod tests {
         let setup = setup(&lab(1), Writes::Blocking, 1500, "/d".as_ref());
         assert_eq!(setup.services[0].args, ["--write", "/d/log.pcap", "--keep", "2", "--dst-port", "4000", "--blocking"]);
         assert_eq!((setup.traffic[0].dst_port, setup.traffic[1].dst_port), (PLAIN_PORT, LOGGED_PORT));
-        assert_eq!(setup.traffic[1].rate, 20e6 / 1500.0);
+        assert_eq!((setup.traffic[0].rate, setup.traffic[1].rate), (line_rate(1500), LOGGED_BYTES_PER_S / 1500.0));
         assert!(setup.toml("/tmp/x".as_ref()).contains("size = 1496"));
         assert!(!Writes::None.args("/d".as_ref()).contains(&LOGGED_PORT.to_string()));
     }

@@ -7,6 +7,8 @@
 //! # Source
 //! NFVnice, figure 10.
 
+use serde_json::json;
+
 use super::{
     COST, COSTS, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
     ratios,
@@ -52,7 +54,8 @@ fn hops(lab: &Lab) -> Vec<Hop> {
 
 fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
-    plan.cases = cases(&MODES, &SCHEDULERS, &params(&[]), |mode, class| line(lab, mode, class, &hops(lab)));
+    plan.cases =
+        cases(&MODES, &SCHEDULERS, &params(&[("nfs", json!(COSTS.len()))]), |mode, class| line(lab, mode, class, &hops(lab)));
     plan
 }
 
