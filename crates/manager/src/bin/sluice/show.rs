@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use sluice_manager::config::model as config;
 use sluice_manager::control::model::{Chain, ChainState, Event, EventKind, Nf, NfState, Port, Rule, Service, Stats, Status, Trace};
 
-use crate::number::{age, grouped, time};
+use crate::number::{age, grouped, short, time};
 use crate::table::{Cell, Table, Tone};
 
 /// Colour or tone of a state.
@@ -49,9 +49,13 @@ pub fn share(nf: &Nf) -> String {
     if nf.sched.share > 0.0 { format!("{:.0} %", nf.sched.share * 100.0) } else { "-".into() }
 }
 
-/// An NF's load in cores, once it is known: `0.42`.
+/// An NF's load in cores, once it is known: `0.42`, `26.5`.
 pub fn load(nf: &Nf) -> String {
-    if nf.sched.service_ns > 0.0 { format!("{:.2}", nf.sched.load) } else { "-".into() }
+    match nf.sched.load {
+        _ if nf.sched.service_ns <= 0.0 => "-".into(),
+        load if load < 9.995 => format!("{load:.2}"),
+        load => short(load),
+    }
 }
 
 /// An NF's median time for a packet, once it is known: `250 ns`.
@@ -391,6 +395,11 @@ mod tests {
             (nf_word(&nf).0, share(&nf), load(&nf), cost(&nf)),
             ("throttled", "25 %".into(), "0.00".into(), "250 ns".into())
         );
+        let loads = [9.994, 26.53, 260.4, 4e6].map(|cores| {
+            nf.sched.load = cores;
+            load(&nf)
+        });
+        assert_eq!(loads, ["9.99", "26.5", "260", "4.00 M"]);
         nf.state = NfState::Restarting;
         assert_eq!(nf_word(&nf).0, "restarting");
         let mut chain = Chain { state: ChainState::Refused, ..Chain::default() };

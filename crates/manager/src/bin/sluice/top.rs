@@ -225,7 +225,7 @@ impl View {
             (0, ("QUEUE", Constraint::Length(12))),
             (0, (">CPU", Constraint::Length(5))),
             (0, (">SHARE", Constraint::Length(5))),
-            (WIDE, (">LOAD", Constraint::Length(5))),
+            (WIDE, (">LOAD", Constraint::Length(6))),
             (WIDER, (">COST", Constraint::Length(7))),
             (0, (">BURST", Constraint::Length(7))),
             (WIDE, (">P99", Constraint::Length(7))),
