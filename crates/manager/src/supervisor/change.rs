@@ -43,7 +43,7 @@ impl Supervisor {
     }
 
     pub(super) fn nf_number(&self, name: &str) -> Option<u16> {
-        self.nfs.values().find(|nf| nf.name == name).map(|nf| nf.number)
+        self.names.get(name).copied()
     }
 
     /// Starts instances of the new kind beside the old ones, sends new flows to them, and lets the old ones go.
@@ -128,6 +128,7 @@ impl Supervisor {
             cpu: CpuMeter::default(),
             waiters: Vec::new(),
         };
+        self.names.insert(nf.name.clone(), number);
         self.nfs.insert(number, nf);
         self.launch(number);
         Ok(number)

@@ -1,6 +1,7 @@
 //! How NFs are started, met, lost and stopped. The states and their transitions are in [`crate::nf`].
 
 use std::ffi::OsString;
+use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -37,6 +38,9 @@ impl Process {
         let _ = if self.child { process::kill_group(pidfd) } else { process::send_signal(pidfd, Signal::KILL) };
     }
 }
+
+/// Most processes whose CPU time one tick looks at.
+const SAMPLES: usize = 64;
 
 /// Nanoseconds that an NF goes on looking for packets before it sleeps.
 const LINGER_NS: u32 = 3_000;
@@ -139,7 +143,7 @@ impl Supervisor {
             return Err("the manager is stopping".into());
         }
         let name = &caller.hello.name;
-        let by_name = self.nfs.values().find(|nf| nf.name == *name);
+        let by_name = self.nf_number(name).and_then(|number| self.nfs.get(&number));
         let of_service = || {
             let service = self.services.iter().flatten().find(|s| s.config.name == *name)?;
             service.instances.iter().filter_map(|n| self.nfs.get(n)).find(|nf| nf.state == State::Expected)
@@ -364,6 +368,10 @@ impl Supervisor {
     /// Forgets an NF that was removed.
     fn bury(&mut self, number: u16) {
         let Some(nf) = self.nfs.remove(&number) else { return };
+        // A service that was added again may have given the name to another one already.
+        if self.names.get(&nf.name) == Some(&number) {
+            self.names.remove(&nf.name);
+        }
         if let Some(Some(service)) = self.services.get_mut(nf.service as usize) {
             service.instances.retain(|n| *n != number);
         }
@@ -409,10 +417,9 @@ impl Supervisor {
 
     /// Timers, sentences, measurements.
     pub(super) fn tick(&mut self, now: Instant) {
-        let numbers: Vec<u16> = self.nfs.keys().copied().collect();
-        for number in numbers {
-            let Some(nf) = self.nfs.get_mut(&number) else { continue };
-            nf.cpu.sample(now);
+        self.sample_cpu(now);
+        let mut starting = Vec::new();
+        for nf in self.nfs.values_mut() {
             if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
                 match handle.sentence() {
                     Sentence::None => {}
@@ -442,7 +449,7 @@ impl Supervisor {
                 match nf.state {
                     State::Restarting => {
                         nf.restarts += 1;
-                        self.launch(number);
+                        starting.push(nf.number);
                     }
                     State::Starting => {
                         eprintln!("sluiced: {} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
@@ -451,6 +458,21 @@ impl Supervisor {
                     State::Stopping => kill(nf),
                     _ => {}
                 }
+            }
+        }
+        starting.into_iter().for_each(|number| self.launch(number));
+    }
+
+    /// Looks at the CPU time of some processes whose turn it is: a system call each, so not of all at once.
+    fn sample_cpu(&mut self, now: Instant) {
+        let (from, mut left) = (self.next_sample, SAMPLES);
+        for part in [(Bound::Included(from), Bound::Unbounded), (Bound::Unbounded, Bound::Excluded(from))] {
+            for (number, nf) in self.nfs.range_mut(part) {
+                if left == 0 {
+                    self.next_sample = *number;
+                    return;
+                }
+                left -= usize::from(nf.cpu.sample(now));
             }
         }
     }

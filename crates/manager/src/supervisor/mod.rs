@@ -141,6 +141,8 @@ pub struct Supervisor {
     services: Vec<Option<ServiceState>>,
     chains: Vec<Option<Arc<Chain>>>,
     nfs: BTreeMap<u16, NfState>,
+    /// Their numbers by name.
+    names: HashMap<String, u16>,
     /// Wrappers that were killed and have not been collected yet.
     leaving: Vec<life::Process>,
     next_nf: u16,
@@ -153,6 +155,9 @@ pub struct Supervisor {
     wake: Arc<OwnedFd>,
     remote: Sender<Job>,
     started: Instant,
+    /// When timers and sentences were looked at last, and whose processes are to be measured next.
+    ticked: Instant,
+    next_sample: u16,
     meter: report::ThreadMeter,
     /// The trace that goes on, and until when at the latest.
     tracing: Option<(Arc<TraceRequest>, Instant)>,
@@ -207,6 +212,7 @@ impl Supervisor {
             services: Vec::new(),
             chains: Vec::new(),
             nfs: BTreeMap::new(),
+            names: HashMap::new(),
             leaving: Vec::new(),
             next_nf: 0,
             next_version: 1,
@@ -218,6 +224,8 @@ impl Supervisor {
             wake,
             remote,
             started: Instant::now(),
+            ticked: Instant::now(),
+            next_sample: 0,
             meter: report::ThreadMeter::default(),
             tracing: None,
             hits: Vec::new(),
@@ -286,6 +294,7 @@ impl Supervisor {
     /// Waits for events for so long, and handles them.
     fn turn(&mut self, timeout: Duration) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
+        let timeout = timeout.min(TICK.saturating_sub(self.ticked.elapsed()));
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
         // EINTR is an empty turn.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
@@ -306,7 +315,12 @@ impl Supervisor {
         while let Ok(job) = self.jobs.try_recv() {
             job(self);
         }
-        self.tick(Instant::now());
+        // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
+        let now = Instant::now();
+        if now.duration_since(self.ticked) >= TICK {
+            self.ticked = now;
+            self.tick(now);
+        }
     }
 
     /// Makes tables of what there is now and gives them to the packet threads.

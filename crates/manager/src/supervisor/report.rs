@@ -8,7 +8,7 @@ use rustix::process::Pid;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Counter;
 
-use super::Supervisor;
+use super::{NfState, Supervisor};
 use crate::chain::Drop;
 use crate::config::model::{Mode, OnFailure, Overload, PortKind};
 use crate::control::model::{self as api, Distribution};
@@ -57,16 +57,18 @@ impl CpuMeter {
         *self = Self { clock: CpuClock::of(pid).ok(), last: None, percent: 0.0 };
     }
 
-    /// Looks, if it is time to.
-    pub(super) fn sample(&mut self, now: Instant) {
+    /// Looks, if it is time to. Whether it did.
+    pub(super) fn sample(&mut self, now: Instant) -> bool {
+        let Some(clock) = self.clock else { return false };
         if self.last.is_some_and(|(at, _)| ((now - at).as_nanos() as u64) < CPU_EVERY_NS) {
-            return;
+            return false;
         }
-        let Some(used) = self.clock.and_then(|c| c.read_ns().ok()) else { return };
+        let Ok(used) = clock.read_ns() else { return true };
         if let Some((at, before)) = self.last {
             self.percent = used.saturating_sub(before) as f64 * 100.0 / (now - at).as_nanos().max(1) as f64;
         }
         self.last = Some((now, used));
+        true
     }
 }
 
@@ -219,50 +221,50 @@ impl Supervisor {
 
     pub(super) fn nf_reports(&self) -> Vec<api::Nf> {
         let held = self.plane.table().held();
-        self.nfs
-            .values()
-            .map(|nf| {
-                let service = self.services[nf.service as usize].as_ref();
-                let mut totals = nf.before;
-                let mut of_now = (0, 0);
-                if let Some(handle) = &nf.handle {
-                    totals.add(handle);
-                    of_now = handle.posted_returned();
-                }
-                let word = |counter| nf.handle.as_ref().map_or(0, |h| h.region.page.counter(counter).load(Ordering::Relaxed));
-                let service_time = nf.handle.as_ref().map(|h| h.region.page.service_time().snapshot()).unwrap_or_default();
-                api::Nf {
-                    name: nf.name.clone(),
-                    service: service.map_or(String::new(), |s| s.config.name.clone()),
-                    number: u32::from(nf.number),
-                    pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
-                    core: nf.core as u32,
-                    state: if nf.draining { api::NfState::Stopping } else { state(nf.state) },
-                    mode: service.map_or("sleep", |s| mode(s.config.mode)).into(),
-                    restarts: nf.restarts,
-                    rx_packets: totals.posted,
-                    tx_packets: totals.returned,
-                    verdict_drops: totals.dropped,
-                    queue: of_now.0.saturating_sub(of_now.1),
-                    queue_capacity: service.map_or(0, |s| u64::from(s.config.ring)),
-                    violations: totals.violations,
-                    cpu_percent: if nf.process.is_some() { nf.cpu.percent } else { 0.0 },
-                    service_ns: Distribution::from(&service_time),
-                    sleeps: word(Counter::Sleeps),
-                    hand_overs: word(Counter::HandOvers),
-                    wakes: totals.wakes,
-                    frames_held: held.get(&nf.number).copied().unwrap_or(0),
-                    started_ns: nf.welcomed_ns,
-                    first_packet_ns: nf.handle.as_ref().and_then(|h| {
-                        let at = h.first_return_ns.load(Ordering::Relaxed);
-                        (at > 0).then(|| nf.spawned_ns.map(|from| at.saturating_sub(from)))?
-                    }),
-                    reclaim_ns: nf.reclaim_ns,
-                    private_kib: None,
-                    sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),
-                }
-            })
-            .collect()
+        self.nfs.values().map(|nf| self.nf_report(nf, held.get(&nf.number).copied().unwrap_or(0))).collect()
+    }
+
+    /// What is told of one NF, which holds so many frames.
+    pub(super) fn nf_report(&self, nf: &NfState, frames_held: u64) -> api::Nf {
+        let service = self.services[nf.service as usize].as_ref();
+        let mut totals = nf.before;
+        let mut of_now = (0, 0);
+        if let Some(handle) = &nf.handle {
+            totals.add(handle);
+            of_now = handle.posted_returned();
+        }
+        let word = |counter| nf.handle.as_ref().map_or(0, |h| h.region.page.counter(counter).load(Ordering::Relaxed));
+        let service_time = nf.handle.as_ref().map(|h| h.region.page.service_time().snapshot()).unwrap_or_default();
+        api::Nf {
+            name: nf.name.clone(),
+            service: service.map_or(String::new(), |s| s.config.name.clone()),
+            number: u32::from(nf.number),
+            pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
+            core: nf.core as u32,
+            state: if nf.draining { api::NfState::Stopping } else { state(nf.state) },
+            mode: service.map_or("sleep", |s| mode(s.config.mode)).into(),
+            restarts: nf.restarts,
+            rx_packets: totals.posted,
+            tx_packets: totals.returned,
+            verdict_drops: totals.dropped,
+            queue: of_now.0.saturating_sub(of_now.1),
+            queue_capacity: service.map_or(0, |s| u64::from(s.config.ring)),
+            violations: totals.violations,
+            cpu_percent: if nf.process.is_some() { nf.cpu.percent } else { 0.0 },
+            service_ns: Distribution::from(&service_time),
+            sleeps: word(Counter::Sleeps),
+            hand_overs: word(Counter::HandOvers),
+            wakes: totals.wakes,
+            frames_held,
+            started_ns: nf.welcomed_ns,
+            first_packet_ns: nf.handle.as_ref().and_then(|h| {
+                let at = h.first_return_ns.load(Ordering::Relaxed);
+                (at > 0).then(|| nf.spawned_ns.map(|from| at.saturating_sub(from)))?
+            }),
+            reclaim_ns: nf.reclaim_ns,
+            private_kib: None,
+            sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),
+        }
     }
 
     fn chain_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Chain> {
