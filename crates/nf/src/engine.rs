@@ -16,6 +16,7 @@
 //! Sampling the service time about once a millisecond and skipping the first ten samples: NFVnice (SIGCOMM 2017), section 3.2.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ use sluice_shm::ring::{Consumer, Producer, WildCursor};
 use crate::context::Context;
 use crate::error::{AttachError, NfError};
 use crate::options::Options;
+use crate::seat::{Place, Seat};
 use crate::signals;
 
 /// Longest sleep: how late an orphan notices that its manager is gone.
@@ -58,6 +60,8 @@ pub(crate) struct Engine {
     enough: u32,
     linger_ns: u64,
     poll: bool,
+    /// Where it sleeps, and what its storage has to say.
+    seat: Rc<Seat>,
     socket: OwnedFd,
     clock: Clock,
     /// Ring that the next burst starts with.
@@ -92,7 +96,9 @@ impl Engine {
         let arena = Arena::map(arena.as_fd(), welcome.geometry)?;
         let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;
         let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
-        let context = Context::of(&welcome);
+        let (slot, enough, poll) = (welcome.slot, welcome.enough, welcome.poll);
+        let seat = Seat::new(Place { core, slot, enough, poll, page: page.clone() });
+        let context = Context::of(&welcome, seat.clone());
         pin(context.core);
         if options.signals {
             signals::install(core.bell(welcome.slot));
@@ -106,10 +112,11 @@ impl Engine {
             tx,
             page,
             core,
-            slot: welcome.slot,
-            enough: welcome.enough,
+            slot,
+            enough,
             linger_ns: u64::from(welcome.linger_ns),
-            poll: welcome.poll,
+            poll,
+            seat,
             socket,
             clock,
             turn: 0,
@@ -133,6 +140,11 @@ impl Engine {
 
     pub(crate) fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// Where the NF sleeps. Its storage is polled through it, with no borrow of the engine that a callback may need.
+    pub(crate) fn seat(&self) -> Rc<Seat> {
+        self.seat.clone()
     }
 
     /// Now, in nanoseconds of CLOCK_MONOTONIC.
@@ -192,10 +204,10 @@ impl Engine {
                 std::hint::spin_loop();
                 continue;
             }
-            let Self { core, tx, page, slot, enough, .. } = self;
+            let Self { seat, tx, page, .. } = self;
             page.add(Counter::Sleeps, 1);
             // A wild cursor counts as room: the next enqueue reports it.
-            if core.sleep(*slot, *enough, Some(SUSPENDED), || tx.room() != Ok(0)) {
+            if seat.sleep(SUSPENDED, || tx.room() != Ok(0)) {
                 page.add(Counter::HandOvers, 1);
             }
         }
@@ -234,7 +246,8 @@ impl Engine {
         if self.linger_ns > 0 {
             let until = self.now_ns() + self.linger_ns;
             loop {
-                if Self::has_work(&mut self.rx, &self.page) {
+                if Self::has_work(&mut self.rx, &self.page) || self.seat.storage().is_some_and(|storage| storage.has_completions())
+                {
                     return Ok(());
                 }
                 if self.core.choose(Some(self.slot), self.enough).is_some() || self.now_ns() >= until {
@@ -258,8 +271,8 @@ impl Engine {
             None => LONGEST_SLEEP,
         };
         let mut slept = true;
-        let Self { core, rx, page, slot, enough, .. } = self;
-        let handed_over = core.sleep(*slot, *enough, Some(timeout), || {
+        let Self { core, rx, page, slot, seat, .. } = self;
+        let handed_over = seat.sleep(timeout, || {
             if with_work {
                 if rx.iter_mut().any(|ring| ring.available() != Ok(0)) {
                     // sleep() took the mark off; those who share the core must know that packets wait here.

@@ -11,7 +11,8 @@
 //!     sluice_nf::run_each(|_packet| {})
 //! }
 //! ```
-//! is a whole bridge. [`header`] finds and changes headers, [`harness`] runs a handler in a unit test without a manager, and
+//! is a whole bridge. [`header`] finds and changes headers, [`storage`] reads and writes files
+//! without waiting, [`harness`] runs a handler in a unit test without a manager, and
 //! `include/sluice_nf.h` is the same for C.
 //!
 //! # Limits
@@ -28,7 +29,9 @@ mod options;
 mod packet;
 pub mod pull;
 mod run;
+mod seat;
 mod signals;
+pub mod storage;
 
 pub use context::Context;
 pub use error::{AttachError, NfError};
