@@ -38,3 +38,8 @@ pub use error::{AttachError, NfError};
 pub use options::{Options, args};
 pub use packet::{Burst, IterMut, NoRoom, Packet, PortId, ServiceId, Verdict};
 pub use run::{Handler, run, run_each, run_with};
+
+/// Now, in nanoseconds of CLOCK_MONOTONIC: the clock of [`Burst::now_ns`] and of ticks.
+pub fn now_ns() -> u64 {
+    sluice_shm::clock::monotonic_ns()
+}
