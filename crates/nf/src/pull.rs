@@ -114,9 +114,9 @@ impl Nf {
         }
     }
 
-    /// Waits up to `timeout` for packets, adds up to 32 of them to `out` and says how many: 0 after the timeout, and when callbacks of a
-    /// [`storage`](crate::storage) have run. None: stop, as [`Nf::read`]; the storage has been flushed then. Without a timeout it waits
-    /// as long as it takes.
+    /// Waits up to `timeout` for packets, adds up to 32 of them to `out` and says how many: 0 after the timeout, and when callbacks
+    /// of a [`storage`](crate::storage) have run. None: stop, as [`Nf::read`]; the storage has been flushed then. Without a timeout
+    /// it waits as long as it takes.
     ///
     /// # Errors
     /// As [`Nf::read`].

@@ -58,8 +58,8 @@ impl Seat {
         }
     }
 
-    /// Sleeps and hands the core over; see [`CorePage::sleep`]. A completion of the storage ends the sleep too. Returns whether the core was
-    /// handed over.
+    /// Sleeps and hands the core over; see [`CorePage::sleep`]. A completion of the storage ends the sleep too. Returns whether the
+    /// core was handed over.
     pub(crate) fn sleep(&self, timeout: Duration, mut has_work: impl FnMut() -> bool) -> bool {
         let Some(place) = &self.place else { return false };
         let Some(storage) = self.storage() else {
@@ -74,8 +74,8 @@ impl Seat {
         )
     }
 
-    /// Sleeps because `storage` can take no more. False if there is no place to sleep in, or the NF does not sleep: then the caller waits in
-    /// the kernel.
+    /// Sleeps because `storage` can take no more. False if there is no place to sleep in, or the NF does not sleep: then the caller
+    /// waits in the kernel.
     pub(crate) fn suspend(&self, storage: &storage::Inner) -> bool {
         let Some(place) = self.place.as_ref().filter(|place| !place.poll) else { return false };
         place.page.add(Counter::Sleeps, 1);

@@ -237,8 +237,8 @@ impl CorePage {
         self.sleep_by(me, enough, has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
     }
 
-    /// As [`sleep`](Self::sleep), for a sleeper that waits for more than its doorbell: `wait` returns when the bell's value is no longer
-    /// the one it is given, or when anything else happened that it waits for. Wakes without cause are allowed.
+    /// As [`sleep`](Self::sleep), for a sleeper that waits for more than its doorbell: `wait` returns when the bell's value is no
+    /// longer the one it is given, or when anything else happened that it waits for. Wakes without cause are allowed.
     pub fn sleep_by(&self, me: u32, enough: u32, mut has_work: impl FnMut() -> bool, wait: impl FnOnce(&AtomicU32, u32)) -> bool {
         let seen = self.bell(me).load(Ordering::Acquire);
         self.clear_pending(me);

@@ -1,15 +1,17 @@
 //! A log: pcap records behind each other, in files that follow each other.
 //!
 //! # Format
-//! pcap with nanoseconds, in this machine's byte order: 24 bytes of header (magic 0xa1b23c4d, version 2.4, the snap length, link type
-//! Ethernet), then for each packet its time in seconds and nanoseconds since 1970, the bytes that follow and the bytes that it had.
+//! pcap with nanoseconds, in this machine's byte order: 24 bytes of header (magic 0xa1b23c4d, version 2.4, the snap length, link
+//! type Ethernet), then for each packet its time in seconds and nanoseconds since 1970, the bytes that follow and the bytes that it
+//! had.
 //!
 //! # When the disk fails
-//! A record that could not be written leaves a hole, and what follows a hole cannot be read. So the file is given up: when its last record
-//! has come back it is cut after the last whole record, or removed if it has none. A second later the next packet tries a new file. Packets
-//! of the time between are counted as lost.
+//! A record that could not be written leaves a hole, and what follows a hole cannot be read. So the file is given up: when its last
+//! record has come back it is cut after the last whole record, or removed if it has none. A second later the next packet tries a
+//! new file. Packets of the time between are counted as lost.
 //!
-//! Old files are removed, in a thread of their own, once the new one has its first record on the disk: a full disk costs no old logs.
+//! Old files are removed, in a thread of their own, once the new one has its first record on the disk: a full disk costs no old
+//! logs.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;

@@ -1,9 +1,9 @@
 //! Writes packets to pcap files without waiting for the disk; every packet passes unchanged.
 //!
-//! Records are gathered in two buffers that alternate ([`sluice_nf::storage`]): while the kernel writes one, the other fills, and packets
-//! go on, those that are not logged too. If the disk is slower than the packets, both fill up, and the NF sleeps until one is free: nothing
-//! is left out. With `--blocking` each burst is written by a system call that waits, as a simple program would do it: for comparison, and
-//! for hosts that forbid io_uring.
+//! Records are gathered in two buffers that alternate ([`sluice_nf::storage`]): while the kernel writes one, the other fills, and
+//! packets go on, those that are not logged too. If the disk is slower than the packets, both fill up, and the NF sleeps until one
+//! is free: nothing is left out. With `--blocking` each burst is written by a system call that waits, as a simple program would do
+//! it: for comparison, and for hosts that forbid io_uring.
 //!
 //! The files and what happens when the disk fails are described in the module `log`, their names in `series`, and the conditions in
 //! `filter`.
@@ -28,8 +28,8 @@ use log::{Limits, Log, Sink};
 
 /// Writes packets to pcap files without waiting for the disk
 ///
-/// The files are numbered: --write /var/log/web.pcap makes /var/log/web-000001.pcap, and so on; numbers go on over a restart. Any tool that
-/// reads pcap reads them, also while the last one grows. Packets pass unchanged, logged or not.
+/// The files are numbered: --write /var/log/web.pcap makes /var/log/web-000001.pcap, and so on; numbers go on over a restart. Any
+/// tool that reads pcap reads them, also while the last one grows. Packets pass unchanged, logged or not.
 #[derive(Debug, Parser)]
 #[command(name = "sluice-nf-logger", version, after_help = HELP)]
 struct Args {

@@ -1,10 +1,10 @@
-//! Looks the destination address of every IPv4 packet up in a table on disk, and passes, drops or marks it as its record says. The packet
-//! waits, in its frame, until its record has been read; other packets are taken meanwhile, and their reads go to the disk together.
+//! Looks the destination address of every IPv4 packet up in a table on disk, and passes, drops or marks it as its record says. The
+//! packet waits, in its frame, until its record has been read; other packets are taken meanwhile, and their reads go to the disk
+//! together.
 //!
-//! A lookup is one read of 512 bytes (module `table`). There is no cache but the kernel's; with `--direct` not even that. Packets leave in
-//! the order in which they came (module `waiting`). As many packets wait as `--pending` says, and up to a burst; then the NF sleeps until the
-//! disk has answered.
-//! What is not IPv4 passes.
+//! A lookup is one read of 512 bytes (module `table`). There is no cache but the kernel's; with `--direct` not even that. Packets
+//! leave in the order in which they came (module `waiting`). As many packets wait as `--pending` says, and up to a burst; then the
+//! NF sleeps until the disk has answered. What is not IPv4 passes.
 
 mod table;
 mod waiting;

@@ -12,8 +12,8 @@
 //! | 24 | zeroes |
 //!
 //! A bucket is 64 records of 8 bytes: the address as it lies in a packet (4 bytes), the action (1 pass, 2 drop, 3 mark; 0 ends the
-//! bucket), the DSCP of a mark, two zeroes. With 2ᵏ buckets an address, read as a big-endian number, lies in bucket
-//! `(address × 0x9e3779b1 mod 2³²) >> (32 − k)`; with one bucket, in that. The builder takes as many buckets as it needs for none to overflow.
+//! bucket), the DSCP of a mark, two zeroes. With 2ᵏ buckets an address, read as a big-endian number, lies in bucket `(address ×
+//! 0x9e3779b1 mod 2³²) >> (32 − k)`; with one bucket, in that. The builder takes as many buckets as it needs for none to overflow.
 //!
 //! # Text
 //! A line for each address: `10.0.0.1 pass`, `10.0.0.2 drop`, `10.0.0.3 mark 46`. `#` starts a comment.

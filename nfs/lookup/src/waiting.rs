@@ -1,7 +1,7 @@
 //! Packets that wait for the disk, in the order in which they came.
 //!
-//! Reads end in any order, but packets leave in the order in which they came, so that no flow is reordered: one that is decided waits for
-//! those before it.
+//! Reads end in any order, but packets leave in the order in which they came, so that no flow is reordered: one that is decided
+//! waits for those before it.
 
 use std::collections::VecDeque;
 

@@ -1,13 +1,13 @@
 //! One of the two buffers: the bytes, the requests that they belong to, and the operations that move them.
 //!
 //! # Terms
-//! A *request* is one call of `read_data` or `write_data`, with its callback. An *operation* is one read or write that the kernel is
-//! asked for. Writes that follow each other in the buffer and in the file are one operation.
+//! A *request* is one call of `read_data` or `write_data`, with its callback. An *operation* is one read or write that the kernel
+//! is asked for. Writes that follow each other in the buffer and in the file are one operation.
 //!
 //! # Order
-//! The kernel may carry operations out in any order. An operation that touches bytes which an earlier one of the same buffer writes, or
-//! writes bytes which an earlier one reads, is a *barrier*: it starts when all before it have ended. Buffers follow each other as
-//! wholes, so nothing else is needed for order.
+//! The kernel may carry operations out in any order. An operation that touches bytes which an earlier one of the same buffer
+//! writes, or writes bytes which an earlier one reads, is a *barrier*: it starts when all before it have ended. Buffers follow each
+//! other as wholes, so nothing else is needed for order.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::collections::VecDeque;
@@ -179,8 +179,8 @@ impl Buffer {
         }
         let mut to = start;
         for part in parts {
-            // SAFETY: the parts are `len` bytes together, which fit behind `start`; the kernel has none of this buffer while it fills,
-            // and no part lies in it: slices of it are only lent to callbacks, of the other buffer.
+            // SAFETY: the parts are `len` bytes together, which fit behind `start`; the kernel has none of this buffer while it
+            // fills, and no part lies in it: slices of it are only lent to callbacks, of the other buffer.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), self.memory.at(to), part.len()) };
             to += part.len();
         }

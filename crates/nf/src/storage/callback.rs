@@ -1,7 +1,7 @@
 //! A closure that is called once, without an allocation of its own where it is small.
 //!
-//! A request for storage is made for a packet, and a handler must not allocate for a packet. So a closure of up to six words lies in
-//! the request itself; a larger one is boxed.
+//! A request for storage is made for a packet, and a handler must not allocate for a packet. So a closure of up to six words lies
+//! in the request itself; a larger one is boxed.
 
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};

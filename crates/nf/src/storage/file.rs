@@ -37,10 +37,11 @@ struct Inner {
     end: Cell<u64>,
 }
 
-/// An open file, shared by whoever holds a clone of this. It is closed when the last clone is gone and the last request for it has ended.
+/// An open file, shared by whoever holds a clone of this. It is closed when the last clone is gone and the last request for it has
+/// ended.
 ///
-/// A regular file or a block device has an end, which moves on with each write [`At::End`]. Anything else (a pipe, a socket, a terminal)
-/// is written as a stream, whatever [`At`] says.
+/// A regular file or a block device has an end, which moves on with each write [`At::End`]. Anything else (a pipe, a socket, a
+/// terminal) is written as a stream, whatever [`At`] says.
 #[derive(Debug, Clone)]
 pub struct File(Rc<Inner>);
 
