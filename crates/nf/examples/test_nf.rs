@@ -1,10 +1,14 @@
 //! The NF that the integration tests run against a fake manager. The first byte of a packet says what to do with it; see [`Probe`].
 //!
-//! Its first argument is the style: `callback`, `pull`, or `broken` (its handler cannot be made).
+//! Its first argument is the style: `callback`, `pull`, `broken` (its handler cannot be made), `storage` (see [`Writer`]) or
+//! `storage-pull`.
 
+use std::cell::{Cell, RefCell};
 use std::process::ExitCode;
+use std::rc::Rc;
 use std::time::Duration;
 
+use sluice_nf::storage::{At, File, Storage, StorageOptions};
 use sluice_nf::{Burst, Context, Handler, Packet, PortId, ServiceId, pull};
 
 /// Does what a packet's first byte says, and tells its life on stdout.
@@ -89,15 +93,109 @@ fn pull_style() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+/// The storage and the file that the environment names: `FILE`, `BATCH` bytes, `FLUSH_MS`.
+fn storage(context: &Context) -> Result<(Storage, File), Box<dyn std::error::Error>> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let options = StorageOptions {
+        batch_bytes: number("BATCH").unwrap_or(4096) as usize,
+        batch_operations: 16,
+        flush_interval: Duration::from_millis(number("FLUSH_MS").unwrap_or(3_600_000)),
+    };
+    let path = std::env::var_os("FILE").ok_or("FILE is not set")?;
+    let file = std::fs::File::options().read(true).write(true).open(path)?;
+    Ok((Storage::new(context, &options)?, File::new(file)))
+}
+
+/// Writes packets that start with `w` behind each other to a file, and reads five bytes for one that starts with `r`.
+struct Writer {
+    storage: Storage,
+    file: File,
+    written: Rc<Cell<usize>>,
+    failed: Rc<Cell<usize>>,
+}
+
+impl Writer {
+    fn new(context: &Context) -> Result<Self, Box<dyn std::error::Error>> {
+        let (storage, file) = storage(context)?;
+        println!("ready {}", context.name);
+        Ok(Self { storage, file, written: Rc::default(), failed: Rc::default() })
+    }
+
+    fn write(&self, data: &[u8]) {
+        let (written, failed) = (self.written.clone(), self.failed.clone());
+        let callback = move |outcome: sluice_nf::storage::Outcome<'_>| match outcome {
+            Ok(_) => written.set(written.get() + 1),
+            Err(_) => failed.set(failed.get() + 1),
+        };
+        self.storage.write_data(&self.file, At::End, data, callback).expect("a packet fits a buffer");
+    }
+}
+
+impl Handler for Writer {
+    fn burst(&mut self, burst: &mut Burst<'_>) {
+        for packet in burst.iter_mut() {
+            match packet.data()[0] {
+                b'w' => self.write(packet.data()),
+                b'r' => {
+                    let callback = |outcome: sluice_nf::storage::Outcome<'_>| match outcome {
+                        Ok(bytes) => println!("read {}", String::from_utf8_lossy(bytes)),
+                        Err(error) => println!("read failed: {error}"),
+                    };
+                    self.storage.read_data(&self.file, 0, 5, callback).expect("five bytes fit a buffer");
+                }
+                b'!' => self.storage.read_data(&self.file, 0, 1, |_| panic!("told to")).expect("a byte fits a buffer"),
+                _ => {}
+            }
+        }
+    }
+
+    fn clean(&mut self) {
+        println!("clean: {} written, {} failed", self.written.get(), self.failed.get());
+        self.write(b"the end");
+    }
+}
+
+/// Holds each packet until it is on the disk.
+fn storage_pull() -> Result<(), Box<dyn std::error::Error>> {
+    let mut nf = pull::Nf::attach()?;
+    let (storage, file) = storage(nf.context())?;
+    println!("ready {}", nf.context().name);
+    let done = Rc::new(RefCell::new(Vec::new()));
+    let mut burst = Vec::new();
+    loop {
+        let stop = nf.read_burst(&mut burst, None)?.is_none();
+        for mut packet in burst.drain(..) {
+            let (data, done) = (packet.packet().data().to_vec(), done.clone());
+            storage.write_data(&file, At::End, &data, move |outcome| {
+                if outcome.is_err() {
+                    packet.packet().drop();
+                }
+                done.borrow_mut().push(packet);
+            })?;
+        }
+        nf.write_burst(&mut done.borrow_mut())?;
+        if stop {
+            println!("clean");
+            return Ok(());
+        }
+    }
+}
+
+fn code(result: Result<(), Box<dyn std::error::Error>>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn main() -> ExitCode {
     match sluice_nf::args().first().and_then(|style| style.to_str()) {
-        Some("pull") => match pull_style() {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                eprintln!("{error}");
-                ExitCode::FAILURE
-            }
-        },
+        Some("pull") => code(pull_style()),
+        Some("storage") => sluice_nf::run(Writer::new),
+        Some("storage-pull") => code(storage_pull()),
         Some("broken") => sluice_nf::run::<Probe>(|_| Err("the rule file is missing; give one with --rules".into())),
         _ => sluice_nf::run(Probe::new),
     }

@@ -44,6 +44,8 @@ enum {
     SLUICE_E_NOT_THERE = -7, /* the packet has no such header, or there is no such name */
     SLUICE_E_PACKET = -8,    /* the packet was not read, was written before, or left its frame */
     SLUICE_E_TIMEOUT = -9,   /* no packet came in time */
+    SLUICE_E_STORAGE = -10,  /* there can be no storage: sluice_last_error() says why */
+    SLUICE_E_FULL = -11,     /* both buffers are full, and a callback cannot wait */
 };
 
 /* What an error code means. Never null; lives for ever. */
@@ -192,7 +194,8 @@ int sluice_attach(const sluice_options *options, sluice_nf **nf);
 const sluice_context *sluice_context_of(const sluice_nf *nf);
 /*
  * Waits for packets, up to timeout_ms (negative: as long as it takes), and copies up to max (and SLUICE_BURST) of them to packets.
- * Returns how many; 0 when the NF is to stop; SLUICE_E_TIMEOUT, SLUICE_E_GONE, SLUICE_E_BROKEN.
+ * Returns how many; 0 when the NF is to stop; SLUICE_E_TIMEOUT (also when callbacks of the storage have run, early then),
+ * SLUICE_E_GONE, SLUICE_E_BROKEN.
  */
 int sluice_read(sluice_nf *nf, sluice_packet *packets, uint32_t max, int timeout_ms);
 /*
@@ -202,6 +205,54 @@ int sluice_read(sluice_nf *nf, sluice_packet *packets, uint32_t max, int timeout
 int sluice_write(sluice_nf *nf, const sluice_packet *packets, uint32_t count);
 /* Leaves. Packets that were read and not written go back as dropped. Null is allowed. */
 void sluice_detach(sluice_nf *nf);
+
+/* ---- storage ----------------------------------------------------------------------------------------------------------------- */
+
+/*
+ * Files for an NF that must not wait for a disk. Reads and writes are gathered in a buffer and go to the kernel together (io_uring),
+ * while others go into a second buffer and packets go on; when both are full, the next request waits, and the NF sleeps. The
+ * callback of each request is called once, on the NF's thread: between bursts, within sluice_read(), or within a request that waits.
+ * On a clean stop the library ends everything that was begun before it calls `clean`, before sluice_read returns 0, and after `clean`.
+ *
+ * Requests that touch the same bytes of a file, one of them a write, keep their order. A descriptor stays open until the callbacks of
+ * its requests have been called. Nothing here calls fsync.
+ */
+typedef struct sluice_storage sluice_storage;
+
+typedef struct sluice_storage_options {
+    uint64_t flush_ns;         /* longest time that a request waits for company; 0: until the end of the burst */
+    uint32_t batch_bytes;      /* of a buffer, 4096 to 64 Mi; a request takes at least 32 of them */
+    uint32_t batch_operations; /* most reads, and writes that do not follow each other, in a buffer: 1 to 4096 */
+} sluice_storage_options;
+SLUICE_ASSERT(sizeof(sluice_storage_options) == 16 && offsetof(sluice_storage_options, batch_operations) == 12,
+              "the library has another sluice_storage_options");
+
+/*
+ * What has become of a request: with error 0 the `len` bytes that were read (fewer than asked for at the end of the file) or written,
+ * there only during the call; else errno, data null, and how many bytes were written before. It may make requests, but cannot wait: with
+ * both buffers full they return SLUICE_E_FULL. It must not call sluice_read, sluice_write or sluice_detach.
+ */
+typedef void (*sluice_done)(void *context, int error, const uint8_t *data, uint32_t len);
+
+/* Offset that means: where the file stands, which moves on. For files opened to append, and for pipes. */
+#define SLUICE_APPEND UINT64_MAX
+
+/*
+ * Sets the storage of an NF up; one for each NF. Null options: 1 ms, 256 KiB, 256 operations. SLUICE_E_STORAGE if the kernel has no
+ * io_uring or forbids it, or the options are out of range.
+ */
+int sluice_storage_open(const sluice_context *context, const sluice_storage_options *options, sluice_storage **storage);
+/* Reads `len` bytes. done may be null. SLUICE_E_ARGUMENT (nothing, or more than a buffer holds) and SLUICE_E_FULL: not taken. */
+int sluice_read_data(sluice_storage *storage, int fd, uint64_t offset, uint32_t len, sluice_done done, void *context);
+/* Writes `len` bytes, which are copied. As sluice_read_data. */
+int sluice_write_data(sluice_storage *storage, int fd, uint64_t offset, const void *data, uint32_t len, sluice_done done,
+                      void *context);
+/* Calls the callbacks of what has ended. The library does so once a burst. */
+int sluice_storage_poll(sluice_storage *storage);
+/* Ends everything that was begun and calls the callbacks. The library does so at a clean stop. */
+int sluice_storage_flush(sluice_storage *storage);
+/* Waits for what the kernel has, calls no callback, and frees the storage. Null is allowed. After sluice_run, before sluice_detach. */
+void sluice_storage_close(sluice_storage *storage);
 
 /* ---- headers ----------------------------------------------------------------------------------------------------------------- */
 

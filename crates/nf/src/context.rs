@@ -1,11 +1,14 @@
 //! What an NF is told when it attaches: its name, and the numbers of ports, services and chains.
 
+use std::rc::Rc;
+
 use sluice_shm::handshake::Welcome;
 
 use crate::packet::{PortId, ServiceId};
+use crate::seat::Seat;
 
 /// The NF's surroundings, as they were when it attached.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Context {
     /// The NF's name, such as `ids.0`.
     pub name: String,
@@ -17,6 +20,8 @@ pub struct Context {
     pub chains: Vec<String>,
     /// Processor that the NF belongs on, if it has one.
     pub core: Option<u32>,
+    /// Where the NF sleeps, for its storage.
+    pub(crate) seat: Rc<Seat>,
 }
 
 fn find(names: &[String], name: &str) -> Option<u16> {
@@ -30,16 +35,17 @@ impl Context {
     /// A context for unit tests: ports, services and chains are numbered from 0 in the order given.
     pub fn for_test(name: &str, ports: &[&str], services: &[&str], chains: &[&str]) -> Self {
         let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect();
-        Self { name: name.into(), ports: owned(ports), services: owned(services), chains: owned(chains), core: None }
+        Self { name: name.into(), ports: owned(ports), services: owned(services), chains: owned(chains), ..Self::default() }
     }
 
-    pub(crate) fn of(welcome: &Welcome) -> Self {
+    pub(crate) fn of(welcome: &Welcome, seat: Rc<Seat>) -> Self {
         Self {
             name: welcome.name.clone(),
             ports: welcome.ports.clone(),
             services: welcome.services.clone(),
             chains: welcome.chains.clone(),
             core: (welcome.core != u32::MAX).then_some(welcome.core),
+            seat,
         }
     }
 

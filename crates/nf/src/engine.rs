@@ -16,6 +16,7 @@
 //! Sampling the service time about once a millisecond and skipping the first ten samples: NFVnice (SIGCOMM 2017), section 3.2.
 
 use std::os::fd::OwnedFd;
+use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -33,6 +34,7 @@ use sluice_shm::ring::{Consumer, Producer, WildCursor};
 use crate::context::Context;
 use crate::error::{AttachError, NfError};
 use crate::options::Options;
+use crate::seat::{Place, Seat};
 use crate::signals;
 
 /// Longest sleep: how late an orphan notices that its manager is gone.
@@ -43,8 +45,6 @@ const SUSPENDED: Duration = Duration::from_millis(1);
 const GLANCE_NS: u64 = 1_000_000;
 /// Nanoseconds between looks at the manager's socket.
 const SOCKET_NS: u64 = 1_000_000_000;
-/// Nanoseconds between looks for others with packets, of an NF that found none when its budget was used up.
-const LOOK_ROUND_NS: u64 = 20_000;
 /// Samples that say more about cold caches than about the handler.
 const COLD_SAMPLES: u32 = 10;
 
@@ -60,6 +60,8 @@ pub(crate) struct Engine {
     enough: u32,
     linger_ns: u64,
     poll: bool,
+    /// Where it sleeps, and what its storage has to say.
+    seat: Rc<Seat>,
     socket: OwnedFd,
     clock: Clock,
     /// Ring that the next burst starts with.
@@ -70,10 +72,6 @@ pub(crate) struct Engine {
     samples: u32,
     /// When the next service-time sample is due, in nanoseconds.
     sample_at: u64,
-    /// Since when it has had the core, in nanoseconds.
-    ran_since: u64,
-    /// When its budget of this round is used up.
-    run_until: u64,
 }
 
 /// Moves the process to its core. It stays where it is if it may not, or the core is not there for it: slower, never wrong.
@@ -98,7 +96,9 @@ impl Engine {
         let arena = Arena::map(arena.as_fd(), welcome.geometry)?;
         let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;
         let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
-        let context = Context::of(&welcome);
+        let (slot, enough, poll) = (welcome.slot, welcome.enough, welcome.poll);
+        let seat = Seat::new(Place { core, slot, enough, poll, page: page.clone() });
+        let context = Context::of(&welcome, seat.clone());
         pin(context.core);
         if options.signals {
             signals::install(core.bell(welcome.slot));
@@ -112,10 +112,11 @@ impl Engine {
             tx,
             page,
             core,
-            slot: welcome.slot,
-            enough: welcome.enough,
+            slot,
+            enough,
             linger_ns: u64::from(welcome.linger_ns),
-            poll: welcome.poll,
+            poll,
+            seat,
             socket,
             clock,
             turn: 0,
@@ -124,8 +125,6 @@ impl Engine {
             socket_at: now + SOCKET_NS,
             samples: 0,
             sample_at: 0,
-            ran_since: now,
-            run_until: now,
         };
         Ok((engine, context))
     }
@@ -141,6 +140,11 @@ impl Engine {
 
     pub(crate) fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// Where the NF sleeps. Its storage is polled through it, with no borrow of the engine that a callback may need.
+    pub(crate) fn seat(&self) -> Rc<Seat> {
+        self.seat.clone()
     }
 
     /// Now, in nanoseconds of CLOCK_MONOTONIC.
@@ -203,14 +207,12 @@ impl Engine {
                 std::hint::spin_loop();
                 continue;
             }
-            self.end_run();
-            let Self { core, tx, page, slot, enough, .. } = self;
+            let Self { seat, tx, page, .. } = self;
             page.add(Counter::Sleeps, 1);
             // A wild cursor counts as room: the next enqueue reports it.
-            if core.sleep(*slot, *enough, Some(SUSPENDED), || tx.room() != Ok(0)) {
+            if seat.sleep(SUSPENDED, || tx.room() != Ok(0)) {
                 page.add(Counter::HandOvers, 1);
             }
-            self.start_run();
         }
     }
 
@@ -219,39 +221,7 @@ impl Engine {
     #[inline(always)]
     pub(crate) fn must_yield(&mut self, now: u64) -> bool {
         // Relaxed: only the word matters.
-        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || (now >= self.run_until && self.is_over_budget(now))
-    }
-
-    #[cold]
-    fn is_over_budget(&mut self, now: u64) -> bool {
-        if self.poll || !self.core.hands_over() {
-            self.run_until = u64::MAX;
-            return false;
-        }
-        if self.core.has_other(self.slot) {
-            return true;
-        }
-        // Alone: the core costs nobody anything.
-        self.ran_since = now;
-        self.run_until = now + LOOK_ROUND_NS;
-        false
-    }
-
-    /// Pays for the time that it had the core.
-    fn end_run(&mut self) {
-        if !self.poll && self.core.hands_over() {
-            let now = self.now_ns();
-            self.core.pay(self.slot, now.saturating_sub(self.ran_since));
-            self.ran_since = now;
-        }
-    }
-
-    /// Notes that it has the core from now on.
-    fn start_run(&mut self) {
-        if !self.poll && self.core.hands_over() {
-            self.ran_since = self.now_ns();
-            self.run_until = self.ran_since + u64::try_from(self.core.budget(self.slot)).unwrap_or(0);
-        }
+        self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || self.seat.is_over_budget(now)
     }
 
     /// Whether the manager asked this NF to leave once its rx rings are empty.
@@ -280,7 +250,8 @@ impl Engine {
         if self.linger_ns > 0 {
             let until = self.now_ns() + self.linger_ns;
             loop {
-                if Self::has_work(&mut self.rx, &self.page) {
+                if Self::has_work(&mut self.rx, &self.page) || self.seat.storage().is_some_and(|storage| storage.has_completions())
+                {
                     return Ok(());
                 }
                 if self.core.choose(Some(self.slot), self.enough).is_some() || self.now_ns() >= until {
@@ -304,9 +275,8 @@ impl Engine {
             None => LONGEST_SLEEP,
         };
         let mut slept = true;
-        self.end_run();
-        let Self { core, rx, page, slot, enough, .. } = self;
-        let handed_over = core.sleep(*slot, *enough, Some(timeout), || {
+        let Self { core, rx, page, slot, seat, .. } = self;
+        let handed_over = seat.sleep(timeout, || {
             if with_work {
                 if rx.iter_mut().any(|ring| ring.available() != Ok(0)) {
                     // sleep() took the mark off; those who share the core must know that packets wait here.
@@ -318,7 +288,6 @@ impl Engine {
             }
             !slept
         });
-        self.start_run();
         if slept {
             self.page.add(Counter::Sleeps, 1);
         }

@@ -11,7 +11,8 @@
 //!     sluice_nf::run_each(|_packet| {})
 //! }
 //! ```
-//! is a whole bridge. [`header`] finds and changes headers, [`harness`] runs a handler in a unit test without a manager, and
+//! is a whole bridge. [`header`] finds and changes headers, [`storage`] reads and writes files
+//! without waiting, [`harness`] runs a handler in a unit test without a manager, and
 //! `include/sluice_nf.h` is the same for C.
 //!
 //! # Limits
@@ -28,10 +29,17 @@ mod options;
 mod packet;
 pub mod pull;
 mod run;
+mod seat;
 mod signals;
+pub mod storage;
 
 pub use context::Context;
 pub use error::{AttachError, NfError};
 pub use options::{Options, args};
 pub use packet::{Burst, IterMut, NoRoom, Packet, PortId, ServiceId, Verdict};
 pub use run::{Handler, run, run_each, run_with};
+
+/// Now, in nanoseconds of CLOCK_MONOTONIC: the clock of [`Burst::now_ns`] and of ticks.
+pub fn now_ns() -> u64 {
+    sluice_shm::clock::monotonic_ns()
+}

@@ -104,12 +104,19 @@ impl Nf {
     /// [`NfError::ManagerGone`], [`NfError::Broken`].
     pub fn read(&mut self) -> Result<Option<OwnedPacket>, NfError> {
         let mut one = [Descriptor::default()];
-        let n = self.take(&mut one, None)?;
-        Ok(n.filter(|n| *n > 0).map(|_| self.own(one[0])))
+        loop {
+            match self.take(&mut one, None)? {
+                None => return Ok(None),
+                // Only callbacks of the storage have run.
+                Some(0) => {}
+                Some(_) => return Ok(Some(self.own(one[0]))),
+            }
+        }
     }
 
-    /// Waits up to `timeout` for packets, adds up to 32 of them to `out` and says how many: 0 after the timeout. None: stop, as
-    /// [`Nf::read`]. Without a timeout it waits as long as it takes.
+    /// Waits up to `timeout` for packets, adds up to 32 of them to `out` and says how many: 0 after the timeout, and when callbacks
+    /// of a [`storage`](crate::storage) have run. None: stop, as [`Nf::read`]; the storage has been flushed then. Without a timeout
+    /// it waits as long as it takes.
     ///
     /// # Errors
     /// As [`Nf::read`].
@@ -157,22 +164,19 @@ impl Nf {
         f(self.shared.engine.borrow().arena())
     }
 
-    /// Waits for descriptors, checks them and sets their verdicts to `Next`. None is a stop, 0 the timeout.
+    /// Waits for descriptors, checks them and sets their verdicts to `Next`. None is a stop, 0 the timeout or that callbacks of the
+    /// storage have run.
     pub(crate) fn take(&mut self, out: &mut [Descriptor], timeout: Option<Duration>) -> Result<Option<usize>, NfError> {
-        let engine = &mut *self.shared.engine.borrow_mut();
-        let now = engine.now_ns();
-        if let Some((since, packets)) = self.sampling.take() {
-            engine.sample(packets, now, now.saturating_sub(since));
-            engine.glance(now)?;
-        }
-        let deadline = timeout.map(|t| now.saturating_add(u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)));
+        let seat = self.shared.engine.borrow().seat();
+        let deadline = self.begin(timeout)?;
         if signals::stopped() {
+            seat.flush();
             return Ok(None);
         }
-        if engine.must_yield(now) {
-            engine.rest(deadline)?;
-        }
         loop {
+            // Not while the engine is borrowed: a callback may return packets.
+            let called = seat.poll();
+            let engine = &mut *self.shared.engine.borrow_mut();
             let stop = engine.must_stop();
             let n = engine.receive(out)?;
             if n > 0 {
@@ -187,8 +191,11 @@ impl Nf {
                 }
                 return Ok(Some(n));
             }
+            if called > 0 {
+                return Ok(Some(0));
+            }
             if stop || signals::stopped() {
-                return Ok(None);
+                break;
             }
             engine.wait(deadline)?;
             let now = engine.now_ns();
@@ -199,6 +206,23 @@ impl Nf {
                 return Ok(Some(0));
             }
         }
+        seat.flush();
+        Ok(None)
+    }
+
+    /// What comes before a look at the rings: the last burst's sample, and the core if the manager wants it. Gives the deadline.
+    fn begin(&mut self, timeout: Option<Duration>) -> Result<Option<u64>, NfError> {
+        let engine = &mut *self.shared.engine.borrow_mut();
+        let now = engine.now_ns();
+        if let Some((since, packets)) = self.sampling.take() {
+            engine.sample(packets, now, now.saturating_sub(since));
+            engine.glance(now)?;
+        }
+        let deadline = timeout.map(|t| now.saturating_add(u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)));
+        if !signals::stopped() && engine.must_yield(now) {
+            engine.rest(deadline)?;
+        }
+        Ok(deadline)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Callback style: the library owns the loop, the NF is a [`Handler`].
 //!
 //! # Life of an NF
-//! attach → make the handler → ready → bursts and ticks → stop → [`Handler::clean`] → exit code 0.
+//! attach → make the handler → ready → bursts and ticks → stop → storage flushed → [`Handler::clean`] → exit code 0.
 //!
 //! It leaves when the manager says so (after its rx rings are empty), on SIGTERM or SIGINT (after the burst in hand), when the
 //! manager is gone, and when the handler panics: then every packet of the burst goes back as dropped, the error is counted, and the
@@ -112,8 +112,10 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
     let mut buffer = [Descriptor::default(); BURST];
     let mut ingress = [0; BURST];
     let mut ticker = Ticker::new(step.tick_every(), engine.now_ns());
+    let seat = engine.seat();
     engine.ready();
     loop {
+        guarded(|| seat.poll()).inspect_err(|_| engine.count_errors(1))?;
         // Looked at before the rings: what was posted before the word was set is still handled.
         let stop = engine.must_stop();
         let n = engine.receive(&mut buffer)?;
@@ -172,7 +174,11 @@ pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -
     let (mut engine, context) = Engine::attach(options)?;
     let mut step = guarded(|| make(&context))??;
     work(&mut engine, &mut step)?;
-    guarded(|| step.clean())
+    // What was begun ends before the handler sums up; what it then still writes, after.
+    let seat = engine.seat();
+    guarded(|| seat.flush())?;
+    guarded(|| step.clean())?;
+    guarded(|| seat.flush())
 }
 
 /// Runs a handler made by `make` until the NF is stopped. As [`run`], with the error for the caller to show.

@@ -152,6 +152,38 @@ fn ticks_reach_c() {
 }
 
 #[test]
+fn c_reads_and_writes_files() {
+    let manager = Manager::new();
+    let program = compile("tests/probe.c", manager.folder(), Link::Static);
+    let path = manager.folder().join("file");
+    std::fs::write(&path, "").unwrap();
+    let mut command = probe(&program, "storage");
+    command.env("FILE", &path);
+    let mut process = manager.spawn(command);
+    let mut nf = manager.welcome(0, Mode::default());
+    nf.send(&[b"w one, ", b"w two"]);
+    assert_eq!(nf.collect(2).len(), 2);
+    nf.send(&[b"r"]);
+    assert_eq!(process.line(), "read one, w two");
+    process.signal(Signal::TERM);
+    let (status, out, err) = process.end();
+    assert!(status.success(), "{status} {err}");
+    assert_eq!(out, "clean: 2 written, 0 failed\n");
+    assert_eq!(std::fs::read(&path).unwrap(), b"W one, w two");
+
+    let mut command = probe(&program, "storage");
+    command.env("FILE", "/dev/full");
+    let mut process = manager.spawn(command);
+    let mut nf = manager.welcome(1, Mode::default());
+    nf.send(&[b"w one", b"w two"]);
+    assert_eq!(nf.collect(2).len(), 2);
+    process.signal(Signal::TERM);
+    let (status, out, err) = process.end();
+    assert!(status.success(), "{status} {err}");
+    assert_eq!(out, "clean: 0 written, 2 failed\n");
+}
+
+#[test]
 fn what_was_read_and_not_written_goes_back_when_c_detaches() {
     let manager = Manager::new();
     let program = compile("tests/probe.c", manager.folder(), Link::Static);

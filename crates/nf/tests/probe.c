@@ -1,6 +1,11 @@
-/* The NF that tests the C interface. Its first argument is the style: callback, pull, headers (needs no manager) or errors. */
+/*
+ * The NF that tests the C interface. Its first argument is the style: callback, pull, storage, headers (needs no manager) or errors.
+ */
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "sluice_nf.h"
 
@@ -92,6 +97,70 @@ static int make(const sluice_context *context, void *arg, sluice_handler *handle
     return 0;
 }
 
+/* Appends packets to the file FILE; reads it back for one that starts with r. */
+static sluice_storage *storage;
+static int file_fd, written, failed;
+
+static void written_one(void *context, int error, const uint8_t *data, uint32_t len) {
+    CHECK(context == &written);
+    if (error) {
+        CHECK(error == ENOSPC && data == NULL && len == 0);
+        failed++;
+    } else {
+        CHECK(data[0] == 'w' && len >= 2);
+        written++;
+    }
+}
+
+static void read_back(void *context, int error, const uint8_t *data, uint32_t len) {
+    CHECK(context == &file_fd && error == 0);
+    printf("read %.*s\n", (int)len, (const char *)data);
+    fflush(stdout);
+}
+
+static int storage_burst(void *state, sluice_packet *packets, uint32_t count, uint64_t now_ns) {
+    (void)state, (void)now_ns;
+    for (uint32_t i = 0; i < count; i++) {
+        if (packets[i].data[0] == 'w')
+            CHECK(sluice_write_data(storage, file_fd, SLUICE_APPEND, packets[i].data, packets[i].len, written_one, &written) == 0);
+        if (packets[i].data[0] == 'r') CHECK(sluice_read_data(storage, file_fd, 2, 100, read_back, &file_fd) == 0);
+    }
+    return 0;
+}
+
+static void storage_clean(void *state) {
+    (void)state;
+    printf("clean: %d written, %d failed\n", written, failed);
+    CHECK(sluice_write_data(storage, file_fd, 0, "W", 1, NULL, NULL) == 0);
+}
+
+static int storage_make(const sluice_context *context, void *arg, sluice_handler *handler) {
+    sluice_storage_options options = {.flush_ns = 0, .batch_bytes = 4096, .batch_operations = 8};
+    sluice_storage *second;
+    (void)arg;
+    CHECK((file_fd = open(getenv("FILE"), O_RDWR)) >= 0);
+    options.batch_bytes = 1;
+    CHECK(sluice_storage_open(context, &options, &storage) == SLUICE_E_STORAGE && storage == NULL);
+    CHECK(strstr(sluice_last_error(), "batch_bytes") != NULL);
+    options.batch_bytes = 4096;
+    CHECK(sluice_storage_open(context, &options, &storage) == 0);
+    CHECK(sluice_storage_open(context, NULL, &second) == SLUICE_E_STORAGE);
+    CHECK(sluice_write_data(storage, -1, 0, "x", 1, NULL, NULL) == SLUICE_E_ARGUMENT);
+    CHECK(sluice_write_data(storage, file_fd, 0, "", 0, NULL, NULL) == SLUICE_E_ARGUMENT);
+    CHECK(sluice_read_data(storage, file_fd, 0, 5000, NULL, NULL) == SLUICE_E_ARGUMENT);
+    CHECK(sluice_storage_poll(NULL) == SLUICE_E_ARGUMENT && sluice_storage_flush(storage) == 0);
+    handler->burst = storage_burst;
+    handler->clean = storage_clean;
+    return 0;
+}
+
+static int storage_style(void) {
+    int code = sluice_run(NULL, storage_make, NULL);
+    if (code != 0) fprintf(stderr, "%d %s\n", code, sluice_last_error());
+    sluice_storage_close(storage);
+    return code != 0;
+}
+
 static int pull_style(void) {
     sluice_packet packets[SLUICE_BURST], twice;
     sluice_nf *nf;
@@ -174,6 +243,7 @@ static void errors(void) {
 int main(int argc, char **argv) {
     const char *style = argc > 1 ? argv[1] : "";
     if (strcmp(style, "pull") == 0) return pull_style();
+    if (strcmp(style, "storage") == 0) return storage_style();
     if (strcmp(style, "headers") == 0) return headers(), 0;
     if (strcmp(style, "errors") == 0) return errors(), 0;
     int code = sluice_run(NULL, make, &wan);

@@ -346,7 +346,13 @@ impl CorePage {
     /// The order of the steps is what makes no wake get lost. We say "asleep", fence, then look for work; the manager posts work,
     /// then looks whether we sleep. One of the two sees the other: the manager polls, so a store of ours that it missed in one
     /// round it sees in the next.
-    pub fn sleep(&self, me: u32, enough: u32, timeout: Option<std::time::Duration>, mut has_work: impl FnMut() -> bool) -> bool {
+    pub fn sleep(&self, me: u32, enough: u32, timeout: Option<std::time::Duration>, has_work: impl FnMut() -> bool) -> bool {
+        self.sleep_by(me, enough, has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
+    }
+
+    /// As [`sleep`](Self::sleep), for a sleeper that waits for more than its doorbell: `wait` returns when the bell's value is no
+    /// longer the one it is given, or when anything else happened that it waits for. Wakes without cause are allowed.
+    pub fn sleep_by(&self, me: u32, enough: u32, mut has_work: impl FnMut() -> bool, wait: impl FnOnce(&AtomicU32, u32)) -> bool {
         let seen = self.bell(me).load(Ordering::Acquire);
         self.clear_pending(me);
         self.asleep(me).store(1, Ordering::Relaxed);
@@ -380,7 +386,7 @@ impl CorePage {
             }
         }
         if self.asleep(me).load(Ordering::Acquire) != 0 {
-            doorbell::wait(self.bell(me), seen, timeout);
+            wait(self.bell(me), seen);
         }
         // Who woke us has said that we have the core. After a mere timeout it may be another's: the hint stays.
         self.asleep(me).store(0, Ordering::Relaxed);

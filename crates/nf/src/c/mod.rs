@@ -8,7 +8,8 @@
 //!   counted as an error of the NF.
 //! - A null pointer where one is needed is [`Code::Argument`]. Other bad pointers are the caller's fault, as everywhere in C.
 //!
-//! The library keeps nothing that C passes beyond the call, but for the handler's functions and state in [`sluice_run`].
+//! The library keeps nothing that C passes beyond the call, but for the handler's functions and state in [`sluice_run`],
+//! and a request's function and context until it has ended.
 
 #![allow(clippy::missing_safety_doc)] // the contract of each function is in the header, which its users read
 
@@ -26,6 +27,7 @@ use crate::options::Options;
 mod header;
 mod pull;
 mod run;
+mod storage;
 
 /// Version of this interface; the header's SLUICE_ABI.
 const ABI: u32 = 1;
@@ -43,10 +45,12 @@ enum Code {
     NotThere = -7,
     Packet = -8,
     Timeout = -9,
+    Storage = -10,
+    Full = -11,
 }
 
 impl Code {
-    const ALL: [Self; 9] = [
+    const ALL: [Self; 11] = [
         Self::Argument,
         Self::Attach,
         Self::Handler,
@@ -56,6 +60,8 @@ impl Code {
         Self::NotThere,
         Self::Packet,
         Self::Timeout,
+        Self::Storage,
+        Self::Full,
     ];
 
     fn words(self) -> &'static CStr {
@@ -69,6 +75,8 @@ impl Code {
             Self::NotThere => c"the packet has no such header, or there is no such name",
             Self::Packet => c"the packet was not read, was written before, or left its frame",
             Self::Timeout => c"no packet came in time",
+            Self::Storage => c"there can be no storage",
+            Self::Full => c"both buffers of the storage are full, and a callback cannot wait",
         }
     }
 }

@@ -1,0 +1,152 @@
+//! Where an NF sleeps: its place on the core page, and the storage that also wakes it.
+
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use sluice_shm::clock::monotonic_ns;
+use sluice_shm::core_page::CorePage;
+use sluice_shm::page::{Counter, Page};
+
+use crate::storage;
+
+/// Nanoseconds between looks for others with packets, of an NF that found none when its budget was used up.
+const LOOK_ROUND_NS: u64 = 20_000;
+/// Longest sleep of an NF that both buffers of its storage are full of: the doorbell and completions wake it, this only guards.
+const SUSPENDED: Duration = Duration::from_millis(100);
+
+/// Where an NF sleeps. Without a place, as in unit tests, nobody wakes it but its storage.
+#[derive(Default)]
+pub(crate) struct Seat {
+    place: Option<Place>,
+    /// Not owned: callbacks may hold packets, which hold the engine, which holds this.
+    storage: RefCell<Weak<storage::Inner>>,
+    /// Since when it has had the core, in nanoseconds.
+    ran_since: Cell<u64>,
+    /// When its budget of this round is used up.
+    run_until: Cell<u64>,
+}
+
+/// An attached NF's place.
+pub(crate) struct Place {
+    pub(crate) core: &'static CorePage,
+    pub(crate) slot: u32,
+    pub(crate) enough: u32,
+    pub(crate) poll: bool,
+    pub(crate) page: Page,
+}
+
+impl Place {
+    /// Whether the NFs of the core divide it among themselves, and this is one of them.
+    fn takes_turns(&self) -> bool {
+        !self.poll && self.core.hands_over()
+    }
+}
+
+impl Seat {
+    pub(crate) fn new(place: Place) -> Rc<Self> {
+        let now = monotonic_ns();
+        Rc::new(Self { place: Some(place), storage: RefCell::default(), ran_since: Cell::new(now), run_until: Cell::new(now) })
+    }
+
+    /// Whether the budget of this round is used up at `now`, and another NF of the core has packets.
+    #[inline(always)]
+    pub(crate) fn is_over_budget(&self, now: u64) -> bool {
+        now >= self.run_until.get() && self.has_rival(now)
+    }
+
+    #[cold]
+    fn has_rival(&self, now: u64) -> bool {
+        let Some(place) = self.place.as_ref().filter(|place| place.takes_turns()) else {
+            self.run_until.set(u64::MAX);
+            return false;
+        };
+        if place.core.has_other(place.slot) {
+            return true;
+        }
+        // Alone: the core costs nobody anything.
+        self.ran_since.set(now);
+        self.run_until.set(now + LOOK_ROUND_NS);
+        false
+    }
+
+    /// Pays for the time that the NF had the core, sleeps by `sleep`, and notes that it has the core again.
+    fn turn<T>(&self, place: &Place, sleep: impl FnOnce() -> T) -> T {
+        if !place.takes_turns() {
+            return sleep();
+        }
+        place.core.pay(place.slot, monotonic_ns().saturating_sub(self.ran_since.get()));
+        let slept = sleep();
+        let now = monotonic_ns();
+        self.ran_since.set(now);
+        self.run_until.set(now + u64::try_from(place.core.budget(place.slot)).unwrap_or(0));
+        slept
+    }
+
+    /// The NF's storage, if it has one.
+    #[inline(always)]
+    pub(crate) fn storage(&self) -> Option<Rc<storage::Inner>> {
+        self.storage.borrow().upgrade()
+    }
+
+    pub(crate) fn set_storage(&self, storage: &Rc<storage::Inner>) {
+        *self.storage.borrow_mut() = Rc::downgrade(storage);
+    }
+
+    /// Calls the storage's callbacks that are due, and says how many. No borrow that they may need is held.
+    #[inline(always)]
+    pub(crate) fn poll(&self) -> usize {
+        self.storage().map_or(0, |storage| storage.poll())
+    }
+
+    /// Ends everything that the storage has begun.
+    pub(crate) fn flush(&self) {
+        if let Some(storage) = self.storage() {
+            storage.flush();
+        }
+    }
+
+    /// Sleeps and hands the core over; see [`CorePage::sleep`]. A completion of the storage ends the sleep too. Returns whether the
+    /// core was handed over.
+    pub(crate) fn sleep(&self, timeout: Duration, mut has_work: impl FnMut() -> bool) -> bool {
+        let Some(place) = &self.place else { return false };
+        let Some(storage) = self.storage() else {
+            return self.turn(place, || place.core.sleep(place.slot, place.enough, Some(timeout), has_work));
+        };
+        let timeout = timeout.min(storage.longest_sleep());
+        self.turn(place, || {
+            place.core.sleep_by(
+                place.slot,
+                place.enough,
+                || has_work() || storage.has_completions(),
+                |_, seen| storage.wait(place.core.bell(place.slot), seen, timeout),
+            )
+        })
+    }
+
+    /// Sleeps because `storage` can take no more. False if there is no place to sleep in, or the NF does not sleep: then the caller
+    /// waits in the kernel.
+    pub(crate) fn suspend(&self, storage: &storage::Inner) -> bool {
+        let Some(place) = self.place.as_ref().filter(|place| !place.poll) else { return false };
+        place.page.add(Counter::Sleeps, 1);
+        let handed_over = self.turn(place, || {
+            place.core.sleep_by(
+                place.slot,
+                place.enough,
+                || storage.has_completions(),
+                |_, seen| storage.wait(place.core.bell(place.slot), seen, SUSPENDED),
+            )
+        });
+        if handed_over {
+            place.page.add(Counter::HandOvers, 1);
+        }
+        true
+    }
+}
+
+impl fmt::Debug for Seat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Seat").field("slot", &self.place.as_ref().map(|place| place.slot)).finish_non_exhaustive()
+    }
+}
