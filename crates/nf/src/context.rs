@@ -1,11 +1,8 @@
 //! What an NF is told when it attaches: its name, and the numbers of ports, services and chains.
 
-use std::rc::Rc;
-
 use sluice_shm::handshake::Welcome;
 
 use crate::packet::{PortId, ServiceId};
-use crate::seat::Seat;
 
 /// The NF's surroundings, as they were when it attached.
 #[derive(Debug, Clone, Default)]
@@ -20,8 +17,6 @@ pub struct Context {
     pub chains: Vec<String>,
     /// Processor that the NF belongs on, if it has one.
     pub core: Option<u32>,
-    /// Where the NF sleeps, for its storage.
-    pub(crate) seat: Rc<Seat>,
 }
 
 fn find(names: &[String], name: &str) -> Option<u16> {
@@ -38,14 +33,13 @@ impl Context {
         Self { name: name.into(), ports: owned(ports), services: owned(services), chains: owned(chains), ..Self::default() }
     }
 
-    pub(crate) fn of(welcome: &Welcome, seat: Rc<Seat>) -> Self {
+    pub(crate) fn of(welcome: &Welcome) -> Self {
         Self {
             name: welcome.name.clone(),
             ports: welcome.ports.clone(),
             services: welcome.services.clone(),
             chains: welcome.chains.clone(),
             core: (welcome.core != u32::MAX).then_some(welcome.core),
-            seat,
         }
     }
 

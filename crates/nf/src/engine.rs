@@ -98,7 +98,7 @@ impl Engine {
         let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
         let (slot, enough, poll) = (welcome.slot, welcome.enough, welcome.poll);
         let seat = Seat::new(Place { core, slot, enough, poll, page: page.clone() });
-        let context = Context::of(&welcome, seat.clone());
+        let context = Context::of(&welcome);
         pin(context.core);
         if options.signals {
             signals::install(core.bell(welcome.slot));

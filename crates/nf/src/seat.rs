@@ -28,6 +28,11 @@ pub(crate) struct Seat {
     run_until: Cell<u64>,
 }
 
+thread_local! {
+    /// The seat of the NF that this thread runs. Not part of the NF's context, which may go to other threads.
+    static HERE: RefCell<Weak<Seat>> = const { RefCell::new(Weak::new()) };
+}
+
 /// An attached NF's place.
 pub(crate) struct Place {
     pub(crate) core: &'static CorePage,
@@ -47,7 +52,19 @@ impl Place {
 impl Seat {
     pub(crate) fn new(place: Place) -> Rc<Self> {
         let now = monotonic_ns();
-        Rc::new(Self { place: Some(place), storage: RefCell::default(), ran_since: Cell::new(now), run_until: Cell::new(now) })
+        let seat =
+            Rc::new(Self { place: Some(place), storage: RefCell::default(), ran_since: Cell::new(now), run_until: Cell::new(now) });
+        HERE.set(Rc::downgrade(&seat));
+        seat
+    }
+
+    /// Where the NF of this thread sleeps; one without a place if it has not attached.
+    pub(crate) fn here() -> Rc<Self> {
+        HERE.with_borrow(Weak::upgrade).unwrap_or_else(|| {
+            let seat = Rc::default();
+            HERE.set(Rc::downgrade(&seat));
+            seat
+        })
     }
 
     /// Whether the budget of this round is used up at `now`, and another NF of the core has packets.

@@ -174,16 +174,17 @@ impl State {
 }
 
 impl Storage {
-    /// Sets the storage of an NF up.
+    /// Sets the storage of an NF up, in the thread that runs it. Whoever has a `_context` has attached, or is a test.
     ///
     /// # Errors
     /// [`StorageError`]: io_uring is not there or forbidden, the options make no sense, or the NF has one already.
-    pub fn new(context: &Context, options: &StorageOptions) -> Result<Self, StorageError> {
+    pub fn new(_context: &Context, options: &StorageOptions) -> Result<Self, StorageError> {
         let (bytes, operations) = (options.batch_bytes, options.batch_operations);
         if !(4096..=64 << 20).contains(&bytes) || !(1..=4096).contains(&operations) {
             return Err(StorageError::Options { bytes, operations });
         }
-        if context.seat.storage().is_some() {
+        let seat = Seat::here();
+        if seat.storage().is_some() {
             return Err(StorageError::Second);
         }
         let buffer = || Buffer::new(bytes.next_multiple_of(4096), operations);
@@ -191,11 +192,11 @@ impl Storage {
             State { ring: Ring::new(operations)?, buffers: [buffer(), buffer()], filling: 0, kernel_has_other: false, since_ns: 0 };
         let inner = Rc::new(Inner {
             state: RefCell::new(state),
-            seat: context.seat.clone(),
+            seat: seat.clone(),
             interval_ns: u64::try_from(options.flush_interval.as_nanos()).unwrap_or(u64::MAX),
             is_calling: Cell::new(false),
         });
-        context.seat.set_storage(&inner);
+        seat.set_storage(&inner);
         Ok(Self(inner))
     }
 
