@@ -1,6 +1,6 @@
 //! Where an NF sleeps: its place on the core page, and the storage that also wakes it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -19,6 +19,8 @@ pub(crate) struct Seat {
     place: Option<Place>,
     /// Not owned: callbacks may hold packets, which hold the engine, which holds this.
     storage: RefCell<Weak<storage::Inner>>,
+    /// A handler has waited for the disk since this was asked last.
+    has_waited: Cell<bool>,
 }
 
 /// An attached NF's place.
@@ -32,7 +34,7 @@ pub(crate) struct Place {
 
 impl Seat {
     pub(crate) fn new(place: Place) -> Rc<Self> {
-        Rc::new(Self { place: Some(place), storage: RefCell::default() })
+        Rc::new(Self { place: Some(place), ..Self::default() })
     }
 
     /// The NF's storage, if it has one.
@@ -49,6 +51,11 @@ impl Seat {
     #[inline(always)]
     pub(crate) fn poll(&self) -> usize {
         self.storage().map_or(0, |storage| storage.poll())
+    }
+
+    /// Whether a handler has waited for the disk since the last call: then its time is no service time.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited.take()
     }
 
     /// Ends everything that the storage has begun.
@@ -77,6 +84,7 @@ impl Seat {
     /// Sleeps because `storage` can take no more. False if there is no place to sleep in, or the NF does not sleep: then the caller
     /// waits in the kernel.
     pub(crate) fn suspend(&self, storage: &storage::Inner) -> bool {
+        self.has_waited.set(true);
         let Some(place) = self.place.as_ref().filter(|place| !place.poll) else { return false };
         place.page.add(Counter::Sleeps, 1);
         let handed_over = place.core.sleep_by(
