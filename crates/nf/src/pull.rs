@@ -215,7 +215,9 @@ impl Nf {
         let engine = &mut *self.shared.engine.borrow_mut();
         let now = engine.now_ns();
         if let Some((since, packets)) = self.sampling.take() {
-            engine.sample(packets, now, now.saturating_sub(since));
+            if !engine.seat().has_waited() {
+                engine.sample(packets, now, now.saturating_sub(since));
+            }
             engine.glance(now)?;
         }
         let deadline = timeout.map(|t| now.saturating_add(u64::try_from(t.as_nanos()).unwrap_or(u64::MAX)));

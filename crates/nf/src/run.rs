@@ -151,7 +151,9 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         }
         if engine.is_sample_due(now) {
             let after = engine.now_ns();
-            engine.sample(n, after, after.saturating_sub(now));
+            if !seat.has_waited() {
+                engine.sample(n, after, after.saturating_sub(now));
+            }
             engine.send(descriptors)?;
             engine.glance(after)?;
             if ticker.is_due(after) {

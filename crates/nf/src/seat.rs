@@ -22,6 +22,8 @@ pub(crate) struct Seat {
     place: Option<Place>,
     /// Not owned: callbacks may hold packets, which hold the engine, which holds this.
     storage: RefCell<Weak<storage::Inner>>,
+    /// A handler has waited for the disk since this was asked last.
+    has_waited: Cell<bool>,
     /// Since when it has had the core, in nanoseconds.
     ran_since: Cell<u64>,
     /// When its budget of this round is used up.
@@ -52,8 +54,7 @@ impl Place {
 impl Seat {
     pub(crate) fn new(place: Place) -> Rc<Self> {
         let now = monotonic_ns();
-        let seat =
-            Rc::new(Self { place: Some(place), storage: RefCell::default(), ran_since: Cell::new(now), run_until: Cell::new(now) });
+        let seat = Rc::new(Self { place: Some(place), ran_since: Cell::new(now), run_until: Cell::new(now), ..Self::default() });
         HERE.set(Rc::downgrade(&seat));
         seat
     }
@@ -117,6 +118,11 @@ impl Seat {
         self.storage().map_or(0, |storage| storage.poll())
     }
 
+    /// Whether a handler has waited for the disk since the last call: then its time is no service time.
+    pub(crate) fn has_waited(&self) -> bool {
+        self.has_waited.take()
+    }
+
     /// Ends everything that the storage has begun.
     pub(crate) fn flush(&self) {
         if let Some(storage) = self.storage() {
@@ -145,6 +151,7 @@ impl Seat {
     /// Sleeps because `storage` can take no more. False if there is no place to sleep in, or the NF does not sleep: then the caller
     /// waits in the kernel.
     pub(crate) fn suspend(&self, storage: &storage::Inner) -> bool {
+        self.has_waited.set(true);
         let Some(place) = self.place.as_ref().filter(|place| !place.poll) else { return false };
         place.page.add(Counter::Sleeps, 1);
         let handed_over = self.turn(place, || {
