@@ -3,6 +3,7 @@
 //! Each test runs a daemon of its own in a folder of its own, waits for conditions and never for a time, and leaves nothing behind,
 //! also when it fails.
 
+mod acceptance;
 mod apply;
 mod attach;
 mod changes;

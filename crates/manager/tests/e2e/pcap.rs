@@ -90,7 +90,7 @@ pub fn pcapng(order: Order, packets: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// The packets of a little-endian pcap, which the daemon writes.
-fn read(path: &Path) -> Vec<Vec<u8>> {
+pub fn read(path: &Path) -> Vec<Vec<u8>> {
     let bytes = std::fs::read(path).unwrap();
     let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
     assert_eq!((word(0), word(20)), (NANOS, 1));
