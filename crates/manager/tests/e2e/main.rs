@@ -7,6 +7,8 @@ mod acceptance;
 mod apply;
 mod attach;
 mod changes;
+#[cfg(feature = "dpdk")]
+mod dpdk;
 mod faults;
 mod hostile;
 mod input;
