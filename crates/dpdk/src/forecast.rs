@@ -54,7 +54,7 @@ fn missing_driver(folder: &Path, devargs: &str) -> Option<String> {
     }
     let holds = |file: &&&std::path::PathBuf| {
         let bytes = std::fs::read(file).unwrap_or_default();
-        names(&bytes).any(|driver| is_its(driver))
+        names(&bytes).any(is_its)
     };
     match plugins.iter().find(holds) {
         Some(_) => None,

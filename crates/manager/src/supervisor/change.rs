@@ -324,21 +324,6 @@ pub(super) fn fresh_number(given: usize, what: &str) -> Result<u16, SupervisorEr
     u16::try_from(given).ok().filter(|n| *n < u16::MAX).ok_or_else(refused)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_end_and_never_begin_again() {
-        assert_eq!(fresh_number(0, "ports").unwrap(), 0);
-        assert_eq!(fresh_number(65_534, "ports").unwrap(), 65_534);
-        for given in [65_535, 65_536, 70_000] {
-            let said = fresh_number(given, "ports").unwrap_err().to_string();
-            assert!(said.contains("ports; restart"), "{said}");
-        }
-    }
-}
-
 /// The program of a service and the user that it runs as.
 fn program(config: &model::Service) -> Result<(Option<PathBuf>, Option<User>), SupervisorError> {
     let exec = match &config.exec {
@@ -355,4 +340,19 @@ fn program(config: &model::Service) -> Result<(Option<PathBuf>, Option<User>), S
         None => None,
     };
     Ok((exec, user))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_end_and_never_begin_again() {
+        assert_eq!(fresh_number(0, "ports").unwrap(), 0);
+        assert_eq!(fresh_number(65_534, "ports").unwrap(), 65_534);
+        for given in [65_535, 65_536, 70_000] {
+            let said = fresh_number(given, "ports").unwrap_err().to_string();
+            assert!(said.contains("ports; restart"), "{said}");
+        }
+    }
 }

@@ -3,9 +3,12 @@
 //! Each test runs a daemon of its own in a folder of its own, waits for conditions and never for a time, and leaves nothing behind,
 //! also when it fails.
 
+mod acceptance;
 mod apply;
 mod attach;
 mod changes;
+#[cfg(feature = "dpdk")]
+mod dpdk;
 mod ecn;
 mod faults;
 mod hostile;

@@ -13,7 +13,7 @@ use sluice_manager::control::model::{Chain, Nf, Port, Stats};
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The NFs that the tests run.
-const NFS: [&str; 4] = ["sluice-nf-bridge", "sluice-nf-monitor", "sluice-nf-crypt", "sluice-nf-cost"];
+const NFS: [&str; 5] = ["sluice-nf-bridge", "sluice-nf-monitor", "sluice-nf-crypt", "sluice-nf-nat", "sluice-nf-cost"];
 
 fn target() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().expect("a program lies in a folder")
@@ -25,15 +25,9 @@ fn target() -> &'static Path {
 fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
-        let programs = [
-            "sluice-nf-bridge",
-            "sluice-nf-monitor",
-            "sluice-nf-encrypt",
-            "sluice-nf-decrypt",
-            "sluice-nf-cost",
-            "examples/hostile_nf",
-        ];
-        if programs.iter().all(|program| target().join(program).exists()) {
+        let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
+        let programs = nfs.into_iter().chain(["examples/hostile_nf".to_string()]);
+        if { programs }.all(|program| target().join(program).exists()) {
             return;
         }
         let mut cargo = Command::new(env!("CARGO"));
