@@ -491,6 +491,22 @@ fn check_needs_no_daemon() {
 }
 
 #[test]
+fn a_simulation_takes_costs_from_the_daemon() {
+    let daemon = Daemon::start();
+    let file = daemon.folder.path().join("c.toml");
+    let ports = "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = 1e5\n[[port]]\nname = \"b\"\nkind = \"sink\"\n";
+    let chain = "[[service]]\nname = \"fw\"\nexec = \"firewall\"\n[[chain]]\nname = \"c\"\nservices = [\"fw\"]\negress = \"b\"\n";
+    std::fs::write(&file, [ports, chain, "[[rule]]\nchain = \"c\"\n"].concat()).unwrap();
+    let args = ["simulate", file.to_str().unwrap(), "--measured", "--seconds", "0.05", "--json"];
+    assert!(daemon.fails(2, &args).contains("costs fw;"), "no NF has worked yet");
+    daemon.mock.state.lock().unwrap().stats.nfs[0].sched.service_ns = 5_000.0;
+    let report: serde_json::Value = serde_json::from_str(&daemon.ok(&args)).unwrap();
+    // A hundred thousand packets of 5 µs are half a core, whatever the clock, beside what hops cost.
+    let cpu = report["runs"][0]["nfs"][0]["cpu_percent"].as_f64().unwrap();
+    assert!((45.0..60.0).contains(&cpu), "{report}");
+}
+
+#[test]
 fn a_trace_is_shown_hop_by_hop() {
     let daemon = Daemon::start();
     let output = daemon.output(&["trace", "--chain", "dns", "--count", "4"]);

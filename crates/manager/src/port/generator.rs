@@ -550,6 +550,7 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::classify::key::FlowKey;
     use crate::port::sink::SinkQueue;
     use crate::port::stamp::Stamp;
     use crate::port::tests::cache;
@@ -677,6 +678,7 @@ mod tests {
         fn packets_are_valid_and_as_asked_for(settings in settings(), queues in 1u32..4, count in 1u64..300) {
             let settings = Gen { count, ..settings };
             let mut port = open("g", queues, &settings, ROOM).unwrap();
+            let header = headers(&settings).unwrap();
             let mut frames = cache(64);
             let mut flows: HashMap<u32, (u32, u32, usize)> = HashMap::new();
             let mut total = 0;
@@ -701,6 +703,10 @@ mod tests {
                     prop_assert_eq!(s.dst, settings.dst.unwrap_or(if settings.ipv6 { DST_V6.into() } else { DST_V4.into() }));
                     prop_assert_eq!((s.vlan, s.dscp, s.dst_port), (settings.vlan, settings.dscp, settings.dst_port));
                     prop_assert_eq!(s.src_port, 0x8000 + flow as u16);
+                    let key = FlowKey::parse(&header(flow)[..usize::from(s.size).min(128)], s.size, 0);
+                    prop_assert_eq!((key.addresses(), key.ports()), (Some((s.src, s.dst)), Some((s.src_port, s.dst_port))));
+                    prop_assert_eq!((key.vlan(), key.dscp()), (s.vlan.unwrap_or(0), s.dscp));
+                    prop_assert_eq!(key.protocol() == 6, s.tcp_sequence.is_some());
                     if settings.imix.is_empty() {
                         prop_assert_eq!(s.size, settings.size);
                     } else {

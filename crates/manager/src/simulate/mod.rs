@@ -17,7 +17,7 @@
 //! # Limits
 //! Those of the simulator, and: flows are spread evenly, where the daemon hashes them, so few flows meet by chance there; a port
 //! that waits (`overload = "wait"`) does not slow down; marks (ECN) change nothing, for no source reacts; the manager moves any
-//! number of packets. What of this a configuration meets is said in [`Plan::notes`].
+//! number of packets. The ideal serves lanes alike, so where chains compete, one of them may carry more than there. What of this a configuration meets is said in [`Plan::notes`].
 
 pub mod cost;
 pub mod place;

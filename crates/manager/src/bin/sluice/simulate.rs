@@ -24,11 +24,12 @@ Examples:
                                         the configured cores, costs as the running daemon measures them
   sluice simulate bench.toml --cores 2 --compare
                                         what weights, backpressure and hand-over bring, beside the ideal
-  sluice simulate edge.toml --cores 8 --ghz 3.5 --json ...
+  sluice simulate bench.toml --cores 8 --ghz 3.5 --json
                                         a faster clock, for scripts
 
 A packet's cost is what --cost says of its service, else what --measured finds, else --cycles of sluice-nf-cost.
-\"of ideal\" compares with NFs that run as calls in one process on each core: no switches, no wake-ups.
+\"of ideal\" compares with NFs that run as calls in one process on each core: no switches, no wake-ups. Chains that
+compete for a core get alike of it there, so one that gets more here may be above 100 %.
 DROPS of an NF are wasted work: packets that another NF worked on before they met a full ring.
 
 Limits: flows are spread evenly over instances; ports that wait drop; ECN changes nothing; the manager has cores of its own and
@@ -101,8 +102,8 @@ fn print(out: &mut dyn Write, report: &Report, compare: bool, colour: bool) -> i
     let Some(ideal) = report.runs.last() else { return Ok(()) };
     let first = &report.runs[0];
     let cores = first.cores.len();
-    let what = format!("{} of {} GHz, class {}", plural(cores, "core"), report.ghz, report.class);
-    writeln!(out, "{} NFs on {what}, {} s simulated", first.nfs.len(), report.seconds)?;
+    let clock = format!("{} of {:.2} GHz", plural(cores, "core"), report.ghz);
+    writeln!(out, "{} on {clock}, class {}, {} s simulated", plural(first.nfs.len(), "NF"), report.class, report.seconds)?;
     writeln!(out)?;
     if compare {
         compared(report, ideal).print(out, colour)?;
@@ -115,7 +116,7 @@ fn print(out: &mut dyn Write, report: &Report, compare: bool, colour: bool) -> i
     }
     let busiest = report.runs.iter().map(|run| run.manager_pps).fold(0.0, f64::max);
     writeln!(out)?;
-    writeln!(out, "note: the manager would move {} packets, which is not limited here", number::rate(busiest))?;
+    writeln!(out, "note: the manager would move packets at {}, which is not limited here", number::rate(busiest))?;
     report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }
 
