@@ -46,7 +46,7 @@ const NF: &str = "sluice-nf-bridge";
 /// Lengths of the chains.
 const LENGTHS: [usize; 3] = [1, 2, 3];
 const FLOWS: u32 = 16;
-const OPEN_RING: u32 = 1024;
+const OPEN_RING: u32 = 2048;
 /// Ring of the closed loop: the most packets that may be in flight.
 const CLOSED_RING: u32 = 4096;
 /// Shares of capacity at which latency is measured.

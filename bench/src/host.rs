@@ -47,7 +47,7 @@ fn cpu_name(cpuinfo: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
-fn tsc_hz() -> Option<f64> {
+pub fn tsc_hz() -> Option<f64> {
     let mut clock = Clock::new();
     std::thread::sleep(std::time::Duration::from_millis(50));
     clock.resync();

@@ -10,11 +10,12 @@
 
 use serde_json::json;
 
+use super::simulated::{ERROR, Lines, SIMULATED, compare};
 use super::{
-    COST, COSTS, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
-    ratios,
+    COST, COSTS, DELIVERED, Hop, LINE_RING, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line,
+    params, ratios,
 };
-use crate::lab::{Lab, Plan};
+use crate::lab::{Lab, Plan, Row};
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
 
@@ -35,6 +36,8 @@ const RATES: Group = Group {
         Column::new("wasted_percent", "% of delivered", 1.0, 3),
         Column::new("wasted_pps.nf1", "wasted of NF 1 kpps", 1e3, 1),
         Column::new("wasted_pps.nf2", "of NF 2", 1e3, 1),
+        SIMULATED,
+        ERROR,
         Column::new("entry_drop_pps", "refused Mpps", 1e6, 2),
         Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
         Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
@@ -70,9 +73,14 @@ pub fn hops(lab: &Lab) -> Vec<Hop> {
     COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect()
 }
 
+fn derive(rows: &mut [Row]) -> Vec<Row> {
+    compare(rows, |_| Some(Lines { cycles: vec![COSTS.to_vec()], ring: LINE_RING }));
+    ratios(rows)
+}
+
 /// Every mode under every scheduler.
 pub fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
+    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
     plan.cases =
         cases(&MODES, &SCHEDULERS, &params(&[("nfs", json!(COSTS.len()))]), |mode, class| line(lab, mode, class, &hops(lab)));
     plan

@@ -10,7 +10,8 @@
 
 use serde_json::json;
 
-use super::{COST, DELIVERED, JAIN, Mode, SCHEDULERS, cases, chain_of, nf_of, params, traffic_to};
+use super::simulated::{ERROR, Lines, SIMULATED, compare};
+use super::{COST, DELIVERED, JAIN, Mode, RING, SCHEDULERS, cases, chain_of, nf_of, params, traffic_to};
 use crate::fair::jain;
 use crate::lab::{Lab, Plan, Row};
 use crate::setup::{Class, Setup};
@@ -35,6 +36,8 @@ const GROUP: Group = Group {
         Column::new("least_pps", "least kpps", 1e3, 1),
         Column::new("most_pps", "most kpps", 1e3, 1),
         DELIVERED,
+        SIMULATED,
+        ERROR,
         Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 1),
         Column::new("cpu_percent.nf6", "CPU 6 %", 1.0, 1),
     ],
@@ -71,7 +74,7 @@ fn setup(lab: &Lab, mode: Mode, class: Class, diversity: usize) -> Setup {
 }
 
 fn derive(rows: &mut [Row]) -> Vec<Row> {
-    for row in rows {
+    for row in rows.iter_mut() {
         let rates: Vec<f64> =
             row.sample.iter().filter(|(metric, _)| metric.starts_with("delivered_pps.")).map(|(_, pps)| *pps).collect();
         // One flow has no rate of its own beside that of all.
@@ -80,6 +83,10 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
         row.put("least_pps", rates.iter().copied().reduce(f64::min));
         row.put("most_pps", rates.iter().copied().reduce(f64::max));
     }
+    compare(rows, |row| {
+        let diversity = row.params.get("diversity")?.as_u64()? as usize;
+        Some(Lines { cycles: RATIOS.iter().take(diversity).map(|ratio| vec![ratio * UNIT]).collect(), ring: RING })
+    });
     Vec::new()
 }
 

@@ -27,6 +27,7 @@ pub mod multicore;
 pub mod netns;
 pub mod overhead;
 pub mod shared_nf;
+pub mod simulated;
 pub mod storage;
 pub mod variable_cost;
 pub mod watermarks;
@@ -45,7 +46,10 @@ pub const COSTS: [u64; 3] = [120, 270, 550];
 /// Flows of a generator that stands for one chain.
 pub const FLOWS: u32 = 16;
 /// Capacity of the rings, if nothing else is said.
-pub const RING: u32 = 1024;
+pub const RING: u32 = 2048;
+/// The same where there is one chain: a turn that is twice as long costs half as many switches, and the frames still circulate in the
+/// second-level cache. `watermarks` shows what other depths do.
+pub const LINE_RING: u32 = 4096;
 
 /// Which parts are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,6 +200,7 @@ pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
             .map(|(hop, seed)| nf(&hop.name, hop.core, &["--cycles", &hop.list(), "--seed", &format!("{seed}")]))
             .collect();
     }
+    setup.services.iter_mut().for_each(|service| service.ring = LINE_RING);
     let names: Vec<&str> = setup.services.iter().map(|s| s.name.as_str()).collect();
     setup.chains = vec![chain_of("c", &names)];
     setup

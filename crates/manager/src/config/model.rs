@@ -394,7 +394,7 @@ fn core_one() -> Vec<usize> {
 }
 
 fn ring() -> u32 {
-    1024
+    2048
 }
 
 /// What an NF does when it has nothing to do.

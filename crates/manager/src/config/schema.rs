@@ -383,7 +383,7 @@ pub const SECTIONS: &[Section] = &[
             key(
                 "ring",
                 Integer(2, 1 << 20),
-                Value("1024"),
+                Value("2048"),
                 "Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.",
             ),
             key("tenant", Text, Unset, "NFs of different tenants share no core page."),

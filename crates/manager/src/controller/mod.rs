@@ -61,6 +61,20 @@ impl Shared {
     }
 }
 
+/// Tells the controller where shares are written.
+pub struct Link(Arc<Shared>);
+
+impl Link {
+    /// From now on the share of an NF is written there, if it is still this process.
+    pub fn give(&self, handle: &Arc<NfHandle>, kernel: Box<dyn WriteShare>) {
+        if let Some(nf) = self.0.nfs().get_mut(&handle.number).filter(|nf| Arc::ptr_eq(&nf.handle, handle)) {
+            nf.kernel = Some(kernel);
+            // What was decided before was not written there: the next decision is.
+            nf.written = None;
+        }
+    }
+}
+
 /// The controller as the supervisor sees it.
 pub struct Controller {
     shared: Arc<Shared>,
@@ -83,11 +97,23 @@ impl Controller {
         Ok(Self { shared, events, thread: Some(thread) })
     }
 
-    /// Takes an NF under control. `kernel` is where its share is written, if anywhere.
-    pub fn add(&self, handle: Arc<NfHandle>, kernel: Option<Box<dyn WriteShare>>) {
-        let controlled =
-            Controlled { handle, kernel, written: None, told_share: 0.0, told_writes: 0, told_throttles: 0, told_throttled: false };
+    /// Takes an NF under control.
+    pub fn add(&self, handle: Arc<NfHandle>) {
+        let controlled = Controlled {
+            handle,
+            kernel: None,
+            written: None,
+            told_share: 0.0,
+            told_writes: 0,
+            told_throttles: 0,
+            told_throttled: false,
+        };
         self.shared.nfs().insert(controlled.handle.number, controlled);
+    }
+
+    /// For those who make what shares are written to.
+    pub fn link(&self) -> Link {
+        Link(self.shared.clone())
     }
 
     /// Lets go of an NF. Nothing is written for it any more when this returns.

@@ -236,18 +236,14 @@ impl Supervisor {
         if let Some(pid) = came {
             self.note(|r| r.started(&name, pid));
         }
-        let kernel = match pid.map(|pid| self.schedule(number, pid, poll)) {
-            Some(Ok(kernel)) => kernel,
-            Some(Err(error)) => {
-                // It has its memory already: what it was given comes back when its process has ended, and not before.
-                eprintln!("sluiced: {name} is stopped: {error}");
-                self.nfs.get(&number).into_iter().for_each(kill);
-                return Ok(());
-            }
-            None => None,
-        };
-        if let Some(handle) = handle {
-            self.controller.add(handle, kernel);
+        if let Some(handle) = &handle {
+            self.controller.add(handle.clone());
+        }
+        if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, poll)) {
+            // It has its memory already: what it was given comes back when its process has ended, and not before.
+            eprintln!("sluiced: {name} is stopped: {error}");
+            self.nfs.get(&number).into_iter().for_each(kill);
+            return Ok(());
         }
         self.publish();
         Ok(())
@@ -418,6 +414,7 @@ impl Supervisor {
     /// Timers, sentences, measurements.
     pub(super) fn tick(&mut self, now: Instant) {
         self.sample_cpu(now);
+        self.note_removed();
         let mut starting = Vec::new();
         for nf in self.nfs.values_mut() {
             if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {

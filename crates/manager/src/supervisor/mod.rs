@@ -6,6 +6,7 @@
 
 mod backend;
 mod change;
+mod grouping;
 mod life;
 mod ports;
 mod report;

@@ -2,16 +2,18 @@
 //!
 //! Everything is noted in the record before it is made, and undone when the NF or the daemon stops.
 
-use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use rustix::process::Pid;
 
+use super::grouping::Grouping;
 use super::{Supervisor, SupervisorError};
 use crate::config::model;
-use crate::controller::WriteShare;
-use crate::mechanism::cgroup::{CgroupError, Group, Hierarchy, NfGroup, Weight};
+use crate::dataplane::PlaneError;
+use crate::mechanism::cgroup::{CgroupError, Group, Hierarchy};
 use crate::mechanism::class::{self, Class, RrSlice, Slice};
+use crate::nf::handle::NfHandle;
 use crate::nf::record::Thing;
 
 /// Priority of NFs in class rr: the lowest, so that whatever real-time work the host has goes before.
@@ -20,15 +22,8 @@ const PRIORITY: u8 = 1;
 /// What was changed on the host for the sake of scheduling.
 #[derive(Debug, Default)]
 pub(super) struct Tuning {
-    group: Option<Group>,
-    nfs: BTreeMap<u16, NfGroup>,
+    grouping: Option<Grouping>,
     slice: Option<Slice>,
-}
-
-impl WriteShare for Weight {
-    fn write(&mut self, share: f64) -> Result<(), String> {
-        self.set(share).map(drop).map_err(|error| error.to_string())
-    }
 }
 
 impl Supervisor {
@@ -61,7 +56,11 @@ impl Supervisor {
         // Weights mean nothing to real-time classes.
         if sched.weights && sched.class != model::Class::Rr {
             match self.make_group(root) {
-                Ok(group) => self.tuning.group = Some(group),
+                Ok(group) => {
+                    let started = Grouping::start(group, self.controller.link());
+                    let core = self.config.manager.monitor[0];
+                    self.tuning.grouping = Some(started.map_err(|source| PlaneError::Thread { core, source })?);
+                }
                 Err(error) => eprintln!("sluiced: NFs get no weights from the kernel: {error}"),
             }
         }
@@ -79,8 +78,8 @@ impl Supervisor {
         hierarchy.create(&name)
     }
 
-    /// Gives a process its class, and its cgroup where there are any. Says where its share is to be written.
-    pub(super) fn schedule(&mut self, number: u16, pid: Pid, poll: bool) -> Result<Option<Box<dyn WriteShare>>, SupervisorError> {
+    /// Gives a process its class at once, and soon its cgroup where there are any.
+    pub(super) fn schedule(&mut self, handle: Option<Arc<NfHandle>>, pid: Pid, poll: bool) -> Result<(), SupervisorError> {
         let class = match self.config.sched.class {
             model::Class::Other => None,
             model::Class::Batch => Some(Class::Batch),
@@ -90,49 +89,42 @@ impl Supervisor {
         if let Some(class) = class.filter(|_| !poll) {
             class::set(Path::new("/"), pid, class)?;
         }
-        let Some(group) = &self.tuning.group else { return Ok(None) };
-        let name = self.nfs.get(&number).map_or(String::new(), |nf| nf.name.clone());
-        let path = group.path_of(&name);
-        // Only the latest: a former process of the NF may have left one.
-        drop(self.tuning.nfs.remove(&number));
+        let (Some(handle), Some(grouping)) = (handle, &self.tuning.grouping) else { return Ok(()) };
+        let path = grouping.path_of(&handle.name);
         if let Some(record) = &mut self.record {
             // A full disk is no reason to stop packets.
             let _ = record.made(Thing::Cgroup, &path);
         }
-        let joined = group.add_nf(&name).and_then(|nf| nf.join(pid).map(|()| nf));
-        match joined {
-            Ok(nf) => {
-                let weight = nf.handle();
-                self.tuning.nfs.insert(number, nf);
-                Ok(Some(Box::new(weight)))
-            }
-            Err(error) => {
-                eprintln!("sluiced: {name} gets no weight from the kernel: {error}");
-                self.note(|r| r.removed(&path));
-                Ok(None)
-            }
-        }
+        grouping.add(handle, pid);
+        Ok(())
     }
 
     /// Removes the cgroup of an NF whose process has ended.
     pub(super) fn unschedule(&mut self, number: u16) {
-        let Some(nf) = self.tuning.nfs.remove(&number) else { return };
-        let path = nf.path().to_path_buf();
-        match nf.remove() {
-            Ok(()) => self.note(|r| r.removed(&path)),
-            Err(error) => eprintln!("sluiced: {error}"),
+        if let Some(grouping) = &self.tuning.grouping {
+            grouping.remove(number);
+        }
+    }
+
+    /// Notes the cgroups that are gone.
+    pub(super) fn note_removed(&mut self) {
+        for path in self.tuning.grouping.as_ref().map_or(Vec::new(), Grouping::removed) {
+            // An NF of the same name may have come since.
+            if !path.exists() {
+                self.note(|r| r.removed(&path));
+            }
         }
     }
 
     /// Gives the host back as it was.
     pub(super) fn restore_scheduling(&mut self) {
-        let numbers: Vec<u16> = self.tuning.nfs.keys().copied().collect();
-        numbers.into_iter().for_each(|number| self.unschedule(number));
-        if let Some(group) = self.tuning.group.take() {
-            let path = group.path().to_path_buf();
-            match group.remove() {
-                Ok(()) => self.note(|r| r.removed(&path)),
-                Err(error) => eprintln!("sluiced: {error}"),
+        if let Some(grouping) = self.tuning.grouping.take() {
+            let (gone, result) = grouping.finish();
+            for path in gone {
+                self.note(|r| r.removed(&path));
+            }
+            if let Err(error) = result {
+                eprintln!("sluiced: {error}");
             }
         }
         if let Some(slice) = self.tuning.slice.take() {

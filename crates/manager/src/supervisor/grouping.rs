@@ -1,0 +1,131 @@
+//! The cgroups of NFs, made and removed beside the supervisor.
+//!
+//! Moving a process into a cgroup takes the kernel milliseconds (it waits until all processors have passed through the scheduler), in
+//! which an NF could long have its first packets. So a thread of its own does it, in the order in which it was asked: an NF runs at
+//! once, with the weight that all have, and gets its own a little later.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+
+use rustix::process::Pid;
+
+use crate::controller::{Link, WriteShare};
+use crate::mechanism::cgroup::{CgroupError, Group, NfGroup, Weight};
+use crate::nf::handle::NfHandle;
+
+impl WriteShare for Weight {
+    fn write(&mut self, share: f64) -> Result<(), String> {
+        self.set(share).map(drop).map_err(|error| error.to_string())
+    }
+}
+
+enum Job {
+    Add(Arc<NfHandle>, Pid),
+    Remove(u16),
+}
+
+/// The daemon's cgroup, and the thread that makes those of NFs in it.
+#[derive(Debug)]
+pub(super) struct Grouping {
+    group: Arc<Group>,
+    jobs: Option<Sender<Job>>,
+    removed: Receiver<PathBuf>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Grouping {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system's, if it makes no thread.
+    pub(super) fn start(group: Group, controller: Link) -> std::io::Result<Self> {
+        let group = Arc::new(group);
+        let (jobs, todo) = channel();
+        let (gone, removed) = channel();
+        let thread = std::thread::Builder::new().name("sluice-cgroup".into()).spawn({
+            let group = group.clone();
+            move || run(&group, &todo, &gone, &controller)
+        })?;
+        Ok(Self { group, jobs: Some(jobs), removed, thread: Some(thread) })
+    }
+
+    /// The folder that [`add`](Self::add) makes for an NF, to be noted before.
+    pub(super) fn path_of(&self, nf: &str) -> PathBuf {
+        self.group.path_of(nf)
+    }
+
+    /// Gives an NF a cgroup, soon.
+    pub(super) fn add(&self, handle: Arc<NfHandle>, pid: Pid) {
+        self.ask(Job::Add(handle, pid));
+    }
+
+    /// Removes the cgroup of an NF whose process has ended, soon.
+    pub(super) fn remove(&self, number: u16) {
+        self.ask(Job::Remove(number));
+    }
+
+    fn ask(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            // The thread ends only when told to.
+            let _ = jobs.send(job);
+        }
+    }
+
+    /// Folders that are gone since this was asked last.
+    pub(super) fn removed(&self) -> Vec<PathBuf> {
+        self.removed.try_iter().collect()
+    }
+
+    /// Removes everything. Gives back the folders that are gone.
+    pub(super) fn finish(mut self) -> (Vec<PathBuf>, Result<(), CgroupError>) {
+        drop(self.jobs.take());
+        if let Some(thread) = self.thread.take() {
+            // It does not panic, and if it did, the group's own end would remove what it made.
+            let _ = thread.join();
+        }
+        let mut gone = self.removed();
+        let path = self.group.path().to_path_buf();
+        let result = Arc::into_inner(self.group).map_or(Ok(()), Group::remove);
+        if result.is_ok() {
+            gone.push(path);
+        }
+        (gone, result)
+    }
+}
+
+fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: &Link) {
+    let mut nfs: BTreeMap<u16, NfGroup> = BTreeMap::new();
+    let remove = |nf: NfGroup| {
+        let path = nf.path().to_path_buf();
+        match nf.remove() {
+            Ok(()) => drop(gone.send(path)),
+            Err(error) => eprintln!("sluiced: {error}"),
+        }
+    };
+    for job in jobs {
+        match job {
+            Job::Add(handle, pid) => {
+                // Only the latest: a former process of the NF may have left one.
+                nfs.remove(&handle.number).into_iter().for_each(remove);
+                // One that has ended meanwhile has no pid any more.
+                if !handle.alive.load(Ordering::Relaxed) {
+                    continue;
+                }
+                match group.add_nf(&handle.name).and_then(|nf| nf.join(pid).map(|()| nf)) {
+                    Ok(nf) => {
+                        controller.give(&handle, Box::new(nf.handle()));
+                        nfs.insert(handle.number, nf);
+                    }
+                    Err(CgroupError::NoProcess { .. }) => {}
+                    Err(error) => eprintln!("sluiced: {} gets no weight from the kernel: {error}", handle.name),
+                }
+            }
+            Job::Remove(number) => nfs.remove(&number).into_iter().for_each(remove),
+        }
+    }
+    nfs.into_values().for_each(remove);
+}
