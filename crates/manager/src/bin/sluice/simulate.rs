@@ -61,7 +61,7 @@ pub struct SimulateArgs {
     /// Simulated seconds, after a warm-up of 0.2
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
     pub seconds: f64,
-    /// Run default, weights, backpressure, sluice and ideal instead of what [sched] says
+    /// Run default, weights, backpressure, sluice and ideal instead of what the section sched says
     #[arg(long)]
     pub compare: bool,
     /// Print JSON
