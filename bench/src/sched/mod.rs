@@ -50,6 +50,8 @@ pub const RING: u32 = 2048;
 /// The same where there is one chain: a turn that is twice as long costs half as many switches, and the frames still circulate in the
 /// second-level cache. `watermarks` shows what other depths do.
 pub const LINE_RING: u32 = 4096;
+/// Frames for that: both rings of three NFs, all of which fill up without backpressure, and some in hand.
+pub const LINE_FRAMES: u32 = 32_768;
 
 /// Which parts are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -201,6 +203,7 @@ pub fn line(lab: &Lab, mode: Mode, class: Class, hops: &[Hop]) -> Setup {
             .collect();
     }
     setup.services.iter_mut().for_each(|service| service.ring = LINE_RING);
+    setup.frames = LINE_FRAMES;
     let names: Vec<&str> = setup.services.iter().map(|s| s.name.as_str()).collect();
     setup.chains = vec![chain_of("c", &names)];
     setup

@@ -24,8 +24,8 @@ pub const EXPERIMENT: Experiment =
 
 /// Low and high watermark, in percent.
 const MARKS: [(u32, u32); 9] = [(10, 20), (20, 40), (40, 60), (50, 70), (60, 70), (60, 90), (70, 80), (80, 90), (90, 95)];
-const RINGS: [u32; 3] = [128, 256, 512];
-const FRAMES: [u32; 2] = [8_192, MANY_FRAMES];
+const RINGS: [u32; 3] = [256, 512, 1024];
+const FRAMES: [u32; 2] = [32_768, MANY_FRAMES];
 /// Enough for rings of [`DEEP`], which are compared at this number.
 const MANY_FRAMES: u32 = 65_536;
 const DEEP: u32 = 4096;

@@ -488,7 +488,11 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn close_port(&self, port: u16) -> Result<LetGo, PlaneError> {
-        let queues: Vec<_> = self.ask_all(|done| Command::ClosePort(port, done))?.into_iter().flatten().collect();
+        let mut queues: Vec<_> = self.ask_all(|done| Command::ClosePort(port, done))?.into_iter().flatten().collect();
+        let frames: Vec<u32> = queues.iter_mut().flat_map(|queue| queue.leftover()).collect();
+        if !frames.is_empty() {
+            self.tell(0, Command::Free(frames));
+        }
         // A queue's end may wait for a disk or a device: not on a packet thread, and not for ever.
         let (done, gone) = channel();
         let closer = std::thread::Builder::new().name("sluice-close".into()).spawn(move || {

@@ -55,7 +55,7 @@ pub struct NfEnd {
 impl NfEnd {
     /// The end of a fresh NF.
     pub fn new(handle: Arc<NfHandle>, producer: Producer, sched: &Sched) -> Self {
-        let ring = handle.capacity();
+        let ring = handle.limit;
         let high = Limits::new(ring, sched.high_watermark, sched.low_watermark, 0).high;
         let marker = Marker::new(ring, sched.ecn_watermark, ecn::USUAL_SHIFT);
         Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0 }

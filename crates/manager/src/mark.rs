@@ -28,12 +28,12 @@ fn mark_one(arena: &Arena, descriptor: &Descriptor) -> bool {
     if !arena.read(descriptor.frame, descriptor.offset, &mut header[..len]) {
         return false;
     }
-    let Some((at, changed)) = marked(&header[..len]) else { return false };
-    arena.write(descriptor.frame, descriptor.offset + at as u16, &changed[..])
+    let Some((at, changed, n)) = marked(&header[..len]) else { return false };
+    arena.write(descriptor.frame, descriptor.offset + at as u16, &changed[..n])
 }
 
-/// Which bytes of a packet change when it is marked, and to what. None if it cannot be marked, or is marked already.
-fn marked(packet: &[u8]) -> Option<(usize, Vec<u8>)> {
+/// Which bytes of a packet change when it is marked: from where on, to what, and how many. None if it cannot be marked, or is already.
+fn marked(packet: &[u8]) -> Option<(usize, [u8; 12], usize)> {
     let mut at = 12;
     let mut ethertype = word(packet, at)?;
     for _ in 0..2 {
@@ -45,22 +45,23 @@ fn marked(packet: &[u8]) -> Option<(usize, Vec<u8>)> {
     let ip = at + 2;
     match ethertype {
         0x0800 => {
-            let header = packet.get(ip..ip + 12)?;
+            let mut header: [u8; 12] = packet.get(ip..ip + 12)?.try_into().ok()?;
             if header[0] >> 4 != 4 || !is_capable(header[1]) {
                 return None;
             }
-            let mut header = header.to_vec();
             let before = u16::from_be_bytes([header[0], header[1]]);
             header[1] |= CE;
             let after = u16::from_be_bytes([header[0], header[1]]);
             let checksum = u16::from_be_bytes([header[10], header[11]]);
             header[10..12].copy_from_slice(&update(checksum, before, after).to_be_bytes());
-            Some((ip, header))
+            Some((ip, header, header.len()))
         }
         // The traffic class lies across two bytes; its two low bits are bits 4 and 5 of the second. There is no checksum.
         0x86dd => {
             let (first, second) = (*packet.get(ip)?, *packet.get(ip + 1)?);
-            (first >> 4 == 6 && is_capable(second >> 4)).then(|| (ip + 1, vec![second | CE << 4]))
+            let mut changed = [0; 12];
+            changed[0] = second | CE << 4;
+            (first >> 4 == 6 && is_capable(second >> 4)).then_some((ip + 1, changed, 1))
         }
         _ => None,
     }
@@ -116,9 +117,9 @@ mod tests {
     }
 
     fn after(packet: &[u8]) -> Option<Vec<u8>> {
-        let (at, bytes) = marked(&packet[..packet.len().min(LOOK)])?;
+        let (at, bytes, n) = marked(&packet[..packet.len().min(LOOK)])?;
         let mut packet = packet.to_vec();
-        packet[at..at + bytes.len()].copy_from_slice(&bytes);
+        packet[at..at + n].copy_from_slice(&bytes[..n]);
         Some(packet)
     }
 

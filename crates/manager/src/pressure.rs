@@ -75,6 +75,15 @@ impl Alerts {
     }
 }
 
+/// What is remembered of an NF.
+#[derive(Debug, Clone, Copy, Default)]
+struct Watched {
+    watch: Watch,
+    /// Packets that it had returned, and since when it has not returned more: at least so long the oldest one waits.
+    returned: u64,
+    since_ns: u64,
+}
+
 /// The Wakeup role's part: decides who is a bottleneck, and holds who feeds it.
 #[derive(Debug)]
 pub struct Throttling {
@@ -83,7 +92,7 @@ pub struct Throttling {
     low_percent: u32,
     threshold_ns: u64,
     /// By number of the NF.
-    states: Vec<Watch>,
+    states: Vec<Watched>,
     /// NFs that are not clear.
     watched: Vec<u16>,
     pressure: Pressure,
@@ -108,38 +117,44 @@ impl Throttling {
 
     /// Looks at everybody who was named since the last round or is being watched.
     #[inline]
-    pub fn step(&mut self, nfs: &[Option<NfEnd>]) {
+    pub fn step(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
         let Self { alerts, watched, states, .. } = self;
         alerts.take(|nf| {
             if states.len() <= nf as usize {
-                states.resize(nf as usize + 1, Watch::default());
+                states.resize(nf as usize + 1, Watched::default());
             }
             if !watched.contains(&nf) {
+                states[nf as usize].since_ns = now_ns;
                 watched.push(nf);
             }
         });
         if !self.watched.is_empty() {
-            self.look(nfs);
+            self.look(nfs, now_ns);
         }
     }
 
-    fn look(&mut self, nfs: &[Option<NfEnd>]) {
+    fn look(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
         let mut changed = false;
         let mut at = 0;
         while let Some(&number) = self.watched.get(at) {
-            let watch = &mut self.states[number as usize];
+            let watched = &mut self.states[number as usize];
             let Some(Some(end)) = nfs.get(number as usize) else {
-                *watch = Watch::default();
+                *watched = Watched::default();
                 self.watched.swap_remove(at);
                 continue;
             };
             let handle = &end.handle;
             let (posted, returned) = handle.posted_returned();
             let queue = u32::try_from(posted.saturating_sub(returned)).unwrap_or(u32::MAX);
-            let limits = Limits::new(handle.capacity(), self.high_percent, self.low_percent, self.threshold_ns);
+            if watched.returned != returned {
+                (watched.returned, watched.since_ns) = (returned, now_ns);
+            }
+            let age_ns = now_ns.saturating_sub(watched.since_ns);
+            let watch = &mut watched.watch;
+            let limits = Limits::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
             let service = handle.load.service_ns.get();
             let service = (service > 0.0).then(|| service.ceil() as u64);
-            if watch.step(&limits, queue, queueing_ns(queue, service, 0)) {
+            if watch.step(&limits, queue, queueing_ns(queue, service, age_ns)) {
                 let throttled = watch.state() == State::Throttle;
                 handle.gate.throttled.store(throttled, Ordering::Relaxed);
                 if throttled {
@@ -173,6 +188,15 @@ impl Throttling {
     /// Takes in new paths and NFs, if there are any.
     #[cold]
     pub fn refresh(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
+        // What stands on the core's page can be overwritten by a neighbour: it is set right again.
+        for end in nfs.iter().flatten().filter(|end| !end.handle.poll) {
+            let handle = &end.handle;
+            let held = u32::from(handle.gate.held.load(Ordering::Relaxed));
+            let word = handle.core_page.hold(handle.slot);
+            if word.load(Ordering::Relaxed) != held {
+                word.store(held, Ordering::Relaxed);
+            }
+        }
         let now = (registry.len(), nfs.len(), tables.generation);
         if now == self.made_of {
             return;
@@ -207,7 +231,7 @@ impl Throttling {
     pub fn forget(&mut self, number: u16, nfs: &[Option<NfEnd>]) {
         self.watched.retain(|n| *n != number);
         if let Some(state) = self.states.get_mut(number as usize) {
-            *state = Watch::default();
+            *state = Watched::default();
         }
         if (number as usize) < self.made_of.1 && self.pressure.set(number as usize, false) {
             self.apply(nfs);

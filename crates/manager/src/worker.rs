@@ -202,6 +202,8 @@ pub enum Command {
     OpenPort(u16, bool),
     /// Send what waits for a port, as far as it goes, and give back its queues: whoever asked drops them, which may take long.
     ClosePort(u16, Sender<Vec<Box<dyn PortQueue>>>),
+    /// Give frames back that nobody has any more.
+    Free(Vec<u32>),
     /// Begin to read packets from ports.
     StartRx,
     /// Read no more packets from ports.
@@ -509,7 +511,7 @@ impl Worker {
     #[inline]
     fn wake(&mut self) {
         if let Some(throttling) = &mut self.throttling {
-            throttling.step(&self.setup.plane.nfs);
+            throttling.step(&self.setup.plane.nfs, self.setup.plane.now_ns);
         }
         for page in &self.pages {
             if !page.hands_over() {
@@ -627,6 +629,7 @@ impl Worker {
                     self.closing.push(Closing { port, until_ns: self.setup.plane.now_ns + CLOSE_NS, done });
                     self.finish_closing();
                 }
+                Command::Free(frames) => frames.into_iter().for_each(|frame| self.setup.plane.discard(frame)),
                 Command::StartRx => self.rx_stopped = false,
                 Command::StopRx(done) => {
                     self.rx_stopped = true;

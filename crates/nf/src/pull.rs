@@ -186,7 +186,7 @@ impl Nf {
                 if unsafe { Burst::admit(engine.arena(), &mut out[..n], &mut ingress, now) }.is_none() {
                     return Err(NfError::Broken("a descriptor is out of its frame"));
                 }
-                if engine.is_glance_due(now) {
+                if engine.is_sample_due(now) {
                     self.sampling = Some((now, n));
                 }
                 return Ok(Some(n));

@@ -2,8 +2,8 @@
 //!
 //! Waking a process from another core costs the waker five times what a switch on the core costs, so an NF that is about to sleep
 //! starts the next one itself. For that it needs to know who has work. The manager says so here, in words of its own; each NF
-//! publishes how far it has read. Whatever a hostile NF writes here costs time and never safety: the manager reads nothing from it
-//! but "nobody runs" and "is asleep", and wakes an NF whose packets have waited too long whatever the page says.
+//! publishes how far it has read. Whatever a hostile NF writes here costs time and never safety: the manager believes it only about whom to
+//! wake and how long a queue is, and wakes an NF whose packets have waited too long whatever the page says.
 //!
 //! # Who runs, and for how long
 //! NFs that share a core and all have packets take turns by deficit round robin (M. Shreedhar, G. Varghese, SIGCOMM 1995), with time
@@ -49,6 +49,8 @@ const HAND_OVER: usize = 16;
 
 /// Time of the core that a round divides among the NFs with packets, in nanoseconds.
 pub const ROUND_NS: u32 = 1_000_000;
+/// Largest debt of an NF that had the core longer than its budget, in nanoseconds.
+const DEBT_NS: i32 = 16 * ROUND_NS as i32;
 /// A share of all of the core.
 pub const WHOLE: u32 = 1 << 16;
 
@@ -69,6 +71,8 @@ pub fn bytes(slots: u32) -> usize {
 pub struct CorePage {
     mapping: Arc<Mapping>,
     slots: u32,
+    /// As it was when the page was made or mapped: a neighbour that writes there changes nothing.
+    hands_over: bool,
 }
 
 impl CorePage {
@@ -80,7 +84,7 @@ impl CorePage {
     pub fn create(slots: u32, hand_over: bool) -> Result<(SharedMemory, Self), MemoryError> {
         assert!((1..=MAX_SLOTS).contains(&slots), "the configuration checks the number of NFs");
         let memory = SharedMemory::create("sluice-core", bytes(slots), false)?;
-        let page = Self { mapping: memory.mapping().clone(), slots };
+        let page = Self { mapping: memory.mapping().clone(), slots, hands_over: hand_over };
         // Relaxed: nobody else has the descriptor yet.
         page.word64(0).store(MAGIC, Ordering::Relaxed);
         page.word64(8).store(u64::from(LAYOUT_VERSION) | u64::from(slots) << 32, Ordering::Relaxed);
@@ -96,7 +100,9 @@ impl CorePage {
         if !(1..=MAX_SLOTS).contains(&slots) {
             return Err(MemoryError::TooSmall { actual: 0, expected: bytes(MAX_SLOTS) });
         }
-        Ok(Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots })
+        let mut page = Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots, hands_over: false };
+        page.hands_over = page.word(HAND_OVER).load(Ordering::Relaxed) != 0;
+        Ok(page)
     }
 
     /// Whether two values are the same page of this process.
@@ -150,7 +156,7 @@ impl CorePage {
     /// Whether NFs that go to sleep start the next one.
     #[inline(always)]
     pub fn hands_over(&self) -> bool {
-        self.word(HAND_OVER).load(Ordering::Relaxed) != 0
+        self.hands_over
     }
 
     /// 1 while a slot's NF is not to run, packets or not. The manager's word.
@@ -177,21 +183,25 @@ impl CorePage {
         self.budget_word(slot).load(Ordering::Relaxed) as i32
     }
 
-    /// Takes time that a slot's NF had the core off its budget. Debts end at a round's length: who was not preempted in time by an
-    /// accident of the host does not pay for it for ever.
+    /// Takes time that a slot's NF had the core off its budget. Debts end at [`DEBT_NS`]: who could not give the core away in time, by
+    /// an accident of the host, does not pay for it for ever.
     pub fn pay(&self, slot: u32, ns: u64) {
         let ns = i32::try_from(ns).unwrap_or(i32::MAX);
-        let left = self.budget(slot).saturating_sub(ns).max(-(ROUND_NS as i32));
+        let left = self.budget(slot).saturating_sub(ns).max(-DEBT_NS);
         // Relaxed, and no read-modify-write: only who has the core writes, and a mistake costs time alone.
         self.budget_word(slot).store(left as u32, Ordering::Relaxed);
     }
 
-    /// Begins a new round for a slot.
-    fn refill(&self, slot: u32) {
+    /// What a round gives a slot, in nanoseconds. At least a microsecond: an NF that the manager gives nothing to is slow, never stuck.
+    fn part(&self, slot: u32) -> i32 {
         let share = self.share(slot).load(Ordering::Relaxed).min(WHOLE);
-        // At least a microsecond: an NF that the manager gives nothing to is slow, never stuck.
-        let part = ((u64::from(ROUND_NS) * u64::from(share) / u64::from(WHOLE)) as i32).max(1_000);
-        let budget = self.budget(slot).saturating_add(part).min(part);
+        ((u64::from(ROUND_NS) * u64::from(share) / u64::from(WHOLE)) as i32).max(1_000)
+    }
+
+    /// Begins so many new rounds for a slot. What it saved is no more than one round's part.
+    fn refill(&self, slot: u32, rounds: i32) {
+        let part = self.part(slot);
+        let budget = self.budget(slot).saturating_add(part.saturating_mul(rounds)).min(part);
         self.budget_word(slot).store(budget as u32, Ordering::Relaxed);
     }
 
@@ -231,6 +241,9 @@ impl CorePage {
     #[inline(always)]
     pub fn set_pending(&self, slot: u32) {
         let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
+        // SeqCst: what was posted is visible before we look at the bit. The sleeper takes the bit off, then looks for packets: one of
+        // the two sees the other.
+        fence(Ordering::SeqCst);
         if word.load(Ordering::Relaxed) & bit == 0 {
             // Release: whoever sees the bit sees the posted count before it.
             word.fetch_or(bit, Ordering::Release);
@@ -255,15 +268,20 @@ impl CorePage {
     }
 
     /// Who should run next: of the slots with budget and at least `enough` packets the one furthest down its chain, else of those
-    /// with budget and any packets, else, in a new round, the same again. Looks at no more than 32 candidates. `me` is never chosen,
-    /// nor is a slot on hold.
+    /// with budget and any packets, else, after as many new rounds as it takes until one has budget, the same again. Looks at no more
+    /// than 32 candidates, those after `me` first. `me` is never chosen, nor is a slot on hold.
     pub fn choose(&self, me: Option<u32>, enough: u32) -> Option<u32> {
         let (best, has_budget) = self.look(me, enough)?;
         if has_budget {
             return Some(best);
         }
-        // A new round: for all with packets, and for me, who may have some.
-        self.candidates(None, |slot| self.refill(slot));
+        let mut rounds = i32::MAX;
+        self.candidates(me, |slot| {
+            let part = self.part(slot);
+            rounds = rounds.min(1i32.saturating_sub(self.budget(slot)).max(1).saturating_add(part - 1) / part);
+        });
+        // For all with packets, and for me, who may have some.
+        self.all_candidates(None, |slot| self.refill(slot, rounds));
         self.look(me, enough).map(|found| found.0)
     }
 
@@ -271,7 +289,7 @@ impl CorePage {
     #[inline]
     pub fn has_other(&self, me: u32) -> bool {
         let mut found = false;
-        self.candidates(Some(me), |_| found = true);
+        self.visit(Some(me), 1, |_| found = true);
         found
     }
 
@@ -288,13 +306,32 @@ impl CorePage {
         best.map(|b| (b.3, b.0))
     }
 
-    /// Calls `each` with up to 32 slots that have packets and are not on hold.
+    /// Calls `each` with up to 32 slots that have packets and are not on hold, those after `me` first.
     #[inline]
-    fn candidates(&self, me: Option<u32>, mut each: impl FnMut(u32)) {
+    fn candidates(&self, me: Option<u32>, each: impl FnMut(u32)) {
+        self.visit(me, LOOK_AT, each);
+    }
+
+    /// The same with all such slots.
+    fn all_candidates(&self, me: Option<u32>, each: impl FnMut(u32)) {
+        self.visit(me, usize::MAX, each);
+    }
+
+    #[inline]
+    fn visit(&self, me: Option<u32>, most: usize, mut each: impl FnMut(u32)) {
         let words = (self.slots as usize).div_ceil(64);
-        let mut left = LOOK_AT;
-        for index in 0..words {
-            let mut bits = self.pending_word(index).load(Ordering::Acquire);
+        let mut left = most;
+        // Begin behind me, and come to what is before me last: with more candidates than are looked at, all come in their turn.
+        let from = me.map_or(0, |me| (me + 1) % self.slots);
+        let (first, behind) = (from as usize / 64, u64::MAX << (from % 64));
+        for step in 0..=words {
+            let index = (first + step) % words;
+            let mask = match step {
+                0 => behind,
+                last if last == words => !behind,
+                _ => u64::MAX,
+            };
+            let mut bits = self.pending_word(index).load(Ordering::Acquire) & mask;
             while bits != 0 {
                 let slot = index as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
@@ -372,6 +409,7 @@ impl CorePage {
                         break;
                     }
                     // It is awake already: it has the core next, and will hand over itself.
+                    self.running().store(next + 1, Ordering::Relaxed);
                     break;
                 }
                 None => {
@@ -425,6 +463,82 @@ mod tests {
         assert_eq!(page.choose(Some(70), 10), Some(129));
         page.clear_pending(129);
         assert_eq!(page.choose(Some(70), 10), None);
+    }
+
+    #[test]
+    fn time_is_divided_by_shares() {
+        let page = page(3);
+        for (slot, share) in [WHOLE / 2, WHOLE / 4, WHOLE / 4].into_iter().enumerate() {
+            page.share(slot as u32).store(share, Ordering::Relaxed);
+            post(&page, slot as u32, 1_000_000);
+        }
+        let mut used = [0u64; 3];
+        let mut me = None;
+        // Turns of 40 µs, whatever the budget: debts are paid back.
+        for _ in 0..10_000 {
+            let next = page.choose(me, 1).unwrap();
+            assert_ne!(Some(next), me);
+            used[next as usize] += 40_000;
+            page.pay(next, 40_000);
+            // Who has budget left goes on.
+            me = (page.budget(next) <= 0).then_some(next);
+        }
+        let total: u64 = used.iter().sum();
+        for (used, percent) in used.into_iter().zip([50, 25, 25]) {
+            assert!((used * 100 / total).abs_diff(percent) <= 1, "{used} of {total}");
+        }
+    }
+
+    #[test]
+    fn who_is_in_debt_waits_until_others_had_their_part() {
+        let page = page(2);
+        for slot in 0..2 {
+            page.share(slot).store(WHOLE / 2, Ordering::Relaxed);
+            post(&page, slot, 10);
+        }
+        // Further down, so it would be chosen if it had budget.
+        page.depth(1).store(1, Ordering::Relaxed);
+        page.pay(1, 2_000_000);
+        let mut turns = 0;
+        while page.choose(None, 1) == Some(0) {
+            page.pay(0, 100_000);
+            turns += 1;
+        }
+        // 2 ms of debt are four rounds' parts of 0.5 ms; 0 has its part of each.
+        assert!((20..=30).contains(&turns), "{turns} turns");
+        page.pay(1, u64::MAX);
+        assert_eq!(page.budget(1), -DEBT_NS);
+    }
+
+    #[test]
+    fn a_slot_on_hold_is_not_chosen() {
+        let page = page(2);
+        post(&page, 0, 5);
+        page.hold(0).store(1, Ordering::Relaxed);
+        assert_eq!(page.choose(None, 1), None);
+        assert!(!page.has_other(1));
+        page.sleepers(|slot| panic!("slot {slot} is on hold"));
+        page.hold(0).store(0, Ordering::Relaxed);
+        assert_eq!(page.choose(None, 1), Some(0));
+        assert!(page.has_other(1) && !page.has_other(0));
+        let mut asleep = Vec::new();
+        page.sleepers(|slot| asleep.push(slot));
+        assert_eq!(asleep, [0]);
+    }
+
+    #[test]
+    fn with_many_slots_each_has_its_turn() {
+        let page = page(200);
+        (0..200).for_each(|slot| post(&page, slot, 5));
+        let mut turns = vec![0u32; 200];
+        let mut me = None;
+        for _ in 0..20_000 {
+            let next = page.choose(me, 1).unwrap();
+            turns[next as usize] += 1;
+            page.pay(next, 200_000);
+            me = Some(next);
+        }
+        assert!(turns.iter().all(|n| (50..=150).contains(n)), "{turns:?}");
     }
 
     #[test]

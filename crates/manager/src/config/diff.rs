@@ -301,7 +301,7 @@ mod tests {
             let json = serde_json::json!({
                 "memory": { "frames": frames },
                 "port": ports.iter().map(|(n, queues)| serde_json::json!({
-                    "name": format!("p{n}"), "kind": "sink", "queues": queues,
+                    "name": format!("p{n}"), "kind": "sink", "overload": if *queues == 1 { "drop" } else { "wait" },
                 })).collect::<Vec<_>>(),
                 "service": services.iter().map(|(n, (instances, exec))| serde_json::json!({
                     "name": format!("s{n}"), "exec": format!("e{exec}"), "instances": instances,

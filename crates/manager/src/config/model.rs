@@ -341,6 +341,8 @@ pub struct Dpdk {
     pub pci: Option<String>,
     /// Descriptors of a receive and of a transmit queue.
     pub descriptors: Option<u16>,
+    /// Whether one queue of the device is spread over the `queues` of the port by the manager, for a device that cannot.
+    pub software_rss: bool,
 }
 
 /// A kind of NF. Its instances are named `NAME.0`, `NAME.1`, ….

@@ -347,6 +347,12 @@ pub const SECTIONS: &[Section] = &[
             key("devargs", Text, Unset, "A virtual device, such as `net_af_packet0,iface=veth0` or `net_null0`."),
             key("pci", Text, Unset, "PCI address of a NIC, such as `0000:3b:00.0`."),
             key("descriptors", Integer(32, 32_768), Unset, "Descriptors of a receive and of a transmit queue."),
+            key(
+                "software_rss",
+                Bool,
+                Value("false"),
+                "Whether one queue of the device is spread over the `queues` of the port by the manager, for a device that cannot.",
+            ),
         ],
     },
     Section {

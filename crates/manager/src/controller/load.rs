@@ -1,8 +1,8 @@
 //! What NFs ask of their cores: how many packets want them, and what a packet costs.
 //!
 //! The Monitor role reads counters about once a millisecond: packets posted and refused from the manager's own memory, the sampled
-//! service time from the NF's page. An NF may lie about its service time; it then gets a wrong share of its core, within the bounds
-//! that the configuration sets, and nothing else. With many NFs, at most [`AT_ONCE`] are read in a round, in turn.
+//! service time from the NF's page. An NF may lie about its service time, up to what its packets can have taken at most: it then gets up to the
+//! share that it would get if it used the core all the time. With many NFs, at most [`AT_ONCE`] are read in a round, in turn.
 //!
 //! Source: NFVnice (SIGCOMM 2017), sections 3.2 and 4.2: samples each millisecond, the median over a moving window of 100 ms.
 
@@ -31,11 +31,21 @@ struct Meter {
     /// Nanoseconds and packets of all samples, when last read.
     busy_ns: u64,
     sampled: u64,
+    /// When it was read last, and what it had returned then.
+    read_ns: u64,
+    returned: u64,
 }
 
 impl Meter {
     fn new() -> Self {
-        Self { arrivals: ArrivalRate::new(SMOOTHED_NS), cost: MovingMedian::new(WINDOW_NS), busy_ns: 0, sampled: 0 }
+        Self {
+            arrivals: ArrivalRate::new(SMOOTHED_NS),
+            cost: MovingMedian::new(WINDOW_NS),
+            busy_ns: 0,
+            sampled: 0,
+            read_ns: 0,
+            returned: 0,
+        }
     }
 
     fn measure(&mut self, now_ns: u64, handle: &NfHandle) {
@@ -45,9 +55,13 @@ impl Meter {
         let (busy_ns, sampled) = (word(Counter::BusyNs), word(Counter::Sampled));
         let (took, packets) = (busy_ns.wrapping_sub(self.busy_ns), sampled.wrapping_sub(self.sampled));
         (self.busy_ns, self.sampled) = (busy_ns, sampled);
+        let (_, returned) = handle.posted_returned();
+        let passed_ns = now_ns.saturating_sub(std::mem::replace(&mut self.read_ns, now_ns));
+        let done = returned.saturating_sub(std::mem::replace(&mut self.returned, returned));
         if packets > 0 {
-            // Whatever the NF wrote there: a number, and at most a second a packet.
-            self.cost.add(now_ns, (u128::from(took) * 1000 / u128::from(packets)).min(1_000_000_000_000) as u64);
+            // Whatever the NF wrote there: its packets cannot have taken longer than there was time.
+            let most = u128::from(passed_ns.min(1_000_000_000)) * 1000 / u128::from(done.max(1));
+            self.cost.add(now_ns, (u128::from(took) * 1000 / u128::from(packets)).min(most) as u64);
         }
         if let Some(cost) = self.cost.median(now_ns) {
             handle.load.service_ns.set(cost as f64 / 1000.0);

@@ -21,7 +21,7 @@ use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::memory::HUGEPAGE;
 
-use super::{OpenPort, PortError, PortQueue};
+use super::{OpenPort, PortError, PortQueue, spread};
 use crate::config::model::{Config, Dpdk, PortKind};
 use crate::frame::{FrameCache, FramePool, Packet};
 
@@ -103,7 +103,8 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
     let pool = pool(name, frames)?;
     let devargs = device(name, settings)?;
     let room = pool.arena().geometry().stride as usize - HEADROOM;
-    let mut options = DeviceOptions { queues: u16::try_from(queues).unwrap_or(u16::MAX), ..Default::default() };
+    let wanted = u16::try_from(queues).unwrap_or(u16::MAX);
+    let mut options = DeviceOptions { queues: if settings.software_rss { 1 } else { wanted }, ..Default::default() };
     options.descriptors = settings.descriptors.unwrap_or(options.descriptors);
     options.mtu = (room > JUMBO_ROOM).then(|| (room - OVERHEAD) as u16);
     let (device, queues) =
@@ -114,9 +115,18 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
         queues.len(),
         if queues.len() == 1 { "" } else { "s" },
         device.descriptors(),
-        if device.has_rss() { ", symmetric RSS" } else { "" }
+        match (device.has_rss(), settings.software_rss) {
+            (_, true) => ", spread in software",
+            (true, _) => ", symmetric RSS",
+            _ => "",
+        }
     );
-    let queues = queues.into_iter().map(|queue| Box::new(DpdkQueue::new(queue)) as Box<dyn PortQueue>).collect();
+    let mut queues: Vec<_> = queues.into_iter().map(|queue| Box::new(DpdkQueue::new(queue)) as Box<dyn PortQueue>).collect();
+    if settings.software_rss
+        && let Some(device) = queues.pop()
+    {
+        queues = spread::over(device, wanted);
+    }
     Ok(OpenPort { queues, description })
 }
 

@@ -9,6 +9,7 @@ pub mod generator;
 pub mod pace;
 pub mod pcap;
 pub mod sink;
+pub mod spread;
 pub mod stamp;
 
 use std::sync::Arc;
@@ -41,6 +42,12 @@ pub trait PortQueue: Send {
 
     /// What only this kind of port knows, as (name, value) pairs for `sluice stats`.
     fn details(&self) -> Vec<(&'static str, f64)> {
+        Vec::new()
+    }
+
+    /// Frames of packets that lie between this queue and another of the port, taken when all queues of a port that is closed have been
+    /// given back.
+    fn leftover(&mut self) -> Vec<u32> {
         Vec::new()
     }
 

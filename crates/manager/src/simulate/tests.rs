@@ -65,7 +65,7 @@ fn a_configuration_becomes_a_scenario() {
     let s = &plan.scenario;
     assert_eq!(plan.cores, [3, 5]);
     let nfs: Vec<_> = plan.nfs.iter().zip(&s.nfs).map(|(p, nf)| (p.name.as_str(), nf.core, nf.ring, nf.priority)).collect();
-    assert_eq!(nfs, [("fw.0", 0, Some(512), 2.0), ("fw.1", 1, Some(512), 2.0), ("nat.0", 0, Some(1024), 1.0)]);
+    assert_eq!(nfs, [("fw.0", 0, Some(512), 2.0), ("fw.1", 1, Some(512), 2.0), ("nat.0", 0, Some(2048), 1.0)]);
     assert_eq!([&s.nfs[1].cost, &s.nfs[2].cost], [&Cost::Fixed(300), &Cost::Fixed(700)]);
     let lanes: Vec<_> = s.chains.iter().map(|c| (c.nfs.clone(), c.rate_pps, c.flows)).collect();
     assert_eq!(lanes, [(vec![0, 2], 1_000_000, 4), (vec![1, 2], 1_000_000, 4)]);
