@@ -183,7 +183,7 @@ impl CorePage {
         self.budget_word(slot).load(Ordering::Relaxed) as i32
     }
 
-    /// Takes time that a slot's NF had the core off its budget. Debts end at [`DEBT_NS`]: who could not give the core away in time, by
+    /// Takes time that a slot's NF had the core off its budget. Debts end at 16 rounds: who could not give the core away in time, by
     /// an accident of the host, does not pay for it for ever.
     pub fn pay(&self, slot: u32, ns: u64) {
         let ns = i32::try_from(ns).unwrap_or(i32::MAX);
