@@ -1,7 +1,8 @@
 //! What the simulator says of a variant, beside what was measured.
 //!
-//! The simulator ([`sluice_policy::sim`]) runs the daemon's own policies on a simulated clock. Here it is given the costs, rings and
-//! offered rates of a measured run and this host's clock rate, and the difference is told: `simulated_pps` and `error_percent`, that is
+//! The simulator ([`sluice_policy::sim`]) runs the daemon's policies (cost, weights, backpressure) on a simulated clock, and a model of how
+//! NFs hand their core over. Here it is given the costs, rings and offered rates of a measured run and this host's clock rate, and
+//! the difference is told: `simulated_pps` and `error_percent`, that is
 //! (simulated − measured) / measured. What it does not model (caches, the manager's own cost, other load of the host) is in that error.
 
 use sluice_policy::sim::{self, Chain, Nf, Scenario, Variant};
