@@ -24,6 +24,9 @@ use crate::config::model::Sched;
 use crate::forward::NfEnd;
 use crate::nf::handle::NfHandle;
 
+/// Time without a packet returned after which an NF stands still: several turns of all NFs of a core, in nanoseconds.
+const STILL_NS: u64 = 10_000_000;
+
 /// NFs whose queues are over their high watermark: a bit each, raised by any packet thread, taken by the Wakeup role.
 #[derive(Debug)]
 pub struct Alerts {
@@ -154,6 +157,8 @@ impl Throttling {
             let limits = Limits::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
             let service = handle.load.service_ns.get();
             let service = (service > 0.0).then(|| service.ceil() as u64);
+            // An NF of known cost that waits for its turn on the core is no bottleneck; one that stands still is.
+            let age_ns = if service.is_none() || age_ns > STILL_NS { age_ns } else { 0 };
             if watch.step(&limits, queue, queueing_ns(queue, service, age_ns)) {
                 let throttled = watch.state() == State::Throttle;
                 handle.gate.throttled.store(throttled, Ordering::Relaxed);

@@ -74,7 +74,7 @@ fn no_such_program() {
 #[test]
 fn no_hugepages() {
     // More than any machine that runs this has set aside: 2^26 frames.
-    refused_with("frames = 2048\nhugepages = \"never\"", "frames = 16000000\nhugepages = \"always\"", &["hugepages"]);
+    refused_with("frames = 4096\nhugepages = \"never\"", "frames = 16000000\nhugepages = \"always\"", &["hugepages"]);
 }
 
 #[test]

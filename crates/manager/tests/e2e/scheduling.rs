@@ -4,11 +4,12 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use sluice_manager::control::model::{EventKind, Stats};
 
-use crate::support::{Daemon, chain, find_nf, find_port, head, port, service, signal};
+use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, head, port, service, signal};
 
 /// Two NFs that are never without packets.
 fn endless(sched: &str) -> String {
@@ -46,8 +47,13 @@ fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
     let group = group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)).expect("the daemon's cgroup");
     for nf in &stats.nfs {
         let folder = group.join(format!("nf-{}", nf.name));
-        let pids = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap();
-        assert_eq!(pids.lines().collect::<Vec<_>>(), [nf.pid.unwrap().to_string()], "{}", folder.display());
+        // It is moved there beside its start.
+        let until = Instant::now() + PATIENCE;
+        let pids = || std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+        while pids().trim() != nf.pid.unwrap().to_string() {
+            assert!(Instant::now() < until, "{} holds {:?}", folder.display(), pids());
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let weights = ["cpu.shares", "cpu.weight"].map(|file| std::fs::read_to_string(folder.join(file)).is_ok());
         assert!(weights.contains(&true), "{} has no weight", folder.display());
     }

@@ -92,7 +92,7 @@ pub fn head(folder: &Path, manager: &str) -> String {
     let run = folder.join("run");
     format!(
         "[manager]\nruntime_dir = {run:?}\nidle = \"sleep\"\n{manager}\n\
-         [memory]\nframes = 2048\nhugepages = \"never\"\n"
+         [memory]\nframes = 4096\nhugepages = \"never\"\n"
     )
 }
 
