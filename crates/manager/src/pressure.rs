@@ -157,8 +157,8 @@ impl Throttling {
             let limits = Limits::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
             let service = handle.load.service_ns.get();
             let service = (service > 0.0).then(|| service.ceil() as u64);
-            // An NF of known cost that waits for its turn on the core is no bottleneck; one that stands still is.
-            let age_ns = if service.is_none() || age_ns > STILL_NS { age_ns } else { 0 };
+            // An NF that waits for its turn on the core is no bottleneck; one that stands still is.
+            let age_ns = if age_ns > STILL_NS { age_ns } else { 0 };
             if watch.step(&limits, queue, queueing_ns(queue, service, age_ns)) {
                 let throttled = watch.state() == State::Throttle;
                 handle.gate.throttled.store(throttled, Ordering::Relaxed);
