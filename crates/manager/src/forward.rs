@@ -387,7 +387,7 @@ impl Plane {
                                     page.posted(end.handle.slot).store(end.posted, Ordering::Release);
                                 }
                                 if !end.handle.poll {
-                                    page.set_pending(end.handle.slot);
+                                    page.set_pending(end.handle.slot, self.now_ns);
                                 }
                                 producer.prefetch();
                                 queued

@@ -521,7 +521,7 @@ impl Worker {
                     }
                 });
             } else if page.running().load(Ordering::Relaxed) == 0
-                && let Some(slot) = page.choose(None, 1)
+                && let Some(slot) = page.choose(None, 1, self.setup.plane.now_ns)
                 && page.wake(slot)
             {
                 self.setup.plane.count_wake(page, slot);
@@ -564,7 +564,7 @@ impl Worker {
                 self.woken_ns[number] = now;
                 // Whatever the page says: say that it sleeps, and ring.
                 handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
-                handle.core_page.set_pending(handle.slot);
+                handle.core_page.set_pending(handle.slot, now);
                 handle.core_page.wake(handle.slot);
                 handle.counters[plane.index].wakes.add(1);
             }

@@ -57,7 +57,6 @@ pub(crate) struct Engine {
     /// Leaked: a signal handler may ring the bell in it at any time.
     core: &'static CorePage,
     slot: u32,
-    enough: u32,
     linger_ns: u64,
     poll: bool,
     /// Where it sleeps, and what its storage has to say.
@@ -113,7 +112,6 @@ impl Engine {
             page,
             core,
             slot,
-            enough,
             linger_ns: u64::from(welcome.linger_ns),
             poll,
             seat,
@@ -254,7 +252,8 @@ impl Engine {
                 {
                     return Ok(());
                 }
-                if self.core.choose(Some(self.slot), self.enough).is_some() || self.now_ns() >= until {
+                let now = self.now_ns();
+                if self.core.has_other(self.slot) || now >= until {
                     break;
                 }
                 std::hint::spin_loop();
@@ -270,8 +269,9 @@ impl Engine {
     }
 
     fn sleep(&mut self, deadline_ns: Option<u64>, with_work: bool) -> Result<(), NfError> {
+        let now = self.now_ns();
         let timeout = match deadline_ns {
-            Some(deadline) => Duration::from_nanos(deadline.saturating_sub(self.now_ns())).min(LONGEST_SLEEP),
+            Some(deadline) => Duration::from_nanos(deadline.saturating_sub(now)).min(LONGEST_SLEEP),
             None => LONGEST_SLEEP,
         };
         let mut slept = true;
@@ -280,7 +280,7 @@ impl Engine {
             if with_work {
                 if rx.iter_mut().any(|ring| ring.available() != Ok(0)) {
                     // sleep() took the mark off; those who share the core must know that packets wait here.
-                    core.set_pending(*slot);
+                    core.set_pending(*slot, now);
                 }
                 slept = !(signals::stopped() || page.control(Control::Stop).load(Ordering::Relaxed) != 0);
             } else {

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use sluice_shm::clock::monotonic_ns;
@@ -154,6 +155,9 @@ impl Seat {
         self.has_waited.set(true);
         let Some(place) = self.place.as_ref().filter(|place| !place.poll) else { return false };
         place.page.add(Counter::Sleeps, 1);
+        // Packets are no reason to wake it; a completion is.
+        let suspended = place.core.suspended(place.slot);
+        suspended.store(1, Ordering::Relaxed);
         let handed_over = self.turn(place, || {
             place.core.sleep_by(
                 place.slot,
@@ -162,6 +166,7 @@ impl Seat {
                 |_, seen| storage.wait(place.core.bell(place.slot), seen, SUSPENDED),
             )
         });
+        suspended.store(0, Ordering::Relaxed);
         if handed_over {
             place.page.add(Counter::HandOvers, 1);
         }

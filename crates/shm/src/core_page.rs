@@ -6,11 +6,10 @@
 //! wake and how long a queue is, and wakes an NF whose packets have waited too long whatever the page says.
 //!
 //! # Who runs, and for how long
-//! NFs that share a core and all have packets take turns by deficit round robin (M. Shreedhar, G. Varghese, SIGCOMM 1995), with time
-//! for bytes: each has a budget of nanoseconds, pays for the time that it had the core, and hands the core over when its budget is
-//! used up and another has packets. When nobody with packets has budget left, a new round gives each its share of [`ROUND_NS`]. The
-//! shares are the manager's; so the core is divided as it says whatever scheduling class the NFs have, because only one of them is
-//! runnable at a time. An NF that the manager *holds* is not chosen, and goes to sleep after its burst.
+//! The rule is [`sluice_policy::sched::wakeup`]'s: here are its numbers. An NF pays for the time that it had the core, and hands the
+//! core over when its budget is used up and another has packets. The shares are the manager's; so the core is divided as it says
+//! whatever scheduling class the NFs have, because only one of them is runnable at a time. An NF that the manager *holds* is not
+//! chosen, and goes to sleep after its burst; one that is *suspended* waits for something else than packets, and wakes by itself.
 //!
 //! # Layout
 //! | offset | what | written by |
@@ -20,11 +19,15 @@
 //! | 128 | `pending`: one bit a slot, set when packets were posted | the manager sets, the NF clears |
 //! | then | the slots, 256 bytes each | – |
 //!
-//! A slot's lines: 0 `posted`, `depth`, `hold` and `share` (the manager), 1 `taken` (the NF), 2 `asleep`, `bell` and `budget` (all).
+//! A slot's lines: 0 `posted`, `depth`, `hold` and `share` (the manager), 1 `taken` and `suspended` (the NF), 2 `asleep`, `bell`,
+//! `budget` and `since` (all).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
+use sluice_policy::sched::wakeup::{self, Candidate, Core, ROUND_NS, Rules};
+
+use crate::clock::monotonic_ns;
 use crate::doorbell;
 use crate::memory::{Mapping, MemoryError, SharedMemory};
 use crate::{CACHE_LINE, LAYOUT_VERSION};
@@ -39,18 +42,16 @@ const RUNNING: usize = CACHE_LINE;
 const PENDING: usize = 2 * CACHE_LINE;
 const SLOT: usize = 4 * CACHE_LINE;
 const TAKEN: usize = CACHE_LINE;
+const SUSPENDED: usize = TAKEN + 4;
 const ASLEEP: usize = 2 * CACHE_LINE;
 const BELL: usize = ASLEEP + 4;
 const BUDGET: usize = ASLEEP + 8;
+const SINCE: usize = ASLEEP + 12;
 const DEPTH: usize = 4;
 const HOLD: usize = 8;
 const SHARE: usize = 12;
 const HAND_OVER: usize = 16;
 
-/// Time of the core that a round divides among the NFs with packets, in nanoseconds.
-pub const ROUND_NS: u32 = 1_000_000;
-/// Largest debt of an NF that had the core longer than its budget, in nanoseconds.
-const DEBT_NS: i32 = 16 * ROUND_NS as i32;
 /// A share of all of the core.
 pub const WHOLE: u32 = 1 << 16;
 
@@ -183,32 +184,32 @@ impl CorePage {
         self.budget_word(slot).load(Ordering::Relaxed) as i32
     }
 
-    /// Takes time that a slot's NF had the core off its budget. Debts end at 16 rounds: who could not give the core away in time, by
-    /// an accident of the host, does not pay for it for ever.
-    pub fn pay(&self, slot: u32, ns: u64) {
-        let ns = i32::try_from(ns).unwrap_or(i32::MAX);
-        let left = self.budget(slot).saturating_sub(ns).max(-DEBT_NS);
+    fn set_budget(&self, slot: u32, ns: i64) {
         // Relaxed, and no read-modify-write: only who has the core writes, and a mistake costs time alone.
-        self.budget_word(slot).store(left as u32, Ordering::Relaxed);
+        self.budget_word(slot).store(ns.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32 as u32, Ordering::Relaxed);
     }
 
-    /// What a round gives a slot, in nanoseconds. At least a microsecond: an NF that the manager gives nothing to is slow, never stuck.
-    fn part(&self, slot: u32) -> i32 {
-        let share = self.share(slot).load(Ordering::Relaxed).min(WHOLE);
-        ((u64::from(ROUND_NS) * u64::from(share) / u64::from(WHOLE)) as i32).max(1_000)
-    }
-
-    /// Begins so many new rounds for a slot. What it saved is no more than one round's part.
-    fn refill(&self, slot: u32, rounds: i32) {
-        let part = self.part(slot);
-        let budget = self.budget(slot).saturating_add(part.saturating_mul(rounds)).min(part);
-        self.budget_word(slot).store(budget as u32, Ordering::Relaxed);
+    /// Takes time that a slot's NF had the core off its budget.
+    pub fn pay(&self, slot: u32, ns: u64) {
+        self.set_budget(slot, wakeup::paid(i64::from(self.budget(slot)), ns, ROUND_NS));
     }
 
     /// Packets ever taken by a slot's NF, modulo 2³². The NF's word.
     #[inline(always)]
     pub fn taken(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, TAKEN)
+    }
+
+    /// 1 while a slot's NF waits for something else than packets, such as the disk, and cannot take any. The NF's word.
+    #[inline(always)]
+    pub fn suspended(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, SUSPENDED)
+    }
+
+    /// Since when a slot has been pending, in microseconds modulo 2³².
+    #[inline(always)]
+    fn since(&self, slot: u32) -> &AtomicU32 {
+        self.slot_word(slot, SINCE)
     }
 
     /// 1 while a slot's NF sleeps or is about to.
@@ -232,20 +233,24 @@ impl CorePage {
         self.share(slot).store(WHOLE / 8, Ordering::Relaxed);
         self.budget_word(slot).store(0, Ordering::Relaxed);
         self.taken(slot).store(0, Ordering::Relaxed);
+        self.suspended(slot).store(0, Ordering::Relaxed);
+        self.since(slot).store(0, Ordering::Relaxed);
         self.asleep(slot).store(1, Ordering::Relaxed);
         self.clear_pending(slot);
         let _ = self.running().compare_exchange(slot + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Says that a slot has packets. The bit is only written when it was not set: the line stays shared while it is.
+    /// Says at `now_ns` (of CLOCK_MONOTONIC) that a slot has packets. The bit is only written when it was not set: the line stays
+    /// shared while it is.
     #[inline(always)]
-    pub fn set_pending(&self, slot: u32) {
+    pub fn set_pending(&self, slot: u32, now_ns: u64) {
         let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
         // SeqCst: what was posted is visible before we look at the bit. The sleeper takes the bit off, then looks for packets: one of
         // the two sees the other.
         fence(Ordering::SeqCst);
         if word.load(Ordering::Relaxed) & bit == 0 {
-            // Release: whoever sees the bit sees the posted count before it.
+            self.since(slot).store((now_ns / 1_000) as u32, Ordering::Relaxed);
+            // Release: whoever sees the bit sees the posted count and the time before it.
             word.fetch_or(bit, Ordering::Release);
         }
     }
@@ -267,22 +272,11 @@ impl CorePage {
         if waiting > 1 << 31 { 0 } else { waiting }
     }
 
-    /// Who should run next: of the slots with budget and at least `enough` packets the one furthest down its chain, else of those
-    /// with budget and any packets, else, after as many new rounds as it takes until one has budget, the same again. Looks at no more
-    /// than 32 candidates, those after `me` first. `me` is never chosen, nor is a slot on hold.
-    pub fn choose(&self, me: Option<u32>, enough: u32) -> Option<u32> {
-        let (best, has_budget) = self.look(me, enough)?;
-        if has_budget {
-            return Some(best);
-        }
-        let mut rounds = i32::MAX;
-        self.candidates(me, |slot| {
-            let part = self.part(slot);
-            rounds = rounds.min(1i32.saturating_sub(self.budget(slot)).max(1).saturating_add(part - 1) / part);
-        });
-        // For all with packets, and for me, who may have some.
-        self.all_candidates(None, |slot| self.refill(slot, rounds));
-        self.look(me, enough).map(|found| found.0)
+    /// Who should run next at `now_ns`, by [`wakeup::choose`]; `enough` packets make a turn worth its switch. Looks at no more than 32
+    /// candidates, those after `me` first. `me` is never chosen, nor is a slot that is on hold or suspended.
+    pub fn choose(&self, me: Option<u32>, enough: u32, now_ns: u64) -> Option<u32> {
+        let rules = Rules { enough, ..Rules::default() };
+        wakeup::choose(&mut Choice { page: self, me, now_us: (now_ns / 1_000) as u32 }, &rules)
     }
 
     /// Whether anybody but `me` may run, without changing a thing.
@@ -293,30 +287,13 @@ impl CorePage {
         found
     }
 
-    /// The best of the candidates, and whether it has budget.
-    fn look(&self, me: Option<u32>, enough: u32) -> Option<(u32, bool)> {
-        let mut best: Option<(bool, bool, u32, u32)> = None;
-        self.candidates(me, |slot| {
-            let waiting = self.waiting(slot);
-            let rank = (self.budget(slot) > 0, waiting >= enough, self.depth(slot).load(Ordering::Relaxed), slot);
-            if best.is_none_or(|b| (rank.0, rank.1, rank.2) > (b.0, b.1, b.2)) {
-                best = Some(rank);
-            }
-        });
-        best.map(|b| (b.3, b.0))
-    }
-
-    /// Calls `each` with up to 32 slots that have packets and are not on hold, those after `me` first.
+    /// Whether a slot's NF may take packets.
     #[inline]
-    fn candidates(&self, me: Option<u32>, each: impl FnMut(u32)) {
-        self.visit(me, LOOK_AT, each);
+    fn is_free(&self, slot: u32) -> bool {
+        self.hold(slot).load(Ordering::Relaxed) == 0 && self.suspended(slot).load(Ordering::Relaxed) == 0
     }
 
-    /// The same with all such slots.
-    fn all_candidates(&self, me: Option<u32>, each: impl FnMut(u32)) {
-        self.visit(me, usize::MAX, each);
-    }
-
+    /// Calls `each` with up to `most` slots that have packets and may take them, those after `me` first, and `me` never.
     #[inline]
     fn visit(&self, me: Option<u32>, most: usize, mut each: impl FnMut(u32)) {
         let words = (self.slots as usize).div_ceil(64);
@@ -335,8 +312,7 @@ impl CorePage {
             while bits != 0 {
                 let slot = index as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
-                if slot >= self.slots || Some(slot) == me || self.hold(slot).load(Ordering::Relaxed) != 0 || self.waiting(slot) == 0
-                {
+                if slot >= self.slots || Some(slot) == me || !self.is_free(slot) || self.waiting(slot) == 0 {
                     continue;
                 }
                 each(slot);
@@ -348,7 +324,7 @@ impl CorePage {
         }
     }
 
-    /// Calls `wake_it` with each slot that sleeps, has packets, and is not on hold: what a manager does where NFs start nobody.
+    /// Calls `wake_it` with each slot that sleeps, has packets, and may take them: what a manager does where NFs start nobody.
     pub fn sleepers(&self, mut wake_it: impl FnMut(u32)) {
         for index in 0..(self.slots as usize).div_ceil(64) {
             let mut bits = self.pending_word(index).load(Ordering::Acquire);
@@ -357,7 +333,7 @@ impl CorePage {
                 bits &= bits - 1;
                 if slot < self.slots
                     && self.asleep(slot).load(Ordering::Relaxed) != 0
-                    && self.hold(slot).load(Ordering::Relaxed) == 0
+                    && self.is_free(slot)
                     && self.waiting(slot) > 0
                 {
                     wake_it(slot);
@@ -402,7 +378,8 @@ impl CorePage {
         }
         let mut handed_over = false;
         while self.hands_over() {
-            match self.choose(Some(me), enough) {
+            let now = monotonic_ns();
+            match self.choose(Some(me), enough, now) {
                 Some(next) => {
                     if self.wake(next) {
                         handed_over = true;
@@ -417,7 +394,7 @@ impl CorePage {
                     if self.running().compare_exchange(me + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
                         break;
                     }
-                    if self.choose(Some(me), enough).is_none() {
+                    if self.choose(Some(me), enough, now).is_none() {
                         break;
                     }
                 }
@@ -432,9 +409,54 @@ impl CorePage {
     }
 }
 
+/// A core page as who gives the core away sees it.
+struct Choice<'a> {
+    page: &'a CorePage,
+    me: Option<u32>,
+    now_us: u32,
+}
+
+impl Core for Choice<'_> {
+    fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
+        let page = self.page;
+        page.visit(self.me, LOOK_AT, |slot| {
+            let age_us = self.now_us.wrapping_sub(page.since(slot).load(Ordering::Relaxed));
+            let candidate = Candidate {
+                waiting: page.waiting(slot),
+                // A time that is still to come is another core's clock, or a neighbour's doing.
+                age_ns: if age_us > 1 << 31 { 0 } else { u64::from(age_us) * 1_000 },
+                // The manager lets no more packets in than there is room for all the way.
+                room: u32::MAX,
+                held: false,
+                depth: page.depth(slot).load(Ordering::Relaxed),
+            };
+            each(slot, candidate);
+        });
+    }
+
+    fn budget_ns(&self, slot: u32) -> i64 {
+        i64::from(self.page.budget(slot))
+    }
+
+    fn part_ns(&self, slot: u32) -> i64 {
+        let share = self.page.share(slot).load(Ordering::Relaxed).min(WHOLE);
+        wakeup::part_ns(ROUND_NS, f64::from(share) / f64::from(WHOLE))
+    }
+
+    fn begin_rounds(&mut self, rounds: i64) {
+        // For all with packets, and for me, who may have some.
+        self.page.visit(None, usize::MAX, |slot| {
+            self.page.set_budget(slot, wakeup::refilled(self.budget_ns(slot), self.part_ns(slot), rounds));
+        });
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    /// In nanoseconds; the clock of the page runs over soon after.
+    const NOW: u64 = (u32::MAX as u64 - 5) * 1_000;
 
     fn page(slots: u32) -> CorePage {
         let (_memory, page) = CorePage::create(slots, true).unwrap();
@@ -444,7 +466,7 @@ mod tests {
 
     fn post(page: &CorePage, slot: u32, n: u32) {
         page.posted(slot).fetch_add(n, Ordering::Relaxed);
-        page.set_pending(slot);
+        page.set_pending(slot, NOW);
     }
 
     #[test]
@@ -453,16 +475,16 @@ mod tests {
         for slot in [1, 70, 129] {
             page.depth(slot).store(slot, Ordering::Relaxed);
         }
-        assert_eq!(page.choose(None, 10), None);
+        assert_eq!(page.choose(None, 10, NOW), None);
         post(&page, 1, 100);
         post(&page, 70, 100);
         post(&page, 129, 3);
-        assert_eq!(page.choose(None, 10), Some(70));
-        assert_eq!(page.choose(Some(70), 10), Some(1));
+        assert_eq!(page.choose(None, 10, NOW), Some(70));
+        assert_eq!(page.choose(Some(70), 10, NOW), Some(1));
         page.taken(1).store(100, Ordering::Relaxed);
-        assert_eq!(page.choose(Some(70), 10), Some(129));
+        assert_eq!(page.choose(Some(70), 10, NOW), Some(129));
         page.clear_pending(129);
-        assert_eq!(page.choose(Some(70), 10), None);
+        assert_eq!(page.choose(Some(70), 10, NOW), None);
     }
 
     #[test]
@@ -476,7 +498,7 @@ mod tests {
         let mut me = None;
         // Turns of 40 µs, whatever the budget: debts are paid back.
         for _ in 0..10_000 {
-            let next = page.choose(me, 1).unwrap();
+            let next = page.choose(me, 1, NOW).unwrap();
             assert_ne!(Some(next), me);
             used[next as usize] += 40_000;
             page.pay(next, 40_000);
@@ -500,14 +522,14 @@ mod tests {
         page.depth(1).store(1, Ordering::Relaxed);
         page.pay(1, 2_000_000);
         let mut turns = 0;
-        while page.choose(None, 1) == Some(0) {
+        while page.choose(None, 1, NOW) == Some(0) {
             page.pay(0, 100_000);
             turns += 1;
         }
         // 2 ms of debt are four rounds' parts of 0.5 ms; 0 has its part of each.
         assert!((20..=30).contains(&turns), "{turns} turns");
         page.pay(1, u64::MAX);
-        assert_eq!(page.budget(1), -DEBT_NS);
+        assert_eq!(i64::from(page.budget(1)), -wakeup::DEBT_ROUNDS * ROUND_NS as i64);
     }
 
     #[test]
@@ -515,15 +537,47 @@ mod tests {
         let page = page(2);
         post(&page, 0, 5);
         page.hold(0).store(1, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1), None);
+        assert_eq!(page.choose(None, 1, NOW), None);
         assert!(!page.has_other(1));
         page.sleepers(|slot| panic!("slot {slot} is on hold"));
         page.hold(0).store(0, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1), Some(0));
+        assert_eq!(page.choose(None, 1, NOW), Some(0));
         assert!(page.has_other(1) && !page.has_other(0));
         let mut asleep = Vec::new();
         page.sleepers(|slot| asleep.push(slot));
         assert_eq!(asleep, [0]);
+    }
+
+    #[test]
+    fn a_suspended_slot_is_not_chosen() {
+        let page = page(2);
+        post(&page, 0, 5);
+        page.suspended(0).store(1, Ordering::Relaxed);
+        assert_eq!(page.choose(None, 1, NOW), None);
+        assert!(!page.has_other(1));
+        page.sleepers(|slot| panic!("slot {slot} is suspended"));
+        page.suspended(0).store(0, Ordering::Relaxed);
+        assert_eq!(page.choose(None, 1, NOW), Some(0));
+    }
+
+    #[test]
+    fn who_waits_too_long_goes_first() {
+        let page = page(2);
+        page.depth(1).store(1, Ordering::Relaxed);
+        post(&page, 0, 1);
+        let later = NOW + Rules::default().bound_ns;
+        page.set_pending(1, later);
+        page.posted(1).store(100, Ordering::Relaxed);
+        assert_eq!(page.choose(None, 1, later), Some(1));
+        assert_eq!(page.choose(None, 1, later + 1_000), Some(0));
+        // Once it has run, it waits anew.
+        page.clear_pending(0);
+        page.set_pending(0, later);
+        assert_eq!(page.choose(None, 1, later + 1_000), Some(1));
+        // A time to come is none.
+        page.clear_pending(0);
+        page.set_pending(0, later + 1_000_000_000);
+        assert_eq!(page.choose(None, 1, later), Some(1));
     }
 
     #[test]
@@ -533,7 +587,7 @@ mod tests {
         let mut turns = vec![0u32; 200];
         let mut me = None;
         for _ in 0..20_000 {
-            let next = page.choose(me, 1).unwrap();
+            let next = page.choose(me, 1, NOW).unwrap();
             turns[next as usize] += 1;
             page.pay(next, 200_000);
             me = Some(next);
@@ -546,7 +600,7 @@ mod tests {
         let page = page(2);
         post(&page, 1, 1);
         page.taken(1).store(77, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1), None);
+        assert_eq!(page.choose(None, 1, NOW), None);
     }
 
     #[test]

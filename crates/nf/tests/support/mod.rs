@@ -191,7 +191,7 @@ impl Nf<'_> {
         assert_eq!(self.rx[ring].enqueue(&descriptors), Ok(packets.len()), "the ring has room");
         self.frame += packets.len() as u32;
         core.posted(self.slot).fetch_add(packets.len() as u32, Ordering::Release);
-        core.set_pending(self.slot);
+        core.set_pending(self.slot, sluice_shm::clock::monotonic_ns());
     }
 
     /// Wakes the NF if it sleeps.

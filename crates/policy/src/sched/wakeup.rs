@@ -5,28 +5,31 @@
 //! results should find room, and over time each NF should get its share, and no packet should wait for ever.
 //!
 //! # Terms and units
-//! *Waiting*: packets in an NF's queue. *Age*: how long the oldest of them has waited, in nanoseconds. *Room*: packets that the
-//! NF can pass on before something downstream is full. *Held*: told to yield ([`backpressure`](super::backpressure)). *Depth*:
-//! how far down its chains the NF is, its largest hop number. *Budget*: CPU time that an NF may still use before others go first,
-//! in nanoseconds; it goes below 0 when a turn takes longer. *Enough*: packets that make a turn worth its switch.
+//! *Waiting*: packets in an NF's queue. *Age*: how long it has waited for the core with packets, in nanoseconds. *Room*: packets that
+//! the NF can pass on before something downstream is full. *Held*: told to yield ([`backpressure`](super::backpressure)). *Depth*:
+//! how far down its chains the NF is, its largest hop number. *Round*: a time of the core that is divided among the NFs with packets;
+//! an NF's *part* of it follows its share. *Budget*: CPU time that an NF may still use before others go first, in nanoseconds; it goes
+//! below 0 when a turn takes longer. *Enough*: packets that make a turn worth its switch.
 //!
 //! # Approach
 //! An NF can run if packets wait for it, it is not held, and there is room for a burst (or for all that waits, if that is less).
 //! Of those that can:
-//! 1. one whose oldest packet waits longer than [`Rules::bound_ns`] goes first, the oldest of them;
+//! 1. one that waits longer than [`Rules::bound_ns`] goes first, the one that waits longest;
 //! 2. of those with budget and enough packets, the one furthest down its chains: what is almost through leaves first, and makes
 //!    room;
 //! 3. else of those with budget the one furthest down;
-//! 4. else nobody who can run has budget: budgets are refilled in proportion to shares, as often as it takes until one has, and the
-//!    choice is made again.
+//! 4. else nobody who can run has budget: as many rounds begin as it takes until one has, and the choice is made again.
 //!
-//! Ties go to the older packet, then to the lower number. Budgets are a deficit round robin over time instead of bytes: a refill
-//! adds quantum × share × n, so that an NF with an average share gets one quantum. What is not used is kept up to [`Budgets`]'
-//! cap: an NF without packets saves for no more than a few quanta. A turn that took too long is paid for by waiting.
+//! Ties go to the one that waits longer, then to the one that is named first. Budgets are a deficit round robin over time instead of
+//! bytes: a round gives each NF with packets its part. What is not used is kept up to one part: an NF without packets saves for no
+//! more than its next turn. A turn that took too long is paid for by waiting, for [`DEBT_ROUNDS`] rounds at most.
+//!
+//! The rule is the same code wherever a choice is made ([`choose`]): in an NF that goes to sleep, in the manager when a core has
+//! nobody who runs, and in the simulator. What differs is where the numbers are kept ([`Core`]).
 //!
 //! # Limits
-//! The bound must be well above what a full ring takes to serve, or under overload everything is late, and the choice becomes first
-//! come, first served. One choice is linear in the NFs of the core.
+//! The bound must be well above what a full ring takes to serve, and above a turn of everybody: under overload everything is late
+//! else, and the choice becomes first come, first served. One choice is linear in the NFs that are named.
 //!
 //! Source: NFVnice, sections 3.1 and 3.3 (who is woken, and what it depends on); M. Shreedhar, G. Varghese, "Efficient Fair Queuing
 //! using Deficit Round Robin", SIGCOMM 1995, for the budgets.
@@ -36,7 +39,7 @@
 pub struct Candidate {
     /// Packets in its queue.
     pub waiting: u32,
-    /// How long the oldest of them has waited, in nanoseconds.
+    /// How long it has waited for the core with packets, in nanoseconds.
     pub age_ns: u64,
     /// Packets that it can pass on before something downstream is full.
     pub room: u32,
@@ -47,6 +50,7 @@ pub struct Candidate {
 }
 
 impl Candidate {
+    #[inline]
     fn can_run(&self, burst: u32) -> bool {
         self.waiting > 0 && !self.held && self.room >= self.waiting.min(burst)
     }
@@ -57,7 +61,7 @@ impl Candidate {
 pub struct Rules {
     /// Packets that make a turn worth its switch.
     pub enough: u32,
-    /// An NF whose oldest packet has waited longer goes first, in nanoseconds.
+    /// An NF that has waited longer goes first, in nanoseconds.
     pub bound_ns: u64,
     /// Packets of a burst: the room that a turn needs.
     pub burst: u32,
@@ -65,80 +69,167 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { enough: 32, bound_ns: 10_000_000, burst: 32 }
+        Self { enough: 32, bound_ns: 100_000_000, burst: 32 }
     }
 }
 
-/// CPU time that each NF of a core may still use.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Budgets {
-    left_ns: Vec<i64>,
-    quantum_ns: u64,
-    cap: u32,
+/// Time of a core that a round divides, in nanoseconds.
+pub const ROUND_NS: u64 = 1_000_000;
+/// Largest debt of an NF that had the core longer than its budget, in rounds: who could not give the core away in time, by an
+/// accident of the host, does not pay for it for ever.
+pub const DEBT_ROUNDS: i64 = 16;
+/// Least part of a round, in nanoseconds: an NF that is given nothing is slow, never stuck.
+const LEAST_PART_NS: i64 = 1_000;
+
+/// What a round of `round_ns` gives an NF with that share (0 to 1) of the core, in nanoseconds.
+#[inline]
+pub fn part_ns(round_ns: u64, share: f64) -> i64 {
+    ((round_ns as f64 * share) as i64).max(LEAST_PART_NS)
 }
 
-impl Budgets {
-    /// For `nfs` NFs, all without budget. A refill gives `quantum_ns` to an NF with an average share; nobody saves more than `cap`
-    /// refills.
-    pub fn new(nfs: usize, quantum_ns: u64, cap: u32) -> Self {
-        Self { left_ns: vec![0; nfs], quantum_ns, cap: cap.max(1) }
-    }
+/// A budget after a turn of `used_ns`, in rounds of `round_ns`.
+#[inline]
+pub fn paid(budget_ns: i64, used_ns: u64, round_ns: u64) -> i64 {
+    budget_ns.saturating_sub_unsigned(used_ns).max(-DEBT_ROUNDS * round_ns as i64)
+}
 
-    /// What an NF has left, in nanoseconds. Panics if there is no such NF.
-    #[inline]
-    pub fn left_ns(&self, nf: usize) -> i64 {
-        self.left_ns[nf]
-    }
+/// A budget after so many rounds of `part_ns`: what was saved is no more than one part.
+#[inline]
+pub fn refilled(budget_ns: i64, part_ns: i64, rounds: i64) -> i64 {
+    budget_ns.saturating_add(part_ns.saturating_mul(rounds)).min(part_ns)
+}
 
-    /// Takes the CPU time that an NF has used. Panics if there is no such NF.
-    #[inline]
-    pub fn charge(&mut self, nf: usize, used_ns: u64) {
-        // A debt is bounded (by 146 years), so that one refill can always make up for it.
-        self.left_ns[nf] = self.left_ns[nf].saturating_sub_unsigned(used_ns).max(i64::MIN / 2);
-    }
+/// The NFs of a core, by numbers of its own, and where their budgets are kept.
+pub trait Core {
+    /// Calls `each` with those that may run, in the order in which ties are decided. Who cannot run may be left out, and of very many
+    /// those that come late, if they are named first another time.
+    fn candidates(&self, each: impl FnMut(u32, Candidate));
 
-    /// Gives everybody `times` refills in proportion to `shares`, up to the cap.
-    pub fn refill(&mut self, shares: &[f64], times: u64) {
-        let n = self.left_ns.len();
-        for (i, left) in self.left_ns.iter_mut().enumerate() {
-            let each = part_ns(self.quantum_ns, n, shares.get(i));
-            let gain = i64::try_from(each.saturating_mul(times)).unwrap_or(i64::MAX);
-            let most = i64::try_from(each.saturating_mul(u64::from(self.cap))).unwrap_or(i64::MAX);
-            // Who has more than a smaller share allows keeps no more than that.
-            *left = left.saturating_add(gain).min(most);
+    /// What an NF has left of its budget, in nanoseconds.
+    fn budget_ns(&self, nf: u32) -> i64;
+
+    /// What a round gives an NF, in nanoseconds, as [`part_ns`].
+    fn part_ns(&self, nf: u32) -> i64;
+
+    /// Begins so many rounds for everybody with packets, as [`refilled`].
+    fn begin_rounds(&mut self, rounds: i64);
+}
+
+/// The NF of the core that runs next; None if none can. Rounds begin if they must.
+#[inline]
+pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
+    let (best, is_settled) = best(core, rules)?;
+    if is_settled {
+        return Some(best);
+    }
+    // So many rounds until the first of them has budget: budget + rounds · part ≥ 1.
+    let mut rounds = i64::MAX;
+    core.candidates(|nf, candidate| {
+        if candidate.can_run(rules.burst) {
+            let part = core.part_ns(nf).max(1);
+            rounds = rounds.min((1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part);
+        }
+    });
+    core.begin_rounds(rounds);
+    self::best(core, rules).map(|found| found.0)
+}
+
+/// The best of those that can run, and whether it is late or has budget.
+#[inline]
+fn best(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
+    let mut best: Option<(Rank, u32)> = None;
+    core.candidates(|nf, candidate| {
+        if !candidate.can_run(rules.burst) {
+            return;
+        }
+        let rank = if candidate.age_ns > rules.bound_ns {
+            Rank { is_late: true, has_budget: true, age_ns: candidate.age_ns, ..Rank::default() }
+        } else {
+            Rank {
+                is_late: false,
+                has_budget: core.budget_ns(nf) > 0,
+                has_enough: candidate.waiting >= rules.enough,
+                depth: candidate.depth,
+                age_ns: candidate.age_ns,
+            }
+        };
+        if best.is_none_or(|(before, _)| rank > before) {
+            best = Some((rank, nf));
+        }
+    });
+    best.map(|(rank, nf)| (nf, rank.has_budget))
+}
+
+/// Compared in the order of its fields.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+struct Rank {
+    is_late: bool,
+    has_budget: bool,
+    has_enough: bool,
+    depth: u32,
+    age_ns: u64,
+}
+
+/// A core whose numbers are all in one place: for simulators and tests.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Table {
+    /// By NF.
+    pub candidates: Vec<Candidate>,
+    /// By NF, 0 to 1. Who is missing has none.
+    pub shares: Vec<f64>,
+    /// Who gives the core away: no candidate, and those after it are named first.
+    pub leaving: Option<usize>,
+    budgets_ns: Vec<i64>,
+    round_ns: u64,
+}
+
+impl Table {
+    /// For `nfs` NFs without packets, with equal shares and no budget, and rounds of `round_ns`.
+    pub fn new(nfs: usize, round_ns: u64) -> Self {
+        Self {
+            candidates: vec![Candidate::default(); nfs],
+            shares: vec![1.0 / nfs.max(1) as f64; nfs],
+            leaving: None,
+            budgets_ns: vec![0; nfs],
+            round_ns,
         }
     }
+
+    /// Takes the CPU time that an NF has used off its budget. Panics if there is no such NF.
+    pub fn charge(&mut self, nf: usize, used_ns: u64) {
+        self.budgets_ns[nf] = paid(self.budgets_ns[nf], used_ns, self.round_ns);
+    }
+
+    /// Whether an NF that has the core is to give it away: its budget is used up, and another can run. Panics if there is no such NF.
+    pub fn must_leave(&self, nf: usize, rules: &Rules) -> bool {
+        let others = || self.candidates.iter().enumerate().filter(|(other, _)| *other != nf);
+        self.budgets_ns[nf] <= 0 && others().any(|(_, candidate)| candidate.can_run(rules.burst))
+    }
 }
 
-/// One NF's part of a refill, in nanoseconds: at least 1, so that enough refills bring anybody above 0.
-fn part_ns(quantum_ns: u64, nfs: usize, share: Option<&f64>) -> u64 {
-    (quantum_ns as f64 * share.copied().unwrap_or(0.0) * nfs as f64).max(1.0) as u64
-}
+impl Core for Table {
+    fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
+        let from = self.leaving.map_or(0, |leaving| leaving + 1);
+        for nf in (from..self.candidates.len()).chain(0..from).filter(|nf| Some(*nf) != self.leaving) {
+            each(nf as u32, self.candidates[nf]);
+        }
+    }
 
-/// The NF of the core that runs next; None if none can. `shares` are those of the candidates; budgets are refilled if they must be.
-/// The candidates are numbered as in `budgets`; those beyond its length are not looked at.
-pub fn choose(candidates: &[Candidate], budgets: &mut Budgets, shares: &[f64], rules: &Rules) -> Option<usize> {
-    let n = budgets.left_ns.len();
-    let can_run = || candidates.iter().take(n).enumerate().filter(|(_, c)| c.can_run(rules.burst));
-    let late = can_run().filter(|(_, c)| c.age_ns > rules.bound_ns).max_by_key(|(i, c)| (c.age_ns, usize::MAX - i));
-    if let Some((late, _)) = late {
-        return Some(late);
+    fn budget_ns(&self, nf: u32) -> i64 {
+        self.budgets_ns[nf as usize]
     }
-    let furthest = |budgets: &Budgets| {
-        let funded = can_run().filter(|(i, _)| budgets.left_ns[*i] > 0);
-        funded.max_by_key(|(i, c)| (c.waiting >= rules.enough, c.depth, c.age_ns, usize::MAX - i)).map(|(i, _)| i)
-    };
-    if let Some(nf) = furthest(budgets) {
-        return Some(nf);
+
+    fn part_ns(&self, nf: u32) -> i64 {
+        part_ns(self.round_ns, self.shares.get(nf as usize).copied().unwrap_or(0.0))
     }
-    // So many refills until the first of them has budget: left + times · part ≥ 1.
-    let times = |i: usize| {
-        let part = part_ns(budgets.quantum_ns, n, shares.get(i));
-        (1i64.saturating_sub(budgets.left_ns[i])).unsigned_abs().div_ceil(part)
-    };
-    let times = can_run().map(|(i, _)| times(i)).min()?;
-    budgets.refill(shares, times);
-    furthest(budgets)
+
+    fn begin_rounds(&mut self, rounds: i64) {
+        for nf in 0..self.budgets_ns.len() {
+            if self.candidates[nf].waiting > 0 {
+                self.budgets_ns[nf] = refilled(self.budgets_ns[nf], self.part_ns(nf as u32), rounds);
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -151,15 +242,16 @@ mod tests {
         Candidate { waiting, depth, age_ns: 1000, room: 1000, held: false }
     }
 
-    /// Budgets that do not matter.
-    fn rich(n: usize) -> Budgets {
-        let mut b = Budgets::new(n, 1_000_000, 4);
-        b.refill(&vec![1.0 / n as f64; n], 1);
-        b
+    /// A core with rounds of 1 ms, equal shares, and a round begun.
+    fn core(candidates: &[Candidate]) -> Table {
+        let mut core = Table::new(candidates.len(), 1_000_000);
+        core.candidates = candidates.to_vec();
+        core.begin_rounds(1);
+        core
     }
 
-    fn pick(candidates: &[Candidate]) -> Option<usize> {
-        choose(candidates, &mut rich(candidates.len()), &vec![1.0 / candidates.len() as f64; candidates.len()], &RULES)
+    fn pick(candidates: &[Candidate]) -> Option<u32> {
+        choose(&mut core(candidates), &RULES)
     }
 
     #[test]
@@ -173,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn ties_go_to_the_older_packet_then_to_the_lower_number() {
+    fn ties_go_to_who_waits_longer_then_to_who_is_named_first() {
         let old = Candidate { age_ns: 2000, ..waiting(100, 1) };
         assert_eq!(pick(&[waiting(900, 1), old, waiting(100, 1)]), Some(1));
         assert_eq!(pick(&[waiting(32, 1), waiting(900, 1)]), Some(0));
@@ -192,73 +284,91 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_that_waits_too_long_goes_first_with_or_without_budget() {
+    fn who_waits_too_long_goes_first_with_or_without_budget() {
         let late = |age_ns| Candidate { age_ns, ..waiting(1, 0) };
         assert_eq!(pick(&[late(1_000_000), waiting(100, 5)]), Some(1));
         assert_eq!(pick(&[late(1_000_001), late(1_000_002), waiting(100, 5)]), Some(1));
-        let mut poor = rich(2);
+        let mut poor = core(&[late(2_000_000), waiting(100, 5)]);
         poor.charge(0, 9_000_000);
-        assert_eq!(choose(&[late(2_000_000), waiting(100, 5)], &mut poor, &[0.5, 0.5], &RULES), Some(0));
+        assert_eq!(choose(&mut poor, &RULES), Some(0));
+    }
+
+    #[test]
+    fn who_leaves_is_not_chosen_and_others_come_after_it_in_turn() {
+        let mut core = core(&[waiting(50, 1); 3]);
+        for (leaving, next) in [(0, 1), (1, 2), (2, 0)] {
+            core.leaving = Some(leaving);
+            assert_eq!(choose(&mut core, &RULES), Some(next));
+        }
+        core.candidates[1].held = true;
+        core.candidates[2].waiting = 0;
+        core.leaving = Some(0);
+        assert_eq!(choose(&mut core, &RULES), None);
+        // With budget it may stay; without, only if nobody else can run.
+        core.charge(0, 1_000_000);
+        assert!(!core.must_leave(0, &RULES));
+        core.candidates[2].waiting = 1;
+        assert!(core.must_leave(0, &RULES) && !core.must_leave(2, &RULES));
     }
 
     #[test]
     fn budget_goes_before_depth() {
-        let mut b = rich(2);
-        // 1 has used its quantum of 1 ms.
-        b.charge(1, 1_000_000);
-        assert_eq!(choose(&[waiting(1, 1), waiting(500, 2)], &mut b, &[0.5, 0.5], &RULES), Some(0));
-        // A refill of 1 ms each, once nobody who can run has any: 0 is at −0.2, so 1 refill helps both.
-        b.charge(0, 1_200_000);
-        assert_eq!(choose(&[waiting(1, 1), waiting(500, 2)], &mut b, &[0.5, 0.5], &RULES), Some(1));
-        assert_eq!((b.left_ns(0), b.left_ns(1)), (800_000, 1_000_000));
+        // Parts of 0.5 ms; 1 has used its own.
+        let mut core = core(&[waiting(1, 1), waiting(500, 2)]);
+        core.charge(1, 500_000);
+        assert_eq!(choose(&mut core, &RULES), Some(0));
+        // A round, once nobody who can run has any: 0 is at −0.2, so one round helps both.
+        core.charge(0, 700_000);
+        assert_eq!(choose(&mut core, &RULES), Some(1));
+        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (300_000, 500_000));
     }
 
     #[test]
-    fn refills_follow_shares_and_are_capped() {
-        // Three NFs, a quantum of 100 µs: 3 · 0.6 = 1.8 quanta, 0.9, 0.3.
-        let shares = [0.6, 0.3, 0.1];
-        let mut b = Budgets::new(3, 100_000, 2);
-        b.refill(&shares, 1);
-        let left = |b: &Budgets| [0, 1, 2].map(|i| b.left_ns(i));
-        let near = |got: [i64; 3], want: [i64; 3]| assert!((0..3).all(|i| (got[i] - want[i]).abs() <= 3), "{got:?}");
-        near(left(&b), [180_000, 90_000, 30_000]);
-        b.charge(1, 100_000);
-        b.refill(&shares, 5);
-        near(left(&b), [360_000, 180_000, 60_000]);
-        // A smaller share cuts what was saved.
-        b.refill(&[0.1, 0.3, 0.6], 1);
-        near(left(&b), [60_000, 180_000, 240_000]);
+    fn rounds_follow_shares_and_nobody_saves_more_than_a_part() {
+        let mut core = core(&[waiting(9, 1); 3]);
+        core.shares = vec![0.6, 0.3, 0.1];
+        core.begin_rounds(1);
+        let left = |core: &Table| [0, 1, 2].map(|nf| core.budget_ns(nf));
+        assert_eq!(left(&core), [600_000, 300_000, 100_000]);
+        core.charge(1, 500_000);
+        core.begin_rounds(1);
+        assert_eq!(left(&core), [600_000, 100_000, 100_000]);
+        // A smaller share cuts what was saved; who has no packets has no part in a round.
+        core.shares = vec![0.1, 0.3, 0.6];
+        core.candidates[2] = waiting(0, 1);
+        core.begin_rounds(1);
+        assert_eq!(left(&core), [100_000, 300_000, 100_000]);
     }
 
     #[test]
-    fn deep_debts_are_refilled_in_one_go() {
-        let mut b = Budgets::new(2, 100_000, 4);
-        b.charge(0, 10_000_000);
-        b.charge(1, 5_000_000);
-        // 1 needs 51 refills of 100 µs, 0 would need 101.
-        assert_eq!(choose(&[waiting(90, 2), waiting(90, 1)], &mut b, &[0.5, 0.5], &RULES), Some(1));
-        assert_eq!((b.left_ns(0), b.left_ns(1)), (-4_900_000, 100_000));
-        // Without any share it takes as many as there are nanoseconds.
-        let mut b = Budgets::new(1, 100_000, 4);
-        b.charge(0, u64::MAX);
-        assert_eq!(choose(&[waiting(1, 0)], &mut b, &[], &RULES), Some(0));
-        assert!(b.left_ns(0) > 0);
+    fn debts_are_bounded_and_paid_in_one_go() {
+        let mut core = core(&[waiting(90, 2), waiting(90, 1)]);
+        core.charge(0, u64::MAX);
+        core.charge(1, 5_500_000);
+        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (-16_000_000, -5_000_000));
+        // 1 needs eleven rounds' parts of 0.5 ms, 0 would need 33.
+        assert_eq!(choose(&mut core, &RULES), Some(1));
+        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (-10_500_000, 500_000));
+        // Without any share there is the least part.
+        let mut core = Table { shares: Vec::new(), ..self::core(&[waiting(1, 0)]) };
+        core.charge(0, 3_000_000);
+        assert_eq!(choose(&mut core, &RULES), Some(0));
+        assert!((1..=1_000).contains(&core.budget_ns(0)), "{}", core.budget_ns(0));
     }
 
     #[test]
     fn over_time_each_gets_its_share() {
         // Costs 120, 270 and 550 with weights to match, turns of 60 µs whoever runs, all with packets all the time.
-        let shares = [120.0 / 940.0, 270.0 / 940.0, 550.0 / 940.0];
-        let mut b = Budgets::new(3, 100_000, 4);
-        let all = [waiting(100, 1), waiting(100, 2), waiting(100, 3)];
+        let mut core = core(&[waiting(100, 1), waiting(100, 2), waiting(100, 3)]);
+        core.shares = vec![120.0 / 940.0, 270.0 / 940.0, 550.0 / 940.0];
         let mut used = [0u64; 3];
         for _ in 0..100_000 {
-            let nf = choose(&all, &mut b, &shares, &RULES).expect("all can run");
-            b.charge(nf, 60_000);
+            let nf = choose(&mut core, &RULES).expect("all can run") as usize;
+            core.charge(nf, 60_000);
             used[nf] += 60_000;
         }
         let total: u64 = used.iter().sum();
-        for (used, share) in used.iter().zip(shares) {
+        for (used, share) in used.iter().zip(&core.shares) {
             let got = *used as f64 / total as f64;
             assert!((got - share).abs() < 0.001, "{got} for {share}");
         }

@@ -6,7 +6,7 @@ use super::packets::Batch;
 use super::process::{Costs, Path, Process};
 use super::runqueue::RunQueue;
 use super::scenario::{Machine, Scenario};
-use crate::sched::wakeup::{self, Budgets, Candidate, Rules};
+use crate::sched::wakeup::{self, Core, ROUND_NS, Rules, Table};
 
 /// How often a service time is sampled, in nanoseconds.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
@@ -42,7 +42,7 @@ impl World {
             costs: scenario.nfs.iter().enumerate().map(costs).collect(),
             handover: p.handover,
             fused: p.fused,
-            rules: Rules { enough: p.enough, bound_ns: p.wait_bound_ns, burst: BURST },
+            rules: Rules { enough: p.enough, burst: BURST, ..Rules::default() },
         }
     }
 }
@@ -63,9 +63,8 @@ pub(super) struct Cpu {
     pub os: RunQueue,
     /// Numbers of its processes.
     pub processes: Vec<usize>,
-    pub budgets: Budgets,
-    pub shares: Vec<f64>,
-    candidates: Vec<Candidate>,
+    /// What the policy chooses from.
+    pub table: Table,
     /// When which process becomes able to run.
     wakes: Vec<(u64, usize)>,
     /// Whose burst it ran last; None after idling.
@@ -84,9 +83,7 @@ impl Cpu {
             number,
             now_ns: 0,
             os: RunQueue::new(scenario.class, n),
-            budgets: Budgets::new(n, scenario.platform.quantum_ns, 4),
-            shares: vec![1.0 / n.max(1) as f64; n],
-            candidates: Vec::with_capacity(n),
+            table: Table::new(n, ROUND_NS),
             processes: mine,
             wakes: Vec::new(),
             last: None,
@@ -106,11 +103,17 @@ impl Cpu {
         self.wakes.push((at_ns, local));
     }
 
-    /// Who should run next, by the policy.
-    pub(super) fn choose(&mut self, world: &World, now_ns: u64) -> Option<usize> {
-        self.candidates.clear();
-        self.candidates.extend(self.processes.iter().map(|p| world.processes[*p].candidate(now_ns)));
-        wakeup::choose(&self.candidates, &mut self.budgets, &self.shares, &world.rules)
+    /// Who should run next, by the policy, when `leaving` gives the core away.
+    pub(super) fn choose(&mut self, leaving: Option<usize>, world: &World, now_ns: u64) -> Option<usize> {
+        self.look(world, now_ns);
+        self.table.leaving = leaving;
+        wakeup::choose(&mut self.table, &world.rules).map(|local| local as usize)
+    }
+
+    fn look(&mut self, world: &World, now_ns: u64) {
+        for (candidate, process) in self.table.candidates.iter_mut().zip(&self.processes) {
+            *candidate = world.processes[*process].candidate(now_ns);
+        }
     }
 
     /// Runs up to a time. A burst that is under way then ends later.
@@ -188,22 +191,26 @@ impl Cpu {
         let number = self.processes[local];
         let process = &mut world.processes[number];
         let most = process.rx.len().min(BURST);
-        let stop = most == 0 || process.held || process.spent || process.tx.room() < most;
+        let stop = most == 0 || process.held || process.tx.room() < most || self.is_over_budget(local, world);
         if stop && !world.fused {
-            process.spent = false;
-            if self.leave(local, world) {
-                return;
-            }
+            self.leave(local, world);
+            return;
         }
         self.start(local, number, world);
     }
 
-    /// The process goes to sleep, and starts the next one if it may choose. False: it is itself the next one.
-    fn leave(&mut self, local: usize, world: &mut World) -> bool {
-        let next = if world.handover { self.choose(world, self.now_ns) } else { None };
-        if next == Some(local) {
+    /// Whether the process that has the core has used up its budget, and another can run: asked after each burst.
+    fn is_over_budget(&mut self, local: usize, world: &World) -> bool {
+        if !world.handover || self.table.budget_ns(local as u32) > 0 {
             return false;
         }
+        self.look(world, self.now_ns);
+        self.table.must_leave(local, &world.rules)
+    }
+
+    /// The process goes to sleep, and starts the next one if it may choose.
+    fn leave(&mut self, local: usize, world: &mut World) {
+        let next = if world.handover { self.choose(Some(local), world, self.now_ns) } else { None };
         let process = &mut world.processes[self.processes[local]];
         process.asleep = true;
         world.count.nfs[process.parts[0]].voluntary += 1;
@@ -211,7 +218,6 @@ impl Cpu {
         if let Some(next) = next {
             self.ready(next, world);
         }
-        true
     }
 
     fn start(&mut self, local: usize, number: usize, world: &mut World) {
@@ -253,7 +259,7 @@ impl Cpu {
             let lost = process.tx.push(batch);
             debug_assert_eq!(lost, 0, "a burst is only taken if its packets have room");
         }
-        self.budgets.charge(work.local, work.ns);
+        self.table.charge(work.local, work.ns);
         if !world.fused {
             self.os.account(work.ns);
         }

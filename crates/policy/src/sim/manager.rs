@@ -213,7 +213,7 @@ impl Manager {
                     cpu.os.set_weight(local, weight::cgroup_v1(*share) as f64 / average);
                 }
             }
-            cpu.shares.clone_from(&self.shares);
+            cpu.table.shares.clone_from(&self.shares);
         }
     }
 
@@ -231,19 +231,13 @@ impl Manager {
                 }
                 continue;
             }
-            let Some(current) = cpu.os.current() else {
-                if !cpu.is_busy()
-                    && let Some(next) = cpu.choose(&self.world, self.now_ns)
-                {
-                    self.world.processes[cpu.processes[next]].asleep = false;
-                    spent += wake_one(&mut self.world, self.class, cpu, next, self.now_ns + spent);
-                }
-                continue;
-            };
-            // Who has used up its budget goes on until somebody else can run.
-            if cpu.budgets.left_ns(current) <= 0 {
-                let next = cpu.choose(&self.world, self.now_ns);
-                self.world.processes[cpu.processes[current]].spent = next.is_some_and(|next| next != current);
+            // Who runs gives the core away itself.
+            if cpu.os.current().is_none()
+                && !cpu.is_busy()
+                && let Some(next) = cpu.choose(None, &self.world, self.now_ns)
+            {
+                self.world.processes[cpu.processes[next]].asleep = false;
+                spent += wake_one(&mut self.world, self.class, cpu, next, self.now_ns + spent);
             }
         }
         spent

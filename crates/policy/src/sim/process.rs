@@ -25,8 +25,6 @@ pub(super) struct Process {
     pub asleep: bool,
     /// Told to yield because of a bottleneck.
     pub held: bool,
-    /// Told to yield because it has used up its budget.
-    pub spent: bool,
     pub depth: u32,
     pub watch: Watch,
     pub median: MovingMedian,
@@ -51,7 +49,6 @@ impl Process {
             credit: ring,
             asleep: true,
             held: false,
-            spent: false,
             depth: 0,
             watch: Watch::default(),
             median: MovingMedian::new(COST_WINDOW_NS),

@@ -135,10 +135,6 @@ pub struct Platform {
     pub min_share: f64,
     /// Packets that make a turn worth its switch.
     pub enough: u32,
-    /// What an NF with an average share may run before others go first, in nanoseconds.
-    pub quantum_ns: u64,
-    /// An NF whose oldest packet has waited longer goes first, in nanoseconds.
-    pub wait_bound_ns: u64,
 }
 
 impl Default for Platform {
@@ -156,8 +152,6 @@ impl Default for Platform {
             weight_margin_percent: 5.0,
             min_share: 0.01,
             enough: 32,
-            quantum_ns: 500_000,
-            wait_bound_ns: 20_000_000,
         }
     }
 }
