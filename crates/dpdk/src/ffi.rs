@@ -41,6 +41,8 @@ const _: () = {
     assert!(size_of::<Limits>() == 76 && size_of::<Setup>() == 12);
 };
 
+// SAFETY: these are the functions of shim.h, with the types of this module, whose sizes are checked above and there. Those that are
+// `safe` take no pointer that they follow.
 unsafe extern "C" {
     pub fn sluice_eal_init(argc: c_int, argv: *mut *mut c_char, verbose: c_int) -> c_int;
     pub fn sluice_eal_cleanup() -> c_int;
