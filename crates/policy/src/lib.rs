@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod plan;
 pub mod restart;
 pub mod sched;
 pub mod sim;

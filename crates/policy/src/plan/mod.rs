@@ -1,0 +1,3 @@
+//! Decisions that are made once and hold for a while: where things run.
+
+pub mod packing;
