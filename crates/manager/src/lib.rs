@@ -30,4 +30,6 @@ pub mod telemetry;
 
 pub mod control;
 
+pub mod estimate;
+
 pub mod simulate;

@@ -58,6 +58,7 @@ impl Config {
             *path = folder.join(relative);
         };
         anchor(&mut self.manager.runtime_dir);
+        anchor(&mut self.manager.estimates);
         for port in &mut self.ports {
             if let PortKind::Pcap(pcap) = &mut port.kind {
                 pcap.read.iter_mut().chain(&mut pcap.write).for_each(anchor);

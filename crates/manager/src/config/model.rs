@@ -35,6 +35,8 @@ pub struct Config {
 pub struct Manager {
     /// Folder of the sockets and of the record that a later start cleans up by.
     pub runtime_dir: PathBuf,
+    /// What packets cost NFs, as `sluice estimate --keep` has measured it: the first guess for an NF that starts. It need not be there.
+    pub estimates: PathBuf,
     /// Cores of the Rx threads: they poll the ports and classify.
     pub rx: Vec<usize>,
     /// Cores of the Tx threads: they take packets from NFs and forward them.
@@ -69,6 +71,7 @@ impl Default for Manager {
     fn default() -> Self {
         Self {
             runtime_dir: "/run/sluice".into(),
+            estimates: crate::estimate::kept::DEFAULT.into(),
             rx: vec![0],
             tx: vec![0],
             wakeup: vec![0],

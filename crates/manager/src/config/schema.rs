@@ -128,6 +128,13 @@ pub const SECTIONS: &[Section] = &[
                 Value("\"/run/sluice\""),
                 "Folder of the sockets and of the record that a later start cleans up by.",
             ),
+            key(
+                "estimates",
+                Path,
+                Value("\"/var/lib/sluice/estimates.json\""),
+                "What packets cost NFs, as `sluice estimate --keep` has measured it: the first guess for an NF that starts. It need \
+                 not be there.",
+            ),
             key("rx", Cores, Value("[0]"), "Cores of the Rx threads: they poll the ports and classify."),
             key("tx", Cores, Value("[0]"), "Cores of the Tx threads: they take packets from NFs and forward them."),
             key(

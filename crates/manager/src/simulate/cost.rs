@@ -51,9 +51,14 @@ pub fn measured(nfs: &[Nf], mhz: u64) -> BTreeMap<String, u64> {
     }
     let cycles = |times: &mut Vec<f64>| {
         times.sort_by(f64::total_cmp);
-        (times[times.len() / 2] * mhz as f64 / 1e3).round().max(1.0) as u64
+        cycles_of(times[times.len() / 2], mhz)
     };
     times.into_iter().map(|(service, mut times)| (service.to_owned(), cycles(&mut times))).collect()
+}
+
+/// Cycles of so many nanoseconds, at least 1. `mhz` is the clock of the host that measured.
+pub fn cycles_of(ns: f64, mhz: u64) -> u64 {
+    (ns * mhz as f64 / 1e3).round().max(1.0) as u64
 }
 
 /// What the arguments of a service say; nothing if it runs another program.

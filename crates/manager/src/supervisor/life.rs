@@ -15,6 +15,7 @@ use sluice_shm::page::Control;
 
 use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, Supervisor, SupervisorError, token};
 use crate::config::model::{Mode, OnFailure};
+use crate::estimate::kept::Of;
 use crate::mechanism::process;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::{State, attach, spawn};
@@ -174,6 +175,11 @@ impl Supervisor {
                 return Err(error.into());
             }
         };
+        // Known before its first packet, if it was measured; what is measured in use takes its place.
+        let known = service.exec.as_ref().and_then(|exec| self.estimates.find(&Of::here(exec, &service.config.args).ok()?));
+        if let Some(estimate) = known {
+            handle.load.service_ns.set(estimate.ns_per_packet.median);
+        }
         let names = |len: usize, name: &dyn Fn(usize) -> Option<String>| (0..len).map(|i| name(i).unwrap_or_default()).collect();
         let welcome = Welcome {
             geometry: self.plane.arena().geometry(),

@@ -28,6 +28,7 @@ use crate::classify::rule::{Rule, RuleSet};
 use crate::config::model::{self, Config};
 use crate::controller::Controller;
 use crate::dataplane::{DataPlane, Place, PlaneError};
+use crate::estimate::kept::Kept;
 use crate::forward::TraceRequest;
 use crate::nf::State;
 use crate::nf::attach::Listener;
@@ -138,6 +139,8 @@ pub struct Supervisor {
     plane: DataPlane,
     controller: Controller,
     tuning: tuning::Tuning,
+    /// What packets cost programs, as measured before.
+    estimates: Kept,
     ports: Vec<Option<PortState>>,
     services: Vec<Option<ServiceState>>,
     chains: Vec<Option<Arc<Chain>>>,
@@ -203,12 +206,17 @@ impl Supervisor {
             .map_err(system("watch the NF socket"))?;
         let (remote, jobs) = channel();
         let wanted = config.clone();
+        let estimates = Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
+            eprintln!("sluiced: {error}; NFs start without a first guess of their cost");
+            Kept::default()
+        });
         let mut this = Self {
             config: Config { ports: vec![], services: vec![], chains: vec![], rules: vec![], ..config },
             config_path,
             plane,
             controller,
             tuning: tuning::Tuning::default(),
+            estimates,
             ports: Vec::new(),
             services: Vec::new(),
             chains: Vec::new(),

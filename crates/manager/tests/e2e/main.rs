@@ -10,6 +10,7 @@ mod changes;
 #[cfg(feature = "dpdk")]
 mod dpdk;
 mod ecn;
+mod estimate;
 mod faults;
 mod hostile;
 mod input;

@@ -114,6 +114,9 @@ Examples:
     /// Say what a configuration would carry on so many cores; nothing is started
     #[command(after_help = crate::simulate::HELP)]
     Simulate(crate::simulate::SimulateArgs),
+    /// Measure what a packet costs an NF; no daemon is needed
+    #[command(after_help = crate::estimate::HELP)]
+    Estimate(crate::estimate::EstimateArgs),
     /// Write completions for a shell
     #[command(after_help = "\
 Examples:

@@ -5,6 +5,7 @@
 
 mod args;
 mod commands;
+mod estimate;
 mod number;
 mod show;
 mod simulate;

@@ -5,8 +5,11 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
+use sluice_manager::config::host::{Host, resolve_exec};
 use sluice_manager::config::load;
+use sluice_manager::config::model::{Config, Service};
 use sluice_manager::control::client::{Client, ClientError};
+use sluice_manager::estimate::kept::{Kept, Of};
 use sluice_manager::simulate::report::{ChainRow, Run};
 use sluice_manager::simulate::{Options, Plan, Report, SimulateError, cost};
 
@@ -27,7 +30,8 @@ Examples:
   sluice simulate bench.toml --cores 8 --ghz 3.5 --json
                                         a faster clock, for scripts
 
-A packet's cost is what --cost says of its service, else what --measured finds, else --cycles of sluice-nf-cost.
+A packet's cost is what --cost says of its service, else what --measured finds, else what `sluice estimate --keep` found, else
+--cycles of sluice-nf-cost.
 \"of ideal\" compares with NFs that run as calls in one process on each core: no switches, no wake-ups. Chains that
 compete for a core get alike of it there, so one that gets more here may be above 100 %.
 DROPS of an NF are wasted work: packets that another NF worked on before they met a full ring.
@@ -76,10 +80,10 @@ pub fn run(args: &SimulateArgs, client: impl FnOnce() -> Result<Client, ClientEr
         eprintln!("{warning}");
     }
     let host_mhz = host_mhz(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default());
-    let measured = match args.measured {
-        true => cost::measured(&client()?.stats()?.nfs, host_mhz),
-        false => BTreeMap::new(),
-    };
+    let mut measured = kept(&loaded.config, host_mhz);
+    if args.measured {
+        measured.extend(cost::measured(&client()?.stats()?.nfs, host_mhz));
+    }
     let options = Options {
         cores: args.cores.map(|n| n as usize),
         rate_pps: args.rate.iter().rev().find(|(port, _)| port.is_none()).map(|(_, rate)| *rate),
@@ -92,6 +96,18 @@ pub fn run(args: &SimulateArgs, client: impl FnOnce() -> Result<Client, ClientEr
     let plan = Plan::new(&loaded.config, &options).map_err(usage)?;
     let report = Report::of(&plan, args.compare);
     if args.json { json(out, &report) } else { Ok(print(out, &report, args.compare, colour())?) }
+}
+
+/// Cycles of a packet of the services that `sluice estimate --keep` knows. What cannot be read is not known.
+fn kept(config: &Config, host_mhz: u64) -> BTreeMap<String, u64> {
+    let kept = Kept::read(&config.manager.estimates).unwrap_or_default();
+    let here = Host::here();
+    let cycles = |service: &Service| {
+        let exec = resolve_exec(service.exec.as_ref()?, &here).ok()?;
+        let ns = kept.find(&Of::here(&exec, &service.args).ok()?)?.ns_per_packet.median;
+        Some((service.name.clone(), cost::cycles_of(ns, host_mhz)))
+    };
+    config.services.iter().filter_map(cycles).collect()
 }
 
 fn usage(error: SimulateError) -> anyhow::Error {

@@ -1,0 +1,150 @@
+//! `sluice estimate`: what a packet costs an NF, measured on this host.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use sluice_manager::config::model::{Config, Gen, Service};
+use sluice_manager::config::{host, load};
+use sluice_manager::estimate::kept::{self, Entry, Kept, Of};
+use sluice_manager::estimate::{self, Estimate, EstimateError, Names, Plan, REFERENCE, Spread, Subject, packets};
+use sluice_manager::nf::spawn::User;
+
+use crate::commands::{Usage, json};
+use crate::table::{Table, colour};
+
+/// What `sluice estimate --help` says below the options.
+pub const HELP: &str = "\
+Examples:
+  sluice estimate sluice-nf-firewall -- --rules edge.rules
+                                        a program beside sluice (or in PATH, or a path) with its arguments
+  sluice estimate fw --config edge.toml the service fw as edge.toml starts it
+  sluice estimate ids --config edge.toml --capture noon.pcap --keep
+                                        with captured packets; the daemon and `sluice simulate` know the result from now on
+
+The NF runs alone on a core, and bursts of 32 packets are sent to it one at a time. What the rings and the way between two cores
+take is measured with sluice-nf-bridge and taken off. INSIDE is what the NF's own library says of the same bursts.";
+
+/// Arguments of `sluice estimate`.
+#[derive(Debug, Args)]
+pub struct EstimateArgs {
+    /// A program that uses the NF library, or with --config the name of a service
+    pub nf: String,
+    /// Take program, arguments, environment and user from the service of this configuration
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Send the packets of this capture, in turn, instead of crafted ones
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["size", "flows"])]
+    pub capture: Option<PathBuf>,
+    /// Bytes of crafted packets, with their Ethernet header
+    #[arg(long, value_name = "BYTES", default_value_t = 60)]
+    pub size: u16,
+    /// Flows of crafted packets, taken in turn
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=packets::MOST as i64))]
+    pub flows: u32,
+    /// Bursts that count
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
+    pub bursts: u32,
+    /// Core that the NF has for itself; the last that this process may use without
+    #[arg(long, value_name = "N")]
+    pub core: Option<usize>,
+    /// Keep the result in this file, where daemon and simulator find it [default: /var/lib/sluice/estimates.json]
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = kept::DEFAULT)]
+    pub keep: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Arguments of the program
+    #[arg(last = true, conflicts_with = "config")]
+    pub args: Vec<String>,
+}
+
+/// Measures, and prints what was found.
+pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let here = host::Host::here();
+    let (subject, plain_args) = match &args.config {
+        Some(path) => of_config(args, path, &here)?,
+        None => of_program(args, &here)?,
+    };
+    let reference = host::resolve_exec(Path::new(REFERENCE), &here).map_err(|_| EstimateError::NoReference)?;
+    let packets = match &args.capture {
+        Some(path) => packets::captured(path)?,
+        None => packets::crafted(&Gen { size: args.size, flows: args.flows, ..Gen::default() })?,
+    };
+    let of = Of::here(&subject.exec, &plain_args)?;
+    // Read before the measurement: a file that cannot be used is said at once.
+    let mut known = args.keep.as_deref().map(Kept::read).transpose()?.unwrap_or_default();
+    let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
+    let found = estimate::estimate(&subject, reference, &Plan { core, rounds: args.bursts, packets })?;
+    if let Some(path) = &args.keep {
+        known.put(Entry { of, estimate: found.clone() });
+        known.write(path)?;
+    }
+    if args.json {
+        return json(out, &found);
+    }
+    print(&subject.name, &found, out)?;
+    if let Some(path) = &args.keep {
+        writeln!(out, "kept in {}", path.display())?;
+    }
+    Ok(())
+}
+
+fn of_program(args: &EstimateArgs, here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
+    let exec = host::resolve_exec(Path::new(&args.nf), here).map_err(|why| Usage(format!("{}: {why}", args.nf)))?;
+    let subject = Subject {
+        name: exec.file_name().map_or_else(|| args.nf.clone(), |name| name.to_string_lossy().into_owned()),
+        exec,
+        args: args.args.iter().map(Into::into).collect(),
+        ..Subject::default()
+    };
+    Ok((subject, args.args.clone()))
+}
+
+fn of_config(args: &EstimateArgs, path: &Path, here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
+    let loaded = load::read(path)?;
+    for warning in &loaded.warnings {
+        eprintln!("{warning}");
+    }
+    let config = loaded.config;
+    let Some(service) = config.services.iter().find(|service| service.name == args.nf) else {
+        let known: Vec<&str> = config.services.iter().map(|service| service.name.as_str()).collect();
+        return Err(Usage(format!("{} has no service {}; it has {}", path.display(), args.nf, known.join(", "))).into());
+    };
+    Ok((subject_of(&config, service, here)?, service.args.clone()))
+}
+
+fn subject_of(config: &Config, service: &Service, here: &host::Host) -> anyhow::Result<Subject> {
+    let Some(exec) = &service.exec else {
+        return Err(Usage(format!("service {} names no program (exec), so there is nothing to start", service.name)).into());
+    };
+    let exec = host::resolve_exec(exec, here).map_err(|why| Usage(format!("service {}: {why}", service.name)))?;
+    Ok(Subject {
+        name: format!("{}.0", service.name),
+        exec,
+        args: service.args.iter().map(Into::into).collect(),
+        env: service.env.iter().map(|(key, value)| (key.into(), value.into())).collect(),
+        user: service.user.as_deref().map(User::look_up).transpose()?,
+        names: Names {
+            ports: config.ports.iter().map(|port| port.name.clone()).collect(),
+            services: config.services.iter().map(|service| service.name.clone()).collect(),
+            chains: config.chains.iter().map(|chain| chain.name.clone()).collect(),
+        },
+    })
+}
+
+fn print(name: &str, found: &Estimate, out: &mut dyn Write) -> std::io::Result<()> {
+    writeln!(out, "{name}: {} bursts of {} packets, {} packets dropped by it", found.rounds, found.burst, found.dropped)?;
+    let mut table = Table::new(&["", ">MEDIAN", ">A QUARTER BELOW", ">A QUARTER ABOVE"]);
+    let mut row = |what: &str, spread: Spread, digits: usize| {
+        let number = |value: f64| format!("{value:.digits$}");
+        table.row(vec![what.into(), number(spread.median).into(), number(spread.low).into(), number(spread.high).into()]);
+    };
+    row("ns a packet", found.ns_per_packet, 2);
+    row("cycles a packet", found.cycles_per_packet, 1);
+    row("ns a burst", found.ns_per_burst, 0);
+    row("cycles a burst", found.cycles_per_burst, 0);
+    table.print(out, colour())?;
+    let inside = found.inside_ns.map_or_else(|| "too few samples".into(), |ns| format!("{ns:.0} ns"));
+    writeln!(out, "taken off for rings and the way between cores: {:.0} ns a burst; inside: {inside} a burst", found.ring_ns)
+}

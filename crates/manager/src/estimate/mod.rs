@@ -1,0 +1,324 @@
+//! What a packet costs an NF, measured from outside before it is in use.
+//!
+//! # Problem
+//! Who decides how long an NF may run, or which NFs fit on a core, has to know what a burst takes it: before it has run, and without
+//! its help, because an NF may be a program that measures nothing or says what it likes.
+//!
+//! # Approach
+//! The NF runs alone, on a core of its own, between two rings and nothing else ([`stand`]). Bursts of crafted or captured packets are
+//! put on its ring one at a time, and awaited: from the moment at which a burst is on the ring until its last packet has come back. The
+//! same is done with a reference, an NF whose handler does next to nothing; what a burst takes it, less what its own library says of
+//! its handler, is what the rings and the way between two cores take. That is taken off, so that the handler's time is left.
+//!
+//! # Terms and units
+//! A *round* is one burst there and back. Times are nanoseconds, or cycles of the time-stamp counter. *Inside* is what the NF's library
+//! sampled of its handler in the same rounds: only for comparison.
+//!
+//! # Limits
+//! Caches are warm: the NF has the core for itself. Packets that a handler keeps (to wait for a disk, say) end a round late or never;
+//! after [`PATIENCE`] that is an error. Costs below some tens of nanoseconds a burst are within the noise of the way between cores.
+//!
+//! Source: UNiS (Anthony and Bai), the cycle estimator; what it takes off for the ring is what its report left open.
+
+pub mod kept;
+pub mod packets;
+pub mod stand;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use sluice_shm::BURST;
+
+use crate::nf::spawn::{SpawnError, User};
+use stand::Stand;
+
+/// Program beside the daemon whose handler does next to nothing.
+pub const REFERENCE: &str = "sluice-nf-bridge";
+/// How long an NF may take to attach, and a burst to come back.
+pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Rounds before those that count: caches fill, branches are learnt.
+const WARM_UP: u32 = 200;
+/// Rounds between two looks at what the NF's library has sampled.
+const ROUNDS_PER_LOOK: usize = 64;
+/// Shortest measurement, in nanoseconds: the NF's library samples its handler once a millisecond.
+const SHORTEST_NS: u64 = 300_000_000;
+
+/// An NF to be measured.
+#[derive(Debug, Clone, Default)]
+pub struct Subject {
+    /// Name for messages, and the one that the NF is told.
+    pub name: String,
+    /// Its program, an absolute path.
+    pub exec: PathBuf,
+    /// Its arguments.
+    pub args: Vec<OsString>,
+    /// Its environment, besides what attaching needs.
+    pub env: Vec<(OsString, OsString)>,
+    /// Its user; that of the caller without.
+    pub user: Option<User>,
+    /// Names of ports, services and chains that it may ask for.
+    pub names: Names,
+}
+
+/// Names that an NF may ask for, by number.
+#[derive(Debug, Clone, Default)]
+pub struct Names {
+    /// Of ports.
+    pub ports: Vec<String>,
+    /// Of services.
+    pub services: Vec<String>,
+    /// Of chains.
+    pub chains: Vec<String>,
+}
+
+/// How to measure.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Core of the NF. The caller has another one.
+    pub core: usize,
+    /// Rounds that count, at least; more until 0.3 s have passed.
+    pub rounds: u32,
+    /// Packets, dealt in turn: Ethernet frames.
+    pub packets: Vec<Vec<u8>>,
+}
+
+/// A measured quantity: median and quartiles.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Spread {
+    /// Half are below.
+    pub median: f64,
+    /// A quarter is below.
+    pub low: f64,
+    /// A quarter is above.
+    pub high: f64,
+}
+
+impl Spread {
+    /// Of these values; all 0 if there is none.
+    pub fn of(values: &mut [u64]) -> Self {
+        values.sort_unstable();
+        let at = |part: usize| values.get(values.len() * part / 4).copied().unwrap_or(0) as f64;
+        Self { median: at(2), low: at(1), high: at(3) }
+    }
+
+    /// Each less `by`, and not below 0.
+    fn less(self, by: f64) -> Self {
+        let less = |value: f64| (value - by).max(0.0);
+        Self { median: less(self.median), low: less(self.low), high: less(self.high) }
+    }
+
+    fn times(self, by: f64) -> Self {
+        Self { median: self.median * by, low: self.low * by, high: self.high * by }
+    }
+}
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Rounds that counted.
+    pub rounds: u64,
+    /// Packets of a burst.
+    pub burst: u32,
+    /// Nanoseconds of the handler for a burst.
+    pub ns_per_burst: Spread,
+    /// Nanoseconds of the handler for a packet.
+    pub ns_per_packet: Spread,
+    /// Cycles of the handler for a burst.
+    pub cycles_per_burst: Spread,
+    /// Cycles of the handler for a packet.
+    pub cycles_per_packet: Spread,
+    /// Nanoseconds of the rings and the way between the cores for a burst, which were taken off.
+    pub ring_ns: f64,
+    /// Nanoseconds for a burst that the NF's own library sampled in the same rounds; None if it sampled too little.
+    pub inside_ns: Option<f64>,
+    /// Packets that it dropped, of all.
+    pub dropped: u64,
+    /// Packets in all.
+    pub packets: u64,
+    /// Nanoseconds of a cycle.
+    pub ns_per_cycle: f64,
+}
+
+/// Why there is no estimate.
+#[derive(Debug, thiserror::Error)]
+pub enum EstimateError {
+    /// There is nothing to send.
+    #[error("there are no packets to send: give a capture with packets, or leave it out for crafted ones")]
+    NoPackets,
+    /// A packet does not fit in a frame.
+    #[error(
+        "a packet of {bytes} bytes does not fit in a frame; at most {most} do: cut the capture, for instance with `editcap -s {most}`"
+    )]
+    TooLong {
+        /// Its bytes.
+        bytes: usize,
+        /// What fits.
+        most: usize,
+    },
+    /// There is no other core to measure from.
+    #[error("NF and measurement need a core each, and core {core} is the only one that this process may use; allow it another one")]
+    OneCore {
+        /// The core.
+        core: usize,
+    },
+    /// The reference program is missing.
+    #[error(
+        "{REFERENCE} is missing: it is what the cost of the rings is measured with; it stands beside sluice (`make build` builds both)"
+    )]
+    NoReference,
+    /// The program could not be started.
+    #[error(transparent)]
+    Spawn(#[from] SpawnError),
+    /// It ended before it was through.
+    #[error("{name} ended ({how}) {when}; look at its arguments{said}")]
+    Ended {
+        /// Its name.
+        name: String,
+        /// How.
+        how: String,
+        /// Before or while what.
+        when: &'static str,
+        /// Its last words, on lines of their own.
+        said: String,
+    },
+    /// It did not attach.
+    #[error("{name} did not attach within {} s: only programs that use Sluice's NF library can be measured", PATIENCE.as_secs())]
+    Silent {
+        /// Its name.
+        name: String,
+    },
+    /// It keeps packets.
+    #[error("{name} has returned {returned} of {burst} packets of a burst after {} s: it keeps packets, so what a burst takes cannot be \
+             said", PATIENCE.as_secs())]
+    Keeps {
+        /// Its name.
+        name: String,
+        /// Packets that came back.
+        returned: usize,
+        /// Packets of the burst.
+        burst: usize,
+    },
+    /// It breaks the rules of its rings.
+    #[error("{name} breaks the rules of its rings: {what}; it would be stopped in use")]
+    Broken {
+        /// Its name.
+        name: String,
+        /// What it did.
+        what: &'static str,
+    },
+    /// The system's answer.
+    #[error("cannot {what}: {source}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// The answer.
+        source: std::io::Error,
+    },
+}
+
+/// Rounds of one NF: times of bursts in ticks, sorted, and what its library sampled.
+struct Rounds {
+    ticks: Vec<u64>,
+    inside_ns: Option<f64>,
+    dropped: u64,
+    packets: u64,
+}
+
+/// Measures an NF, and the reference before and after it.
+///
+/// # Errors
+/// [`EstimateError`].
+pub fn estimate(subject: &Subject, reference: PathBuf, plan: &Plan) -> Result<Estimate, EstimateError> {
+    if plan.packets.is_empty() {
+        return Err(EstimateError::NoPackets);
+    }
+    if let Some(long) = plan.packets.iter().map(Vec::len).find(|bytes| *bytes > stand::ROOM) {
+        return Err(EstimateError::TooLong { bytes: long, most: stand::ROOM });
+    }
+    let bridge = Subject { name: "reference".into(), exec: reference, ..Subject::default() };
+    let _pin = stand::Pin::away_from(plan.core)?;
+    let before = ring_ticks(&bridge, plan)?;
+    let mut found = rounds(subject, plan)?;
+    let after = ring_ticks(&bridge, plan)?;
+
+    let ns_per_cycle = stand::ns_per_tick();
+    let ring = before.0.midpoint(after.0);
+    let cycles_per_burst = Spread::of(&mut found.ticks).less(ring);
+    let per_packet = 1.0 / BURST as f64;
+    Ok(Estimate {
+        rounds: found.ticks.len() as u64,
+        burst: BURST as u32,
+        ns_per_burst: cycles_per_burst.times(ns_per_cycle),
+        ns_per_packet: cycles_per_burst.times(ns_per_cycle * per_packet),
+        cycles_per_burst,
+        cycles_per_packet: cycles_per_burst.times(per_packet),
+        ring_ns: ring * ns_per_cycle,
+        inside_ns: found.inside_ns,
+        dropped: found.dropped,
+        packets: found.packets,
+        ns_per_cycle,
+    })
+}
+
+/// Ticks that a burst takes without a handler.
+struct Ring(f64);
+
+fn ring_ticks(reference: &Subject, plan: &Plan) -> Result<Ring, EstimateError> {
+    let mut found = rounds(reference, plan)?;
+    let inside = found.inside_ns.unwrap_or(0.0) / stand::ns_per_tick();
+    Ok(Ring(Spread::of(&mut found.ticks).less(inside).median))
+}
+
+/// Starts an NF, sends bursts, and stops it.
+fn rounds(subject: &Subject, plan: &Plan) -> Result<Rounds, EstimateError> {
+    let mut stand = Stand::start(subject, plan.core)?;
+    let mut next = 0;
+    let mut round = |stand: &mut Stand| {
+        let from = next;
+        next = (next + BURST) % plan.packets.len();
+        stand.round(|i| &plan.packets[(from + i) % plan.packets.len()])
+    };
+    for _ in 0..WARM_UP {
+        round(&mut stand)?;
+    }
+    let mut sampled = stand.sampled();
+    let mut samples = Vec::new();
+    let (dropped, began) = (stand.dropped, sluice_shm::clock::monotonic_ns());
+    let mut ticks = Vec::with_capacity(plan.rounds as usize);
+    while ticks.len() < plan.rounds as usize || sluice_shm::clock::monotonic_ns() - began < SHORTEST_NS {
+        ticks.push(round(&mut stand)?);
+        if ticks.len().is_multiple_of(ROUNDS_PER_LOOK) {
+            let now = stand.sampled();
+            samples.extend(now.burst_ns_since(&sampled));
+            sampled = now;
+        }
+    }
+    let inside_ns = (!samples.is_empty()).then(|| Spread::of(&mut samples).median);
+    let rounds = Rounds { inside_ns, dropped: stand.dropped - dropped, packets: (ticks.len() * BURST) as u64, ticks };
+    stand.stop()?;
+    Ok(rounds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_is_the_median_and_the_quartiles() {
+        let spread = Spread::of(&mut [9, 1, 5, 3, 7, 2, 8, 4]);
+        assert_eq!(spread, Spread { low: 3.0, median: 5.0, high: 8.0 });
+        assert_eq!(spread.less(4.0), Spread { low: 0.0, median: 1.0, high: 4.0 });
+        assert_eq!(spread.times(2.0).high, 16.0);
+        assert_eq!(Spread::of(&mut []).median, 0.0);
+    }
+
+    #[test]
+    fn what_cannot_be_sent_is_refused_before_anything_starts() {
+        let plan = |packets| Plan { core: 0, rounds: 1, packets };
+        let run = |packets| estimate(&Subject::default(), PathBuf::from("/nowhere"), &plan(packets));
+        assert!(matches!(run(Vec::new()), Err(EstimateError::NoPackets)));
+        assert!(matches!(run(vec![vec![0; 64], vec![0; 5000]]), Err(EstimateError::TooLong { bytes: 5000, .. })));
+    }
+}
