@@ -237,18 +237,21 @@ fn what_was_decided_is_summed_up_and_told_once() {
         load(&b, 1.0);
         rig.weigh();
     }
-    let of_share = |nf: &str, count, from, to| (nf.to_string(), 2, EventKind::Share, count, Some(from), Some(to), None);
-    assert_eq!(news(2), [of_share("s.0", 3, 0.0, 0.75), of_share("s.1", 3, 0.0, 0.25)]);
+    let of_share = |nf: &str, time, count, from, to| (nf.to_string(), time, EventKind::Share, count, Some(from), Some(to), None);
+    assert_eq!(news(2), [of_share("s.0", 2, 3, 0.0, 0.75), of_share("s.1", 2, 3, 0.0, 0.25)]);
     assert_eq!(news(3), []);
+    load(&b, 3.0);
+    rig.weigh();
+    assert_eq!(news(4), [of_share("s.0", 4, 1, 0.75, 0.5), of_share("s.1", 4, 1, 0.25, 0.5)]);
     // Throttled twice and free again, and throttled still.
     a.gate.throttles.store(2, Ordering::Relaxed);
     b.gate.throttles.store(1, Ordering::Relaxed);
     b.gate.throttled.store(true, Ordering::Relaxed);
     let of_throttle = |nf: &str, time, count, now| (nf.to_string(), time, EventKind::Throttle, count, None, None, Some(now));
-    assert_eq!(news(4), [of_throttle("s.0", 4, 2, false), of_throttle("s.1", 4, 1, true)]);
+    assert_eq!(news(5), [of_throttle("s.0", 5, 2, false), of_throttle("s.1", 5, 1, true)]);
     b.gate.throttled.store(false, Ordering::Relaxed);
-    assert_eq!(news(5), [of_throttle("s.1", 5, 0, false)]);
-    assert_eq!(news(6), []);
+    assert_eq!(news(6), [of_throttle("s.1", 6, 0, false)]);
+    assert_eq!(news(7), []);
 }
 
 #[test]
