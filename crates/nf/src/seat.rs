@@ -179,3 +179,147 @@ impl fmt::Debug for Seat {
         f.debug_struct("Seat").field("slot", &self.place.as_ref().map(|place| place.slot)).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use sluice_shm::core_page::WHOLE;
+    use sluice_shm::page::{Region, RegionLayout};
+
+    use super::*;
+
+    const ME: u32 = 0;
+    const RIVAL: u32 = 1;
+    const MS: u64 = 1_000_000;
+
+    fn core_page(hand_over: bool) -> &'static CorePage {
+        let (_memory, page) = CorePage::create(2, hand_over).unwrap();
+        (0..2).for_each(|slot| page.reset(slot));
+        Box::leak(Box::new(page))
+    }
+
+    fn seat(core: &'static CorePage, poll: bool) -> Rc<Seat> {
+        let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
+        Seat::new(Place { core, slot: ME, enough: 1, poll, page: region.page.clone() })
+    }
+
+    /// The other NF of the core has packets, or none.
+    fn rival(core: &CorePage, packets: u32) {
+        core.posted(RIVAL).store(core.taken(RIVAL).load(Ordering::Relaxed) + packets, Ordering::Relaxed);
+        core.set_pending(RIVAL);
+    }
+
+    /// Sleeps without a wait, as packets are there.
+    fn nod(seat: &Seat) {
+        assert!(!seat.sleep(Duration::ZERO, || true));
+    }
+
+    #[test]
+    fn a_budget_that_is_used_up_counts_while_another_has_packets() {
+        let core = core_page(true);
+        let seat = seat(core, false);
+        let end = seat.run_until.get();
+        rival(core, 5);
+        assert!(!seat.is_over_budget(end - 1));
+        assert!(seat.is_over_budget(end) && seat.is_over_budget(end + MS));
+        // One that is on hold is no reason to stop.
+        core.hold(RIVAL).store(1, Ordering::Relaxed);
+        assert!(!seat.is_over_budget(end + 2 * MS));
+        core.hold(RIVAL).store(0, Ordering::Relaxed);
+        // It came while we had the core for ourselves: it waits for the next look.
+        let look = seat.run_until.get();
+        assert_eq!(look, end + 2 * MS + LOOK_ROUND_NS);
+        assert!(!seat.is_over_budget(look - 1));
+        assert!(seat.is_over_budget(look));
+    }
+
+    #[test]
+    fn alone_the_core_costs_nothing() {
+        let core = core_page(true);
+        let seat = seat(core, false);
+        let mut now = seat.run_until.get();
+        for _ in 0..10 {
+            now += 3_600_000 * MS;
+            assert!(!seat.is_over_budget(now));
+            assert_eq!(seat.ran_since.get(), now);
+            assert!(!seat.is_over_budget(now + LOOK_ROUND_NS - 1));
+            assert_eq!(seat.ran_since.get(), now, "no look before its time");
+        }
+        // The clock of this test is ahead of the one that is paid by: nothing passed since the last look.
+        nod(&seat);
+        assert_eq!(core.budget(ME), 0);
+    }
+
+    #[test]
+    fn time_is_paid_for_when_the_core_is_given_away() {
+        let core = core_page(true);
+        let seat = seat(core, false);
+        rival(core, 5);
+        seat.ran_since.set(monotonic_ns() - 3 * MS);
+        nod(&seat);
+        let budget = core.budget(ME);
+        assert!(budget <= -3 * MS as i32, "{budget}");
+        // Nothing is left: it goes on for one burst.
+        assert_eq!(seat.run_until.get(), seat.ran_since.get());
+        assert!(seat.is_over_budget(seat.ran_since.get()));
+        // Paid once: what it had before it slept is not paid again.
+        let slept = seat.ran_since.get();
+        nod(&seat);
+        let passed = seat.ran_since.get() - slept;
+        assert!(core.budget(ME).abs_diff(budget) as u64 <= passed, "{} of {passed}", core.budget(ME).abs_diff(budget));
+    }
+
+    #[test]
+    fn a_budget_lasts_from_when_the_core_is_had_again() {
+        let core = core_page(true);
+        let seat = seat(core, false);
+        core.share(ME).store(WHOLE, Ordering::Relaxed);
+        rival(core, 5);
+        seat.sleep(Duration::ZERO, || {
+            // While it sleeps the others use up what they have, and a round begins that gives all of it to this one.
+            core.posted(ME).store(1, Ordering::Relaxed);
+            core.set_pending(ME);
+            rival(core, 0);
+            assert_eq!(core.choose(None, 1), Some(ME));
+            true
+        });
+        let budget = u64::try_from(core.budget(ME)).unwrap();
+        assert!(budget > 0);
+        let (since, until) = (seat.ran_since.get(), seat.run_until.get());
+        assert_eq!(until - since, budget);
+        rival(core, 5);
+        assert!(!seat.is_over_budget(until - 1));
+        assert!(seat.is_over_budget(until));
+    }
+
+    #[test]
+    fn who_takes_no_turns_is_never_over_budget_and_pays_nothing() {
+        let (handing, kernel) = (core_page(true), core_page(false));
+        for (core, poll) in [(handing, true), (kernel, false)] {
+            let seat = seat(core, poll);
+            rival(core, 5);
+            seat.ran_since.set(0);
+            assert!(!seat.is_over_budget(u64::MAX - 1));
+            nod(&seat);
+            assert_eq!(core.budget(ME), 0);
+            assert!(!seat.is_over_budget(u64::MAX - 1));
+        }
+        // In unit tests of an NF there is no place at all.
+        let nowhere = Seat::default();
+        assert!(!nowhere.is_over_budget(1) && !nowhere.is_over_budget(u64::MAX - 1));
+        assert!(!nowhere.sleep(Duration::MAX, || panic!("there is nothing to sleep in")));
+    }
+
+    #[test]
+    fn the_thread_finds_the_seat_of_its_nf() {
+        let core = core_page(true);
+        let seat = seat(core, false);
+        assert!(Rc::ptr_eq(&Seat::here(), &seat));
+        drop(seat);
+        // Gone with its engine: who asks then has one without a place.
+        assert!(Seat::here().place.is_none());
+        let elsewhere = std::thread::spawn(|| Seat::here().place.is_none());
+        assert!(elsewhere.join().unwrap());
+    }
+}

@@ -31,6 +31,8 @@
 //! - stopping leads nowhere but to gone: an NF that dies while it is being stopped is not started again.
 
 pub mod attach;
+#[cfg(test)]
+pub(crate) mod fake;
 pub mod handle;
 pub mod record;
 pub mod spawn;

@@ -50,6 +50,36 @@ fn a_bottleneck_throttles_its_chain_and_no_other() {
 }
 
 #[test]
+fn those_before_a_bottleneck_are_held_and_none_of_their_packets_is_lost() {
+    // NFs that hand over leave out who is held; where the manager wakes each one, it does.
+    for sched in ["", "handover = false"] {
+        let text = port("in", "gen", "flows = 8")
+            + &port("out", "sink", "")
+            + &service("first", "sluice-nf-bridge", "ring = 256")
+            + &service("second", "sluice-nf-bridge", "ring = 256")
+            + &service("slow", "sluice-nf-cost", "args = [\"--cycles\", \"20000\"]\nring = 256")
+            + &chain("c", "in", &["first", "second", "slow"], "out", "")
+            + &format!("[sched]\n{sched}\n");
+        let mut daemon = Daemon::start("", &text);
+        daemon.wait("the bottleneck holds those before it", |s| {
+            let [first, second, slow] = ["first.0", "second.0", "slow.0"].map(|name| find_nf(s, name).sched);
+            assert!(!slow.held, "nobody is behind it: {s:#?}");
+            slow.throttled && first.held && second.held && find_chain(s, "c").throttled
+        });
+        daemon.wait("it was loaded for a while", |s| find_port(s, "out").tx_packets > PACKETS);
+        daemon.silence("c", "in");
+        daemon.wait_until_empty();
+        let stats = daemon.wait("nobody is throttled or held any more", |s| {
+            s.nfs.iter().all(|nf| !nf.sched.throttled && !nf.sched.held) && !find_chain(s, "c").throttled
+        });
+        let chain = find_chain(&stats, "c");
+        assert_eq!((chain.wasted, chain.entry_packets), (0, chain.exit_packets), "{chain:#?}");
+        assert_eq!(chain.drops.keys().collect::<Vec<_>>(), ["entry"]);
+        daemon.stop();
+    }
+}
+
+#[test]
 fn without_backpressure_full_rings_inside_drop() {
     let all_off = "backpressure = false\nweights = false\necn = false\nhandover = false";
     let mut daemon = Daemon::start("", &heavy_and_light(&["light"], all_off));

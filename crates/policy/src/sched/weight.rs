@@ -74,6 +74,11 @@ pub fn shares(demands: &[Demand], floor: f64, out: &mut Vec<f64>) {
 /// Turns weights into shares of at least `floor` (at most 1/n) that sum to 1.
 fn raise(weights: &mut [f64], floor: f64) {
     let n = weights.len() as f64;
+    // The rates of NFs that get no packets fade for ever: brought to 1, even the smallest numbers have a sum that can be divided by.
+    let largest = weights.iter().copied().fold(0.0, f64::max);
+    if largest > 0.0 && !(1e-100..1e100).contains(&largest) {
+        weights.iter_mut().for_each(|w| *w /= largest);
+    }
     // Who is at the floor stays there: raising others leaves less for the rest, never more. A round without a newcomer ends it.
     let mut at_floor = 0;
     let mut bar = 0.0;
@@ -248,6 +253,31 @@ mod tests {
         close(&of(&odd, 0.01), &[0.01, 0.01, 0.01, 0.97]);
         close(&of(&[demand(1e6, 100.0), demand(1e-300, 1.0)], 0.0), &[1.0, 0.0]);
         close(&of(&[demand(1e6, 100.0)], 0.01), &[1.0]);
+    }
+
+    #[test]
+    fn rates_that_fade_away_are_shared_like_any() {
+        const MS: u64 = 1_000_000;
+        let mut rates = [ArrivalRate::new(10 * MS); 2];
+        for (i, rate) in rates.iter_mut().enumerate() {
+            rate.add(0, 0);
+            rate.add(MS, 1000 * (1 + 2 * i as u64));
+        }
+        // Nothing comes any more. The rates grow smaller for seconds, down to the smallest numbers there are, and vanish.
+        for t in 2..20_000 {
+            let demands = [0, 1].map(|i: usize| {
+                rates[i].add(t * MS, 1000 * (1 + 2 * i as u64));
+                demand(rates[i].pps(), 500.0)
+            });
+            let shares = of(&demands, 0.01);
+            if demands[0].load() > 1e-300 {
+                close(&shares, &[0.25, 0.75]);
+            }
+        }
+        close(&of(&[demand(rates[0].pps(), 500.0), demand(rates[1].pps(), 500.0)], 0.01), &[0.5, 0.5]);
+        // And the greatest there are.
+        let great = Demand { arrival_pps: 1e308, service_ns: Some(1.0), priority: 1e9 };
+        close(&of(&[great, great], 0.01), &[0.5, 0.5]);
     }
 
     #[test]
