@@ -124,7 +124,6 @@ fn has_weight(group: &Path, nf: &Nf) -> bool {
 
 #[test]
 fn the_kernel_has_the_shares_that_are_told_and_both_follow_the_cost() {
-    let former = slice();
     let (mut daemon, stats) = flowing(Daemon::start("", &unequal()));
     let Some(group) = cgroups(&daemon, &stats) else { return };
     let all_have = |s: &Stats| s.nfs.iter().all(|nf| has_weight(&group, nf));
@@ -136,7 +135,6 @@ fn the_kernel_has_the_shares_that_are_told_and_both_follow_the_cost() {
     daemon.wait("the core is divided equally", |s| s.nfs.iter().all(|nf| nf.sched.share == 0.5) && all_have(s));
     daemon.stop();
     assert!(!group.exists(), "{}", group.display());
-    assert_eq!(slice(), former);
 }
 
 #[test]
