@@ -207,7 +207,7 @@ mod tests {
     /// The other NF of the core has packets, or none.
     fn rival(core: &CorePage, packets: u32) {
         core.posted(RIVAL).store(core.taken(RIVAL).load(Ordering::Relaxed) + packets, Ordering::Relaxed);
-        core.set_pending(RIVAL);
+        core.set_pending(RIVAL, 0);
     }
 
     /// Sleeps without a wait, as packets are there.
@@ -279,9 +279,9 @@ mod tests {
         seat.sleep(Duration::ZERO, || {
             // While it sleeps the others use up what they have, and a round begins that gives all of it to this one.
             core.posted(ME).store(1, Ordering::Relaxed);
-            core.set_pending(ME);
+            core.set_pending(ME, 0);
             rival(core, 0);
-            assert_eq!(core.choose(None, 1), Some(ME));
+            assert_eq!(core.choose(None, 1, 0), Some(ME));
             true
         });
         let budget = u64::try_from(core.budget(ME)).unwrap();
