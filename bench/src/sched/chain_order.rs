@@ -10,10 +10,10 @@
 
 use serde_json::json;
 
-use super::simulated::{ERROR, Lines, SIMULATED, compare};
+use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, LINE_RING, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line,
-    params, ratios_besides,
+    COST, COSTS, DELIVERED, ENDS, Hop, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
+    ratios_besides,
 };
 use crate::fair::spread_percent;
 use crate::lab::{Lab, Plan, Row, Sample};
@@ -73,11 +73,6 @@ fn number(order: [usize; 3]) -> usize {
 
 fn derive(rows: &mut [Row]) -> Vec<Row> {
     ratios_besides(rows, &["order"]);
-    compare(rows, |row| {
-        let order = row.params.get("order")?.as_u64()?.to_string();
-        let cycles = order.bytes().map(|digit| COSTS.get(usize::from(digit - b'1')).copied()).collect::<Option<_>>()?;
-        Some(Lines { cycles: vec![cycles], ring: LINE_RING })
-    });
     let mut names: Vec<String> = rows.iter().map(|row| row.name.clone()).filter(|name| !name.starts_with("ideal")).collect();
     names.sort_unstable();
     names.dedup();

@@ -10,8 +10,8 @@
 
 use serde_json::json;
 
-use super::simulated::{ERROR, Lines, SIMULATED, compare};
-use super::{COST, DELIVERED, JAIN, Mode, RING, SCHEDULERS, cases, chain_of, nf_of, params, traffic_to};
+use super::simulated::{ERROR, SIMULATED};
+use super::{COST, DELIVERED, JAIN, Mode, SCHEDULERS, cases, chain_of, nf_of, params, traffic_to};
 use crate::fair::jain;
 use crate::lab::{Lab, Plan, Row};
 use crate::setup::{Class, Setup};
@@ -83,10 +83,6 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
         row.put("least_pps", rates.iter().copied().reduce(f64::min));
         row.put("most_pps", rates.iter().copied().reduce(f64::max));
     }
-    compare(rows, |row| {
-        let diversity = row.params.get("diversity")?.as_u64()? as usize;
-        Some(Lines { cycles: RATIOS.iter().take(diversity).map(|ratio| vec![ratio * UNIT]).collect(), ring: RING })
-    });
     Vec::new()
 }
 

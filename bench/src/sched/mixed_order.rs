@@ -11,14 +11,15 @@
 use serde_json::json;
 
 use super::chain_order::ORDERS;
+use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, chain_of,
-    fused, line_rate,
+    COST, COSTS, DELIVERED, ENDS, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, WASTED_PERCENT,
+    cases, chain_of, fused, line_rate,
 };
 use super::{nf_of, params, ratios, traffic_to};
 use crate::lab::{Lab, Plan};
 use crate::setup::{Class, Setup};
-use crate::table::{Column, Form, Group};
+use crate::table::{Form, Group};
 use crate::{BenchArgs, Experiment};
 
 /// This experiment.
@@ -31,15 +32,7 @@ const SHUFFLE: [usize; 6] = [3, 0, 4, 1, 5, 2];
 const GROUP: Group = Group {
     title: "Flows through costs 120, 270 and 550 on one core, each in its own order",
     keys: &["flows"],
-    columns: &[
-        DELIVERED,
-        OF_IDEAL,
-        OF_IDEAL_BY_CPU,
-        OF_DEFAULT,
-        WASTED,
-        Column::new("wasted_percent", "% of delivered", 1.0, 3),
-        JAIN,
-    ],
+    columns: &[DELIVERED, OF_IDEAL, OF_IDEAL_BY_CPU, OF_DEFAULT, WASTED, WASTED_PERCENT, SIMULATED, ERROR, JAIN],
     plotted: 2,
     form: Form::Lines("flows"),
 };
