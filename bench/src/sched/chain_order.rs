@@ -9,6 +9,7 @@
 //! NFVnice, figure 11.
 
 use serde_json::json;
+use sluice_policy::sim::experiments::ORDERS;
 
 use super::simulated::{ERROR, SIMULATED};
 use super::{
@@ -23,9 +24,6 @@ use crate::{BenchArgs, Experiment};
 /// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain-order", about: "costs 120/270/550 in all six orders; spread from best to worst (figure 11)", run };
-
-/// All orders of three NFs, by number from 0.
-pub const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
 const RATES: Group = Group {
     title: "A chain of costs 120, 270 and 550 on one core, by order",

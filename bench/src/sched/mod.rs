@@ -33,6 +33,7 @@ pub mod variable_cost;
 pub mod watermarks;
 
 use serde_json::{Value, json};
+use sluice_policy::sim::experiments;
 
 use crate::lab::{Case, Lab, Plan, Row};
 use crate::report::Params;
@@ -42,7 +43,7 @@ use crate::table::Column;
 /// The NF that all of them use.
 pub const COST: &str = "sluice-nf-cost";
 /// Costs of the paper's chain: low, medium, high.
-pub const COSTS: [u64; 3] = [120, 270, 550];
+pub const COSTS: [u64; 3] = experiments::CHAIN;
 /// Flows of a generator that stands for one chain.
 pub const FLOWS: u32 = 16;
 /// Capacity of the rings, if nothing else is said.
