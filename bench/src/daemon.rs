@@ -260,8 +260,28 @@ impl Drop for Daemon {
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
+
+    /// The programs that were built beside this test, if all of them were.
+    pub fn built(nfs: &[&str]) -> Option<Programs> {
+        let exe = std::env::current_exe().ok()?;
+        let found = Programs::in_folder(exe.parent()?.parent()?, nfs);
+        found.inspect_err(|why| eprintln!("skipped: {why:#}")).ok()
+    }
+
+    /// Has `sluice check` look at a configuration, if it and the NFs were built.
+    pub fn assert_accepted(setup: &Setup, nfs: &[&str]) {
+        let Some(sluice) = built(nfs).map(|p| p.sluiced.with_file_name("sluice")).filter(|s| s.is_file()) else {
+            eprintln!("skipped: sluice is not built");
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("sluice.toml");
+        std::fs::write(&config, setup.toml(&folder.path().join("run"))).unwrap();
+        let answer = Command::new(sluice).args(["check", "--no-host"]).arg(config).output().unwrap();
+        assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+    }
 
     #[test]
     fn missing_programs_are_named() {

@@ -521,9 +521,8 @@ fn private_kib(proc: &Path, pid: u32) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use super::*;
+    use crate::daemon::tests::{assert_accepted, built};
 
     #[test]
     fn private_memory_is_that_of_the_rollup() {
@@ -550,19 +549,8 @@ mod tests {
         assert!(GROUPS.iter().all(|g| g.plotted <= g.columns.len()));
     }
 
-    /// The programs that were built beside this test, if all of them were.
-    fn programs() -> Option<Programs> {
-        let exe = std::env::current_exe().ok()?;
-        let found = Programs::in_folder(exe.parent()?.parent()?, &[NF]);
-        found.inspect_err(|why| eprintln!("skipped: {why:#}")).ok()
-    }
-
     #[test]
     fn the_daemon_accepts_the_configurations() {
-        let Some(sluice) = programs().map(|p| p.sluiced.with_file_name("sluice")).filter(|s| s.is_file()) else {
-            eprintln!("skipped: sluice is not built");
-            return;
-        };
         let mut setup = Setup {
             traffic: vec![Traffic {
                 name: "in".into(),
@@ -577,16 +565,12 @@ mod tests {
             ..Setup::default()
         };
         crowd(&mut setup, 1000, 0);
-        let folder = tempfile::tempdir().unwrap();
-        let config = folder.path().join("sluice.toml");
-        std::fs::write(&config, setup.toml(&folder.path().join("run"))).unwrap();
-        let answer = Command::new(sluice).arg("check").arg(&config).output().unwrap();
-        assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+        assert_accepted(&setup, &[NF]);
     }
 
     #[test]
     fn a_short_run_measures_every_part() {
-        let Some(programs) = programs() else { return };
+        let Some(programs) = built(&[NF]) else { return };
         if let Err(why) = Cores::here().manager() {
             eprintln!("skipped: {why}");
             return;

@@ -182,6 +182,11 @@ impl Lab {
         Ok(Self { args: args.clone(), programs, cores, manager_core, host, warnings: RefCell::default() })
     }
 
+    /// Frequency of the host's time-stamp counter, if it is known.
+    pub fn tsc_hz(&self) -> Option<f64> {
+        self.host.borrow().tsc_hz
+    }
+
     /// Lets a daemon warm up.
     ///
     /// # Errors

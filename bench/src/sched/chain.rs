@@ -10,12 +10,12 @@
 
 use serde_json::json;
 
-use super::simulated::{ERROR, Lines, SIMULATED, compare};
+use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, Hop, LINE_RING, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line,
-    params, ratios,
+    COST, COSTS, CPU, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, WASTED_PERCENT,
+    cases, line, params, ratios,
 };
-use crate::lab::{Lab, Plan, Row};
+use crate::lab::{Case, Lab, Plan};
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
 
@@ -33,7 +33,7 @@ const RATES: Group = Group {
         OF_DEFAULT,
         OF_BEST,
         WASTED,
-        Column::new("wasted_percent", "% of delivered", 1.0, 3),
+        WASTED_PERCENT,
         Column::new("wasted_pps.nf1", "wasted of NF 1 kpps", 1e3, 1),
         Column::new("wasted_pps.nf2", "of NF 2", 1e3, 1),
         SIMULATED,
@@ -49,9 +49,9 @@ const TIMES: Group = Group {
     title: "Time on the core and delay until it was given, of each NF",
     keys: &[],
     columns: &[
-        Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 1),
-        Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 1),
-        Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 1),
+        CPU[0],
+        CPU[1],
+        CPU[2],
         Column::new("sched_delay_ns.nf1", "delay 1 µs", 1e3, 1),
         Column::new("sched_delay_ns.nf2", "delay 2 µs", 1e3, 1),
         Column::new("sched_delay_ns.nf3", "delay 3 µs", 1e3, 1),
@@ -73,17 +73,16 @@ pub fn hops(lab: &Lab) -> Vec<Hop> {
     COSTS.iter().zip(1..).map(|(cycles, i)| Hop::new(i, lab.cores.shared(), *cycles)).collect()
 }
 
-fn derive(rows: &mut [Row]) -> Vec<Row> {
-    compare(rows, |_| Some(Lines { cycles: vec![COSTS.to_vec()], ring: LINE_RING }));
-    ratios(rows)
-}
-
 /// Every mode under every scheduler.
 pub fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
-    plan.cases =
-        cases(&MODES, &SCHEDULERS, &params(&[("nfs", json!(COSTS.len()))]), |mode, class| line(lab, mode, class, &hops(lab)));
+    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(RATES, |_| true), (TIMES, |v| !v.name.starts_with("ideal"))]);
+    plan.cases = cases_of(lab, &hops(lab));
     plan
+}
+
+/// A chain of these hops in every mode under every scheduler.
+pub fn cases_of(lab: &Lab, hops: &[Hop]) -> Vec<Case> {
+    cases(&MODES, &SCHEDULERS, &params(&[("nfs", json!(hops.len()))]), |mode, class| line(lab, mode, class, hops))
 }
 
 #[cfg(test)]

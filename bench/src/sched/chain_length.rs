@@ -9,12 +9,12 @@
 
 use serde_json::json;
 
-use super::simulated::{ERROR, Lines, SIMULATED, compare};
+use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, LINE_RING, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores,
-    params, ratios,
+    COST, COSTS, DELIVERED, ENDS, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, name_of, nf_cores, params,
+    ratios,
 };
-use crate::lab::{Lab, Plan, Row};
+use crate::lab::{Lab, Plan};
 use crate::setup::Class;
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
@@ -51,18 +51,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     lab.run(&plan(&lab))
 }
 
-fn derive(rows: &mut [Row]) -> Vec<Row> {
-    compare(rows, |row| {
-        let nfs = row.params.get("nfs")?.as_u64()? as usize;
-        let on_one = row.params.get("nf_cores").is_some_and(|cores| *cores == 1);
-        let cycles = (0..nfs).map(|i| COSTS[i % COSTS.len()]).collect();
-        on_one.then(|| Lines { cycles: vec![cycles], ring: LINE_RING })
-    });
-    ratios(rows)
-}
-
 fn plan(lab: &Lab) -> Plan {
-    let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
+    let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
     let several = (2..=MOST_CORES).rev().find_map(|n| lab.cores.own(n).ok().map(<[usize]>::to_vec));
     if several.is_none() {
         let why = lab.cores.own(2).err().unwrap_or_default();

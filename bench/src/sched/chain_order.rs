@@ -9,11 +9,12 @@
 //! NFVnice, figure 11.
 
 use serde_json::json;
+use sluice_policy::sim::experiments::ORDERS;
 
-use super::simulated::{ERROR, Lines, SIMULATED, compare};
+use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, LINE_RING, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line,
-    params, ratios_besides,
+    COST, COSTS, DELIVERED, ENDS, Hop, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
+    ratios_besides,
 };
 use crate::fair::spread_percent;
 use crate::lab::{Lab, Plan, Row, Sample};
@@ -23,9 +24,6 @@ use crate::{BenchArgs, Experiment};
 /// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "chain-order", about: "costs 120/270/550 in all six orders; spread from best to worst (figure 11)", run };
-
-/// All orders of three NFs, by number from 0.
-pub const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
 
 const RATES: Group = Group {
     title: "A chain of costs 120, 270 and 550 on one core, by order",
@@ -73,11 +71,6 @@ fn number(order: [usize; 3]) -> usize {
 
 fn derive(rows: &mut [Row]) -> Vec<Row> {
     ratios_besides(rows, &["order"]);
-    compare(rows, |row| {
-        let order = row.params.get("order")?.as_u64()?.to_string();
-        let cycles = order.bytes().map(|digit| COSTS.get(usize::from(digit - b'1')).copied()).collect::<Option<_>>()?;
-        Some(Lines { cycles: vec![cycles], ring: LINE_RING })
-    });
     let mut names: Vec<String> = rows.iter().map(|row| row.name.clone()).filter(|name| !name.starts_with("ideal")).collect();
     names.sort_unstable();
     names.dedup();

@@ -2,16 +2,17 @@
 //!
 //! # Approach
 //! At diversity d, d flows each pass an NF of their own, all on one core, at equal rates; costs are the first d of 1 : 2 : 5 : 20 : 40
-//! : 60 times [`UNIT`]. Equal shares of the core (the default) serve cheap flows most; shares by rate and cost serve all alike, which
+//! : 60 times [`FAIRNESS_UNIT`]. Equal shares of the core (the default) serve cheap flows most; shares by rate and cost serve all alike, which
 //! Jain's index over the flows' rates says: 1 is perfectly fair. `least_pps` is the rate of the flow that is served least.
 //!
 //! # Source
 //! NFVnice, figures 15b and 15c.
 
 use serde_json::json;
+use sluice_policy::sim::experiments::{FAIRNESS, FAIRNESS_UNIT};
 
-use super::simulated::{ERROR, Lines, SIMULATED, compare};
-use super::{COST, DELIVERED, JAIN, Mode, RING, SCHEDULERS, cases, chain_of, nf_of, params, traffic_to};
+use super::simulated::{ERROR, SIMULATED};
+use super::{COST, DELIVERED, JAIN, Mode, SCHEDULERS, cases, chain_of, nf_of, params, traffic_to};
 use crate::fair::jain;
 use crate::lab::{Lab, Plan, Row};
 use crate::setup::{Class, Setup};
@@ -22,9 +23,6 @@ use crate::{BenchArgs, Experiment};
 pub const EXPERIMENT: Experiment =
     Experiment { name: "fairness", about: "1 to 6 flows of costs 1:2:5:20:40:60 on one core; Jain's index (figure 15b, c)", run };
 
-const RATIOS: [u64; 6] = [1, 2, 5, 20, 40, 60];
-/// Cycles of the cheapest.
-const UNIT: u64 = 100;
 /// Packets per second of each flow: all six together overload any core by far.
 const EACH_PPS: f64 = 2e6;
 
@@ -52,7 +50,7 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
-    for diversity in 1..=RATIOS.len() {
+    for diversity in 1..=FAIRNESS.len() {
         let of = params(&[("diversity", json!(diversity))]);
         plan.cases
             .extend(cases(&[Mode::Default, Mode::Sluice], &SCHEDULERS, &of, |mode, class| setup(lab, mode, class, diversity)));
@@ -62,12 +60,12 @@ fn plan(lab: &Lab) -> Plan {
 
 fn setup(lab: &Lab, mode: Mode, class: Class, diversity: usize) -> Setup {
     let mut setup = Setup { manager_core: lab.manager_core, sched: Some(mode.sched(class)), ..Setup::default() };
-    for (ratio, i) in RATIOS.iter().zip(1..).take(diversity) {
+    for (ratio, i) in FAIRNESS.iter().zip(1..).take(diversity) {
         let (chain, service) = (format!("c{i}"), format!("nf{i}"));
         let mut traffic = traffic_to(&chain, EACH_PPS);
         traffic.flows = 1;
         setup.traffic.push(traffic);
-        setup.services.push(nf_of(&service, lab.cores.shared(), ratio * UNIT));
+        setup.services.push(nf_of(&service, lab.cores.shared(), ratio * FAIRNESS_UNIT));
         setup.chains.push(chain_of(&chain, &[&service]));
     }
     setup
@@ -83,10 +81,6 @@ fn derive(rows: &mut [Row]) -> Vec<Row> {
         row.put("least_pps", rates.iter().copied().reduce(f64::min));
         row.put("most_pps", rates.iter().copied().reduce(f64::max));
     }
-    compare(rows, |row| {
-        let diversity = row.params.get("diversity")?.as_u64()? as usize;
-        Some(Lines { cycles: RATIOS.iter().take(diversity).map(|ratio| vec![ratio * UNIT]).collect(), ring: RING })
-    });
     Vec::new()
 }
 

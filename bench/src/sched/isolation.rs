@@ -6,13 +6,20 @@
 //! UDP: generator ─► nf1 (120) ─► nf2 (270) ─► nf3 (4500) ─► sink
 //! ```
 //! All NFs share a core. UDP arrives faster than nf1 and nf2 could work on it, most of it only to die before nf3; the default lets it
-//! push TCP out. Each mode runs three times a turn, TCP alone, UDP alone and both: `tcp_kept_ratio` and `udp_kept_ratio` compare
-//! within the turn. The params `tcp_flows` and `udp_flows` tell them apart.
+//! push TCP out. UDP runs alone and beside TCP in each variant, and TCP alone in each mode under SCHED_OTHER, where it takes a small
+//! part of the core and the scheduler decides nothing: `tcp_kept_ratio` and `udp_kept_ratio` compare within the turn. The params
+//! `tcp_flows` and `udp_flows` tell them apart.
+//!
+//! TCP is paced: iperf3 sends at [`TCP_MBIT`] and no faster. Unpaced, a flow takes what it finds, and on a host with few cores its ends,
+//! which share the manager's core there, would be the bottleneck and be what is measured. Paced, it asks for the same in every variant,
+//! and all that it lacks was taken from it on its way.
+//!
+//! A flow that UDP pushes out altogether is a result: `tcp_bps` is then what arrived until it was given up, often 0, and `tcp_starved` 1.
 //!
 //! # Limits
-//! Needs root, iperf3, and a daemon with DPDK. TCP is limited to [`TCP_MBIT`] so that on a host with few cores the ends of the flow,
-//! which share the manager's core there, are not what is measured. Everything that is made on the host is removed, also after an
-//! interruption.
+//! Needs root, iperf3, and a daemon with DPDK. Everything that is made on the host is removed, also after an interruption. There is no
+//! ideal: the chains are two processes at least, which leaves the scheduler a choice. Weights and backpressure alone run under
+//! SCHED_OTHER only.
 //!
 //! # Source
 //! NFVnice, figure 13.
@@ -21,8 +28,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::netns::{Wires, missing};
-use super::{COST, Mode, chain_of, name_of, nf_of, params};
+use super::netns::{self, Wires, missing};
+use super::{COST, Mode, PARTS, SCHEDULERS, WASTED, chain_of, name_of, nf_of, params};
 use crate::lab::{Case, Lab, Miss, Plan, Row, Sample};
 use crate::measure::sample;
 use crate::report::Params;
@@ -38,19 +45,18 @@ const COSTS: [u64; 3] = [120, 270, 4500];
 const UDP_FLOWS: u32 = 10;
 /// Packets per second of all UDP flows.
 const UDP_PPS: f64 = 10e6;
+/// What TCP is paced at.
 const TCP_MBIT: u32 = 200;
-const MODES: [Mode; 2] = [Mode::Default, Mode::Sluice];
-const CLASSES: [Class; 2] = [Class::Other, Class::Batch];
 
 const GROUP: Group = Group {
-    title: "TCP and UDP through two NFs on one core, UDP with a bottleneck behind",
+    title: "TCP, paced at 200 Mbit/s, and UDP through two NFs on one core, UDP with a bottleneck behind",
     keys: &["tcp_flows", "udp_flows"],
     columns: &[
         Column::new("tcp_bps", "TCP Mbit/s", 1e6, 1),
         Column::new("udp_pps", "UDP kpps", 1e3, 1),
         Column::new("tcp_kept_ratio", "TCP kept", 1.0, 3),
         Column::new("udp_kept_ratio", "UDP kept", 1.0, 3),
-        Column::new("wasted_pps", "wasted kpps", 1e3, 1),
+        WASTED,
     ],
     plotted: 2,
     form: Form::Bars,
@@ -79,21 +85,26 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 /// `missing` is why nothing of it can run here.
 fn plan(missing: Option<&str>) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, derive, vec![(GROUP, |_| true)]);
-    for class in CLASSES {
-        for mode in MODES {
-            for flows in FLOWS {
-                let name = name_of(mode, class);
-                if let Some(why) = missing {
-                    plan.leave_out(&name, flows.params(), why);
-                    continue;
-                }
-                let row_name = name.clone();
-                let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &flows.params(), one(lab, mode, class, flows)?)]);
-                plan.cases.push(Case { name, params: flows.params(), run: Box::new(run) });
+    for (class, mode) in SCHEDULERS.into_iter().flat_map(|class| PARTS.map(|mode| (class, mode))) {
+        let name = name_of(mode, class);
+        for flows in FLOWS.into_iter().filter(|flows| flows.udp || class == Class::Other) {
+            let why = missing.or_else(|| mode.idle_under(class)).or_else(|| alone(mode, class));
+            if let Some(why) = why {
+                plan.leave_out(&name, flows.params(), why);
+                continue;
             }
+            let row_name = name.clone();
+            let run = move |lab: &Lab| Ok(vec![Row::new(&row_name, &flows.params(), one(lab, mode, class, flows)?)]);
+            plan.cases.push(Case { name: name.clone(), params: flows.params(), run: Box::new(run) });
         }
     }
     plan
+}
+
+/// Why a part alone is not run under a scheduler, if so.
+fn alone(mode: Mode, class: Class) -> Option<&'static str> {
+    let part = matches!(mode, Mode::Weights | Mode::Backpressure) && class != Class::Other;
+    part.then_some("the parts alone run under SCHED_OTHER; under all of them the experiment would take minutes more")
 }
 
 fn setup(lab: &Lab, mode: Mode, class: Class, flows: Flows, devargs: [String; 2]) -> Setup {
@@ -129,13 +140,13 @@ fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss
     })?;
     lab.warm_up()?;
     let before = lab.read(&daemon)?;
-    let mut tcp_bps = None;
+    let mut tcp = None;
     if flows.tcp {
         // The ends of the flow run on any core but that of the NFs.
         let mut cores = lab.cores.besides_manager();
         cores.retain(|core| *core != lab.cores.shared());
         cores.push(lab.manager_core);
-        tcp_bps = Some(wires.tcp(&lab.programs, &cores, TCP_MBIT, lab.args.seconds)?);
+        tcp = Some(wires.tcp(&lab.programs, &cores, TCP_MBIT, lab.args.seconds)?);
     } else {
         lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
     }
@@ -147,28 +158,40 @@ fn one(lab: &Lab, mode: Mode, class: Class, flows: Flows) -> Result<Sample, Miss
     if flows.udp {
         out.extend(out.get("delivered_pps.udp").copied().map(|pps| ("udp_pps".into(), pps)));
     }
-    out.extend(tcp_bps.map(|bps| ("tcp_bps".into(), bps)));
+    if let Some(flow) = tcp {
+        let (bps, starved) = rate(flow, flows)?;
+        out.extend([("tcp_bps".into(), bps), ("tcp_starved".into(), starved)]);
+    }
     Ok(out)
 }
 
-/// What each kind of flow has left beside the other, of what it had alone.
+/// Bits per second of a TCP flow, and 1 if it starved. Alone it has nobody to starve from: that is an error.
+fn rate(flow: netns::Flow, flows: Flows) -> anyhow::Result<(f64, f64)> {
+    match flow {
+        netns::Flow::Whole(bps) => Ok((bps, 0.0)),
+        netns::Flow::Starved(bps) if flows.udp => Ok((bps, 1.0)),
+        netns::Flow::Starved(bps) => {
+            anyhow::bail!("TCP does not come through though nothing is beside it ({bps:.0} bits a second do)")
+        }
+    }
+}
+
+/// What each kind of flow has left beside the other, of what it had alone: TCP in the same mode, UDP in the same variant.
 fn derive(rows: &mut [Row]) -> Vec<Row> {
-    let alone = |rows: &[Row], name: &str, flows: Flows, metric: &str| {
-        rows.iter().find(|row| row.name == name && row.params == flows.params())?.get(metric).filter(|rate| *rate > 0.0)
+    let rates = |flows: Flows, metric: &str| -> Vec<(String, f64)> {
+        let alone = rows.iter().filter(|row| row.params == flows.params());
+        alone.filter_map(|row| Some((row.name.clone(), row.get(metric).filter(|rate| *rate > 0.0)?))).collect()
     };
     let [tcp, udp, both] = FLOWS;
-    let found: Vec<(usize, Option<f64>, Option<f64>)> = rows
-        .iter()
-        .enumerate()
-        .filter(|(_, row)| row.params == both.params())
-        .map(|(i, row)| {
-            let ratio = |flows: Flows, metric: &str| Some(row.get(metric)? / alone(rows, &row.name, flows, metric)?);
-            (i, ratio(tcp, "tcp_bps"), ratio(udp, "udp_pps"))
-        })
-        .collect();
-    for (i, tcp, udp) in found {
-        rows[i].put("tcp_kept_ratio", tcp);
-        rows[i].put("udp_kept_ratio", udp);
+    let (tcp_bps, udp_pps) = (rates(tcp, "tcp_bps"), rates(udp, "udp_pps"));
+    for row in rows.iter_mut().filter(|row| row.params == both.params()) {
+        let mode = row.name.split_once('/').map(|(mode, _)| format!("{mode}/other"));
+        let ratio =
+            |metric: &str, rates: &[(String, f64)], name: &str| Some(row.get(metric)? / rates.iter().find(|(of, _)| of == name)?.1);
+        let tcp_kept = mode.and_then(|mode| ratio("tcp_bps", &tcp_bps, &mode));
+        let udp_kept = ratio("udp_pps", &udp_pps, &row.name);
+        row.put("tcp_kept_ratio", tcp_kept);
+        row.put("udp_kept_ratio", udp_kept);
     }
     Vec::new()
 }
@@ -189,11 +212,13 @@ mod tests {
             row("sluice/other", tcp, &[("tcp_bps", 8.0)]),
             row("sluice/other", udp, &[("udp_pps", 4.0)]),
             row("sluice/other", both, &[("tcp_bps", 6.0), ("udp_pps", 4.0)]),
-            row("default/other", both, &[("tcp_bps", 1.0), ("udp_pps", 4.0)]),
+            row("default/other", both, &[("tcp_bps", 0.0), ("udp_pps", 4.0)]),
+            row("sluice/rr1", both, &[("tcp_bps", 4.0), ("udp_pps", 4.0)]),
         ];
         derive(&mut rows);
         assert_eq!((rows[3].get("tcp_kept_ratio"), rows[3].get("udp_kept_ratio")), (Some(0.75), Some(1.0)));
-        assert_eq!((rows[4].get("tcp_kept_ratio"), rows[4].get("udp_kept_ratio")), (Some(0.1), None));
+        assert_eq!((rows[4].get("tcp_kept_ratio"), rows[4].get("udp_kept_ratio")), (Some(0.0), None));
+        assert_eq!((rows[5].get("tcp_kept_ratio"), rows[5].get("udp_kept_ratio")), (Some(0.5), None));
         assert_eq!(rows[0].get("tcp_kept_ratio"), None);
     }
 
@@ -208,8 +233,20 @@ mod tests {
 
     #[test]
     fn a_host_that_cannot_says_why() {
-        let plan = plan(Some("it needs root"));
-        assert!(plan.cases.is_empty() && plan.left_out.len() == 12);
-        assert_eq!(super::plan(None).cases.len(), 12);
+        let here = super::plan(None);
+        // TCP alone in each mode; UDP alone and both in two modes under each scheduler and in two more under one.
+        assert_eq!(here.cases.len(), 4 + 2 * (2 * 4 + 2));
+        assert!(here.cases.iter().filter(|case| case.params == FLOWS[0].params()).all(|case| case.name.ends_with("/other")));
+        let nowhere = plan(Some("it needs root"));
+        assert!(nowhere.cases.is_empty() && nowhere.left_out.iter().all(|l| l.why == "it needs root"));
+        assert_eq!(nowhere.left_out.len(), here.cases.len() + here.left_out.len());
+    }
+
+    #[test]
+    fn to_starve_beside_udp_is_a_result_and_alone_an_error() {
+        let [tcp, _, both] = FLOWS;
+        assert_eq!(rate(netns::Flow::Whole(2e8), tcp).unwrap(), (2e8, 0.0));
+        assert_eq!(rate(netns::Flow::Starved(3e5), both).unwrap(), (3e5, 1.0));
+        assert!(rate(netns::Flow::Starved(0.0), tcp).unwrap_err().to_string().contains("nothing is beside it"));
     }
 }

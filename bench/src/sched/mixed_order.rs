@@ -1,45 +1,35 @@
 //! `sluice bench mixed-order`: one to six flows at once, each through the same three NFs in an order of its own.
 //!
 //! # Approach
-//! Costs 120, 270 and 550 on one core; flow i takes the chain with the i-th of the six orders, shuffled once and for all so that every
-//! run of the experiment has the same. The flows share the line rate. Every NF is now first, middle and last at once, so there is no
-//! order of running them that is right for all.
+//! Costs 120, 270 and 550 on one core; flow i takes the chain with the i-th of the six orders, shuffled once and for all ([`MIXED`]) so
+//! that every run of the experiment has the same. The flows share the line rate. Every NF is now first, middle and last at once, so
+//! there is no order of running them that is right for all.
 //!
 //! # Source
 //! NFVnice, figure 12.
 
 use serde_json::json;
+use sluice_policy::sim::experiments::{MIXED, ORDERS};
 
-use super::chain_order::ORDERS;
+use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, COSTS, DELIVERED, ENDS, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, chain_of,
-    fused, line_rate,
+    COST, COSTS, DELIVERED, ENDS, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, WASTED_PERCENT,
+    cases, chain_of, fused, line_rate,
 };
 use super::{nf_of, params, ratios, traffic_to};
 use crate::lab::{Lab, Plan};
 use crate::setup::{Class, Setup};
-use crate::table::{Column, Form, Group};
+use crate::table::{Form, Group};
 use crate::{BenchArgs, Experiment};
 
 /// This experiment.
 pub const EXPERIMENT: Experiment =
     Experiment { name: "mixed-order", about: "1 to 6 flows through the same NFs, each in an order of its own (figure 12)", run };
 
-/// A shuffle of [`ORDERS`], so that the first flows are not those with the cheap NF first.
-const SHUFFLE: [usize; 6] = [3, 0, 4, 1, 5, 2];
-
 const GROUP: Group = Group {
     title: "Flows through costs 120, 270 and 550 on one core, each in its own order",
     keys: &["flows"],
-    columns: &[
-        DELIVERED,
-        OF_IDEAL,
-        OF_IDEAL_BY_CPU,
-        OF_DEFAULT,
-        WASTED,
-        Column::new("wasted_percent", "% of delivered", 1.0, 3),
-        JAIN,
-    ],
+    columns: &[DELIVERED, OF_IDEAL, OF_IDEAL_BY_CPU, OF_DEFAULT, WASTED, WASTED_PERCENT, SIMULATED, ERROR, JAIN],
     plotted: 2,
     form: Form::Lines("flows"),
 };
@@ -66,7 +56,7 @@ fn setup(lab: &Lab, mode: Mode, class: Class, flows: usize) -> Setup {
         Mode::Ideal => vec![fused("ideal", core, &hops)],
         _ => hops.iter().zip(COSTS).map(|(hop, cycles)| nf_of(&hop.name, core, cycles)).collect(),
     };
-    for (i, order) in SHUFFLE.iter().map(|i| ORDERS[*i]).take(flows).enumerate() {
+    for (i, order) in MIXED.iter().map(|i| ORDERS[*i]).take(flows).enumerate() {
         let chain = format!("c{}", i + 1);
         let mut traffic = traffic_to(&chain, line_rate(64) / flows as f64);
         traffic.flows = 1;
@@ -87,9 +77,9 @@ mod tests {
 
     #[test]
     fn every_flow_has_an_order_of_its_own() {
-        let mut shuffle = SHUFFLE;
-        shuffle.sort_unstable();
-        assert_eq!(shuffle, [0, 1, 2, 3, 4, 5]);
+        let mut mixed = MIXED;
+        mixed.sort_unstable();
+        assert_eq!(mixed, [0, 1, 2, 3, 4, 5]);
         let six = setup(&lab(1), Mode::Default, Class::Other, 6);
         let chains: std::collections::BTreeSet<_> = six.chains.iter().map(|c| c.services.clone()).collect();
         assert_eq!(chains.len(), 6);

@@ -33,8 +33,9 @@ pub mod variable_cost;
 pub mod watermarks;
 
 use serde_json::{Value, json};
+use sluice_policy::sim::experiments;
 
-use crate::lab::{Case, Lab, Row};
+use crate::lab::{Case, Lab, Plan, Row};
 use crate::report::Params;
 use crate::setup::{Chain, Class, Sched, Service, Setup, Traffic};
 use crate::table::Column;
@@ -42,7 +43,7 @@ use crate::table::Column;
 /// The NF that all of them use.
 pub const COST: &str = "sluice-nf-cost";
 /// Costs of the paper's chain: low, medium, high.
-pub const COSTS: [u64; 3] = [120, 270, 550];
+pub const COSTS: [u64; 3] = experiments::CHAIN;
 /// Flows of a generator that stands for one chain.
 pub const FLOWS: u32 = 16;
 /// Capacity of the rings, if nothing else is said.
@@ -70,6 +71,8 @@ pub enum Mode {
 
 /// The modes of the paper's tables, and the ideal.
 pub const MODES: [Mode; 5] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
+/// The same without the ideal, where NFs are not one after another.
+pub const PARTS: [Mode; 4] = [Mode::Default, Mode::Weights, Mode::Backpressure, Mode::Sluice];
 /// Without the parts alone.
 pub const ENDS: [Mode; 3] = [Mode::Default, Mode::Sluice, Mode::Ideal];
 /// The kernel's schedulers of the paper.
@@ -85,6 +88,12 @@ impl Mode {
             Mode::Sluice => "sluice",
             Mode::Ideal => "ideal",
         }
+    }
+
+    /// Why it does not have to be run under a scheduler, if so.
+    pub fn idle_under(self, class: Class) -> Option<&'static str> {
+        let idle = self == Mode::Weights && matches!(class, Class::Rr(_));
+        idle.then_some("SCHED_RR knows no shares, so weights alone are the default once more")
     }
 
     /// The table `[sched]` for it.
@@ -217,13 +226,19 @@ fn busiest(hops: &[Hop]) -> (usize, Vec<Hop>) {
     (core, on(core))
 }
 
-/// One case for each mode under each scheduler.
+/// One case for each mode under each scheduler: what is measured, and what the simulator says of it.
 pub fn cases(modes: &[Mode], classes: &[Class], of: &Params, setup: impl Fn(Mode, Class) -> Setup) -> Vec<Case> {
-    let mut out = Vec::new();
-    for class in classes {
-        out.extend(modes.iter().map(|mode| Case::flow(&name_of(*mode, *class), of.clone(), setup(*mode, *class))));
-    }
-    out
+    let case = |mode: Mode, class: Class| {
+        let (name, params, setup) = (name_of(mode, class), of.clone(), setup(mode, class));
+        let (row_name, row_params) = (name.clone(), of.clone());
+        let run = move |lab: &Lab| {
+            let mut row = Row::new(&row_name, &row_params, lab.flow(&setup)?);
+            simulated::compare(&mut row, &setup, lab.tsc_hz());
+            Ok(vec![row])
+        };
+        Case { name, params, run: Box::new(run) }
+    };
+    classes.iter().flat_map(|class| modes.iter().map(move |mode| (*mode, *class))).map(|(mode, class)| case(mode, class)).collect()
 }
 
 /// Adds to the rows of a turn, for `delivered_pps`: `ideal_pps` and `of_ideal` (of the ideal under the same scheduler with the same
@@ -288,7 +303,7 @@ pub fn ratios_besides(rows: &mut [Row], besides: &[&str]) -> Vec<Row> {
     Vec::new()
 }
 
-/// Columns that most tables begin with.
+/// Column that most tables begin with.
 pub const DELIVERED: Column = Column::new("delivered_pps", "delivered Mpps", 1e6, 3);
 /// Of the ideal.
 pub const OF_IDEAL: Column = Column::new("of_ideal", "of ideal", 1.0, 3);
@@ -300,30 +315,54 @@ pub const OF_DEFAULT: Column = Column::new("of_default", "of default", 1.0, 2);
 pub const OF_BEST: Column = Column::new("of_best_default", "of best default", 1.0, 2);
 /// Wasted work.
 pub const WASTED: Column = Column::new("wasted_pps", "wasted kpps", 1e3, 1);
+/// The same, of what was delivered.
+pub const WASTED_PERCENT: Column = Column::new("wasted_percent", "% of delivered", 1.0, 3);
+/// Time on the core of the NFs that are numbered from 1.
+pub const CPU: [Column; 4] = [
+    Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 1),
+    Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 1),
+    Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 1),
+    Column::new("cpu_percent.nf4", "CPU 4 %", 1.0, 1),
+];
 /// Jain's index over chains.
 pub const JAIN: Column = Column::new("jain", "Jain", 1.0, 3);
 
-/// Cores for `wanted` NFs: one each if there are so many, else all that there are beside the manager's, in turn; and how many cores.
-pub fn spread(lab: &Lab, wanted: usize) -> (Vec<usize>, usize) {
-    let cores: Vec<usize> = match lab.cores.own(wanted) {
-        Ok(own) => own.to_vec(),
-        Err(_) => lab.cores.besides_manager(),
-    };
-    (cores.iter().copied().cycle().take(wanted).collect(), cores.len().min(wanted))
+/// Where the NFs of an experiment are that should have a core each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// The core of each.
+    pub cores: Vec<usize>,
+    /// How many cores that are.
+    pub used: usize,
+    /// Schedulers that make a difference there.
+    pub classes: &'static [Class],
 }
 
-/// The param of [`spread`].
+/// Places `wanted` NFs: one a core if there are so many, where the scheduler has nothing to choose from; else on all that there are
+/// beside the manager's, in turn, and the plan says that `modes` could not have a core each.
+pub fn place(lab: &Lab, plan: &mut Plan, modes: &[Mode], wanted: usize) -> Placed {
+    let why = match lab.cores.own(wanted) {
+        Ok(own) => return Placed { cores: own.to_vec(), used: wanted, classes: &SCHEDULERS[..1] },
+        Err(why) => why,
+    };
+    for mode in modes {
+        plan.leave_out(&name_of(*mode, Class::Other), params(&[nf_cores(wanted)]), format!("a core for each NF: {why}"));
+    }
+    let cores = lab.cores.besides_manager();
+    let used = cores.len().min(wanted);
+    Placed { cores: cores.into_iter().cycle().take(wanted).collect(), used, classes: &SCHEDULERS }
+}
+
+/// The param that says on how many cores NFs are.
 pub fn nf_cores(cores: usize) -> (&'static str, Value) {
     ("nf_cores", json!(cores))
 }
 
 #[cfg(test)]
 pub mod tests {
-    use std::process::Command;
-
     use super::*;
     use crate::BenchArgs;
-    use crate::daemon::Programs;
+    use crate::daemon::tests::{assert_accepted, built};
     use crate::lab::Sample;
 
     /// A row with a rate.
@@ -348,6 +387,9 @@ pub mod tests {
         assert_eq!(of(Mode::Weights), [false, true, false, false]);
         assert_eq!(of(Mode::Backpressure), [false, false, true, false]);
         assert_eq!((of(Mode::Sluice), of(Mode::Ideal)), ([true; 4], [true; 4]));
+        let idle = |mode: Mode| SCHEDULERS.map(|class| mode.idle_under(class).is_some());
+        assert_eq!(idle(Mode::Weights), [false, false, true, true]);
+        assert_eq!((idle(Mode::Default), idle(Mode::Sluice)), ([false; 4], [false; 4]));
     }
 
     #[test]
@@ -403,36 +445,21 @@ pub mod tests {
         }
     }
 
-    /// The programs that were built beside this test, if all of them were.
-    fn programs() -> Option<Programs> {
-        let exe = std::env::current_exe().ok()?;
-        let found = Programs::in_folder(exe.parent()?.parent()?, &[COST]);
-        found.inspect_err(|why| eprintln!("skipped: {why:#}")).ok()
-    }
-
     #[test]
     fn the_daemon_accepts_the_configurations() {
-        let Some(sluice) = programs().map(|p| p.sluiced.with_file_name("sluice")).filter(|s| s.is_file()) else {
-            eprintln!("skipped: sluice is not built");
-            return;
-        };
         let lab = crate::lab::tests::lab(1);
-        let folder = tempfile::tempdir().unwrap();
         for (mode, class) in MODES.iter().flat_map(|mode| SCHEDULERS.map(|class| (*mode, class))) {
             let mut setup = line(&lab, mode, class, &chain::hops(&lab));
             if let Some(sched) = &mut setup.sched {
                 (sched.watermarks, sched.queueing_us) = (Some((20, 40)), Some(50));
             }
-            let config = folder.path().join("sluice.toml");
-            std::fs::write(&config, setup.toml(&folder.path().join("run"))).unwrap();
-            let answer = Command::new(&sluice).args(["check", "--no-host"]).arg(&config).output().unwrap();
-            assert!(answer.status.success(), "{}", String::from_utf8_lossy(&answer.stderr));
+            assert_accepted(&setup, &[COST]);
         }
     }
 
     #[test]
     fn a_short_run_measures_a_chain_beside_its_ideal() {
-        let Some(programs) = programs() else { return };
+        let Some(programs) = built(&[COST]) else { return };
         let only = vec!["sluice/other".into(), "ideal/other".into()];
         let args = BenchArgs { name: "chain".into(), seconds: 0.3, repeats: 1, only, ..BenchArgs::default() };
         let lab = match Lab::with(&args, programs) {

@@ -8,12 +8,12 @@
 //! # Source
 //! NFVnice, table 5.
 
+use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, DELIVERED, Hop, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, nf_cores, params, ratios, spread,
+    COST, CPU, DELIVERED, Hop, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, line, nf_cores, params, place,
+    ratios,
 };
-use super::{Mode, name_of};
 use crate::lab::{Lab, Plan};
-use crate::setup::Class;
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
 
@@ -21,8 +21,8 @@ use crate::{BenchArgs, Experiment};
 pub const EXPERIMENT: Experiment =
     Experiment { name: "multicore", about: "costs 550/2200/4500, on a core each where there are so many (table 5)", run };
 
-/// Without weights alone, which have nothing to weigh.
-const MODES: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
+/// With a core each: without weights alone, which have nothing to weigh.
+const APART: [Mode; 4] = [Mode::Default, Mode::Backpressure, Mode::Sluice, Mode::Ideal];
 const COSTS: [u64; 3] = [550, 2200, 4500];
 
 const GROUP: Group = Group {
@@ -34,12 +34,14 @@ const GROUP: Group = Group {
         OF_IDEAL_BY_CPU,
         OF_DEFAULT,
         WASTED,
+        SIMULATED,
+        ERROR,
         Column::new("processed_pps.nf1", "NF 1 Mpps", 1e6, 3),
         Column::new("processed_pps.nf2", "NF 2 Mpps", 1e6, 3),
         Column::new("processed_pps.nf3", "NF 3 Mpps", 1e6, 3),
-        Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 0),
-        Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 0),
-        Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 0),
+        CPU[0],
+        CPU[1],
+        CPU[2],
     ],
     plotted: 5,
     form: Form::Bars,
@@ -52,16 +54,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
-    let (cores, used) = spread(lab, COSTS.len());
-    // On a core of its own, the scheduler has nothing to choose from.
-    let classes = if used == COSTS.len() { &[Class::Other][..] } else { &SCHEDULERS };
-    if let Err(why) = lab.cores.own(COSTS.len()) {
-        for mode in MODES {
-            plan.leave_out(&name_of(mode, Class::Other), params(&[nf_cores(COSTS.len())]), format!("a core for each NF: {why}"));
-        }
-    }
-    let hops: Vec<Hop> = COSTS.iter().zip(&cores).zip(1..).map(|((cycles, core), i)| Hop::new(i, *core, *cycles)).collect();
-    plan.cases = cases(&MODES, classes, &params(&[nf_cores(used)]), |mode, class| line(lab, mode, class, &hops));
+    let placed = place(lab, &mut plan, &APART, COSTS.len());
+    let modes = if placed.used == COSTS.len() { &APART[..] } else { &MODES };
+    let hops: Vec<Hop> = COSTS.iter().zip(&placed.cores).zip(1..).map(|((cycles, core), i)| Hop::new(i, *core, *cycles)).collect();
+    plan.cases = cases(modes, placed.classes, &params(&[nf_cores(placed.used)]), |mode, class| line(lab, mode, class, &hops));
     plan
 }
 
@@ -75,8 +71,8 @@ mod tests {
         let lab = lab(1);
         let plan = plan(&lab);
         let fits = lab.cores.own(3).is_ok();
-        assert_eq!(plan.left_out.is_empty(), fits);
-        assert_eq!(plan.cases.len(), if fits { 4 } else { 16 });
+        assert_eq!(plan.left_out.len(), if fits { 0 } else { APART.len() });
+        assert_eq!(plan.cases.len(), if fits { 4 } else { 20 });
         let cores = plan.cases[0].params["nf_cores"].as_u64().unwrap();
         assert_eq!(cores == 3, fits);
         assert!(plan.left_out.iter().all(|l| l.params["nf_cores"] == 3 && l.why.contains("physical cores")));

@@ -21,6 +21,19 @@ const OUTSIDE: &str = "10.99.0.2";
 const PORT: u16 = 5201;
 /// How long anything may take besides the measured time.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// How long a flow may take to begin, and to end after its time: with its packets going through, either is a matter of milliseconds.
+const GIVE_UP: Duration = Duration::from_secs(5);
+/// Bytes of a packet's headers, IPv4 and TCP with the time stamps that Linux sends.
+const HEADERS: u64 = 52;
+
+/// What came of a TCP flow.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Flow {
+    /// It ran to its end; bits per second that arrived.
+    Whole(f64),
+    /// Its packets did not come through: it had no connection, or could not end. Bits per second that arrived until it was given up.
+    Starved(f64),
+}
 
 /// Why there can be no namespaces here, if so.
 pub fn missing() -> Option<String> {
@@ -117,12 +130,12 @@ impl Wires {
         devargs(1, &self.outside.host)
     }
 
-    /// A TCP flow from the inner to the outer namespace, at most at `mbit` million bits a second, from processes on `cores`: bits per
-    /// second that arrived.
+    /// A TCP flow from the inner to the outer namespace, which is sent at `mbit` million bits a second, from processes on `cores`.
+    /// Either ends after `seconds`, or is given up soon after.
     ///
     /// # Errors
-    /// iperf3 fails, or the experiment was interrupted.
-    pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<f64> {
+    /// iperf3 fails for another reason than that its packets do not come through, or the experiment was interrupted.
+    pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<Flow> {
         let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let iperf = |end: &End, args: &[&str]| -> anyhow::Result<Running> {
             let child = Command::new("taskset")
@@ -145,8 +158,20 @@ impl Wires {
             programs.pause(Duration::from_millis(5))?;
         }
         let (rate, time) = (format!("{mbit}M"), format!("{}", seconds.ceil().max(1.0)));
-        let client = iperf(&self.inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", "5000"])?;
-        received(&client.text(programs, Duration::from_secs_f64(seconds) + PATIENCE)?)
+        let timeout = GIVE_UP.as_millis().to_string();
+        let began = Instant::now();
+        let client = iperf(&self.inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
+        let answer = client.text(programs, Duration::from_secs_f64(seconds.ceil()) + GIVE_UP)?;
+        match answer.as_deref().map(received).transpose()?.flatten() {
+            Some(bps) => Ok(Flow::Whole(bps)),
+            None => Ok(Flow::Starved(self.arrived()? as f64 * 8.0 / began.elapsed().as_secs_f64())),
+        }
+    }
+
+    /// Bytes that have arrived in the outer namespace, without headers, by its own counters.
+    fn arrived(&self) -> anyhow::Result<u64> {
+        let counters = call("ip", &["netns", "exec", &self.outside.namespace, "cat", "/proc/net/snmp", "/proc/net/netstat"])?;
+        payload(&counters).context("the kernel does not count what arrives in a namespace (/proc/net/netstat)")
     }
 }
 
@@ -168,8 +193,8 @@ impl Drop for Wires {
 struct Running(Child);
 
 impl Running {
-    /// Waits for its end, and gives back what it said.
-    fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<String> {
+    /// Waits for its end, and gives back what it said; nothing if it has not ended in time.
+    fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
         let mut pipe = self.0.stdout.take().context("iperf3 has no output")?;
         let reader = std::thread::spawn(move || {
             let mut text = String::new();
@@ -177,10 +202,13 @@ impl Running {
         });
         let began = Instant::now();
         while self.0.try_wait()?.is_none() {
-            ensure!(began.elapsed() < patience, "iperf3 has not ended after {patience:?}; its packets do not come through");
+            if began.elapsed() >= patience {
+                return Ok(None);
+            }
             programs.pause(Duration::from_millis(10))?;
         }
-        reader.join().map_err(|_| anyhow::anyhow!("cannot read what iperf3 says"))?.context("cannot read what iperf3 says")
+        let text = reader.join().map_err(|_| anyhow::anyhow!("cannot read what iperf3 says"))?;
+        text.map(Some).context("cannot read what iperf3 says")
     }
 }
 
@@ -208,13 +236,24 @@ fn has_listener(text: &str) -> bool {
     })
 }
 
-/// Bits per second that the server received, of iperf3's JSON.
-fn received(json: &str) -> anyhow::Result<f64> {
+/// Bits per second that the server received, of iperf3's JSON; nothing if there was no connection in time.
+fn received(json: &str) -> anyhow::Result<Option<f64>> {
     let json: Value = serde_json::from_str(json).context("iperf3's answer is no JSON")?;
-    if let Some(error) = json["error"].as_str() {
-        bail!("iperf3: {error}");
+    match json["error"].as_str() {
+        Some(error) if error.ends_with("timed out") => Ok(None),
+        Some(error) => bail!("iperf3: {error}"),
+        None => json["end"]["sum_received"]["bits_per_second"].as_f64().map(Some).context("iperf3 names no rate"),
     }
-    json["end"]["sum_received"]["bits_per_second"].as_f64().context("iperf3 names no rate")
+}
+
+/// Bytes behind the headers, of a namespace's counters: pairs of lines, names and numbers, that begin with the same word.
+fn payload(counters: &str) -> Option<u64> {
+    let of = |word: &str, name: &str| -> Option<u64> {
+        let mut lines = counters.lines().filter_map(|line| line.strip_prefix(word)).map(str::split_ascii_whitespace);
+        let at = lines.next()?.position(|n| n == name)?;
+        lines.next()?.nth(at)?.parse().ok()
+    };
+    Some(of("IpExt:", "InOctets")?.saturating_sub(of("Ip:", "InReceives")? * HEADERS))
 }
 
 #[cfg(test)]
@@ -225,9 +264,19 @@ mod tests {
     fn answers_of_other_programs_are_understood() {
         assert_eq!(mac_of(r#"[{"ifname":"eth0","address":"02:00:00:00:00:01"}]"#).unwrap(), "02:00:00:00:00:01");
         assert!(mac_of("[]").is_err() && mac_of("no").is_err());
-        assert_eq!(received(r#"{"end":{"sum_received":{"bits_per_second":2e8}}}"#).unwrap(), 2e8);
+        assert_eq!(received(r#"{"end":{"sum_received":{"bits_per_second":2e8}}}"#).unwrap(), Some(2e8));
+        assert_eq!(received(r#"{"end":{},"error":"unable to connect to server: Connection timed out"}"#).unwrap(), None);
         assert_eq!(received(r#"{"error":"unable to connect"}"#).unwrap_err().to_string(), "iperf3: unable to connect");
         assert!(received(r#"{"end":{}}"#).is_err());
+    }
+
+    #[test]
+    fn what_arrived_is_counted_without_headers() {
+        let counters = "Ip: Forwarding InReceives InHdrErrors\nIp: 2 10 0\nTcp: InSegs\nTcp: 9\n\
+            IpExt: InNoRoutes InOctets\nIpExt: 0 15520\n";
+        assert_eq!(payload(counters), Some(15_000));
+        assert_eq!(payload(&counters.replace("15520", "100")), Some(0), "less than headers");
+        assert_eq!((payload("Ip: InReceives\nIp: 1\n"), payload("")), (None, None));
     }
 
     #[test]

@@ -16,10 +16,11 @@
 
 use serde_json::json;
 
+use super::simulated::{ERROR, SIMULATED};
 use super::{
-    COST, DELIVERED, Hop, JAIN, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, chain_of, fused, line_rate,
+    COST, CPU, DELIVERED, Hop, JAIN, MODES, Mode, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, cases, chain_of, fused, line_rate,
 };
-use super::{name_of, nf_cores, nf_of, params, ratios, spread, traffic_to};
+use super::{name_of, nf_cores, nf_of, params, place, ratios, traffic_to};
 use crate::lab::{Lab, Plan};
 use crate::setup::{Class, Setup};
 use crate::table::{Column, Form, Group};
@@ -29,6 +30,8 @@ use crate::{BenchArgs, Experiment};
 pub const EXPERIMENT: Experiment =
     Experiment { name: "shared-nf", about: "two chains over four NFs, one with a bottleneck of its own (figure 9, table 6)", run };
 
+/// With a core each: without weights alone, which have nothing to weigh, and without the ideal.
+const APART: [Mode; 3] = [Mode::Default, Mode::Backpressure, Mode::Sluice];
 const COSTS: [u64; 4] = [270, 120, 4500, 300];
 /// Services of the chains, by number from 0.
 const CHAINS: [[usize; 3]; 2] = [[0, 1, 3], [0, 2, 3]];
@@ -44,11 +47,13 @@ const GROUP: Group = Group {
         OF_IDEAL_BY_CPU,
         OF_DEFAULT,
         WASTED,
+        SIMULATED,
+        ERROR,
         JAIN,
-        Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 0),
-        Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 0),
-        Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 0),
-        Column::new("cpu_percent.nf4", "CPU 4 %", 1.0, 0),
+        CPU[0],
+        CPU[1],
+        CPU[2],
+        CPU[3],
     ],
     plotted: 3,
     form: Form::Bars,
@@ -61,23 +66,15 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
-    let (cores, used) = spread(lab, COSTS.len());
-    let mut modes = vec![Mode::Default, Mode::Backpressure, Mode::Sluice];
-    let mut classes = vec![Class::Other];
-    if let Err(why) = lab.cores.own(COSTS.len()) {
-        for mode in &modes {
-            plan.leave_out(&name_of(*mode, Class::Other), params(&[nf_cores(COSTS.len())]), format!("a core for each NF: {why}"));
-        }
-        classes = SCHEDULERS.into();
-    }
-    if used == 1 {
-        modes.push(Mode::Ideal);
-    } else {
+    let placed = place(lab, &mut plan, &APART, COSTS.len());
+    let mut modes = if placed.used == COSTS.len() { APART.to_vec() } else { MODES.to_vec() };
+    if placed.used > 1 {
+        modes.retain(|mode| *mode != Mode::Ideal);
         let why = "its NFs are on several cores, and how they would be divided is not a measurement";
-        plan.leave_out(&name_of(Mode::Ideal, Class::Other), params(&[nf_cores(used)]), why);
+        plan.leave_out(&name_of(Mode::Ideal, Class::Other), params(&[nf_cores(placed.used)]), why);
     }
-    let of = params(&[nf_cores(used), ("chains", json!(CHAINS.len()))]);
-    plan.cases = cases(&modes, &classes, &of, |mode, class| setup(lab, mode, class, &cores));
+    let of = params(&[nf_cores(placed.used), ("chains", json!(CHAINS.len()))]);
+    plan.cases = cases(&modes, placed.classes, &of, |mode, class| setup(lab, mode, class, &placed.cores));
     plan
 }
 

@@ -7,14 +7,11 @@
 //! # Source
 //! NFVnice, figure 10.
 
-use serde_json::json;
-
-use super::{
-    COST, COSTS, DELIVERED, Hop, MODES, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, SCHEDULERS, WASTED, cases, line, params,
-    ratios,
-};
+use super::chain::cases_of;
+use super::simulated::{ERROR, SIMULATED};
+use super::{COST, COSTS, CPU, DELIVERED, Hop, OF_BEST, OF_DEFAULT, OF_IDEAL, OF_IDEAL_BY_CPU, WASTED, WASTED_PERCENT, ratios};
 use crate::lab::{Lab, Plan};
-use crate::table::{Column, Form, Group};
+use crate::table::{Form, Group};
 use crate::{BenchArgs, Experiment};
 
 /// This experiment.
@@ -34,10 +31,12 @@ const GROUP: Group = Group {
         OF_DEFAULT,
         OF_BEST,
         WASTED,
-        Column::new("wasted_percent", "% of delivered", 1.0, 3),
-        Column::new("cpu_percent.nf1", "CPU 1 %", 1.0, 1),
-        Column::new("cpu_percent.nf2", "CPU 2 %", 1.0, 1),
-        Column::new("cpu_percent.nf3", "CPU 3 %", 1.0, 1),
+        WASTED_PERCENT,
+        SIMULATED,
+        ERROR,
+        CPU[0],
+        CPU[1],
+        CPU[2],
     ],
     plotted: 3,
     form: Form::Bars,
@@ -54,8 +53,7 @@ fn hops(lab: &Lab) -> Vec<Hop> {
 
 fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, ratios, vec![(GROUP, |_| true)]);
-    plan.cases =
-        cases(&MODES, &SCHEDULERS, &params(&[("nfs", json!(COSTS.len()))]), |mode, class| line(lab, mode, class, &hops(lab)));
+    plan.cases = cases_of(lab, &hops(lab));
     plan
 }
 
@@ -63,7 +61,7 @@ fn plan(lab: &Lab) -> Plan {
 mod tests {
     use super::*;
     use crate::lab::tests::lab;
-    use crate::sched::Mode;
+    use crate::sched::{Mode, line};
     use crate::setup::Class;
 
     #[test]

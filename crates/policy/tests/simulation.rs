@@ -20,12 +20,20 @@ fn rows() -> Vec<Row> {
         rows.push((format!("chain-length {n}"), Box::new(move |v, c| experiments::chain_length(n, v, c))));
     }
     rows.push(("multicore 550/2200/4500".into(), Box::new(experiments::multicore)));
+    rows.push(("multicore on one core".into(), Box::new(|v, c| experiments::on_one_core(experiments::multicore(v, c)))));
     rows.push(("shared-nf".into(), Box::new(experiments::shared_nf)));
+    rows.push(("shared-nf on one core".into(), Box::new(|v, c| experiments::on_one_core(experiments::shared_nf(v, c)))));
     rows.push(("variable-cost".into(), Box::new(experiments::variable_cost)));
-    for flows in [2, 6] {
+    for flows in 1..=6 {
         rows.push((format!("mixed-order {flows}"), Box::new(move |v, c| experiments::mixed_order(flows, v, c))));
     }
-    rows.push(("fairness 1:2:5:20:40:60".into(), Box::new(|v, c| experiments::fairness(6, v, c))));
+    for diversity in 1..=experiments::FAIRNESS.len() {
+        let costs = experiments::FAIRNESS[..diversity].iter().map(u64::to_string).collect::<Vec<_>>().join(":");
+        rows.push((format!("fairness {costs}"), Box::new(move |v, c| experiments::fairness(diversity, v, c))));
+    }
+    for (is_dearer, costs) in [(false, "1000/3000"), (true, "3000/3000")] {
+        rows.push((format!("dynamic {costs}"), Box::new(move |v, c| experiments::dynamic(is_dearer, v, c))));
+    }
     for (equal_costs, costs) in [(true, "250/250/250"), (false, "500/250/50")] {
         for (equal_rates, rates) in [(true, "5:5:5"), (false, "6:6:3")] {
             let scenario = move |v, c| experiments::sched_baseline(equal_costs, equal_rates, v, c);

@@ -1,7 +1,11 @@
 //! The experiments that are simulated and measured alike.
 //!
 //! Each gives a scenario for a variant and a class. Sources send more than any variant can carry, as in the paper, where each is a
-//! 10 Gbit/s link of 64-byte packets.
+//! 10 Gbit/s link of 64-byte packets. Experiments that should have a core for each NF are here on one core, too, which is what a
+//! machine with two of them measures.
+//!
+//! # Limits
+//! What reacts or waits is not here: TCP beside UDP (figure 13) and writes to a disk (figure 14).
 //!
 //! Source: NFVnice, sections 2.1 and 4.
 
@@ -20,7 +24,11 @@ pub const ORDERS: [[usize; 3]; 6] = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0],
 pub const FAIRNESS: [u64; 6] = [1, 2, 5, 20, 40, 60];
 
 /// Cycles of the cheapest NF of the fairness experiment.
-pub const FAIRNESS_UNIT: u64 = 50;
+pub const FAIRNESS_UNIT: u64 = 100;
+
+/// The orders of [`ORDERS`] as flows take them in the experiment of mixed orders, so that the first are not those with the cheap NF
+/// first.
+pub const MIXED: [usize; 6] = [3, 0, 4, 1, 5, 2];
 
 /// One chain over NFs on one core, with these costs.
 fn one_chain(costs: &[u64], variant: Variant, class: Class) -> Scenario {
@@ -52,6 +60,13 @@ pub fn chain_length(nfs: usize, variant: Variant, class: Class) -> Scenario {
     one_chain(&costs, variant, class)
 }
 
+/// The scenario with all of its NFs on one core.
+pub fn on_one_core(mut scenario: Scenario) -> Scenario {
+    scenario.nfs.iter_mut().for_each(|nf| nf.core = 0);
+    scenario.machine.cores = 1;
+    scenario
+}
+
 /// Three NFs of 550, 2,200 and 4,500 cycles in a chain, each on a core of its own (table 5).
 pub fn multicore(variant: Variant, class: Class) -> Scenario {
     let nfs = vec![Nf::fixed(0, 550), Nf::fixed(1, 2200), Nf::fixed(2, 4500)];
@@ -74,18 +89,24 @@ pub fn variable_cost(variant: Variant, class: Class) -> Scenario {
     scenario
 }
 
-/// Three NFs of 270 cycles on one core, through which 1 to 6 flows go, each in an order of its own (figure 12).
+/// Three NFs of 120, 270 and 550 cycles on one core, through which 1 to 6 flows go, each in an order of its own (figure 12).
 pub fn mixed_order(flows: usize, variant: Variant, class: Class) -> Scenario {
-    let orders = ORDERS.iter().take(flows);
     let rate_pps = RATE_PPS / flows.max(1) as u64;
-    let chains = orders.map(|order| Chain { nfs: order.to_vec(), rate_pps, flows: 1 }).collect();
-    Scenario::new(vec![Nf::fixed(0, 270); 3], chains, variant, class)
+    let chain = |order: &usize| Chain { nfs: ORDERS[*order].to_vec(), rate_pps, flows: 1 };
+    let nfs = CHAIN.iter().map(|cycles| Nf::fixed(0, *cycles)).collect();
+    Scenario::new(nfs, MIXED.iter().take(flows).map(chain).collect(), variant, class)
 }
 
 /// Six flows of the same rate through NFs whose costs are as 1 : 2 : 5 : 20 : 40 : 60, the first `diversity` of them (figure 15).
 pub fn fairness(diversity: usize, variant: Variant, class: Class) -> Scenario {
     let nfs: Vec<(u64, u64)> = FAIRNESS.iter().take(diversity).map(|c| (c * FAIRNESS_UNIT, RATE_PPS / 6)).collect();
     apart(&nfs, variant, class)
+}
+
+/// Two NFs that have nothing to do with each other, of 1,000 and 3,000 cycles, or while the first is dearer of 3,000 each, at 2 million
+/// packets a second each (figure 15a).
+pub fn dynamic(is_dearer: bool, variant: Variant, class: Class) -> Scenario {
+    apart(&[(if is_dearer { 3000 } else { 1000 }, 2_000_000), (3000, 2_000_000)], variant, class)
 }
 
 /// Three NFs on a core that have nothing to do with each other (figure 1): equal costs of 250 cycles, or 500, 250 and 50; at 5 million
