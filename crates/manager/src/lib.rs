@@ -32,4 +32,5 @@ pub mod control;
 
 pub mod estimate;
 
+pub mod pack;
 pub mod simulate;

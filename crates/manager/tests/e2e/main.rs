@@ -17,6 +17,7 @@ mod input;
 mod lifecycle;
 mod observe;
 mod overload;
+mod pack;
 mod pcap;
 mod scheduling;
 mod support;

@@ -117,6 +117,9 @@ Examples:
     /// Measure what a packet costs an NF; no daemon is needed
     #[command(after_help = crate::estimate::HELP)]
     Estimate(crate::estimate::EstimateArgs),
+    /// Put NFs on as few cores as their load needs
+    #[command(after_help = crate::pack::HELP)]
+    Pack(crate::pack::PackArgs),
     /// Write completions for a shell
     #[command(after_help = "\
 Examples:

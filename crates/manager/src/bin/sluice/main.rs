@@ -7,6 +7,7 @@ mod args;
 mod commands;
 mod estimate;
 mod number;
+mod pack;
 mod show;
 mod simulate;
 mod table;

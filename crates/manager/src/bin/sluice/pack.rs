@@ -1,0 +1,151 @@
+//! `sluice pack`: as few cores as the load needs, now or from now on.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use sluice_manager::control::client::Client;
+use sluice_manager::control::model::NfState;
+use sluice_manager::pack::{self, Move, Plan, Request};
+
+use crate::args::seconds;
+use crate::commands::json;
+use crate::table::{Table, colour};
+
+/// What `sluice pack --help` says below the options.
+pub const HELP: &str = "\
+Examples:
+  sluice pack                           which NFs could share which cores, by what is measured now
+  sluice pack --apply                   move them; packets flow on
+  sluice pack --apply --every 10        and look again every ten seconds, until Ctrl-C
+  sluice pack --cores 2-5 --margin 20 --sensitive ids,lookup
+
+An NF is moved by starting another instance on the new core, sending flows there, and letting the old one go; what it has learnt from
+packets is learnt anew. With --every, NFs are moved only if a core has too much to do, or if one can be freed.";
+
+/// How long a new instance may take to run.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Arguments of `sluice pack`.
+#[derive(Debug, Args)]
+pub struct PackArgs {
+    /// Cores for NFs, such as 1,3 or 2-5; those of the services, without the manager's, if not given
+    #[arg(long, value_name = "CORES", value_parser = core_list, value_delimiter = ',')]
+    pub cores: Vec<std::ops::RangeInclusive<usize>>,
+    /// Percent of each core to keep free
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0)]
+    pub margin: f64,
+    /// Services whose cost grows when their data leave the caches: kept apart where that costs no core
+    #[arg(long, value_name = "SERVICE", value_delimiter = ',')]
+    pub sensitive: Vec<String>,
+    /// Move NFs
+    #[arg(long)]
+    pub apply: bool,
+    /// Look again after so many seconds, and so on
+    #[arg(long, value_name = "SECONDS", requires = "apply", value_parser = seconds)]
+    pub every: Option<f64>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn core_list(text: &str) -> Result<std::ops::RangeInclusive<usize>, String> {
+    let number = |text: &str| text.trim().parse::<usize>().map_err(|_| format!("{text:?} is no core, such as 3 or 2-5"));
+    match text.split_once('-') {
+        None => number(text).map(|core| core..=core),
+        Some((first, last)) => {
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last || last > 4096 { Err(format!("{text} is no range of cores, such as 2-5")) } else { Ok(first..=last) }
+        }
+    }
+}
+
+/// Plans, and moves NFs if asked.
+pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow::Result<()> {
+    let request = Request {
+        cores: args.cores.iter().cloned().flatten().collect(),
+        margin: args.margin / 100.0,
+        sensitive: args.sensitive.clone(),
+    };
+    loop {
+        let plan = pack::plan(&client.stats()?, &request)?;
+        match args.every {
+            // Told when something is done.
+            Some(_) if !plan.is_worth_it() => {}
+            _ if args.json => json(out, &plan)?,
+            _ => print(&plan, out)?,
+        }
+        if args.apply && (args.every.is_none() || plan.is_worth_it()) {
+            for step in &plan.moves {
+                out.flush()?;
+                make(step, client)?;
+                if !args.json {
+                    writeln!(out, "moved {} from core {} to core {}", step.nf, step.from, step.to)?;
+                }
+            }
+        }
+        let Some(every) = args.every else { return Ok(()) };
+        out.flush()?;
+        std::thread::sleep(Duration::from_secs_f64(every));
+    }
+}
+
+/// Another instance on the new core, and then the old one leaves.
+fn make(step: &Move, client: &mut Client) -> anyhow::Result<()> {
+    let new = client.add_nf(&step.service, Some(step.to))?.name;
+    let until = Instant::now() + PATIENCE;
+    loop {
+        let state = client.stats()?.nfs.into_iter().find(|nf| nf.name == new).map(|nf| nf.state);
+        match state {
+            Some(NfState::Running) => break,
+            Some(NfState::Starting | NfState::Expected) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
+            other => {
+                // The old one has never stopped.
+                let _ = client.remove_nf(&new);
+                let state = other.map_or("gone", NfState::word);
+                anyhow::bail!(
+                    "{new}, which was to take the place of {} on core {}, is {state}; nothing was moved",
+                    step.nf,
+                    step.to
+                );
+            }
+        }
+    }
+    Ok(client.remove_nf(&step.nf)?)
+}
+
+fn print(plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
+    let now = if plan.fits_now { "" } else { ", and at least one has too much to do" };
+    let least = if plan.is_least { "no fewer would do" } else { "whether fewer would do is not known" };
+    writeln!(out, "{} in use now{now}; {} needed, {least}", cores(plan.cores_now), cores(plan.cores_needed))?;
+    let mut table = Table::new(&[">CORE", ">LOAD", "NFS"]);
+    for core in &plan.cores {
+        table.row(vec![core.core.to_string().into(), format!("{:.2}", core.load).into(), core.nfs.join(" ").into()]);
+    }
+    table.print(out, colour())?;
+    if plan.conflicts > 0 {
+        writeln!(out, "sensitive NFs that share a core: {} pairs", plan.conflicts)?;
+    }
+    if plan.moves.is_empty() {
+        return writeln!(out, "all are where they should be");
+    }
+    plan.moves.iter().try_for_each(|step| writeln!(out, "{}: core {} → core {}", step.nf, step.from, step.to))
+}
+
+fn cores(n: usize) -> String {
+    if n == 1 { "1 core".into() } else { format!("{n} cores") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_are_numbers_and_ranges() {
+        assert_eq!(core_list("3"), Ok(3..=3));
+        assert_eq!(core_list("2-5"), Ok(2..=5));
+        for wrong in ["", "x", "5-2", "1-", "0-99999999"] {
+            assert!(core_list(wrong).is_err(), "{wrong}");
+        }
+    }
+}

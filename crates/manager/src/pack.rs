@@ -1,0 +1,267 @@
+//! Which NFs of a running daemon should share which cores, by what is measured of them.
+//!
+//! Loads are those of the statistics (arrivals, those refused at an entry with them, times service time); the decision is
+//! [`sluice_policy::plan::packing`]'s. A move is made as a replacement is: an instance on the new core, then the old one is given no
+//! more packets and leaves; so the state of what is moved begins anew. Instances that attach by themselves stay where they are.
+
+use std::collections::BTreeSet;
+
+use serde::Serialize;
+use sluice_policy::plan::packing::{self, Cores, Item, PackingError};
+
+use crate::control::model::{Nf, NfState, Stats};
+
+/// What is wanted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Request {
+    /// Cores for NFs; those of all services, without the manager's, if empty.
+    pub cores: Vec<usize>,
+    /// Part of each core that is kept free, 0 to 1.
+    pub margin: f64,
+    /// Services whose cost grows when their data leave the caches.
+    pub sensitive: Vec<String>,
+}
+
+/// An NF that should be elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Move {
+    /// The NF.
+    pub nf: String,
+    /// Its service.
+    pub service: String,
+    /// Its core.
+    pub from: usize,
+    /// Where it should be.
+    pub to: usize,
+}
+
+/// A core as it would be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Core {
+    /// Its number.
+    pub core: usize,
+    /// Load of its NFs, in cores.
+    pub load: f64,
+    /// Its NFs.
+    pub nfs: Vec<String>,
+}
+
+/// Who should run where.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Plan {
+    /// Cores in use now.
+    pub cores_now: usize,
+    /// Whether each of them has less to do than it may.
+    pub fits_now: bool,
+    /// Cores that are needed.
+    pub cores_needed: usize,
+    /// Whether it is proved that no fewer are enough.
+    pub is_least: bool,
+    /// Pairs of sensitive NFs that would share a core.
+    pub conflicts: usize,
+    /// Cores in use then.
+    pub cores: Vec<Core>,
+    /// What has to be moved, in an order that overloads nobody longer than it is.
+    pub moves: Vec<Move>,
+}
+
+impl Plan {
+    /// Whether it is worth moving anybody: a core has too much to do, or one can be freed.
+    pub fn is_worth_it(&self) -> bool {
+        !self.moves.is_empty() && (!self.fits_now || self.cores_needed < self.cores_now)
+    }
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    /// Nothing runs.
+    #[error("no NF is running; start some first")]
+    Nothing,
+    /// A cost is not known.
+    #[error("nobody knows what a packet costs {}: let them work under load, or measure them with `sluice estimate --keep` before they start", .0.join(", "))]
+    Unknown(Vec<String>),
+    /// There is no such service.
+    #[error("there is no service {0}")]
+    NoService(String),
+    /// The margin makes no sense.
+    #[error("a margin of {0} leaves nothing to use; give percent from 0 to 90")]
+    Margin(f64),
+    /// There are no cores.
+    #[error("all cores of the services are the manager's; name cores for NFs with --cores")]
+    NoCores,
+    /// One NF alone is too much for a core.
+    #[error("{nf} needs {load:.2} cores by itself, and a core may be planned up to {capacity:.2}: add instances of its service")]
+    TooBig {
+        /// The NF.
+        nf: String,
+        /// Its load.
+        load: f64,
+        /// What a core may carry.
+        capacity: f64,
+    },
+    /// They do not fit.
+    #[error(transparent)]
+    Packing(#[from] PackingError),
+}
+
+/// Plans for what runs.
+///
+/// # Errors
+/// [`PackError`].
+pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
+    if !(0.0..=0.9).contains(&request.margin) {
+        return Err(PackError::Margin(request.margin));
+    }
+    if let Some(unknown) = request.sensitive.iter().find(|name| stats.services.iter().all(|s| s.name != **name)) {
+        return Err(PackError::NoService(unknown.clone()));
+    }
+    let nfs: Vec<&Nf> = stats.nfs.iter().filter(|nf| nf.state == NfState::Running).collect();
+    if nfs.is_empty() {
+        return Err(PackError::Nothing);
+    }
+    let has_unknown_cost = |nf: &&&Nf| nf.sched.arrival_pps >= 1.0 && nf.sched.service_ns <= 0.0;
+    let unknown: Vec<String> = nfs.iter().filter(has_unknown_cost).map(|nf| nf.name.clone()).collect();
+    if !unknown.is_empty() {
+        return Err(PackError::Unknown(unknown));
+    }
+    let numbers = cores(stats, request)?;
+    let place = |core: u32| numbers.iter().position(|number| *number == core as usize);
+    let attaches = |nf: &Nf| stats.services.iter().any(|s| s.name == nf.service && s.attach);
+    let items: Vec<Item> = nfs
+        .iter()
+        .map(|nf| Item {
+            load: nf.sched.arrival_pps * nf.sched.service_ns / 1e9,
+            sensitive: request.sensitive.contains(&nf.service),
+            at: place(nf.core),
+            pinned: attaches(nf),
+        })
+        .collect();
+    let all = Cores { count: numbers.len(), capacity: 1.0 - request.margin };
+    let now = packing::as_it_is(&items, all);
+    let packed = packing::pack(&items, all).map_err(|error| match error {
+        PackingError::TooBig { item, load, capacity } => PackError::TooBig { nf: nfs[item].name.clone(), load, capacity },
+        other => other.into(),
+    })?;
+
+    let mut cores = Vec::new();
+    for (place, core) in numbers.iter().enumerate() {
+        let here = || packed.at.iter().zip(&items).zip(&nfs).filter(|((at, _), _)| **at == place);
+        if here().next().is_some() {
+            let load = here().map(|((_, item), _)| item.load).sum();
+            cores.push(Core { core: *core, load, nfs: here().map(|(_, nf)| nf.name.clone()).collect() });
+        }
+    }
+    let mut moves: Vec<(f64, Move)> = Vec::new();
+    for ((nf, at), item) in nfs.iter().zip(&packed.at).zip(&items) {
+        let (from, to) = (nf.core as usize, numbers[*at]);
+        if from != to {
+            moves.push((item.load, Move { nf: nf.name.clone(), service: nf.service.clone(), from, to }));
+        }
+    }
+    // The lightest first: what is moved runs in two places for a moment.
+    moves.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let cores_now: BTreeSet<u32> = nfs.iter().map(|nf| nf.core).collect();
+    Ok(Plan {
+        cores_now: cores_now.len(),
+        fits_now: now.is_some(),
+        cores_needed: packed.cores,
+        is_least: packed.is_least,
+        conflicts: packed.conflicts,
+        cores,
+        moves: moves.into_iter().map(|(_, step)| step).collect(),
+    })
+}
+
+/// The cores that NFs may be put on.
+fn cores(stats: &Stats, request: &Request) -> Result<Vec<usize>, PackError> {
+    let mut cores: BTreeSet<usize> = request.cores.iter().copied().collect();
+    if cores.is_empty() {
+        cores.extend(stats.services.iter().flat_map(|service| service.cores.iter().copied()));
+        stats.status.threads.iter().for_each(|thread| _ = cores.remove(&(thread.core as usize)));
+    }
+    if cores.is_empty() { Err(PackError::NoCores) } else { Ok(cores.into_iter().collect()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::model::{NfSched, Service, Status, Thread};
+
+    fn nf(name: &str, core: u32, arrival_pps: f64, service_ns: f64) -> Nf {
+        let service = name.split('.').next().unwrap().to_string();
+        let sched = NfSched { arrival_pps, service_ns, ..NfSched::default() };
+        Nf { name: name.into(), service, core, state: NfState::Running, sched, ..Nf::default() }
+    }
+
+    /// Services a, b, c, … of the NFs, on cores 0 to 3, of which the manager has the first.
+    fn stats(nfs: Vec<Nf>) -> Stats {
+        let mut services: Vec<Service> = Vec::new();
+        for nf in &nfs {
+            if services.iter().all(|s| s.name != nf.service) {
+                services.push(Service { name: nf.service.clone(), cores: vec![0, 1, 2, 3], ..Service::default() });
+            }
+        }
+        let status = Status { threads: vec![Thread { core: 0, ..Thread::default() }], ..Status::default() };
+        Stats { nfs, services, status, ..Stats::default() }
+    }
+
+    fn request() -> Request {
+        Request { cores: Vec::new(), margin: 0.1, sensitive: Vec::new() }
+    }
+
+    fn moves(plan: &Plan) -> Vec<(&str, usize, usize)> {
+        plan.moves.iter().map(|m| (m.nf.as_str(), m.from, m.to)).collect()
+    }
+
+    #[test]
+    fn what_fits_on_fewer_cores_is_brought_together() {
+        // 0.3, 0.2 and 0.1 cores, each on its own.
+        let stats = stats(vec![nf("a.0", 1, 1e6, 300.0), nf("b.0", 2, 1e6, 200.0), nf("c.0", 3, 1e6, 100.0)]);
+        let plan = plan(&stats, &request()).unwrap();
+        assert_eq!((plan.cores_now, plan.fits_now, plan.cores_needed, plan.is_least), (3, true, 1, true));
+        assert_eq!(moves(&plan), [("c.0", 3, 1), ("b.0", 2, 1)]);
+        assert!(plan.is_worth_it());
+        assert!((plan.cores[0].load - 0.6).abs() < 1e-9 && plan.cores.len() == 1);
+    }
+
+    #[test]
+    fn what_is_too_much_for_a_core_is_spread_and_what_fits_is_left_alone() {
+        let crowded = stats(vec![nf("a.0", 1, 1e6, 600.0), nf("b.0", 1, 1e6, 500.0)]);
+        let spread = plan(&crowded, &request()).unwrap();
+        assert!(!spread.fits_now && spread.is_worth_it());
+        assert_eq!((spread.cores_now, spread.cores_needed, spread.moves.len()), (1, 2, 1));
+        let well = stats(vec![nf("a.0", 1, 1e6, 600.0), nf("b.0", 2, 1e6, 500.0)]);
+        let stay = plan(&well, &request()).unwrap();
+        assert!(stay.moves.is_empty() && stay.fits_now && !stay.is_worth_it());
+    }
+
+    #[test]
+    fn who_attaches_by_himself_stays_and_the_managers_core_is_left_out() {
+        let mut stats = stats(vec![nf("a.0", 2, 1e6, 100.0), nf("b.0", 0, 1e6, 100.0)]);
+        stats.services[0].attach = true;
+        let plan = plan(&stats, &request()).unwrap();
+        assert_eq!(moves(&plan), [("b.0", 0, 2)]);
+        // Named, the manager's core is one like any.
+        let all = Request { cores: vec![0, 2], ..request() };
+        assert_eq!(moves(&super::plan(&stats, &all).unwrap()), [("b.0", 0, 2)]);
+    }
+
+    #[test]
+    fn what_cannot_be_planned_is_said() {
+        let one = |pps, ns| stats(vec![nf("a.0", 1, pps, ns)]);
+        let refusal = |stats: &Stats, request: &Request| plan(stats, request).unwrap_err().to_string();
+        assert!(refusal(&Stats::default(), &request()).contains("no NF is running"));
+        assert!(refusal(&one(1e6, 0.0), &request()).contains("costs a.0"));
+        assert!(refusal(&one(1e6, 950.0), &request()).contains("a.0 needs 0.95 cores"));
+        assert!(refusal(&one(1e6, 9.0), &Request { margin: 0.95, ..request() }).contains("margin"));
+        assert!(refusal(&one(1e6, 9.0), &Request { sensitive: vec!["x".into()], ..request() }).contains("no service x"));
+        let full = stats((0..9).map(|i| nf(&format!("a.{i}"), 1, 1e6, 800.0)).collect());
+        assert!(refusal(&full, &request()).contains("add cores"));
+        let mut managers = one(1e6, 9.0);
+        managers.services[0].cores = vec![0];
+        assert!(refusal(&managers, &request()).contains("--cores"));
+        // Without packets no cost has to be known.
+        assert_eq!(plan(&one(0.0, 0.0), &request()).unwrap().cores_needed, 1);
+    }
+}
