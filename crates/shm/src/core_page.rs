@@ -25,7 +25,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-use sluice_policy::sched::wakeup::{self, Candidate, Core, ROUND_NS, Rules};
+use sluice_policy::sched::wakeup::{self, Candidate, Core, Rules};
 
 use crate::clock::monotonic_ns;
 use crate::doorbell;
@@ -191,7 +191,7 @@ impl CorePage {
 
     /// Takes time that a slot's NF had the core off its budget.
     pub fn pay(&self, slot: u32, ns: u64) {
-        self.set_budget(slot, wakeup::paid(i64::from(self.budget(slot)), ns, ROUND_NS));
+        self.set_budget(slot, wakeup::paid(i64::from(self.budget(slot)), ns));
     }
 
     /// Packets ever taken by a slot's NF, modulo 2³². The NF's word.
@@ -438,15 +438,15 @@ impl Core for Choice<'_> {
         i64::from(self.page.budget(slot))
     }
 
-    fn part_ns(&self, slot: u32) -> i64 {
+    fn part_ns(&self, slot: u32, round_ns: u64) -> i64 {
         let share = self.page.share(slot).load(Ordering::Relaxed).min(WHOLE);
-        wakeup::part_ns(ROUND_NS, f64::from(share) / f64::from(WHOLE))
+        wakeup::part_ns(round_ns, f64::from(share) / f64::from(WHOLE))
     }
 
-    fn begin_rounds(&mut self, rounds: i64) {
+    fn begin_rounds(&mut self, rounds: i64, round_ns: u64) {
         // For all with packets, and for me, who may have some.
         self.page.visit(None, usize::MAX, |slot| {
-            self.page.set_budget(slot, wakeup::refilled(self.budget_ns(slot), self.part_ns(slot), rounds));
+            self.page.set_budget(slot, wakeup::refilled(self.budget_ns(slot), self.part_ns(slot, round_ns), rounds));
         });
     }
 }
@@ -529,7 +529,7 @@ mod tests {
         // 2 ms of debt are four rounds' parts of 0.5 ms; 0 has its part of each.
         assert!((20..=30).contains(&turns), "{turns} turns");
         page.pay(1, u64::MAX);
-        assert_eq!(i64::from(page.budget(1)), -wakeup::DEBT_ROUNDS * ROUND_NS as i64);
+        assert_eq!(i64::from(page.budget(1)), -wakeup::DEBT_NS);
     }
 
     #[test]

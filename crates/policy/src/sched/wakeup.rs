@@ -22,7 +22,11 @@
 //!
 //! Ties go to the one that waits longer, then to the one that is named first. Budgets are a deficit round robin over time instead of
 //! bytes: a round gives each NF with packets its part. What is not used is kept up to one part: an NF without packets saves for no
-//! more than its next turn. A turn that took too long is paid for by waiting, for [`DEBT_ROUNDS`] rounds at most.
+//! more than its next turn. A turn that took too long is paid for by waiting, up to [`DEBT_NS`].
+//!
+//! A round is the longer the more NFs share it ([`round_ns`]): a switch costs some microseconds with the caches that it leaves cold, and
+//! in a round of a fixed length ten NFs would spend a tenth of the core on switches. Who has few packets waits the longer for it, but
+//! no longer than [`LONGEST_ROUND_NS`].
 //!
 //! The rule is the same code wherever a choice is made ([`choose`]): in an NF that goes to sleep, in the manager when a core has
 //! nobody who runs, and in the simulator. What differs is where the numbers are kept ([`Core`]).
@@ -73,13 +77,23 @@ impl Default for Rules {
     }
 }
 
-/// Time of a core that a round divides, in nanoseconds.
+/// Shortest round, in nanoseconds.
 pub const ROUND_NS: u64 = 1_000_000;
-/// Largest debt of an NF that had the core longer than its budget, in rounds: who could not give the core away in time, by an
+/// Longest round, in nanoseconds.
+pub const LONGEST_ROUND_NS: u64 = 10_000_000;
+/// What a round gives an NF with an average share, where its length is between the two.
+const TURN_NS: u64 = 300_000;
+/// Largest debt of an NF that had the core longer than its budget, in nanoseconds: who could not give the core away in time, by an
 /// accident of the host, does not pay for it for ever.
-pub const DEBT_ROUNDS: i64 = 16;
+pub const DEBT_NS: i64 = 16_000_000;
 /// Least part of a round, in nanoseconds: an NF that is given nothing is slow, never stuck.
 const LEAST_PART_NS: i64 = 1_000;
+
+/// Time of the core that a round divides among so many NFs with packets, in nanoseconds.
+#[inline]
+pub fn round_ns(nfs: u32) -> u64 {
+    (u64::from(nfs) * TURN_NS).clamp(ROUND_NS, LONGEST_ROUND_NS)
+}
 
 /// What a round of `round_ns` gives an NF with that share (0 to 1) of the core, in nanoseconds.
 #[inline]
@@ -87,10 +101,10 @@ pub fn part_ns(round_ns: u64, share: f64) -> i64 {
     ((round_ns as f64 * share) as i64).max(LEAST_PART_NS)
 }
 
-/// A budget after a turn of `used_ns`, in rounds of `round_ns`.
+/// A budget after a turn of `used_ns`.
 #[inline]
-pub fn paid(budget_ns: i64, used_ns: u64, round_ns: u64) -> i64 {
-    budget_ns.saturating_sub_unsigned(used_ns).max(-DEBT_ROUNDS * round_ns as i64)
+pub fn paid(budget_ns: i64, used_ns: u64) -> i64 {
+    budget_ns.saturating_sub_unsigned(used_ns).max(-DEBT_NS)
 }
 
 /// A budget after so many rounds of `part_ns`: what was saved is no more than one part.
@@ -108,11 +122,11 @@ pub trait Core {
     /// What an NF has left of its budget, in nanoseconds.
     fn budget_ns(&self, nf: u32) -> i64;
 
-    /// What a round gives an NF, in nanoseconds, as [`part_ns`].
-    fn part_ns(&self, nf: u32) -> i64;
+    /// What a round of `round_ns` gives an NF, in nanoseconds, as [`part_ns`].
+    fn part_ns(&self, nf: u32, round_ns: u64) -> i64;
 
-    /// Begins so many rounds for everybody with packets, as [`refilled`].
-    fn begin_rounds(&mut self, rounds: i64);
+    /// Begins so many rounds of `round_ns` for everybody with packets, as [`refilled`].
+    fn begin_rounds(&mut self, rounds: i64, round_ns: u64);
 }
 
 /// The NF of the core that runs next; None if none can. Rounds begin if they must.
@@ -122,15 +136,19 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     if is_settled {
         return Some(best);
     }
+    // Who gives the core away, if anybody does, takes part.
+    let mut takers = 1;
+    core.candidates(|_, candidate| takers += u32::from(candidate.can_run(rules.burst)));
+    let round_ns = round_ns(takers);
     // So many rounds until the first of them has budget: budget + rounds · part ≥ 1.
     let mut rounds = i64::MAX;
     core.candidates(|nf, candidate| {
         if candidate.can_run(rules.burst) {
-            let part = core.part_ns(nf).max(1);
+            let part = core.part_ns(nf, round_ns).max(1);
             rounds = rounds.min((1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part);
         }
     });
-    core.begin_rounds(rounds);
+    core.begin_rounds(rounds, round_ns);
     self::best(core, rules).map(|found| found.0)
 }
 
@@ -180,24 +198,22 @@ pub struct Table {
     /// Who gives the core away: no candidate, and those after it are named first.
     pub leaving: Option<usize>,
     budgets_ns: Vec<i64>,
-    round_ns: u64,
 }
 
 impl Table {
-    /// For `nfs` NFs without packets, with equal shares and no budget, and rounds of `round_ns`.
-    pub fn new(nfs: usize, round_ns: u64) -> Self {
+    /// For `nfs` NFs without packets, with equal shares and no budget.
+    pub fn new(nfs: usize) -> Self {
         Self {
             candidates: vec![Candidate::default(); nfs],
             shares: vec![1.0 / nfs.max(1) as f64; nfs],
             leaving: None,
             budgets_ns: vec![0; nfs],
-            round_ns,
         }
     }
 
     /// Takes the CPU time that an NF has used off its budget. Panics if there is no such NF.
     pub fn charge(&mut self, nf: usize, used_ns: u64) {
-        self.budgets_ns[nf] = paid(self.budgets_ns[nf], used_ns, self.round_ns);
+        self.budgets_ns[nf] = paid(self.budgets_ns[nf], used_ns);
     }
 
     /// Whether an NF that has the core is to give it away: its budget is used up, and another can run. Panics if there is no such NF.
@@ -219,14 +235,14 @@ impl Core for Table {
         self.budgets_ns[nf as usize]
     }
 
-    fn part_ns(&self, nf: u32) -> i64 {
-        part_ns(self.round_ns, self.shares.get(nf as usize).copied().unwrap_or(0.0))
+    fn part_ns(&self, nf: u32, round_ns: u64) -> i64 {
+        part_ns(round_ns, self.shares.get(nf as usize).copied().unwrap_or(0.0))
     }
 
-    fn begin_rounds(&mut self, rounds: i64) {
+    fn begin_rounds(&mut self, rounds: i64, round_ns: u64) {
         for nf in 0..self.budgets_ns.len() {
             if self.candidates[nf].waiting > 0 {
-                self.budgets_ns[nf] = refilled(self.budgets_ns[nf], self.part_ns(nf as u32), rounds);
+                self.budgets_ns[nf] = refilled(self.budgets_ns[nf], self.part_ns(nf as u32, round_ns), rounds);
             }
         }
     }
@@ -242,11 +258,11 @@ mod tests {
         Candidate { waiting, depth, age_ns: 1000, room: 1000, held: false }
     }
 
-    /// A core with rounds of 1 ms, equal shares, and a round begun.
+    /// A core with equal shares, and a round of 1 ms begun.
     fn core(candidates: &[Candidate]) -> Table {
-        let mut core = Table::new(candidates.len(), 1_000_000);
+        let mut core = Table::new(candidates.len());
         core.candidates = candidates.to_vec();
-        core.begin_rounds(1);
+        core.begin_rounds(1, ROUND_NS);
         core
     }
 
@@ -327,16 +343,16 @@ mod tests {
     fn rounds_follow_shares_and_nobody_saves_more_than_a_part() {
         let mut core = core(&[waiting(9, 1); 3]);
         core.shares = vec![0.6, 0.3, 0.1];
-        core.begin_rounds(1);
+        core.begin_rounds(1, ROUND_NS);
         let left = |core: &Table| [0, 1, 2].map(|nf| core.budget_ns(nf));
         assert_eq!(left(&core), [600_000, 300_000, 100_000]);
         core.charge(1, 500_000);
-        core.begin_rounds(1);
+        core.begin_rounds(1, ROUND_NS);
         assert_eq!(left(&core), [600_000, 100_000, 100_000]);
         // A smaller share cuts what was saved; who has no packets has no part in a round.
         core.shares = vec![0.1, 0.3, 0.6];
         core.candidates[2] = waiting(0, 1);
-        core.begin_rounds(1);
+        core.begin_rounds(1, ROUND_NS);
         assert_eq!(left(&core), [100_000, 300_000, 100_000]);
     }
 
@@ -354,6 +370,22 @@ mod tests {
         core.charge(0, 3_000_000);
         assert_eq!(choose(&mut core, &RULES), Some(0));
         assert!((1..=1_000).contains(&core.budget_ns(0)), "{}", core.budget_ns(0));
+    }
+
+    #[test]
+    fn a_round_is_longer_for_more_nfs() {
+        assert_eq!(
+            [1, 3, 4, 10, 33, 34, 5000].map(round_ns),
+            [1_000_000, 1_000_000, 1_200_000, 3_000_000, 9_900_000, 10_000_000, 10_000_000]
+        );
+        // Ten that can run and one that gives the core away: 3.3 ms, of which each has a tenth.
+        let mut core = Table::new(11);
+        core.candidates = vec![waiting(50, 1); 11];
+        core.candidates[3] = waiting(0, 1);
+        core.leaving = Some(3);
+        core.shares = vec![0.1; 11];
+        assert_eq!(choose(&mut core, &RULES), Some(4));
+        assert_eq!((core.budget_ns(4), core.budget_ns(3)), (330_000, 0));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::packets::Batch;
 use super::process::{Costs, Path, Process};
 use super::runqueue::RunQueue;
 use super::scenario::{Machine, Scenario};
-use crate::sched::wakeup::{self, Core, ROUND_NS, Rules, Table};
+use crate::sched::wakeup::{self, Core, Rules, Table};
 
 /// How often a service time is sampled, in nanoseconds.
 const SAMPLE_EVERY_NS: u64 = 1_000_000;
@@ -83,7 +83,7 @@ impl Cpu {
             number,
             now_ns: 0,
             os: RunQueue::new(scenario.class, n),
-            table: Table::new(n, ROUND_NS),
+            table: Table::new(n),
             processes: mine,
             wakes: Vec::new(),
             last: None,
