@@ -11,6 +11,7 @@ mod changes;
 mod dpdk;
 mod ecn;
 mod faults;
+mod foreign;
 mod hostile;
 mod input;
 mod lifecycle;
