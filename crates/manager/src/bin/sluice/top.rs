@@ -146,7 +146,7 @@ impl View {
                     nf,
                     rx: self.rate(nf.rx_packets, then.map(|n| n.rx_packets)),
                     tx: self.rate(nf.tx_packets, then.map(|n| n.tx_packets)),
-                    drops: self.rate(dropped(nf), then.map(dropped)),
+                    drops: self.rate(dropped(nf), then.map(|n| dropped(n))),
                 }
             })
             .collect();
