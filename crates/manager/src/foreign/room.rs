@@ -407,7 +407,8 @@ mod tests {
         if !is_root() {
             return;
         }
-        let bridge = ["ip link add br type bridge", "ip link set in master br", "ip link set out master br", "ip link set br up"];
+        let bridge =
+            ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
         let plan = Plan { setup: bridge.map(String::from).into(), ..plan("bridge") };
         let file = netns::path_of(&plan.netns);
         let (room, Wires { ends: mut queues, .. }) = Room::build(plan, None).unwrap();

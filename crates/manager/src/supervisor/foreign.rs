@@ -77,7 +77,6 @@ impl Supervisor {
         (nf.started_at, nf.spawned_ns) = (Instant::now(), Some(monotonic_ns()));
         let foreign = nf.foreign.get_or_insert_default();
         foreign.life += 1;
-        foreign.trouble = None;
         let (life, clearing) = (foreign.life, self.clearing.remove(&plan.netns));
         let path = netns::path_of(&plan.netns);
         // One that is there already and is not being cleared is somebody else's.
@@ -232,6 +231,7 @@ impl Supervisor {
         let hop = Hop::new(handle.clone(), threads, wires, foreign.counters.clone(), by_design, stay_ns);
         let weight = foreign.room.as_ref().and_then(|room| room.cgroup().map(|cgroup| cgroup.handle()));
         foreign.told = (0, foreign.counters.entered.get());
+        foreign.trouble = None;
         nf.cpu.start_of(foreign.who.clone());
         nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
         nf.state = State::Running;

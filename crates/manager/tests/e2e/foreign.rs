@@ -146,7 +146,7 @@ fn foreign(name: &str, keys: &str) -> String {
 fn nftables(folder: &Path) -> String {
     let rules = folder.join("nft.rules");
     let text = "table ip fw { chain forward { type filter hook forward priority 0; policy drop;\n\
-                ct state established,related accept\n tcp dport { 8080, 8081 } ct state new accept\n } }\n";
+                ct state established,related accept\n tcp dport { 8080, 8081 } ct state new accept\n }\n}\n";
     std::fs::write(&rules, text).unwrap();
     let setup = [
         "ip addr add 10.0.0.1/24 dev in".to_string(),
@@ -247,7 +247,7 @@ fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
 
 /// Commands that join the two interfaces by a bridge of the kernel.
 const BRIDGE: [&str; 4] =
-    ["ip link add br type bridge", "ip link set in master br", "ip link set out master br", "ip link set br up"];
+    ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
 
 /// A bridge of the kernel, with a program whose end ends it.
 fn bridge_of(name: &str, keys: &str) -> String {
@@ -517,7 +517,7 @@ fn what_a_killed_daemon_leaves_is_cleared_by_the_next() {
     }
     let body = port("g", "gen", "rate = 100")
         + &port("n", "sink", "")
-        + &bridge_of("left", "teardown = [\"true\"]").replace("ip link set br up\"", "ip link set br up\", \"sleep 100001 &\"")
+        + &bridge_of("left", "teardown = [\"true\"]").replace("ip link set br0 up\"", "ip link set br0 up\", \"sleep 100001 &\"")
         + &chain("c", "g", &["left"], "n", "");
     let mut daemon = Daemon::start("", &body);
     let stats = daemon.wait("packets flow", |s| find_port(s, "n").tx_packets > 10);
