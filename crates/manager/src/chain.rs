@@ -69,11 +69,14 @@ pub enum Drop {
     NoSuchPort = 7,
     /// The NF returned it with an offset or length outside its frame: a violation.
     Violation = 8,
+    /// It went into a program that knows nothing of Sluice and has not come back: wasted work, if the program does not eat packets by
+    /// design.
+    NotBack = 9,
 }
 
 impl Drop {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Entry,
         Self::NfDown,
         Self::Verdict,
@@ -83,6 +86,7 @@ impl Drop {
         Self::TxFull,
         Self::NoSuchPort,
         Self::Violation,
+        Self::NotBack,
     ];
 
     /// Its name in statistics and metrics.
@@ -97,6 +101,7 @@ impl Drop {
             Self::TxFull => "tx_full",
             Self::NoSuchPort => "no_such_port",
             Self::Violation => "violation",
+            Self::NotBack => "not_back",
         }
     }
 
@@ -129,12 +134,21 @@ pub struct Chain {
     pub name: String,
     /// Numbers of its services.
     pub services: Vec<u16>,
+    /// Which of its hops are met from their far side; those behind the end are not.
+    pub reversed: Vec<bool>,
     /// Number of its egress port.
     pub egress: u16,
     /// What it does without a service.
     pub on_failure: OnFailure,
     /// Counters, by manager thread.
     pub counters: Arc<[ChainCounters]>,
+}
+
+impl Chain {
+    /// Whether a hop is met from its far side.
+    pub fn is_reversed(&self, hop: usize) -> bool {
+        self.reversed.get(hop).copied().unwrap_or(false)
+    }
 }
 
 /// One instance that may be chosen.
@@ -199,6 +213,8 @@ pub struct Hop {
     pub nf: u16,
     /// Whether the path does not come to this NF again.
     pub last_visit: bool,
+    /// Whether the NF is met from its far side.
+    pub reverse: bool,
 }
 
 /// The NFs that a flow's packets meet, in order.
@@ -228,8 +244,10 @@ pub enum Step {
 }
 
 impl Path {
-    fn new(ingress: u16, chain: Arc<Chain>, nfs: &[u16], egress: u16, bypasses: bool) -> Self {
-        let hops = nfs.iter().enumerate().map(|(i, nf)| Hop { nf: *nf, last_visit: !nfs[i + 1..].contains(nf) }).collect();
+    fn new(ingress: u16, chain: Arc<Chain>, nfs: &[u16], reversed: &[bool], egress: u16, bypasses: bool) -> Self {
+        let reverse = |i: usize| reversed.get(i).copied().unwrap_or(false);
+        let hop = |(i, nf): (usize, &u16)| Hop { nf: *nf, last_visit: !nfs[i + 1..].contains(nf), reverse: reverse(i) };
+        let hops = nfs.iter().enumerate().map(hop).collect();
         let mut once = nfs.to_vec();
         once.sort_unstable();
         once.dedup();
@@ -252,6 +270,7 @@ struct PathKey {
     chain: u16,
     version: u32,
     nfs: Box<[u16]>,
+    reversed: Box<[bool]>,
     egress: u16,
 }
 
@@ -299,8 +318,9 @@ impl PathRegistry {
 
     /// The number of a path, made if it is new. [`NO_PATH`] when there are too many.
     #[cold]
-    pub fn number(&self, ingress: u16, chain: &Arc<Chain>, nfs: &[u16], egress: u16, bypasses: bool) -> u32 {
-        let key = PathKey { ingress, chain: chain.number, version: chain.version, nfs: nfs.into(), egress };
+    pub fn number(&self, ingress: u16, chain: &Arc<Chain>, nfs: &[u16], reversed: &[bool], egress: u16, bypasses: bool) -> u32 {
+        let key =
+            PathKey { ingress, chain: chain.number, version: chain.version, nfs: nfs.into(), reversed: reversed.into(), egress };
         let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         if let Some(number) = numbers.of.get(&key) {
             return *number;
@@ -309,7 +329,7 @@ impl PathRegistry {
         if number >= self.paths.len() {
             return NO_PATH;
         }
-        self.paths[number].get_or_init(|| Path::new(ingress, chain.clone(), nfs, egress, bypasses));
+        self.paths[number].get_or_init(|| Path::new(ingress, chain.clone(), nfs, reversed, egress, bypasses));
         numbers.of.insert(key, number as u32);
         numbers.by_chain.entry((ingress, chain.number, chain.version)).or_default().push(number as u32);
         // Release: the path is there before its number counts.
@@ -336,6 +356,7 @@ impl PathRegistry {
             .and_then(|number| self.get(number))
             .filter(|p| p.chain.number == chain.number && p.chain.services == chain.services);
         let mut nfs = Vec::with_capacity(chain.services.len());
+        let mut reversed = Vec::with_capacity(chain.services.len());
         let mut bypasses = false;
         let instances = |service: &u16| tables.services.get(*service as usize).map_or(1, |m| m.len().max(1));
         let combinations = chain.services.iter().fold(1usize, |n, service| n.saturating_mul(instances(service)));
@@ -360,12 +381,15 @@ impl PathRegistry {
                 }
             });
             match chosen {
-                Some(nf) => nfs.push(nf),
+                Some(nf) => {
+                    nfs.push(nf);
+                    reversed.push(chain.is_reversed(i));
+                }
                 None if chain.on_failure == OnFailure::Bypass => bypasses = true,
                 None => return REFUSED,
             }
         }
-        match self.number(ingress, chain, &nfs, chain.egress, bypasses) {
+        match self.number(ingress, chain, &nfs, &reversed, chain.egress, bypasses) {
             NO_PATH => self.shared(tables, ingress, chain, hash),
             number => number,
         }
@@ -424,7 +448,16 @@ mod tests {
 
     fn chain(number: u16, version: u32, services: &[u16], on_failure: OnFailure) -> Arc<Chain> {
         let counters = Arc::new([ChainCounters::default()]);
-        Arc::new(Chain { number, version, name: format!("c{number}"), services: services.into(), egress: 9, on_failure, counters })
+        Arc::new(Chain {
+            number,
+            version,
+            name: format!("c{number}"),
+            services: services.into(),
+            reversed: Vec::new(),
+            egress: 9,
+            on_failure,
+            counters,
+        })
     }
 
     fn member(nf: u16) -> Member {

@@ -21,6 +21,7 @@ use crate::chain::{Counter, PathRegistry, Tables};
 use crate::classify::Classifier;
 use crate::classify::flow_table::random_seed;
 use crate::config::model::{Config, Hugepages, Overload};
+use crate::foreign::Hop;
 use crate::forward::{Plane, TraceRequest};
 use crate::frame::{FrameCache, FramePool, FrameTable};
 use crate::mechanism::affinity;
@@ -434,6 +435,22 @@ impl DataPlane {
             answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(thread))?;
         }
         Ok(handle)
+    }
+
+    /// Has a program that knows nothing of Sluice fed by the thread that drains it.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn feed(&self, hop: Box<Hop>) -> Result<(), PlaneError> {
+        self.ask(self.drains(hop.number()), |done| Command::Feed(hop, done))
+    }
+
+    /// Has it fed no more, and gives back what it was fed with. What is on its ring stays there for [`DataPlane::detach`].
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn unfeed(&self, number: u16) -> Result<Option<Box<Hop>>, PlaneError> {
+        self.ask(self.drains(number), |done| Command::Unfeed(number, done))
     }
 
     /// The thread that drains an NF.

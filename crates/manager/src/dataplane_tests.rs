@@ -85,6 +85,7 @@ impl Rig {
             version: 1,
             name: "c".into(),
             services: (0..nfs).collect(),
+            reversed: Vec::new(),
             egress: 0,
             on_failure,
             counters,

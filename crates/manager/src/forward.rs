@@ -24,7 +24,7 @@ use sluice_shm::ring::{Consumer, Producer};
 use sluice_policy::sched::backpressure::Limits;
 use sluice_policy::sched::ecn::{self, Marker};
 
-use crate::chain::{ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
+use crate::chain::{Chain, ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
 use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, owner};
@@ -266,6 +266,58 @@ impl Plane {
         m as usize
     }
 
+    /// Lets packets that come from a program into the part of a path from hop `from` on: how many of `n` there is room for.
+    pub fn admit_onward(&mut self, path: &Path, from: usize, n: usize) -> usize {
+        if from >= path.hops.len() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
+            return 0;
+        }
+        let rest = &path.hops[from.min(path.hops.len())..];
+        let mut m = n as u32;
+        for hop in rest {
+            m = match self.nfs.get_mut(hop.nf as usize) {
+                Some(Some(NfEnd { producer: Some(_), handle, .. })) if self.backpressure => m.min(handle.room()),
+                Some(Some(NfEnd { producer: Some(producer), .. })) => m.min(producer.room().unwrap_or(0)),
+                _ => return 0,
+            };
+            if !self.backpressure {
+                break;
+            }
+        }
+        for hop in rest.iter().filter(|hop| hop.last_visit) {
+            if let Some(Some(end)) = self.nfs.get(hop.nf as usize) {
+                end.handle.commit(m);
+            }
+        }
+        m as usize
+    }
+
+    /// Lets packets that [`Plane::admit_onward`] let in go on at hop `from` of a path.
+    pub fn onward(&mut self, path: &Path, number: u32, from: usize, packets: &[Packet]) {
+        let step = path.step(from);
+        let word = match step {
+            Step::Nf(_) => Held { owner: owner_after(step), hop: from as u8, flags: 0, path: number }.pack(),
+            Step::Port(_) => 0,
+        };
+        let mut burst = [Descriptor::default(); BURST];
+        for (packet, descriptor) in packets.iter().zip(&mut burst) {
+            self.table.set(packet.frame, word);
+            *descriptor = Descriptor {
+                frame: packet.frame,
+                offset: packet.offset,
+                len: packet.len,
+                chain: path.chain.number,
+                arg: path.ingress,
+                ..Default::default()
+            };
+        }
+        self.pass(path, from, step, &burst[..packets.len().min(BURST)]);
+    }
+
+    /// Counts packets that are lost to a chain.
+    pub fn count_lost(&self, chain: &Chain, why: Drop, n: u64) {
+        chain.counters[self.index].drops[why as usize].add(n);
+    }
+
     /// Counts packets that were refused at the entry of a path: they wanted to come to each of its NFs.
     #[inline]
     pub fn count_refused(&self, path: &Path, n: usize) {
@@ -491,7 +543,7 @@ impl Plane {
 
     /// Checks and passes on what an NF returned.
     #[inline(always)]
-    fn take(&mut self, registry: &PathRegistry, handle: &NfHandle, burst: &mut [Descriptor]) {
+    pub(crate) fn take(&mut self, registry: &PathRegistry, handle: &NfHandle, burst: &mut [Descriptor]) {
         let geometry = self.frames.arena().geometry();
         let me = handle.owner();
         let n = burst.len();
@@ -642,7 +694,7 @@ impl Plane {
         let Some(nf) = (!ids.is_empty()).then(|| members[sluice_policy::spread::pick(hash, &ids)].nf) else {
             return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
         };
-        let number = registry.number(path.ingress, &path.chain, &[nf], path.egress, true);
+        let number = registry.number(path.ingress, &path.chain, &[nf], &[], path.egress, true);
         let Some(detour) = registry.get(number) else {
             return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
         };

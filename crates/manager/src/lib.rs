@@ -12,6 +12,7 @@ pub mod classify;
 pub mod chain;
 pub mod nf;
 
+pub mod foreign;
 pub mod forward;
 pub mod mark;
 pub mod pressure;

@@ -26,6 +26,7 @@ use crate::classify::key::{LONG, SHORT};
 use crate::classify::{Classifier, Lookup};
 use crate::config::model::{Idle, Overload, Sched};
 use crate::controller::load::Loads;
+use crate::foreign;
 use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
@@ -194,6 +195,10 @@ pub enum Command {
     Detach(u16, Sender<()>),
     /// Take back the frames of a dead NF, say how many, and forget it. Only for the thread that drains it.
     Reclaim(u16, Sender<usize>),
+    /// Feed a program that knows nothing of Sluice. Only for the thread that drains it.
+    Feed(Box<foreign::Hop>, Sender<()>),
+    /// Feed it no more, and give back what it was fed with, if it was.
+    Unfeed(u16, Sender<Option<Box<foreign::Hop>>>),
     /// Forget an NF.
     Forget(u16, Sender<()>),
     /// Take over a port queue.
@@ -270,6 +275,8 @@ pub struct Worker {
     queues: Vec<OwnedQueue>,
     /// NFs that this thread drains, furthest downstream first.
     drains: Vec<Drain>,
+    /// Programs that know nothing of Sluice, which this thread feeds.
+    foreign: Vec<Box<foreign::Hop>>,
     /// Pages of the cores that the Wakeup role looks at, each once.
     pages: Vec<CorePage>,
     progress: Vec<Progress>,
@@ -301,6 +308,7 @@ impl Worker {
             setup,
             queues: Vec::new(),
             drains: Vec::new(),
+            foreign: Vec::new(),
             pages: Vec::new(),
             progress: Vec::new(),
             woken_ns: Vec::new(),
@@ -369,6 +377,7 @@ impl Worker {
                     for queue in &mut self.queues {
                         queue.queue.housekeeping(now);
                     }
+                    self.foreign.iter_mut().for_each(|hop| hop.housekeeping(&self.setup.plane, now));
                 }
                 if now >= resync_at {
                     resync_at = now + 1_000_000_000;
@@ -390,6 +399,9 @@ impl Worker {
     fn transmit(&mut self) -> usize {
         let mut work = 0;
         let plane = &mut self.setup.plane;
+        for hop in &mut self.foreign {
+            work += hop.poll(plane, &self.setup.registry);
+        }
         for drain in &mut self.drains {
             // Two bursts, so that what comes from upstream never outruns what goes on downstream.
             for _ in 0..2 {
@@ -592,6 +604,17 @@ impl Worker {
                     }
                     self.arrange();
                     let _ = done.send(());
+                }
+                Command::Feed(hop, done) => {
+                    self.foreign.push(hop);
+                    let _ = done.send(());
+                }
+                Command::Unfeed(number, done) => {
+                    let mut hop = self.foreign.extract_if(.., |hop| hop.number() == number).next();
+                    if let Some(hop) = &mut hop {
+                        hop.leave(&mut self.setup.plane);
+                    }
+                    let _ = done.send(hop);
                 }
                 Command::Detach(number, done) => {
                     if let Some(Some(end)) = self.setup.plane.nfs.get_mut(number as usize) {

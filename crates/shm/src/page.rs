@@ -199,6 +199,15 @@ impl Region {
         Producer::in_mapping(self.memory.mapping(), layout.ring(index), layout.capacity)
     }
 
+    /// The far end of rx ring `index`, where the manager reads it itself for somebody who cannot.
+    pub fn rx_consumer(&self, index: u32) -> Option<Consumer> {
+        let layout = self.page.layout;
+        if index >= layout.rx_rings {
+            return None;
+        }
+        Consumer::in_mapping(self.memory.mapping(), layout.ring(index), layout.capacity)
+    }
+
     /// The manager's end of the tx ring.
     pub fn tx_consumer(&self) -> Consumer {
         let layout = self.page.layout;

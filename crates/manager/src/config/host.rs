@@ -201,6 +201,13 @@ fn check_services(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
             let (message, help) = text.split_once("; ").unwrap_or((&text, ""));
             problems.push(Problem::error(At::entry("service", n, "exec"), message, help));
         }
+        if service.is_foreign() && host.uid != 0 {
+            problems.push(Problem::error(
+                At::entry("service", n, "kind"),
+                format!("no permission to make the network namespace and the interfaces of foreign service \"{}\"", service.name),
+                "run sluiced as root, or remove the service",
+            ));
+        }
         let Some(user) = &service.user else { continue };
         let at = At::entry("service", n, "user");
         match host.user(user) {

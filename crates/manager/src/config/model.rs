@@ -239,6 +239,9 @@ pub enum PortKind {
     Pcap(Pcap),
     /// Any DPDK device.
     Dpdk(Dpdk),
+    /// A network interface of the kernel, without DPDK.
+    #[serde(rename = "af_packet")]
+    AfPacket(AfPacket),
 }
 
 /// A traffic generator.
@@ -348,6 +351,31 @@ pub struct Dpdk {
     pub software_rss: bool,
 }
 
+/// A network interface of the kernel, without DPDK.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct AfPacket {
+    /// Name of the interface.
+    pub interface: String,
+    /// Name of the network namespace that it is in; the daemon's own without.
+    #[serde(default)]
+    pub netns: Option<String>,
+    /// Packets that wait to be received at most, in each queue.
+    #[serde(default = "slots")]
+    pub slots: u32,
+    /// Whether packets for other stations are taken too.
+    #[serde(default = "yes")]
+    pub promiscuous: bool,
+}
+
+fn slots() -> u32 {
+    4096
+}
+
+fn yes() -> bool {
+    true
+}
+
 /// A kind of NF. Its instances are named `NAME.0`, `NAME.1`, ….
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -388,6 +416,83 @@ pub struct Service {
     /// Weight of its instances beside what their load asks for: 2 gives twice the share.
     #[serde(default = "ordinary")]
     pub priority: f64,
+    /// Whether its program was written for Sluice, or is any program that sits between two network interfaces.
+    #[serde(default)]
+    pub kind: ServiceKind,
+    /// Of a foreign one: names of the interfaces that its program finds; packets of a chain go in at the first and come out of the
+    /// second. With one it is a tap: it is shown copies.
+    #[serde(default = "in_and_out")]
+    pub interfaces: Vec<String>,
+    /// Of a foreign one: name of its network namespace, which is made if it is not there; `sluice-SERVICE.i` without.
+    #[serde(default)]
+    pub netns: Option<String>,
+    /// Of a foreign one: MTU of its interfaces.
+    #[serde(default = "ethernet")]
+    pub mtu: u32,
+    /// Of a foreign one: packets that wait behind each of its interfaces at most.
+    #[serde(default = "slots")]
+    pub queue: u32,
+    /// Of a foreign one: shell commands that are run in its namespace, one after another, before its program.
+    #[serde(default)]
+    pub setup: Vec<String>,
+    /// Of a foreign one: shell commands that are run in its namespace when its program was started; it gets packets after them.
+    #[serde(default)]
+    pub ready: Vec<String>,
+    /// Of a foreign one: shell commands that are run in its namespace when its program has ended.
+    #[serde(default)]
+    pub teardown: Vec<String>,
+    /// Of a foreign one: whether packets that do not come back are losses, or it eats packets by design.
+    #[serde(default)]
+    pub drops: Drops,
+    /// Of a foreign one: a packet that has not come back for so long is counted as gone, in milliseconds.
+    #[serde(default = "second")]
+    pub inside_ms: u32,
+}
+
+impl Service {
+    /// Whether its program knows nothing of Sluice.
+    pub fn is_foreign(&self) -> bool {
+        self.kind == ServiceKind::Foreign
+    }
+
+    /// Whether it is shown copies of packets, which go on at once.
+    pub fn is_tap(&self) -> bool {
+        self.is_foreign() && self.interfaces.len() == 1
+    }
+}
+
+/// Whether a program was written for Sluice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ServiceKind {
+    /// It uses the library, and shares the packets' memory.
+    #[default]
+    Nf,
+    /// It knows nothing of Sluice, and is fed through network interfaces.
+    Foreign,
+}
+
+/// What it means that a packet does not come back from a foreign program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Drops {
+    /// It is lost, and counted so.
+    #[default]
+    Counted,
+    /// The program eats packets by design: a tap, a proxy.
+    ByDesign,
+}
+
+fn in_and_out() -> Vec<String> {
+    vec!["in".into(), "out".into()]
+}
+
+fn ethernet() -> u32 {
+    1500
+}
+
+fn second() -> u32 {
+    1000
 }
 
 fn ordinary() -> f64 {
@@ -419,7 +524,8 @@ pub enum Mode {
 pub struct Chain {
     /// Name, unique among chains.
     pub name: String,
-    /// Services, in order; the same one may come again, but not twice in a row.
+    /// Services, in order; the same one may come again, but not twice in a row. `NAME:reverse` is a foreign one from its far side:
+    /// packets go in at its second interface and come out of its first.
     #[serde(default)]
     pub services: Vec<String>,
     /// Port where packets leave.
@@ -427,6 +533,14 @@ pub struct Chain {
     /// What happens when an NF of the chain dies.
     #[serde(default)]
     pub on_failure: OnFailure,
+}
+
+/// A hop of a chain as it is written: the service, and whether it is met from its far side.
+pub fn hop(written: &str) -> (&str, bool) {
+    match written.strip_suffix(":reverse") {
+        Some(service) => (service, true),
+        None => (written, false),
+    }
 }
 
 /// What a chain does when one of its NFs has died and no other instance of its service is left.

@@ -284,7 +284,7 @@ pub const SECTIONS: &[Section] = &[
         meaning: "Where packets enter and leave.",
         keys: &[
             key("name", Text, Needed, "Name, unique among ports."),
-            key("kind", Words(&["gen", "sink", "pcap", "dpdk"]), Needed, "The kind; it has keys of its own."),
+            key("kind", Words(&["gen", "sink", "pcap", "dpdk", "af_packet"]), Needed, "The kind; it has keys of its own."),
             key(
                 "overload",
                 Words(&["drop", "wait"]),
@@ -363,6 +363,18 @@ pub const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "port",
+        kind: "af_packet",
+        many: true,
+        meaning: "A network interface of the kernel, without DPDK.",
+        keys: &[
+            key("interface", Text, Needed, "Name of the interface."),
+            key("netns", Text, Unset, "Name of the network namespace that it is in; the daemon's own without."),
+            key("slots", Integer(64, 1 << 20), Value("4096"), "Packets that wait to be received at most, in each queue."),
+            key("promiscuous", Bool, Value("true"), "Whether packets for other stations are taken too."),
+        ],
+    },
+    Section {
         name: "service",
         kind: "",
         many: true,
@@ -406,6 +418,63 @@ pub const SECTIONS: &[Section] = &[
                 Value("1.0"),
                 "Weight of its instances beside what their load asks for: 2 gives twice the share.",
             ),
+            key(
+                "kind",
+                Words(&["nf", "foreign"]),
+                Value("\"nf\""),
+                "Whether its program was written for Sluice, or is any program that sits between two network interfaces.",
+            ),
+            key(
+                "interfaces",
+                Texts,
+                Value("[\"in\", \"out\"]"),
+                "Of a foreign one: names of the interfaces that its program finds; packets of a chain go in at the first and come out \
+                 of the second. With one it is a tap: it is shown copies.",
+            ),
+            key(
+                "netns",
+                Text,
+                Unset,
+                "Of a foreign one: name of its network namespace, which is made if it is not there; `sluice-SERVICE.i` without.",
+            ),
+            key("mtu", Integer(68, 65_535), Value("1500"), "Of a foreign one: MTU of its interfaces."),
+            key(
+                "queue",
+                Integer(64, 1 << 20),
+                Value("4096"),
+                "Of a foreign one: packets that wait behind each of its interfaces at most.",
+            ),
+            key(
+                "setup",
+                Texts,
+                Value("[]"),
+                "Of a foreign one: shell commands that are run in its namespace, one after another, before its program.",
+            ),
+            key(
+                "ready",
+                Texts,
+                Value("[]"),
+                "Of a foreign one: shell commands that are run in its namespace when its program was started; it gets packets after \
+                 them.",
+            ),
+            key(
+                "teardown",
+                Texts,
+                Value("[]"),
+                "Of a foreign one: shell commands that are run in its namespace when its program has ended.",
+            ),
+            key(
+                "drops",
+                Words(&["counted", "by-design"]),
+                Value("\"counted\""),
+                "Of a foreign one: whether packets that do not come back are losses, or it eats packets by design.",
+            ),
+            key(
+                "inside_ms",
+                Integer(1, 3_600_000),
+                Value("1000"),
+                "Of a foreign one: a packet that has not come back for so long is counted as gone, in milliseconds.",
+            ),
         ],
     },
     Section {
@@ -415,7 +484,13 @@ pub const SECTIONS: &[Section] = &[
         meaning: "An ordered list of services and an egress port.",
         keys: &[
             key("name", Text, Needed, "Name, unique among chains."),
-            key("services", Names, Value("[]"), "Services, in order; the same one may come again, but not twice in a row."),
+            key(
+                "services",
+                Names,
+                Value("[]"),
+                "Services, in order; the same one may come again, but not twice in a row. `NAME:reverse` is a foreign one from its far \
+                 side: packets go in at its second interface and come out of its first.",
+            ),
             key("egress", Text, Needed, "Port where packets leave."),
             key(
                 "on_failure",
@@ -491,6 +566,7 @@ mod tests {
     fn shortest(section: &Section) -> Json {
         let text = match (section.name, section.kind) {
             ("port", "") => "[[port]]\nname = \"x\"\nkind = \"sink\"",
+            ("port", "af_packet") => "[[port]]\nname = \"x\"\nkind = \"af_packet\"\ninterface = \"y\"",
             ("port", kind) => &format!("[[port]]\nname = \"x\"\nkind = {kind:?}"),
             ("service", _) => "[[service]]\nname = \"x\"",
             ("chain", _) => "[[chain]]\nname = \"x\"\negress = \"y\"",
@@ -559,7 +635,7 @@ mod tests {
         }
         for section in SECTIONS {
             let name = if section.kind.is_empty() { section.name } else { section.kind };
-            let owner = name[..1].to_uppercase() + &name[1..];
+            let owner: String = name.split('_').map(|word| word[..1].to_uppercase() + &word[1..]).collect();
             if section.kind.is_empty() {
                 assert_eq!(docs[&(owner.clone(), String::new())], section.meaning);
             }

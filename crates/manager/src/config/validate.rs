@@ -9,11 +9,16 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::Value as Json;
 
-use super::model::{Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service};
+use super::model::{
+    AfPacket, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service, hop,
+};
 use super::nearest;
 use super::parse::{self, ICMP, ProtocolMatch};
 use super::problem::{At, Problem};
 use super::schema::{self, SECTIONS, Type};
+use crate::mechanism::link;
+
+mod foreign;
 
 /// Most services in a chain: the hop of a packet is one byte.
 pub const MAX_HOPS: usize = 255;
@@ -214,6 +219,7 @@ impl Validation<'_> {
                     "write queues = 1, or leave it out",
                 ),
                 PortKind::Sink(_) => {}
+                PortKind::AfPacket(p) => self.interface(i, p),
                 PortKind::Pcap(p) => {
                     if p.read.is_none() && p.write.is_none() {
                         self.error(
@@ -264,6 +270,20 @@ impl Validation<'_> {
                     _ => {}
                 },
             }
+        }
+    }
+
+    fn interface(&mut self, i: usize, p: &AfPacket) {
+        let at = |key| At::entry("port", i, key);
+        if !link::is_name(&p.interface) {
+            self.error(
+                at("interface"),
+                format!("no interface can be called {:?}", p.interface),
+                format!("write a name of 1 to {} letters; `ip link` lists them", link::MAX_NAME),
+            );
+        }
+        if let Some(netns) = &p.netns {
+            self.word(at("netns"), "the name of a network namespace", netns, true);
         }
     }
 
@@ -347,12 +367,17 @@ impl Validation<'_> {
                     format!("remove `{key}`, or remove attach = true"),
                 );
             }
-        } else if service.exec.is_none() {
+        } else if service.exec.is_none() && !service.is_foreign() {
             self.error(
                 at("exec"),
                 format!("service \"{name}\" has no program"),
                 "write exec = \"PROGRAM\", or attach = true if it is started from outside",
             );
+        }
+        if service.is_foreign() {
+            self.foreign(i, service);
+        } else {
+            self.not_foreign(i, service);
         }
         for (n, arg) in service.args.iter().enumerate() {
             if arg.contains('\0') {
@@ -403,10 +428,15 @@ impl Validation<'_> {
         for (i, chain) in config.chains.iter().enumerate() {
             self.name("chain", i, &chain.name, true, &mut seen);
             let at = At::entry("chain", i, "services");
-            for (hop, service) in chain.services.iter().enumerate() {
-                if self.reference(at.item(hop), "service", service, &services) && hop > 0 && chain.services[hop - 1] == *service {
+            for (number, written) in chain.services.iter().enumerate() {
+                let service = hop(written).0;
+                self.sides(at.item(number), chain, number);
+                if self.reference(at.item(number), "service", service, &services)
+                    && number > 0
+                    && hop(&chain.services[number - 1]).0 == service
+                {
                     self.error(
-                        at.item(hop),
+                        at.item(number),
                         format!("chain loop: chain \"{}\" sends packets from \"{service}\" to \"{service}\"", chain.name),
                         "the same service may come again, but not twice in a row; remove one",
                     );
@@ -538,7 +568,7 @@ impl Validation<'_> {
     fn frames(&mut self) {
         let config = self.config;
         let rings: HashMap<&str, u32> = config.services.iter().map(|s| (s.name.as_str(), s.ring)).collect();
-        let held = |services: &[String]| services.iter().filter_map(|s| rings.get(s.as_str())).min().map_or(0, |r| u64::from(*r));
+        let held = |services: &[String]| services.iter().filter_map(|s| rings.get(hop(s).0)).min().map_or(0, |r| u64::from(*r));
         let chains: u64 = config.chains.iter().map(|c| held(&c.services)).sum();
         let queues: u64 = config.ports.iter().map(|p| u64::from(p.queues)).sum();
         let wanted = chains + queues * 2 * sluice_shm::BURST as u64;
@@ -598,7 +628,7 @@ impl Validation<'_> {
                 );
             }
         }
-        let used: HashSet<&str> = config.chains.iter().flat_map(|c| &c.services).map(String::as_str).collect();
+        let used: HashSet<&str> = config.chains.iter().flat_map(|c| &c.services).map(|s| hop(s).0).collect();
         for (i, service) in config.services.iter().enumerate() {
             if !used.contains(service.name.as_str()) {
                 self.warn(
@@ -632,7 +662,7 @@ impl Validation<'_> {
             let receives = match &port.kind {
                 PortKind::Sink(_) => false,
                 PortKind::Pcap(p) => p.read.is_some(),
-                PortKind::Gen(_) | PortKind::Dpdk(_) => true,
+                PortKind::Gen(_) | PortKind::Dpdk(_) | PortKind::AfPacket(_) => true,
             };
             let reached = used.contains(port.name.as_str()) || (any_port && receives);
             if !reached {

@@ -66,7 +66,7 @@ pub struct Frames {
 pub struct Port {
     /// Name.
     pub name: String,
-    /// `gen`, `sink`, `pcap` or `dpdk`.
+    /// `gen`, `sink`, `pcap`, `dpdk` or `af_packet`.
     pub kind: String,
     /// What was opened, in words.
     pub description: String,
@@ -145,7 +145,7 @@ pub struct Nf {
     pub core: u32,
     /// Where it is in its life.
     pub state: NfState,
-    /// `sleep` or `poll`.
+    /// `sleep`, `poll` or `foreign`.
     pub mode: String,
     /// Times that it was started again.
     pub restarts: u64,
@@ -188,6 +188,34 @@ pub struct Nf {
     /// What is measured of its load and decided about it.
     #[serde(default)]
     pub sched: NfSched,
+    /// Of a foreign program: what went in and came out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub foreign: Option<NfForeign>,
+}
+
+/// What is counted of a program that knows nothing of Sluice, over all its lives.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct NfForeign {
+    /// Packets that went in.
+    pub entered: u64,
+    /// Packets that came out and went on.
+    pub returned: u64,
+    /// Of these, the ones that it made itself.
+    pub originated: u64,
+    /// Packets that went in and did not come back in time. Of a program that eats packets by design these are no losses.
+    pub not_back: u64,
+    /// Packets that went in and may still come back.
+    pub inside: u64,
+    /// Packets that came out and belong to no chain.
+    pub strays: u64,
+    /// Packets that a tap was not shown, because its wire was full.
+    pub missed: u64,
+    /// Packets that came out while there was no room for them.
+    pub overruns: u64,
+    /// Whether it eats packets by design.
+    pub by_design: bool,
+    /// Its processes.
+    pub processes: Vec<u32>,
 }
 
 /// An NF's load, and what was decided about it.
@@ -268,7 +296,7 @@ pub struct Service {
     pub attach: bool,
     /// Cores that new instances go to, in turn.
     pub cores: Vec<usize>,
-    /// `sleep` or `poll`.
+    /// `sleep`, `poll` or `foreign`.
     pub mode: String,
     /// Capacity of each ring.
     pub ring: u32,

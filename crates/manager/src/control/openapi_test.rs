@@ -47,6 +47,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Frames", through::<model::Frames>),
     ("Hop", through::<model::Hop>),
     ("Nf", through::<model::Nf>),
+    ("NfForeign", through::<model::NfForeign>),
     ("NfSched", through::<model::NfSched>),
     ("Port", through::<model::Port>),
     ("PortConfig", through::<config::Port>),

@@ -3,4 +3,6 @@
 pub mod affinity;
 pub mod cgroup;
 pub mod class;
+pub mod link;
+pub mod netns;
 pub mod process;

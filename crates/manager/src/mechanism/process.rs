@@ -290,6 +290,11 @@ impl Proc {
         Self { root: root.into() }
     }
 
+    /// A path below the root.
+    pub fn path(&self, below: &str) -> PathBuf {
+        self.root.join(below)
+    }
+
     fn file(&self, pid: Pid, name: &str) -> PathBuf {
         self.root.join(pid.as_raw_nonzero().to_string()).join(name)
     }

@@ -119,6 +119,9 @@ pub struct NfHandle {
     pub load: Load,
     /// Weight beside its load.
     pub priority: f64,
+    /// Whether it is a program that knows nothing of Sluice: the manager reads its ring for it ([`crate::foreign`]). Set before it is
+    /// given packets.
+    pub foreign: AtomicBool,
 }
 
 impl NfHandle {
@@ -160,6 +163,7 @@ impl NfHandle {
             gate: Gate::default(),
             load: Load::default(),
             priority,
+            foreign: AtomicBool::new(false),
         })
     }
 

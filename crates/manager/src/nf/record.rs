@@ -24,6 +24,7 @@
 //! | socket, file | unlinking it |
 //! | directory | removing it if it is empty |
 //! | cgroup | killing who is in it, removing it |
+//! | network namespace | killing who is in it, taking its name away |
 //! | changed setting | writing the value from before |
 //!
 //! # Limits
@@ -43,6 +44,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::mechanism::netns::{self, Netns};
 use crate::mechanism::process::{self, Identity, Proc};
 
 /// File of the lock.
@@ -108,6 +110,8 @@ pub enum Thing {
     Directory,
     /// A control group, version 1 or 2.
     Cgroup,
+    /// A network namespace with a name.
+    Netns,
 }
 
 /// A line of the record.
@@ -275,7 +279,7 @@ impl Record {
                 // Pids, cgroups and settings of another boot mean nothing in this one.
                 left.processes.clear();
                 left.settings.clear();
-                left.things.retain(|_, thing| *thing != Thing::Cgroup);
+                left.things.retain(|_, thing| !matches!(thing, Thing::Cgroup | Thing::Netns));
             }
         }
         undo(&mut left, &proc, &mut report);
@@ -539,6 +543,7 @@ fn remove(thing: Thing, path: &Path, proc: &Proc) -> io::Result<bool> {
     let is_it = match thing {
         Thing::Socket => kind.is_socket(),
         Thing::File => kind.is_file() || kind.is_symlink(),
+        Thing::Netns => kind.is_file(),
         Thing::Directory | Thing::Cgroup => kind.is_dir(),
     };
     if !is_it {
@@ -548,6 +553,7 @@ fn remove(thing: Thing, path: &Path, proc: &Proc) -> io::Result<bool> {
         Thing::Socket | Thing::File => fs::remove_file(path),
         Thing::Directory => fs::remove_dir(path),
         Thing::Cgroup => remove_cgroup(path, proc),
+        Thing::Netns => Netns::open(path).and_then(|ns| ns.kill_members(proc)).and_then(|()| netns::unname(path)).map(drop),
     };
     match removed {
         Err(error) if is_gone(&error) => Ok(false),

@@ -8,10 +8,11 @@
 //! `clone` with `CLONE_VM | CLONE_VFORK | CLONE_FILES`: for a few tens of microseconds the child is a second process in the
 //! manager's own memory and with its own descriptors, while the calling thread, and only that, stands still. The child runs on a
 //! stack of its own, calls nothing but raw system calls, writes nothing but that stack and its report, and ends in `execve` or
-//! `_exit`. What it needs (strings, core mask, filter) is built before. In this order it
+//! `_exit`. What it needs (strings, core mask, filter) is built before. In this order, after it has entered its network namespace, if
+//! it has one of its own, it
 //! 1. leaves the manager's descriptor table for a copy of 0, 1 and 2 (`close_range` with `CLOSE_RANGE_UNSHARE`): whatever the
 //!    manager has open, close-on-exec or not, an NF gets none of it;
-//! 2. makes its own process group, so that Ctrl-C in a terminal reaches the manager alone, which then stops NFs in order;
+//! 2. joins its cgroup, if one is named, and makes its own process group, so that Ctrl-C in a terminal reaches the manager alone, which then stops NFs in order;
 //! 3. opens its standard streams: input is always `/dev/null`, output as [`Stdio`] says;
 //! 4. takes its core, and the limit of descriptors that the manager had before it raised its own;
 //! 5. takes its user: groups, group, user, by raw system calls, because glibc's own would change the manager's threads;
@@ -43,16 +44,17 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_long, c_void};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use rustix::io::Errno;
 use rustix::process::Pid;
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
+use crate::mechanism::netns::Netns;
 use crate::mechanism::process::{self, Exit};
 
 /// A user that an NF runs as.
@@ -97,6 +99,10 @@ pub struct SpawnSpec {
     pub stdio: Stdio,
     /// Whether it starts with the filter that this module describes.
     pub seccomp: bool,
+    /// Network namespace that it runs in; the manager's own without. Needs root.
+    pub netns: Option<Arc<Netns>>,
+    /// The `cgroup.procs` of the cgroup that it begins in, with all that it starts; the manager's own without.
+    pub cgroup: Option<PathBuf>,
 }
 
 impl SpawnSpec {
@@ -111,6 +117,8 @@ impl SpawnSpec {
             core: None,
             stdio: Stdio::default(),
             seccomp: Self::seccomp_default(None),
+            netns: None,
+            cgroup: None,
         }
     }
 
@@ -141,6 +149,10 @@ pub fn reap(spawned: &Spawned) -> Result<Option<Exit>, Errno> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Step {
+    /// Entering its network namespace.
+    Namespace = 14,
+    /// Joining its cgroup.
+    Cgroup = 15,
     /// Closing the manager's descriptors.
     Descriptors = 1,
     /// Making a process group.
@@ -170,7 +182,9 @@ pub enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 13] = [
+    const ALL: [Self; 15] = [
+        Self::Namespace,
+        Self::Cgroup,
         Self::Descriptors,
         Self::Group,
         Self::Null,
@@ -234,6 +248,8 @@ impl SpawnError {
     fn step(spec: &SpawnSpec, step: Step, error: Errno) -> Self {
         let uid = spec.user.as_ref().map_or(0, |u| u.uid);
         let what = match step {
+            Step::Namespace => "enter its network namespace".into(),
+            Step::Cgroup => "join its cgroup".into(),
             Step::Descriptors => "close the manager's descriptors".into(),
             Step::Group => "make a process group".into(),
             Step::Null => "open /dev/null".into(),
@@ -294,6 +310,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         Stdio::Log(path) => Some(text(path.as_os_str(), "the log's path")?),
         Stdio::Inherit | Stdio::Null => None,
     };
+    let cgroup = spec.cgroup.as_ref().map(|path| text(path.as_os_str(), "the cgroup's path")).transpose()?;
     let argv: Vec<*const c_char> = std::iter::once(&exec).chain(&args).map(|s| s.as_ptr()).chain([null()]).collect();
     let envp: Vec<*const c_char> = env.iter().map(|s| s.as_ptr()).chain([null()]).collect();
     let mask: Vec<c_long> = spec.core.map(core_mask).unwrap_or_default();
@@ -319,6 +336,8 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         }),
         user: user.map(|u| (u.uid, u.gid, u.groups.as_ptr(), u.groups.len())),
         filter: filter.as_ref().map_or(null(), |f| &raw const *f),
+        netns: spec.netns.as_ref().map_or(-1, |ns| ns.fd().as_raw_fd()),
+        cgroup: cgroup.as_ref().map_or(null(), |c| c.as_ptr()),
         parent: std::process::id() as libc::pid_t,
         step: 0,
         errno: 0,
@@ -363,6 +382,10 @@ struct Plan {
     limit: Option<libc::rlimit>,
     user: Option<(u32, u32, *const u32, usize)>,
     filter: *const libc::sock_fprog,
+    /// Descriptor of its network namespace, or -1.
+    netns: c_int,
+    /// The file that it writes itself to, or null.
+    cgroup: *const c_char,
     parent: libc::pid_t,
     /// The [`Step`] that failed, or 0.
     step: i32,
@@ -492,8 +515,18 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
     // SAFETY: see `child`. Each call gets the arguments that the kernel's interface asks for: numbers as c_long or c_int, pointers
     // to live values of this stack or of the plan, with their sizes.
     unsafe {
+        if plan.netns >= 0 {
+            must!(Step::Namespace, SYS_setns, c_long::from(plan.netns), c_long::from(libc::CLONE_NEWNET));
+        }
         must!(Step::Descriptors, SYS_close_range, 3 as c_long, c_long::from(u32::MAX), c_long::from(libc::CLOSE_RANGE_UNSHARE));
         must!(Step::Group, SYS_setpgid, UNUSED, UNUSED);
+        if !plan.cgroup.is_null() {
+            let flags = c_long::from(libc::O_WRONLY | libc::O_CLOEXEC);
+            let file = must!(Step::Cgroup, SYS_openat, c_long::from(libc::AT_FDCWD), plan.cgroup, flags, UNUSED);
+            // 0 is whoever writes.
+            must!(Step::Cgroup, SYS_write, file, c"0".as_ptr(), 1 as c_long);
+            must!(Step::Cgroup, SYS_close, file);
+        }
 
         let null_device = c"/dev/null".as_ptr();
         let flags = c_long::from(libc::O_RDWR | libc::O_CLOEXEC);

@@ -3,6 +3,7 @@
 //! A port has one or more queues, and each queue belongs to one manager thread, which alone calls it. A new kind of port is one
 //! file here and one line in [`open`].
 
+pub mod af_packet;
 pub mod capture;
 pub mod dpdk;
 pub mod generator;
@@ -76,6 +77,7 @@ pub fn open(port: &Port, arena: &Arena, frames: &FramePool) -> Result<OpenPort, 
         PortKind::Sink(settings) => Ok(sink::open(port.queues, settings)),
         PortKind::Pcap(settings) => pcap::open(&port.name, port.queues, settings, room),
         PortKind::Dpdk(settings) => dpdk::open(&port.name, port.queues, settings, frames),
+        PortKind::AfPacket(settings) => af_packet::open(&port.name, port.queues, settings, room),
     }
 }
 
@@ -88,6 +90,7 @@ pub fn look_at(port: &Port, room: usize) -> Result<(), PortError> {
     match &port.kind {
         PortKind::Pcap(settings) => pcap::look_at(&port.name, port.queues, settings, room),
         PortKind::Dpdk(settings) => dpdk::look_at(&port.name, settings),
+        PortKind::AfPacket(settings) => af_packet::look_at(&port.name, settings),
         PortKind::Gen(_) | PortKind::Sink(_) => Ok(()),
     }
 }
@@ -106,6 +109,7 @@ pub fn problems(config: &Config) -> Vec<Problem> {
                     "devargs"
                 }
             }
+            (PortKind::AfPacket(_), PortError::Interface { .. }) => "interface",
             _ => "name",
         };
         let text = error.to_string();
@@ -123,6 +127,7 @@ pub fn share(a: &Port, b: &Port) -> bool {
                 |written: &Option<_>, other: &model::Pcap| written.is_some() && (*written == other.write || *written == other.read);
             meets(&a.write, b) || meets(&b.write, a)
         }
+        // Any number of sockets may read an interface.
         (PortKind::Dpdk(a), PortKind::Dpdk(b)) => match (dpdk::name(a), dpdk::name(b)) {
             (Some(a), Some(b)) => sluice_dpdk::is_same_device(a, b),
             _ => false,
@@ -172,6 +177,18 @@ pub enum PortError {
         /// What is wrong, and what to do.
         what: String,
     },
+    /// An interface could not be opened.
+    #[error("port {port}: cannot {doing} interface {interface}: {source}{}", advice(source))]
+    Interface {
+        /// Name of the port.
+        port: String,
+        /// What was tried.
+        doing: &'static str,
+        /// The interface.
+        interface: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
     /// This build has no DPDK.
     #[error(
         "port {port} is of kind dpdk, and this sluiced was built without DPDK; build with `--features dpdk` (Debian: libdpdk-dev)"
@@ -180,6 +197,16 @@ pub enum PortError {
         /// Name of the port.
         port: String,
     },
+}
+
+fn advice(error: &std::io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => "; run sluiced as root, or give it the capability CAP_NET_RAW",
+        Some(libc::ENODEV | libc::ENXIO) => "; `ip link` lists the interfaces there are",
+        Some(libc::ENOENT) => "; `ip netns` lists the namespaces there are",
+        Some(libc::ENOMEM) => "; make `slots` fewer",
+        _ => "",
+    }
 }
 
 /// Counters of a port that any thread may add to and read.

@@ -281,6 +281,7 @@ fn spread(
     let mut services: Vec<usize> = Vec::new();
     let mut hops = Vec::with_capacity(chain.services.len());
     for name in &chain.services {
+        let name = model::hop(name).0;
         let service = config.services.iter().position(|s| s.name == *name);
         let service = service.ok_or_else(|| SimulateError::Refused(format!("chain {}: there is no service {name}", chain.name)))?;
         let place = services.iter().position(|s| *s == service).unwrap_or_else(|| {

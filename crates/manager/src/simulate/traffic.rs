@@ -87,7 +87,7 @@ fn receives(port: &Port) -> bool {
     match &port.kind {
         PortKind::Sink(_) => false,
         PortKind::Pcap(pcap) => pcap.read.is_some(),
-        PortKind::Gen(_) | PortKind::Dpdk(_) => true,
+        PortKind::Gen(_) | PortKind::Dpdk(_) | PortKind::AfPacket(_) => true,
     }
 }
 
@@ -96,7 +96,7 @@ fn rate(port: &Port, options: &Options) -> Option<f64> {
     let own = match &port.kind {
         PortKind::Gen(settings) => Some(settings.rate).filter(|rate| *rate != 0.0),
         PortKind::Pcap(pcap) => Some(pcap.rate).filter(|_| pcap.speed == PcapSpeed::Rate),
-        PortKind::Sink(_) | PortKind::Dpdk(_) => None,
+        PortKind::Sink(_) | PortKind::Dpdk(_) | PortKind::AfPacket(_) => None,
     };
     options.port_rates.get(&port.name).copied().or(own).or(options.rate_pps)
 }

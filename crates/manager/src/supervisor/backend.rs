@@ -48,6 +48,13 @@ impl Remote {
         Self { jobs, wake }
     }
 
+    /// Has something done on the supervisor's thread, some time.
+    pub(super) fn hand(&self, job: Job) {
+        // A supervisor that has ended wants nothing any more.
+        let _ = self.jobs.send(job);
+        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+
     /// Has something done on the supervisor's thread, and waits for the answer.
     fn call<T: Send + 'static>(&self, job: impl FnOnce(&mut Supervisor) -> T + Send + 'static) -> Result<T, ApiError> {
         let (to, answer) = channel();
@@ -238,7 +245,7 @@ impl Backend for Remote {
     fn remove_service(&self, name: &str) -> Result<(), ApiError> {
         let name = name.to_string();
         let gone = self.change(move |s| {
-            if let Some(chain) = s.config.chains.iter().find(|c| c.services.contains(&name)) {
+            if let Some(chain) = s.config.chains.iter().find(|c| c.services.iter().any(|s| config::hop(s).0 == name)) {
                 let chain = &chain.name;
                 return Err(SupervisorError::Conflict(format!(
                     "chain `{chain}` passes service `{name}`; change or remove it first"

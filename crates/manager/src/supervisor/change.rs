@@ -127,6 +127,7 @@ impl Supervisor {
             before: NfTotals::default(),
             cpu: CpuMeter::default(),
             waiters: Vec::new(),
+            foreign: None,
         };
         self.names.insert(nf.name.clone(), number);
         self.nfs.insert(number, nf);
@@ -166,8 +167,9 @@ impl Supervisor {
         let services = config
             .services
             .iter()
-            .map(|s| self.service_number(s).ok_or_else(|| no_such("service", s)))
+            .map(|s| self.service_number(model::hop(s).0).ok_or_else(|| no_such("service", s)))
             .collect::<Result<Vec<_>, _>>()?;
+        let reversed = config.services.iter().map(|s| model::hop(s).1).collect();
         let egress = self.port_number(&config.egress).ok_or_else(|| no_such("port", &config.egress))?;
         let kept = self.chains.get(number as usize).and_then(|c| Some(c.as_ref()?.counters.clone()));
         let counters = kept.unwrap_or_else(|| self.fresh_counters());
@@ -178,6 +180,7 @@ impl Supervisor {
             version,
             name: config.name.clone(),
             services,
+            reversed,
             egress,
             on_failure: config.on_failure,
             counters,

@@ -58,6 +58,11 @@ impl Grouping {
         self.group.path_of(nf)
     }
 
+    /// The daemon's cgroup, for those that make a folder in it themselves. They give it back before [`finish`](Self::finish).
+    pub(super) fn group(&self) -> Arc<Group> {
+        self.group.clone()
+    }
+
     /// Gives an NF a cgroup, soon.
     pub(super) fn add(&self, handle: Arc<NfHandle>, pid: Pid) {
         self.ask(Job::Add(handle, pid));

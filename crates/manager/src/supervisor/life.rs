@@ -33,8 +33,14 @@ impl Process {
         self.pid.as_raw_nonzero().get() as u32
     }
 
+    /// Asks it to end, with what it started.
+    pub(super) fn terminate(&self) {
+        // Not collected yet, so the number is still its own.
+        let _ = rustix::process::kill_process_group(self.pid, Signal::TERM);
+    }
+
     /// Ends it at once, and what it started if it is ours: it leads a group of its own then.
-    fn kill(&self) {
+    pub(super) fn kill(&self) {
         let pidfd = self.pidfd.as_fd();
         let _ = if self.child { process::kill_group(pidfd) } else { process::send_signal(pidfd, Signal::KILL) };
     }
@@ -55,6 +61,9 @@ impl Supervisor {
     pub(super) fn launch(&mut self, number: u16) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
+        if service.config.is_foreign() {
+            return self.launch_foreign(number);
+        }
         let Some(exec) = &service.exec else {
             nf.state = State::Expected;
             nf.deadline = None;
@@ -75,6 +84,8 @@ impl Supervisor {
             stdio: spawn::Stdio::Inherit,
             name: nf.name.clone(),
             seccomp: spawn::SpawnSpec::seccomp_default(service.user.as_ref()),
+            netns: None,
+            cgroup: None,
         };
         nf.started_at = Instant::now();
         nf.spawned_ns = Some(monotonic_ns());
@@ -100,6 +111,10 @@ impl Supervisor {
     pub(super) fn await_hellos(&mut self) -> Result<(), SupervisorError> {
         while self.nfs.values().any(|nf| nf.state == State::Starting) {
             self.turn(Duration::from_millis(5));
+            let trouble = |nf: &NfState| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());
+            if let Some(trouble) = self.nfs.values().find_map(trouble) {
+                return Err(SupervisorError::Invalid(trouble));
+            }
             if let Some(nf) = self.nfs.values().find(|nf| nf.restarts > 0 || nf.state == State::Failed) {
                 return Err(SupervisorError::Invalid(format!(
                     "{} ended before it was ready; start it by hand to see why, and look at its arguments in the configuration",
@@ -335,6 +350,11 @@ impl Supervisor {
         if !matches!(nf.state, State::Restarting) {
             nf.deadline = None;
         }
+        let is_foreign = nf.foreign.is_some();
+        if let (State::Starting, Some(foreign)) = (was, &mut nf.foreign) {
+            let at_once = || format!("{} ended before it was given packets; run its program by hand to see why", nf.name);
+            foreign.trouble.get_or_insert_with(at_once);
+        }
         if nf.state != State::Gone && !self.stopping {
             eprintln!("sluiced: {} has ended after {:.3} s and is {} now", nf.name, ran_for.as_secs_f64(), nf.state);
         }
@@ -343,13 +363,18 @@ impl Supervisor {
             handle.alive.store(false, Ordering::Relaxed);
         }
         let gone = nf.state == State::Gone;
-        self.unschedule(number);
+        if !is_foreign {
+            self.unschedule(number);
+        }
         if let Some(pid) = ended {
             self.note(|r| r.ended(pid));
         }
         if handle.is_some() {
             // New tables first: no flow is sent to it any more. Then its frames come back.
             self.publish();
+            if is_foreign {
+                self.unfeed(number);
+            }
             match self.plane.detach(number) {
                 Ok(_) => {
                     if let Some(nf) = self.nfs.get_mut(&number) {
@@ -361,6 +386,9 @@ impl Supervisor {
         }
         if let Some(place) = place {
             self.plane.vacate(&place);
+        }
+        if is_foreign {
+            self.clear_room(number);
         }
         if gone {
             self.bury(number);
@@ -397,6 +425,7 @@ impl Supervisor {
                 kill(nf);
             }
             State::Stopping => {}
+            // Its former room may still be being cleared; the thread that does it needs nobody.
             _ => {
                 nf.state = State::Gone;
                 self.bury(number);
@@ -409,7 +438,12 @@ impl Supervisor {
         nf.state = State::Stopping;
         nf.draining = false;
         nf.deadline = Some(Instant::now() + STOP_PATIENCE);
-        if let Some(handle) = &nf.handle {
+        if let Some(foreign) = &mut nf.foreign {
+            match &nf.process {
+                Some(process) => process.terminate(),
+                None => foreign.is_leaving = true,
+            }
+        } else if let Some(handle) = &nf.handle {
             handle.region.page.control(Control::Stop).store(1, Ordering::Release);
             ring(handle);
         } else {
@@ -421,7 +455,7 @@ impl Supervisor {
     pub(super) fn tick(&mut self, now: Instant) {
         self.sample_cpu(now);
         self.note_removed();
-        let mut starting = Vec::new();
+        let (mut starting, mut settled) = (Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
             if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
                 match handle.sentence() {
@@ -435,6 +469,10 @@ impl Supervisor {
                         eprintln!("sluiced: {} holds packets and returns none, and is stopped (manager.stall_ms)", nf.name);
                         kill(nf);
                     }
+                }
+                if let (false, true, Some(foreign)) = (handle.sentence() == Sentence::None, nf.process.is_none(), &mut nf.foreign) {
+                    // There is no process whose end would be noticed.
+                    foreign.is_leaving = true;
                 }
                 if nf.draining {
                     let empty = nf.handle.as_ref().is_none_or(|h| {
@@ -454,6 +492,7 @@ impl Supervisor {
                         nf.restarts += 1;
                         starting.push(nf.number);
                     }
+                    State::Starting if nf.foreign.is_some() => settled.push(nf.number),
                     State::Starting => {
                         eprintln!("sluiced: {} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
                         kill(nf);
@@ -463,7 +502,18 @@ impl Supervisor {
                 }
             }
         }
-        starting.into_iter().for_each(|number| self.launch(number));
+        if !self.stopping {
+            starting.into_iter().for_each(|number| self.launch(number));
+        }
+        settled.into_iter().for_each(|number| self.settle(number));
+        self.let_leave();
+    }
+
+    /// Takes out foreign NFs that were told to stop and have no process whose end would be noticed.
+    fn let_leave(&mut self) {
+        let leaves = |nf: &&NfState| nf.foreign.as_ref().is_some_and(|foreign| foreign.is_leaving);
+        let leaving: Vec<u16> = self.nfs.values().filter(leaves).map(|nf| nf.number).collect();
+        leaving.into_iter().for_each(|number| self.lost(number));
     }
 
     /// Looks at the CPU time of some processes whose turn it is: a system call each, so not of all at once.
@@ -475,7 +525,11 @@ impl Supervisor {
                     self.next_sample = *number;
                     return;
                 }
-                left -= usize::from(nf.cpu.sample(now));
+                let looked = nf.cpu.sample(now);
+                left -= usize::from(looked);
+                if let (true, Some(foreign), Some(handle), Some(used)) = (looked, &mut nf.foreign, &nf.handle, nf.cpu.last_ns()) {
+                    foreign.tell_cost(handle, used);
+                }
             }
         }
     }
@@ -504,7 +558,8 @@ impl Supervisor {
                 _ => {}
             }
         }
-        while self.nfs.values().any(|nf| nf.process.is_some()) || !self.leaving.is_empty() {
+        self.let_leave();
+        while self.nfs.values().any(|nf| nf.process.is_some()) || !self.leaving.is_empty() || self.rooms_in_work > 0 {
             self.turn(Duration::from_millis(5));
         }
         for number in 0..self.ports.len() {

@@ -6,6 +6,7 @@
 
 mod backend;
 mod change;
+mod foreign;
 mod grouping;
 mod life;
 mod ports;
@@ -130,6 +131,8 @@ struct NfState {
     before: report::NfTotals,
     cpu: report::CpuMeter,
     waiters: Vec<Sender<()>>,
+    /// What a program that knows nothing of Sluice has besides.
+    foreign: Option<foreign::Foreign>,
 }
 
 /// The one who knows everything.
@@ -149,6 +152,10 @@ pub struct Supervisor {
     names: HashMap<String, u16>,
     /// Wrappers that were killed and have not been collected yet.
     leaving: Vec<life::Process>,
+    /// Threads that build or clear rooms of foreign programs, and whose results are to come.
+    rooms_in_work: usize,
+    /// The threads that clear rooms, by the name of the room's namespace.
+    clearing: HashMap<String, std::thread::JoinHandle<()>>,
     next_nf: u16,
     next_version: u32,
     tables: Arc<Tables>,
@@ -223,6 +230,8 @@ impl Supervisor {
             nfs: BTreeMap::new(),
             names: HashMap::new(),
             leaving: Vec::new(),
+            rooms_in_work: 0,
+            clearing: HashMap::new(),
             next_nf: 0,
             next_version: 1,
             tables: Arc::default(),

@@ -1,6 +1,7 @@
 //! What the supervisor tells: status and statistics, put together from what the packet threads, the NFs and the kernel count.
 
-use std::collections::BTreeMap;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -12,6 +13,7 @@ use super::{NfState, Supervisor};
 use crate::chain::Drop;
 use crate::config::model::{Mode, OnFailure, Overload, PortKind};
 use crate::control::model::{self as api, Distribution};
+use crate::foreign::room::Who;
 use crate::mechanism::process::CpuClock;
 use crate::nf::State;
 use crate::nf::handle::NfHandle;
@@ -43,10 +45,16 @@ impl NfTotals {
     }
 }
 
-/// Measures how much of a core a process uses.
+/// Measures how much of a core a process uses, or all processes of a foreign program.
 #[derive(Debug, Default)]
 pub(super) struct CpuMeter {
     clock: Option<CpuClock>,
+    /// Who belongs to a foreign program.
+    who: Option<Who>,
+    /// Clocks of its processes, and what each has used so far.
+    clocks: HashMap<Pid, (CpuClock, u64)>,
+    /// What they have used in all, those that have ended too, since this was measured.
+    used: u64,
     last: Option<(Instant, u64)>,
     percent: f64,
 }
@@ -54,16 +62,49 @@ pub(super) struct CpuMeter {
 impl CpuMeter {
     /// A new process.
     pub(super) fn start(&mut self, pid: Pid) {
-        *self = Self { clock: CpuClock::of(pid).ok(), last: None, percent: 0.0 };
+        *self = Self { clock: CpuClock::of(pid).ok(), ..Self::default() };
+    }
+
+    /// A new program of several processes.
+    pub(super) fn start_of(&mut self, who: Who) {
+        *self = Self { who: Some(who), ..Self::default() };
+    }
+
+    /// CPU time when it was looked at last, in nanoseconds.
+    pub(super) fn last_ns(&self) -> Option<u64> {
+        self.last.map(|(_, used)| used)
+    }
+
+    /// Looks at the clocks of all processes that are there now.
+    fn used(&mut self) -> Option<u64> {
+        let Some(who) = &self.who else { return self.clock?.read_ns().ok() };
+        let members = who.members();
+        self.clocks.retain(|pid, _| members.contains(pid));
+        for pid in members {
+            if let Entry::Vacant(new) = self.clocks.entry(pid)
+                && let Ok(clock) = CpuClock::of(pid)
+            {
+                new.insert((clock, 0));
+            }
+        }
+        for (clock, before) in self.clocks.values_mut() {
+            if let Ok(now) = clock.read_ns() {
+                self.used += now.saturating_sub(*before);
+                *before = now;
+            }
+        }
+        Some(self.used)
     }
 
     /// Looks, if it is time to. Whether it did.
     pub(super) fn sample(&mut self, now: Instant) -> bool {
-        let Some(clock) = self.clock else { return false };
+        if self.clock.is_none() && self.who.is_none() {
+            return false;
+        }
         if self.last.is_some_and(|(at, _)| ((now - at).as_nanos() as u64) < CPU_EVERY_NS) {
             return false;
         }
-        let Ok(used) = clock.read_ns() else { return true };
+        let Some(used) = self.used() else { return true };
         if let Some((at, before)) = self.last {
             self.percent = used.saturating_sub(before) as f64 * 100.0 / (now - at).as_nanos().max(1) as f64;
         }
@@ -180,6 +221,7 @@ impl Supervisor {
                 PortKind::Sink(_) => "sink",
                 PortKind::Pcap(_) => "pcap",
                 PortKind::Dpdk(_) => "dpdk",
+                PortKind::AfPacket(_) => "af_packet",
             };
             Some(api::Port {
                 name: port.config.name.clone(),
@@ -212,7 +254,7 @@ impl Supervisor {
             args: s.config.args.clone(),
             attach: s.config.attach,
             cores: s.config.cores.clone(),
-            mode: mode(s.config.mode).into(),
+            mode: if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }.into(),
             ring: s.config.ring,
             tenant: s.config.tenant.clone(),
         })
@@ -242,10 +284,10 @@ impl Supervisor {
             pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
             core: nf.core as u32,
             state: if nf.draining { api::NfState::Stopping } else { state(nf.state) },
-            mode: service.map_or("sleep", |s| mode(s.config.mode)).into(),
+            mode: service.map_or("sleep", |s| if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }).into(),
             restarts: nf.restarts,
             rx_packets: totals.posted,
-            tx_packets: totals.returned,
+            tx_packets: nf.foreign.as_ref().map_or(totals.returned, |f| f.counters.returned.get()),
             verdict_drops: totals.dropped,
             queue: of_now.0.saturating_sub(of_now.1),
             queue_capacity: service.map_or(0, |s| u64::from(s.config.ring)),
@@ -263,6 +305,7 @@ impl Supervisor {
             }),
             reclaim_ns: nf.reclaim_ns,
             private_kib: None,
+            foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
             sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),
         }
     }
@@ -293,7 +336,10 @@ impl Supervisor {
             let drops = Drop::ALL.iter().map(|why| (why.name().to_string(), lost(why))).filter(|(_, n)| *n > 0).collect();
             api::Chain {
                 name: chain.name.clone(),
-                services: chain.services.iter().map(service_name).collect(),
+                services: {
+                    let side = |i| if chain.is_reversed(i) { ":reverse" } else { "" };
+                    chain.services.iter().enumerate().map(|(i, s)| service_name(s) + side(i)).collect()
+                },
                 egress: self.ports[chain.egress as usize].as_ref().map_or(String::new(), |p| p.config.name.clone()),
                 on_failure: on_failure(chain.on_failure).into(),
                 state,
@@ -317,6 +363,22 @@ impl Supervisor {
             matches: rule.clone(),
         };
         self.config.rules.iter().enumerate().map(report).collect()
+    }
+}
+
+fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&crate::config::model::Service>) -> api::NfForeign {
+    let counters = &foreign.counters;
+    api::NfForeign {
+        entered: counters.entered.get(),
+        returned: counters.returned.get(),
+        originated: counters.originated.get(),
+        not_back: counters.not_back.get(),
+        inside: counters.inside.load(Ordering::Relaxed),
+        strays: counters.strays.get(),
+        missed: counters.missed.get(),
+        overruns: counters.overruns.get(),
+        by_design: service.is_some_and(|s| s.drops == crate::config::model::Drops::ByDesign),
+        processes: foreign.who.members().into_iter().map(|pid| pid.as_raw_nonzero().get() as u32).collect(),
     }
 }
 

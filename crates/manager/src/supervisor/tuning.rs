@@ -78,6 +78,11 @@ impl Supervisor {
         hierarchy.create(&name)
     }
 
+    /// The cgroups, where there are any.
+    pub(super) fn grouping(&self) -> Option<&Grouping> {
+        self.tuning.grouping.as_ref()
+    }
+
     /// Gives a process its class at once, and soon its cgroup where there are any.
     pub(super) fn schedule(&mut self, handle: Option<Arc<NfHandle>>, pid: Pid, poll: bool) -> Result<(), SupervisorError> {
         let class = match self.config.sched.class {

@@ -11,7 +11,7 @@
 
 use std::fmt::{Display, Write};
 
-use crate::control::model::{Chain, Distribution, Nf, Port, Stats};
+use crate::control::model::{Chain, Distribution, Nf, NfForeign, Port, Stats};
 
 /// The content type of [`exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -132,6 +132,26 @@ const NF_MEASURES: &[Measure<Nf>] = &[
     }),
 ];
 
+type ForeignCount = (&'static str, &'static str, &'static str, fn(&NfForeign) -> u64);
+
+const FOREIGN: &[ForeignCount] = &[
+    ("sluice_foreign_entered_total", "counter", "Packets that went into the program.", |f| f.entered),
+    ("sluice_foreign_returned_total", "counter", "Packets that came out of the program and went on.", |f| f.returned),
+    ("sluice_foreign_originated_total", "counter", "Of these, the ones that the program made itself.", |f| f.originated),
+    (
+        "sluice_foreign_not_back_total",
+        "counter",
+        "Packets that went in and did not come back in time; no losses where the program eats packets by design.",
+        |f| f.not_back,
+    ),
+    ("sluice_foreign_stray_total", "counter", "Packets that came out and belong to no chain.", |f| f.strays),
+    ("sluice_foreign_missed_total", "counter", "Packets that a tap was not shown.", |f| f.missed),
+    ("sluice_foreign_overrun_total", "counter", "Packets that came out while there was no room for them.", |f| f.overruns),
+    ("sluice_foreign_inside", "gauge", "Packets that went in and may still come back.", |f| f.inside),
+    ("sluice_foreign_by_design", "gauge", "1 if the program eats packets by design.", |f| u64::from(f.by_design)),
+    ("sluice_foreign_processes", "gauge", "Processes of the program.", |f| f.processes.len() as u64),
+];
+
 fn nfs(out: &mut Text, nfs: &[Nf]) {
     for (columns, kind) in [(NF_COUNTERS, "counter"), (NF_GAUGES, "gauge")] {
         for (name, help, value) in columns {
@@ -161,6 +181,14 @@ fn nfs(out: &mut Text, nfs: &[Nf]) {
     for nf in nfs {
         if let Some(kib) = nf.private_kib {
             out.sample("sluice_nf_private_bytes", &[("nf", &nf.name), ("service", &nf.service)], kib * 1024);
+        }
+    }
+    for (name, kind, help, value) in FOREIGN {
+        out.family(name, kind, help);
+        for nf in nfs {
+            if let Some(foreign) = &nf.foreign {
+                out.sample(name, &[("nf", &nf.name), ("service", &nf.service)], value(foreign));
+            }
         }
     }
     out.family("sluice_nf_service_seconds", "summary", "Time that the NF takes for a burst, by its own word.");

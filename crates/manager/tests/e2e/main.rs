@@ -12,6 +12,7 @@ mod dpdk;
 mod ecn;
 mod estimate;
 mod faults;
+mod foreign;
 mod hostile;
 mod input;
 mod lifecycle;

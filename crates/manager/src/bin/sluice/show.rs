@@ -113,6 +113,11 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
     table.print(out, colour)
 }
 
+/// Packets that ended in an NF: by its verdict, or, where it knows none, because they did not come back.
+pub fn dropped(nf: &Nf) -> u64 {
+    nf.foreign.as_ref().map_or(nf.verdict_drops, |foreign| foreign.not_back)
+}
+
 /// `sluice nf list`.
 pub fn nfs(nfs: &[Nf]) -> Table {
     let mut table = Table::new(&[
@@ -147,7 +152,7 @@ pub fn nfs(nfs: &[Nf]) -> Table {
             nf.mode.as_str().into(),
             grouped(nf.rx_packets).into(),
             grouped(nf.tx_packets).into(),
-            grouped(nf.verdict_drops).into(),
+            grouped(dropped(nf)).into(),
             format!("{}/{}", nf.queue, nf.queue_capacity).into(),
             format!("{:.0} %", nf.cpu_percent).into(),
             share(nf).into(),
@@ -284,6 +289,22 @@ pub fn stats(out: &mut dyn Write, stats: &Stats, colour: bool) -> io::Result<()>
         if !empty {
             table.print(out, colour)?;
         }
+    }
+    for nf in &stats.nfs {
+        let Some(f) = &nf.foreign else { continue };
+        let counts = [
+            ("went in", f.entered),
+            ("came out", f.returned),
+            ("made by it", f.originated),
+            (if f.by_design { "not back (by design)" } else { "not back" }, f.not_back),
+            ("inside", f.inside),
+            ("strays", f.strays),
+            ("missed", f.missed),
+            ("overruns", f.overruns),
+            ("processes", f.processes.len() as u64),
+        ];
+        let words: Vec<String> = counts.iter().map(|(name, n)| format!("{name} {}", grouped(*n))).collect();
+        writeln!(out, "\nForeign NF {}: {}", nf.name, words.join(", "))?;
     }
     let details: Vec<_> = stats.ports.iter().filter(|p| !p.details.is_empty()).collect();
     for port in details {

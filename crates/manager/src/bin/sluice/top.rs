@@ -19,7 +19,7 @@ use sluice_manager::control::model::{Chain, Distribution, Nf, Port, Stats};
 
 use crate::args::{Sort, Top};
 use crate::number::{age, bits, short, time};
-use crate::show::{chain_word, cost, load, nf_word, share, way};
+use crate::show::{chain_word, cost, dropped, load, nf_word, share, way};
 use crate::table::{Tone, colour_wanted};
 
 /// Width of a snapshot in a pipe, where nobody says how wide it may be.
@@ -146,7 +146,7 @@ impl View {
                     nf,
                     rx: self.rate(nf.rx_packets, then.map(|n| n.rx_packets)),
                     tx: self.rate(nf.tx_packets, then.map(|n| n.tx_packets)),
-                    drops: self.rate(nf.verdict_drops, then.map(|n| n.verdict_drops)),
+                    drops: self.rate(dropped(nf), then.map(|n| dropped(n))),
                 }
             })
             .collect();

@@ -1,0 +1,190 @@
+//! What is checked of services whose programs know nothing of Sluice.
+
+use super::{At, Validation};
+use crate::config::model::{Chain, Drops, Mode, Service, hop};
+use crate::mechanism::link;
+
+impl Validation<'_> {
+    /// Keys of foreign services mean nothing to others.
+    pub(super) fn not_foreign(&mut self, i: usize, service: &Service) {
+        let given = [
+            ("interfaces", service.interfaces != ["in", "out"]),
+            ("netns", service.netns.is_some()),
+            ("setup", !service.setup.is_empty()),
+            ("ready", !service.ready.is_empty()),
+            ("teardown", !service.teardown.is_empty()),
+            ("drops", service.drops != Drops::Counted),
+        ];
+        for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+            self.error(
+                At::entry("service", i, key),
+                format!("`{key}` is of services that are foreign, and \"{}\" is not", service.name),
+                format!("write kind = \"foreign\", or remove `{key}`"),
+            );
+        }
+    }
+
+    /// A program that knows nothing of Sluice can be started, fed and found.
+    pub(super) fn foreign(&mut self, i: usize, service: &Service) {
+        let at = |key| At::entry("service", i, key);
+        let name = &service.name;
+        let not_for_it = [
+            ("attach", service.attach, "it does not know the way to the daemon; give it `exec`, or `setup` alone"),
+            ("mode", service.mode != Mode::Sleep, "nobody tells it to sleep or to poll; remove `mode`"),
+            ("tenant", service.tenant.is_some(), "it shares no memory with anybody; remove `tenant`"),
+        ];
+        for (key, _, help) in not_for_it.into_iter().filter(|(_, given, _)| *given) {
+            self.error(at(key), format!("service \"{name}\" is foreign, and cannot have `{key}`"), help);
+        }
+        if service.exec.is_none() && service.setup.is_empty() {
+            self.error(
+                at("exec"),
+                format!("foreign service \"{name}\" has neither a program nor a command that sets something up"),
+                "write exec = \"PROGRAM\", or setup = [\"COMMAND\"] where the kernel does the work (nftables, tc, a bridge)",
+            );
+        }
+        if service.exec.is_none() && !service.args.is_empty() {
+            self.error(at("args"), format!("service \"{name}\" has arguments and no program"), "write exec, or remove `args`");
+        }
+        if !(1..=2).contains(&service.interfaces.len()) {
+            self.error(
+                at("interfaces"),
+                format!("service \"{name}\" has {} interfaces", service.interfaces.len()),
+                "write two, the side where packets go in and the one where they come out, or one for a tap",
+            );
+        }
+        for (n, interface) in service.interfaces.iter().enumerate() {
+            if !link::is_name(interface) {
+                self.error(
+                    at("interfaces").item(n),
+                    format!("no interface can be called {interface:?}"),
+                    format!("write 1 to {} letters without blanks, \"/\" and \":\"; not \"lo\" or \"all\"", link::MAX_NAME),
+                );
+            }
+            if service.interfaces[..n].contains(interface) {
+                self.error(at("interfaces").item(n), format!("two interfaces are called \"{interface}\""), "give them two names");
+            }
+        }
+        if service.is_tap() && service.drops == Drops::Counted {
+            self.error(
+                at("drops"),
+                format!("service \"{name}\" has one interface, so nothing comes back from it"),
+                "write drops = \"by-design\" for a tap, or two interfaces",
+            );
+        }
+        if let Some(netns) = &service.netns {
+            self.word(at("netns"), "the name of a network namespace", netns, true);
+            if service.instances > 1 {
+                self.error(
+                    at("instances"),
+                    format!("{} instances of service \"{name}\" cannot share a network namespace", service.instances),
+                    "leave `netns` out, so that each has one of its own, or write instances = 1",
+                );
+            }
+        }
+        // Ethernet header, and a VLAN tag.
+        let largest = u64::from(service.mtu) + 18;
+        if largest > u64::from(self.config.memory.packet_bytes) {
+            self.error(
+                at("mtu"),
+                format!("an MTU of {} makes packets of {largest} bytes, and memory.packet_bytes is less", service.mtu),
+                format!("write packet_bytes = {largest} in [memory], or a smaller MTU"),
+            );
+        }
+        for (key, commands) in [("setup", &service.setup), ("ready", &service.ready), ("teardown", &service.teardown)] {
+            for (n, command) in commands.iter().enumerate() {
+                if command.trim().is_empty() || command.contains('\0') {
+                    self.error(at(key).item(n), format!("{command:?} is no command"), "write what you would write to a shell");
+                }
+            }
+        }
+    }
+
+    /// A hop that is met from its far side has one, and no chain meets a foreign program twice from the same side.
+    pub(super) fn sides(&mut self, at: At, chain: &Chain, at_hop: usize) {
+        let (name, reverse) = hop(&chain.services[at_hop]);
+        let Some(service) = self.config.services.iter().find(|s| s.name == name) else { return };
+        if reverse && (!service.is_foreign() || service.is_tap()) {
+            self.error(
+                at,
+                format!("service \"{name}\" has no far side"),
+                format!("write \"{name}\"; \":reverse\" is for foreign services with two interfaces"),
+            );
+        }
+        if service.is_foreign() && !service.is_tap() && chain.services[..at_hop].contains(&chain.services[at_hop]) {
+            self.error(
+                at,
+                format!("chain \"{}\" sends packets to \"{name}\" twice, and what comes back belongs to either", chain.name),
+                "let another service of the same program do the second part",
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::model::Config;
+
+    fn said(service: &str, chain: &str) -> String {
+        let text = format!(
+            "[[port]]\nname = \"p\"\nkind = \"sink\"\n[[service]]\nname = \"nf\"\nexec = \"x\"\n\
+             [[service]]\nname = \"f\"\n{service}\n[[chain]]\nname = \"c\"\nservices = [{chain}]\negress = \"p\"\n"
+        );
+        match Config::parse(&text, "a.toml") {
+            Ok(_) => String::new(),
+            Err(errors) => {
+                errors.problems.iter().filter(|p| p.is_error()).map(|p| format!("{}; {}\n", p.message, p.help)).collect()
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_right_is_accepted() {
+        let foreign = "kind = \"foreign\"\nsetup = [\"true\"]";
+        let tap = "kind = \"foreign\"\nexec = \"tcpdump\"\ninterfaces = [\"in\"]\ndrops = \"by-design\"";
+        for (service, chain) in [
+            (foreign, "\"f\""),
+            (foreign, "\"nf\", \"f:reverse\""),
+            (foreign, "\"f\", \"nf\", \"f:reverse\""),
+            (tap, "\"f\", \"nf\", \"f\""),
+        ] {
+            assert_eq!(said(service, chain), "", "{service} {chain}");
+        }
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_once() {
+        let f = "kind = \"foreign\"\nsetup = [\"true\"]";
+        let cases = [
+            ("kind = \"foreign\"".to_string(), "neither a program nor a command"),
+            (format!("{f}\nattach = true"), "cannot have `attach`"),
+            (format!("{f}\nmode = \"poll\""), "cannot have `mode`"),
+            (format!("{f}\ntenant = \"red\""), "cannot have `tenant`"),
+            (format!("{f}\nargs = [\"x\"]"), "arguments and no program"),
+            (format!("{f}\ninterfaces = []"), "has 0 interfaces"),
+            (format!("{f}\ninterfaces = [\"a\", \"a\"]"), "two interfaces are called \"a\""),
+            (format!("{f}\ninterfaces = [\"a b\", \"c\"]"), "no interface can be called \"a b\""),
+            (format!("{f}\ninterfaces = [\"in\"]"), "nothing comes back from it"),
+            (format!("{f}\nnetns = \"x\"\ninstances = 2"), "cannot share a network namespace"),
+            (format!("{f}\nnetns = \"a/b\""), "the name of a network namespace cannot be"),
+            (format!("{f}\nmtu = 9000"), "write packet_bytes = 9018"),
+            (format!("{f}\nready = [\" \"]"), "\" \" is no command"),
+            ("exec = \"x\"\nsetup = [\"true\"]".to_string(), "`setup` is of services that are foreign"),
+            ("exec = \"x\"\ndrops = \"by-design\"".to_string(), "`drops` is of services that are foreign"),
+            ("exec = \"x\"\nkind = \"alien\"".to_string(), "kind cannot be \"alien\""),
+        ];
+        for (service, wanted) in cases {
+            let said = said(&service, "\"f\"");
+            assert!(said.contains(wanted) && said.lines().count() == 1, "{service}:\n{said}");
+        }
+        for (chain, wanted) in [
+            ("\"f\", \"nf:reverse\"", "\"nf\" has no far side"),
+            ("\"f\", \"f:reverse\"", "chain loop"),
+            ("\"f\", \"nf\", \"f\"", "to \"f\" twice"),
+            ("\"g:reverse\"", "no service is called \"g\""),
+        ] {
+            let said = said(f, chain);
+            assert!(said.contains(wanted) && said.lines().count() == 1, "{chain}:\n{said}");
+        }
+    }
+}

@@ -1,0 +1,483 @@
+//! A foreign program as a packet thread sees it: its ring on one side, its wires on the other.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sluice_shm::BURST;
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::ring::Consumer;
+
+use super::backlog::Backlog;
+use super::{Ledger, Wires};
+use crate::chain::{self, Chain, Counter, Drop, Path, PathRegistry};
+use crate::classify::flow_table::{Decision, FlowTable, random_seed};
+use crate::classify::key::{FlowKey, LONG};
+use crate::forward::Plane;
+use crate::frame::{Held, Packet};
+use crate::nf::handle::NfHandle;
+use crate::port::PortQueue;
+use crate::port::af_packet::InterfaceQueue;
+
+/// Flows that a hop remembers.
+const FLOWS: usize = 1 << 16;
+/// A flow without packets for so long is forgotten, in milliseconds.
+const FLOW_MS: u64 = 30_000;
+/// In place of the ingress port, in the keys of packets that go in, and of those that come out of each side.
+const GOES_IN: u16 = u16::MAX - 2;
+const COMES_OUT: [u16; 2] = [u16::MAX, u16::MAX - 1];
+/// Instead of a path: the packet belongs to no chain.
+const STRAY: u32 = u32::MAX - 9;
+/// Instead of a path: nobody has looked yet.
+const UNDECIDED: u32 = u32::MAX - 10;
+
+/// What is counted of a foreign program, over all its lives. The thread that feeds it writes, all may read.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Packets that went in.
+    pub entered: Counter,
+    /// Packets that came out and went on.
+    pub returned: Counter,
+    /// Of these, the ones that the program made: more than went in.
+    pub originated: Counter,
+    /// Packets that went in and did not come back in time.
+    pub not_back: Counter,
+    /// Packets that came out and belong to no chain.
+    pub strays: Counter,
+    /// Copies that a tap missed.
+    pub missed: Counter,
+    /// Packets that came out while there was no room for them behind the wire.
+    pub overruns: Counter,
+    /// Packets that are inside, as far as is known.
+    pub inside: std::sync::atomic::AtomicU64,
+}
+
+/// How a chain passes the program.
+#[derive(Debug)]
+struct Visit {
+    chain: Arc<Chain>,
+    /// Side where its packets come out.
+    out: usize,
+    /// Port where its packets entered last, or may.
+    ingress: u16,
+    ledger: Ledger,
+}
+
+/// An end of a wire, and packets that came from it and have not gone on.
+struct Wire {
+    queue: InterfaceQueue,
+    packets: [Packet; BURST],
+    paths: [u32; BURST],
+    from: usize,
+    to: usize,
+    overruns: u64,
+}
+
+impl Wire {
+    fn new(queue: InterfaceQueue) -> Self {
+        Self { queue, packets: [Packet::default(); BURST], paths: [0; BURST], from: 0, to: 0, overruns: 0 }
+    }
+}
+
+/// Feeds a foreign program, and passes on what comes out of it.
+pub struct Hop {
+    handle: Arc<NfHandle>,
+    counters: Arc<Counters>,
+    rings: Vec<Consumer>,
+    /// Ring that is read next.
+    turn: usize,
+    /// Packets taken from a ring and not yet gone in: `from..to`.
+    pending: [Descriptor; BURST],
+    from: usize,
+    to: usize,
+    wires: Vec<Wire>,
+    /// What waits before the program.
+    backlog: Backlog,
+    by_design: bool,
+    stay_ns: u64,
+    visits: Vec<Visit>,
+    flows: FlowTable,
+    /// Tables that `visits` and the paths of waiting packets were made under.
+    generation: u32,
+}
+
+impl Hop {
+    /// For the NF of a handle. One wire makes it a tap. `stay_ns`: how long a packet may be inside before it counts as gone.
+    pub fn new(
+        handle: Arc<NfHandle>,
+        threads: usize,
+        wires: Wires,
+        counters: Arc<Counters>,
+        by_design: bool,
+        stay_ns: u64,
+    ) -> Self {
+        let rings = (0..threads as u32).filter_map(|thread| handle.region.rx_consumer(thread)).collect();
+        Self {
+            handle,
+            counters,
+            rings,
+            turn: 0,
+            pending: [Descriptor::default(); BURST],
+            from: 0,
+            to: 0,
+            wires: wires.ends.into_iter().map(Wire::new).collect(),
+            backlog: wires.backlog,
+            by_design,
+            stay_ns,
+            visits: Vec::new(),
+            flows: FlowTable::new(FLOWS, random_seed()),
+            generation: 0,
+        }
+    }
+
+    /// Number of the NF.
+    pub fn number(&self) -> u16 {
+        self.handle.number
+    }
+
+    fn is_tap(&self) -> bool {
+        self.wires.len() == 1
+    }
+
+    /// One round: packets in, packets out. Says how many.
+    pub fn poll(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize {
+        if self.generation != plane.tables.generation {
+            self.learn(plane);
+        }
+        let mut work = 0;
+        for wire in 0..self.wires.len() {
+            work += self.take(plane, registry, wire);
+        }
+        work + self.feed(plane, registry)
+    }
+
+    /// Looks which chains pass the program.
+    #[cold]
+    fn learn(&mut self, plane: &mut Plane) {
+        let tables = plane.tables.clone();
+        self.generation = tables.generation;
+        let mut before = std::mem::take(&mut self.visits);
+        for chain in tables.chains.iter().flatten() {
+            for at in (0..chain.services.len()).filter(|at| chain.services[*at] == self.handle.service) {
+                let out = usize::from(!chain.is_reversed(at));
+                let known = before.iter().position(|v| v.chain.number == chain.number && v.out == out);
+                let (ledger, ingress) = match known.map(|at| before.swap_remove(at)) {
+                    Some(visit) => (visit.ledger, visit.ingress),
+                    None => {
+                        let rule = tables.rules.rules().iter().find(|rule| rule.chain == chain.number);
+                        (Ledger::new(self.stay_ns), rule.and_then(|rule| rule.port).unwrap_or(0))
+                    }
+                };
+                self.visits.push(Visit { chain: chain.clone(), out, ingress, ledger });
+            }
+        }
+        // Of chains that are gone.
+        for mut visit in before {
+            let gone = visit.ledger.close();
+            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
+        }
+        // What waits is led anew.
+        for wire in &mut self.wires {
+            wire.paths[wire.from..wire.to].fill(UNDECIDED);
+        }
+    }
+
+    /// Takes what comes out at a side, and leads it on as far as there is room.
+    fn take(&mut self, plane: &mut Plane, registry: &PathRegistry, side: usize) -> usize {
+        if plane.is_blocked() && plane.may_block(&self.handle) {
+            return 0;
+        }
+        let tap = self.is_tap();
+        let wire = &mut self.wires[side];
+        if wire.from == wire.to {
+            if !wire.queue.has_packet() {
+                return 0;
+            }
+            let n = wire.queue.rx_burst(&mut wire.packets, &mut plane.frames, plane.now_ns);
+            (wire.from, wire.to) = (0, n);
+            wire.paths[..n].fill(UNDECIDED);
+            if tap {
+                // A tap has nothing to say.
+                self.counters.strays.add(n as u64);
+                plane.frames.free_packets(&wire.packets[..n]);
+                wire.from = n;
+                return n;
+            }
+        }
+        let before = self.wires[side].from;
+        while self.wires[side].from < self.wires[side].to {
+            let first = self.wires[side].from;
+            for at in first..self.wires[side].to {
+                if self.wires[side].paths[at] == UNDECIDED {
+                    let packet = self.wires[side].packets[at];
+                    self.wires[side].paths[at] = self.lead(plane, registry, side, packet);
+                }
+            }
+            let wire = &mut self.wires[side];
+            let number = wire.paths[first];
+            let end = (first + 1..wire.to).find(|at| wire.paths[*at] != number).unwrap_or(wire.to);
+            let n = end - first;
+            let way = registry.get(number).and_then(|path| Some((path, self.position(plane, path, side)?)));
+            let Some((path, hop)) = way else {
+                self.refuse(plane, number, side, first, end);
+                continue;
+            };
+            let m = plane.admit_onward(path, hop + 1, n);
+            let wire = &mut self.wires[side];
+            if m > 0 {
+                plane.onward(path, number, hop + 1, &wire.packets[first..first + m]);
+                wire.from += m;
+                self.settle(plane, path, side, m);
+            }
+            if m < n {
+                break;
+            }
+        }
+        self.wires[side].from - before
+    }
+
+    /// Where in a path the program stands, for packets that come out at a side.
+    fn position(&self, plane: &Plane, path: &Path, side: usize) -> Option<usize> {
+        let mine = |nf: u16| {
+            nf == self.handle.number
+                || plane.tables.services.get(self.handle.service as usize).is_some_and(|all| all.iter().any(|m| m.nf == nf))
+        };
+        path.hops.iter().position(|hop| usize::from(!hop.reverse) == side && mine(hop.nf))
+    }
+
+    /// Counts packets that came out and went on.
+    fn settle(&mut self, plane: &Plane, path: &Path, side: usize, n: usize) {
+        let settled = match self.visits.iter_mut().find(|v| v.chain.number == path.chain.number && v.out == side) {
+            Some(visit) => visit.ledger.leave(n as u64),
+            None => 0,
+        };
+        if self.counters.returned.get() == 0 {
+            self.handle.first_return_ns.store(plane.now_ns, Ordering::Relaxed);
+        }
+        self.counters.returned.add(n as u64);
+        self.counters.originated.add(n as u64 - settled);
+    }
+
+    /// The path of a packet that came out at a side.
+    fn lead(&mut self, plane: &Plane, registry: &PathRegistry, side: usize, packet: Packet) -> u32 {
+        let tables = &plane.tables;
+        let key = key_of(plane, packet, COMES_OUT[side]);
+        let hash = self.flows.hash_of(&key);
+        let now_ms = plane.now_ns / 1_000_000;
+        let known = self.flows.lookup(&key, hash, now_ms);
+        if let Some(decision) = known.filter(|d| d.generation == tables.generation) {
+            return decision.path;
+        }
+        let mut candidates = self.visits.iter().enumerate().filter(|(_, visit)| visit.out == side);
+        let at = match (candidates.next(), candidates.next()) {
+            (None, _) => return STRAY,
+            (Some((only, _)), None) => only,
+            _ => match self.choose(plane, packet, side, now_ms) {
+                Some(at) => at,
+                None => return STRAY,
+            },
+        };
+        let visit = &self.visits[at];
+        let old = known.map(|d| d.path);
+        let path = match old {
+            Some(path) if registry.still_valid(tables, path, visit.chain.number) => path,
+            old => registry.decide(tables, visit.ingress, visit.chain.number, key.symmetric_hash(), old),
+        };
+        self.flows.insert(&key, hash, Decision { path, generation: tables.generation }, now_ms);
+        path
+    }
+
+    /// Which of several chains a packet that came out at a side belongs to: the one that its flow was seen in as it went in, else the
+    /// one that the first rule names which matches it, wherever it came in.
+    #[cold]
+    fn choose(&mut self, plane: &Plane, packet: Packet, side: usize, now_ms: u64) -> Option<usize> {
+        let key = key_of(plane, packet, GOES_IN);
+        let hash = self.flows.hash_of(&key);
+        let of = |chain: u32| self.visits.iter().position(|v| v.out == side && u32::from(v.chain.number) == chain);
+        if let Some(at) = self.flows.lookup(&key, hash, now_ms).and_then(|seen| of(seen.path)) {
+            return Some(at);
+        }
+        // The first rule, over the ports where packets of these chains come in.
+        let mut ports: Vec<u16> = self.visits.iter().filter(|v| v.out == side).map(|v| v.ingress).collect();
+        ports.dedup();
+        let rule = |port: &u16| plane.tables.rules.first_rule(&key_of(plane, packet, *port));
+        let first = ports.iter().filter_map(rule).filter_map(|rule| {
+            let chain = plane.tables.rules.rules()[rule].chain;
+            self.visits.iter().position(|v| v.out == side && v.chain.number == chain).map(|at| (rule, at))
+        });
+        first.min().map(|(_, at)| at)
+    }
+
+    /// Drops packets that have no way to go.
+    #[cold]
+    fn refuse(&mut self, plane: &mut Plane, number: u32, side: usize, from: usize, to: usize) {
+        let n = (to - from) as u64;
+        match number {
+            chain::REFUSED => plane.nf_down.add(n),
+            chain::NO_PATH => plane.no_path.add(n),
+            _ => self.counters.strays.add(n),
+        }
+        let wire = &mut self.wires[side];
+        plane.frames.free_packets(&wire.packets[from..to]);
+        wire.from = to;
+    }
+
+    /// Takes packets from the rings and sends them in.
+    fn feed(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize {
+        let mut work = 0;
+        // As many as an NF's tx ring is drained of in a round.
+        for _ in 0..2 {
+            if self.from == self.to {
+                self.next_burst();
+            }
+            if self.from == self.to {
+                break;
+            }
+            let n = if self.is_tap() { self.show(plane, registry) } else { self.send(plane, registry) };
+            work += n;
+            if self.from < self.to {
+                break;
+            }
+        }
+        work
+    }
+
+    fn next_burst(&mut self) {
+        for _ in 0..self.rings.len() {
+            // Nobody else has these rings, so their cursors are right.
+            let n = self.rings[self.turn].dequeue(&mut self.pending).unwrap_or(0);
+            self.turn = (self.turn + 1) % self.rings.len();
+            if n > 0 {
+                (self.from, self.to) = (0, n);
+                // One thread writes this word.
+                let taken = self.handle.core_page.taken(self.handle.slot);
+                taken.store(taken.load(Ordering::Relaxed).wrapping_add(n as u32), Ordering::Relaxed);
+                return;
+            }
+        }
+    }
+
+    /// Shows packets to a tap, and passes them on.
+    fn show(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize {
+        let (from, to) = (self.from, self.to);
+        let mut packets = [Packet::default(); BURST];
+        for (packet, d) in packets.iter_mut().zip(&self.pending[from..to]) {
+            *packet = Packet { frame: d.frame, offset: d.offset, len: d.len };
+        }
+        let shown = self.wires[0].queue.copy_out(&packets[..to - from], &plane.frames);
+        self.counters.entered.add(shown as u64);
+        self.counters.missed.add((to - from - shown) as u64);
+        plane.take(registry, &self.handle, &mut self.pending[from..to]);
+        self.from = to;
+        to - from
+    }
+
+    /// Sends packets in, up to the first that the kernel does not take now.
+    fn send(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize {
+        let before = self.from;
+        while self.from < self.to {
+            let first = self.from;
+            let held = |plane: &Plane, d: &Descriptor| Held::unpack(plane.table.word(d.frame).unwrap_or(0));
+            let of_first = held(plane, &self.pending[first]);
+            let mut packets = [Packet::default(); BURST];
+            let mut n = 0;
+            for d in &self.pending[first..self.to] {
+                let this = held(plane, d);
+                if (this.path, this.hop) != (of_first.path, of_first.hop) {
+                    break;
+                }
+                packets[n] = Packet { frame: d.frame, offset: d.offset, len: d.len };
+                n += 1;
+            }
+            let (Some(path), hop) = (registry.get(of_first.path), of_first.hop as usize) else {
+                // Cannot be: the number came from the private table.
+                self.from += n;
+                continue;
+            };
+            let out = usize::from(!path.hops.get(hop).is_some_and(|hop| hop.reverse));
+            if self.backlog.is_full(1 - out, plane.now_ns) {
+                break;
+            }
+            self.remember(plane, path, out, &packets[..n]);
+            let sent = self.wires[1 - out].queue.copy_out(&packets[..n], &plane.frames);
+            plane.release_from(path, hop, sent as u32);
+            for packet in &packets[..sent] {
+                plane.discard(packet.frame);
+            }
+            if let Some(visit) = self.visits.iter_mut().find(|v| v.chain.number == path.chain.number && v.out == out) {
+                visit.ingress = path.ingress;
+                visit.ledger.advance(plane.now_ns);
+                visit.ledger.enter(sent as u64);
+            }
+            self.counters.entered.add(sent as u64);
+            self.handle.counters[plane.index].returned.add(sent as u64);
+            self.from += sent;
+            if sent < n {
+                break;
+            }
+        }
+        self.from - before
+    }
+
+    /// Remembers by which chain flows went in, where more than one comes out with it.
+    fn remember(&mut self, plane: &Plane, path: &Path, out: usize, packets: &[Packet]) {
+        if self.visits.iter().filter(|v| v.out == out).count() < 2 {
+            return;
+        }
+        let decision = Decision { path: path.chain.number.into(), generation: 0 };
+        for packet in packets {
+            let key = key_of(plane, *packet, GOES_IN);
+            let hash = self.flows.hash_of(&key);
+            self.flows.insert(&key, hash, decision, plane.now_ns / 1_000_000);
+        }
+    }
+
+    /// Called a few times a second: writes off what has not come back, and forgets idle flows.
+    pub fn housekeeping(&mut self, plane: &Plane, now_ns: u64) {
+        let mut inside = 0;
+        for visit in &mut self.visits {
+            let gone = visit.ledger.advance(now_ns);
+            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
+            inside += visit.ledger.inside();
+        }
+        self.counters.inside.store(inside, Ordering::Relaxed);
+        self.flows.age(now_ns / 1_000_000, FLOW_MS, FLOWS / 64);
+        for wire in &mut self.wires {
+            wire.queue.housekeeping(now_ns);
+            let overruns = wire.queue.counters().overruns;
+            self.counters.overruns.add(overruns - std::mem::replace(&mut wire.overruns, overruns));
+        }
+    }
+
+    /// The program has gone: what is inside went with it, and what came out and found no room is dropped. What is on its ring stays its
+    /// own, and is taken back with the frames of an NF that died.
+    pub fn leave(&mut self, plane: &mut Plane) {
+        for visit in &mut self.visits {
+            let gone = visit.ledger.close();
+            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NfDied);
+        }
+        self.counters.inside.store(0, Ordering::Relaxed);
+        for wire in &mut self.wires {
+            plane.nf_down.add((wire.to - wire.from) as u64);
+            plane.frames.free_packets(&wire.packets[wire.from..wire.to]);
+            wire.from = wire.to;
+        }
+    }
+}
+
+/// Counts packets that went in and will not come back.
+fn write_off(plane: &Plane, counters: &Counters, chain: &Chain, n: u64, by_design: bool, why: Drop) {
+    if n > 0 {
+        counters.not_back.add(n);
+        if !by_design {
+            plane.count_lost(chain, why, n);
+        }
+    }
+}
+
+/// The flow of a packet. A copy of its header is looked at.
+fn key_of(plane: &Plane, packet: Packet, ingress: u16) -> FlowKey {
+    let mut header = [0; LONG];
+    let len = (packet.len as usize).min(LONG);
+    plane.frames.arena().read(packet.frame, packet.offset, &mut header[..len]);
+    FlowKey::parse(&header[..len], packet.len, ingress)
+}

@@ -1,0 +1,490 @@
+//! The room of a foreign program: its network namespace, the wires, its cgroup, and the commands that furnish it.
+//!
+//! # Approach
+//! The far ends of the wires lie in a namespace without a name that nobody else has. So they take no names on the host, nothing else
+//! answers on them (a host's own stack would answer ARP for its addresses), and they and with them the program's interfaces end with
+//! the manager, however that ends. What outlives a manager that was killed is the program's namespace, if it has a name, its cgroup,
+//! and what runs there: all of it is in the [record](crate::nf::record).
+//!
+//! Commands run through `/bin/sh -c`, in the namespace and the cgroup, one after another. What they leave running belongs to the
+//! program, and ends with it.
+//!
+//! # Limits
+//! Building a room takes milliseconds and as long as its commands, so it is for a thread of its own. A namespace that was there before
+//! is used and left: of what runs in it, only what is in the cgroup is known to be the program's.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal};
+
+use super::backlog::Backlog;
+use crate::mechanism::cgroup::{Group, NfGroup};
+use crate::mechanism::link;
+use crate::mechanism::netns::{self, Netns};
+use crate::mechanism::process::{self, Exit, Proc};
+use crate::nf::spawn::{self, SpawnSpec};
+use crate::port::af_packet::InterfaceQueue;
+use crate::port::af_packet::socket::SocketOptions;
+
+/// How long one command may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// What is to be built.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// Name of the NF, for messages.
+    pub name: String,
+    /// Name of its namespace.
+    pub netns: String,
+    /// Whether a namespace of that name that is there already is the one that is meant.
+    pub may_exist: bool,
+    /// Names of its interfaces.
+    pub interfaces: Vec<String>,
+    /// Their MTU.
+    pub mtu: u32,
+    /// Packets that wait behind each.
+    pub slots: u32,
+    /// Largest packet that fits in a frame.
+    pub room: usize,
+    /// Commands before its program.
+    pub setup: Vec<String>,
+    /// Commands after its program has ended.
+    pub teardown: Vec<String>,
+    /// Environment of the commands and the program.
+    pub env: Vec<(OsString, OsString)>,
+    /// Its core.
+    pub core: usize,
+}
+
+/// Why a program that knows nothing of Sluice could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ForeignError {
+    /// The namespace's name is taken.
+    #[error(
+        "{nf}: there is a network namespace {netns} already; if no other sluiced uses it, remove it (`ip netns del {netns}`), or write \
+         netns = \"{netns}\" to use it as it is"
+    )]
+    NamespaceTaken {
+        /// The NF.
+        nf: String,
+        /// The namespace.
+        netns: String,
+    },
+    /// An interface's name is taken.
+    #[error(
+        "{nf}: network namespace {netns} has an interface {interface} already; remove it (`ip -n {netns} link del {interface}`), or name \
+         others in `interfaces`"
+    )]
+    InterfaceTaken {
+        /// The NF.
+        nf: String,
+        /// The namespace.
+        netns: String,
+        /// The interface.
+        interface: String,
+    },
+    /// A system call failed.
+    #[error("{nf}: cannot {doing}: {source}{}", advice(source))]
+    System {
+        /// The NF.
+        nf: String,
+        /// What was tried.
+        doing: String,
+        /// The system's answer.
+        source: io::Error,
+    },
+    /// A command failed.
+    #[error("{nf}: the command `{command}` {how}; run it by hand in the namespace (`ip netns exec NAME COMMAND`) to see why")]
+    Command {
+        /// The NF.
+        nf: String,
+        /// The command.
+        command: String,
+        /// How it ended.
+        how: String,
+    },
+}
+
+fn advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            "; foreign services need root, with the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_SYS_ADMIN"
+        }
+        Some(libc::EOPNOTSUPP) => "; this kernel has no veth interfaces (CONFIG_VETH)",
+        Some(libc::ENOMEM) => "; make `queue` smaller",
+        _ => "",
+    }
+}
+
+/// The ends of a room's wires, for the packet thread that feeds the program.
+#[derive(Debug)]
+pub struct Wires {
+    /// One for each side.
+    pub ends: Vec<InterfaceQueue>,
+    /// What waits before the program.
+    pub backlog: Backlog,
+}
+
+/// A room, built. It is not torn down when this is dropped: see [`Room::clear`].
+#[derive(Debug)]
+pub struct Room {
+    plan: Plan,
+    ns: Arc<Netns>,
+    /// The file of the namespace, if it was made here.
+    made: Option<PathBuf>,
+    /// Where the far ends of the wires are. They end with it.
+    wires: Option<Netns>,
+    /// Interfaces that were made.
+    laid: Vec<String>,
+    cgroup: Option<NfGroup>,
+}
+
+impl Room {
+    /// Builds a room, up to and with its setup commands. What fails leaves nothing behind. `group` is the daemon's cgroup, if it has one.
+    ///
+    /// # Errors
+    /// [`ForeignError`].
+    pub fn build(plan: Plan, group: Option<&Group>) -> Result<(Self, Wires), ForeignError> {
+        let failed = |doing: &str| {
+            let (nf, doing) = (plan.name.clone(), doing.to_string());
+            move |source| ForeignError::System { nf, doing, source }
+        };
+        let path = netns::path_of(&plan.netns);
+        let (ns, made) = match Netns::named(&plan.netns) {
+            Ok(ns) => (ns, Some(path)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && plan.may_exist => {
+                (Netns::open(&path).map_err(failed("open its network namespace"))?, None)
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(ForeignError::NamespaceTaken { nf: plan.name, netns: plan.netns });
+            }
+            Err(error) => return Err(failed("make its network namespace")(error)),
+        };
+        let mut room = Self { plan, ns: Arc::new(ns), made, wires: None, laid: Vec::new(), cgroup: None };
+        match room.furnish(group) {
+            Ok(wires) => Ok((room, wires)),
+            Err(error) => {
+                room.clear();
+                Err(error)
+            }
+        }
+    }
+
+    fn furnish(&mut self, group: Option<&Group>) -> Result<Wires, ForeignError> {
+        match group.map(|group| group.add_nf(&self.plan.name)) {
+            Some(Ok(cgroup)) => self.cgroup = Some(cgroup),
+            Some(Err(error)) => eprintln!("sluiced: {} gets no weight from the kernel: {error}", self.plan.name),
+            None => {}
+        }
+        if self.made.is_some() {
+            // A namespace of its own: without its loopback, many programs do not work.
+            let _ = self.ns.visit(|| link::up("lo"));
+        }
+        let wires = Netns::private().map_err(self.failed("make a network namespace for its wires"))?;
+        let ends = self.lay(&wires)?;
+        self.wires = Some(wires);
+        let interfaces = || self.plan.interfaces.iter().map(|interface| link::index(interface)).collect::<io::Result<Vec<_>>>();
+        let backlog =
+            self.ns.visit(|| Backlog::here(interfaces()?)).map_err(self.failed("look at the sockets in its namespace"))?;
+        self.run(&self.plan.setup)?;
+        Ok(Wires { ends, backlog })
+    }
+
+    /// Lays the wires, and opens their far ends.
+    fn lay(&mut self, wires: &Netns) -> Result<Vec<InterfaceQueue>, ForeignError> {
+        let plan = self.plan.clone();
+        let mut queues = Vec::with_capacity(plan.interfaces.len());
+        for (number, interface) in plan.interfaces.iter().enumerate() {
+            let far = format!("wire{number}");
+            let pair = wires.visit(|| link::make_pair(&far, interface, self.ns.fd(), plan.mtu));
+            pair.map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => {
+                    ForeignError::InterfaceTaken { nf: plan.name.clone(), netns: plan.netns.clone(), interface: interface.clone() }
+                }
+                _ => self.failed(&format!("make interface {interface}"))(error),
+            })?;
+            self.laid.push(interface.clone());
+            let prepare = |name: &str| link::plain(name).and_then(|()| link::up(name));
+            self.ns.visit(|| prepare(interface)).map_err(self.failed(&format!("prepare interface {interface}")))?;
+            let options = SocketOptions {
+                interface: &far,
+                slots: plan.slots,
+                room: plan.room,
+                promiscuous: true,
+                bypass: true,
+                fanout: None,
+            };
+            let open = || {
+                prepare(&far)?;
+                InterfaceQueue::open(&options)
+                    .map_err(|(doing, error)| io::Error::new(error.kind(), format!("{doing} it: {error}")))
+            };
+            queues.push(wires.visit(open).map_err(self.failed(&format!("open the wire of interface {interface}")))?);
+        }
+        Ok(queues)
+    }
+
+    fn failed(&self, doing: &str) -> impl FnOnce(io::Error) -> ForeignError {
+        let (nf, doing) = (self.plan.name.clone(), doing.to_string());
+        move |source| ForeignError::System { nf, doing, source }
+    }
+
+    /// The name of its namespace.
+    pub fn netns(&self) -> &str {
+        &self.plan.netns
+    }
+
+    /// What a program of this room is started with.
+    pub fn spec(&self, exec: &Path, args: &[String]) -> SpawnSpec {
+        SpawnSpec {
+            args: args.iter().map(Into::into).collect(),
+            env: self.plan.env.clone(),
+            core: Some(self.plan.core),
+            netns: Some(self.ns.clone()),
+            cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().join("cgroup.procs")),
+            ..SpawnSpec::new(self.plan.name.clone(), exec)
+        }
+    }
+
+    /// Runs commands in the room, one after another, up to the first that fails.
+    ///
+    /// # Errors
+    /// [`ForeignError::Command`], [`ForeignError::System`].
+    pub fn run(&self, commands: &[String]) -> Result<(), ForeignError> {
+        for command in commands {
+            let ended = |how: String| ForeignError::Command { nf: self.plan.name.clone(), command: command.clone(), how };
+            let spec = self.spec(Path::new("/bin/sh"), &["-c".into(), command.clone()]);
+            let shell = spawn::spawn(&spec).map_err(|error| ended(format!("could not be run: {error}")))?;
+            let over = process::wait_readable(shell.pidfd.as_fd(), Some(PATIENCE.as_millis() as u64)).unwrap_or(false);
+            if !over {
+                let _ = process::kill_group(shell.pidfd.as_fd());
+            }
+            let exit = process::wait(shell.pidfd.as_fd()).map_err(|error| ended(format!("could not be waited for: {error}")))?;
+            match exit {
+                _ if !over => return Err(ended(format!("was stopped after {} s", PATIENCE.as_secs()))),
+                Exit::Code(0) => {}
+                exit => return Err(ended(format!("failed: {exit}"))),
+            }
+        }
+        Ok(())
+    }
+
+    /// The processes of the program, with all that its commands and it have started.
+    pub fn members(&self) -> Vec<Pid> {
+        self.who().members()
+    }
+
+    /// What finds the processes of the program, for another thread.
+    pub fn who(&self) -> Who {
+        let ns = self.made.is_some().then(|| self.ns.clone());
+        Who { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().join("cgroup.procs")), ns }
+    }
+
+    /// Its cgroup, if it has one.
+    pub fn cgroup(&self) -> Option<&NfGroup> {
+        self.cgroup.as_ref()
+    }
+
+    /// Ends what is left of the program, runs the commands that come after it, and removes what was made.
+    pub fn clear(mut self) {
+        let name = self.plan.name.clone();
+        let told = |what: &str, error: &dyn std::fmt::Display| eprintln!("sluiced: {name}: {what}: {error}");
+        let end = |this: &Self| {
+            if let Err(error) = this.kill() {
+                told("what it has started does not end", &error);
+            }
+        };
+        end(&self);
+        if let Err(error) = self.run(&self.plan.teardown) {
+            eprintln!("sluiced: {error}");
+        }
+        // What the commands have left behind.
+        end(&self);
+        drop(self.wires.take());
+        if self.made.is_none() {
+            // The wires go with their namespace a moment later; the names shall be free at once.
+            let remove = || {
+                self.laid.iter().for_each(|interface| drop(link::remove(interface)));
+                Ok::<(), io::Error>(())
+            };
+            let _ = self.ns.visit(remove);
+        }
+        if let Some(cgroup) = self.cgroup.take()
+            && let Err(error) = cgroup.remove()
+        {
+            told("its cgroup is left", &error);
+        }
+        if let Some(path) = self.made.take()
+            && let Err(error) = netns::unname(&path)
+        {
+            told("its network namespace is left", &error);
+        }
+    }
+
+    fn kill(&self) -> io::Result<()> {
+        let proc = Proc::default();
+        if self.made.is_some() {
+            self.ns.kill_members(&proc)?;
+        }
+        // Each found anew, until there is none: one that was being made is found in the next round.
+        loop {
+            let members = self.members();
+            if members.is_empty() {
+                return Ok(());
+            }
+            for pid in members {
+                let Some(identity) = proc.identity(pid) else { continue };
+                let Ok(Some(pidfd)) = identity.open(&proc) else { continue };
+                if self.members().contains(&pid) {
+                    process::send_signal(pidfd.as_fd(), Signal::KILL)?;
+                    if !process::wait_readable(pidfd.as_fd(), Some(PATIENCE.as_millis() as u64))? {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Finds the processes of a program: who is in its cgroup, or where there is none, in its namespace.
+#[derive(Debug, Clone, Default)]
+pub struct Who {
+    cgroup: Option<PathBuf>,
+    ns: Option<Arc<Netns>>,
+}
+
+impl Who {
+    /// The processes.
+    pub fn members(&self) -> Vec<Pid> {
+        let proc = Proc::default();
+        match (&self.cgroup, &self.ns) {
+            (Some(file), _) => {
+                let text = std::fs::read_to_string(file).unwrap_or_default();
+                let pids = text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?));
+                // One that has ended and was not collected runs no more.
+                pids.filter(|pid| proc.identity(*pid).is_some()).collect()
+            }
+            (None, Some(ns)) => ns.members(&proc).unwrap_or_default(),
+            (None, None) => Vec::new(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::Packet;
+    use crate::port::PortQueue;
+    use crate::port::tests::cache;
+
+    fn plan(name: &str) -> Plan {
+        Plan {
+            name: format!("{name}.0"),
+            netns: format!("sluice-test-{}-{name}", std::process::id()),
+            may_exist: false,
+            interfaces: vec!["in".into(), "out".into()],
+            mtu: 1500,
+            slots: 64,
+            room: 2112,
+            setup: Vec::new(),
+            teardown: Vec::new(),
+            env: std::env::vars_os().filter(|(name, _)| name == "PATH").collect(),
+            core: 0,
+        }
+    }
+
+    fn is_root() -> bool {
+        rustix::process::geteuid().is_root()
+    }
+
+    #[test]
+    fn a_bridge_of_the_kernel_passes_packets_from_wire_to_wire() {
+        if !is_root() {
+            return;
+        }
+        let bridge =
+            ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
+        let plan = Plan { setup: bridge.map(String::from).into(), ..plan("bridge") };
+        let file = netns::path_of(&plan.netns);
+        let (room, Wires { ends: mut queues, .. }) = Room::build(plan, None).unwrap();
+        assert!(file.exists());
+        let mut frames = cache(512);
+        let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 1, 1], 9).udp(1000, 2000);
+        let mut bytes = Vec::new();
+        builder.write(&mut bytes, b"through the bridge").unwrap();
+        let until = std::time::Instant::now() + Duration::from_secs(20);
+        let mut out = [Packet::default(); 8];
+        // The bridge begins to forward when it has seen its ports come up.
+        loop {
+            let mut frame = [0];
+            frames.alloc(&mut frame);
+            let packet = Packet::fresh(frame[0], bytes.len() as u16);
+            assert!(frames.arena().write(packet.frame, packet.offset, &bytes));
+            assert_eq!(queues[0].tx_burst(&[packet], &mut frames, 0), 1);
+            let n = queues[1].rx_burst(&mut out, &mut frames, 0);
+            if n > 0 {
+                let mut got = vec![0; out[0].len.into()];
+                frames.arena().read(out[0].frame, out[0].offset, &mut got);
+                assert_eq!(got, bytes);
+                break;
+            }
+            assert!(std::time::Instant::now() < until, "nothing came through");
+        }
+        room.clear();
+        assert!(!file.exists());
+    }
+
+    #[test]
+    fn what_commands_leave_running_is_found_and_ends_with_the_room() {
+        if !is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let (left, after) = (folder.path().join("left"), folder.path().join("after"));
+        let leave = format!("sleep 1000 & echo $! > {}", left.display());
+        let plan = Plan { setup: vec![leave], teardown: vec![format!("touch {}", after.display())], ..plan("left") };
+        let (room, _queues) = Room::build(plan, None).unwrap();
+        let pid: i32 = std::fs::read_to_string(left).unwrap().trim().parse().unwrap();
+        let pid = Pid::from_raw(pid).unwrap();
+        assert_eq!(room.members(), [pid]);
+        room.clear();
+        assert!(after.exists(), "the commands for afterwards were run");
+        assert!(Proc::default().identity(pid).is_none());
+    }
+
+    #[test]
+    fn what_fails_is_told_and_leaves_nothing() {
+        if !is_root() {
+            return;
+        }
+        let failing = Plan { setup: vec!["exit 3".into()], ..plan("failing") };
+        let file = netns::path_of(&failing.netns);
+        let said = Room::build(failing.clone(), None).unwrap_err().to_string();
+        assert!(said.contains("failing.0: the command `exit 3` failed") && said.contains('3'), "{said}");
+        assert!(!file.exists());
+        // A namespace that somebody else has made is used when it is meant, and left.
+        let theirs = Netns::named(&failing.netns).unwrap();
+        let said = Room::build(failing.clone(), None).unwrap_err().to_string();
+        assert!(said.contains("already") && said.contains("ip netns del"), "{said}");
+        let shared = Plan {
+            may_exist: true,
+            setup: vec!["ip link add taken type dummy || ip link add taken type bridge".into()],
+            ..failing
+        };
+        let (room, _queues) = Room::build(shared.clone(), None).unwrap();
+        let taken = Plan { interfaces: vec!["taken".into()], ..shared.clone() };
+        let said = Room::build(taken, None).unwrap_err().to_string();
+        assert!(said.contains("interface taken already"), "{said}");
+        assert!(theirs.visit(|| link::index("taken")).is_ok(), "it is not ours");
+        room.clear();
+        assert!(file.exists(), "it is not ours");
+        let again = Plan { setup: Vec::new(), ..shared };
+        Room::build(again, None).unwrap().0.clear();
+        netns::unname(&file).unwrap();
+    }
+}

@@ -1,0 +1,259 @@
+//! Pairs of virtual interfaces (veth), made by rtnetlink, and the switches of an interface.
+//!
+//! What enters one end of a pair comes out of the other, which may lie in another network namespace. An interface begins without
+//! offloads here ([`plain`]): a checksum or a segmentation that is left to hardware would never be done, for there is none. It begins
+//! without IPv6 too, for the kernel would send by itself (router solicitations, multicast reports), and whoever sits at the other end
+//! would take that for traffic.
+//!
+//! Source: the kernel's `rtnetlink(7)`, `veth(4)`, `include/uapi/linux/ethtool.h`.
+
+// Netlink messages and the requests of ioctl have no safe wrapper.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+/// Most letters of an interface's name.
+pub const MAX_NAME: usize = 15;
+
+/// In an attribute that describes a pair: the other end.
+const VETH_INFO_PEER: u16 = 1;
+
+/// `ETHTOOL_S…`: a command that sets a switch.
+const SWITCHES: [u32; 6] = [
+    0x17, // ETHTOOL_STXCSUM
+    0x19, // ETHTOOL_SSG
+    0x1f, // ETHTOOL_STSO
+    0x24, // ETHTOOL_SGSO
+    0x2c, // ETHTOOL_SGRO
+    0x15, // ETHTOOL_SRXCSUM
+];
+
+/// Whether a text can be the name of an interface.
+pub fn is_name(name: &str) -> bool {
+    let valid = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(valid) && name != "." && name != ".." && name != "lo" && name != "all"
+}
+
+/// Makes a pair: `near` in the calling thread's namespace, `far` in another. Neither is up.
+///
+/// # Errors
+/// The kernel's: a name is taken ([`io::ErrorKind::AlreadyExists`]), no permission, no such kind of interface.
+pub fn make_pair(near: &str, far: &str, far_ns: BorrowedFd<'_>, mtu: u32) -> io::Result<()> {
+    let mut message = Message::new(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL);
+    message.link();
+    message.string(libc::IFLA_IFNAME, near);
+    message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+    message.nest(libc::IFLA_LINKINFO, |message| {
+        message.string(libc::IFLA_INFO_KIND, "veth");
+        message.nest(libc::IFLA_INFO_DATA, |message| {
+            message.nest(VETH_INFO_PEER, |message| {
+                message.link();
+                message.string(libc::IFLA_IFNAME, far);
+                message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
+                message.attribute(libc::IFLA_NET_NS_FD, &far_ns.as_raw_fd().to_ne_bytes());
+            });
+        });
+    });
+    message.send()
+}
+
+/// Removes an interface of the calling thread's namespace; of a pair, both ends go.
+///
+/// # Errors
+/// The kernel's: there is none ([`io::ErrorKind::NotFound`] or "no such device").
+pub fn remove(name: &str) -> io::Result<()> {
+    let mut message = Message::new(libc::RTM_DELLINK, 0);
+    message.link();
+    message.string(libc::IFLA_IFNAME, name);
+    message.send()
+}
+
+/// Switches offloads and IPv6 of an interface of the calling thread's namespace off.
+///
+/// # Errors
+/// The kernel's: there is no such interface, or no permission.
+pub fn plain(name: &str) -> io::Result<()> {
+    let socket = control()?;
+    for command in SWITCHES {
+        let mut value: [u32; 2] = [command, 0];
+        let mut request = request_of(name);
+        request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
+        // SAFETY: the request is live, and points to a live command with its value, which is what this ioctl reads.
+        if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCETHTOOL as _, &raw mut request) } < 0 {
+            match io::Error::last_os_error() {
+                // What an interface does not have is off.
+                error if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+                error => return Err(error),
+            }
+        }
+    }
+    // A kernel without IPv6 has no such file.
+    let file = Path::new("/proc/sys/net/ipv6/conf").join(name).join("disable_ipv6");
+    if file.exists() { std::fs::write(file, "1") } else { Ok(()) }
+}
+
+/// Brings an interface of the calling thread's namespace up.
+///
+/// # Errors
+/// The kernel's: there is no such interface, or no permission.
+pub fn up(name: &str) -> io::Result<()> {
+    let socket = control()?;
+    let mut request = request_of(name);
+    // SAFETY: the request is live; the kernel fills in the flags.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the flags are what the call before has written.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    request.ifr_ifru.ifru_flags = flags | libc::IFF_UP as libc::c_short;
+    // SAFETY: the request is live; the kernel reads the flags.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+/// The number of an interface of the calling thread's namespace.
+///
+/// # Errors
+/// The kernel's: there is no such interface.
+pub fn index(name: &str) -> io::Result<u32> {
+    let socket = control()?;
+    let mut request = request_of(name);
+    // SAFETY: the request is live; the kernel fills in the number.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFINDEX as _, &raw mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the number is what the call before has written.
+    Ok(unsafe { request.ifr_ifru.ifru_ifindex } as u32)
+}
+
+/// A socket to ask about interfaces with.
+fn control() -> io::Result<OwnedFd> {
+    // SAFETY: a plain system call; the descriptor is ours.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd)) }
+    }
+}
+
+fn request_of(name: &str) -> libc::ifreq {
+    // SAFETY: all zeros is a value of this plain structure.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes().take(MAX_NAME)) {
+        *to = from as libc::c_char;
+    }
+    request
+}
+
+/// A netlink message in the making.
+struct Message {
+    bytes: Vec<u8>,
+}
+
+impl Message {
+    fn new(kind: u16, flags: libc::c_int) -> Self {
+        let flags = (flags | libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+        let mut bytes = vec![0; 4];
+        bytes.extend(kind.to_ne_bytes());
+        bytes.extend(flags.to_ne_bytes());
+        // Sequence number and port: one message, one answer.
+        bytes.extend([1u32.to_ne_bytes(), 0u32.to_ne_bytes()].concat());
+        Self { bytes }
+    }
+
+    /// An empty `ifinfomsg`: the interface is named by an attribute.
+    fn link(&mut self) {
+        self.bytes.extend([0; size_of::<libc::ifinfomsg>()]);
+    }
+
+    fn attribute(&mut self, kind: u16, value: &[u8]) {
+        self.nest(kind, |message| message.bytes.extend(value));
+    }
+
+    fn string(&mut self, kind: u16, value: &str) {
+        self.nest(kind, |message| {
+            message.bytes.extend(value.bytes());
+            message.bytes.push(0);
+        });
+    }
+
+    fn nest(&mut self, kind: u16, inside: impl FnOnce(&mut Self)) {
+        let start = self.bytes.len();
+        self.bytes.extend([0; 2]);
+        self.bytes.extend(kind.to_ne_bytes());
+        inside(self);
+        let len = (self.bytes.len() - start) as u16;
+        self.bytes[start..start + 2].copy_from_slice(&len.to_ne_bytes());
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn send(mut self) -> io::Result<()> {
+        let len = self.bytes.len() as u32;
+        self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
+        // SAFETY: a plain system call; the descriptor is ours.
+        let socket = unsafe {
+            let fd = libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE);
+            if fd < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        rustix::io::write(&socket, &self.bytes)?;
+        let mut answer = [0; 4096];
+        let n = rustix::io::read(&socket, &mut answer)?;
+        // The kind of the answer, and, behind the header, the error: negative, or 0 for done.
+        let kind = answer.get(4..6).filter(|_| n >= 20).map(|b| u16::from_ne_bytes([b[0], b[1]]));
+        let error = i32::from_ne_bytes([answer[16], answer[17], answer[18], answer[19]]);
+        match (kind, error) {
+            (Some(kind), 0) if i32::from(kind) == libc::NLMSG_ERROR => Ok(()),
+            (Some(kind), error) if i32::from(kind) == libc::NLMSG_ERROR => Err(io::Error::from_raw_os_error(-error)),
+            _ => Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer was not understood")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mechanism::netns::Netns;
+
+    #[test]
+    fn a_pair_joins_two_namespaces_and_goes_as_one() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (near, far) = (Netns::private().unwrap(), Netns::private().unwrap());
+        near.visit(|| {
+            make_pair("a", "b", far.fd(), 1400)?;
+            assert_eq!(make_pair("a", "c", far.fd(), 1400).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+            plain("a")?;
+            up("a")
+        })
+        .unwrap();
+        far.visit(|| {
+            assert!(index("b").is_ok() && index("a").is_err() && index("c").is_err());
+            plain("b")?;
+            up("b")?;
+            let state = std::fs::read_to_string("/proc/thread-self/net/dev")?;
+            assert!(state.contains("b:"), "{state}");
+            remove("b")?;
+            assert!(remove("b").is_err());
+            Ok::<(), io::Error>(())
+        })
+        .unwrap();
+        assert!(near.visit(|| index("a")).is_err(), "the other end went too");
+        assert!(near.visit(|| up("a")).is_err());
+    }
+
+    #[test]
+    fn names_of_interfaces() {
+        assert!(is_name("in") && is_name("veth0.12") && is_name("abcdefghijklmno"));
+        for wrong in ["", "abcdefghijklmnop", "a b", "a/b", "a:b", "lo", "..", "ä"] {
+            assert!(!is_name(wrong), "{wrong}");
+        }
+    }
+}

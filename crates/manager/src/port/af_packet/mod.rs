@@ -1,0 +1,287 @@
+//! Interfaces of the kernel as ports, without DPDK: for hosts and containers that have none, and for the wires of programs that know
+//! nothing of Sluice ([`crate::foreign`]).
+//!
+//! A packet is copied once on its way in and once on its way out; sending a burst is one system call, receiving none ([`socket`]). With
+//! several queues the kernel spreads flows over them, both directions of a flow to the same one.
+//!
+//! **At the other end** of a veth pair offloads are best off (`ethtool -K IFACE tx off tso off gso off`). A checksum that was left open is
+//! computed here; a segment larger than a frame is dropped and counted as `oversize`.
+//!
+//! **Limits.** Packets leave by the interface's queue (qdisc), and what that queue has no room for is lost there: the interface's own
+//! counters tell (`ip -s link`). `net.core.wmem_max` bounds what may wait to be sent, where the manager is not root.
+
+pub mod socket;
+
+use sluice_shm::BURST;
+
+use super::{OpenPort, PortError, PortQueue};
+use crate::config::model::AfPacket;
+use crate::frame::{FrameCache, Packet};
+use crate::mechanism::link;
+use crate::mechanism::netns::{self, Netns};
+use socket::{PacketSocket, SocketOptions};
+
+/// A queue on an interface.
+#[derive(Debug)]
+pub struct InterfaceQueue {
+    socket: PacketSocket,
+}
+
+impl InterfaceQueue {
+    /// Opens one in the namespace of the calling thread.
+    ///
+    /// # Errors
+    /// As [`PacketSocket::open`].
+    pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, std::io::Error)> {
+        Ok(Self { socket: PacketSocket::open(options)? })
+    }
+
+    /// Sends copies of the first packets that the kernel takes, and says how many; the frames stay with the caller.
+    #[inline]
+    pub fn copy_out(&mut self, packets: &[Packet], frames: &FrameCache) -> usize {
+        self.socket.send(frames.arena(), packets)
+    }
+
+    /// Whether a packet waits to be received.
+    #[inline]
+    pub fn has_packet(&self) -> bool {
+        self.socket.has_packet()
+    }
+
+    /// What its socket has counted.
+    pub fn counters(&self) -> socket::SocketCounters {
+        self.socket.counters()
+    }
+}
+
+impl PortQueue for InterfaceQueue {
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        let mut n = 0;
+        let mut fresh = [0; BURST];
+        let wanted = out.len().min(BURST);
+        // No frame is asked for while nothing waits.
+        let had = if self.socket.has_packet() { frames.alloc(&mut fresh[..wanted]) } else { 0 };
+        while n < had {
+            let frame = fresh[n];
+            let arena = frames.arena();
+            let packet = self.socket.receive(|received| {
+                let packet = Packet::fresh(frame, received.len() as u16);
+                // It fits: the socket has compared it with the room of a frame.
+                received.write(arena, packet.frame, packet.offset);
+                packet
+            });
+            let Some(packet) = packet else { break };
+            out[n] = packet;
+            n += 1;
+        }
+        fresh[n..had].iter().for_each(|frame| frames.free(*frame));
+        n
+    }
+
+    fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        let sent = self.socket.send(frames.arena(), packets);
+        frames.free_packets(&packets[..sent]);
+        sent
+    }
+
+    fn housekeeping(&mut self, _now_ns: u64) {
+        self.socket.look();
+    }
+
+    fn details(&self) -> Vec<(&'static str, f64)> {
+        let counters = self.socket.counters();
+        vec![
+            ("overruns", counters.overruns as f64),
+            ("oversize", counters.oversize as f64),
+            ("checksummed", counters.checksummed as f64),
+            ("refused", counters.refused as f64),
+        ]
+    }
+}
+
+/// Opens the queues of a port.
+///
+/// # Errors
+/// [`PortError::Interface`].
+pub fn open(name: &str, queues: u32, settings: &AfPacket, room: usize) -> Result<OpenPort, PortError> {
+    // Of this process, and of this interface: sockets of one number and another interface are refused by the kernel.
+    let group = (std::process::id() as u16).wrapping_mul(31).wrapping_add(settings.interface.bytes().map(u16::from).sum());
+    let options = SocketOptions {
+        interface: &settings.interface,
+        slots: settings.slots,
+        room,
+        promiscuous: settings.promiscuous,
+        bypass: false,
+        fanout: (queues > 1).then_some(group),
+    };
+    let all = || (0..queues).map(|_| InterfaceQueue::open(&options).map_err(Failed)).collect::<Result<Vec<_>, _>>();
+    let opened = match &settings.netns {
+        None => all(),
+        Some(netns) => Netns::open(&netns::path_of(netns)).map_err(Failed::from).and_then(|ns| ns.visit(all)),
+    };
+    let queues = opened.map_err(|Failed((doing, source))| failed(name, settings, doing, source))?;
+    let slots = queues.first().map_or(0, |queue| queue.socket.slots());
+    let place = settings.netns.as_ref().map_or(String::new(), |netns| format!(" in {netns}"));
+    let description = format!("interface {}{place}, {slots} slots", settings.interface);
+    Ok(OpenPort { queues: queues.into_iter().map(|queue| Box::new(queue) as Box<dyn PortQueue>).collect(), description })
+}
+
+/// Looks whether the interface is there.
+///
+/// # Errors
+/// [`PortError::Interface`].
+pub fn look_at(name: &str, settings: &AfPacket) -> Result<(), PortError> {
+    let find = || link::index(&settings.interface).map(drop).map_err(|error| Failed(("find", error)));
+    let found = match &settings.netns {
+        None => find(),
+        Some(netns) => Netns::open(&netns::path_of(netns)).map_err(Failed::from).and_then(|ns| ns.visit(find)),
+    };
+    found.map_err(|Failed((doing, source))| failed(name, settings, doing, source))
+}
+
+fn failed(port: &str, settings: &AfPacket, doing: &'static str, source: std::io::Error) -> PortError {
+    PortError::Interface { port: port.into(), doing, interface: settings.interface.clone(), source }
+}
+
+/// What was tried, and the system's answer.
+struct Failed((&'static str, std::io::Error));
+
+impl From<std::io::Error> for Failed {
+    fn from(error: std::io::Error) -> Self {
+        Self(("enter the namespace of", error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::model::PortKind;
+    use crate::port::tests::cache;
+    use std::io;
+    use std::time::{Duration, Instant};
+
+    /// A pair of interfaces in a namespace of the test's own, and a queue on each end; none without root.
+    fn pair(options: SocketOptions<'_>) -> Option<(Netns, InterfaceQueue, InterfaceQueue)> {
+        if !rustix::process::geteuid().is_root() {
+            return None;
+        }
+        let ns = Netns::private().unwrap();
+        let queues = ns.visit(|| {
+            link::make_pair("a", "b", ns.fd(), 1500)?;
+            for end in ["a", "b"] {
+                link::plain(end)?;
+                link::up(end)?;
+            }
+            let open = |interface| {
+                InterfaceQueue::open(&SocketOptions { interface, ..options })
+                    .map_err(|(doing, error)| io::Error::other(format!("{doing}: {error}")))
+            };
+            Ok::<_, io::Error>((open("a")?, open("b")?))
+        });
+        let (a, b) = queues.unwrap();
+        Some((ns, a, b))
+    }
+
+    const OPTIONS: SocketOptions<'_> =
+        SocketOptions { interface: "", slots: 64, room: 2112, promiscuous: true, bypass: true, fanout: None };
+
+    fn packet(cache: &mut FrameCache, number: u32, len: usize) -> Packet {
+        let mut frame = [0];
+        assert_eq!(cache.alloc(&mut frame), 1);
+        let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]).ipv4([10, 0, 0, 1], [10, 0, 1, 1], 9).udp(1000, 2000);
+        let mut bytes = Vec::new();
+        let mut payload = vec![0; len];
+        payload[..4].copy_from_slice(&number.to_be_bytes());
+        builder.write(&mut bytes, &payload).unwrap();
+        let packet = Packet::fresh(frame[0], bytes.len() as u16);
+        assert!(cache.arena().write(packet.frame, packet.offset, &bytes));
+        packet
+    }
+
+    /// Receives until there are so many.
+    fn receive(queue: &mut InterfaceQueue, cache: &mut FrameCache, wanted: usize) -> Vec<Packet> {
+        let (mut got, until) = (Vec::new(), Instant::now() + Duration::from_secs(20));
+        while got.len() < wanted {
+            let mut out = [Packet::default(); BURST];
+            let n = queue.rx_burst(&mut out, cache, 0);
+            got.extend(&out[..n]);
+            assert!(Instant::now() < until, "{} of {wanted} came", got.len());
+        }
+        got
+    }
+
+    #[test]
+    fn packets_cross_a_pair_unchanged_and_in_order() {
+        let Some((_ns, mut a, mut b)) = pair(OPTIONS) else { return };
+        let mut cache = cache(512);
+        let all = cache.held();
+        for round in 0..20u32 {
+            let packets: Vec<Packet> = (0..50).map(|i| packet(&mut cache, round * 50 + i, 4 + (i as usize * 29) % 1400)).collect();
+            let sent: Vec<Vec<u8>> = packets.iter().map(|p| bytes(&cache, p)).collect();
+            assert_eq!(a.tx_burst(&packets, &mut cache, 0), 50);
+            let got = receive(&mut b, &mut cache, 50);
+            assert_eq!(got.iter().map(|p| bytes(&cache, p)).collect::<Vec<_>>(), sent);
+            cache.free_packets(&got);
+        }
+        assert_eq!(cache.held(), all, "no frame is lost");
+        assert!(!a.has_packet(), "what is sent here does not come back");
+    }
+
+    fn bytes(cache: &FrameCache, packet: &Packet) -> Vec<u8> {
+        let mut bytes = vec![0; packet.len.into()];
+        assert!(cache.arena().read(packet.frame, packet.offset, &mut bytes));
+        bytes
+    }
+
+    #[test]
+    fn what_does_not_fit_is_counted() {
+        let Some((_ns, mut a, mut b)) = pair(SocketOptions { room: 1000, ..OPTIONS }) else { return };
+        let mut cache = cache(512);
+        // Larger than the interface takes, larger than the receiver's frames, and one that fits.
+        let packets = [packet(&mut cache, 1, 1600), packet(&mut cache, 2, 1200), packet(&mut cache, 3, 100)];
+        assert_eq!(a.tx_burst(&packets, &mut cache, 0), 3);
+        let got = receive(&mut b, &mut cache, 1);
+        assert_eq!(bytes(&cache, &got[0])[42..46], 3u32.to_be_bytes());
+        assert_eq!((a.counters().refused, b.counters().oversize), (1, 1));
+        // More than there are slots.
+        for i in 0..8 {
+            let packets: Vec<Packet> = (0..32).map(|n| packet(&mut cache, i * 32 + n, 100)).collect();
+            assert_eq!(a.tx_burst(&packets, &mut cache, 0), 32);
+        }
+        b.housekeeping(0);
+        let slots = u64::from(b.socket.slots());
+        assert_eq!(b.counters().overruns, 256 - slots);
+        assert_eq!(receive(&mut b, &mut cache, slots as usize).len() as u64, slots);
+    }
+
+    #[test]
+    fn a_vlan_tag_stays_on() {
+        let Some((_ns, mut a, mut b)) = pair(OPTIONS) else { return };
+        let mut cache = cache(512);
+        let mut frame = [0];
+        cache.alloc(&mut frame);
+        let builder = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6])
+            .single_vlan(etherparse::VlanId::try_new(42).unwrap())
+            .ipv4([10, 0, 0, 1], [10, 0, 1, 1], 9)
+            .udp(1000, 2000);
+        let mut tagged = Vec::new();
+        builder.write(&mut tagged, b"tagged").unwrap();
+        let packet = Packet::fresh(frame[0], tagged.len() as u16);
+        assert!(cache.arena().write(packet.frame, packet.offset, &tagged));
+        assert_eq!(a.tx_burst(&[packet], &mut cache, 0), 1);
+        let got = receive(&mut b, &mut cache, 1);
+        assert_eq!(bytes(&cache, &got[0]), tagged);
+    }
+
+    #[test]
+    fn what_is_wrong_with_an_interface_is_told() {
+        let port: crate::config::model::Port =
+            toml::from_str("name = \"p\"\nkind = \"af_packet\"\ninterface = \"nope-nope\"").unwrap();
+        let PortKind::AfPacket(settings) = &port.kind else { panic!() };
+        let said = look_at("p", settings).unwrap_err().to_string();
+        assert!(said.contains("port p: cannot find interface nope-nope") && said.contains("`ip link`"), "{said}");
+        let elsewhere = AfPacket { netns: Some("sluice-no-such".into()), ..settings.clone() };
+        let said = look_at("p", &elsewhere).unwrap_err().to_string();
+        assert!(said.contains("`ip netns` lists"), "{said}");
+    }
+}

@@ -1,0 +1,405 @@
+//! A packet socket on one interface: a receive ring that is shared with the kernel, and bursts that are sent by one system call.
+//!
+//! # Receiving
+//! The kernel writes packets to slots of a ring in memory that both map (TPACKET_V2) and marks each as the user's; the user reads it
+//! and marks it as the kernel's. So nothing is asked of the kernel while nothing comes. Before each packet stands a `virtio_net_hdr`,
+//! which says whether a checksum is still to be computed (a sender on this host leaves that to hardware that is not there): it is
+//! computed here. A VLAN tag that the kernel has taken off is put on again.
+//!
+//! # Sending
+//! One `sendmmsg` for a burst. There is a send ring as well (PACKET_TX_RING), and it is not used: the kernel hands out the ring's own
+//! pages as packet data, and marks a slot as free when the receiving stack has disowned the packet, which may be long before somebody
+//! has read it. Between two namespaces of one host the next packet would then be written over one that still waits in a socket.
+//! `sendmmsg` copies from the frame to a fresh buffer, which is the one copy that the ring costs too.
+
+// Raw packet sockets, their options and their mapped ring have no safe wrapper.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{size_of, zeroed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sluice_shm::BURST;
+use sluice_shm::arena::Arena;
+
+use crate::frame::Packet;
+use crate::mechanism::link;
+
+/// Bytes of a `virtio_net_hdr` without the count of buffers.
+const VNET: usize = 10;
+/// Bytes of a VLAN tag, and where it stands in a packet.
+const TAG: usize = 4;
+const TAG_AT: usize = 12;
+/// In a `virtio_net_hdr`: the checksum is to be computed.
+const NEEDS_CSUM: u8 = 1;
+/// Room in a slot for what stands before the packet: the ring's header, the address, the `virtio_net_hdr`, and their alignment.
+const SLOT_HEAD: usize = 128;
+/// Bytes of a block of the ring, which the kernel wants in one piece if it can have it.
+const BLOCK: usize = 1 << 16;
+/// Bytes that may wait to be sent.
+const SEND_BUFFER: libc::c_int = 4 << 20;
+
+/// How a socket is opened.
+#[derive(Debug, Clone, Copy)]
+pub struct SocketOptions<'a> {
+    /// Name of the interface.
+    pub interface: &'a str,
+    /// Slots of the receive ring.
+    pub slots: u32,
+    /// Largest packet, in bytes.
+    pub room: usize,
+    /// Whether the interface is to take packets for other stations.
+    pub promiscuous: bool,
+    /// Whether packets go straight to the driver, past the interface's queue: less work, and nothing that holds what the driver does
+    /// not take at once.
+    pub bypass: bool,
+    /// Sockets of one number share the packets of an interface by their flows.
+    pub fanout: Option<u16>,
+}
+
+/// What a socket has counted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SocketCounters {
+    /// Packets that the kernel had no slot for.
+    pub overruns: u64,
+    /// Packets that were larger than a frame, or were to be cut in segments first (offloads at the other end are on).
+    pub oversize: u64,
+    /// Packets whose checksum was computed here.
+    pub checksummed: u64,
+    /// Packets that the interface does not take: larger than its MTU.
+    pub refused: u64,
+}
+
+/// A packet that came in, as it lies in a slot.
+pub struct Received<'a> {
+    /// Its bytes, without the tag.
+    pub bytes: &'a [u8],
+    /// The VLAN tag that the kernel took off.
+    pub tag: Option<[u8; TAG]>,
+}
+
+impl Received<'_> {
+    /// Its length with its tag.
+    #[allow(clippy::len_without_is_empty, reason = "the kernel gives no empty packets")]
+    pub fn len(&self) -> usize {
+        self.bytes.len() + if self.tag.is_some() { TAG } else { 0 }
+    }
+
+    /// Writes it to a frame. False if it does not fit.
+    pub fn write(&self, arena: &Arena, frame: u32, offset: u16) -> bool {
+        match self.tag {
+            Some(tag) if self.bytes.len() >= TAG_AT => {
+                let (addresses, rest) = self.bytes.split_at(TAG_AT);
+                let at = |n: usize| offset + n as u16;
+                arena.write(frame, offset, addresses)
+                    && arena.write(frame, at(TAG_AT), &tag)
+                    && arena.write(frame, at(TAG_AT + TAG), rest)
+            }
+            _ => arena.write(frame, offset, self.bytes),
+        }
+    }
+}
+
+/// A socket and its ring.
+#[derive(Debug)]
+pub struct PacketSocket {
+    fd: OwnedFd,
+    ring: NonNull<u8>,
+    bytes: usize,
+    slot: usize,
+    slots: u32,
+    next: u32,
+    room: usize,
+    counters: SocketCounters,
+}
+
+// SAFETY: the ring is memory of this process that nobody else in it has a pointer to; one thread at a time has the socket.
+unsafe impl Send for PacketSocket {}
+
+impl PacketSocket {
+    /// Opens a socket in the network namespace of the calling thread. Packets are kept from now on.
+    ///
+    /// # Errors
+    /// What was tried, and the kernel's answer.
+    pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, io::Error)> {
+        let index = link::index(options.interface).map_err(|error| ("find", error))? as libc::c_int;
+        let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // Protocol 0: no packet comes before the ring is there.
+        // SAFETY: a plain system call; the descriptor is ours.
+        let fd = unsafe {
+            let fd = libc::socket(libc::AF_PACKET, flags, 0);
+            if fd < 0 {
+                return Err(("open a packet socket on", io::Error::last_os_error()));
+            }
+            OwnedFd::from_raw_fd(fd)
+        };
+        let level = libc::SOL_PACKET;
+        let version = libc::tpacket_versions::TPACKET_V2 as libc::c_int;
+        let set = |what, name, value: libc::c_int| set(&fd, level, name, &value).map_err(|error| (what, error));
+        set("choose the ring's version on", libc::PACKET_VERSION, version)?;
+        set("have checksums told on", libc::PACKET_VNET_HDR, 1)?;
+        set("leave out what this host sends on", libc::PACKET_IGNORE_OUTGOING, 1)?;
+        if options.bypass {
+            set("go past the queue of", libc::PACKET_QDISC_BYPASS, 1)?;
+        }
+        // As much as may be: the limit of the host applies without the right to exceed it.
+        for name in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
+            let _ = self::set(&fd, libc::SOL_SOCKET, name, &SEND_BUFFER);
+        }
+        let slot = (options.room + SLOT_HEAD).next_power_of_two();
+        let block = BLOCK.max(slot);
+        let blocks = (options.slots as usize * slot).div_ceil(block);
+        let request = libc::tpacket_req {
+            tp_block_size: block as u32,
+            tp_block_nr: blocks as u32,
+            tp_frame_size: slot as u32,
+            tp_frame_nr: (blocks * block / slot) as u32,
+        };
+        self::set(&fd, level, libc::PACKET_RX_RING, &request).map_err(|error| ("make the receive ring of", error))?;
+        let bytes = blocks * block;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let shared = libc::MAP_SHARED | libc::MAP_POPULATE;
+        // SAFETY: a fresh mapping of the ring just made, at a place that the kernel chooses.
+        let ring = unsafe { libc::mmap(std::ptr::null_mut(), bytes, protection, shared, fd.as_raw_fd(), 0) };
+        let ring = match NonNull::new(ring.cast::<u8>()).filter(|_| ring != libc::MAP_FAILED) {
+            Some(ring) => ring,
+            None => return Err(("map the receive ring of", io::Error::last_os_error())),
+        };
+        let slots = request.tp_frame_nr;
+        let socket = Self { fd, ring, bytes, slot, slots, next: 0, room: options.room, counters: SocketCounters::default() };
+        if options.promiscuous {
+            let request =
+                libc::packet_mreq { mr_ifindex: index, mr_type: libc::PACKET_MR_PROMISC as u16, mr_alen: 0, mr_address: [0; 8] };
+            self::set(&socket.fd, level, libc::PACKET_ADD_MEMBERSHIP, &request)
+                .map_err(|error| ("take packets for other stations on", error))?;
+        }
+        // SAFETY: all zeros is a value of this plain structure.
+        let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+        address.sll_family = libc::AF_PACKET as u16;
+        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+        address.sll_ifindex = index;
+        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+        // SAFETY: the address is live and of the length that is passed.
+        if unsafe { libc::bind(socket.fd.as_raw_fd(), (&raw const address).cast(), length) } < 0 {
+            return Err(("bind a packet socket to", io::Error::last_os_error()));
+        }
+        if let Some(group) = options.fanout {
+            // Kind 0 in the upper half: by flow, both directions to one socket.
+            self::set(&socket.fd, level, libc::PACKET_FANOUT, &libc::c_int::from(group))
+                .map_err(|error| ("share the packets of", error))?;
+        }
+        Ok(socket)
+    }
+
+    /// Packets that the receive ring holds at most.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> SocketCounters {
+        self.counters
+    }
+
+    /// The next slot's status, and the slot.
+    fn status(&self) -> (&AtomicU32, *mut u8) {
+        // SAFETY: `next` is below the number of slots, so the slot lies in the mapping. The status is its first word, aligned as slots
+        // are; the kernel accesses it as one word, and so do we.
+        unsafe {
+            let slot = self.ring.as_ptr().add(self.next as usize * self.slot);
+            (AtomicU32::from_ptr(slot.cast()), slot)
+        }
+    }
+
+    /// Whether a packet waits.
+    #[inline]
+    pub fn has_packet(&self) -> bool {
+        self.status().0.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0
+    }
+
+    /// Gives the next packet to `take`. None if there is none.
+    #[inline]
+    pub fn receive<T>(&mut self, mut take: impl FnMut(Received<'_>) -> T) -> Option<T> {
+        loop {
+            let (status, slot) = self.status();
+            // Acquire: the packet was written before the status.
+            let word = status.load(Ordering::Acquire);
+            if word & libc::TP_STATUS_USER == 0 {
+                return None;
+            }
+            // SAFETY: the slot is ours until its status says otherwise, and nobody else in this process knows it.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(slot, self.slot) };
+            // SAFETY: a slot begins with this header and is larger than it.
+            let header = unsafe { slot.cast::<libc::tpacket2_hdr>().read() };
+            let whole = header.tp_snaplen == header.tp_len;
+            let mut summed = false;
+            let packet = packet_in(bytes, header.tp_mac.into(), header.tp_snaplen as usize, &mut summed).filter(|_| whole);
+            let tag = (word & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
+                let kind = if word & libc::TP_STATUS_VLAN_TPID_VALID != 0 { header.tp_vlan_tpid } else { 0x8100 };
+                let ([a, b], [c, d]) = (kind.to_be_bytes(), header.tp_vlan_tci.to_be_bytes());
+                [a, b, c, d]
+            });
+            let fits = packet.map(|bytes| Received { bytes, tag }).filter(|received| received.len() <= self.room);
+            let taken = fits.map(&mut take);
+            // Release: what was read was read before the kernel may write here again.
+            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
+            self.next = if self.next + 1 == self.slots { 0 } else { self.next + 1 };
+            self.counters.checksummed += u64::from(summed);
+            if taken.is_some() {
+                return taken;
+            }
+            self.counters.oversize += 1;
+        }
+    }
+
+    /// Sends the first packets of a burst, and says how many the kernel took. Frames stay the caller's.
+    #[inline]
+    pub fn send(&mut self, arena: &Arena, packets: &[Packet]) -> usize {
+        let plain = [0u8; VNET];
+        let mut done = 0;
+        while done < packets.len() {
+            let burst = &packets[done..packets.len().min(done + BURST)];
+            // SAFETY: all zeros is a value of these plain structures.
+            let (mut parts, mut messages): ([[libc::iovec; 2]; BURST], [libc::mmsghdr; BURST]) = unsafe { (zeroed(), zeroed()) };
+            for ((packet, parts), message) in burst.iter().zip(&mut parts).zip(&mut messages) {
+                let (at, len) = match arena.packet_ptr(packet.frame, packet.offset, packet.len) {
+                    Some(at) => (at, packet.len.into()),
+                    // Cannot be: packets are checked where they come in. An empty one is refused and counted.
+                    None => (std::ptr::null_mut(), 0),
+                };
+                // The kernel only reads.
+                parts[0] = libc::iovec { iov_base: plain.as_ptr().cast_mut().cast(), iov_len: VNET };
+                parts[1] = libc::iovec { iov_base: at.cast(), iov_len: len };
+                message.msg_hdr.msg_iov = parts.as_mut_ptr();
+                message.msg_hdr.msg_iovlen = 2;
+            }
+            let flags = libc::MSG_DONTWAIT;
+            // SAFETY: as many messages as the burst has; each points to two live parts, the second within the arena, where the packet
+            // lies that the manager holds. What an NF may write there meanwhile changes bytes and nothing else.
+            let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), burst.len() as u32, flags as _) };
+            if sent > 0 {
+                done += sent as usize;
+                continue;
+            }
+            match io::Error::last_os_error().raw_os_error() {
+                Some(libc::EINTR) => {}
+                // Nothing that waiting could mend.
+                Some(libc::EMSGSIZE | libc::EINVAL) => {
+                    self.counters.refused += 1;
+                    done += 1;
+                }
+                // Its buffer is full, or the interface is down: the caller keeps what is left.
+                _ => break,
+            }
+        }
+        done
+    }
+
+    /// Asks the kernel how many packets it had no slot for.
+    pub fn look(&mut self) {
+        let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
+        let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
+        // SAFETY: the structure is live, and its size is passed. The kernel starts counting anew when asked.
+        let result = unsafe {
+            let stats = (&raw mut stats).cast();
+            libc::getsockopt(self.fd.as_raw_fd(), libc::SOL_PACKET, libc::PACKET_STATISTICS, stats, &raw mut length)
+        };
+        if result == 0 {
+            self.counters.overruns += u64::from(stats.tp_drops);
+        }
+    }
+}
+
+impl Drop for PacketSocket {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made in `open`, is unmapped once, and no reference into it outlives the socket.
+        unsafe { libc::munmap(self.ring.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// The packet in a slot, whose checksum is computed if its sender left that open. None if it is no packet, or is to be cut in segments.
+fn packet_in<'a>(slot: &'a mut [u8], mac: usize, len: usize, summed: &mut bool) -> Option<&'a [u8]> {
+    let header: [u8; VNET] = slot.get(mac.checked_sub(VNET)?..mac)?.try_into().ok()?;
+    let packet = slot.get_mut(mac..mac + len)?;
+    let word = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]) as usize;
+    // The kind of segments, less the mark for congestion.
+    if header[1] & 0x7f != 0 {
+        return None;
+    }
+    if header[0] & NEEDS_CSUM != 0 {
+        let (start, at) = (word(6), word(8));
+        let part = packet.get_mut(start..)?;
+        let sum = checksum(part);
+        // 0 stands for "none" in UDP, and both mean the same in sums.
+        let sum = if sum == 0 { u16::MAX } else { sum };
+        part.get_mut(at..at + 2)?.copy_from_slice(&sum.to_be_bytes());
+        *summed = true;
+    }
+    Some(packet)
+}
+
+/// The Internet checksum of bytes among which the pseudo header's sum stands already.
+fn checksum(bytes: &[u8]) -> u16 {
+    let pairs = bytes.chunks_exact(2);
+    let last = pairs.remainder().first().map_or(0, |byte| u64::from(*byte) << 8);
+    let mut sum = pairs.map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u64>() + last;
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !(sum as u16)
+}
+
+fn set<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
+    // SAFETY: the value is live and of the size that is passed.
+    let result = unsafe {
+        libc::setsockopt(fd.as_raw_fd(), level, name, std::ptr::from_ref(value).cast(), size_of::<T>() as libc::socklen_t)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_checksum_that_was_left_open_is_computed() {
+        for payload in [&b"odd"[..], b"even"] {
+            let mut right = Vec::new();
+            let builder =
+                etherparse::PacketBuilder::ethernet2([1; 6], [2; 6]).ipv4([10, 0, 0, 1], [10, 0, 1, 1], 9).udp(1000, 2000);
+            builder.write(&mut right, payload).unwrap();
+            // What a sender leaves: the sum of the pseudo header, folded, where the checksum goes.
+            let mut packet = right.clone();
+            let words = [0x0a00, 1, 0x0a00, 0x0101, 17, 8 + payload.len() as u32];
+            let mut sum: u32 = words.iter().sum();
+            sum = (sum & 0xffff) + (sum >> 16);
+            packet[40..42].copy_from_slice(&(sum as u16).to_be_bytes());
+            let mut slot = vec![0; 64];
+            let mac = slot.len();
+            slot[mac - VNET] = NEEDS_CSUM;
+            slot[mac - 4..mac - 2].copy_from_slice(&34u16.to_ne_bytes());
+            slot[mac - 2..].copy_from_slice(&6u16.to_ne_bytes());
+            slot.extend(&packet);
+            let mut summed = false;
+            assert_eq!(packet_in(&mut slot, mac, packet.len(), &mut summed), Some(&right[..]));
+            assert!(summed);
+            // What is to be cut in segments is no packet yet.
+            slot[mac - VNET + 1] = 1;
+            assert_eq!(packet_in(&mut slot, mac, packet.len(), &mut summed), None);
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_says_of_a_slot_is_not_believed_beyond_the_slot() {
+        let mut summed = false;
+        assert_eq!(packet_in(&mut [0; 64], 60, 10, &mut summed), None);
+        assert_eq!(packet_in(&mut [0; 64], 4, 10, &mut summed), None);
+        let mut slot = [0; 64];
+        slot[10] = NEEDS_CSUM;
+        slot[16] = 200;
+        assert_eq!(packet_in(&mut slot, 20, 40, &mut summed), None);
+        assert!(!summed);
+    }
+}

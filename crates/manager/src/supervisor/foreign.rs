@@ -1,0 +1,319 @@
+//! The life of programs that know nothing of Sluice. States and failure policies are those of every NF; what is different is how one
+//! comes (its room is built, then it is started and says nothing) and how it goes (with its room).
+//!
+//! Building and clearing rooms takes as long as their commands take, so each is done by a thread of its own, which hands its result to
+//! the supervisor as a job. An instance's room is built when its former one is cleared.
+
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use sluice_shm::arena::HEADROOM;
+use sluice_shm::clock::monotonic_ns;
+use sluice_shm::page::Counter;
+
+use super::life::Process;
+use super::{Job, Supervisor, token};
+use crate::config::model::{Drops, Service};
+use crate::foreign::{Counters, ForeignError, Hop, Plan, Room, Wires, room::Who};
+use crate::mechanism::netns;
+use crate::nf::State;
+use crate::nf::handle::NfHandle;
+use crate::nf::record::Thing;
+use crate::nf::spawn::{self, SpawnSpec};
+
+/// How long a program must run before it is given packets: one that ends at once is told of, and its chains never count on it.
+const SETTLED: Duration = Duration::from_millis(100);
+
+/// What a foreign NF has besides.
+#[derive(Default)]
+pub(super) struct Foreign {
+    /// What is counted of it, over all its lives.
+    pub counters: Arc<Counters>,
+    /// Which life: results of former ones are late.
+    life: u64,
+    /// Its room, while it has one and no thread works in it.
+    room: Option<Arc<Room>>,
+    /// The ends of its wires, until a packet thread has them.
+    wires: Option<Wires>,
+    /// What was noted in the record for it.
+    noted: Vec<PathBuf>,
+    /// Why it did not come.
+    pub trouble: Option<String>,
+    /// Who belongs to it.
+    pub who: Who,
+    /// It was told to stop, and has no process whose end would be noticed.
+    pub is_leaving: bool,
+    /// CPU time and packets when its cost was told last.
+    told: (u64, u64),
+}
+
+impl Foreign {
+    /// Tells what its packets cost, where an NF would tell it itself: CPU time of its processes, in nanoseconds since they came.
+    pub(super) fn tell_cost(&mut self, handle: &NfHandle, used_ns: u64) {
+        let entered = self.counters.entered.get();
+        let (before_ns, before) = std::mem::replace(&mut self.told, (used_ns, entered));
+        let (took, packets) = (used_ns.saturating_sub(before_ns), entered - before);
+        if packets > 0 && took > 0 {
+            handle.region.page.add(Counter::BusyNs, took);
+            handle.region.page.add(Counter::Sampled, packets);
+        }
+    }
+}
+
+impl Supervisor {
+    /// Begins the life of a foreign NF: its room is built.
+    pub(super) fn launch_foreign(&mut self, number: u16) {
+        let room = self.plane.arena().geometry().stride as usize - HEADROOM;
+        let group = self.grouping().map(super::grouping::Grouping::group);
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
+        let plan = plan_of(&service.config, &nf.name, nf.core, room);
+        nf.state = State::Starting;
+        nf.deadline = None;
+        (nf.started_at, nf.spawned_ns) = (Instant::now(), Some(monotonic_ns()));
+        let foreign = nf.foreign.get_or_insert_default();
+        foreign.life += 1;
+        let (life, clearing) = (foreign.life, self.clearing.remove(&plan.netns));
+        let path = netns::path_of(&plan.netns);
+        // One that is there already and is not being cleared is somebody else's.
+        let is_theirs = clearing.is_none() && path.exists();
+        let mut noted: Vec<(Thing, PathBuf)> = if is_theirs { Vec::new() } else { vec![(Thing::Netns, path)] };
+        noted.extend(self.grouping().map(|grouping| (Thing::Cgroup, grouping.path_of(&plan.name))));
+        for (thing, path) in noted {
+            self.note(|r| r.made(thing, &path));
+            self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(path.clone()));
+        }
+        self.apart(move || {
+            clearing.into_iter().for_each(|thread| drop(thread.join()));
+            let built = Room::build(plan, group.as_deref());
+            // The room holds a folder of it, and nobody else may when the daemon's end removes it.
+            drop(group);
+            Box::new(move |this: &mut Self| this.room_built(number, life, built))
+        });
+    }
+
+    /// Does something on a thread of its own; what it gives back is done here.
+    fn apart(&mut self, work: impl FnOnce() -> Job + Send + 'static) -> Option<JoinHandle<()>> {
+        let remote = self.remote();
+        let thread = std::thread::Builder::new().name("sluice-room".into()).spawn(move || remote.hand(work()));
+        match thread {
+            Ok(thread) => {
+                self.rooms_in_work += 1;
+                Some(thread)
+            }
+            Err(error) => {
+                eprintln!("sluiced: cannot make a thread for a foreign program: {error}");
+                None
+            }
+        }
+    }
+
+    /// A room is there, or is not.
+    fn room_built(&mut self, number: u16, life: u64, built: Result<(Room, Wires), ForeignError>) {
+        self.rooms_in_work -= 1;
+        let is_wanted = |nf: &&mut super::NfState| {
+            nf.state == State::Starting && nf.foreign.as_ref().is_some_and(|foreign| foreign.life == life)
+        };
+        let Some(nf) = self.nfs.get_mut(&number).filter(is_wanted) else {
+            if let Ok((room, _)) = built {
+                self.apart(move || {
+                    room.clear();
+                    Box::new(|this: &mut Self| this.rooms_in_work -= 1)
+                });
+            }
+            self.left_while_starting(number);
+            return;
+        };
+        let foreign = nf.foreign.get_or_insert_default();
+        let room = match built {
+            Ok((room, wires)) => {
+                foreign.wires = Some(wires);
+                foreign.who = room.who();
+                Arc::new(room)
+            }
+            Err(error) => {
+                self.trouble(number, error.to_string());
+                return;
+            }
+        };
+        foreign.room = Some(room.clone());
+        let service = self.services[nf.service as usize].as_ref().map(|s| (s.exec.clone(), s.user.clone(), s.config.clone()));
+        let Some((exec, user, config)) = service else { return };
+        let mut settled = Duration::ZERO;
+        if let Some(exec) = exec {
+            let mut spec = room.spec(&exec, &config.args);
+            spec.seccomp = SpawnSpec::seccomp_default(user.as_ref());
+            spec.user = user;
+            match spawn::spawn(&spec) {
+                Ok(spawned) => {
+                    settled = SETTLED;
+                    let (name, pid) = (nf.name.clone(), spawned.pid);
+                    let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
+                    let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                    nf.process = Some(Process { pid, pidfd: spawned.pidfd, child: true });
+                    self.note(|r| r.started(&name, pid));
+                }
+                Err(error) => {
+                    self.trouble(number, error.to_string());
+                    return;
+                }
+            }
+        }
+        if config.ready.is_empty() {
+            self.nfs.get_mut(&number).into_iter().for_each(|nf| nf.deadline = Some(Instant::now() + settled));
+            return;
+        }
+        self.apart(move || {
+            let done = room.run(&config.ready);
+            drop(room);
+            Box::new(move |this: &mut Self| {
+                this.rooms_in_work -= 1;
+                let current = |nf: &&mut super::NfState| nf.foreign.as_ref().is_some_and(|f| f.life == life);
+                match (this.nfs.get_mut(&number).filter(current), done) {
+                    (Some(nf), Ok(())) if nf.state == State::Starting => nf.deadline = Some(Instant::now()),
+                    (Some(nf), Err(error)) if nf.state == State::Starting => this.trouble(number, error.to_string()),
+                    _ => this.left_while_starting(number),
+                }
+            })
+        });
+    }
+
+    /// A foreign NF that was removed while it came is let go when its threads are done.
+    fn left_while_starting(&mut self, number: u16) {
+        let ended = |nf: &super::NfState| nf.state == State::Stopping && nf.process.is_none();
+        if self.nfs.get(&number).is_some_and(ended) {
+            self.lost(number);
+        }
+    }
+
+    /// A foreign NF could not come.
+    fn trouble(&mut self, number: u16, why: String) {
+        eprintln!("sluiced: {why}");
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        nf.foreign.get_or_insert_default().trouble = Some(why);
+        match &nf.process {
+            // Its end is noticed, and then it is lost.
+            Some(process) => process.kill(),
+            None => self.lost(number),
+        }
+    }
+
+    /// The program runs: it is an NF from now on.
+    pub(super) fn settle(&mut self, number: u16) {
+        if let Err(error) = self.join(number) {
+            self.trouble(number, error.to_string());
+        }
+    }
+
+    fn join(&mut self, number: u16) -> Result<(), super::SupervisorError> {
+        let Some(nf) = self.nfs.get(&number) else { return Ok(()) };
+        let Some(Some(service)) = self.services.get(nf.service as usize) else { return Ok(()) };
+        let (name, core, of, config) = (nf.name.clone(), nf.core, nf.service, service.config.clone());
+        let place = self.plane.place(core, None)?;
+        let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, config.priority) {
+            Ok(handle) => handle,
+            Err(error) => {
+                self.plane.vacate(&place);
+                return Err(error.into());
+            }
+        };
+        handle.foreign.store(true, std::sync::atomic::Ordering::Relaxed);
+        let threads = self.plane.threads();
+        let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
+        let foreign = nf.foreign.get_or_insert_default();
+        let Some(wires) = foreign.wires.take() else { return Ok(()) };
+        let stay_ns = u64::from(config.inside_ms) * 1_000_000;
+        let by_design = config.drops == Drops::ByDesign;
+        let hop = Hop::new(handle.clone(), threads, wires, foreign.counters.clone(), by_design, stay_ns);
+        let weight = foreign.room.as_ref().and_then(|room| room.cgroup().map(|cgroup| cgroup.handle()));
+        foreign.told = (0, foreign.counters.entered.get());
+        foreign.trouble = None;
+        nf.cpu.start_of(foreign.who.clone());
+        nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
+        nf.state = State::Running;
+        nf.deadline = None;
+        nf.started_at = Instant::now();
+        (nf.handle, nf.place) = (Some(handle.clone()), Some(place));
+        let members = nf.foreign.as_ref().map_or(Vec::new(), |foreign| foreign.who.members());
+        self.plane.feed(Box::new(hop))?;
+        for pid in members {
+            // One that has ended meanwhile needs no class.
+            if let Err(error) = self.schedule(None, pid, false) {
+                eprintln!("sluiced: {name}: {error}");
+            }
+        }
+        self.controller.add(handle.clone());
+        if let Some(weight) = weight {
+            self.controller.link().give(&handle, Box::new(weight));
+        }
+        self.publish();
+        Ok(())
+    }
+
+    /// Takes a foreign NF from the packet thread that feeds it. Before [`crate::dataplane::DataPlane::detach`].
+    pub(super) fn unfeed(&mut self, number: u16) {
+        match self.plane.unfeed(number) {
+            // Its sockets are closed here and not on a packet thread: the kernel takes milliseconds for that.
+            Ok(hop) => drop(hop),
+            Err(error) => eprintln!("sluiced: {error}"),
+        }
+    }
+
+    /// Clears the room of a foreign NF whose program has ended.
+    pub(super) fn clear_room(&mut self, number: u16) {
+        let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return };
+        foreign.life += 1;
+        foreign.wires = None;
+        foreign.is_leaving = false;
+        let (room, noted) = (foreign.room.take(), std::mem::take(&mut foreign.noted));
+        let name = room.as_ref().map(|room| room.netns().to_string());
+        let thread = self.apart(move || {
+            // A thread that works in it still has it, and what it does there fails or ends: wait for that.
+            let mut room = room;
+            while let Some(shared) = room.take() {
+                match Arc::try_unwrap(shared) {
+                    Ok(room) => room.clear(),
+                    Err(shared) => {
+                        room = Some(shared);
+                        std::thread::sleep(Duration::from_millis(5));
+                    }
+                }
+            }
+            Box::new(move |this: &mut Self| {
+                this.rooms_in_work -= 1;
+                for path in noted {
+                    // Its next life may have made them again.
+                    if !path.exists() {
+                        this.note(|r| r.removed(&path));
+                    }
+                }
+            })
+        });
+        if let (Some(name), Some(thread)) = (name, thread) {
+            self.clearing.insert(name, thread);
+        }
+    }
+}
+
+/// What is to be built for an instance of a service.
+fn plan_of(service: &Service, name: &str, core: usize, room: usize) -> Plan {
+    let mut env: Vec<_> = service.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
+    env.extend(std::env::var_os("PATH").map(|path| ("PATH".into(), path)));
+    Plan {
+        name: name.into(),
+        netns: service.netns.clone().unwrap_or_else(|| format!("sluice-{name}")),
+        may_exist: service.netns.is_some(),
+        interfaces: service.interfaces.clone(),
+        mtu: service.mtu,
+        slots: service.queue,
+        room,
+        setup: service.setup.clone(),
+        teardown: service.teardown.clone(),
+        env,
+        core,
+    }
+}

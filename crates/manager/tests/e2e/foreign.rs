@@ -1,0 +1,534 @@
+//! Programs that know nothing of Sluice as hops of chains: a firewall in the kernel, a software switch, a proxy, sniffers. Namespaces,
+//! interfaces and programs are real; so is the TCP that goes through them.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_manager::control::model::{ChainState, Nf, NfForeign, NfState, Stats};
+use sluice_manager::mechanism::link;
+use sluice_manager::mechanism::netns::{self, Netns};
+
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, is_alive, port, refusal, service, wait_until_gone};
+
+/// How long a connection that must come about may take, and one that must not is tried for.
+const CONNECT: Duration = Duration::from_secs(30);
+const GIVE_UP: Duration = Duration::from_secs(1);
+
+/// Whether this user may make namespaces, and these programs are there. Where everything must be checked, it is an error if not.
+fn can(tools: &[&str]) -> bool {
+    let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
+    let is_there = |tool: &&&str| std::env::split_paths(&path).any(|folder| folder.join(tool).exists());
+    let missing: Vec<_> = tools.iter().filter(|tool| !is_there(tool)).collect();
+    let good = missing.is_empty() && rustix::process::geteuid().is_root();
+    assert!(good || std::env::var_os("CI").is_none(), "this needs root and {missing:?}; run `make deps`");
+    if !good {
+        eprintln!("left out: this needs root and {missing:?}; run `make deps`");
+    }
+    good
+}
+
+/// A client and a server that only Sluice joins:
+///
+/// ```text
+/// client 10.0.0.2 ── c  [ sluiced ]  s ── 10.0.1.2 server
+/// ```
+struct Site {
+    /// Namespace of the daemon's ends.
+    middle: String,
+    client: Netns,
+    server: Netns,
+    body: Arc<Vec<u8>>,
+}
+
+fn run(ns: &Netns, command: &str) {
+    let status = ns.visit(|| Command::new("sh").args(["-ec", command]).status()).unwrap();
+    assert!(status.success(), "{command}: {status}");
+}
+
+impl Site {
+    /// `near` is the client's gateway, `far` the server's; without gateways both have addresses of one network.
+    fn new(gateways: Option<(&str, &str)>) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let middle = format!("sluice-e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
+        let ns = Netns::named(&middle).unwrap();
+        let (client, server) = (Netns::private().unwrap(), Netns::private().unwrap());
+        let bits = if gateways.is_some() { 24 } else { 16 };
+        for (name, end, address) in [("c", &client, "10.0.0.2"), ("s", &server, "10.0.1.2")] {
+            ns.visit(|| {
+                link::make_pair(name, "eth0", end.fd(), 1500)?;
+                link::plain(name)?;
+                link::up(name)
+            })
+            .unwrap();
+            end.visit(|| link::plain("eth0").and_then(|()| link::up("eth0"))).unwrap();
+            run(end, &format!("ip link set lo up; ip addr add {address}/{bits} dev eth0"));
+        }
+        if let Some((near, far)) = gateways {
+            run(&client, &format!("ip route add default via {near}"));
+            run(&server, &format!("ip route add default via {far}"));
+        }
+        // Eight MiB that no compression or repetition could imitate.
+        let mut state = 0x9e37_79b9_7f4a_7c15u64;
+        let mut body = Vec::with_capacity(8 << 20);
+        while body.len() < 8 << 20 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            body.extend(state.to_le_bytes());
+        }
+        Self { middle, client, server, body: Arc::new(body) }
+    }
+
+    /// The two ports.
+    fn ports(&self) -> String {
+        let keys = |interface: &str| format!("interface = \"{interface}\"\nnetns = \"{}\"", self.middle);
+        port("c", "af_packet", &keys("c")) + &port("s", "af_packet", &keys("s"))
+    }
+
+    /// Serves the body on these ports of the server.
+    fn serve(&self, ports: &[u16]) {
+        for port in ports {
+            let listener = self.server.visit(|| TcpListener::bind(("0.0.0.0", *port))).unwrap();
+            let body = self.body.clone();
+            // Ends with the test's process.
+            std::thread::spawn(move || {
+                for mut connection in listener.incoming().flatten() {
+                    let body = body.clone();
+                    std::thread::spawn(move || connection.write_all(&body));
+                }
+            });
+        }
+    }
+
+    fn connect(&self, port: u16, patience: Duration) -> std::io::Result<TcpStream> {
+        let server = SocketAddr::from(([10, 0, 1, 2], port));
+        self.client.visit(|| TcpStream::connect_timeout(&server, patience))
+    }
+
+    /// Downloads the body and compares it, byte by byte.
+    #[track_caller]
+    fn download(&self, daemon: &Daemon, port: u16) {
+        let got = self.connect(port, CONNECT).and_then(|mut connection| {
+            connection.set_read_timeout(Some(CONNECT))?;
+            let mut got = Vec::new();
+            connection.read_to_end(&mut got)?;
+            Ok(got)
+        });
+        let got = got.unwrap_or_else(|error| panic!("{error}\n{:#?}\n{}", daemon.client().stats(), daemon.log()));
+        assert!(got == *self.body, "{} bytes came, of {}, and they differ", got.len(), self.body.len());
+    }
+
+    /// Tries to reach a port that is forbidden somewhere.
+    #[track_caller]
+    fn is_refused(&self, port: u16) {
+        assert!(self.connect(port, GIVE_UP).is_err(), "port {port} was reached");
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        let _ = netns::unname(&netns::path_of(&self.middle));
+    }
+}
+
+/// A foreign service's section.
+fn foreign(name: &str, keys: &str) -> String {
+    format!("[[service]]\nname = \"{name}\"\nkind = \"foreign\"\n{keys}\n")
+}
+
+/// A firewall that tracks connections, between the networks of client and server.
+fn nftables(folder: &Path) -> String {
+    let rules = folder.join("nft.rules");
+    let text = "table ip fw { chain forward { type filter hook forward priority 0; policy drop;\n\
+                ct state established,related accept\n tcp dport { 8080, 8081 } ct state new accept\n }\n}\n";
+    std::fs::write(&rules, text).unwrap();
+    let setup = [
+        "ip addr add 10.0.0.1/24 dev in".to_string(),
+        "ip addr add 10.0.1.1/24 dev out".into(),
+        "echo 1 > /proc/sys/net/ipv4/ip_forward".into(),
+        format!("nft -f {}", rules.display()),
+    ];
+    foreign("nft", &format!("setup = {setup:?}\ninside_ms = 200"))
+}
+
+/// A switch whose flow rules forbid one port.
+fn open_v_switch(folder: &Path) -> String {
+    let dir = folder.join("ovs").display().to_string();
+    let setup = [
+        format!("rm -rf {dir} && mkdir {dir}"),
+        format!("ovsdb-tool create {dir}/conf.db /usr/share/openvswitch/vswitch.ovsschema"),
+        format!("ovsdb-server {dir}/conf.db --remote=punix:{dir}/db.sock --detach --pidfile --log-file -vconsole:off"),
+        "ovs-vsctl --no-wait init".into(),
+    ];
+    let ready = [
+        "ovs-vsctl --timeout=25 add-br br0 -- set bridge br0 datapath_type=netdev fail_mode=secure \
+         -- add-port br0 in -- add-port br0 out",
+        "ovs-ofctl add-flow br0 priority=10,tcp,tp_dst=8081,actions=drop",
+        "ovs-ofctl add-flow br0 in_port=in,actions=output:out",
+        "ovs-ofctl add-flow br0 in_port=out,actions=output:in",
+    ];
+    foreign(
+        "ovs",
+        &format!(
+            "exec = \"/usr/sbin/ovs-vswitchd\"\nargs = [\"unix:{dir}/db.sock\", \"--log-file\", \"-vconsole:off\"]\n\
+             env = {{ OVS_RUNDIR = {dir:?}, OVS_LOGDIR = {dir:?}, OVS_DBDIR = {dir:?} }}\n\
+             setup = {setup:?}\nready = {ready:?}\ninside_ms = 200"
+        ),
+    )
+}
+
+fn program(stats: &Stats, name: &str) -> (Nf, NfForeign) {
+    let nf = find_nf(stats, name).clone();
+    let foreign = nf.foreign.clone().unwrap_or_else(|| panic!("{name} is foreign"));
+    (nf, foreign)
+}
+
+fn running(stats: &Stats, name: &str) -> bool {
+    find_nf(stats, name).state == NfState::Running
+}
+
+/// The namespace of an instance, as long as it has one.
+fn has_namespace(nf: &str) -> bool {
+    netns::path_of(&format!("sluice-{nf}")).exists()
+}
+
+// Namespaces have the names of instances, so the services of tests that may run side by side have different names.
+
+#[test]
+fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
+    if !can(&["nft", "ovs-vswitchd", "ovsdb-server", "ovs-vsctl", "ip"]) {
+        return;
+    }
+    let site = Site::new(Some(("10.0.0.1", "10.0.1.1")));
+    site.serve(&[8080, 8081, 9090]);
+    let folder = tempfile::tempdir().unwrap();
+    let body = site.ports()
+        + &nftables(folder.path())
+        + &open_v_switch(folder.path())
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("there", "c", &["nft", "bridge", "ovs"], "s", "")
+        + &chain("back", "s", &["ovs:reverse", "bridge", "nft:reverse"], "c", "");
+    let mut daemon = Daemon::start("", &body);
+    site.download(&daemon, 8080);
+    let stats = daemon.stats();
+    let before = (program(&stats, "nft.0").1, program(&stats, "ovs.0").1);
+    for (name, of) in [("nft.0", &before.0), ("ovs.0", &before.1)] {
+        assert!(of.entered > 5000 && of.returned > 5000, "{name}: {of:?}");
+    }
+    // What the firewall forbids ends there, and nobody else sees it.
+    site.is_refused(9090);
+    let stats = daemon.wait("the firewall's drops are counted", |s| program(s, "nft.0").1.not_back > before.0.not_back);
+    let lost = |stats: &Stats| find_chain(stats, "there").drops.get("not_back").copied().unwrap_or(0);
+    assert!(lost(&stats) > 0, "{:?}", find_chain(&stats, "there"));
+    assert_eq!(program(&stats, "ovs.0").1.not_back, before.1.not_back, "the switch saw nothing of it");
+    // What the switch forbids ends in the switch.
+    site.is_refused(8081);
+    let stats = daemon.wait("the switch's drops are counted", |s| program(s, "ovs.0").1.not_back > before.1.not_back);
+    // The switch's processes are found: what was started, and what the commands before have left running.
+    let (nf, of) = program(&stats, "ovs.0");
+    let pid = nf.pid.expect("it has a process");
+    assert!(of.processes.contains(&pid) && of.processes.len() >= 2, "{of:?}");
+    // Killed, it is started again, and all is as before.
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    daemon.wait("the switch is back", |s| find_nf(s, "ovs.0").restarts == 1 && running(s, "ovs.0"));
+    of.processes.iter().for_each(|pid| wait_until_gone(*pid));
+    site.download(&daemon, 8080);
+    let last = program(&daemon.stats(), "ovs.0").1.processes;
+    daemon.stop();
+    assert!(!has_namespace("nft.0") && !has_namespace("ovs.0"));
+    assert!(!last.into_iter().any(is_alive), "a stop leaves no process behind");
+}
+
+/// Commands that join the two interfaces by a bridge of the kernel.
+const BRIDGE: [&str; 4] =
+    ["ip link add br0 type bridge", "ip link set in master br0", "ip link set out master br0", "ip link set br0 up"];
+
+/// A bridge of the kernel, with a program whose end ends it.
+fn bridge_of(name: &str, keys: &str) -> String {
+    foreign(name, &format!("exec = \"/bin/sleep\"\nargs = [\"100000\"]\nsetup = {BRIDGE:?}\n{keys}"))
+}
+
+/// A client and a server of one network, joined through a bridge that is to die under a policy.
+fn mortal(name: &str, policy: &str) -> (Site, Daemon, Nf) {
+    let site = Site::new(None);
+    site.serve(&[8080]);
+    let keys = format!("on_failure = {policy:?}");
+    let body = site.ports()
+        + &bridge_of(name, "")
+        + &chain("there", "c", &[name], "s", &keys)
+        + &chain("back", "s", &[&format!("{name}:reverse")], "c", &keys);
+    let mut daemon = Daemon::start("", &body);
+    site.download(&daemon, 8080);
+    let stats = daemon.stats();
+    let nf = find_nf(&stats, &format!("{name}.0")).clone();
+    assert_eq!(nf.mode, "foreign");
+    kill_process(Pid::from_raw(nf.pid.unwrap() as i32).unwrap(), Signal::KILL).unwrap();
+    (site, daemon, nf)
+}
+
+#[test]
+fn a_killed_program_is_left_out_of_a_chain_that_bypasses() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let (site, mut daemon, nf) = mortal("bypassed", "bypass");
+    daemon.wait("the hop is left out", |s| find_chain(s, "there").state == ChainState::Bypassing);
+    assert_eq!(find_nf(&daemon.stats(), &nf.name).state, NfState::Failed);
+    site.download(&daemon, 8080);
+    daemon.wait("its namespace is gone", |_| !has_namespace(&nf.name));
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn a_killed_program_closes_a_chain_that_drops() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let (site, mut daemon, nf) = mortal("dropped", "drop");
+    daemon.wait("the chain is down", |s| find_chain(s, "there").state == ChainState::Down);
+    site.is_refused(8080);
+    let stats = daemon.wait("packets are refused at the entry", |s| find_port(s, "c").entry_drops > 0);
+    assert_eq!(find_nf(&stats, &nf.name).state, NfState::Failed);
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn an_instance_comes_and_goes_with_its_namespace() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let (site, mut daemon, nf) = mortal("coming", "restart");
+    daemon.wait("it is back", |s| find_nf(s, &nf.name).restarts == 1 && running(s, &nf.name));
+    site.download(&daemon, 8080);
+    daemon.client().add_nf("coming", None).unwrap();
+    let stats = daemon.wait("another one runs", |s| s.nfs.len() == 2 && running(s, "coming.1"));
+    assert!(has_namespace("coming.0") && has_namespace("coming.1"));
+    let old = find_nf(&stats, "coming.0").pid.unwrap();
+    daemon.client().remove_nf("coming.0").unwrap();
+    daemon.wait("its namespace is gone", |_| !has_namespace("coming.0"));
+    assert!(!is_alive(old));
+    site.download(&daemon, 8080);
+    daemon.wait_until_empty();
+    daemon.stop();
+    assert!(!has_namespace("coming.1"));
+}
+
+#[test]
+fn packets_of_several_chains_come_back_to_their_own() {
+    if !can(&["ip"]) {
+        return;
+    }
+    const PACKETS: u64 = 3000;
+    let mut body = bridge_of("shared", "") + &service("mine", "sluice-nf-bridge", "");
+    for (name, net) in [("a", 1), ("b", 2)] {
+        let keys = format!("rate = 3000\ncount = {PACKETS}\nflows = 16\nsrc = \"10.{net}.0.1\"\noverload = \"wait\"");
+        body += &port(name, "gen", &keys);
+        body += &port(&format!("{name}-sink"), "sink", "");
+        body += &chain(&format!("{name}-chain"), name, &["shared", "mine"], &format!("{name}-sink"), "");
+    }
+    let mut daemon = Daemon::start("", &body);
+    daemon.wait_for_all("a", "a-sink", PACKETS);
+    daemon.wait_for_all("b", "b-sink", PACKETS);
+    let (nf, of) = program(&daemon.stats(), "shared.0");
+    assert_eq!((of.entered, of.not_back, of.missed), (2 * PACKETS, 0, 0), "{of:?}");
+    assert_eq!(of.returned - of.originated, 2 * PACKETS, "{of:?}");
+    assert_eq!(nf.rx_packets, 2 * PACKETS);
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn a_slow_program_is_a_bottleneck_and_loses_nothing() {
+    if !can(&["python3", "ip"]) {
+        return;
+    }
+    const PACKETS: u64 = 20_000;
+    // What comes from one interface is sent at the other, one packet at a time.
+    let forward = "import socket as s\na, b = (s.socket(s.AF_PACKET, s.SOCK_RAW, s.htons(n)) for n in (3, 0))\n\
+                   a.bind((\"in\", 3)); b.bind((\"out\", 0))\nwhile True: b.send(a.recv(9999))";
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("forward.py");
+    std::fs::write(&script, forward).unwrap();
+    let body = port("fast", "gen", &format!("count = {PACKETS}\nflows = 8\nsize = 1000\noverload = \"wait\""))
+        + &port("all", "sink", "")
+        + &foreign("slow", &format!("exec = \"python3\"\nargs = [{script:?}]\nring = 256\ninside_ms = 20000"))
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("c", "fast", &["slow", "bridge"], "all", "");
+    let mut daemon = Daemon::start("", &body);
+    // It stands still for a while: its queue fills up, then the hop's, then the gate closes.
+    let stats = daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 100);
+    crate::support::signal(find_nf(&stats, "slow.0"), Signal::STOP);
+    daemon.wait("the hop is a bottleneck", |s| find_chain(s, "c").throttled);
+    crate::support::signal(find_nf(&stats, "slow.0"), Signal::CONT);
+    daemon.wait_for_all("fast", "all", PACKETS);
+    let (nf, of) = program(&daemon.stats(), "slow.0");
+    assert_eq!((of.entered, of.returned, of.not_back, of.overruns), (PACKETS, PACKETS, 0, 0), "{of:?}");
+    assert!(nf.sched.throttles > 0);
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn a_program_that_eats_everything_closes_no_gate() {
+    if !can(&["ip"]) {
+        return;
+    }
+    const PACKETS: u64 = 20_000;
+    // Nothing joins its interfaces.
+    let body = port("all", "gen", &format!("rate = 20000\ncount = {PACKETS}\nflows = 8\noverload = \"wait\""))
+        + &port("none", "sink", "")
+        + &foreign("eater", "exec = \"/bin/sleep\"\nargs = [\"100000\"]\nring = 64\ninside_ms = 100")
+        + &chain("eaten", "all", &["eater"], "none", "");
+    let mut daemon = Daemon::start("", &body);
+    let stats = daemon.wait("all are eaten", |s| program(s, "eater.0").1.not_back == PACKETS);
+    let (_, of) = program(&stats, "eater.0");
+    assert_eq!((of.entered, of.returned, of.inside), (PACKETS, 0, 0));
+    let eaten = find_chain(&stats, "eaten");
+    assert_eq!((eaten.drops["not_back"], eaten.wasted), (PACKETS, PACKETS));
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn sniffers_see_what_passes_and_hold_nothing_up() {
+    if !can(&["tcpdump", "ndpiReader", "ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    site.serve(&[8080]);
+    let folder = tempfile::tempdir().unwrap();
+    let (capture, report) = (folder.path().join("all.pcap"), folder.path().join("ndpi.txt"));
+    // ndpiReader reports when it is interrupted.
+    let reader = format!("trap 'kill -INT $reader' TERM; ndpiReader -i in > {} 2>&1 & reader=$!; wait; wait", report.display());
+    let body = site.ports()
+        + &foreign(
+            "sniffer",
+            &format!(
+                "exec = \"tcpdump\"\nargs = [\"-i\", \"in\", \"-U\", \"-Z\", \"root\", \"-B\", \"16384\", \"-w\", {capture:?}]\n\
+                 interfaces = [\"in\"]\ndrops = \"by-design\""
+            ),
+        )
+        + &foreign(
+            "dpi",
+            &format!("exec = \"/bin/sh\"\nargs = [\"-c\", {reader:?}]\ninterfaces = [\"in\"]\ndrops = \"by-design\""),
+        )
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("there", "c", &["sniffer", "bridge", "dpi"], "s", "")
+        + &chain("back", "s", &["dpi", "bridge", "sniffer"], "c", "");
+    let mut daemon = Daemon::start("", &body);
+    site.download(&daemon, 8080);
+    let stats = daemon.wait("nothing is inside", |s| s.status.frames.in_use == 0);
+    for name in ["sniffer.0", "dpi.0"] {
+        let (nf, of) = program(&stats, name);
+        assert!(of.by_design && of.entered > 5000, "{of:?}");
+        assert_eq!(of.entered + of.missed, nf.rx_packets, "each is shown or missed");
+    }
+    let chains = ["there", "back"].map(|name| find_chain(&stats, name));
+    assert!(chains.iter().all(|chain| chain.drops.is_empty()), "a tap loses nothing: {chains:?}");
+    daemon.stop();
+    let bytes = std::fs::read(&capture).unwrap();
+    let mut reader = pcap_file::pcap::PcapReader::new(&bytes[..]).unwrap();
+    let mut payload = 0;
+    while let Some(packet) = reader.next_packet() {
+        payload += packet.unwrap().data.len();
+    }
+    assert!(payload > site.body.len() / 2, "{payload} bytes were captured");
+    let said = std::fs::read_to_string(&report).unwrap();
+    assert!(said.contains("TCP"), "{said}");
+}
+
+#[test]
+fn a_proxy_answers_for_both_sides() {
+    if !can(&["haproxy", "ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    site.serve(&[8080]);
+    let folder = tempfile::tempdir().unwrap();
+    let config = folder.path().join("haproxy.cfg");
+    let text = "defaults\n mode tcp\n timeout connect 20s\n timeout client 60s\n timeout server 60s\n\
+                frontend f\n bind 10.0.0.1:8080\n default_backend b\nbackend b\n server s 10.0.1.2:8080\n";
+    std::fs::write(&config, text).unwrap();
+    let body = site.ports()
+        + &foreign(
+            "proxy",
+            &format!(
+                "exec = \"/usr/sbin/haproxy\"\nargs = [\"-db\", \"-f\", {config:?}]\ndrops = \"by-design\"\n\
+                 setup = [\"ip addr add 10.0.0.1/24 dev in\", \"ip addr add 10.0.1.1/24 dev out\"]"
+            ),
+        )
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("there", "c", &["bridge", "proxy"], "s", "")
+        + &chain("back", "s", &["proxy:reverse", "bridge"], "c", "");
+    let mut daemon = Daemon::start("", &body);
+    let server = SocketAddr::from(([10, 0, 0, 1], 8080));
+    let mut connection = site.client.visit(|| TcpStream::connect_timeout(&server, CONNECT)).unwrap();
+    connection.set_read_timeout(Some(CONNECT)).unwrap();
+    let mut got = Vec::new();
+    connection.read_to_end(&mut got).unwrap_or_else(|error| panic!("{error}\n{:#?}\n{}", daemon.stats(), daemon.log()));
+    assert!(got == *site.body, "{} bytes came, and they differ", got.len());
+    let stats = daemon.stats();
+    let (_, of) = program(&stats, "proxy.0");
+    assert!(of.entered > 1000 && of.returned > 1000, "{of:?}");
+    assert!(find_chain(&stats, "there").drops.get("not_back").is_none(), "it eats by design");
+    daemon.stop();
+}
+
+#[test]
+fn what_is_wrong_with_a_program_is_told_before_a_packet_moves() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let body = |keys: &str| {
+        port("g", "gen", "rate = 10") + &port("n", "sink", "") + &foreign("wrong", keys) + &chain("c", "g", &["wrong"], "n", "")
+    };
+    let taken = Netns::named("sluice-e2e-taken").unwrap();
+    taken.visit(|| link::make_pair("in", "there", taken.fd(), 1500)).unwrap();
+    let cases = [
+        ("exec = \"/bin/false\"", "wrong.0 ended before it was given packets"),
+        ("exec = \"/bin/no-such\"", "there is no program /bin/no-such"),
+        ("setup = [\"echo half; exit 4\"]", "the command `echo half; exit 4` failed: exit status 4"),
+        ("exec = \"/bin/sleep\"\nargs = [\"1000\"]\nready = [\"exit 5\"]", "the command `exit 5` failed: exit status 5"),
+        ("setup = [\"true\"]\nnetns = \"sluice-e2e-taken\"", "namespace sluice-e2e-taken has an interface in already"),
+    ];
+    for (keys, wanted) in cases {
+        let folder = tempfile::tempdir().unwrap();
+        let output = refusal(folder.path(), &(crate::support::head(folder.path(), "") + &body(keys)));
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && said.contains(wanted), "{keys}: {said}");
+        assert!(!has_namespace("wrong.0") && !folder.path().join("run").exists(), "{keys}: something is left\n{said}");
+    }
+    assert!(netns::path_of("sluice-e2e-taken").exists(), "what others made stays");
+    netns::unname(&netns::path_of("sluice-e2e-taken")).unwrap();
+}
+
+#[test]
+fn what_a_killed_daemon_leaves_is_cleared_by_the_next() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let body = port("g", "gen", "rate = 100")
+        + &port("n", "sink", "")
+        + &bridge_of("left", "teardown = [\"true\"]").replace("ip link set br0 up\"", "ip link set br0 up\", \"sleep 100001 &\"")
+        + &chain("c", "g", &["left"], "n", "");
+    let mut daemon = Daemon::start("", &body);
+    let stats = daemon.wait("packets flow", |s| find_port(s, "n").tx_packets > 10);
+    let left = program(&stats, "left.0").1.processes;
+    assert_eq!(left.len(), 2, "the program, and what a command has left running");
+    daemon.end(Signal::KILL);
+    assert!(has_namespace("left.0") && left.iter().any(|pid| is_alive(*pid)));
+    let mut daemon = Daemon::again(daemon.into_folder());
+    assert!(daemon.log().contains("sluice-left.0"), "{}", daemon.log());
+    left.into_iter().for_each(wait_until_gone);
+    daemon.wait("packets flow again", |s| find_port(s, "n").tx_packets > 10);
+    daemon.stop();
+    assert!(!has_namespace("left.0"));
+}
