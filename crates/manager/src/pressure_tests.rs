@@ -68,8 +68,8 @@ impl Rig {
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
         let name = format!("c{number}");
         let (services, on_failure) = (hops.to_vec(), OnFailure::Drop);
-        let chain = Arc::new(Chain { number, version: 1, name, services, egress: 0, on_failure, counters });
-        self.registry.number(0, &chain, hops, 0, false);
+        let chain = Arc::new(Chain { number, version: 1, name, services, reversed: Vec::new(), egress: 0, on_failure, counters });
+        self.registry.number(0, &chain, hops, &[], 0, false);
         self.tables.chains.push(Some(chain));
         self.tables.generation += 1;
     }
@@ -313,8 +313,17 @@ fn new_paths_and_chains_are_taken_in() {
     assert_eq!(rig.held(), [0, 1]);
     let old = rig.tables.chains[2].take().unwrap();
     let (name, services, counters) = (old.name.clone(), vec![1], old.counters.clone());
-    let new = Arc::new(Chain { number: 2, version: 2, name, services, egress: 0, on_failure: OnFailure::Drop, counters });
-    rig.registry.number(0, &new, &[1], 0, false);
+    let new = Arc::new(Chain {
+        number: 2,
+        version: 2,
+        name,
+        services,
+        reversed: Vec::new(),
+        egress: 0,
+        on_failure: OnFailure::Drop,
+        counters,
+    });
+    rig.registry.number(0, &new, &[1], &[], 0, false);
     rig.tables.chains[2] = Some(new);
     rig.tables.generation += 1;
     rig.refresh();

@@ -631,6 +631,7 @@ mod tests {
                 docs.insert((owner.clone(), name), std::mem::take(&mut doc));
             } else if !line.starts_with("#[") {
                 doc.clear();
+                rename = None;
             }
         }
         for section in SECTIONS {

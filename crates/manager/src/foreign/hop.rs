@@ -405,8 +405,9 @@ impl Hop {
             }
             if let Some(visit) = self.visits.iter_mut().find(|v| v.chain.number == path.chain.number && v.out == out) {
                 visit.ingress = path.ingress;
-                visit.ledger.advance(plane.now_ns);
+                let gone = visit.ledger.advance(plane.now_ns);
                 visit.ledger.enter(sent as u64);
+                write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
             }
             self.counters.entered.add(sent as u64);
             self.handle.counters[plane.index].returned.add(sent as u64);
