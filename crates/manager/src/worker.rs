@@ -276,7 +276,7 @@ pub struct Worker {
     /// NFs that this thread drains, furthest downstream first.
     drains: Vec<Drain>,
     /// Programs that know nothing of Sluice, which this thread feeds.
-    foreign: Vec<Box<foreign::Hop>>,
+    foreign: Vec<foreign::Hop>,
     /// Pages of the cores that the Wakeup role looks at, each once.
     pages: Vec<CorePage>,
     progress: Vec<Progress>,
@@ -606,7 +606,7 @@ impl Worker {
                     let _ = done.send(());
                 }
                 Command::Feed(hop, done) => {
-                    self.foreign.push(hop);
+                    self.foreign.push(*hop);
                     let _ = done.send(());
                 }
                 Command::Unfeed(number, done) => {
@@ -614,7 +614,7 @@ impl Worker {
                     if let Some(hop) = &mut hop {
                         hop.leave(&mut self.setup.plane);
                     }
-                    let _ = done.send(hop);
+                    let _ = done.send(hop.map(Box::new));
                 }
                 Command::Detach(number, done) => {
                     if let Some(Some(end)) = self.setup.plane.nfs.get_mut(number as usize) {
