@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
+use sluice_policy::sched::wakeup::LONGEST_ROUND_NS;
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
@@ -571,13 +572,21 @@ impl Worker {
             if self.setup.stall_ms > 0 && stood_ns > self.setup.stall_ms * 1_000_000 {
                 handle.condemn(Sentence::Stalled);
             }
-            let fallback_ns = self.setup.fallback_wake_us * 1_000;
-            if !handle.poll && stood_ns > fallback_ns && now.saturating_sub(self.woken_ns[number]) > fallback_ns {
+            let page = &handle.core_page;
+            let mut fallback_ns = self.setup.fallback_wake_us * 1_000;
+            let running = page.running().load(Ordering::Relaxed);
+            if page.hands_over() && running != 0 && running != handle.slot + 1 {
+                // Another has the core: it may be waiting for its turn, which can be some rounds away.
+                fallback_ns = fallback_ns.max(4 * LONGEST_ROUND_NS);
+            }
+            // One that waits for its disk wakes by itself.
+            let suspended = page.suspended(handle.slot).load(Ordering::Relaxed) != 0;
+            if !handle.poll && !suspended && stood_ns > fallback_ns && now.saturating_sub(self.woken_ns[number]) > fallback_ns {
                 self.woken_ns[number] = now;
                 // Whatever the page says: say that it sleeps, and ring.
-                handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
-                handle.core_page.set_pending(handle.slot, now);
-                handle.core_page.wake(handle.slot);
+                page.asleep(handle.slot).store(1, Ordering::Relaxed);
+                page.set_pending(handle.slot, now);
+                page.wake(handle.slot);
                 handle.counters[plane.index].wakes.add(1);
             }
         }

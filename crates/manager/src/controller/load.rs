@@ -31,8 +31,8 @@ struct Meter {
     /// Nanoseconds and packets of all samples, when last read.
     busy_ns: u64,
     sampled: u64,
-    /// When it was read last, and what it had returned then.
-    read_ns: Option<u64>,
+    /// When it was read last and had no packets, or had returned some; and what it had returned then.
+    since_ns: Option<u64>,
     returned: u64,
 }
 
@@ -43,7 +43,7 @@ impl Meter {
             cost: MovingMedian::new(WINDOW_NS),
             busy_ns: 0,
             sampled: 0,
-            read_ns: None,
+            since_ns: None,
             returned: 0,
         }
     }
@@ -55,9 +55,13 @@ impl Meter {
         let (busy_ns, sampled) = (word(Counter::BusyNs), word(Counter::Sampled));
         let (took, packets) = (busy_ns.wrapping_sub(self.busy_ns), sampled.wrapping_sub(self.sampled));
         (self.busy_ns, self.sampled) = (busy_ns, sampled);
-        let (_, returned) = handle.posted_returned();
-        let before_ns = self.read_ns.replace(now_ns);
+        let (posted, returned) = handle.posted_returned();
+        let before_ns = self.since_ns;
         let done = returned.saturating_sub(std::mem::replace(&mut self.returned, returned));
+        // A burst of dear packets takes several readings, and comes back all at once.
+        if done > 0 || posted <= returned || before_ns.is_none() {
+            self.since_ns = Some(now_ns);
+        }
         // The first reading is where the next one begins: nobody knows within what time its packets came.
         if packets > 0
             && let Some(before_ns) = before_ns
@@ -218,6 +222,21 @@ mod tests {
         let mut rig = Rig::new(1);
         assert_eq!(rig.work(100, u64::MAX / 32), 0.0);
         assert_eq!(rig.work(100, u64::MAX / 32), 10_000.0);
+    }
+
+    #[test]
+    fn a_burst_that_takes_longer_than_a_reading_costs_what_it_took() {
+        let mut rig = Rig::new(1);
+        rig.measure();
+        // Bursts of 32 packets of 100 µs each: 3.2 ms, seen at every fourth reading.
+        post(rig.nf(0), 3200);
+        for _ in 0..20 {
+            (0..3).for_each(|_| rig.measure());
+            give_back(rig.nf(0), 32);
+            claim(rig.nf(0), 32, 3_200_000);
+            rig.measure();
+        }
+        assert_eq!(rig.service_ns(0), 100_000.0);
     }
 
     #[test]

@@ -482,6 +482,7 @@ fn a_proxy_answers_for_both_sides() {
             "proxy",
             &format!(
                 "exec = \"/usr/sbin/haproxy\"\nargs = [\"-db\", \"-f\", {config:?}]\ndrops = \"by-design\"\n\
+                 ready = [\"until grep -q ':1F90 ' /proc/net/tcp; do sleep 0.01; done\"]\n\
                  setup = [\"ip addr add 10.0.0.1/24 dev in\", \"ip addr add 10.0.1.1/24 dev out\"]"
             ),
         )

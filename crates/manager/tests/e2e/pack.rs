@@ -33,7 +33,8 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
         + &service("a", "sluice-nf-cost", &text_of(one, 20_000))
         + &service("b", "sluice-nf-cost", &text_of(other, 200))
         + &chain("c", "in", &["a", "b"], "out", "");
-    let mut daemon = Daemon::start("", &config);
+    // Whatever else runs here, what is to leave may take its time.
+    let mut daemon = Daemon::start("drain_ms = 60000", &config);
     daemon.wait("it is known what packets cost", |s| {
         let known = |name| find_nf(s, name).sched.service_ns > 0.0 && find_nf(s, name).sched.arrival_pps > 0.0;
         known("a.0") && known("b.0")

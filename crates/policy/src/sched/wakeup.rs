@@ -148,6 +148,10 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
             rounds = rounds.min((1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part);
         }
     });
+    // The numbers may change under the choice: then nobody can run any more.
+    if rounds == i64::MAX {
+        return None;
+    }
     core.begin_rounds(rounds, round_ns);
     self::best(core, rules).map(|found| found.0)
 }
