@@ -242,7 +242,7 @@ pub struct WorkerSetup {
     pub idle: Idle,
     /// Milliseconds after which a flow is forgotten.
     pub flow_timeout_ms: u64,
-    /// Microseconds after which an NF is woken whatever its core's page says.
+    /// Microseconds after which an NF is woken whatever its core's page says; see there, [`crate::config::model::Manager`].
     pub fallback_wake_us: u64,
     /// Violations after which an NF is stopped.
     pub max_violations: u64,

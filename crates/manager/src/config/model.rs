@@ -55,7 +55,8 @@ pub struct Manager {
     pub max_paths: u32,
     /// A flow without packets for so long is forgotten, in milliseconds.
     pub flow_timeout_ms: u64,
-    /// An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in microseconds.
+    /// An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in microseconds; not before
+    /// 40 ms if by that page another NF has the core.
     pub fallback_wake_us: u64,
     /// Violations (forged descriptors, wild cursors) after which an NF is stopped.
     pub max_violations: u64,

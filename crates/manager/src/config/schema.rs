@@ -164,8 +164,8 @@ pub const SECTIONS: &[Section] = &[
                 "fallback_wake_us",
                 Integer(1, 10_000_000),
                 Value("2000"),
-                "An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, \
-                 in microseconds.",
+                "An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in \
+                 microseconds; not before 40 ms if by that page another NF has the core.",
             ),
             key(
                 "max_violations",

@@ -100,6 +100,7 @@ impl CHeaders {
     }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_parse(data: *const u8, len: u32, out: *mut CHeaders) -> c_int {
     guard(|| {
@@ -155,60 +156,70 @@ unsafe fn address(address: *const u8, len: u32) -> Result<IpAddr, NotThere> {
     if len == 4 { v4 } else { bytes.first_chunk::<16>().copied().map(IpAddr::from) }.ok_or(NotThere)
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_src(data: *mut u8, len: u32, headers: *mut CHeaders, new: *const u8, new_len: u32) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_src(packet, address(new, new_len)?)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_dst(data: *mut u8, len: u32, headers: *mut CHeaders, new: *const u8, new_len: u32) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_dst(packet, address(new, new_len)?)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_src_port(data: *mut u8, len: u32, headers: *mut CHeaders, port: u16) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_src_port(packet, port)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_dst_port(data: *mut u8, len: u32, headers: *mut CHeaders, port: u16) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_dst_port(packet, port)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_ttl(data: *mut u8, len: u32, headers: *mut CHeaders, ttl: u8) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_ttl(packet, ttl)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_dscp(data: *mut u8, len: u32, headers: *mut CHeaders, dscp: u8) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_dscp(packet, dscp)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_ecn(data: *mut u8, len: u32, headers: *mut CHeaders, ecn: u8) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_ecn(packet, ecn)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_set_ip_len(data: *mut u8, len: u32, headers: *mut CHeaders, end: u32) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.set_ip_len(packet, end as usize)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_fix_checksums(data: *mut u8, len: u32, headers: *mut CHeaders) -> c_int {
     // SAFETY: the header asks the same of the caller.
     unsafe { edit(data, len, headers, |h, packet| h.fix_checksums(packet)) }
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_are_checksums_right(data: *const u8, len: u32, headers: *const CHeaders) -> c_int {
     guard(|| {
@@ -220,6 +231,7 @@ unsafe extern "C" fn sluice_are_checksums_right(data: *const u8, len: u32, heade
     })
 }
 
+// SAFETY: nothing else has the name. What the pointers must be is in sluice_nf.h; each is checked for null before it is followed.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn sluice_checksum(data: *const u8, len: u32) -> u16 {
     if data.is_null() {
