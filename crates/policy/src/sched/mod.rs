@@ -1,4 +1,4 @@
-//! Fair CPU and early shedding: what NFVnice decides, as pure functions and small state machines.
+//! Fair CPU and early shedding, and turns of NFs that do not cooperate, as pure functions and small state machines.
 //!
 //! | module | question | asked |
 //! |---|---|---|
@@ -6,12 +6,15 @@
 //! | [`weight`] | which share of its core does an NF get | each 10 ms |
 //! | [`backpressure`] | which chains are refused at their entry, and which NFs yield | each millisecond or faster |
 //! | [`wakeup`] | which NF of a core runs next | each time that a core is free |
+//! | [`workflow`] | which NF has the core, of those that do not cooperate | at each look at their rings |
 //! | [`ecn`] | is a packet marked, so that its sender slows down | each burst |
 //!
-//! Source: S. Kulkarni et al., "NFVnice: Dynamic Backpressure and Scheduling for NFV Service Chains", SIGCOMM 2017, section 3.
+//! Sources: S. Kulkarni et al., "NFVnice: Dynamic Backpressure and Scheduling for NFV Service Chains", SIGCOMM 2017, section 3;
+//! M. Anthony and Y. Bai, "UNiS" for [`workflow`].
 
 pub mod backpressure;
 pub mod cost;
 pub mod ecn;
 pub mod wakeup;
 pub mod weight;
+pub mod workflow;

@@ -1,0 +1,430 @@
+//! Workflow order: NFs that do not cooperate take turns on a core in the order of their chains.
+//!
+//! # Problem
+//! An NF that polls never gives its core away. The kernel's scheduler knows nothing of rings: it lets an NF poll an empty one for
+//! milliseconds, while the ring before it overflows. So somebody outside must say who runs, look at the rings, and change over when
+//! that pays.
+//!
+//! # Terms and units
+//! *Work*: packets that an NF was given and has not returned. *Unread*: those of them that still lie in its ring. *Room*: packets
+//! that it can still put on its output. *Turn*: the time from the switch to an NF to the switch away from it; a *slice* is the longest
+//! turn while others wait. *Cost*: nanoseconds a packet. *Depth*: how far down its chains an NF stands; ties go by number. All times are
+//! nanoseconds.
+//!
+//! # Approach
+//! The NFs of a core form a circle in the order of depth: behind an NF comes the one that its packets go to next, so the batch that it
+//! has just worked off is still in the caches. A turn ends when
+//! - its slice is over,
+//! - the input is almost empty (fewer unread packets than [`Settings::near`]) and what the NF has in hand had time to be returned,
+//! - the output is almost full, or
+//! - the NF is held by backpressure.
+//!
+//! Then comes the next in the circle that has room and at least `near` packets, or any that has waited for
+//! [`Settings::longest_wait_ns`]. If there is none, the next with any work, but no sooner than a slice of the least length after the last
+//! switch (two switches, if who has the core has nothing to do): single packets do not make everybody do nothing but switch. If nobody
+//! has work the NF keeps the core, for who polls may as well be the last one; after [`Settings::park_after_ns`] it is parked.
+//!
+//! A slice is the cost of a ring full of packets, divided by [`Settings::divisor`] (the report's C: cost of a burst × bursts in a ring
+//! / C), and at least [`Settings::least_switches`] times what a switch takes. Costs are told anew at each turn, so slices follow the
+//! load.
+//!
+//! # Limits
+//! An NF with work waits at most for the slices of all others and one `longest_wait_ns`. The waits of those that do not run are looked
+//! at every [`LOOK_NS`], so they are known no finer. Looking is linear in the NFs of a core.
+//!
+//! Source: Anthony and Bai, "UNiS: A User-space Non-intrusive Workflow-aware Virtual Network Function Scheduler" (workflow-aware
+//! order, preemption by rings, slices by estimated cost); the order of the circle, the bounds on slices and the longest wait are ours.
+
+/// Time between two looks at those that do not run, in nanoseconds.
+pub const LOOK_NS: u64 = 20_000;
+/// The same while who has the core has nothing to do.
+const IDLE_LOOK_NS: u64 = 1_000;
+
+/// How turns are made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Settings {
+    /// Packets below which an input is almost empty, and places below which an output is almost full.
+    pub near: u32,
+    /// What a ring full of packets is divided by to make a slice; at least 1.
+    pub divisor: f64,
+    /// What a switch takes, from the decision until the other one runs, as measured on the host.
+    pub switch_ns: u64,
+    /// Switches that a slice must be worth.
+    pub least_switches: u32,
+    /// Time after which an NF with fewer packets than `near` has its turn all the same.
+    pub longest_wait_ns: u64,
+    /// Time after which an NF that has nothing to do is parked, though nobody else has either.
+    pub park_after_ns: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { near: 32, divisor: 1.0, switch_ns: 14_000, least_switches: 5, longest_wait_ns: 1_000_000, park_after_ns: 1_000_000 }
+    }
+}
+
+impl Settings {
+    /// The least length of a slice.
+    pub fn least_slice_ns(&self) -> u64 {
+        self.switch_ns * u64::from(self.least_switches)
+    }
+
+    /// The slice of an NF whose packets cost `cost_ns` each (0: unknown) and whose ring has `ring` places. `weight` makes it longer or
+    /// shorter than that of others, where 1 is usual; never longer than a ring full of packets takes.
+    pub fn slice_ns(&self, cost_ns: f64, ring: u32, weight: f64) -> u64 {
+        let least = self.least_slice_ns();
+        if cost_ns <= 0.0 {
+            return 4 * least;
+        }
+        let full = cost_ns * f64::from(ring);
+        let slice = (full / self.divisor.max(1.0) * weight).min(full);
+        // A ring that is worked off in less than that is told by its own emptiness.
+        (slice as u64).max(least)
+    }
+}
+
+/// An NF as this policy knows it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Member {
+    /// Number of the NF.
+    pub nf: u16,
+    /// How far down its chains it stands.
+    pub depth: u32,
+    /// Places of its ring.
+    pub ring: u32,
+    /// Weight of its slices; 1 is usual.
+    pub weight: f64,
+}
+
+/// What is seen of an NF at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Reading {
+    /// Packets that it was given and has not returned.
+    pub work: u32,
+    /// Those of them that it has not taken from its ring.
+    pub unread: u32,
+    /// Packets that its output takes.
+    pub room: u32,
+    /// It must not run: whatever it did would wait further on, or it is gone.
+    pub held: bool,
+}
+
+/// Who knows the rings of a core's NFs.
+pub trait Rings {
+    /// What is seen of an NF now.
+    fn read(&self, nf: u16) -> Reading;
+    /// What a packet costs it, in nanoseconds; 0 if unknown.
+    fn cost_ns(&self, nf: u16) -> f64;
+}
+
+/// Why a turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Why {
+    /// Its slice was over.
+    Slice = 0,
+    /// Its input was almost empty.
+    Empty = 1,
+    /// Its output was almost full.
+    Full = 2,
+    /// It was held.
+    Held = 3,
+    /// Nobody had work for a while.
+    Idle = 4,
+}
+
+impl Why {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Slice, Self::Empty, Self::Full, Self::Held, Self::Idle];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Slice => "slice",
+            Self::Empty => "empty",
+            Self::Full => "full",
+            Self::Held => "held",
+            Self::Idle => "idle",
+        }
+    }
+}
+
+/// What to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Move {
+    /// Nothing.
+    Stay,
+    /// Nobody had the core: this one gets it.
+    Run(u16),
+    /// From one to the other.
+    Switch {
+        /// Who has it.
+        from: u16,
+        /// Who gets it.
+        to: u16,
+        /// Why the turn ended.
+        why: Why,
+    },
+    /// Who has the core is parked.
+    Park(u16, Why),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Entry {
+    member: Member,
+    /// Since when it has work and no turn.
+    waits_ns: Option<u64>,
+}
+
+/// The turn that goes on.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    began_ns: u64,
+    ends_ns: u64,
+    /// When the input was almost empty: until when what is in hand may still be returned.
+    finishing_ns: Option<u64>,
+    /// Since when it has had nothing to do.
+    idle_ns: Option<u64>,
+}
+
+/// The circle of a core.
+#[derive(Debug, Clone)]
+pub struct Workflow {
+    settings: Settings,
+    /// In the order of their turns.
+    circle: Vec<Entry>,
+    /// Who has the core, by place in the circle.
+    current: Option<usize>,
+    turn: Turn,
+    looked_ns: u64,
+    /// The longest that an NF has waited with work since last asked.
+    longest_ns: u64,
+}
+
+impl Workflow {
+    /// Of nobody.
+    pub fn new(settings: Settings) -> Self {
+        let turn = Turn { began_ns: 0, ends_ns: 0, finishing_ns: None, idle_ns: None };
+        Self { settings, circle: Vec::new(), current: None, turn, looked_ns: 0, longest_ns: 0 }
+    }
+
+    /// How turns are made.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Takes in an NF, which does not run.
+    pub fn add(&mut self, member: Member) {
+        self.remove(member.nf);
+        let current = self.running();
+        self.circle.push(Entry { member, waits_ns: None });
+        self.sort(current);
+    }
+
+    /// Forgets an NF. If it had the core, nobody has it.
+    pub fn remove(&mut self, nf: u16) {
+        let current = self.running().filter(|running| *running != nf);
+        self.circle.retain(|entry| entry.member.nf != nf);
+        self.sort(current);
+    }
+
+    /// Says anew how far down their chains the NFs stand.
+    pub fn reorder(&mut self, depth: impl Fn(u16) -> u32) {
+        let current = self.running();
+        self.circle.iter_mut().for_each(|entry| entry.member.depth = depth(entry.member.nf));
+        self.sort(current);
+    }
+
+    fn sort(&mut self, current: Option<u16>) {
+        self.circle.sort_by_key(|entry| (entry.member.depth, entry.member.nf));
+        self.current = current.and_then(|nf| self.circle.iter().position(|entry| entry.member.nf == nf));
+    }
+
+    /// The NFs in the order of their turns.
+    pub fn order(&self) -> impl Iterator<Item = u16> {
+        self.circle.iter().map(|entry| entry.member.nf)
+    }
+
+    /// Who has the core.
+    pub fn running(&self) -> Option<u16> {
+        self.current.map(|at| self.circle[at].member.nf)
+    }
+
+    /// Whether nobody has work, as far as was seen last: then nothing happens by itself.
+    pub fn is_idle(&self) -> bool {
+        (self.current.is_none() || self.turn.idle_ns.is_some()) && self.circle.iter().all(|entry| entry.waits_ns.is_none())
+    }
+
+    /// When the turn that goes on ends at the latest, if others wait.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        let waits = || self.circle.iter().any(|entry| entry.waits_ns.is_some());
+        (self.current.is_some() && waits()).then_some(self.turn.ends_ns)
+    }
+
+    /// The longest that an NF with work has waited for its turn since this was asked last.
+    pub fn take_longest_wait_ns(&mut self) -> u64 {
+        std::mem::take(&mut self.longest_ns)
+    }
+
+    /// Whether the input of who has the core was never almost empty in this turn, so that the time was all work.
+    pub fn is_busy_turn(&self) -> bool {
+        self.current.is_some() && self.turn.finishing_ns.is_none() && self.turn.idle_ns.is_none()
+    }
+
+    /// Decides. Whoever asks does what is answered.
+    #[inline]
+    pub fn step(&mut self, now_ns: u64, rings: &impl Rings) -> Move {
+        let Some(at) = self.current else { return self.begin(now_ns, rings) };
+        let reading = rings.read(self.circle[at].member.nf);
+        let why = self.ending(at, reading, now_ns, rings);
+        if let Some(why) = why {
+            return self.change(at, reading, why, now_ns, rings);
+        }
+        if now_ns.saturating_sub(self.looked_ns) >= LOOK_NS {
+            self.look(now_ns, rings);
+        }
+        Move::Stay
+    }
+
+    /// Whether the turn is over, and why.
+    #[inline]
+    fn ending(&mut self, at: usize, reading: Reading, now_ns: u64, rings: &impl Rings) -> Option<Why> {
+        let near = self.settings.near;
+        if reading.held {
+            return Some(Why::Held);
+        }
+        if reading.room < near {
+            return Some(Why::Full);
+        }
+        if reading.work == 0 {
+            return Some(Why::Empty);
+        }
+        self.turn.idle_ns = None;
+        if now_ns >= self.turn.ends_ns {
+            return Some(Why::Slice);
+        }
+        if reading.unread >= near {
+            self.turn.finishing_ns = None;
+            return None;
+        }
+        // Almost empty: what it has in hand would lie there until its next turn, and takes less than a switch.
+        let until = *self.turn.finishing_ns.get_or_insert_with(|| {
+            let burst = 2.0 * rings.cost_ns(self.circle[at].member.nf) * f64::from(near);
+            let patience = (burst as u64).clamp(2_000, self.settings.switch_ns.max(2_000));
+            now_ns.max(self.turn.began_ns + self.settings.switch_ns) + patience
+        });
+        (now_ns >= until).then_some(Why::Empty)
+    }
+
+    /// Nobody has the core.
+    fn begin(&mut self, now_ns: u64, rings: &impl Rings) -> Move {
+        self.look(now_ns, rings);
+        let able = |this: &Self, at: &usize| {
+            let reading = rings.read(this.circle[*at].member.nf);
+            reading.work > 0 && !reading.held && reading.room >= this.settings.near
+        };
+        match (0..self.circle.len()).find(|at| able(self, at)) {
+            Some(at) => {
+                self.give(at, now_ns, rings);
+                Move::Run(self.circle[at].member.nf)
+            }
+            None => Move::Stay,
+        }
+    }
+
+    /// The turn of `at` is over: who comes next?
+    fn change(&mut self, at: usize, reading: Reading, why: Why, now_ns: u64, rings: &impl Rings) -> Move {
+        if self.turn.idle_ns.is_none() || now_ns.saturating_sub(self.looked_ns) >= IDLE_LOOK_NS {
+            self.look(now_ns, rings);
+        }
+        let from = self.circle[at].member.nf;
+        if let Some(next) = self.next(at, now_ns, rings) {
+            if reading.work > 0 {
+                self.circle[at].waits_ns = Some(now_ns);
+            }
+            self.give(next, now_ns, rings);
+            return Move::Switch { from, to: self.circle[next].member.nf, why };
+        }
+        match why {
+            // Nobody else can run.
+            Why::Slice => {
+                self.turn.ends_ns = now_ns + self.slice_ns(at, rings);
+                Move::Stay
+            }
+            Why::Held => {
+                self.current = None;
+                self.circle[at].waits_ns = (reading.work > 0).then_some(now_ns);
+                Move::Park(from, why)
+            }
+            _ if reading.work > 0 => Move::Stay,
+            _ => {
+                let idle_ns = *self.turn.idle_ns.get_or_insert(now_ns);
+                if now_ns.saturating_sub(idle_ns) < self.settings.park_after_ns {
+                    return Move::Stay;
+                }
+                self.current = None;
+                Move::Park(from, Why::Idle)
+            }
+        }
+    }
+
+    /// Who comes after `at`.
+    fn next(&self, at: usize, now_ns: u64, rings: &impl Rings) -> Option<usize> {
+        let Settings { near, longest_wait_ns, .. } = self.settings;
+        // Who has nothing to do loses nothing by a switch; whoever makes it does.
+        let pause_ns = if self.turn.idle_ns.is_some() { 2 * self.settings.switch_ns } else { self.settings.least_slice_ns() };
+        let rested = now_ns.saturating_sub(self.turn.began_ns) >= pause_ns;
+        let mut small = None;
+        for step in 1..self.circle.len() {
+            let place = (at + step) % self.circle.len();
+            let Some(since_ns) = self.circle[place].waits_ns else { continue };
+            let reading = rings.read(self.circle[place].member.nf);
+            if reading.held || reading.work == 0 || reading.room < near {
+                continue;
+            }
+            if reading.work >= near || now_ns.saturating_sub(since_ns) >= longest_wait_ns {
+                return Some(place);
+            }
+            if rested && small.is_none() {
+                small = Some(place);
+            }
+        }
+        small
+    }
+
+    /// Notes who waits, and since when.
+    fn look(&mut self, now_ns: u64, rings: &impl Rings) {
+        self.looked_ns = now_ns;
+        for (at, entry) in self.circle.iter_mut().enumerate() {
+            if self.current == Some(at) {
+                continue;
+            }
+            let reading = rings.read(entry.member.nf);
+            if reading.work == 0 {
+                entry.waits_ns = None;
+            } else if reading.held || reading.room < self.settings.near {
+                // It does not wait for the core. Its wait begins when it could run.
+                entry.waits_ns = Some(now_ns);
+            } else {
+                let since_ns = *entry.waits_ns.get_or_insert(now_ns);
+                self.longest_ns = self.longest_ns.max(now_ns.saturating_sub(since_ns));
+            }
+        }
+    }
+
+    fn give(&mut self, at: usize, now_ns: u64, rings: &impl Rings) {
+        self.circle[at].waits_ns = None;
+        self.current = Some(at);
+        let ends_ns = now_ns + self.settings.switch_ns + self.slice_ns(at, rings);
+        self.turn = Turn { began_ns: now_ns, ends_ns, finishing_ns: None, idle_ns: None };
+    }
+
+    fn slice_ns(&self, at: usize, rings: &impl Rings) -> u64 {
+        let member = &self.circle[at].member;
+        self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, member.weight)
+    }
+}
+
+#[cfg(test)]
+#[path = "workflow_tests.rs"]
+mod tests;

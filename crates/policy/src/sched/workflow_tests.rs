@@ -1,0 +1,271 @@
+use super::*;
+
+/// NFs of one core in a chain, on a clock of their own: NF `i` hands its packets to `i + 1`.
+struct Core {
+    cost_ns: Vec<f64>,
+    ring: u32,
+    /// Packets with each NF.
+    work: Vec<u32>,
+    /// Places on each output; usually as many as one wants.
+    room: Vec<u32>,
+    held: Vec<bool>,
+    /// Nanoseconds that who has the core has worked on its next packet.
+    spent_ns: f64,
+    delivered: u64,
+}
+
+impl Rings for Core {
+    fn read(&self, nf: u16) -> Reading {
+        let (work, nf) = (self.work[usize::from(nf)], usize::from(nf));
+        Reading { work, unread: work, room: self.room[nf], held: self.held[nf] }
+    }
+    fn cost_ns(&self, nf: u16) -> f64 {
+        self.cost_ns[usize::from(nf)]
+    }
+}
+
+impl Core {
+    fn new(cost_ns: &[f64], ring: u32) -> Self {
+        let n = cost_ns.len();
+        let (work, room, held) = (vec![0; n], vec![u32::MAX; n], vec![false; n]);
+        Self { cost_ns: cost_ns.to_vec(), ring, work, room, held, spent_ns: 0.0, delivered: 0 }
+    }
+
+    fn workflow(&self, settings: Settings) -> Workflow {
+        let mut workflow = Workflow::new(settings);
+        // Not in their order.
+        for nf in (0..self.cost_ns.len() as u16).rev() {
+            workflow.add(Member { nf, depth: nf.into(), ring: self.ring, weight: 1.0 });
+        }
+        workflow
+    }
+
+    /// Packets inside; the entry lets in no more than a ring holds.
+    fn inside(&self) -> u32 {
+        self.work.iter().sum()
+    }
+
+    /// `nf` has the core for so long.
+    fn work_for(&mut self, nf: u16, ns: f64) {
+        let nf = usize::from(nf);
+        self.spent_ns += ns;
+        while self.spent_ns >= self.cost_ns[nf] && self.work[nf] > 0 {
+            self.spent_ns -= self.cost_ns[nf];
+            self.work[nf] -= 1;
+            match self.work.get_mut(nf + 1) {
+                Some(next) => *next += 1,
+                None => self.delivered += 1,
+            }
+        }
+        if self.work[nf] == 0 {
+            self.spent_ns = 0.0;
+        }
+    }
+
+    /// Runs a workflow for so long, with `arrive` packets let in each step as far as there is room, and tells each move.
+    fn run(&mut self, workflow: &mut Workflow, ns: u64, mut arrive: impl FnMut(u64) -> u32, mut told: impl FnMut(u64, Move)) {
+        const STEP_NS: u64 = 500;
+        let mut from_ns = 0;
+        for now_ns in (0..ns).step_by(STEP_NS as usize) {
+            self.work[0] += arrive(now_ns).min(self.ring - self.inside().min(self.ring));
+            let done = workflow.step(now_ns, self);
+            if matches!(done, Move::Run(_) | Move::Switch { .. }) {
+                from_ns = now_ns + workflow.settings().switch_ns;
+                self.spent_ns = 0.0;
+            }
+            if done != Move::Stay {
+                told(now_ns, done);
+            }
+            if let Some(nf) = workflow.running()
+                && now_ns >= from_ns
+            {
+                self.work_for(nf, STEP_NS as f64);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_slice_is_a_ring_of_packets_and_worth_its_switches() {
+    let settings = Settings { switch_ns: 10_000, ..Settings::default() };
+    assert_eq!(settings.slice_ns(50.0, 2048, 1.0), 102_400, "50 ns x 2,048");
+    assert_eq!(Settings { divisor: 2.0, ..settings }.slice_ns(50.0, 2048, 1.0), 51_200);
+    assert_eq!(Settings { divisor: 2.0, ..settings }.slice_ns(50.0, 2048, 1.5), 76_800);
+    assert_eq!(settings.slice_ns(50.0, 2048, 3.0), 102_400, "never more than a ring full");
+    assert_eq!(settings.slice_ns(16.0, 2048, 1.0), 50_000, "32.8 us, but five switches are 50");
+    assert_eq!(settings.slice_ns(0.0, 2048, 1.0), 200_000, "nobody knows");
+}
+
+#[test]
+fn nfs_have_their_turns_in_the_order_of_their_chain() {
+    let mut core = Core::new(&[50.0, 60.0, 70.0, 40.0], 2048);
+    let mut workflow = core.workflow(Settings::default());
+    assert_eq!(workflow.order().collect::<Vec<_>>(), [0, 1, 2, 3]);
+    let mut turns = Vec::new();
+    core.run(
+        &mut workflow,
+        20_000_000,
+        |_| 20,
+        |_, done| match done {
+            Move::Run(to) => turns.push(to),
+            Move::Switch { from, to, .. } => {
+                assert_eq!(turns.last(), Some(&from));
+                turns.push(to);
+            }
+            _ => {}
+        },
+    );
+    assert!(turns.len() > 40, "{turns:?}");
+    // The first packets are few; from then on each turn is the next in the circle.
+    assert!(turns[8..].windows(2).all(|pair| pair[1] == (pair[0] + 1) % 4), "{turns:?}");
+    assert!(core.delivered > 50_000, "{}", core.delivered);
+}
+
+#[test]
+fn an_almost_empty_input_ends_a_turn_when_what_is_in_hand_is_back() {
+    let mut core = Core::new(&[100.0, 100.0], 2048);
+    let mut workflow = core.workflow(Settings { switch_ns: 10_000, ..Settings::default() });
+    core.work = vec![100, 100];
+    assert_eq!(workflow.step(0, &core), Move::Run(0));
+    core.work[0] = 31;
+    // Within two bursts' time it may be done.
+    assert_eq!(workflow.step(20_000, &core), Move::Stay);
+    assert!(!workflow.is_busy_turn());
+    core.work[0] = 0;
+    assert_eq!(workflow.step(21_000, &core), Move::Switch { from: 0, to: 1, why: Why::Empty });
+    // It does not return what it has: then it is left with it.
+    core.work = vec![100, 20];
+    assert_eq!(workflow.step(40_000, &core), Move::Stay);
+    assert_eq!(workflow.step(46_399, &core), Move::Stay);
+    assert_eq!(workflow.step(46_400, &core), Move::Switch { from: 1, to: 0, why: Why::Empty });
+    assert_eq!(core.work[1], 20);
+}
+
+#[test]
+fn a_full_output_and_a_hold_end_a_turn_and_keep_from_one() {
+    let mut core = Core::new(&[100.0; 3], 2048);
+    let mut workflow = core.workflow(Settings::default());
+    core.work = vec![1000; 3];
+    assert_eq!(workflow.step(0, &core), Move::Run(0));
+    core.room[0] = 31;
+    assert_eq!(workflow.step(1_000, &core), Move::Switch { from: 0, to: 1, why: Why::Full });
+    core.held[1] = true;
+    assert_eq!(workflow.step(2_000, &core), Move::Switch { from: 1, to: 2, why: Why::Held });
+    // Nobody else can run: it goes on after its slice; and it is parked when it is held itself.
+    assert_eq!(workflow.step(10_000_000, &core), Move::Stay);
+    assert_eq!(workflow.running(), Some(2));
+    core.held[2] = true;
+    assert_eq!(workflow.step(10_001_000, &core), Move::Park(2, Why::Held));
+    assert_eq!(workflow.step(10_002_000, &core), Move::Stay);
+    core.room[0] = 32;
+    assert_eq!(workflow.step(10_003_000, &core), Move::Run(0));
+}
+
+#[test]
+fn a_slice_ends_a_turn_only_if_somebody_waits() {
+    let mut core = Core::new(&[100.0; 2], 1024);
+    let settings = Settings { switch_ns: 10_000, ..Settings::default() };
+    let mut workflow = core.workflow(settings);
+    core.work = vec![1000, 0];
+    assert_eq!(workflow.step(0, &core), Move::Run(0));
+    assert_eq!(workflow.deadline_ns(), None);
+    assert_eq!(workflow.step(112_400, &core), Move::Stay, "switch and slice are over, and nobody else has work");
+    core.work[1] = 32;
+    assert_eq!(workflow.step(150_000, &core), Move::Stay);
+    assert_eq!(workflow.deadline_ns(), Some(112_400 + 102_400));
+    assert_eq!(workflow.step(214_800, &core), Move::Switch { from: 0, to: 1, why: Why::Slice });
+}
+
+#[test]
+fn few_packets_wait_for_company_but_not_for_ever() {
+    let mut core = Core::new(&[100.0; 3], 2048);
+    let settings = Settings { switch_ns: 10_000, longest_wait_ns: 500_000, ..Settings::default() };
+    let mut workflow = core.workflow(settings);
+    core.work = vec![2048, 3, 0];
+    assert_eq!(workflow.step(0, &core), Move::Run(0));
+    // A third with enough comes before the second with little.
+    core.work[2] = 32;
+    assert_eq!(workflow.step(300_000, &core), Move::Switch { from: 0, to: 2, why: Why::Slice });
+    assert_eq!(workflow.step(520_000, &core), Move::Switch { from: 2, to: 0, why: Why::Slice });
+    core.work[2] = 32;
+    assert_eq!(workflow.step(800_000, &core), Move::Switch { from: 0, to: 1, why: Why::Slice }, "it has waited for 0.8 ms");
+    assert_eq!(workflow.take_longest_wait_ns(), 800_000);
+    assert_eq!(workflow.take_longest_wait_ns(), 0);
+}
+
+#[test]
+fn with_nothing_to_do_the_last_one_keeps_the_core_for_a_while() {
+    let mut core = Core::new(&[100.0; 2], 2048);
+    let settings = Settings { switch_ns: 10_000, park_after_ns: 100_000, ..Settings::default() };
+    let mut workflow = core.workflow(settings);
+    assert!(workflow.is_idle());
+    assert_eq!(workflow.step(0, &core), Move::Stay);
+    core.work = vec![1, 0];
+    assert_eq!(workflow.step(1_000, &core), Move::Run(0));
+    assert!(!workflow.is_idle());
+    core.work = vec![0, 1];
+    assert_eq!(workflow.step(15_000, &core), Move::Stay, "a packet alone does not make it switch again at once");
+    assert_eq!(workflow.step(21_000, &core), Move::Switch { from: 0, to: 1, why: Why::Empty });
+    core.work = vec![0, 0];
+    assert_eq!(workflow.step(50_000, &core), Move::Stay);
+    assert!(workflow.is_idle());
+    assert_eq!(workflow.step(149_999, &core), Move::Stay);
+    assert_eq!(workflow.step(150_000, &core), Move::Park(1, Why::Idle));
+    assert_eq!(workflow.running(), None);
+    // It comes back for its next packet.
+    core.work[1] = 1;
+    assert_eq!(workflow.step(160_000, &core), Move::Run(1));
+}
+
+#[test]
+fn who_leaves_leaves_the_others_where_they_are() {
+    let mut core = Core::new(&[100.0; 3], 2048);
+    let mut workflow = core.workflow(Settings::default());
+    core.work = vec![0, 1000, 1000];
+    assert_eq!(workflow.step(0, &core), Move::Run(1));
+    workflow.remove(0);
+    assert_eq!(workflow.running(), Some(1));
+    // Another chain: the third comes first now.
+    workflow.reorder(|nf| 10 - u32::from(nf));
+    assert_eq!((workflow.running(), workflow.order().collect::<Vec<_>>()), (Some(1), vec![2, 1]));
+    workflow.remove(1);
+    assert_eq!(workflow.running(), None);
+    assert_eq!(workflow.step(1_000, &core), Move::Run(2));
+}
+
+#[test]
+fn nobody_with_work_waits_longer_than_the_slices_of_the_others_and_the_longest_wait() {
+    // Costs and arrivals of all kinds, by a linear congruential generator.
+    let mut seed = 7u64;
+    let mut random = move |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    };
+    for round in 0..30 {
+        let n = 2 + random(9) as usize;
+        let cost_ns: Vec<f64> = (0..n).map(|_| (16 + random(500)) as f64).collect();
+        let mut core = Core::new(&cost_ns, 1 << (8 + random(4)));
+        let settings = Settings::default();
+        let mut workflow = core.workflow(settings);
+        let often = 1 + random(50);
+        core.run(&mut workflow, 30_000_000, |now_ns| u32::from((now_ns / 500) % often == 0) * 16, |_, _| {});
+        let slices = cost_ns.iter().map(|cost| settings.slice_ns(*cost, core.ring, 1.0) + settings.switch_ns);
+        let bound = slices.sum::<u64>() + settings.longest_wait_ns + LOOK_NS;
+        let longest = workflow.take_longest_wait_ns();
+        assert!(longest > 0 && longest <= bound, "round {round}: {longest} of {bound} ns, costs {cost_ns:?}");
+        assert!(core.delivered > 0);
+    }
+}
+
+#[test]
+fn slices_far_longer_than_a_ring_do_no_harm() {
+    // The report's third limitation: 16 ns a packet, where slices of more than 32 us collapsed.
+    let delivered = |least_switches| {
+        let mut core = Core::new(&[16.0; 3], 2048);
+        let mut workflow = core.workflow(Settings { least_switches, ..Settings::default() });
+        core.run(&mut workflow, 50_000_000, |_| 40, |_, _| {});
+        core.delivered
+    };
+    let (short, long) = (delivered(5), delivered(200));
+    assert!(long * 10 >= short * 9, "slices of 70 us: {short}, of 2.8 ms: {long}");
+}
