@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::histogram::{SHARED_BYTES, SharedHistogram};
 use crate::memory::{Mapping, MemoryError, SharedMemory};
-use crate::ring::{self, Consumer, Producer};
+use crate::ring::{Gauge, self, Consumer, Producer};
 use crate::{CACHE_LINE, LAYOUT_VERSION};
 
 /// First word of a region.
@@ -206,6 +206,21 @@ impl Region {
             return None;
         }
         Consumer::in_mapping(self.memory.mapping(), layout.ring(index), layout.capacity)
+    }
+
+    /// What waits on rx ring `index`.
+    pub fn rx_gauge(&self, index: u32) -> Option<Gauge> {
+        let layout = self.page.layout;
+        if index >= layout.rx_rings {
+            return None;
+        }
+        Gauge::in_mapping(self.memory.mapping(), layout.ring(index), layout.capacity)
+    }
+
+    /// What waits on the tx ring.
+    pub fn tx_gauge(&self) -> Gauge {
+        let layout = self.page.layout;
+        Gauge::in_mapping(self.memory.mapping(), layout.ring(layout.rx_rings), layout.capacity).expect("the layout is valid")
     }
 
     /// The manager's end of the tx ring.

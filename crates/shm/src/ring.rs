@@ -290,6 +290,38 @@ impl Consumer {
     }
 }
 
+/// Looks at a ring without being an end of it.
+#[derive(Debug)]
+pub struct Gauge {
+    raw: Raw,
+}
+
+impl Gauge {
+    /// Of the ring at `offset` in a mapping. None as for [`Producer::in_mapping`].
+    pub fn in_mapping(mapping: &Arc<Mapping>, offset: usize, capacity: u32) -> Option<Self> {
+        Raw::in_mapping(mapping, offset, capacity).map(|raw| Self { raw })
+    }
+
+    /// Descriptors that the ring holds at most.
+    pub fn capacity(&self) -> u32 {
+        self.raw.capacity
+    }
+
+    /// Descriptors that wait on it. Cursors that cannot be, which are a hostile end's doing, make it full.
+    #[inline(always)]
+    pub fn fill(&self) -> u32 {
+        // Relaxed: a number, by which no slot is read. The tail first: what is enqueued meanwhile must not make it negative.
+        let tail = self.raw.tail().load(Ordering::Relaxed);
+        self.raw.head().load(Ordering::Relaxed).wrapping_sub(tail).min(self.raw.capacity)
+    }
+
+    /// Descriptors that it still takes.
+    #[inline(always)]
+    pub fn room(&self) -> u32 {
+        self.raw.capacity - self.fill()
+    }
+}
+
 /// A ring in this process's own memory, for tests, harnesses and hand-over between the manager's threads.
 pub fn private(capacity: u32) -> (Producer, Consumer) {
     let raw = Raw::private(capacity);
@@ -306,6 +338,20 @@ mod tests {
 
     fn descriptor(frame: u32) -> Descriptor {
         Descriptor { frame, len: 60, ..Default::default() }
+    }
+
+    #[test]
+    fn a_gauge_sees_what_waits_and_is_not_misled_out_of_range() {
+        let (mut producer, mut consumer) = private(8);
+        let gauge = Gauge { raw: producer.raw.clone() };
+        assert_eq!((gauge.capacity(), gauge.fill(), gauge.room()), (8, 0, 8));
+        producer.enqueue(&[descriptor(1); 5]).unwrap();
+        assert_eq!((gauge.fill(), gauge.room()), (5, 3));
+        consumer.dequeue(&mut [Descriptor::default(); 4]).unwrap();
+        assert_eq!((gauge.fill(), gauge.room()), (1, 7));
+        // The consumer claims to have read what was never written.
+        producer.raw.tail().store(1000, Ordering::Relaxed);
+        assert_eq!((gauge.fill(), gauge.room()), (8, 0));
     }
 
     /// A ring whose cursors have come to `start` already.

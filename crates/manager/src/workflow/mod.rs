@@ -1,0 +1,279 @@
+//! NFs that do not cooperate, in workflow order: on a core that polling NFs share, somebody outside says whose turn it is.
+//!
+//! # Approach
+//! Each such core has a [`CoreSchedule`]: the [policy](sluice_policy::sched::workflow) that decides, the [rings](rings) that it looks at,
+//! and a [process controller](crate::mechanism::processes) that carries it out. It belongs to the packet thread with the core's Wakeup
+//! role, which asks it once a round: a look at two rings, and where a turn ends, one or two system calls. So a schedule needs no core of
+//! its own, is as fine as the thread's rounds while packets move, and sleeps when the thread does: until shortly before the next
+//! deadline, if somebody waits for it, else until there is something to do.
+//!
+//! Taking an NF in or letting it go takes the kernel milliseconds, so no packet thread does it: the supervisor borrows the schedule
+//! ([`Command::Lend`](crate::worker::Command::Lend)), changes it, and gives it back. Meanwhile who runs goes on running.
+//!
+//! # Costs
+//! Slices follow from what a packet costs, told from outside: packets that left the ring over CPU time used, of turns in which the ring
+//! never ran dry ([`Outside`]). Before the first such turn, what `sluice estimate` kept or the NF's own samples say.
+//!
+//! # Limits
+//! A controller's calls cost the packet thread some microseconds each. An NF that starts or ends gets turns for it, without packets.
+
+pub mod rings;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::process::Pid;
+use sluice_policy::sched::cost::{Idle, Outside};
+use sluice_policy::sched::workflow::{Member, Move, Reading, Rings, Settings, Why, Workflow};
+use sluice_shm::clock::monotonic_ns;
+
+use self::rings::NfRings;
+use crate::chain::{PathRegistry, Step, Tables};
+use crate::foreign;
+use crate::forward::NfEnd;
+use crate::mechanism::process::CpuClock;
+use crate::mechanism::processes::{Controller, Failed, Refused, Slot, Target};
+use crate::nf::handle::NfHandle;
+
+/// How long a cost counts, in nanoseconds.
+const WINDOW_NS: u64 = 100_000_000;
+
+/// What a schedule counts. Its thread writes, all may read.
+#[derive(Debug, Default)]
+pub struct Counters {
+    /// Turns that ended, by [`Why`].
+    pub ended: [AtomicU64; Why::ALL.len()],
+    /// Nanoseconds that the packet thread spent in the controller.
+    pub controller_ns: AtomicU64,
+    /// The longest that an NF with work has waited for its turn, in nanoseconds.
+    pub longest_wait_ns: AtomicU64,
+    /// Times that the controller failed, other than that a process had ended.
+    pub failures: AtomicU64,
+}
+
+/// An NF of a schedule.
+struct Governed {
+    rings: NfRings,
+    slot: Slot,
+    cost: Outside,
+    clock: Option<CpuClock>,
+}
+
+struct View<'a>(&'a [Option<Governed>]);
+
+impl Rings for View<'_> {
+    #[inline]
+    fn read(&self, nf: u16) -> Reading {
+        match self.0.get(usize::from(nf)) {
+            Some(Some(governed)) => governed.rings.read(),
+            _ => Reading { held: true, ..Reading::default() },
+        }
+    }
+
+    fn cost_ns(&self, nf: u16) -> f64 {
+        let Some(Some(governed)) = self.0.get(usize::from(nf)) else { return 0.0 };
+        let load = &governed.rings.handle().load;
+        let outside = load.outside_ns.get();
+        if outside > 0.0 { outside } else { load.service_ns.get() }
+    }
+}
+
+/// Who has a core whose NFs do not cooperate.
+pub struct CoreSchedule {
+    core: usize,
+    controller: Box<dyn Controller>,
+    workflow: Workflow,
+    /// By place; the policy knows NFs by this number.
+    nfs: Vec<Option<Governed>>,
+    counters: Arc<Counters>,
+    /// Paths and generation of the tables that the NFs' ways were made of.
+    made_of: (usize, u32),
+}
+
+impl std::fmt::Debug for CoreSchedule {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<&str> = self.nfs.iter().flatten().map(|nf| nf.rings.handle().name.as_str()).collect();
+        f.debug_struct("CoreSchedule").field("core", &self.core).field("nfs", &names).finish_non_exhaustive()
+    }
+}
+
+impl CoreSchedule {
+    /// Of a core, without NFs.
+    pub fn new(core: usize, controller: Box<dyn Controller>, settings: Settings, counters: Arc<Counters>) -> Self {
+        Self { core, controller, workflow: Workflow::new(settings), nfs: Vec::new(), counters, made_of: (0, 0) }
+    }
+
+    /// The core.
+    pub fn core(&self) -> usize {
+        self.core
+    }
+
+    fn place(&self, number: u16) -> Option<usize> {
+        self.nfs.iter().position(|nf| nf.as_ref().is_some_and(|nf| nf.rings.handle().number == number))
+    }
+
+    /// Takes an NF in: it is parked until its turn. `pid` is its process, if it is one; `foreign` what is counted of it if it knows
+    /// nothing of Sluice.
+    ///
+    /// # Errors
+    /// [`Refused`]; then the NF runs as before.
+    pub fn add(
+        &mut self,
+        handle: &Arc<NfHandle>,
+        target: &Target,
+        pid: Option<Pid>,
+        foreign: Option<Arc<foreign::Counters>>,
+        depth: u32,
+    ) -> Result<(), Refused> {
+        let slot = self.controller.add(target)?;
+        let free = self.nfs.iter().position(Option::is_none).unwrap_or(self.nfs.len());
+        if free == self.nfs.len() {
+            self.nfs.push(None);
+        }
+        let clock = pid.filter(|_| foreign.is_none()).and_then(|pid| CpuClock::of(pid).ok());
+        let cost = Outside::new(WINDOW_NS, if handle.poll { Idle::Polls } else { Idle::Sleeps });
+        handle.governed.store(true, Ordering::Relaxed);
+        self.nfs[free] = Some(Governed { rings: NfRings::new(handle.clone(), foreign), slot, cost, clock });
+        self.workflow.add(Member { nf: free as u16, depth, ring: handle.capacity(), weight: handle.priority });
+        self.made_of = (0, 0);
+        Ok(())
+    }
+
+    /// Lets an NF go, which runs as it did before; says whether it was here.
+    ///
+    /// # Errors
+    /// What could not be given back to it.
+    pub fn remove(&mut self, number: u16) -> Result<bool, Failed> {
+        let Some(place) = self.place(number) else { return Ok(false) };
+        self.workflow.remove(place as u16);
+        let Some(nf) = self.nfs[place].take() else { return Ok(false) };
+        let handle = nf.rings.handle();
+        handle.governed.store(false, Ordering::Relaxed);
+        handle.gate.held.store(false, Ordering::Relaxed);
+        self.controller.remove(nf.slot).map(|()| true)
+    }
+
+    /// Makes sure that an NF can be killed although it is parked.
+    pub fn before_kill(&mut self, number: u16) {
+        if let Some(Some(nf)) = self.place(number).map(|place| &self.nfs[place]) {
+            // If it cannot be made to run, it has ended or will be killed all the same.
+            let _ = self.controller.before_kill(nf.slot);
+        }
+    }
+
+    /// Whether it has no NF any more.
+    pub fn is_empty(&self) -> bool {
+        self.nfs.iter().all(Option::is_none)
+    }
+
+    /// Lets all go. Says what could not be given back.
+    pub fn teardown(&mut self) -> Vec<Failed> {
+        for nf in self.nfs.drain(..).flatten() {
+            let handle = nf.rings.handle();
+            handle.governed.store(false, Ordering::Relaxed);
+            handle.gate.held.store(false, Ordering::Relaxed);
+        }
+        self.workflow = Workflow::new(*self.workflow.settings());
+        self.controller.teardown()
+    }
+
+    /// Decides once more who has the core, and sees to it.
+    #[inline]
+    pub fn step(&mut self, now_ns: u64) {
+        let before = self.workflow.running();
+        if let Some(Some(nf)) = before.map(|place| &mut self.nfs[usize::from(place)])
+            && nf.clock.is_some()
+        {
+            let (taken, unread) = nf.rings.taken();
+            nf.cost.ring(taken, unread);
+        }
+        match self.workflow.step(now_ns, &View(&self.nfs)) {
+            Move::Stay => {}
+            done => self.carry_out(done, now_ns),
+        }
+    }
+
+    #[cold]
+    fn carry_out(&mut self, done: Move, now_ns: u64) {
+        let began_ns = monotonic_ns();
+        let slot = |place: u16| self.nfs.get(usize::from(place)).and_then(Option::as_ref).map(|nf| nf.slot);
+        let result = match done {
+            Move::Stay => Ok(()),
+            Move::Run(to) => slot(to).map_or(Ok(()), |to| self.controller.run(to)),
+            Move::Park(from, _) => slot(from).map_or(Ok(()), |from| self.controller.park(from)),
+            Move::Switch { from, to, .. } => match (slot(from), slot(to)) {
+                (Some(from), Some(to)) => self.controller.switch(from, to),
+                (from, to) => {
+                    let parked = from.map_or(Ok(()), |from| self.controller.park(from));
+                    to.map_or(Ok(()), |to| self.controller.run(to)).and(parked)
+                }
+            },
+        };
+        self.counters.controller_ns.fetch_add(monotonic_ns().saturating_sub(began_ns), Ordering::Relaxed);
+        match result {
+            // The supervisor is told of an end by the process itself, and takes it out.
+            Ok(()) | Err(Failed::Ended) => {}
+            Err(_) => drop(self.counters.failures.fetch_add(1, Ordering::Relaxed)),
+        }
+        if let Move::Switch { from, why, .. } | Move::Park(from, why) = done {
+            self.counters.ended[why as usize].fetch_add(1, Ordering::Relaxed);
+            self.tell_cost(from, now_ns);
+        }
+        if let Move::Run(to) | Move::Switch { to, .. } = done
+            && let Some(Some(nf)) = self.nfs.get(usize::from(to))
+        {
+            nf.rings.handle().load.turns.fetch_add(1, Ordering::Relaxed);
+        }
+        let longest = self.workflow.take_longest_wait_ns();
+        self.counters.longest_wait_ns.fetch_max(longest, Ordering::Relaxed);
+    }
+
+    /// A turn has ended: what its packets cost.
+    fn tell_cost(&mut self, place: u16, now_ns: u64) {
+        let Some(Some(nf)) = self.nfs.get_mut(usize::from(place)) else { return };
+        let Some(used_ns) = nf.clock.and_then(|clock| clock.read_ns().ok()) else { return };
+        if nf.cost.cpu(now_ns, used_ns).is_some()
+            && let Some(cost_ns) = nf.cost.ns_per_packet(now_ns)
+        {
+            nf.rings.handle().load.outside_ns.set(cost_ns);
+        }
+    }
+
+    /// Whether nothing happens here by itself.
+    pub fn is_idle(&self) -> bool {
+        self.workflow.is_idle()
+    }
+
+    /// When the turn that goes on ends at the latest, if others wait.
+    pub fn deadline_ns(&self) -> Option<u64> {
+        self.workflow.deadline_ns()
+    }
+
+    /// Takes in new tables: order of the NFs, and who comes after whom. Cheap if there are none.
+    pub fn learn(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
+        let now = (registry.len(), tables.generation);
+        if now == self.made_of {
+            return;
+        }
+        self.made_of = now;
+        let depths = tables.depths();
+        for nf in self.nfs.iter_mut().flatten() {
+            let number = nf.rings.handle().number;
+            let mut next: Vec<u16> = registry
+                .iter()
+                .flat_map(|path| path.hops.windows(2))
+                .filter(|pair| pair[0].nf == number && pair[1].nf != number)
+                .map(|pair| pair[1].nf)
+                .collect();
+            next.sort_unstable();
+            next.dedup();
+            let handle = |number: u16| Some(nfs.get(usize::from(number))?.as_ref()?.handle.clone());
+            nf.rings.lead_to(next.into_iter().filter_map(handle).collect());
+        }
+        let depth = |place: u16| {
+            let nf = self.nfs[usize::from(place)].as_ref()?;
+            depths.get(usize::from(nf.rings.handle().service)).copied()
+        };
+        self.workflow.reorder(|place| depth(place).unwrap_or(0));
+    }
+}
