@@ -20,6 +20,7 @@ pub mod clock;
 pub mod core_page;
 pub mod descriptor;
 pub mod doorbell;
+pub mod gate;
 pub mod handshake;
 pub mod histogram;
 pub mod memory;

@@ -14,6 +14,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::gate::Gate;
 use crate::histogram::{SHARED_BYTES, SharedHistogram};
 use crate::memory::{Mapping, MemoryError, SharedMemory};
 use crate::ring::{Gauge, self, Consumer, Producer};
@@ -84,6 +85,8 @@ pub enum Control {
     Stop = 0,
     /// 1: go to sleep after this burst.
     Yield = 1,
+    /// The NF's gate, see [`crate::gate`].
+    Gate = 2,
 }
 
 /// Counters that the NF writes and the manager shows. They are the NF's word, never used for a decision about safety.
@@ -108,10 +111,13 @@ pub enum Counter {
     Ready = 7,
     /// Packets whose service time was sampled.
     Sampled = 8,
+    /// What it does about its gate: a sum of [`LOOKS`](crate::gate::LOOKS) and
+    /// [`COMES_WHEN_CALLED`](crate::gate::COMES_WHEN_CALLED).
+    Gate = 9,
 }
 
 /// Number of [`Counter`]s.
-pub const COUNTER_COUNT: usize = 9;
+pub const COUNTER_COUNT: usize = 10;
 const _: () = assert!(COUNTERS + COUNTER_COUNT * 8 <= HISTOGRAM);
 
 /// The page of a mapped region, for either side.
@@ -137,6 +143,11 @@ impl Page {
     #[inline(always)]
     pub fn control(&self, word: Control) -> &AtomicU32 {
         self.mapping.atomic_u32(CONTROL + word as usize * 4).expect("the page is mapped")
+    }
+
+    /// The NF's gate.
+    pub fn gate(&self) -> Gate {
+        Gate::in_mapping(&self.mapping, CONTROL + Control::Gate as usize * 4).expect("the page is mapped")
     }
 
     /// A counter of the NF's.

@@ -1,0 +1,262 @@
+//! What is controlled as one: the processes of an NF, held so that no stranger can take their place, and looked at before anything is
+//! done to them.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, geteuid};
+use rustix::thread::{CapabilitySet, capabilities};
+use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
+use sluice_shm::page::{Counter, Region};
+
+use super::Refused;
+use crate::mechanism::process::{Identity, Proc, wait_readable};
+
+/// Flag of `/proc/PID/stat` that threads of the kernel have.
+const PF_KTHREAD: u64 = 0x0020_0000;
+
+/// Times that the processes of a cgroup are looked for until no new one is met.
+const PASSES: usize = 16;
+
+/// One process.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Which one, for a later look.
+    pub identity: Identity,
+    /// Its number.
+    pub pid: Pid,
+    pidfd: Arc<OwnedFd>,
+    owner: u32,
+}
+
+impl Member {
+    /// Its pidfd.
+    pub fn pidfd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+
+    /// Its number, as the kernel's calls take it.
+    pub fn raw(&self) -> i32 {
+        self.identity.pid
+    }
+
+    /// The user that it runs as.
+    pub fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// Whether it has ended. One system call.
+    pub fn is_ended(&self) -> bool {
+        wait_readable(self.pidfd(), Some(0)).unwrap_or(false)
+    }
+}
+
+/// What a process that is written with our library has for being stopped: its gate, and what it says that it does about it.
+#[derive(Debug, Clone)]
+pub struct Gates {
+    /// The gate.
+    pub gate: Gate,
+    /// The memory that it is in, for the guard.
+    pub memory: Arc<OwnedFd>,
+    /// Length of that memory, in bytes.
+    pub bytes: usize,
+    /// A sum of [`LOOKS`] and [`COMES_WHEN_CALLED`].
+    pub does: u64,
+}
+
+impl Gates {
+    /// The gate of an NF that is attached to this region.
+    ///
+    /// # Errors
+    /// What duplicating the region's descriptor says.
+    pub fn of(region: &Region) -> Result<Self, Errno> {
+        let memory = rustix::io::fcntl_dupfd_cloexec(region.memory.fd(), 0)?;
+        // Acquire: the handler that the NF tells of is in place.
+        let does = region.page.counter(Counter::Gate).load(Ordering::Acquire);
+        Ok(Self { gate: region.page.gate(), memory: Arc::new(memory), bytes: region.page.layout().bytes as usize, does })
+    }
+
+    /// Whether the process looks at its gate between bursts.
+    pub fn looks(&self) -> bool {
+        self.does & LOOKS != 0
+    }
+
+    /// Whether the process has a handler that goes to the gate.
+    pub fn comes_when_called(&self) -> bool {
+        self.does & COMES_WHEN_CALLED != 0
+    }
+}
+
+/// Processes that are controlled as one.
+#[derive(Debug, Clone)]
+pub struct Target {
+    name: String,
+    members: Vec<Member>,
+    gates: Option<Gates>,
+    cgroup: Option<PathBuf>,
+}
+
+impl Target {
+    /// One process, by its number. `name` is for messages.
+    ///
+    /// # Errors
+    /// [`Refused`]: it has ended, or is not to be scheduled by anybody.
+    pub fn of_pid(proc: &Proc, name: &str, pid: i32) -> Result<Self, Refused> {
+        Self::of_pids(proc, name, &[pid])
+    }
+
+    /// Several processes. Those that have ended are left out.
+    ///
+    /// # Errors
+    /// As [`of_pid`](Self::of_pid), if one of them is not to be scheduled, or all have ended.
+    pub fn of_pids(proc: &Proc, name: &str, pids: &[i32]) -> Result<Self, Refused> {
+        let members = pids.iter().filter_map(|pid| hold(proc, *pid).transpose()).collect::<Result<Vec<_>, _>>()?;
+        if members.is_empty() {
+            return Err(Refused::NoProcess { name: name.into() });
+        }
+        Ok(Self { name: name.into(), members, gates: None, cgroup: None })
+    }
+
+    /// All processes of a cgroup and of those below it. Cgroups of version 2 that hold nobody else are then frozen as they are.
+    ///
+    /// # Errors
+    /// As [`of_pids`](Self::of_pids).
+    pub fn of_cgroup(proc: &Proc, name: &str, folder: &Path) -> Result<Self, Refused> {
+        let mut members: Vec<Member> = Vec::new();
+        for _ in 0..PASSES {
+            let mut pids = Vec::new();
+            processes_below(folder, &mut pids)
+                .map_err(|source| Refused::System { doing: "read the processes of", what: folder.display().to_string(), source })?;
+            pids.retain(|pid| members.iter().all(|member| member.raw() != *pid));
+            if pids.is_empty() {
+                break;
+            }
+            for pid in pids {
+                members.extend(hold(proc, pid)?);
+            }
+        }
+        members.retain(|member| !member.is_ended());
+        if members.is_empty() {
+            return Err(Refused::NoProcess { name: name.into() });
+        }
+        let is_v2 = folder.join("cgroup.freeze").exists();
+        Ok(Self { name: name.into(), members, gates: None, cgroup: is_v2.then(|| folder.to_path_buf()) })
+    }
+
+    /// With what its process has for being stopped by its own will.
+    #[must_use]
+    pub fn with_gates(self, gates: Gates) -> Self {
+        Self { gates: Some(gates), ..self }
+    }
+
+    /// What it is called in messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its processes; at least one.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// Its gate, if it is written with our library.
+    pub fn gates(&self) -> Option<&Gates> {
+        self.gates.as_ref()
+    }
+
+    /// The cgroup of version 2 that holds its processes and nobody else, if it was found by one.
+    pub fn cgroup(&self) -> Option<&Path> {
+        self.cgroup.as_deref()
+    }
+
+    /// Refuses processes that belong to others, unless this user has `capability`.
+    ///
+    /// # Errors
+    /// [`Refused::OtherUser`].
+    pub(super) fn check_owner(&self, capability: CapabilitySet, called: &'static str) -> Result<(), Refused> {
+        let own = geteuid().as_raw();
+        if capabilities(None).is_ok_and(|sets| sets.effective.contains(capability)) {
+            return Ok(());
+        }
+        match self.members.iter().find(|member| member.owner != own) {
+            Some(member) => Err(Refused::OtherUser { pid: member.raw(), owner: member.owner, own, capability: called }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// The processes of a cgroup and of those below it.
+pub(super) fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<()> {
+    let text = fs::read_to_string(folder.join("cgroup.procs"))?;
+    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            match processes_below(&entry.path(), pids) {
+                // Somebody has removed it meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Holds a process that may be scheduled. None if it has ended.
+fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
+    let Some(number) = Pid::from_raw(pid).filter(|_| pid > 0) else { return Ok(None) };
+    if pid == 1 {
+        return Err(Refused::Init);
+    }
+    let ended = |error: &io::Error| matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH));
+    let read = |file: &str| match fs::read_to_string(proc.path(&format!("{pid}/{file}"))) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if ended(&error) => Ok(None),
+        Err(source) => Err(Refused::System { doing: "read", what: format!("/proc/{pid}/{file}"), source }),
+    };
+    // The identity first: what is read after belongs to it, or to a process that is found to be another one when it is opened.
+    let Some(identity) = proc.identity(number) else { return Ok(None) };
+    let (Some(stat), Some(status)) = (read("stat")?, read("status")?) else { return Ok(None) };
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
+    let process = field("Tgid").and_then(|text| text.parse().ok()).unwrap_or(pid);
+    if process != pid {
+        return Err(Refused::Thread { pid, process });
+    }
+    // Field 9 of proc(5); the second one, in parentheses, may hold anything.
+    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
+    if flags.is_some_and(|flags| flags & PF_KTHREAD != 0) {
+        return Err(Refused::KernelThread { pid, comm: field("Name").unwrap_or("?").into() });
+    }
+    if is_ours(proc, pid) {
+        return Err(Refused::Ourselves { pid });
+    }
+    // Real, effective, …
+    let owner = field("Uid").and_then(|text| text.split_ascii_whitespace().nth(1)?.parse().ok()).unwrap_or(u32::MAX);
+    let pidfd = identity.open(proc).map_err(|error| Refused::System {
+        doing: "open a descriptor of process",
+        what: pid.to_string(),
+        source: error.into(),
+    })?;
+    Ok(pidfd.map(|pidfd| Member { identity, pid: number, pidfd: Arc::new(pidfd), owner }))
+}
+
+/// Whether it is this process or one that it descends from.
+fn is_ours(proc: &Proc, pid: i32) -> bool {
+    let mut at = rustix::process::getpid();
+    // Bounded: a fake, or a race with pids in use again, could go in a circle.
+    for _ in 0..64 {
+        if at.as_raw_nonzero().get() == pid {
+            return true;
+        }
+        match proc.stat(at).ok().and_then(|stat| Pid::from_raw(stat.ppid)) {
+            Some(parent) => at = parent,
+            None => return false,
+        }
+    }
+    false
+}

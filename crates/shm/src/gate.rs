@@ -1,0 +1,120 @@
+//! A gate: a word in shared memory at which a process waits while it is closed.
+//!
+//! The manager closes and opens it; the process passes it, either between two bursts (it *looks*) or in a signal handler (it is
+//! *called*). Whatever the process writes there itself stops or runs nobody else.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use rustix::thread::futex;
+
+use crate::memory::Mapping;
+
+/// The real-time signal that calls a process to its gate: far from those that C libraries keep for themselves (32 to 34), and from
+/// SIGRTMIN and SIGRTMAX, which programs take first.
+pub const SIGNAL: i32 = 44;
+
+/// What a process says that it does about its gate: nothing. Sums of these bits.
+pub const IGNORES: u64 = 0;
+/// It looks at the gate between two bursts.
+pub const LOOKS: u64 = 1;
+/// It has a handler for [`SIGNAL`] that waits at the gate.
+pub const COMES_WHEN_CALLED: u64 = 2;
+
+const OPEN: u32 = 0;
+const CLOSED: u32 = 1;
+
+/// A gate in a mapping.
+#[derive(Debug, Clone)]
+pub struct Gate {
+    mapping: Arc<Mapping>,
+    at: usize,
+}
+
+impl Gate {
+    /// The gate at an offset of a mapping. None if it is not inside or not aligned. Zeroed memory is an open gate.
+    pub fn in_mapping(mapping: &Arc<Mapping>, at: usize) -> Option<Self> {
+        mapping.atomic_u32(at)?;
+        Some(Self { mapping: mapping.clone(), at })
+    }
+
+    /// Its offset in the mapping.
+    pub fn offset(&self) -> usize {
+        self.at
+    }
+
+    /// Its word.
+    #[inline(always)]
+    pub fn word(&self) -> &AtomicU32 {
+        self.mapping.atomic_u32(self.at).expect("in_mapping has asked")
+    }
+
+    /// Closes it. Who passes later waits.
+    #[inline(always)]
+    pub fn close(&self) {
+        // Release: what the manager wrote before is seen by who finds it closed.
+        self.word().store(CLOSED, Ordering::Release);
+    }
+
+    /// Opens it and wakes all who wait. One system call.
+    #[inline(always)]
+    pub fn open(&self) {
+        // Release: as in close(). The kernel orders the store before the look for sleepers.
+        self.word().store(OPEN, Ordering::Release);
+        let _ = futex::wake(self.word(), futex::Flags::empty(), u32::MAX >> 1);
+    }
+
+    /// Whether it is closed.
+    #[inline(always)]
+    pub fn is_closed(&self) -> bool {
+        is_closed(self.word())
+    }
+
+    /// Waits until it is open.
+    pub fn pass(&self) {
+        while self.is_closed() {
+            wait(self.word(), None);
+        }
+    }
+}
+
+/// Whether the gate with this word is closed.
+#[inline(always)]
+pub fn is_closed(word: &AtomicU32) -> bool {
+    // Acquire: pairs with open() and close().
+    word.load(Ordering::Acquire) == CLOSED
+}
+
+/// Waits at the gate with this word until it is opened, or `timeout` is over. Returns without cause, too. Safe in a signal handler.
+pub fn wait(word: &AtomicU32, timeout: Option<Duration>) {
+    crate::doorbell::wait(word, CLOSED, timeout);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::SharedMemory;
+
+    #[test]
+    fn who_comes_to_a_closed_gate_passes_when_it_opens() {
+        let memory = SharedMemory::create("gate", 4096, false).unwrap();
+        let gate = Gate::in_mapping(memory.mapping(), 64).unwrap();
+        assert!(Gate::in_mapping(memory.mapping(), 4096).is_none() && Gate::in_mapping(memory.mapping(), 2).is_none());
+        gate.pass();
+        gate.close();
+        let passed = Arc::new(AtomicU32::new(0));
+        let other = std::thread::spawn({
+            let (gate, passed) = (gate.clone(), passed.clone());
+            move || {
+                gate.pass();
+                passed.store(1, Ordering::SeqCst);
+            }
+        });
+        assert!(gate.is_closed());
+        assert_eq!(passed.load(Ordering::SeqCst), 0);
+        gate.open();
+        other.join().unwrap();
+        assert_eq!(passed.load(Ordering::SeqCst), 1);
+    }
+}
