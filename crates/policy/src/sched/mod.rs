@@ -2,7 +2,7 @@
 //!
 //! | module | question | asked |
 //! |---|---|---|
-//! | [`cost`] | how long does a packet take in this NF | each millisecond a sample, each 10 ms a median |
+//! | [`cost`] | how long does a packet take in this NF, by its own word or seen from outside | each millisecond a sample, each 10 ms a median |
 //! | [`weight`] | which share of its core does an NF get | each 10 ms |
 //! | [`backpressure`] | which chains are refused at their entry, and which NFs yield | each millisecond or faster |
 //! | [`wakeup`] | which NF of a core runs next | each time that a core is free |
