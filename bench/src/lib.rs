@@ -12,6 +12,7 @@ mod http;
 mod lab;
 mod lines;
 mod measure;
+mod outside;
 mod plot;
 mod proc;
 mod report;
@@ -73,6 +74,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::chain_length::EXPERIMENT,
     sched::watermarks::EXPERIMENT,
     sched::overhead::EXPERIMENT,
+    outside::linux_schedulers::EXPERIMENT,
+    outside::workflow::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

@@ -150,6 +150,8 @@ pub struct Setup {
     pub frames: u32,
     /// Who runs, and who is let in; none leaves the daemon its own ways.
     pub sched: Option<Sched>,
+    /// What stops NFs that poll so that others run: the word of `mechanism` in `[workflow]`; none leaves the daemon its own ways.
+    pub mechanism: Option<&'static str>,
     /// Generators.
     pub traffic: Vec<Traffic>,
     /// DPDK devices.
@@ -166,6 +168,7 @@ impl Default for Setup {
             manager_core: 0,
             frames: 16_384,
             sched: None,
+            mechanism: None,
             traffic: Vec::new(),
             devices: Vec::new(),
             services: Vec::new(),
@@ -187,6 +190,9 @@ impl Setup {
         // Hugepages are used where the host has some reserved; an experiment reserves none.
         let _ = writeln!(out, "[memory]\nframes = {}\nhugepages = \"auto\"\n", self.frames);
         out.push_str(&self.sched.as_ref().map(Sched::toml).unwrap_or_default());
+        if let Some(mechanism) = self.mechanism {
+            let _ = writeln!(out, "[workflow]\nmechanism = \"{mechanism}\"\n");
+        }
         for t in &self.traffic {
             let overload = if t.wait { "wait" } else { "drop" };
             let name = quoted(&t.name);
@@ -351,6 +357,9 @@ on_failure = "restart"
         let setup = Setup { sched: Some(plain), frames: 512, ..Setup::default() };
         let text = setup.toml(Path::new("/tmp/x"));
         assert!(text.contains(want) && text.contains("frames = 512"), "{text}");
-        assert!(!Setup::default().toml(Path::new("/tmp/x")).contains("[sched]"));
+        let plain = Setup::default().toml(Path::new("/tmp/x"));
+        assert!(!plain.contains("[sched]") && !plain.contains("[workflow]"), "{plain}");
+        let outside = Setup { mechanism: Some("none"), ..Setup::default() };
+        assert!(outside.toml(Path::new("/tmp/x")).contains("[workflow]\nmechanism = \"none\"\n"));
     }
 }

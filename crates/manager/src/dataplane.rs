@@ -29,6 +29,7 @@ use crate::nf::handle::NfHandle;
 use crate::port::{self, PortQueue};
 use crate::pressure::Alerts;
 use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
+use crate::workflow::CoreSchedule;
 
 /// How long a packet thread may take to carry out a command before it is given up.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -451,6 +452,28 @@ impl DataPlane {
     /// [`PlaneError::Silent`].
     pub fn unfeed(&self, number: u16) -> Result<Option<Box<Hop>>, PlaneError> {
         self.ask(self.drains(number), |done| Command::Unfeed(number, done))
+    }
+
+    /// Gives the schedule of a core to the thread that wakes the core.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn put_schedule(&self, schedule: Box<CoreSchedule>) -> Result<(), PlaneError> {
+        self.ask(self.wakes(schedule.core()), |done| Command::Schedule(schedule, done))
+    }
+
+    /// Borrows the schedule of a core. Until it is put back, who has the core keeps it. None if there is none.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn lend_schedule(&self, core: usize) -> Result<Option<Box<CoreSchedule>>, PlaneError> {
+        self.ask(self.wakes(core), |to| Command::Lend(core, to))
+    }
+
+    /// The thread that wakes a core.
+    fn wakes(&self, core: usize) -> usize {
+        let threads: Vec<usize> = (0..self.links.len()).filter(|thread| self.links[*thread].roles.wakeup).collect();
+        threads[core % threads.len()]
     }
 
     /// The thread that drains an NF.

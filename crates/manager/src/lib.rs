@@ -18,6 +18,7 @@ pub mod mark;
 pub mod pressure;
 
 pub mod controller;
+pub mod workflow;
 
 pub mod worker;
 

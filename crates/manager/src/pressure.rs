@@ -147,6 +147,15 @@ impl Throttling {
                 continue;
             };
             let handle = &end.handle;
+            if handle.governed.load(Ordering::Relaxed) {
+                // Its ring is filled while others have their turns, as it should be. Credits bound it; more would make turns shorter.
+                *watched = Watched::default();
+                self.watched.swap_remove(at);
+                if handle.gate.throttled.swap(false, Ordering::Relaxed) && usize::from(number) < self.made_of.1 {
+                    changed |= self.pressure.set(usize::from(number), false);
+                }
+                continue;
+            }
             if handle.gate.held.load(Ordering::Relaxed) {
                 // Its queue is long because it was told to sleep: that does not make it a bottleneck. Its time begins when it is free.
                 watched.since_ns = now_ns;
@@ -250,9 +259,11 @@ impl Throttling {
     }
 }
 
-/// Holds an NF or lets it go on. One that polls has its core for itself, and never sleeps.
+/// Holds an NF or lets it go on. One that polls never sleeps: it is held by having no turns, if its turns are made from outside; else it
+/// has its core for itself.
 fn hold(handle: &NfHandle, held: bool) {
     if handle.poll {
+        handle.gate.held.store(held && handle.governed.load(Ordering::Relaxed), Ordering::Relaxed);
         return;
     }
     handle.gate.held.store(held, Ordering::Relaxed);

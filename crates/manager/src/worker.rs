@@ -33,6 +33,7 @@ use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::port::PortQueue;
 use crate::pressure::Throttling;
+use crate::workflow::CoreSchedule;
 
 /// NFs whose tx rings are fetched ahead; more would push each other out of the cache.
 const PREFETCHED_DRAINS: usize = 8;
@@ -48,8 +49,12 @@ const CLOSE_NS: u64 = 1_000_000_000;
 const HOUSEKEEPING_NS: u64 = 50_000_000;
 /// Nanoseconds without a packet after which a thread that may sleep does.
 const IDLE_NS: u64 = 1_000_000;
-/// How long it sleeps.
-const NAP: Duration = Duration::from_micros(50);
+/// How long it sleeps: at first, and at most. The longer nothing came, the longer the naps.
+const NAPS_NS: (u64, u64) = (50_000, 500_000);
+/// A nap is this part of the time without a packet.
+const NAP_PART: u64 = 20;
+/// Naps end so long before the end of a turn on a core whose schedule this thread has: about what the kernel wakes too late.
+const WINDOW_NS: u64 = 80_000;
 /// Flow table entries looked at for ageing in each duty.
 const AGE_BUDGET: usize = 64;
 /// Rounds that a port is left alone after a burst of which nothing was let in: under overload the time goes to packets inside.
@@ -214,6 +219,10 @@ pub enum Command {
     StartRx,
     /// Read no more packets from ports.
     StopRx(Sender<()>),
+    /// Have this schedule of a core from now on. Only for the thread that wakes the core.
+    Schedule(Box<CoreSchedule>, Sender<()>),
+    /// Give back the schedule of a core, if it is there.
+    Lend(usize, Sender<Option<Box<CoreSchedule>>>),
     /// Trace packets, or no more.
     Trace(Option<Arc<TraceRequest>>),
     /// Tell what you know.
@@ -280,6 +289,8 @@ pub struct Worker {
     foreign: Vec<foreign::Hop>,
     /// Pages of the cores that the Wakeup role looks at, each once.
     pages: Vec<CorePage>,
+    /// Schedules of cores whose NFs do not cooperate.
+    schedules: Vec<Box<CoreSchedule>>,
     progress: Vec<Progress>,
     woken_ns: Vec<u64>,
     rx_stopped: bool,
@@ -311,6 +322,7 @@ impl Worker {
             drains: Vec::new(),
             foreign: Vec::new(),
             pages: Vec::new(),
+            schedules: Vec::new(),
             progress: Vec::new(),
             woken_ns: Vec::new(),
             // Until everything is in place that a first packet needs.
@@ -364,11 +376,13 @@ impl Worker {
                     let took = self.setup.clock.now_ns().saturating_sub(measured);
                     self.setup.tuning_ns.fetch_add(took, Ordering::Relaxed);
                 }
-                if let Some(throttling) = &mut self.throttling
-                    && now >= refresh_at
-                {
+                if now >= refresh_at {
                     refresh_at = now + REFRESH_NS;
-                    throttling.refresh(&self.setup.registry, &self.setup.plane.tables, &self.setup.plane.nfs);
+                    let Plane { tables, nfs, .. } = &self.setup.plane;
+                    if let Some(throttling) = &mut self.throttling {
+                        throttling.refresh(&self.setup.registry, tables, nfs);
+                    }
+                    self.schedules.iter_mut().for_each(|schedule| schedule.learn(&self.setup.registry, tables, nfs));
                 }
                 if !self.closing.is_empty() {
                     self.finish_closing();
@@ -386,13 +400,26 @@ impl Worker {
                 }
             }
             if work == 0 {
-                if self.setup.idle == Idle::Sleep && now.saturating_sub(last_work_ns) > IDLE_NS {
-                    std::thread::sleep(NAP);
-                } else {
-                    std::hint::spin_loop();
+                let idle_ns = now.saturating_sub(last_work_ns);
+                match self.nap(now, idle_ns) {
+                    Some(nap) if self.setup.idle == Idle::Sleep && idle_ns > IDLE_NS => std::thread::sleep(nap),
+                    _ => std::hint::spin_loop(),
                 }
             }
         }
+    }
+
+    /// How long this thread may sleep when it has had no packets for `idle_ns`: the longer the longer that is, but not beyond the end of
+    /// a turn that somebody waits for. None if that is near.
+    fn nap(&self, now: u64, idle_ns: u64) -> Option<Duration> {
+        let mut nap_ns = (idle_ns / NAP_PART).clamp(NAPS_NS.0, NAPS_NS.1);
+        if self.schedules.iter().any(|schedule| !schedule.is_idle()) {
+            nap_ns = NAPS_NS.0;
+        }
+        if let Some(deadline_ns) = self.schedules.iter().filter_map(|schedule| schedule.deadline_ns()).min() {
+            nap_ns = nap_ns.min(deadline_ns.saturating_sub(now + WINDOW_NS));
+        }
+        (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
     }
 
     /// Drains the NFs, and takes packets that other threads have for our ports.
@@ -525,6 +552,9 @@ impl Worker {
     fn wake(&mut self) {
         if let Some(throttling) = &mut self.throttling {
             throttling.step(&self.setup.plane.nfs, self.setup.plane.now_ns);
+        }
+        for schedule in &mut self.schedules {
+            schedule.step(self.setup.plane.now_ns);
         }
         for page in &self.pages {
             if !page.hands_over() {
@@ -674,6 +704,14 @@ impl Worker {
                     }
                     let _ = done.send(());
                 }
+                Command::Schedule(schedule, done) => {
+                    self.schedules.push(schedule);
+                    let _ = done.send(());
+                }
+                Command::Lend(core, to) => {
+                    let at = self.schedules.iter().position(|schedule| schedule.core() == core);
+                    let _ = to.send(at.map(|at| self.schedules.swap_remove(at)));
+                }
                 Command::Trace(trace) => self.setup.plane.trace = trace,
                 Command::Snapshot(to) => {
                     let _ = to.send(self.snapshot());
@@ -702,6 +740,7 @@ impl Worker {
     /// Puts the NFs to drain in order, and collects the pages to look at.
     fn arrange(&mut self) {
         let plane = &mut self.setup.plane;
+        self.schedules.iter_mut().for_each(|schedule| schedule.learn(&self.setup.registry, &plane.tables, &plane.nfs));
         let depths = plane.tables.depths();
         self.drains.sort_by_key(|d| std::cmp::Reverse(depths.get(d.handle.service as usize).copied().unwrap_or(0)));
         self.pages.clear();

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::gate::Gate;
 use crate::histogram::{SHARED_BYTES, SharedHistogram};
 use crate::memory::{Mapping, MemoryError, SharedMemory};
-use crate::ring::{Gauge, self, Consumer, Producer};
+use crate::ring::{self, Consumer, Gauge, Producer};
 use crate::{CACHE_LINE, LAYOUT_VERSION};
 
 /// First word of a region.

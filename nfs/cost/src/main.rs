@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use clap::{Parser, ValueEnum};
 use foldhash::fast::FixedState;
 use signal_hook::consts::SIGUSR1;
-use sluice_nf::header::parse;
+use sluice_nf::header::{Headers, parse};
 use sluice_nf::{Burst, Handler};
 use sluice_nf_parts::parse_args;
 
@@ -53,6 +53,9 @@ struct Args {
     /// Where the draws of `random` begin; stage i begins at SEED + i. The same seed draws the same costs in every run
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// In each stage, swap the MAC addresses of the packet too, as `sluice-nf-macswap` does
+    #[arg(long)]
+    swap_macs: bool,
 }
 
 /// Costs in cycles, with commas between; at least one.
@@ -91,6 +94,7 @@ struct Stage {
     /// Steps of work, one entry for each of the list.
     steps: Vec<u64>,
     pick: Pick,
+    swap_macs: bool,
     /// Place in the list, where a signal moves it.
     place: usize,
     /// The state of the draw.
@@ -102,7 +106,16 @@ struct Stage {
 impl Stage {
     fn new(work: Work, cycles: &[u64], pick: Pick, seed: u64) -> Self {
         let steps = cycles.iter().map(|cycles| work.steps(*cycles)).collect();
-        Self { work, steps, pick, place: 0, draws: 0, flows: FixedState::with_seed(0), draw: FixedState::with_seed(seed) }
+        Self {
+            work,
+            steps,
+            pick,
+            swap_macs: false,
+            place: 0,
+            draws: 0,
+            flows: FixedState::with_seed(0),
+            draw: FixedState::with_seed(seed),
+        }
     }
 
     /// Steps for this packet.
@@ -128,7 +141,11 @@ impl Stage {
 
     #[inline]
     fn burst(&mut self, burst: &mut Burst<'_>) {
-        for packet in burst.iter_mut() {
+        for mut packet in burst.iter_mut() {
+            if self.swap_macs && Headers::swap_macs(packet.data_mut()).is_err() {
+                packet.drop();
+                continue;
+            }
             let steps = self.steps(packet.data());
             self.work.run(packet.data(), steps);
         }
@@ -151,7 +168,8 @@ impl Cost {
         };
         let seeds = (0..).map(|i| args.seed.wrapping_add(i));
         // Each stage has a chain of work of its own, as each of several processes would.
-        let stages = lists.into_iter().zip(seeds).map(|(list, seed)| Stage::new(work.clone(), list, args.pick, seed)).collect();
+        let stage = |(list, seed)| Stage { swap_macs: args.swap_macs, ..Stage::new(work.clone(), list, args.pick, seed) };
+        let stages = lists.into_iter().zip(seeds).map(stage).collect();
         Self { stages, signal }
     }
 
@@ -280,6 +298,17 @@ mod tests {
             assert_eq!(fused.work, single.work, "the chain of work stands at the same number");
         }
         assert_eq!(Harness::new(fused).send(&packet(1)).verdict, Verdict::Next);
+    }
+
+    #[test]
+    fn every_stage_swaps_addresses_if_told_to() {
+        let bytes: Vec<u8> = (0..60).collect();
+        let swapped: Vec<u8> = (6..12).chain(0..6).chain(12..60).collect();
+        for (stages, want) in [(1, &swapped), (2, &bytes), (3, &swapped)] {
+            let words: Vec<&str> = ["--swap-macs"].into_iter().chain(["--cycles", "4"].repeat(stages)).collect();
+            assert_eq!(&Harness::new(cost(&words)).send(&bytes).bytes, want, "{stages} stages");
+        }
+        assert_eq!(Harness::new(cost(&["--swap-macs", "--cycles", "4"])).send(&bytes[..13]).verdict, Verdict::Drop);
     }
 
     #[test]

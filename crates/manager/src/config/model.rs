@@ -15,6 +15,8 @@ pub struct Config {
     pub memory: Memory,
     /// Who runs, and who is let in.
     pub sched: Sched,
+    /// Turns of NFs that do not cooperate: those that poll and share their core.
+    pub workflow: Workflow,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,
@@ -182,6 +184,88 @@ impl Default for Sched {
             weight_margin_percent: 5,
             min_share_percent: 1,
         }
+    }
+}
+
+/// Turns of NFs that do not cooperate: those that poll and share their core.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Workflow {
+    /// How an NF is stopped so that another runs: `auto` takes what works quickest on the host; `none` leaves all to the kernel's scheduler.
+    pub mechanism: ByWhat,
+    /// Another mechanism for some cores, by their numbers, such as `{ 2 = "signal" }`.
+    pub cores: BTreeMap<String, String>,
+    /// Packets below which an NF's input is almost empty, and places below which its output is almost full: either ends its turn.
+    pub near: u32,
+    /// A slice is the time that a ring full of packets takes, divided by this; 1 or more.
+    pub divisor: f64,
+    /// A slice is at least so many times what a switch takes.
+    pub least_switches: u32,
+    /// An NF with fewer packets than `near` has its turn after so long all the same, in microseconds.
+    pub longest_wait_us: u32,
+    /// An NF with nothing to do is stopped after so long, though nobody else has anything to do either, in microseconds.
+    pub park_after_us: u32,
+}
+
+impl Default for Workflow {
+    fn default() -> Self {
+        Self {
+            mechanism: ByWhat::Auto,
+            cores: BTreeMap::new(),
+            near: 32,
+            divisor: 1.0,
+            least_switches: 5,
+            longest_wait_us: 1_000,
+            park_after_us: 1_000,
+        }
+    }
+}
+
+/// How an NF is stopped so that another runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ByWhat {
+    /// What works quickest on the host.
+    Auto,
+    /// By nothing: the kernel's scheduler divides the core.
+    None,
+    /// A pair of real-time priorities.
+    Realtime,
+    /// The freezer of cgroups of version 2.
+    Freeze,
+    /// SIGSTOP and SIGCONT.
+    Signal,
+    /// The freezer of cgroups of version 1.
+    Freezer,
+    /// A signal whose handler, the library's, waits.
+    Gate,
+    /// A word that the library looks at between bursts.
+    Doorbell,
+}
+
+impl ByWhat {
+    /// Its words, in the order of preference.
+    pub const ALL: [(&str, Self); 8] = [
+        ("auto", Self::Auto),
+        ("none", Self::None),
+        ("realtime", Self::Realtime),
+        ("freeze", Self::Freeze),
+        ("signal", Self::Signal),
+        ("freezer", Self::Freezer),
+        ("gate", Self::Gate),
+        ("doorbell", Self::Doorbell),
+    ];
+
+    /// What a word means.
+    pub fn of(word: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(name, _)| *name == word).map(|(_, what)| *what)
+    }
+}
+
+impl Workflow {
+    /// The mechanism of a core.
+    pub fn of_core(&self, core: usize) -> ByWhat {
+        self.cores.get(&core.to_string()).and_then(|word| ByWhat::of(word)).unwrap_or(self.mechanism)
     }
 }
 
@@ -405,7 +489,7 @@ pub struct Service {
     /// Cores of the instances, in turn.
     #[serde(default = "core_one")]
     pub cores: Vec<usize>,
-    /// Sleep when there is nothing to do, or poll.
+    /// Sleep when there is nothing to do, or poll. Those that poll and share a core have their turns from outside: see `[workflow]`.
     #[serde(default)]
     pub mode: Mode,
     /// Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.

@@ -278,6 +278,53 @@ pub const SECTIONS: &[Section] = &[
         ],
     },
     Section {
+        name: "workflow",
+        kind: "",
+        many: false,
+        meaning: "Turns of NFs that do not cooperate: those that poll and share their core.",
+        keys: &[
+            key(
+                "mechanism",
+                Words(&["auto", "none", "realtime", "freeze", "signal", "freezer", "gate", "doorbell"]),
+                Value("\"auto\""),
+                "How an NF is stopped so that another runs: `auto` takes what works quickest on the host; `none` leaves all to the \
+                 kernel's scheduler.",
+            ),
+            key(
+                "cores",
+                TextTable,
+                Value("{}"),
+                "Another mechanism for some cores, by their numbers, such as `{ 2 = \"signal\" }`.",
+            ),
+            key(
+                "near",
+                Integer(1, 1024),
+                Value("32"),
+                "Packets below which an NF's input is almost empty, and places below which its output is almost full: either ends its \
+                 turn.",
+            ),
+            key(
+                "divisor",
+                Number,
+                Value("1.0"),
+                "A slice is the time that a ring full of packets takes, divided by this; 1 or more.",
+            ),
+            key("least_switches", Integer(1, 10_000), Value("5"), "A slice is at least so many times what a switch takes."),
+            key(
+                "longest_wait_us",
+                Integer(10, 1_000_000),
+                Value("1000"),
+                "An NF with fewer packets than `near` has its turn after so long all the same, in microseconds.",
+            ),
+            key(
+                "park_after_us",
+                Integer(0, 1_000_000_000),
+                Value("1000"),
+                "An NF with nothing to do is stopped after so long, though nobody else has anything to do either, in microseconds.",
+            ),
+        ],
+    },
+    Section {
         name: "port",
         kind: "",
         many: true,
@@ -404,7 +451,13 @@ pub const SECTIONS: &[Section] = &[
             ),
             key("instances", Integer(0, 65_000), Value("1"), "Number of instances at start."),
             key("cores", Cores, Value("[1]"), "Cores of the instances, in turn."),
-            key("mode", Words(&["sleep", "poll"]), Value("\"sleep\""), "Sleep when there is nothing to do, or poll."),
+            key(
+                "mode",
+                Words(&["sleep", "poll"]),
+                Value("\"sleep\""),
+                "Sleep when there is nothing to do, or poll. Those that poll and share a core have their turns from outside: see \
+                 `[workflow]`.",
+            ),
             key(
                 "ring",
                 Integer(2, 1 << 20),

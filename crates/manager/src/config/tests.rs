@@ -333,6 +333,31 @@ fn services() {
 }
 
 #[test]
+fn workflow() {
+    check(&[
+        ("+[workflow]\nmechanism = \"signal\"\ncores = { 2 = \"none\", 3 = \"freeze\" }\nnear = 16\ndivisor = 2\n", &[]),
+        ("[workflow]\nmechanism = \"freez\"\n", &["2:13: mechanism cannot be \"freez\" | did you mean \"freeze\"?"]),
+        (
+            "+[workflow]\ncores = { two = \"none\" }\n",
+            &["3:9: \"two\" is no core | write the number of a core, such as cores = { 2 = \"signal\" }"],
+        ),
+        (
+            "+[workflow]\ncores = { 2 = \"freez\" }\n",
+            &["3:9: the mechanism of core 2 cannot be \"freez\" | write \"auto\" or \"none\" or \"realtime\" or \"freeze\" or \
+                 \"signal\" or \"freezer\" or \"gate\" or \"doorbell\""],
+        ),
+        (
+            "+[workflow]\ndivisor = 0.5\n",
+            &[
+                "3:11: divisor cannot be 0.5: a slice would be longer than a ring of packets takes | write divisor = 1.0, or more for \
+                 shorter slices",
+            ],
+        ),
+        ("+[workflow]\nnear = 0\n", &["3:8: near cannot be 0 | write a whole number, 1 to 1024"]),
+    ]);
+}
+
+#[test]
 fn scheduling() {
     check(&[
         ("+[sched]\nclass = \"batch\"\nhandover = false\n", &[]),
@@ -512,9 +537,9 @@ fn warnings() {
         (
             "+[[service]]\nname = \"b\"\nexec = \"b\"\ncores = [2]\n[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \
              \"poll\"\ncores = [2]\n[[chain]]\nname = \"c\"\nservices = [\"a\", \"b\"]\negress = \"out0\"\n[[rule]]\nchain = \
-             \"c\"\nport = \"in0\"\n",
+             \"c\"\nport = \"in0\"\n[workflow]\nmechanism = \"none\"\n",
             &["4:10: warning: service \"b\" shares core 2 with \"a\", which polls and never sleeps | choose another core, or \
-                 write mode = \"sleep\" for both"],
+                 write mode = \"sleep\" for both, or let [workflow] give them turns"],
         ),
         (
             "+[[chain]]\nname = \"idle\"\negress = \"out0\"\n[[service]]\nname = \"extra\"\nexec = \"x\"\n[[port]]\nname = \
@@ -538,9 +563,9 @@ fn warnings() {
         (
             "+[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \"poll\"\ncores = [2]\n[[service]]\nname = \"b\"\nexec = \
              \"b\"\ncores = [2]\n[[chain]]\nname = \"c\"\nservices = [\"a\", \"b\"]\negress = \"out0\"\n[[rule]]\nchain = \
-             \"c\"\nport = \"in0\"\n",
+             \"c\"\nport = \"in0\"\n[workflow]\nmechanism = \"none\"\n",
             &["9:10: warning: service \"b\" shares core 2 with \"a\", which polls and never sleeps | choose another core, or \
-                 write mode = \"sleep\" for both"],
+                 write mode = \"sleep\" for both, or let [workflow] give them turns"],
         ),
     ]);
 }

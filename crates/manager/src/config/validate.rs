@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::model::{
-    AfPacket, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service, hop,
+    AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service, hop,
 };
 use super::nearest;
 use super::parse::{self, ICMP, ProtocolMatch};
@@ -38,6 +38,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.numbers();
     v.manager();
     v.sched();
+    v.workflow();
     v.ports();
     v.services();
     v.chains();
@@ -162,6 +163,27 @@ impl Validation<'_> {
                 "the kernel's weights mean nothing to NFs of class \"rr\", and these do not divide their core by themselves",
                 "write handover = true, by which they do, or another class, or weights = false",
             );
+        }
+    }
+
+    fn workflow(&mut self) {
+        let w = &self.config.workflow;
+        if w.divisor < 1.0 {
+            self.error(
+                At::key("workflow", "divisor"),
+                format!("divisor cannot be {}: a slice would be longer than a ring of packets takes", w.divisor),
+                "write divisor = 1.0, or more for shorter slices",
+            );
+        }
+        for (core, word) in &w.cores {
+            let at = At::key("workflow", "cores");
+            if !core.parse::<i64>().is_ok_and(|core| (0..=schema::MAX_CORE).contains(&core)) {
+                self.error(at, format!("{core:?} is no core"), "write the number of a core, such as cores = { 2 = \"signal\" }");
+            } else if ByWhat::of(word).is_none() {
+                let words: Vec<String> = ByWhat::ALL.iter().map(|(word, _)| format!("{word:?}")).collect();
+                let help = format!("write {}", words.join(" or "));
+                self.error(at, format!("the mechanism of core {core} cannot be {word:?}"), help);
+            }
         }
     }
 
@@ -605,11 +627,12 @@ impl Validation<'_> {
                         "choose another core, or write idle = \"sleep\" in [manager]",
                     );
                 }
-                if let Some(other) = pollers.get(core).filter(|other| **other != service.name) {
+                let left_alone = config.workflow.of_core(*core) == ByWhat::None;
+                if let Some(other) = pollers.get(core).filter(|other| left_alone && **other != service.name) {
                     self.warn(
                         at.item(n),
                         format!("service \"{}\" shares core {core} with \"{other}\", which polls and never sleeps", service.name),
-                        "choose another core, or write mode = \"sleep\" for both",
+                        "choose another core, or write mode = \"sleep\" for both, or let [workflow] give them turns",
                     );
                 }
             }

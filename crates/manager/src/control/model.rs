@@ -37,6 +37,32 @@ pub struct Status {
     /// Share of one core that measuring, deciding and writing weights took since the start, 0 to 100.
     #[serde(default)]
     pub tuning_percent: f64,
+    /// Cores that NFs which do not cooperate share.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub schedules: Vec<Schedule>,
+}
+
+/// A core that NFs which do not cooperate share: turns are made from outside.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Schedule {
+    /// The core.
+    pub core: u32,
+    /// How an NF is stopped so that another runs.
+    pub mechanism: String,
+    /// Why by this, in words.
+    pub because: String,
+    /// What a switch takes, as measured when it was chosen, in nanoseconds.
+    pub switch_ns: u64,
+    /// Its NFs.
+    pub nfs: Vec<String>,
+    /// Turns that ended, by why: `slice`, `empty` (its input was almost), `full` (its output was almost), `held`, `idle`.
+    pub turns: BTreeMap<String, u64>,
+    /// Nanoseconds that the packet thread spent stopping and starting NFs.
+    pub controller_ns: u64,
+    /// The longest that an NF with packets has waited for its turn, in nanoseconds.
+    pub longest_wait_ns: u64,
+    /// Times that an NF could not be stopped or started.
+    pub failures: u64,
 }
 
 /// A packet thread of the manager.
@@ -241,6 +267,12 @@ pub struct NfSched {
     pub held: bool,
     /// Packets that were marked on their way to it (congestion experienced).
     pub marked: u64,
+    /// What a packet costs it in nanoseconds, told from outside: CPU time over packets; 0 until known, and of NFs that have no turns.
+    #[serde(default)]
+    pub outside_ns: f64,
+    /// Turns that it was given, where NFs do not cooperate.
+    #[serde(default)]
+    pub turns: u64,
 }
 
 /// What an [`Event`] tells of.

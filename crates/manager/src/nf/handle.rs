@@ -54,6 +54,10 @@ pub struct Load {
     pub share: Gauge,
     /// Times that the share was written. By the controller.
     pub writes: AtomicU64,
+    /// What a packet costs it in nanoseconds, told from outside; 0 until known. By Wakeup, of NFs whose turns it makes.
+    pub outside_ns: Gauge,
+    /// Turns that it was given. By Wakeup.
+    pub turns: AtomicU64,
 }
 
 /// What keeps packets from an NF. Read at every gate.
@@ -119,6 +123,10 @@ pub struct NfHandle {
     pub load: Load,
     /// Weight beside its load.
     pub priority: f64,
+    /// Its turns are made from outside ([`crate::workflow`]).
+    pub governed: AtomicBool,
+    /// It is to have turns without packets, because it has to end.
+    pub wants_core: AtomicBool,
     /// Whether it is a program that knows nothing of Sluice: the manager reads its ring for it ([`crate::foreign`]). Set before it is
     /// given packets.
     pub foreign: AtomicBool,
@@ -163,6 +171,8 @@ impl NfHandle {
             gate: Gate::default(),
             load: Load::default(),
             priority,
+            governed: AtomicBool::new(false),
+            wants_core: AtomicBool::new(false),
             foreign: AtomicBool::new(false),
         })
     }

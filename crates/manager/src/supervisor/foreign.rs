@@ -251,6 +251,7 @@ impl Supervisor {
             self.controller.link().give(&handle, Box::new(weight));
         }
         self.publish();
+        self.govern();
         Ok(())
     }
 

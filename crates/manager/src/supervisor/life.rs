@@ -80,7 +80,8 @@ impl Supervisor {
             args: service.config.args.iter().map(Into::into).collect(),
             env,
             user: service.user.clone(),
-            core: Some(nf.core),
+            // Where polling NFs have turns a new process would get no core; an NF moves there by itself when it is let in.
+            core: Some(nf.core).filter(|core| !self.is_governed(*core)),
             stdio: spawn::Stdio::Inherit,
             name: nf.name.clone(),
             seccomp: spawn::SpawnSpec::seccomp_default(service.user.as_ref()),
@@ -267,6 +268,7 @@ impl Supervisor {
             return Ok(());
         }
         self.publish();
+        self.govern();
         Ok(())
     }
 
@@ -363,6 +365,8 @@ impl Supervisor {
             handle.alive.store(false, Ordering::Relaxed);
         }
         let gone = nf.state == State::Gone;
+        // It has no handle any more, so it leaves its schedule.
+        self.govern();
         if !is_foreign {
             self.unschedule(number);
         }
@@ -438,6 +442,9 @@ impl Supervisor {
         nf.state = State::Stopping;
         nf.draining = false;
         nf.deadline = Some(Instant::now() + STOP_PATIENCE);
+        if let Some(handle) = &nf.handle {
+            handle.wants_core.store(true, Ordering::Relaxed);
+        }
         if let Some(foreign) = &mut nf.foreign {
             match &nf.process {
                 Some(process) => process.terminate(),
@@ -455,6 +462,7 @@ impl Supervisor {
     pub(super) fn tick(&mut self, now: Instant) {
         self.sample_cpu(now);
         self.note_removed();
+        self.govern_late();
         let (mut starting, mut settled) = (Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
             if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
@@ -580,6 +588,10 @@ impl Supervisor {
 
 /// Ends the process of an NF at once. Its end is noticed through its pidfd.
 fn kill(nf: &NfState) {
+    if let Some(handle) = &nf.handle {
+        // A process that is parked may be unable to die: it is given turns for it.
+        handle.wants_core.store(true, Ordering::Relaxed);
+    }
     if let Some(process) = &nf.process {
         process.kill();
     }

@@ -9,6 +9,7 @@ mod change;
 mod foreign;
 mod grouping;
 mod life;
+mod outside;
 mod ports;
 mod report;
 mod tuning;
@@ -142,6 +143,7 @@ pub struct Supervisor {
     plane: DataPlane,
     controller: Controller,
     tuning: tuning::Tuning,
+    outside: outside::Outside,
     /// What packets cost programs, as measured before.
     estimates: Kept,
     ports: Vec<Option<PortState>>,
@@ -223,6 +225,7 @@ impl Supervisor {
             plane,
             controller,
             tuning: tuning::Tuning::default(),
+            outside: outside::Outside::default(),
             estimates,
             ports: Vec::new(),
             services: Vec::new(),
@@ -252,7 +255,8 @@ impl Supervisor {
         };
         let socket = this.listener.path().to_path_buf();
         this.note(|r| r.made(Thing::Socket, &socket));
-        match this.prepare_scheduling().and_then(|()| this.build(wanted)) {
+        let prepared = this.prepare_scheduling().and_then(|()| this.prepare_outside(&wanted));
+        match prepared.and_then(|()| this.build(wanted)) {
             Ok(()) => Ok(this),
             Err(error) => {
                 this.shut_down();

@@ -162,6 +162,7 @@ impl Supervisor {
                 let spent = self.plane.tuning_ns().load(Ordering::Relaxed) + self.controller.cpu_ns();
                 spent as f64 * 100.0 / self.started.elapsed().as_nanos().max(1) as f64
             },
+            schedules: self.schedule_reports(),
         }
     }
 
@@ -396,6 +397,8 @@ fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
         throttles: gate.throttles.load(Ordering::Relaxed),
         held: gate.held.load(Ordering::Relaxed),
         marked: handle.counters.iter().map(|c| c.marked.get()).sum(),
+        outside_ns: load.outside_ns.get(),
+        turns: load.turns.load(Ordering::Relaxed),
     }
 }
 

@@ -90,11 +90,16 @@ impl Supervisor {
             model::Class::Batch => Some(Class::Batch),
             model::Class::Rr => Some(Class::Rr(PRIORITY)),
         };
-        // One that polls would keep everybody else from its core.
-        if let Some(class) = class.filter(|_| !poll) {
+        // One that polls would keep everybody else from its core, unless that is what was asked for.
+        let left_alone = handle.as_ref().is_some_and(|handle| self.config.workflow.of_core(handle.core) == model::ByWhat::None);
+        if let Some(class) = class.filter(|_| !poll || left_alone) {
             class::set(Path::new("/"), pid, class)?;
         }
         let (Some(handle), Some(grouping)) = (handle, &self.tuning.grouping) else { return Ok(()) };
+        // One that polls has its core for itself, or turns.
+        if poll {
+            return Ok(());
+        }
         let path = grouping.path_of(&handle.name);
         if let Some(record) = &mut self.record {
             // A full disk is no reason to stop packets.

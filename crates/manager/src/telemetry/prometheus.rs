@@ -11,7 +11,7 @@
 
 use std::fmt::{Display, Write};
 
-use crate::control::model::{Chain, Distribution, Nf, NfForeign, Port, Stats};
+use crate::control::model::{Chain, Distribution, Nf, NfForeign, Port, Schedule, Stats};
 
 /// The content type of [`exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -64,6 +64,7 @@ fn daemon(out: &mut Text, stats: &Stats) {
     }
     out.family("sluice_tuning_cpu_ratio", "gauge", "Share of one core that measuring, deciding and writing shares took.");
     out.sample("sluice_tuning_cpu_ratio", &[], status.tuning_percent / 100.0);
+    schedules(out, &status.schedules);
 }
 
 /// One family: name, help, value of one member.
@@ -80,6 +81,29 @@ const PORT_COUNTERS: &[Column<Port>] = &[
     ("sluice_port_tx_drops_total", "Packets that the port did not take in time.", |p| p.tx_drops),
     ("sluice_port_entry_drops_total", "Packets dropped before any NF worked on them.", |p| p.entry_drops),
 ];
+
+fn schedules(out: &mut Text, schedules: &[Schedule]) {
+    out.family("sluice_turns_total", "counter", "Turns that ended on a core whose NFs do not cooperate, by why.");
+    for schedule in schedules {
+        let core = schedule.core.to_string();
+        for (why, turns) in &schedule.turns {
+            out.sample("sluice_turns_total", &[("core", &core), ("why", why)], turns);
+        }
+    }
+    out.family(
+        "sluice_controller_seconds_total",
+        "counter",
+        "Time that a packet thread spent stopping and starting NFs of a core.",
+    );
+    for schedule in schedules {
+        let labels = [("core", &*schedule.core.to_string()), ("mechanism", &*schedule.mechanism)];
+        out.sample("sluice_controller_seconds_total", &labels, schedule.controller_ns as f64 / NS);
+    }
+    out.family("sluice_longest_wait_seconds", "gauge", "The longest that an NF with packets has waited for its turn.");
+    for schedule in schedules {
+        out.sample("sluice_longest_wait_seconds", &[("core", &schedule.core.to_string())], schedule.longest_wait_ns as f64 / NS);
+    }
+}
 
 fn ports(out: &mut Text, ports: &[Port]) {
     for (name, help, value) in PORT_COUNTERS {
@@ -106,6 +130,7 @@ const NF_COUNTERS: &[Column<Nf>] = &[
     ("sluice_nf_hand_overs_total", "Times that the NF started the next one on its core.", |n| n.hand_overs),
     ("sluice_nf_wakes_total", "Times that the manager rang the NF's doorbell.", |n| n.wakes),
     ("sluice_nf_share_writes_total", "Times that the NF's share was written.", |n| n.sched.share_writes),
+    ("sluice_nf_turns_total", "Turns that the NF was given, where NFs do not cooperate.", |n| n.sched.turns),
     ("sluice_nf_throttles_total", "Times that chains began to be refused because of the NF.", |n| n.sched.throttles),
     ("sluice_nf_marked_total", "Packets that were marked on their way to the NF (congestion experienced).", |n| n.sched.marked),
 ];
@@ -175,6 +200,12 @@ fn nfs(out: &mut Text, nfs: &[Nf]) {
     for nf in nfs {
         if nf.sched.service_ns > 0.0 {
             out.sample("sluice_nf_packet_seconds", &[("nf", &nf.name), ("service", &nf.service)], nf.sched.service_ns / NS);
+        }
+    }
+    out.family("sluice_nf_outside_packet_seconds", "gauge", "CPU time that a packet costs the NF, told from outside.");
+    for nf in nfs {
+        if nf.sched.outside_ns > 0.0 {
+            out.sample("sluice_nf_outside_packet_seconds", &[("nf", &nf.name), ("service", &nf.service)], nf.sched.outside_ns / NS);
         }
     }
     out.family("sluice_nf_private_bytes", "gauge", "Private memory of the NF.");
@@ -402,6 +433,8 @@ mod tests {
                 throttles: 3,
                 held: true,
                 marked: 41,
+                outside_ns: 275.0,
+                turns: 99,
             },
             ..Default::default()
         };
@@ -411,6 +444,14 @@ mod tests {
                 version: "0.1.0".into(),
                 threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 50.0 }],
                 tuning_percent: 0.5,
+                schedules: vec![Schedule {
+                    core: 1,
+                    mechanism: "signal".into(),
+                    turns: [("slice".into(), 7)].into(),
+                    controller_ns: 2_500_000_000,
+                    longest_wait_ns: 1_500_000,
+                    ..Default::default()
+                }],
                 ..Default::default()
             },
             ports: vec![Port {
@@ -464,9 +505,14 @@ mod tests {
             ("throttles_total", 3.0),
             ("held", 1.0),
             ("marked_total", 41.0),
+            ("turns_total", 99.0),
+            ("outside_packet_seconds", 2.75e-7),
         ] {
             assert_eq!(get(&format!("sluice_nf_{name}"), &fw), value, "{name}");
         }
+        assert_eq!(get("sluice_turns_total", &[("core", "1"), ("why", "slice")]), 7.0);
+        assert_eq!(get("sluice_controller_seconds_total", &[("core", "1"), ("mechanism", "signal")]), 2.5);
+        assert_eq!(get("sluice_longest_wait_seconds", &[("core", "1")]), 0.0015);
         assert_eq!(get("sluice_chain_throttled", &[("chain", "web")]), 1.0);
         assert_eq!(get("sluice_chain_wasted_total", &[("chain", "web")]), 4.0);
         assert_eq!(get("sluice_tuning_cpu_ratio", &[]), 0.005);

@@ -28,7 +28,7 @@ use sluice_policy::sched::workflow::{Member, Move, Reading, Rings, Settings, Why
 use sluice_shm::clock::monotonic_ns;
 
 use self::rings::NfRings;
-use crate::chain::{PathRegistry, Step, Tables};
+use crate::chain::{PathRegistry, Tables};
 use crate::foreign;
 use crate::forward::NfEnd;
 use crate::mechanism::process::CpuClock;
@@ -185,7 +185,7 @@ impl CoreSchedule {
             && nf.clock.is_some()
         {
             let (taken, unread) = nf.rings.taken();
-            nf.cost.ring(taken, unread);
+            nf.cost.ring(taken, unread.into());
         }
         match self.workflow.step(now_ns, &View(&self.nfs)) {
             Move::Stay => {}

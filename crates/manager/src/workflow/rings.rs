@@ -65,15 +65,17 @@ impl NfRings {
         let (posted, returned) = handle.posted_returned();
         let mut work = u32::try_from(posted.saturating_sub(returned)).unwrap_or(u32::MAX);
         let held = handle.gate.held.load(Ordering::Relaxed);
+        if handle.wants_core.load(Ordering::Relaxed) {
+            // It has something else to do than packets: to end.
+            return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, held: false };
+        }
         if let Some(foreign) = &self.foreign {
             // What is in it cannot be told apart from what it has eaten; both are written off in time.
             work = work.saturating_add(u32::try_from(foreign.inside.load(Ordering::Relaxed)).unwrap_or(u32::MAX));
             return Reading { work, unread: work, room: u32::MAX, held };
         }
-        let owes_time =
-            handle.wants_core.load(Ordering::Relaxed) || handle.region.page.counter(Counter::Ready).load(Ordering::Relaxed) == 0;
-        if owes_time {
-            // It has something else to do than packets: to begin, or to end.
+        if handle.region.page.counter(Counter::Ready).load(Ordering::Relaxed) == 0 {
+            // It has still to begin.
             return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, held: false };
         }
         // What an NF puts on its own ring goes to the manager, which takes it at once if it can pass it on.

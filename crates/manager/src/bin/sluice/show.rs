@@ -110,6 +110,25 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
             format!("{:.0} %", thread.busy_percent).into(),
         ]);
     }
+    table.print(out, colour)?;
+    if status.schedules.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    let mut table = Table::new(&[">CORE", "TURNS BY", ">SWITCH", ">TURNS", "ENDED BY", ">LONGEST WAIT", "NFS"]);
+    for schedule in &status.schedules {
+        let turns: u64 = schedule.turns.values().sum();
+        let by: Vec<String> = schedule.turns.iter().filter(|(_, n)| **n > 0).map(|(why, n)| format!("{why} {n}")).collect();
+        table.row(vec![
+            schedule.core.to_string().into(),
+            schedule.mechanism.as_str().into(),
+            format!("{:.1} us", schedule.switch_ns as f64 / 1e3).into(),
+            grouped(turns).into(),
+            by.join(", ").into(),
+            format!("{:.2} ms", schedule.longest_wait_ns as f64 / 1e6).into(),
+            schedule.nfs.join(" ").into(),
+        ]);
+    }
     table.print(out, colour)
 }
 

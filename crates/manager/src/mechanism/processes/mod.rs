@@ -137,7 +137,9 @@ pub enum Refused {
         pid: i32,
     },
     /// Another user's process.
-    #[error("process {pid} belongs to user {owner} and this is user {own}, who may not control it; run sluiced as root, with the capability {capability}, or as that user")]
+    #[error(
+        "process {pid} belongs to user {owner} and this is user {own}, who may not control it; run sluiced as root, with the capability {capability}, or as that user"
+    )]
     OtherUser {
         /// The pid.
         pid: i32,

@@ -130,8 +130,11 @@ impl Target {
         let mut members: Vec<Member> = Vec::new();
         for _ in 0..PASSES {
             let mut pids = Vec::new();
-            processes_below(folder, &mut pids)
-                .map_err(|source| Refused::System { doing: "read the processes of", what: folder.display().to_string(), source })?;
+            processes_below(folder, &mut pids).map_err(|source| Refused::System {
+                doing: "read the processes of",
+                what: folder.display().to_string(),
+                source,
+            })?;
             pids.retain(|pid| members.iter().all(|member| member.raw() != *pid));
             if pids.is_empty() {
                 break;

@@ -1,0 +1,291 @@
+//! NFs that do not cooperate: which cores have a schedule, and who is in it.
+//!
+//! A core that an NF which polls shares with others has one ([`crate::workflow`]): all NFs of the core are in it, those that would yield
+//! too, for beside one that polls the kernel would give them what is left. An NF that polls and has its core for itself needs none.
+//!
+//! What an NF had before (class, cgroup, running or not) is given back when it leaves a schedule, when the daemon ends, and by the guard
+//! process if the daemon is killed.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sluice_policy::sched::workflow::{Settings, Why};
+use sluice_shm::page::Counter;
+
+use super::{NfState, Supervisor, SupervisorError};
+use crate::config::model::{self, ByWhat, Mode};
+use crate::control::model as api;
+use crate::mechanism::process::Proc;
+use crate::mechanism::processes::auto;
+use crate::mechanism::processes::guard::Guard;
+use crate::mechanism::processes::{self, Controller, Gates, Mechanism, Refused, Target};
+use crate::nf::State;
+use crate::workflow::{CoreSchedule, Counters};
+
+/// The program that becomes the guard: this one.
+const OURSELVES: &str = "/proc/self/exe";
+
+/// What is done from outside.
+#[derive(Default)]
+pub(super) struct Outside {
+    guard: Option<Arc<Guard>>,
+    cores: BTreeMap<usize, Governed>,
+    /// Cores that were refused a schedule; told once.
+    refused: BTreeSet<usize>,
+    /// Somebody was not ready when looked at.
+    look_again: bool,
+}
+
+/// A core that has a schedule.
+struct Governed {
+    mechanism: Mechanism,
+    /// Why this one, in words.
+    because: String,
+    switch_ns: u64,
+    counters: Arc<Counters>,
+    members: BTreeSet<u16>,
+    /// NFs that cannot be in it; told once.
+    refused: BTreeSet<u16>,
+}
+
+/// A mechanism by its word; None for `auto` and `none`.
+fn named(what: ByWhat) -> Option<Mechanism> {
+    match what {
+        ByWhat::Auto | ByWhat::None => None,
+        ByWhat::Realtime => Some(Mechanism::Realtime),
+        ByWhat::Freeze => Some(Mechanism::Freeze),
+        ByWhat::Signal => Some(Mechanism::Signal),
+        ByWhat::Freezer => Some(Mechanism::Freezer),
+        ByWhat::Gate => Some(Mechanism::Gate),
+        ByWhat::Doorbell => Some(Mechanism::Doorbell),
+    }
+}
+
+fn settings_of(config: &model::Workflow, switch_ns: u64) -> Settings {
+    Settings {
+        near: config.near,
+        divisor: config.divisor,
+        switch_ns,
+        least_switches: config.least_switches,
+        longest_wait_ns: u64::from(config.longest_wait_us) * 1_000,
+        park_after_ns: u64::from(config.park_after_us) * 1_000,
+    }
+}
+
+/// A controller, and what its switches take.
+struct Chosen {
+    controller: Box<dyn Controller>,
+    because: String,
+    switch_ns: u64,
+}
+
+impl Supervisor {
+    /// Refuses a mechanism that the configuration names and the host does not allow, before anything is started.
+    pub(super) fn prepare_outside(&mut self, wanted: &model::Config) -> Result<(), SupervisorError> {
+        let polls = |core: &usize| wanted.services.iter().any(|s| s.mode == Mode::Poll && s.cores.contains(core));
+        let cores: BTreeSet<usize> = wanted.services.iter().flat_map(|s| s.cores.iter().copied()).filter(polls).collect();
+        for core in cores {
+            if let Some(mechanism) = named(wanted.workflow.of_core(core)) {
+                let made = self.guard().and_then(|guard| processes::make(mechanism, &self.folder_of(core), &guard));
+                // Dropped at once: nobody is in it.
+                made.map_err(|refused| {
+                    SupervisorError::Invalid(format!("core {core} cannot have a schedule as [workflow] says: {refused}"))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    fn guard(&mut self) -> Result<Arc<Guard>, Refused> {
+        match &self.outside.guard {
+            Some(guard) if guard.is_alive() => Ok(guard.clone()),
+            _ => Ok(self.outside.guard.insert(Guard::start(Path::new(OURSELVES))?).clone()),
+        }
+    }
+
+    fn folder_of(&self, core: usize) -> processes::Settings {
+        processes::Settings::new(&format!("sluice-{}-core{core}", std::process::id()))
+    }
+
+    /// Whether new processes for a core should begin elsewhere: on it they would wait for whoever polls.
+    pub(super) fn is_governed(&self, core: usize) -> bool {
+        self.outside.cores.get(&core).is_some_and(|governed| !governed.members.is_empty())
+    }
+
+    /// Looks at all cores: takes in NFs that have come since, and lets go those that are alone.
+    pub(super) fn govern(&mut self) {
+        self.outside.look_again = false;
+        let mode = |nf: &NfState| Some(self.services.get(usize::from(nf.service))?.as_ref()?.config.mode);
+        let polled: BTreeSet<usize> = self
+            .nfs
+            .values()
+            .filter(|nf| nf.handle.is_some() && mode(nf) == Some(Mode::Poll))
+            .map(|nf| nf.core)
+            .filter(|core| self.config.workflow.of_core(*core) != ByWhat::None)
+            .collect();
+        let mut wanted: BTreeMap<usize, Vec<u16>> = BTreeMap::new();
+        for nf in self.nfs.values().filter(|nf| polled.contains(&nf.core) && has_turns(nf)) {
+            wanted.entry(nf.core).or_default().push(nf.number);
+        }
+        wanted.retain(|_, nfs| nfs.len() > 1);
+        let cores: BTreeSet<usize> = wanted.keys().chain(self.outside.cores.keys()).copied().collect();
+        for core in cores {
+            let nfs = wanted.remove(&core).unwrap_or_default();
+            let now = self.outside.cores.get(&core);
+            let is_so = now.map_or(nfs.is_empty(), |governed| {
+                nfs.iter().all(|nf| governed.members.contains(nf) || governed.refused.contains(nf))
+                    && governed.members.iter().all(|nf| nfs.contains(nf))
+            });
+            if !is_so && !self.outside.refused.contains(&core) {
+                self.regovern(core, &nfs);
+            }
+        }
+    }
+
+    /// Looks again at NFs that were not ready.
+    pub(super) fn govern_late(&mut self) {
+        if self.outside.look_again {
+            self.govern();
+        }
+    }
+
+    /// Has exactly these NFs in the schedule of a core.
+    fn regovern(&mut self, core: usize, nfs: &[u16]) {
+        let mut schedule = match self.plane.lend_schedule(core) {
+            Ok(Some(schedule)) => schedule,
+            Ok(None) if nfs.is_empty() => {
+                self.outside.cores.remove(&core);
+                return;
+            }
+            Ok(None) => match self.choose(core) {
+                Ok(chosen) => {
+                    let counters = Arc::new(Counters::default());
+                    let settings = settings_of(&self.config.workflow, chosen.switch_ns);
+                    let governed = Governed {
+                        mechanism: chosen.controller.mechanism(),
+                        because: chosen.because,
+                        switch_ns: chosen.switch_ns,
+                        counters: counters.clone(),
+                        members: BTreeSet::new(),
+                        refused: BTreeSet::new(),
+                    };
+                    self.outside.cores.insert(core, governed);
+                    Box::new(CoreSchedule::new(core, chosen.controller, settings, counters))
+                }
+                Err(refused) => {
+                    self.outside.refused.insert(core);
+                    eprintln!("sluiced: core {core} gets no schedule, and the kernel divides it among NFs that poll: {refused}");
+                    return;
+                }
+            },
+            Err(error) => {
+                eprintln!("sluiced: {error}");
+                return;
+            }
+        };
+        let Some(governed) = self.outside.cores.get_mut(&core) else { return };
+        let leaving: Vec<u16> = governed.members.iter().filter(|nf| !nfs.contains(nf)).copied().collect();
+        governed.refused.retain(|nf| nfs.contains(nf));
+        for number in leaving {
+            governed.members.remove(&number);
+            if let Err(failed) = schedule.remove(number) {
+                eprintln!("sluiced: an NF of core {core} does not get back what it had: {failed}");
+            }
+        }
+        let mechanism = governed.mechanism;
+        for number in nfs {
+            if !self.outside.cores.get(&core).is_some_and(|governed| governed.members.contains(number)) {
+                self.take_in(core, mechanism, *number, &mut schedule);
+            }
+        }
+        if schedule.is_empty() {
+            for failed in schedule.teardown() {
+                eprintln!("sluiced: the schedule of core {core} leaves something behind: {failed}");
+            }
+            self.outside.cores.remove(&core);
+        } else if let Err(error) = self.plane.put_schedule(schedule) {
+            eprintln!("sluiced: {error}");
+        }
+    }
+
+    fn take_in(&mut self, core: usize, mechanism: Mechanism, number: u16, schedule: &mut CoreSchedule) {
+        let Some(nf) = self.nfs.get(&number) else { return };
+        let Some(handle) = nf.handle.clone() else { return };
+        if !mechanism.works_uncooperatively() && handle.region.page.counter(Counter::Ready).load(Ordering::Acquire) == 0 {
+            // It has not said yet whether it takes part.
+            self.outside.look_again = true;
+            return;
+        }
+        let proc = Proc::default();
+        let target = match (&nf.foreign, &nf.process) {
+            (Some(foreign), _) => {
+                let pids: Vec<i32> = foreign.who.members().iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+                Target::of_pids(&proc, &nf.name, &pids)
+            }
+            (None, Some(process)) => {
+                Target::of_pid(&proc, &nf.name, process.pid.as_raw_nonzero().get()).map(|target| match Gates::of(&handle.region) {
+                    Ok(gates) => target.with_gates(gates),
+                    Err(_) => target,
+                })
+            }
+            (None, None) => return,
+        };
+        let depth = self.tables.depths().get(usize::from(nf.service)).copied().unwrap_or(0);
+        let foreign = nf.foreign.as_ref().map(|foreign| foreign.counters.clone());
+        let pid = nf.process.as_ref().map(|process| process.pid);
+        let added = target.and_then(|target| schedule.add(&handle, &target, pid, foreign, depth));
+        let Some(governed) = self.outside.cores.get_mut(&core) else { return };
+        match added {
+            Ok(()) => drop(governed.members.insert(number)),
+            Err(refused) => {
+                governed.refused.insert(number);
+                let name = &handle.name;
+                eprintln!("sluiced: {name} has no turns on core {core}, and runs as the kernel has it: {refused}");
+            }
+        }
+    }
+
+    /// What stops and starts the NFs of a core.
+    fn choose(&mut self, core: usize) -> Result<Chosen, Refused> {
+        let guard = self.guard()?;
+        let settings = self.folder_of(core);
+        let what = self.config.workflow.of_core(core);
+        let wanted = named(what).map_or(auto::UNCOOPERATIVE.to_vec(), |mechanism| vec![mechanism]);
+        let choice = auto::choose(&settings, &guard, Path::new(OURSELVES), core, &wanted);
+        let reasons = choice.reasons().join("; ");
+        // One that the configuration names is taken whatever measuring it has told.
+        let Some(mechanism) = choice.mechanism.or(named(what)) else {
+            return Err(Refused::NotHere { mechanism: Mechanism::Signal, what: reasons });
+        };
+        let switch_ns = choice.latency_ns().map_or(Settings::default().switch_ns, |ns| ns as u64);
+        let because = if named(what).is_some() { format!("the configuration says so; {reasons}") } else { reasons };
+        Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns })
+    }
+
+    /// What is told of cores that have a schedule.
+    pub(super) fn schedule_reports(&self) -> Vec<api::Schedule> {
+        let report = |(core, governed): (&usize, &Governed)| api::Schedule {
+            core: *core as u32,
+            mechanism: governed.mechanism.name().into(),
+            because: governed.because.clone(),
+            switch_ns: governed.switch_ns,
+            nfs: governed.members.iter().filter_map(|number| Some(self.nfs.get(number)?.name.clone())).collect(),
+            turns: Why::ALL
+                .into_iter()
+                .map(|why| (why.name().to_string(), governed.counters.ended[why as usize].load(Ordering::Relaxed)))
+                .collect(),
+            controller_ns: governed.counters.controller_ns.load(Ordering::Relaxed),
+            longest_wait_ns: governed.counters.longest_wait_ns.load(Ordering::Relaxed),
+            failures: governed.counters.failures.load(Ordering::Relaxed),
+        };
+        self.outside.cores.iter().map(report).collect()
+    }
+}
+
+/// Whether an NF has processes that can have turns.
+fn has_turns(nf: &NfState) -> bool {
+    let runs = matches!(nf.state, State::Running | State::Stopping) && nf.handle.is_some();
+    runs && (nf.process.is_some() || nf.foreign.as_ref().is_some_and(|foreign| !foreign.who.members().is_empty()))
+}
