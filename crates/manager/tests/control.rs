@@ -54,6 +54,7 @@ impl Mock {
                 hugepages: false,
                 flows: 1_234,
                 tuning_percent: 0.5,
+                schedules: Vec::new(),
             };
             stats.drops = BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 0)]);
         }

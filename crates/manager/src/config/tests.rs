@@ -339,11 +339,11 @@ fn workflow() {
         ("[workflow]\nmechanism = \"freez\"\n", &["2:13: mechanism cannot be \"freez\" | did you mean \"freeze\"?"]),
         (
             "+[workflow]\ncores = { two = \"none\" }\n",
-            &["3:9: \"two\" is no core | write the number of a core, such as cores = { 2 = \"signal\" }"],
+            &["2:9: \"two\" is no core | write the number of a core, such as cores = { 2 = \"signal\" }"],
         ),
         (
             "+[workflow]\ncores = { 2 = \"freez\" }\n",
-            &["3:9: the mechanism of core 2 cannot be \"freez\" | write \"auto\" or \"none\" or \"realtime\" or \"freeze\" or \
+            &["2:9: the mechanism of core 2 cannot be \"freez\" | write \"auto\" or \"none\" or \"realtime\" or \"freeze\" or \
                  \"signal\" or \"freezer\" or \"gate\" or \"doorbell\""],
         ),
         (
@@ -353,7 +353,7 @@ fn workflow() {
                  shorter slices",
             ],
         ),
-        ("+[workflow]\nnear = 0\n", &["3:8: near cannot be 0 | write a whole number, 1 to 1024"]),
+        ("+[workflow]\nnear = 0\n", &["2:8: near cannot be 0 | write a whole number, 1 to 1024"]),
     ]);
 }
 

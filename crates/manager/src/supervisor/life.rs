@@ -81,7 +81,7 @@ impl Supervisor {
             env,
             user: service.user.clone(),
             // Where polling NFs have turns a new process would get no core; an NF moves there by itself when it is let in.
-            core: Some(nf.core).filter(|core| !self.is_governed(*core)),
+            core: Some(nf.core).filter(|core| !self.outside.is_governed(*core)),
             stdio: spawn::Stdio::Inherit,
             name: nf.name.clone(),
             seccomp: spawn::SpawnSpec::seccomp_default(service.user.as_ref()),

@@ -38,6 +38,13 @@ pub(super) struct Outside {
     look_again: bool,
 }
 
+impl Outside {
+    /// Whether new processes for a core should begin elsewhere: on it they would wait for whoever polls.
+    pub(super) fn is_governed(&self, core: usize) -> bool {
+        self.cores.get(&core).is_some_and(|governed| !governed.members.is_empty())
+    }
+}
+
 /// A core that has a schedule.
 struct Governed {
     mechanism: Mechanism,
@@ -107,11 +114,6 @@ impl Supervisor {
 
     fn folder_of(&self, core: usize) -> processes::Settings {
         processes::Settings::new(&format!("sluice-{}-core{core}", std::process::id()))
-    }
-
-    /// Whether new processes for a core should begin elsewhere: on it they would wait for whoever polls.
-    pub(super) fn is_governed(&self, core: usize) -> bool {
-        self.outside.cores.get(&core).is_some_and(|governed| !governed.members.is_empty())
     }
 
     /// Looks at all cores: takes in NFs that have come since, and lets go those that are alone.
