@@ -4,6 +4,7 @@
 //! *called*). Whatever the process writes there itself stops or runs nobody else.
 
 use std::sync::Arc;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -89,6 +90,44 @@ pub fn is_closed(word: &AtomicU32) -> bool {
 /// Waits at the gate with this word until it is opened, or `timeout` is over. Returns without cause, too. Safe in a signal handler.
 pub fn wait(word: &AtomicU32, timeout: Option<Duration>) {
     crate::doorbell::wait(word, CLOSED, timeout);
+}
+
+/// What the handler needs.
+struct Called {
+    word: &'static AtomicU32,
+    is_orphan: fn() -> bool,
+}
+
+static CALLED: OnceLock<Called> = OnceLock::new();
+
+/// Longest wait in the handler before it asks whether somebody is still there who could open the gate.
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
+extern "C" fn on_signal(_signal: libc::c_int) {
+    // An atomic load: safe in a handler.
+    let Some(called) = CALLED.get() else { return };
+    while is_closed(called.word) {
+        wait(called.word, Some(LONGEST_WAIT));
+        if is_closed(called.word) && (called.is_orphan)() {
+            return;
+        }
+    }
+}
+
+/// From now on a thread that gets [`SIGNAL`] waits at this gate. `is_orphan` is asked once a second by those who wait, in the signal
+/// handler: whether nobody is left who could open it; it may do only what is safe there. The first call of a process counts; says
+/// whether this was it.
+pub fn come_when_called(word: &'static AtomicU32, is_orphan: fn() -> bool) -> bool {
+    if CALLED.set(Called { word, is_orphan }).is_err() {
+        return false;
+    }
+    // SAFETY: sigaction is plain data for which all zeroes are valid.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = on_signal as extern "C" fn(libc::c_int) as usize;
+    // Calls that are interrupted go on by themselves, and a program that has a stack for its signals gets it used.
+    action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
+    // SAFETY: the handler makes atomic loads and system calls alone, which are safe in it, and action lives through the call.
+    unsafe { libc::sigaction(SIGNAL, &raw const action, std::ptr::null_mut()) == 0 }
 }
 
 #[cfg(all(test, not(loom)))]

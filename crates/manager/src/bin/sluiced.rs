@@ -9,6 +9,7 @@ use sluice_manager::config::host::Host;
 use sluice_manager::config::load;
 use sluice_manager::control::{Backend, server};
 use sluice_manager::mechanism::process;
+use sluice_manager::mechanism::processes::helper;
 use sluice_manager::nf::record::Record;
 use sluice_manager::port;
 use sluice_manager::supervisor::Supervisor;
@@ -32,6 +33,9 @@ struct Args {
 }
 
 fn main() -> ExitCode {
+    if let Some(code) = helper::take_over() {
+        return code;
+    }
     let args = Args::parse();
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,

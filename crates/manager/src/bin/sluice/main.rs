@@ -17,8 +17,12 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use sluice_manager::mechanism::processes::helper;
 
 fn main() -> ExitCode {
+    if let Some(code) = helper::take_over() {
+        return code;
+    }
     let cli = args::Cli::parse();
     let mut out = std::io::BufWriter::new(std::io::stdout().lock());
     let ended = commands::run(cli, &mut out).and_then(|()| Ok(out.flush()?));

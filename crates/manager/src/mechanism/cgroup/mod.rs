@@ -55,6 +55,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use kernel::{Kernel, Knob, Linux};
+pub(super) use mount::folder_of;
 
 /// Processes of a cgroup.
 const PROCS: &str = "cgroup.procs";
@@ -219,7 +220,7 @@ impl std::fmt::Display for Version {
 
 /// One path component for any name, and another one for any other name: bytes other than letters, digits, `-`, `_` and `.` (inside)
 /// are written as `%` and two hexadecimal digits.
-fn component(name: &str) -> String {
+pub(super) fn component(name: &str) -> String {
     use std::fmt::Write;
     let mut text = String::with_capacity(name.len());
     for (i, byte) in name.bytes().enumerate() {

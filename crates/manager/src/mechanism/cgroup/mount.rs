@@ -57,8 +57,29 @@ pub(super) fn find(kernel: &dyn Kernel, root: &Path, process: &str) -> Result<Op
     Ok(Some((mount.version, folder.map_or_else(|| top.clone(), |folder| folder.components().collect()), top)))
 }
 
+/// The cgroup of a process ("self" or a pid) in the hierarchy of version 2, or in that of version 1 that has this controller. None if
+/// there is no such hierarchy, or it does not show that cgroup.
+pub(in crate::mechanism) fn folder_of(root: &Path, version: Version, controller: &str, process: &str) -> io::Result<Option<PathBuf>> {
+    let proc = root.join("proc");
+    let mountinfo = std::fs::read_to_string(proc.join("self/mountinfo"))?;
+    let cgroups = std::fs::read_to_string(proc.join(process).join("cgroup"))?;
+    let mount = mountinfo.lines().rev().filter_map(|line| parse_mount_of(line, controller)).find(|mount| mount.version == version);
+    let path = cgroups.lines().find_map(|line| parse_member_of(line, version, controller));
+    let (Some(mount), Some(path)) = (mount, path) else { return Ok(None) };
+    let Ok(inside) = path.strip_prefix(&mount.root) else { return Ok(None) };
+    if !inside.components().all(|part| matches!(part, Component::Normal(_))) {
+        return Ok(None);
+    }
+    let point = root.join(mount.point.strip_prefix("/").unwrap_or(&mount.point));
+    Ok(Some(point.join(inside).components().collect()))
+}
+
 /// Reads a line of mountinfo (proc_pid_mountinfo(5)). None if it is no cgroup file system that may have the cpu controller.
 fn parse_mount(line: &str) -> Option<Mount> {
+    parse_mount_of(line, "cpu")
+}
+
+fn parse_mount_of(line: &str, controller: &str) -> Option<Mount> {
     let (before, after) = line.split_once(" - ")?;
     let mut before = before.split(' ').skip(3);
     let (root, point) = (unescape(before.next()?), unescape(before.next()?));
@@ -69,16 +90,20 @@ fn parse_mount(line: &str) -> Option<Mount> {
         _ => return None,
     };
     let options = after.nth(1).unwrap_or_default();
-    let has_cpu = version == Version::V2 || options.split(',').any(|option| option == "cpu");
-    has_cpu.then_some(Mount { version, root, point })
+    let has_it = version == Version::V2 || options.split(',').any(|option| option == controller);
+    has_it.then_some(Mount { version, root, point })
 }
 
 /// The cgroup in a line of `/proc/PID/cgroup`, if it is the line of the cpu controller.
 fn parse_member(line: &str, version: Version) -> Option<PathBuf> {
+    parse_member_of(line, version, "cpu")
+}
+
+fn parse_member_of(line: &str, version: Version, controller: &str) -> Option<PathBuf> {
     let mut fields = line.splitn(3, ':');
     let (number, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
     let is_it = match version {
-        Version::V1 => controllers.split(',').any(|name| name == "cpu"),
+        Version::V1 => controllers.split(',').any(|name| name == controller),
         Version::V2 => number == "0" && controllers.is_empty(),
     };
     is_it.then(|| path.into())

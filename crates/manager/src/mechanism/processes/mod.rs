@@ -31,15 +31,34 @@
 // The calls for classes and for signals to threads have no safe wrapper in rustix.
 #![allow(unsafe_code)]
 
+mod attr;
+pub mod auto;
+pub mod doorbell;
+pub mod freeze;
+pub mod freezer;
+pub mod gate;
+pub mod guard;
+pub mod helper;
+pub mod measure;
+pub mod realtime;
+pub mod signal;
+mod slots;
+pub mod spinner;
 mod target;
+mod tree;
+mod undo;
 
 pub use target::{Gates, Member, Target};
 
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use rustix::io::Errno;
+
+use crate::mechanism::process::Proc;
+use guard::Guard;
 
 /// A way to stop and run processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -226,6 +245,19 @@ pub enum Failed {
     },
 }
 
+impl Failed {
+    /// Of a target that could not be added.
+    fn into_refused(self, mechanism: Mechanism, target: &Target) -> Refused {
+        match self {
+            Self::Ended | Self::NoSuchSlot(_) => Refused::NoProcess { name: target.name().into() },
+            Self::System { source: Errno::PERM | Errno::ACCESS, .. } => Refused::NotPermitted { mechanism, what: self.to_string() },
+            Self::System { doing, pid, source } => {
+                Refused::System { doing, what: format!("process {pid} ({})", target.name()), source: source.into() }
+            }
+        }
+    }
+}
+
 /// Stops and runs targets by one mechanism.
 ///
 /// Not for several threads at once: each core's scheduler has its own. Dropping it is [`teardown`](Controller::teardown).
@@ -306,4 +338,30 @@ pub struct Settings {
     pub low: u8,
     /// Real-time priority of running processes; the controller itself has the next one, see [`raise_self`](realtime::raise_self).
     pub high: u8,
+}
+
+impl Settings {
+    /// The ones that most hosts need. `folder` must be the only one of its name on the host, such as `sluice-PID-core1`.
+    pub fn new(folder: &str) -> Self {
+        Self { root: "/".into(), folder: folder.into(), freeze_parent: None, freezer_parent: None, low: 10, high: 20 }
+    }
+
+    fn proc(&self) -> Proc {
+        Proc::at(self.root.join("proc"))
+    }
+}
+
+/// Makes a controller.
+///
+/// # Errors
+/// [`Refused`]: this host or this user has not what it needs, and nothing has been changed.
+pub fn make(mechanism: Mechanism, settings: &Settings, guard: &Arc<Guard>) -> Result<Box<dyn Controller>, Refused> {
+    Ok(match mechanism {
+        Mechanism::Doorbell => Box::new(doorbell::Doorbell::new(settings, guard)?),
+        Mechanism::Realtime => Box::new(realtime::Realtime::new(settings, guard)?),
+        Mechanism::Freeze => Box::new(freeze::Freeze::new(settings, guard)?),
+        Mechanism::Signal => Box::new(signal::Signal::new(settings, guard)?),
+        Mechanism::Freezer => Box::new(freezer::Freezer::new(settings, guard)?),
+        Mechanism::Gate => Box::new(gate::Gate::new(settings, guard)?),
+    })
 }

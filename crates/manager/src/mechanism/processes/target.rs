@@ -8,14 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, geteuid};
 use rustix::thread::{CapabilitySet, capabilities};
 use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::page::{Counter, Region};
 
-use super::Refused;
-use crate::mechanism::process::{Identity, Proc, wait_readable};
+use super::undo::threads_of;
+use super::{Failed, Refused};
+use crate::mechanism::process::{Identity, Proc};
 
 /// Flag of `/proc/PID/stat` that threads of the kernel have.
 const PF_KTHREAD: u64 = 0x0020_0000;
@@ -51,8 +53,12 @@ impl Member {
     }
 
     /// Whether it has ended. One system call.
+    #[inline]
     pub fn is_ended(&self) -> bool {
-        wait_readable(self.pidfd(), Some(0)).unwrap_or(false)
+        let pidfd = self.pidfd();
+        let mut fds = [PollFd::new(&pidfd, PollFlags::IN)];
+        // An interrupted look says nothing; the next one will.
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|n| n != 0)
     }
 }
 
@@ -79,6 +85,11 @@ impl Gates {
         // Acquire: the handler that the NF tells of is in place.
         let does = region.page.counter(Counter::Gate).load(Ordering::Acquire);
         Ok(Self { gate: region.page.gate(), memory: Arc::new(memory), bytes: region.page.layout().bytes as usize, does })
+    }
+
+    /// The memory that it is in.
+    pub fn memory(&self) -> BorrowedFd<'_> {
+        self.memory.as_fd()
     }
 
     /// Whether the process looks at its gate between bursts.
@@ -177,6 +188,24 @@ impl Target {
         self.cgroup.as_deref()
     }
 
+    /// In this cgroup of version 2, which holds its processes and nobody else, and is frozen as it is.
+    #[must_use]
+    pub fn in_cgroup(self, folder: &Path) -> Self {
+        Self { cgroup: Some(folder.into()), ..self }
+    }
+
+    /// Whether all its processes have ended.
+    #[inline]
+    pub fn is_ended(&self) -> bool {
+        self.members.iter().all(Member::is_ended)
+    }
+
+    /// The same as an answer. One system call, as long as the first process runs.
+    #[inline]
+    pub(super) fn check_runs(&self) -> Result<(), Failed> {
+        if self.is_ended() { Err(Failed::Ended) } else { Ok(()) }
+    }
+
     /// Refuses processes that belong to others, unless this user has `capability`.
     ///
     /// # Errors
@@ -190,6 +219,54 @@ impl Target {
             Some(member) => Err(Refused::OtherUser { pid: member.raw(), owner: member.owner, own, capability: called }),
             None => Ok(()),
         }
+    }
+}
+
+/// The threads of a process, and a cheap way to see that their number has changed.
+#[derive(Debug)]
+pub(super) struct Threads {
+    /// The process.
+    pub(super) pid: i32,
+    /// Their numbers.
+    pub(super) tids: Vec<i32>,
+    folder: OwnedFd,
+    /// Links of the folder: the kernel counts one for each thread, and asking costs a third of a microsecond.
+    links: u64,
+}
+
+impl Threads {
+    /// Those of each process of a target.
+    pub(super) fn of(proc: &Proc, target: &Target) -> Result<Vec<Self>, Refused> {
+        let one = |member: &Member| -> Result<Self, Refused> {
+            let path = proc.path(&format!("{}/task", member.raw()));
+            let system = |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
+            let folder = fs::File::open(&path).map_err(system)?.into();
+            let mut threads = Self { pid: member.raw(), tids: Vec::new(), folder, links: 0 };
+            threads.look_again(proc);
+            if threads.tids.is_empty() && !member.is_ended() {
+                return Err(system(io::ErrorKind::NotFound.into()));
+            }
+            Ok(threads)
+        };
+        target.members.iter().map(one).collect()
+    }
+
+    fn links_now(&self) -> u64 {
+        rustix::fs::fstat(&self.folder).map_or(0, |stat| u64::from(stat.st_nlink))
+    }
+
+    /// Whether their number is another one than when they were looked for.
+    #[inline]
+    pub(super) fn has_changed(&self) -> bool {
+        self.links_now() != self.links
+    }
+
+    /// Looks for them again.
+    #[cold]
+    pub(super) fn look_again(&mut self, proc: &Proc) {
+        // Asked before: a thread that comes while they are looked for makes the number differ the next time.
+        self.links = self.links_now();
+        self.tids = threads_of(proc, self.pid);
     }
 }
 

@@ -1,0 +1,112 @@
+//! How the kernel schedules a thread: policy, priority, nice value and what deadlines have, read whole so that it can be given back
+//! whole.
+
+use std::io;
+
+use rustix::io::Errno;
+
+/// Flag of a thread whose children start with the default class. Taking it away needs a capability, so it is kept.
+const RESET_ON_FORK: u64 = 1;
+
+/// What sched_getattr(2) tells of a thread: the kernel's first version of the structure, which all later ones take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[repr(C)]
+pub struct Attr {
+    size: u32,
+    policy: u32,
+    flags: u64,
+    nice: i32,
+    priority: u32,
+    runtime: u64,
+    deadline: u64,
+    period: u64,
+}
+
+const BYTES: u32 = size_of::<Attr>() as u32;
+const _: () = assert!(BYTES == 48);
+
+impl Attr {
+    /// That of a thread, by its number; 0 is the calling one.
+    ///
+    /// # Errors
+    /// [`Errno::SRCH`] if there is no such thread.
+    pub fn of(tid: i32) -> Result<Self, Errno> {
+        let mut attr = Self::default();
+        // SAFETY: `attr` is live, of the kernel's layout, and as long as the call is told.
+        if unsafe { libc::syscall(libc::SYS_sched_getattr, tid, &raw mut attr, BYTES, 0) } != 0 {
+            return Err(last_errno());
+        }
+        Ok(Self { size: BYTES, flags: attr.flags & RESET_ON_FORK, ..attr })
+    }
+
+    /// Gives it to a thread.
+    ///
+    /// # Errors
+    /// [`Errno::PERM`] if this user may not, [`Errno::SRCH`] if there is no such thread.
+    pub fn give(&self, tid: i32) -> Result<(), Errno> {
+        // SAFETY: `self` is of the kernel's layout and says how long it is.
+        if unsafe { libc::syscall(libc::SYS_sched_setattr, tid, std::ptr::from_ref(self), 0) } != 0 {
+            return Err(last_errno());
+        }
+        Ok(())
+    }
+
+    /// The round-robin class with a priority, for a thread that had this.
+    #[must_use]
+    pub fn round_robin(&self, priority: u8) -> Self {
+        Self {
+            size: BYTES,
+            policy: libc::SCHED_RR as u32,
+            flags: self.flags & RESET_ON_FORK,
+            priority: priority.into(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether it is the round-robin class with this priority.
+    pub fn is_round_robin(&self, priority: u8) -> bool {
+        self.policy == libc::SCHED_RR as u32 && self.priority == u32::from(priority)
+    }
+}
+
+/// Changes the priority of a thread that has a real-time class already. The cheapest call of all.
+///
+/// # Errors
+/// [`Errno::INVAL`] if it has no such class.
+#[inline]
+pub fn set_priority(tid: i32, priority: u8) -> Result<(), Errno> {
+    let param = libc::sched_param { sched_priority: priority.into() };
+    // SAFETY: `param` is live and of the type that the call reads.
+    if unsafe { libc::sched_setparam(tid, &raw const param) } != 0 {
+        return Err(last_errno());
+    }
+    Ok(())
+}
+
+pub(super) fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::INVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_thread_has_is_given_back_whole() {
+        let thread = std::thread::spawn(|| {
+            let nicer = Attr { nice: 3, ..Attr::of(0).unwrap() };
+            nicer.give(0).unwrap();
+            let before = Attr::of(0).unwrap();
+            assert_eq!(before.nice, 3);
+            if before.round_robin(1).give(0).is_err() {
+                eprintln!("left out: this needs a real-time class");
+                return;
+            }
+            assert!(Attr::of(0).unwrap().is_round_robin(1) && !before.is_round_robin(1));
+            before.give(0).unwrap();
+            assert_eq!(Attr::of(0), Ok(before));
+        });
+        thread.join().unwrap();
+        assert_eq!(Attr::of(i32::MAX), Err(Errno::SRCH));
+    }
+}

@@ -1,0 +1,170 @@
+//! Which mechanism this host should use: each that is asked for is tried on two processes of our own, measured, and the fastest taken.
+//!
+//! What a host allows depends on more than can be read somewhere (user, capabilities, limits, cgroup version, delegation, container),
+//! so it is found out by doing it. Every answer comes with its reason, in one sentence.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::guard::Guard;
+use super::measure::{self, Effort, Figures};
+use super::{Mechanism, Settings, make};
+
+/// What is best when nothing can be measured, as where there is one core: those of which a switch costs least elsewhere, first.
+const BY_REPUTE: [Mechanism; 6] =
+    [Mechanism::Doorbell, Mechanism::Gate, Mechanism::Freeze, Mechanism::Signal, Mechanism::Freezer, Mechanism::Realtime];
+
+/// What came of trying a mechanism.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// It works, and these are its figures.
+    Works(Figures),
+    /// It works, and could not be measured: why.
+    Unmeasured(String),
+    /// It does not: why.
+    Refused(String),
+}
+
+/// A mechanism that was tried.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tried {
+    /// Which.
+    pub mechanism: Mechanism,
+    /// What came of it.
+    pub outcome: Outcome,
+}
+
+impl Tried {
+    /// Median time from the decision until the new process runs, in nanoseconds.
+    pub fn latency_ns(&self) -> Option<f64> {
+        match &self.outcome {
+            Outcome::Works(figures) => figures.latency_ns(),
+            _ => None,
+        }
+    }
+}
+
+/// What was chosen, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// The best. None if none works.
+    pub mechanism: Option<Mechanism>,
+    /// All that were asked for, in that order.
+    pub tried: Vec<Tried>,
+}
+
+impl Choice {
+    /// Of those that were tried, the one with the least latency; if none could be measured, the one of the best repute.
+    pub fn of(tried: Vec<Tried>) -> Self {
+        let measured = tried.iter().filter_map(|t| Some((t.mechanism, t.latency_ns()?)));
+        let best = measured.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(mechanism, _)| mechanism);
+        let works = |mechanism: &Mechanism| {
+            tried.iter().any(|t| t.mechanism == *mechanism && matches!(t.outcome, Outcome::Unmeasured(_)))
+        };
+        let mechanism = best.or_else(|| BY_REPUTE.into_iter().find(works));
+        Self { mechanism, tried }
+    }
+
+    /// Median time until the new process runs of what was chosen, in nanoseconds.
+    pub fn latency_ns(&self) -> Option<f64> {
+        self.tried.iter().find(|t| Some(t.mechanism) == self.mechanism)?.latency_ns()
+    }
+
+    /// One sentence for each mechanism that was tried.
+    pub fn reasons(&self) -> Vec<String> {
+        self.tried.iter().map(|tried| Reason { tried, chosen: self }.to_string()).collect()
+    }
+}
+
+struct Reason<'a> {
+    tried: &'a Tried,
+    chosen: &'a Choice,
+}
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tried { mechanism, outcome } = self.tried;
+        let is_chosen = self.chosen.mechanism == Some(*mechanism);
+        let us = |ns: f64| format!("{:.1} µs", ns / 1000.0);
+        match (outcome, self.tried.latency_ns(), self.chosen.latency_ns()) {
+            (Outcome::Works(_), Some(own), _) if is_chosen => {
+                write!(f, "{mechanism}: chosen, because its switch takes effect after {} here, the fastest that works", us(own))
+            }
+            (Outcome::Works(_), Some(own), Some(best)) => {
+                write!(f, "{mechanism}: not chosen, because its switch takes effect after {} here, the chosen one's after {}", us(own), us(best))
+            }
+            (Outcome::Works(figures), ..) => {
+                write!(f, "{mechanism}: refused, because none of {} switches took effect", figures.missed)
+            }
+            (Outcome::Unmeasured(why), ..) if is_chosen => {
+                write!(f, "{mechanism}: chosen for what it does elsewhere, because it works but could not be measured: {why}")
+            }
+            (Outcome::Unmeasured(why), ..) => write!(f, "{mechanism}: not chosen, because it could not be measured: {why}"),
+            (Outcome::Refused(why), ..) => write!(f, "{mechanism}: refused, because {why}"),
+        }
+    }
+}
+
+/// Tries mechanisms on `core`, from another one, and chooses. Takes some tens of milliseconds for each, in which the core is
+/// busy with two processes of our own; `program` is run for them (`/proc/self/exe`, if it calls
+/// [`take_over`](super::helper::take_over)). Afterwards nothing is left of it.
+///
+/// `wanted` for processes that know nothing of it: [`UNCOOPERATIVE`].
+pub fn choose(settings: &Settings, guard: &Arc<Guard>, program: &Path, core: usize, wanted: &[Mechanism]) -> Choice {
+    let settings = Settings { folder: format!("{}-try", settings.folder), ..settings.clone() };
+    let one = |mechanism: &Mechanism| {
+        let outcome = match make(*mechanism, &settings, guard) {
+            Err(error) => Outcome::Refused(error.to_string()),
+            Ok(mut controller) => match measure::measure(&mut *controller, &settings, program, core, Effort::QUICK) {
+                Ok(figures) => Outcome::Works(figures),
+                Err(error) if has_one_core(core) => Outcome::Unmeasured(error.to_string()),
+                Err(error) => Outcome::Refused(error.to_string()),
+            },
+        };
+        Tried { mechanism: *mechanism, outcome }
+    };
+    Choice::of(wanted.iter().map(one).collect())
+}
+
+fn has_one_core(core: usize) -> bool {
+    crate::mechanism::affinity::allowed().is_ok_and(|cores| cores.iter().all(|other| *other == core))
+}
+
+/// The mechanisms for processes that know nothing of it.
+pub const UNCOOPERATIVE: [Mechanism; 4] = [Mechanism::Realtime, Mechanism::Freeze, Mechanism::Signal, Mechanism::Freezer];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn works(mechanism: Mechanism, latency_ns: f64) -> Tried {
+        let figures = Figures { new_runs_ns: vec![latency_ns], ..Figures::default() };
+        Tried { mechanism, outcome: Outcome::Works(figures) }
+    }
+
+    #[test]
+    fn the_fastest_is_chosen_and_each_has_its_reason() {
+        let refused = Tried { mechanism: Mechanism::Realtime, outcome: Outcome::Refused("it is not permitted: EPERM".into()) };
+        let never = Figures { missed: 7, ..Figures::default() };
+        let never = Tried { mechanism: Mechanism::Freezer, outcome: Outcome::Works(never) };
+        let choice = Choice::of(vec![works(Mechanism::Signal, 14_200.0), refused, works(Mechanism::Freeze, 13_000.0), never]);
+        assert_eq!((choice.mechanism, choice.latency_ns()), (Some(Mechanism::Freeze), Some(13_000.0)));
+        let want = [
+            "signal: not chosen, because its switch takes effect after 14.2 µs here, the chosen one's after 13.0 µs",
+            "realtime: refused, because it is not permitted: EPERM",
+            "freeze: chosen, because its switch takes effect after 13.0 µs here, the fastest that works",
+            "freezer: refused, because none of 7 switches took effect",
+        ];
+        assert_eq!(choice.reasons(), want);
+    }
+
+    #[test]
+    fn on_one_core_the_one_of_the_best_repute_is_chosen() {
+        let unmeasured = |mechanism| Tried { mechanism, outcome: Outcome::Unmeasured("there is one core".into()) };
+        let choice = Choice::of([Mechanism::Realtime, Mechanism::Signal, Mechanism::Freeze].map(unmeasured).to_vec());
+        assert_eq!(choice.mechanism, Some(Mechanism::Freeze));
+        assert!(choice.reasons()[2].contains("chosen for what it does elsewhere"));
+        assert_eq!(Choice::of(vec![]).mechanism, None);
+    }
+}

@@ -1,0 +1,160 @@
+//! A gate for processes of our own, for schedulers without any right but to signal them: a real-time signal calls each thread to a
+//! handler, the library's, that waits on a word in shared memory until its gate opens.
+//!
+//! Unlike with the [doorbell](super::doorbell) the process need not look: it is stopped between two instructions, not between two
+//! bursts. Unlike with SIGSTOP nobody else sees it, and running it again is one futex call. A process that is not written with our
+//! library would die of the signal, so it is refused.
+//!
+//! # Limits
+//! The signal goes to each thread by its number, after its process was seen not to have ended. Threads that have come since are found
+//! when their number changes. A thread that has the signal blocked runs on.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
+use sluice_shm::gate::{Gate as Word, SIGNAL};
+
+use super::attr::last_errno;
+use super::guard::{Guard, Note};
+use super::slots::Slots;
+use super::target::Threads;
+use super::undo::Undo;
+use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
+use crate::mechanism::process::Proc;
+
+/// Controls by gates that processes are called to.
+pub struct Gate {
+    guard: Arc<Guard>,
+    proc: Proc,
+    slots: Slots<Held>,
+}
+
+struct Held {
+    target: Target,
+    gate: Word,
+    threads: Vec<Threads>,
+    note: Note,
+    /// Parked: threads that are called already need not be called again.
+    is_closed: bool,
+}
+
+impl Gate {
+    /// Without targets.
+    ///
+    /// # Errors
+    /// None: every host has signals.
+    pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
+        Ok(Self { guard: guard.clone(), proc: settings.proc(), slots: Slots::default() })
+    }
+}
+
+/// Calls one thread.
+#[inline]
+fn call(pid: i32, tid: i32) -> Result<(), Errno> {
+    // SAFETY: the call takes no memory of ours.
+    if unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, SIGNAL) } != 0 {
+        return Err(last_errno());
+    }
+    Ok(())
+}
+
+impl Held {
+    #[inline]
+    fn park(&mut self, proc: &Proc) -> Result<(), Failed> {
+        // Asked before: a number that is in use again must not be signalled.
+        self.target.check_runs()?;
+        if self.is_closed && self.threads.iter().all(|threads| !threads.has_changed()) {
+            return Ok(());
+        }
+        self.gate.close();
+        self.is_closed = true;
+        let mut result = Ok(());
+        for threads in &mut self.threads {
+            if threads.has_changed() {
+                threads.look_again(proc);
+            }
+            for tid in &threads.tids {
+                match call(threads.pid, *tid) {
+                    Ok(()) | Err(Errno::SRCH) => {}
+                    Err(source) => result = Err(Failed::System { doing: "call to its gate", pid: threads.pid, source }),
+                }
+            }
+        }
+        result
+    }
+}
+
+impl Controller for Gate {
+    fn mechanism(&self) -> Mechanism {
+        Mechanism::Gate
+    }
+
+    fn add(&mut self, target: &Target) -> Result<Slot, Refused> {
+        let not_ours = |why| Refused::NotOurs { name: target.name().into(), mechanism: Mechanism::Gate, why };
+        let gates = target.gates().ok_or_else(|| not_ours("it is not written with Sluice's library, so the signal would kill it"))?;
+        if !gates.comes_when_called() {
+            return Err(not_ours("its library has not said that it waits for the signal, which would kill it otherwise"));
+        }
+        if target.members().len() > 1 {
+            return Err(not_ours("it has several processes, and only one of them has the library's handler"));
+        }
+        target.check_owner(CapabilitySet::KILL, "CAP_KILL")?;
+        let threads = Threads::of(&self.proc, target)?;
+        self.guard.take(target)?;
+        let undo = Undo::Open { at: gates.gate.offset(), bytes: gates.bytes };
+        let note = self.guard.note(&[undo], Some(gates.memory())).inspect_err(|_| self.guard.give(target))?;
+        let gate = gates.gate.clone();
+        let mut held = Held { target: target.clone(), gate, threads, note, is_closed: false };
+        if let Err(error) = held.park(&self.proc) {
+            let refused = error.into_refused(Mechanism::Gate, target);
+            self.let_go(&held);
+            return Err(refused);
+        }
+        Ok(self.slots.put(held))
+    }
+
+    fn park(&mut self, slot: Slot) -> Result<(), Failed> {
+        self.slots.of(slot)?.park(&self.proc)
+    }
+
+    fn run(&mut self, slot: Slot) -> Result<(), Failed> {
+        let held = self.slots.of(slot)?;
+        held.is_closed = false;
+        held.gate.open();
+        held.target.check_runs()
+    }
+
+    fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {
+        // One that waits on a futex dies at once.
+        self.slots.of(slot)?.target.check_runs()
+    }
+
+    fn is_ended(&self, slot: Slot) -> bool {
+        self.slots.get(slot).is_none_or(|held| held.target.is_ended())
+    }
+
+    fn remove(&mut self, slot: Slot) -> Result<(), Failed> {
+        let held = self.slots.take(slot)?;
+        self.let_go(&held);
+        Ok(())
+    }
+
+    fn teardown(&mut self) -> Vec<Failed> {
+        self.slots.used().into_iter().filter_map(|slot| self.remove(slot).err()).collect()
+    }
+}
+
+impl Gate {
+    fn let_go(&self, held: &Held) {
+        held.gate.open();
+        self.guard.forget(&held.note);
+        self.guard.give(&held.target);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.teardown();
+    }
+}

@@ -1,0 +1,300 @@
+//! The guard: a small process that undoes what controllers did when their process dies.
+//!
+//! # Problem
+//! A scheduler that is killed leaves processes stopped, frozen, or real-time for ever. Nothing that it could do itself happens after
+//! SIGKILL.
+//!
+//! # Approach
+//! - [`Guard::start`] runs the same program again with a hidden argument ([`helper`](super::helper)): a fresh process with one thread and
+//!   nothing of the caller's memory, whatever threads the caller has. It is told by a socket, its standard input.
+//! - A controller says what is to be undone ([`Undo`]) before it does it. A message that the kernel has taken is read by the guard
+//!   whatever becomes of the sender, so no answer is waited for.
+//! - When the last thread of the sender's process is gone, the kernel closes its end. Then, and not before, the guard undoes
+//!   everything that was not taken back, and ends.
+//! - It leads a session of its own and ignores the signals by which groups are stopped, may run on every core, and is raised above
+//!   everything that controllers raise, where it is allowed to: it sleeps until it is needed, and must not be starved when it is.
+//!
+//! # Limits
+//! Who kills the guard as well is not guarded: [`Guard::is_alive`] tells, and [`Controller::add`](super::Controller::add) refuses.
+//! A process must be named by the same number for both, so both must be in one pid namespace.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use sluice_shm::handshake;
+
+use super::attr::Attr;
+use super::undo::Undo;
+use super::{Refused, Target, helper};
+use crate::mechanism::process::Proc;
+
+/// Time that a new guard has to answer.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Longest wait for a guard that does not read.
+const STUCK: Duration = Duration::from_secs(2);
+
+/// Most threads in one message, which keeps it under [`LONGEST`].
+const THREADS: usize = 128;
+
+/// Longest message, in bytes.
+const LONGEST: usize = 32 * 1024;
+
+/// Times that the guard tries to undo what cannot be undone yet, and milliseconds between.
+const TRIES: (u32, u64) = (50, 100);
+
+/// What is said to the guard.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+enum Message {
+    /// To be undone.
+    Note(u64, Undo),
+    /// Was undone.
+    Forget(u64),
+}
+
+/// The caller's side.
+#[derive(Debug)]
+pub struct Guard {
+    said: Mutex<Said>,
+    child: Option<Child>,
+    /// The guard's own number.
+    pid: i32,
+}
+
+#[derive(Debug)]
+struct Said {
+    socket: Option<OwnedFd>,
+    next: u64,
+    /// Processes that some controller has.
+    taken: BTreeSet<i32>,
+}
+
+/// What was said to the guard, to be taken back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note(Vec<u64>);
+
+impl Guard {
+    /// Starts one from a program that calls [`helper::take_over`]: `/proc/self/exe` is the caller's own.
+    ///
+    /// # Errors
+    /// [`Refused::NoGuard`], [`Refused::System`].
+    pub fn start(program: &Path) -> Result<Arc<Self>, Refused> {
+        let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(Refused::NoGuard)?;
+        let mut command = Command::new(program);
+        command.arg0("sluice-guard").arg(helper::GUARD).env_clear().current_dir("/");
+        command.stdin(theirs).stdout(Stdio::null());
+        let system = |source| Refused::System { doing: "start the guard from", what: program.display().to_string(), source };
+        let child = command.spawn().map_err(system)?;
+        // It keeps the other end of the socket.
+        drop(command);
+        let pid = child.id() as i32;
+        let mut guard = Self::over(own);
+        (guard.child, guard.pid) = (Some(child), pid);
+        guard.await_hello()?;
+        Ok(Arc::new(guard))
+    }
+
+    /// One that listens at the other end of a socket.
+    pub(super) fn over(socket: OwnedFd) -> Self {
+        let _ = set_socket_timeout(&socket, Timeout::Send, Some(STUCK));
+        let said = Said { socket: Some(socket), next: 0, taken: BTreeSet::new() };
+        Self { said: Mutex::new(said), child: None, pid: 0 }
+    }
+
+    fn await_hello(&self) -> Result<(), Refused> {
+        let said = self.said();
+        let socket = said.socket.as_ref().ok_or(Refused::NoGuard(Errno::PIPE))?;
+        let _ = set_socket_timeout(socket, Timeout::Recv, Some(PATIENCE));
+        match handshake::receive(socket.as_fd()) {
+            Ok(_) => Ok(()),
+            Err(handshake::HandshakeError::Socket(error)) => Err(Refused::NoGuard(error)),
+            Err(_) => Err(Refused::NoGuard(Errno::PROTO)),
+        }
+    }
+
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.said.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Whether it still listens. One system call.
+    pub fn is_alive(&self) -> bool {
+        let said = self.said();
+        let Some(socket) = &said.socket else { return false };
+        let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
+        !fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR)
+    }
+
+    /// Notes that a controller has the processes of a target.
+    pub(super) fn take(&self, target: &Target) -> Result<(), Refused> {
+        let mut said = self.said();
+        for member in target.members() {
+            let pid = member.raw();
+            if pid == self.pid {
+                return Err(Refused::Ourselves { pid });
+            }
+            if said.taken.contains(&pid) {
+                return Err(Refused::Taken { pid });
+            }
+        }
+        said.taken.extend(target.members().iter().map(|member| member.raw()));
+        Ok(())
+    }
+
+    /// The opposite.
+    pub(super) fn give(&self, target: &Target) {
+        let mut said = self.said();
+        target.members().iter().for_each(|member| {
+            said.taken.remove(&member.raw());
+        });
+    }
+
+    /// Says what is to be undone. When this returns the guard has it, or will read it whatever happens.
+    pub(super) fn note(&self, undos: &[Undo], memory: Option<BorrowedFd<'_>>) -> Result<Note, Refused> {
+        let mut note = Note(Vec::new());
+        for undo in undos.iter().flat_map(cut) {
+            let mut said = self.said();
+            let key = said.next;
+            said.next += 1;
+            let result = said.send(&Message::Note(key, undo), memory);
+            drop(said);
+            if let Err(error) = result {
+                self.forget(&note);
+                return Err(Refused::NoGuard(error));
+            }
+            note.0.push(key);
+        }
+        Ok(note)
+    }
+
+    /// Says that it was undone. A guard that is gone has nothing to forget.
+    pub(super) fn forget(&self, note: &Note) {
+        let mut said = self.said();
+        for key in &note.0 {
+            let _ = said.send(&Message::Forget(*key), None);
+        }
+    }
+}
+
+impl Said {
+    fn send(&mut self, message: &Message, memory: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
+        let socket = self.socket.as_ref().ok_or(Errno::PIPE)?;
+        let text = serde_json::to_vec(message).map_err(|_| Errno::INVAL)?;
+        if text.len() > LONGEST {
+            return Err(Errno::MSGSIZE);
+        }
+        match handshake::send(socket.as_fd(), &text, memory.as_slice()) {
+            Ok(()) => Ok(()),
+            Err(handshake::HandshakeError::Socket(error)) => Err(error),
+            Err(_) => Err(Errno::PROTO),
+        }
+    }
+}
+
+/// Cuts what is too long for one message.
+fn cut(undo: &Undo) -> Vec<Undo> {
+    match undo {
+        Undo::Classes { process, threads, others } if threads.len() > THREADS => {
+            let all: Vec<(i32, Attr)> = threads.iter().map(|(tid, attr)| (*tid, *attr)).collect();
+            // They are undone in this order: the first part gives all others what newcomers get, the next ones set theirs right.
+            let part = |(i, part): (usize, &[(i32, Attr)])| Undo::Classes {
+                process: *process,
+                threads: part.iter().copied().collect(),
+                others: others.filter(|_| i == 0),
+            };
+            all.chunks(THREADS).enumerate().map(part).collect()
+        }
+        other => vec![other.clone()],
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // It sees the end, undoes what is left, and ends.
+        self.said().socket = None;
+        if let Some(mut child) = self.child.take() {
+            let _ = child.wait();
+        }
+    }
+}
+
+/// The guard itself, whose socket is its standard input.
+pub(super) fn keep() -> ExitCode {
+    step_aside();
+    let stdin = std::io::stdin();
+    let Ok(socket) = rustix::io::fcntl_dupfd_cloexec(&stdin, 3) else { return ExitCode::FAILURE };
+    if handshake::send(socket.as_fd(), b"ready", &[]).is_err() {
+        return ExitCode::FAILURE;
+    }
+    let mut noted: BTreeMap<u64, (Undo, Option<OwnedFd>)> = BTreeMap::new();
+    loop {
+        match handshake::receive(socket.as_fd()) {
+            Ok((bytes, mut fds)) => match serde_json::from_slice(&bytes) {
+                Ok(Message::Note(key, undo)) => drop(noted.insert(key, (undo, fds.pop()))),
+                Ok(Message::Forget(key)) => drop(noted.remove(&key)),
+                Err(error) => eprintln!("sluice-guard: a message that makes no sense: {error}"),
+            },
+            Err(handshake::HandshakeError::Socket(Errno::INTR)) => {}
+            // The end of the other side, or nothing that could be waited for.
+            Err(_) => break,
+        }
+    }
+    if noted.is_empty() {
+        return ExitCode::SUCCESS;
+    }
+    let n = noted.len();
+    let proc = Proc::default();
+    let mut last = None;
+    for _ in 0..TRIES.0 {
+        // Folders that others are in come last.
+        for is_last in [false, true] {
+            noted.retain(|_, (undo, memory)| {
+                let done = matches!(undo, Undo::Remove { .. }) == is_last
+                    && undo.perform(&proc, memory.as_ref().map(OwnedFd::as_fd)).map_err(|error| last = Some(error)).is_ok();
+                !done
+            });
+        }
+        if noted.is_empty() {
+            eprintln!("sluice-guard: the scheduler has ended; gave back what it had changed on processes ({n} things)");
+            return ExitCode::SUCCESS;
+        }
+        std::thread::sleep(Duration::from_millis(TRIES.1));
+    }
+    if let Some(error) = last {
+        eprintln!("sluice-guard: the scheduler has ended, and {} of {n} changes could not be given back: {error}", noted.len());
+    }
+    ExitCode::FAILURE
+}
+
+/// Leaves the caller's session, cores and class, and what it may be killed by. What is not permitted is done without.
+fn step_aside() {
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE, libc::SIGTSTP, libc::SIGUSR1, libc::SIGUSR2] {
+        // SAFETY: ignoring a signal runs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    let _ = rustix::process::setsid();
+    let _ = rustix::thread::set_name(c"sluice-guard");
+    // SAFETY: whatever descriptors came along are nobody's here; the three standard ones stay.
+    unsafe { libc::close_range(3, libc::c_uint::MAX, 0) };
+    let mut all = rustix::thread::CpuSet::new();
+    (0..rustix::thread::CpuSet::MAX_CPU).for_each(|core| all.set(core));
+    let _ = rustix::thread::sched_setaffinity(None, &all);
+    let _ = std::fs::write("/proc/self/oom_score_adj", "-1000");
+    if let Ok(attr) = Attr::of(0) {
+        let _ = attr.round_robin(99).give(0);
+    }
+}

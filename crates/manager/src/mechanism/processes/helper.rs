@@ -1,0 +1,31 @@
+//! Processes that this program makes of itself: the [guard](super::guard), the [spinners](super::spinner) that are stopped and run where
+//! switches are measured, and what [measures](super::measure) for the benchmark.
+//!
+//! They are the same program, started again with a hidden first argument. So they share no memory, lock or descriptor with their
+//! maker, and nothing has to be installed for them. A program that uses controllers calls [`take_over`] before anything else.
+
+use std::process::ExitCode;
+
+use super::{guard, measure, spinner};
+
+/// First argument of a guard.
+pub const GUARD: &str = "__sluice-guard";
+
+/// First argument of a spinner.
+pub const SPINNER: &str = "__sluice-spinner";
+
+/// First argument of one that measures a mechanism; then its name, a core, and `quick` or `full`.
+pub const MEASURE: &str = "__sluice-measure";
+
+/// If this process was started to be a helper, is that until it ends, and says with which exit code. To be called first in `main`.
+pub fn take_over() -> Option<ExitCode> {
+    let mut arguments = std::env::args_os().skip(1);
+    let first = arguments.next()?;
+    if first == GUARD {
+        return Some(guard::keep());
+    }
+    if first == MEASURE {
+        return Some(measure::answer(arguments));
+    }
+    (first == SPINNER).then(|| spinner::spin(arguments))
+}

@@ -1,0 +1,309 @@
+//! How fast a controller switches on this host.
+//!
+//! # Approach
+//! Two [spinners](super::spinner) share a core, the caller has another one. Each says in shared memory when it runs, by the processor's
+//! time-stamp counter, which all cores share. For a switch at time *t*:
+//! - the *cost* is the time that the caller spends in it;
+//! - the *new one runs* at the end of the gap that it says it had;
+//! - the *old one has stopped* at the last time that it wrote.
+//!
+//! Then slices of falling length are run in turns. A slice is *right* if just before its end the one that should run is the one that has
+//! run last. The *shortest slice* is the shortest of a ladder at which, and at all longer ones, nine of ten slices are right.
+//!
+//! # Limits
+//! What else runs on the core is measured, too; hence medians. Gaps shorter than a microsecond are not seen.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use sluice_shm::clock::ticks;
+
+use super::spinner::Spinner;
+use super::guard::Guard;
+use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, make, realtime};
+use crate::estimate::stand::ns_per_tick;
+use crate::mechanism::affinity::{self, Saved};
+use crate::mechanism::process::Proc;
+
+/// Time to let things settle before a switch, in nanoseconds.
+const SETTLE_NS: u64 = 60_000;
+/// A switch that has not taken effect after so many nanoseconds is missed.
+const MISSED_NS: u64 = 20_000_000;
+/// Slices that are tried, in microseconds, from the longest on.
+const LADDER_US: [u32; 14] = [1000, 500, 300, 200, 150, 100, 75, 50, 40, 30, 20, 15, 10, 5];
+/// Part of the slices that must be right.
+const RIGHT: f64 = 0.9;
+
+/// How much is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Effort {
+    /// Switches that are timed.
+    pub switches: usize,
+    /// Slices of each length; 0 leaves them out.
+    pub slices: usize,
+}
+
+impl Effort {
+    /// What `auto` takes: some milliseconds a mechanism.
+    pub const QUICK: Self = Self { switches: 101, slices: 0 };
+    /// What the benchmark takes.
+    pub const FULL: Self = Self { switches: 1001, slices: 300 };
+}
+
+/// What was measured of one mechanism.
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
+pub struct Figures {
+    /// Time that the caller spent in a switch, in nanoseconds, each.
+    pub switch_cost_ns: Vec<f64>,
+    /// Time from the begin of a switch until the old one had stopped, in nanoseconds.
+    pub old_stops_ns: Vec<f64>,
+    /// Time until the new one ran.
+    pub new_runs_ns: Vec<f64>,
+    /// Switches that took no effect in 20 ms.
+    pub missed: usize,
+    /// Slice in microseconds, and the part of such slices that were right.
+    pub right: Vec<(u32, f64)>,
+}
+
+impl Figures {
+    /// A quantile of samples, 0 to 1; None without any.
+    pub fn quantile(samples: &[f64], q: f64) -> Option<f64> {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(((sorted.len().saturating_sub(1)) as f64 * q).round() as usize).copied()
+    }
+
+    /// What the scheduler calls the latency of a switch: the median time until the new one runs, in nanoseconds; None if no switch took
+    /// effect.
+    pub fn latency_ns(&self) -> Option<f64> {
+        Self::quantile(&self.new_runs_ns, 0.5)
+    }
+
+    /// The shortest slice that works, in microseconds.
+    pub fn shortest_slice_us(&self) -> Option<u32> {
+        self.right.iter().take_while(|(_, right)| *right >= RIGHT).last().map(|(slice, _)| *slice)
+    }
+}
+
+/// The caller's thread where it measures from.
+struct Seat {
+    former: Saved,
+    _raised: Option<realtime::Raised>,
+}
+
+impl Seat {
+    /// Another core than the spinners'.
+    fn away_from(core: usize, settings: &Settings) -> Result<Self, Refused> {
+        let system = |source: affinity::AffinityError| Refused::System {
+            doing: "move to",
+            what: format!("another core than {core}"),
+            source: std::io::Error::other(source),
+        };
+        let former = Saved::of_this_thread().map_err(system)?;
+        let other = former.cores().into_iter().find(|other| *other != core).ok_or_else(|| Refused::System {
+            doing: "measure on",
+            what: format!("core {core}"),
+            source: std::io::Error::other("this process may use no other core, and cannot watch a core that others have"),
+        })?;
+        affinity::pin(other).map_err(system)?;
+        // From here on the drop cleans up. To be above others makes the figures better, and is not needed.
+        Ok(Self { former, _raised: realtime::raise_self(settings, None).ok() })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let _ = self.former.restore();
+    }
+}
+
+/// Measures a controller on two spinners on `core`. It has no targets of ours afterwards.
+///
+/// # Errors
+/// [`Refused`]: a spinner could not be started or added, or there is no other core.
+pub fn measure(
+    controller: &mut dyn Controller,
+    settings: &Settings,
+    program: &Path,
+    core: usize,
+    effort: Effort,
+) -> Result<Figures, Refused> {
+    // Started first: they begin with the class and the priority that this thread has.
+    // One that looks at its gate besides would not need to be called there.
+    let looks = controller.mechanism() == Mechanism::Doorbell;
+    let spinners = [Spinner::start(program, Some(core), 1, looks)?, Spinner::start(program, Some(core), 1, looks)?];
+    let proc = settings.proc();
+    let slots = add_both(controller, &spinners, &proc)?;
+    let seat = Seat::away_from(core, settings);
+    let result = seat.and_then(|_seat| {
+        Bench { controller, spinners: &spinners, slots }.run(effort).map_err(|error| Refused::System {
+            doing: "switch",
+            what: "between two spinners".into(),
+            source: std::io::Error::other(error),
+        })
+    });
+    for slot in slots {
+        // A spinner that is still parked is told by the guard's note that stays.
+        let _ = controller.remove(slot);
+    }
+    result
+}
+
+/// What a helper that measures answers, as JSON: the benchmark is another program's, which starts this one for each mechanism.
+#[derive(Debug, serde::Serialize, serde::Deserialize)]
+struct Answer {
+    figures: Option<Figures>,
+    refused: Option<String>,
+    warnings: Vec<String>,
+}
+
+/// The helper that measures: its arguments are a mechanism, a core, and `quick` or `full`.
+pub(super) fn answer(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut text = || arguments.next().and_then(|text| text.into_string().ok()).unwrap_or_default();
+    let (mechanism, core, effort) = (text(), text(), text());
+    let effort = if effort == "full" { Effort::FULL } else { Effort::QUICK };
+    let settings = Settings::new(&format!("sluice-{}-measure", std::process::id()));
+    let program = Path::new("/proc/self/exe");
+    let figures = || -> Result<Figures, String> {
+        let mechanism: Mechanism = mechanism.parse().map_err(|error: super::UnknownMechanism| error.to_string())?;
+        let core = core.parse().map_err(|_| format!("\"{core}\" is no core"))?;
+        let guard = Guard::start(program).map_err(|error| error.to_string())?;
+        let mut controller = make(mechanism, &settings, &guard).map_err(|error| error.to_string())?;
+        measure(&mut *controller, &settings, program, core, effort).map_err(|error| error.to_string())
+    };
+    let (figures, refused) = match figures() {
+        Ok(figures) => (Some(figures), None),
+        Err(why) => (None, Some(why)),
+    };
+    let warnings = if mechanism == Mechanism::Realtime.name() { realtime::warnings(&settings) } else { Vec::new() };
+    match serde_json::to_string(&Answer { figures, refused, warnings }) {
+        Ok(text) => println!("{text}"),
+        Err(error) => eprintln!("{error}"),
+    }
+    ExitCode::SUCCESS
+}
+
+fn add_both(controller: &mut dyn Controller, spinners: &[Spinner; 2], proc: &Proc) -> Result<[Slot; 2], Refused> {
+    let first = controller.add(&spinners[0].target(proc, "spinner-a")?)?;
+    match spinners[1].target(proc, "spinner-b").and_then(|target| controller.add(&target)) {
+        Ok(second) => Ok([first, second]),
+        Err(error) => {
+            let _ = controller.remove(first);
+            Err(error)
+        }
+    }
+}
+
+struct Bench<'a> {
+    controller: &'a mut dyn Controller,
+    spinners: &'a [Spinner; 2],
+    slots: [Slot; 2],
+}
+
+/// Waits until a time of the counter.
+#[inline(always)]
+fn spin_until(time: u64) {
+    while ticks() < time {
+        std::hint::spin_loop();
+    }
+}
+
+impl Bench<'_> {
+    fn run(&mut self, effort: Effort) -> Result<Figures, Failed> {
+        let mut figures = Figures::default();
+        let ns = ns_per_tick();
+        let in_ticks = |time_ns: u64| (time_ns as f64 / ns) as u64;
+        let (settle, missed) = (in_ticks(SETTLE_NS), in_ticks(MISSED_NS));
+        self.controller.run(self.slots[0])?;
+        self.await_beat(0, ticks(), in_ticks(2_000_000_000));
+        let mut old = 0;
+        for i in 0..effort.switches {
+            // A little longer each time, so that no beat of the kernel's is kept.
+            spin_until(ticks() + settle + in_ticks(i as u64 % 17 * 1000));
+            let new = 1 - old;
+            let before = ticks();
+            self.controller.switch(self.slots[old], self.slots[new])?;
+            let after = ticks();
+            if self.await_beat(new, before, missed) {
+                let ran = self.spinners[new].gap(0).1;
+                spin_until(ticks() + settle);
+                let stopped = self.spinners[old].beat(0);
+                // One that has not stopped still runs.
+                if ran > before && ticks().saturating_sub(stopped) > settle / 2 {
+                    figures.switch_cost_ns.push((after - before) as f64 * ns);
+                    figures.new_runs_ns.push((ran - before) as f64 * ns);
+                    figures.old_stops_ns.push(stopped.saturating_sub(before) as f64 * ns);
+                } else {
+                    figures.missed += 1;
+                }
+            } else {
+                figures.missed += 1;
+            }
+            old = new;
+        }
+        if effort.slices > 0 {
+            for slice_us in LADDER_US {
+                let right = self.slices(in_ticks(u64::from(slice_us) * 1000), effort.slices, &mut old)?;
+                figures.right.push((slice_us, right));
+                // Far below what works there is nothing to learn, and every slice leaves the host worse off.
+                if right < RIGHT / 2.0 {
+                    break;
+                }
+            }
+        }
+        Ok(figures)
+    }
+
+    /// Waits until a spinner has run after a time.
+    fn await_beat(&self, which: usize, after: u64, patience: u64) -> bool {
+        while self.spinners[which].beat(0) <= after {
+            if ticks() > after + patience {
+                return false;
+            }
+            std::hint::spin_loop();
+        }
+        true
+    }
+
+    /// Part of the slices of a length that were right.
+    fn slices(&mut self, length: u64, slices: usize, old: &mut usize) -> Result<f64, Failed> {
+        let mut right = 0;
+        let begin = Instant::now();
+        let mut end = ticks();
+        let mut n = 0;
+        while n < slices && begin.elapsed() < Duration::from_secs(10) {
+            let new = 1 - *old;
+            self.controller.switch(self.slots[*old], self.slots[new])?;
+            // The beat is kept, as a scheduler would, unless it cannot be.
+            end = (end + length).max(ticks());
+            spin_until(end);
+            right += usize::from(self.spinners[new].beat(0) > self.spinners[*old].beat(0));
+            n += 1;
+            *old = new;
+        }
+        Ok(right as f64 / n.max(1) as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shortest_slice_is_the_last_before_the_first_that_fails() {
+        let figures = |right: &[(u32, f64)]| Figures { right: right.to_vec(), ..Figures::default() };
+        assert_eq!(figures(&[(100, 1.0), (50, 0.95), (20, 0.9), (10, 0.5), (5, 0.95)]).shortest_slice_us(), Some(20));
+        assert_eq!(figures(&[(100, 0.5), (50, 1.0)]).shortest_slice_us(), None);
+        assert_eq!(figures(&[]).shortest_slice_us(), None);
+    }
+
+    #[test]
+    fn quantiles_are_samples() {
+        assert_eq!(Figures::quantile(&[3.0, 1.0, 2.0], 0.5), Some(2.0));
+        assert_eq!(Figures::quantile(&[3.0, 1.0, 2.0], 1.0), Some(3.0));
+        assert_eq!(Figures::quantile(&[], 0.5), None);
+        assert_eq!(Figures { new_runs_ns: vec![5.0], ..Figures::default() }.latency_ns(), Some(5.0));
+    }
+}

@@ -1,0 +1,405 @@
+//! A pair of real-time priorities: parked processes have the low one, the one that runs the high one.
+//!
+//! # Problem
+//! A process of the round-robin class that never sleeps keeps all of lower priority off its core. So a priority is a switch, if every
+//! thread of the process has it.
+//!
+//! # Approach
+//! - Adding gives every thread the class with the low priority. What each had before is read whole ([`Attr`]) and given back whole.
+//! - Parking and running change priorities alone, at one system call a thread. A switch first raises the new one, which puts it
+//!   behind the old one of the same priority and moves nobody, and then lowers the old one: one rescheduling of the core, not two.
+//! - Threads that come later have the class of their maker. The folder of a process's threads has a link for each of them; when that
+//!   count has changed, or a thread has ended, the folder is read again.
+//!
+//! # The kernel's rules
+//! - `sched_rt_runtime_us` takes 5 % of each second from real-time processes by default, in one piece of 48 ms: [`warnings`].
+//! - With CONFIG_RT_GROUP_SCHED, a cgroup of version 1 needs a budget for real-time processes: [`Refused::NotPermitted`] names it.
+//! - A parked process under a spinner does not even get to die: [`before_kill`](Controller::before_kill).
+//! - Whoever switches must be above those whom it switches, or on another core: [`raise_self`].
+//!
+//! # Limits
+//! A parked process runs while nobody above it wants its core, and all parked ones take turns of 100 ms then. Processes that share
+//! no core are not kept from each other at all: pin them. A thread that makes itself another class keeps that until it is run or
+//! parked again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::process::Resource;
+use rustix::thread::{CapabilitySet, capabilities};
+
+use super::attr::{Attr, set_priority};
+use super::guard::{Guard, Note};
+use super::slots::Slots;
+use super::target::{Member, Threads};
+use super::undo::Undo;
+use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
+use crate::mechanism::affinity::{self, Saved};
+use crate::mechanism::cgroup;
+use crate::mechanism::process::{Identity, Proc};
+
+/// Times that the threads of a process are gone through when it is added.
+const PASSES: usize = 16;
+
+/// Controls by real-time priorities.
+pub struct Realtime {
+    guard: Arc<Guard>,
+    settings: Settings,
+    proc: Proc,
+    slots: Slots<Held>,
+}
+
+struct Held {
+    target: Target,
+    processes: Vec<Process>,
+    priority: u8,
+}
+
+/// One process of a target.
+struct Process {
+    identity: Identity,
+    threads: Threads,
+    /// What its threads had.
+    former: BTreeMap<i32, Attr>,
+    /// Priorities low and high, by which threads are known that were made by others that have the class already.
+    pair: (u8, u8),
+    note: Option<Note>,
+}
+
+/// Makes the error of a class that the kernel does not give.
+fn refused(settings: &Settings, pid: i32, priority: u8, error: Errno) -> Refused {
+    if error != Errno::PERM {
+        let what = format!("of process {pid}");
+        return Refused::System { doing: "set the scheduling class", what, source: error.into() };
+    }
+    let may = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
+    let what = match cgroup::without_real_time(&settings.root, pid, may) {
+        Some(folder) => format!(
+            "process {pid} is in cgroup {}, which has no real-time budget (CONFIG_RT_GROUP_SCHED); write microseconds to \
+             cpu.rt_runtime_us there and in those above it (version 1 only), or move it to the topmost cgroup",
+            folder.display()
+        ),
+        None => {
+            let limit = rustix::process::getrlimit(Resource::Rtprio).current;
+            format!(
+                "the kernel does not give process {pid} the round-robin class with priority {priority}: the capability CAP_SYS_NICE is \
+                 lacking, and the limit of real-time priorities (ulimit -r) is {}",
+                limit.map_or("none".into(), |limit| limit.to_string())
+            )
+        }
+    };
+    Refused::NotPermitted { mechanism: Mechanism::Realtime, what }
+}
+
+impl Realtime {
+    /// Without targets. A thread is made that tries the class.
+    ///
+    /// # Errors
+    /// [`Refused::NotPermitted`], [`Refused::NotHere`], [`Refused::System`].
+    pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
+        if runtime_us(settings) == Some(0) {
+            let what = "kernel.sched_rt_runtime_us is 0, so real-time processes get no time; set it to 950000 or -1".into();
+            return Err(Refused::NotHere { mechanism: Mechanism::Realtime, what });
+        }
+        if !(1..settings.high).contains(&settings.low) || settings.high > 97 {
+            let what = format!("priorities {} and {} cannot be a pair; choose 1 ≤ low < high ≤ 97", settings.low, settings.high);
+            return Err(Refused::NotHere { mechanism: Mechanism::Realtime, what });
+        }
+        let high = settings.high;
+        let attempt = move || Attr::of(0).and_then(|attr| attr.round_robin(high).give(0));
+        let thread = std::thread::Builder::new().name("rr-attempt".into()).spawn(attempt);
+        let thread = thread.map_err(|source| Refused::System { doing: "start", what: "a thread".into(), source })?;
+        let answer = thread.join().unwrap_or(Err(Errno::INVAL));
+        answer.map_err(|error| refused(settings, std::process::id() as i32, high, error))?;
+        Ok(Self { guard: guard.clone(), settings: settings.clone(), proc: settings.proc(), slots: Slots::default() })
+    }
+
+    /// Gives all threads of a process the class, after the guard was told what they had.
+    fn take_process(&self, member: &Member, threads: Threads) -> Result<Process, (Process, Refused)> {
+        let pair = (self.settings.low, self.settings.high);
+        let mut process = Process { identity: member.identity, threads, former: BTreeMap::new(), pair, note: None };
+        for _ in 0..PASSES {
+            match process.take_new(&self.guard, &self.proc, self.settings.low) {
+                Ok(false) => return Ok(process),
+                Ok(true) => {}
+                Err(Taking::Refused(error)) => return Err((process, error)),
+                Err(Taking::Errno(error)) => return Err((process, refused(&self.settings, member.raw(), self.settings.low, error))),
+            }
+        }
+        let what = format!("process {} makes threads faster than they can be given a class", member.raw());
+        Err((process, Refused::NotPermitted { mechanism: Mechanism::Realtime, what }))
+    }
+
+    fn let_go(&self, process: &Process) -> Result<(), Failed> {
+        let result = process.undo().perform(&self.proc, None);
+        if let Some(note) = &process.note {
+            self.guard.forget(note);
+        }
+        result
+    }
+}
+
+/// Why threads could not be taken.
+enum Taking {
+    Refused(Refused),
+    Errno(Errno),
+}
+
+impl Process {
+    fn undo(&self) -> Undo {
+        let first = self.former.get(&self.identity.pid).or(self.former.values().next());
+        Undo::Classes { process: self.identity, threads: self.former.clone(), others: first.copied() }
+    }
+
+    fn is_ours(&self, attr: &Attr) -> bool {
+        attr.is_round_robin(self.pair.0) || attr.is_round_robin(self.pair.1)
+    }
+
+    /// Looks for threads that are not known yet, tells the guard what they have, and gives them the class. Says whether there were any
+    /// that had another class.
+    #[cold]
+    fn take_new(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<bool, Taking> {
+        self.threads.look_again(proc);
+        let mut others = Vec::new();
+        for tid in &self.threads.tids {
+            if self.former.contains_key(tid) {
+                continue;
+            }
+            match Attr::of(*tid) {
+                // Made by one that was taken already.
+                Ok(attr) if !self.former.is_empty() && self.is_ours(&attr) => {}
+                Ok(attr) => others.push((*tid, attr)),
+                Err(Errno::SRCH) => {}
+                Err(error) => return Err(Taking::Errno(error)),
+            }
+        }
+        if others.is_empty() {
+            return Ok(false);
+        }
+        self.former.extend(others.iter().copied());
+        // The new note first, so that at no time the guard has none.
+        let note = guard.note(&[self.undo()], None).map_err(Taking::Refused)?;
+        if let Some(old) = self.note.replace(note) {
+            guard.forget(&old);
+        }
+        for (tid, attr) in others {
+            match attr.round_robin(priority).give(tid) {
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(error) => return Err(Taking::Errno(error)),
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl Held {
+    #[inline]
+    fn give(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<(), Failed> {
+        self.priority = priority;
+        let mut result = Ok(());
+        let mut is_left = false;
+        for process in &mut self.processes {
+            let mut again = process.threads.has_changed();
+            if !again {
+                again = process.give(priority)?;
+            }
+            if again {
+                result = process.give_anew(guard, proc, priority);
+            }
+            is_left |= !process.threads.tids.is_empty();
+        }
+        if is_left { result.and_then(|()| self.target.check_runs()) } else { Err(Failed::Ended) }
+    }
+}
+
+impl Process {
+    /// Gives the known threads a priority, and says whether one of them is not what it was.
+    #[inline]
+    fn give(&self, priority: u8) -> Result<bool, Failed> {
+        let mut again = false;
+        for tid in &self.threads.tids {
+            match set_priority(*tid, priority) {
+                Ok(()) => {}
+                // It has ended, or has given itself another class.
+                Err(Errno::SRCH | Errno::INVAL) => again = true,
+                Err(source) => return Err(Failed::System { doing: "set the priority of", pid: self.identity.pid, source }),
+            }
+        }
+        Ok(again)
+    }
+
+    /// The same for a process whose threads have changed.
+    #[cold]
+    fn give_anew(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<(), Failed> {
+        let pid = self.identity.pid;
+        let failed = |source| Failed::System { doing: "give its class to a new thread of", pid, source };
+        for _ in 0..PASSES {
+            match self.take_new(guard, proc, priority) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(Taking::Errno(error)) => return Err(failed(error)),
+                Err(Taking::Refused(_)) => return Err(failed(Errno::PIPE)),
+            }
+        }
+        for tid in &self.threads.tids {
+            match set_priority(*tid, priority) {
+                Ok(()) | Err(Errno::SRCH) => {}
+                // It has given itself another class, and gets ours again.
+                Err(Errno::INVAL) => match Attr::of(*tid).and_then(|attr| attr.round_robin(priority).give(*tid)) {
+                    Ok(()) | Err(Errno::SRCH) => {}
+                    Err(error) => return Err(failed(error)),
+                },
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Controller for Realtime {
+    fn mechanism(&self) -> Mechanism {
+        Mechanism::Realtime
+    }
+
+    fn add(&mut self, target: &Target) -> Result<Slot, Refused> {
+        target.check_owner(CapabilitySet::SYS_NICE, "CAP_SYS_NICE")?;
+        let threads = Threads::of(&self.proc, target)?;
+        self.guard.take(target)?;
+        let mut processes = Vec::new();
+        let mut result = Ok(());
+        for (member, threads) in target.members().iter().zip(threads) {
+            match self.take_process(member, threads) {
+                Ok(process) => processes.push(process),
+                Err((process, error)) => {
+                    processes.push(process);
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        if result.is_ok() && target.is_ended() {
+            result = Err(Refused::NoProcess { name: target.name().into() });
+        }
+        if let Err(error) = result {
+            for process in &processes {
+                // The first error is the one to tell.
+                let _ = self.let_go(process);
+            }
+            self.guard.give(target);
+            return Err(error);
+        }
+        Ok(self.slots.put(Held { target: target.clone(), processes, priority: self.settings.low }))
+    }
+
+    fn park(&mut self, slot: Slot) -> Result<(), Failed> {
+        let low = self.settings.low;
+        self.slots.of(slot)?.give(&self.guard, &self.proc, low)
+    }
+
+    fn run(&mut self, slot: Slot) -> Result<(), Failed> {
+        let high = self.settings.high;
+        self.slots.of(slot)?.give(&self.guard, &self.proc, high)
+    }
+
+    fn switch(&mut self, from: Slot, to: Slot) -> Result<(), Failed> {
+        if from == to {
+            return self.run(to);
+        }
+        let run = self.run(to);
+        run.and(self.park(from))
+    }
+
+    fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {
+        self.run(slot)
+    }
+
+    fn is_ended(&self, slot: Slot) -> bool {
+        self.slots.get(slot).is_none_or(|held| held.target.is_ended())
+    }
+
+    fn remove(&mut self, slot: Slot) -> Result<(), Failed> {
+        let held = self.slots.take(slot)?;
+        let result = held.processes.iter().map(|process| self.let_go(process)).fold(Ok(()), Result::and);
+        self.guard.give(&held.target);
+        result
+    }
+
+    fn teardown(&mut self) -> Vec<Failed> {
+        self.slots.used().into_iter().filter_map(|slot| self.remove(slot).err()).collect()
+    }
+}
+
+impl Drop for Realtime {
+    fn drop(&mut self) {
+        self.teardown();
+    }
+}
+
+fn runtime_us(settings: &Settings) -> Option<i64> {
+    let text = fs::read_to_string(settings.root.join("proc/sys/kernel/sched_rt_runtime_us")).ok()?;
+    text.trim().parse().ok()
+}
+
+/// What the kernel's rules for real-time classes will do on this host, one sentence each; nothing if they are as they should be.
+pub fn warnings(settings: &Settings) -> Vec<String> {
+    let mut out = Vec::new();
+    let period = fs::read_to_string(settings.root.join("proc/sys/kernel/sched_rt_period_us"));
+    let period = period.ok().and_then(|text| text.trim().parse::<i64>().ok()).unwrap_or(1_000_000);
+    match runtime_us(settings) {
+        Some(runtime) if (1..period).contains(&runtime) => out.push(format!(
+            "kernel.sched_rt_runtime_us = {runtime} takes {} ms of each {} ms from NFs of real-time priority that fill a core, in one \
+             piece; set it to -1 to give them all",
+            (period - runtime) / 1000,
+            period / 1000
+        )),
+        _ => {}
+    }
+    if let Some(folder) = cgroup::without_real_time(&settings.root, std::process::id() as i32, true) {
+        out.push(format!(
+            "cgroup {} has no real-time budget (CONFIG_RT_GROUP_SCHED), so its processes cannot have real-time priorities; write \
+             microseconds to cpu.rt_runtime_us there and in those above it, or start sluiced in the topmost cgroup",
+            folder.display()
+        ));
+    }
+    out
+}
+
+/// The calling thread above all that it controls, until this is dropped, which must be in the same thread.
+#[derive(Debug)]
+pub struct Raised {
+    former: Attr,
+    cores: Option<Saved>,
+    _not_send: PhantomData<*const ()>,
+}
+
+/// Puts the calling thread above all that it controls, and on a core of its own if one is given. Never needed for a mechanism to work, but a
+/// controller that waits for a core that its NFs have waits for ever.
+///
+/// # Errors
+/// [`Refused::NotPermitted`], [`Refused::System`].
+pub fn raise_self(settings: &Settings, core: Option<usize>) -> Result<Raised, Refused> {
+    let own = rustix::thread::gettid().as_raw_nonzero().get();
+    let denied = |error| refused(settings, own, settings.high + 1, error);
+    let former = Attr::of(0).map_err(denied)?;
+    let cores = core.map(affinity::pin).transpose().map_err(|error| Refused::System {
+        doing: "move the scheduler to",
+        what: format!("core {}", core.unwrap_or(0)),
+        source: std::io::Error::other(error),
+    })?;
+    // From here on the drop cleans up.
+    let raised = Raised { former, cores, _not_send: PhantomData };
+    former.round_robin(settings.high + 1).give(0).map_err(denied)?;
+    Ok(raised)
+}
+
+impl Drop for Raised {
+    fn drop(&mut self) {
+        let _ = self.former.give(0);
+        if let Some(cores) = &self.cores {
+            let _ = cores.restore();
+        }
+    }
+}

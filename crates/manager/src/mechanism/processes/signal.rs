@@ -1,0 +1,123 @@
+//! SIGSTOP and SIGCONT, through a pidfd: needs nothing but the right to signal the process, and stops all its threads.
+//!
+//! The signals go through a descriptor that names one process for ever, so no stranger is ever stopped. Their limits: parents and
+//! debuggers see them; a shell that waits for the process takes its terminal back; below about 13 µs a CONT overtakes the STOP before
+//! it, which is harmless (the process runs) but makes slices shorter than that meaningless.
+
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::process::{Signal as Number, pidfd_send_signal};
+use rustix::thread::CapabilitySet;
+
+use super::guard::{Guard, Note};
+use super::slots::Slots;
+use super::undo::Undo;
+use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
+use crate::mechanism::process::Proc;
+
+/// Controls by signals.
+pub struct Signal {
+    guard: Arc<Guard>,
+    proc: Proc,
+    slots: Slots<Held>,
+}
+
+struct Held {
+    target: Target,
+    undos: Vec<Undo>,
+    note: Note,
+}
+
+impl Signal {
+    /// Without targets.
+    ///
+    /// # Errors
+    /// None: every kernel since 5.1 has the call, and this program does not start on older ones.
+    pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
+        Ok(Self { guard: guard.clone(), proc: settings.proc(), slots: Slots::default() })
+    }
+}
+
+/// Signals all processes of a target that have not ended.
+#[inline]
+fn send(target: &Target, number: Number, doing: &'static str) -> Result<(), Failed> {
+    let mut result = Ok(());
+    for member in target.members() {
+        match pidfd_send_signal(member.pidfd(), number) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(source) => result = Err(Failed::System { doing, pid: member.raw(), source }),
+        }
+    }
+    result.and_then(|()| target.check_runs())
+}
+
+impl Controller for Signal {
+    fn mechanism(&self) -> Mechanism {
+        Mechanism::Signal
+    }
+
+    fn add(&mut self, target: &Target) -> Result<Slot, Refused> {
+        target.check_owner(CapabilitySet::KILL, "CAP_KILL")?;
+        // Signal 0 asks without doing anything.
+        for member in target.members() {
+            if let Err(Errno::PERM) = rustix::process::test_kill_process(member.pid) {
+                let what = format!("the kernel lets this user not signal process {}; the capability CAP_KILL is lacking", member.raw());
+                return Err(Refused::NotPermitted { mechanism: Mechanism::Signal, what });
+            }
+        }
+        self.guard.take(target)?;
+        let undos: Vec<Undo> = target.members().iter().map(|member| Undo::Continue { process: member.identity }).collect();
+        let note = self.guard.note(&undos, None).inspect_err(|_| self.guard.give(target))?;
+        let stopped = send(target, Number::STOP, "stop");
+        let held = Held { target: target.clone(), undos, note };
+        if let Err(error) = stopped {
+            let refused = error.into_refused(Mechanism::Signal, target);
+            let _ = self.let_go(held);
+            return Err(refused);
+        }
+        Ok(self.slots.put(held))
+    }
+
+    fn park(&mut self, slot: Slot) -> Result<(), Failed> {
+        send(&self.slots.of(slot)?.target, Number::STOP, "stop")
+    }
+
+    fn run(&mut self, slot: Slot) -> Result<(), Failed> {
+        send(&self.slots.of(slot)?.target, Number::CONT, "continue")
+    }
+
+    fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {
+        // One that is stopped dies at once.
+        self.slots.of(slot)?.target.check_runs()
+    }
+
+    fn is_ended(&self, slot: Slot) -> bool {
+        self.slots.get(slot).is_none_or(|held| held.target.is_ended())
+    }
+
+    fn remove(&mut self, slot: Slot) -> Result<(), Failed> {
+        let held = self.slots.take(slot)?;
+        self.let_go(held)
+    }
+
+    fn teardown(&mut self) -> Vec<Failed> {
+        self.slots.used().into_iter().filter_map(|slot| self.remove(slot).err()).collect()
+    }
+}
+
+impl Signal {
+    fn let_go(&self, held: Held) -> Result<(), Failed> {
+        let results = held.undos.iter().map(|undo| undo.perform(&self.proc, None));
+        let result = results.fold(Ok(()), Result::and);
+        self.guard.forget(&held.note);
+        self.guard.give(&held.target);
+        result
+    }
+}
+
+impl Drop for Signal {
+    fn drop(&mut self) {
+        self.teardown();
+    }
+}

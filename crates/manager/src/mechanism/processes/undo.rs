@@ -1,0 +1,195 @@
+//! What takes back what a controller did to a process. The controller does it when it lets go, the [guard](super::guard) when the
+//! controller's process has died: one piece of code, so that the second is as well tested as the first.
+//!
+//! Each is right at any time: before what it undoes was done, after, and twice.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::process::Signal;
+use sluice_shm::gate::Gate;
+use sluice_shm::memory::Mapping;
+
+use super::Failed;
+use super::attr::Attr;
+use super::target::processes_below;
+use crate::mechanism::process::{Identity, Proc, send_signal};
+
+/// Time that processes which are moved or end have to leave a cgroup.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Times that the threads of a process, or the processes of a cgroup, are gone through.
+const PASSES: usize = 16;
+
+/// What is to be undone.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Undo {
+    /// SIGCONT to a process.
+    Continue {
+        /// The process.
+        process: Identity,
+    },
+    /// Class and priority of each thread.
+    Classes {
+        /// The process.
+        process: Identity,
+        /// What its threads had, by number.
+        threads: BTreeMap<i32, Attr>,
+        /// What those get that have come since; None: nothing.
+        others: Option<Attr>,
+    },
+    /// A frozen cgroup, and perhaps those that were moved into it.
+    Thaw {
+        /// The cgroup.
+        folder: PathBuf,
+        /// The file below it, and what is written to it.
+        file: String,
+        /// The text.
+        text: String,
+        /// Whether it was made for them: then its processes go back where they were, and it is removed.
+        made: bool,
+        /// The cgroup that they were in, and those that have come since go to.
+        home: PathBuf,
+        /// Those that were in another one.
+        elsewhere: Vec<(i32, PathBuf)>,
+    },
+    /// A cgroup that was made for others.
+    Remove {
+        /// The cgroup.
+        folder: PathBuf,
+    },
+    /// A gate, in memory that comes along.
+    Open {
+        /// Its offset.
+        at: usize,
+        /// Length of the memory, in bytes.
+        bytes: usize,
+    },
+}
+
+impl Undo {
+    /// Does it. That a process has ended, or that it was done already, is no error.
+    ///
+    /// # Errors
+    /// The first thing that could not be undone; the others were.
+    pub fn perform(&self, proc: &Proc, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
+        match self {
+            Self::Continue { process } => {
+                let failed = |source| Failed::System { doing: "continue", pid: process.pid, source };
+                match process.open(proc).map_err(failed)? {
+                    Some(pidfd) => send_signal(pidfd.as_fd(), Signal::CONT).map_err(failed),
+                    None => Ok(()),
+                }
+            }
+            Self::Classes { process, threads, others } => restore_classes(proc, *process, threads, others.as_ref()),
+            Self::Thaw { folder, file, text, made, home, elsewhere } => {
+                match fs::write(folder.join(file), text) {
+                    Err(error) if !is_gone(&error) => return Err(failed("thaw the cgroup of", &error)),
+                    _ => {}
+                }
+                if !*made {
+                    return Ok(());
+                }
+                let moved = leave(folder, home, elsewhere);
+                remove(folder).map_err(|error| failed("remove the cgroup of", &error))?;
+                moved.map_err(|error| failed("move to its former cgroup", &error))
+            }
+            Self::Remove { folder } => {
+                remove(folder).map_err(|error| failed("remove the cgroup of", &error))
+            }
+            Self::Open { at, bytes } => {
+                let failed = || Failed::System { doing: "open the gate of", pid: 0, source: Errno::BADF };
+                let mapping = Mapping::new(memory.ok_or_else(failed)?, *bytes, false).map_err(|_| failed())?;
+                Gate::in_mapping(&mapping, *at).ok_or_else(failed)?.open();
+                Ok(())
+            }
+        }
+    }
+}
+
+fn failed(doing: &'static str, error: &io::Error) -> Failed {
+    Failed::System { doing, pid: 0, source: Errno::from_io_error(error).unwrap_or(Errno::IO) }
+}
+
+/// Whether a file is missing because its cgroup is.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
+}
+
+/// The numbers of a process's threads; none if it has ended.
+pub(super) fn threads_of(proc: &Proc, pid: i32) -> Vec<i32> {
+    let Ok(entries) = fs::read_dir(proc.path(&format!("{pid}/task"))) else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+}
+
+fn restore_classes(
+    proc: &Proc,
+    process: Identity,
+    former: &BTreeMap<i32, Attr>,
+    others: Option<&Attr>,
+) -> Result<(), Failed> {
+    // Held until the end: while it is open, nobody else can be meant by the number without being found out below.
+    let Ok(Some(_pidfd)) = process.open(proc) else { return Ok(()) };
+    let mut result = Ok(());
+    let mut done: Vec<i32> = Vec::new();
+    for _ in 0..PASSES {
+        let new: Vec<i32> = threads_of(proc, process.pid).into_iter().filter(|tid| !done.contains(tid)).collect();
+        if new.is_empty() {
+            break;
+        }
+        for tid in new {
+            done.push(tid);
+            let Some(attr) = former.get(&tid).or(others) else { continue };
+            match attr.give(tid) {
+                Ok(()) | Err(Errno::SRCH) => {}
+                Err(source) => result = result.and(Err(Failed::System { doing: "give its class back to", pid: process.pid, source })),
+            }
+        }
+    }
+    result
+}
+
+/// Moves the processes of a cgroup back: each to the one it was in.
+fn leave(folder: &Path, home: &Path, elsewhere: &[(i32, PathBuf)]) -> io::Result<()> {
+    let mut result = Ok(());
+    for _ in 0..PASSES {
+        let mut pids = Vec::new();
+        match processes_below(folder, &mut pids) {
+            Err(error) if is_gone(&error) => break,
+            other => other?,
+        }
+        if pids.is_empty() {
+            break;
+        }
+        result = Ok(());
+        for pid in pids {
+            let to = elsewhere.iter().find(|(other, _)| *other == pid).map_or(home, |(_, to)| to);
+            match fs::write(to.join("cgroup.procs"), pid.to_string()) {
+                // Ended meanwhile.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) => result = Err(error),
+                Ok(()) => {}
+            }
+        }
+    }
+    result
+}
+
+/// Removes an empty cgroup, waiting a little for those that are about to leave it.
+pub(super) fn remove(folder: &Path) -> io::Result<()> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match fs::remove_dir(folder) {
+            Err(error) if is_gone(&error) => return Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            other => return other,
+        }
+    }
+}
