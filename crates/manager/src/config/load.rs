@@ -64,6 +64,7 @@ impl Config {
                 pcap.read.iter_mut().chain(&mut pcap.write).for_each(anchor);
             }
         }
+        self.services.iter_mut().filter_map(|s| s.pid_file.as_mut()).for_each(anchor);
         self.services.iter_mut().filter_map(|s| s.exec.as_mut()).filter(|exec| !host::is_bare(exec)).for_each(anchor);
     }
 }

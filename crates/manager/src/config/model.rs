@@ -532,6 +532,9 @@ pub struct Service {
     /// Of a foreign one: a packet that has not come back for so long is counted as gone, in milliseconds.
     #[serde(default = "second")]
     pub inside_ms: u32,
+    /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with the daemon.
+    #[serde(default)]
+    pub pid_file: Option<PathBuf>,
 }
 
 impl Service {

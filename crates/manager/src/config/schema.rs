@@ -528,6 +528,13 @@ pub const SECTIONS: &[Section] = &[
                 Value("1000"),
                 "Of a foreign one: a packet that has not come back for so long is counted as gone, in milliseconds.",
             ),
+            key(
+                "pid_file",
+                Path,
+                Unset,
+                "Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with \
+                 the daemon.",
+            ),
         ],
     },
     Section {

@@ -26,7 +26,7 @@ use super::backlog::Backlog;
 use crate::mechanism::cgroup::{Group, NfGroup};
 use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
-use crate::mechanism::process::{self, Exit, Proc};
+use crate::mechanism::process::{self, Exit, Identity, Proc};
 use crate::nf::spawn::{self, SpawnSpec};
 use crate::port::af_packet::InterfaceQueue;
 use crate::port::af_packet::socket::SocketOptions;
@@ -282,7 +282,7 @@ impl Room {
     /// What finds the processes of the program, for another thread.
     pub fn who(&self) -> Who {
         let ns = self.made.is_some().then(|| self.ns.clone());
-        Who { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().join("cgroup.procs")), ns }
+        Who { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().join("cgroup.procs")), ns, only: None }
     }
 
     /// Its cgroup, if it has one.
@@ -356,12 +356,22 @@ impl Room {
 pub struct Who {
     cgroup: Option<PathBuf>,
     ns: Option<Arc<Netns>>,
+    only: Option<Identity>,
 }
 
 impl Who {
+    /// A process that somebody else has started.
+    pub fn only(identity: Identity) -> Self {
+        Self { only: Some(identity), ..Self::default() }
+    }
+
     /// The processes.
     pub fn members(&self) -> Vec<Pid> {
         let proc = Proc::default();
+        if let Some(only) = &self.only {
+            let pid = Pid::from_raw(only.pid).filter(|pid| proc.identity(*pid).as_ref() == Some(only));
+            return pid.into_iter().collect();
+        }
         match (&self.cgroup, &self.ns) {
             (Some(file), _) => {
                 let text = std::fs::read_to_string(file).unwrap_or_default();

@@ -4,13 +4,14 @@
 //! Building and clearing rooms takes as long as their commands take, so each is done by a thread of its own, which hands its result to
 //! the supervisor as a job. An instance's room is built when its former one is cleared.
 
-use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
+use rustix::process::Pid;
 use sluice_shm::arena::HEADROOM;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::page::Counter;
@@ -20,6 +21,8 @@ use super::{Job, Supervisor, token};
 use crate::config::model::{Drops, Service};
 use crate::foreign::{Counters, ForeignError, Hop, Plan, Room, Wires, room::Who};
 use crate::mechanism::netns;
+use crate::mechanism::process::{Identity, Proc};
+use crate::mechanism::processes::Target;
 use crate::nf::State;
 use crate::nf::handle::NfHandle;
 use crate::nf::record::Thing;
@@ -154,11 +157,26 @@ impl Supervisor {
                     let (name, pid) = (nf.name.clone(), spawned.pid);
                     let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
                     let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
-                    nf.process = Some(Process { pid, pidfd: spawned.pidfd, child: true });
+                    nf.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false });
                     self.note(|r| r.started(&name, pid));
                 }
                 Err(error) => {
                     self.trouble(number, error.to_string());
+                    return;
+                }
+            }
+        }
+        if let Some(file) = &config.pid_file {
+            match process_of(file) {
+                Ok((pid, pidfd, identity)) => {
+                    let Some(nf) = self.nfs.get_mut(&number) else { return };
+                    let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
+                    let _ = epoll::add(&self.epoll, pidfd.as_fd(), data, epoll::EventFlags::IN);
+                    nf.foreign.get_or_insert_default().who = Who::only(identity);
+                    nf.process = Some(Process { pid, pidfd, child: false, theirs: true });
+                }
+                Err(why) => {
+                    self.trouble(number, format!("{}: {why}", config.name));
                     return;
                 }
             }
@@ -197,8 +215,8 @@ impl Supervisor {
         nf.foreign.get_or_insert_default().trouble = Some(why);
         match &nf.process {
             // Its end is noticed, and then it is lost.
-            Some(process) => process.kill(),
-            None => self.lost(number),
+            Some(process) if !process.theirs => process.kill(),
+            _ => self.lost(number),
         }
     }
 
@@ -298,6 +316,19 @@ impl Supervisor {
             self.clearing.insert(name, thread);
         }
     }
+}
+
+/// The process whose number is in a file, if it may be scheduled.
+fn process_of(file: &Path) -> Result<(Pid, OwnedFd, Identity), String> {
+    let shown = file.display();
+    let text =
+        std::fs::read_to_string(file).map_err(|error| format!("cannot read pid_file {shown}: {error}; start its program first"))?;
+    let number: i32 =
+        text.trim().parse().map_err(|_| format!("pid_file {shown} holds {:?}, which is no process number", text.trim()))?;
+    let target = Target::of_pid(&Proc::default(), "it", number).map_err(|refused| format!("pid_file {shown}: {refused}"))?;
+    let member = &target.members()[0];
+    let pidfd = member.pidfd().try_clone_to_owned().map_err(|error| format!("pid_file {shown}: {error}"))?;
+    Ok((member.pid, pidfd, member.identity))
 }
 
 /// What is to be built for an instance of a service.

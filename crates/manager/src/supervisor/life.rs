@@ -26,6 +26,8 @@ pub(super) struct Process {
     pub pidfd: OwnedFd,
     /// We are its parent and must reap it.
     pub child: bool,
+    /// Somebody else's, who alone ends it.
+    pub theirs: bool,
 }
 
 impl Process {
@@ -35,12 +37,18 @@ impl Process {
 
     /// Asks it to end, with what it started.
     pub(super) fn terminate(&self) {
+        if self.theirs {
+            return;
+        }
         // Not collected yet, so the number is still its own.
         let _ = rustix::process::kill_process_group(self.pid, Signal::TERM);
     }
 
     /// Ends it at once, and what it started if it is ours: it leads a group of its own then.
     pub(super) fn kill(&self) {
+        if self.theirs {
+            return;
+        }
         let pidfd = self.pidfd.as_fd();
         let _ = if self.child { process::kill_group(pidfd) } else { process::send_signal(pidfd, Signal::KILL) };
     }
@@ -95,7 +103,7 @@ impl Supervisor {
                 let (name, pid) = (nf.name.clone(), spawned.pid);
                 let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
                 let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
-                nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true });
+                nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true, theirs: false });
                 nf.state = State::Starting;
                 nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
                 self.note(|r| r.started(&name, pid));
@@ -242,7 +250,7 @@ impl Supervisor {
             let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
             let _ = epoll::add(&self.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
             let pid = pid.unwrap_or(Pid::INIT);
-            nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child: false });
+            nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child: false, theirs: false });
         }
         let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
         let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::RDHUP);
@@ -447,8 +455,8 @@ impl Supervisor {
         }
         if let Some(foreign) = &mut nf.foreign {
             match &nf.process {
-                Some(process) => process.terminate(),
-                None => foreign.is_leaving = true,
+                Some(process) if !process.theirs => process.terminate(),
+                _ => foreign.is_leaving = true,
             }
         } else if let Some(handle) = &nf.handle {
             handle.region.page.control(Control::Stop).store(1, Ordering::Release);
@@ -478,8 +486,9 @@ impl Supervisor {
                         kill(nf);
                     }
                 }
-                if let (false, true, Some(foreign)) = (handle.sentence() == Sentence::None, nf.process.is_none(), &mut nf.foreign) {
-                    // There is no process whose end would be noticed.
+                let nobody_ends = nf.process.as_ref().is_none_or(|process| process.theirs);
+                if let (false, true, Some(foreign)) = (handle.sentence() == Sentence::None, nobody_ends, &mut nf.foreign) {
+                    // There is no process of ours whose end would be noticed.
                     foreign.is_leaving = true;
                 }
                 if nf.draining {

@@ -22,3 +22,4 @@ mod pack;
 mod pcap;
 mod scheduling;
 mod support;
+mod workflow;

@@ -1,7 +1,7 @@
 //! What is checked of services whose programs know nothing of Sluice.
 
 use super::{At, Validation};
-use crate::config::model::{Chain, Drops, Mode, Service, hop};
+use crate::config::model::{Chain, Drops, Service, hop};
 use crate::mechanism::link;
 
 impl Validation<'_> {
@@ -14,6 +14,7 @@ impl Validation<'_> {
             ("ready", !service.ready.is_empty()),
             ("teardown", !service.teardown.is_empty()),
             ("drops", service.drops != Drops::Counted),
+            ("pid_file", service.pid_file.is_some()),
         ];
         for (key, _) in given.into_iter().filter(|(_, given)| *given) {
             self.error(
@@ -30,13 +31,26 @@ impl Validation<'_> {
         let name = &service.name;
         let not_for_it = [
             ("attach", service.attach, "it does not know the way to the daemon; give it `exec`, or `setup` alone"),
-            ("mode", service.mode != Mode::Sleep, "nobody tells it to sleep or to poll; remove `mode`"),
             ("tenant", service.tenant.is_some(), "it shares no memory with anybody; remove `tenant`"),
         ];
         for (key, _, help) in not_for_it.into_iter().filter(|(_, given, _)| *given) {
             self.error(at(key), format!("service \"{name}\" is foreign, and cannot have `{key}`"), help);
         }
-        if service.exec.is_none() && service.setup.is_empty() {
+        if service.exec.is_some() && service.pid_file.is_some() {
+            self.error(
+                at("pid_file"),
+                format!("foreign service \"{name}\" has a program to start and one that was started by somebody else"),
+                "remove `exec` or `pid_file`",
+            );
+        }
+        if service.pid_file.is_some() && service.instances > 1 {
+            self.error(
+                at("instances"),
+                format!("{} instances of service \"{name}\" cannot be one process", service.instances),
+                "write instances = 1, and a service with a pid_file for each process",
+            );
+        }
+        if service.exec.is_none() && service.setup.is_empty() && service.pid_file.is_none() {
             self.error(
                 at("exec"),
                 format!("foreign service \"{name}\" has neither a program nor a command that sets something up"),

@@ -41,7 +41,8 @@ impl Controller for Doorbell {
 
     fn add(&mut self, target: &Target) -> Result<Slot, Refused> {
         let not_ours = |why| Refused::NotOurs { name: target.name().into(), mechanism: Mechanism::Doorbell, why };
-        let gates = target.gates().ok_or_else(|| not_ours("it is not written with Sluice's library, so it has no gate to look at"))?;
+        let gates =
+            target.gates().ok_or_else(|| not_ours("it is not written with Sluice's library, so it has no gate to look at"))?;
         if !gates.looks() {
             return Err(not_ours("it does not look at its gate (mode = \"poll\", or an older library)"));
         }

@@ -92,7 +92,8 @@ impl Controller for Gate {
 
     fn add(&mut self, target: &Target) -> Result<Slot, Refused> {
         let not_ours = |why| Refused::NotOurs { name: target.name().into(), mechanism: Mechanism::Gate, why };
-        let gates = target.gates().ok_or_else(|| not_ours("it is not written with Sluice's library, so the signal would kill it"))?;
+        let gates =
+            target.gates().ok_or_else(|| not_ours("it is not written with Sluice's library, so the signal would kill it"))?;
         if !gates.comes_when_called() {
             return Err(not_ours("its library has not said that it waits for the signal, which would kill it otherwise"));
         }

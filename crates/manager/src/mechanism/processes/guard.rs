@@ -88,7 +88,8 @@ impl Guard {
     /// # Errors
     /// [`Refused::NoGuard`], [`Refused::System`].
     pub fn start(program: &Path) -> Result<Arc<Self>, Refused> {
-        let (own, theirs) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(Refused::NoGuard)?;
+        let (own, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(Refused::NoGuard)?;
         let mut command = Command::new(program);
         command.arg0("sluice-guard").arg(helper::GUARD).env_clear().current_dir("/");
         command.stdin(theirs).stdout(Stdio::null());
@@ -282,7 +283,9 @@ pub(super) fn keep() -> ExitCode {
 
 /// Leaves the caller's session, cores and class, and what it may be killed by. What is not permitted is done without.
 fn step_aside() {
-    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE, libc::SIGTSTP, libc::SIGUSR1, libc::SIGUSR2] {
+    for signal in
+        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGPIPE, libc::SIGTSTP, libc::SIGUSR1, libc::SIGUSR2]
+    {
         // SAFETY: ignoring a signal runs no code of ours.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 
 use sluice_shm::clock::ticks;
 
-use super::spinner::Spinner;
 use super::guard::Guard;
+use super::spinner::Spinner;
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, make, realtime};
 use crate::estimate::stand::ns_per_tick;
 use crate::mechanism::affinity::{self, Saved};

@@ -126,7 +126,9 @@ impl Realtime {
                 Ok(false) => return Ok(process),
                 Ok(true) => {}
                 Err(Taking::Refused(error)) => return Err((process, error)),
-                Err(Taking::Errno(error)) => return Err((process, refused(&self.settings, member.raw(), self.settings.low, error))),
+                Err(Taking::Errno(error)) => {
+                    return Err((process, refused(&self.settings, member.raw(), self.settings.low, error)));
+                }
             }
         }
         let what = format!("process {} makes threads faster than they can be given a class", member.raw());

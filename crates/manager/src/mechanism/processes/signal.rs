@@ -62,7 +62,8 @@ impl Controller for Signal {
         // Signal 0 asks without doing anything.
         for member in target.members() {
             if let Err(Errno::PERM) = rustix::process::test_kill_process(member.pid) {
-                let what = format!("the kernel lets this user not signal process {}; the capability CAP_KILL is lacking", member.raw());
+                let what =
+                    format!("the kernel lets this user not signal process {}; the capability CAP_KILL is lacking", member.raw());
                 return Err(Refused::NotPermitted { mechanism: Mechanism::Signal, what });
             }
         }

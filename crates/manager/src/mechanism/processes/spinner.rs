@@ -132,7 +132,8 @@ impl Spinner {
     /// # Errors
     /// [`Refused::System`].
     pub fn gates(&self) -> Result<Gates, Refused> {
-        let system = |error: rustix::io::Errno| Refused::System { doing: "pass", what: "a spinner's memory".into(), source: error.into() };
+        let system =
+            |error: rustix::io::Errno| Refused::System { doing: "pass", what: "a spinner's memory".into(), source: error.into() };
         let memory = rustix::io::fcntl_dupfd_cloexec(self.memory.fd(), 0).map_err(system)?;
         let gate = Gate::in_mapping(self.memory.mapping(), 0).expect("the memory begins with it");
         let does = if self.looks { LOOKS | COMES_WHEN_CALLED } else { COMES_WHEN_CALLED };

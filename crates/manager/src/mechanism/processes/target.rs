@@ -239,7 +239,8 @@ impl Threads {
     pub(super) fn of(proc: &Proc, target: &Target) -> Result<Vec<Self>, Refused> {
         let one = |member: &Member| -> Result<Self, Refused> {
             let path = proc.path(&format!("{}/task", member.raw()));
-            let system = |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
+            let system =
+                |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
             let folder = fs::File::open(&path).map_err(system)?.into();
             let mut threads = Self { pid: member.raw(), tids: Vec::new(), folder, links: 0 };
             threads.look_again(proc);

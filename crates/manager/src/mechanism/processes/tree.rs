@@ -61,7 +61,13 @@ struct Held {
 }
 
 impl Tree {
-    pub(super) fn new(words: Words, settings: &Settings, parent: Option<&Path>, guard: &Arc<Guard>, make: Make) -> Result<Self, Refused> {
+    pub(super) fn new(
+        words: Words,
+        settings: &Settings,
+        parent: Option<&Path>,
+        guard: &Arc<Guard>,
+        make: Make,
+    ) -> Result<Self, Refused> {
         let not_here = || Refused::NotHere { mechanism: words.mechanism, what: words.missing.into() };
         let home = cgroup::folder_of(&settings.root, words.version, words.controller, "self");
         let home = home.map_err(|source| Refused::System { doing: "read", what: "where cgroups are mounted".into(), source })?;
@@ -184,7 +190,8 @@ impl Tree {
                     Ok(Some(home)) => homes.push((member.raw(), home)),
                     // Outside of what is mounted here: it could not be given back.
                     Ok(None) => {
-                        let what = format!("process {process} is in a cgroup that is not mounted here, so it could not be moved back");
+                        let what =
+                            format!("process {process} is in a cgroup that is not mounted here, so it could not be moved back");
                         return Err(Refused::NotPermitted { mechanism: self.words.mechanism, what });
                     }
                     Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {}

@@ -99,9 +99,7 @@ impl Undo {
                 remove(folder).map_err(|error| failed("remove the cgroup of", &error))?;
                 moved.map_err(|error| failed("move to its former cgroup", &error))
             }
-            Self::Remove { folder } => {
-                remove(folder).map_err(|error| failed("remove the cgroup of", &error))
-            }
+            Self::Remove { folder } => remove(folder).map_err(|error| failed("remove the cgroup of", &error)),
             Self::Open { at, bytes } => {
                 let failed = || Failed::System { doing: "open the gate of", pid: 0, source: Errno::BADF };
                 let mapping = Mapping::new(memory.ok_or_else(failed)?, *bytes, false).map_err(|_| failed())?;
@@ -127,12 +125,7 @@ pub(super) fn threads_of(proc: &Proc, pid: i32) -> Vec<i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-fn restore_classes(
-    proc: &Proc,
-    process: Identity,
-    former: &BTreeMap<i32, Attr>,
-    others: Option<&Attr>,
-) -> Result<(), Failed> {
+fn restore_classes(proc: &Proc, process: Identity, former: &BTreeMap<i32, Attr>, others: Option<&Attr>) -> Result<(), Failed> {
     // Held until the end: while it is open, nobody else can be meant by the number without being found out below.
     let Ok(Some(_pidfd)) = process.open(proc) else { return Ok(()) };
     let mut result = Ok(());
@@ -147,7 +140,9 @@ fn restore_classes(
             let Some(attr) = former.get(&tid).or(others) else { continue };
             match attr.give(tid) {
                 Ok(()) | Err(Errno::SRCH) => {}
-                Err(source) => result = result.and(Err(Failed::System { doing: "give its class back to", pid: process.pid, source })),
+                Err(source) => {
+                    result = result.and(Err(Failed::System { doing: "give its class back to", pid: process.pid, source }))
+                }
             }
         }
     }

@@ -1,0 +1,249 @@
+//! NFs that poll and share a core: their turns are made from outside, packets pass in order, and nothing is left stopped.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+use sluice_manager::control::model::{NfState, Schedule, Stats};
+
+use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, nf, port, service, signal};
+
+const MECHANISMS: [&str; 6] = ["realtime", "freeze", "signal", "freezer", "gate", "doorbell"];
+const THREE: [&str; 3] = ["a", "b", "c"];
+
+/// Three NFs that poll on one core, in a chain from a generator that waits.
+fn polling(traffic: &str, workflow: &str) -> String {
+    port("in", "gen", &format!("overload = \"wait\"\nflows = 4\n{traffic}"))
+        + &port("out", "sink", "")
+        + &THREE.map(|name| service(name, "sluice-nf-bridge", "mode = \"poll\"\nring = 256")).concat()
+        + &chain("c", "in", &THREE, "out", "")
+        + &format!("[workflow]\n{workflow}\n")
+}
+
+/// The schedule of the only core that has one, if there is one. None if this host does not allow what was asked for.
+fn schedule(daemon: &mut Daemon, nfs: usize) -> Option<Schedule> {
+    let log = daemon.folder().join("log");
+    let mut refused = false;
+    let stats = daemon.wait("the core has a schedule", |s| {
+        refused = std::fs::read_to_string(&log).is_ok_and(|log| log.contains("gets no schedule"));
+        refused || s.status.schedules.iter().any(|schedule| schedule.nfs.len() == nfs)
+    });
+    if refused {
+        eprintln!("left out: {}", daemon.log());
+        return None;
+    }
+    assert_eq!(stats.status.schedules.len(), 1, "{:#?}", stats.status.schedules);
+    Some(stats.status.schedules[0].clone())
+}
+
+/// As [`schedule`], for tests of more than one mechanism: what the host does not allow is refused before anything starts.
+fn may_start(mechanism: &str) -> bool {
+    if rustix::process::geteuid().is_root() || mechanism == "doorbell" {
+        return true;
+    }
+    eprintln!("left out: {mechanism} needs root here");
+    false
+}
+
+#[test]
+fn nfs_that_poll_on_one_core_take_turns_and_lose_nothing() {
+    let mut daemon = Daemon::start("drain_ms = 30000", &polling("count = 100000", ""));
+    let Some(schedule) = schedule(&mut daemon, 3) else { return };
+    assert_eq!((schedule.core, schedule.nfs), (1, vec!["a.0".into(), "b.0".into(), "c.0".into()]));
+    assert!(schedule.because.contains(&format!("{}: chosen", schedule.mechanism)), "{}", schedule.because);
+    daemon.wait_for_all("in", "out", 100_000);
+    let stats = daemon.stats();
+    for name in ["a.0", "b.0", "c.0"] {
+        let nf = find_nf(&stats, name);
+        assert!(nf.sched.turns > 0 && nf.sleeps == 0, "{name}: {nf:#?}");
+    }
+    let turns = &stats.status.schedules[0].turns;
+    assert!(turns["empty"] + turns["slice"] + turns["full"] > 3, "{turns:?}");
+    assert_eq!(stats.status.schedules[0].failures, 0);
+    daemon.stop();
+}
+
+#[test]
+fn every_mechanism_passes_every_packet_in_order() {
+    for mechanism in MECHANISMS.into_iter().filter(|mechanism| may_start(mechanism)) {
+        let mut daemon = Daemon::start("drain_ms = 30000", &polling("count = 20000", &format!("mechanism = \"{mechanism}\"")));
+        let Some(schedule) = schedule(&mut daemon, 3) else { continue };
+        assert_eq!(schedule.mechanism, mechanism);
+        daemon.wait_for_all("in", "out", 20_000);
+        daemon.stop();
+    }
+}
+
+#[test]
+fn single_packets_are_not_stranded() {
+    let mut daemon = Daemon::start("", &polling("count = 20\nrate = 50", ""));
+    if schedule(&mut daemon, 3).is_none() {
+        return;
+    }
+    daemon.wait_for_all("in", "out", 20);
+    // Nobody has anything to do: all are stopped, and begin again.
+    daemon.wait("who was last is parked", |s| s.status.schedules[0].turns["idle"] > 0);
+    daemon.stop();
+}
+
+#[test]
+fn an_nf_that_is_killed_comes_back_into_its_turns() {
+    for mechanism in ["realtime", "freeze", "signal", "freezer"].into_iter().filter(|mechanism| may_start(mechanism)) {
+        let mut daemon = Daemon::start("", &polling("rate = 20000", &format!("mechanism = \"{mechanism}\"")));
+        if schedule(&mut daemon, 3).is_none() {
+            continue;
+        }
+        let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+        for name in ["b.0", "a.0"] {
+            signal(find_nf(&stats, name), Signal::KILL);
+            let before = daemon.stats();
+            daemon.wait("it is back among the others, and packets flow", |s| {
+                let nf = find_nf(s, name);
+                nf.restarts > 0
+                    && nf.sched.turns > 0
+                    && s.status.schedules.iter().any(|schedule| schedule.nfs.len() == 3)
+                    && find_port(s, "out").tx_packets > find_port(&before, "out").tx_packets + 1000
+            });
+        }
+        daemon.stop();
+    }
+}
+
+/// Class of a process, its priority, and whether it stands stopped, as in proc_pid_stat(5).
+fn class(pid: u32) -> Option<(u32, u32, bool)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let fields: Vec<&str> = stat.rsplit_once(") ")?.1.split(' ').collect();
+    Some((fields[41 - 3].parse().ok()?, fields[40 - 3].parse().ok()?, matches!(fields[0], "T" | "t")))
+}
+
+/// What a process has when it is left alone here.
+fn ordinary() -> (u32, u32, bool) {
+    class(std::process::id()).unwrap()
+}
+
+#[test]
+fn an_nf_that_is_alone_on_its_core_has_it_for_itself() {
+    let body = port("in", "gen", "rate = 20000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("a", "sluice-nf-bridge", "mode = \"poll\"")
+        + &chain("c", "in", &["a"], "out", "");
+    let mut daemon = Daemon::start("", &body);
+    let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 100);
+    assert_eq!(stats.status.schedules, []);
+    daemon.client().add_nf("a", None).unwrap();
+    let Some(both) = schedule(&mut daemon, 2) else { return };
+    assert_eq!(both.nfs, ["a.0", "a.1"]);
+    daemon.client().remove_nf("a.1").unwrap();
+    let stats = daemon.wait("it is alone again", |s| s.nfs.len() == 1 && s.status.schedules.is_empty());
+    let pid = find_nf(&stats, "a.0").pid.unwrap();
+    assert_eq!(class(pid), Some(ordinary()));
+    let before = find_port(&stats, "out").tx_packets;
+    daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > before + 100);
+    daemon.stop();
+}
+
+#[test]
+fn the_kernel_is_left_alone_if_that_is_asked_for() {
+    let mut daemon = Daemon::start("", &polling("rate = 200", "mechanism = \"none\""));
+    let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 20);
+    assert_eq!(stats.status.schedules, []);
+    assert!(stats.nfs.iter().all(|nf| nf.sched.turns == 0 && class(nf.pid.unwrap()) == Some(ordinary())));
+    daemon.stop();
+}
+
+/// An NF that somebody else has started; it ends with its test.
+struct Guest(Child);
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn guests() -> String {
+    port("in", "gen", "rate = 20000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &THREE.map(|name| format!("[[service]]\nname = \"{name}\"\nattach = true\nmode = \"poll\"\n")).concat()
+        + &chain("c", "in", &THREE, "out", "")
+}
+
+#[test]
+fn a_killed_daemon_leaves_nobody_stopped() {
+    for mechanism in ["realtime", "freeze", "signal", "freezer", "gate"].into_iter().filter(|mechanism| may_start(mechanism)) {
+        let mut daemon = Daemon::start("", &(guests() + &format!("[workflow]\nmechanism = \"{mechanism}\"\n")));
+        let socket = daemon.run_dir().join("nf.sock");
+        let start = |name: &&str| {
+            let mut command = Command::new(nf("sluice-nf-bridge"));
+            command.env("SLUICE_SOCKET", &socket).env("SLUICE_NF", name).stdin(Stdio::null()).stderr(Stdio::piped());
+            Guest(command.spawn().unwrap())
+        };
+        let guests: Vec<Guest> = THREE.iter().map(start).collect();
+        if schedule(&mut daemon, 3).is_none() {
+            continue;
+        }
+        daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+        daemon.end(Signal::KILL);
+        for mut guest in guests {
+            // It gets its class back, or has ended by itself before anybody looked; and it ends by itself because it runs: it notices
+            // that its manager is gone.
+            let until = Instant::now() + PATIENCE;
+            let status = loop {
+                if let Some(status) = guest.0.try_wait().unwrap() {
+                    break status;
+                }
+                assert!(Instant::now() < until, "{mechanism}: {:?}", class(guest.0.id()));
+                std::thread::sleep(Duration::from_millis(1));
+            };
+            let mut said = String::new();
+            std::io::Read::read_to_string(guest.0.stderr.as_mut().unwrap(), &mut said).unwrap();
+            assert!(status.code() == Some(1) && said.contains("manager"), "{mechanism}: {status}: {said}");
+        }
+        // What was made for it on the host is removed by the next start at the latest.
+        let daemon = Daemon::again(daemon.into_folder());
+        daemon.stop();
+    }
+}
+
+fn is_running(stats: &Stats, name: &str) -> bool {
+    find_nf(stats, name).state == NfState::Running
+}
+
+#[test]
+fn nfs_that_sleep_share_the_turns_of_those_that_poll() {
+    let body = port("in", "gen", "count = 50000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("a", "sluice-nf-bridge", "mode = \"poll\"")
+        + &service("b", "sluice-nf-bridge", "")
+        + &service("c", "sluice-nf-monitor", "")
+        + &chain("c", "in", &THREE, "out", "");
+    let mut daemon = Daemon::start("drain_ms = 30000", &body);
+    let Some(shared) = schedule(&mut daemon, 3) else { return };
+    assert_eq!(shared.nfs, ["a.0", "b.0", "c.0"]);
+    daemon.wait_for_all("in", "out", 50_000);
+    assert!(THREE.iter().all(|name| is_running(&daemon.stats(), &format!("{name}.0"))));
+    daemon.stop();
+}
+
+#[test]
+fn a_mechanism_that_is_not_allowed_is_refused_before_anything_starts() {
+    use std::os::unix::process::CommandExt;
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("left out: only root can become somebody who may less");
+        return;
+    }
+    const NOBODY: u32 = 65_534;
+    let folder = tempfile::tempdir().unwrap();
+    let config = crate::support::head(folder.path(), "") + &polling("", "mechanism = \"realtime\"");
+    std::fs::write(folder.path().join("sluice.toml"), config.replace("sluice-nf-bridge", &nf("sluice-nf-bridge"))).unwrap();
+    let program = folder.path().join("sluiced");
+    std::fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let mut command = Command::new(&program);
+    command.arg(folder.path().join("sluice.toml")).uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
+    let refused = command.output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("core 1 cannot have a schedule as [workflow] says") && said.contains("CAP_SYS_NICE"), "{said}");
+    assert!(!said.contains("ready"), "{said}");
+}
