@@ -73,6 +73,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::chain_length::EXPERIMENT,
     sched::watermarks::EXPERIMENT,
     sched::overhead::EXPERIMENT,
+    sched::controllers::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

@@ -19,6 +19,7 @@ pub mod baseline;
 pub mod chain;
 pub mod chain_length;
 pub mod chain_order;
+pub mod controllers;
 pub mod dynamic;
 pub mod fairness;
 pub mod isolation;
