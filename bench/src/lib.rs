@@ -74,6 +74,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::chain_length::EXPERIMENT,
     sched::watermarks::EXPERIMENT,
     sched::overhead::EXPERIMENT,
+    outside::controllers::EXPERIMENT,
     outside::linux_schedulers::EXPERIMENT,
     outside::workflow::EXPERIMENT,
 ];

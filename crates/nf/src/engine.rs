@@ -15,12 +15,11 @@
 //! # Sources
 //! Sampling the service time about once a millisecond and skipping the first ten samples: NFVnice (SIGCOMM 2017), section 3.2.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use sluice_shm::arena::Arena;
@@ -33,6 +32,7 @@ use sluice_shm::ring::{Consumer, Producer, WildCursor};
 
 use crate::context::Context;
 use crate::error::{AttachError, NfError};
+use crate::gate;
 use crate::options::Options;
 use crate::seat::{Place, Seat};
 use crate::signals;
@@ -91,7 +91,6 @@ impl Engine {
         connect(&socket, &SocketAddrUnix::new(path).map_err(fail)?).map_err(fail)?;
         let (welcome, [arena, region, core]) = handshake::attach(&socket, &Hello { name })?;
 
-        use std::os::fd::AsFd;
         let arena = Arena::map(arena.as_fd(), welcome.geometry)?;
         let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;
         let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
@@ -102,6 +101,7 @@ impl Engine {
         if options.signals {
             signals::install(core.bell(welcome.slot));
         }
+        gate::prepare(&page, &socket, poll, options.signals);
         let taken = rx.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.cursor()));
         let clock = Clock::with_scale(welcome.clock_scale);
         let now = clock.now_ns();
@@ -220,6 +220,24 @@ impl Engine {
     pub(crate) fn must_yield(&mut self, now: u64) -> bool {
         // Relaxed: only the word matters.
         self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || self.seat.is_over_budget(now)
+    }
+
+    /// Whether this NF looks at its gate, and finds it closed.
+    #[inline(always)]
+    pub(crate) fn is_shut_out(&self) -> bool {
+        sluice_shm::gate::is_closed(self.page.control(Control::Gate)) && !self.poll
+    }
+
+    /// Waits at its gate until that is open, or the NF is to leave.
+    #[cold]
+    pub(crate) fn stand(&mut self) -> Result<(), NfError> {
+        while self.is_shut_out() && !self.must_stop() && !signals::stopped() {
+            sluice_shm::gate::wait(self.page.control(Control::Gate), Some(LONGEST_SLEEP));
+            if self.now_ns() >= self.socket_at {
+                self.look_at_socket()?;
+            }
+        }
+        Ok(())
     }
 
     /// Whether the manager asked this NF to leave once its rx rings are empty.
@@ -343,13 +361,13 @@ impl Engine {
     fn look_at_socket(&mut self) -> Result<(), NfError> {
         self.clock.resync();
         self.socket_at = self.now_ns() + SOCKET_NS;
-        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
-        // An interrupted call is no answer; the next look will do.
-        let _ = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        if fds[0].revents().intersects(PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR | PollFlags::NVAL) {
-            return Err(NfError::ManagerGone);
-        }
-        Ok(())
+        if gate::is_gone(self.socket.as_fd()) { Err(NfError::ManagerGone) } else { Ok(()) }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        gate::let_go(&self.socket);
     }
 }
 

@@ -23,6 +23,7 @@ mod c;
 mod context;
 mod engine;
 mod error;
+mod gate;
 pub mod harness;
 pub mod header;
 mod options;

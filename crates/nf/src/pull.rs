@@ -177,6 +177,9 @@ impl Nf {
             // Not while the engine is borrowed: a callback may return packets.
             let called = seat.poll();
             let engine = &mut *self.shared.engine.borrow_mut();
+            if engine.is_shut_out() {
+                engine.stand()?;
+            }
             let stop = engine.must_stop();
             let n = engine.receive(out)?;
             if n > 0 {

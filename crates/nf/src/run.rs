@@ -116,6 +116,9 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
     engine.ready();
     loop {
         guarded(|| seat.poll()).inspect_err(|_| engine.count_errors(1))?;
+        if engine.is_shut_out() {
+            engine.stand()?;
+        }
         // Looked at before the rings: what was posted before the word was set is still handled.
         let stop = engine.must_stop();
         let n = engine.receive(&mut buffer)?;

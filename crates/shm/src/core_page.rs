@@ -434,6 +434,10 @@ impl Core for Choice<'_> {
         });
     }
 
+    fn leaving_depth(&self) -> Option<u32> {
+        self.me.map(|me| self.page.depth(me).load(Ordering::Relaxed))
+    }
+
     fn budget_ns(&self, slot: u32) -> i64 {
         i64::from(self.page.budget(slot))
     }

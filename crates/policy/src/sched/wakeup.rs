@@ -15,9 +15,10 @@
 //! An NF can run if packets wait for it, it is not held, and there is room for a burst (or for all that waits, if that is less).
 //! Of those that can:
 //! 1. one that waits longer than [`Rules::bound_ns`] goes first, the one that waits longest;
-//! 2. of those with budget and enough packets, the one furthest down its chains: what is almost through leaves first, and makes
-//!    room;
-//! 3. else of those with budget the one furthest down;
+//! 2. of those with budget and enough packets, the next one down the chains from who gives the core away, and behind the last the first:
+//!    the packets that were just worked on go on, and what came meanwhile joins them, so that all that is inside passes through as one
+//!    wave;
+//! 3. else of those with budget the next one down;
 //! 4. else nobody who can run has budget: as many rounds begin as it takes until one has, and the choice is made again.
 //!
 //! Ties go to the one that waits longer, then to the one that is named first. Budgets are a deficit round robin over time instead of
@@ -28,6 +29,9 @@
 //! in a round of a fixed length ten NFs would spend a tenth of the core on switches. Who has few packets waits the longer for it, but
 //! no longer than [`LONGEST_ROUND_NS`].
 //!
+//! The last one with enough packets first (what is almost through leaves first) was the rule before, and cut the wave in pieces of a
+//! quarter of a ring, each of which paid for all the switches: ten NFs of 60 ns made 14,000 a second instead of 3,500.
+//!
 //! The rule is the same code wherever a choice is made ([`choose`]): in an NF that goes to sleep, in the manager when a core has
 //! nobody who runs, and in the simulator. What differs is where the numbers are kept ([`Core`]).
 //!
@@ -37,6 +41,8 @@
 //!
 //! Source: NFVnice, sections 3.1 and 3.3 (who is woken, and what it depends on); M. Shreedhar, G. Varghese, "Efficient Fair Queuing
 //! using Deficit Round Robin", SIGCOMM 1995, for the budgets.
+
+use std::cmp::Reverse;
 
 /// What is known of an NF at the time of a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -95,6 +101,9 @@ pub fn round_ns(nfs: u32) -> u64 {
     (u64::from(nfs) * TURN_NS).clamp(ROUND_NS, LONGEST_ROUND_NS)
 }
 
+/// A time whose parts tell shares, in nanoseconds.
+const WHOLE_NS: u64 = 1_000_000_000;
+
 /// What a round of `round_ns` gives an NF with that share (0 to 1) of the core, in nanoseconds.
 #[inline]
 pub fn part_ns(round_ns: u64, share: f64) -> i64 {
@@ -119,6 +128,9 @@ pub trait Core {
     /// those that come late, if they are named first another time.
     fn candidates(&self, each: impl FnMut(u32, Candidate));
 
+    /// How far down its chains who gives the core away is; None if nobody does.
+    fn leaving_depth(&self) -> Option<u32>;
+
     /// What an NF has left of its budget, in nanoseconds.
     fn budget_ns(&self, nf: u32) -> i64;
 
@@ -136,10 +148,17 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     if is_settled {
         return Some(best);
     }
-    // Who gives the core away, if anybody does, takes part.
-    let mut takers = 1;
-    core.candidates(|_, candidate| takers += u32::from(candidate.can_run(rules.burst)));
-    let round_ns = round_ns(takers);
+    // Those that can run divide the round among themselves: of a chain through which everything passes as one wave they are few at a
+    // time, and their shares alone would cut the wave.
+    let (mut takers, mut parts) = (0, 0);
+    core.candidates(|nf, candidate| {
+        if candidate.can_run(rules.burst) {
+            takers += 1;
+            parts += core.part_ns(nf, WHOLE_NS);
+        }
+    });
+    let whole = (parts.max(1) as f64 / WHOLE_NS as f64).min(1.0);
+    let round_ns = (round_ns(takers) as f64 / whole) as u64;
     // So many rounds until the first of them has budget: budget + rounds · part ≥ 1.
     let mut rounds = i64::MAX;
     core.candidates(|nf, candidate| {
@@ -160,6 +179,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
 #[inline]
 fn best(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
     let mut best: Option<(Rank, u32)> = None;
+    let leaving = core.leaving_depth();
     core.candidates(|nf, candidate| {
         if !candidate.can_run(rules.burst) {
             return;
@@ -171,7 +191,8 @@ fn best(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
                 is_late: false,
                 has_budget: core.budget_ns(nf) > 0,
                 has_enough: candidate.waiting >= rules.enough,
-                depth: candidate.depth,
+                is_further: leaving.is_some_and(|leaving| candidate.depth > leaving),
+                near: Reverse(candidate.depth),
                 age_ns: candidate.age_ns,
             }
         };
@@ -188,7 +209,9 @@ struct Rank {
     is_late: bool,
     has_budget: bool,
     has_enough: bool,
-    depth: u32,
+    /// It is further down the chains than who gives the core away.
+    is_further: bool,
+    near: Reverse<u32>,
     age_ns: u64,
 }
 
@@ -235,6 +258,10 @@ impl Core for Table {
         }
     }
 
+    fn leaving_depth(&self) -> Option<u32> {
+        self.leaving.map(|nf| self.candidates[nf].depth)
+    }
+
     fn budget_ns(&self, nf: u32) -> i64 {
         self.budgets_ns[nf as usize]
     }
@@ -275,11 +302,21 @@ mod tests {
     }
 
     #[test]
-    fn the_furthest_downstream_with_enough_runs() {
-        assert_eq!(pick(&[waiting(500, 1), waiting(40, 2), waiting(31, 3)]), Some(1));
-        assert_eq!(pick(&[waiting(500, 1), waiting(40, 2), waiting(32, 3)]), Some(2));
+    fn the_next_one_down_the_chains_with_enough_runs_and_behind_the_last_the_first() {
+        let next_to = |leaving: usize, candidates: &[Candidate]| {
+            let mut core = core(candidates);
+            core.leaving = Some(leaving);
+            choose(&mut core, &RULES)
+        };
+        let all = [waiting(500, 1), waiting(40, 2), waiting(32, 3)];
+        assert_eq!([0, 1, 2].map(|leaving| next_to(leaving, &all)), [Some(1), Some(2), Some(0)]);
+        // The next one has too little, another has enough.
+        assert_eq!(next_to(0, &[waiting(500, 1), waiting(31, 2), waiting(32, 3)]), Some(2));
+        assert_eq!(next_to(1, &[waiting(500, 1), waiting(40, 2), waiting(31, 3)]), Some(0));
         // Nobody has enough.
-        assert_eq!(pick(&[waiting(5, 1), waiting(4, 2), waiting(0, 3)]), Some(1));
+        assert_eq!(next_to(1, &[waiting(5, 1), waiting(0, 2), waiting(4, 3)]), Some(2));
+        // Nobody leaves: the first.
+        assert_eq!(pick(&[waiting(500, 2), waiting(500, 1)]), Some(1));
         assert_eq!(pick(&[waiting(0, 1), waiting(0, 2)]), None);
         assert_eq!(pick(&[]), None);
     }
@@ -298,7 +335,7 @@ mod tests {
         assert_eq!(pick(&[waiting(1, 1), full, held]), Some(0));
         assert_eq!(pick(&[full, held]), None);
         // Room for all that waits is room enough.
-        assert_eq!(pick(&[waiting(1, 1), Candidate { room: 4, ..waiting(4, 2) }]), Some(1));
+        assert_eq!(pick(&[waiting(1, 2), Candidate { room: 4, ..waiting(4, 1) }]), Some(1));
         // A late one that cannot run does not either.
         assert_eq!(pick(&[Candidate { age_ns: 9_000_000, ..held }, waiting(1, 1)]), Some(1));
     }
@@ -382,14 +419,19 @@ mod tests {
             [1, 3, 4, 10, 33, 34, 5000].map(round_ns),
             [1_000_000, 1_000_000, 1_200_000, 3_000_000, 9_900_000, 10_000_000, 10_000_000]
         );
-        // Ten that can run and one that gives the core away: 3.3 ms, of which each has a tenth.
+        // Ten that can run: 3 ms, of which each has a tenth; nine tenths of the core are nobody's at the moment where two can.
         let mut core = Table::new(11);
         core.candidates = vec![waiting(50, 1); 11];
         core.candidates[3] = waiting(0, 1);
         core.leaving = Some(3);
         core.shares = vec![0.1; 11];
         assert_eq!(choose(&mut core, &RULES), Some(4));
-        assert_eq!((core.budget_ns(4), core.budget_ns(3)), (330_000, 0));
+        assert_eq!((core.budget_ns(4), core.budget_ns(3)), (300_000, 0));
+        let mut two = Table::new(11);
+        two.candidates[..2].fill(waiting(50, 1));
+        two.shares = vec![0.1; 11];
+        assert_eq!(choose(&mut two, &RULES), Some(0));
+        assert_eq!(two.budget_ns(0), 500_000, "half of the least round");
     }
 
     #[test]

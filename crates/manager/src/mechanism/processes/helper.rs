@@ -14,7 +14,7 @@ pub const GUARD: &str = "__sluice-guard";
 /// First argument of a spinner.
 pub const SPINNER: &str = "__sluice-spinner";
 
-/// First argument of one that measures a mechanism; then its name, a core, and `quick` or `full`.
+/// First argument of one that measures a mechanism; then its name, a core, and how many switches and slices.
 pub const MEASURE: &str = "__sluice-measure";
 
 /// If this process was started to be a helper, is that until it ends, and says with which exit code. To be called first in `main`.

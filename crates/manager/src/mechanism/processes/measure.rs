@@ -48,8 +48,6 @@ pub struct Effort {
 impl Effort {
     /// What `auto` takes: some milliseconds a mechanism.
     pub const QUICK: Self = Self { switches: 101, slices: 0 };
-    /// What the benchmark takes.
-    pub const FULL: Self = Self { switches: 1001, slices: 300 };
 }
 
 /// What was measured of one mechanism.
@@ -65,6 +63,8 @@ pub struct Figures {
     pub missed: usize,
     /// Slice in microseconds, and the part of such slices that were right.
     pub right: Vec<(u32, f64)>,
+    /// The shortest slice that works, in microseconds.
+    pub shortest_slice_us: Option<u32>,
 }
 
 impl Figures {
@@ -80,11 +80,11 @@ impl Figures {
     pub fn latency_ns(&self) -> Option<f64> {
         Self::quantile(&self.new_runs_ns, 0.5)
     }
+}
 
-    /// The shortest slice that works, in microseconds.
-    pub fn shortest_slice_us(&self) -> Option<u32> {
-        self.right.iter().take_while(|(_, right)| *right >= RIGHT).last().map(|(slice, _)| *slice)
-    }
+/// The shortest slice that works, of slices from the longest on and the part of each that was right.
+fn shortest(right: &[(u32, f64)]) -> Option<u32> {
+    right.iter().take_while(|(_, right)| *right >= RIGHT).last().map(|(slice, _)| *slice)
 }
 
 /// The caller's thread where it measures from.
@@ -159,11 +159,11 @@ struct Answer {
     warnings: Vec<String>,
 }
 
-/// The helper that measures: its arguments are a mechanism, a core, and `quick` or `full`.
+/// The helper that measures: its arguments are a mechanism, a core, and how many switches and slices.
 pub(super) fn answer(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut text = || arguments.next().and_then(|text| text.into_string().ok()).unwrap_or_default();
-    let (mechanism, core, effort) = (text(), text(), text());
-    let effort = if effort == "full" { Effort::FULL } else { Effort::QUICK };
+    let (mechanism, core) = (text(), text());
+    let effort = Effort { switches: text().parse().unwrap_or(Effort::QUICK.switches), slices: text().parse().unwrap_or(0) };
     let settings = Settings::new(&format!("sluice-{}-measure", std::process::id()));
     let program = Path::new("/proc/self/exe");
     let figures = || -> Result<Figures, String> {
@@ -253,6 +253,7 @@ impl Bench<'_> {
                 }
             }
         }
+        figures.shortest_slice_us = shortest(&figures.right);
         Ok(figures)
     }
 
@@ -293,10 +294,9 @@ mod tests {
 
     #[test]
     fn the_shortest_slice_is_the_last_before_the_first_that_fails() {
-        let figures = |right: &[(u32, f64)]| Figures { right: right.to_vec(), ..Figures::default() };
-        assert_eq!(figures(&[(100, 1.0), (50, 0.95), (20, 0.9), (10, 0.5), (5, 0.95)]).shortest_slice_us(), Some(20));
-        assert_eq!(figures(&[(100, 0.5), (50, 1.0)]).shortest_slice_us(), None);
-        assert_eq!(figures(&[]).shortest_slice_us(), None);
+        assert_eq!(shortest(&[(100, 1.0), (50, 0.95), (20, 0.9), (10, 0.5), (5, 0.95)]), Some(20));
+        assert_eq!(shortest(&[(100, 0.5), (50, 1.0)]), None);
+        assert_eq!(shortest(&[]), None);
     }
 
     #[test]

@@ -1,0 +1,525 @@
+//! The controllers on the real kernel: busy processes of several threads are stopped and run by each mechanism that the host allows, are
+//! given back as they were, and run again when the process that controls them is killed.
+//!
+//! They need root, for cgroups and real-time classes; without it they are left out.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::process::Pid;
+use sluice_manager::mechanism::class::{self, Class};
+use sluice_manager::mechanism::process::Proc;
+use sluice_manager::mechanism::processes::auto::{self, Outcome};
+use sluice_manager::mechanism::processes::guard::Guard;
+use sluice_manager::mechanism::processes::spinner::Spinner;
+use sluice_manager::mechanism::processes::{Controller, Failed, Gates, Mechanism, Refused, Settings, Target, make, realtime};
+use sluice_manager::mechanism::{affinity, processes};
+use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
+use sluice_shm::memory::Mapping;
+
+/// How long anything may take, on a slow machine that does a lot besides.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How often a process that runs has said so by the time that one which does not is judged.
+const PROGRESS: u64 = 20_000;
+/// Threads of a busy process.
+const THREADS: usize = 3;
+
+/// What a process of this test is to do instead of testing; see [`role`].
+const ROLE: &str = "SLUICE_TEST_ROLE";
+
+fn program() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_sluiced"))
+}
+
+/// One test at a time: processes of real-time priorities keep all others from their core.
+fn alone() -> Option<MutexGuard<'static, ()>> {
+    static ONE: Mutex<()> = Mutex::new(());
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("left out: this needs root");
+        return None;
+    }
+    Some(ONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn settings(name: &str) -> Settings {
+    Settings::new(&format!("sluice-test-{}-{name}", std::process::id()))
+}
+
+/// The core of the busy processes: not the first, where there are several.
+fn core() -> usize {
+    *affinity::allowed().unwrap().last().unwrap()
+}
+
+fn until(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+fn spinner(threads: usize, looks: bool) -> Spinner {
+    Spinner::start(program(), Some(core()), threads, looks).unwrap()
+}
+
+fn target(spinner: &Spinner, name: &str) -> Target {
+    spinner.target(&Proc::default(), name).unwrap()
+}
+
+/// All threads get on.
+fn runs(spinner: &Spinner) {
+    let before = spinner.counts();
+    until("all threads run", || spinner.counts().iter().zip(&before).all(|(now, then)| now - then > PROGRESS));
+}
+
+/// One stands while the other gets on.
+fn only_runs(one: &Spinner, other: &Spinner) {
+    until("one runs and the other does not", || {
+        let (own, others) = (one.count(), other.count());
+        until("it runs", || one.count() - own > PROGRESS);
+        other.count() == others
+    });
+    let others = other.count();
+    runs(one);
+    assert_eq!(other.count(), others, "it stands for good");
+}
+
+fn classes(pid: i32) -> Vec<Option<Class>> {
+    class::of(Path::new("/"), Pid::from_raw(pid).unwrap()).unwrap().into_iter().map(|(_, class)| class).collect()
+}
+
+fn cgroups(pid: i32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap()
+}
+
+/// What must be as it was, afterwards.
+#[derive(Debug, PartialEq)]
+struct Former {
+    classes: Vec<Option<Class>>,
+    cgroups: String,
+}
+
+impl Former {
+    fn of(spinner: &Spinner) -> Self {
+        Self { classes: classes(spinner.pid()), cgroups: cgroups(spinner.pid()) }
+    }
+}
+
+/// Folders of cgroups whose name holds `part`, anywhere.
+fn folders(part: &str) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut next = vec![PathBuf::from("/sys/fs/cgroup")];
+    while let Some(folder) = next.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        {
+            if entry.file_name().to_string_lossy().contains(part) {
+                found.push(entry.path());
+            }
+            next.push(entry.path());
+        }
+    }
+    found
+}
+
+/// The controllers that this host allows, with a guard of their own.
+fn each(name: &str, mut test: impl FnMut(Mechanism, Box<dyn Controller>)) {
+    for mechanism in Mechanism::ALL {
+        let guard = Guard::start(program()).unwrap();
+        match make(mechanism, &settings(name), &guard) {
+            Ok(controller) => test(mechanism, controller),
+            Err(error @ (Refused::NotHere { .. } | Refused::NotPermitted { .. })) => eprintln!("{mechanism} left out: {error}"),
+            Err(error) => panic!("{mechanism}: {error}"),
+        }
+        assert!(folders(&settings(name).folder).is_empty(), "{mechanism}");
+    }
+}
+
+#[test]
+fn each_mechanism_stops_and_runs_processes_and_gives_them_back_as_they_were() {
+    let Some(_alone) = alone() else { return };
+    each("stops", |mechanism, mut controller| {
+        let looks = mechanism == Mechanism::Doorbell;
+        let (a, b) = (spinner(THREADS, looks), spinner(THREADS, looks));
+        let former = [&a, &b].map(Former::of);
+        let (one, two) = (controller.add(&target(&a, "a")).unwrap(), controller.add(&target(&b, "b")).unwrap());
+        assert!(matches!(controller.add(&target(&a, "again")), Err(Refused::Taken { .. })), "{mechanism}");
+        controller.run(one).unwrap();
+        only_runs(&a, &b);
+        controller.switch(one, two).unwrap();
+        only_runs(&b, &a);
+        controller.run(two).unwrap();
+        controller.park(one).unwrap();
+        only_runs(&b, &a);
+        controller.switch(two, one).unwrap();
+        only_runs(&a, &b);
+
+        // Let go while the other is parked, and that one by teardown or drop.
+        controller.remove(one).unwrap();
+        assert_eq!(Former::of(&a), former[0], "{mechanism}");
+        assert_eq!(controller.park(one), Err(Failed::NoSuchSlot(one)));
+        assert_eq!(controller.teardown(), [], "{mechanism}");
+        assert_eq!(Former::of(&b), former[1], "{mechanism}");
+        (runs(&a), runs(&b));
+        let one = controller.add(&target(&a, "a")).unwrap();
+        controller.run(one).unwrap();
+        controller.add(&target(&b, "b")).unwrap();
+        drop(controller);
+        assert_eq!([&a, &b].map(Former::of), former, "{mechanism}");
+        (runs(&a), runs(&b));
+    });
+}
+
+#[test]
+fn a_process_that_has_ended_is_told_of_and_removed() {
+    let Some(_alone) = alone() else { return };
+    each("ended", |mechanism, mut controller| {
+        let mut a = spinner(1, mechanism == Mechanism::Doorbell);
+        let slot = controller.add(&target(&a, "a")).unwrap();
+        assert!(!controller.is_ended(slot));
+        // While it is parked: this is what version 1 does not let die, and priorities leave waiting for a core.
+        controller.before_kill(slot).unwrap();
+        let known = target(&a, "a");
+        a.kill().unwrap();
+        assert!(controller.is_ended(slot));
+        assert_eq!(controller.run(slot), Err(Failed::Ended), "{mechanism}");
+        assert_eq!(controller.park(slot), Err(Failed::Ended), "{mechanism}");
+        assert_eq!(controller.remove(slot), Ok(()), "{mechanism}");
+        let refused = controller.add(&known).err().map(|error| error.to_string());
+        assert!(refused.is_some(), "{mechanism}: an ended process is not added");
+    });
+}
+
+#[test]
+fn what_is_not_to_be_scheduled_is_refused_by_name() {
+    let Some(_alone) = alone() else { return };
+    let proc = Proc::default();
+    let refused = |pid: i32| Target::of_pid(&proc, "x", pid).unwrap_err();
+    assert!(matches!(refused(1), Refused::Init));
+    // The kernel's kthreadd, in the first pid namespace.
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|comm| comm.trim() == "kthreadd") {
+        assert!(matches!(refused(2), Refused::KernelThread { pid: 2, .. }));
+    }
+    assert!(matches!(refused(std::process::id() as i32), Refused::Ourselves { .. }));
+    assert!(matches!(refused(0), Refused::NoProcess { .. }));
+    assert!(matches!(refused(-1), Refused::NoProcess { .. }));
+    let mut a = spinner(2, false);
+    let pid = a.pid();
+    let thread =
+        class::of(Path::new("/"), Pid::from_raw(pid).unwrap()).unwrap().into_iter().map(|(tid, _)| tid).find(|tid| *tid != pid);
+    assert!(matches!(refused(thread.unwrap()), Refused::Thread { process, .. } if process == pid));
+    a.kill().unwrap();
+    assert!(matches!(refused(pid), Refused::NoProcess { .. }));
+
+    let guard = Guard::start(program()).unwrap();
+    let stranger = spinner(1, false);
+    let stranger = Target::of_pid(&proc, "stranger", stranger.pid()).unwrap();
+    for mechanism in [Mechanism::Doorbell, Mechanism::Gate] {
+        let mut controller = make(mechanism, &settings("refused"), &guard).unwrap();
+        let error = controller.add(&stranger).unwrap_err();
+        assert!(matches!(error, Refused::NotOurs { .. }), "{error}");
+        assert!(error.to_string().contains("not written with Sluice's library"), "{error}");
+    }
+    let mut controller = make(Mechanism::Signal, &settings("refused"), &guard).unwrap();
+    let error = controller.add(&Target::of_pid(&proc, "guard", guard.pid()).unwrap()).unwrap_err();
+    assert!(matches!(error, Refused::Ourselves { .. }), "{error}");
+}
+
+#[test]
+fn another_user_is_told_what_is_lacking() {
+    let Some(_alone) = alone() else { return };
+    let a = spinner(1, false);
+    let mut child = role("stranger", &[a.pid().to_string()]).uid(65_534).gid(65_534).spawn();
+    let Ok(child) = &mut child else {
+        eprintln!("left out: another user cannot run this test's program");
+        return;
+    };
+    let words: Vec<String> = lines(child).map(Result::unwrap).filter(|line| line.starts_with("said ")).collect();
+    assert!(child.wait().unwrap().success());
+    let said = |part: &str| words.iter().any(|line| line.contains(part));
+    assert!(said("belongs to user 0") && said("CAP_KILL"), "{words:?}");
+    assert!(said("CAP_SYS_NICE"), "{words:?}");
+    runs(&a);
+}
+
+#[test]
+fn threads_that_come_later_get_the_class_too() {
+    let Some(_alone) = alone() else { return };
+    let guard = Guard::start(program()).unwrap();
+    let settings = settings("later");
+    let mut controller = match make(Mechanism::Realtime, &settings, &guard) {
+        Ok(controller) => controller,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    let mut child = role("maker", &[]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut said = lines(&mut child);
+    let mut wait_for = |what: &str| until(what, || said.next().is_some_and(|line| line.unwrap() == what));
+    wait_for("threads 0");
+    let pid = child.id() as i32;
+    let before = classes(pid);
+    let slot = controller.add(&Target::of_pid(&Proc::default(), "maker", pid).unwrap()).unwrap();
+    let mut input = child.stdin.take().unwrap();
+    for n in 1..=3 {
+        writeln!(input).unwrap();
+        wait_for(&format!("threads {n}"));
+        controller.run(slot).unwrap();
+        assert_eq!(classes(pid), vec![Some(Class::Rr(settings.high)); before.len() + n]);
+        controller.park(slot).unwrap();
+        assert_eq!(classes(pid), vec![Some(Class::Rr(settings.low)); before.len() + n]);
+    }
+    controller.remove(slot).unwrap();
+    assert!(classes(pid).iter().all(|class| *class == before[0]), "{:?}", classes(pid));
+    drop(input);
+    child.wait().unwrap();
+}
+
+#[test]
+fn several_processes_of_a_cgroup_are_one_target_and_stay_where_they_are() {
+    let Some(_alone) = alone() else { return };
+    let Some(top) = version_2() else { return eprintln!("left out: no cgroups of version 2") };
+    let folder = top.join(settings("herd").folder);
+    std::fs::create_dir(&folder).unwrap();
+    let (a, b, other) = (spinner(2, false), spinner(1, false), spinner(1, false));
+    for spinner in [&a, &b] {
+        std::fs::write(folder.join("cgroup.procs"), spinner.pid().to_string()).unwrap();
+    }
+    let guard = Guard::start(program()).unwrap();
+    for mechanism in [Mechanism::Freeze, Mechanism::Signal] {
+        let mut controller = make(mechanism, &settings("herder"), &guard).unwrap();
+        let herd = Target::of_cgroup(&Proc::default(), "herd", &folder).unwrap();
+        assert_eq!(herd.members().len(), 2);
+        let former = [&a, &b].map(Former::of);
+        let slot = controller.add(&herd).unwrap();
+        only_runs(&other, &a);
+        only_runs(&other, &b);
+        controller.run(slot).unwrap();
+        (runs(&a), runs(&b));
+        controller.park(slot).unwrap();
+        only_runs(&other, &a);
+        controller.remove(slot).unwrap();
+        (runs(&a), runs(&b));
+        assert_eq!([&a, &b].map(Former::of), former);
+    }
+    drop((a, b));
+    until("the cgroup is removed", || std::fs::remove_dir(&folder).is_ok());
+}
+
+#[test]
+fn auto_chooses_one_that_works_and_says_why() {
+    let Some(_alone) = alone() else { return };
+    let guard = Guard::start(program()).unwrap();
+    let choice = auto::choose(&settings("auto"), &guard, program(), core(), &Mechanism::ALL);
+    let reasons = choice.reasons();
+    reasons.iter().for_each(|reason| println!("{reason}"));
+    assert_eq!(reasons.len(), Mechanism::ALL.len());
+    let chosen = choice.mechanism.expect("signals work everywhere");
+    assert_eq!(reasons.iter().filter(|reason| reason.contains(": chosen")).count(), 1);
+    if affinity::allowed().unwrap().len() > 1 {
+        assert!(choice.latency_ns().is_some_and(|ns| ns > 0.0), "{chosen}");
+    } else {
+        assert!(choice.tried.iter().all(|tried| !matches!(tried.outcome, Outcome::Works(_))));
+    }
+    assert!(folders(&settings("auto").folder).is_empty());
+}
+
+#[test]
+fn the_scheduler_is_above_what_it_schedules_until_it_is_done() {
+    let Some(_alone) = alone() else { return };
+    let settings = settings("above");
+    let scheduler = std::thread::spawn(move || {
+        let own = || class::of(Path::new("/"), rustix::process::getpid()).unwrap();
+        let tid = rustix::thread::gettid().as_raw_nonzero().get();
+        let class_of = |tid: i32| own().into_iter().find(|(other, _)| *other == tid).unwrap().1;
+        let (before, cores) = (class_of(tid), affinity::allowed().unwrap());
+        let raised = match realtime::raise_self(&settings, Some(cores[0])) {
+            Ok(raised) => raised,
+            Err(error) => return eprintln!("left out: {error}"),
+        };
+        assert_eq!(class_of(tid), Some(Class::Rr(settings.high + 1)));
+        assert_eq!(affinity::allowed().unwrap(), [cores[0]]);
+        drop(raised);
+        assert_eq!((class_of(tid), affinity::allowed().unwrap()), (before, cores));
+        assert!(
+            realtime::warnings(&settings)
+                .iter()
+                .all(|warning| warning.contains("sched_rt_runtime_us") || warning.contains("cgroup"))
+        );
+    });
+    scheduler.join().unwrap();
+}
+
+#[test]
+fn a_guard_that_is_gone_is_noticed_and_nothing_is_changed_without_one() {
+    let Some(_alone) = alone() else { return };
+    let a = spinner(1, true);
+    for mechanism in Mechanism::ALL {
+        let guard = Guard::start(program()).unwrap();
+        let Ok(mut controller) = make(mechanism, &settings("unguarded"), &guard) else { continue };
+        assert!(guard.is_alive());
+        rustix::process::kill_process(Pid::from_raw(guard.pid()).unwrap(), rustix::process::Signal::KILL).unwrap();
+        until("it is gone", || !guard.is_alive());
+        let former = Former::of(&a);
+        assert!(matches!(controller.add(&target(&a, "a")), Err(Refused::NoGuard(_))), "{mechanism}");
+        runs(&a);
+        assert_eq!(Former::of(&a), former);
+    }
+}
+
+/// A killed controller leaves nothing behind, at whatever moment it is killed.
+#[test]
+fn the_guard_gives_everything_back_when_the_controller_is_killed() {
+    let Some(_alone) = alone() else { return };
+    // Not random, so that a failure comes again: a linear congruential generator.
+    let mut seed = 1u64;
+    let mut random = |below: u64| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    };
+    for mechanism in Mechanism::ALL {
+        let looks = mechanism == Mechanism::Doorbell;
+        let (a, b) = (spinner(2, looks), spinner(1, looks));
+        let former = [&a, &b].map(Former::of);
+        for round in 0..8 {
+            let pids = [a.pid(), b.pid()].map(|pid| pid.to_string());
+            let mut child = role("controller", &[&[mechanism.to_string()], pids.as_slice()].concat()).spawn().unwrap();
+            let mut said = lines(&mut child);
+            // How far it comes, and then some progress of those whom it controls. The last step is without end.
+            let steps = if round < 5 { round } else { 4 };
+            let mut is_refused = false;
+            let mut step = 0;
+            while step < steps {
+                match said.next() {
+                    Some(Ok(line)) if line.starts_with("step") => step += 1,
+                    Some(Ok(line)) if line.starts_with("refused") => {
+                        eprintln!("{mechanism} left out: {line}");
+                        is_refused = true;
+                        break;
+                    }
+                    Some(Ok(_)) => {}
+                    _ => panic!("{mechanism}: the controller ended"),
+                }
+            }
+            if step == 4 {
+                let (seen, more) = (a.count() + b.count(), random(400_000));
+                until("they run", || a.count() + b.count() - seen > more);
+            } else {
+                (0..random(200_000)).for_each(|_| std::hint::spin_loop());
+            }
+            child.kill().unwrap();
+            child.wait().unwrap();
+            if is_refused {
+                break;
+            }
+            (runs(&a), runs(&b));
+            until("they have what they had", || [&a, &b].map(Former::of) == former);
+            let name = format!("sluice-test-{}-killed", child.id());
+            until("its cgroups are gone", || folders(&name).is_empty());
+        }
+    }
+}
+
+/// The lines of a process's output.
+fn lines(child: &mut Child) -> std::io::Lines<BufReader<ChildStdout>> {
+    BufReader::new(child.stdout.take().unwrap()).lines()
+}
+
+fn version_2() -> Option<PathBuf> {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+    let point = mounts.lines().find_map(|line| {
+        let mut fields = line.split(' ').skip(1);
+        let point = fields.next()?;
+        (fields.next()? == "cgroup2").then_some(point.into())
+    });
+    point.filter(|point: &PathBuf| point.join("cgroup.procs").exists())
+}
+
+/// This test's program again, to do something else than testing.
+fn role(name: &str, arguments: &[String]) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "plays_its_role", "--nocapture", "--test-threads", "1"]);
+    command.env(ROLE, [&[name.to_string()], arguments].concat().join(" "));
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+}
+
+/// No test, unless this process was started by one to play a role.
+#[test]
+fn plays_its_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let words: Vec<&str> = role.split(' ').collect();
+    match words[..] {
+        ["controller", mechanism, a, b] => control(mechanism.parse().unwrap(), &[a, b].map(|pid| pid.parse().unwrap())),
+        ["stranger", pid] => stranger(pid.parse().unwrap()),
+        ["maker"] => make_threads(),
+        _ => panic!("no such role: {role}"),
+    }
+}
+
+/// A spinner as another process finds it: its memory is its standard input.
+fn found(pid: i32, looks: bool) -> Target {
+    let file = std::fs::File::options().read(true).write(true).open(format!("/proc/{pid}/fd/0")).unwrap();
+    let memory: Arc<OwnedFd> = Arc::new(file.into());
+    let bytes = rustix::fs::fstat(&*memory).unwrap().st_size as usize;
+    let mapping = Mapping::new(std::os::fd::AsFd::as_fd(&*memory), bytes, false).unwrap();
+    let gate = Gate::in_mapping(&mapping, 0).unwrap();
+    let gates = Gates { gate, memory, bytes, does: COMES_WHEN_CALLED + if looks { LOOKS } else { 0 } };
+    Target::of_pid(&Proc::default(), "found", pid).unwrap().with_gates(gates)
+}
+
+/// Controls two processes until it is killed, and says how far it has come.
+fn control(mechanism: Mechanism, pids: &[i32; 2]) {
+    let guard = Guard::start(program()).unwrap();
+    println!("step guard");
+    let mut controller = match make(mechanism, &settings("killed"), &guard) {
+        Ok(controller) => controller,
+        Err(error) => return println!("refused {error}"),
+    };
+    println!("step made");
+    let slots = pids.map(|pid| {
+        let slot = controller.add(&found(pid, mechanism == Mechanism::Doorbell)).unwrap();
+        println!("step added");
+        slot
+    });
+    controller.run(slots[0]).unwrap();
+    loop {
+        for (from, to) in [(0, 1), (1, 0)] {
+            controller.switch(slots[from], slots[to]).unwrap();
+            (0..20_000).for_each(|_| std::hint::spin_loop());
+        }
+    }
+}
+
+/// Says what a user who may nothing is told.
+fn stranger(pid: i32) {
+    let guard = Guard::start(program()).unwrap();
+    let target = Target::of_pid(&Proc::default(), "theirs", pid).unwrap();
+    for mechanism in [Mechanism::Signal, Mechanism::Realtime, Mechanism::Freeze, Mechanism::Freezer] {
+        let error = make(mechanism, &settings("stranger"), &guard).and_then(|mut controller| controller.add(&target).map(drop));
+        println!("said {mechanism}: {}", error.unwrap_err());
+    }
+    let processes::Refused::OtherUser { .. } =
+        make(Mechanism::Signal, &settings("stranger"), &guard).unwrap().add(&target).unwrap_err()
+    else {
+        panic!("the owner comes first");
+    };
+}
+
+/// Starts a thread for each line that comes in, until there are no more.
+fn make_threads() {
+    println!("threads 0");
+    for (n, _) in std::io::stdin().lines().enumerate() {
+        let (started, starts) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            started.send(()).unwrap();
+            loop {
+                std::thread::park();
+            }
+        });
+        starts.recv().unwrap();
+        println!("threads {}", n + 1);
+    }
+}
