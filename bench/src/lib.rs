@@ -73,6 +73,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::chain_length::EXPERIMENT,
     sched::watermarks::EXPERIMENT,
     sched::overhead::EXPERIMENT,
+    sched::estimate::EXPERIMENT,
+    sched::repack::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.
