@@ -114,6 +114,11 @@ pub struct Daemon {
     pub ready_after: Duration,
 }
 
+/// Where its sockets are.
+fn run_dir(folder: &TempDir) -> PathBuf {
+    folder.path().join("run")
+}
+
 impl Daemon {
     /// Starts one and waits until it is ready.
     ///
@@ -122,7 +127,7 @@ impl Daemon {
     pub fn start(programs: &Programs, setup: &Setup) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("sluice-bench-").tempdir().context("cannot make a temporary folder")?;
         let config = folder.path().join("sluice.toml");
-        std::fs::write(&config, setup.toml(&folder.path().join("run"))).context("cannot write the configuration")?;
+        std::fs::write(&config, setup.toml(&run_dir(&folder))).context("cannot write the configuration")?;
         let log = File::create(folder.path().join("log")).context("cannot write the log")?;
         let began = Instant::now();
         let child = Command::new(&programs.sluiced)
@@ -146,8 +151,14 @@ impl Daemon {
         }
     }
 
-    fn socket(&self) -> PathBuf {
-        self.folder.path().join("run/control.sock")
+    /// Its control socket.
+    pub fn socket(&self) -> PathBuf {
+        run_dir(&self.folder).join("control.sock")
+    }
+
+    /// Another configuration, as it would have to be for this one.
+    pub fn config(&self, setup: &Setup) -> String {
+        setup.toml(&run_dir(&self.folder))
     }
 
     /// What it has said, the end of it.

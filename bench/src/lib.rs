@@ -77,6 +77,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     outside::controllers::EXPERIMENT,
     outside::linux_schedulers::EXPERIMENT,
     outside::workflow::EXPERIMENT,
+    sched::estimate::EXPERIMENT,
+    sched::repack::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

@@ -1,7 +1,7 @@
 //! What an experiment starts: generators, devices, services, chains, and the configuration that says so.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes of the frame check sequence: on the wire, but not in the configuration.
 const FCS: u32 = 4;
@@ -156,6 +156,8 @@ pub struct Setup {
     pub traffic: Vec<Traffic>,
     /// DPDK devices.
     pub devices: Vec<Device>,
+    /// Ports that write captures: name and file.
+    pub files: Vec<(String, PathBuf)>,
     /// Services.
     pub services: Vec<Service>,
     /// Chains.
@@ -171,6 +173,7 @@ impl Default for Setup {
             mechanism: None,
             traffic: Vec::new(),
             devices: Vec::new(),
+            files: Vec::new(),
             services: Vec::new(),
             chains: Vec::new(),
         }
@@ -209,6 +212,10 @@ impl Setup {
         for d in &self.devices {
             let _ = writeln!(out, "[[port]]\nname = {}\nkind = \"dpdk\"\ndevargs = {}\n", quoted(&d.name), quoted(&d.devargs));
             rule(&mut out, &d.name, &d.chain);
+        }
+        for (name, file) in &self.files {
+            let file = quoted(&file.display().to_string());
+            let _ = writeln!(out, "[[port]]\nname = {}\nkind = \"pcap\"\nwrite = {file}\n", quoted(name));
         }
         let _ = writeln!(out, "[[port]]\nname = \"{SINK}\"\nkind = \"sink\"\n");
         for s in &self.services {

@@ -79,6 +79,12 @@ pub struct Nf {
     pub tx_packets: u64,
     /// Packets that it wanted dropped.
     pub verdict_drops: u64,
+    /// Packets given to it and not yet taken from it.
+    pub queue: u64,
+    /// Its core.
+    pub core: u32,
+    /// What is measured of its load.
+    pub sched: NfSched,
     /// Share of its core, 0 to 100.
     pub cpu_percent: f64,
     /// Time for a burst.
@@ -97,6 +103,16 @@ pub struct Nf {
     pub first_packet_ns: Option<u64>,
     /// From the daemon's news of the end of its last process until its frames were back.
     pub reclaim_ns: Option<u64>,
+}
+
+/// What is measured of an NF's load.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+pub struct NfSched {
+    /// Packets per second that want to come to it.
+    pub arrival_pps: f64,
+    /// Nanoseconds a packet, by the NF's own word; 0 until known.
+    pub service_ns: f64,
 }
 
 /// A chain.

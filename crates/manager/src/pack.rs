@@ -105,6 +105,16 @@ pub enum PackError {
     Packing(#[from] PackingError),
 }
 
+impl PackError {
+    /// Whether it may be otherwise the next time, without another request.
+    pub fn passes(&self) -> bool {
+        match self {
+            Self::Nothing | Self::Unknown(_) | Self::TooBig { .. } | Self::Packing(_) => true,
+            Self::NoService(_) | Self::Margin(_) | Self::NoCores => false,
+        }
+    }
+}
+
 /// Plans for what runs.
 ///
 /// # Errors

@@ -71,6 +71,8 @@ pub(crate) struct Engine {
     samples: u32,
     /// When the next service-time sample is due, in nanoseconds.
     sample_at: u64,
+    /// `taken` at the last sample.
+    sampled_at: u32,
 }
 
 /// Moves the process to its core. It stays where it is if it may not, or the core is not there for it: slower, never wrong.
@@ -123,6 +125,7 @@ impl Engine {
             socket_at: now + SOCKET_NS,
             samples: 0,
             sample_at: 0,
+            sampled_at: taken,
         };
         Ok((engine, context))
     }
@@ -338,10 +341,12 @@ impl Engine {
         if now >= self.socket_at { self.look_at_socket() } else { Ok(()) }
     }
 
-    /// Notes that a burst of `packets` took `ns`.
+    /// Notes that a burst of `packets` took `ns`, and with it its part of what storage has cost between bursts since the last sample.
     #[cold]
     pub(crate) fn sample(&mut self, packets: usize, now: u64, ns: u64) {
         self.sample_at = now + GLANCE_NS;
+        let since = self.taken.wrapping_sub(std::mem::replace(&mut self.sampled_at, self.taken));
+        let ns = ns + part_of(self.seat.storage_ns(), packets, since);
         if self.samples < COLD_SAMPLES {
             self.samples += 1;
             return;
@@ -369,6 +374,11 @@ impl Drop for Engine {
     fn drop(&mut self) {
         gate::let_go(&self.socket);
     }
+}
+
+/// The part of `ns` that `packets` of all `since` have. Both are of the same count, so `since` is no less.
+fn part_of(ns: u64, packets: usize, since: u32) -> u64 {
+    (u128::from(ns) * packets as u128 / u128::from(since.max(1))) as u64
 }
 
 #[cold]

@@ -25,6 +25,8 @@ pub(crate) struct Seat {
     storage: RefCell<Weak<storage::Inner>>,
     /// A handler has waited for the disk since this was asked last.
     has_waited: Cell<bool>,
+    /// Time that the storage took between bursts, in nanoseconds, since this was asked last.
+    storage_ns: Cell<u64>,
     /// Since when it has had the core, in nanoseconds.
     ran_since: Cell<u64>,
     /// When its budget of this round is used up.
@@ -116,7 +118,23 @@ impl Seat {
     /// Calls the storage's callbacks that are due, and says how many. No borrow that they may need is held.
     #[inline(always)]
     pub(crate) fn poll(&self) -> usize {
-        self.storage().map_or(0, |storage| storage.poll())
+        self.storage().map_or(0, |storage| self.poll_storage(&storage))
+    }
+
+    #[cold]
+    fn poll_storage(&self, storage: &storage::Inner) -> usize {
+        if !storage.has_work() {
+            return storage.poll();
+        }
+        let began = monotonic_ns();
+        let called = storage.poll();
+        self.storage_ns.set(self.storage_ns.get().saturating_add(monotonic_ns().saturating_sub(began)));
+        called
+    }
+
+    /// Time that requests and callbacks took outside of the handler since the last call, in nanoseconds.
+    pub(crate) fn storage_ns(&self) -> u64 {
+        self.storage_ns.take()
     }
 
     /// Whether a handler has waited for the disk since the last call: then its time is no service time.

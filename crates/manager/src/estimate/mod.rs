@@ -6,17 +6,18 @@
 //!
 //! # Approach
 //! The NF runs alone, on a core of its own, between two rings and nothing else ([`stand`]). Bursts of crafted or captured packets are
-//! put on its ring one at a time, and awaited: from the moment at which a burst is on the ring until its last packet has come back. The
-//! same is done with a reference, an NF whose handler does next to nothing; what a burst takes it, less what its own library says of
-//! its handler, is what the rings and the way between two cores take. That is taken off, so that the handler's time is left.
+//! put on its ring and awaited: first a single one, then a *row* of eight at once; each time from the moment at which they are on the ring
+//! until the last packet has come back. The way between the cores, there and back, is in both, so a seventh of the difference is what one
+//! burst takes in a row of them. The same is done, in turns, with a reference, an NF whose handler does next to nothing; what a burst takes it, less
+//! what its own library says of its handler, is what an NF spends on its rings. That is taken off, so that the handler's time is left.
 //!
 //! # Terms and units
-//! A *round* is one burst there and back. Times are nanoseconds, or cycles of the time-stamp counter. *Inside* is what the NF's library
-//! sampled of its handler in the same rounds: only for comparison.
+//! A *round* is a single burst and a row. Times are nanoseconds, or cycles of the time-stamp counter. *Inside* is what the NF's library
+//! sampled of its handler in the rows of the same rounds: only for comparison.
 //!
 //! # Limits
 //! Caches are warm: the NF has the core for itself. Packets that a handler keeps (to wait for a disk, say) end a round late or never;
-//! after [`PATIENCE`] that is an error. Costs below some tens of nanoseconds a burst are within the noise of the way between cores.
+//! after [`PATIENCE`] that is an error. Costs below some tens of nanoseconds a burst are within the noise of the rings.
 //!
 //! Source: UNiS (Anthony and Bai), the cycle estimator; what it takes off for the ring is what its report left open.
 
@@ -30,20 +31,23 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use sluice_shm::BURST;
+use sluice_shm::clock::monotonic_ns;
 
 use crate::nf::spawn::{SpawnError, User};
-use stand::Stand;
+use stand::{MOST_BURSTS, Stand};
 
 /// Program beside the daemon whose handler does next to nothing.
 pub const REFERENCE: &str = "sluice-nf-bridge";
 /// How long an NF may take to attach, and a burst to come back.
 pub const PATIENCE: Duration = Duration::from_secs(10);
+/// Bursts of a round: one alone, and a row.
+pub const BURSTS: u32 = 1 + MOST_BURSTS as u32;
 /// Rounds before those that count: caches fill, branches are learnt.
-const WARM_UP: u32 = 200;
-/// Rounds between two looks at what the NF's library has sampled.
-const ROUNDS_PER_LOOK: usize = 64;
-/// Shortest measurement, in nanoseconds: the NF's library samples its handler once a millisecond.
-const SHORTEST_NS: u64 = 300_000_000;
+const WARM_UP: u64 = 100;
+/// How often the NF is started and measured, each time between two measurements of the reference.
+const TURNS: u32 = 3;
+/// Shortest measurement of a turn, in nanoseconds: the NF's library samples its handler once a millisecond.
+const SHORTEST_NS: u64 = 200_000_000;
 
 /// An NF to be measured.
 #[derive(Debug, Clone, Default)]
@@ -78,7 +82,7 @@ pub struct Names {
 pub struct Plan {
     /// Core of the NF. The caller has another one.
     pub core: usize,
-    /// Rounds that count, at least; more until 0.3 s have passed.
+    /// Rounds that count, at least; more until 0.6 s have passed.
     pub rounds: u32,
     /// Packets, dealt in turn: Ethernet frames.
     pub packets: Vec<Vec<u8>>,
@@ -101,12 +105,6 @@ impl Spread {
         values.sort_unstable();
         let at = |part: usize| values.get(values.len() * part / 4).copied().unwrap_or(0) as f64;
         Self { median: at(2), low: at(1), high: at(3) }
-    }
-
-    /// Each less `by`, and not below 0.
-    fn less(self, by: f64) -> Self {
-        let less = |value: f64| (value - by).max(0.0);
-        Self { median: less(self.median), low: less(self.low), high: less(self.high) }
     }
 
     fn times(self, by: f64) -> Self {
@@ -133,6 +131,10 @@ pub struct Estimate {
     pub ring_ns: f64,
     /// Nanoseconds for a burst that the NF's own library sampled in the same rounds; None if it sampled too little.
     pub inside_ns: Option<f64>,
+    /// How far the time from outside is from that sample: of it, above it if positive. The median over the rounds that have one, so that
+    /// both are of the same moments.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub off_inside: Option<f64>,
     /// Packets that it dropped, of all.
     pub dropped: u64,
     /// Packets in all.
@@ -190,15 +192,15 @@ pub enum EstimateError {
         name: String,
     },
     /// It keeps packets.
-    #[error("{name} has returned {returned} of {burst} packets of a burst after {} s: it keeps packets, so what a burst takes cannot be \
-             said", PATIENCE.as_secs())]
+    #[error("{name} has returned {returned} of {packets} packets after {} s: it keeps packets, so what a burst takes cannot be said",
+            PATIENCE.as_secs())]
     Keeps {
         /// Its name.
         name: String,
         /// Packets that came back.
         returned: usize,
-        /// Packets of the burst.
-        burst: usize,
+        /// Packets that it was given.
+        packets: usize,
     },
     /// It breaks the rules of its rings.
     #[error("{name} breaks the rules of its rings: {what}; it would be stopped in use")]
@@ -218,15 +220,40 @@ pub enum EstimateError {
     },
 }
 
-/// Rounds of one NF: times of bursts in ticks, sorted, and what its library sampled.
+/// Rounds of one NF.
+#[derive(Default)]
 struct Rounds {
+    /// Times of bursts.
     ticks: Vec<u64>,
-    inside_ns: Option<f64>,
+    /// Those in which the NF's library sampled its handler, and what it sampled, in nanoseconds.
+    sampled: Vec<(u64, u64)>,
     dropped: u64,
     packets: u64,
 }
 
-/// Measures an NF, and the reference before and after it.
+impl Rounds {
+    /// Nanoseconds for a burst by the library's samples.
+    fn inside_ns(&self) -> Option<f64> {
+        let mut samples: Vec<u64> = self.sampled.iter().map(|(_, inside_ns)| *inside_ns).collect();
+        (!samples.is_empty()).then(|| Spread::of(&mut samples).median)
+    }
+
+    /// Adds those of another process of it.
+    fn add(&mut self, mut more: Self) {
+        self.ticks.append(&mut more.ticks);
+        self.sampled.append(&mut more.sampled);
+        self.dropped += more.dropped;
+        self.packets += more.packets;
+    }
+}
+
+/// The value in the middle.
+fn middle(values: &mut [f64]) -> Option<f64> {
+    values.sort_unstable_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
+}
+
+/// Measures an NF several times, and the reference before and after each.
 ///
 /// # Errors
 /// [`EstimateError`].
@@ -239,66 +266,89 @@ pub fn estimate(subject: &Subject, reference: PathBuf, plan: &Plan) -> Result<Es
     }
     let bridge = Subject { name: "reference".into(), exec: reference, ..Subject::default() };
     let _pin = stand::Pin::away_from(plan.core)?;
-    let before = ring_ticks(&bridge, plan)?;
-    let mut found = rounds(subject, plan)?;
-    let after = ring_ticks(&bridge, plan)?;
-
     let ns_per_cycle = stand::ns_per_tick();
-    let ring = before.0.midpoint(after.0);
-    let cycles_per_burst = Spread::of(&mut found.ticks).less(ring);
+    let each = Plan { rounds: plan.rounds.div_ceil(TURNS), ..plan.clone() };
+    let mut found = Rounds::default();
+    let (mut ticks, mut rings, mut off) = (Vec::new(), vec![ring_ticks(&bridge, &each)?], Vec::new());
+    for _ in 0..TURNS {
+        let turn = rounds(subject, &each)?;
+        let before = rings[rings.len() - 1];
+        rings.push(ring_ticks(&bridge, &each)?);
+        // Processor speeds come and go: a turn is compared with what was measured beside it.
+        let ring = before.midpoint(rings[rings.len() - 1]);
+        ticks.extend(turn.ticks.iter().map(|ticks| (*ticks as f64 - ring).max(0.0) as u64));
+        off.extend(
+            turn.sampled.iter().map(|(ticks, inside_ns)| (*ticks as f64 - ring) * ns_per_cycle / (*inside_ns).max(1) as f64 - 1.0),
+        );
+        found.add(turn);
+    }
+    let ring = middle(&mut rings).unwrap_or(0.0);
+    let rounds = ticks.len() as u64;
+    let cycles_per_burst = Spread::of(&mut ticks);
     let per_packet = 1.0 / BURST as f64;
     Ok(Estimate {
-        rounds: found.ticks.len() as u64,
+        rounds,
         burst: BURST as u32,
         ns_per_burst: cycles_per_burst.times(ns_per_cycle),
         ns_per_packet: cycles_per_burst.times(ns_per_cycle * per_packet),
         cycles_per_burst,
         cycles_per_packet: cycles_per_burst.times(per_packet),
         ring_ns: ring * ns_per_cycle,
-        inside_ns: found.inside_ns,
+        inside_ns: found.inside_ns(),
+        off_inside: middle(&mut off),
         dropped: found.dropped,
         packets: found.packets,
         ns_per_cycle,
     })
 }
 
-/// Ticks that a burst takes without a handler.
-struct Ring(f64);
-
-fn ring_ticks(reference: &Subject, plan: &Plan) -> Result<Ring, EstimateError> {
-    let mut found = rounds(reference, plan)?;
-    let inside = found.inside_ns.unwrap_or(0.0) / stand::ns_per_tick();
-    Ok(Ring(Spread::of(&mut found.ticks).less(inside).median))
+/// Ticks that a burst takes without a handler: in each round with a sample, what is left of it.
+fn ring_ticks(reference: &Subject, plan: &Plan) -> Result<f64, EstimateError> {
+    let ns_per_tick = stand::ns_per_tick();
+    let found = rounds(reference, plan)?;
+    let mut left: Vec<f64> =
+        found.sampled.iter().map(|(ticks, inside_ns)| *ticks as f64 - *inside_ns as f64 / ns_per_tick).collect();
+    Ok(middle(&mut left).unwrap_or(0.0).max(0.0))
 }
 
 /// Starts an NF, sends bursts, and stops it.
 fn rounds(subject: &Subject, plan: &Plan) -> Result<Rounds, EstimateError> {
     let mut stand = Stand::start(subject, plan.core)?;
     let mut next = 0;
-    let mut round = |stand: &mut Stand| {
+    let mut packets = |bursts: usize| {
         let from = next;
-        next = (next + BURST) % plan.packets.len();
-        stand.round(|i| &plan.packets[(from + i) % plan.packets.len()])
+        next = (next + bursts * BURST) % plan.packets.len();
+        move |i: usize| plan.packets[(from + i) % plan.packets.len()].as_slice()
     };
-    for _ in 0..WARM_UP {
-        round(&mut stand)?;
-    }
-    let mut sampled = stand.sampled();
-    let mut samples = Vec::new();
-    let (dropped, began) = (stand.dropped, sluice_shm::clock::monotonic_ns());
-    let mut ticks = Vec::with_capacity(plan.rounds as usize);
-    while ticks.len() < plan.rounds as usize || sluice_shm::clock::monotonic_ns() - began < SHORTEST_NS {
-        ticks.push(round(&mut stand)?);
-        if ticks.len().is_multiple_of(ROUNDS_PER_LOOK) {
-            let now = stand.sampled();
-            samples.extend(now.burst_ns_since(&sampled));
-            sampled = now;
+    let (mut single, mut row) = (stand::Load::new(1), stand::Load::new(MOST_BURSTS));
+    let (mut dropped, mut began) = (0, 0);
+    let mut found = Rounds { ticks: Vec::with_capacity(plan.rounds as usize), sampled: Vec::new(), dropped: 0, packets: 0 };
+    for turn in 0u64.. {
+        if turn == WARM_UP {
+            (dropped, began) = (stand.dropped, monotonic_ns());
         }
+        if found.ticks.len() >= plan.rounds as usize && monotonic_ns() - began >= SHORTEST_NS {
+            break;
+        }
+        // All packets are written first: between the two rounds the NF hardly waits. So a sample that came due while it waited is of
+        // the single burst, which finds everything cold, and those of the row are of bursts as good as any.
+        stand.fill(&mut single, packets(1));
+        stand.fill(&mut row, packets(MOST_BURSTS));
+        let one = stand.round(&single)?;
+        let before = stand.sampled();
+        let all = stand.round(&row)?;
+        if turn < WARM_UP {
+            continue;
+        }
+        // The way there and back is in both, and falls out.
+        let ticks = all.saturating_sub(one) / (MOST_BURSTS as u64 - 1);
+        found.ticks.push(ticks);
+        found.sampled.extend(stand.sampled().burst_ns_since(&before).map(|inside_ns| (ticks, inside_ns)));
+        found.packets += u64::from(BURSTS) * BURST as u64;
     }
-    let inside_ns = (!samples.is_empty()).then(|| Spread::of(&mut samples).median);
-    let rounds = Rounds { inside_ns, dropped: stand.dropped - dropped, packets: (ticks.len() * BURST) as u64, ticks };
+    found.dropped = stand.dropped - dropped;
     stand.stop()?;
-    Ok(rounds)
+    Ok(found)
 }
 
 #[cfg(test)]
@@ -309,7 +359,7 @@ mod tests {
     fn a_spread_is_the_median_and_the_quartiles() {
         let spread = Spread::of(&mut [9, 1, 5, 3, 7, 2, 8, 4]);
         assert_eq!(spread, Spread { low: 3.0, median: 5.0, high: 8.0 });
-        assert_eq!(spread.less(4.0), Spread { low: 0.0, median: 1.0, high: 4.0 });
+        assert_eq!((middle(&mut [3.0, 1.0, 2.0]), middle(&mut [])), (Some(2.0), None));
         assert_eq!(spread.times(2.0).high, 16.0);
         assert_eq!(Spread::of(&mut []).median, 0.0);
     }

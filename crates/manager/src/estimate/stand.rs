@@ -34,6 +34,8 @@ pub const ROOM: usize = 2048;
 const FRAMES: u32 = 1024;
 /// Packets of a ring.
 const RING: u32 = 256;
+/// Bursts that fit on it.
+pub const MOST_BURSTS: usize = RING as usize / BURST;
 /// Lines of an NF's output that are repeated when it ends.
 const LAST_WORDS: usize = 10;
 /// Looks at a ring between two looks at the clock and the process.
@@ -107,6 +109,20 @@ impl Sampled {
         let busy_ns = self.busy_ns.wrapping_sub(earlier.busy_ns);
         // Numbers of the NF's: whatever they are, this is a number.
         (packets > 0).then(|| (u128::from(busy_ns) * BURST as u128 / u128::from(packets)) as u64)
+    }
+}
+
+/// Packets that go on the ring at once.
+pub struct Load {
+    descriptors: Vec<Descriptor>,
+    /// Frame of the first.
+    first: u32,
+}
+
+impl Load {
+    /// Of so many bursts, 1 to [`MOST_BURSTS`].
+    pub fn new(bursts: usize) -> Self {
+        Self { descriptors: vec![Descriptor::default(); bursts.clamp(1, MOST_BURSTS) * BURST], first: 0 }
     }
 }
 
@@ -213,51 +229,55 @@ impl Stand {
         })
     }
 
-    /// Sends a burst, and waits until all of it has come back. `packet` gives the bytes of each. Ticks of the time-stamp counter from
-    /// the moment at which the burst is on the ring.
-    ///
-    /// # Errors
-    /// [`EstimateError::Keeps`], [`EstimateError::Broken`] or [`EstimateError::Ended`].
-    pub fn round<'p>(&mut self, packet: impl Fn(usize) -> &'p [u8]) -> Result<u64, EstimateError> {
-        let mut burst = [Descriptor::default(); BURST];
-        for (i, descriptor) in burst.iter_mut().enumerate() {
+    /// Writes the packets of a load into frames. `packet` gives the bytes of each.
+    pub fn fill<'p>(&mut self, load: &mut Load, packet: impl Fn(usize) -> &'p [u8]) {
+        let packets = load.descriptors.len();
+        load.first = if self.frame as usize + packets <= FRAMES as usize { self.frame } else { 0 };
+        self.frame = load.first + packets as u32;
+        for (i, descriptor) in load.descriptors.iter_mut().enumerate() {
             let bytes = packet(i);
-            let frame = self.frame + i as u32;
+            let frame = load.first + i as u32;
             assert!(self.arena.write(frame, HEADROOM as u16, bytes), "packets were checked to fit");
             *descriptor = Descriptor { frame, offset: HEADROOM as u16, len: bytes.len() as u16, ..Descriptor::default() };
         }
-        let first = self.frame;
-        self.frame = (self.frame + BURST as u32) % FRAMES;
+    }
 
+    /// Puts a load on the ring, and waits until all of it has come back. Ticks of the time-stamp counter from the moment at which it is
+    /// on the ring.
+    ///
+    /// # Errors
+    /// [`EstimateError::Keeps`], [`EstimateError::Broken`] or [`EstimateError::Ended`].
+    pub fn round(&mut self, load: &Load) -> Result<u64, EstimateError> {
+        let (first, packets) = (load.first, load.descriptors.len());
+        let sent = self.rx.enqueue(&load.descriptors).map_err(|_| self.broken("a ring cursor is where it cannot be"))?;
         let began = ticks();
-        let sent = self.rx.enqueue(&burst).map_err(|_| self.broken("a ring cursor is where it cannot be"))?;
-        if sent < BURST {
-            return Err(self.broken("its ring is full although it was given one burst"));
+        if sent < packets {
+            return Err(self.broken("its ring is full although all of its packets had come back"));
         }
-        let mut back = [Descriptor::default(); BURST];
+        let mut back = [Descriptor::default(); MOST_BURSTS * BURST];
+        let back = &mut back[..packets];
         let (mut returned, mut looks) = (0, 0u32);
         let mut deadline = None;
-        while returned < BURST {
+        while returned < packets {
             returned += self.tx.dequeue(&mut back[returned..]).map_err(|_| self.broken("a ring cursor is where it cannot be"))?;
             looks += 1;
             if looks.is_multiple_of(LOOKS) {
                 self.process.check("while it had packets")?;
                 let now = monotonic_ns();
                 if now > *deadline.get_or_insert(now + PATIENCE.as_nanos() as u64) {
-                    return Err(EstimateError::Keeps { name: self.process.name.clone(), returned, burst: BURST });
+                    return Err(EstimateError::Keeps { name: self.process.name.clone(), returned, packets });
                 }
             }
             std::hint::spin_loop();
         }
         let took = ticks().wrapping_sub(began);
 
-        let mut seen = 0u64;
-        for descriptor in &back {
-            let i = descriptor.frame.wrapping_sub(first);
-            if i >= BURST as u32 || seen & 1 << i != 0 {
+        let mut seen = [false; MOST_BURSTS * BURST];
+        for descriptor in back {
+            let i = descriptor.frame.wrapping_sub(first) as usize;
+            if i >= packets || std::mem::replace(&mut seen[i], true) {
                 return Err(self.broken("it returned a frame that it did not have"));
             }
-            seen |= 1 << i;
             if !self.arena.geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
                 return Err(self.broken("it returned a packet that leaves its frame"));
             }

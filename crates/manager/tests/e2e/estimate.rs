@@ -51,8 +51,9 @@ fn a_cost_is_found_kept_and_used() {
     assert!(!simulate().status.success(), "nobody knows what a packet costs the service");
     let kept = estimate(&["work", "--config", &path("c.toml"), "--keep", &path("state/kept.json")]).unwrap();
     for found in [&light, &heavy, &kept] {
-        assert!(found["rounds"].as_u64().unwrap() >= 500);
-        assert_eq!(found["packets"].as_u64().unwrap(), found["rounds"].as_u64().unwrap() * 32);
+        // One burst alone and eight in a row.
+        assert!(found["rounds"].as_u64().unwrap() * 9 >= 500);
+        assert_eq!(found["packets"].as_u64().unwrap(), found["rounds"].as_u64().unwrap() * 9 * 32);
         assert_eq!(found["dropped"], 0);
         let (burst, packet) = (median(found, "ns_per_burst"), median(found, "ns_per_packet"));
         assert!((burst / 32.0 - packet).abs() <= packet * 1e-6);

@@ -1,13 +1,20 @@
 //! `sluice pack`: NFs of a running daemon are brought together, and packets flow on.
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
 
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, port, service};
+use sluice_manager::control::model::{Apply, NfState};
+
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service};
 
 fn pack(daemon: &Daemon, args: &[&str]) -> Output {
+    command(daemon, args).output().expect("sluice runs")
+}
+
+fn command(daemon: &Daemon, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
     command.arg("--socket").arg(daemon.run_dir().join("control.sock")).arg("pack").args(args);
-    command.output().expect("sluice runs")
+    command
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -20,19 +27,23 @@ fn two_cores() -> Option<[usize; 2]> {
     <[usize; 2]>::try_from(cores.get(..2)?).ok()
 }
 
+/// A chain of two NFs on cores of their own; the cheap one comes to the dear one.
+fn dear_and_cheap(one: usize, other: usize) -> String {
+    let text_of = |core: usize, cycles: u32| format!("args = [\"--cycles\", \"{cycles}\"]\ncores = [{core}]");
+    port("in", "gen", "rate = 5000\nflows = 8\ncount = 0")
+        + &port("out", "sink", "")
+        + &service("a", "sluice-nf-cost", &text_of(one, 20_000))
+        + &service("b", "sluice-nf-cost", &text_of(other, 200))
+        + &chain("c", "in", &["a", "b"], "out", "")
+}
+
 #[test]
 fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
     let Some([one, other]) = two_cores() else {
         println!("left out: there is one core");
         return;
     };
-    // The cheap one comes to the dear one.
-    let text_of = |core: usize, cycles: u32| format!("args = [\"--cycles\", \"{cycles}\"]\ncores = [{core}]");
-    let config = port("in", "gen", "rate = 5000\nflows = 8\ncount = 0")
-        + &port("out", "sink", "")
-        + &service("a", "sluice-nf-cost", &text_of(one, 20_000))
-        + &service("b", "sluice-nf-cost", &text_of(other, 200))
-        + &chain("c", "in", &["a", "b"], "out", "");
+    let config = dear_and_cheap(one, other);
     // Whatever else runs here, what is to leave may take its time.
     let mut daemon = Daemon::start("drain_ms = 60000", &config);
     daemon.wait("it is known what packets cost", |s| {
@@ -66,5 +77,31 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
     // Nothing is to be done any more.
     let again = pack(&daemon, &["--cores", &cores]);
     assert!(text(&again.stdout).contains("all are where they should be"), "{}{}", text(&again.stdout), text(&again.stderr));
+    daemon.stop();
+}
+
+#[test]
+fn looking_again_and_again_goes_on_when_there_is_no_plan_for_a_while() {
+    let Some([one, other]) = two_cores() else {
+        println!("left out: there is one core");
+        return;
+    };
+    let mut daemon = Daemon::start("drain_ms = 60000", &port("out", "sink", ""));
+    let cores = format!("{one},{other}");
+    let mut packer = command(&daemon, &["--cores", &cores, "--apply", "--every", "0.05"]);
+    let mut packer = packer.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sluice runs");
+    let mut said = String::new();
+    BufReader::new(packer.stderr.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.contains("no NF is running") && said.contains("looking again"), "{said}");
+
+    // NFs come, of which nobody knows at first what they cost.
+    let config = head(daemon.folder(), "drain_ms = 60000") + &dear_and_cheap(one, other);
+    daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
+    daemon.wait("both NFs run on one core", |s| {
+        s.nfs.len() == 2 && s.nfs.iter().all(|nf| nf.state == NfState::Running && nf.core == s.nfs[0].core)
+    });
+    assert!(packer.try_wait().unwrap().is_none(), "it goes on");
+    packer.kill().unwrap();
+    packer.wait().unwrap();
     daemon.stop();
 }

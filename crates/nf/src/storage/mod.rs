@@ -368,6 +368,11 @@ impl Inner {
         called
     }
 
+    /// Whether [`poll`](Self::poll) would take completions or give requests to the kernel.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.is_calling.get() && (self.has_completions() || self.state.borrow().is_due(self.interval_ns))
+    }
+
     /// As [`Storage::flush`].
     pub(crate) fn flush(&self) {
         if self.is_calling.get() {

@@ -22,8 +22,9 @@ Examples:
   sluice estimate ids --config edge.toml --capture noon.pcap --keep
                                         with captured packets; the daemon and `sluice simulate` know the result from now on
 
-The NF runs alone on a core, and bursts of 32 packets are sent to it one at a time. What the rings and the way between two cores
-take is measured with sluice-nf-bridge and taken off. INSIDE is what the NF's own library says of the same bursts.";
+The NF runs alone on a core. Bursts of 32 packets are sent to it, one alone and eight in a row, in turn, and what one more in a row
+takes is the cost. What the rings take is measured with sluice-nf-bridge and taken off. INSIDE is what the NF's own library says of the
+same bursts.";
 
 /// Arguments of `sluice estimate`.
 #[derive(Debug, Args)]
@@ -42,7 +43,7 @@ pub struct EstimateArgs {
     /// Flows of crafted packets, taken in turn
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..=packets::MOST as i64))]
     pub flows: u32,
-    /// Bursts that count
+    /// Bursts that count, at least
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     pub bursts: u32,
     /// Core that the NF has for itself; the last that this process may use without
@@ -75,7 +76,7 @@ pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     // Read before the measurement: a file that cannot be used is said at once.
     let mut known = args.keep.as_deref().map(Kept::read).transpose()?.unwrap_or_default();
     let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
-    let found = estimate::estimate(&subject, reference, &Plan { core, rounds: args.bursts, packets })?;
+    let found = estimate::estimate(&subject, reference, &Plan { core, rounds: args.bursts.div_ceil(estimate::BURSTS), packets })?;
     if let Some(path) = &args.keep {
         known.put(Entry { of, estimate: found.clone() });
         known.write(path)?;
@@ -134,7 +135,7 @@ fn subject_of(config: &Config, service: &Service, here: &host::Host) -> anyhow::
 }
 
 fn print(name: &str, found: &Estimate, out: &mut dyn Write) -> std::io::Result<()> {
-    writeln!(out, "{name}: {} bursts of {} packets, {} packets dropped by it", found.rounds, found.burst, found.dropped)?;
+    writeln!(out, "{name}: {} rounds of bursts of {} packets, {} packets dropped by it", found.rounds, found.burst, found.dropped)?;
     let mut table = Table::new(&["", ">MEDIAN", ">A QUARTER BELOW", ">A QUARTER ABOVE"]);
     let mut row = |what: &str, spread: Spread, digits: usize| {
         let number = |value: f64| format!("{value:.digits$}");
@@ -145,6 +146,10 @@ fn print(name: &str, found: &Estimate, out: &mut dyn Write) -> std::io::Result<(
     row("ns a burst", found.ns_per_burst, 0);
     row("cycles a burst", found.cycles_per_burst, 0);
     table.print(out, colour())?;
-    let inside = found.inside_ns.map_or_else(|| "too few samples".into(), |ns| format!("{ns:.0} ns"));
-    writeln!(out, "taken off for rings and the way between cores: {:.0} ns a burst; inside: {inside} a burst", found.ring_ns)
+    let off = |part: f64| if part < 0.0 { format!("{:.1} % less", -part * 100.0) } else { format!("{:.1} % more", part * 100.0) };
+    let inside = match (found.inside_ns, found.off_inside) {
+        (Some(ns), Some(part)) => format!("{ns:.0} ns a burst, which this is {} than", off(part)),
+        _ => "too few samples".into(),
+    };
+    writeln!(out, "taken off for rings: {:.0} ns a burst; inside: {inside}", found.ring_ns)
 }

@@ -67,27 +67,55 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
         margin: args.margin / 100.0,
         sensitive: args.sensitive.clone(),
     };
+    let mut told = None;
     loop {
-        let plan = pack::plan(&client.stats()?, &request)?;
-        match args.every {
+        let plan = pack::plan(&client.stats()?, &request);
+        let Some(every) = args.every else {
+            let plan = plan?;
+            if args.json {
+                json(out, &plan)?
+            } else {
+                print(&plan, out)?
+            }
+            return if args.apply { carry_out(&plan, args, client, out) } else { Ok(()) };
+        };
+        match plan {
             // Told when something is done.
-            Some(_) if !plan.is_worth_it() => {}
-            _ if args.json => json(out, &plan)?,
-            _ => print(&plan, out)?,
-        }
-        if args.apply && (args.every.is_none() || plan.is_worth_it()) {
-            for step in &plan.moves {
-                out.flush()?;
-                make(step, client)?;
-                if !args.json {
-                    writeln!(out, "moved {} from core {} to core {}", step.nf, step.from, step.to)?;
+            Ok(plan) if plan.is_worth_it() => {
+                if args.json {
+                    json(out, &plan)?
+                } else {
+                    print(&plan, out)?
+                }
+                carry_out(&plan, args, client, out)?;
+                told = None;
+            }
+            Ok(_) => told = None,
+            // What is so now need not be so the next time: load moves, and what has just been moved has to be measured first.
+            Err(error) if error.passes() => {
+                let text = error.to_string();
+                if told.as_ref() != Some(&text) {
+                    eprintln!("sluice: {text}; looking again every {every} s");
+                    told = Some(text);
                 }
             }
+            Err(error) => return Err(error.into()),
         }
-        let Some(every) = args.every else { return Ok(()) };
         out.flush()?;
         std::thread::sleep(Duration::from_secs_f64(every));
     }
+}
+
+/// Makes the moves of a plan, and tells them.
+fn carry_out(plan: &Plan, args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow::Result<()> {
+    for step in &plan.moves {
+        out.flush()?;
+        make(step, client)?;
+        if !args.json {
+            writeln!(out, "moved {} from core {} to core {}", step.nf, step.from, step.to)?;
+        }
+    }
+    Ok(())
 }
 
 /// Another instance on the new core, and then the old one leaves.
