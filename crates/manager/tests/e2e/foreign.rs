@@ -40,10 +40,12 @@ fn can(tools: &[&str]) -> bool {
 /// ```
 struct Site {
     /// Namespace of the daemon's ends.
-    middle: String,
+    middle: Named,
     client: Netns,
     server: Netns,
     body: Arc<Vec<u8>>,
+    /// What the server says before the body, when it was asked; empty: it is not asked.
+    head: String,
 }
 
 fn run(ns: &Netns, command: &str) {
@@ -55,8 +57,8 @@ impl Site {
     /// `near` is the client's gateway, `far` the server's; without gateways both have addresses of one network.
     fn new(gateways: Option<(&str, &str)>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let middle = format!("sluice-e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed));
-        let ns = Netns::named(&middle).unwrap();
+        let middle = Named(format!("sluice-e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
+        let ns = Netns::named(&middle.0).unwrap();
         let (client, server) = (Netns::private().unwrap(), Netns::private().unwrap());
         let bits = if gateways.is_some() { 24 } else { 16 };
         for (name, end, address) in [("c", &client, "10.0.0.2"), ("s", &server, "10.0.1.2")] {
@@ -82,12 +84,17 @@ impl Site {
             state ^= state << 17;
             body.extend(state.to_le_bytes());
         }
-        Self { middle, client, server, body: Arc::new(body) }
+        Self { middle, client, server, body: Arc::new(body), head: String::new() }
+    }
+
+    /// Has the server answer requests of HTTP.
+    fn speak_http(&mut self) {
+        self.head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", self.body.len());
     }
 
     /// The two ports.
     fn ports(&self) -> String {
-        let keys = |interface: &str| format!("interface = \"{interface}\"\nnetns = \"{}\"", self.middle);
+        let keys = |interface: &str| format!("interface = \"{interface}\"\nnetns = \"{}\"", self.middle.0);
         port("c", "af_packet", &keys("c")) + &port("s", "af_packet", &keys("s"))
     }
 
@@ -95,12 +102,21 @@ impl Site {
     fn serve(&self, ports: &[u16]) {
         for port in ports {
             let listener = self.server.visit(|| TcpListener::bind(("0.0.0.0", *port))).unwrap();
-            let body = self.body.clone();
+            let (head, body) = (self.head.clone(), self.body.clone());
             // Ends with the test's process.
             std::thread::spawn(move || {
                 for mut connection in listener.incoming().flatten() {
-                    let body = body.clone();
-                    std::thread::spawn(move || connection.write_all(&body));
+                    let (head, body) = (head.clone(), body.clone());
+                    std::thread::spawn(move || {
+                        let mut request = Vec::new();
+                        while !head.is_empty() && !request.ends_with(b"\r\n\r\n") {
+                            let mut byte = [0];
+                            connection.read_exact(&mut byte)?;
+                            request.push(byte[0]);
+                        }
+                        connection.write_all(head.as_bytes())?;
+                        connection.write_all(&body)
+                    });
                 }
             });
         }
@@ -131,9 +147,12 @@ impl Site {
     }
 }
 
-impl Drop for Site {
+/// A namespace's name that goes with its test, however that ends.
+struct Named(String);
+
+impl Drop for Named {
     fn drop(&mut self) {
-        let _ = netns::unname(&netns::path_of(&self.middle));
+        let _ = netns::unname(&netns::path_of(&self.0));
     }
 }
 
@@ -465,42 +484,122 @@ fn sniffers_see_what_passes_and_hold_nothing_up() {
     assert!(said.contains("TCP"), "{said}");
 }
 
+/// A service whose program is a proxy that has an address on both sides, and listens on this port of the near one.
+fn proxy_of(name: &str, listens_on: u16, keys: &str) -> String {
+    let until = format!("until grep -q ':{listens_on:04X} ' /proc/net/tcp; do sleep 0.01; done");
+    let addresses = "[\"ip addr add 10.0.0.1/24 dev in\", \"ip addr add 10.0.1.1/24 dev out\"]";
+    foreign(name, &format!("drops = \"by-design\"\nready = [{until:?}]\nsetup = {addresses}\n{keys}"))
+}
+
+/// Lets `fetch` get the body through a proxy and an NF of ours, and looks at what was counted.
+#[track_caller]
+fn through_a_proxy(site: &Site, name: &str, service_of: &str, fetch: impl FnOnce() -> Result<Vec<u8>, String>) {
+    site.serve(&[8080]);
+    let body = site.ports()
+        + service_of
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("there", "c", &["bridge", name], "s", "")
+        + &chain("back", "s", &[&format!("{name}:reverse"), "bridge"], "c", "");
+    let mut daemon = Daemon::start("", &body);
+    let got = fetch().unwrap_or_else(|error| panic!("{error}\n{:#?}\n{}", daemon.stats(), daemon.log()));
+    assert!(got == *site.body, "{} bytes came, and they differ", got.len());
+    let stats = daemon.stats();
+    let (_, of) = program(&stats, &format!("{name}.0"));
+    assert!(of.entered > 1000 && of.returned > 1000, "{of:?}");
+    assert!(!find_chain(&stats, "there").drops.contains_key("not_back"), "it eats by design");
+    daemon.stop();
+}
+
+/// Downloads with curl, on the client. Its file must have the checksum of the served one.
+fn curl(site: &Site, folder: &Path, arguments: &[&str]) -> Result<Vec<u8>, String> {
+    let file = folder.join("download");
+    let mut curl = Command::new("curl");
+    curl.args(["--silent", "--show-error", "--fail", "--max-time", "60", "--output"]).arg(&file).args(arguments);
+    for name in ["http_proxy", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"] {
+        curl.env_remove(name);
+    }
+    let output = site.client.visit(|| curl.output()).map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("curl: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)));
+    }
+    let served = folder.join("served");
+    std::fs::write(&served, &*site.body).unwrap();
+    let sums = Command::new("sha256sum").args([&file, &served]).output().unwrap();
+    let sums = String::from_utf8_lossy(&sums.stdout);
+    let sums: Vec<_> = sums.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(sums.len() == 2 && sums[0] == sums[1], "{sums:?}");
+    Ok(std::fs::read(&file).unwrap())
+}
+
 #[test]
-fn a_proxy_answers_for_both_sides() {
+fn haproxy_answers_for_both_sides() {
     if !can(&["haproxy", "ip"]) {
         return;
     }
     let site = Site::new(None);
-    site.serve(&[8080]);
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("haproxy.cfg");
     let text = "defaults\n mode tcp\n timeout connect 20s\n timeout client 60s\n timeout server 60s\n\
                 frontend f\n bind 10.0.0.1:8080\n default_backend b\nbackend b\n server s 10.0.1.2:8080\n";
     std::fs::write(&config, text).unwrap();
-    let body = site.ports()
-        + &foreign(
-            "proxy",
-            &format!(
-                "exec = \"/usr/sbin/haproxy\"\nargs = [\"-db\", \"-f\", {config:?}]\ndrops = \"by-design\"\n\
-                 ready = [\"until grep -q ':1F90 ' /proc/net/tcp; do sleep 0.01; done\"]\n\
-                 setup = [\"ip addr add 10.0.0.1/24 dev in\", \"ip addr add 10.0.1.1/24 dev out\"]"
-            ),
-        )
-        + &service("bridge", "sluice-nf-bridge", "")
-        + &chain("there", "c", &["bridge", "proxy"], "s", "")
-        + &chain("back", "s", &["proxy:reverse", "bridge"], "c", "");
-    let mut daemon = Daemon::start("", &body);
-    let server = SocketAddr::from(([10, 0, 0, 1], 8080));
-    let mut connection = site.client.visit(|| TcpStream::connect_timeout(&server, CONNECT)).unwrap();
-    connection.set_read_timeout(Some(CONNECT)).unwrap();
-    let mut got = Vec::new();
-    connection.read_to_end(&mut got).unwrap_or_else(|error| panic!("{error}\n{:#?}\n{}", daemon.stats(), daemon.log()));
-    assert!(got == *site.body, "{} bytes came, and they differ", got.len());
-    let stats = daemon.stats();
-    let (_, of) = program(&stats, "proxy.0");
-    assert!(of.entered > 1000 && of.returned > 1000, "{of:?}");
-    assert!(!find_chain(&stats, "there").drops.contains_key("not_back"), "it eats by design");
-    daemon.stop();
+    let keys = format!("exec = \"/usr/sbin/haproxy\"\nargs = [\"-db\", \"-f\", {config:?}]");
+    through_a_proxy(&site, "haproxy", &proxy_of("haproxy", 8080, &keys), || {
+        let connect = || {
+            let server = SocketAddr::from(([10, 0, 0, 1], 8080));
+            let mut connection = site.client.visit(|| TcpStream::connect_timeout(&server, CONNECT))?;
+            connection.set_read_timeout(Some(CONNECT))?;
+            let mut got = Vec::new();
+            connection.read_to_end(&mut got)?;
+            Ok::<_, std::io::Error>(got)
+        };
+        connect().map_err(|error| error.to_string())
+    });
+}
+
+#[test]
+fn nginx_passes_a_download_on() {
+    if !can(&["nginx", "curl", "sha256sum", "ip"]) {
+        return;
+    }
+    let mut site = Site::new(None);
+    site.speak_http();
+    let folder = tempfile::tempdir().unwrap();
+    let (config, dir) = (folder.path().join("nginx.conf"), folder.path().display());
+    let kept = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"].map(|what| format!(" {what}_temp_path {dir}/{what};\n"));
+    let text = format!(
+        "daemon off;\nuser root;\npid {dir}/pid;\nerror_log {dir}/error.log;\nevents {{}}\nhttp {{\n access_log off;\n{}\
+         server {{ listen 10.0.0.1:8080; location / {{ proxy_pass http://10.0.1.2:8080; proxy_max_temp_file_size 0; }} }}\n}}\n",
+        kept.concat()
+    );
+    std::fs::write(&config, text).unwrap();
+    let keys = format!("exec = \"/usr/sbin/nginx\"\nargs = [\"-e\", \"{dir}/error.log\", \"-c\", {config:?}]");
+    through_a_proxy(&site, "nginx", &proxy_of("nginx", 8080, &keys), || curl(&site, folder.path(), &["http://10.0.0.1:8080/file"]));
+}
+
+#[test]
+fn squid_fetches_for_its_clients() {
+    if !can(&["squid", "curl", "sha256sum", "ip"]) {
+        return;
+    }
+    let mut site = Site::new(None);
+    site.speak_http();
+    let folder = tempfile::tempdir().unwrap();
+    let (config, dir) = (folder.path().join("squid.conf"), folder.path().display());
+    let text = format!(
+        "http_port 10.0.0.1:3128\nhttp_access allow all\ncache deny all\nmemory_cache_shared off\npinger_enable off\n\
+         visible_hostname proxy\nshutdown_lifetime 0 seconds\naccess_log none\nnetdb_filename none\n\
+         cache_log {dir}/cache.log\npid_filename {dir}/pid\ncoredump_dir {dir}\n"
+    );
+    std::fs::write(&config, text).unwrap();
+    // It refuses to be root. Every Debian has this user, for such programs.
+    std::os::unix::fs::chown(folder.path(), Some(13), None).unwrap();
+    let keys = format!(
+        "exec = \"/usr/sbin/squid\"\nargs = [\"-N\", \"-n\", \"sluice{}\", \"-f\", {config:?}]\nuser = \"proxy\"",
+        std::process::id()
+    );
+    through_a_proxy(&site, "squid", &proxy_of("squid", 3128, &keys), || {
+        curl(&site, folder.path(), &["--proxy", "http://10.0.0.1:3128", "http://10.0.1.2:8080/file"])
+    });
 }
 
 #[test]
@@ -511,7 +610,8 @@ fn what_is_wrong_with_a_program_is_told_before_a_packet_moves() {
     let body = |keys: &str| {
         port("g", "gen", "rate = 10") + &port("n", "sink", "") + &foreign("wrong", keys) + &chain("c", "g", &["wrong"], "n", "")
     };
-    let taken = Netns::named("sluice-e2e-taken").unwrap();
+    let name = Named("sluice-e2e-taken".into());
+    let taken = Netns::named(&name.0).unwrap();
     taken.visit(|| link::make_pair("in", "there", taken.fd(), 1500)).unwrap();
     let cases = [
         ("exec = \"/bin/false\"", "wrong.0 ended before it was given packets"),
@@ -527,8 +627,7 @@ fn what_is_wrong_with_a_program_is_told_before_a_packet_moves() {
         assert!(!output.status.success() && said.contains(wanted), "{keys}: {said}");
         assert!(!has_namespace("wrong.0") && !folder.path().join("run").exists(), "{keys}: something is left\n{said}");
     }
-    assert!(netns::path_of("sluice-e2e-taken").exists(), "what others made stays");
-    netns::unname(&netns::path_of("sluice-e2e-taken")).unwrap();
+    assert!(netns::path_of(&name.0).exists(), "what others made stays");
 }
 
 #[test]

@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use sluice_manager::control::client::Client;
 use sluice_manager::control::model::{Chain, Nf, Port, Stats};
+use sluice_manager::mechanism::process::Proc;
+use sluice_manager::nf::record::Record;
 
 /// How long anything may take, on a slow machine that does a lot besides.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -254,6 +256,12 @@ impl Drop for Daemon {
         // The kernel ends its NFs with it.
         let _ = self.child.kill();
         let _ = self.child.wait();
+        // What outlives a killed daemon is in its record: namespaces, cgroups, what foreign programs have started.
+        if self.run_dir().exists()
+            && let Ok((record, _)) = Record::open(&self.run_dir(), Proc::default())
+        {
+            let _ = record.finish();
+        }
     }
 }
 
