@@ -290,7 +290,7 @@ pub struct Worker {
     /// Pages of the cores that the Wakeup role looks at, each once.
     pages: Vec<CorePage>,
     /// Schedules of cores whose NFs do not cooperate.
-    schedules: Vec<Box<CoreSchedule>>,
+    schedules: Vec<CoreSchedule>,
     progress: Vec<Progress>,
     woken_ns: Vec<u64>,
     rx_stopped: bool,
@@ -705,12 +705,12 @@ impl Worker {
                     let _ = done.send(());
                 }
                 Command::Schedule(schedule, done) => {
-                    self.schedules.push(schedule);
+                    self.schedules.push(*schedule);
                     let _ = done.send(());
                 }
                 Command::Lend(core, to) => {
                     let at = self.schedules.iter().position(|schedule| schedule.core() == core);
-                    let _ = to.send(at.map(|at| self.schedules.swap_remove(at)));
+                    let _ = to.send(at.map(|at| Box::new(self.schedules.swap_remove(at))));
                 }
                 Command::Trace(trace) => self.setup.plane.trace = trace,
                 Command::Snapshot(to) => {

@@ -1,6 +1,6 @@
 //! NFs that do not cooperate: which cores have a schedule, and who is in it.
 //!
-//! A core that an NF which polls shares with others has one ([`crate::workflow`]): all NFs of the core are in it, those that would yield
+//! A core that an NF which polls shares with others, or whose mechanism is the doorbell, has one ([`crate::workflow`]): all NFs of the core are in it, those that would yield
 //! too, for beside one that polls the kernel would give them what is left. An NF that polls and has its core for itself needs none.
 //!
 //! What an NF had before (class, cgroup, running or not) is given back when it leaves a schedule, when the daemon ends, and by the guard
@@ -105,6 +105,16 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Whether NFs of a core are to have turns, as far as the services say.
+    pub(super) fn has_turns(&self, core: usize) -> bool {
+        let may_poll = |service: &model::Service| service.mode == Mode::Poll && service.cores.contains(&core);
+        match self.config.workflow.of_core(core) {
+            ByWhat::None => false,
+            ByWhat::Doorbell => true,
+            _ => self.services.iter().flatten().any(|service| may_poll(&service.config)),
+        }
+    }
+
     fn guard(&mut self) -> Result<Arc<Guard>, Refused> {
         match &self.outside.guard {
             Some(guard) if guard.is_alive() => Ok(guard.clone()),
@@ -123,9 +133,13 @@ impl Supervisor {
         let polled: BTreeSet<usize> = self
             .nfs
             .values()
-            .filter(|nf| nf.handle.is_some() && mode(nf) == Some(Mode::Poll))
+            .filter(|nf| match self.config.workflow.of_core(nf.core) {
+                ByWhat::None => false,
+                // For NFs that would yield by themselves: that is asked for, core by core.
+                ByWhat::Doorbell => nf.handle.is_some(),
+                _ => nf.handle.is_some() && mode(nf) == Some(Mode::Poll),
+            })
             .map(|nf| nf.core)
-            .filter(|core| self.config.workflow.of_core(*core) != ByWhat::None)
             .collect();
         let mut wanted: BTreeMap<usize, Vec<u16>> = BTreeMap::new();
         for nf in self.nfs.values().filter(|nf| polled.contains(&nf.core) && has_turns(nf)) {
@@ -254,7 +268,10 @@ impl Supervisor {
         let guard = self.guard()?;
         let settings = self.folder_of(core);
         let what = self.config.workflow.of_core(core);
-        let wanted = named(what).map_or(auto::UNCOOPERATIVE.to_vec(), |mechanism| vec![mechanism]);
+        // A foreign program is in a cgroup, where there is no real-time class to be had.
+        let foreign = self.nfs.values().any(|nf| nf.core == core && nf.foreign.is_some());
+        let usual = auto::UNCOOPERATIVE.into_iter().filter(|mechanism| !foreign || *mechanism != Mechanism::Realtime);
+        let wanted = named(what).map_or(usual.collect(), |mechanism| vec![mechanism]);
         let choice = auto::choose(&settings, &guard, Path::new(OURSELVES), core, &wanted);
         let reasons = choice.reasons().join("; ");
         // One that the configuration names is taken whatever measuring it has told.

@@ -96,8 +96,9 @@ impl Supervisor {
             class::set(Path::new("/"), pid, class)?;
         }
         let (Some(handle), Some(grouping)) = (handle, &self.tuning.grouping) else { return Ok(()) };
-        // One that polls has its core for itself, or turns.
-        if poll {
+        // One that polls has its core for itself, or turns, and so have those beside it: shares mean nothing to them, and a real-time class
+        // is not to be had in a cgroup without a budget for it.
+        if poll || self.has_turns(handle.core) {
             return Ok(());
         }
         let path = grouping.path_of(&handle.name);
