@@ -1,8 +1,8 @@
 //! `sluice bench controllers`: what it takes to stop one process and run another, from outside, by each mechanism.
 //!
 //! # Approach
-//! Two busy processes share a core; a third, on the manager's core, switches between them. All three are this host's `sluiced`, started
-//! as helpers: the code that switches is the daemon's own. They tell the time by the time-stamp counter, in shared memory:
+//! Two busy processes share a core; a third, on the manager's core, switches between them. All three are this host's `sluiced`,
+//! started as helpers: the code that switches is the daemon's own. They tell the time by the time-stamp counter, in shared memory:
 //! - `switch_cost_ns_p50`, `_p95`: what a switch costs who makes it;
 //! - `old_stops_ns_p50`, `_p95`: from the begin of the switch until the old process ran for the last time;
 //! - `new_runs_ns_p50`, `_p95`: until the new one runs;
@@ -31,8 +31,11 @@ use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
 
 /// This experiment.
-pub const EXPERIMENT: Experiment =
-    Experiment { name: "controllers", about: "cost and latency of stopping one process and running another, by each mechanism", run };
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "controllers",
+    about: "cost and latency of stopping one process and running another, by each mechanism",
+    run,
+};
 
 /// The mechanisms.
 const MECHANISMS: [&str; 6] = ["doorbell", "realtime", "freeze", "signal", "freezer", "gate"];
@@ -128,8 +131,11 @@ fn quantile(samples: &[f64], q: f64) -> Option<f64> {
 
 fn rows(mechanism: &str, figures: &Figures) -> Vec<Row> {
     let mut row = Row::new(mechanism, &Params::new(), Sample::new());
-    let times =
-        [("switch_cost_ns", &figures.switch_cost_ns), ("old_stops_ns", &figures.old_stops_ns), ("new_runs_ns", &figures.new_runs_ns)];
+    let times = [
+        ("switch_cost_ns", &figures.switch_cost_ns),
+        ("old_stops_ns", &figures.old_stops_ns),
+        ("new_runs_ns", &figures.new_runs_ns),
+    ];
     for (metric, samples) in times {
         row.put(&format!("{metric}_p50"), quantile(samples, 0.5));
         row.put(&format!("{metric}_p95"), quantile(samples, 0.95));
@@ -156,7 +162,10 @@ mod tests {
         .unwrap();
         let rows = rows("signal", &answer.figures.unwrap());
         let get = |metric| rows[0].get(metric);
-        assert_eq!((get("switch_cost_ns_p50"), get("switch_cost_ns_p95"), get("new_runs_ns_p50")), (Some(2.0), Some(3.0), Some(8.0)));
+        assert_eq!(
+            (get("switch_cost_ns_p50"), get("switch_cost_ns_p95"), get("new_runs_ns_p50")),
+            (Some(2.0), Some(3.0), Some(8.0))
+        );
         assert_eq!((get("missed_percent"), get("shortest_slice_us")), (Some(25.0), Some(100.0)));
         assert_eq!((rows.len(), rows[2].get("right_percent")), (3, Some(50.0)));
         assert_eq!(rows[2].params, params(&[("slice_us", json!(50))]));

@@ -1,5 +1,5 @@
-//! The controllers on the real kernel: busy processes of several threads are stopped and run by each mechanism that the host allows, are
-//! given back as they were, and run again when the process that controls them is killed.
+//! The controllers on the real kernel: busy processes of several threads are stopped and run by each mechanism that the host
+//! allows, are given back as they were, and run again when the process that controls them is killed.
 //!
 //! They need root, for cgroups and real-time classes; without it they are left out.
 
@@ -115,7 +115,8 @@ fn folders(part: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut next = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(folder) = next.pop() {
-        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir()))
+        {
             if entry.file_name().to_string_lossy().contains(part) {
                 found.push(entry.path());
             }
@@ -208,7 +209,8 @@ fn what_is_not_to_be_scheduled_is_refused_by_name() {
     assert!(matches!(refused(-1), Refused::NoProcess { .. }));
     let mut a = spinner(2, false);
     let pid = a.pid();
-    let thread = class::of(Path::new("/"), Pid::from_raw(pid).unwrap()).unwrap().into_iter().map(|(tid, _)| tid).find(|tid| *tid != pid);
+    let thread =
+        class::of(Path::new("/"), Pid::from_raw(pid).unwrap()).unwrap().into_iter().map(|(tid, _)| tid).find(|tid| *tid != pid);
     assert!(matches!(refused(thread.unwrap()), Refused::Thread { process, .. } if process == pid));
     a.kill().unwrap();
     assert!(matches!(refused(pid), Refused::NoProcess { .. }));
@@ -341,7 +343,11 @@ fn the_scheduler_is_above_what_it_schedules_until_it_is_done() {
         assert_eq!(affinity::allowed().unwrap(), [cores[0]]);
         drop(raised);
         assert_eq!((class_of(tid), affinity::allowed().unwrap()), (before, cores));
-        assert!(realtime::warnings(&settings).iter().all(|warning| warning.contains("sched_rt_runtime_us") || warning.contains("cgroup")));
+        assert!(
+            realtime::warnings(&settings)
+                .iter()
+                .all(|warning| warning.contains("sched_rt_runtime_us") || warning.contains("cgroup"))
+        );
     });
     scheduler.join().unwrap();
 }
@@ -495,7 +501,9 @@ fn stranger(pid: i32) {
         let error = make(mechanism, &settings("stranger"), &guard).and_then(|mut controller| controller.add(&target).map(drop));
         println!("said {mechanism}: {}", error.unwrap_err());
     }
-    let processes::Refused::OtherUser { .. } = make(Mechanism::Signal, &settings("stranger"), &guard).unwrap().add(&target).unwrap_err() else {
+    let processes::Refused::OtherUser { .. } =
+        make(Mechanism::Signal, &settings("stranger"), &guard).unwrap().add(&target).unwrap_err()
+    else {
         panic!("the owner comes first");
     };
 }

@@ -88,7 +88,11 @@ mod tests {
         assert_eq!(does(), COMES_WHEN_CALLED);
         let second = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
         prepare(&second.page, &own, false, true);
-        assert_eq!(second.page.counter(Counter::Gate).load(Ordering::Acquire), LOOKS, "a process has one gate that it is called to");
+        assert_eq!(
+            second.page.counter(Counter::Gate).load(Ordering::Acquire),
+            LOOKS,
+            "a process has one gate that it is called to"
+        );
         assert!(!is_gone(own.as_fd()));
 
         let (count, tid, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));
@@ -117,12 +121,11 @@ mod tests {
         call();
         let stands = || {
             let path = format!("/proc/self/task/{}/wchan", tid.load(Ordering::SeqCst));
-            std::fs::read_to_string(path).is_ok_and(|text| text.contains("futex"))
-                || {
-                    let seen = count.load(Ordering::Relaxed);
-                    std::thread::sleep(Duration::from_millis(5));
-                    seen == count.load(Ordering::Relaxed)
-                }
+            std::fs::read_to_string(path).is_ok_and(|text| text.contains("futex")) || {
+                let seen = count.load(Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(5));
+                seen == count.load(Ordering::Relaxed)
+            }
         };
         until("it stands", stands);
         gate.open();

@@ -1,7 +1,8 @@
-//! Which mechanism this host should use: each that is asked for is tried on two processes of our own, measured, and the fastest taken.
+//! Which mechanism this host should use: each that is asked for is tried on two processes of our own, measured, and the fastest
+//! taken.
 //!
-//! What a host allows depends on more than can be read somewhere (user, capabilities, limits, cgroup version, delegation, container),
-//! so it is found out by doing it. Every answer comes with its reason, in one sentence.
+//! What a host allows depends on more than can be read somewhere (user, capabilities, limits, cgroup version, delegation,
+//! container), so it is found out by doing it. Every answer comes with its reason, in one sentence.
 
 use std::fmt;
 use std::path::Path;
@@ -59,9 +60,8 @@ impl Choice {
     pub fn of(tried: Vec<Tried>) -> Self {
         let measured = tried.iter().filter_map(|t| Some((t.mechanism, t.latency_ns()?)));
         let best = measured.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(mechanism, _)| mechanism);
-        let works = |mechanism: &Mechanism| {
-            tried.iter().any(|t| t.mechanism == *mechanism && matches!(t.outcome, Outcome::Unmeasured(_)))
-        };
+        let works =
+            |mechanism: &Mechanism| tried.iter().any(|t| t.mechanism == *mechanism && matches!(t.outcome, Outcome::Unmeasured(_)));
         let mechanism = best.or_else(|| BY_REPUTE.into_iter().find(works));
         Self { mechanism, tried }
     }
@@ -92,7 +92,12 @@ impl fmt::Display for Reason<'_> {
                 write!(f, "{mechanism}: chosen, because its switch takes effect after {} here, the fastest that works", us(own))
             }
             (Outcome::Works(_), Some(own), Some(best)) => {
-                write!(f, "{mechanism}: not chosen, because its switch takes effect after {} here, the chosen one's after {}", us(own), us(best))
+                write!(
+                    f,
+                    "{mechanism}: not chosen, because its switch takes effect after {} here, the chosen one's after {}",
+                    us(own),
+                    us(best)
+                )
             }
             (Outcome::Works(figures), ..) => {
                 write!(f, "{mechanism}: refused, because none of {} switches took effect", figures.missed)

@@ -1,7 +1,8 @@
 //! The cooperative doorbell: the process looks at a word between two bursts, and waits on it while it is closed.
 //!
-//! The cheapest way, and the only one that never stops a process in the middle of a packet. One store parks, one store and one system
-//! call run. It takes effect at the end of a burst, and only if the process really looks: who must not rely on that takes another.
+//! The cheapest way, and the only one that never stops a process in the middle of a packet. One store parks, one store and one
+//! system call run. It takes effect at the end of a burst, and only if the process really looks: who must not rely on that takes
+//! another.
 
 use std::sync::Arc;
 
@@ -41,7 +42,8 @@ impl Controller for Doorbell {
 
     fn add(&mut self, target: &Target) -> Result<Slot, Refused> {
         let not_ours = |why| Refused::NotOurs { name: target.name().into(), mechanism: Mechanism::Doorbell, why };
-        let gates = target.gates().ok_or_else(|| not_ours("it is not written with Sluice's library, so it has no gate to look at"))?;
+        let gates =
+            target.gates().ok_or_else(|| not_ours("it is not written with Sluice's library, so it has no gate to look at"))?;
         if !gates.looks() {
             return Err(not_ours("it does not look at its gate (mode = \"poll\", or an older library)"));
         }

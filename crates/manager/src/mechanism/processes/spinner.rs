@@ -34,7 +34,8 @@ const BYTES: usize = 8192;
 const THREADS: usize = BYTES / 64 - 1;
 /// Offset of the number of threads.
 const SPINNING: usize = 8;
-/// Time without running that is a gap: more than an interrupt takes, less than a switch, in ticks of about a third to a half nanosecond.
+/// Time without running that is a gap: more than an interrupt takes, less than a switch, in ticks of about a third to a half
+/// nanosecond.
 const GAP: u64 = 3000;
 /// Time that a spinner has to start.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -132,7 +133,8 @@ impl Spinner {
     /// # Errors
     /// [`Refused::System`].
     pub fn gates(&self) -> Result<Gates, Refused> {
-        let system = |error: rustix::io::Errno| Refused::System { doing: "pass", what: "a spinner's memory".into(), source: error.into() };
+        let system =
+            |error: rustix::io::Errno| Refused::System { doing: "pass", what: "a spinner's memory".into(), source: error.into() };
         let memory = rustix::io::fcntl_dupfd_cloexec(self.memory.fd(), 0).map_err(system)?;
         let gate = Gate::in_mapping(self.memory.mapping(), 0).expect("the memory begins with it");
         let does = if self.looks { LOOKS | COMES_WHEN_CALLED } else { COMES_WHEN_CALLED };

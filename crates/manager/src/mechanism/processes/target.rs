@@ -1,5 +1,5 @@
-//! What is controlled as one: the processes of an NF, held so that no stranger can take their place, and looked at before anything is
-//! done to them.
+//! What is controlled as one: the processes of an NF, held so that no stranger can take their place, and looked at before anything
+//! is done to them.
 
 use std::fs;
 use std::io;
@@ -141,8 +141,11 @@ impl Target {
         let mut members: Vec<Member> = Vec::new();
         for _ in 0..PASSES {
             let mut pids = Vec::new();
-            processes_below(folder, &mut pids)
-                .map_err(|source| Refused::System { doing: "read the processes of", what: folder.display().to_string(), source })?;
+            processes_below(folder, &mut pids).map_err(|source| Refused::System {
+                doing: "read the processes of",
+                what: folder.display().to_string(),
+                source,
+            })?;
             pids.retain(|pid| members.iter().all(|member| member.raw() != *pid));
             if pids.is_empty() {
                 break;
@@ -236,7 +239,8 @@ impl Threads {
     pub(super) fn of(proc: &Proc, target: &Target) -> Result<Vec<Self>, Refused> {
         let one = |member: &Member| -> Result<Self, Refused> {
             let path = proc.path(&format!("{}/task", member.raw()));
-            let system = |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
+            let system =
+                |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
             let folder = fs::File::open(&path).map_err(system)?.into();
             let mut threads = Self { pid: member.raw(), tids: Vec::new(), folder, links: 0 };
             threads.look_again(proc);
