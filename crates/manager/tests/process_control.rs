@@ -451,6 +451,8 @@ fn role(name: &str, arguments: &[String]) -> Command {
 fn plays_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
+    // Ends the line that the harness has begun.
+    println!();
     match words[..] {
         ["controller", mechanism, a, b] => control(mechanism.parse().unwrap(), &[a, b].map(|pid| pid.parse().unwrap())),
         ["stranger", pid] => stranger(pid.parse().unwrap()),

@@ -345,7 +345,7 @@ pub struct Settings {
     pub high: u8,
     /// Folders that do as cgroups do.
     #[cfg(test)]
-    fake: Option<Host>,
+    pub(crate) fake: Option<Host>,
 }
 
 impl Settings {

@@ -85,8 +85,8 @@ fn refused(settings: &Settings, pid: i32, priority: u8, error: Errno) -> Refused
         None => {
             let limit = rustix::process::getrlimit(Resource::Rtprio).current;
             format!(
-                "the kernel does not give process {pid} the round-robin class with priority {priority}: the capability CAP_SYS_NICE \
-                 is lacking, and the limit of real-time priorities (ulimit -r) is {}",
+                "the kernel does not give process {pid} the round-robin class with priority {priority}: the capability \
+                 CAP_SYS_NICE is lacking, and the limit of real-time priorities (ulimit -r) is {}",
                 limit.map_or("none".into(), |limit| limit.to_string())
             )
         }

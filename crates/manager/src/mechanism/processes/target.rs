@@ -241,7 +241,11 @@ impl Threads {
             let path = proc.path(&format!("{}/task", member.raw()));
             let system =
                 |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
-            let folder = fs::File::open(&path).map_err(system)?.into();
+            let folder = fs::File::open(&path).map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => Refused::NoProcess { name: target.name.clone() },
+                _ => system(source),
+            })?;
+            let folder = folder.into();
             let mut threads = Self { pid: member.raw(), tids: Vec::new(), folder, links: 0 };
             threads.look_again(proc);
             if threads.tids.is_empty() && !member.is_ended() {
