@@ -1,8 +1,8 @@
 //! `sluice bench controllers`: what it takes to stop one process and run another, from outside, by each mechanism.
 //!
 //! # Approach
-//! Two busy processes share a core; a third, on the manager's core, switches between them. All three are this host's `sluiced`, started
-//! as helpers: the code that switches is the daemon's own. They tell the time by the time-stamp counter, in shared memory:
+//! Two busy processes share a core; a third, on the manager's core, switches between them. All three are this host's `sluiced`,
+//! started as helpers: the code that switches is the daemon's own. They tell the time by the time-stamp counter, in shared memory:
 //! - `switch_cost_ns_p50`, `_p95`: what a switch costs who makes it;
 //! - `old_stops_ns_p50`, `_p95`: from the begin of the switch until the old process ran for the last time;
 //! - `new_runs_ns_p50`, `_p95`: until the new one runs;

@@ -1,5 +1,5 @@
-//! The controllers on the real kernel: busy processes of several threads are stopped and run by each mechanism that the host allows, are
-//! given back as they were, and run again when the process that controls them is killed.
+//! The controllers on the real kernel: busy processes of several threads are stopped and run by each mechanism that the host
+//! allows, are given back as they were, and run again when the process that controls them is killed.
 //!
 //! They need root, for cgroups and real-time classes; without it they are left out.
 
@@ -451,6 +451,8 @@ fn role(name: &str, arguments: &[String]) -> Command {
 fn plays_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
+    // Ends the line that the harness has begun.
+    println!();
     match words[..] {
         ["controller", mechanism, a, b] => control(mechanism.parse().unwrap(), &[a, b].map(|pid| pid.parse().unwrap())),
         ["stranger", pid] => stranger(pid.parse().unwrap()),

@@ -114,9 +114,9 @@ extern "C" fn on_signal(_signal: libc::c_int) {
     }
 }
 
-/// From now on a thread that gets [`SIGNAL`] waits at this gate. `is_orphan` is asked once a second by those who wait, in the signal
-/// handler: whether nobody is left who could open it; it may do only what is safe there. The first call of a process counts; says
-/// whether this was it.
+/// From now on a thread that gets [`SIGNAL`] waits at this gate. `is_orphan` is asked once a second by those who wait, in the
+/// signal handler: whether nobody is left who could open it; it may do only what is safe there. The first call of a process counts;
+/// says whether this was it.
 pub fn come_when_called(word: &'static AtomicU32, is_orphan: fn() -> bool) -> bool {
     if CALLED.set(Called { word, is_orphan }).is_err() {
         return false;

@@ -166,6 +166,7 @@ mod tests {
             cycles_per_packet: spread,
             ring_ns: 1.0,
             inside_ns: None,
+            off_inside: None,
             dropped: 0,
             packets: 32,
             ns_per_cycle: 0.4,

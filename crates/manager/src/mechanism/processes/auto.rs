@@ -1,7 +1,8 @@
-//! Which mechanism this host should use: each that is asked for is tried on two processes of our own, measured, and the fastest taken.
+//! Which mechanism this host should use: each that is asked for is tried on two processes of our own, measured, and the fastest
+//! taken.
 //!
-//! What a host allows depends on more than can be read somewhere (user, capabilities, limits, cgroup version, delegation, container),
-//! so it is found out by doing it. Every answer comes with its reason, in one sentence.
+//! What a host allows depends on more than can be read somewhere (user, capabilities, limits, cgroup version, delegation,
+//! container), so it is found out by doing it. Every answer comes with its reason, in one sentence.
 
 use std::fmt;
 use std::path::Path;

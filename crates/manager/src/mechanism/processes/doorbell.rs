@@ -1,7 +1,8 @@
 //! The cooperative doorbell: the process looks at a word between two bursts, and waits on it while it is closed.
 //!
-//! The cheapest way, and the only one that never stops a process in the middle of a packet. One store parks, one store and one system
-//! call run. It takes effect at the end of a burst, and only if the process really looks: who must not rely on that takes another.
+//! The cheapest way, and the only one that never stops a process in the middle of a packet. One store parks, one store and one
+//! system call run. It takes effect at the end of a burst, and only if the process really looks: who must not rely on that takes
+//! another.
 
 use std::sync::Arc;
 
@@ -46,6 +47,7 @@ impl Controller for Doorbell {
         if !gates.looks() {
             return Err(not_ours("it does not look at its gate (mode = \"poll\", or an older library)"));
         }
+        target.check_runs().map_err(|error| error.into_refused(Mechanism::Doorbell, target))?;
         self.guard.take(target)?;
         let undo = Undo::Open { at: gates.gate.offset(), bytes: gates.bytes };
         let note = self.guard.note(&[undo], Some(gates.memory())).inspect_err(|_| self.guard.give(target))?;

@@ -1,19 +1,18 @@
 //! The freezer of control groups of version 2: `cgroup.freeze`.
 //!
-//! All processes of a cgroup and below stop, those that they make later, too. Nobody but the kernel notices, and SIGKILL still kills.
-//! It needs no controller, only a folder in which cgroups may be made. Where the folder above passes the cpu controller on, running
-//! targets have weights besides.
+//! All processes of a cgroup and below stop, those that they make later, too. Nobody but the kernel notices, and SIGKILL still
+//! kills. It needs no controller, only a folder in which cgroups may be made. Where the folder above passes the cpu controller on,
+//! running targets have weights besides.
 //!
 //! # Limits
-//! Freezing is asynchronous: what is in the kernel goes on until it returns from there. On hosts whose cpu controller is in version 2,
-//! a process that is moved leaves the weight that it had in its former cgroup: a target that has a cgroup to itself
+//! Freezing is asynchronous: what is in the kernel goes on until it returns from there. On hosts whose cpu controller is in version
+//! 2, a process that is moved leaves the weight that it had in its former cgroup: a target that has a cgroup to itself
 //! ([`Target::in_cgroup`]) is frozen where it is instead.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::guard::Guard;
-use super::tree::{Make, Tree, Words};
+use super::tree::{Tree, Words};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::mechanism::cgroup::Version;
 
@@ -24,7 +23,8 @@ const WORDS: Words = Words {
     file: "cgroup.freeze",
     stop: "1",
     go: "0",
-    missing: "no cgroup file system of version 2 is mounted that shows this process's cgroup; mount one (`mount -t cgroup2 cgroup2 DIR`)",
+    missing: "no cgroup file system of version 2 is mounted that shows this process's cgroup; mount one \
+              (`mount -t cgroup2 cgroup2 DIR`)",
 };
 
 /// Controls by cgroups of version 2.
@@ -36,11 +36,7 @@ impl Freeze {
     /// # Errors
     /// [`Refused::NotHere`], [`Refused::NotPermitted`], [`Refused::NoGuard`], [`Refused::System`].
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
-        Self::with(settings, guard, |folder| std::fs::create_dir(folder))
-    }
-
-    pub(super) fn with(settings: &Settings, guard: &Arc<Guard>, make: Make) -> Result<Self, Refused> {
-        Ok(Self(Tree::new(WORDS, settings, settings.freeze_parent.as_ref().map(PathBuf::as_path), guard, make)?))
+        Ok(Self(Tree::new(WORDS, settings, settings.freeze_parent.as_deref(), guard)?))
     }
 }
 

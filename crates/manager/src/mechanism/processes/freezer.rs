@@ -1,13 +1,12 @@
 //! The freezer of control groups of version 1: `freezer.state`.
 //!
-//! For hosts where version 2 is not mounted. As [`freeze`](super::freeze), but a frozen process cannot be killed until it is thawed:
-//! [`before_kill`](Controller::before_kill), and whoever lets go thaws first.
+//! For hosts where version 2 is not mounted. As [`freeze`](super::freeze), but a frozen process cannot be killed until it is
+//! thawed: [`before_kill`](Controller::before_kill), and whoever lets go thaws first.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::guard::Guard;
-use super::tree::{Make, Tree, Words};
+use super::tree::{Tree, Words};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::mechanism::cgroup::Version;
 
@@ -18,8 +17,8 @@ const WORDS: Words = Words {
     file: "freezer.state",
     stop: "FROZEN",
     go: "THAWED",
-    missing: "no freezer hierarchy of cgroups of version 1 is mounted that shows this process's cgroup; choose freeze where version 2 is \
-              mounted",
+    missing: "no freezer hierarchy of cgroups of version 1 is mounted that shows this process's cgroup; choose freeze where \
+              version 2 is mounted",
 };
 
 /// Controls by cgroups of version 1.
@@ -31,11 +30,7 @@ impl Freezer {
     /// # Errors
     /// [`Refused::NotHere`], [`Refused::NotPermitted`], [`Refused::NoGuard`], [`Refused::System`].
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
-        Self::with(settings, guard, |folder| std::fs::create_dir(folder))
-    }
-
-    pub(super) fn with(settings: &Settings, guard: &Arc<Guard>, make: Make) -> Result<Self, Refused> {
-        Ok(Self(Tree::new(WORDS, settings, settings.freezer_parent.as_ref().map(PathBuf::as_path), guard, make)?))
+        Ok(Self(Tree::new(WORDS, settings, settings.freezer_parent.as_deref(), guard)?))
     }
 }
 

@@ -6,8 +6,8 @@
 //! library would die of the signal, so it is refused.
 //!
 //! # Limits
-//! The signal goes to each thread by its number, after its process was seen not to have ended. Threads that have come since are found
-//! when their number changes. A thread that has the signal blocked runs on.
+//! The signal goes to each thread by its number, after its process was seen not to have ended. Threads that have come since are
+//! found when their number changes. A thread that has the signal blocked runs on.
 
 use std::sync::Arc;
 
@@ -19,14 +19,14 @@ use super::attr::last_errno;
 use super::guard::{Guard, Note};
 use super::slots::Slots;
 use super::target::Threads;
-use super::undo::Undo;
+use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::mechanism::process::Proc;
 
 /// Controls by gates that processes are called to.
 pub struct Gate {
     guard: Arc<Guard>,
-    proc: Proc,
+    host: Host,
     slots: Slots<Held>,
 }
 
@@ -45,7 +45,7 @@ impl Gate {
     /// # Errors
     /// None: every host has signals.
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
-        Ok(Self { guard: guard.clone(), proc: settings.proc(), slots: Slots::default() })
+        Ok(Self { guard: guard.clone(), host: settings.host(), slots: Slots::default() })
     }
 }
 
@@ -101,13 +101,13 @@ impl Controller for Gate {
             return Err(not_ours("it has several processes, and only one of them has the library's handler"));
         }
         target.check_owner(CapabilitySet::KILL, "CAP_KILL")?;
-        let threads = Threads::of(&self.proc, target)?;
+        let threads = Threads::of(&self.host.proc, target)?;
         self.guard.take(target)?;
         let undo = Undo::Open { at: gates.gate.offset(), bytes: gates.bytes };
         let note = self.guard.note(&[undo], Some(gates.memory())).inspect_err(|_| self.guard.give(target))?;
         let gate = gates.gate.clone();
         let mut held = Held { target: target.clone(), gate, threads, note, is_closed: false };
-        if let Err(error) = held.park(&self.proc) {
+        if let Err(error) = held.park(&self.host.proc) {
             let refused = error.into_refused(Mechanism::Gate, target);
             self.let_go(&held);
             return Err(refused);
@@ -116,7 +116,7 @@ impl Controller for Gate {
     }
 
     fn park(&mut self, slot: Slot) -> Result<(), Failed> {
-        self.slots.of(slot)?.park(&self.proc)
+        self.slots.of(slot)?.park(&self.host.proc)
     }
 
     fn run(&mut self, slot: Slot) -> Result<(), Failed> {

@@ -1,12 +1,12 @@
 //! The guard: a small process that undoes what controllers did when their process dies.
 //!
 //! # Problem
-//! A scheduler that is killed leaves processes stopped, frozen, or real-time for ever. Nothing that it could do itself happens after
-//! SIGKILL.
+//! A scheduler that is killed leaves processes stopped, frozen, or real-time for ever. Nothing that it could do itself happens
+//! after SIGKILL.
 //!
 //! # Approach
-//! - [`Guard::start`] runs the same program again with a hidden argument ([`helper`](super::helper)): a fresh process with one thread and
-//!   nothing of the caller's memory, whatever threads the caller has. It is told by a socket, its standard input.
+//! - [`Guard::start`] runs the same program again with a hidden argument ([`helper`](super::helper)): a fresh process with one
+//!   thread and nothing of the caller's memory, whatever threads the caller has. It is told by a socket, its standard input.
 //! - A controller says what is to be undone ([`Undo`]) before it does it. A message that the kernel has taken is read by the guard
 //!   whatever becomes of the sender, so no answer is waited for.
 //! - When the last thread of the sender's process is gone, the kernel closes its end. Then, and not before, the guard undoes
@@ -33,9 +33,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use sluice_shm::handshake;
 
 use super::attr::Attr;
-use super::undo::Undo;
+use super::undo::{Host, Undo};
 use super::{Refused, Target, helper};
-use crate::mechanism::process::Proc;
 
 /// Time that a new guard has to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -53,8 +52,8 @@ const LONGEST: usize = 32 * 1024;
 const TRIES: (u32, u64) = (50, 100);
 
 /// What is said to the guard.
-#[derive(Debug, serde::Serialize, serde::Deserialize)]
-enum Message {
+#[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+pub(super) enum Message {
     /// To be undone.
     Note(u64, Undo),
     /// Was undone.
@@ -258,14 +257,14 @@ pub(super) fn keep() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let n = noted.len();
-    let proc = Proc::default();
+    let host = Host::at(Path::new("/"));
     let mut last = None;
     for _ in 0..TRIES.0 {
         // Folders that others are in come last.
         for is_last in [false, true] {
             noted.retain(|_, (undo, memory)| {
                 let done = matches!(undo, Undo::Remove { .. }) == is_last
-                    && undo.perform(&proc, memory.as_ref().map(OwnedFd::as_fd)).map_err(|error| last = Some(error)).is_ok();
+                    && undo.perform(&host, memory.as_ref().map(OwnedFd::as_fd)).map_err(|error| last = Some(error)).is_ok();
                 !done
             });
         }

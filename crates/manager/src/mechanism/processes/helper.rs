@@ -1,5 +1,5 @@
-//! Processes that this program makes of itself: the [guard](super::guard), the [spinners](super::spinner) that are stopped and run where
-//! switches are measured, and what [measures](super::measure) for the benchmark.
+//! Processes that this program makes of itself: the [guard](super::guard), the [spinners](super::spinner) that are stopped and run
+//! where switches are measured, and what [measures](super::measure) for the benchmark.
 //!
 //! They are the same program, started again with a hidden first argument. So they share no memory, lock or descriptor with their
 //! maker, and nothing has to be installed for them. A program that uses controllers calls [`take_over`] before anything else.

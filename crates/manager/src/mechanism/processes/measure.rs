@@ -1,14 +1,15 @@
 //! How fast a controller switches on this host.
 //!
 //! # Approach
-//! Two [spinners](super::spinner) share a core, the caller has another one. Each says in shared memory when it runs, by the processor's
-//! time-stamp counter, which all cores share. For a switch at time *t*:
+//! Two [spinners](super::spinner) share a core, the caller has another one. Each says in shared memory when it runs, by the
+//! processor's time-stamp counter, which all cores share. For a switch at time *t*:
 //! - the *cost* is the time that the caller spends in it;
 //! - the *new one runs* at the end of the gap that it says it had;
 //! - the *old one has stopped* at the last time that it wrote.
 //!
-//! Then slices of falling length are run in turns. A slice is *right* if just before its end the one that should run is the one that has
-//! run last. The *shortest slice* is the shortest of a ladder at which, and at all longer ones, nine of ten slices are right.
+//! Then slices of falling length are run in turns. A slice is *right* if just before its end the one that should run is the one
+//! that has run last. The *shortest slice* is the shortest of a ladder at which, and at all longer ones, nine of ten slices are
+//! right.
 //!
 //! # Limits
 //! What else runs on the core is measured, too; hence medians. Gaps shorter than a microsecond are not seen.
@@ -75,8 +76,8 @@ impl Figures {
         sorted.get(((sorted.len().saturating_sub(1)) as f64 * q).round() as usize).copied()
     }
 
-    /// What the scheduler calls the latency of a switch: the median time until the new one runs, in nanoseconds; None if no switch took
-    /// effect.
+    /// What the scheduler calls the latency of a switch: the median time until the new one runs, in nanoseconds; None if no switch
+    /// took effect.
     pub fn latency_ns(&self) -> Option<f64> {
         Self::quantile(&self.new_runs_ns, 0.5)
     }
@@ -134,7 +135,7 @@ pub fn measure(
     // One that looks at its gate besides would not need to be called there.
     let looks = controller.mechanism() == Mechanism::Doorbell;
     let spinners = [Spinner::start(program, Some(core), 1, looks)?, Spinner::start(program, Some(core), 1, looks)?];
-    let proc = settings.proc();
+    let proc = settings.host().proc;
     let slots = add_both(controller, &spinners, &proc)?;
     let seat = Seat::away_from(core, settings);
     let result = seat.and_then(|_seat| {

@@ -1,8 +1,8 @@
 //! Process controllers: making one process stop and another run, from outside.
 //!
 //! # Problem
-//! A process that polls never gives its core away. Whoever wants such processes to take turns must stop the one and start the other,
-//! within microseconds, whatever they do, and must leave them all running when it ends, however it ends.
+//! A process that polls never gives its core away. Whoever wants such processes to take turns must stop the one and start the
+//! other, within microseconds, whatever they do, and must leave them all running when it ends, however it ends.
 //!
 //! # Terms
 //! A process that a controller has is *parked* (does not run, though it may want to) or *running* (runs as the kernel and its own
@@ -13,7 +13,7 @@
 //! | mechanism | parked by | needs |
 //! |---|---|---|
 //! | [`doorbell`] | a word in shared memory that the process looks at between bursts | our library; the process is trusted |
-//! | [`realtime`] | a low real-time priority under a runner of a high one, on one core | CAP_SYS_NICE, or a limit of real-time priorities |
+//! | [`realtime`] | a low real-time priority under a runner of a high one, on one core | CAP_SYS_NICE, or a limit (`ulimit -r`) |
 //! | [`freeze`] | `cgroup.freeze` of a cgroup of version 2 | a folder where cgroups may be made |
 //! | [`signal`] | SIGSTOP through a pidfd | the right to signal it |
 //! | [`freezer`] | `freezer.state` of a cgroup of version 1 | a folder where cgroups may be made |
@@ -25,8 +25,9 @@
 //! - What cannot be controlled is refused by [`Target`] and [`Controller::add`] before anything is changed: [`Refused`].
 //!
 //! # Limits
-//! With priorities a parked process runs when nobody above it wants the core, and on other cores that it may use: pin it. STOP and CONT
-//! are seen by the parent of a process. Children that a controlled process makes later are stopped by the two cgroup mechanisms alone.
+//! With priorities a parked process runs when nobody above it wants the core, and on other cores that it may use: pin it. STOP and
+//! CONT are seen by the parent of a process. Children that a controlled process makes later are stopped by the two cgroup
+//! mechanisms alone.
 
 // The calls for classes and for signals to threads have no safe wrapper in rustix.
 #![allow(unsafe_code)]
@@ -48,6 +49,9 @@ mod target;
 mod tree;
 mod undo;
 
+#[cfg(test)]
+mod tests;
+
 pub use target::{Gates, Member, Target};
 
 use std::fmt;
@@ -57,8 +61,8 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::mechanism::process::Proc;
 use guard::Guard;
+use undo::Host;
 
 /// A way to stop and run processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
@@ -157,7 +161,8 @@ pub enum Refused {
     },
     /// Another user's process.
     #[error(
-        "process {pid} belongs to user {owner} and this is user {own}, who may not control it; run sluiced as root, with the capability {capability}, or as that user"
+        "process {pid} belongs to user {owner} and this is user {own}, who may not control it; run sluiced as root, with the \
+         capability {capability}, or as that user"
     )]
     OtherUser {
         /// The pid.
@@ -283,8 +288,8 @@ pub trait Controller: Send {
     /// As [`park`](Controller::park).
     fn run(&mut self, slot: Slot) -> Result<(), Failed>;
 
-    /// Stops one target and lets another run. Both are tried: if `from` fails, `to` runs all the same. What is told is `to`'s failure,
-    /// else `from`'s.
+    /// Stops one target and lets another run. Both are tried: if `from` fails, `to` runs all the same. What is told is `to`'s
+    /// failure, else `from`'s.
     ///
     /// # Errors
     /// As [`park`](Controller::park); ask [`is_ended`](Controller::is_ended) which of both it was.
@@ -293,8 +298,8 @@ pub trait Controller: Send {
         self.run(to).and(parked)
     }
 
-    /// Gives a target a share of the core, 0 to 1, for as long as it is running and others are, and says whether this mechanism has such
-    /// weights at all.
+    /// Gives a target a share of the core, 0 to 1, for as long as it is running and others are, and says whether this mechanism has
+    /// such weights at all.
     ///
     /// # Errors
     /// As [`park`](Controller::park).
@@ -303,8 +308,8 @@ pub trait Controller: Send {
         Ok(false)
     }
 
-    /// Makes sure that a target that is parked can be killed: SIGKILL does nothing to one that is frozen by version 1, and little to one
-    /// that waits for a core under a real-time spinner. It may run a little by that.
+    /// Makes sure that a target that is parked can be killed: SIGKILL does nothing to one that is frozen by version 1, and little
+    /// to one that waits for a core under a real-time spinner. It may run a little by that.
     ///
     /// # Errors
     /// As [`park`](Controller::park).
@@ -338,16 +343,32 @@ pub struct Settings {
     pub low: u8,
     /// Real-time priority of running processes; the controller itself has the next one, see [`raise_self`](realtime::raise_self).
     pub high: u8,
+    /// Folders that do as cgroups do.
+    #[cfg(test)]
+    pub(crate) fake: Option<Host>,
 }
 
 impl Settings {
     /// The ones that most hosts need. `folder` must be the only one of its name on the host, such as `sluice-PID-core1`.
     pub fn new(folder: &str) -> Self {
-        Self { root: "/".into(), folder: folder.into(), freeze_parent: None, freezer_parent: None, low: 10, high: 20 }
+        Self {
+            root: "/".into(),
+            folder: folder.into(),
+            freeze_parent: None,
+            freezer_parent: None,
+            low: 10,
+            high: 20,
+            #[cfg(test)]
+            fake: None,
+        }
     }
 
-    fn proc(&self) -> Proc {
-        Proc::at(self.root.join("proc"))
+    fn host(&self) -> Host {
+        #[cfg(test)]
+        if let Some(host) = &self.fake {
+            return host.clone();
+        }
+        Host::at(&self.root)
     }
 }
 

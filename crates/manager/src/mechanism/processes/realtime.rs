@@ -1,15 +1,15 @@
 //! A pair of real-time priorities: parked processes have the low one, the one that runs the high one.
 //!
 //! # Problem
-//! A process of the round-robin class that never sleeps keeps all of lower priority off its core. So a priority is a switch, if every
-//! thread of the process has it.
+//! A process of the round-robin class that never sleeps keeps all of lower priority off its core. So a priority is a switch, if
+//! every thread of the process has it.
 //!
 //! # Approach
 //! - Adding gives every thread the class with the low priority. What each had before is read whole ([`Attr`]) and given back whole.
 //! - Parking and running change priorities alone, at one system call a thread. A switch first raises the new one, which puts it
 //!   behind the old one of the same priority and moves nobody, and then lowers the old one: one rescheduling of the core, not two.
-//! - Threads that come later have the class of their maker. The folder of a process's threads has a link for each of them; when that
-//!   count has changed, or a thread has ended, the folder is read again.
+//! - Threads that come later have the class of their maker. The folder of a process's threads has a link for each of them; when
+//!   that count has changed, or a thread has ended, the folder is read again.
 //!
 //! # The kernel's rules
 //! - `sched_rt_runtime_us` takes 5 % of each second from real-time processes by default, in one piece of 48 ms: [`warnings`].
@@ -35,7 +35,7 @@ use super::attr::{Attr, set_priority};
 use super::guard::{Guard, Note};
 use super::slots::Slots;
 use super::target::{Member, Threads};
-use super::undo::Undo;
+use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::mechanism::affinity::{self, Saved};
 use crate::mechanism::cgroup;
@@ -48,7 +48,7 @@ const PASSES: usize = 16;
 pub struct Realtime {
     guard: Arc<Guard>,
     settings: Settings,
-    proc: Proc,
+    host: Host,
     slots: Slots<Held>,
 }
 
@@ -85,8 +85,8 @@ fn refused(settings: &Settings, pid: i32, priority: u8, error: Errno) -> Refused
         None => {
             let limit = rustix::process::getrlimit(Resource::Rtprio).current;
             format!(
-                "the kernel does not give process {pid} the round-robin class with priority {priority}: the capability CAP_SYS_NICE is \
-                 lacking, and the limit of real-time priorities (ulimit -r) is {}",
+                "the kernel does not give process {pid} the round-robin class with priority {priority}: the capability \
+                 CAP_SYS_NICE is lacking, and the limit of real-time priorities (ulimit -r) is {}",
                 limit.map_or("none".into(), |limit| limit.to_string())
             )
         }
@@ -114,7 +114,7 @@ impl Realtime {
         let thread = thread.map_err(|source| Refused::System { doing: "start", what: "a thread".into(), source })?;
         let answer = thread.join().unwrap_or(Err(Errno::INVAL));
         answer.map_err(|error| refused(settings, std::process::id() as i32, high, error))?;
-        Ok(Self { guard: guard.clone(), settings: settings.clone(), proc: settings.proc(), slots: Slots::default() })
+        Ok(Self { guard: guard.clone(), settings: settings.clone(), host: settings.host(), slots: Slots::default() })
     }
 
     /// Gives all threads of a process the class, after the guard was told what they had.
@@ -122,7 +122,7 @@ impl Realtime {
         let pair = (self.settings.low, self.settings.high);
         let mut process = Process { identity: member.identity, threads, former: BTreeMap::new(), pair, note: None };
         for _ in 0..PASSES {
-            match process.take_new(&self.guard, &self.proc, self.settings.low) {
+            match process.take_new(&self.guard, &self.host.proc, self.settings.low) {
                 Ok(false) => return Ok(process),
                 Ok(true) => {}
                 Err(Taking::Refused(error)) => return Err((process, error)),
@@ -136,7 +136,7 @@ impl Realtime {
     }
 
     fn let_go(&self, process: &Process) -> Result<(), Failed> {
-        let result = process.undo().perform(&self.proc, None);
+        let result = process.undo().perform(&self.host, None);
         if let Some(note) = &process.note {
             self.guard.forget(note);
         }
@@ -160,8 +160,8 @@ impl Process {
         attr.is_round_robin(self.pair.0) || attr.is_round_robin(self.pair.1)
     }
 
-    /// Looks for threads that are not known yet, tells the guard what they have, and gives them the class. Says whether there were any
-    /// that had another class.
+    /// Looks for threads that are not known yet, tells the guard what they have, and gives them the class. Says whether there were
+    /// any that had another class.
     #[cold]
     fn take_new(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<bool, Taking> {
         self.threads.look_again(proc);
@@ -268,7 +268,7 @@ impl Controller for Realtime {
 
     fn add(&mut self, target: &Target) -> Result<Slot, Refused> {
         target.check_owner(CapabilitySet::SYS_NICE, "CAP_SYS_NICE")?;
-        let threads = Threads::of(&self.proc, target)?;
+        let threads = Threads::of(&self.host.proc, target)?;
         self.guard.take(target)?;
         let mut processes = Vec::new();
         let mut result = Ok(());
@@ -298,12 +298,12 @@ impl Controller for Realtime {
 
     fn park(&mut self, slot: Slot) -> Result<(), Failed> {
         let low = self.settings.low;
-        self.slots.of(slot)?.give(&self.guard, &self.proc, low)
+        self.slots.of(slot)?.give(&self.guard, &self.host.proc, low)
     }
 
     fn run(&mut self, slot: Slot) -> Result<(), Failed> {
         let high = self.settings.high;
-        self.slots.of(slot)?.give(&self.guard, &self.proc, high)
+        self.slots.of(slot)?.give(&self.guard, &self.host.proc, high)
     }
 
     fn switch(&mut self, from: Slot, to: Slot) -> Result<(), Failed> {
@@ -352,8 +352,8 @@ pub fn warnings(settings: &Settings) -> Vec<String> {
     let period = period.ok().and_then(|text| text.trim().parse::<i64>().ok()).unwrap_or(1_000_000);
     match runtime_us(settings) {
         Some(runtime) if (1..period).contains(&runtime) => out.push(format!(
-            "kernel.sched_rt_runtime_us = {runtime} takes {} ms of each {} ms from NFs of real-time priority that fill a core, in one \
-             piece; set it to -1 to give them all",
+            "kernel.sched_rt_runtime_us = {runtime} takes {} ms of each {} ms from NFs of real-time priority that fill a core, in \
+             one piece; set it to -1 to give them all",
             (period - runtime) / 1000,
             period / 1000
         )),
@@ -377,8 +377,8 @@ pub struct Raised {
     _not_send: PhantomData<*const ()>,
 }
 
-/// Puts the calling thread above all that it controls, and on a core of its own if one is given. Never needed for a mechanism to work, but a
-/// controller that waits for a core that its NFs have waits for ever.
+/// Puts the calling thread above all that it controls, and on a core of its own if one is given. Never needed for a mechanism to
+/// work, but a controller that waits for a core that its NFs have waits for ever.
 ///
 /// # Errors
 /// [`Refused::NotPermitted`], [`Refused::System`].

@@ -1,8 +1,8 @@
 //! SIGSTOP and SIGCONT, through a pidfd: needs nothing but the right to signal the process, and stops all its threads.
 //!
 //! The signals go through a descriptor that names one process for ever, so no stranger is ever stopped. Their limits: parents and
-//! debuggers see them; a shell that waits for the process takes its terminal back; below about 13 µs a CONT overtakes the STOP before
-//! it, which is harmless (the process runs) but makes slices shorter than that meaningless.
+//! debuggers see them; a shell that waits for the process takes its terminal back; below about 13 µs a CONT overtakes the STOP
+//! before it, which is harmless (the process runs) but makes slices shorter than that meaningless.
 
 use std::sync::Arc;
 
@@ -12,14 +12,13 @@ use rustix::thread::CapabilitySet;
 
 use super::guard::{Guard, Note};
 use super::slots::Slots;
-use super::undo::Undo;
+use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
-use crate::mechanism::process::Proc;
 
 /// Controls by signals.
 pub struct Signal {
     guard: Arc<Guard>,
-    proc: Proc,
+    host: Host,
     slots: Slots<Held>,
 }
 
@@ -35,7 +34,7 @@ impl Signal {
     /// # Errors
     /// None: every kernel since 5.1 has the call, and this program does not start on older ones.
     pub fn new(settings: &Settings, guard: &Arc<Guard>) -> Result<Self, Refused> {
-        Ok(Self { guard: guard.clone(), proc: settings.proc(), slots: Slots::default() })
+        Ok(Self { guard: guard.clone(), host: settings.host(), slots: Slots::default() })
     }
 }
 
@@ -109,7 +108,7 @@ impl Controller for Signal {
 
 impl Signal {
     fn let_go(&self, held: Held) -> Result<(), Failed> {
-        let results = held.undos.iter().map(|undo| undo.perform(&self.proc, None));
+        let results = held.undos.iter().map(|undo| undo.perform(&self.host, None));
         let result = results.fold(Ok(()), Result::and);
         self.guard.forget(&held.note);
         self.guard.give(&held.target);

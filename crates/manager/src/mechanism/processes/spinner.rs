@@ -34,7 +34,8 @@ const BYTES: usize = 8192;
 const THREADS: usize = BYTES / 64 - 1;
 /// Offset of the number of threads.
 const SPINNING: usize = 8;
-/// Time without running that is a gap: more than an interrupt takes, less than a switch, in ticks of about a third to a half nanosecond.
+/// Time without running that is a gap: more than an interrupt takes, less than a switch, in ticks of about a third to a half
+/// nanosecond.
 const GAP: u64 = 3000;
 /// Time that a spinner has to start.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -1,5 +1,5 @@
-//! What is controlled as one: the processes of an NF, held so that no stranger can take their place, and looked at before anything is
-//! done to them.
+//! What is controlled as one: the processes of an NF, held so that no stranger can take their place, and looked at before anything
+//! is done to them.
 
 use std::fs;
 use std::io;
@@ -241,7 +241,11 @@ impl Threads {
             let path = proc.path(&format!("{}/task", member.raw()));
             let system =
                 |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
-            let folder = fs::File::open(&path).map_err(system)?.into();
+            let folder = fs::File::open(&path).map_err(|source| match source.kind() {
+                io::ErrorKind::NotFound => Refused::NoProcess { name: target.name.clone() },
+                _ => system(source),
+            })?;
+            let folder = folder.into();
             let mut threads = Self { pid: member.raw(), tids: Vec::new(), folder, links: 0 };
             threads.look_again(proc);
             if threads.tids.is_empty() && !member.is_ended() {

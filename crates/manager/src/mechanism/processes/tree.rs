@@ -16,10 +16,9 @@ use rustix::io::{Errno, pwrite};
 
 use super::guard::{Guard, Note};
 use super::slots::Slots;
-use super::undo::Undo;
+use super::undo::{Host, Undo};
 use super::{Failed, Mechanism, Refused, Settings, Slot, Target};
 use crate::mechanism::cgroup::{self, Version};
-use crate::mechanism::process::Proc;
 
 /// How one version does it.
 #[derive(Debug, Clone, Copy)]
@@ -36,16 +35,12 @@ pub(super) struct Words {
     pub(super) missing: &'static str,
 }
 
-/// Makes a cgroup. Tests inject one that also makes the files that the kernel makes.
-pub(super) type Make = fn(&Path) -> io::Result<()>;
-
 /// Frozen and thawed cgroups.
 pub(super) struct Tree {
     words: Words,
     root: PathBuf,
-    proc: Proc,
+    host: Host,
     guard: Arc<Guard>,
-    make: Make,
     /// The controller's own folder.
     folder: PathBuf,
     own: Option<Note>,
@@ -61,13 +56,7 @@ struct Held {
 }
 
 impl Tree {
-    pub(super) fn new(
-        words: Words,
-        settings: &Settings,
-        parent: Option<&Path>,
-        guard: &Arc<Guard>,
-        make: Make,
-    ) -> Result<Self, Refused> {
+    pub(super) fn new(words: Words, settings: &Settings, parent: Option<&Path>, guard: &Arc<Guard>) -> Result<Self, Refused> {
         let not_here = || Refused::NotHere { mechanism: words.mechanism, what: words.missing.into() };
         let home = cgroup::folder_of(&settings.root, words.version, words.controller, "self");
         let home = home.map_err(|source| Refused::System { doing: "read", what: "where cgroups are mounted".into(), source })?;
@@ -78,9 +67,8 @@ impl Tree {
         let mut tree = Self {
             words,
             root: settings.root.clone(),
-            proc: settings.proc(),
+            host: settings.host(),
             guard: guard.clone(),
-            make,
             folder: parent.join(cgroup::component(&settings.folder)),
             own: None,
             slots: Slots::default(),
@@ -100,7 +88,7 @@ impl Tree {
             return Err(Refused::NotHere { mechanism: self.words.mechanism, what });
         }
         let note = self.guard.note(&[Undo::Remove { folder: self.folder.clone() }], None)?;
-        match (self.make)(&self.folder) {
+        match (self.host.make)(&self.folder) {
             Ok(()) => {
                 // A parent that passes the cpu controller on gives the targets weights, if this does, too.
                 let passes = |folder: &Path| {
@@ -126,8 +114,8 @@ impl Tree {
             Some(libc::EACCES | libc::EPERM | libc::EROFS) => Refused::NotPermitted {
                 mechanism,
                 what: format!(
-                    "cannot {doing} {} ({source}); run sluiced as root, or in a cgroup that is delegated to its user, with a writable \
-                     cgroup mount",
+                    "cannot {doing} {} ({source}); run sluiced as root, or in a cgroup that is delegated to its user, with a \
+                     writable cgroup mount",
                     path.display()
                 ),
             },
@@ -166,7 +154,7 @@ impl Tree {
             }
             Err(error) => {
                 // The first error is the one to tell.
-                let _ = undo.perform(&self.proc, None);
+                let _ = undo.perform(&self.host, None);
                 self.guard.forget(&note);
                 Err(error)
             }
@@ -216,7 +204,7 @@ impl Tree {
 
     fn move_in(&self, target: &Target, folder: &Path, made: bool) -> Result<(File, Option<File>), Refused> {
         if made {
-            (self.make)(folder).map_err(|source| self.refused("make cgroup", folder, source))?;
+            (self.host.make)(folder).map_err(|source| self.refused("make cgroup", folder, source))?;
         }
         let file = folder.join(self.words.file);
         let state = OpenOptions::new().write(true).open(&file).map_err(|source| self.refused("open", &file, source))?;
@@ -282,7 +270,7 @@ impl Tree {
 
     pub(super) fn remove(&mut self, slot: Slot) -> Result<(), Failed> {
         let held = self.slots.take(slot)?;
-        let result = held.undo.perform(&self.proc, None);
+        let result = held.undo.perform(&self.host, None);
         self.guard.forget(&held.note);
         self.guard.give(&held.target);
         result
@@ -292,7 +280,7 @@ impl Tree {
         let mut failed: Vec<Failed> = self.slots.used().into_iter().filter_map(|slot| self.remove(slot).err()).collect();
         if let Some(note) = self.own.take() {
             let undo = Undo::Remove { folder: self.folder.clone() };
-            failed.extend(undo.perform(&self.proc, None).err());
+            failed.extend(undo.perform(&self.host, None).err());
             self.guard.forget(&note);
         }
         failed

@@ -26,6 +26,24 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Times that the threads of a process, or the processes of a cgroup, are gone through.
 const PASSES: usize = 16;
 
+/// What undoing is done with. Tests inject another root, and folders that do as cgroups do.
+#[derive(Debug, Clone)]
+pub struct Host {
+    /// Its processes.
+    pub(super) proc: Proc,
+    /// Makes a cgroup.
+    pub(super) make: fn(&Path) -> io::Result<()>,
+    /// Removes one that nobody is in.
+    pub(super) remove: fn(&Path) -> io::Result<()>,
+}
+
+impl Host {
+    /// The host whose file system's root this is.
+    pub fn at(root: &Path) -> Self {
+        Self { proc: Proc::at(root.join("proc")), make: |folder| fs::create_dir(folder), remove: |folder| fs::remove_dir(folder) }
+    }
+}
+
 /// What is to be undone.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Undo {
@@ -77,16 +95,16 @@ impl Undo {
     ///
     /// # Errors
     /// The first thing that could not be undone; the others were.
-    pub fn perform(&self, proc: &Proc, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
+    pub fn perform(&self, host: &Host, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
         match self {
             Self::Continue { process } => {
                 let failed = |source| Failed::System { doing: "continue", pid: process.pid, source };
-                match process.open(proc).map_err(failed)? {
+                match process.open(&host.proc).map_err(failed)? {
                     Some(pidfd) => send_signal(pidfd.as_fd(), Signal::CONT).map_err(failed),
                     None => Ok(()),
                 }
             }
-            Self::Classes { process, threads, others } => restore_classes(proc, *process, threads, others.as_ref()),
+            Self::Classes { process, threads, others } => restore_classes(&host.proc, *process, threads, others.as_ref()),
             Self::Thaw { folder, file, text, made, home, elsewhere } => {
                 match fs::write(folder.join(file), text) {
                     Err(error) if !is_gone(&error) => return Err(failed("thaw the cgroup of", &error)),
@@ -96,10 +114,10 @@ impl Undo {
                     return Ok(());
                 }
                 let moved = leave(folder, home, elsewhere);
-                remove(folder).map_err(|error| failed("remove the cgroup of", &error))?;
+                remove(host, folder).map_err(|error| failed("remove the cgroup of", &error))?;
                 moved.map_err(|error| failed("move to its former cgroup", &error))
             }
-            Self::Remove { folder } => remove(folder).map_err(|error| failed("remove the cgroup of", &error)),
+            Self::Remove { folder } => remove(host, folder).map_err(|error| failed("remove the cgroup of", &error)),
             Self::Open { at, bytes } => {
                 let failed = || Failed::System { doing: "open the gate of", pid: 0, source: Errno::BADF };
                 let mapping = Mapping::new(memory.ok_or_else(failed)?, *bytes, false).map_err(|_| failed())?;
@@ -176,10 +194,10 @@ fn leave(folder: &Path, home: &Path, elsewhere: &[(i32, PathBuf)]) -> io::Result
 }
 
 /// Removes an empty cgroup, waiting a little for those that are about to leave it.
-pub(super) fn remove(folder: &Path) -> io::Result<()> {
+fn remove(host: &Host, folder: &Path) -> io::Result<()> {
     let end = Instant::now() + PATIENCE;
     loop {
-        match fs::remove_dir(folder) {
+        match (host.remove)(folder) {
             Err(error) if is_gone(&error) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(1));
