@@ -259,3 +259,109 @@ fn a_mechanism_that_is_not_allowed_is_refused_before_anything_starts() {
     assert!(said.contains("core 1 cannot have a schedule as [workflow] says") && said.contains("CAP_SYS_NICE"), "{said}");
     assert!(!said.contains("ready"), "{said}");
 }
+
+/// A chain of an NF that polls, a bridge of the kernel whose namespace has a foreign program that does nothing but use its core, and
+/// another NF that polls. `program` says which program that is.
+fn with_foreign(program: &str, workflow: &str) -> String {
+    let bridge = [
+        "ip link add br0 type bridge",
+        "ip link set in master br0",
+        "ip link set out master br0",
+        "ip link set br0 up",
+        "ip link set in up",
+        "ip link set out up",
+    ];
+    port("in", "gen", "rate = 5000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("a", "sluice-nf-bridge", "mode = \"poll\"")
+        + &format!("[[service]]\nname = \"b\"\nkind = \"foreign\"\nmode = \"poll\"\nsetup = {bridge:?}\n{program}\n")
+        + &service("c", "sluice-nf-bridge", "mode = \"poll\"")
+        + &chain("c", "in", &THREE, "out", "")
+        + &format!("[workflow]\n{workflow}\n")
+}
+
+const BUSY: [&str; 2] = ["-c", "while :; do :; done"];
+
+#[test]
+fn a_foreign_program_has_turns_like_others() {
+    if !may_start("a foreign program") {
+        return;
+    }
+    let mut daemon = Daemon::start("", &with_foreign(&format!("exec = \"/bin/sh\"\nargs = {BUSY:?}"), ""));
+    let Some(schedule) = schedule(&mut daemon, 3) else { return };
+    assert_ne!(schedule.mechanism, "realtime", "it is in a cgroup");
+    let stats = daemon
+        .wait("packets pass it, and it has turns", |s| find_port(s, "out").tx_packets > 1000 && find_nf(s, "b.0").sched.turns > 3);
+    assert!(find_nf(&stats, "b.0").foreign.as_ref().is_some_and(|foreign| foreign.returned > 0), "{stats:#?}");
+    // Stopped or not, it ends with its NF.
+    daemon.stop();
+}
+
+#[test]
+fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
+    for mechanism in ["realtime", "freeze", "signal", "freezer"].into_iter().filter(|mechanism| may_start(mechanism)) {
+        let mut busy = Guest(Command::new("/bin/sh").args(BUSY).spawn().unwrap());
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("busy.pid");
+        std::fs::write(&file, format!("{}\n", busy.0.id())).unwrap();
+        let config = with_foreign(&format!("pid_file = {file:?}"), &format!("mechanism = \"{mechanism}\""));
+        for end in [Signal::TERM, Signal::KILL] {
+            let mut daemon = Daemon::start("", &config);
+            if schedule(&mut daemon, 3).is_none() {
+                break;
+            }
+            let stats = daemon.wait("packets pass, and it has turns", |s| {
+                find_port(s, "out").tx_packets > 500 && find_nf(s, "b.0").sched.turns > 3
+            });
+            let foreign = find_nf(&stats, "b.0").foreign.clone().unwrap();
+            assert_eq!(foreign.processes, [busy.0.id()], "{mechanism}");
+            daemon.end(end);
+            // It runs as it did before: with its class, not stopped, and using its core.
+            let until = Instant::now() + PATIENCE;
+            while class(busy.0.id()) != Some(ordinary()) {
+                assert!(Instant::now() < until, "{mechanism}, {end:?}: {:?}", class(busy.0.id()));
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let used = || {
+                let stat = std::fs::read_to_string(format!("/proc/{}/stat", busy.0.id())).unwrap();
+                stat.rsplit_once(") ").unwrap().1.split(' ').nth(14 - 3).unwrap().parse::<u64>().unwrap()
+            };
+            let before = used();
+            while used() <= before {
+                assert!(Instant::now() < until, "{mechanism}, {end:?}: it uses no CPU time");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(busy.0.try_wait().unwrap(), None);
+            if end == Signal::KILL {
+                // What was made on the host is removed by the next start.
+                assert!(Daemon::again(daemon.into_folder()).end(Signal::TERM).success());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pid_that_is_not_ours_to_schedule_is_refused() {
+    if !may_start("a foreign program") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("it.pid");
+    let refused = |text: Option<&str>| {
+        let _ = std::fs::remove_file(&file);
+        text.into_iter().for_each(|text| std::fs::write(&file, text).unwrap());
+        let config = crate::support::head(folder.path(), "") + &with_foreign(&format!("pid_file = {file:?}"), "");
+        let out = crate::support::refusal(folder.path(), &config.replace("sluice-nf-bridge", &nf("sluice-nf-bridge")));
+        assert_eq!(out.status.code(), Some(1));
+        String::from_utf8_lossy(&out.stderr).into_owned()
+    };
+    for (text, want) in [
+        (None, "start its program first"),
+        (Some("x"), "is no process number"),
+        (Some("1"), "process 1 is not to be scheduled"),
+        (Some("2"), "is a thread of the kernel"),
+    ] {
+        let said = refused(text);
+        assert!(said.contains(want) && !said.contains("ready"), "{text:?}: {said}");
+    }
+}
