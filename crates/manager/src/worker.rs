@@ -564,7 +564,7 @@ impl Worker {
                     }
                 });
             } else if page.running().load(Ordering::Relaxed) == 0
-                && let Some(slot) = page.choose(None, 1, self.setup.plane.now_ns)
+                && let Some(slot) = page.choose(None, self.setup.plane.now_ns)
                 && page.wake(slot)
             {
                 self.setup.plane.count_wake(page, slot);

@@ -96,8 +96,8 @@ impl Engine {
         let arena = Arena::map(arena.as_fd(), welcome.geometry)?;
         let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;
         let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
-        let (slot, enough, poll) = (welcome.slot, welcome.enough, welcome.poll);
-        let seat = Seat::new(Place { core, slot, enough, poll, page: page.clone() });
+        let (slot, poll) = (welcome.slot, welcome.poll);
+        let seat = Seat::new(Place { core, slot, poll, page: page.clone() });
         let context = Context::of(&welcome);
         pin(context.core);
         if options.signals {

@@ -42,7 +42,6 @@ thread_local! {
 pub(crate) struct Place {
     pub(crate) core: &'static CorePage,
     pub(crate) slot: u32,
-    pub(crate) enough: u32,
     pub(crate) poll: bool,
     pub(crate) page: Page,
 }
@@ -154,13 +153,12 @@ impl Seat {
     pub(crate) fn sleep(&self, timeout: Duration, mut has_work: impl FnMut() -> bool) -> bool {
         let Some(place) = &self.place else { return false };
         let Some(storage) = self.storage() else {
-            return self.turn(place, || place.core.sleep(place.slot, place.enough, Some(timeout), has_work));
+            return self.turn(place, || place.core.sleep(place.slot, Some(timeout), has_work));
         };
         let timeout = timeout.min(storage.longest_sleep());
         self.turn(place, || {
             place.core.sleep_by(
                 place.slot,
-                place.enough,
                 || has_work() || storage.has_completions(),
                 |_, seen| storage.wait(place.core.bell(place.slot), seen, timeout),
             )
@@ -179,7 +177,6 @@ impl Seat {
         let handed_over = self.turn(place, || {
             place.core.sleep_by(
                 place.slot,
-                place.enough,
                 || storage.has_completions(),
                 |_, seen| storage.wait(place.core.bell(place.slot), seen, SUSPENDED),
             )
@@ -219,7 +216,7 @@ mod tests {
 
     fn seat(core: &'static CorePage, poll: bool) -> Rc<Seat> {
         let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
-        Seat::new(Place { core, slot: ME, enough: 1, poll, page: region.page.clone() })
+        Seat::new(Place { core, slot: ME, poll, page: region.page.clone() })
     }
 
     /// The other NF of the core has packets, or none.
@@ -299,7 +296,7 @@ mod tests {
             core.posted(ME).store(1, Ordering::Relaxed);
             core.set_pending(ME, 0);
             rival(core, 0);
-            assert_eq!(core.choose(None, 1, 0), Some(ME));
+            assert_eq!(core.choose(None, 0), Some(ME));
             true
         });
         let budget = u64::try_from(core.budget(ME)).unwrap();

@@ -272,11 +272,10 @@ impl CorePage {
         if waiting > 1 << 31 { 0 } else { waiting }
     }
 
-    /// Who should run next at `now_ns`, by [`wakeup::choose`]; `enough` packets make a turn worth its switch. Looks at no more than 32
+    /// Who should run next at `now_ns`, by [`wakeup::choose`]. Looks at no more than 32
     /// candidates, those after `me` first. `me` is never chosen, nor is a slot that is on hold or suspended.
-    pub fn choose(&self, me: Option<u32>, enough: u32, now_ns: u64) -> Option<u32> {
-        let rules = Rules { enough, ..Rules::default() };
-        wakeup::choose(&mut Choice { page: self, me, now_us: (now_ns / 1_000) as u32 }, &rules)
+    pub fn choose(&self, me: Option<u32>, now_ns: u64) -> Option<u32> {
+        wakeup::choose(&mut Choice { page: self, me, now_us: (now_ns / 1_000) as u32 }, &Rules::default())
     }
 
     /// Whether anybody but `me` may run, without changing a thing.
@@ -359,13 +358,13 @@ impl CorePage {
     /// The order of the steps is what makes no wake get lost. We say "asleep", fence, then look for work; the manager posts work,
     /// then looks whether we sleep. One of the two sees the other: the manager polls, so a store of ours that it missed in one
     /// round it sees in the next.
-    pub fn sleep(&self, me: u32, enough: u32, timeout: Option<std::time::Duration>, has_work: impl FnMut() -> bool) -> bool {
-        self.sleep_by(me, enough, has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
+    pub fn sleep(&self, me: u32, timeout: Option<std::time::Duration>, has_work: impl FnMut() -> bool) -> bool {
+        self.sleep_by(me, has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
     }
 
     /// As [`sleep`](Self::sleep), for a sleeper that waits for more than its doorbell: `wait` returns when the bell's value is no
     /// longer the one it is given, or when anything else happened that it waits for. Wakes without cause are allowed.
-    pub fn sleep_by(&self, me: u32, enough: u32, mut has_work: impl FnMut() -> bool, wait: impl FnOnce(&AtomicU32, u32)) -> bool {
+    pub fn sleep_by(&self, me: u32, mut has_work: impl FnMut() -> bool, wait: impl FnOnce(&AtomicU32, u32)) -> bool {
         let seen = self.bell(me).load(Ordering::Acquire);
         self.clear_pending(me);
         self.asleep(me).store(1, Ordering::Relaxed);
@@ -379,7 +378,7 @@ impl CorePage {
         let mut handed_over = false;
         while self.hands_over() {
             let now = monotonic_ns();
-            match self.choose(Some(me), enough, now) {
+            match self.choose(Some(me), now) {
                 Some(next) => {
                     if self.wake(next) {
                         handed_over = true;
@@ -394,7 +393,7 @@ impl CorePage {
                     if self.running().compare_exchange(me + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
                         break;
                     }
-                    if self.choose(Some(me), enough, now).is_none() {
+                    if self.choose(Some(me), now).is_none() {
                         break;
                     }
                 }
@@ -434,8 +433,12 @@ impl Core for Choice<'_> {
         });
     }
 
-    fn leaving_depth(&self) -> Option<u32> {
-        self.me.map(|me| self.page.depth(me).load(Ordering::Relaxed))
+    fn leaving(&self) -> Option<(u32, u32)> {
+        self.me.map(|me| (self.page.depth(me).load(Ordering::Relaxed), me))
+    }
+
+    fn leaves_packets(&self) -> bool {
+        self.me.is_some_and(|me| self.page.waiting(me) > 0)
     }
 
     fn budget_ns(&self, slot: u32) -> i64 {
@@ -447,11 +450,8 @@ impl Core for Choice<'_> {
         wakeup::part_ns(round_ns, f64::from(share) / f64::from(WHOLE))
     }
 
-    fn begin_rounds(&mut self, rounds: i64, round_ns: u64) {
-        // For all with packets, and for me, who may have some.
-        self.page.visit(None, usize::MAX, |slot| {
-            self.page.set_budget(slot, wakeup::refilled(self.budget_ns(slot), self.part_ns(slot, round_ns), rounds));
-        });
+    fn grant(&mut self, slot: u32, rounds: i64, round_ns: u64) {
+        self.page.set_budget(slot, wakeup::refilled(self.budget_ns(slot), self.part_ns(slot, round_ns), rounds));
     }
 }
 
@@ -474,21 +474,37 @@ mod tests {
     }
 
     #[test]
-    fn the_most_downstream_slot_with_enough_is_chosen() {
+    fn the_next_slot_down_the_chains_is_chosen_and_behind_the_last_the_first() {
         let page = page(130);
-        for slot in [1, 70, 129] {
-            page.depth(slot).store(slot, Ordering::Relaxed);
+        for (slot, depth) in [(1, 2), (70, 0), (129, 1)] {
+            page.depth(slot).store(depth, Ordering::Relaxed);
         }
-        assert_eq!(page.choose(None, 10, NOW), None);
+        assert_eq!(page.choose(None, NOW), None);
         post(&page, 1, 100);
         post(&page, 70, 100);
         post(&page, 129, 3);
-        assert_eq!(page.choose(None, 10, NOW), Some(70));
-        assert_eq!(page.choose(Some(70), 10, NOW), Some(1));
-        page.taken(1).store(100, Ordering::Relaxed);
-        assert_eq!(page.choose(Some(70), 10, NOW), Some(129));
-        page.clear_pending(129);
-        assert_eq!(page.choose(Some(70), 10, NOW), None);
+        assert_eq!(page.choose(None, NOW), Some(70));
+        assert_eq!([70, 129, 1].map(|me| page.choose(Some(me), NOW)), [Some(129), Some(1), Some(70)]);
+        page.taken(129).store(3, Ordering::Relaxed);
+        assert_eq!(page.choose(Some(70), NOW), Some(1));
+        page.clear_pending(1);
+        assert_eq!(page.choose(Some(70), NOW), None);
+    }
+
+    /// Whoever has the core works for so long at a time until its budget is used up, so many turns. Time of each slot.
+    fn work(page: &CorePage, turn_ns: u64, turns: usize) -> Vec<u64> {
+        let mut used = vec![0u64; page.slots() as usize];
+        let mut me = None;
+        for _ in 0..turns {
+            let next = page.choose(me, NOW).unwrap();
+            assert_ne!(Some(next), me);
+            while page.budget(next) > 0 {
+                used[next as usize] += turn_ns;
+                page.pay(next, turn_ns);
+            }
+            me = Some(next);
+        }
+        used
     }
 
     #[test]
@@ -498,17 +514,8 @@ mod tests {
             page.share(slot as u32).store(share, Ordering::Relaxed);
             post(&page, slot as u32, 1_000_000);
         }
-        let mut used = [0u64; 3];
-        let mut me = None;
         // Turns of 40 µs, whatever the budget: debts are paid back.
-        for _ in 0..10_000 {
-            let next = page.choose(me, 1, NOW).unwrap();
-            assert_ne!(Some(next), me);
-            used[next as usize] += 40_000;
-            page.pay(next, 40_000);
-            // Who has budget left goes on.
-            me = (page.budget(next) <= 0).then_some(next);
-        }
+        let used = work(&page, 40_000, 10_000);
         let total: u64 = used.iter().sum();
         for (used, percent) in used.into_iter().zip([50, 25, 25]) {
             assert!((used * 100 / total).abs_diff(percent) <= 1, "{used} of {total}");
@@ -517,21 +524,16 @@ mod tests {
 
     #[test]
     fn who_is_in_debt_waits_until_others_had_their_part() {
-        let page = page(2);
-        for slot in 0..2 {
-            page.share(slot).store(WHOLE / 2, Ordering::Relaxed);
+        let page = page(3);
+        for slot in 0..3 {
+            page.share(slot).store(WHOLE / 3, Ordering::Relaxed);
             post(&page, slot, 10);
         }
-        // Further down, so it would be chosen if it had budget.
-        page.depth(1).store(1, Ordering::Relaxed);
         page.pay(1, 2_000_000);
-        let mut turns = 0;
-        while page.choose(None, 1, NOW) == Some(0) {
-            page.pay(0, 100_000);
-            turns += 1;
-        }
-        // 2 ms of debt are four rounds' parts of 0.5 ms; 0 has its part of each.
-        assert!((20..=30).contains(&turns), "{turns} turns");
+        // 2 ms of debt are six parts of a third of a millisecond; the others have theirs of each.
+        let used = work(&page, 20_000, 12);
+        assert!(used[1] == 0 && (1_900_000..2_300_000).contains(&used[0]), "{used:?}");
+        assert!(work(&page, 20_000, 4)[1] > 0);
         page.pay(1, u64::MAX);
         assert_eq!(i64::from(page.budget(1)), -wakeup::DEBT_NS);
     }
@@ -541,11 +543,11 @@ mod tests {
         let page = page(2);
         post(&page, 0, 5);
         page.hold(0).store(1, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1, NOW), None);
+        assert_eq!(page.choose(None, NOW), None);
         assert!(!page.has_other(1));
         page.sleepers(|slot| panic!("slot {slot} is on hold"));
         page.hold(0).store(0, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1, NOW), Some(0));
+        assert_eq!(page.choose(None, NOW), Some(0));
         assert!(page.has_other(1) && !page.has_other(0));
         let mut asleep = Vec::new();
         page.sleepers(|slot| asleep.push(slot));
@@ -557,31 +559,31 @@ mod tests {
         let page = page(2);
         post(&page, 0, 5);
         page.suspended(0).store(1, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1, NOW), None);
+        assert_eq!(page.choose(None, NOW), None);
         assert!(!page.has_other(1));
         page.sleepers(|slot| panic!("slot {slot} is suspended"));
         page.suspended(0).store(0, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1, NOW), Some(0));
+        assert_eq!(page.choose(None, NOW), Some(0));
     }
 
     #[test]
     fn who_waits_too_long_goes_first() {
         let page = page(2);
-        page.depth(1).store(1, Ordering::Relaxed);
+        page.depth(0).store(1, Ordering::Relaxed);
         post(&page, 0, 1);
         let later = NOW + Rules::default().bound_ns;
         page.set_pending(1, later);
         page.posted(1).store(100, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1, later), Some(1));
-        assert_eq!(page.choose(None, 1, later + 1_000), Some(0));
+        assert_eq!(page.choose(None, later), Some(1));
+        assert_eq!(page.choose(None, later + 1_000), Some(0));
         // Once it has run, it waits anew.
         page.clear_pending(0);
         page.set_pending(0, later);
-        assert_eq!(page.choose(None, 1, later + 1_000), Some(1));
+        assert_eq!(page.choose(None, later + 1_000), Some(1));
         // A time to come is none.
         page.clear_pending(0);
         page.set_pending(0, later + 1_000_000_000);
-        assert_eq!(page.choose(None, 1, later), Some(1));
+        assert_eq!(page.choose(None, later), Some(1));
     }
 
     #[test]
@@ -591,7 +593,7 @@ mod tests {
         let mut turns = vec![0u32; 200];
         let mut me = None;
         for _ in 0..20_000 {
-            let next = page.choose(me, 1, NOW).unwrap();
+            let next = page.choose(me, NOW).unwrap();
             turns[next as usize] += 1;
             page.pay(next, 200_000);
             me = Some(next);
@@ -604,7 +606,7 @@ mod tests {
         let page = page(2);
         post(&page, 1, 1);
         page.taken(1).store(77, Ordering::Relaxed);
-        assert_eq!(page.choose(None, 1, NOW), None);
+        assert_eq!(page.choose(None, NOW), None);
     }
 
     #[test]
@@ -615,7 +617,7 @@ mod tests {
         page.running().store(1, Ordering::Relaxed);
         let sleeper = std::thread::spawn({
             let page = page.clone();
-            move || page.sleep(0, 1, None, || false)
+            move || page.sleep(0, None, || false)
         });
         while page.asleep(1).load(Ordering::Acquire) != 0 {
             std::hint::spin_loop();
@@ -631,10 +633,10 @@ mod tests {
     fn with_nothing_to_start_the_core_is_given_up() {
         let page = page(1);
         page.running().store(1, Ordering::Relaxed);
-        assert!(!page.sleep(0, 1, Some(std::time::Duration::from_millis(1)), || false));
+        assert!(!page.sleep(0, Some(std::time::Duration::from_millis(1)), || false));
         assert_eq!(page.running().load(Ordering::Relaxed), 0, "a timeout is no claim to the core");
         page.running().store(1, Ordering::Relaxed);
-        assert!(!page.sleep(0, 1, None, || true), "work came: no sleep");
+        assert!(!page.sleep(0, None, || true), "work came: no sleep");
     }
 
     #[test]

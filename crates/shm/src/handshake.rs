@@ -83,8 +83,6 @@ pub struct Welcome {
     pub core: u32,
     /// Never sleep.
     pub poll: bool,
-    /// Packets that a neighbour must have waiting to be preferred by its place in the chain.
-    pub enough: u32,
     /// Nanoseconds to go on looking for work before sleeping.
     pub linger_ns: u32,
     /// Scale of the time-stamp counter ([`crate::clock::Clock::with_scale`]), so that the NF need not calibrate.
@@ -220,7 +218,7 @@ impl Answer {
                 {
                     out.u32(word);
                 }
-                for word in [w.slots, w.slot, w.core, u32::from(w.poll), w.enough, w.linger_ns] {
+                for word in [w.slots, w.slot, w.core, u32::from(w.poll), w.linger_ns] {
                     out.u32(word);
                 }
                 out.u64(w.clock_scale);
@@ -253,7 +251,7 @@ impl Answer {
                     reserved: input.u32()?,
                 };
                 let (slots, slot, core) = (input.u32()?, input.u32()?, input.u32()?);
-                let (poll, enough, linger_ns) = (input.u32()? != 0, input.u32()?, input.u32()?);
+                let (poll, linger_ns) = (input.u32()? != 0, input.u32()?);
                 let clock_scale = input.u64()?;
                 let name = input.text(NAME)?;
                 let (ports, services, chains) = (input.texts()?, input.texts()?, input.texts()?);
@@ -268,7 +266,6 @@ impl Answer {
                     name,
                     core,
                     poll,
-                    enough,
                     linger_ns,
                     clock_scale,
                     ports,
@@ -351,7 +348,6 @@ mod tests {
             name: "ids.0".into(),
             core: 1,
             poll: false,
-            enough: 64,
             linger_ns: 2000,
             clock_scale: 1 << 31,
             ports: vec!["lan".into(), String::new(), "wan".into()],

@@ -182,7 +182,6 @@ impl Stand {
             name: subject.name.clone(),
             core: core as u32,
             poll: true,
-            enough: RING / 4,
             linger_ns: 0,
             clock_scale: CLOCK.scale_raw(),
             ports: subject.names.ports.clone(),

@@ -513,7 +513,6 @@ mod tests {
             name: "ids.0".into(),
             core: 1,
             poll: false,
-            enough: 64,
             linger_ns: 2000,
             clock_scale: 1 << 31,
             ports: vec![],

@@ -213,7 +213,6 @@ impl Supervisor {
             name,
             core: core as u32,
             poll,
-            enough: ring / 4,
             linger_ns: if self.config.sched.handover { LINGER_NS } else { 0 },
             clock_scale: self.plane.clock().scale_raw(),
             ports: names(self.ports.len(), &|i| Some(self.ports[i].as_ref()?.config.name.clone())),

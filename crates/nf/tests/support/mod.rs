@@ -132,7 +132,6 @@ impl Manager {
             name: hello.name,
             core: u32::MAX,
             poll: mode.poll,
-            enough: 16,
             linger_ns: mode.linger_ns,
             clock_scale: Clock::new().scale_raw(),
             ports: vec!["lan".into(), "wan".into()],

@@ -9,21 +9,23 @@
 //! the NF can pass on before something downstream is full. *Held*: told to yield ([`backpressure`](super::backpressure)). *Depth*:
 //! how far down its chains the NF is, its largest hop number. *Round*: a time of the core that is divided among the NFs with packets;
 //! an NF's *part* of it follows its share. *Budget*: CPU time that an NF may still use before others go first, in nanoseconds; it goes
-//! below 0 when a turn takes longer. *Enough*: packets that make a turn worth its switch.
+//! below 0 when a turn takes longer.
 //!
 //! # Approach
 //! An NF can run if packets wait for it, it is not held, and there is room for a burst (or for all that waits, if that is less).
 //! Of those that can:
 //! 1. one that waits longer than [`Rules::bound_ns`] goes first, the one that waits longest;
-//! 2. of those with budget and enough packets, the next one down the chains from who gives the core away, and behind the last the first:
-//!    the packets that were just worked on go on, and what came meanwhile joins them, so that all that is inside passes through as one
-//!    wave;
-//! 3. else of those with budget the next one down;
-//! 4. else nobody who can run has budget: as many rounds begin as it takes until one has, and the choice is made again.
+//! 2. else the next one in the *circle*: further down the chains than who gives the core away, nearest first, and behind the last the
+//!    first; those of one depth by their numbers.
 //!
-//! Ties go to the one that waits longer, then to the one that is named first. Budgets are a deficit round robin over time instead of
-//! bytes: a round gives each NF with packets its part. What is not used is kept up to one part: an NF without packets saves for no
-//! more than its next turn. A turn that took too long is paid for by waiting, up to [`DEBT_NS`].
+//! So the packets that were just worked on go on, what came meanwhile joins them, and all that is inside passes through a chain as one
+//! wave, which pays for as few switches as can be. The furthest down with a quarter of a ring first (what is almost through leaves first)
+//! was the rule before: it cut the wave in pieces of that size.
+//!
+//! Shares are kept by a deficit round robin over time instead of bytes: each NF that is chosen gets its part of a round on top of its budget,
+//! never more than one part in all, and the core is given away when the budget is used up and another can run. One whose budget is not
+//! above 0 even then is passed over until it is; if that is so of all, as many parts are given as it takes until one has budget. A turn
+//! that took too long is paid for by waiting, up to [`DEBT_NS`].
 //!
 //! A round is the longer the more NFs share it ([`round_ns`]): a switch costs some microseconds with the caches that it leaves cold, and
 //! in a round of a fixed length ten NFs would spend a tenth of the core on switches. Who has few packets waits the longer for it, but
@@ -41,8 +43,6 @@
 //!
 //! Source: NFVnice, sections 3.1 and 3.3 (who is woken, and what it depends on); M. Shreedhar, G. Varghese, "Efficient Fair Queuing
 //! using Deficit Round Robin", SIGCOMM 1995, for the budgets.
-
-use std::cmp::Reverse;
 
 /// What is known of an NF at the time of a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -69,8 +69,6 @@ impl Candidate {
 /// How choices are made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rules {
-    /// Packets that make a turn worth its switch.
-    pub enough: u32,
     /// An NF that has waited longer goes first, in nanoseconds.
     pub bound_ns: u64,
     /// Packets of a burst: the room that a turn needs.
@@ -79,7 +77,7 @@ pub struct Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { enough: 32, bound_ns: 100_000_000, burst: 32 }
+        Self { bound_ns: 100_000_000, burst: 32 }
     }
 }
 
@@ -124,12 +122,14 @@ pub fn refilled(budget_ns: i64, part_ns: i64, rounds: i64) -> i64 {
 
 /// The NFs of a core, by numbers of its own, and where their budgets are kept.
 pub trait Core {
-    /// Calls `each` with those that may run, in the order in which ties are decided. Who cannot run may be left out, and of very many
-    /// those that come late, if they are named first another time.
+    /// Calls `each` with those that may run. Who cannot run may be left out, and of very many some, if they are named another time.
     fn candidates(&self, each: impl FnMut(u32, Candidate));
 
-    /// How far down its chains who gives the core away is; None if nobody does.
-    fn leaving_depth(&self) -> Option<u32>;
+    /// Depth and number of who gives the core away; None if nobody does.
+    fn leaving(&self) -> Option<(u32, u32)>;
+
+    /// Whether who gives the core away still has packets: it takes part in the round then.
+    fn leaves_packets(&self) -> bool;
 
     /// What an NF has left of its budget, in nanoseconds.
     fn budget_ns(&self, nf: u32) -> i64;
@@ -137,82 +137,78 @@ pub trait Core {
     /// What a round of `round_ns` gives an NF, in nanoseconds, as [`part_ns`].
     fn part_ns(&self, nf: u32, round_ns: u64) -> i64;
 
-    /// Begins so many rounds of `round_ns` for everybody with packets, as [`refilled`].
-    fn begin_rounds(&mut self, rounds: i64, round_ns: u64);
+    /// Gives an NF its part of so many rounds of `round_ns`, as [`refilled`].
+    fn grant(&mut self, nf: u32, rounds: i64, round_ns: u64);
 }
 
-/// The NF of the core that runs next; None if none can. Rounds begin if they must.
+/// The NF of the core that runs next, which gets its part; None if none can.
 #[inline]
 pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
-    let (best, is_settled) = best(core, rules)?;
-    if is_settled {
-        return Some(best);
-    }
     // Those that can run divide the round among themselves: of a chain through which everything passes as one wave they are few at a
     // time, and their shares alone would cut the wave.
-    let (mut takers, mut parts) = (0, 0);
+    let (mut takers, mut parts, mut late) = (0, 0, None);
     core.candidates(|nf, candidate| {
         if candidate.can_run(rules.burst) {
             takers += 1;
             parts += core.part_ns(nf, WHOLE_NS);
+            if candidate.age_ns > rules.bound_ns && late.is_none_or(|(age_ns, _)| candidate.age_ns > age_ns) {
+                late = Some((candidate.age_ns, nf));
+            }
         }
     });
+    if let Some((_, leaving)) = core.leaving().filter(|_| core.leaves_packets()) {
+        takers += 1;
+        parts += core.part_ns(leaving, WHOLE_NS);
+    }
     let whole = (parts.max(1) as f64 / WHOLE_NS as f64).min(1.0);
     let round_ns = (round_ns(takers) as f64 / whole) as u64;
-    // So many rounds until the first of them has budget: budget + rounds · part ≥ 1.
-    let mut rounds = i64::MAX;
+    if let Some((_, nf)) = late {
+        core.grant(nf, 1, round_ns);
+        return Some(nf);
+    }
+    let mut from = core.leaving();
+    for _ in 0..takers {
+        let place = next(core, rules, from)?;
+        core.grant(place.1, 1, round_ns);
+        if core.budget_ns(place.1) > 0 {
+            return Some(place.1);
+        }
+        from = Some(place);
+    }
+    // All are in debt: as many parts as the first one needs. Budget + rounds · part ≥ 1.
+    let mut first: Option<(i64, u32)> = None;
     core.candidates(|nf, candidate| {
         if candidate.can_run(rules.burst) {
             let part = core.part_ns(nf, round_ns).max(1);
-            rounds = rounds.min((1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part);
-        }
-    });
-    // The numbers may change under the choice: then nobody can run any more.
-    if rounds == i64::MAX {
-        return None;
-    }
-    core.begin_rounds(rounds, round_ns);
-    self::best(core, rules).map(|found| found.0)
-}
-
-/// The best of those that can run, and whether it is late or has budget.
-#[inline]
-fn best(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
-    let mut best: Option<(Rank, u32)> = None;
-    let leaving = core.leaving_depth();
-    core.candidates(|nf, candidate| {
-        if !candidate.can_run(rules.burst) {
-            return;
-        }
-        let rank = if candidate.age_ns > rules.bound_ns {
-            Rank { is_late: true, has_budget: true, age_ns: candidate.age_ns, ..Rank::default() }
-        } else {
-            Rank {
-                is_late: false,
-                has_budget: core.budget_ns(nf) > 0,
-                has_enough: candidate.waiting >= rules.enough,
-                is_further: leaving.is_some_and(|leaving| candidate.depth > leaving),
-                near: Reverse(candidate.depth),
-                age_ns: candidate.age_ns,
+            let rounds = (1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part;
+            if first.is_none_or(|(least, _)| rounds < least) {
+                first = Some((rounds, nf));
             }
-        };
-        if best.is_none_or(|(before, _)| rank > before) {
-            best = Some((rank, nf));
         }
     });
-    best.map(|(rank, nf)| (nf, rank.has_budget))
+    let (rounds, nf) = first?;
+    let mut from = core.leaving();
+    for _ in 0..takers {
+        // The numbers may change under the choice: then nobody can run any more.
+        let Some(place) = next(core, rules, from) else { break };
+        core.grant(place.1, rounds, round_ns);
+        from = Some(place);
+    }
+    Some(nf)
 }
 
-/// Compared in the order of its fields.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-struct Rank {
-    is_late: bool,
-    has_budget: bool,
-    has_enough: bool,
-    /// It is further down the chains than who gives the core away.
-    is_further: bool,
-    near: Reverse<u32>,
-    age_ns: u64,
+/// The next one in the circle after `from` that can run: its depth and number.
+#[inline]
+fn next(core: &impl Core, rules: &Rules, from: Option<(u32, u32)>) -> Option<(u32, u32)> {
+    let (mut first, mut further): (Option<(u32, u32)>, Option<(u32, u32)>) = (None, None);
+    core.candidates(|nf, candidate| {
+        if candidate.can_run(rules.burst) {
+            let place = (candidate.depth, nf);
+            let nearest = if from.is_some_and(|from| place > from) { &mut further } else { &mut first };
+            *nearest = Some(nearest.map_or(place, |before| before.min(place)));
+        }
+    });
+    further.or(first)
 }
 
 /// A core whose numbers are all in one place: for simulators and tests.
@@ -258,8 +254,12 @@ impl Core for Table {
         }
     }
 
-    fn leaving_depth(&self) -> Option<u32> {
-        self.leaving.map(|nf| self.candidates[nf].depth)
+    fn leaving(&self) -> Option<(u32, u32)> {
+        self.leaving.map(|nf| (self.candidates[nf].depth, nf as u32))
+    }
+
+    fn leaves_packets(&self) -> bool {
+        self.leaving.is_some_and(|nf| self.candidates[nf].waiting > 0)
     }
 
     fn budget_ns(&self, nf: u32) -> i64 {
@@ -270,12 +270,8 @@ impl Core for Table {
         part_ns(round_ns, self.shares.get(nf as usize).copied().unwrap_or(0.0))
     }
 
-    fn begin_rounds(&mut self, rounds: i64, round_ns: u64) {
-        for nf in 0..self.budgets_ns.len() {
-            if self.candidates[nf].waiting > 0 {
-                self.budgets_ns[nf] = refilled(self.budgets_ns[nf], self.part_ns(nf as u32, round_ns), rounds);
-            }
-        }
+    fn grant(&mut self, nf: u32, rounds: i64, round_ns: u64) {
+        self.budgets_ns[nf as usize] = refilled(self.budgets_ns[nf as usize], self.part_ns(nf, round_ns), rounds);
     }
 }
 
@@ -283,17 +279,16 @@ impl Core for Table {
 mod tests {
     use super::*;
 
-    const RULES: Rules = Rules { enough: 32, bound_ns: 1_000_000, burst: 32 };
+    const RULES: Rules = Rules { bound_ns: 1_000_000, burst: 32 };
 
     fn waiting(waiting: u32, depth: u32) -> Candidate {
         Candidate { waiting, depth, age_ns: 1000, room: 1000, held: false }
     }
 
-    /// A core with equal shares, and a round of 1 ms begun.
+    /// A core with equal shares and no budgets.
     fn core(candidates: &[Candidate]) -> Table {
         let mut core = Table::new(candidates.len());
         core.candidates = candidates.to_vec();
-        core.begin_rounds(1, ROUND_NS);
         core
     }
 
@@ -302,30 +297,24 @@ mod tests {
     }
 
     #[test]
-    fn the_next_one_down_the_chains_with_enough_runs_and_behind_the_last_the_first() {
+    fn the_next_one_down_the_chains_runs_and_behind_the_last_the_first() {
         let next_to = |leaving: usize, candidates: &[Candidate]| {
             let mut core = core(candidates);
             core.leaving = Some(leaving);
             choose(&mut core, &RULES)
         };
-        let all = [waiting(500, 1), waiting(40, 2), waiting(32, 3)];
+        let all = [waiting(500, 1), waiting(4, 2), waiting(32, 3)];
         assert_eq!([0, 1, 2].map(|leaving| next_to(leaving, &all)), [Some(1), Some(2), Some(0)]);
-        // The next one has too little, another has enough.
-        assert_eq!(next_to(0, &[waiting(500, 1), waiting(31, 2), waiting(32, 3)]), Some(2));
-        assert_eq!(next_to(1, &[waiting(500, 1), waiting(40, 2), waiting(31, 3)]), Some(0));
-        // Nobody has enough.
-        assert_eq!(next_to(1, &[waiting(5, 1), waiting(0, 2), waiting(4, 3)]), Some(2));
+        // The next one has nothing.
+        assert_eq!(next_to(0, &[waiting(500, 1), waiting(0, 2), waiting(1, 3)]), Some(2));
+        assert_eq!(next_to(1, &[waiting(500, 1), waiting(40, 2), waiting(0, 3)]), Some(0));
+        // Of one depth, by their numbers; and numbers say nothing of depths.
+        assert_eq!(next_to(1, &[waiting(1, 1), waiting(1, 1), waiting(1, 1), waiting(1, 2)]), Some(2));
+        assert_eq!(next_to(2, &[waiting(1, 1), waiting(1, 3), waiting(1, 2)]), Some(1));
         // Nobody leaves: the first.
         assert_eq!(pick(&[waiting(500, 2), waiting(500, 1)]), Some(1));
         assert_eq!(pick(&[waiting(0, 1), waiting(0, 2)]), None);
         assert_eq!(pick(&[]), None);
-    }
-
-    #[test]
-    fn ties_go_to_who_waits_longer_then_to_who_is_named_first() {
-        let old = Candidate { age_ns: 2000, ..waiting(100, 1) };
-        assert_eq!(pick(&[waiting(900, 1), old, waiting(100, 1)]), Some(1));
-        assert_eq!(pick(&[waiting(32, 1), waiting(900, 1)]), Some(0));
     }
 
     #[test]
@@ -343,7 +332,7 @@ mod tests {
     #[test]
     fn who_waits_too_long_goes_first_with_or_without_budget() {
         let late = |age_ns| Candidate { age_ns, ..waiting(1, 0) };
-        assert_eq!(pick(&[late(1_000_000), waiting(100, 5)]), Some(1));
+        assert_eq!(pick(&[waiting(100, 0), late(1_000_000)]), Some(0));
         assert_eq!(pick(&[late(1_000_001), late(1_000_002), waiting(100, 5)]), Some(1));
         let mut poor = core(&[late(2_000_000), waiting(100, 5)]);
         poor.charge(0, 9_000_000);
@@ -369,48 +358,52 @@ mod tests {
     }
 
     #[test]
-    fn budget_goes_before_depth() {
-        // Parts of 0.5 ms; 1 has used its own.
+    fn who_is_in_debt_is_passed_over_until_it_has_paid() {
+        // Parts of 0.5 ms.
         let mut core = core(&[waiting(1, 1), waiting(500, 2)]);
-        core.charge(1, 500_000);
-        assert_eq!(choose(&mut core, &RULES), Some(0));
-        // A round, once nobody who can run has any: 0 is at −0.2, so one round helps both.
         core.charge(0, 700_000);
         assert_eq!(choose(&mut core, &RULES), Some(1));
-        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (300_000, 500_000));
+        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (-200_000, 500_000), "it was given its part, and lacks a little");
+        core.charge(1, 500_000);
+        core.leaving = Some(1);
+        assert_eq!(choose(&mut core, &RULES), Some(0));
+        assert_eq!(core.budget_ns(0), 300_000, "who leaves has packets, and a part of its own");
+        // If it had none the round would be the other's alone.
+        core.candidates[1].waiting = 0;
+        assert_eq!(choose(&mut core, &RULES), Some(0));
+        assert_eq!(core.budget_ns(0), 1_000_000);
     }
 
     #[test]
-    fn rounds_follow_shares_and_nobody_saves_more_than_a_part() {
+    fn parts_follow_shares_and_nobody_saves_more_than_one() {
         let mut core = core(&[waiting(9, 1); 3]);
         core.shares = vec![0.6, 0.3, 0.1];
-        core.begin_rounds(1, ROUND_NS);
         let left = |core: &Table| [0, 1, 2].map(|nf| core.budget_ns(nf));
+        (0..3).for_each(|nf| core.grant(nf, 1, ROUND_NS));
         assert_eq!(left(&core), [600_000, 300_000, 100_000]);
         core.charge(1, 500_000);
-        core.begin_rounds(1, ROUND_NS);
+        (0..3).for_each(|nf| core.grant(nf, 1, ROUND_NS));
         assert_eq!(left(&core), [600_000, 100_000, 100_000]);
-        // A smaller share cuts what was saved; who has no packets has no part in a round.
+        // A smaller share cuts what was saved.
         core.shares = vec![0.1, 0.3, 0.6];
-        core.candidates[2] = waiting(0, 1);
-        core.begin_rounds(1, ROUND_NS);
-        assert_eq!(left(&core), [100_000, 300_000, 100_000]);
+        core.grant(0, 1, ROUND_NS);
+        assert_eq!(left(&core), [100_000, 100_000, 100_000]);
     }
 
     #[test]
     fn debts_are_bounded_and_paid_in_one_go() {
         let mut core = core(&[waiting(90, 2), waiting(90, 1)]);
         core.charge(0, u64::MAX);
-        core.charge(1, 5_500_000);
-        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (-16_000_000, -5_000_000));
-        // 1 needs eleven rounds' parts of 0.5 ms, 0 would need 33.
+        core.charge(1, 6_000_000);
+        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (-16_000_000, -6_000_000));
+        // A part of 0.5 ms each helps neither; then 1 needs twelve more, and 0 would need 32.
         assert_eq!(choose(&mut core, &RULES), Some(1));
-        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (-10_500_000, 500_000));
+        assert_eq!((core.budget_ns(0), core.budget_ns(1)), (-9_500_000, 500_000));
         // Without any share there is the least part.
         let mut core = Table { shares: Vec::new(), ..self::core(&[waiting(1, 0)]) };
         core.charge(0, 3_000_000);
         assert_eq!(choose(&mut core, &RULES), Some(0));
-        assert!((1..=1_000).contains(&core.budget_ns(0)), "{}", core.budget_ns(0));
+        assert!(core.budget_ns(0) > 0, "{}", core.budget_ns(0));
     }
 
     #[test]
@@ -440,10 +433,17 @@ mod tests {
         let mut core = core(&[waiting(100, 1), waiting(100, 2), waiting(100, 3)]);
         core.shares = vec![120.0 / 940.0, 270.0 / 940.0, 550.0 / 940.0];
         let mut used = [0u64; 3];
-        for _ in 0..100_000 {
+        for _ in 0..10_000 {
             let nf = choose(&mut core, &RULES).expect("all can run") as usize;
-            core.charge(nf, 60_000);
-            used[nf] += 60_000;
+            core.leaving = None;
+            loop {
+                core.charge(nf, 60_000);
+                used[nf] += 60_000;
+                if core.must_leave(nf, &RULES) {
+                    break;
+                }
+            }
+            core.leaving = Some(nf);
         }
         let total: u64 = used.iter().sum();
         for (used, share) in used.iter().zip(&core.shares) {

@@ -42,7 +42,7 @@ impl World {
             costs: scenario.nfs.iter().enumerate().map(costs).collect(),
             handover: p.handover,
             fused: p.fused,
-            rules: Rules { enough: p.enough, burst: BURST, ..Rules::default() },
+            rules: Rules { burst: BURST, ..Rules::default() },
         }
     }
 }

@@ -133,8 +133,6 @@ pub struct Platform {
     pub weight_margin_percent: f64,
     /// Smallest share, 0 to 1.
     pub min_share: f64,
-    /// Packets that make a turn worth its switch.
-    pub enough: u32,
 }
 
 impl Default for Platform {
@@ -151,7 +149,6 @@ impl Default for Platform {
             weight_every_ns: 10_000_000,
             weight_margin_percent: 5.0,
             min_share: 0.01,
-            enough: 32,
         }
     }
 }
