@@ -79,6 +79,11 @@ fn runs(spinner: &Spinner) {
 
 /// One stands while the other gets on.
 fn only_runs(one: &Spinner, other: &Spinner) {
+    only_runs_but(one, other, 0);
+}
+
+/// The same, where so many threads of the other may still be in a round that they end when they get the core.
+fn only_runs_but(one: &Spinner, other: &Spinner, in_hand: u64) {
     until("one runs and the other does not", || {
         let (own, others) = (one.count(), other.count());
         until("it runs", || one.count() - own > PROGRESS);
@@ -86,7 +91,7 @@ fn only_runs(one: &Spinner, other: &Spinner) {
     });
     let others = other.count();
     runs(one);
-    assert_eq!(other.count(), others, "it stands for good");
+    assert!(other.count() - others <= in_hand, "it stands for good");
 }
 
 fn classes(pid: i32) -> Vec<Option<Class>> {
@@ -145,18 +150,20 @@ fn each_mechanism_stops_and_runs_processes_and_gives_them_back_as_they_were() {
     each("stops", |mechanism, mut controller| {
         let looks = mechanism == Mechanism::Doorbell;
         let (a, b) = (spinner(THREADS, looks), spinner(THREADS, looks));
+        // Who looks for itself looks when its round has ended.
+        let in_hand = if looks { THREADS as u64 } else { 0 };
         let former = [&a, &b].map(Former::of);
         let (one, two) = (controller.add(&target(&a, "a")).unwrap(), controller.add(&target(&b, "b")).unwrap());
         assert!(matches!(controller.add(&target(&a, "again")), Err(Refused::Taken { .. })), "{mechanism}");
         controller.run(one).unwrap();
-        only_runs(&a, &b);
+        only_runs_but(&a, &b, in_hand);
         controller.switch(one, two).unwrap();
-        only_runs(&b, &a);
+        only_runs_but(&b, &a, in_hand);
         controller.run(two).unwrap();
         controller.park(one).unwrap();
-        only_runs(&b, &a);
+        only_runs_but(&b, &a, in_hand);
         controller.switch(two, one).unwrap();
-        only_runs(&a, &b);
+        only_runs_but(&a, &b, in_hand);
 
         // Let go while the other is parked, and that one by teardown or drop.
         controller.remove(one).unwrap();

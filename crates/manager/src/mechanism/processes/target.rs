@@ -294,7 +294,8 @@ pub(super) fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<
 
 /// Holds a process that may be scheduled. None if it has ended.
 fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
-    let Some(number) = Pid::from_raw(pid).filter(|_| pid > 0) else { return Ok(None) };
+    // from_raw() takes no negative numbers.
+    let Some(number) = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else { return Ok(None) };
     if pid == 1 {
         return Err(Refused::Init);
     }
