@@ -79,6 +79,11 @@ fn runs(spinner: &Spinner) {
 
 /// One stands while the other gets on.
 fn only_runs(one: &Spinner, other: &Spinner) {
+    only_runs_but(one, other, 0);
+}
+
+/// The same, where so many threads of the other may still be in a round that they end when they get the core.
+fn only_runs_but(one: &Spinner, other: &Spinner, in_hand: u64) {
     until("one runs and the other does not", || {
         let (own, others) = (one.count(), other.count());
         until("it runs", || one.count() - own > PROGRESS);
@@ -86,7 +91,8 @@ fn only_runs(one: &Spinner, other: &Spinner) {
     });
     let others = other.count();
     runs(one);
-    assert_eq!(other.count(), others, "it stands for good");
+    let more = other.count() - others;
+    assert!(more <= in_hand, "it stands for good, but went on {more} times, where {in_hand} may be");
 }
 
 fn classes(pid: i32) -> Vec<Option<Class>> {
@@ -143,20 +149,23 @@ fn each(name: &str, mut test: impl FnMut(Mechanism, Box<dyn Controller>)) {
 fn each_mechanism_stops_and_runs_processes_and_gives_them_back_as_they_were() {
     let Some(_alone) = alone() else { return };
     each("stops", |mechanism, mut controller| {
+        println!("{mechanism}");
         let looks = mechanism == Mechanism::Doorbell;
         let (a, b) = (spinner(THREADS, looks), spinner(THREADS, looks));
+        // Who looks for itself looks when its round has ended.
+        let in_hand = if looks { THREADS as u64 } else { 0 };
         let former = [&a, &b].map(Former::of);
         let (one, two) = (controller.add(&target(&a, "a")).unwrap(), controller.add(&target(&b, "b")).unwrap());
         assert!(matches!(controller.add(&target(&a, "again")), Err(Refused::Taken { .. })), "{mechanism}");
         controller.run(one).unwrap();
-        only_runs(&a, &b);
+        only_runs_but(&a, &b, in_hand);
         controller.switch(one, two).unwrap();
-        only_runs(&b, &a);
+        only_runs_but(&b, &a, in_hand);
         controller.run(two).unwrap();
         controller.park(one).unwrap();
-        only_runs(&b, &a);
+        only_runs_but(&b, &a, in_hand);
         controller.switch(two, one).unwrap();
-        only_runs(&a, &b);
+        only_runs_but(&a, &b, in_hand);
 
         // Let go while the other is parked, and that one by teardown or drop.
         controller.remove(one).unwrap();
@@ -164,13 +173,15 @@ fn each_mechanism_stops_and_runs_processes_and_gives_them_back_as_they_were() {
         assert_eq!(controller.park(one), Err(Failed::NoSuchSlot(one)));
         assert_eq!(controller.teardown(), [], "{mechanism}");
         assert_eq!(Former::of(&b), former[1], "{mechanism}");
-        (runs(&a), runs(&b));
+        runs(&a);
+        runs(&b);
         let one = controller.add(&target(&a, "a")).unwrap();
         controller.run(one).unwrap();
         controller.add(&target(&b, "b")).unwrap();
         drop(controller);
         assert_eq!([&a, &b].map(Former::of), former, "{mechanism}");
-        (runs(&a), runs(&b));
+        runs(&a);
+        runs(&b);
     });
 }
 
@@ -297,11 +308,13 @@ fn several_processes_of_a_cgroup_are_one_target_and_stay_where_they_are() {
         only_runs(&other, &a);
         only_runs(&other, &b);
         controller.run(slot).unwrap();
-        (runs(&a), runs(&b));
+        runs(&a);
+        runs(&b);
         controller.park(slot).unwrap();
         only_runs(&other, &a);
         controller.remove(slot).unwrap();
-        (runs(&a), runs(&b));
+        runs(&a);
+        runs(&b);
         assert_eq!([&a, &b].map(Former::of), former);
     }
     drop((a, b));
@@ -414,7 +427,8 @@ fn the_guard_gives_everything_back_when_the_controller_is_killed() {
             if is_refused {
                 break;
             }
-            (runs(&a), runs(&b));
+            runs(&a);
+            runs(&b);
             until("they have what they had", || [&a, &b].map(Former::of) == former);
             let name = format!("sluice-test-{}-killed", child.id());
             until("its cgroups are gone", || folders(&name).is_empty());

@@ -15,7 +15,6 @@ use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use sluice_shm::gate::{Gate as Word, SIGNAL};
 
-use super::attr::last_errno;
 use super::guard::{Guard, Note};
 use super::slots::Slots;
 use super::target::Threads;
@@ -49,16 +48,6 @@ impl Gate {
     }
 }
 
-/// Calls one thread.
-#[inline]
-fn call(pid: i32, tid: i32) -> Result<(), Errno> {
-    // SAFETY: the call takes no memory of ours.
-    if unsafe { libc::syscall(libc::SYS_tgkill, pid, tid, SIGNAL) } != 0 {
-        return Err(last_errno());
-    }
-    Ok(())
-}
-
 impl Held {
     #[inline]
     fn park(&mut self, proc: &Proc) -> Result<(), Failed> {
@@ -75,7 +64,7 @@ impl Held {
                 threads.look_again(proc);
             }
             for tid in &threads.tids {
-                match call(threads.pid, *tid) {
+                match threads.signal(*tid, SIGNAL) {
                     Ok(()) | Err(Errno::SRCH) => {}
                     Err(source) => result = Err(Failed::System { doing: "call to its gate", pid: threads.pid, source }),
                 }

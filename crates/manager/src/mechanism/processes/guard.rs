@@ -269,7 +269,9 @@ pub(super) fn keep() -> ExitCode {
             });
         }
         if noted.is_empty() {
-            eprintln!("sluice-guard: the scheduler has ended; gave back what it had changed on processes ({n} things)");
+            eprintln!(
+                "sluice-guard: the scheduler has ended without giving back what it had changed on processes; now it is ({n} changes)"
+            );
             return ExitCode::SUCCESS;
         }
         std::thread::sleep(Duration::from_millis(TRIES.1));

@@ -118,21 +118,21 @@ impl Realtime {
     }
 
     /// Gives all threads of a process the class, after the guard was told what they had.
-    fn take_process(&self, member: &Member, threads: Threads) -> Result<Process, (Process, Refused)> {
+    fn take_process(&self, member: &Member, threads: Threads) -> (Process, Result<(), Refused>) {
         let pair = (self.settings.low, self.settings.high);
         let mut process = Process { identity: member.identity, threads, former: BTreeMap::new(), pair, note: None };
         for _ in 0..PASSES {
             match process.take_new(&self.guard, &self.host.proc, self.settings.low) {
-                Ok(false) => return Ok(process),
+                Ok(false) => return (process, Ok(())),
                 Ok(true) => {}
-                Err(Taking::Refused(error)) => return Err((process, error)),
+                Err(Taking::Refused(error)) => return (process, Err(error)),
                 Err(Taking::Errno(error)) => {
-                    return Err((process, refused(&self.settings, member.raw(), self.settings.low, error)));
+                    return (process, Err(refused(&self.settings, member.raw(), self.settings.low, error)));
                 }
             }
         }
         let what = format!("process {} makes threads faster than they can be given a class", member.raw());
-        Err((process, Refused::NotPermitted { mechanism: Mechanism::Realtime, what }))
+        (process, Err(Refused::NotPermitted { mechanism: Mechanism::Realtime, what }))
     }
 
     fn let_go(&self, process: &Process) -> Result<(), Failed> {
@@ -273,13 +273,11 @@ impl Controller for Realtime {
         let mut processes = Vec::new();
         let mut result = Ok(());
         for (member, threads) in target.members().iter().zip(threads) {
-            match self.take_process(member, threads) {
-                Ok(process) => processes.push(process),
-                Err((process, error)) => {
-                    processes.push(process);
-                    result = Err(error);
-                    break;
-                }
+            let (process, taken) = self.take_process(member, threads);
+            processes.push(process);
+            result = taken;
+            if result.is_err() {
+                break;
             }
         }
         if result.is_ok() && target.is_ended() {

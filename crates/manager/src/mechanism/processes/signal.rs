@@ -1,6 +1,7 @@
 //! SIGSTOP and SIGCONT, through a pidfd: needs nothing but the right to signal the process, and stops all its threads.
 //!
-//! The signals go through a descriptor that names one process for ever, so no stranger is ever stopped. Their limits: parents and
+//! The signals to a process go through a descriptor that names one process for ever, so no stranger is ever stopped; threads
+//! of a process that has several get theirs by number, right after. Their limits: parents and
 //! debuggers see them; a shell that waits for the process takes its terminal back; below about 13 µs a CONT overtakes the STOP
 //! before it, which is harmless (the process runs) but makes slices shorter than that meaningless.
 
@@ -12,8 +13,10 @@ use rustix::thread::CapabilitySet;
 
 use super::guard::{Guard, Note};
 use super::slots::Slots;
+use super::target::Threads;
 use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
+use crate::mechanism::process::Proc;
 
 /// Controls by signals.
 pub struct Signal {
@@ -24,6 +27,7 @@ pub struct Signal {
 
 struct Held {
     target: Target,
+    threads: Vec<Threads>,
     undos: Vec<Undo>,
     note: Note,
 }
@@ -38,6 +42,25 @@ impl Signal {
     }
 }
 
+impl Held {
+    #[inline]
+    fn park(&mut self, proc: &Proc) -> Result<(), Failed> {
+        let result = send(&self.target, Number::STOP, "stop");
+        for threads in &mut self.threads {
+            if threads.has_changed() {
+                threads.look_again(proc);
+            }
+            // The kernel gives the signal to one thread, and all stop when that one gets a core: which it may have to wait for behind
+            // the others. So each gets one of its own, and the one that has the core stops all.
+            for tid in threads.tids.iter().filter(|_| threads.tids.len() > 1) {
+                // One that has ended needs none, and whatever else is wrong the first signal has told.
+                let _ = threads.signal(*tid, libc::SIGSTOP);
+            }
+        }
+        result.and_then(|()| self.target.check_runs())
+    }
+}
+
 /// Signals all processes of a target that have not ended.
 #[inline]
 fn send(target: &Target, number: Number, doing: &'static str) -> Result<(), Failed> {
@@ -48,7 +71,7 @@ fn send(target: &Target, number: Number, doing: &'static str) -> Result<(), Fail
             Err(source) => result = Err(Failed::System { doing, pid: member.raw(), source }),
         }
     }
-    result.and_then(|()| target.check_runs())
+    result
 }
 
 impl Controller for Signal {
@@ -66,11 +89,12 @@ impl Controller for Signal {
                 return Err(Refused::NotPermitted { mechanism: Mechanism::Signal, what });
             }
         }
+        let threads = Threads::of(&self.host.proc, target)?;
         self.guard.take(target)?;
         let undos: Vec<Undo> = target.members().iter().map(|member| Undo::Continue { process: member.identity }).collect();
         let note = self.guard.note(&undos, None).inspect_err(|_| self.guard.give(target))?;
-        let stopped = send(target, Number::STOP, "stop");
-        let held = Held { target: target.clone(), undos, note };
+        let mut held = Held { target: target.clone(), threads, undos, note };
+        let stopped = held.park(&self.host.proc);
         if let Err(error) = stopped {
             let refused = error.into_refused(Mechanism::Signal, target);
             let _ = self.let_go(held);
@@ -80,11 +104,13 @@ impl Controller for Signal {
     }
 
     fn park(&mut self, slot: Slot) -> Result<(), Failed> {
-        send(&self.slots.of(slot)?.target, Number::STOP, "stop")
+        self.slots.of(slot)?.park(&self.host.proc)
     }
 
     fn run(&mut self, slot: Slot) -> Result<(), Failed> {
-        send(&self.slots.of(slot)?.target, Number::CONT, "continue")
+        // It also takes away all stops that threads have not seen yet.
+        let target = &self.slots.of(slot)?.target;
+        send(target, Number::CONT, "continue").and_then(|()| target.check_runs())
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {

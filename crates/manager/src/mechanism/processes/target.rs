@@ -15,6 +15,7 @@ use rustix::thread::{CapabilitySet, capabilities};
 use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::page::{Counter, Region};
 
+use super::attr::last_errno;
 use super::undo::threads_of;
 use super::{Failed, Refused};
 use crate::mechanism::process::{Identity, Proc};
@@ -256,6 +257,7 @@ impl Threads {
         target.members.iter().map(one).collect()
     }
 
+    #[allow(clippy::useless_conversion, reason = "on some machines it is shorter")]
     fn links_now(&self) -> u64 {
         rustix::fs::fstat(&self.folder).map_or(0, |stat| u64::from(stat.st_nlink))
     }
@@ -264,6 +266,16 @@ impl Threads {
     #[inline]
     pub(super) fn has_changed(&self) -> bool {
         self.links_now() != self.links
+    }
+
+    /// Signals one of them. Only right after the process was seen not to have ended: it goes by number.
+    #[inline]
+    pub(super) fn signal(&self, tid: i32, signal: i32) -> Result<(), Errno> {
+        // SAFETY: the call takes no memory of ours.
+        if unsafe { libc::syscall(libc::SYS_tgkill, self.pid, tid, signal) } != 0 {
+            return Err(last_errno());
+        }
+        Ok(())
     }
 
     /// Looks for them again.
@@ -294,7 +306,8 @@ pub(super) fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<
 
 /// Holds a process that may be scheduled. None if it has ended.
 fn hold(proc: &Proc, pid: i32) -> Result<Option<Member>, Refused> {
-    let Some(number) = Pid::from_raw(pid).filter(|_| pid > 0) else { return Ok(None) };
+    // from_raw() takes no negative numbers.
+    let Some(number) = Some(pid).filter(|pid| *pid > 0).and_then(Pid::from_raw) else { return Ok(None) };
     if pid == 1 {
         return Err(Refused::Init);
     }
