@@ -6,3 +6,4 @@ pub mod class;
 pub mod link;
 pub mod netns;
 pub mod process;
+pub mod redirect;

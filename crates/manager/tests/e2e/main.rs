@@ -22,3 +22,5 @@ mod pack;
 mod pcap;
 mod scheduling;
 mod support;
+#[cfg(feature = "dpdk")]
+mod testpmd;
