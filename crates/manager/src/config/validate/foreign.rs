@@ -197,7 +197,7 @@ mod tests {
             (format!("{f}\ninterfaces = [\"a\", \"a\"]"), "two interfaces are called \"a\""),
             (format!("{f}\ninterfaces = [\"a b\", \"c\"]"), "no interface can be called \"a b\""),
             (format!("{f}\ninterfaces = [\"in\"]"), "nothing comes back from it"),
-            (format!("{f}\nvia = \"af_xdp\"\nmtu = 4000"), "takes no packets as large"),
+            (format!("{f}\nvia = \"af_xdp\"\nmtu = 4000\n[memory]\npacket_bytes = 9000"), "takes no packets as large"),
             (format!("{f}\nnetns = \"x\"\ninstances = 2"), "cannot share a network namespace"),
             (format!("{f}\nnetns = \"a/b\""), "the name of a network namespace cannot be"),
             (format!("{f}\nmtu = 9000"), "write packet_bytes = 9018"),
