@@ -122,8 +122,29 @@ pub enum TraceWhat {
     FromNf(u16),
     /// It went to this port.
     ToPort(u16),
+    /// It went into the program of this foreign NF.
+    WentIn(u16),
+    /// One that ends as it does came out of this foreign NF, and is in this frame.
+    CameOut(u16, u32),
+    /// None that ends as it does came out of this foreign NF, or more than one may have.
+    LostSight(u16),
     /// It was dropped.
     Dropped(Drop),
+}
+
+/// What is known of a sampled or traced packet that goes into a program, so that it can go on as such when it comes out.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Mark {
+    /// Its marks; 0 of a packet without.
+    pub flags: u8,
+    /// The frame that it went in from.
+    pub frame: u32,
+    /// Its length, in bytes.
+    pub len: u16,
+    /// Number of its path.
+    pub path: u32,
+    /// When it entered its path, in nanoseconds.
+    pub entered_ns: u64,
 }
 
 /// What a trace is asked for.
@@ -311,6 +332,39 @@ impl Plane {
             };
         }
         self.pass(path, from, step, &burst[..packets.len().min(BURST)]);
+    }
+
+    /// Lets a marked packet, which [`Plane::admit_onward`] let in, go on at hop `from` of a path: it came out of this program.
+    #[cold]
+    pub fn onward_marked(&mut self, path: &Path, number: u32, from: usize, packet: Packet, mark: Mark, nf: u16) {
+        self.entered_ns[packet.frame as usize].store(mark.entered_ns, Ordering::Relaxed);
+        self.tell_of(&mark, TraceWhat::CameOut(nf, packet.frame));
+        let descriptor = Descriptor {
+            frame: packet.frame,
+            offset: packet.offset,
+            len: packet.len,
+            chain: path.chain.number,
+            arg: path.ingress,
+            ..Default::default()
+        };
+        let held = Held { owner: owner::FREE, hop: from as u8, flags: mark.flags, path: number };
+        self.go_on(path, held, from, path.step(from), descriptor);
+    }
+
+    /// The mark of a packet that goes into a program.
+    pub fn mark_of(&self, packet: Packet, held: Held) -> Mark {
+        let entered_ns = self.entered_ns[packet.frame as usize].load(Ordering::Relaxed);
+        Mark { flags: held.flags, frame: packet.frame, len: packet.len, path: held.path, entered_ns }
+    }
+
+    /// Notes what became of a traced packet that went into a program.
+    pub fn tell_of(&self, mark: &Mark, what: TraceWhat) {
+        if mark.flags & TRACED != 0
+            && let Some(trace) = &self.trace
+        {
+            let packet = (mark.entered_ns, mark.frame);
+            let _ = trace.events.push(TraceEvent { packet, path: mark.path, what, at_ns: self.now_ns, len: mark.len });
+        }
     }
 
     /// Counts packets that are lost to a chain.

@@ -504,8 +504,12 @@ pub struct Service {
     /// Whether its program was written for Sluice, or is any program that sits between two network interfaces.
     #[serde(default)]
     pub kind: ServiceKind,
+    /// Of a foreign one: how packets get to its program and back: a pair of virtual interfaces (`af_packet`; `af_xdp` reads and writes
+    /// it by other sockets), or memory shared with a program that connects to a socket (`memif`, `vhost-user`; with DPDK).
+    #[serde(default)]
+    pub via: Via,
     /// Of a foreign one: names of the interfaces that its program finds; packets of a chain go in at the first and come out of the
-    /// second. With one it is a tap: it is shown copies.
+    /// second. With one it is a tap: it is shown copies. With shared memory: names of its sockets, `RUNTIME_DIR/SERVICE.i.NAME`.
     #[serde(default = "in_and_out")]
     pub interfaces: Vec<String>,
     /// Of a foreign one: name of its network namespace, which is made if it is not there; `sluice-SERVICE.i` without.
@@ -558,6 +562,30 @@ pub enum ServiceKind {
     Nf,
     /// It knows nothing of Sluice, and is fed through network interfaces.
     Foreign,
+}
+
+/// How packets get to a foreign program and back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Via {
+    /// Pairs of virtual interfaces, with packet sockets at the manager's ends.
+    #[default]
+    #[serde(rename = "af_packet")]
+    AfPacket,
+    /// Pairs of virtual interfaces, with sockets of the kernel's express data path at the manager's ends.
+    #[serde(rename = "af_xdp")]
+    AfXdp,
+    /// Memory shared by memif, whose server the manager is.
+    Memif,
+    /// Memory shared as with a virtual machine, whose network card the manager is.
+    VhostUser,
+}
+
+impl Via {
+    /// Whether a device of DPDK stands at the manager's end.
+    pub fn is_device(self) -> bool {
+        matches!(self, Self::Memif | Self::VhostUser)
+    }
 }
 
 /// What it means that a packet does not come back from a foreign program.

@@ -478,11 +478,20 @@ pub const SECTIONS: &[Section] = &[
                 "Whether its program was written for Sluice, or is any program that sits between two network interfaces.",
             ),
             key(
+                "via",
+                Words(&["af_packet", "af_xdp", "memif", "vhost-user"]),
+                Value("\"af_packet\""),
+                "Of a foreign one: how packets get to its program and back: a pair of virtual interfaces (`af_packet`; `af_xdp` reads \
+                 and writes it by other sockets), or memory shared with a program that connects to a socket (`memif`, `vhost-user`; \
+                 with DPDK).",
+            ),
+            key(
                 "interfaces",
                 Texts,
                 Value("[\"in\", \"out\"]"),
                 "Of a foreign one: names of the interfaces that its program finds; packets of a chain go in at the first and come out \
-                 of the second. With one it is a tap: it is shown copies.",
+                 of the second. With one it is a tap: it is shown copies. With shared memory: names of its sockets, \
+                 `RUNTIME_DIR/SERVICE.i.NAME`.",
             ),
             key(
                 "netns",

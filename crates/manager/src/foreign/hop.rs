@@ -8,15 +8,14 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::ring::Consumer;
 
 use super::backlog::Backlog;
-use super::{Ledger, Wires};
+use super::watch::{Tail, Watch, tail_of};
+use super::{End, Ledger, Wires};
 use crate::chain::{self, Chain, Counter, Drop, Path, PathRegistry};
 use crate::classify::flow_table::{Decision, FlowTable, random_seed};
 use crate::classify::key::{FlowKey, LONG};
-use crate::forward::Plane;
+use crate::forward::{Mark, Plane, TraceWhat};
 use crate::frame::{Held, Packet};
 use crate::nf::handle::NfHandle;
-use crate::port::PortQueue;
-use crate::port::af_packet::InterfaceQueue;
 
 /// Flows that a hop remembers.
 const FLOWS: usize = 1 << 16;
@@ -64,17 +63,20 @@ struct Visit {
 
 /// An end of a wire, and packets that came from it and have not gone on.
 struct Wire {
-    queue: InterfaceQueue,
+    queue: End,
     packets: [Packet; BURST],
     paths: [u32; BURST],
+    /// Of those that are known as marked ones that went in.
+    marks: [Mark; BURST],
     from: usize,
     to: usize,
     overruns: u64,
 }
 
 impl Wire {
-    fn new(queue: InterfaceQueue) -> Self {
-        Self { queue, packets: [Packet::default(); BURST], paths: [0; BURST], from: 0, to: 0, overruns: 0 }
+    fn new(queue: End) -> Self {
+        let (packets, marks) = ([Packet::default(); BURST], [Mark::default(); BURST]);
+        Self { queue, packets, paths: [0; BURST], marks, from: 0, to: 0, overruns: 0 }
     }
 }
 
@@ -96,6 +98,8 @@ pub struct Hop {
     stay_ns: u64,
     visits: Vec<Visit>,
     flows: FlowTable,
+    /// Marked packets that are inside.
+    watch: Watch,
     /// Tables that `visits` and the paths of waiting packets were made under.
     generation: u32,
 }
@@ -125,6 +129,7 @@ impl Hop {
             stay_ns,
             visits: Vec::new(),
             flows: FlowTable::new(FLOWS, random_seed()),
+            watch: Watch::default(),
             generation: 0,
         }
     }
@@ -145,7 +150,14 @@ impl Hop {
         }
         let mut work = 0;
         for wire in 0..self.wires.len() {
-            work += self.take(plane, registry, wire);
+            // As many as go in at the other side in a round, or a program with small rings would find them full.
+            for _ in 0..2 {
+                let n = self.take(plane, registry, wire);
+                work += n;
+                if n < BURST {
+                    break;
+                }
+            }
         }
         work + self.feed(plane, registry)
     }
@@ -202,6 +214,7 @@ impl Hop {
                 wire.from = n;
                 return n;
             }
+            self.recognise(plane, side);
         }
         let before = self.wires[side].from;
         while self.wires[side].from < self.wires[side].to {
@@ -224,7 +237,19 @@ impl Hop {
             let m = plane.admit_onward(path, hop + 1, n);
             let wire = &mut self.wires[side];
             if m > 0 {
-                plane.onward(path, number, hop + 1, &wire.packets[first..first + m]);
+                let nf = self.handle.number;
+                let mut at = first;
+                while at < first + m {
+                    let marked = (at..first + m).find(|at| wire.marks[*at].flags != 0);
+                    let until = marked.unwrap_or(first + m);
+                    if at < until {
+                        plane.onward(path, number, hop + 1, &wire.packets[at..until]);
+                    }
+                    if let Some(at) = marked {
+                        plane.onward_marked(path, number, hop + 1, wire.packets[at], wire.marks[at], nf);
+                    }
+                    at = until + 1;
+                }
                 wire.from += m;
                 self.settle(plane, path, side, m);
             }
@@ -233,6 +258,53 @@ impl Hop {
             }
         }
         self.wires[side].from - before
+    }
+
+    /// Looks which of the packets that just came out at a side are marked ones that went in.
+    #[inline]
+    fn recognise(&mut self, plane: &Plane, side: usize) {
+        let wire = &mut self.wires[side];
+        wire.marks[..wire.to].fill(Mark::default());
+        for at in wire.from..wire.to {
+            if self.watch.is_empty() {
+                return;
+            }
+            let tail = tail_of(plane.frames.arena(), wire.packets[at]);
+            if let Some(mark) = tail.and_then(|tail| self.watch.came_out(&tail, side)) {
+                wire.marks[at] = mark;
+            }
+        }
+    }
+
+    /// What packets that are to go in will be known by, and their marks.
+    #[cold]
+    fn looks(&self, plane: &Plane, packets: &[Packet]) -> [(Option<Tail>, Mark); BURST] {
+        let mut looks = [(None, Mark::default()); BURST];
+        for (look, packet) in looks.iter_mut().zip(packets) {
+            let held = Held::unpack(plane.table.word(packet.frame).unwrap_or(0));
+            let mark = if held.flags == 0 { Mark::default() } else { plane.mark_of(*packet, held) };
+            *look = (tail_of(plane.frames.arena(), *packet), mark);
+        }
+        looks
+    }
+
+    /// Watches the marked ones of packets that went in.
+    #[cold]
+    fn keep_in_sight(&mut self, plane: &Plane, looks: &[(Option<Tail>, Mark)], out: usize) {
+        let nf = self.handle.number;
+        let lost = |mark: &Mark| plane.tell_of(mark, TraceWhat::LostSight(nf));
+        for (tail, mark) in looks {
+            let twin = tail.and_then(|tail| self.watch.went_in(&tail, out));
+            twin.iter().for_each(lost);
+            if mark.flags == 0 {
+                continue;
+            }
+            plane.tell_of(mark, TraceWhat::WentIn(nf));
+            let is_watched = tail.filter(|_| twin.is_none()).is_some_and(|tail| self.watch.begin(tail, *mark, out, plane.now_ns));
+            if !is_watched {
+                lost(mark);
+            }
+        }
     }
 
     /// Where in a path the program stands, for packets that come out at a side.
@@ -363,7 +435,7 @@ impl Hop {
         for (packet, d) in packets.iter_mut().zip(&self.pending[from..to]) {
             *packet = Packet { frame: d.frame, offset: d.offset, len: d.len };
         }
-        let shown = self.wires[0].queue.copy_out(&packets[..to - from], &plane.frames);
+        let shown = self.wires[0].queue.copy_out(&packets[..to - from], &mut plane.frames, plane.now_ns);
         self.counters.entered.add(shown as u64);
         self.counters.missed.add((to - from - shown) as u64);
         plane.take(registry, &self.handle, &mut self.pending[from..to]);
@@ -380,12 +452,14 @@ impl Hop {
             let of_first = held(plane, &self.pending[first]);
             let mut packets = [Packet::default(); BURST];
             let mut n = 0;
+            let mut is_marked = false;
             for d in &self.pending[first..self.to] {
                 let this = held(plane, d);
                 if (this.path, this.hop) != (of_first.path, of_first.hop) {
                     break;
                 }
                 packets[n] = Packet { frame: d.frame, offset: d.offset, len: d.len };
+                is_marked |= this.flags != 0;
                 n += 1;
             }
             let (Some(path), hop) = (registry.get(of_first.path), of_first.hop as usize) else {
@@ -398,10 +472,18 @@ impl Hop {
                 break;
             }
             self.remember(plane, path, out, &packets[..n]);
-            let sent = self.wires[1 - out].queue.copy_out(&packets[..n], &plane.frames);
+            let looks = (is_marked || !self.watch.is_empty()).then(|| self.looks(plane, &packets[..n]));
+            let end = &mut self.wires[1 - out].queue;
+            let sent = if end.takes_frames() {
+                hand_out(plane, end, &packets[..n])
+            } else {
+                let sent = end.copy_out(&packets[..n], &mut plane.frames, plane.now_ns);
+                packets[..sent].iter().for_each(|packet| plane.discard(packet.frame));
+                sent
+            };
             plane.release_from(path, hop, sent as u32);
-            for packet in &packets[..sent] {
-                plane.discard(packet.frame);
+            if let Some(looks) = looks {
+                self.keep_in_sight(plane, &looks[..sent], out);
             }
             if let Some(visit) = self.visits.iter_mut().find(|v| v.chain.number == path.chain.number && v.out == out) {
                 visit.ingress = path.ingress;
@@ -441,11 +523,19 @@ impl Hop {
             inside += visit.ledger.inside();
         }
         self.counters.inside.store(inside, Ordering::Relaxed);
+        self.give_up(plane, now_ns.saturating_sub(self.stay_ns));
         self.flows.age(now_ns / 1_000_000, FLOW_MS, FLOWS / 64);
         for wire in &mut self.wires {
             wire.queue.housekeeping(now_ns);
-            let overruns = wire.queue.counters().overruns;
+            let overruns = wire.queue.overruns();
             self.counters.overruns.add(overruns - std::mem::replace(&mut wire.overruns, overruns));
+        }
+    }
+
+    /// Gives up marked packets that went in before a time.
+    fn give_up(&mut self, plane: &Plane, before_ns: u64) {
+        while let Some(mark) = self.watch.give_up(before_ns) {
+            plane.tell_of(&mark, TraceWhat::LostSight(self.handle.number));
         }
     }
 
@@ -457,12 +547,27 @@ impl Hop {
             write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NfDied);
         }
         self.counters.inside.store(0, Ordering::Relaxed);
+        self.give_up(plane, u64::MAX);
         for wire in &mut self.wires {
             plane.nf_down.add((wire.to - wire.from) as u64);
             plane.frames.free_packets(&wire.packets[wire.from..wire.to]);
             wire.from = wire.to;
         }
     }
+}
+
+/// Gives packets away with their frames. They are nobody's before they go: the device may have another thread use them at once.
+fn hand_out(plane: &mut Plane, end: &mut End, packets: &[Packet]) -> usize {
+    let mut words = [0; BURST];
+    for (word, packet) in words.iter_mut().zip(packets) {
+        *word = plane.table.word(packet.frame).unwrap_or(0);
+        plane.table.set(packet.frame, 0);
+    }
+    let sent = end.hand_out(packets, &mut plane.frames, plane.now_ns);
+    for (word, packet) in words.iter().zip(packets).skip(sent) {
+        plane.table.set(packet.frame, *word);
+    }
+    sent
 }
 
 /// Counts packets that went in and will not come back.

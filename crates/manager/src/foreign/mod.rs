@@ -19,6 +19,7 @@
 //! - What comes out at the other side is a new packet, in a fresh frame. It goes on behind the hop in the chain that comes in by the
 //!   opposite side; where several do, in the one that its flow was seen in, else in the one that the rules name. It needs credits from
 //!   there on, and while there are none it waits in the socket's ring.
+//! - Instead of a pair of interfaces there may be memory that the program shares ([`wire`]).
 //! - A program that reads its interfaces by itself has a queue of its own, the buffer of a socket. While that is half full nothing is
 //!   sent in ([`backlog`]), the ring fills up, and the hop is a bottleneck like any other NF.
 //! - A tap gets a copy, straight from the frame, and the packet goes on at once. What the wire does not take, the tap misses.
@@ -30,14 +31,18 @@
 //!
 //! # Limits
 //! A copy on the way in and one on the way out, and a system call for each burst. Where the kernel itself does the work (nftables, a
-//! bridge), it does so in the packet thread that sends, on the manager's core. Latency of a chain is not measured across a foreign hop,
-//! and traces end there. Everything needs root.
+//! bridge), it does so in the packet thread that sends, on the manager's core. Latency of a chain and traces go on across a program that
+//! leaves the end of packets as it is ([`watch`]), and end in others. Everything needs root.
 
 pub mod backlog;
 pub mod hop;
 pub mod ledger;
 pub mod room;
+pub mod watch;
+pub mod wire;
+pub mod xdp;
 
 pub use hop::{Counters, Hop};
 pub use ledger::Ledger;
 pub use room::{ForeignError, Plan, Room, Wires};
+pub use wire::End;

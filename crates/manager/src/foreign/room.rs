@@ -23,6 +23,9 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal};
 
 use super::backlog::Backlog;
+use super::wire::End;
+use super::xdp::XdpQueue;
+use crate::config::model::Via;
 use crate::mechanism::cgroup::{Group, NfGroup};
 use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
@@ -34,6 +37,9 @@ use crate::port::af_packet::socket::SocketOptions;
 /// How long one command may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// Ethernet header and a VLAN tag: what an MTU does not count.
+const TAGGED: usize = 18;
+
 /// What is to be built.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -43,6 +49,8 @@ pub struct Plan {
     pub netns: String,
     /// Whether a namespace of that name that is there already is the one that is meant.
     pub may_exist: bool,
+    /// How packets get there and back.
+    pub via: Via,
     /// Names of its interfaces.
     pub interfaces: Vec<String>,
     /// Their MTU.
@@ -98,6 +106,14 @@ pub enum ForeignError {
         /// The system's answer.
         source: io::Error,
     },
+    /// Memory could not be shared.
+    #[error("{nf}: {what}")]
+    Device {
+        /// The NF.
+        nf: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
     /// A command failed.
     #[error("{nf}: the command `{command}` {how}; run it by hand in the namespace (`ip netns exec NAME COMMAND`) to see why")]
     Command {
@@ -124,8 +140,8 @@ fn advice(error: &io::Error) -> &'static str {
 /// The ends of a room's wires, for the packet thread that feeds the program.
 #[derive(Debug)]
 pub struct Wires {
-    /// One for each side.
-    pub ends: Vec<InterfaceQueue>,
+    /// One for each side. None yet where memory is shared: [`wire::device`](super::wire::device) opens them.
+    pub ends: Vec<End>,
     /// What waits before the program.
     pub backlog: Backlog,
 }
@@ -185,10 +201,13 @@ impl Room {
             // A namespace of its own: without its loopback, many programs do not work.
             let _ = self.ns.visit(|| link::up("lo"));
         }
-        let wires = Netns::private().map_err(self.failed("make a network namespace for its wires"))?;
-        let ends = self.lay(&wires)?;
-        self.wires = Some(wires);
-        let interfaces = || self.plan.interfaces.iter().map(|interface| link::index(interface)).collect::<io::Result<Vec<_>>>();
+        let mut ends = Vec::new();
+        if !self.plan.via.is_device() {
+            let wires = Netns::private().map_err(self.failed("make a network namespace for its wires"))?;
+            ends = self.lay(&wires)?;
+            self.wires = Some(wires);
+        }
+        let interfaces = || self.laid.iter().map(|interface| link::index(interface)).collect::<io::Result<Vec<_>>>();
         let backlog =
             self.ns.visit(|| Backlog::here(interfaces()?)).map_err(self.failed("look at the sockets in its namespace"))?;
         self.run(&self.plan.setup)?;
@@ -196,7 +215,7 @@ impl Room {
     }
 
     /// Lays the wires, and opens their far ends.
-    fn lay(&mut self, wires: &Netns) -> Result<Vec<InterfaceQueue>, ForeignError> {
+    fn lay(&mut self, wires: &Netns) -> Result<Vec<End>, ForeignError> {
         let plan = self.plan.clone();
         let mut queues = Vec::with_capacity(plan.interfaces.len());
         for (number, interface) in plan.interfaces.iter().enumerate() {
@@ -221,8 +240,14 @@ impl Room {
             };
             let open = || {
                 prepare(&far)?;
-                InterfaceQueue::open(&options)
-                    .map_err(|(doing, error)| io::Error::new(error.kind(), format!("{doing} it: {error}")))
+                let end = match plan.via {
+                    Via::AfXdp => {
+                        let largest = plan.mtu as usize + TAGGED;
+                        XdpQueue::open(&far, plan.slots, largest, plan.room).map(|queue| End::Xdp(Box::new(queue)))
+                    }
+                    _ => InterfaceQueue::open(&options).map(End::Socket),
+                };
+                end.map_err(|(doing, error)| io::Error::new(error.kind(), format!("{doing} it: {error}")))
             };
             queues.push(wires.visit(open).map_err(self.failed(&format!("open the wire of interface {interface}")))?);
         }
@@ -389,7 +414,6 @@ impl Who {
 mod tests {
     use super::*;
     use crate::frame::Packet;
-    use crate::port::PortQueue;
     use crate::port::tests::cache;
 
     fn plan(name: &str) -> Plan {
@@ -397,6 +421,7 @@ mod tests {
             name: format!("{name}.0"),
             netns: format!("sluice-test-{}-{name}", std::process::id()),
             may_exist: false,
+            via: Via::AfPacket,
             interfaces: vec!["in".into(), "out".into()],
             mtu: 1500,
             slots: 64,
@@ -435,7 +460,7 @@ mod tests {
             frames.alloc(&mut frame);
             let packet = Packet::fresh(frame[0], bytes.len() as u16);
             assert!(frames.arena().write(packet.frame, packet.offset, &bytes));
-            assert_eq!(queues[0].tx_burst(&[packet], &mut frames, 0), 1);
+            assert_eq!(queues[0].hand_out(&[packet], &mut frames, 0), 1);
             let n = queues[1].rx_burst(&mut out, &mut frames, 0);
             if n > 0 {
                 let mut got = vec![0; out[0].len.into()];

@@ -7,3 +7,4 @@ pub mod link;
 pub mod netns;
 pub mod process;
 pub mod processes;
+pub mod redirect;

@@ -2,7 +2,7 @@
 //!
 //! **Frames.** A device receives into frames that it takes from DPDK's memory pool, and gives them back there when they were sent. So
 //! that a packet of any port can be sent by a device without a copy, all frames come from that pool ([`frame_pool`]) if the
-//! configuration names a `dpdk` port, or says `memory.dpdk = true` because one may be added later. Without, DPDK is never started.
+//! configuration names a `dpdk` port or a service that shares memory by a device, or says `memory.dpdk = true` because one may be added later. Without, DPDK is never started.
 //!
 //! **Configurations that work.** For a veth pair or any other kernel interface:
 //! `devargs = "net_af_packet0,iface=veth0,qdisc_bypass=1"`; with two queues add `qpairs=2`; for packets over 1,800 bytes add
@@ -39,7 +39,8 @@ pub fn frame_pool(config: &Config, arena: &Arena, arena_is_huge: bool) -> Result
     let frames = arena.geometry().frames;
     let devices: Vec<&Dpdk> =
         config.ports.iter().filter_map(|p| if let PortKind::Dpdk(d) = &p.kind { Some(d) } else { None }).collect();
-    if devices.is_empty() && !config.memory.dpdk {
+    let shares = config.services.iter().any(|service| service.via.is_device());
+    if devices.is_empty() && !shares && !config.memory.dpdk {
         return Ok(FramePool::new(frames));
     }
     let hugepages = arena_is_huge && free_hugepages(Path::new("/")) >= hugepages_for(frames);
@@ -130,8 +131,23 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
     Ok(OpenPort { queues, description })
 }
 
+/// Opens a device of one queue that is no port's, by its devargs.
+///
+/// # Errors
+/// What is wrong, and what to do.
+pub fn open_one(devargs: &str, frames: &FramePool) -> Result<DpdkQueue, String> {
+    let Some(pool) = frames.devices() else {
+        let what = "sluiced was started without DPDK; set `dpdk = true` in [memory] and start it again";
+        return Err(if sluice_dpdk::BUILT_IN { what.into() } else { DpdkError::NotBuilt.to_string() });
+    };
+    let (_, queues) = Device::open(pool, devargs, &DeviceOptions::default()).map_err(|error| error.to_string())?;
+    let queue = queues.into_iter().next().ok_or("the device has no queue")?;
+    Ok(DpdkQueue::new(queue))
+}
+
 /// A device's queue.
-struct DpdkQueue {
+#[derive(Debug)]
+pub struct DpdkQueue {
     queue: Queue,
     /// As of the last housekeeping.
     stats: Stats,
@@ -141,6 +157,11 @@ struct DpdkQueue {
 impl DpdkQueue {
     fn new(queue: Queue) -> Self {
         Self { queue, stats: Stats::default(), link: Link { up: false, mbps: 0 } }
+    }
+
+    /// Whether its link is up. May make system calls.
+    pub fn is_up(&self) -> bool {
+        self.queue.device().link().up
     }
 }
 

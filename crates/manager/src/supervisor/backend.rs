@@ -139,10 +139,17 @@ impl Supervisor {
             self.plane.trace(None);
         }
         let mut packets: Vec<((u64, u32), Vec<TraceEvent>)> = Vec::new();
+        // Names that packets have since they came out of programs, in other frames.
+        let mut other_names = Vec::new();
         for event in events {
-            match packets.iter_mut().find(|(packet, _)| *packet == event.packet) {
+            let name = other_names.iter().find(|(other, _)| *other == event.packet).map_or(event.packet, |(_, first)| *first);
+            if let TraceWhat::CameOut(_, frame) = event.what {
+                other_names.retain(|(other, _)| *other != (name.0, frame));
+                other_names.push(((name.0, frame), name));
+            }
+            match packets.iter_mut().find(|(packet, _)| *packet == name) {
                 Some((_, hops)) => hops.push(event),
-                None => packets.push((event.packet, vec![event])),
+                None => packets.push((name, vec![event])),
             }
         }
         let port =
@@ -165,6 +172,11 @@ impl Supervisor {
                         TraceWhat::ToPort(number) => {
                             hop(format!("port {}", port(number)));
                             outcome = format!("sent to {}", port(number));
+                        }
+                        TraceWhat::WentIn(number) => hop(format!("nf {} went in", nf(number))),
+                        TraceWhat::CameOut(number, _) => hop(format!("nf {} came out", nf(number))),
+                        TraceWhat::LostSight(number) => {
+                            outcome = format!("went into {}, and none came out that is known as it", nf(number))
                         }
                         TraceWhat::Dropped(why) => outcome = format!("dropped: {}", Drop::name(why)),
                     }
@@ -351,7 +363,7 @@ impl Backend for Remote {
         let until = Instant::now() + Duration::from_millis(request.timeout_ms.min(api::MAX_TRACE_MS));
         let mut events = Vec::new();
         let ended = |events: &[TraceEvent]| {
-            let over = |e: &&TraceEvent| matches!(e.what, TraceWhat::ToPort(_) | TraceWhat::Dropped(_));
+            let over = |e: &&TraceEvent| matches!(e.what, TraceWhat::ToPort(_) | TraceWhat::Dropped(_) | TraceWhat::LostSight(_));
             events.iter().filter(over).count() >= request.count as usize
         };
         while Instant::now() < until && !ended(&events) {

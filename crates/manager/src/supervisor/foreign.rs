@@ -4,7 +4,9 @@
 //! Building and clearing rooms takes as long as their commands take, so each is done by a thread of its own, which hands its result to
 //! the supervisor as a job. An instance's room is built when its former one is cleared.
 
+use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -19,7 +21,7 @@ use sluice_shm::page::Counter;
 use super::life::Process;
 use super::{Job, Supervisor, token};
 use crate::config::model::{Drops, Service};
-use crate::foreign::{Counters, ForeignError, Hop, Plan, Room, Wires, room::Who};
+use crate::foreign::{Counters, End, ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
 use crate::mechanism::netns;
 use crate::mechanism::process::{Identity, Proc};
 use crate::mechanism::processes::Target;
@@ -30,6 +32,10 @@ use crate::nf::spawn::{self, SpawnSpec};
 
 /// How long a program must run before it is given packets: one that ends at once is told of, and its chains never count on it.
 const SETTLED: Duration = Duration::from_millis(100);
+
+/// How long a program that shares memory may take to connect, and the pause between two looks.
+const CONNECT: Duration = Duration::from_secs(30);
+const LOOK: Duration = Duration::from_millis(10);
 
 /// What a foreign NF has besides.
 #[derive(Default)]
@@ -42,6 +48,8 @@ pub(super) struct Foreign {
     room: Option<Arc<Room>>,
     /// The ends of its wires, until a packet thread has them.
     wires: Option<Wires>,
+    /// Devices that share memory with it, until its room is built.
+    devices: Vec<End>,
     /// What was noted in the record for it.
     noted: Vec<PathBuf>,
     /// Why it did not come.
@@ -74,7 +82,7 @@ impl Supervisor {
         let group = self.grouping().map(super::grouping::Grouping::group);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
-        let plan = plan_of(&service.config, &nf.name, nf.core, room);
+        let plan = plan_of(&service.config, &nf.name, nf.core, room, &self.config.manager.runtime_dir);
         nf.state = State::Starting;
         nf.deadline = None;
         (nf.started_at, nf.spawned_ns) = (Instant::now(), Some(monotonic_ns()));
@@ -90,6 +98,13 @@ impl Supervisor {
             self.note(|r| r.made(thing, &path));
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(path.clone()));
         }
+        if let Err(what) = self.open_devices(number) {
+            // Its sockets are in nobody's way, and its place is: the thread that clears it is let be.
+            let error = ForeignError::Device { nf: plan.name.clone(), what };
+            self.clearing.extend(clearing.map(|thread| (plan.netns, thread)));
+            self.trouble(number, error.to_string());
+            return;
+        }
         self.apart(move || {
             clearing.into_iter().for_each(|thread| drop(thread.join()));
             let built = Room::build(plan, group.as_deref());
@@ -97,6 +112,52 @@ impl Supervisor {
             drop(group);
             Box::new(move |this: &mut Self| this.room_built(number, life, built))
         });
+    }
+
+    /// Opens the devices that share memory with the program of a foreign NF, where it is fed so. They listen when this is done.
+    fn open_devices(&mut self, number: u16) -> Result<(), String> {
+        let Some(nf) = self.nfs.get(&number) else { return Ok(()) };
+        let Some(Some(service)) = self.services.get(nf.service as usize) else { return Ok(()) };
+        let (via, owner) = (service.config.via, service.user.as_ref().map(|user| user.uid));
+        if !via.is_device() {
+            return Ok(());
+        }
+        let (name, interfaces) = (nf.name.clone(), service.config.interfaces.clone());
+        let dir = self.config.manager.runtime_dir.clone();
+        for (side, interface) in interfaces.iter().enumerate() {
+            let socket = wire::socket(&dir, &name, interface)?;
+            self.note(|r| r.made(Thing::Socket, &socket));
+            self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(socket.clone()));
+            let queue = wire::device(via, &socket, (number, side), self.plane.frames())?;
+            // Root, and the program's user.
+            std::os::unix::fs::chown(&socket, owner, None)
+                .map_err(|error| format!("cannot give {} to its user: {error}", socket.display()))?;
+            let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return Ok(()) };
+            foreign.devices.push(End::Device(queue));
+        }
+        Ok(())
+    }
+
+    /// Whether the program of a foreign NF that has started is still to connect. Looks again in a moment, and not for ever.
+    fn awaits_connection(&mut self, number: u16) -> bool {
+        let Some(nf) = self.nfs.get_mut(&number) else { return false };
+        let ends = nf.foreign.as_ref().and_then(|foreign| foreign.wires.as_ref()).map_or(&[][..], |wires| &wires.ends);
+        if ends.iter().all(End::is_connected) {
+            return false;
+        }
+        if nf.started_at.elapsed() < CONNECT {
+            nf.deadline = Some(Instant::now() + LOOK);
+        } else {
+            let name = nf.name.clone();
+            let missing = ends.iter().filter(|end| !end.is_connected()).count();
+            let why = format!(
+                "{name}: its program has not connected at {missing} of its {} sockets within {} s; they are RUNTIME_DIR/{name}.INTERFACE",
+                ends.len(),
+                CONNECT.as_secs()
+            );
+            self.trouble(number, why);
+        }
+        true
     }
 
     /// Does something on a thread of its own; what it gives back is done here.
@@ -133,7 +194,8 @@ impl Supervisor {
         };
         let foreign = nf.foreign.get_or_insert_default();
         let room = match built {
-            Ok((room, wires)) => {
+            Ok((room, mut wires)) => {
+                wires.ends.append(&mut foreign.devices);
                 foreign.wires = Some(wires);
                 foreign.who = room.who();
                 Arc::new(room)
@@ -222,6 +284,9 @@ impl Supervisor {
 
     /// The program runs: it is an NF from now on.
     pub(super) fn settle(&mut self, number: u16) {
+        if self.awaits_connection(number) {
+            return;
+        }
         if let Err(error) = self.join(number) {
             self.trouble(number, error.to_string());
         }
@@ -286,9 +351,16 @@ impl Supervisor {
     pub(super) fn clear_room(&mut self, number: u16) {
         let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return };
         foreign.life += 1;
-        foreign.wires = None;
+        // Devices are opened and closed on this thread only.
+        (foreign.wires, foreign.devices) = (None, Vec::new());
         foreign.is_leaving = false;
         let (room, noted) = (foreign.room.take(), std::mem::take(&mut foreign.noted));
+        for path in &noted {
+            // What a device has left of its socket.
+            if std::fs::symlink_metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
+                let _ = std::fs::remove_file(path);
+            }
+        }
         let name = room.as_ref().map(|room| room.netns().to_string());
         let thread = self.apart(move || {
             // A thread that works in it still has it, and what it does there fails or ends: wait for that.
@@ -332,13 +404,18 @@ fn process_of(file: &Path) -> Result<(Pid, OwnedFd, Identity), String> {
 }
 
 /// What is to be built for an instance of a service.
-fn plan_of(service: &Service, name: &str, core: usize, room: usize) -> Plan {
-    let mut env: Vec<_> = service.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
+fn plan_of(service: &Service, name: &str, core: usize, room: usize, runtime_dir: &Path) -> Plan {
+    let mut env: Vec<(OsString, OsString)> = service.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
     env.extend(std::env::var_os("PATH").map(|path| ("PATH".into(), path)));
+    if service.via.is_device() {
+        let sockets = service.interfaces.iter().filter_map(|interface| wire::socket(runtime_dir, name, interface).ok());
+        env.extend(["SLUICE_IN", "SLUICE_OUT"].into_iter().zip(sockets).map(|(key, path)| (key.into(), path.into())));
+    }
     Plan {
         name: name.into(),
         netns: service.netns.clone().unwrap_or_else(|| format!("sluice-{name}")),
         may_exist: service.netns.is_some(),
+        via: service.via,
         interfaces: service.interfaces.clone(),
         mtu: service.mtu,
         slots: service.queue,

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_manager::control::model::{ChainState, Nf, NfForeign, NfState, Stats};
+use sluice_manager::control::model::{ChainState, Nf, NfForeign, NfState, Stats, TraceRequest};
 use sluice_manager::mechanism::link;
 use sluice_manager::mechanism::netns::{self, Netns};
 
@@ -21,7 +21,7 @@ const CONNECT: Duration = Duration::from_secs(30);
 const GIVE_UP: Duration = Duration::from_secs(1);
 
 /// Whether this user may make namespaces, and these programs are there. Where everything must be checked, it is an error if not.
-fn can(tools: &[&str]) -> bool {
+pub fn can(tools: &[&str]) -> bool {
     let path = std::env::var("PATH").unwrap_or_default() + ":/usr/sbin:/sbin";
     let is_there = |tool: &&&str| std::env::split_paths(&path).any(|folder| folder.join(tool).exists());
     let missing: Vec<_> = tools.iter().filter(|tool| !is_there(tool)).collect();
@@ -373,6 +373,63 @@ fn packets_of_several_chains_come_back_to_their_own() {
     assert_eq!(of.returned - of.originated, 2 * PACKETS, "{of:?}");
     assert_eq!(nf.rx_packets, 2 * PACKETS);
     daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn sockets_of_the_express_data_path_carry_a_download() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    site.serve(&[8080]);
+    let body = site.ports()
+        + &bridge_of("express", "via = \"af_xdp\"")
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("there", "c", &["express", "bridge"], "s", "")
+        + &chain("back", "s", &["bridge", "express:reverse"], "c", "");
+    let mut daemon = Daemon::start("", &body);
+    site.download(&daemon, 8080);
+    let (_, of) = program(&daemon.stats(), "express.0");
+    assert!(of.entered > 5000 && of.returned > 5000, "{of:?}");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn packets_are_followed_and_timed_over_a_program_that_leaves_them_as_they_are() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let body = port("g", "gen", "rate = 2000\nflows = 4")
+        + &port("h", "gen", "rate = 2000")
+        + &port("all", "sink", "")
+        + &service("before", "sluice-nf-bridge", "")
+        + &bridge_of("seen", "")
+        + &service("after", "sluice-nf-bridge", "")
+        + &foreign("eats", "exec = \"/bin/sleep\"\nargs = [\"100000\"]\ninside_ms = 100\ndrops = \"by-design\"")
+        + &chain("c", "g", &["before", "seen", "after"], "all", "")
+        + &chain("e", "h", &["eats"], "all", "");
+    let mut daemon = Daemon::start("", &body);
+    daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 100);
+    let follow = |daemon: &Daemon, chain: &str| {
+        let request = TraceRequest { chain: Some(chain.into()), rule: None, count: 3, timeout_ms: 20_000 };
+        let trace = daemon.client().trace(&request).unwrap();
+        assert!(!trace.timed_out && trace.packets.len() == 3, "{trace:?}");
+        trace.packets
+    };
+    for packet in follow(&daemon, "c") {
+        let places: Vec<&str> = packet.hops.iter().map(|hop| hop.place.as_str()).collect();
+        let before = ["port g", "nf before.0", "nf before.0 done", "nf seen.0", "nf seen.0 went in"];
+        let after = ["nf seen.0 came out", "nf after.0", "nf after.0 done", "port all"];
+        assert_eq!(places, [&before[..], &after[..]].concat());
+        assert_eq!(packet.outcome, "sent to all");
+        assert!(packet.hops.is_sorted_by_key(|hop| hop.ns), "{packet:?}");
+    }
+    for packet in follow(&daemon, "e") {
+        assert_eq!(packet.outcome, "went into eats.0, and none came out that is known as it");
+    }
+    daemon.wait("the chain's latency is measured", |s| find_chain(s, "c").latency_ns.count > 0);
     daemon.stop();
 }
 

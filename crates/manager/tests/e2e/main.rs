@@ -22,4 +22,6 @@ mod pack;
 mod pcap;
 mod scheduling;
 mod support;
+#[cfg(feature = "dpdk")]
+mod testpmd;
 mod workflow;

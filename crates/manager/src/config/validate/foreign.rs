@@ -1,13 +1,15 @@
 //! What is checked of services whose programs know nothing of Sluice.
 
 use super::{At, Validation};
-use crate::config::model::{Chain, Drops, Service, hop};
+use crate::config::model::{Chain, Drops, Service, Via, hop};
+use crate::foreign::{wire, xdp};
 use crate::mechanism::link;
 
 impl Validation<'_> {
     /// Keys of foreign services mean nothing to others.
     pub(super) fn not_foreign(&mut self, i: usize, service: &Service) {
         let given = [
+            ("via", service.via != Via::AfPacket),
             ("interfaces", service.interfaces != ["in", "out"]),
             ("netns", service.netns.is_some()),
             ("setup", !service.setup.is_empty()),
@@ -86,6 +88,35 @@ impl Validation<'_> {
                 "write drops = \"by-design\" for a tap, or two interfaces",
             );
         }
+        let most = xdp::LARGEST as u64 - 18;
+        if service.via == Via::AfXdp && u64::from(service.mtu) > most {
+            self.error(
+                at("mtu"),
+                format!("AF_XDP takes no packets as large as an MTU of {} makes them", service.mtu),
+                format!("write mtu = {most} or less, or via = \"af_packet\""),
+            );
+        }
+        if service.via.is_device() {
+            if !sluice_dpdk::BUILT_IN {
+                self.error(
+                    at("via"),
+                    format!("service \"{name}\" shares memory by a device of DPDK, and this sluiced was built without"),
+                    "build it with `--features dpdk` (Debian: libdpdk-dev), or write via = \"af_packet\"",
+                );
+            }
+            for interface in &service.interfaces {
+                if let Err(what) = wire::socket(&self.config.manager.runtime_dir, &format!("{name}.999"), interface) {
+                    self.error(at("interfaces"), what, "choose a shorter `runtime_dir`, or other names");
+                }
+            }
+            if service.exec.is_none() {
+                self.error(
+                    at("exec"),
+                    format!("nobody connects to the sockets of service \"{name}\""),
+                    "write exec = \"PROGRAM\"; only interfaces of the kernel are served without one",
+                );
+            }
+        }
         if let Some(netns) = &service.netns {
             self.word(at("netns"), "the name of a network namespace", netns, true);
             if service.instances > 1 {
@@ -161,6 +192,7 @@ mod tests {
             (foreign, "\"nf\", \"f:reverse\""),
             (foreign, "\"f\", \"nf\", \"f:reverse\""),
             (tap, "\"f\", \"nf\", \"f\""),
+            (&format!("{foreign}\nvia = \"af_xdp\""), "\"f\""),
         ] {
             assert_eq!(said(service, chain), "", "{service} {chain}");
         }
@@ -179,6 +211,7 @@ mod tests {
             (format!("{f}\ninterfaces = [\"a\", \"a\"]"), "two interfaces are called \"a\""),
             (format!("{f}\ninterfaces = [\"a b\", \"c\"]"), "no interface can be called \"a b\""),
             (format!("{f}\ninterfaces = [\"in\"]"), "nothing comes back from it"),
+            (format!("{f}\nvia = \"af_xdp\"\nmtu = 4000\n[memory]\npacket_bytes = 9000"), "takes no packets as large"),
             (format!("{f}\nnetns = \"x\"\ninstances = 2"), "cannot share a network namespace"),
             (format!("{f}\nnetns = \"a/b\""), "the name of a network namespace cannot be"),
             (format!("{f}\nmtu = 9000"), "write packet_bytes = 9018"),
@@ -200,5 +233,17 @@ mod tests {
             let said = said(f, chain);
             assert!(said.contains(wanted) && said.lines().count() == 1, "{chain}:\n{said}");
         }
+    }
+
+    #[test]
+    fn memory_is_shared_with_dpdk_and_with_a_program() {
+        let via = "kind = \"foreign\"\nvia = \"memif\"";
+        let with_program = said(&format!("{via}\nexec = \"x\""), "\"f\"");
+        assert_eq!(with_program.contains("built without"), !sluice_dpdk::BUILT_IN, "{with_program}");
+        assert!(!with_program.contains("nobody connects"), "{with_program}");
+        let without = said(&format!("{via}\nsetup = [\"true\"]"), "\"f\"");
+        assert!(without.contains("nobody connects to the sockets of service \"f\""), "{without}");
+        let comma = said(&format!("{via}\nexec = \"x\"\ninterfaces = [\"a,b\", \"c\"]"), "\"f\"");
+        assert!(comma.contains("no socket of a device can be called"), "{comma}");
     }
 }

@@ -1,0 +1,129 @@
+//! Packets that are to be known again when they come out of a program: the sampled and traced ones.
+//!
+//! # Problem
+//! What comes out of a program is a new packet in a new frame. To time a packet over its whole chain, or to follow it, one must know
+//! which of those it is.
+//!
+//! # Approach
+//! A marked packet is known by its last [`TAIL`] bytes, which bridges, switches, routers and firewalls leave as they are, with tags, hop
+//! limits and addresses before them. If a second packet that ends so goes in before the first came out, nobody can say which is which,
+//! and the first is given up. A few are watched at a time; while there is none, nothing is compared.
+//!
+//! # Limits
+//! A program that changes the end of packets (a proxy, encryption, a NAT on short ones) is where latency and traces end. A packet that
+//! went in before a marked one and ends as that does is taken for it.
+
+use sluice_shm::arena::Arena;
+
+use crate::forward::Mark;
+use crate::frame::Packet;
+
+/// Bytes that a packet is known by.
+pub const TAIL: usize = 32;
+/// Packets that are watched at a time.
+const MOST: usize = 8;
+
+/// The end of a packet.
+pub type Tail = [u8; TAIL];
+
+/// The end of a packet. None if it is too short, or says nothing: padding.
+pub fn tail_of(arena: &Arena, packet: Packet) -> Option<Tail> {
+    let offset = packet.len.checked_sub(TAIL as u16)?;
+    let tail: Tail = arena.read_array(packet.frame, packet.offset.checked_add(offset)?)?;
+    tail.iter().any(|byte| *byte != tail[0]).then_some(tail)
+}
+
+#[derive(Debug)]
+struct Watched {
+    tail: Tail,
+    mark: Mark,
+    /// Side where it is to come out.
+    out: usize,
+    since_ns: u64,
+}
+
+/// The packets that are watched.
+#[derive(Debug, Default)]
+pub struct Watch {
+    watched: Vec<Watched>,
+}
+
+impl Watch {
+    /// Whether there is none.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.watched.is_empty()
+    }
+
+    /// A packet goes in. If one is watched that ends as it does, that is given up, and its mark given back.
+    pub fn went_in(&mut self, tail: &Tail, out: usize) -> Option<Mark> {
+        let at = self.watched.iter().position(|w| w.out == out && w.tail == *tail)?;
+        Some(self.watched.swap_remove(at).mark)
+    }
+
+    /// Watches one that went in. False if there are too many.
+    pub fn begin(&mut self, tail: Tail, mark: Mark, out: usize, now_ns: u64) -> bool {
+        let has_room = self.watched.len() < MOST;
+        if has_room {
+            self.watched.push(Watched { tail, mark, out, since_ns: now_ns });
+        }
+        has_room
+    }
+
+    /// A packet comes out at a side. The mark of the one that it is, if it is watched.
+    pub fn came_out(&mut self, tail: &Tail, side: usize) -> Option<Mark> {
+        self.went_in(tail, side)
+    }
+
+    /// The mark of one that went in before a time, and is given up.
+    pub fn give_up(&mut self, before_ns: u64) -> Option<Mark> {
+        let at = self.watched.iter().position(|w| w.since_ns < before_ns)?;
+        Some(self.watched.swap_remove(at).mark)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(frame: u32) -> Mark {
+        Mark { flags: 1, frame, ..Mark::default() }
+    }
+
+    fn tail(number: u8) -> Tail {
+        let mut tail = [7; TAIL];
+        tail[0] = number;
+        tail
+    }
+
+    #[test]
+    fn a_packet_is_known_by_its_end_on_its_side() {
+        let mut watch = Watch::default();
+        assert!(watch.begin(tail(1), mark(10), 1, 5) && watch.begin(tail(2), mark(20), 0, 6));
+        assert_eq!(watch.came_out(&tail(1), 0), None, "it is to come out at the other side");
+        assert_eq!(watch.came_out(&tail(1), 1), Some(mark(10)));
+        assert_eq!(watch.came_out(&tail(1), 1), None, "once");
+        assert_eq!(watch.went_in(&tail(2), 0), Some(mark(20)), "nobody could tell them apart");
+        assert!(watch.is_empty());
+    }
+
+    #[test]
+    fn few_are_watched_and_not_for_ever() {
+        let mut watch = Watch::default();
+        let began = (0..20).filter(|n| watch.begin(tail(*n), mark(u32::from(*n)), 1, u64::from(*n))).count();
+        assert_eq!(began, MOST);
+        let given_up: Vec<_> = std::iter::from_fn(|| watch.give_up(3)).map(|mark| mark.frame).collect();
+        assert_eq!(given_up.len(), 3, "{given_up:?}");
+        assert!(watch.begin(tail(99), mark(99), 1, 99));
+    }
+
+    #[test]
+    fn what_says_nothing_is_no_end() {
+        let arena = Arena::create(sluice_shm::arena::Geometry { frames: 4, stride: 2240 }, false).unwrap().1;
+        let packet = Packet::fresh(1, 60);
+        assert_eq!(tail_of(&arena, packet), None, "zeros");
+        assert!(arena.write(1, packet.offset + 59, &[9]));
+        assert_eq!(tail_of(&arena, packet).map(|tail| tail[TAIL - 1]), Some(9));
+        assert_eq!(tail_of(&arena, Packet::fresh(1, 20)), None, "too short");
+    }
+}

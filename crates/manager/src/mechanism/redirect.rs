@@ -1,0 +1,129 @@
+//! The one program that the kernel runs for AF_XDP: it hands every packet of an interface to a socket.
+//!
+//! # Approach
+//! A socket of the express data path gets packets only by a program on the interface that sends them to it. This one is five
+//! instructions long, so it is written here as such: look the socket up in a map with one place, and let packets pass that find none. It
+//! is attached by a link, in the generic mode that every interface has, so it goes with the descriptor, however this process ends.
+//!
+//! # Limits
+//! Needs CAP_BPF and CAP_NET_ADMIN, or root. Links for it are there since Linux 5.9.
+
+// The call has no safe wrapper.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Commands of the call.
+const MAP_CREATE: libc::c_int = 0;
+const MAP_UPDATE: libc::c_int = 2;
+const PROG_LOAD: libc::c_int = 5;
+const LINK_CREATE: libc::c_int = 28;
+
+const MAP_OF_SOCKETS: u32 = 17;
+const PROGRAM_OF_XDP: u32 = 6;
+const ATTACHED_TO_XDP: u32 = 37;
+/// On the way that every interface has.
+const GENERIC: u32 = 1 << 1;
+
+/// What the program answers for a packet without a socket: let it pass.
+const PASS: i32 = 2;
+/// `bpf_redirect_map`.
+const REDIRECT_MAP: i32 = 51;
+
+/// An instruction: operation, registers (target in the lower half), offset, number.
+#[repr(C)]
+struct Instruction(u8, u8, i16, i32);
+
+#[repr(C)]
+struct MapCreate {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+}
+
+#[repr(C)]
+struct MapUpdate {
+    map: u64,
+    key: u64,
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct Load {
+    kind: u32,
+    instructions: u32,
+    at: u64,
+    licence: u64,
+}
+
+#[repr(C)]
+struct LinkCreate {
+    program: u32,
+    interface: u32,
+    attached_to: u32,
+    flags: u32,
+}
+
+/// Makes a call whose structure is of a size that the kernel knows.
+fn call<T>(command: libc::c_int, structure: &T) -> io::Result<libc::c_long> {
+    // SAFETY: the structure is live and its size is passed; what it points to outlives the call, as its makers below see to. The kernel
+    // takes what a shorter structure lacks for zero.
+    let answer = unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(structure), size_of::<T>()) };
+    if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer) }
+}
+
+fn make<T>(command: libc::c_int, structure: &T) -> io::Result<OwnedFd> {
+    let fd = call(command, structure)?;
+    // SAFETY: the call has just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) })
+}
+
+/// Packets of an interface go to a socket as long as this lives.
+#[derive(Debug)]
+pub struct Redirect {
+    _link: OwnedFd,
+    _map: OwnedFd,
+}
+
+impl Redirect {
+    /// Sends what the first queue of an interface of the calling thread's namespace receives to a bound socket.
+    ///
+    /// # Errors
+    /// What was tried, and the kernel's answer.
+    pub fn to(socket: BorrowedFd<'_>, interface: u32) -> Result<Self, (&'static str, io::Error)> {
+        let map = MapCreate { kind: MAP_OF_SOCKETS, key_size: 4, value_size: 4, max_entries: 1 };
+        let map = make(MAP_CREATE, &map).map_err(|error| ("make a map of sockets for", error))?;
+        let (key, value) = (0u32, socket.as_raw_fd() as u32);
+        let place = MapUpdate {
+            map: map.as_raw_fd() as u64,
+            key: std::ptr::from_ref(&key) as u64,
+            value: std::ptr::from_ref(&value) as u64,
+            flags: 0,
+        };
+        call(MAP_UPDATE, &place).map_err(|error| ("put a socket in the map of", error))?;
+        let program = [
+            // r1 = the map, by its descriptor
+            Instruction(0x18, 0x11, 0, map.as_raw_fd()),
+            Instruction(0, 0, 0, 0),
+            // r2 = its one place; r3 = the answer for none
+            Instruction(0xb7, 2, 0, 0),
+            Instruction(0xb7, 3, 0, PASS),
+            Instruction(0x85, 0, 0, REDIRECT_MAP),
+            Instruction(0x95, 0, 0, 0),
+        ];
+        let load = Load {
+            kind: PROGRAM_OF_XDP,
+            instructions: program.len() as u32,
+            at: program.as_ptr() as u64,
+            licence: c"Apache-2.0".as_ptr() as u64,
+        };
+        let program = make(PROG_LOAD, &load).map_err(|error| ("load a program for", error))?;
+        let link =
+            LinkCreate { program: program.as_fd().as_raw_fd() as u32, interface, attached_to: ATTACHED_TO_XDP, flags: GENERIC };
+        let link = make(LINK_CREATE, &link).map_err(|error| ("attach a program to", error))?;
+        Ok(Self { _link: link, _map: map })
+    }
+}

@@ -1,0 +1,124 @@
+//! dpdk-testpmd as a hop of chains, through memory that it shares: memif and vhost-user, without hugepages.
+
+use rustix::process::{Pid, Signal, kill_process};
+use sluice_manager::control::model::{ChainState, NfState};
+
+use crate::foreign::can;
+use crate::pcap::{MICROS, Order, pcap, read};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, port, service};
+
+/// A service whose program is dpdk-testpmd, which passes packets on as they are.
+fn testpmd(name: &str, via: &str) -> String {
+    // It drops what it finds no room for, so the ring where packets come out is the larger one.
+    let device = |number: u32, side: &str, bits: u32| match via {
+        "memif" => format!("--vdev=net_memif{number},role=client,id=0,socket=$SLUICE_{side},socket-abstract=no,rsize={bits}"),
+        _ => format!("--vdev=net_virtio_user{number},path=$SLUICE_{side},queue_size={}", 1 << bits),
+    };
+    // Two threads of one core; statistics every hour keep it from ending with its standard input.
+    let command = format!(
+        "exec dpdk-testpmd --lcores 0@1,1@1 --no-huge -m 128 --no-pci --no-shconf --no-telemetry --file-prefix={name}-$$ {} {} \
+         -- --forward-mode=io --auto-start --no-flush-rx --no-mlockall --total-num-mbufs=8192 --stats-period=3600",
+        device(0, "IN", 8),
+        device(1, "OUT", 10)
+    );
+    format!(
+        "[[service]]\nname = \"{name}\"\nkind = \"foreign\"\nvia = \"{via}\"\nexec = \"/bin/sh\"\nargs = [\"-c\", {command:?}]\n\
+         inside_ms = 10000\n"
+    )
+}
+
+fn passes_packets_unchanged(name: &str, via: &str) {
+    if !can(&["dpdk-testpmd"]) {
+        return;
+    }
+    let files = tempfile::tempdir().unwrap();
+    let file = |name: &str| files.path().join(name);
+    let packets: Vec<Vec<u8>> = (0..4000u32).map(|i| (0..60 + i % 1400).map(|at| (at * 7 + i) as u8).collect()).collect();
+    std::fs::write(file("in.pcap"), pcap(Order::Little, MICROS, 1, &packets)).unwrap();
+    let body = port("in", "pcap", &format!("read = {:?}\noverload = \"wait\"", file("in.pcap")))
+        + &port("out", "pcap", &format!("write = {:?}", file("out.pcap")))
+        + &service("a", "sluice-nf-bridge", "")
+        + &testpmd(name, via)
+        + &service("b", "sluice-nf-monitor", "")
+        + &chain("c", "in", &["a", name, "b"], "out", "");
+    let mut daemon = Daemon::start("", &body);
+    let all = packets.len() as u64;
+    let stats = daemon.wait("all packets have left", |s| find_port(s, "out").tx_packets == all);
+    let of = find_nf(&stats, &format!("{name}.0")).foreign.clone().unwrap();
+    assert_eq!((of.entered, of.returned, of.originated, of.not_back), (all, all, 0, 0));
+    let run_dir = daemon.run_dir();
+    assert!(run_dir.join(format!("{name}.0.in")).exists());
+    daemon.wait_until_empty();
+    daemon.stop();
+    let written = read(&file("out.pcap"));
+    assert_eq!(written.len(), packets.len());
+    assert_eq!(written.iter().zip(&packets).position(|(a, b)| a != b), None, "the first packet that differs");
+}
+
+fn is_killed(name: &str, via: &str, policy: &str) -> Option<Daemon> {
+    if !can(&["dpdk-testpmd"]) {
+        return None;
+    }
+    let body = port("g", "gen", "rate = 10000\nflows = 16")
+        + &port("all", "sink", "")
+        + &testpmd(name, via)
+        + &service("b", "sluice-nf-bridge", "")
+        + &chain("c", "g", &[name, "b"], "all", &format!("on_failure = {policy:?}"));
+    let mut daemon = Daemon::start("", &body);
+    let stats = daemon.wait("packets pass it", |s| find_port(s, "all").tx_packets > 1000);
+    let pid = find_nf(&stats, &format!("{name}.0")).pid.unwrap();
+    kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+    Some(daemon)
+}
+
+#[test]
+fn memif_carries_packets_to_another_data_plane_and_back() {
+    passes_packets_unchanged("memif", "memif");
+}
+
+#[test]
+fn vhost_user_carries_packets_to_another_data_plane_and_back() {
+    passes_packets_unchanged("vhost", "vhost-user");
+}
+
+#[test]
+fn one_that_shared_memory_by_memif_is_killed_and_comes_back() {
+    let Some(mut daemon) = is_killed("memif-killed", "memif", "restart") else { return };
+    let back = daemon.wait("it is back", |s| {
+        let nf = find_nf(s, "memif-killed.0");
+        nf.restarts == 1 && nf.state == NfState::Running
+    });
+    let before = find_port(&back, "all").tx_packets;
+    daemon.wait("packets pass it again", |s| find_port(s, "all").tx_packets > before + 1000);
+    daemon.silence("c", "g");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn one_that_shared_memory_by_vhost_user_is_killed_and_left_out() {
+    let Some(mut daemon) = is_killed("vhost-killed", "vhost-user", "bypass") else { return };
+    let without = daemon.wait("it is left out", |s| find_chain(s, "c").state == ChainState::Bypassing);
+    let before = find_port(&without, "all").tx_packets;
+    daemon.wait("packets go on", |s| find_port(s, "all").tx_packets > before + 1000);
+    daemon.silence("c", "g");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn one_that_ends_without_having_connected_is_told_of() {
+    if !can(&["sh"]) {
+        return;
+    }
+    let body = port("g", "gen", "rate = 10")
+        + &port("n", "sink", "")
+        + "[[service]]\nname = \"mute\"\nkind = \"foreign\"\nvia = \"memif\"\nexec = \"/bin/sh\"\n\
+           args = [\"-c\", \"test -S $SLUICE_IN && test -S $SLUICE_OUT && sleep 0.3\"]\n"
+        + &chain("c", "g", &["mute"], "n", "");
+    let folder = tempfile::tempdir().unwrap();
+    let output = crate::support::refusal(folder.path(), &(crate::support::head(folder.path(), "") + &body));
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains("mute.0 ended before it was given packets"), "{said}");
+    assert!(!folder.path().join("run").exists(), "{said}");
+}
