@@ -200,7 +200,8 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
 /// The next one in the circle after `from` that can run: its depth and number.
 #[inline]
 fn next(core: &impl Core, rules: &Rules, from: Option<(u32, u32)>) -> Option<(u32, u32)> {
-    let (mut first, mut further): (Option<(u32, u32)>, Option<(u32, u32)>) = (None, None);
+    let mut first: Option<(u32, u32)> = None;
+    let mut further: Option<(u32, u32)> = None;
     core.candidates(|nf, candidate| {
         if candidate.can_run(rules.burst) {
             let place = (candidate.depth, nf);
