@@ -322,7 +322,7 @@ impl References {
         let of = |exec: &PathBuf, args: &[&str]| {
             let args = args.iter().map(OsString::from).collect();
             let found = rounds(&Subject { name: "reference".into(), exec: exec.clone(), args, ..Subject::default() }, plan)?;
-            Ok((found.burst(), found.rest()))
+            Ok::<_, EstimateError>((found.burst(), found.rest()))
         };
         Ok(Rings { idle: of(&self.idle, &[])?, busy: of(&self.busy, &["--cycles", BUSY_CYCLES])? })
     }
