@@ -132,6 +132,7 @@ const NFS: Group = Group {
         Column::new("inside_burst_ns", "inside ns/burst", 1.0, 0),
         Column::new("outside_packet_ns", "outside ns/packet", 1.0, 1),
         Column::new("ring_burst_ns", "rings ns/burst", 1.0, 0),
+        Column::new("ring_spread_burst_ns", "their spread", 1.0, 0),
         Column::new("running_packet_ns", "running, inside", 1.0, 1),
         Column::new("cpu_packet_ns", "running, CPU time", 1.0, 1),
     ],
@@ -176,7 +177,7 @@ fn plan(lab: &Lab) -> Plan {
     for example in EXAMPLES {
         let name = format!("nf/{}", example.name);
         let needed =
-            std::iter::once("sluice").chain(std::iter::once(example.program)).chain(example.after.map(|_| "sluice-nf-encrypt"));
+            ["sluice", "sluice-nf-bridge", COST, example.program].into_iter().chain(example.after.map(|_| "sluice-nf-encrypt"));
         let missing = needed.filter_map(|program| lab.programs.has(program, program).err()).next();
         if let Some(why) = missing {
             plan.leave_out(&name, Params::new(), why.to_string());
@@ -274,6 +275,7 @@ fn compare(lab: &Lab, example: &Example) -> Result<Sample, Miss> {
         ("inside_burst_ns", "inside_ns", 1.0),
         ("error_percent", "off_inside", 100.0),
         ("ring_burst_ns", "ring_ns", 1.0),
+        ("ring_spread_burst_ns", "ring_spread_ns", 1.0),
     ] {
         row.put(metric, number(&found, key).map(|value| value * unit));
     }

@@ -165,6 +165,7 @@ mod tests {
             cycles_per_burst: spread,
             cycles_per_packet: spread,
             ring_ns: 1.0,
+            ring_spread_ns: 0.0,
             inside_ns: None,
             off_inside: None,
             dropped: 0,

@@ -7,7 +7,7 @@ use clap::Args;
 use sluice_manager::config::model::{Config, Gen, Service};
 use sluice_manager::config::{host, load};
 use sluice_manager::estimate::kept::{self, Entry, Kept, Of};
-use sluice_manager::estimate::{self, Estimate, EstimateError, Names, Plan, REFERENCE, Spread, Subject, packets};
+use sluice_manager::estimate::{self, Estimate, EstimateError, Names, Plan, References, Spread, Subject, packets};
 use sluice_manager::nf::spawn::User;
 
 use crate::commands::{Usage, json};
@@ -23,8 +23,8 @@ Examples:
                                         with captured packets; the daemon and `sluice simulate` know the result from now on
 
 The NF runs alone on a core. Bursts of 32 packets are sent to it, one alone and eight in a row, in turn, and what one more in a row
-takes is the cost. What the rings take is measured with sluice-nf-bridge and taken off. INSIDE is what the NF's own library says of the
-same bursts.";
+takes is the cost. What the rings take is measured with sluice-nf-bridge and sluice-nf-cost and taken off. INSIDE is what the NF's own
+library says of bursts beside them.";
 
 /// Arguments of `sluice estimate`.
 #[derive(Debug, Args)]
@@ -67,7 +67,9 @@ pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         Some(path) => of_config(args, path, &here)?,
         None => of_program(args, &here)?,
     };
-    let reference = host::resolve_exec(Path::new(REFERENCE), &here).map_err(|_| EstimateError::NoReference)?;
+    let reference =
+        |program: &'static str| host::resolve_exec(Path::new(program), &here).map_err(|_| EstimateError::NoReference(program));
+    let references = References { idle: reference(estimate::IDLE)?, busy: reference(estimate::BUSY)? };
     let packets = match &args.capture {
         Some(path) => packets::captured(path)?,
         None => packets::crafted(&Gen { size: args.size, flows: args.flows, ..Gen::default() })?,
@@ -76,7 +78,7 @@ pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     // Read before the measurement: a file that cannot be used is said at once.
     let mut known = args.keep.as_deref().map(Kept::read).transpose()?.unwrap_or_default();
     let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
-    let found = estimate::estimate(&subject, reference, &Plan { core, rounds: args.bursts.div_ceil(estimate::BURSTS), packets })?;
+    let found = estimate::estimate(&subject, &references, &Plan { core, rounds: args.bursts.div_ceil(estimate::BURSTS), packets })?;
     if let Some(path) = &args.keep {
         known.put(Entry { of, estimate: found.clone() });
         known.write(path)?;
@@ -151,5 +153,5 @@ fn print(name: &str, found: &Estimate, out: &mut dyn Write) -> std::io::Result<(
         (Some(ns), Some(part)) => format!("{ns:.0} ns a burst, which this is {} than", off(part)),
         _ => "too few samples".into(),
     };
-    writeln!(out, "taken off for rings: {:.0} ns a burst; inside: {inside}", found.ring_ns)
+    writeln!(out, "taken off for rings: {:.0} ns a burst, within {:.0} ns; inside: {inside}", found.ring_ns, found.ring_spread_ns)
 }

@@ -87,8 +87,14 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
                 } else {
                     print(&plan, out)?
                 }
-                carry_out(&plan, args, client, out)?;
                 told = None;
+                // Somebody else may change NFs at the same time, as applying a configuration does. If the daemon is gone, the next
+                // look says so.
+                if let Err(error) = carry_out(&plan, args, client, out) {
+                    let text = format!("{error:#}");
+                    eprintln!("sluice: {text}; looking again every {every} s");
+                    told = Some(text);
+                }
             }
             Ok(_) => told = None,
             // What is so now need not be so the next time: load moves, and what has just been moved has to be measured first.
