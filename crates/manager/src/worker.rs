@@ -277,6 +277,8 @@ pub struct WorkerSetup {
 struct Progress {
     returned: u64,
     since_ns: u64,
+    /// Turns that it had had, where they are made from outside.
+    turns: u64,
 }
 
 /// A manager thread.
@@ -578,7 +580,7 @@ impl Worker {
         let plane = &mut self.setup.plane;
         let n = plane.nfs.len();
         // An NF that is new has stood still since now, not since the clock began.
-        self.progress.resize(n, Progress { returned: 0, since_ns: now });
+        self.progress.resize(n, Progress { returned: 0, since_ns: now, turns: 0 });
         self.woken_ns.resize(n, 0);
         for (number, end) in plane.nfs.iter().enumerate() {
             let Some(end) = end else { continue };
@@ -590,12 +592,18 @@ impl Worker {
             let (posted, returned) = handle.posted_returned();
             let progress = &mut self.progress[number];
             if progress.returned != returned || posted <= returned {
-                *progress = Progress { returned, since_ns: now };
+                *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }
             if handle.gate.held.load(Ordering::Relaxed) {
                 // It stands still because it was told to.
-                *progress = Progress { returned, since_ns: now };
+                *progress = Progress { returned, since_ns: now, turns: progress.turns };
+                continue;
+            }
+            let turns = handle.load.turns.load(Ordering::Relaxed);
+            if handle.governed.load(Ordering::Relaxed) && progress.turns == turns {
+                // It waits for its turn, or this one has only begun.
+                *progress = Progress { returned, since_ns: now, turns };
                 continue;
             }
             let stood_ns = now.saturating_sub(progress.since_ns);
@@ -639,7 +647,7 @@ impl Worker {
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
                     self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
                     if let Some(progress) = self.progress.get_mut(number) {
-                        *progress = Progress { returned: 0, since_ns: plane.now_ns };
+                        *progress = Progress { returned: 0, since_ns: plane.now_ns, turns: 0 };
                     }
                     self.arrange();
                     let _ = done.send(());
@@ -759,6 +767,7 @@ impl Worker {
             throttling.forget(number, &self.setup.plane.nfs);
         }
         self.loads.forget(number);
+        self.schedules.iter_mut().for_each(CoreSchedule::forget_ways);
         self.arrange();
     }
 

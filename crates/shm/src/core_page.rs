@@ -189,6 +189,11 @@ impl CorePage {
         self.budget_word(slot).store(ns.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32 as u32, Ordering::Relaxed);
     }
 
+    /// Gives a slot's NF a budget, whatever it had.
+    pub fn endow(&self, slot: u32, ns: u64) {
+        self.set_budget(slot, i64::try_from(ns).unwrap_or(i64::MAX));
+    }
+
     /// Takes time that a slot's NF had the core off its budget.
     pub fn pay(&self, slot: u32, ns: u64) {
         self.set_budget(slot, wakeup::paid(i64::from(self.budget(slot)), ns));

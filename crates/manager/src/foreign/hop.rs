@@ -159,7 +159,17 @@ impl Hop {
                 }
             }
         }
-        work + self.feed(plane, registry)
+        work += self.feed(plane, registry);
+        if work > 0 {
+            self.tell_inside();
+        }
+        work
+    }
+
+    /// Tells how many packets are inside.
+    fn tell_inside(&self) {
+        let inside = self.visits.iter().map(|visit| visit.ledger.inside()).sum();
+        self.counters.inside.store(inside, Ordering::Relaxed);
     }
 
     /// Looks which chains pass the program.
@@ -516,13 +526,11 @@ impl Hop {
 
     /// Called a few times a second: writes off what has not come back, and forgets idle flows.
     pub fn housekeeping(&mut self, plane: &Plane, now_ns: u64) {
-        let mut inside = 0;
         for visit in &mut self.visits {
             let gone = visit.ledger.advance(now_ns);
             write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
-            inside += visit.ledger.inside();
         }
-        self.counters.inside.store(inside, Ordering::Relaxed);
+        self.tell_inside();
         self.give_up(plane, now_ns.saturating_sub(self.stay_ns));
         self.flows.age(now_ns / 1_000_000, FLOW_MS, FLOWS / 64);
         for wire in &mut self.wires {

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rustix::process::Pid;
 use sluice_policy::sched::workflow::{Settings, Why};
 use sluice_shm::page::Counter;
 
@@ -20,6 +21,7 @@ use crate::control::model as api;
 use crate::mechanism::process::Proc;
 use crate::mechanism::processes::auto;
 use crate::mechanism::processes::guard::Guard;
+use crate::mechanism::processes::realtime;
 use crate::mechanism::processes::{self, Controller, Gates, Mechanism, Refused, Target};
 use crate::nf::State;
 use crate::workflow::{CoreSchedule, Counters};
@@ -36,7 +38,18 @@ pub(super) struct Outside {
     refused: BTreeSet<usize>,
     /// Somebody was not ready when looked at.
     look_again: bool,
+    /// What was chosen for a core: mechanism, what a switch takes, and why. Measured once, for that takes the core for a while.
+    chosen: BTreeMap<usize, (Mechanism, u64, String)>,
+    /// Cores with an NF that cannot have a real-time class.
+    without_realtime: BTreeSet<usize>,
+    /// Processes of foreign NFs, as they were when taken in.
+    processes: BTreeMap<u16, Vec<i32>>,
+    /// Ticks until they are looked at again.
+    next_look: u32,
 }
+
+/// Ticks between two looks at the processes of foreign NFs, and at the guard.
+const LOOK_EVERY: u32 = 25;
 
 impl Outside {
     /// Whether new processes for a core should begin elsewhere: on it they would wait for whoever polls.
@@ -101,6 +114,16 @@ impl Supervisor {
                     SupervisorError::Invalid(format!("core {core} cannot have a schedule as [workflow] says: {refused}"))
                 })?;
             }
+            // Now, while no packets move and no NF runs. Where it fails, it is tried again and told when it is needed.
+            let instances = |s: &model::Service| (0..s.instances as usize).filter(|i| s.cores[i % s.cores.len()] == core).count();
+            if wanted.workflow.of_core(core) != ByWhat::None && wanted.services.iter().map(instances).sum::<usize>() > 1 {
+                let foreign = wanted.services.iter().any(|s| s.is_foreign() && s.cores.contains(&core));
+                if foreign {
+                    // A foreign program is in a cgroup, where there may be no real-time class to be had.
+                    self.outside.without_realtime.insert(core);
+                }
+                let _ = self.choose(core);
+            }
         }
         Ok(())
     }
@@ -162,6 +185,10 @@ impl Supervisor {
 
     /// Looks again at NFs that were not ready.
     pub(super) fn govern_late(&mut self) {
+        self.outside.next_look = self.outside.next_look.checked_sub(1).unwrap_or(LOOK_EVERY);
+        if self.outside.next_look == 0 && !self.stopping {
+            self.look_after_schedules();
+        }
         if self.outside.look_again {
             self.govern();
         }
@@ -197,7 +224,8 @@ impl Supervisor {
                 }
             },
             Err(error) => {
-                eprintln!("sluiced: {error}");
+                self.outside.cores.remove(&core);
+                eprintln!("sluiced: core {core} has lost its schedule: {error}");
                 return;
             }
         };
@@ -206,6 +234,7 @@ impl Supervisor {
         governed.refused.retain(|nf| nfs.contains(nf));
         for number in leaving {
             governed.members.remove(&number);
+            self.outside.processes.remove(&number);
             if let Err(failed) = schedule.remove(number) {
                 eprintln!("sluiced: an NF of core {core} does not get back what it had: {failed}");
             }
@@ -216,13 +245,21 @@ impl Supervisor {
                 self.take_in(core, mechanism, *number, &mut schedule);
             }
         }
-        if schedule.is_empty() {
+        let is_refused = self.outside.cores.get(&core).is_some_and(|governed| !governed.refused.is_empty());
+        let free = named(self.config.workflow.of_core(core)).is_none();
+        if is_refused && free && mechanism == Mechanism::Realtime && self.outside.without_realtime.insert(core) {
+            // Beside NFs of real-time priority, one without would get nothing.
+            drop(schedule);
+            self.outside.cores.remove(&core);
+            self.outside.chosen.remove(&core);
+            self.regovern(core, nfs);
+        } else if schedule.is_empty() {
             for failed in schedule.teardown() {
                 eprintln!("sluiced: the schedule of core {core} leaves something behind: {failed}");
             }
             self.outside.cores.remove(&core);
-        } else if let Err(error) = self.plane.put_schedule(schedule) {
-            eprintln!("sluiced: {error}");
+        } else {
+            self.put(schedule);
         }
     }
 
@@ -237,8 +274,10 @@ impl Supervisor {
         let proc = Proc::default();
         let target = match (&nf.foreign, &nf.process) {
             (Some(foreign), _) => {
-                let pids: Vec<i32> = foreign.who.members().iter().map(|pid| pid.as_raw_nonzero().get()).collect();
-                Target::of_pids(&proc, &nf.name, &pids)
+                let pids = pids_of(&foreign.who.members());
+                let target = Target::of_pids(&proc, &nf.name, &pids);
+                self.outside.processes.insert(number, pids);
+                target
             }
             (None, Some(process)) => {
                 Target::of_pid(&proc, &nf.name, process.pid.as_raw_nonzero().get()).map(|target| match Gates::of(&handle.region) {
@@ -267,10 +306,13 @@ impl Supervisor {
     fn choose(&mut self, core: usize) -> Result<Chosen, Refused> {
         let guard = self.guard()?;
         let settings = self.folder_of(core);
+        if let Some((mechanism, switch_ns, because)) = self.outside.chosen.get(&core).cloned() {
+            return Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns });
+        }
         let what = self.config.workflow.of_core(core);
-        // A foreign program is in a cgroup, where there is no real-time class to be had.
         let foreign = self.nfs.values().any(|nf| nf.core == core && nf.foreign.is_some());
-        let usual = auto::UNCOOPERATIVE.into_iter().filter(|mechanism| !foreign || *mechanism != Mechanism::Realtime);
+        let without = foreign || self.outside.without_realtime.contains(&core);
+        let usual = auto::UNCOOPERATIVE.into_iter().filter(|mechanism| !without || *mechanism != Mechanism::Realtime);
         let wanted = named(what).map_or(usual.collect(), |mechanism| vec![mechanism]);
         let choice = auto::choose(&settings, &guard, Path::new(OURSELVES), core, &wanted);
         let reasons = choice.reasons().join("; ");
@@ -280,7 +322,62 @@ impl Supervisor {
         };
         let switch_ns = choice.latency_ns().map_or(Settings::default().switch_ns, |ns| ns as u64);
         let because = if named(what).is_some() { format!("the configuration says so; {reasons}") } else { reasons };
+        if mechanism == Mechanism::Realtime {
+            for warning in realtime::warnings(&settings) {
+                eprintln!("sluiced: core {core}: {warning}");
+            }
+        }
+        self.outside.chosen.insert(core, (mechanism, switch_ns, because.clone()));
         Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns })
+    }
+
+    /// Lets all NFs of a core go, and forgets its schedule.
+    fn dissolve(&mut self, core: usize) {
+        self.outside.cores.remove(&core);
+        if let Ok(Some(mut schedule)) = self.plane.lend_schedule(core) {
+            for failed in schedule.teardown() {
+                eprintln!("sluiced: the schedule of core {core} leaves something behind: {failed}");
+            }
+        }
+    }
+
+    /// Whether a guard that has something to undo is gone, or a foreign NF has other processes than it had.
+    fn look_after_schedules(&mut self) {
+        if !self.outside.cores.is_empty() && self.outside.guard.as_ref().is_some_and(|guard| !guard.is_alive()) {
+            eprintln!(
+                "sluiced: the guard process has ended, which would undo what turns need if sluiced died; another one is started"
+            );
+            self.outside.guard = None;
+            let cores: Vec<usize> = self.outside.cores.keys().copied().collect();
+            cores.into_iter().for_each(|core| self.dissolve(core));
+            self.outside.look_again = true;
+        }
+        let now = |nf: &NfState| nf.foreign.as_ref().map(|foreign| pids_of(&foreign.who.members()));
+        let changed = |(number, pids): (&u16, &Vec<i32>)| {
+            let others = self.nfs.get(number).and_then(now).is_some_and(|now| now != *pids && !now.is_empty());
+            others.then_some(*number)
+        };
+        let changed: Vec<u16> = self.outside.processes.iter().filter_map(changed).collect();
+        for number in changed {
+            self.outside.processes.remove(&number);
+            let core = self.nfs.get(&number).map(|nf| nf.core);
+            if let Some((core, Ok(Some(mut schedule)))) = core.map(|core| (core, self.plane.lend_schedule(core))) {
+                let _ = schedule.remove(number);
+                if let Some(governed) = self.outside.cores.get_mut(&core) {
+                    governed.members.remove(&number);
+                }
+                self.put(schedule);
+                self.outside.look_again = true;
+            }
+        }
+    }
+
+    fn put(&mut self, schedule: Box<CoreSchedule>) {
+        let core = schedule.core();
+        if let Err(error) = self.plane.put_schedule(schedule) {
+            self.outside.cores.remove(&core);
+            eprintln!("sluiced: core {core} has lost its schedule: {error}");
+        }
     }
 
     /// What is told of cores that have a schedule.
@@ -301,6 +398,12 @@ impl Supervisor {
         };
         self.outside.cores.iter().map(report).collect()
     }
+}
+
+fn pids_of(members: &[Pid]) -> Vec<i32> {
+    let mut pids: Vec<i32> = members.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
+    pids.sort_unstable();
+    pids
 }
 
 /// Whether an NF has processes that can have turns.

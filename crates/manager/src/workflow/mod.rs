@@ -32,11 +32,13 @@ use crate::chain::{PathRegistry, Tables};
 use crate::foreign;
 use crate::forward::NfEnd;
 use crate::mechanism::process::CpuClock;
-use crate::mechanism::processes::{Controller, Failed, Refused, Slot, Target};
+use crate::mechanism::processes::{Controller, Failed, Mechanism, Refused, Slot, Target};
 use crate::nf::handle::NfHandle;
 
 /// How long a cost counts, in nanoseconds.
 const WINDOW_NS: u64 = 100_000_000;
+/// Budget of an NF that would yield, in a turn that ends otherwise: longer than any turn, in nanoseconds.
+const BUDGET_NS: u64 = 2_000_000_000;
 
 /// What a schedule counts. Its thread writes, all may read.
 #[derive(Debug, Default)]
@@ -108,6 +110,11 @@ impl CoreSchedule {
         self.core
     }
 
+    /// How it stops and starts NFs.
+    pub fn mechanism(&self) -> Mechanism {
+        self.controller.mechanism()
+    }
+
     fn place(&self, number: u16) -> Option<usize> {
         self.nfs.iter().position(|nf| nf.as_ref().is_some_and(|nf| nf.rings.handle().number == number))
     }
@@ -134,7 +141,7 @@ impl CoreSchedule {
         let cost = Outside::new(WINDOW_NS, if handle.poll { Idle::Polls } else { Idle::Sleeps });
         handle.governed.store(true, Ordering::Relaxed);
         self.nfs[free] = Some(Governed { rings: NfRings::new(handle.clone(), foreign), slot, cost, clock });
-        self.workflow.add(Member { nf: free as u16, depth, ring: handle.capacity(), weight: handle.priority });
+        self.workflow.add(Member { nf: free as u16, depth, ring: handle.limit.min(handle.capacity()), weight: handle.priority });
         self.made_of = (0, 0);
         Ok(())
     }
@@ -166,7 +173,7 @@ impl CoreSchedule {
         self.nfs.iter().all(Option::is_none)
     }
 
-    /// Lets all go. Says what could not be given back.
+    /// Lets all go. Says what could not be given back. Dropping it does the same.
     pub fn teardown(&mut self) -> Vec<Failed> {
         for nf in self.nfs.drain(..).flatten() {
             let handle = nf.rings.handle();
@@ -222,7 +229,13 @@ impl CoreSchedule {
         if let Move::Run(to) | Move::Switch { to, .. } = done
             && let Some(Some(nf)) = self.nfs.get(usize::from(to))
         {
-            nf.rings.handle().load.turns.fetch_add(1, Ordering::Relaxed);
+            let handle = nf.rings.handle();
+            handle.load.turns.fetch_add(1, Ordering::Relaxed);
+            if !handle.poll {
+                // It may sleep, or think that its time is over: its turn is made here.
+                handle.core_page.endow(handle.slot, BUDGET_NS);
+                handle.core_page.wake(handle.slot);
+            }
         }
         let longest = self.workflow.take_longest_wait_ns();
         self.counters.longest_wait_ns.fetch_max(longest, Ordering::Relaxed);
@@ -237,6 +250,11 @@ impl CoreSchedule {
         {
             nf.rings.handle().load.outside_ns.set(cost_ns);
         }
+    }
+
+    /// Has the NFs' ways looked at anew by the next [`learn`](Self::learn): one is gone.
+    pub fn forget_ways(&mut self) {
+        self.made_of = (0, 0);
     }
 
     /// Whether nothing happens here by itself.
@@ -261,6 +279,10 @@ impl CoreSchedule {
             let number = nf.rings.handle().number;
             let mut next: Vec<u16> = registry
                 .iter()
+                .filter(|path| {
+                    let chain = tables.chains.get(usize::from(path.chain.number)).and_then(Option::as_ref);
+                    chain.is_some_and(|chain| chain.version == path.chain.version)
+                })
                 .flat_map(|path| path.hops.windows(2))
                 .filter(|pair| pair[0].nf == number && pair[1].nf != number)
                 .map(|pair| pair[1].nf)
@@ -275,5 +297,12 @@ impl CoreSchedule {
             depths.get(usize::from(nf.rings.handle().service)).copied()
         };
         self.workflow.reorder(|place| depth(place).unwrap_or(0));
+    }
+}
+
+impl Drop for CoreSchedule {
+    fn drop(&mut self) {
+        // What is left of it has been told, or nobody is there to be told.
+        let _ = self.teardown();
     }
 }

@@ -70,9 +70,10 @@ impl NfRings {
             return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, held: false };
         }
         if let Some(foreign) = &self.foreign {
-            // What is in it cannot be told apart from what it has eaten; both are written off in time.
-            work = work.saturating_add(u32::try_from(foreign.inside.load(Ordering::Relaxed)).unwrap_or(u32::MAX));
-            return Reading { work, unread: work, room: u32::MAX, held };
+            // What is in it cannot be told apart from what it has eaten; both are written off in time. And it may have timers,
+            // connections of its own, or a tap's copies to look at: it has a turn now and then, and ends it by its slice.
+            work = work.saturating_add(u32::try_from(foreign.inside.load(Ordering::Relaxed)).unwrap_or(u32::MAX)).max(1);
+            return Reading { work, unread: u32::MAX, room: u32::MAX, held };
         }
         if handle.region.page.counter(Counter::Ready).load(Ordering::Relaxed) == 0 {
             // It has still to begin.
@@ -81,11 +82,13 @@ impl NfRings {
         // What an NF puts on its own ring goes to the manager, which takes it at once if it can pass it on.
         let behind = |next: &Arc<NfHandle>| {
             let (posted, returned) = next.posted_returned();
-            u64::from(next.limit).saturating_sub(posted.saturating_sub(returned))
+            let room = u64::from(next.limit).saturating_sub(posted.saturating_sub(returned));
+            // One that is gone takes nothing, and what it had does not come back to be counted. Half of a small ring is room enough.
+            if !next.alive.load(Ordering::Relaxed) || 2 * room >= u64::from(next.limit) { u64::MAX } else { room }
         };
         let behind = self.next.iter().map(behind).min().unwrap_or(u64::MAX);
         let room = self.tx.room().min(u32::try_from(behind).unwrap_or(u32::MAX));
-        Reading { work, unread: self.unread(), room, held }
+        Reading { work, unread: self.unread().min(work), room, held }
     }
 }
 
@@ -127,6 +130,9 @@ mod tests {
         rings.lead_to(vec![behind.clone()]);
         behind.counters[0].posted.add(60);
         assert_eq!(rings.read(), Reading { work: 6, unread: 4, room: behind.limit - 60, held: false });
+        // It has died with them.
+        behind.alive.store(false, Ordering::Relaxed);
+        assert_eq!(rings.read().room, 62);
     }
 
     #[test]
@@ -149,7 +155,7 @@ mod tests {
         let (handle, _nf) = nf(0);
         let counters = Arc::new(foreign::Counters::default());
         let rings = NfRings::new(handle.clone(), Some(counters.clone()));
-        assert_eq!(rings.read().work, 0);
+        assert_eq!(rings.read().work, 1, "it may have something to do that nobody sees");
         counters.inside.store(7, Ordering::Relaxed);
         handle.counters[1].posted.add(2);
         assert_eq!((rings.read().work, rings.read().held), (9, false));

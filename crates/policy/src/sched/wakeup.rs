@@ -20,7 +20,7 @@
 //!
 //! So the packets that were just worked on go on, what came meanwhile joins them, and all that is inside passes through a chain as one
 //! wave, which pays for as few switches as can be. The furthest down with a quarter of a ring first (what is almost through leaves first)
-//! was the rule before: it cut the wave in pieces of that size.
+//! was the rule before: it cut the wave in pieces of that size, and ten NFs of 60 ns made 14,000 switches a second instead of 4,000.
 //!
 //! Shares are kept by a deficit round robin over time instead of bytes: each NF that is chosen gets its part of a round on top of its budget,
 //! never more than one part in all, and the core is given away when the budget is used up and another can run. One whose budget is not
@@ -30,9 +30,6 @@
 //! A round is the longer the more NFs share it ([`round_ns`]): a switch costs some microseconds with the caches that it leaves cold, and
 //! in a round of a fixed length ten NFs would spend a tenth of the core on switches. Who has few packets waits the longer for it, but
 //! no longer than [`LONGEST_ROUND_NS`].
-//!
-//! The last one with enough packets first (what is almost through leaves first) was the rule before, and cut the wave in pieces of a
-//! quarter of a ring, each of which paid for all the switches: ten NFs of 60 ns made 14,000 a second instead of 3,500.
 //!
 //! The rule is the same code wherever a choice is made ([`choose`]): in an NF that goes to sleep, in the manager when a core has
 //! nobody who runs, and in the simulator. What differs is where the numbers are kept ([`Core`]).

@@ -96,6 +96,13 @@ pub struct Member {
     pub weight: f64,
 }
 
+impl Member {
+    /// Packets below which its input is almost empty, and places below which its output is almost full: of a small ring, half of it.
+    fn near(&self, settings: &Settings) -> u32 {
+        settings.near.min(self.ring / 2).max(1)
+    }
+}
+
 /// What is seen of an NF at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Reading {
@@ -289,7 +296,7 @@ impl Workflow {
     /// Whether the turn is over, and why.
     #[inline]
     fn ending(&mut self, at: usize, reading: Reading, now_ns: u64, rings: &impl Rings) -> Option<Why> {
-        let near = self.settings.near;
+        let near = self.circle[at].member.near(&self.settings);
         if reading.held {
             return Some(Why::Held);
         }
@@ -321,7 +328,7 @@ impl Workflow {
         self.look(now_ns, rings);
         let able = |this: &Self, at: &usize| {
             let reading = rings.read(this.circle[*at].member.nf);
-            reading.work > 0 && !reading.held && reading.room >= this.settings.near
+            reading.work > 0 && !reading.held && reading.room >= this.circle[*at].member.near(&this.settings)
         };
         match (0..self.circle.len()).find(|at| able(self, at)) {
             Some(at) => {
@@ -356,7 +363,11 @@ impl Workflow {
                 self.circle[at].waits_ns = (reading.work > 0).then_some(now_ns);
                 Move::Park(from, why)
             }
-            _ if reading.work > 0 => Move::Stay,
+            _ if reading.work > 0 => {
+                // It goes on as far as it can, and is looked at again.
+                self.turn.ends_ns = self.turn.ends_ns.max(now_ns + self.settings.least_slice_ns());
+                Move::Stay
+            }
             _ => {
                 let idle_ns = *self.turn.idle_ns.get_or_insert(now_ns);
                 if now_ns.saturating_sub(idle_ns) < self.settings.park_after_ns {
@@ -370,7 +381,7 @@ impl Workflow {
 
     /// Who comes after `at`.
     fn next(&self, at: usize, now_ns: u64, rings: &impl Rings) -> Option<usize> {
-        let Settings { near, longest_wait_ns, .. } = self.settings;
+        let longest_wait_ns = self.settings.longest_wait_ns;
         // Who has nothing to do loses nothing by a switch; whoever makes it does.
         let pause_ns = if self.turn.idle_ns.is_some() { 2 * self.settings.switch_ns } else { self.settings.least_slice_ns() };
         let rested = now_ns.saturating_sub(self.turn.began_ns) >= pause_ns;
@@ -378,7 +389,7 @@ impl Workflow {
         for step in 1..self.circle.len() {
             let place = (at + step) % self.circle.len();
             let Some(since_ns) = self.circle[place].waits_ns else { continue };
-            let reading = rings.read(self.circle[place].member.nf);
+            let (reading, near) = (rings.read(self.circle[place].member.nf), self.circle[place].member.near(&self.settings));
             if reading.held || reading.work == 0 || reading.room < near {
                 continue;
             }
@@ -402,7 +413,7 @@ impl Workflow {
             let reading = rings.read(entry.member.nf);
             if reading.work == 0 {
                 entry.waits_ns = None;
-            } else if reading.held || reading.room < self.settings.near {
+            } else if reading.held || reading.room < entry.member.near(&self.settings) {
                 // It does not wait for the core. Its wait begins when it could run.
                 entry.waits_ns = Some(now_ns);
             } else {
@@ -421,7 +432,9 @@ impl Workflow {
 
     fn slice_ns(&self, at: usize, rings: &impl Rings) -> u64 {
         let member = &self.circle[at].member;
-        self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, member.weight)
+        // Of the largest: a slice is never longer than a ring of packets takes.
+        let largest = self.circle.iter().map(|entry| entry.member.weight).fold(f64::MIN_POSITIVE, f64::max);
+        self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, member.weight / largest)
     }
 }
 

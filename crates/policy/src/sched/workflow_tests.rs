@@ -194,6 +194,30 @@ fn few_packets_wait_for_company_but_not_for_ever() {
 }
 
 #[test]
+fn small_rings_are_no_reason_to_stand_still() {
+    let mut core = Core::new(&[100.0; 2], 16);
+    let mut workflow = core.workflow(Settings::default());
+    core.room = vec![16; 2];
+    core.run(&mut workflow, 5_000_000, |_| 1, |_, _| {});
+    assert!(core.delivered > 100, "{}", core.delivered);
+}
+
+#[test]
+fn weights_make_slices_longer_and_shorter() {
+    let mut core = Core::new(&[100.0; 2], 1024);
+    let settings = Settings { switch_ns: 10_000, ..Settings::default() };
+    let mut workflow = Workflow::new(settings);
+    for (nf, weight) in [(0, 3.0), (1, 1.5)] {
+        workflow.add(Member { nf, depth: nf.into(), ring: 1024, weight });
+    }
+    core.work = vec![1000; 2];
+    assert_eq!(workflow.step(0, &core), Move::Run(0));
+    assert_eq!(workflow.deadline_ns(), Some(112_400));
+    assert_eq!(workflow.step(112_400, &core), Move::Switch { from: 0, to: 1, why: Why::Slice });
+    assert_eq!(workflow.deadline_ns(), Some(112_400 + 61_200), "half the weight, half the slice");
+}
+
+#[test]
 fn with_nothing_to_do_the_last_one_keeps_the_core_for_a_while() {
     let mut core = Core::new(&[100.0; 2], 2048);
     let settings = Settings { switch_ns: 10_000, park_after_ns: 100_000, ..Settings::default() };
