@@ -349,7 +349,7 @@ fn workflow() {
         (
             "+[workflow]\ndivisor = 0.5\n",
             &[
-                "3:11: divisor cannot be 0.5: a slice would be longer than a ring of packets takes | write divisor = 1.0, or more for \
+                "2:11: divisor cannot be 0.5: a slice would be longer than a ring of packets takes | write divisor = 1.0, or more for \
                  shorter slices",
             ],
         ),
