@@ -25,7 +25,7 @@ use serde_json::json;
 
 use super::{Mode, chain_of, nf_of, params, traffic_to};
 use crate::daemon::Daemon;
-use crate::lab::{Case, Lab, Miss, Plan, Reading, Row, Sample, nothing};
+use crate::lab::{Case, Lab, Miss, Plan, Row, Sample, nothing};
 use crate::setup::{Class, Setup};
 use crate::stats::{Stats, Window};
 use crate::table::{Column, Form, Group};
@@ -195,12 +195,13 @@ fn watch(lab: &Lab, ground: &Ground) -> Result<Sample, Miss> {
         settled.with_context(|| format!("sluice pack says: {}", packer.said()))?;
         out.insert(format!("settle_ms.{phase}"), began.elapsed().as_secs_f64() * 1e3);
         lab.warm_up()?;
-        let first = lab.read(&daemon)?;
-        out.extend(of_moves(&before, &first.stats).map(|(metric, n)| (format!("{metric}.{phase}"), n)));
+        // Counters alone: an NF may leave at any time, because it is moved.
+        let first = daemon.stats()?;
+        out.extend(of_moves(&before, &first).map(|(metric, n)| (format!("{metric}.{phase}"), n)));
         out.insert(format!("moves_count.{phase}"), (packer.moves() - moved) as f64);
         lab.programs.pause(Duration::from_secs_f64(lab.args.seconds))?;
-        let last = lab.read(&daemon)?;
-        out.insert(format!("cores.{phase}"), cores(&last.stats).unwrap_or(0) as f64);
+        let last = daemon.stats()?;
+        out.insert(format!("cores.{phase}"), cores(&last).unwrap_or(0) as f64);
         out.insert(format!("delivered_ratio.{phase}"), delivered(&first, &last));
     }
     drop(packer);
@@ -219,9 +220,9 @@ fn of_moves(before: &Stats, after: &Stats) -> [(&'static str, f64); 2] {
 }
 
 /// Packets that left all chains, of those that came to them.
-fn delivered(before: &Reading, after: &Reading) -> f64 {
-    let window = Window { before: &before.stats, after: &after.stats };
-    let left: f64 = before.stats.chains.iter().map(|chain| window.exit_pps(&chain.name)).sum();
+fn delivered(before: &Stats, after: &Stats) -> f64 {
+    let window = Window { before, after };
+    let left: f64 = before.chains.iter().map(|chain| window.exit_pps(&chain.name)).sum();
     let came: f64 = (1..=CHAINS).map(|i| window.rx_pps(&format!("to-c{i}"))).sum();
     if came > 0.0 { left / came } else { 0.0 }
 }
