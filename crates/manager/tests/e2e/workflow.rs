@@ -1,6 +1,7 @@
 //! NFs that poll and share a core: their turns are made from outside, packets pass in order, and nothing is left stopped.
 
 use std::process::{Child, Command, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -280,10 +281,18 @@ fn with_foreign(program: &str, workflow: &str) -> String {
         + &format!("[workflow]\n{workflow}\n")
 }
 
+/// Whose namespace is named after its service: one test at a time has it.
+static FOREIGN: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    FOREIGN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 const BUSY: [&str; 2] = ["-c", "while :; do :; done"];
 
 #[test]
 fn a_foreign_program_has_turns_like_others() {
+    let _alone = alone();
     if !may_start("a foreign program") {
         return;
     }
@@ -299,6 +308,7 @@ fn a_foreign_program_has_turns_like_others() {
 
 #[test]
 fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
+    let _alone = alone();
     for mechanism in ["realtime", "freeze", "signal", "freezer"].into_iter().filter(|mechanism| may_start(mechanism)) {
         let mut busy = Guest(Command::new("/bin/sh").args(BUSY).spawn().unwrap());
         let folder = tempfile::tempdir().unwrap();
@@ -342,6 +352,7 @@ fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
 
 #[test]
 fn a_pid_that_is_not_ours_to_schedule_is_refused() {
+    let _alone = alone();
     if !may_start("a foreign program") {
         return;
     }
