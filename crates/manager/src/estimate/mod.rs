@@ -13,7 +13,7 @@
 //!
 //! Why two: what the rings need next is fetched while the handler works, so an NF with little to do waits for its rings longer than one
 //! with much. [`IDLE`] does next to nothing, and [`BUSY`] enough to hide all that can be hidden. For an NF whose bursts take less than
-//! those of the second, the rings are taken to cost in between, by how long its bursts take ([`Rings::at`]).
+//! those of the second, the rings are taken to cost in between, by how long its bursts take (`Rings::at`).
 //!
 //! A sample costs an NF some hundred nanoseconds, once a millisecond: its counters lie in lines that the caller reads. So rounds with a
 //! sample tell what is inside and nothing else. What is outside is the time of the others, those next before a sample where the two

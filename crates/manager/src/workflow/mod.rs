@@ -1,7 +1,7 @@
 //! NFs that do not cooperate, in workflow order: on a core that polling NFs share, somebody outside says whose turn it is.
 //!
 //! # Approach
-//! Each such core has a [`CoreSchedule`]: the [policy](sluice_policy::sched::workflow) that decides, the [rings](rings) that it looks at,
+//! Each such core has a [`CoreSchedule`]: the [policy](sluice_policy::sched::workflow) that decides, the [rings] that it looks at,
 //! and a [process controller](crate::mechanism::processes) that carries it out. It belongs to the packet thread with the core's Wakeup
 //! role, which asks it once a round: a look at two rings, and where a turn ends, one or two system calls. So a schedule needs no core of
 //! its own, is as fine as the thread's rounds while packets move, and sleeps when the thread does: until shortly before the next

@@ -5,9 +5,9 @@
 //! after SIGKILL.
 //!
 //! # Approach
-//! - [`Guard::start`] runs the same program again with a hidden argument ([`helper`](super::helper)): a fresh process with one
+//! - [`Guard::start`] runs the same program again with a hidden argument ([`super::helper`]): a fresh process with one
 //!   thread and nothing of the caller's memory, whatever threads the caller has. It is told by a socket, its standard input.
-//! - A controller says what is to be undone ([`Undo`]) before it does it. A message that the kernel has taken is read by the guard
+//! - A controller says what is to be undone (`Undo`) before it does it. A message that the kernel has taken is read by the guard
 //!   whatever becomes of the sender, so no answer is waited for.
 //! - When the last thread of the sender's process is gone, the kernel closes its end. Then, and not before, the guard undoes
 //!   everything that was not taken back, and ends.

@@ -1,4 +1,4 @@
-//! Processes that this program makes of itself: the [guard](super::guard), the [spinners](super::spinner) that are stopped and run
+//! Processes that this program makes of itself: the [guard], the [spinners](super::spinner) that are stopped and run
 //! where switches are measured, and what [measures](super::measure) for the benchmark.
 //!
 //! They are the same program, started again with a hidden first argument. So they share no memory, lock or descriptor with their

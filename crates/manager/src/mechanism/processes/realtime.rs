@@ -5,7 +5,7 @@
 //! every thread of the process has it.
 //!
 //! # Approach
-//! - Adding gives every thread the class with the low priority. What each had before is read whole ([`Attr`]) and given back whole.
+//! - Adding gives every thread the class with the low priority. What each had before is read whole (`Attr`) and given back whole.
 //! - Parking and running change priorities alone, at one system call a thread. A switch first raises the new one, which puts it
 //!   behind the old one of the same priority and moves nobody, and then lowers the old one: one rescheduling of the core, not two.
 //! - Threads that come later have the class of their maker. The folder of a process's threads has a link for each of them; when
