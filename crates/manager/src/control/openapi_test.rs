@@ -53,6 +53,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("PortConfig", through::<config::Port>),
     ("Rule", through::<model::Rule>),
     ("RuleConfig", through::<config::Rule>),
+    ("Schedule", through::<model::Schedule>),
     ("Service", through::<model::Service>),
     ("ServiceConfig", through::<config::Service>),
     ("Stats", through::<model::Stats>),

@@ -24,4 +24,3 @@ mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]
 mod testpmd;
-mod workflow;

@@ -204,7 +204,6 @@ mod tests {
         let cases = [
             ("kind = \"foreign\"".to_string(), "neither a program nor a command"),
             (format!("{f}\nattach = true"), "cannot have `attach`"),
-            (format!("{f}\nmode = \"poll\""), "cannot have `mode`"),
             (format!("{f}\ntenant = \"red\""), "cannot have `tenant`"),
             (format!("{f}\nargs = [\"x\"]"), "arguments and no program"),
             (format!("{f}\ninterfaces = []"), "has 0 interfaces"),

@@ -48,6 +48,7 @@ fn may_start(mechanism: &str) -> bool {
 
 #[test]
 fn nfs_that_poll_on_one_core_take_turns_and_lose_nothing() {
+    let _alone = alone();
     let mut daemon = Daemon::start("drain_ms = 30000", &polling("count = 100000", ""));
     let Some(schedule) = schedule(&mut daemon, 3) else { return };
     assert_eq!((schedule.core, schedule.nfs), (1, vec!["a.0".into(), "b.0".into(), "c.0".into()]));
@@ -66,6 +67,7 @@ fn nfs_that_poll_on_one_core_take_turns_and_lose_nothing() {
 
 #[test]
 fn every_mechanism_passes_every_packet_in_order() {
+    let _alone = alone();
     for mechanism in MECHANISMS.into_iter().filter(|mechanism| may_start(mechanism)) {
         let mut daemon = Daemon::start("drain_ms = 30000", &polling("count = 20000", &format!("mechanism = \"{mechanism}\"")));
         let Some(schedule) = schedule(&mut daemon, 3) else { continue };
@@ -77,6 +79,7 @@ fn every_mechanism_passes_every_packet_in_order() {
 
 #[test]
 fn nfs_that_would_yield_have_turns_by_the_doorbell() {
+    let _alone = alone();
     let config = polling("count = 20000", "mechanism = \"doorbell\"").replace("mode = \"poll\"", "");
     let mut daemon = Daemon::start("drain_ms = 30000", &config);
     let Some(schedule) = schedule(&mut daemon, 3) else { return };
@@ -89,6 +92,7 @@ fn nfs_that_would_yield_have_turns_by_the_doorbell() {
 
 #[test]
 fn single_packets_are_not_stranded() {
+    let _alone = alone();
     let mut daemon = Daemon::start("", &polling("count = 20\nrate = 50", ""));
     if schedule(&mut daemon, 3).is_none() {
         return;
@@ -101,6 +105,7 @@ fn single_packets_are_not_stranded() {
 
 #[test]
 fn an_nf_that_is_killed_comes_back_into_its_turns() {
+    let _alone = alone();
     for mechanism in ["realtime", "freeze", "signal", "freezer"].into_iter().filter(|mechanism| may_start(mechanism)) {
         let mut daemon = Daemon::start("", &polling("rate = 20000", &format!("mechanism = \"{mechanism}\"")));
         if schedule(&mut daemon, 3).is_none() {
@@ -136,6 +141,7 @@ fn ordinary() -> (u32, u32, bool) {
 
 #[test]
 fn an_nf_that_is_alone_on_its_core_has_it_for_itself() {
+    let _alone = alone();
     let body = port("in", "gen", "rate = 20000\noverload = \"wait\"")
         + &port("out", "sink", "")
         + &service("a", "sluice-nf-bridge", "mode = \"poll\"")
@@ -157,6 +163,7 @@ fn an_nf_that_is_alone_on_its_core_has_it_for_itself() {
 
 #[test]
 fn the_kernel_is_left_alone_if_that_is_asked_for() {
+    let _alone = alone();
     let mut daemon = Daemon::start("", &polling("rate = 200", "mechanism = \"none\""));
     let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 20);
     assert_eq!(stats.status.schedules, []);
@@ -183,6 +190,7 @@ fn guests() -> String {
 
 #[test]
 fn a_killed_daemon_leaves_nobody_stopped() {
+    let _alone = alone();
     for mechanism in ["realtime", "freeze", "signal", "freezer", "gate"].into_iter().filter(|mechanism| may_start(mechanism)) {
         let mut daemon = Daemon::start("", &(guests() + &format!("[workflow]\nmechanism = \"{mechanism}\"\n")));
         let socket = daemon.run_dir().join("nf.sock");
@@ -224,6 +232,7 @@ fn is_running(stats: &Stats, name: &str) -> bool {
 
 #[test]
 fn nfs_that_sleep_share_the_turns_of_those_that_poll() {
+    let _alone = alone();
     let body = port("in", "gen", "count = 50000\noverload = \"wait\"")
         + &port("out", "sink", "")
         + &service("a", "sluice-nf-bridge", "mode = \"poll\"")
@@ -240,6 +249,7 @@ fn nfs_that_sleep_share_the_turns_of_those_that_poll() {
 
 #[test]
 fn a_mechanism_that_is_not_allowed_is_refused_before_anything_starts() {
+    let _alone = alone();
     use std::os::unix::process::CommandExt;
     if !rustix::process::geteuid().is_root() {
         eprintln!("left out: only root can become somebody who may less");
@@ -281,11 +291,11 @@ fn with_foreign(program: &str, workflow: &str) -> String {
         + &format!("[workflow]\n{workflow}\n")
 }
 
-/// Whose namespace is named after its service: one test at a time has it.
-static FOREIGN: Mutex<()> = Mutex::new(());
+/// One test at a time has the core.
+static ALONE: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
-    FOREIGN.lock().unwrap_or_else(PoisonError::into_inner)
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const BUSY: [&str; 2] = ["-c", "while :; do :; done"];
