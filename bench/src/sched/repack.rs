@@ -230,7 +230,7 @@ fn delivered(before: &Stats, after: &Stats) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::daemon::tests::{assert_accepted, built};
+    use crate::daemon::tests::assert_accepted;
     use crate::lab::tests::lab;
 
     #[test]
@@ -257,19 +257,5 @@ mod tests {
         assert_eq!(cores(&stats(&[(1, "running"), (1, "running"), (2, "running"), (1, "running")])), Some(2));
         assert_eq!(cores(&stats(&[(1, "running"), (1, "running"), (1, "starting"), (1, "running")])), None);
         assert_eq!(cores(&stats(&[(1, "running")])), None);
-    }
-
-    #[test]
-    fn a_short_run_frees_a_core() {
-        let Some(programs) = built(&[super::super::COST, "sluice"]) else { return };
-        let args = BenchArgs { name: "repack".into(), seconds: 0.3, repeats: 1, ..BenchArgs::default() };
-        let lab = match Lab::with(&args, programs) {
-            Ok(lab) => lab,
-            Err(why) => return eprintln!("skipped: {why}"),
-        };
-        let (report, failed) = lab.conduct(&plan(&lab)).unwrap();
-        assert_eq!(failed, 0, "{:?}", report.left_out);
-        let got = |metric: &str| report.variants[0].metrics[metric].median;
-        assert_eq!((got("cores.high"), got("cores.low"), got("cores.again")), (2.0, 1.0, 2.0));
     }
 }
