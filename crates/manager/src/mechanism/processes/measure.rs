@@ -9,7 +9,8 @@
 //!
 //! Then slices of falling length are run in turns. A slice is *right* if just before its end the one that should run is the one
 //! that has run last. The *shortest slice* is the shortest of a ladder at which, and at all longer ones, nine of ten slices are
-//! right.
+//! right. One in which neither ran says nothing: somebody else had the core, or the kernel had taken it from real-time classes for a
+//! while.
 //!
 //! # Limits
 //! What else runs on the core is measured, too; hence medians. Gaps shorter than a microsecond are not seen.
