@@ -7,8 +7,8 @@
 //! - `old_stops_ns_p50`, `_p95`: from the begin of the switch until the old process ran for the last time;
 //! - `new_runs_ns_p50`, `_p95`: until the new one runs;
 //! - `missed_percent`: switches that took no effect in 20 ms, or after which the old one went on;
-//! - `right_percent` of each slice length: slices at whose end the right process had run last; `shortest_slice_us`: the shortest at
-//!   which, and at all longer ones, that is 90 % or more.
+//! - `right_percent` of each slice length: slices at whose end the right process had run last, of those in which one of the two
+//!   ran; `shortest_slice_us`: the shortest at which, and at all longer ones, that is 90 % or more.
 //!
 //! A mechanism that the host forbids is left out, with the daemon's own words for why.
 //!

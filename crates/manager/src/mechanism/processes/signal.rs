@@ -1,9 +1,9 @@
 //! SIGSTOP and SIGCONT, through a pidfd: needs nothing but the right to signal the process, and stops all its threads.
 //!
-//! The signals to a process go through a descriptor that names one process for ever, so no stranger is ever stopped; threads
-//! of a process that has several get theirs by number, right after. Their limits: parents and
-//! debuggers see them; a shell that waits for the process takes its terminal back; below about 13 µs a CONT overtakes the STOP
-//! before it, which is harmless (the process runs) but makes slices shorter than that meaningless.
+//! The signals to a process go through a descriptor that names one process for ever, so no stranger is ever stopped; threads of a
+//! process that has several get theirs by number, right after. Their limits: parents and debuggers see them; a shell that waits for
+//! the process takes its terminal back; below about 13 µs a CONT overtakes the STOP before it, which is harmless (the process runs)
+//! but makes slices shorter than that meaningless.
 
 use std::sync::Arc;
 
