@@ -327,7 +327,7 @@ impl Plane {
                 offset: packet.offset,
                 len: packet.len,
                 chain: path.chain.number,
-                arg: path.ingress,
+                ingress: path.ingress,
                 ..Default::default()
             };
         }
@@ -344,7 +344,7 @@ impl Plane {
             offset: packet.offset,
             len: packet.len,
             chain: path.chain.number,
-            arg: path.ingress,
+            ingress: path.ingress,
             ..Default::default()
         };
         let held = Held { owner: owner::FREE, hop: from as u8, flags: mark.flags, path: number };
@@ -440,8 +440,8 @@ impl Plane {
                 chain: path.chain.number,
                 verdict: 0,
                 flags: *flags,
-                arg: path.ingress,
-                reserved: 0,
+                arg: 0,
+                ingress: path.ingress,
             };
         }
         if let Some((at, mark)) = marked {
@@ -495,7 +495,7 @@ impl Plane {
                                 if !end.handle.poll {
                                     page.set_pending(end.handle.slot, self.now_ns);
                                 }
-                                producer.prefetch();
+                                producer.prefetch(0);
                                 queued
                             }
                             Err(_) => {
@@ -640,9 +640,9 @@ impl Plane {
                 let descriptor = &mut burst[i];
                 self.table.set(descriptor.frame, next);
                 descriptor.chain = path.chain.number;
-                descriptor.arg = path.ingress;
+                descriptor.arg = 0;
+                descriptor.ingress = path.ingress;
                 descriptor.flags = 0;
-                descriptor.reserved = 0;
                 i += 1;
                 if i == n {
                     break;
@@ -677,7 +677,7 @@ impl Plane {
         } else {
             None
         };
-        let clean = Descriptor { chain: path.chain.number, verdict: 0, flags: 0, arg: path.ingress, reserved: 0, ..descriptor };
+        let clean = Descriptor { chain: path.chain.number, verdict: 0, flags: 0, arg: 0, ingress: path.ingress, ..descriptor };
         match verdict {
             Some(Verdict::Next) => {
                 if path.hops[hop].last_visit {

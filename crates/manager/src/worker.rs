@@ -35,8 +35,8 @@ use crate::port::PortQueue;
 use crate::pressure::Throttling;
 use crate::workflow::CoreSchedule;
 
-/// NFs whose tx rings are fetched ahead; more would push each other out of the cache.
-const PREFETCHED_DRAINS: usize = 8;
+/// NFs whose tx rings are looked at ahead. Few of them have packets at a time; what these bring must not push each other out of the cache.
+const PREFETCHED_DRAINS: usize = 64;
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
 /// Nanoseconds between two rounds of the Monitor role.
@@ -346,7 +346,7 @@ impl Worker {
             }
             let mut work = 0;
             // What the NFs returned since the last round is fetched while packets are received.
-            self.drains.iter().take(PREFETCHED_DRAINS).for_each(|d| d.consumer.prefetch());
+            self.drains.iter_mut().take(PREFETCHED_DRAINS).for_each(|d| d.consumer.look_ahead());
             if self.setup.roles.rx && !self.rx_stopped {
                 for i in 0..self.queues.len() {
                     work += self.receive(i);

@@ -16,12 +16,14 @@
 //! Sampling the service time about once a millisecond and skipping the first ten samples: NFVnice (SIGCOMM 2017), section 3.2.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::thread::{CpuSet, sched_setaffinity};
+use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 use sluice_shm::core_page::CorePage;
@@ -43,6 +45,8 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 const SUSPENDED: Duration = Duration::from_millis(1);
 /// Nanoseconds between glances, and between service-time samples.
 const GLANCE_NS: u64 = 1_000_000;
+/// Longest time for which the cursors of bursts that are done are kept back while more bursts wait, in nanoseconds.
+const PUBLISH_NS: u64 = 8_000;
 /// Nanoseconds between looks at the manager's socket.
 const SOCKET_NS: u64 = 1_000_000_000;
 /// Samples that say more about cold caches than about the handler.
@@ -69,6 +73,8 @@ pub(crate) struct Engine {
     glance_at: u64,
     socket_at: u64,
     samples: u32,
+    /// When cursors are published whatever waits, in nanoseconds.
+    publish_at: u64,
     /// When the next service-time sample is due, in nanoseconds.
     sample_at: u64,
     /// `taken` at the last sample.
@@ -124,6 +130,7 @@ impl Engine {
             glance_at: now + GLANCE_NS,
             socket_at: now + SOCKET_NS,
             samples: 0,
+            publish_at: 0,
             sample_at: 0,
             sampled_at: taken,
         };
@@ -154,29 +161,103 @@ impl Engine {
         self.clock.now_ns()
     }
 
-    /// Takes up to `out.len()` descriptors from the rx rings, beginning with another ring each time, and says how many.
+    /// Takes up to `out.len()` descriptors from the rx rings, beginning with another ring each time, and says how many. Each lies in
+    /// its frame, and its verdict is `Next`.
     #[inline]
     pub(crate) fn receive(&mut self, out: &mut [Descriptor]) -> Result<usize, NfError> {
+        // SAFETY: out is ours.
+        let n = unsafe { self.gather(NonNull::from(out)) }?;
+        if n > 0 {
+            self.publish();
+        }
+        Ok(n)
+    }
+
+    /// Takes a burst from the rx rings to where it is returned, in the tx ring, and says how many: to be handled there and then sent
+    /// with [`Engine::send_burst`]. So a descriptor is copied once. Otherwise as [`Engine::receive`]; nobody sees what was read until
+    /// [`Engine::publish`].
+    #[inline]
+    pub(crate) fn receive_burst(&mut self) -> Result<(NonNull<Descriptor>, usize), NfError> {
+        let mut slots = self.tx.slots(BURST).map_err(broken)?;
+        if slots.is_empty() {
+            if !self.has_packets() {
+                return Ok((slots.cast(), 0));
+            }
+            self.suspend(&[])?;
+            slots = self.tx.slots(BURST).map_err(broken)?;
+        }
+        // SAFETY: the slots are this side's until they are published.
+        let n = unsafe { self.gather(slots) }?;
+        if n > 0 {
+            self.tx.prefetch(n);
+            if !self.keeps_back() {
+                self.publish();
+            }
+        }
+        Ok((slots.cast(), n))
+    }
+
+    /// Packets wait. A wild cursor counts as packets: who reads then reports it.
+    #[cold]
+    fn has_packets(&mut self) -> bool {
+        self.rx.iter_mut().any(|ring| ring.available() != Ok(0))
+    }
+
+    /// # Safety
+    /// `out` may be written to, and nobody else looks at it.
+    #[inline(always)]
+    unsafe fn gather(&mut self, out: NonNull<[Descriptor]>) -> Result<usize, NfError> {
+        let geometry = self.arena.geometry();
         let rings = self.rx.len();
-        let mut n = 0;
+        let (mut n, mut valid) = (0, true);
         for i in 0..rings {
             let index = self.turn + i;
             let ring = &mut self.rx[if index >= rings { index - rings } else { index }];
-            n += ring.dequeue(&mut out[n..]).map_err(broken)?;
-            // What the next call reads, and what this burst is returned in, come while the handler works.
+            ring.read_words(out.len() - n, |words| {
+                let Descriptor { frame, offset, len, .. } = Descriptor::from_words(words);
+                valid &= geometry.contains(frame, offset, len);
+                // SAFETY: read_words() calls no more often than it was told to, so n is below the length.
+                unsafe { out.cast::<[u64; 2]>().add(n).write_unaligned(Descriptor::with_next(words)) };
+                n += 1;
+            })
+            .map_err(broken)?;
+            // What the next call reads comes while the handler works.
             ring.prefetch_known();
             if n == out.len() {
                 break;
             }
         }
         self.turn = if self.turn + 1 >= rings { 0 } else { self.turn + 1 };
-        if n > 0 {
-            self.tx.prefetch();
-            self.taken = self.taken.wrapping_add(n as u32);
-            // Relaxed: a hint for those who share the core.
-            self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
+        self.taken = self.taken.wrapping_add(n as u32);
+        if valid { Ok(n) } else { Err(NfError::Broken("a descriptor is out of its frame")) }
+    }
+
+    /// Shows the others what was read and what was returned.
+    #[inline]
+    pub(crate) fn publish(&mut self) {
+        // The slots first: who sees a packet returned may post another for it.
+        self.rx.iter().for_each(Consumer::release);
+        self.tx.publish();
+        // Relaxed: a hint for those who share the core.
+        self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
+    }
+
+    /// Whether cursors are published later than they move. Not those of an NF that can be stopped from outside between two bursts, or
+    /// sleeps in its handler for its storage.
+    #[inline(always)]
+    fn keeps_back(&self) -> bool {
+        !self.poll && self.seat.storage().is_none()
+    }
+
+    /// Publishes after the burst that began at `now`, unless more bursts wait and it was done a short while ago: each publishing takes
+    /// lines away from the manager's core and back.
+    #[inline(always)]
+    pub(crate) fn publish_at(&mut self, now: u64) {
+        let is_last = self.rx.iter().all(|ring| (ring.known() as usize) < BURST);
+        if is_last || now >= self.publish_at || !self.keeps_back() {
+            self.publish_at = now + PUBLISH_NS;
+            self.publish();
         }
-        Ok(n)
     }
 
     /// Returns frames to the manager, and counts. Waits if the tx ring is full, which an honest NF does not see: the manager lets no
@@ -184,23 +265,40 @@ impl Engine {
     #[inline]
     pub(crate) fn send(&mut self, descriptors: &[Descriptor]) -> Result<(), NfError> {
         let drops = descriptors.iter().filter(|d| d.verdict == RawVerdict::Drop as u8).count();
-        let sent = self.tx.enqueue(descriptors).map_err(broken)?;
+        let sent = self.tx.write(descriptors).map_err(broken)?;
         if sent < descriptors.len() {
+            self.publish();
             self.suspend(&descriptors[sent..])?;
         }
-        self.page.add(Counter::Packets, descriptors.len() as u64);
+        self.publish();
+        self.count(descriptors.len(), drops);
+        Ok(())
+    }
+
+    /// Returns the burst of `n` that was received last, where it lies; it is seen after [`Engine::publish`].
+    #[inline]
+    pub(crate) fn send_burst(&mut self, n: usize, drops: usize) {
+        self.tx.advance(n);
+        self.count(n, drops);
+    }
+
+    #[inline(always)]
+    fn count(&self, packets: usize, drops: usize) {
+        self.page.add(Counter::Packets, packets as u64);
         self.page.add(Counter::Bursts, 1);
         if drops > 0 {
             self.page.add(Counter::Drops, drops as u64);
         }
-        Ok(())
     }
 
+    /// Waits until the tx ring has taken all of `rest`; with no rest, until it has room.
     #[cold]
     fn suspend(&mut self, mut rest: &[Descriptor]) -> Result<(), NfError> {
+        let must_have_room = rest.is_empty();
         loop {
-            rest = &rest[self.tx.enqueue(rest).map_err(broken)?..];
-            if rest.is_empty() {
+            rest = &rest[self.tx.write(rest).map_err(broken)?..];
+            self.publish();
+            if rest.is_empty() && !(must_have_room && self.tx.room().map_err(broken)? == 0) {
                 return Ok(());
             }
             self.look_at_socket()?;
@@ -234,6 +332,7 @@ impl Engine {
     /// Waits at its gate until that is open, or the NF is to leave.
     #[cold]
     pub(crate) fn stand(&mut self) -> Result<(), NfError> {
+        self.publish();
         while self.is_shut_out() && !self.must_stop() && !signals::stopped() {
             sluice_shm::gate::wait(self.page.control(Control::Gate), Some(LONGEST_SLEEP));
             if self.now_ns() >= self.socket_at {

@@ -62,7 +62,6 @@ pub struct Packet<'a> {
     /// First byte of the frame.
     frame: *mut u8,
     stride: u32,
-    ingress: u16,
     bytes: PhantomData<&'a mut [u8]>,
 }
 
@@ -72,8 +71,8 @@ impl<'a> Packet<'a> {
     /// The descriptor lies in a frame of `stride` bytes that starts at `frame`, and nobody else has a reference into that frame for
     /// `'a`, within this process.
     #[inline(always)]
-    pub(crate) unsafe fn new(descriptor: &'a mut Descriptor, frame: *mut u8, stride: u32, ingress: u16) -> Self {
-        Self { descriptor, frame, stride, ingress, bytes: PhantomData }
+    pub(crate) unsafe fn new(descriptor: &'a mut Descriptor, frame: *mut u8, stride: u32) -> Self {
+        Self { descriptor, frame, stride, bytes: PhantomData }
     }
 
     #[inline(always)]
@@ -222,7 +221,7 @@ impl<'a> Packet<'a> {
     /// Number of the port where the packet entered.
     #[inline(always)]
     pub fn ingress(&self) -> u16 {
-        self.ingress
+        self.descriptor.ingress
     }
 
     /// Whether it is an IP fragment (the first one counts too).
@@ -266,32 +265,21 @@ impl fmt::Debug for Packet<'_> {
 /// ```
 pub struct Burst<'a> {
     descriptors: &'a mut [Descriptor],
-    ingress: &'a [u16],
     arena: &'a Arena,
     now_ns: u64,
+    /// Packets are fetched as the next iteration goes along.
+    fetching: bool,
 }
 
 impl<'a> Burst<'a> {
-    /// Takes a burst in: checks that every packet lies in its frame, keeps the ingress ports and sets every verdict to `Next`. None
-    /// if a descriptor is out of its frame: then the manager is broken.
+    /// A burst that was taken in at `now_ns`, every verdict of it `Next`.
     ///
     /// # Safety
-    /// The frames that the descriptors name are this NF's alone, each named once, and no reference into them lives on.
-    #[inline]
-    pub(crate) unsafe fn admit(
-        arena: &'a Arena,
-        descriptors: &'a mut [Descriptor],
-        ingress: &'a mut [u16; sluice_shm::BURST],
-        now_ns: u64,
-    ) -> Option<Self> {
-        let geometry = arena.geometry();
-        let mut valid = descriptors.len() <= ingress.len();
-        for (descriptor, port) in descriptors.iter_mut().zip(ingress.iter_mut()) {
-            valid &= geometry.contains(descriptor.frame, descriptor.offset, descriptor.len);
-            descriptor.verdict = RawVerdict::Next as u8;
-            *port = descriptor.arg;
-        }
-        valid.then_some(Self { descriptors, ingress, arena, now_ns })
+    /// Every packet lies in its frame. The frames that the descriptors name are this NF's alone, each named once, and no reference into
+    /// them lives on.
+    #[inline(always)]
+    pub(crate) unsafe fn new(arena: &'a Arena, descriptors: &'a mut [Descriptor], now_ns: u64) -> Self {
+        Self { descriptors, arena, now_ns, fetching: false }
     }
 
     /// Number of packets.
@@ -312,35 +300,35 @@ impl<'a> Burst<'a> {
         self.now_ns
     }
 
-    /// Fetches the first cache line of every packet. Worth its price for a handler that reads headers of packets that another core
-    /// wrote and does much between one packet and the next; a handler that does not look into packets must not.
+    /// Fetches the first cache line of every packet: of some now, of each other one while a packet a few places before it is handled by
+    /// the next [`Burst::iter_mut`]. All at once would be more than a core can fetch at a time, and it would wait. Worth its price for
+    /// a handler that reads headers of packets that another core wrote and does much between one packet and the next; a handler that
+    /// does not look into packets must not.
     #[inline]
-    pub fn prefetch(&self) {
-        for descriptor in self.descriptors.iter() {
+    pub fn prefetch(&mut self) {
+        for descriptor in self.descriptors.iter().take(FETCHED_AHEAD) {
             self.arena.prefetch(descriptor.frame, descriptor.offset);
         }
+        self.fetching = true;
     }
 
     /// Packet number `index`, from 0.
     #[inline(always)]
     pub fn get(&mut self, index: usize) -> Option<Packet<'_>> {
         let descriptor = self.descriptors.get_mut(index)?;
-        Some(packet(self.arena, descriptor, self.ingress[index]))
+        Some(packet(self.arena, descriptor))
     }
 
     /// The packets, in order.
     #[inline(always)]
     pub fn iter_mut(&mut self) -> IterMut<'_> {
-        IterMut { descriptors: self.descriptors.iter_mut(), ingress: self.ingress.iter(), arena: self.arena }
+        let ahead = if std::mem::take(&mut self.fetching) { FETCHED_AHEAD } else { usize::MAX };
+        IterMut { descriptors: self.descriptors.iter_mut(), arena: self.arena, ahead }
     }
 
     /// The descriptors as they stand, for the library's other faces.
     pub(crate) fn descriptors(&mut self) -> &mut [Descriptor] {
         self.descriptors
-    }
-
-    pub(crate) fn ingress(&self, index: usize) -> u16 {
-        self.ingress[index]
     }
 
     pub(crate) fn arena(&self) -> &'a Arena {
@@ -350,14 +338,14 @@ impl<'a> Burst<'a> {
 
 /// The packet of a descriptor that a burst admitted.
 #[inline(always)]
-fn packet<'a>(arena: &'a Arena, descriptor: &'a mut Descriptor, ingress: u16) -> Packet<'a> {
+fn packet<'a>(arena: &'a Arena, descriptor: &'a mut Descriptor) -> Packet<'a> {
     let (start, _) = arena.raw();
     let stride = arena.geometry().stride;
-    // SAFETY: admit() checked that the frame's number is below the arena's number of frames.
+    // SAFETY: new() was promised that the frame's number is below the arena's number of frames.
     let frame = unsafe { start.add(descriptor.frame as usize * stride as usize) };
-    // SAFETY: admit() checked offset and len, and was promised that the frame is this burst's alone; the borrow of the descriptor
-    // keeps a second Packet of it away.
-    unsafe { Packet::new(descriptor, frame, stride, ingress) }
+    // SAFETY: new() was promised that the packet lies in its frame, and that the frame is this burst's alone; the borrow of the
+    // descriptor keeps a second Packet of it away.
+    unsafe { Packet::new(descriptor, frame, stride) }
 }
 
 impl fmt::Debug for Burst<'_> {
@@ -375,10 +363,14 @@ impl<'b> IntoIterator for &'b mut Burst<'_> {
     }
 }
 
+/// Packets that [`Burst::prefetch`] is ahead: as many lines as a core fetches at a time.
+const FETCHED_AHEAD: usize = 8;
+
 /// The packets of a burst, in order.
 pub struct IterMut<'a> {
     descriptors: std::slice::IterMut<'a, Descriptor>,
-    ingress: std::slice::Iter<'a, u16>,
+    /// How many packets further on one is fetched.
+    ahead: usize,
     arena: &'a Arena,
 }
 
@@ -387,9 +379,11 @@ impl<'a> Iterator for IterMut<'a> {
 
     #[inline(always)]
     fn next(&mut self) -> Option<Packet<'a>> {
+        if let Some(later) = self.descriptors.as_slice().get(self.ahead) {
+            self.arena.prefetch(later.frame, later.offset);
+        }
         let descriptor = self.descriptors.next()?;
-        let ingress = *self.ingress.next()?;
-        Some(packet(self.arena, descriptor, ingress))
+        Some(packet(self.arena, descriptor))
     }
 
     #[inline(always)]

@@ -25,7 +25,7 @@ use crate::context::Context;
 use crate::engine::Engine;
 use crate::error::NfError;
 use crate::options::Options;
-use crate::packet::{Burst, Packet};
+use crate::packet::Packet;
 use crate::signals;
 
 struct Shared {
@@ -43,7 +43,6 @@ pub struct Nf {
 /// A packet that was read and not yet written.
 pub struct OwnedPacket {
     descriptor: Descriptor,
-    ingress: u16,
     shared: Rc<Shared>,
 }
 
@@ -57,7 +56,7 @@ impl OwnedPacket {
         let frame = arena.frame_ptr(self.descriptor.frame).expect("read() checked the frame");
         // SAFETY: read() checked that the packet lies in its frame. The frame is this value's alone until it is written or dropped,
         // and the borrow of self keeps a second Packet of it away. The arena stays mapped: self holds it.
-        unsafe { Packet::new(&mut self.descriptor, frame, stride, self.ingress) }
+        unsafe { Packet::new(&mut self.descriptor, frame, stride) }
     }
 }
 
@@ -152,7 +151,7 @@ impl Nf {
     }
 
     fn own(&self, descriptor: Descriptor) -> OwnedPacket {
-        OwnedPacket { descriptor, ingress: descriptor.arg, shared: self.shared.clone() }
+        OwnedPacket { descriptor, shared: self.shared.clone() }
     }
 
     pub(crate) fn send(&mut self, descriptors: &[Descriptor]) -> Result<(), NfError> {
@@ -184,11 +183,6 @@ impl Nf {
             let n = engine.receive(out)?;
             if n > 0 {
                 let now = engine.now_ns();
-                let mut ingress = [0; BURST];
-                // SAFETY: the manager gave these frames to this NF alone; the burst is only used to check them.
-                if unsafe { Burst::admit(engine.arena(), &mut out[..n], &mut ingress, now) }.is_none() {
-                    return Err(NfError::Broken("a descriptor is out of its frame"));
-                }
                 if engine.is_sample_due(now) {
                     self.sampling = Some((now, n));
                 }

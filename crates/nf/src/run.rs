@@ -12,8 +12,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use sluice_shm::BURST;
-use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict};
+use sluice_shm::descriptor::Verdict as RawVerdict;
 
 use crate::context::Context;
 use crate::engine::Engine;
@@ -109,8 +108,6 @@ fn guarded<T>(f: impl FnOnce() -> T) -> Result<T, NfError> {
 
 /// The loop. Ok is a clean stop.
 fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
-    let mut buffer = [Descriptor::default(); BURST];
-    let mut ingress = [0; BURST];
     let mut ticker = Ticker::new(step.tick_every(), engine.now_ns());
     let seat = engine.seat();
     engine.ready();
@@ -121,7 +118,7 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         }
         // Looked at before the rings: what was posted before the word was set is still handled.
         let stop = engine.must_stop();
-        let n = engine.receive(&mut buffer)?;
+        let (first, n) = engine.receive_burst()?;
         if n == 0 {
             if stop || signals::stopped() {
                 return Ok(());
@@ -137,10 +134,11 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
             continue;
         }
         let now = engine.now_ns();
-        let descriptors = &mut buffer[..n];
-        // SAFETY: the manager gave these frames to this NF alone, and what earlier bursts named of them went back with send().
-        let admitted = unsafe { Burst::admit(engine.arena(), descriptors, &mut ingress, now) };
-        let Some(mut burst) = admitted else { return Err(NfError::Broken("a descriptor is out of its frame")) };
+        // SAFETY: n slots of the tx ring that this NF alone looks at until they are sent. The reference ends with this round.
+        let descriptors = unsafe { std::slice::from_raw_parts_mut(first.as_ptr(), n) };
+        // SAFETY: receive_burst() checked them. The manager gave these frames to this NF alone, and what earlier bursts named of them
+        // went back with send_burst().
+        let mut burst = unsafe { Burst::new(engine.arena(), descriptors, now) };
         let outcome = guarded(|| step.burst(&mut burst)).and_then(|code| code.map_err(NfError::Failed));
         match outcome {
             Ok(0) => {}
@@ -148,27 +146,33 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
             Err(error) => {
                 engine.count_errors(1);
                 descriptors.iter_mut().for_each(|d| d.verdict = RawVerdict::Drop as u8);
-                engine.send(descriptors)?;
+                engine.send_burst(n, n);
+                engine.publish();
                 return Err(error);
             }
         }
+        let drops = descriptors.iter().filter(|d| d.verdict == RawVerdict::Drop as u8).count();
         if engine.is_sample_due(now) {
             let after = engine.now_ns();
             if !seat.has_waited() {
                 engine.sample(n, after, after.saturating_sub(now));
             }
-            engine.send(descriptors)?;
+            engine.send_burst(n, drops);
+            engine.publish_at(now);
             engine.glance(after)?;
             if ticker.is_due(after) {
                 guarded(|| step.tick(after)).inspect_err(|_| engine.count_errors(1))?;
             }
         } else {
-            engine.send(descriptors)?;
+            engine.send_burst(n, drops);
+            engine.publish_at(now);
         }
         if signals::stopped() {
+            engine.publish();
             return Ok(());
         }
         if engine.must_yield(now) {
+            engine.publish();
             engine.rest(ticker.deadline())?;
         }
     }

@@ -27,12 +27,12 @@ fn verdicts_and_bytes(style: &str, mode: Mode) {
     assert_eq!(process.line(), "ready ids.0");
     nf.send(&[b"n0", b"d0", b"p0", b"s0", b"+0", b"-0", b"i0000"]);
     let expected = [
-        back(NEXT, 1, b"n1"),
-        back(DROP, 1, b"d0"),
+        back(NEXT, 0, b"n1"),
+        back(DROP, 0, b"d0"),
         back(TO_PORT, 1, b"p0"),
         back(TO_SERVICE, 2, b"s0"),
-        back(NEXT, 1, b"more+0"),
-        back(NEXT, 1, b"0"),
+        back(NEXT, 0, b"more+0"),
+        back(NEXT, 0, b"0"),
         back(NEXT, 1, b"i\0\x01\0\0"),
     ];
     assert_eq!(nf.collect(7), expected);
@@ -80,7 +80,7 @@ fn a_packet_that_was_read_and_not_written_goes_back_as_dropped() {
     nf.send(&[b"f0", b"n0", b"f5"]);
     let mut got = nf.collect(3);
     got.sort_by(|a, b| a.bytes.cmp(&b.bytes));
-    assert_eq!(got, [back(DROP, 1, b"f1"), back(DROP, 1, b"f6"), back(NEXT, 1, b"n1")]);
+    assert_eq!(got, [back(DROP, 0, b"f1"), back(DROP, 0, b"f6"), back(NEXT, 0, b"n1")]);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn ticks_come_without_packets() {
     assert_eq!(process.line(), "ready ids.0");
     assert_eq!([process.line(), process.line()], ["tick 1", "tick 2"]);
     nf.send(&[b"n0"]);
-    assert_eq!(nf.collect(1), [back(NEXT, 1, b"n1")]);
+    assert_eq!(nf.collect(1), [back(NEXT, 0, b"n1")]);
     assert!(process.line().starts_with("tick"));
 }
 
@@ -165,13 +165,13 @@ fn a_full_tx_ring_suspends_and_loses_nothing() {
     nf.post(0, &[N0; 8]);
     nf.post(1, &[N0; 8]);
     nf.wake();
-    // It has taken all 16, and the tx ring holds 8.
-    wait_for("all to be taken", || (nf.waiting() == 0).then_some(()));
+    // The tx ring holds 8, so it has taken so many.
+    wait_for("as many to be taken as can be returned", || (nf.waiting() == 8).then_some(()));
     wait_for("sleep", || nf.is_asleep().then_some(()));
     let got: Vec<_> = (0..16).map(|_| nf.one()).collect();
     assert!(got.iter().all(|b| b.bytes == b"n1"));
     nf.send(&[b"n0"]);
-    assert_eq!(nf.one(), back(NEXT, 1, b"n1"));
+    assert_eq!(nf.one(), back(NEXT, 0, b"n1"));
 }
 
 #[test]
@@ -186,8 +186,8 @@ fn an_nf_that_goes_to_sleep_starts_the_next_one() {
         wait_for("sleep", || (a.is_asleep() && b.is_asleep()).then_some(()));
         b.post(0, &[b"n0"]);
         a.send(&[b"n0"]);
-        assert_eq!(a.one(), back(NEXT, 1, b"n1"));
-        assert_eq!(b.one(), back(NEXT, 1, b"n1"));
+        assert_eq!(a.one(), back(NEXT, 0, b"n1"));
+        assert_eq!(b.one(), back(NEXT, 0, b"n1"));
         a.reuse_frames();
         b.reuse_frames();
         (a.count(Counter::HandOvers) > 0).then_some(())

@@ -57,10 +57,10 @@ pub struct Descriptor {
     pub verdict: u8,
     /// See [`flags`].
     pub flags: u8,
-    /// To the NF: number of the port where the packet entered. From the NF: the port or service of the verdict.
+    /// To the NF: zero. From the NF: the port or service of the verdict.
     pub arg: u16,
-    /// Zero.
-    pub reserved: u16,
+    /// Number of the port where the packet entered; information for the NF, ignored on the way back.
+    pub ingress: u16,
 }
 
 const _: () = assert!(size_of::<Descriptor>() == 16);
@@ -76,8 +76,14 @@ impl Descriptor {
                 | u64::from(self.verdict) << 16
                 | u64::from(self.flags) << 24
                 | u64::from(self.arg) << 32
-                | u64::from(self.reserved) << 48,
+                | u64::from(self.ingress) << 48,
         ]
+    }
+
+    /// [`Descriptor::to_words`] of a descriptor with verdict `Next`. As words a descriptor is copied in two steps, field by field in eight.
+    #[inline(always)]
+    pub fn with_next([a, b]: [u64; 2]) -> [u64; 2] {
+        [a, b & !(0xff << 16)]
     }
 
     /// From the two words of a slot. Any words make a descriptor; whether it makes sense is for the receiver to check.
@@ -92,7 +98,7 @@ impl Descriptor {
             verdict: (b >> 16) as u8,
             flags: (b >> 24) as u8,
             arg: (b >> 32) as u16,
-            reserved: (b >> 48) as u16,
+            ingress: (b >> 48) as u16,
         }
     }
 }
@@ -115,9 +121,9 @@ impl Slot {
     }
 
     #[inline(always)]
-    pub(crate) fn load(&self) -> Descriptor {
+    pub(crate) fn load(&self) -> [u64; 2] {
         // Relaxed: the Acquire load of the ring's cursor came before. Each word is read exactly once.
-        Descriptor::from_words([self.0[0].load(Ordering::Relaxed), self.0[1].load(Ordering::Relaxed)])
+        [self.0[0].load(Ordering::Relaxed), self.0[1].load(Ordering::Relaxed)]
     }
 }
 
@@ -135,7 +141,7 @@ mod tests {
             verdict: 0x0b,
             flags: 0x0c,
             arg: 0x0d0e,
-            reserved: 0x0f10,
+            ingress: 0x0f10,
         };
         assert_eq!(Descriptor::from_words(descriptor.to_words()), descriptor);
     }

@@ -48,7 +48,7 @@ pub struct RegionLayout {
     pub rx_rings: u32,
     /// Capacity of each ring.
     pub capacity: u32,
-    /// Offset of the first rx ring; the others and the tx ring follow, each [`ring::bytes`] further on.
+    /// Offset of the first rx ring; the others follow, each [`ring::bytes`] further on, and then the tx ring.
     pub rings: u32,
     /// Zero.
     pub reserved: u32,
@@ -62,7 +62,7 @@ impl RegionLayout {
         if rx_rings == 0 || rx_rings > MAX_RX_RINGS || !ring::is_valid_capacity(capacity) {
             return None;
         }
-        let bytes = PAGE_BYTES + (rx_rings as usize + 1) * ring::bytes(capacity);
+        let bytes = tx_ring(rx_rings, capacity) + ring::bytes(capacity);
         let bytes = u32::try_from(bytes.next_multiple_of(PAGE_BYTES)).ok()?;
         Some(Self { magic: MAGIC, version: LAYOUT_VERSION, bytes, rx_rings, capacity, rings: PAGE_BYTES as u32, reserved: 0 })
     }
@@ -72,9 +72,20 @@ impl RegionLayout {
         Self::new(self.rx_rings, self.capacity) == Some(*self)
     }
 
-    fn ring(&self, index: u32) -> usize {
+    fn rx_ring(&self, index: u32) -> usize {
         self.rings as usize + index as usize * ring::bytes(self.capacity)
     }
+
+    fn tx_ring(&self) -> usize {
+        tx_ring(self.rx_rings, self.capacity)
+    }
+}
+
+/// Where the tx ring starts: half a page off the rx rings, unless they are small. An NF reads the one and writes the other at the same
+/// pace, and a processor holds a load back behind an earlier store whose address has the same last 12 bits.
+const fn tx_ring(rx_rings: u32, capacity: u32) -> usize {
+    let end = PAGE_BYTES + rx_rings as usize * ring::bytes(capacity);
+    if ring::bytes(capacity) < PAGE_BYTES { end } else { end.next_multiple_of(PAGE_BYTES) + PAGE_BYTES / 2 }
 }
 
 /// Words that the manager writes and the NF reads.
@@ -207,7 +218,7 @@ impl Region {
         if index >= layout.rx_rings {
             return None;
         }
-        Producer::in_mapping(self.memory.mapping(), layout.ring(index), layout.capacity)
+        Producer::in_mapping(self.memory.mapping(), layout.rx_ring(index), layout.capacity)
     }
 
     /// The far end of rx ring `index`, where the manager reads it itself for somebody who cannot.
@@ -216,7 +227,7 @@ impl Region {
         if index >= layout.rx_rings {
             return None;
         }
-        Consumer::in_mapping(self.memory.mapping(), layout.ring(index), layout.capacity)
+        Consumer::in_mapping(self.memory.mapping(), layout.rx_ring(index), layout.capacity)
     }
 
     /// What waits on rx ring `index`.
@@ -225,19 +236,19 @@ impl Region {
         if index >= layout.rx_rings {
             return None;
         }
-        Gauge::in_mapping(self.memory.mapping(), layout.ring(index), layout.capacity)
+        Gauge::in_mapping(self.memory.mapping(), layout.rx_ring(index), layout.capacity)
     }
 
     /// What waits on the tx ring.
     pub fn tx_gauge(&self) -> Gauge {
         let layout = self.page.layout;
-        Gauge::in_mapping(self.memory.mapping(), layout.ring(layout.rx_rings), layout.capacity).expect("the layout is valid")
+        Gauge::in_mapping(self.memory.mapping(), layout.tx_ring(), layout.capacity).expect("the layout is valid")
     }
 
     /// The manager's end of the tx ring.
     pub fn tx_consumer(&self) -> Consumer {
         let layout = self.page.layout;
-        Consumer::in_mapping(self.memory.mapping(), layout.ring(layout.rx_rings), layout.capacity).expect("the layout is valid")
+        Consumer::in_mapping(self.memory.mapping(), layout.tx_ring(), layout.capacity).expect("the layout is valid")
     }
 }
 
@@ -264,9 +275,9 @@ impl Attached {
         }
         let mapping = Mapping::new(fd, layout.bytes as usize, false)?;
         let rx = (0..layout.rx_rings)
-            .map(|i| Consumer::in_mapping(&mapping, layout.ring(i), layout.capacity))
+            .map(|i| Consumer::in_mapping(&mapping, layout.rx_ring(i), layout.capacity))
             .collect::<Option<Vec<_>>>();
-        let tx = Producer::in_mapping(&mapping, layout.ring(layout.rx_rings), layout.capacity);
+        let tx = Producer::in_mapping(&mapping, layout.tx_ring(), layout.capacity);
         let page = Page::new(mapping, layout);
         match (page, rx, tx) {
             (Some(page), Some(rx), Some(tx)) => Ok(Self { page, rx, tx }),

@@ -11,6 +11,7 @@
 //! confuses nobody but itself; the peer's cursor is cached, and read again only when the cached one shows no room (or nothing to
 //! read). A peer's cursor that is out of the possible range is [`WildCursor`]: the caller counts a violation.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::CACHE_LINE;
@@ -174,11 +175,12 @@ impl Producer {
         self.head.wrapping_sub(self.cached_tail)
     }
 
-    /// Fetches the lines of the slots that the next burst will be written to. The consumer had them last, a whole ring ago.
+    /// Fetches the lines of the slots of a burst that will be written after `ahead` more. The consumer had them last, a whole ring
+    /// ago.
     #[inline(always)]
-    pub fn prefetch(&self) {
+    pub fn prefetch(&self, ahead: usize) {
         for line in 0..BURST_LINES {
-            crate::prefetch_write(self.raw.slot(self.head.wrapping_add(line * SLOTS_A_LINE)));
+            crate::prefetch_write(self.raw.slot(self.head.wrapping_add(ahead as u32 + line * SLOTS_A_LINE)));
         }
     }
 
@@ -188,6 +190,17 @@ impl Producer {
     /// [`WildCursor`] as [`Producer::room`]; nothing was enqueued.
     #[inline]
     pub fn enqueue(&mut self, descriptors: &[Descriptor]) -> Result<usize, WildCursor> {
+        let n = self.write(descriptors)?;
+        self.publish();
+        Ok(n)
+    }
+
+    /// Writes the first descriptors that fit, and says how many. The consumer sees them after [`Producer::publish`].
+    ///
+    /// # Errors
+    /// [`WildCursor`] as [`Producer::room`]; nothing was written.
+    #[inline]
+    pub fn write(&mut self, descriptors: &[Descriptor]) -> Result<usize, WildCursor> {
         let mut room = self.raw.capacity - self.head.wrapping_sub(self.cached_tail);
         if (room as usize) < descriptors.len() {
             room = self.room()?;
@@ -197,9 +210,41 @@ impl Producer {
             self.raw.slot(self.head.wrapping_add(i as u32)).store(descriptor);
         }
         self.head = self.head.wrapping_add(n as u32);
+        Ok(n)
+    }
+
+    /// The next slots to be written, as they lie in the ring: at most `most`, less where the ring ends or is full. They are
+    /// [`Producer::advance`]d over when they are written.
+    ///
+    /// # Errors
+    /// [`WildCursor`] as [`Producer::room`].
+    #[cfg(not(loom))]
+    #[inline(always)]
+    pub fn slots(&mut self, most: usize) -> Result<NonNull<[Descriptor]>, WildCursor> {
+        let mut room = self.raw.capacity - self.head.wrapping_sub(self.cached_tail);
+        if (room as usize) < most {
+            room = self.room()?;
+        }
+        let to_end = self.raw.capacity - (self.head & (self.raw.capacity - 1));
+        let n = most.min(room.min(to_end) as usize);
+        // SAFETY: the mask keeps the index below capacity, and that many slots are there; the memory is not null.
+        let first =
+            unsafe { NonNull::new_unchecked(self.raw.slots.add((self.head & (self.raw.capacity - 1)) as usize).cast_mut()) };
+        Ok(NonNull::slice_from_raw_parts(first.cast(), n))
+    }
+
+    /// Notes that the next `n` slots are written. The consumer sees them after [`Producer::publish`].
+    #[inline(always)]
+    pub fn advance(&mut self, n: usize) {
+        debug_assert!(n <= (self.raw.capacity - self.head.wrapping_sub(self.cached_tail)) as usize, "slots() gave fewer");
+        self.head = self.head.wrapping_add(n as u32);
+    }
+
+    /// Shows the consumer all that was written.
+    #[inline(always)]
+    pub fn publish(&self) {
         // Release: the slots are written before the consumer sees the cursor.
         self.raw.head().store(self.head, Ordering::Release);
-        Ok(n)
     }
 }
 
@@ -247,13 +292,14 @@ impl Consumer {
         Ok(waiting)
     }
 
-    /// Fetches the producer's cursor and the lines of the next burst's slots, for a [`Consumer::dequeue`] that comes a little later.
+    /// Looks what the producer has written, if nothing is known to wait, and fetches the lines of the next burst's slots, for a
+    /// [`Consumer::dequeue`] that comes a little later. A wild cursor is left to that.
     #[inline(always)]
-    pub fn prefetch(&self) {
-        crate::prefetch(self.raw.head());
-        for line in 0..BURST_LINES {
-            crate::prefetch(self.raw.slot(self.tail.wrapping_add(line * SLOTS_A_LINE)));
+    pub fn look_ahead(&mut self) {
+        if self.known() == 0 {
+            let _ = self.available();
         }
+        self.prefetch_known();
     }
 
     /// Fetches the lines of the next burst's slots, as far as they are known to be written: a line that the producer is at would be
@@ -266,27 +312,73 @@ impl Consumer {
         }
     }
 
+    /// Descriptors that wait, as far as is known without a look at the producer's cursor.
+    #[inline(always)]
+    pub fn known(&self) -> u32 {
+        self.cached_head.wrapping_sub(self.tail)
+    }
+
     /// Dequeues up to `out.len()` descriptors into `out` and says how many.
     ///
     /// # Errors
     /// [`WildCursor`] as [`Consumer::available`]; nothing was dequeued.
     #[inline]
     pub fn dequeue(&mut self, out: &mut [Descriptor]) -> Result<usize, WildCursor> {
-        let mut waiting = self.cached_head.wrapping_sub(self.tail);
+        let n = self.read(out)?;
+        if n > 0 {
+            self.release();
+        }
+        Ok(n)
+    }
+
+    /// Reads up to `out.len()` descriptors into `out` and says how many. The producer may use their slots again after
+    /// [`Consumer::release`].
+    ///
+    /// # Errors
+    /// [`WildCursor`] as [`Consumer::available`]; nothing was read.
+    #[inline]
+    pub fn read(&mut self, out: &mut [Descriptor]) -> Result<usize, WildCursor> {
+        let mut waiting = self.known();
         if (waiting as usize) < out.len() {
             waiting = self.available()?;
         }
         let n = out.len().min(waiting as usize);
-        if n == 0 {
-            return Ok(0);
-        }
         for (i, descriptor) in out[..n].iter_mut().enumerate() {
-            *descriptor = self.raw.slot(self.tail.wrapping_add(i as u32)).load();
+            *descriptor = Descriptor::from_words(self.raw.slot(self.tail.wrapping_add(i as u32)).load());
         }
         self.tail = self.tail.wrapping_add(n as u32);
+        Ok(n)
+    }
+
+    /// Calls `take` with up to `most` descriptors as words, in order, and says how many. Slots as with [`Consumer::read`].
+    ///
+    /// # Errors
+    /// As [`Consumer::read`].
+    #[inline(always)]
+    pub fn read_words(&mut self, most: usize, mut take: impl FnMut([u64; 2])) -> Result<usize, WildCursor> {
+        let mut waiting = self.known();
+        if (waiting as usize) < most {
+            waiting = self.available()?;
+        }
+        let n = most.min(waiting as usize);
+        // In two runs, without a look at anything but the slots: what `take` writes to could be the ring's own fields, for all that the
+        // compiler knows.
+        let first = self.tail & (self.raw.capacity - 1);
+        let run = n.min((self.raw.capacity - first) as usize);
+        for (start, count) in [(first, run), (0, n - run)] {
+            // SAFETY: start + count is at most the capacity, and that many slots are there.
+            let slots = unsafe { std::slice::from_raw_parts(self.raw.slots.add(start as usize), count) };
+            slots.iter().for_each(|slot| take(slot.load()));
+        }
+        self.tail = self.tail.wrapping_add(n as u32);
+        Ok(n)
+    }
+
+    /// Gives the producer the slots of all that was read.
+    #[inline(always)]
+    pub fn release(&self) {
         // Release: the slots are read before the producer sees that they are free.
         self.raw.tail().store(self.tail, Ordering::Release);
-        Ok(n)
     }
 }
 
@@ -373,6 +465,45 @@ mod tests {
         assert_eq!((producer.enqueue(&[descriptor(1)]), producer.room()), (Ok(0), Ok(0)));
         assert_eq!((consumer.available(), consumer.dequeue(&mut out)), (Ok(4), Ok(4)));
         assert_eq!(consumer.dequeue(&mut out), Ok(0));
+    }
+
+    #[test]
+    fn what_is_kept_back_is_seen_when_it_is_published() {
+        let (mut producer, mut consumer) = private(4);
+        let mut out = [Descriptor::default(); 4];
+        assert_eq!((producer.write(&[descriptor(1); 3]), consumer.dequeue(&mut out)), (Ok(3), Ok(0)));
+        producer.publish();
+        assert_eq!((consumer.read(&mut out[..2]), consumer.known()), (Ok(2), 1));
+        assert_eq!(producer.room(), Ok(1), "what was read keeps its slots");
+        consumer.release();
+        assert_eq!(producer.room(), Ok(3));
+    }
+
+    #[test]
+    fn slots_that_are_written_in_place_end_with_the_ring_and_with_its_room() {
+        let (mut producer, mut consumer) = ring_at(8, 5);
+        let put = |producer: &mut Producer, most, frame| {
+            let slots = producer.slots(most).unwrap();
+            // SAFETY: nobody else looks at them before they are published.
+            (0..slots.len()).for_each(|i| unsafe { slots.cast::<Descriptor>().add(i).write(descriptor(frame + i as u32)) });
+            producer.advance(slots.len());
+            producer.publish();
+            slots.len()
+        };
+        assert_eq!(put(&mut producer, 6, 10), 3, "to the end of the ring");
+        assert_eq!(put(&mut producer, 3, 13), 3);
+        assert_eq!(put(&mut producer, 6, 16), 2, "all the room");
+        assert_eq!(put(&mut producer, 6, 18), 0);
+        let mut seen = Vec::new();
+        assert_eq!(consumer.read_words(5, |words| seen.push(Descriptor::from_words(words).frame)), Ok(5));
+        assert_eq!(consumer.read_words(5, |words| seen.push(Descriptor::from_words(words).frame)), Ok(3));
+        assert_eq!(seen, (10..18).collect::<Vec<_>>());
+        assert_eq!(producer.room(), Ok(0));
+        consumer.release();
+        assert_eq!(producer.room(), Ok(8));
+        producer.raw.tail().store(1000, Ordering::Relaxed);
+        producer.cached_tail = producer.head.wrapping_sub(8);
+        assert_eq!(producer.slots(1), Err(WildCursor));
     }
 
     /// What one side does: put or take so many.

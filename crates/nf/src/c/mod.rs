@@ -180,14 +180,14 @@ impl CPacket {
 
     /// For a descriptor that was checked; `frame` is the first byte of its frame.
     #[inline(always)]
-    fn new(descriptor: &Descriptor, ingress: u16, frame: *mut u8, stride: u32) -> Self {
+    fn new(descriptor: &Descriptor, frame: *mut u8, stride: u32) -> Self {
         Self {
             data: frame.wrapping_add(descriptor.offset as usize),
             len: descriptor.len,
             headroom: descriptor.offset,
             tailroom: (stride - u32::from(descriptor.offset) - u32::from(descriptor.len)) as u16,
             chain: descriptor.chain,
-            ingress,
+            ingress: descriptor.ingress,
             arg: 0,
             verdict: RawVerdict::Next as u8,
             flags: descriptor.flags,
@@ -208,7 +208,7 @@ impl CPacket {
             verdict: self.verdict,
             flags: self.flags,
             arg: self.arg,
-            reserved: 0,
+            ingress: self.ingress,
         })
     }
 }
@@ -341,10 +341,10 @@ mod tests {
     #[test]
     fn a_packet_that_left_its_frame_is_no_descriptor() {
         let geometry = Geometry { frames: 4, stride: 2240 };
-        let descriptor = Descriptor { frame: 3, offset: 128, len: 60, chain: 2, arg: 9, ..Default::default() };
-        let mut packet = CPacket::new(&descriptor, 9, std::ptr::null_mut(), geometry.stride);
+        let descriptor = Descriptor { frame: 3, offset: 128, len: 60, chain: 2, ingress: 9, ..Default::default() };
+        let mut packet = CPacket::new(&descriptor, std::ptr::null_mut(), geometry.stride);
         assert_eq!((packet.headroom, packet.tailroom, packet.ingress), (128, 2240 - 188, 9));
-        assert_eq!(packet.descriptor(3, geometry), Some(Descriptor { arg: 0, ..descriptor }));
+        assert_eq!(packet.descriptor(3, geometry), Some(descriptor));
         packet.headroom = 2200;
         assert_eq!(packet.descriptor(3, geometry), None);
         packet.headroom = 0;

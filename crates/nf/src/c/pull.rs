@@ -113,7 +113,7 @@ unsafe extern "C" fn sluice_read(nf: *mut CNf, out: *mut CPacket, max: u32, time
         for (i, descriptor) in burst[..n].iter().enumerate() {
             nf.hold(descriptor.frame);
             let frame = nf.start.wrapping_add(descriptor.frame as usize * nf.geometry.stride as usize);
-            let packet = CPacket::new(descriptor, descriptor.arg, frame, nf.geometry.stride);
+            let packet = CPacket::new(descriptor, frame, nf.geometry.stride);
             // SAFETY: the header asks for room for `max` packets, and n is not more.
             unsafe { out.add(i).write(packet) };
         }

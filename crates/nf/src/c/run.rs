@@ -43,10 +43,9 @@ impl Step for CStep {
         let geometry = arena.geometry();
         let (start, _) = arena.raw();
         for (i, slot) in self.packets[..n].iter_mut().enumerate() {
-            let ingress = burst.ingress(i);
             let descriptor = &burst.descriptors()[i];
             let frame = start.wrapping_add(descriptor.frame as usize * geometry.stride as usize);
-            *slot = CPacket::new(descriptor, ingress, frame, geometry.stride);
+            *slot = CPacket::new(descriptor, frame, geometry.stride);
         }
         // SAFETY: the function and its state are what the NF's make() gave; packets has n elements and is this thread's alone.
         let code = unsafe { handle(self.handler.state, self.packets.as_mut_ptr(), n as u32, now_ns) };

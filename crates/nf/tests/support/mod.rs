@@ -183,7 +183,7 @@ impl Nf<'_> {
             .map(|(bytes, frame)| {
                 assert!(self.manager.arena.write(frame, HEADROOM as u16, bytes));
                 // The verdict is that of the last hop: the library clears it.
-                Descriptor { frame, offset: HEADROOM as u16, len: bytes.len() as u16, verdict: 3, arg: 1, ..Default::default() }
+                Descriptor { frame, offset: HEADROOM as u16, len: bytes.len() as u16, verdict: 3, ingress: 1, ..Default::default() }
             })
             .collect();
         // All at once, so that the NF sees none of them or all.
