@@ -1,10 +1,11 @@
 //! Which NFs of a running daemon should share which cores, by what is measured of them.
 //!
-//! Loads are those of the statistics (arrivals, those refused at an entry with them, times service time); the decision is
-//! [`sluice_policy::plan::packing`]'s. A move is made as a replacement is: an instance on the new core, then the old one is given no
+//! Loads are those of the statistics (arrivals, those refused at an entry with them, times service time), over several readings: what one
+//! of them tells is of the last milliseconds, in which a generator or the manager may just have had its core to itself, and who plans
+//! by that moves NFs to and fro ([`over`]). The decision is [`sluice_policy::plan::packing`]'s. A move is made as a replacement is: an instance on the new core, then the old one is given no
 //! more packets and leaves; so the state of what is moved begins anew. Instances that attach by themselves stay where they are.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use sluice_policy::plan::packing::{self, Cores, Item, PackingError};
@@ -75,6 +76,9 @@ impl Plan {
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PackError {
+    /// NFs come and go.
+    #[error("{0} is coming, going, or not known for long enough; wait until it has settled")]
+    Unsettled(String),
     /// Nothing runs.
     #[error("no NF is running; start some first")]
     Nothing,
@@ -109,10 +113,42 @@ impl PackError {
     /// Whether it may be otherwise the next time, without another request.
     pub fn passes(&self) -> bool {
         match self {
-            Self::Nothing | Self::Unknown(_) | Self::TooBig { .. } | Self::Packing(_) => true,
+            Self::Unsettled(_) | Self::Nothing | Self::Unknown(_) | Self::TooBig { .. } | Self::Packing(_) => true,
             Self::NoService(_) | Self::Margin(_) | Self::NoCores => false,
         }
     }
+}
+
+/// What the last of some readings tells, with the rates and costs that NFs had in all of them: the mean of the one, and the median of
+/// the other.
+///
+/// # Errors
+/// [`PackError::Unsettled`] if an NF was not running in each of them; [`PackError::Nothing`] if there is no reading.
+pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
+    let mut seen: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    for nf in readings.iter().flat_map(|stats| &stats.nfs) {
+        // One that is awaited, or has failed for good, is nobody to plan for.
+        if matches!(nf.state, NfState::Expected | NfState::Failed) {
+            continue;
+        }
+        let known = seen.entry(nf.name.clone()).or_default();
+        if nf.state == NfState::Running {
+            known.push((nf.sched.arrival_pps, nf.sched.service_ns));
+        }
+    }
+    if let Some((name, _)) = seen.iter().find(|(_, known)| known.len() != readings.len()) {
+        return Err(PackError::Unsettled(name.clone()));
+    }
+    let mut last = readings.into_iter().next_back().ok_or(PackError::Nothing)?;
+    for nf in &mut last.nfs {
+        let Some(known) = seen.get(&nf.name) else { continue };
+        nf.sched.arrival_pps = known.iter().map(|(pps, _)| pps).sum::<f64>() / known.len() as f64;
+        // Before its first sample it is not known, which is no measurement.
+        let mut costs: Vec<f64> = known.iter().map(|(_, ns)| *ns).filter(|ns| *ns > 0.0).collect();
+        costs.sort_by(f64::total_cmp);
+        nf.sched.service_ns = costs.get(costs.len() / 2).copied().unwrap_or(0.0);
+    }
+    Ok(last)
 }
 
 /// Plans for what runs.
@@ -233,6 +269,30 @@ mod tests {
         assert_eq!(moves(&plan), [("c.0", 3, 1), ("b.0", 2, 1)]);
         assert!(plan.is_worth_it());
         assert!((plan.cores[0].load - 0.6).abs() < 1e-9 && plan.cores.len() == 1);
+    }
+
+    #[test]
+    fn a_moment_moves_nobody() {
+        // Two NFs of 0.3 cores each; in one reading of five, packets that had waited came all at once.
+        let reading = |pps: f64, ns: f64| stats(vec![nf("a.0", 1, pps, ns), nf("b.0", 1, 1e6, 300.0)]);
+        let calm = || reading(1e6, 300.0);
+        assert!(plan(&reading(2.5e6, 300.0), &request()).unwrap().is_worth_it(), "by this alone they would be spread");
+        let all = over(vec![calm(), reading(2.5e6, 300.0), calm(), reading(1e6, 9000.0), reading(1e6, 0.0)]).unwrap();
+        assert_eq!((all.nfs[0].sched.arrival_pps, all.nfs[0].sched.service_ns), (1.3e6, 300.0));
+        assert!(!plan(&all, &request()).unwrap().is_worth_it());
+        // Who is not there all the time is not planned for, and nobody without him.
+        let mut comes = calm();
+        comes.nfs[1].state = NfState::Starting;
+        let mut gone = calm();
+        gone.nfs.pop();
+        for other in [comes, gone] {
+            assert!(matches!(over(vec![other, calm()]), Err(error @ PackError::Unsettled(_)) if error.passes()));
+        }
+        // One that is not expected to come soon is left out.
+        let mut failed = calm();
+        failed.nfs.push(Nf { state: NfState::Failed, ..nf("c.0", 1, 0.0, 0.0) });
+        assert_eq!(over(vec![failed.clone(), failed]).unwrap().nfs.len(), 3);
+        assert!(matches!(over(Vec::new()), Err(PackError::Nothing)));
     }
 
     #[test]

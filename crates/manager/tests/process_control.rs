@@ -12,12 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
+use sluice_manager::foreign::room::Who;
 use sluice_manager::mechanism::class::{self, Class};
 use sluice_manager::mechanism::process::Proc;
 use sluice_manager::mechanism::processes::auto::{self, Outcome};
 use sluice_manager::mechanism::processes::guard::Guard;
 use sluice_manager::mechanism::processes::spinner::Spinner;
-use sluice_manager::mechanism::processes::{Controller, Failed, Gates, Mechanism, Refused, Settings, Target, make, realtime};
+use sluice_manager::mechanism::processes::{
+    Controller, Failed, Gates, Mechanism, Refused, Settings, Target, ThreadWatch, make, realtime,
+};
 use sluice_manager::mechanism::{affinity, processes};
 use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::memory::Mapping;
@@ -272,20 +275,102 @@ fn threads_that_come_later_get_the_class_too() {
     wait_for("threads 0");
     let pid = child.id() as i32;
     let before = classes(pid);
-    let slot = controller.add(&Target::of_pid(&Proc::default(), "maker", pid).unwrap()).unwrap();
+    let target = Target::of_pid(&Proc::default(), "maker", pid).unwrap();
+    let mut watch = ThreadWatch::of(&Proc::default(), &target);
+    let slot = controller.add(&target).unwrap();
+    assert!(!watch.has_changed());
     let mut input = child.stdin.take().unwrap();
     for n in 1..=3 {
         writeln!(input).unwrap();
         wait_for(&format!("threads {n}"));
+        assert!(watch.has_changed());
+        controller.look_again().unwrap();
         controller.run(slot).unwrap();
         assert_eq!(classes(pid), vec![Some(Class::Rr(settings.high)); before.len() + n]);
         controller.park(slot).unwrap();
         assert_eq!(classes(pid), vec![Some(Class::Rr(settings.low)); before.len() + n]);
     }
+    // One that nobody has looked for yet when its process is let go.
+    writeln!(input).unwrap();
+    wait_for("threads 4");
     controller.remove(slot).unwrap();
     assert!(classes(pid).iter().all(|class| *class == before[0]), "{:?}", classes(pid));
     drop(input);
     child.wait().unwrap();
+}
+
+/// A child that had the priority of a turn would never give the core back: nobody controls it.
+#[test]
+fn children_that_are_made_in_a_turn_do_not_keep_its_class() {
+    let Some(_alone) = alone() else { return };
+    let guard = Guard::start(program()).unwrap();
+    let settings = settings("children");
+    let mut controller = match make(Mechanism::Realtime, &settings, &guard) {
+        Ok(controller) => controller,
+        Err(error) => return eprintln!("left out: {error}"),
+    };
+    // A class of its own, so that it is seen to be given back.
+    let mut child = role("parent", &[]).stdin(Stdio::piped()).spawn().unwrap();
+    let mut said = lines(&mut child);
+    until("it waits", || said.next().is_some_and(|line| line.unwrap() == "waits"));
+    let pid = child.id() as i32;
+    class::set(Path::new("/"), Pid::from_raw(pid).unwrap(), Class::Batch).unwrap();
+    let before = classes(pid);
+    let slot = controller.add(&Target::of_pid(&Proc::default(), "parent", pid).unwrap()).unwrap();
+    controller.run(slot).unwrap();
+    assert_eq!(classes(pid), vec![Some(Class::Rr(settings.high)); before.len()]);
+    let mut input = child.stdin.take().unwrap();
+    writeln!(input).unwrap();
+    let forked = said.next().unwrap().unwrap().strip_prefix("child ").unwrap().parse().unwrap();
+    assert_eq!(classes(forked), [Some(Class::Other)]);
+    controller.park(slot).unwrap();
+    controller.run(slot).unwrap();
+    assert_eq!(classes(forked), [Some(Class::Other)]);
+    controller.remove(slot).unwrap();
+    assert_eq!(classes(pid), before);
+    // What it forks afterwards has the class that it has itself: nothing is left of ours.
+    writeln!(input).unwrap();
+    let forked = said.next().unwrap().unwrap().strip_prefix("child ").unwrap().parse().unwrap();
+    assert_eq!(classes(forked), [Some(Class::Batch)]);
+    drop(input);
+    assert!(child.wait().unwrap().success());
+}
+
+/// On hosts whose cpu controller is in version 2, the processes of a foreign NF are found by the cgroup that would freeze them.
+#[test]
+fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
+    let Some(_alone) = alone() else { return };
+    let Some(top) = version_2() else { return eprintln!("left out: no cgroups of version 2") };
+    let folder = top.join(settings("found").folder);
+    std::fs::create_dir(&folder).unwrap();
+    let (a, other) = (spinner(2, false), spinner(1, false));
+    std::fs::write(folder.join("cgroup.procs"), a.pid().to_string()).unwrap();
+    let (who, proc) = (Who::in_cgroup(&folder), Proc::default());
+    let pids = || -> Vec<i32> { who.members().iter().map(|pid| pid.as_raw_nonzero().get()).collect() };
+    assert_eq!(pids(), [a.pid()]);
+    let guard = Guard::start(program()).unwrap();
+    for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| mechanism.works_uncooperatively()) {
+        let Ok(mut controller) = make(mechanism, &settings("finder"), &guard) else { continue };
+        let (former, target) = (Former::of(&a), who.target(&proc, "found", &pids()).unwrap());
+        let b = spinner(1, false);
+        let slot = controller.add(&target).unwrap();
+        assert_eq!(pids(), [a.pid()], "{mechanism}");
+        if mechanism != Mechanism::Realtime {
+            only_runs(&other, &a);
+        }
+        controller.run(slot).unwrap();
+        runs(&a);
+        assert_eq!(pids(), [a.pid()], "{mechanism}");
+        // One that comes while it is stopped is found, and by the next look at who is there is taken in, too.
+        controller.park(slot).unwrap();
+        std::fs::write(folder.join("cgroup.procs"), b.pid().to_string()).unwrap();
+        assert_eq!(pids().len(), 2, "{mechanism}");
+        controller.remove(slot).unwrap();
+        assert_eq!((Former::of(&a), pids().len()), (former, 2), "{mechanism}");
+        runs(&b);
+    }
+    drop(a);
+    until("the cgroup is removed", || std::fs::remove_dir(&folder).is_ok());
 }
 
 #[test]
@@ -471,6 +556,7 @@ fn plays_its_role() {
         ["controller", mechanism, a, b] => control(mechanism.parse().unwrap(), &[a, b].map(|pid| pid.parse().unwrap())),
         ["stranger", pid] => stranger(pid.parse().unwrap()),
         ["maker"] => make_threads(),
+        ["parent"] => make_children(),
         _ => panic!("no such role: {role}"),
     }
 }
@@ -537,5 +623,20 @@ fn make_threads() {
         });
         starts.recv().unwrap();
         println!("threads {}", n + 1);
+    }
+}
+
+/// Starts a child for each line that comes in, and says which, until there are no more.
+fn make_children() {
+    println!("waits");
+    let mut children = Vec::new();
+    for _ in std::io::stdin().lines() {
+        let child = Command::new("/bin/sleep").arg("1000").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+        println!("child {}", child.id());
+        children.push(child);
+    }
+    for child in &mut children {
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 }

@@ -173,7 +173,10 @@ fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
 /// Decides the shares of all cores, and applies those that changed enough.
 fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
     let mut cores: BTreeMap<usize, (Vec<u16>, Vec<Demand>)> = BTreeMap::new();
-    for nf in nfs.values().filter(|nf| !nf.handle.poll || nf.handle.foreign.load(Ordering::Relaxed)) {
+    // One that polls and has no turns has its core for itself.
+    let has_share =
+        |handle: &NfHandle| !handle.poll || handle.foreign.load(Ordering::Relaxed) || handle.governed.load(Ordering::Relaxed);
+    for nf in nfs.values().filter(|nf| has_share(&nf.handle)) {
         let load = &nf.handle.load;
         let service = load.service_ns.get();
         let demand = Demand {

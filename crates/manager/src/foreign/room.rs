@@ -30,6 +30,7 @@ use crate::mechanism::cgroup::{Group, NfGroup};
 use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
 use crate::mechanism::process::{self, Exit, Identity, Proc};
+use crate::mechanism::processes::{Refused, Target};
 use crate::nf::spawn::{self, SpawnSpec};
 use crate::port::af_packet::InterfaceQueue;
 use crate::port::af_packet::socket::SocketOptions;
@@ -307,7 +308,7 @@ impl Room {
     /// What finds the processes of the program, for another thread.
     pub fn who(&self) -> Who {
         let ns = self.made.is_some().then(|| self.ns.clone());
-        Who { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().join("cgroup.procs")), ns, only: None }
+        Who { cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().to_path_buf()), ns, only: None }
     }
 
     /// Its cgroup, if it has one.
@@ -390,6 +391,24 @@ impl Who {
         Self { only: Some(identity), ..Self::default() }
     }
 
+    /// Whoever is in a cgroup that nobody else is in.
+    pub fn in_cgroup(folder: &Path) -> Self {
+        Self { cgroup: Some(folder.into()), ..Self::default() }
+    }
+
+    /// These of its processes, to be stopped and run as one. Nothing that is done so takes them out of the cgroup that they are found
+    /// by, and that their weight is from.
+    ///
+    /// # Errors
+    /// As [`Target::of_pids`].
+    pub fn target(&self, proc: &Proc, name: &str, pids: &[i32]) -> Result<Target, Refused> {
+        let target = Target::of_pids(proc, name, pids)?;
+        Ok(match &self.cgroup {
+            Some(folder) => target.in_cgroup(folder),
+            None => target,
+        })
+    }
+
     /// The processes.
     pub fn members(&self) -> Vec<Pid> {
         let proc = Proc::default();
@@ -398,8 +417,8 @@ impl Who {
             return pid.into_iter().collect();
         }
         match (&self.cgroup, &self.ns) {
-            (Some(file), _) => {
-                let text = std::fs::read_to_string(file).unwrap_or_default();
+            (Some(folder), _) => {
+                let text = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
                 let pids = text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?));
                 // One that has ended and was not collected runs no more.
                 pids.filter(|pid| proc.identity(*pid).is_some()).collect()

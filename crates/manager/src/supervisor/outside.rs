@@ -22,7 +22,7 @@ use crate::mechanism::process::Proc;
 use crate::mechanism::processes::auto;
 use crate::mechanism::processes::guard::Guard;
 use crate::mechanism::processes::realtime;
-use crate::mechanism::processes::{self, Controller, Gates, Mechanism, Refused, Target};
+use crate::mechanism::processes::{self, Controller, Gates, Mechanism, Refused, Target, ThreadWatch};
 use crate::nf::State;
 use crate::workflow::{CoreSchedule, Counters};
 
@@ -65,7 +65,8 @@ struct Governed {
     because: String,
     switch_ns: u64,
     counters: Arc<Counters>,
-    members: BTreeSet<u16>,
+    /// Those that are in it, and what sees that they have other threads than they had.
+    members: BTreeMap<u16, ThreadWatch>,
     /// NFs that cannot be in it; told once.
     refused: BTreeSet<u16>,
 }
@@ -174,8 +175,8 @@ impl Supervisor {
             let nfs = wanted.remove(&core).unwrap_or_default();
             let now = self.outside.cores.get(&core);
             let is_so = now.map_or(nfs.is_empty(), |governed| {
-                nfs.iter().all(|nf| governed.members.contains(nf) || governed.refused.contains(nf))
-                    && governed.members.iter().all(|nf| nfs.contains(nf))
+                nfs.iter().all(|nf| governed.members.contains_key(nf) || governed.refused.contains(nf))
+                    && governed.members.keys().all(|nf| nfs.contains(nf))
             });
             if !is_so && !self.outside.refused.contains(&core) {
                 self.regovern(core, &nfs);
@@ -191,6 +192,21 @@ impl Supervisor {
         }
         if self.outside.look_again {
             self.govern();
+        }
+        self.look_for_threads();
+    }
+
+    /// Takes in threads that NFs with turns have started. No packet thread does it: it takes reading folders.
+    fn look_for_threads(&mut self) {
+        // All are asked, for what has changed is told once.
+        let has_changed =
+            |governed: &mut Governed| governed.members.values_mut().fold(false, |changed, watch| watch.has_changed() | changed);
+        let changed = self.outside.cores.iter_mut().filter_map(|(core, governed)| has_changed(governed).then_some(*core));
+        for core in changed.collect::<Vec<usize>>() {
+            if let Ok(Some(mut schedule)) = self.plane.lend_schedule(core) {
+                schedule.look_again();
+                self.put(schedule);
+            }
         }
     }
 
@@ -211,7 +227,7 @@ impl Supervisor {
                         because: chosen.because,
                         switch_ns: chosen.switch_ns,
                         counters: counters.clone(),
-                        members: BTreeSet::new(),
+                        members: BTreeMap::new(),
                         refused: BTreeSet::new(),
                     };
                     self.outside.cores.insert(core, governed);
@@ -230,7 +246,7 @@ impl Supervisor {
             }
         };
         let Some(governed) = self.outside.cores.get_mut(&core) else { return };
-        let leaving: Vec<u16> = governed.members.iter().filter(|nf| !nfs.contains(nf)).copied().collect();
+        let leaving: Vec<u16> = governed.members.keys().filter(|nf| !nfs.contains(nf)).copied().collect();
         governed.refused.retain(|nf| nfs.contains(nf));
         for number in leaving {
             governed.members.remove(&number);
@@ -241,7 +257,7 @@ impl Supervisor {
         }
         let mechanism = governed.mechanism;
         for number in nfs {
-            if !self.outside.cores.get(&core).is_some_and(|governed| governed.members.contains(number)) {
+            if !self.outside.cores.get(&core).is_some_and(|governed| governed.members.contains_key(number)) {
                 self.take_in(core, mechanism, *number, &mut schedule);
             }
         }
@@ -275,7 +291,7 @@ impl Supervisor {
         let target = match (&nf.foreign, &nf.process) {
             (Some(foreign), _) => {
                 let pids = pids_of(&foreign.who.members());
-                let target = Target::of_pids(&proc, &nf.name, &pids);
+                let target = foreign.who.target(&proc, &nf.name, &pids);
                 self.outside.processes.insert(number, pids);
                 target
             }
@@ -290,10 +306,14 @@ impl Supervisor {
         let depth = self.tables.depths().get(usize::from(nf.service)).copied().unwrap_or(0);
         let foreign = nf.foreign.as_ref().map(|foreign| foreign.counters.clone());
         let pid = nf.process.as_ref().map(|process| process.pid);
-        let added = target.and_then(|target| schedule.add(&handle, &target, pid, foreign, depth));
+        let added = target.and_then(|target| {
+            // Before its threads are looked for: what comes while they are is seen.
+            let watch = ThreadWatch::of(&proc, &target);
+            schedule.add(&handle, &target, pid, foreign, depth).map(|()| watch)
+        });
         let Some(governed) = self.outside.cores.get_mut(&core) else { return };
         match added {
-            Ok(()) => drop(governed.members.insert(number)),
+            Ok(watch) => drop(governed.members.insert(number, watch)),
             Err(refused) => {
                 governed.refused.insert(number);
                 let name = &handle.name;
@@ -387,7 +407,7 @@ impl Supervisor {
             mechanism: governed.mechanism.name().into(),
             because: governed.because.clone(),
             switch_ns: governed.switch_ns,
-            nfs: governed.members.iter().filter_map(|number| Some(self.nfs.get(number)?.name.clone())).collect(),
+            nfs: governed.members.keys().filter_map(|number| Some(self.nfs.get(number)?.name.clone())).collect(),
             turns: Why::ALL
                 .into_iter()
                 .map(|why| (why.name().to_string(), governed.counters.ended[why as usize].load(Ordering::Relaxed)))

@@ -14,6 +14,11 @@
 //! Slices follow from what a packet costs, told from outside: packets that left the ring over CPU time used, of turns in which the ring
 //! never ran dry ([`Outside`]). Before the first such turn, what `sluice estimate` kept or the NF's own samples say.
 //!
+//! # Weights
+//! Among each other NFs have slices, whose lengths go by priority and cost; how often they come goes by their packets. Against processes
+//! that have no turns, an NF has its weight from the kernel, by the same share as every other NF has: where the mechanism has put it
+//! into a cgroup of its own, it is told the share at the beginning of a turn, when that has changed.
+//!
 //! # Limits
 //! A controller's calls cost the packet thread some microseconds each. An NF that starts or ends gets turns for it, without packets.
 
@@ -59,6 +64,9 @@ struct Governed {
     slot: Slot,
     cost: Outside,
     clock: Option<CpuClock>,
+    /// The share of its core that the controller was told last, and whether that has a use for it.
+    share: f64,
+    has_weight: bool,
 }
 
 struct View<'a>(&'a [Option<Governed>]);
@@ -140,7 +148,8 @@ impl CoreSchedule {
         let clock = pid.filter(|_| foreign.is_none()).and_then(|pid| CpuClock::of(pid).ok());
         let cost = Outside::new(WINDOW_NS, if handle.poll { Idle::Polls } else { Idle::Sleeps });
         handle.governed.store(true, Ordering::Relaxed);
-        self.nfs[free] = Some(Governed { rings: NfRings::new(handle.clone(), foreign), slot, cost, clock });
+        let rings = NfRings::new(handle.clone(), foreign);
+        self.nfs[free] = Some(Governed { rings, slot, cost, clock, share: 0.0, has_weight: true });
         self.workflow.add(Member { nf: free as u16, depth, ring: handle.limit.min(handle.capacity()), weight: handle.priority });
         self.made_of = (0, 0);
         Ok(())
@@ -158,6 +167,13 @@ impl CoreSchedule {
         handle.governed.store(false, Ordering::Relaxed);
         handle.gate.held.store(false, Ordering::Relaxed);
         self.controller.remove(nf.slot).map(|()| true)
+    }
+
+    /// Looks for threads that the NFs have started, which turns pass over until then.
+    pub fn look_again(&mut self) {
+        if self.controller.look_again().is_err() {
+            self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Makes sure that an NF can be killed although it is parked.
@@ -237,8 +253,26 @@ impl CoreSchedule {
                 handle.core_page.wake(handle.slot);
             }
         }
+        if let Move::Run(to) | Move::Switch { to, .. } = done {
+            self.weigh(to);
+        }
         let longest = self.workflow.take_longest_wait_ns();
         self.counters.longest_wait_ns.fetch_max(longest, Ordering::Relaxed);
+    }
+
+    /// A turn has begun: it has the weight against whoever else is on the core that its share says.
+    fn weigh(&mut self, place: u16) {
+        let Some(Some(nf)) = self.nfs.get_mut(usize::from(place)) else { return };
+        let share = nf.rings.handle().load.share.get();
+        if !nf.has_weight || share <= 0.0 || share == nf.share {
+            return;
+        }
+        nf.share = share;
+        match self.controller.set_weight(nf.slot, share) {
+            Ok(has_weight) => nf.has_weight = has_weight,
+            Err(Failed::Ended) => {}
+            Err(_) => drop(self.counters.failures.fetch_add(1, Ordering::Relaxed)),
+        }
     }
 
     /// A turn has ended: what its packets cost.

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
-use sluice_manager::control::model::{Apply, NfState};
+use sluice_manager::control::model::{Apply, NfState, Stats};
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service};
 
@@ -97,10 +97,15 @@ fn looking_again_and_again_goes_on_when_there_is_no_plan_for_a_while() {
     // NFs come, of which nobody knows at first what they cost.
     let config = head(daemon.folder(), "drain_ms = 60000") + &dear_and_cheap(one, other);
     daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
-    daemon.wait("both services have an NF that runs", |s| {
-        let runs = |service: &str| s.nfs.iter().any(|nf| nf.service == service && nf.state == NfState::Running);
-        s.services.len() == 2 && s.services.iter().all(|service| runs(&service.name))
-    });
+    let together = |s: &Stats| {
+        let of = |service: &str| s.nfs.iter().find(|nf| nf.service == service && nf.state == NfState::Running);
+        s.nfs.len() == 2 && of("a").zip(of("b")).is_some_and(|(a, b)| a.core == b.core)
+    };
+    let stats = daemon.wait("both NFs run on one core", together);
+    // They stay there, and packets flow through them.
+    let before = find_port(&stats, "out").tx_packets;
+    daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > before + 5000);
+    daemon.wait("both NFs are still together", together);
     assert!(packer.try_wait().unwrap().is_none(), "it goes on");
     packer.kill().unwrap();
     packer.wait().unwrap();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use sluice_manager::control::client::Client;
-use sluice_manager::control::model::NfState;
+use sluice_manager::control::model::{NfState, Stats};
 use sluice_manager::pack::{self, Move, Plan, Request};
 
 use crate::args::seconds;
@@ -21,7 +21,10 @@ Examples:
   sluice pack --cores 2-5 --margin 20 --sensitive ids,lookup
 
 An NF is moved by starting another instance on the new core, sending flows there, and letting the old one go; what it has learnt from
-packets is learnt anew. With --every, NFs are moved only if a core has too much to do, or if one can be freed.";
+packets is learnt anew. Rates and costs are those of half a second. With --every, NFs are moved only if a core has too much to do, or if one can be freed.";
+
+/// Readings of a look, and the time between two.
+const READINGS: (usize, Duration) = (10, Duration::from_millis(50));
 
 /// How long a new instance may take to run.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -69,7 +72,7 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
     };
     let mut told = None;
     loop {
-        let plan = pack::plan(&client.stats()?, &request);
+        let plan = pack::over(look(client)?).and_then(|stats| pack::plan(&stats, &request));
         let Some(every) = args.every else {
             let plan = plan?;
             if args.json {
@@ -110,6 +113,16 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
         out.flush()?;
         std::thread::sleep(Duration::from_secs_f64(every));
     }
+}
+
+/// What is told for a while.
+fn look(client: &mut Client) -> anyhow::Result<Vec<Stats>> {
+    let mut readings = vec![client.stats()?];
+    while readings.len() < READINGS.0 {
+        std::thread::sleep(READINGS.1);
+        readings.push(client.stats()?);
+    }
+    Ok(readings)
 }
 
 /// Makes the moves of a plan, and tells them.

@@ -5,7 +5,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-/// Flag of a thread whose children start with the default class. Taking it away needs a capability, so it is kept.
+/// Flag of a thread whose children and new threads start with the default class. Taking it away needs a capability.
 const RESET_ON_FORK: u64 = 1;
 
 /// What sched_getattr(2) tells of a thread: the kernel's first version of the structure, which all later ones take.
@@ -61,6 +61,24 @@ impl Attr {
             priority: priority.into(),
             ..Self::default()
         }
+    }
+
+    /// The same, and not for the children and new threads of who has it: they start with the default class. Only for who may take
+    /// that back, with the capability CAP_SYS_NICE.
+    #[must_use]
+    pub fn without_heirs(self) -> Self {
+        Self { flags: self.flags | RESET_ON_FORK, ..self }
+    }
+
+    /// Whether children and new threads of who has this get it, too.
+    pub fn has_heirs(&self) -> bool {
+        self.flags & RESET_ON_FORK == 0
+    }
+
+    /// Whether it is what those start with whose maker's class has no heirs.
+    pub fn is_default(&self) -> bool {
+        // The kernel tells the slice of a thread of this class where deadlines have a runtime, so that is not looked at.
+        self.policy == libc::SCHED_OTHER as u32 && self.nice == 0 && self.flags == 0
     }
 
     /// Whether it is the round-robin class with this priority.

@@ -7,7 +7,7 @@
 //!
 //! # Limits
 //! The signal goes to each thread by its number, after its process was seen not to have ended. Threads that have come since are
-//! found when their number changes. A thread that has the signal blocked runs on.
+//! found by [`look_again`](Controller::look_again). A thread that has the signal blocked runs on.
 
 use std::sync::Arc;
 
@@ -50,28 +50,41 @@ impl Gate {
 
 impl Held {
     #[inline]
-    fn park(&mut self, proc: &Proc) -> Result<(), Failed> {
+    fn park(&mut self) -> Result<(), Failed> {
         // Asked before: a number that is in use again must not be signalled.
         self.target.check_runs()?;
-        if self.is_closed && self.threads.iter().all(|threads| !threads.has_changed()) {
+        if self.is_closed {
             return Ok(());
         }
         self.gate.close();
         self.is_closed = true;
-        let mut result = Ok(());
+        self.threads.iter().map(|threads| call(threads, &threads.tids)).fold(Ok(()), Result::and)
+    }
+
+    fn look_again(&mut self, proc: &Proc) -> Result<(), Failed> {
+        let mut result = self.target.check_runs();
         for threads in &mut self.threads {
-            if threads.has_changed() {
-                threads.look_again(proc);
-            }
-            for tid in &threads.tids {
-                match threads.signal(*tid, SIGNAL) {
-                    Ok(()) | Err(Errno::SRCH) => {}
-                    Err(source) => result = Err(Failed::System { doing: "call to its gate", pid: threads.pid, source }),
-                }
+            let new = threads.look_again(proc);
+            if self.is_closed && result.is_ok() {
+                result = call(threads, &new);
             }
         }
-        result
+        // One that has ended has no threads that could be missed.
+        result.or_else(|error| if error == Failed::Ended { Ok(()) } else { Err(error) })
     }
+}
+
+/// Calls threads of a process to its gate.
+#[inline]
+fn call(threads: &Threads, tids: &[i32]) -> Result<(), Failed> {
+    let mut result = Ok(());
+    for tid in tids {
+        match threads.signal(*tid, SIGNAL) {
+            Ok(()) | Err(Errno::SRCH) => {}
+            Err(source) => result = Err(Failed::System { doing: "call to its gate", pid: threads.pid, source }),
+        }
+    }
+    result
 }
 
 impl Controller for Gate {
@@ -96,7 +109,7 @@ impl Controller for Gate {
         let note = self.guard.note(&[undo], Some(gates.memory())).inspect_err(|_| self.guard.give(target))?;
         let gate = gates.gate.clone();
         let mut held = Held { target: target.clone(), gate, threads, note, is_closed: false };
-        if let Err(error) = held.park(&self.host.proc) {
+        if let Err(error) = held.park() {
             let refused = error.into_refused(Mechanism::Gate, target);
             self.let_go(&held);
             return Err(refused);
@@ -105,7 +118,7 @@ impl Controller for Gate {
     }
 
     fn park(&mut self, slot: Slot) -> Result<(), Failed> {
-        self.slots.of(slot)?.park(&self.host.proc)
+        self.slots.of(slot)?.park()
     }
 
     fn run(&mut self, slot: Slot) -> Result<(), Failed> {
@@ -113,6 +126,10 @@ impl Controller for Gate {
         held.is_closed = false;
         held.gate.open();
         held.target.check_runs()
+    }
+
+    fn look_again(&mut self) -> Result<(), Failed> {
+        self.slots.values_mut().map(|held| held.look_again(&self.host.proc)).fold(Ok(()), Result::and)
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {

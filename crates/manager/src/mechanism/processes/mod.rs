@@ -27,7 +27,8 @@
 //! # Limits
 //! With priorities a parked process runs when nobody above it wants the core, and on other cores that it may use: pin it. STOP and
 //! CONT are seen by the parent of a process. Children that a controlled process makes later are stopped by the two cgroup
-//! mechanisms alone.
+//! mechanisms alone; with priorities they are of the default class and get what the others leave. Threads that it makes later are
+//! passed over until [`Controller::look_again`]; a [`ThreadWatch`] tells when that is due.
 
 // The calls for classes and for signals to threads have no safe wrapper in rustix.
 #![allow(unsafe_code)]
@@ -52,7 +53,7 @@ mod undo;
 #[cfg(test)]
 mod tests;
 
-pub use target::{Gates, Member, Target};
+pub use target::{Gates, Member, Target, ThreadWatch};
 
 use std::fmt;
 use std::path::PathBuf;
@@ -306,6 +307,15 @@ pub trait Controller: Send {
     fn set_weight(&mut self, slot: Slot, share: f64) -> Result<bool, Failed> {
         let _ = (slot, share);
         Ok(false)
+    }
+
+    /// Looks for threads that the targets have made since, which [`park`](Controller::park) and [`run`](Controller::run) pass over
+    /// until then. It reads folders, so it is not for the time between two slices.
+    ///
+    /// # Errors
+    /// What could not be done about one of them; all others were looked for.
+    fn look_again(&mut self) -> Result<(), Failed> {
+        Ok(())
     }
 
     /// Makes sure that a target that is parked can be killed: SIGKILL does nothing to one that is frozen by version 1, and little

@@ -8,8 +8,10 @@
 //! - Adding gives every thread the class with the low priority. What each had before is read whole (`Attr`) and given back whole.
 //! - Parking and running change priorities alone, at one system call a thread. A switch first raises the new one, which puts it
 //!   behind the old one of the same priority and moves nobody, and then lowers the old one: one rescheduling of the core, not two.
-//! - Threads that come later have the class of their maker. The folder of a process's threads has a link for each of them; when
-//!   that count has changed, or a thread has ended, the folder is read again.
+//! - The class has no heirs (SCHED_RESET_ON_FORK) where this user may take that back: threads and children that are made in a turn
+//!   start with the default class. A child that kept the high priority would have the core for ever, for no controller has it.
+//!   Threads get the class, by the next [`look_again`](Controller::look_again), and when they are let go the one that their process
+//!   had. Without CAP_SYS_NICE both inherit the class.
 //!
 //! # The kernel's rules
 //! - `sched_rt_runtime_us` takes 5 % of each second from real-time processes by default, in one piece of 48 ms: [`warnings`].
@@ -20,7 +22,7 @@
 //! # Limits
 //! A parked process runs while nobody above it wants its core, and all parked ones take turns of 100 ms then. Processes that share
 //! no core are not kept from each other at all: pin them. A thread that makes itself another class keeps that until it is run or
-//! parked again.
+//! parked again. A new thread that has not been looked for gets what the others leave of the core.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -49,6 +51,8 @@ pub struct Realtime {
     guard: Arc<Guard>,
     settings: Settings,
     host: Host,
+    /// This user may take back that a class has no heirs.
+    without_heirs: bool,
     slots: Slots<Held>,
 }
 
@@ -66,7 +70,13 @@ struct Process {
     former: BTreeMap<i32, Attr>,
     /// Priorities low and high, by which threads are known that were made by others that have the class already.
     pair: (u8, u8),
+    without_heirs: bool,
     note: Option<Note>,
+}
+
+/// Whether this user has the capability to give any class.
+fn may_give() -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE))
 }
 
 /// Makes the error of a class that the kernel does not give.
@@ -75,8 +85,7 @@ fn refused(settings: &Settings, pid: i32, priority: u8, error: Errno) -> Refused
         let what = format!("of process {pid}");
         return Refused::System { doing: "set the scheduling class", what, source: error.into() };
     }
-    let may = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SYS_NICE));
-    let what = match cgroup::without_real_time(&settings.root, pid, may) {
+    let what = match cgroup::without_real_time(&settings.root, pid, may_give()) {
         Some(folder) => format!(
             "process {pid} is in cgroup {}, which has no real-time budget (CONFIG_RT_GROUP_SCHED); write microseconds to \
              cpu.rt_runtime_us there and in those above it (version 1 only), or move it to the topmost cgroup",
@@ -114,13 +123,20 @@ impl Realtime {
         let thread = thread.map_err(|source| Refused::System { doing: "start", what: "a thread".into(), source })?;
         let answer = thread.join().unwrap_or(Err(Errno::INVAL));
         answer.map_err(|error| refused(settings, std::process::id() as i32, high, error))?;
-        Ok(Self { guard: guard.clone(), settings: settings.clone(), host: settings.host(), slots: Slots::default() })
+        Ok(Self {
+            guard: guard.clone(),
+            settings: settings.clone(),
+            host: settings.host(),
+            without_heirs: may_give(),
+            slots: Slots::default(),
+        })
     }
 
     /// Gives all threads of a process the class, after the guard was told what they had.
     fn take_process(&self, member: &Member, threads: Threads) -> (Process, Result<(), Refused>) {
         let pair = (self.settings.low, self.settings.high);
-        let mut process = Process { identity: member.identity, threads, former: BTreeMap::new(), pair, note: None };
+        let (identity, without_heirs) = (member.identity, self.without_heirs);
+        let mut process = Process { identity, threads, former: BTreeMap::new(), pair, without_heirs, note: None };
         for _ in 0..PASSES {
             match process.take_new(&self.guard, &self.host.proc, self.settings.low) {
                 Ok(false) => return (process, Ok(())),
@@ -151,9 +167,19 @@ enum Taking {
 }
 
 impl Process {
+    /// What its first thread had, which stands for what those would have that come later.
+    fn first(&self) -> Option<Attr> {
+        self.former.get(&self.identity.pid).or(self.former.values().next()).copied()
+    }
+
     fn undo(&self) -> Undo {
-        let first = self.former.get(&self.identity.pid).or(self.former.values().next());
-        Undo::Classes { process: self.identity, threads: self.former.clone(), others: first.copied() }
+        Undo::Classes { process: self.identity, threads: self.former.clone(), others: self.first() }
+    }
+
+    /// Our class, for a thread that has this.
+    fn class(&self, attr: Attr, priority: u8) -> Attr {
+        let class = attr.round_robin(priority);
+        if self.without_heirs { class.without_heirs() } else { class }
     }
 
     fn is_ours(&self, attr: &Attr) -> bool {
@@ -165,6 +191,7 @@ impl Process {
     #[cold]
     fn take_new(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<bool, Taking> {
         self.threads.look_again(proc);
+        let first = self.first();
         let mut others = Vec::new();
         for tid in &self.threads.tids {
             if self.former.contains_key(tid) {
@@ -172,8 +199,12 @@ impl Process {
             }
             match Attr::of(*tid) {
                 // Made by one that was taken already.
-                Ok(attr) if !self.former.is_empty() && self.is_ours(&attr) => {}
-                Ok(attr) => others.push((*tid, attr)),
+                Ok(attr) if first.is_some() && self.is_ours(&attr) => {}
+                // The same, without its class: it has what its maker would have handed down.
+                Ok(attr) => {
+                    let from_first = first.filter(|first| self.without_heirs && first.has_heirs() && attr.is_default());
+                    others.push((*tid, from_first.unwrap_or(attr)));
+                }
                 Err(Errno::SRCH) => {}
                 Err(error) => return Err(Taking::Errno(error)),
             }
@@ -188,7 +219,7 @@ impl Process {
             guard.forget(&old);
         }
         for (tid, attr) in others {
-            match attr.round_robin(priority).give(tid) {
+            match self.class(attr, priority).give(tid) {
                 Ok(()) | Err(Errno::SRCH) => {}
                 Err(error) => return Err(Taking::Errno(error)),
             }
@@ -199,43 +230,48 @@ impl Process {
 
 impl Held {
     #[inline]
-    fn give(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<(), Failed> {
+    fn give(&mut self, priority: u8) -> Result<(), Failed> {
         self.priority = priority;
         let mut result = Ok(());
         let mut is_left = false;
-        for process in &mut self.processes {
-            let mut again = process.threads.has_changed();
-            if !again {
-                again = process.give(priority)?;
+        for process in &self.processes {
+            match process.give(priority) {
+                Ok(runs) => is_left |= runs,
+                Err(error) => (result, is_left) = (Err(error), true),
             }
-            if again {
-                result = process.give_anew(guard, proc, priority);
-            }
-            is_left |= !process.threads.tids.is_empty();
         }
         if is_left { result.and_then(|()| self.target.check_runs()) } else { Err(Failed::Ended) }
+    }
+
+    fn look_again(&mut self, guard: &Guard, proc: &Proc) -> Result<(), Failed> {
+        let priority = self.priority;
+        self.processes.iter_mut().map(|process| process.look_again(guard, proc, priority)).fold(Ok(()), Result::and)
     }
 }
 
 impl Process {
-    /// Gives the known threads a priority, and says whether one of them is not what it was.
+    /// Gives the known threads a priority, and says whether there are any.
     #[inline]
     fn give(&self, priority: u8) -> Result<bool, Failed> {
-        let mut again = false;
+        let mut is_left = false;
         for tid in &self.threads.tids {
-            match set_priority(*tid, priority) {
-                Ok(()) => {}
-                // It has ended, or has given itself another class.
-                Err(Errno::SRCH | Errno::INVAL) => again = true,
+            let given = match set_priority(*tid, priority) {
+                // It has given itself another class, and gets ours again.
+                Err(Errno::INVAL) => Attr::of(*tid).and_then(|attr| self.class(attr, priority).give(*tid)),
+                given => given,
+            };
+            match given {
+                Ok(()) => is_left = true,
+                // It has ended.
+                Err(Errno::SRCH) => {}
                 Err(source) => return Err(Failed::System { doing: "set the priority of", pid: self.identity.pid, source }),
             }
         }
-        Ok(again)
+        Ok(is_left)
     }
 
-    /// The same for a process whose threads have changed.
-    #[cold]
-    fn give_anew(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<(), Failed> {
+    /// Gives all threads a priority, those that have come since, too.
+    fn look_again(&mut self, guard: &Guard, proc: &Proc, priority: u8) -> Result<(), Failed> {
         let pid = self.identity.pid;
         let failed = |source| Failed::System { doing: "give its class to a new thread of", pid, source };
         for _ in 0..PASSES {
@@ -246,18 +282,8 @@ impl Process {
                 Err(Taking::Refused(_)) => return Err(failed(Errno::PIPE)),
             }
         }
-        for tid in &self.threads.tids {
-            match set_priority(*tid, priority) {
-                Ok(()) | Err(Errno::SRCH) => {}
-                // It has given itself another class, and gets ours again.
-                Err(Errno::INVAL) => match Attr::of(*tid).and_then(|attr| attr.round_robin(priority).give(*tid)) {
-                    Ok(()) | Err(Errno::SRCH) => {}
-                    Err(error) => return Err(failed(error)),
-                },
-                Err(error) => return Err(failed(error)),
-            }
-        }
-        Ok(())
+        // Those that have inherited the class have the priority of their maker at that time.
+        self.give(priority).map(drop)
     }
 }
 
@@ -296,12 +322,12 @@ impl Controller for Realtime {
 
     fn park(&mut self, slot: Slot) -> Result<(), Failed> {
         let low = self.settings.low;
-        self.slots.of(slot)?.give(&self.guard, &self.host.proc, low)
+        self.slots.of(slot)?.give(low)
     }
 
     fn run(&mut self, slot: Slot) -> Result<(), Failed> {
         let high = self.settings.high;
-        self.slots.of(slot)?.give(&self.guard, &self.host.proc, high)
+        self.slots.of(slot)?.give(high)
     }
 
     fn switch(&mut self, from: Slot, to: Slot) -> Result<(), Failed> {
@@ -310,6 +336,10 @@ impl Controller for Realtime {
         }
         let run = self.run(to);
         run.and(self.park(from))
+    }
+
+    fn look_again(&mut self) -> Result<(), Failed> {
+        self.slots.values_mut().map(|held| held.look_again(&self.guard, &self.host.proc)).fold(Ok(()), Result::and)
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {

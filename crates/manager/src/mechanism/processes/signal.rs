@@ -16,7 +16,6 @@ use super::slots::Slots;
 use super::target::Threads;
 use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
-use crate::mechanism::process::Proc;
 
 /// Controls by signals.
 pub struct Signal {
@@ -44,14 +43,11 @@ impl Signal {
 
 impl Held {
     #[inline]
-    fn park(&mut self, proc: &Proc) -> Result<(), Failed> {
+    fn park(&self) -> Result<(), Failed> {
         let result = send(&self.target, Number::STOP, "stop");
-        for threads in &mut self.threads {
-            if threads.has_changed() {
-                threads.look_again(proc);
-            }
+        for threads in &self.threads {
             // The kernel gives the signal to one thread, and all stop when that one gets a core: which it may have to wait for behind
-            // the others. So each gets one of its own, and the one that has the core stops all.
+            // the others. So each that is known gets one of its own, and the one that has the core stops all.
             for tid in threads.tids.iter().filter(|_| threads.tids.len() > 1) {
                 // One that has ended needs none, and whatever else is wrong the first signal has told.
                 let _ = threads.signal(*tid, libc::SIGSTOP);
@@ -93,8 +89,8 @@ impl Controller for Signal {
         self.guard.take(target)?;
         let undos: Vec<Undo> = target.members().iter().map(|member| Undo::Continue { process: member.identity }).collect();
         let note = self.guard.note(&undos, None).inspect_err(|_| self.guard.give(target))?;
-        let mut held = Held { target: target.clone(), threads, undos, note };
-        let stopped = held.park(&self.host.proc);
+        let held = Held { target: target.clone(), threads, undos, note };
+        let stopped = held.park();
         if let Err(error) = stopped {
             let refused = error.into_refused(Mechanism::Signal, target);
             let _ = self.let_go(held);
@@ -104,13 +100,19 @@ impl Controller for Signal {
     }
 
     fn park(&mut self, slot: Slot) -> Result<(), Failed> {
-        self.slots.of(slot)?.park(&self.host.proc)
+        self.slots.of(slot)?.park()
     }
 
     fn run(&mut self, slot: Slot) -> Result<(), Failed> {
         // It also takes away all stops that threads have not seen yet.
         let target = &self.slots.of(slot)?.target;
         send(target, Number::CONT, "continue").and_then(|()| target.check_runs())
+    }
+
+    fn look_again(&mut self) -> Result<(), Failed> {
+        let threads = self.slots.values_mut().flat_map(|held| &mut held.threads);
+        threads.for_each(|threads| drop(threads.look_again(&self.host.proc)));
+        Ok(())
     }
 
     fn before_kill(&mut self, slot: Slot) -> Result<(), Failed> {

@@ -37,6 +37,11 @@ impl<T> Slots<T> {
         self.0.get_mut(slot.index()).and_then(Option::take).ok_or(Failed::NoSuchSlot(slot))
     }
 
+    /// All targets.
+    pub(super) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.iter_mut().flatten()
+    }
+
     /// All slots in use.
     pub(super) fn used(&self) -> Vec<Slot> {
         let used = |(i, value): (usize, &Option<T>)| value.as_ref().map(|_| Slot(i as u32));

@@ -159,8 +159,7 @@ impl Target {
         if members.is_empty() {
             return Err(Refused::NoProcess { name: name.into() });
         }
-        let is_v2 = folder.join("cgroup.freeze").exists();
-        Ok(Self { name: name.into(), members, gates: None, cgroup: is_v2.then(|| folder.to_path_buf()) })
+        Ok(Self { name: name.into(), members, gates: None, cgroup: None }.in_cgroup(folder))
     }
 
     /// With what its process has for being stopped by its own will.
@@ -189,10 +188,10 @@ impl Target {
         self.cgroup.as_deref()
     }
 
-    /// In this cgroup of version 2, which holds its processes and nobody else, and is frozen as it is.
+    /// In this cgroup, which holds its processes and nobody else. One of version 2 is then frozen as it is.
     #[must_use]
     pub fn in_cgroup(self, folder: &Path) -> Self {
-        Self { cgroup: Some(folder.into()), ..self }
+        Self { cgroup: folder.join("cgroup.freeze").exists().then(|| folder.into()), ..self }
     }
 
     /// Whether all its processes have ended.
@@ -223,16 +222,45 @@ impl Target {
     }
 }
 
-/// The threads of a process, and a cheap way to see that their number has changed.
+/// A cheap way to see that the threads of a target have changed: the folder of a process's threads has a link for each of them, and
+/// asking how many costs a third of a microsecond.
+#[derive(Debug)]
+pub struct ThreadWatch(Vec<(OwnedFd, u64)>);
+
+impl ThreadWatch {
+    /// Of all processes of a target that have not ended. Made before the target is [added](super::Controller::add), it misses nothing.
+    pub fn of(proc: &Proc, target: &Target) -> Self {
+        let one = |member: &Member| {
+            let folder = OwnedFd::from(fs::File::open(proc.path(&format!("{}/task", member.raw()))).ok()?);
+            let links = links_of(&folder);
+            Some((folder, links))
+        };
+        Self(target.members.iter().filter_map(one).collect())
+    }
+
+    /// Whether there are more or fewer than when this was asked last.
+    pub fn has_changed(&mut self) -> bool {
+        let mut has_changed = false;
+        for (folder, before) in &mut self.0 {
+            let links = links_of(folder);
+            has_changed |= std::mem::replace(before, links) != links;
+        }
+        has_changed
+    }
+}
+
+#[allow(clippy::useless_conversion, reason = "on some machines it is shorter")]
+fn links_of(folder: &OwnedFd) -> u64 {
+    rustix::fs::fstat(folder).map_or(0, |stat| u64::from(stat.st_nlink))
+}
+
+/// The threads of a process, as they were when last looked for.
 #[derive(Debug)]
 pub(super) struct Threads {
     /// The process.
     pub(super) pid: i32,
     /// Their numbers.
     pub(super) tids: Vec<i32>,
-    folder: OwnedFd,
-    /// Links of the folder: the kernel counts one for each thread, and asking costs a third of a microsecond.
-    links: u64,
 }
 
 impl Threads {
@@ -242,30 +270,17 @@ impl Threads {
             let path = proc.path(&format!("{}/task", member.raw()));
             let system =
                 |source: io::Error| Refused::System { doing: "read the threads in", what: path.display().to_string(), source };
-            let folder = fs::File::open(&path).map_err(|source| match source.kind() {
+            fs::metadata(&path).map_err(|source| match source.kind() {
                 io::ErrorKind::NotFound => Refused::NoProcess { name: target.name.clone() },
                 _ => system(source),
             })?;
-            let folder = folder.into();
-            let mut threads = Self { pid: member.raw(), tids: Vec::new(), folder, links: 0 };
-            threads.look_again(proc);
+            let threads = Self { pid: member.raw(), tids: threads_of(proc, member.raw()) };
             if threads.tids.is_empty() && !member.is_ended() {
                 return Err(system(io::ErrorKind::NotFound.into()));
             }
             Ok(threads)
         };
         target.members.iter().map(one).collect()
-    }
-
-    #[allow(clippy::useless_conversion, reason = "on some machines it is shorter")]
-    fn links_now(&self) -> u64 {
-        rustix::fs::fstat(&self.folder).map_or(0, |stat| u64::from(stat.st_nlink))
-    }
-
-    /// Whether their number is another one than when they were looked for.
-    #[inline]
-    pub(super) fn has_changed(&self) -> bool {
-        self.links_now() != self.links
     }
 
     /// Signals one of them. Only right after the process was seen not to have ended: it goes by number.
@@ -278,12 +293,11 @@ impl Threads {
         Ok(())
     }
 
-    /// Looks for them again.
+    /// Looks for them again. Says which are new.
     #[cold]
-    pub(super) fn look_again(&mut self, proc: &Proc) {
-        // Asked before: a thread that comes while they are looked for makes the number differ the next time.
-        self.links = self.links_now();
-        self.tids = threads_of(proc, self.pid);
+    pub(super) fn look_again(&mut self, proc: &Proc) -> Vec<i32> {
+        let before = std::mem::replace(&mut self.tids, threads_of(proc, self.pid));
+        self.tids.iter().copied().filter(|tid| !before.contains(tid)).collect()
     }
 }
 

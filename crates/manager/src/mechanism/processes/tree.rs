@@ -208,7 +208,8 @@ impl Tree {
         }
         let file = folder.join(self.words.file);
         let state = OpenOptions::new().write(true).open(&file).map_err(|source| self.refused("open", &file, source))?;
-        let weight = OpenOptions::new().write(true).open(folder.join(Version::V2.file())).ok();
+        // One that it had before has whatever weight others give it.
+        let weight = made.then(|| OpenOptions::new().write(true).open(folder.join(Version::V2.file())).ok()).flatten();
         if made {
             let procs = folder.join("cgroup.procs");
             let mut is_left = false;
