@@ -242,11 +242,11 @@ impl Engine {
         self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
     }
 
-    /// Whether cursors are published later than they move. Not those of an NF that can be stopped from outside between two bursts, or
-    /// sleeps in its handler for its storage.
+    /// Whether cursors are published later than they move. Not those of an NF that may sleep in its handler, for its storage. One that is
+    /// stopped from outside while it keeps something back has more packets, and so another turn.
     #[inline(always)]
     fn keeps_back(&self) -> bool {
-        !self.poll && self.seat.storage().is_none()
+        self.seat.storage().is_none()
     }
 
     /// Publishes after the burst that began at `now`, unless more bursts wait and it was done a short while ago: each publishing takes
