@@ -484,3 +484,187 @@ fn remove_below(folder: &Path, depth: usize) -> io::Result<()> {
     }
     fs::remove_dir(folder)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn template(source: Source) -> Template {
+        Template {
+            source,
+            runtime: "/usr/bin/crun".into(),
+            writable: false,
+            args: vec!["--fast".into()],
+            env: vec![("A".into(), "2".into())],
+            user: None,
+        }
+    }
+
+    fn of_root() -> Template {
+        template(Source::Root { root: "/srv/nf".into(), exec: "/bin/nf".into() })
+    }
+
+    /// A bundle as `crun spec` writes it, with what else is given.
+    fn bundle(change: impl FnOnce(&mut Value)) -> Value {
+        let mut config = json!({
+            "ociVersion": "1.0.0",
+            "process": {
+                "terminal": true, "user": { "uid": 1, "gid": 2 }, "args": ["/bin/nf", "-v"], "env": ["PATH=/bin", "A=1"], "cwd": "/data",
+                "capabilities": { "bounding": ["CAP_KILL"], "effective": ["CAP_KILL"] },
+                "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024 }],
+            },
+            "root": { "path": "rootfs", "readonly": false },
+            "hostname": "crun",
+            "mounts": [
+                { "destination": "/proc", "type": "proc", "source": "proc" },
+                { "destination": "/dev", "type": "tmpfs", "source": "tmpfs" },
+                { "destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue" },
+                { "destination": "/sys", "type": "sysfs", "source": "sysfs" },
+                { "destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup" },
+            ],
+            "linux": {
+                "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
+                "namespaces": [{ "type": "pid" }, { "type": "mount" }],
+            },
+        });
+        change(&mut config);
+        config
+    }
+
+    fn strings(value: &Value) -> Vec<&str> {
+        list(value).iter().filter_map(Value::as_str).collect()
+    }
+
+    /// What every container has, whatever it is made of.
+    fn assert_fenced(config: &Value) {
+        for set in ["bounding", "effective", "inheritable", "permitted", "ambient"] {
+            assert_eq!(config["process"]["capabilities"][set], json!([]), "{set}");
+        }
+        assert_eq!(config["process"]["noNewPrivileges"], true);
+        assert_eq!(config["process"]["terminal"], false);
+        assert_eq!(config["root"]["readonly"], true);
+        let namespaces: Vec<&str> = list(&config["linux"]["namespaces"]).iter().filter_map(|n| n["type"].as_str()).collect();
+        assert_eq!(namespaces, NAMESPACES);
+        let bound: Vec<&Value> = list(&config["mounts"]).iter().filter(|mount| is_bind(mount)).collect();
+        assert_eq!(bound.len(), 1, "the socket, and nothing else of the host");
+        assert_eq!((&bound[0]["source"], &bound[0]["destination"]), (&json!("/run/sluice/nf.sock"), &json!(SOCKET)));
+        assert!(list(&config["mounts"]).iter().all(|mount| !is_dropped(mount)));
+        assert!(strings(&config["linux"]["seccomp"]["syscalls"][0]["names"]).contains(&"ptrace"));
+        assert!(config["linux"]["resources"].is_null());
+    }
+
+    #[test]
+    fn a_root_directory_gets_a_configuration() {
+        let mut template = of_root();
+        let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_fenced(&config);
+        assert_eq!(config["root"]["path"], "/srv/nf");
+        assert_eq!(config["hostname"], "ids.0");
+        assert_eq!(strings(&config["process"]["args"]), ["/bin/nf", "--fast"]);
+        assert_eq!(strings(&config["process"]["env"]), [PATH, "A=2", "SLUICE_SOCKET=/run/sluice/nf.sock", "SLUICE_NF=ids.0"]);
+        assert_eq!(config["process"]["user"], json!({ "uid": 0, "gid": 0 }));
+        template.user = Some(User { uid: 7, gid: 8, groups: vec![9] });
+        template.writable = true;
+        let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_eq!(config["process"]["user"], json!({ "uid": 7, "gid": 8, "additionalGids": [9] }));
+        assert_eq!(config["root"]["readonly"], false);
+    }
+
+    #[test]
+    fn a_bundle_keeps_what_its_program_needs() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), bundle(|_| ()).to_string()).unwrap();
+        let template = template(Source::Bundle(folder.path().into()));
+        let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_fenced(&config);
+        assert_eq!(config["root"]["path"], json!(folder.path().join("rootfs")));
+        assert_eq!(strings(&config["process"]["args"]), ["/bin/nf", "-v", "--fast"]);
+        assert_eq!(strings(&config["process"]["env"]), ["PATH=/bin", "A=2", "SLUICE_SOCKET=/run/sluice/nf.sock", "SLUICE_NF=ids.0"]);
+        assert_eq!(config["process"]["user"], json!({ "uid": 1, "gid": 2 }));
+        assert_eq!(config["process"]["cwd"], "/data");
+        assert_eq!(config["process"]["rlimits"][0]["hard"], 1024);
+        // A filter of its own stays.
+        let own = bundle(|config| config["linux"]["seccomp"] = json!({ "defaultAction": "SCMP_ACT_ERRNO" }));
+        fs::write(folder.path().join("config.json"), own.to_string()).unwrap();
+        let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_eq!(config["linux"]["seccomp"], json!({ "defaultAction": "SCMP_ACT_ERRNO" }));
+    }
+
+    #[test]
+    fn what_reaches_the_host_is_refused() {
+        assert_eq!(examine(&bundle(|_| ())), Ok(()));
+        assert_eq!(examine(&bundle(|c| c["hooks"] = json!({}))), Ok(()), "none");
+        type Change = fn(&mut Value);
+        let cases: [(Change, &str); 9] = [
+            (|c| c["hooks"] = json!({ "prestart": [{ "path": "/bin/true" }] }), "has hooks, which run on the host"),
+            (|c| c["linux"]["devices"] = json!([{ "path": "/dev/vfio/1" }]), "asks for devices of the host"),
+            (|c| c["linux"]["namespaces"][0]["path"] = json!("/proc/1/ns/pid"), "enters the namespace \"/proc/1/ns/pid\""),
+            (|c| c["mounts"][1] = json!({ "destination": "/h", "type": "bind", "source": "/" }), "binds \"/\" of the host to \"/h\""),
+            (
+                |c| c["mounts"][1] = json!({ "destination": "/h", "type": "none", "source": "/etc", "options": ["rbind"] }),
+                "binds \"/etc\" of the host",
+            ),
+            (|c| c["mounts"][1] = json!({ "destination": "/d", "type": "ext4", "source": "/dev/vda" }), "mounts \"ext4\" at \"/d\""),
+            (|c| c["linux"]["resources"]["memory"] = json!({ "limit": 1 }), "has limits (linux.resources.memory)"),
+            (|c| c["process"]["args"] = json!([]), "names no program"),
+            (|c| c["process"]["args"] = json!(["/bin/nf", 7]), "names no program"),
+        ];
+        for (change, wanted) in cases {
+            let said = examine(&bundle(change)).unwrap_err();
+            assert!(said.contains(wanted) && said.contains("; "), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_life_is_prepared_and_cleared() {
+        let folder = tempfile::tempdir().unwrap();
+        let life = Life::new("ids.0", 3, folder.path(), None);
+        let spec = life.prepare("ids.0", &of_root(), Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_eq!(life.folder, folder.path().join("containers/ids.0-3"));
+        assert!(spec.apart && spec.cgroup.is_none() && spec.user.is_none());
+        let args: Vec<String> = spec.args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+        let shown = life.folder.display();
+        assert_eq!(
+            args.join(" "),
+            format!("--root {shown}/state --cgroup-manager=disabled run --bundle {shown} ids.0-3"),
+            "crun has nothing to do with cgroups"
+        );
+        let written: Value = serde_json::from_str(&fs::read_to_string(life.folder.join("config.json")).unwrap()).unwrap();
+        assert_fenced(&written);
+        assert!(life.prepare("ids.0", &of_root(), Path::new("/s")).unwrap_err().to_string().contains("cannot write"), "no second time");
+
+        let outside = folder.path().join("precious");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("file"), "").unwrap();
+        fs::create_dir_all(life.folder.join("state/ids.0-3")).unwrap();
+        fs::write(life.folder.join("state/ids.0-3/status"), "").unwrap();
+        symlink(&outside, life.folder.join("state/link")).unwrap();
+        let (gone, failed) = life.clear();
+        assert!(gone.len() == 1 && failed.is_empty(), "{gone:?} {failed:?}");
+        assert!(outside.join("file").exists(), "links are not followed");
+        assert_eq!(fs::read_dir(folder.path().join("containers")).unwrap().count(), 0);
+        assert_eq!(remove_folder(&outside).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn each_start_has_names_of_its_own() {
+        let life = Life::new("ids.0", 4, Path::new("/run/sluice"), Some(Path::new("/sys/fs/cgroup/a")));
+        let outer = PathBuf::from(format!("/sys/fs/cgroup/a/sluice-{}-ids.0-4", std::process::id()));
+        assert_eq!(life.cgroups(), [outer.clone(), outer.join("container")]);
+    }
+
+    #[test]
+    fn what_is_no_program_has_no_loader() {
+        for bytes in [&b""[..], b"#!/bin/sh", b"\x7fELF\x02\x01", &[0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 255, 255]] {
+            assert_eq!(loader_of(bytes), None);
+        }
+        // A table of headers that leads out of the file.
+        let mut wild = vec![0u8; 64];
+        wild[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        wild[32..40].fill(0xff);
+        wild[54..58].fill(0xff);
+        assert_eq!(loader_of(&wild), None);
+    }
+}

@@ -921,7 +921,8 @@ mod tests {
                 let mut spec = SpawnSpec::new("test.0", "/bin/sleep");
                 spec.args = vec!["1000".into()];
                 spec.stdio = Stdio::Null;
-                let children = [spawn(&spec).unwrap(), spawn(&spec).unwrap()];
+                let apart = SpawnSpec { apart: rustix::process::geteuid().is_root(), ..spec.clone() };
+                let children = [spawn(&spec).unwrap(), spawn(&apart).unwrap()];
                 for child in &children {
                     println!("child {}", child.pid.as_raw_nonzero());
                 }
@@ -1113,6 +1114,37 @@ mod tests {
         for pidfd in &pidfds {
             assert_eq!(process::wait_readable(pidfd.as_fd(), Some(30_000)), Ok(true));
         }
+    }
+
+    #[test]
+    fn what_is_apart_ends_with_its_first_process() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("left out: only root can make namespaces");
+            return;
+        }
+        let apart = |script: &str| SpawnSpec { apart: true, ..shell(script) };
+        assert_eq!(output_of(apart("echo $$; ls /proc | grep -c '^[0-9]'; readlink /proc/self")), "1\n3\n3\n");
+        // A grandchild that has left its parents, its session and its terminal.
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("inside");
+        let script = format!("(setsid sleep 1000 & readlink /proc/$!/ns/pid > {}; exit); exec sleep 1000", file.display());
+        let first = spawn(&apart(&script)).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let inside = loop {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            if text.ends_with('\n') {
+                break text;
+            }
+            assert!(std::time::Instant::now() < until, "it does not start");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
+        process::send_signal(first.pidfd.as_fd(), Signal::KILL).unwrap();
+        assert_eq!(process::wait(first.pidfd.as_fd()), Ok(Exit::Signal(libc::SIGKILL)));
+        // Whoever waits for the first has waited for all.
+        let left = std::fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
+            std::fs::read_link(entry.path().join("ns/pid")).is_ok_and(|ns| ns.as_os_str() == inside.trim_end())
+        });
+        assert_eq!(left.count(), 0);
     }
 
     fn open_descriptors() -> usize {
