@@ -1,5 +1,6 @@
 # Sluice's commands. `make help` lists them.
 #   make demo     two namespaces joined only through firewall → NAT → monitor, with real TCP (root; installs what is missing)
+#   make demo-container     the firewall as an OCI container, made of what was built here (root)
 #   make test     all tests, with and without DPDK, and the model check of the ring
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -17,7 +18,7 @@ WITH_DPDK := $(if $(filter yes,$(DPDK)),--features sluice-manager/dpdk)
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 18
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 .PHONY: deps
 deps: ## install what building, testing and the demo need (Debian; root for packages)
@@ -29,6 +30,12 @@ demo: ## two namespaces joined only through Sluice, real TCP, a report (root)
 	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-nf-firewall -p sluice-nf-nat -p sluice-nf-monitor \
 	    --features sluice-manager/dpdk
 	demo/run $(TARGET)/release
+
+.PHONY: demo-container
+demo-container: ## the firewall in an OCI container, made of what was built here (root)
+	scripts/deps demo
+	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-nf-firewall $(WITH_DPDK)
+	demo/container $(TARGET)/release
 
 .PHONY: build
 build: ## release build of everything: daemon, client, NFs, C library, NFs in C

@@ -53,7 +53,7 @@ impl Host {
     }
 
     /// An absolute path below the root of this host.
-    fn at(&self, path: &Path) -> PathBuf {
+    pub(super) fn at(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
@@ -141,8 +141,10 @@ pub fn resolve_exec(exec: &Path, host: &Host) -> Result<PathBuf, String> {
 }
 
 /// Replaces the programs of all services by their absolute paths; one that is not found stays, for [`check`] has reported it.
+///
+/// The program of a container is named as the container has it, and stays.
 pub fn resolve(config: &mut Config, host: &Host) {
-    for exec in config.services.iter_mut().filter_map(|s| s.exec.as_mut()) {
+    for exec in config.services.iter_mut().filter(|s| s.container.is_none()).filter_map(|s| s.exec.as_mut()) {
         if let Ok(path) = resolve_exec(exec, host) {
             *exec = path;
         }
@@ -197,7 +199,9 @@ fn ranges(cores: &BTreeSet<usize>) -> String {
 
 fn check_services(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     for (n, service) in config.services.iter().enumerate() {
-        if let Some(Err(text)) = service.exec.as_ref().map(|exec| resolve_exec(exec, host)) {
+        if let Some(container) = &service.container {
+            problems.extend(super::container::check(n, service, container, host));
+        } else if let Some(Err(text)) = service.exec.as_ref().map(|exec| resolve_exec(exec, host)) {
             let (message, help) = text.split_once("; ").unwrap_or((&text, ""));
             problems.push(Problem::error(At::entry("service", n, "exec"), message, help));
         }

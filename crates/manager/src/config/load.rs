@@ -65,6 +65,10 @@ impl Config {
             }
         }
         self.services.iter_mut().filter_map(|s| s.pid_file.as_mut()).for_each(anchor);
+        for container in self.services.iter_mut().filter_map(|s| s.container.as_mut()) {
+            container.bundle.iter_mut().chain(&mut container.root).for_each(anchor);
+            Some(&mut container.runtime).into_iter().filter(|runtime| !host::is_bare(runtime)).for_each(anchor);
+        }
         self.services.iter_mut().filter_map(|s| s.exec.as_mut()).filter(|exec| !host::is_bare(exec)).for_each(anchor);
     }
 }
@@ -341,6 +345,20 @@ impl Shape<'_> {
                 }
                 true
             }
+            (Type::Table(keys), DeValue::Table(table)) => {
+                for (name, item) in table.iter() {
+                    let written: &str = name.get_ref();
+                    match keys.iter().find(|inner| inner.name == written) {
+                        Some(inner) => self.value(inner, item),
+                        None => {
+                            let names: Vec<&str> = keys.iter().map(|inner| inner.name).collect();
+                            let help = nearest::hint(written, &names);
+                            self.report(name.span(), format!("`{}` has no key \"{written}\"", key.name), help);
+                        }
+                    }
+                }
+                true
+            }
             (Type::Address, DeValue::String(text)) => {
                 if text.parse::<std::net::IpAddr>().is_err() {
                     self.report(
@@ -436,6 +454,10 @@ fn sample(key: &Key) -> String {
         (_, Type::Cores) => "[0, 1]".into(),
         (_, Type::Texts | Type::Names) => "[\"a\", \"b\"]".into(),
         (_, Type::TextTable) => "{ NAME = \"value\" }".into(),
+        (_, Type::Table(keys)) => match keys.first() {
+            Some(first) => format!("{{ {} = {} }}", first.name, sample(first)),
+            None => "{ }".into(),
+        },
         (_, Type::Address) => "\"192.0.2.1\"".into(),
         (_, Type::Ports) => "80".into(),
         (_, Type::Mix) => "[[60, 7], [1514, 1]]".into(),

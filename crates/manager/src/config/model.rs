@@ -467,19 +467,23 @@ fn yes() -> bool {
 pub struct Service {
     /// Name, unique among services.
     pub name: String,
-    /// Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH.
+    /// Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH. In a container
+    /// with a `root` it is the program's path in there.
     #[serde(default)]
     pub exec: Option<PathBuf>,
     /// Its arguments.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH.
+    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH (which a container does not take from the host, and may set).
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// User that it runs as (name or number); the manager's own without. With `attach = true`: the user who may attach, besides root
     /// and the manager's own.
     #[serde(default)]
     pub user: Option<String>,
+    /// An OCI container that each instance runs in, from a bundle or a root directory.
+    #[serde(default)]
+    pub container: Option<Container>,
     /// Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.
     #[serde(default)]
     pub attach: bool,
@@ -539,6 +543,26 @@ pub struct Service {
     /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with the daemon.
     #[serde(default)]
     pub pid_file: Option<PathBuf>,
+}
+
+/// An OCI container that an instance runs in. One of `bundle` and `root` is needed.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Container {
+    /// Bundle: a folder with a `config.json`, which names the program and its root directory. `args` go behind its own, `env` over its own.
+    pub bundle: Option<PathBuf>,
+    /// Root directory, without a `config.json`. The program is `exec`, as it is called in there.
+    pub root: Option<PathBuf>,
+    /// The host's OCI runtime: `auto` (crun, else runc), a name or a path.
+    pub runtime: PathBuf,
+    /// Whether instances may write to their root directory, which they share.
+    pub writable: bool,
+}
+
+impl Default for Container {
+    fn default() -> Self {
+        Self { bundle: None, root: None, runtime: "auto".into(), writable: false }
+    }
 }
 
 impl Service {

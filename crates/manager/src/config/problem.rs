@@ -36,7 +36,7 @@ pub struct At {
     pub section: &'static str,
     /// Which entry, in sections that have several.
     pub entry: Option<usize>,
-    /// Key; empty for the entry itself.
+    /// Key; empty for the entry itself. One of a table in the entry is written as `table.key`.
     pub key: &'static str,
     /// Which item, in a list.
     pub item: Option<usize>,
@@ -289,8 +289,13 @@ fn span(root: &Spanned<DeTable<'_>>, at: At) -> Option<Range<usize>> {
         _ => return Some(section.span()),
     };
     let DeValue::Table(table) = entry.get_ref() else { return Some(entry.span()) };
-    let Some(value) = table.get(at.key) else {
+    let (key, inner) = at.key.split_once('.').unwrap_or((at.key, ""));
+    let Some(value) = table.get(key) else {
         return Some(table.get("name").map_or(entry.span(), Spanned::span));
+    };
+    let value = match value.get_ref() {
+        DeValue::Table(table) => table.get(inner).unwrap_or(value),
+        _ => value,
     };
     match (value.get_ref(), at.item) {
         (DeValue::Array(items), Some(i)) => Some(items.get(i).unwrap_or(value).span()),

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use self::Preset::{Needed, Unset, Value};
-use self::Type::{Address, Bool, Cores, Integer, Mix, Names, Number, Path, Ports, Text, TextTable, Texts, Words};
+use self::Type::{Address, Bool, Cores, Integer, Mix, Names, Number, Path, Ports, Table, Text, TextTable, Texts, Words};
 use super::model::Config;
 
 /// What a key takes.
@@ -39,6 +39,8 @@ pub enum Type {
     Ports,
     /// A list of pairs, each a size and a weight.
     Mix,
+    /// A table with keys of its own.
+    Table(&'static [Key]),
 }
 
 /// What a key means when it is not written.
@@ -53,7 +55,7 @@ pub enum Preset {
 }
 
 /// A key of a section.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// Its name.
     pub name: &'static str,
@@ -99,6 +101,10 @@ impl Type {
             Address => "an IP address (a string)".into(),
             Ports => "a port number, such as 80, or a range, such as \"1000-2000\"".into(),
             Mix => "a list of [size, weight] pairs, such as [[60, 7], [1514, 1]]".into(),
+            Table(keys) => {
+                let names: Vec<String> = keys.iter().map(|key| format!("`{}`", key.name)).collect();
+                format!("a table of {}", names.join(", "))
+            }
         }
     }
 }
@@ -113,6 +119,20 @@ const U32: i64 = u32::MAX as i64;
 const U16: i64 = u16::MAX as i64;
 /// Largest packet: the largest stride of a frame, less the headroom.
 const MAX_PACKET: i64 = (sluice_shm::arena::MAX_STRIDE - sluice_shm::arena::HEADROOM) as i64;
+
+/// Keys of a service's `container`.
+const CONTAINER: &[Key] = &[
+    key(
+        "bundle",
+        Path,
+        Unset,
+        "Bundle: a folder with a `config.json`, which names the program and its root directory. `args` go behind its own, `env` over its \
+         own.",
+    ),
+    key("root", Path, Unset, "Root directory, without a `config.json`. The program is `exec`, as it is called in there."),
+    key("runtime", Path, Value("\"auto\""), "The host's OCI runtime: `auto` (crun, else runc), a name or a path."),
+    key("writable", Bool, Value("false"), "Whether instances may write to their root directory, which they share."),
+];
 
 /// All sections, in the order of the reference. The common keys of ports come first, then those of each kind.
 pub const SECTIONS: &[Section] = &[
@@ -432,16 +452,29 @@ pub const SECTIONS: &[Section] = &[
                 "exec",
                 Path,
                 Unset,
-                "Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH.",
+                "Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH. In a \
+                 container with a `root` it is the program's path in there.",
             ),
             key("args", Texts, Value("[]"), "Its arguments."),
-            key("env", TextTable, Value("{}"), "Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH."),
+            key(
+                "env",
+                TextTable,
+                Value("{}"),
+                "Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH (which a container does not take from the host, and may \
+                 set).",
+            ),
             key(
                 "user",
                 Text,
                 Unset,
                 "User that it runs as (name or number); the manager's own without. With `attach = true`: the user who may attach, \
                  besides root and the manager's own.",
+            ),
+            key(
+                "container",
+                Table(CONTAINER),
+                Unset,
+                "An OCI container that each instance runs in, from a bundle or a root directory.",
             ),
             key(
                 "attach",
@@ -599,6 +632,15 @@ pub fn section_names() -> Vec<&'static str> {
     SECTIONS.iter().filter(|s| s.kind.is_empty()).map(|s| s.name).collect()
 }
 
+fn explain(out: &mut String, of: &str, key: &Key) {
+    let default = match key.default {
+        Needed => "needed".to_string(),
+        Value(value) => format!("default {value}"),
+        Unset => "may be left out".to_string(),
+    };
+    let _ = write!(out, "  {of}{}: {}; {default}\n      {}\n", key.name, key.takes.words(), key.meaning);
+}
+
 impl Config {
     /// Every key with its type, its default and its meaning, for people to read.
     pub fn reference() -> String {
@@ -611,12 +653,10 @@ impl Config {
             };
             let _ = write!(out, "\n{head}\n{}\n", section.meaning.replace("[`Gen`]", "`gen`"));
             for key in section.keys {
-                let default = match key.default {
-                    Needed => "needed".to_string(),
-                    Value(value) => format!("default {value}"),
-                    Unset => "may be left out".to_string(),
-                };
-                let _ = write!(out, "  {}: {}; {default}\n      {}\n", key.name, key.takes.words(), key.meaning);
+                explain(&mut out, "", key);
+                if let Table(keys) = key.takes {
+                    keys.iter().for_each(|inner| explain(&mut out, &format!("{}.", key.name), inner));
+                }
             }
         }
         out
@@ -678,6 +718,15 @@ mod tests {
                 assert_eq!(model[key.name], stated, "{}.{}", section.name, key.name);
             }
         }
+        let model = serde_json::to_value(crate::config::model::Container::default()).unwrap();
+        for key in CONTAINER {
+            let stated = match key.default {
+                Value(text) => serde_json::from_str(text).unwrap(),
+                _ => Json::Null,
+            };
+            assert_eq!(model[key.name], stated, "container.{}", key.name);
+        }
+        assert_eq!(model.as_object().unwrap().len(), CONTAINER.len());
     }
 
     #[test]
@@ -703,6 +752,10 @@ mod tests {
                 rename = None;
             }
         }
+        for key in CONTAINER {
+            let meaning = docs.get(&("Container".to_string(), key.name.to_string()));
+            assert_eq!(meaning.map(String::as_str), Some(key.meaning), "Container.{}", key.name);
+        }
         for section in SECTIONS {
             let name = if section.kind.is_empty() { section.name } else { section.kind };
             let owner: String = name.split('_').map(|word| word[..1].to_uppercase() + &word[1..]).collect();
@@ -722,6 +775,9 @@ mod tests {
         for key in SECTIONS.iter().flat_map(|s| s.keys) {
             assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
             assert!(reference.contains(key.meaning));
+        }
+        for key in CONTAINER {
+            assert!(reference.contains(&format!("\n  container.{}: {}; ", key.name, key.takes.words())), "{}", key.name);
         }
         assert!(
             reference

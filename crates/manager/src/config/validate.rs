@@ -18,6 +18,7 @@ use super::problem::{At, Problem};
 use super::schema::{self, SECTIONS, Type};
 use crate::mechanism::link;
 
+mod container;
 mod foreign;
 
 /// Most services in a chain: the hop of a packet is one byte.
@@ -389,7 +390,7 @@ impl Validation<'_> {
                     format!("remove `{key}`, or remove attach = true"),
                 );
             }
-        } else if service.exec.is_none() && !service.is_foreign() {
+        } else if service.exec.is_none() && !service.is_foreign() && service.container.is_none() {
             self.error(
                 at("exec"),
                 format!("service \"{name}\" has no program"),
@@ -400,6 +401,9 @@ impl Validation<'_> {
             self.foreign(i, service);
         } else {
             self.not_foreign(i, service);
+        }
+        if let Some(container) = &service.container {
+            self.container(i, service, container);
         }
         for (n, arg) in service.args.iter().enumerate() {
             if arg.contains('\0') {

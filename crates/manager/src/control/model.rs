@@ -319,8 +319,11 @@ pub struct Service {
     pub instances: Vec<String>,
     /// How many of them take packets.
     pub running: u32,
-    /// Its program; none if instances attach by themselves.
+    /// Its program; none if instances attach by themselves, or their bundle names it.
     pub exec: Option<String>,
+    /// Bundle or root directory of the containers that instances run in.
+    #[serde(default)]
+    pub container: Option<String>,
     /// Arguments of its program.
     #[serde(default)]
     pub args: Vec<String>,

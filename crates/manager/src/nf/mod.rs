@@ -1,5 +1,5 @@
-//! The life of a network function's process: [`spawn`] starts it, [`attach`] meets it, [`record`] remembers it for the next
-//! manager.
+//! The life of a network function's process: [`spawn`] starts it, by itself or as an OCI runtime that starts its [`container`],
+//! [`attach`] meets it, [`record`] remembers it for the next manager.
 //!
 //! An NF is a name in the configuration that has at most one process at a time. [`State`] says where it stands:
 //!
@@ -31,6 +31,7 @@
 //! - stopping leads nowhere but to gone: an NF that dies while it is being stopped is not started again.
 
 pub mod attach;
+pub mod container;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod handle;

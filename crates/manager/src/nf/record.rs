@@ -14,7 +14,7 @@
 //!   the manager (see [`super::spawn`]): the record is for those that have escaped that.
 //! - A process is recorded with its start time and the boot's id, and opened before it is compared
 //!   ([`Identity::open`](crate::mechanism::process::Identity::open)), so a reused pid is never killed.
-//! - Undoing never recurses: a file is unlinked if it is one, a socket if it is one, a directory or cgroup only if it is empty (of a
+//! - Undoing never recurses, but in the folder of a container, and there not deep: a file is unlinked if it is one, a socket if it is one, a directory or cgroup only if it is empty (of a
 //!   cgroup: after its processes were killed). What cannot be undone stays in the record for the next time.
 //! - The record is an order to kill and to delete, so it is believed only in a directory that nobody else can write to.
 //!
@@ -25,6 +25,7 @@
 //! | directory | removing it if it is empty |
 //! | cgroup | killing who is in it, removing it |
 //! | network namespace | killing who is in it, taking its name away |
+//! | folder of a container | removing it with what the runtime keeps there; its processes have ended with the manager |
 //! | changed setting | writing the value from before |
 //!
 //! # Limits
@@ -44,6 +45,7 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
+use super::container;
 use crate::mechanism::netns::{self, Netns};
 use crate::mechanism::process::{self, Identity, Proc};
 
@@ -112,6 +114,8 @@ pub enum Thing {
     Cgroup,
     /// A network namespace with a name.
     Netns,
+    /// The folder of a container, with what its runtime keeps there.
+    Container,
 }
 
 /// A line of the record.
@@ -544,7 +548,7 @@ fn remove(thing: Thing, path: &Path, proc: &Proc) -> io::Result<bool> {
         Thing::Socket => kind.is_socket(),
         Thing::File => kind.is_file() || kind.is_symlink(),
         Thing::Netns => kind.is_file(),
-        Thing::Directory | Thing::Cgroup => kind.is_dir(),
+        Thing::Directory | Thing::Cgroup | Thing::Container => kind.is_dir(),
     };
     if !is_it {
         return Err(io::Error::other("something else has its name; look, and remove it by hand"));
@@ -553,6 +557,7 @@ fn remove(thing: Thing, path: &Path, proc: &Proc) -> io::Result<bool> {
         Thing::Socket | Thing::File => fs::remove_file(path),
         Thing::Directory => fs::remove_dir(path),
         Thing::Cgroup => remove_cgroup(path, proc),
+        Thing::Container => container::remove_folder(path),
         Thing::Netns => Netns::open(path).and_then(|ns| ns.kill_members(proc)).and_then(|()| netns::unname(path)).map(drop),
     };
     match removed {

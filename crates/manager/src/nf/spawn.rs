@@ -25,6 +25,12 @@
 //!
 //! If a step fails, the child reports the step and the error through the shared memory, and [`spawn`] says so.
 //!
+//! # Apart
+//! With [`SpawnSpec::apart`] the child is the first process of a new process namespace, with mounts and cgroups of its own to go with
+//! it. The kernel ends such a namespace with its first process: whatever the program starts, in namespaces of its own or not, ends
+//! with the program, and so, by step 7, with the manager. That is how OCI runtimes are started, whose containers would otherwise
+//! outlive them.
+//!
 //! # The filter
 //! [`SpawnSpec::seccomp`] denies, with "operation not permitted", what no packet handler needs and what attacks on a host are made
 //! of: looking into other processes, mounting, namespaces, loading kernel code, BPF, performance events, keys, clocks and reboot.
@@ -103,6 +109,9 @@ pub struct SpawnSpec {
     pub netns: Option<Arc<Netns>>,
     /// The `cgroup.procs` of the cgroup that it begins in, with all that it starts; the manager's own without.
     pub cgroup: Option<PathBuf>,
+    /// Whether it is the first process of a process namespace, with which all ends that it has started. It has mounts of its own
+    /// then, and, with a `cgroup` of version 2, finds that at `/sys/fs/cgroup` as if there were no other. Needs root.
+    pub apart: bool,
 }
 
 impl SpawnSpec {
@@ -119,6 +128,7 @@ impl SpawnSpec {
             seccomp: Self::seccomp_default(None),
             netns: None,
             cgroup: None,
+            apart: false,
         }
     }
 
@@ -153,6 +163,8 @@ pub enum Step {
     Namespace = 14,
     /// Joining its cgroup.
     Cgroup = 15,
+    /// Making mounts of its own.
+    Mounts = 16,
     /// Closing the manager's descriptors.
     Descriptors = 1,
     /// Making a process group.
@@ -182,9 +194,10 @@ pub enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 15] = [
+    const ALL: [Self; 16] = [
         Self::Namespace,
         Self::Cgroup,
+        Self::Mounts,
         Self::Descriptors,
         Self::Group,
         Self::Null,
@@ -250,6 +263,7 @@ impl SpawnError {
         let what = match step {
             Step::Namespace => "enter its network namespace".into(),
             Step::Cgroup => "join its cgroup".into(),
+            Step::Mounts => "make mounts of its own".into(),
             Step::Descriptors => "close the manager's descriptors".into(),
             Step::Group => "make a process group".into(),
             Step::Null => "open /dev/null".into(),
@@ -270,6 +284,7 @@ impl SpawnError {
         let advice = match (step, error) {
             (Step::Descriptors, Errno::NOSYS | Errno::INVAL) => "; Linux 5.11 or later is needed",
             (Step::Core, Errno::INVAL) => "; choose a core that this host has and that the manager may use",
+            (Step::Mounts, Errno::PERM) => "; run sluiced as root, in a container or unit that may mount",
             (Step::User, Errno::PERM) => "; run sluiced as root, or leave `user` out",
             (Step::Exec, Errno::NOENT) => "; there is no such program, or not the interpreter that its first line names",
             (Step::Exec, Errno::ACCESS) => "; it is not executable, or its folder is closed to the NF's user",
@@ -322,6 +337,9 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     });
     let user = spec.user.as_ref().filter(|user| !is_already(user));
 
+    // Its end is how one that is apart sees the manager's, whose number means nothing there.
+    let manager = if spec.apart { process::pidfd_open(rustix::process::getpid()) } else { Err(Errno::SRCH) };
+
     let plan = Plan {
         exec: exec.as_ptr(),
         argv: argv.as_ptr(),
@@ -338,7 +356,10 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         filter: filter.as_ref().map_or(null(), |f| &raw const *f),
         netns: spec.netns.as_ref().map_or(-1, |ns| ns.fd().as_raw_fd()),
         cgroup: cgroup.as_ref().map_or(null(), |c| c.as_ptr()),
-        parent: std::process::id() as libc::pid_t,
+        // A parent outside of the namespace is seen as 0.
+        parent: if spec.apart { 0 } else { std::process::id() as libc::pid_t },
+        apart: spec.apart,
+        manager: manager.as_ref().map_or(-1, |pidfd| pidfd.as_raw_fd()),
         step: 0,
         errno: 0,
     };
@@ -387,6 +408,9 @@ struct Plan {
     /// The file that it writes itself to, or null.
     cgroup: *const c_char,
     parent: libc::pid_t,
+    apart: bool,
+    /// Descriptor of the manager's process, or -1.
+    manager: c_int,
     /// The [`Step`] that failed, or 0.
     step: i32,
     /// The error that it failed with.
@@ -436,7 +460,8 @@ fn clone_and_exec(mut plan: Plan) -> Result<(Spawned, i32, i32), Errno> {
         Some(stack) => stack.top(),
         None => stack.insert(Stack::new()?).top(),
     };
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD | libc::SIGCHLD;
+    let apart = if plan.apart { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD | libc::SIGCHLD | apart;
     let mut pidfd: c_int = -1;
     let plan: *mut Plan = &raw mut plan;
 
@@ -515,6 +540,16 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
     // SAFETY: see `child`. Each call gets the arguments that the kernel's interface asks for: numbers as c_long or c_int, pointers
     // to live values of this stack or of the plan, with their sizes.
     unsafe {
+        if plan.apart {
+            // Asked now, while the manager's descriptor is there to see whether it lives; its user does not change after.
+            must!(Step::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
+            let mut manager = libc::pollfd { fd: plan.manager, events: libc::POLLIN, revents: 0 };
+            let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let one = 1 as c_long;
+            if must!(Step::DeathSignal, SYS_ppoll, &raw mut manager, one, &raw mut now, null::<c_void>(), UNUSED) != 0 {
+                return (Step::DeathSignal, libc::ESRCH);
+            }
+        }
         if plan.netns >= 0 {
             must!(Step::Namespace, SYS_setns, c_long::from(plan.netns), c_long::from(libc::CLONE_NEWNET));
         }
@@ -526,6 +561,19 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
             // 0 is whoever writes.
             must!(Step::Cgroup, SYS_write, file, c"0".as_ptr(), 1 as c_long);
             must!(Step::Cgroup, SYS_close, file);
+        }
+        if plan.apart {
+            // What is mounted here is seen by nobody else, and what the host unmounts goes here too.
+            let (top, proc, cgroups) = (c"/".as_ptr(), c"/proc".as_ptr(), c"/sys/fs/cgroup".as_ptr());
+            let slave = (libc::MS_REC | libc::MS_SLAVE) as c_long;
+            must!(Step::Mounts, SYS_mount, c"none".as_ptr(), top, null::<c_char>(), slave, null::<c_void>());
+            let plain = (libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC) as c_long;
+            must!(Step::Mounts, SYS_mount, c"proc".as_ptr(), proc, c"proc".as_ptr(), plain, null::<c_void>());
+            if !plan.cgroup.is_null() {
+                must!(Step::Mounts, SYS_unshare, c_long::from(libc::CLONE_NEWCGROUP));
+                let kind = c"cgroup2".as_ptr();
+                must!(Step::Mounts, SYS_mount, c"cgroup2".as_ptr(), cgroups, kind, plain, null::<c_void>());
+            }
         }
 
         let null_device = c"/dev/null".as_ptr();
@@ -591,61 +639,77 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
     }
 }
 
-/// System calls that the filter denies.
-const DENIED: &[c_long] = &[
+/// A list of system calls, each with its name.
+macro_rules! calls {
+    ($($(#[$attribute:meta])* $name:ident;)*) => {
+        &[$($(#[$attribute])* (stringify!($name), libc::$name)),*]
+    };
+}
+
+/// System calls that the filter denies, with their names in libc.
+const DENIED: &[(&str, c_long)] = calls! {
     // Other processes.
-    libc::SYS_ptrace,
-    libc::SYS_process_vm_readv,
-    libc::SYS_process_vm_writev,
-    libc::SYS_process_madvise,
-    libc::SYS_pidfd_getfd,
-    libc::SYS_kcmp,
+    SYS_ptrace;
+    SYS_process_vm_readv;
+    SYS_process_vm_writev;
+    SYS_process_madvise;
+    SYS_pidfd_getfd;
+    SYS_kcmp;
     // Mounts and roots.
-    libc::SYS_mount,
-    libc::SYS_umount2,
-    libc::SYS_pivot_root,
-    libc::SYS_chroot,
-    libc::SYS_open_tree,
-    libc::SYS_move_mount,
-    libc::SYS_mount_setattr,
-    libc::SYS_fsopen,
-    libc::SYS_fsconfig,
-    libc::SYS_fsmount,
-    libc::SYS_fspick,
-    libc::SYS_swapon,
-    libc::SYS_swapoff,
-    libc::SYS_quotactl,
+    SYS_mount;
+    SYS_umount2;
+    SYS_pivot_root;
+    SYS_chroot;
+    SYS_open_tree;
+    SYS_move_mount;
+    SYS_mount_setattr;
+    SYS_fsopen;
+    SYS_fsconfig;
+    SYS_fsmount;
+    SYS_fspick;
+    SYS_swapon;
+    SYS_swapoff;
+    SYS_quotactl;
     // Namespaces, except by clone, which threads need. What one could do inside is denied above and below.
-    libc::SYS_unshare,
-    libc::SYS_setns,
+    SYS_unshare;
+    SYS_setns;
     // Code in the kernel.
-    libc::SYS_init_module,
-    libc::SYS_finit_module,
-    libc::SYS_delete_module,
-    libc::SYS_kexec_load,
-    libc::SYS_bpf,
-    libc::SYS_perf_event_open,
-    libc::SYS_userfaultfd,
+    SYS_init_module;
+    SYS_finit_module;
+    SYS_delete_module;
+    SYS_kexec_load;
+    SYS_bpf;
+    SYS_perf_event_open;
+    SYS_userfaultfd;
     // Keys.
-    libc::SYS_add_key,
-    libc::SYS_request_key,
-    libc::SYS_keyctl,
+    SYS_add_key;
+    SYS_request_key;
+    SYS_keyctl;
     // The host itself.
-    libc::SYS_reboot,
-    libc::SYS_acct,
-    libc::SYS_syslog,
-    libc::SYS_settimeofday,
-    libc::SYS_clock_settime,
-    libc::SYS_sethostname,
-    libc::SYS_setdomainname,
-    libc::SYS_open_by_handle_at,
+    SYS_reboot;
+    SYS_acct;
+    SYS_syslog;
+    SYS_settimeofday;
+    SYS_clock_settime;
+    SYS_sethostname;
+    SYS_setdomainname;
+    SYS_open_by_handle_at;
     #[cfg(target_arch = "x86_64")]
-    libc::SYS_kexec_file_load,
+    SYS_kexec_file_load;
     #[cfg(target_arch = "x86_64")]
-    libc::SYS_iopl,
+    SYS_iopl;
     #[cfg(target_arch = "x86_64")]
-    libc::SYS_ioperm,
-];
+    SYS_ioperm;
+};
+
+fn denied() -> impl Iterator<Item = c_long> {
+    DENIED.iter().map(|(_, number)| *number)
+}
+
+/// Names of the system calls that the filter denies, for those who write a filter of their own.
+pub fn denied_names() -> impl Iterator<Item = &'static str> {
+    DENIED.iter().map(|(name, _)| name.trim_start_matches("SYS_"))
+}
 
 /// x86-64 has every system call a second time, with this bit in its number, for the x32 ABI; the architecture that a filter sees is
 /// the same. A few have a number of their own there.
@@ -670,10 +734,10 @@ fn has_x32() -> bool {
 /// it.
 static FILTER: LazyLock<BpfProgram> = LazyLock::new(|| {
     #[allow(unused_mut)]
-    let mut numbers = DENIED.to_vec();
+    let mut numbers: Vec<c_long> = denied().collect();
     #[cfg(target_arch = "x86_64")]
     if has_x32() {
-        numbers.extend(DENIED.iter().chain(&X32_OWN).map(|number| number | X32_BIT));
+        numbers.extend(denied().chain(X32_OWN).map(|number| number | X32_BIT));
     }
     // A number without conditions is denied whatever its arguments.
     let rules: BTreeMap<i64, Vec<_>> = numbers.into_iter().map(|number| (number, Vec::new())).collect();
@@ -857,7 +921,8 @@ mod tests {
                 let mut spec = SpawnSpec::new("test.0", "/bin/sleep");
                 spec.args = vec!["1000".into()];
                 spec.stdio = Stdio::Null;
-                let children = [spawn(&spec).unwrap(), spawn(&spec).unwrap()];
+                let apart = SpawnSpec { apart: rustix::process::geteuid().is_root(), ..spec.clone() };
+                let children = [spawn(&spec).unwrap(), spawn(&apart).unwrap()];
                 for child in &children {
                     println!("child {}", child.pid.as_raw_nonzero());
                 }
@@ -1004,10 +1069,10 @@ mod tests {
             let result = unsafe { libc::syscall(number, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long) };
             if result < 0 { std::io::Error::last_os_error().raw_os_error().unwrap() } else { 0 }
         };
-        let mut numbers = DENIED.to_vec();
+        let mut numbers: Vec<c_long> = denied().collect();
         #[cfg(target_arch = "x86_64")]
         if has_x32() {
-            numbers.extend(DENIED.iter().chain(&X32_OWN).map(|number| number | X32_BIT));
+            numbers.extend(denied().chain(X32_OWN).map(|number| number | X32_BIT));
         }
         for number in numbers {
             println!("call {number} {}", errno_of(number));
@@ -1049,6 +1114,37 @@ mod tests {
         for pidfd in &pidfds {
             assert_eq!(process::wait_readable(pidfd.as_fd(), Some(30_000)), Ok(true));
         }
+    }
+
+    #[test]
+    fn what_is_apart_ends_with_its_first_process() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("left out: only root can make namespaces");
+            return;
+        }
+        let apart = |script: &str| SpawnSpec { apart: true, ..shell(script) };
+        assert_eq!(output_of(apart("echo $$; ls /proc | grep -c '^[0-9]'; readlink /proc/self")), "1\n3\n3\n");
+        // A grandchild that has left its parents, its session and its terminal.
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("inside");
+        let script = format!("(setsid sleep 1000 & readlink /proc/$!/ns/pid > {}; exit); exec sleep 1000", file.display());
+        let first = spawn(&apart(&script)).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+        let inside = loop {
+            let text = std::fs::read_to_string(&file).unwrap_or_default();
+            if text.ends_with('\n') {
+                break text;
+            }
+            assert!(std::time::Instant::now() < until, "it does not start");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        };
+        process::send_signal(first.pidfd.as_fd(), Signal::KILL).unwrap();
+        assert_eq!(process::wait(first.pidfd.as_fd()), Ok(Exit::Signal(libc::SIGKILL)));
+        // Whoever waits for the first has waited for all.
+        let left = std::fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
+            std::fs::read_link(entry.path().join("ns/pid")).is_ok_and(|ns| ns.as_os_str() == inside.trim_end())
+        });
+        assert_eq!(left.count(), 0);
     }
 
     fn open_descriptors() -> usize {

@@ -12,10 +12,12 @@ use sluice_policy::restart;
 use super::report::{CpuMeter, NfTotals};
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
+use crate::config::container::find_runtime;
 use crate::config::diff::{self, Change};
 use crate::config::model::{self, Config};
 use crate::config::{ConfigErrors, Problem, host, validate};
 use crate::nf::State;
+use crate::nf::container::{Source, Template};
 use crate::nf::spawn::User;
 
 /// What somebody waits for: NFs that are to be gone.
@@ -49,7 +51,7 @@ impl Supervisor {
     /// Starts instances of the new kind beside the old ones, sends new flows to them, and lets the old ones go.
     fn replace_service(&mut self, config: model::Service) -> Result<Gone, SupervisorError> {
         let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
-        let (exec, user) = program(&config)?;
+        let Start { exec, user, container } = start_of(&config)?;
         self.has_room_for(config.instances)?;
         let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
@@ -57,7 +59,7 @@ impl Supervisor {
         }
         let instances = config.instances;
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
-            (service.config, service.exec, service.user) = (config, exec, user);
+            (service.config, service.exec, service.user, service.container) = (config, exec, user, container);
         }
         for _ in 0..instances {
             self.new_instance(number, None)?;
@@ -67,12 +69,12 @@ impl Supervisor {
 
     /// Adds a service and starts its instances.
     pub(super) fn add_service(&mut self, config: model::Service) -> Result<(), SupervisorError> {
-        let (exec, user) = program(&config)?;
+        let Start { exec, user, container } = start_of(&config)?;
         let instances = config.instances;
         self.has_room_for(instances)?;
         let number = fresh_number(self.services.len(), "services")?;
         self.config.services.push(config.clone());
-        self.services.push(Some(ServiceState { config, exec, user, instances: Vec::new(), next_index: 0 }));
+        self.services.push(Some(ServiceState { config, exec, user, container, instances: Vec::new(), next_index: 0 }));
         for _ in 0..instances {
             self.new_instance(number, None)?;
         }
@@ -327,22 +329,38 @@ pub(super) fn fresh_number(given: usize, what: &str) -> Result<u16, SupervisorEr
     u16::try_from(given).ok().filter(|n| *n < u16::MAX).ok_or_else(refused)
 }
 
-/// The program of a service and the user that it runs as.
-fn program(config: &model::Service) -> Result<(Option<PathBuf>, Option<User>), SupervisorError> {
-    let exec = match &config.exec {
-        Some(exec) if !config.attach => {
-            let found = host::resolve_exec(exec, &host::Host::here());
-            Some(found.map_err(|why| SupervisorError::Invalid(format!("service {}: {why}", config.name)))?)
+/// How the instances of a service are started: a program of the host, or a container; neither if they come by themselves.
+struct Start {
+    exec: Option<PathBuf>,
+    user: Option<User>,
+    container: Option<Arc<Template>>,
+}
+
+fn start_of(config: &model::Service) -> Result<Start, SupervisorError> {
+    let invalid = |why: String| SupervisorError::Invalid(format!("service {}: {why}", config.name));
+    let user = config.user.as_deref().map(User::look_up).transpose().map_err(|error| invalid(error.to_string()))?;
+    let here = host::Host::here();
+    let (mut exec, mut container) = (None, None);
+    match (&config.container, &config.exec) {
+        (Some(wanted), of_root) => {
+            let source = match (&wanted.bundle, &wanted.root, of_root) {
+                (Some(bundle), _, _) => Source::Bundle(bundle.clone()),
+                (None, Some(root), Some(exec)) => Source::Root { root: root.clone(), exec: exec.clone() },
+                _ => return Err(invalid("its container has no program".into())),
+            };
+            container = Some(Arc::new(Template {
+                source,
+                runtime: find_runtime(&wanted.runtime, &here).map_err(invalid)?,
+                writable: wanted.writable,
+                args: config.args.clone(),
+                env: config.env.clone().into_iter().collect(),
+                user: user.clone(),
+            }));
         }
-        _ => None,
-    };
-    let user = match &config.user {
-        Some(user) => {
-            Some(User::look_up(user).map_err(|error| SupervisorError::Invalid(format!("service {}: {error}", config.name)))?)
-        }
-        None => None,
-    };
-    Ok((exec, user))
+        (None, Some(program)) if !config.attach => exec = Some(host::resolve_exec(program, &here).map_err(invalid)?),
+        _ => {}
+    }
+    Ok(Start { exec, user, container })
 }
 
 #[cfg(test)]

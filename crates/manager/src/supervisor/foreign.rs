@@ -219,7 +219,7 @@ impl Supervisor {
                     let (name, pid) = (nf.name.clone(), spawned.pid);
                     let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
                     let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
-                    nf.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false });
+                    nf.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false, container: None });
                     self.note(|r| r.started(&name, pid));
                 }
                 Err(error) => {
@@ -235,7 +235,7 @@ impl Supervisor {
                     let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
                     let _ = epoll::add(&self.epoll, pidfd.as_fd(), data, epoll::EventFlags::IN);
                     nf.foreign.get_or_insert_default().who = Who::only(identity);
-                    nf.process = Some(Process { pid, pidfd, child: false, theirs: true });
+                    nf.process = Some(Process { pid, pidfd, child: false, theirs: true, container: None });
                 }
                 Err(why) => {
                     self.trouble(number, format!("{}: {why}", config.name));

@@ -18,6 +18,7 @@ use crate::config::model::{Mode, OnFailure};
 use crate::estimate::kept::Of;
 use crate::mechanism::process;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::container::Life;
 use crate::nf::{State, attach, spawn};
 
 /// A process of an NF.
@@ -28,6 +29,8 @@ pub(super) struct Process {
     pub child: bool,
     /// Somebody else's, who alone ends it.
     pub theirs: bool,
+    /// It is the runtime of a container, which leaves this behind.
+    pub container: Option<Life>,
 }
 
 impl Process {
@@ -72,6 +75,9 @@ impl Supervisor {
         if service.config.is_foreign() {
             return self.launch_foreign(number);
         }
+        if let Some(template) = service.container.clone() {
+            return self.launch_container(number, &template);
+        }
         let Some(exec) = &service.exec else {
             nf.state = State::Expected;
             nf.deadline = None;
@@ -95,23 +101,35 @@ impl Supervisor {
             seccomp: spawn::SpawnSpec::seccomp_default(service.user.as_ref()),
             netns: None,
             cgroup: None,
+            apart: false,
         };
+        if let Err(error) = self.start_process(number, &spec, None) {
+            eprintln!("sluiced: {error}");
+            self.lost(number);
+        }
+    }
+
+    /// Starts what an NF is started with: its program, or the runtime of its container. It is starting then; so it is if that fails,
+    /// and lost next.
+    pub(super) fn start_process(&mut self, number: u16, spec: &spawn::SpawnSpec, container: Option<Life>) -> Result<(), String> {
+        let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         nf.started_at = Instant::now();
         nf.spawned_ns = Some(monotonic_ns());
-        match spawn::spawn(&spec) {
+        nf.state = State::Starting;
+        match spawn::spawn(spec) {
             Ok(spawned) => {
                 let (name, pid) = (nf.name.clone(), spawned.pid);
                 let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
                 let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
-                nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true, theirs: false });
-                nf.state = State::Starting;
+                nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true, theirs: false, container });
                 nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
                 self.note(|r| r.started(&name, pid));
+                Ok(())
             }
             Err(error) => {
-                eprintln!("sluiced: {}: {error}", nf.name);
-                nf.state = State::Starting;
-                self.lost(number);
+                let said = format!("{}: {error}", nf.name);
+                container.into_iter().for_each(|life| self.clear_container(life));
+                Err(said)
             }
         }
     }
@@ -180,7 +198,13 @@ impl Supervisor {
             return Err(format!("{} is {} already; an NF has one process", nf.name, nf.state));
         }
         let service = self.services[nf.service as usize].as_ref().ok_or("its service is gone")?;
-        caller.may_attach_as(service.user.as_ref().map(|u| u.uid))?;
+        match (service.container.is_some(), self.in_container_of(&caller.peer)) {
+            (false, None) => caller.may_attach_as(service.user.as_ref().map(|u| u.uid))?,
+            // Whoever it is in there, it is nobody else.
+            (true, Some(number)) if number == nf.number => {}
+            (_, Some(_)) => return Err(format!("a process in the container of another NF may not attach as {}", nf.name)),
+            (true, None) => return Err(format!("{} runs in a container, and only a process in there may attach as it", nf.name)),
+        }
         Ok(nf.number)
     }
 
@@ -249,7 +273,7 @@ impl Supervisor {
             let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
             let _ = epoll::add(&self.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
             let pid = pid.unwrap_or(Pid::INIT);
-            nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child: false, theirs: false });
+            nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child: false, theirs: false, container: None });
         }
         let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
         let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::RDHUP);
@@ -301,9 +325,10 @@ impl Supervisor {
         };
         if !matches!(process::reap(wrapper.pidfd.as_fd()), Ok(None)) {
             let (pid, _) = (wrapper.pid, epoll::delete(&self.epoll, wrapper.pidfd.as_fd()));
-            self.leaving.retain(|p| !is_it(p));
-            self.nfs.values_mut().for_each(|nf| drop(nf.wrapper.take_if(|p| is_it(p))));
+            let mut ended: Vec<Process> = self.leaving.extract_if(.., |p| is_it(p)).collect();
+            ended.extend(self.nfs.values_mut().filter_map(|nf| nf.wrapper.take_if(|p| is_it(p))));
             self.note(|r| r.ended(pid));
+            ended.into_iter().filter_map(|process| process.container).for_each(|life| self.clear_container(life));
         }
     }
 
@@ -322,10 +347,11 @@ impl Supervisor {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let was = nf.state;
         let noticed_ns = monotonic_ns();
-        let mut ended = None;
+        let (mut ended, mut container) = (None, None);
         if let Some(process) = nf.process.take() {
             let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
             ended = Some(process.pid);
+            container = process.container;
         }
         if let Some(wrapper) = nf.wrapper.take() {
             wrapper.kill();
@@ -380,6 +406,7 @@ impl Supervisor {
         if let Some(pid) = ended {
             self.note(|r| r.ended(pid));
         }
+        container.into_iter().for_each(|life| self.clear_container(life));
         if handle.is_some() {
             // New tables first: no flow is sent to it any more. Then its frames come back.
             self.publish();

@@ -6,6 +6,7 @@
 
 mod backend;
 mod change;
+mod container;
 mod foreign;
 mod grouping;
 mod life;
@@ -98,6 +99,8 @@ struct ServiceState {
     config: model::Service,
     exec: Option<PathBuf>,
     user: Option<crate::nf::spawn::User>,
+    /// What its instances run in, where that is a container; `exec` is none then.
+    container: Option<Arc<crate::nf::container::Template>>,
     /// Numbers of its instances.
     instances: Vec<u16>,
     next_index: u32,
@@ -154,6 +157,8 @@ pub struct Supervisor {
     names: HashMap<String, u16>,
     /// Wrappers that were killed and have not been collected yet.
     leaving: Vec<life::Process>,
+    /// How many containers were started.
+    containers: u64,
     /// Threads that build or clear rooms of foreign programs, and whose results are to come.
     rooms_in_work: usize,
     /// The threads that clear rooms, by the name of the room's namespace.
@@ -233,6 +238,7 @@ impl Supervisor {
             nfs: BTreeMap::new(),
             names: HashMap::new(),
             leaving: Vec::new(),
+            containers: 0,
             rooms_in_work: 0,
             clearing: HashMap::new(),
             next_nf: 0,

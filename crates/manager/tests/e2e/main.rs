@@ -7,6 +7,7 @@ mod acceptance;
 mod apply;
 mod attach;
 mod changes;
+mod container;
 #[cfg(feature = "dpdk")]
 mod dpdk;
 mod ecn;

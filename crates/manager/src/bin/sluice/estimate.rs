@@ -118,6 +118,10 @@ fn of_config(args: &EstimateArgs, path: &Path, here: &host::Host) -> anyhow::Res
 }
 
 fn subject_of(config: &Config, service: &Service, here: &host::Host) -> anyhow::Result<Subject> {
+    if service.container.is_some() {
+        let what = format!("service {} runs in a container; measure its program by its path on this host", service.name);
+        return Err(Usage(what).into());
+    }
     let Some(exec) = &service.exec else {
         return Err(Usage(format!("service {} names no program (exec), so there is nothing to start", service.name)).into());
     };

@@ -193,9 +193,13 @@ pub fn services(services: &[Service]) -> Table {
     let mut table = Table::new(&["NAME", ">RUNNING", ">INSTANCES", "CORES", "MODE", ">RING", "PROGRAM"]);
     for service in services {
         let cores: Vec<String> = service.cores.iter().map(usize::to_string).collect();
-        let program = match &service.exec {
-            Some(exec) => [std::slice::from_ref(exec), &service.args].concat().join(" "),
-            None => "(attaches by itself)".into(),
+        let program = match (&service.exec, &service.container) {
+            (Some(exec), None) => [std::slice::from_ref(exec), &service.args].concat().join(" "),
+            (exec, Some(container)) => {
+                let words = [format!("(container {container})")].into_iter().chain(exec.clone()).chain(service.args.clone());
+                words.collect::<Vec<_>>().join(" ")
+            }
+            (None, None) => "(attaches by itself)".into(),
         };
         table.row(vec![
             service.name.as_str().into(),

@@ -103,7 +103,7 @@ fn kept(config: &Config, host_mhz: u64) -> BTreeMap<String, u64> {
     let kept = Kept::read(&config.manager.estimates).unwrap_or_default();
     let here = Host::here();
     let cycles = |service: &Service| {
-        let exec = resolve_exec(service.exec.as_ref()?, &here).ok()?;
+        let exec = resolve_exec(service.exec.as_ref().filter(|_| service.container.is_none())?, &here).ok()?;
         let ns = kept.find(&Of::here(&exec, &service.args).ok()?)?.ns_per_packet.median;
         Some((service.name.clone(), cost::cycles_of(ns, host_mhz)))
     };

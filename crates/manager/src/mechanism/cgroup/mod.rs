@@ -56,6 +56,7 @@ use rustix::process::Pid;
 
 use kernel::{Kernel, Knob, Linux};
 pub(super) use mount::folder_of;
+pub use mount::unified_home;
 
 /// Processes of a cgroup.
 const PROCS: &str = "cgroup.procs";

@@ -79,6 +79,11 @@ pub(in crate::mechanism) fn folder_of(
     Ok(Some(point.join(inside).components().collect()))
 }
 
+/// This process's own cgroup in the hierarchy of version 2, whatever controllers that has. None on a host without one.
+pub fn unified_home(root: &Path) -> Option<PathBuf> {
+    folder_of(root, Version::V2, "", "self").ok().flatten()
+}
+
 /// Reads a line of mountinfo (proc_pid_mountinfo(5)). None if it is no cgroup file system that may have the cpu controller.
 fn parse_mount(line: &str) -> Option<Mount> {
     parse_mount_of(line, "cpu")

@@ -1,0 +1,670 @@
+//! Starts an NF in an OCI container.
+//!
+//! # Problem
+//! An NF may come with all that it needs, as a bundle or a root directory, and may not be trusted with anything of the host. The
+//! host's OCI runtime (crun, runc) can start it so; but a container is made to outlive who started it, is found again by a number that
+//! may be somebody else's by then, and its `config.json` may ask for any part of the host.
+//!
+//! # Approach
+//! - The manager writes a `config.json` of its own for each start, in a folder of its own: [`Template::config`]. From a root directory
+//!   it makes the whole of it. From a bundle it takes what the program needs (arguments, environment, user, limits, mounts of memory),
+//!   and refuses, before anything starts, what would reach the host ([`examine`]): bound folders, hooks, devices, namespaces of others.
+//! - Whatever the bundle says, the container has process, mount, network, IPC, host-name and cgroup namespaces of its own, no
+//!   capabilities, no new privileges, a root directory that it may not write to (unless the configuration allows it), and a filter of
+//!   system calls: the bundle's, or the one of [`super::spawn`]. Of the host it is given the NF socket, at [`SOCKET`], and nothing else.
+//! - The runtime is started as any program of an NF is, with [`SpawnSpec::apart`]: as the first process of a process namespace. It stays
+//!   as the container's parent (`run` in the foreground). So all of a container ends when its runtime is killed, and the runtime is
+//!   killed with the manager, by the kernel: nothing of it outlives the manager, not for a moment.
+//! - When the NF says hello, the kernel tells its process by a pidfd ([`super::attach`]): from then on it is scheduled, weighed, watched
+//!   and stopped like any other, and the runtime is the *wrapper* that ends with it.
+//! - The runtime finds one cgroup, which the manager has made for it, in place of those of the host. In the cgroups that weigh and freeze
+//!   NFs the manager places the NF's process itself. So a host with cgroups of version 1, 2 or both is the same to the runtime (crun
+//!   refuses a mixture), and it switches nothing on outside of its own cgroup (runc would).
+//! - What a life leaves is that folder and that cgroup: [`Life::clear`] removes both, and the [record](super::record) knows them from
+//!   before they are made.
+//!
+//! # Limits
+//! - The runtime's own view is that of its process namespace: `crun list` and `crun exec` from the host know no process of it. Enter with
+//!   `nsenter --all --target PID`, PID being what `sluice nf list` says.
+//! - Mount points that a root directory lacks (`/proc`, `/dev`, `/run`) are made in it by the runtime.
+//! - Limits of a bundle (`linux.resources`) are refused: the NF's cgroup is the manager's. A second user namespace is passed on.
+//! - Root only: there are no rootless containers here.
+
+use std::ffi::OsString;
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+use sluice_shm::handshake::{ENV_NF, ENV_SOCKET};
+
+use super::spawn::{self, SpawnSpec, User};
+
+/// Where a container finds the NF socket.
+pub const SOCKET: &str = "/run/sluice/nf.sock";
+
+/// Folder below the runtime directory that holds a folder for each container.
+pub const FOLDER: &str = "containers";
+
+/// The cgroup in the manager's for a container, in which its runtime places it.
+const INNER: &str = "container";
+
+/// Namespaces of its own that every container has.
+const NAMESPACES: [&str; 6] = ["pid", "mount", "network", "ipc", "uts", "cgroup"];
+
+/// What a program that names none gets as its PATH.
+const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Files that a runtime keeps of a container lie no deeper than this.
+const DEPTH: usize = 4;
+
+/// Largest `config.json`, in bytes.
+const MAX_BYTES: u64 = 4 << 20;
+
+/// What a container is made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A folder with a `config.json`.
+    Bundle(PathBuf),
+    /// A root directory and the path of the program in it.
+    Root {
+        /// The directory.
+        root: PathBuf,
+        /// The program.
+        exec: PathBuf,
+    },
+}
+
+/// What all containers of a service have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Template {
+    /// What they are made of.
+    pub source: Source,
+    /// The OCI runtime, an absolute path.
+    pub runtime: PathBuf,
+    /// Whether they may write to their root directory.
+    pub writable: bool,
+    /// Arguments, behind those of a bundle.
+    pub args: Vec<String>,
+    /// Variables, over those of a bundle.
+    pub env: Vec<(String, String)>,
+    /// User, in place of that of a bundle; root without either.
+    pub user: Option<User>,
+}
+
+/// What one start of a container makes, and its end removes.
+#[derive(Debug)]
+pub struct Life {
+    /// Its folder: the `config.json` and what the runtime keeps.
+    pub folder: PathBuf,
+    /// The cgroup of its runtime, where there are cgroups of version 2.
+    pub cgroup: Option<PathBuf>,
+}
+
+/// Why a container could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum ContainerError {
+    /// Its bundle is not what it was when the configuration was checked.
+    #[error("container of {nf}: {what}")]
+    Bundle {
+        /// The NF.
+        nf: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// A system call failed.
+    #[error("container of {nf}: cannot {doing} {path}: {source}")]
+    System {
+        /// The NF.
+        nf: String,
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// The system's answer.
+        source: io::Error,
+    },
+}
+
+/// Reads the `config.json` of a bundle.
+///
+/// # Errors
+/// A sentence that says what is wrong; what to do.
+pub fn read_bundle(bundle: &Path) -> Result<Value, String> {
+    let path = bundle.join("config.json");
+    let shown = path.display();
+    let failed = |error: io::Error| {
+        format!("cannot read the bundle's {shown}: {error}; `crun spec` writes one, or write root = \"FOLDER\" and exec instead of bundle")
+    };
+    if fs::metadata(&path).map_err(failed)?.len() > MAX_BYTES {
+        return Err(format!("{shown} is too large for a config.json; keep it under 4 MiB"));
+    }
+    let text = fs::read_to_string(&path).map_err(failed)?;
+    serde_json::from_str(&text).map_err(|error| format!("{shown} is no JSON: {error}; mend it, or write it anew with `crun spec`"))
+}
+
+/// Looks for what a bundle may not ask for, and for what it must say.
+///
+/// # Errors
+/// A sentence that says what is wrong; what to do.
+pub fn examine(config: &Value) -> Result<(), String> {
+    let is_given = |value: &Value| match value {
+        Value::Null => false,
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(fields) => !fields.is_empty(),
+        _ => true,
+    };
+    if program_of(config).is_none() {
+        return Err("the bundle's config.json names no program; write process.args as a list of strings".into());
+    }
+    if !config["root"]["path"].is_string() {
+        return Err("the bundle's config.json names no root directory; write root.path".into());
+    }
+    if is_given(&config["hooks"]) {
+        return Err("the bundle has hooks, which run on the host; remove them from its config.json".into());
+    }
+    if is_given(&config["linux"]["devices"]) {
+        return Err("the bundle asks for devices of the host; remove linux.devices from its config.json".into());
+    }
+    for namespace in list(&config["linux"]["namespaces"]) {
+        if is_given(&namespace["path"]) {
+            let path = &namespace["path"];
+            return Err(format!("the bundle enters the namespace {path} of somebody else; remove `path` in linux.namespaces"));
+        }
+    }
+    for mount in list(&config["mounts"]) {
+        if is_bind(mount) {
+            let (source, to) = (&mount["source"], &mount["destination"]);
+            return Err(format!("the bundle binds {source} of the host to {to}; copy it into the bundle's root directory instead"));
+        }
+        if !is_dropped(mount) && !matches!(kind(mount), "proc" | "tmpfs" | "devpts" | "mqueue") {
+            let (to, what) = (&mount["destination"], &mount["type"]);
+            return Err(format!("the bundle mounts {what} at {to}; a container is given proc, tmpfs, devpts and mqueue only: remove it"));
+        }
+    }
+    let limits = config["linux"]["resources"].as_object().into_iter().flatten();
+    if let Some((what, _)) = limits.into_iter().find(|(what, value)| *what != "devices" && is_given(value)) {
+        return Err(format!(
+            "the bundle has limits (linux.resources.{what}), and the cgroup of an NF is the manager's; remove them from its config.json"
+        ));
+    }
+    Ok(())
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn kind(mount: &Value) -> &str {
+    mount["type"].as_str().unwrap_or_default()
+}
+
+fn is_bind(mount: &Value) -> bool {
+    let options = list(&mount["options"]);
+    kind(mount) == "bind" || options.iter().any(|option| matches!(option.as_str(), Some("bind" | "rbind")))
+}
+
+/// Mounts that every bundle has and that show the host: an NF needs none of them.
+fn is_dropped(mount: &Value) -> bool {
+    matches!(kind(mount), "sysfs" | "cgroup" | "cgroup2")
+}
+
+/// The program of a bundle, as it is called in the container.
+pub fn program_of(config: &Value) -> Option<&Path> {
+    let args = list(&config["process"]["args"]);
+    args.first().filter(|_| args.iter().all(Value::is_string)).and_then(Value::as_str).filter(|arg| !arg.is_empty()).map(Path::new)
+}
+
+/// The root directory of a bundle.
+pub fn root_of(config: &Value, bundle: &Path) -> PathBuf {
+    bundle.join(config["root"]["path"].as_str().unwrap_or_default())
+}
+
+/// Where a path of a container lies on the host: links are followed as the container has them. None if it is not there.
+pub fn resolve_in(root: &Path, path: &Path) -> Option<PathBuf> {
+    let mut ahead: Vec<OsString> = path.components().rev().map(|part| part.as_os_str().into()).collect();
+    let mut inside = PathBuf::new();
+    // As many links as the kernel follows.
+    let mut links = 0;
+    while let Some(part) = ahead.pop() {
+        match Path::new(&part).components().next() {
+            Some(Component::Normal(name)) => {
+                let next = inside.join(name);
+                match fs::read_link(root.join(&next)) {
+                    Ok(to) if links < 40 => {
+                        links += 1;
+                        ahead.extend(to.components().rev().map(|part| part.as_os_str().to_owned()));
+                    }
+                    Ok(_) => return None,
+                    Err(_) => inside = next,
+                }
+            }
+            Some(Component::RootDir) => inside.clear(),
+            Some(Component::ParentDir) => drop(inside.pop()),
+            Some(Component::CurDir | Component::Prefix(_)) | None => {}
+        }
+    }
+    let found = root.join(inside);
+    found.exists().then_some(found)
+}
+
+/// The program that loads this one (PT_INTERP of a 64-bit ELF file of this machine's byte order). None if it is linked statically, or
+/// is something else.
+pub fn loader_of(program: &[u8]) -> Option<PathBuf> {
+    use std::os::unix::ffi::OsStringExt;
+    const INTERPRETER: u32 = 3;
+    let at = |offset: usize, bytes: usize| {
+        let slice = program.get(offset..offset.checked_add(bytes)?)?;
+        Some(slice.iter().rev().fold(0u64, |number, byte| (number << 8) | u64::from(*byte)))
+    };
+    // 64 bit, little endian.
+    if program.get(..6)? != [0x7f, b'E', b'L', b'F', 2, 1] {
+        return None;
+    }
+    let (table, size, count) = (at(32, 8)? as usize, at(54, 2)? as usize, at(56, 2)? as usize);
+    for i in 0..count {
+        let header = table.checked_add(i.checked_mul(size)?)?;
+        if at(header, 4)? == u64::from(INTERPRETER) {
+            let (offset, len) = (at(header.checked_add(8)?, 8)? as usize, at(header.checked_add(32)?, 8)? as usize);
+            let name = program.get(offset..offset.checked_add(len)?)?.split(|byte| *byte == 0).next()?;
+            return Some(OsString::from_vec(name.to_vec()).into());
+        }
+    }
+    None
+}
+
+impl Template {
+    /// The `config.json` of an NF's container.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong with the bundle; what to do.
+    pub fn config(&self, nf: &str, socket: &Path) -> Result<Value, String> {
+        let mut config = match &self.source {
+            Source::Bundle(bundle) => {
+                let config = read_bundle(bundle)?;
+                examine(&config)?;
+                let root = root_of(&config, bundle);
+                let mut config = config;
+                config["root"] = json!({ "path": root });
+                config
+            }
+            Source::Root { root, exec } => plain(root, exec),
+        };
+        let mut own = |variable: &str, value: &str| set_variable(&mut config["process"]["env"], variable, value);
+        self.env.iter().for_each(|(variable, value)| own(variable, value));
+        own(ENV_SOCKET, SOCKET);
+        own(ENV_NF, nf);
+        config["root"]["readonly"] = json!(!self.writable);
+        config["hostname"] = json!(nf);
+
+        let process = &mut config["process"];
+        if let Value::Array(args) = &mut process["args"] {
+            args.extend(self.args.iter().map(|arg| json!(arg)));
+        }
+        if let Some(user) = &self.user {
+            process["user"] = json!({ "uid": user.uid, "gid": user.gid, "additionalGids": user.groups });
+        }
+        process["terminal"] = json!(false);
+        process["noNewPrivileges"] = json!(true);
+        let none: [&str; 0] = [];
+        process["capabilities"] =
+            json!({ "bounding": none, "effective": none, "inheritable": none, "permitted": none, "ambient": none });
+
+        let mut mounts: Vec<Value> = list(&config["mounts"]).iter().filter(|mount| !is_dropped(mount)).cloned().collect();
+        if !mounts.iter().any(|mount| mount["destination"] == "/run") {
+            mounts.push(memory("/run", "64k"));
+        }
+        // Connecting to a socket asks for the right to write to it; the file itself stays the host's.
+        mounts.push(json!({
+            "destination": SOCKET, "type": "bind", "source": socket, "options": ["bind", "nosuid", "nodev", "noexec"],
+        }));
+        config["mounts"] = mounts.into();
+
+        let linux = &mut config["linux"];
+        if !linux.is_object() {
+            *linux = Value::Object(Map::new());
+        }
+        let of_others = list(&linux["namespaces"]).iter().filter(|namespace| namespace["type"] == "user").cloned();
+        let namespaces: Vec<Value> = NAMESPACES.iter().map(|kind| json!({ "type": kind })).chain(of_others.collect::<Vec<_>>()).collect();
+        linux["namespaces"] = namespaces.into();
+        linux["cgroupsPath"] = json!(format!("/{INNER}"));
+        linux["maskedPaths"] = json!(MASKED);
+        linux["readonlyPaths"] = json!(READ_ONLY);
+        if linux["seccomp"].is_null() {
+            let names: Vec<&str> = spawn::denied_names().collect();
+            linux["seccomp"] = json!({
+                "defaultAction": "SCMP_ACT_ALLOW",
+                "syscalls": [{ "names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM }],
+            });
+        }
+        if let Some(linux) = linux.as_object_mut() {
+            linux.remove("resources");
+            linux.remove("rootfsPropagation");
+        }
+        Ok(config)
+    }
+}
+
+/// Files of `/proc` that tell of the host, and such that would change it.
+const MASKED: [&str; 9] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+];
+const READ_ONLY: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+
+/// Whether a runtime is crun, which can be told to leave cgroups alone.
+pub fn is_crun(runtime: &Path) -> bool {
+    runtime.file_name().is_some_and(|name| name == "crun")
+}
+
+/// What a bundle of a bare root directory would say.
+fn plain(root: &Path, exec: &Path) -> Value {
+    json!({
+        "ociVersion": "1.0.0",
+        "process": { "user": { "uid": 0, "gid": 0 }, "args": [exec], "env": [PATH], "cwd": "/" },
+        "root": { "path": root },
+        "mounts": [
+            { "destination": "/proc", "type": "proc", "source": "proc", "options": ["nosuid", "nodev", "noexec"] },
+            {
+                "destination": "/dev", "type": "tmpfs", "source": "tmpfs",
+                "options": ["nosuid", "noexec", "strictatime", "mode=755", "size=64k"],
+            },
+        ],
+    })
+}
+
+fn memory(at: &str, size: &str) -> Value {
+    json!({
+        "destination": at, "type": "tmpfs", "source": "tmpfs",
+        "options": ["nosuid", "nodev", "noexec", "mode=755", format!("size={size}")],
+    })
+}
+
+fn set_variable(env: &mut Value, variable: &str, value: &str) {
+    let mut all: Vec<Value> = list(env).to_vec();
+    let is_it = |one: &Value| one.as_str().and_then(|one| one.split_once('=')).is_some_and(|(name, _)| name == variable);
+    all.retain(|one| !is_it(one));
+    all.push(format!("{variable}={value}").into());
+    *env = all.into();
+}
+
+impl Life {
+    /// Where a start of an NF's container has its things. `number` is no other start's.
+    pub fn new(nf: &str, number: u64, runtime_dir: &Path, home: Option<&Path>) -> Self {
+        Self {
+            folder: runtime_dir.join(FOLDER).join(format!("{nf}-{number}")),
+            cgroup: home.map(|home| home.join(format!("sluice-{}-{nf}-{number}", std::process::id()))),
+        }
+    }
+
+    /// The cgroups that are made of it, the inner one last.
+    pub fn cgroups(&self) -> Vec<PathBuf> {
+        self.cgroup.iter().flat_map(|cgroup| [cgroup.clone(), cgroup.join(INNER)]).collect()
+    }
+
+    /// Makes what the start needs, and says how the runtime is started. Note before what it makes.
+    ///
+    /// # Errors
+    /// [`ContainerError`]; what was made is to be cleared all the same.
+    pub fn prepare(&self, nf: &str, template: &Template, socket: &Path) -> Result<SpawnSpec, ContainerError> {
+        let config = template.config(nf, socket).map_err(|what| ContainerError::Bundle { nf: nf.into(), what })?;
+        let system = |doing, path: &Path| {
+            let (nf, path) = (nf.to_string(), path.to_path_buf());
+            move |source| ContainerError::System { nf, doing, path, source }
+        };
+        if let Some(cgroup) = &self.cgroup {
+            fs::create_dir(cgroup).map_err(system("make the cgroup", cgroup))?;
+        }
+        let state = self.folder.join("state");
+        DirBuilder::new().mode(0o700).recursive(true).create(&state).map_err(system("make", &state))?;
+        let file = self.folder.join("config.json");
+        let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
+        written.and_then(|mut to| to.write_all(config.to_string().as_bytes())).map_err(system("write", &file))?;
+
+        let mut args: Vec<OsString> = vec!["--root".into(), state.into()];
+        if is_crun(&template.runtime) {
+            args.push("--cgroup-manager=disabled".into());
+        }
+        let id = self.folder.file_name().unwrap_or_default();
+        args.extend(["run".into(), "--bundle".into(), self.folder.clone().into(), id.into()]);
+        let path = std::env::var_os("PATH").map(|path| ("PATH".into(), path));
+        Ok(SpawnSpec {
+            args,
+            env: path.into_iter().collect(),
+            cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.join("cgroup.procs")),
+            apart: true,
+            ..SpawnSpec::new(nf, &template.runtime)
+        })
+    }
+
+    /// Removes what is left of a container whose runtime has ended, and says what is gone.
+    pub fn clear(self) -> (Vec<PathBuf>, Vec<io::Error>) {
+        let (mut gone, mut failed) = (Vec::new(), Vec::new());
+        let mut is_gone = |path: PathBuf, removed: io::Result<()>| match removed {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => failed.push(error),
+            _ => gone.push(path),
+        };
+        for cgroup in self.cgroups().into_iter().rev() {
+            let removed = fs::remove_dir(&cgroup);
+            is_gone(cgroup, removed);
+        }
+        let removed = remove_folder(&self.folder);
+        is_gone(self.folder, removed);
+        (gone, failed)
+    }
+}
+
+/// Removes the folder of a container: what is in it is the manager's and its runtime's, lies not deep, and links are not followed.
+///
+/// # Errors
+/// What the system says; [`io::ErrorKind::InvalidInput`] for a folder that is none of a container's.
+pub fn remove_folder(folder: &Path) -> io::Result<()> {
+    if folder.parent().and_then(Path::file_name) != Some(FOLDER.as_ref()) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no folder of a container"));
+    }
+    remove_below(folder, DEPTH)
+}
+
+fn remove_below(folder: &Path, depth: usize) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true if depth > 0 => remove_below(&entry.path(), depth - 1)?,
+            true => fs::remove_dir(entry.path())?,
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    fs::remove_dir(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn template(source: Source) -> Template {
+        Template {
+            source,
+            runtime: "/usr/bin/crun".into(),
+            writable: false,
+            args: vec!["--fast".into()],
+            env: vec![("A".into(), "2".into())],
+            user: None,
+        }
+    }
+
+    fn of_root() -> Template {
+        template(Source::Root { root: "/srv/nf".into(), exec: "/bin/nf".into() })
+    }
+
+    /// A bundle as `crun spec` writes it, with what else is given.
+    fn bundle(change: impl FnOnce(&mut Value)) -> Value {
+        let mut config = json!({
+            "ociVersion": "1.0.0",
+            "process": {
+                "terminal": true, "user": { "uid": 1, "gid": 2 }, "args": ["/bin/nf", "-v"], "env": ["PATH=/bin", "A=1"], "cwd": "/data",
+                "capabilities": { "bounding": ["CAP_KILL"], "effective": ["CAP_KILL"] },
+                "rlimits": [{ "type": "RLIMIT_NOFILE", "hard": 1024, "soft": 1024 }],
+            },
+            "root": { "path": "rootfs", "readonly": false },
+            "hostname": "crun",
+            "mounts": [
+                { "destination": "/proc", "type": "proc", "source": "proc" },
+                { "destination": "/dev", "type": "tmpfs", "source": "tmpfs" },
+                { "destination": "/dev/mqueue", "type": "mqueue", "source": "mqueue" },
+                { "destination": "/sys", "type": "sysfs", "source": "sysfs" },
+                { "destination": "/sys/fs/cgroup", "type": "cgroup", "source": "cgroup" },
+            ],
+            "linux": {
+                "resources": { "devices": [{ "allow": false, "access": "rwm" }] },
+                "namespaces": [{ "type": "pid" }, { "type": "mount" }],
+            },
+        });
+        change(&mut config);
+        config
+    }
+
+    fn strings(value: &Value) -> Vec<&str> {
+        list(value).iter().filter_map(Value::as_str).collect()
+    }
+
+    /// What every container has, whatever it is made of.
+    fn assert_fenced(config: &Value) {
+        for set in ["bounding", "effective", "inheritable", "permitted", "ambient"] {
+            assert_eq!(config["process"]["capabilities"][set], json!([]), "{set}");
+        }
+        assert_eq!(config["process"]["noNewPrivileges"], true);
+        assert_eq!(config["process"]["terminal"], false);
+        assert_eq!(config["root"]["readonly"], true);
+        let namespaces: Vec<&str> = list(&config["linux"]["namespaces"]).iter().filter_map(|n| n["type"].as_str()).collect();
+        assert_eq!(namespaces, NAMESPACES);
+        let bound: Vec<&Value> = list(&config["mounts"]).iter().filter(|mount| is_bind(mount)).collect();
+        assert_eq!(bound.len(), 1, "the socket, and nothing else of the host");
+        assert_eq!((&bound[0]["source"], &bound[0]["destination"]), (&json!("/run/sluice/nf.sock"), &json!(SOCKET)));
+        assert!(list(&config["mounts"]).iter().all(|mount| !is_dropped(mount)));
+        assert!(strings(&config["linux"]["seccomp"]["syscalls"][0]["names"]).contains(&"ptrace"));
+        assert!(config["linux"]["resources"].is_null());
+    }
+
+    #[test]
+    fn a_root_directory_gets_a_configuration() {
+        let mut template = of_root();
+        let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_fenced(&config);
+        assert_eq!(config["root"]["path"], "/srv/nf");
+        assert_eq!(config["hostname"], "ids.0");
+        assert_eq!(strings(&config["process"]["args"]), ["/bin/nf", "--fast"]);
+        assert_eq!(strings(&config["process"]["env"]), [PATH, "A=2", "SLUICE_SOCKET=/run/sluice/nf.sock", "SLUICE_NF=ids.0"]);
+        assert_eq!(config["process"]["user"], json!({ "uid": 0, "gid": 0 }));
+        template.user = Some(User { uid: 7, gid: 8, groups: vec![9] });
+        template.writable = true;
+        let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_eq!(config["process"]["user"], json!({ "uid": 7, "gid": 8, "additionalGids": [9] }));
+        assert_eq!(config["root"]["readonly"], false);
+    }
+
+    #[test]
+    fn a_bundle_keeps_what_its_program_needs() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("config.json"), bundle(|_| ()).to_string()).unwrap();
+        let template = template(Source::Bundle(folder.path().into()));
+        let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_fenced(&config);
+        assert_eq!(config["root"]["path"], json!(folder.path().join("rootfs")));
+        assert_eq!(strings(&config["process"]["args"]), ["/bin/nf", "-v", "--fast"]);
+        assert_eq!(strings(&config["process"]["env"]), ["PATH=/bin", "A=2", "SLUICE_SOCKET=/run/sluice/nf.sock", "SLUICE_NF=ids.0"]);
+        assert_eq!(config["process"]["user"], json!({ "uid": 1, "gid": 2 }));
+        assert_eq!(config["process"]["cwd"], "/data");
+        assert_eq!(config["process"]["rlimits"][0]["hard"], 1024);
+        // A filter of its own stays.
+        let own = bundle(|config| config["linux"]["seccomp"] = json!({ "defaultAction": "SCMP_ACT_ERRNO" }));
+        fs::write(folder.path().join("config.json"), own.to_string()).unwrap();
+        let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_eq!(config["linux"]["seccomp"], json!({ "defaultAction": "SCMP_ACT_ERRNO" }));
+    }
+
+    #[test]
+    fn what_reaches_the_host_is_refused() {
+        assert_eq!(examine(&bundle(|_| ())), Ok(()));
+        assert_eq!(examine(&bundle(|c| c["hooks"] = json!({}))), Ok(()), "none");
+        type Change = fn(&mut Value);
+        let cases: [(Change, &str); 9] = [
+            (|c| c["hooks"] = json!({ "prestart": [{ "path": "/bin/true" }] }), "has hooks, which run on the host"),
+            (|c| c["linux"]["devices"] = json!([{ "path": "/dev/vfio/1" }]), "asks for devices of the host"),
+            (|c| c["linux"]["namespaces"][0]["path"] = json!("/proc/1/ns/pid"), "enters the namespace \"/proc/1/ns/pid\""),
+            (|c| c["mounts"][1] = json!({ "destination": "/h", "type": "bind", "source": "/" }), "binds \"/\" of the host to \"/h\""),
+            (
+                |c| c["mounts"][1] = json!({ "destination": "/h", "type": "none", "source": "/etc", "options": ["rbind"] }),
+                "binds \"/etc\" of the host",
+            ),
+            (|c| c["mounts"][1] = json!({ "destination": "/d", "type": "ext4", "source": "/dev/vda" }), "mounts \"ext4\" at \"/d\""),
+            (|c| c["linux"]["resources"]["memory"] = json!({ "limit": 1 }), "has limits (linux.resources.memory)"),
+            (|c| c["process"]["args"] = json!([]), "names no program"),
+            (|c| c["process"]["args"] = json!(["/bin/nf", 7]), "names no program"),
+        ];
+        for (change, wanted) in cases {
+            let said = examine(&bundle(change)).unwrap_err();
+            assert!(said.contains(wanted) && said.contains("; "), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_life_is_prepared_and_cleared() {
+        let folder = tempfile::tempdir().unwrap();
+        let life = Life::new("ids.0", 3, folder.path(), None);
+        let spec = life.prepare("ids.0", &of_root(), Path::new("/run/sluice/nf.sock")).unwrap();
+        assert_eq!(life.folder, folder.path().join("containers/ids.0-3"));
+        assert!(spec.apart && spec.cgroup.is_none() && spec.user.is_none());
+        let args: Vec<String> = spec.args.iter().map(|arg| arg.to_string_lossy().into_owned()).collect();
+        let shown = life.folder.display();
+        assert_eq!(
+            args.join(" "),
+            format!("--root {shown}/state --cgroup-manager=disabled run --bundle {shown} ids.0-3"),
+            "crun has nothing to do with cgroups"
+        );
+        let written: Value = serde_json::from_str(&fs::read_to_string(life.folder.join("config.json")).unwrap()).unwrap();
+        assert_fenced(&written);
+        assert!(life.prepare("ids.0", &of_root(), Path::new("/s")).unwrap_err().to_string().contains("cannot write"), "no second time");
+
+        let outside = folder.path().join("precious");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("file"), "").unwrap();
+        fs::create_dir_all(life.folder.join("state/ids.0-3")).unwrap();
+        fs::write(life.folder.join("state/ids.0-3/status"), "").unwrap();
+        symlink(&outside, life.folder.join("state/link")).unwrap();
+        let (gone, failed) = life.clear();
+        assert!(gone.len() == 1 && failed.is_empty(), "{gone:?} {failed:?}");
+        assert!(outside.join("file").exists(), "links are not followed");
+        assert_eq!(fs::read_dir(folder.path().join("containers")).unwrap().count(), 0);
+        assert_eq!(remove_folder(&outside).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn each_start_has_names_of_its_own() {
+        let life = Life::new("ids.0", 4, Path::new("/run/sluice"), Some(Path::new("/sys/fs/cgroup/a")));
+        let outer = PathBuf::from(format!("/sys/fs/cgroup/a/sluice-{}-ids.0-4", std::process::id()));
+        assert_eq!(life.cgroups(), [outer.clone(), outer.join("container")]);
+    }
+
+    #[test]
+    fn what_is_no_program_has_no_loader() {
+        for bytes in [&b""[..], b"#!/bin/sh", b"\x7fELF\x02\x01", &[0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 255, 255]] {
+            assert_eq!(loader_of(bytes), None);
+        }
+        // A table of headers that leads out of the file.
+        let mut wild = vec![0u8; 64];
+        wild[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        wild[32..40].fill(0xff);
+        wild[54..58].fill(0xff);
+        assert_eq!(loader_of(&wild), None);
+    }
+}

@@ -1,0 +1,90 @@
+//! NFs in containers: how one is started, who may speak for it, and what its end leaves.
+//!
+//! Between start and hello the NF's process is the runtime; from the hello on it is the one in the container, and the runtime its
+//! wrapper. Everything else is as with any other NF.
+
+use std::collections::BTreeMap;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use rustix::process::Pid;
+
+use super::Supervisor;
+use crate::mechanism::cgroup;
+use crate::mechanism::process::{self, Proc};
+use crate::nf::State;
+use crate::nf::attach::Peer;
+use crate::nf::container::{FOLDER, Life, Template};
+use crate::nf::record::Thing;
+
+/// In place of an NF's number: it is in a container, or may be, and of no NF that could be told.
+const NOBODY: u16 = u16::MAX;
+
+/// Generations that are looked through for the runtime of a container. More than processes of an NF make in earnest.
+const GENERATIONS: usize = 64;
+
+impl Supervisor {
+    /// Starts the container of an NF.
+    pub(super) fn launch_container(&mut self, number: u16, template: &Template) {
+        let Some(name) = self.nfs.get(&number).map(|nf| nf.name.clone()) else { return };
+        self.containers += 1;
+        let dir = self.config.manager.runtime_dir.clone();
+        let life = Life::new(&name, self.containers, &dir, cgroup::unified_home(Path::new("/")).as_deref());
+        self.note(|r| r.made(Thing::Directory, &dir.join(FOLDER)));
+        self.note(|r| r.made(Thing::Container, &life.folder));
+        for cgroup in life.cgroups() {
+            self.note(|r| r.made(Thing::Cgroup, &cgroup));
+        }
+        let started = match life.prepare(&name, template, self.listener.path()) {
+            Ok(spec) => self.start_process(number, &spec, Some(life)),
+            Err(error) => {
+                self.clear_container(life);
+                Err(error.to_string())
+            }
+        };
+        if let Err(why) = started {
+            eprintln!("sluiced: {why}");
+            self.nfs.get_mut(&number).into_iter().for_each(|nf| nf.state = State::Starting);
+            self.lost(number);
+        }
+    }
+
+    /// Removes what a container has left. Its processes have ended: the runtime's was collected, and it was the first of theirs.
+    pub(super) fn clear_container(&mut self, life: Life) {
+        let (gone, failed) = life.clear();
+        for path in gone {
+            self.note(|r| r.removed(&path));
+        }
+        // The record still has it, and undoes it at the end.
+        failed.into_iter().for_each(|error| eprintln!("sluiced: a container leaves something behind: {error}"));
+    }
+
+    /// The NF whose container a process is in: it or one that it descends from is the runtime of that. A process cannot leave: what
+    /// loses its parent in a container is given to the first process there, or to the runtime.
+    pub(super) fn in_container_of(&self, peer: &Peer) -> Option<u16> {
+        let runtimes = self.nfs.values().filter_map(|nf| {
+            let processes = [&nf.process, &nf.wrapper];
+            let runtime = processes.into_iter().flatten().find(|process| process.container.is_some())?;
+            Some((runtime.pid.as_raw_nonzero().get(), nf.number))
+        });
+        let leaving = self.leaving.iter().filter(|p| p.container.is_some()).map(|p| (p.pid.as_raw_nonzero().get(), NOBODY));
+        let runtimes: BTreeMap<i32, u16> = runtimes.chain(leaving).collect();
+        if runtimes.is_empty() {
+            return None;
+        }
+        let proc = Proc::default();
+        let mut pid = peer.pid;
+        for _ in 0..GENERATIONS {
+            // None above the first process of the host, and for one that this process namespace does not know.
+            let Some(at) = pid else { return None };
+            if let Some(number) = runtimes.get(&at.as_raw_nonzero().get()) {
+                // Still who it was when it connected, so all that was read is of it.
+                let lives = process::wait_readable(peer.pidfd.as_fd(), Some(0)) == Ok(false);
+                return Some(if lives { *number } else { NOBODY });
+            }
+            let Ok(stat) = proc.stat(at) else { return Some(NOBODY) };
+            pid = Pid::from_raw(stat.ppid);
+        }
+        Some(NOBODY)
+    }
+}

@@ -1,0 +1,353 @@
+//! NFs in OCI containers, by the runtimes that the host has: crun and runc.
+//!
+//! A root directory is assembled of a program of ours and the libraries that `ldd` names, with nothing from a registry.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use rustix::process::{Pid, Signal};
+use sluice_manager::control::model::{ChainState, Nf, NfState};
+use sluice_manager::nf::container::FOLDER;
+
+use crate::foreign::can;
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, is_alive, nf, parent, port, refusal, signal, wait_until_gone};
+
+const RUNTIMES: [&str; 2] = ["crun", "runc"];
+const PACKETS: u64 = 5_000;
+
+/// A root directory with a program and what it needs to be loaded.
+fn root_of(program: &str, root: &Path) {
+    fs::create_dir_all(root.join("bin")).unwrap();
+    fs::copy(program, root.join("bin/nf")).unwrap();
+    let ldd = Command::new("ldd").arg(program).output().unwrap();
+    for word in String::from_utf8_lossy(&ldd.stdout).split_whitespace().filter(|word| word.starts_with('/')) {
+        let to = root.join(&word[1..]);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(word, to).unwrap();
+    }
+}
+
+/// A root directory with the bridge, made once for a test.
+fn bridge() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("root");
+    root_of(&nf("sluice-nf-bridge"), &root);
+    (folder, root)
+}
+
+fn contained(name: &str, root: &Path, runtime: &str, keys: &str) -> String {
+    format!(
+        "[[service]]\nname = \"{name}\"\nexec = \"/bin/nf\"\ncontainer = {{ root = {root:?}, runtime = \"{runtime}\" }}\n{keys}\n"
+    )
+}
+
+fn endless(services: &str, names: &[&str], on_failure: &str) -> String {
+    port("in", "gen", "rate = 5000\nflows = 8")
+        + &port("out", "sink", "")
+        + services
+        + &chain("c", "in", names, "out", &format!("on_failure = \"{on_failure}\""))
+}
+
+/// Whose process this is in the namespaces of kind `what`.
+fn namespace(pid: u32, what: &str) -> PathBuf {
+    fs::read_link(format!("/proc/{pid}/ns/{what}")).unwrap()
+}
+
+fn status(pid: u32, field: &str) -> String {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+    line.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn pid_of(nf: &Nf) -> u32 {
+    nf.pid.expect("it runs")
+}
+
+/// Cgroups of the daemon's containers.
+fn cgroups_of(daemon: &Daemon) -> Vec<PathBuf> {
+    let mine = format!("sluice-{}-", daemon.pid());
+    let mut found = Vec::new();
+    let mut folders = vec![PathBuf::from("/sys/fs/cgroup")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
+            if entry.file_name().to_string_lossy().starts_with(&mine) {
+                found.push(entry.path());
+            }
+            folders.push(entry.path());
+        }
+    }
+    found
+}
+
+/// What runtimes know of containers, and the folders that they are in.
+fn assert_no_container(daemon: &Daemon) {
+    let left: Vec<_> = fs::read_dir(daemon.run_dir().join(FOLDER)).into_iter().flatten().flatten().map(|e| e.path()).collect();
+    assert!(left.is_empty(), "{left:?}\n{}", daemon.log());
+    assert_eq!(cgroups_of(daemon), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn every_packet_passes_contained_nfs_and_a_stop_leaves_nothing() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (_folder, root) = bridge();
+    for runtime in RUNTIMES {
+        let gen_keys = format!("count = {PACKETS}\nflows = 16\noverload = \"wait\"");
+        let services = contained("a", &root, runtime, "") + &contained("b", &root, runtime, "user = \"65534\"\nmode = \"poll\"");
+        let body = port("in", "gen", &gen_keys) + &port("out", "sink", "") + &services + &chain("c", "in", &["a", "b"], "out", "");
+        let mut daemon = Daemon::start("", &body);
+        daemon.wait_for_all("in", "out", PACKETS);
+        let stats = daemon.stats();
+        assert!(stats.nfs.iter().all(|nf| nf.rx_packets == PACKETS && nf.violations == 0), "{stats:#?}");
+        let folders = fs::read_dir(daemon.run_dir().join(FOLDER)).unwrap().flatten();
+        let folders: Vec<PathBuf> = folders.map(|entry| entry.path()).collect();
+        assert_eq!(folders.len(), 2);
+        let (a, b) = (pid_of(find_nf(&stats, "a.0")), pid_of(find_nf(&stats, "b.0")));
+        assert_eq!((status(a, "Uid"), status(b, "Uid")), ("0 0 0 0".into(), "65534 65534 65534 65534".into()));
+        assert_eq!(status(a, "Cpus_allowed_list"), find_nf(&stats, "a.0").core.to_string());
+        let pid = daemon.pid();
+        daemon.stop();
+        assert!(folders.iter().all(|folder| !folder.exists()));
+        for leftover in [a, b] {
+            wait_until_gone(leftover);
+        }
+        let _ = pid;
+    }
+}
+
+#[test]
+fn a_container_has_nothing_of_the_host_but_its_socket() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (_folder, root) = bridge();
+    for runtime in RUNTIMES {
+        let mut daemon = Daemon::start("", &endless(&contained("a", &root, runtime, ""), &["a"], "restart"));
+        let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+        let pid = pid_of(find_nf(&stats, "a.0"));
+        for what in ["mnt", "pid", "net", "ipc", "uts", "cgroup"] {
+            assert_ne!(namespace(pid, what), namespace(daemon.pid(), what), "{what}");
+        }
+        for set in ["CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb"] {
+            assert_eq!(status(pid, set), "0000000000000000", "{set}");
+        }
+        assert_eq!((status(pid, "NoNewPrivs").as_str(), status(pid, "Seccomp").as_str()), ("1", "2"));
+        // It is the first and only process that it sees.
+        assert!(status(pid, "NSpid").ends_with(" 1"), "{}", status(pid, "NSpid"));
+        let inside = PathBuf::from(format!("/proc/{pid}/root"));
+        let seen = fs::read_dir(inside.join("proc")).unwrap().flatten();
+        let seen = seen.filter(|e| e.file_name().to_string_lossy().bytes().all(|b| b.is_ascii_digit())).count();
+        assert_eq!(seen, 1);
+        // Its files are those of its root directory, which it may not write to.
+        let names = |folder: &Path| {
+            let mut names: Vec<_> = fs::read_dir(folder).unwrap().flatten().map(|e| e.file_name()).collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(&inside), names(&root));
+        assert!(!inside.join("etc").exists() && !inside.join("sys").exists());
+        let mounts = fs::read_to_string(format!("/proc/{pid}/mounts")).unwrap();
+        let mut points: Vec<(&str, &str)> = mounts.lines().filter_map(|l| l.split_once(' ')?.1.split_once(' ')).collect();
+        points.retain(|(_, rest)| !rest.starts_with("proc ") && !rest.starts_with("tmpfs ") && !rest.starts_with("devtmpfs "));
+        let (mut shared, rest): (Vec<_>, Vec<_>) = points.into_iter().partition(|(at, _)| !at.starts_with("/dev/"));
+        shared.sort_unstable();
+        assert!(shared.len() == 2 && shared[0].0 == "/" && shared[1].0 == "/run/sluice/nf.sock", "{mounts}\n{rest:?}");
+        assert!(shared[0].1.split(' ').nth(1).unwrap().split(',').any(|option| option == "ro"), "{mounts}");
+        // No interface but the loopback, which is down.
+        let interfaces = fs::read_to_string(format!("/proc/{pid}/net/dev")).unwrap();
+        assert_eq!(interfaces.lines().skip(2).map(|l| l.split(':').next().unwrap().trim()).collect::<Vec<_>>(), ["lo"]);
+        assert_eq!(fs::read_to_string(format!("/proc/{pid}/net/route")).unwrap().lines().count(), 1);
+        // Nor does it show the host's cgroups, or hold anything of the daemon's that is not for NFs.
+        let cgroup = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
+        assert!(cgroup.contains("SLUICE_SOCKET=/run/sluice/nf.sock") && !cgroup.contains("CARGO"), "{cgroup}");
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_killed_container_follows_on_failure() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (_folder, root) = bridge();
+    for runtime in RUNTIMES {
+        let mut daemon = Daemon::start("", &endless(&contained("a", &root, runtime, ""), &["a"], "restart"));
+        let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+        let first = find_nf(&stats, "a.0").clone();
+        let its_runtime = parent(pid_of(&first));
+        assert_eq!(parent(its_runtime), daemon.pid(), "the runtime is the daemon's child");
+        signal(&first, Signal::KILL);
+        let back = daemon.wait("a.0 is back", |s| find_nf(s, "a.0").restarts == 1 && find_nf(s, "a.0").state == NfState::Running);
+        wait_until_gone(its_runtime);
+        let before = find_port(&back, "out").tx_packets;
+        let stats = daemon.wait("its chain delivers", |s| find_port(s, "out").tx_packets > before + 500);
+        // So it is when the runtime is killed: its container goes with it.
+        let second = find_nf(&stats, "a.0").clone();
+        let pid = Pid::from_raw(parent(pid_of(&second)) as i32).unwrap();
+        rustix::process::kill_process(pid, Signal::KILL).unwrap();
+        wait_until_gone(pid_of(&second));
+        daemon.wait("a.0 is back again", |s| find_nf(s, "a.0").restarts == 2 && find_nf(s, "a.0").state == NfState::Running);
+        let folders = fs::read_dir(daemon.run_dir().join(FOLDER)).unwrap().count();
+        assert_eq!(folders, 1, "what former lives left is gone");
+        // And when one more is added and removed again.
+        daemon.client().add_nf("a", None).unwrap();
+        let stats = daemon.wait("a.1 runs", |s| s.nfs.len() == 2 && find_nf(s, "a.1").state == NfState::Running);
+        daemon.client().remove_nf("a.1").unwrap();
+        wait_until_gone(pid_of(find_nf(&stats, "a.1")));
+        daemon.wait("its folder is gone", |_| true);
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_killed_container_is_left_out() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (_folder, root) = bridge();
+    let mut daemon = Daemon::start("", &endless(&contained("a", &root, "auto", ""), &["a"], "bypass"));
+    let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+    signal(find_nf(&stats, "a.0"), Signal::KILL);
+    let stats = daemon.wait("the hop is left out", |s| find_chain(s, "c").state == ChainState::Bypassing);
+    let before = find_port(&stats, "out").tx_packets;
+    daemon.wait("its chain delivers", |s| find_port(s, "out").tx_packets > before + 500);
+    daemon.silence("c", "in");
+    daemon.wait_until_empty();
+    let mut left = true;
+    daemon.wait("nothing of it is left", |_| std::mem::take(&mut left) || true);
+    assert_no_container(&daemon);
+    daemon.stop();
+}
+
+#[test]
+fn containers_end_with_a_daemon_that_is_killed() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (_folder, root) = bridge();
+    for runtime in RUNTIMES {
+        let mut daemon = Daemon::start("", &endless(&contained("a", &root, runtime, ""), &["a"], "restart"));
+        let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+        let nf = find_nf(&stats, "a.0").clone();
+        // One that stands still does not see that its daemon is gone. The kernel ends it all the same.
+        signal(&nf, Signal::STOP);
+        let its_runtime = parent(pid_of(&nf));
+        daemon.end(Signal::KILL);
+        wait_until_gone(pid_of(&nf));
+        wait_until_gone(its_runtime);
+        assert_eq!(fs::read_dir(daemon.run_dir().join(FOLDER)).unwrap().count(), 1, "its folder is left for the next start");
+        assert_ne!(cgroups_of(&daemon), Vec::<PathBuf>::new());
+        let mut next = {
+            let before = cgroups_of(&daemon);
+            let next = Daemon::again(daemon.into_folder());
+            assert!(before.iter().all(|cgroup| !cgroup.exists()), "{before:?}");
+            next
+        };
+        next.wait("packets flow again", |s| find_port(s, "out").tx_packets > 500);
+        assert_eq!(fs::read_dir(next.run_dir().join(FOLDER)).unwrap().count(), 1);
+        next.stop();
+    }
+}
+
+#[test]
+fn a_bundle_is_started_as_it_says() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (folder, _) = bridge();
+    let bundle = folder.path();
+    for runtime in RUNTIMES {
+        let _ = fs::remove_file(bundle.join("config.json"));
+        let spec = Command::new(if runtime == "crun" { "/usr/bin/crun" } else { "/usr/sbin/runc" }).arg("spec").current_dir(bundle).output();
+        assert!(spec.unwrap().status.success());
+        let text = fs::read_to_string(bundle.join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        config["process"]["args"] = serde_json::json!(["/bin/nf"]);
+        config["process"]["user"] = serde_json::json!({ "uid": 4242, "gid": 4242 });
+        config["root"]["path"] = serde_json::json!("root");
+        fs::write(bundle.join("config.json"), config.to_string()).unwrap();
+        let service =
+            format!("[[service]]\nname = \"a\"\ncontainer = {{ bundle = {bundle:?}, runtime = \"{runtime}\" }}\n[service.env]\nX = \"y\"\n");
+        let mut daemon = Daemon::start("", &endless(&service, &["a"], "restart"));
+        let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+        let pid = pid_of(find_nf(&stats, "a.0"));
+        assert_eq!(status(pid, "Uid"), "4242 4242 4242 4242", "the user of its bundle may attach");
+        assert_eq!(status(pid, "CapBnd"), "0000000000000000", "whatever its bundle says");
+        assert!(fs::read_to_string(format!("/proc/{pid}/environ")).unwrap().contains("X=y"));
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_container_speaks_for_its_own_nf_only() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (_folder, root) = bridge();
+    // Told by its arguments to come in somebody else's name; and somebody else comes in the name of one in a container.
+    let liar = contained("liar", &root, "crun", "args = [\"--sluice-nf\", \"guest\"]");
+    let services = contained("a", &root, "crun", "") + "[[service]]\nname = \"guest\"\nattach = true\n";
+    let mut daemon = Daemon::start("", &endless(&services, &["a"], "restart"));
+    let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+    signal(find_nf(&stats, "a.0"), Signal::STOP);
+    let mut config = fs::read_to_string(daemon.folder().join("sluice.toml")).unwrap();
+    config += &liar;
+    fs::write(daemon.folder().join("sluice.toml"), config).unwrap();
+    let applied = Command::new(env!("CARGO_BIN_EXE_sluice"))
+        .arg("--socket")
+        .arg(daemon.run_dir().join("control.sock"))
+        .arg("apply")
+        .arg(daemon.folder().join("sluice.toml"))
+        .output()
+        .unwrap();
+    assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
+    daemon.wait("the liar is refused", |s| find_nf(s, "liar.0").state != NfState::Starting);
+    assert!(daemon.log().contains("a process in the container of another NF may not attach as guest.0"), "{}", daemon.log());
+    assert_eq!(find_nf(&daemon.stats(), "guest.0").state, NfState::Expected);
+    signal(find_nf(&stats, "a.0"), Signal::CONT);
+    daemon.stop();
+}
+
+#[test]
+fn what_cannot_be_started_is_refused_before_anything_starts() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (folder, root) = bridge();
+    let said = |service: &str| {
+        let place = tempfile::tempdir().unwrap();
+        let output = refusal(place.path(), &(head(place.path(), "") + &endless(service, &["a"], "restart")));
+        assert_eq!(output.status.code(), Some(1));
+        assert!(!place.path().join("run").exists());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let bundle = folder.path();
+    let without = said(&format!("[[service]]\nname = \"a\"\ncontainer = {{ bundle = {bundle:?} }}\n"));
+    assert!(without.contains("sluice.toml:") && without.contains("cannot read the bundle's"), "{without}");
+    let runtime = said(&contained("a", &root, "/usr/bin/no-such-runtime", ""));
+    assert!(runtime.contains("sluice.toml:") && runtime.contains("there is no program /usr/bin/no-such-runtime"), "{runtime}");
+    fs::remove_file(root.join("bin/nf")).unwrap();
+    let program = said(&contained("a", &root, "auto", ""));
+    assert!(program.contains("sluice.toml:") && program.contains("there is no program /bin/nf in the root directory"), "{program}");
+}
+
+#[test]
+fn a_program_that_ends_at_once_is_told() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (_folder, root) = bridge();
+    for runtime in RUNTIMES {
+        let place = tempfile::tempdir().unwrap();
+        let service = contained("a", &root, runtime, "args = [\"--no-such-argument\"]");
+        let output = refusal(place.path(), &(head(place.path(), "") + &endless(&service, &["a"], "restart")));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert!(said.contains("--no-such-argument"), "its words come through: {said}");
+        assert!(said.contains("a.0 ended before it was ready"), "{said}");
+        assert!(!place.path().join("run").exists(), "{said}");
+    }
+    assert!(!is_alive(u32::MAX));
+}
