@@ -103,6 +103,11 @@ impl Session {
         &mut self.out
     }
 
+    /// Bytes that are to be sent.
+    pub fn backlog(&self) -> usize {
+        self.out.len()
+    }
+
     /// Takes bytes of the controller's.
     ///
     /// # Errors

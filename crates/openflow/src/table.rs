@@ -156,6 +156,11 @@ impl FlowTable {
         self.entries.values()
     }
 
+    /// The entry with a number.
+    pub fn entry(&self, number: u32) -> Option<&Entry> {
+        self.entries.get(&number)
+    }
+
     /// How many entries there are.
     pub fn len(&self) -> usize {
         self.entries.len()

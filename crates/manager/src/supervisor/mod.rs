@@ -36,6 +36,7 @@ use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::handle::NfHandle;
 use crate::nf::record::{Record, RecordError, Thing};
+use crate::openflow::{self, Agent};
 use crate::port::PortError;
 use crate::worker::QueueCounters;
 
@@ -142,6 +143,8 @@ pub struct Supervisor {
     config_path: Option<PathBuf>,
     plane: DataPlane,
     controller: Controller,
+    /// Who speaks with the SDN controller, if there is one.
+    agent: Option<Agent>,
     tuning: tuning::Tuning,
     outside: outside::Outside,
     /// What packets cost programs, as measured before.
@@ -206,6 +209,8 @@ impl Supervisor {
         let plane = DataPlane::start(&config)?;
         let controller =
             Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
+        let agent = Agent::start(&config.openflow, plane.adviser())
+            .map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
         let listener = Listener::bind(&config.manager.runtime_dir.join("nf.sock"), 0o666)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?);
@@ -224,6 +229,7 @@ impl Supervisor {
             config_path,
             plane,
             controller,
+            agent,
             tuning: tuning::Tuning::default(),
             outside: outside::Outside::default(),
             estimates,
@@ -373,6 +379,19 @@ impl Supervisor {
         let generation = self.tables.generation + 1;
         self.tables = Arc::new(Tables { generation, rules, chains: self.chains.clone(), services, ports });
         self.plane.use_tables(&self.tables);
+        self.tell_agent();
+    }
+
+    /// Says to the one who speaks with the SDN controller what ports and chains there are.
+    fn tell_agent(&self) {
+        let Some(agent) = &self.agent else { return };
+        let port = |(number, port): (usize, &Option<PortState>)| {
+            let port = port.as_ref()?;
+            let counters = port.counters.clone();
+            Some(openflow::PortView { number: number as u16, name: port.config.name.clone(), counters })
+        };
+        let ports = self.ports.iter().enumerate().filter_map(port).collect();
+        agent.tell(openflow::Topology { ports, chains: self.chains.iter().flatten().cloned().collect() });
     }
 
     /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before. A rule goes
