@@ -22,7 +22,7 @@ use crossbeam_queue::ArrayQueue;
 use crate::chain::{self, Counter, Drop, PathRegistry};
 use crate::classify::advice::{Advice, Answer, MAX_NUMBER, Meanwhile, Tally, UNASKED, beyond};
 use crate::classify::key::{FlowKey, LONG};
-use crate::config::model::Openflow;
+use crate::config::model::{Fail, Openflow};
 use crate::forward::Plane;
 use crate::frame::Packet;
 use crate::worker::Command;
@@ -145,10 +145,14 @@ impl Asker {
     /// For Rx thread number `thread` of `of`.
     pub fn new(line: Arc<Line>, config: &Openflow, thread: usize, of: usize) -> Self {
         let room = (config.held as usize).div_ceil(of.max(1));
+        let away = match config.fail {
+            Fail::Standalone => Answer::Rules,
+            Fail::Secure => Answer::Drop,
+        };
         Self {
             line,
             thread,
-            advice: Arc::default(),
+            advice: Arc::new(Advice::new([], away, Meanwhile::Rules, away)),
             interval_ns: 1_000_000_000 * of.max(1) as u64 / u64::from(config.packet_in_rate.max(1)),
             due_ns: 0,
             waiting: Vec::with_capacity(room),

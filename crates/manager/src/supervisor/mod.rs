@@ -209,8 +209,6 @@ impl Supervisor {
         let plane = DataPlane::start(&config)?;
         let controller =
             Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
-        let agent = Agent::start(&config.openflow, plane.adviser())
-            .map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
         let listener = Listener::bind(&config.manager.runtime_dir.join("nf.sock"), 0o666)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("make an epoll instance"))?;
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(system("make an eventfd"))?);
@@ -229,7 +227,7 @@ impl Supervisor {
             config_path,
             plane,
             controller,
-            agent,
+            agent: None,
             tuning: tuning::Tuning::default(),
             outside: outside::Outside::default(),
             estimates,
@@ -291,6 +289,10 @@ impl Supervisor {
         for (number, open) in opened.into_iter().enumerate() {
             self.put_port(number as u16, open)?;
         }
+        // The controller is met when there is all that it is told of.
+        self.agent = Agent::start(&self.config.openflow, self.plane.adviser())
+            .map_err(|source| PlaneError::Thread { core: self.config.manager.monitor[0], source })?;
+        self.tell_agent();
         // Only now: a generator that begins before the sink is there would lose packets.
         self.plane.start_rx();
         Ok(())
