@@ -43,7 +43,9 @@ pub struct Patience {
 pub struct Session {
     patience: Patience,
     inbox: Vec<u8>,
-    whole: VecDeque<(u32, Message)>,
+    whole: VecDeque<(u32, Message, Vec<u8>)>,
+    /// The beginning of the message that was taken last.
+    taken: Vec<u8>,
     out: Vec<u8>,
     is_up: bool,
     heard_ms: u64,
@@ -59,6 +61,7 @@ impl Session {
             patience,
             inbox: Vec::new(),
             whole: VecDeque::new(),
+            taken: Vec::new(),
             out: Vec::new(),
             is_up: false,
             heard_ms: now_ms,
@@ -165,7 +168,7 @@ impl Session {
                     return Err(Close::Version);
                 }
             }
-            Ok(message) => self.whole.push_back((header.xid, message)),
+            Ok(message) => self.whole.push_back((header.xid, message, bytes[..bytes.len().min(SHOWN)].to_vec())),
             Err(fault) => self.refuse(header.xid, fault, bytes),
         }
         Ok(())
@@ -174,7 +177,16 @@ impl Session {
     /// The next whole message, with its number.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<(u32, Message)> {
-        self.whole.pop_front()
+        let (xid, message, beginning) = self.whole.pop_front()?;
+        self.taken = beginning;
+        Some((xid, message))
+    }
+
+    /// Says that the message which [`Session::next`] gave last was refused.
+    pub fn refuse_taken(&mut self, xid: u32, fault: Fault) {
+        let taken = std::mem::take(&mut self.taken);
+        self.refuse(xid, fault, &taken);
+        self.taken = taken;
     }
 
     /// Looks whether the controller has been silent.

@@ -359,7 +359,7 @@ impl Speaker {
         let Some(line) = &mut self.line else { return };
         match event {
             Event::Send(xid, message) => line.session.send(xid, &message),
-            Event::Refuse(xid, fault) => line.session.refuse(xid, fault, &[]),
+            Event::Refuse(xid, fault) => line.session.refuse_taken(xid, fault),
             Event::TableChanged => self.is_stale = true,
             Event::Barrier(xid) => {
                 self.publish_if_stale();
@@ -372,7 +372,7 @@ impl Speaker {
             }
             Event::Held { xid, buffer_id, output } => {
                 if self.held.remove(&buffer_id).is_none_or(|until| now > until) {
-                    line.session.refuse(xid, Fault::BUFFER_UNKNOWN, &[]);
+                    line.session.refuse_taken(xid, Fault::BUFFER_UNKNOWN);
                     return;
                 }
                 let answer = match output {

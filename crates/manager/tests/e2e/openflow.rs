@@ -64,13 +64,23 @@ impl Controller {
         }
     }
 
-    /// The next connection, greeted.
+    /// The next connection, greeted. Those that the daemon has given up meanwhile are passed over.
     #[track_caller]
     fn greet(&self) -> Talk {
-        let mut talk = self.accept();
-        talk.say(&Message::Hello(Some(vec![1 << 4])));
-        assert!(matches!(talk.hear("hello", |m| matches!(m, Message::Hello(_))), (_, Message::Hello(Some(v))) if v[0] & 16 != 0));
-        talk
+        loop {
+            let mut talk = self.accept();
+            let mut hello = Vec::new();
+            Message::Hello(Some(vec![1 << 4])).encode(1, &mut hello);
+            if talk.stream.write_all(&hello).is_err() {
+                continue;
+            }
+            while talk.read() {
+                if let Some((_, first)) = talk.heard.pop_front() {
+                    assert!(matches!(first, Message::Hello(Some(versions)) if versions[0] & 16 != 0));
+                    return talk;
+                }
+            }
+        }
     }
 }
 
@@ -119,7 +129,7 @@ impl Talk {
         }
     }
 
-    /// Waits until the daemon ends the connection.
+    /// Waits until the daemon ends the connection. What it said until then.
     #[track_caller]
     fn hear_end(&mut self) -> Vec<Message> {
         let until = Instant::now() + PATIENCE;
@@ -190,6 +200,20 @@ fn goes_on(daemon: &mut Daemon, chain: &str) {
     daemon.wait(&format!("more comes through {chain}"), |s| left(s, chain) > before + 10);
 }
 
+/// Waits until the daemon has said this of its controller, and looks that packets go on.
+#[track_caller]
+fn says(daemon: &mut Daemon, what: &str) {
+    let log = |daemon: &Daemon| daemon.log();
+    let until = Instant::now() + PATIENCE;
+    while !log(daemon).contains(what) {
+        assert!(Instant::now() < until, "it does not say {what}:\n{}", log(daemon));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let stats = daemon.stats();
+    assert!(!status(&stats).connected && status(&stats).problem.is_some(), "{:?}", status(&stats));
+    goes_on(daemon, "local");
+}
+
 fn udp() -> Match {
     Match::exact(&[(FieldId::InPort, 1), (FieldId::EthType, 0x800), (FieldId::IpProto, 17)]).unwrap()
 }
@@ -239,7 +263,9 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
         (all[0].packets, all[0].bytes)
     };
     let (packets, bytes) = counted(&mut talk);
-    assert!(packets > 10 && bytes == packets * u64::from(packet.total_len), "{packets} packets, {bytes} bytes");
+    // They are counted one after the other, while packets come.
+    let each = u64::from(packet.total_len);
+    assert!(packets > 10 && bytes.abs_diff(packets * each) <= 64 * each, "{packets} packets, {bytes} bytes");
     // All of them, by an entry of higher priority; a MAC address is in no flow key, and decides all the same.
     let mut wide = udp().fields().to_vec();
     wide.push(sluice_openflow::oxm::Field { id: FieldId::EthDst, value: at(0, 6), mask: FieldId::EthDst.all() });
@@ -280,28 +306,17 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
 #[test]
 fn a_controller_that_is_wrong_or_away_holds_up_nobody() {
     let controller = Controller::new();
-    let mut daemon = Daemon::start("", &(controller.section("echo_ms = 100\ndead_ms = 400") + &traffic(2000, 4, "")));
-    let problem = |daemon: &mut Daemon, what: &str| {
-        let is = |s: &Stats| !status(s).connected && status(s).problem.as_ref().is_some_and(|p| p.contains(what));
-        daemon.wait(&format!("it says {what}"), is);
-        goes_on(daemon, "local");
-    };
+    let mut daemon = Daemon::start("", &(controller.section("") + &traffic(2000, 4, "")));
     // Something else altogether.
     let mut talk = controller.accept();
     talk.stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
     talk.hear_end();
-    problem(&mut daemon, "not OpenFlow");
+    says(&mut daemon, "not OpenFlow");
     // An older one.
     let mut talk = controller.accept();
     talk.stream.write_all(&[1, 0, 0, 8, 0, 0, 0, 1]).unwrap();
     assert!(talk.hear_end().iter().any(|m| matches!(m, Message::Error(fault, _) if fault.kind == 0)));
-    problem(&mut daemon, "1.3");
-    // One that says nothing, and one that says half of it.
-    controller.accept().hear_end();
-    let mut talk = controller.greet();
-    talk.stream.write_all(&[4, 14, 0, 200, 0, 0, 0, 1, 0, 0]).unwrap();
-    assert!(talk.hear_end().iter().any(|m| matches!(m, Message::EchoRequest(_))), "an echo is asked for");
-    problem(&mut daemon, "silent");
+    says(&mut daemon, "does not speak OpenFlow 1.3");
     // One that hangs up, half way through a change.
     let mut talk = controller.greet();
     let sdn = talk.port_of("sdn");
@@ -334,18 +349,33 @@ fn a_controller_that_is_wrong_or_away_holds_up_nobody() {
 }
 
 #[test]
+fn a_controller_that_falls_silent_is_given_up() {
+    let controller = Controller::new();
+    let mut daemon = Daemon::start("", &(controller.section("echo_ms = 100\ndead_ms = 2000") + &traffic(2000, 4, "")));
+    // One that says nothing at all, then one that stops in the middle of a message.
+    let mut talk = controller.accept();
+    talk.hear_end();
+    says(&mut daemon, "silent");
+    let mut talk = controller.greet();
+    talk.stream.write_all(&[4, 14, 0, 200, 0, 0, 0, 1, 0, 0]).unwrap();
+    assert!(talk.hear_end().iter().any(|m| matches!(m, Message::EchoRequest(_))), "an echo is asked for");
+    goes_on(&mut daemon, "local");
+    daemon.stop();
+}
+
+#[test]
 fn packets_wait_for_an_answer_and_not_for_ever() {
     let controller = Controller::new();
-    let keys = "miss = \"wait\"\nwait_ms = 60000\nheld = 64";
-    let body = controller.section(keys) + &traffic(200, 1, "count = 20");
+    let keys = "miss = \"wait\"\nwait_ms = 60000\nheld = 1024";
+    let body = controller.section(keys) + &traffic(20, 1, "");
     let mut daemon = Daemon::start("", &body);
     let mut talk = controller.greet();
     let sdn = talk.port_of("sdn");
     talk.ask_for_misses();
-    // The generator may have begun before; what comes now waits, and one question is asked for all of it.
+    // What comes now waits, and one question is asked for all of it.
     let packet = talk.packet_in();
     assert_ne!(packet.buffer_id, NO_BUFFER);
-    let stats = daemon.wait("packets wait", |s| status(s).held > 3);
+    let stats = daemon.wait("packets wait", |s| status(s).held > 3 && s.status.frames.in_use == 0);
     let before = left(&stats, "local");
     assert_eq!((status(&stats).packet_ins, left(&stats, "sdn")), (1, 0));
     let add = FlowMod {
@@ -355,8 +385,10 @@ fn packets_wait_for_an_answer_and_not_for_ever() {
     };
     talk.say(&Message::FlowMod(add));
     talk.barrier();
-    let stats = daemon.wait("all have passed", |s| left(s, "local") + left(s, "sdn") == 20);
-    assert_eq!((status(&stats).held, left(&stats, "local")), (0, before), "{:?}", stats.drops);
+    let held = status(&stats).held;
+    let stats = daemon.wait("all have passed, and more", |s| left(s, "sdn") > held + 3);
+    assert_eq!((status(&stats).held, left(&stats, "local")), (0, before));
+    assert_eq!(stats.drops.get("unanswered"), Some(&0), "{:?}", stats.drops);
     // A packet that is not held any more is nobody's.
     talk.say(&Message::PacketOut(PacketOut { buffer_id: packet.buffer_id, in_port: 1, actions: vec![], data: vec![] }));
     let (_, refused) = talk.hear("an error", |m| matches!(m, Message::Error(..)));
