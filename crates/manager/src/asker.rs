@@ -210,15 +210,19 @@ impl Asker {
         (asked && advice.meanwhile == Meanwhile::Rules).then_some(entry.number)
     }
 
-    /// Asks about a packet. Whether that was possible now.
+    /// Asks about a packet. Whether that was possible now; if not, that is counted.
     fn ask(&mut self, plane: &Plane, ingress: u16, packet: Packet, number: u32, max_len: u16, buffer: u32) -> bool {
+        let asked = self.try_to_ask(plane, ingress, packet, number, max_len, buffer);
+        if !asked {
+            self.line.missed.fetch_add(1, Ordering::Relaxed);
+        }
+        asked
+    }
+
+    fn try_to_ask(&mut self, plane: &Plane, ingress: u16, packet: Packet, number: u32, max_len: u16, buffer: u32) -> bool {
         let now = plane.now_ns;
         let due = self.due_ns.max(now.saturating_sub(BURST * self.interval_ns));
-        let question = if due <= now { self.line.empty.pop() } else { None };
-        let Some(mut question) = question else {
-            self.line.missed.fetch_add(1, Ordering::Relaxed);
-            return false;
-        };
+        let Some(mut question) = (due <= now).then(|| self.line.empty.pop()).flatten() else { return false };
         self.due_ns = due + self.interval_ns;
         let copied = question.bytes.len().min(packet.len.into()).min(max_len.into());
         let copied = if plane.frames.arena().read(packet.frame, packet.offset, &mut question.bytes[..copied]) { copied } else { 0 };
@@ -385,7 +389,7 @@ impl Asker {
             let answer = match said {
                 Answer::Ask(max_len) if advice.meanwhile == Meanwhile::Wait && plane.now_ns < waiting.until_ns => {
                     if let (false, Some(entry)) = (asked, found.entry) {
-                        self.waiting[at].asked = self.ask(plane, ingress, packet, entry.number, max_len, buffer);
+                        self.waiting[at].asked = self.try_to_ask(plane, ingress, packet, entry.number, max_len, buffer);
                     }
                     at += 1;
                     continue;

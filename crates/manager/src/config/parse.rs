@@ -173,6 +173,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn controllers() {
+        assert_eq!(controller("tcp:127.0.0.1:6653"), Ok(("127.0.0.1".into(), 6653)));
+        assert_eq!(controller("tcp:sdn.example.org:1"), Ok(("sdn.example.org".into(), 1)));
+        assert_eq!(controller("tcp:[2001:db8::1]:6653"), Ok(("2001:db8::1".into(), 6653)));
+        for wrong in
+            ["", "tcp:", "tcp:host", "tcp:host:0", "tcp:host:65536", "tls:host:1", "tcp::1", "tcp:2001:db8::1:6653", "tcp:[h]:1"]
+        {
+            assert_eq!(controller(wrong), Err(format!("{wrong:?} is no address of a controller")));
+        }
+    }
+
+    #[test]
     fn prefixes() {
         assert_eq!(prefix("10.0.0.0/8"), Ok((IpAddr::from([10, 0, 0, 0]), 8)));
         assert_eq!(prefix("0.0.0.0/0"), Ok((IpAddr::from([0, 0, 0, 0]), 0)));

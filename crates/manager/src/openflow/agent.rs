@@ -129,6 +129,8 @@ pub(super) struct Speaker {
     seen: Arc<Seen>,
     stop: Arc<AtomicBool>,
     topology: Topology,
+    /// Whether it knows what there is: the controller is not met before.
+    is_told: bool,
     switch: Switch,
     line: Option<Line>,
     retry_at_ms: u64,
@@ -183,6 +185,7 @@ impl Speaker {
             seen,
             stop,
             topology: Topology::default(),
+            is_told: false,
             line: None,
             retry_at_ms: 0,
             faults: 0,
@@ -207,7 +210,7 @@ impl Speaker {
             if let Some(topology) = self.changes.try_iter().last() {
                 self.take_topology(topology);
             }
-            if self.line.is_none() && now >= self.retry_at_ms {
+            if self.line.is_none() && self.is_told && now >= self.retry_at_ms {
                 self.connect();
             }
             let now = now_ms();
@@ -241,6 +244,7 @@ impl Speaker {
         topology.ports.iter().for_each(|p| add(port_of(p.number), &p.name, false));
         topology.chains.iter().for_each(|c| add(port_of_chain(c.number), &c.name, true));
         self.topology = topology;
+        self.is_told = true;
         let told = self.switch.set_ports(ports);
         if let Some(line) = self.line.as_mut().filter(|line| line.session.is_up()) {
             told.iter().for_each(|message| line.session.send(0, message));
