@@ -42,7 +42,9 @@ impl Controller {
     /// The section of the configuration that names it.
     fn section(&self, keys: &str) -> String {
         let address = self.listener.local_addr().unwrap();
-        format!("[openflow]\ncontroller = \"tcp:{address}\"\nretry_ms = 20\nretry_max_ms = 40\n{keys}\n")
+        // A test that takes its time is no dead controller.
+        let patience = if keys.contains("echo_ms") { "" } else { "echo_ms = 100000\ndead_ms = 200000\n" };
+        format!("[openflow]\ncontroller = \"tcp:{address}\"\nretry_ms = 20\nretry_max_ms = 40\n{patience}{keys}\n")
     }
 
     /// The next connection.
@@ -114,15 +116,13 @@ impl Talk {
         true
     }
 
-    /// Waits for a message; those before it are forgotten.
+    /// Waits for a message; others are kept for later.
     #[track_caller]
     fn hear(&mut self, what: &str, is: impl Fn(&Message) -> bool) -> (u32, Message) {
         let until = Instant::now() + PATIENCE;
         loop {
-            while let Some((xid, message)) = self.heard.pop_front() {
-                if is(&message) {
-                    return (xid, message);
-                }
+            if let Some(at) = self.heard.iter().position(|(_, message)| is(message)) {
+                return self.heard.remove(at).expect("it was just found");
             }
             assert!(self.read(), "the connection ended before {what}");
             assert!(Instant::now() < until, "no {what}");
