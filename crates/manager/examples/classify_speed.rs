@@ -74,7 +74,7 @@ fn table(name: &str, flows: u32, build: fn(u32) -> [u8; 64], ghz: f64) {
     let whole = |_: usize, _: &mut [u8; 256]| 0;
     for flow in 0..flows {
         classifier.classify_burst(&[build(flow)], &lens, 1, 0, whole, &mut out);
-        classifier.remember(0, Decision { path: flow, generation: 1 }, 0);
+        classifier.remember(0, Decision { path: flow, generation: 1, note: 0 }, 0);
     }
     // Headers are made ahead, in a ring that the L2 cache holds, as packets that just came in are; with more flows than that ring
     // has headers, only the address is written as it goes.

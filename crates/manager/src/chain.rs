@@ -28,6 +28,12 @@ pub const NO_RULE: u32 = u32::MAX;
 pub const REFUSED: u32 = u32::MAX - 1;
 /// Instead of a path: there are as many as there may be, and none that this flow could share.
 pub const NO_PATH: u32 = u32::MAX - 2;
+/// Instead of a path: an entry of the SDN controller's says drop.
+pub const FORBIDDEN: u32 = u32::MAX - 3;
+/// Instead of a path: no entry says anything, and what is to be asked about is dropped, or waited in vain.
+pub const UNANSWERED: u32 = u32::MAX - 4;
+/// Instead of a path: the packet waits for an answer.
+pub const HELD: u32 = u32::MAX - 5;
 
 /// A counter that one thread writes and all may read.
 #[derive(Debug, Default)]

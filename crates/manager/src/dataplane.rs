@@ -17,6 +17,7 @@ use sluice_shm::memory::{MemoryError, SharedMemory};
 use sluice_shm::page::{Region, RegionLayout};
 use sluice_shm::ring;
 
+use crate::asker::{Adviser, Asker, Line};
 use crate::chain::{Counter, PathRegistry, Tables};
 use crate::classify::Classifier;
 use crate::classify::flow_table::random_seed;
@@ -123,6 +124,7 @@ pub struct DataPlane {
     in_flight: HashMap<u16, Arc<AtomicU32>>,
     hands_over: bool,
     tuning_ns: Arc<AtomicU64>,
+    line: Option<Arc<Line>>,
 }
 
 /// A slot on a core's page, given to an NF.
@@ -194,6 +196,7 @@ impl DataPlane {
         let flows = manager.max_flows.div_ceil(rx.len() as u32);
         // A small arena is shared out, so that no thread starves another.
         let cached = FRAMES_PER_THREAD.min(geometry.frames as usize / (2 * n));
+        let line = config.openflow.controller.is_some().then(|| Arc::new(Line::new(&config.openflow, n)));
         let mut links = Vec::with_capacity(n);
         for (index, ((core, roles), (lanes_out, lanes_in))) in
             threads.into_iter().zip(lanes_out.into_iter().zip(lanes_in)).enumerate()
@@ -201,6 +204,7 @@ impl DataPlane {
             let (commands, receiver) = channel();
             let flag = Arc::new(AtomicBool::new(false));
             let busy_ns = Arc::new(AtomicU64::new(0));
+            let asker = line.as_ref().filter(|_| roles.rx).map(|line| Asker::new(line.clone(), &config.openflow, index, rx.len()));
             let plane = Plane {
                 index,
                 threads: n,
@@ -208,6 +212,8 @@ impl DataPlane {
                 entered_ns: entered_ns.clone(),
                 frames: FrameCache::new(pool.clone(), arena.clone(), if n == 1 { geometry.frames as usize } else { cached }),
                 tables: Arc::default(),
+                generation: 0,
+                asker: asker.map(Box::new),
                 nfs: Vec::new(),
                 in_flight: Vec::new(),
                 out: Vec::new(),
@@ -280,6 +286,7 @@ impl DataPlane {
             in_flight: HashMap::new(),
             hands_over: config.sched.handover,
             tuning_ns,
+            line,
         })
     }
 
@@ -316,6 +323,12 @@ impl DataPlane {
     /// Nanoseconds that the packet threads spent measuring and deciding.
     pub fn tuning_ns(&self) -> &Arc<AtomicU64> {
         &self.tuning_ns
+    }
+
+    /// How the Rx threads are told what to do with flows, if the configuration names somebody who is asked.
+    pub fn adviser(&self) -> Option<Adviser> {
+        let thread = |number: &usize| (*number, self.links[*number].commands.clone(), self.links[*number].flag.clone());
+        self.line.clone().map(|line| Adviser::new(line, self.rx.iter().map(thread).collect()))
     }
 
     /// How many packet threads there are.

@@ -24,6 +24,7 @@ use sluice_shm::ring::{Consumer, Producer};
 use sluice_policy::sched::backpressure::Limits;
 use sluice_policy::sched::ecn::{self, Marker};
 
+use crate::asker::Asker;
 use crate::chain::{Chain, ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
 use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
@@ -196,6 +197,10 @@ pub struct Plane {
     pub frames: FrameCache,
     /// Where packets go.
     pub tables: Arc<Tables>,
+    /// Grows whenever flows are to be decided anew: with other tables, and with other advice.
+    pub generation: u32,
+    /// Who is asked about flows before the rules, if anybody is. Of Rx threads alone.
+    pub asker: Option<Box<Asker>>,
     /// This thread's ends of the NFs' rings, by number.
     pub nfs: Vec<Option<NfEnd>>,
     /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`]. Kept when an NF is gone.

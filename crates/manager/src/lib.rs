@@ -20,6 +20,9 @@ pub mod pressure;
 pub mod controller;
 pub mod workflow;
 
+pub mod asker;
+pub mod openflow;
+
 pub mod worker;
 
 pub mod dataplane;

@@ -21,7 +21,9 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::ring::{Consumer, Producer};
 
+use crate::asker::{self, Asker};
 use crate::chain::{self, Counter, Drop, PathRegistry, Tables};
+use crate::classify::advice::{Advice, Answer, UNASKED};
 use crate::classify::flow_table::{Decision, FlowTableStats};
 use crate::classify::key::{LONG, SHORT};
 use crate::classify::{Classifier, Lookup};
@@ -185,6 +187,10 @@ pub struct Snapshot {
     pub nf_down: u64,
     /// Packets for which no path could be made.
     pub no_path: u64,
+    /// Packets that an entry of the SDN controller's forbids.
+    pub forbidden: u64,
+    /// Packets that the SDN controller was to be asked about, and that were dropped without an answer.
+    pub unanswered: u64,
     /// Frames in this thread's cache.
     pub frames_cached: u64,
     /// Packets that wait for a port, and packets held at a gate.
@@ -195,6 +201,12 @@ pub struct Snapshot {
 pub enum Command {
     /// Use these tables from now on.
     Tables(Arc<Tables>),
+    /// Follow this advice from now on.
+    Advice(Arc<Advice>),
+    /// Let a packet that is held go where this says; without, where the advice says.
+    Release(u32, Option<Answer>),
+    /// Let this packet go where this says, or the advice, as if it had come in at this port.
+    Inject(u16, Option<Answer>, Vec<u8>),
     /// A new NF: this thread's end of its rx ring, and of its tx ring if it drains it.
     Attach(Arc<NfHandle>, Producer, Option<Consumer>, Sender<()>),
     /// Give no more packets to an NF.
@@ -389,6 +401,9 @@ impl Worker {
                 if !self.closing.is_empty() {
                     self.finish_closing();
                 }
+                if self.setup.plane.asker.as_ref().is_some_and(|asker| asker.held() > 0) {
+                    asker::tend(&mut self.setup.plane, &self.setup.registry);
+                }
                 if now >= housekeeping_at {
                     housekeeping_at = now + HOUSEKEEPING_NS;
                     for queue in &mut self.queues {
@@ -466,7 +481,7 @@ impl Worker {
             owned.counters.rx_bytes.add(owned.packets[..n].iter().map(|p| u64::from(p.len)).sum());
             (owned.from, owned.to) = (0, n);
             classify(&mut self.setup.classifier, &self.setup.registry, plane, owned);
-        } else if owned.generation != plane.tables.generation {
+        } else if owned.generation != plane.generation {
             classify(&mut self.setup.classifier, &self.setup.registry, plane, owned);
         }
         let before = owned.from;
@@ -636,6 +651,16 @@ impl Worker {
         while let Ok(command) = self.setup.commands.try_recv() {
             match command {
                 Command::Tables(tables) => self.use_tables(tables),
+                Command::Advice(advice) => {
+                    self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
+                    asker::follow(&mut self.setup.plane, &self.setup.registry, advice);
+                }
+                Command::Release(buffer, answer) => {
+                    asker::release(&mut self.setup.plane, &self.setup.registry, buffer, answer);
+                }
+                Command::Inject(ingress, answer, bytes) => {
+                    asker::inject(&mut self.setup.plane, &self.setup.registry, ingress, answer, &bytes);
+                }
                 Command::Attach(handle, producer, consumer, done) => {
                     let number = handle.number as usize;
                     let plane = &mut self.setup.plane;
@@ -703,6 +728,7 @@ impl Worker {
                 Command::StartRx => self.rx_stopped = false,
                 Command::StopRx(done) => {
                     self.rx_stopped = true;
+                    asker::let_go(&mut self.setup.plane);
                     for owned in &mut self.queues {
                         owned.counters.entry_drops.add((owned.to - owned.from) as u64);
                         for packet in &owned.packets[owned.from..owned.to] {
@@ -742,6 +768,7 @@ impl Worker {
             end.handle.core_page.depth(end.handle.slot).store(depth, Ordering::Relaxed);
         }
         self.setup.plane.tables = tables;
+        self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
         self.arrange();
     }
 
@@ -820,6 +847,7 @@ impl Worker {
     fn snapshot(&self) -> Snapshot {
         let plane = &self.setup.plane;
         let held: usize = self.queues.iter().map(|q| q.to - q.from).sum();
+        let asked = |of: fn(&Asker) -> u64| plane.asker.as_deref().map_or(0, of);
         Snapshot {
             latencies: plane.latencies.clone(),
             details: self.queues.iter().map(|q| (q.port, q.queue.details())).collect(),
@@ -829,8 +857,10 @@ impl Worker {
             no_rule: plane.no_rule.get(),
             nf_down: plane.nf_down.get(),
             no_path: plane.no_path.get(),
+            forbidden: asked(|asker| asker.forbidden.get()),
+            unanswered: asked(|asker| asker.unanswered.get()),
             frames_cached: plane.frames.held() as u64,
-            waiting: (held + plane.out.iter().map(|b| b.packets.len()).sum::<usize>()) as u64,
+            waiting: asked(|asker| asker.held() as u64) + (held + plane.out.iter().map(|b| b.packets.len()).sum::<usize>()) as u64,
         }
     }
 }
@@ -843,7 +873,7 @@ fn classify(classifier: &mut Classifier, registry: &PathRegistry, plane: &mut Pl
     let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
     owned.traceable = if wanted_rule.is_some() { 0 } else { u32::MAX };
     let now_ms = plane.now_ns / 1_000_000;
-    let generation = plane.tables.generation;
+    let generation = plane.generation;
     let ingress = owned.port;
     owned.generation = generation;
     let mut lens = [0; BURST];
@@ -869,8 +899,13 @@ fn classify(classifier: &mut Classifier, registry: &PathRegistry, plane: &mut Pl
             owned.traceable |= 1 << (from + i);
         }
         owned.paths[from + i] = match found {
-            Lookup::Hit(decision) if decision.generation == generation => decision.path,
-            found => decide(classifier, registry, plane, ingress, (i, *found)),
+            Lookup::Hit(decision) if decision.generation == generation => {
+                if decision.note != 0 {
+                    noted(classifier, plane, held[i], i, *decision);
+                }
+                decision.path
+            }
+            found => decide(classifier, registry, plane, held[i], (i, *found)),
         };
     }
 }
@@ -884,10 +919,28 @@ fn copy_short(arena: &Arena, packet: &Packet, header: &mut [u8; SHORT]) {
     arena.read(packet.frame, packet.offset, &mut header[..(packet.len as usize).min(SHORT)]);
 }
 
+/// Counts a packet, number `i` of the last burst, by what was noted of its flow.
+#[inline(never)]
+fn noted(classifier: &mut Classifier, plane: &mut Plane, packet: Packet, i: usize, decision: Decision) {
+    let Some(mut asker) = plane.asker.take() else { return };
+    if decision.note != UNASKED {
+        asker.count(decision.note, packet.len, plane.now_ns);
+    } else if let Some(note) = asker.ask_again(plane, classifier.key(i), packet) {
+        classifier.remember(i, Decision { note, ..decision }, plane.now_ns / 1_000_000);
+    }
+    plane.asker = Some(asker);
+}
+
 /// Decides about a flow that is new, or was decided under older tables: `i` is its packet's number in the last burst.
 #[cold]
-fn decide(classifier: &mut Classifier, registry: &PathRegistry, plane: &Plane, ingress: u16, (i, found): (usize, Lookup)) -> u32 {
-    let tables = &plane.tables;
+fn decide(
+    classifier: &mut Classifier,
+    registry: &PathRegistry,
+    plane: &mut Plane,
+    packet: Packet,
+    (i, found): (usize, Lookup),
+) -> u32 {
+    let generation = plane.generation;
     let now_ms = plane.now_ns / 1_000_000;
     // An earlier packet of the burst may have made the flow known.
     let found = match found {
@@ -895,26 +948,26 @@ fn decide(classifier: &mut Classifier, registry: &PathRegistry, plane: &Plane, i
         Lookup::Hit(decision) => Some(decision),
     };
     if let Some(decision) = found
-        && decision.generation == tables.generation
+        && decision.generation == generation
     {
+        if decision.note != 0 {
+            noted(classifier, plane, packet, i, decision);
+        }
         return decision.path;
     }
     let key = classifier.key(i);
-    let rule = tables.rules.first_rule(key);
-    let path = match rule.map(|rule| tables.rules.rules()[rule].chain) {
-        None => chain::NO_RULE,
-        Some(chain) => {
-            let old = found.map(|d| d.path);
-            match old {
-                Some(path) if registry.still_valid(tables, path, chain) => path,
-                old => registry.decide(tables, ingress, chain, key.symmetric_hash(), old),
-            }
+    let advised = match plane.asker.take() {
+        Some(mut asker) => {
+            let advised = asker.advise(plane, key, packet, found.map_or(0, |d| d.note));
+            plane.asker = Some(asker);
+            advised
         }
+        None => asker::Advised { answer: Answer::Rules, instead: None, note: 0, settles: true },
     };
-    if let Some(rule) = rule {
-        tables.rules.count(rule, plane.index);
+    let path = advised.instead.unwrap_or_else(|| asker::way(registry, plane, key, advised.answer, found.map(|d| d.path)));
+    if advised.settles {
+        classifier.remember(i, Decision { path, generation, note: advised.note }, now_ms);
     }
-    classifier.remember(i, Decision { path, generation: tables.generation }, now_ms);
     path
 }
 
@@ -925,6 +978,15 @@ fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: usize, to: u
     match number {
         chain::NO_RULE => plane.no_rule.add(n),
         chain::REFUSED => plane.nf_down.add(n),
+        chain::HELD => {
+            owned.packets[from..to].iter().for_each(|packet| asker::hold(plane, *packet, owned.port));
+            return;
+        }
+        chain::FORBIDDEN | chain::UNANSWERED => {
+            if let Some(asker) = &plane.asker {
+                if number == chain::FORBIDDEN { asker.forbidden.add(n) } else { asker.unanswered.add(n) }
+            }
+        }
         _ => plane.no_path.add(n),
     }
     owned.counters.entry_drops.add(n);

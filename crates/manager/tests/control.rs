@@ -55,6 +55,7 @@ impl Mock {
                 flows: 1_234,
                 tuning_percent: 0.5,
                 schedules: Vec::new(),
+                openflow: None,
             };
             stats.drops = BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 0)]);
         }

@@ -39,7 +39,15 @@ pub struct Decision {
     pub path: u32,
     /// Generation of the configuration that the decision was made under; an older one is for the caller to make anew.
     pub generation: u32,
+    /// What the caller wants to know besides, up to [`MAX_NOTE`]: the number of the entry that decided; 0: none did.
+    pub note: u32,
 }
+
+/// Bits of a hash that [`parts`] reads; a slot's stamp keeps no more of it.
+const HASH_BITS: u32 = 14;
+
+/// Largest note of a decision.
+pub const MAX_NOTE: u32 = (1 << (32 - HASH_BITS)) - 1;
 
 /// What a table counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -56,7 +64,8 @@ pub struct FlowTableStats {
     pub aged: u64,
 }
 
-/// A flow and what is known of it: the key's words, the decision, then the tick of its last packet and the low half of its hash.
+/// A flow and what is known of it: the key's words, path and generation, then the tick of its last packet, the low bits of its hash, and
+/// the note.
 type Slot = [u64; 8];
 
 const DECISION: usize = WORDS;
@@ -147,8 +156,9 @@ fn tick(now_ms: u64) -> u32 {
 }
 
 #[inline(always)]
-fn stamp(tick: u32, hash: u64) -> u64 {
-    u64::from(tick) | hash << 32
+fn stamp(tick: u32, hash: u64, note: u32) -> u64 {
+    let low = hash & ((1 << HASH_BITS) - 1);
+    u64::from(tick) | low << 32 | u64::from(note.min(MAX_NOTE)) << (32 + HASH_BITS)
 }
 
 #[inline(always)]
@@ -161,7 +171,11 @@ fn is(slot: &Slot, key: &FlowKey) -> bool {
 
 #[inline(always)]
 fn decision(slot: &Slot) -> Decision {
-    Decision { path: slot[DECISION] as u32, generation: (slot[DECISION] >> 32) as u32 }
+    Decision {
+        path: slot[DECISION] as u32,
+        generation: (slot[DECISION] >> 32) as u32,
+        note: (slot[STAMP] >> (32 + HASH_BITS)) as u32,
+    }
 }
 
 /// A seed from the system, for [`FlowTable::new`].
@@ -304,7 +318,7 @@ impl FlowTable {
         let slot = &mut self.slots.get_mut()[at];
         slot[..WORDS].copy_from_slice(key.words());
         slot[DECISION] = u64::from(decision.path) | u64::from(decision.generation) << 32;
-        slot[STAMP] = stamp(now, hash);
+        slot[STAMP] = stamp(now, hash, decision.note);
     }
 
     /// A free slot for a flow that is not in the table.
@@ -443,7 +457,7 @@ mod tests {
     }
 
     fn decide(n: u32) -> Decision {
-        Decision { path: n, generation: !n }
+        Decision { path: n, generation: !n, note: n & MAX_NOTE }
     }
 
     #[test]

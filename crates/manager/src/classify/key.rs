@@ -36,7 +36,7 @@ pub const LONG: usize = 256;
 const MAX_TAGS: usize = 4;
 
 /// Most IPv6 extension headers that are stepped over.
-const MAX_EXTENSIONS: usize = 8;
+pub(super) const MAX_EXTENSIONS: usize = 8;
 
 const ETHERNET: usize = 14;
 
@@ -94,11 +94,11 @@ pub fn has_ports(protocol: u8) -> bool {
 /// IPv6 headers that stand between the IPv6 header and its payload, and are stepped over: hop-by-hop, routing, fragment, destination,
 /// mobility, HIP, shim6. AH is left as what it is: a protocol without ports.
 #[inline(always)]
-fn is_extension(next_header: u8) -> bool {
+pub(super) fn is_extension(next_header: u8) -> bool {
     matches!(next_header, 0 | 43 | 44 | 60 | 135 | 139 | 140)
 }
 
-const FRAGMENT_HEADER: u8 = 44;
+pub(super) const FRAGMENT_HEADER: u8 = 44;
 
 /// Number of [`FlowKey`]'s words.
 pub const WORDS: usize = 6;
@@ -128,12 +128,12 @@ fn edge(ports: u32, ingress: u16, vlan: u16) -> u64 {
 }
 
 #[inline(always)]
-fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+pub(super) fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
 
 #[inline(always)]
-fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
     word(bytes, at).map(u16::from_be_bytes)
 }
 
@@ -409,7 +409,7 @@ fn fold(a: u64, b: u64) -> u64 {
 }
 
 /// Outer VLAN, EtherType behind the tags, and where what follows starts. None if it was cut off.
-fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
+pub(super) fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
     let mut ethertype = u16_at(bytes, 12)?;
     let mut at = ETHERNET;
     let mut vlan = None;

@@ -3,8 +3,9 @@
 //! [`key`] turns header bytes into a flow key, [`flow_table`] remembers what was decided about a flow, [`rule`] decides about the
 //! first packet of one, and [`rss`] says which Rx thread a flow belongs to where the device does not. [`Classifier`] does the first
 //! two for a burst; the caller, who knows chains and instances, asks the rules about what was missed and tells the classifier
-//! with [`Classifier::remember`]. Each Rx thread has a classifier of its own: nothing is shared.
+//! with [`Classifier::remember`]. [`advice`] is what an SDN controller says, asked before the rules. Each Rx thread has a classifier of its own: nothing is shared.
 
+pub mod advice;
 pub mod flow_table;
 pub mod hits;
 pub mod key;
@@ -157,12 +158,12 @@ mod tests {
             assert_eq!((classifier.key(i).kind(), classifier.key(i).ingress()), (Kind::Ip, 7));
             assert_eq!(classifier.key(i).ports(), Some((1 + i as u16 / 2, 0)));
             assert_eq!(classifier.again(i, 0), None);
-            classifier.remember(i, Decision { path: i as u32, generation: 1 }, 0);
+            classifier.remember(i, Decision { path: i as u32, generation: 1, note: 0 }, 0);
         }
         // The fifth is of the first one's flow.
-        assert_eq!(classifier.again(4, 0), Some(Decision { path: 0, generation: 1 }));
+        assert_eq!(classifier.again(4, 0), Some(Decision { path: 0, generation: 1, note: 0 }));
         assert_eq!(burst(&mut classifier, &mut out), 5);
-        let paths = [0, 1, 2, 3, 0].map(|path| Lookup::Hit(Decision { path, generation: 1 }));
+        let paths = [0, 1, 2, 3, 0].map(|path| Lookup::Hit(Decision { path, generation: 1, note: 0 }));
         assert_eq!(out[..5], paths);
         assert_eq!(asked, [1, 3, 1, 3]);
         let stats = classifier.stats();

@@ -8,7 +8,7 @@
 //! differs.
 //! Limits: a changed port or service is replaced, which its own packets notice; a changed name is a removal and an addition; keys
 //! of
-//! `[manager]`, `[memory]`, `[sched]` and `[workflow]` take effect only at a restart.
+//! `[manager]`, `[memory]`, `[sched]`, `[workflow]` and `[openflow]` take effect only at a restart.
 
 use std::fmt;
 
@@ -146,7 +146,7 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     changes
 }
 
-/// Keys of `[manager]`, `[memory]`, `[sched]` and `[workflow]` that differ.
+/// Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]` and `[openflow]` that differ.
 fn restarts(old: &Config, new: &Config) -> Vec<Change> {
     let tables = |c: &Config| {
         let pairs = [
@@ -154,6 +154,7 @@ fn restarts(old: &Config, new: &Config) -> Vec<Change> {
             ("memory", serde_json::to_value(&c.memory)),
             ("sched", serde_json::to_value(&c.sched)),
             ("workflow", serde_json::to_value(&c.workflow)),
+            ("openflow", serde_json::to_value(&c.openflow)),
         ];
         pairs.map(|(name, table)| (name, table.unwrap_or_default()))
     };

@@ -17,6 +17,8 @@ pub struct Config {
     pub sched: Sched,
     /// Turns of NFs that do not cooperate: those that poll and share their core.
     pub workflow: Workflow,
+    /// The SDN controller that is asked about new flows, by OpenFlow 1.3, before the rules.
+    pub openflow: Openflow,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,
@@ -267,6 +269,80 @@ impl Workflow {
     pub fn of_core(&self, core: usize) -> ByWhat {
         self.cores.get(&core.to_string()).and_then(|word| ByWhat::of(word)).unwrap_or(self.mechanism)
     }
+}
+
+/// The SDN controller that is asked about new flows, by OpenFlow 1.3, before the rules.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Openflow {
+    /// Where the controller listens: `tcp:HOST:PORT`. Left out: nobody is asked.
+    pub controller: Option<String>,
+    /// The identity that the controller knows this host by.
+    pub datapath_id: u64,
+    /// What becomes of packets that the controller is asked about.
+    pub miss: Miss,
+    /// What becomes of packets without an entry while there is no connection to the controller. Entries stay in force.
+    pub fail: Fail,
+    /// Most flow entries.
+    pub entries: u32,
+    /// Most packets that wait for an answer, with `miss = "wait"`; further ones are dropped.
+    pub held: u32,
+    /// How long a packet waits for an answer, in milliseconds; then it is treated as without a connection.
+    pub wait_ms: u64,
+    /// Most packets that the controller is shown in a second.
+    pub packet_in_rate: u32,
+    /// Most bytes of a packet that the controller is shown.
+    pub packet_in_bytes: u32,
+    /// After so long without a message the controller is asked whether it is there, in milliseconds.
+    pub echo_ms: u64,
+    /// After so long without a message the connection is given up, in milliseconds.
+    pub dead_ms: u64,
+    /// Time to the first attempt to connect again, in milliseconds; each attempt doubles it.
+    pub retry_ms: u64,
+    /// Longest time between two attempts, in milliseconds.
+    pub retry_max_ms: u64,
+}
+
+impl Default for Openflow {
+    fn default() -> Self {
+        Self {
+            controller: None,
+            datapath_id: 1,
+            miss: Miss::Rules,
+            fail: Fail::Standalone,
+            entries: 16_384,
+            held: 256,
+            wait_ms: 100,
+            packet_in_rate: 1_000,
+            packet_in_bytes: 2_048,
+            echo_ms: 5_000,
+            dead_ms: 15_000,
+            retry_ms: 500,
+            retry_max_ms: 8_000,
+        }
+    }
+}
+
+/// What becomes of packets that the controller is asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Miss {
+    /// What the rules say, until the controller says something else.
+    Rules,
+    /// They wait for the answer.
+    Wait,
+    /// They are dropped.
+    Drop,
+}
+
+/// What becomes of packets without an entry while there is no connection to the controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Fail {
+    /// What the rules say.
+    Standalone,
+    /// They are dropped.
+    Secure,
 }
 
 /// A scheduling class of the kernel.

@@ -153,11 +153,36 @@ fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
+/// Host and port of an SDN controller, from `tcp:HOST:PORT`; an IPv6 address stands in brackets.
+///
+/// # Errors
+/// What is wrong, in words.
+pub fn controller(text: &str) -> Result<(String, u16), String> {
+    let wrong = || format!("{text:?} is no address of a controller");
+    let (host, port) = text.strip_prefix("tcp:").and_then(|rest| rest.rsplit_once(':')).ok_or_else(wrong)?;
+    let bare = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+    let port = port.parse::<u16>().ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+    let fits = !bare.is_empty() && !bare.contains(['[', ']', ' ', '/']) && (bare == host) != bare.contains(':');
+    if fits { Ok((bare.to_string(), port)) } else { Err(wrong()) }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn controllers() {
+        assert_eq!(controller("tcp:127.0.0.1:6653"), Ok(("127.0.0.1".into(), 6653)));
+        assert_eq!(controller("tcp:sdn.example.org:1"), Ok(("sdn.example.org".into(), 1)));
+        assert_eq!(controller("tcp:[2001:db8::1]:6653"), Ok(("2001:db8::1".into(), 6653)));
+        for wrong in
+            ["", "tcp:", "tcp:host", "tcp:host:0", "tcp:host:65536", "tls:host:1", "tcp::1", "tcp:2001:db8::1:6653", "tcp:[h]:1"]
+        {
+            assert_eq!(controller(wrong), Err(format!("{wrong:?} is no address of a controller")));
+        }
+    }
 
     #[test]
     fn prefixes() {

@@ -149,6 +149,27 @@ fn kinds_and_words() {
 }
 
 #[test]
+fn a_controller_to_ask() {
+    check(&[
+        ("+[openflow]\ncontroller = \"tcp:127.0.0.1:6653\"\nmiss = \"wait\"\n", &[]),
+        (
+            "+[openflow]\ncontroller = \"127.0.0.1:6653\"\nfail = \"open\"\n",
+            &["3:8: fail cannot be \"open\" | write one of \"standalone\", \"secure\""],
+        ),
+        (
+            "+[openflow]\ncontroller = \"127.0.0.1:6653\"\necho_ms = 20000\nretry_ms = 9000\n",
+            &[
+                "1:2: the longest time between attempts (8000 ms) is less than the first (9000 ms) | write retry_ms = 500, \
+                 retry_max_ms = 8000",
+                "1:2: the connection would be given up (15000 ms) before an echo is asked for (20000 ms) | write dead_ms = 15000, \
+                 echo_ms = 5000",
+                "2:14: \"127.0.0.1:6653\" is no address of a controller | write it like \"tcp:127.0.0.1:6653\"",
+            ],
+        ),
+    ]);
+}
+
+#[test]
 fn types_and_ranges() {
     check(&[
         (

@@ -40,6 +40,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.manager();
     v.sched();
     v.workflow();
+    v.openflow();
     v.ports();
     v.services();
     v.chains();
@@ -163,6 +164,29 @@ impl Validation<'_> {
                 At::key("sched", "weights"),
                 "the kernel's weights mean nothing to NFs of class \"rr\", and these do not divide their core by themselves",
                 "write handover = true, by which they do, or another class, or weights = false",
+            );
+        }
+    }
+
+    fn openflow(&mut self) {
+        let o = &self.config.openflow;
+        if let Some(text) = &o.controller
+            && let Err(what) = parse::controller(text)
+        {
+            self.error(At::key("openflow", "controller"), what, "write it like \"tcp:127.0.0.1:6653\"");
+        }
+        if o.dead_ms <= o.echo_ms {
+            self.error(
+                At::key("openflow", "dead_ms"),
+                format!("the connection would be given up ({} ms) before an echo is asked for ({} ms)", o.dead_ms, o.echo_ms),
+                "write dead_ms = 15000, echo_ms = 5000",
+            );
+        }
+        if o.retry_max_ms < o.retry_ms {
+            self.error(
+                At::key("openflow", "retry_max_ms"),
+                format!("the longest time between attempts ({} ms) is less than the first ({} ms)", o.retry_max_ms, o.retry_ms),
+                "write retry_ms = 500, retry_max_ms = 8000",
             );
         }
     }

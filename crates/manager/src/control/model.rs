@@ -40,6 +40,38 @@ pub struct Status {
     /// Cores that NFs which do not cooperate share.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub schedules: Vec<Schedule>,
+    /// The SDN controller that is asked about flows, if the configuration names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub openflow: Option<Openflow>,
+}
+
+/// The SDN controller that is asked about flows, and how it is with it.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Openflow {
+    /// Where it listens.
+    pub controller: String,
+    /// The identity that it knows this host by: 16 hexadecimal digits.
+    pub datapath_id: String,
+    /// Whether there is a connection, over which both have said hello.
+    pub connected: bool,
+    /// Seconds since there is one, or none.
+    pub since_s: f64,
+    /// Why there is none, in words.
+    pub problem: Option<String>,
+    /// Connections that there were, this one too.
+    pub connections: u64,
+    /// Packets that it was shown.
+    pub packet_ins: u64,
+    /// Packets that it was to be shown: too many in a second, or it did not read them.
+    pub dropped_packet_ins: u64,
+    /// Changes of entries that it asked for, refused ones too.
+    pub flow_mods: u64,
+    /// Errors that either side told the other of.
+    pub errors: u64,
+    /// Flow entries in force.
+    pub entries: u64,
+    /// Packets that wait for an answer.
+    pub held: u64,
 }
 
 /// A core that NFs which do not cooperate share: turns are made from outside.

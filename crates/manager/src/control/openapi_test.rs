@@ -49,6 +49,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Nf", through::<model::Nf>),
     ("NfForeign", through::<model::NfForeign>),
     ("NfSched", through::<model::NfSched>),
+    ("Openflow", through::<model::Openflow>),
     ("Port", through::<model::Port>),
     ("PortConfig", through::<config::Port>),
     ("Rule", through::<model::Rule>),

@@ -364,7 +364,7 @@ impl Hop {
             Some(path) if registry.still_valid(tables, path, visit.chain.number) => path,
             old => registry.decide(tables, visit.ingress, visit.chain.number, key.symmetric_hash(), old),
         };
-        self.flows.insert(&key, hash, Decision { path, generation: tables.generation }, now_ms);
+        self.flows.insert(&key, hash, Decision { path, generation: tables.generation, note: 0 }, now_ms);
         path
     }
 
@@ -516,7 +516,7 @@ impl Hop {
         if self.visits.iter().filter(|v| v.out == out).count() < 2 {
             return;
         }
-        let decision = Decision { path: path.chain.number.into(), generation: 0 };
+        let decision = Decision { path: path.chain.number.into(), generation: 0, note: 0 };
         for packet in packets {
             let key = key_of(plane, *packet, GOES_IN);
             let hash = self.flows.hash_of(&key);

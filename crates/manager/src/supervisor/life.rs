@@ -580,6 +580,7 @@ impl Supervisor {
     /// Stops reading ports, lets the packets inside leave, stops every NF and thread, and removes what was made on the host.
     pub(super) fn shut_down(&mut self) {
         self.stopping = true;
+        self.agent = None;
         let _ = self.plane.stop_rx();
         let until = Instant::now() + Duration::from_millis(self.config.manager.drain_ms);
         let inside = |this: &Self| {

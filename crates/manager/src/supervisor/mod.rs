@@ -37,6 +37,7 @@ use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::handle::NfHandle;
 use crate::nf::record::{Record, RecordError, Thing};
+use crate::openflow::{self, Agent};
 use crate::port::PortError;
 use crate::worker::QueueCounters;
 
@@ -145,6 +146,8 @@ pub struct Supervisor {
     config_path: Option<PathBuf>,
     plane: DataPlane,
     controller: Controller,
+    /// Who speaks with the SDN controller, if there is one.
+    agent: Option<Agent>,
     tuning: tuning::Tuning,
     outside: outside::Outside,
     /// What packets cost programs, as measured before.
@@ -229,6 +232,7 @@ impl Supervisor {
             config_path,
             plane,
             controller,
+            agent: None,
             tuning: tuning::Tuning::default(),
             outside: outside::Outside::default(),
             estimates,
@@ -291,6 +295,10 @@ impl Supervisor {
         for (number, open) in opened.into_iter().enumerate() {
             self.put_port(number as u16, open)?;
         }
+        // The controller is met when there is all that it is told of.
+        self.agent = Agent::start(&self.config.openflow, self.plane.adviser())
+            .map_err(|source| PlaneError::Thread { core: self.config.manager.monitor[0], source })?;
+        self.tell_agent();
         // Only now: a generator that begins before the sink is there would lose packets.
         self.plane.start_rx();
         Ok(())
@@ -379,6 +387,19 @@ impl Supervisor {
         let generation = self.tables.generation + 1;
         self.tables = Arc::new(Tables { generation, rules, chains: self.chains.clone(), services, ports });
         self.plane.use_tables(&self.tables);
+        self.tell_agent();
+    }
+
+    /// Says to the one who speaks with the SDN controller what ports and chains there are.
+    fn tell_agent(&self) {
+        let Some(agent) = &self.agent else { return };
+        let port = |(number, port): (usize, &Option<PortState>)| {
+            let port = port.as_ref()?;
+            let counters = port.counters.clone();
+            Some(openflow::PortView { number: number as u16, name: port.config.name.clone(), counters })
+        };
+        let ports = self.ports.iter().enumerate().filter_map(port).collect();
+        agent.tell(openflow::Topology { ports, chains: self.chains.iter().flatten().cloned().collect() });
     }
 
     /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before. A rule goes

@@ -163,6 +163,7 @@ impl Supervisor {
                 spent as f64 * 100.0 / self.started.elapsed().as_nanos().max(1) as f64
             },
             schedules: self.schedule_reports(),
+            openflow: self.agent.as_ref().map(crate::openflow::Agent::status),
         }
     }
 
@@ -178,6 +179,10 @@ impl Supervisor {
         }
         more(Drop::NfDown.name(), snapshots.iter().map(|s| s.nf_down).sum());
         more("no_rule", snapshots.iter().map(|s| s.no_rule).sum());
+        if self.agent.is_some() {
+            more("forbidden", snapshots.iter().map(|s| s.forbidden).sum());
+            more("unanswered", snapshots.iter().map(|s| s.unanswered).sum());
+        }
         more("no_path", snapshots.iter().map(|s| s.no_path).sum());
         let ports = self.port_reports(&snapshots);
         more("port_tx", ports.iter().map(|p| p.tx_drops).sum());

@@ -11,7 +11,7 @@
 
 use std::fmt::{Display, Write};
 
-use crate::control::model::{Chain, Distribution, Nf, NfForeign, Port, Schedule, Stats};
+use crate::control::model::{Chain, Distribution, Nf, NfForeign, Openflow, Port, Schedule, Stats};
 
 /// The content type of [`exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -65,6 +65,39 @@ fn daemon(out: &mut Text, stats: &Stats) {
     out.family("sluice_tuning_cpu_ratio", "gauge", "Share of one core that measuring, deciding and writing shares took.");
     out.sample("sluice_tuning_cpu_ratio", &[], status.tuning_percent / 100.0);
     schedules(out, &status.schedules);
+    if let Some(openflow) = &status.openflow {
+        controller(out, openflow);
+    }
+}
+
+fn controller(out: &mut Text, openflow: &Openflow) {
+    let labels = [("controller", &*openflow.controller)];
+    out.family("sluice_openflow_connected", "gauge", "1 if the SDN controller is connected.");
+    out.sample("sluice_openflow_connected", &labels, u8::from(openflow.connected));
+    out.family("sluice_openflow_since_seconds", "gauge", "Time since the SDN controller is connected, or is not.");
+    out.sample("sluice_openflow_since_seconds", &labels, openflow.since_s);
+    for (name, kind, help, value) in [
+        (
+            "sluice_openflow_connections_total",
+            "counter",
+            "Connections to the SDN controller that came about.",
+            openflow.connections,
+        ),
+        ("sluice_openflow_packet_ins_total", "counter", "Packets that the SDN controller was shown.", openflow.packet_ins),
+        (
+            "sluice_openflow_dropped_packet_ins_total",
+            "counter",
+            "Packets that the SDN controller was to be shown and was not.",
+            openflow.dropped_packet_ins,
+        ),
+        ("sluice_openflow_flow_mods_total", "counter", "Changes of entries that the SDN controller asked for.", openflow.flow_mods),
+        ("sluice_openflow_errors_total", "counter", "Errors between the SDN controller and this host.", openflow.errors),
+        ("sluice_openflow_entries", "gauge", "Flow entries in force.", openflow.entries),
+        ("sluice_openflow_held_packets", "gauge", "Packets that wait for the SDN controller's answer.", openflow.held),
+    ] {
+        out.family(name, kind, help);
+        out.sample(name, &labels, value);
+    }
 }
 
 /// One family: name, help, value of one member.
@@ -444,6 +477,7 @@ mod tests {
                 version: "0.1.0".into(),
                 threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 50.0 }],
                 tuning_percent: 0.5,
+                openflow: None,
                 schedules: vec![Schedule {
                     core: 1,
                     mechanism: "signal".into(),

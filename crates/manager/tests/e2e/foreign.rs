@@ -38,7 +38,7 @@ pub fn can(tools: &[&str]) -> bool {
 /// ```text
 /// client 10.0.0.2 ── c  [ sluiced ]  s ── 10.0.1.2 server
 /// ```
-struct Site {
+pub struct Site {
     /// Namespace of the daemon's ends.
     middle: Named,
     client: Netns,
@@ -55,7 +55,7 @@ fn run(ns: &Netns, command: &str) {
 
 impl Site {
     /// `near` is the client's gateway, `far` the server's; without gateways both have addresses of one network.
-    fn new(gateways: Option<(&str, &str)>) -> Self {
+    pub fn new(gateways: Option<(&str, &str)>) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let middle = Named(format!("sluice-e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
         let ns = Netns::named(&middle.0).unwrap();
@@ -88,18 +88,18 @@ impl Site {
     }
 
     /// Has the server answer requests of HTTP.
-    fn speak_http(&mut self) {
+    pub fn speak_http(&mut self) {
         self.head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", self.body.len());
     }
 
     /// The two ports.
-    fn ports(&self) -> String {
+    pub fn ports(&self) -> String {
         let keys = |interface: &str| format!("interface = \"{interface}\"\nnetns = \"{}\"", self.middle.0);
         port("c", "af_packet", &keys("c")) + &port("s", "af_packet", &keys("s"))
     }
 
     /// Serves the body on these ports of the server.
-    fn serve(&self, ports: &[u16]) {
+    pub fn serve(&self, ports: &[u16]) {
         for port in ports {
             let listener = self.server.visit(|| TcpListener::bind(("0.0.0.0", *port))).unwrap();
             let (head, body) = (self.head.clone(), self.body.clone());
@@ -120,6 +120,16 @@ impl Site {
                 }
             });
         }
+    }
+
+    /// What the server says.
+    pub fn body(&self) -> &[u8] {
+        &self.body
+    }
+
+    /// Does something as the client.
+    pub fn in_client<T: Send>(&self, act: impl FnOnce() -> std::io::Result<T> + Send) -> std::io::Result<T> {
+        self.client.visit(act)
     }
 
     fn connect(&self, port: u16, patience: Duration) -> std::io::Result<TcpStream> {

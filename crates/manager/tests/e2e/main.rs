@@ -18,6 +18,7 @@ mod hostile;
 mod input;
 mod lifecycle;
 mod observe;
+mod openflow;
 mod overload;
 mod pack;
 mod pcap;

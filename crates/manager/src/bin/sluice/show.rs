@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use sluice_manager::config::model as config;
-use sluice_manager::control::model::{Chain, ChainState, Event, EventKind, Nf, NfState, Port, Rule, Service, Stats, Status, Trace};
+use sluice_manager::control::model::{
+    Chain, ChainState, Event, EventKind, Nf, NfState, Openflow, Port, Rule, Service, Stats, Status, Trace,
+};
 
 use crate::number::{age, grouped, short, time};
 use crate::table::{Cell, Table, Tone};
@@ -98,6 +100,9 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
     writeln!(out, "flows    {}", grouped(status.flows))?;
     writeln!(out, "cores    {}", status.cores)?;
     writeln!(out, "tuning   {:.2} % of a core", status.tuning_percent)?;
+    if let Some(openflow) = &status.openflow {
+        controller(out, openflow)?;
+    }
     if status.threads.is_empty() {
         return Ok(());
     }
@@ -130,6 +135,26 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
         ]);
     }
     table.print(out, colour)
+}
+
+/// The SDN controller's lines of `sluice status`.
+fn controller(out: &mut dyn Write, openflow: &Openflow) -> io::Result<()> {
+    let state = if openflow.connected { "connected" } else { "not connected" };
+    write!(out, "openflow {} {state} for {}", openflow.controller, age(openflow.since_s))?;
+    match &openflow.problem {
+        Some(problem) => writeln!(out, " ({problem})")?,
+        None => writeln!(out)?,
+    }
+    writeln!(
+        out,
+        "         {} entries, {} flow-mods, {} packet-ins, {} packet-ins dropped, {} errors, {} packets held",
+        grouped(openflow.entries),
+        grouped(openflow.flow_mods),
+        grouped(openflow.packet_ins),
+        grouped(openflow.dropped_packet_ins),
+        grouped(openflow.errors),
+        grouped(openflow.held)
+    )
 }
 
 /// Packets that ended in an NF: by its verdict, or, where it knows none, because they did not come back.

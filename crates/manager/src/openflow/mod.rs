@@ -1,0 +1,133 @@
+//! The switch's side of OpenFlow 1.3: an SDN controller is asked about flows that no entry of its names.
+//!
+//! Problem: let a controller steer flows into chains, without letting it, or the lack of it, hold up a packet. Approach: one thread of its
+//! own ([`agent`]) speaks with the controller. The protocol is [`sluice_openflow`]'s; entries become [`crate::classify::advice`]
+//! ([`entry`]), which the Rx threads follow before the rules; and packets to be asked about come over a bounded queue
+//! ([`crate::asker`]). Nothing of it exists in a daemon whose configuration names no controller.
+//!
+//! Limits: one table; outputs to chains, to the controller and to the rules (`NORMAL`), one for each entry; no groups and meters. A change
+//! of entries has each known flow decided anew, so changes that come in quick succession take effect together. One controller at a
+//! time, by TCP without TLS.
+
+mod agent;
+pub mod entry;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+use sluice_shm::clock::monotonic_ns;
+
+use crate::asker::Adviser;
+use crate::chain::Chain;
+use crate::config::model;
+use crate::config::parse;
+use crate::control::model as api;
+use crate::worker::QueueCounters;
+
+/// A port of the configuration, as the controller is told of it.
+#[derive(Debug, Clone)]
+pub struct PortView {
+    /// Its number.
+    pub number: u16,
+    /// Its name.
+    pub name: String,
+    /// What its queues count.
+    pub counters: Vec<Arc<QueueCounters>>,
+}
+
+/// What there is: ports, and chains that entries can send packets into.
+#[derive(Debug, Clone, Default)]
+pub struct Topology {
+    /// The ports.
+    pub ports: Vec<PortView>,
+    /// The chains.
+    pub chains: Vec<Arc<Chain>>,
+}
+
+/// What others may read of the agent.
+#[derive(Debug, Default)]
+struct Seen {
+    connected: AtomicBool,
+    /// When that began, in nanoseconds.
+    since_ns: AtomicU64,
+    connections: AtomicU64,
+    packet_ins: AtomicU64,
+    /// Packet-ins that were not sent because the controller does not read them.
+    unread: AtomicU64,
+    flow_mods: AtomicU64,
+    errors: AtomicU64,
+    entries: AtomicU64,
+    /// Why there is no connection.
+    problem: Mutex<Option<String>>,
+}
+
+/// The agent as the supervisor sees it.
+pub struct Agent {
+    config: model::Openflow,
+    adviser: Adviser,
+    seen: Arc<Seen>,
+    topology: Sender<Topology>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Agent {
+    /// Starts the thread, if the configuration names a controller.
+    ///
+    /// # Errors
+    /// The system's, if it makes no thread.
+    pub fn start(config: &model::Openflow, adviser: Option<Adviser>) -> std::io::Result<Option<Self>> {
+        let (Some(adviser), Some(address)) = (adviser, config.controller.as_deref()) else { return Ok(None) };
+        let address = parse::controller(address).map_err(std::io::Error::other)?;
+        let seen = Arc::new(Seen::default());
+        seen.since_ns.store(monotonic_ns(), Ordering::Relaxed);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (topology, changes) = channel();
+        let agent = agent::Speaker::new(config.clone(), address, adviser.clone(), changes, seen.clone(), stop.clone());
+        let thread = std::thread::Builder::new().name("sluice-openflow".into()).spawn(move || agent.run())?;
+        Ok(Some(Self { config: config.clone(), adviser, seen, topology, stop, thread: Some(thread) }))
+    }
+
+    /// Says what ports and chains there are now.
+    pub fn tell(&self, topology: Topology) {
+        // A thread that ended hears nothing.
+        let _ = self.topology.send(topology);
+    }
+
+    /// What there is to see.
+    pub fn status(&self) -> api::Openflow {
+        let seen = &self.seen;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let since_ns = monotonic_ns().saturating_sub(count(&seen.since_ns));
+        api::Openflow {
+            controller: self.config.controller.clone().unwrap_or_default(),
+            datapath_id: format!("{:016x}", self.config.datapath_id),
+            connected: seen.connected.load(Ordering::Relaxed),
+            since_s: since_ns as f64 / 1e9,
+            problem: seen.problem.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            connections: count(&seen.connections),
+            packet_ins: count(&seen.packet_ins),
+            dropped_packet_ins: count(&seen.unread) + self.adviser.line().missed(),
+            flow_mods: count(&seen.flow_mods),
+            errors: count(&seen.errors),
+            entries: count(&seen.entries),
+            held: self.adviser.line().held(),
+        }
+    }
+
+    /// Ends the thread.
+    pub fn stop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,665 @@
+//! Messages: from bytes to values and back (section 7).
+//!
+//! [`Message::decode`] takes the body of one whole message; what it cannot make sense of is a [`Fault`], which is what the other side is
+//! told. Both directions of every message are here, so that tests can play the controller with the same words. Messages about what this
+//! switch does not have (groups, meters, queues) are refused as such.
+
+use crate::VERSION;
+use crate::fault::Fault;
+use crate::instruction::{self, Instruction, Output};
+use crate::multipart::{Reply, Request};
+use crate::oxm::Match;
+use crate::wire::{Put, Reader};
+
+/// Bytes of a header.
+pub const HEADER: usize = 8;
+
+/// What every message begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// Version of the protocol.
+    pub version: u8,
+    /// What the message is.
+    pub kind: u8,
+    /// Its length in bytes with the header.
+    pub length: u16,
+    /// Number by which an answer names its question.
+    pub xid: u32,
+}
+
+impl Header {
+    /// Reads a header.
+    pub fn decode(bytes: &[u8; HEADER]) -> Self {
+        let [version, kind, a, b, c, d, e, f] = *bytes;
+        Self { version, kind, length: u16::from_be_bytes([a, b]), xid: u32::from_be_bytes([c, d, e, f]) }
+    }
+}
+
+/// What a switch says of itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Features {
+    /// Its identity.
+    pub datapath_id: u64,
+    /// Packets that it can hold.
+    pub buffers: u32,
+    /// Its flow tables.
+    pub tables: u8,
+    /// What it can do: see [`capability`].
+    pub capabilities: u32,
+}
+
+/// Bits of [`Features::capabilities`].
+pub mod capability {
+    /// Counts the packets of each flow entry.
+    pub const FLOW_STATS: u32 = 1;
+    /// Counts the packets of each table.
+    pub const TABLE_STATS: u32 = 1 << 1;
+    /// Counts the packets of each port.
+    pub const PORT_STATS: u32 = 1 << 2;
+}
+
+/// How a switch treats fragments, and how much of a packet the controller is shown that no action sends there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SwitchConfig {
+    /// 0: fragments are nothing special.
+    pub flags: u16,
+    /// Bytes of a packet.
+    pub miss_send_len: u16,
+}
+
+impl Default for SwitchConfig {
+    fn default() -> Self {
+        Self { flags: 0, miss_send_len: 128 }
+    }
+}
+
+/// Why a packet is shown to the controller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Why {
+    /// No flow entry but the table-miss entry matched.
+    NoMatch = 0,
+    /// A flow entry says so.
+    Action = 1,
+    /// Its time to live ended.
+    InvalidTtl = 2,
+}
+
+/// A packet that the controller is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PacketIn {
+    /// The packet that is held for this, or [`crate::NO_BUFFER`].
+    pub buffer_id: u32,
+    /// Length of the whole packet, in bytes.
+    pub total_len: u16,
+    /// Why.
+    pub why: Why,
+    /// Table of the entry.
+    pub table_id: u8,
+    /// Cookie of the entry.
+    pub cookie: u64,
+    /// What is known besides: where the packet came in.
+    pub fields: Match,
+    /// The packet, or its beginning.
+    pub data: Vec<u8>,
+}
+
+/// A packet that the controller sends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PacketOut {
+    /// A packet that is held, or [`crate::NO_BUFFER`].
+    pub buffer_id: u32,
+    /// Where it is taken to have come in.
+    pub in_port: u32,
+    /// What is done with it.
+    pub actions: Vec<Output>,
+    /// The packet, if none that is held is meant.
+    pub data: Vec<u8>,
+}
+
+/// What a change of the flow table does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Command {
+    /// Adds an entry, in place of one with the same match and priority.
+    Add = 0,
+    /// Changes what all entries within a match do.
+    Modify = 1,
+    /// Changes what the entry of just this match and priority does.
+    ModifyStrict = 2,
+    /// Deletes all entries within a match.
+    Delete = 3,
+    /// Deletes the entry of just this match and priority.
+    DeleteStrict = 4,
+}
+
+/// Bits of [`FlowMod::flags`].
+pub mod flow_flag {
+    /// The controller is told when the entry is removed.
+    pub const SEND_FLOW_REMOVED: u16 = 1;
+    /// The entry is refused if another of its priority overlaps it.
+    pub const CHECK_OVERLAP: u16 = 1 << 1;
+    /// Counters start again from zero.
+    pub const RESET_COUNTS: u16 = 1 << 2;
+    /// Packets need not be counted.
+    pub const NO_PACKET_COUNTS: u16 = 1 << 3;
+    /// Bytes need not be counted.
+    pub const NO_BYTE_COUNTS: u16 = 1 << 4;
+    /// All of them.
+    pub const ALL: u16 = 0x1f;
+}
+
+/// A change of the flow table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowMod {
+    /// The controller's name for entries; of requests to modify or delete, those bits that `cookie_mask` has must agree.
+    pub cookie: u64,
+    /// See `cookie`.
+    pub cookie_mask: u64,
+    /// The table.
+    pub table_id: u8,
+    /// What is done.
+    pub command: Command,
+    /// Seconds without a packet after which the entry goes; 0: never.
+    pub idle_timeout: u16,
+    /// Seconds after which the entry goes; 0: never.
+    pub hard_timeout: u16,
+    /// The entry of the highest priority wins.
+    pub priority: u16,
+    /// A packet that is held and meets the entry, or [`crate::NO_BUFFER`].
+    pub buffer_id: u32,
+    /// Deletes only entries that send there, unless [`crate::port::ANY`].
+    pub out_port: u32,
+    /// Deletes only entries that send there, unless [`crate::ANY_GROUP`].
+    pub out_group: u32,
+    /// See [`flow_flag`].
+    pub flags: u16,
+    /// Which packets.
+    pub fields: Match,
+    /// What is done with them.
+    pub instructions: Vec<Instruction>,
+}
+
+impl FlowMod {
+    /// A request that says nothing but what it does.
+    pub fn new(command: Command, fields: Match) -> Self {
+        Self {
+            cookie: 0,
+            cookie_mask: 0,
+            table_id: 0,
+            command,
+            idle_timeout: 0,
+            hard_timeout: 0,
+            priority: 0x8000,
+            buffer_id: crate::NO_BUFFER,
+            out_port: crate::port::ANY,
+            out_group: crate::ANY_GROUP,
+            flags: 0,
+            fields,
+            instructions: Vec::new(),
+        }
+    }
+}
+
+/// Why an entry was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Reason {
+    /// No packet for too long.
+    Idle = 0,
+    /// Its time was over.
+    Hard = 1,
+    /// The controller deleted it.
+    Delete = 2,
+}
+
+/// News of a removed entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FlowRemoved {
+    /// Its cookie.
+    pub cookie: u64,
+    /// Its priority.
+    pub priority: u16,
+    /// Why.
+    pub reason: Reason,
+    /// Its table.
+    pub table_id: u8,
+    /// Seconds that it was there.
+    pub duration_s: u32,
+    /// And nanoseconds beyond those.
+    pub duration_ns: u32,
+    /// As it was added.
+    pub idle_timeout: u16,
+    /// As it was added.
+    pub hard_timeout: u16,
+    /// Packets that met it.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Its match.
+    pub fields: Match,
+}
+
+/// A port as the controller sees it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PortDesc {
+    /// Its number.
+    pub number: u32,
+    /// Its address.
+    pub address: [u8; 6],
+    /// Its name; 15 bytes at most are told.
+    pub name: String,
+    /// Bit 0: it is down; bit 5: nothing is to be received.
+    pub config: u32,
+    /// Bit 0: no link; bit 2: live.
+    pub state: u32,
+}
+
+impl PortDesc {
+    pub(crate) const BYTES: usize = 64;
+
+    pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Fault> {
+        let number = from.u32()?;
+        from.skip(4)?;
+        let address = from.array()?;
+        from.skip(2)?;
+        let this = Self { number, address, name: from.text(16)?, config: from.u32()?, state: from.u32()? };
+        from.skip(24)?;
+        Ok(this)
+    }
+
+    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
+        out.u32(self.number);
+        out.zeros(4);
+        out.extend_from_slice(&self.address);
+        out.zeros(2);
+        out.text(&self.name, 16);
+        out.u32(self.config);
+        out.u32(self.state);
+        // Link speeds and media: not ours to say.
+        out.zeros(24);
+    }
+}
+
+/// What happened to a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum PortChange {
+    /// It is new.
+    Add = 0,
+    /// It is gone.
+    Delete = 1,
+    /// It is different.
+    Modify = 2,
+}
+
+/// What a controller is to a switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[repr(u32)]
+pub enum Role {
+    /// As it was: only in requests.
+    NoChange = 0,
+    /// One of several with equal rights.
+    #[default]
+    Equal = 1,
+    /// The one that changes things.
+    Master = 2,
+    /// One that only looks.
+    Slave = 3,
+}
+
+/// What a controller wants to hear of unasked: bits by reason, as master or equal, then as slave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asyncs {
+    /// Packets, by [`Why`].
+    pub packet_in: [u32; 2],
+    /// Ports, by [`PortChange`].
+    pub port_status: [u32; 2],
+    /// Removed entries, by [`Reason`].
+    pub flow_removed: [u32; 2],
+}
+
+impl Default for Asyncs {
+    fn default() -> Self {
+        Self { packet_in: [0b11, 0], port_status: [0b111, 0b111], flow_removed: [0b1111, 0] }
+    }
+}
+
+/// A message.
+#[allow(missing_docs)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Message {
+    /// The bitmap of versions, if the sender has one: bit N of word N / 32.
+    Hello(Option<Vec<u32>>),
+    Error(Fault, Vec<u8>),
+    EchoRequest(Vec<u8>),
+    EchoReply(Vec<u8>),
+    FeaturesRequest,
+    FeaturesReply(Features),
+    GetConfigRequest,
+    GetConfigReply(SwitchConfig),
+    SetConfig(SwitchConfig),
+    PacketIn(PacketIn),
+    FlowRemoved(FlowRemoved),
+    PortStatus(PortChange, PortDesc),
+    PacketOut(PacketOut),
+    FlowMod(FlowMod),
+    MultipartRequest(Request),
+    /// And whether more of the same answer follows.
+    MultipartReply(Reply, bool),
+    BarrierRequest,
+    BarrierReply,
+    /// The role and the generation of who is master.
+    RoleRequest(Role, u64),
+    RoleReply(Role, u64),
+    GetAsyncRequest,
+    GetAsyncReply(Asyncs),
+    SetAsync(Asyncs),
+}
+
+impl Message {
+    /// Reads the body of a message of a kind.
+    ///
+    /// # Errors
+    /// What the sender is to be told.
+    pub fn decode(kind: u8, body: &[u8]) -> Result<Self, Fault> {
+        let mut from = Reader(body);
+        let message = match kind {
+            0 => Self::Hello(hello(&mut from)),
+            1 => Self::Error(Fault { kind: from.u16()?, code: from.u16()? }, from.rest().to_vec()),
+            2 => Self::EchoRequest(from.rest().to_vec()),
+            3 => Self::EchoReply(from.rest().to_vec()),
+            4 => return Err(Fault::BAD_EXPERIMENTER),
+            5 => Self::FeaturesRequest,
+            6 => Self::FeaturesReply(features(&mut from)?),
+            7 => Self::GetConfigRequest,
+            8 => Self::GetConfigReply(SwitchConfig { flags: from.u16()?, miss_send_len: from.u16()? }),
+            9 => Self::SetConfig(SwitchConfig { flags: from.u16()?, miss_send_len: from.u16()? }),
+            10 => Self::PacketIn(packet_in(&mut from)?),
+            11 => Self::FlowRemoved(flow_removed(&mut from)?),
+            12 => {
+                let change = match from.u8()? {
+                    0 => PortChange::Add,
+                    1 => PortChange::Delete,
+                    2 => PortChange::Modify,
+                    _ => return Err(Fault::BAD_TYPE),
+                };
+                from.skip(7)?;
+                Self::PortStatus(change, PortDesc::decode(&mut from)?)
+            }
+            13 => Self::PacketOut(packet_out(&mut from)?),
+            14 => Self::FlowMod(flow_mod(&mut from)?),
+            // Ports are as the configuration has them, and so is the table.
+            16 => return Err(Fault::PORT_MOD_REFUSED),
+            17 => return Err(Fault::TABLE_MOD_CONFIG),
+            18 => Self::MultipartRequest(Request::decode(&mut from)?),
+            19 => {
+                let (reply, more) = Reply::decode(&mut from)?;
+                Self::MultipartReply(reply, more)
+            }
+            20 => Self::BarrierRequest,
+            21 => Self::BarrierReply,
+            24 | 25 => {
+                let role = match from.u32()? {
+                    0 => Role::NoChange,
+                    1 => Role::Equal,
+                    2 => Role::Master,
+                    3 => Role::Slave,
+                    _ => return Err(Fault::ROLE_BAD),
+                };
+                from.skip(4)?;
+                let generation = from.u64()?;
+                if kind == 24 { Self::RoleRequest(role, generation) } else { Self::RoleReply(role, generation) }
+            }
+            26 => Self::GetAsyncRequest,
+            27 => Self::GetAsyncReply(asyncs(&mut from)?),
+            28 => Self::SetAsync(asyncs(&mut from)?),
+            // Groups, queues and meters, which there are none of, and what nobody has defined.
+            _ => return Err(Fault::BAD_TYPE),
+        };
+        if from.is_empty() { Ok(message) } else { Err(Fault::BAD_LEN) }
+    }
+
+    /// What it is on the wire.
+    pub fn kind(&self) -> u8 {
+        match self {
+            Self::Hello(_) => 0,
+            Self::Error(..) => 1,
+            Self::EchoRequest(_) => 2,
+            Self::EchoReply(_) => 3,
+            Self::FeaturesRequest => 5,
+            Self::FeaturesReply(_) => 6,
+            Self::GetConfigRequest => 7,
+            Self::GetConfigReply(_) => 8,
+            Self::SetConfig(_) => 9,
+            Self::PacketIn(_) => 10,
+            Self::FlowRemoved(_) => 11,
+            Self::PortStatus(..) => 12,
+            Self::PacketOut(_) => 13,
+            Self::FlowMod(_) => 14,
+            Self::MultipartRequest(_) => 18,
+            Self::MultipartReply(..) => 19,
+            Self::BarrierRequest => 20,
+            Self::BarrierReply => 21,
+            Self::RoleRequest(..) => 24,
+            Self::RoleReply(..) => 25,
+            Self::GetAsyncRequest => 26,
+            Self::GetAsyncReply(_) => 27,
+            Self::SetAsync(_) => 28,
+        }
+    }
+
+    /// Adds the whole message, header and all, to `out`. Data that would make it longer than a message can be is cut.
+    pub fn encode(&self, xid: u32, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.u8(VERSION);
+        out.u8(self.kind());
+        out.u16(0);
+        out.u32(xid);
+        match self {
+            Self::Hello(bitmap) => {
+                if let Some(words) = bitmap {
+                    let length = 4 + 4 * words.len();
+                    out.u16(1);
+                    out.u16(length as u16);
+                    words.iter().for_each(|word| out.u32(*word));
+                    out.zeros(length.next_multiple_of(8) - length);
+                }
+            }
+            Self::Error(fault, data) => {
+                out.u16(fault.kind);
+                out.u16(fault.code);
+                out.extend_from_slice(data);
+            }
+            Self::EchoRequest(data) | Self::EchoReply(data) => out.extend_from_slice(data),
+            Self::FeaturesReply(features) => {
+                out.u64(features.datapath_id);
+                out.u32(features.buffers);
+                out.u8(features.tables);
+                out.zeros(3);
+                out.u32(features.capabilities);
+                out.zeros(4);
+            }
+            Self::GetConfigReply(config) | Self::SetConfig(config) => {
+                out.u16(config.flags);
+                out.u16(config.miss_send_len);
+            }
+            Self::PacketIn(p) => {
+                out.u32(p.buffer_id);
+                out.u16(p.total_len);
+                out.u8(p.why as u8);
+                out.u8(p.table_id);
+                out.u64(p.cookie);
+                p.fields.encode(out);
+                out.zeros(2);
+                out.extend_from_slice(&p.data);
+            }
+            Self::FlowRemoved(f) => {
+                out.u64(f.cookie);
+                out.u16(f.priority);
+                out.u8(f.reason as u8);
+                out.u8(f.table_id);
+                out.u32(f.duration_s);
+                out.u32(f.duration_ns);
+                out.u16(f.idle_timeout);
+                out.u16(f.hard_timeout);
+                out.u64(f.packets);
+                out.u64(f.bytes);
+                f.fields.encode(out);
+            }
+            Self::PortStatus(change, desc) => {
+                out.u8(*change as u8);
+                out.zeros(7);
+                desc.encode(out);
+            }
+            Self::PacketOut(p) => {
+                out.u32(p.buffer_id);
+                out.u32(p.in_port);
+                let at = out.len();
+                out.u16(0);
+                out.zeros(6);
+                let from = out.len();
+                instruction::encode_actions(&p.actions, out);
+                out.length_at(at, from);
+                out.extend_from_slice(&p.data);
+            }
+            Self::FlowMod(f) => {
+                out.u64(f.cookie);
+                out.u64(f.cookie_mask);
+                out.u8(f.table_id);
+                out.u8(f.command as u8);
+                out.u16(f.idle_timeout);
+                out.u16(f.hard_timeout);
+                out.u16(f.priority);
+                out.u32(f.buffer_id);
+                out.u32(f.out_port);
+                out.u32(f.out_group);
+                out.u16(f.flags);
+                out.zeros(2);
+                f.fields.encode(out);
+                instruction::encode(&f.instructions, out);
+            }
+            Self::MultipartRequest(request) => request.encode(out),
+            Self::MultipartReply(reply, more) => reply.encode(*more, out),
+            Self::RoleRequest(role, generation) | Self::RoleReply(role, generation) => {
+                out.u32(*role as u32);
+                out.zeros(4);
+                out.u64(*generation);
+            }
+            Self::GetAsyncReply(a) | Self::SetAsync(a) => {
+                [a.packet_in, a.port_status, a.flow_removed].as_flattened().iter().for_each(|word| out.u32(*word));
+            }
+            Self::FeaturesRequest | Self::GetConfigRequest | Self::BarrierRequest | Self::BarrierReply | Self::GetAsyncRequest => {}
+        }
+        out.truncate(start + usize::from(u16::MAX));
+        out.length_at(start + 2, start);
+    }
+}
+
+/// Elements of a hello: what is not understood is passed over, as the specification wants it.
+fn hello(from: &mut Reader<'_>) -> Option<Vec<u32>> {
+    let mut bitmap = None;
+    while !from.is_empty() {
+        let (Ok(kind), Ok(length)) = (from.u16(), from.u16()) else { break };
+        let length = usize::from(length);
+        let Some(Ok(mut body)) = length.checked_sub(4).map(|n| from.part(n)) else { break };
+        let _ = from.skip((length.next_multiple_of(8) - length).min(from.len()));
+        if kind == 1 && bitmap.is_none() {
+            bitmap = Some(std::iter::from_fn(|| body.u32().ok()).collect());
+        }
+    }
+    from.rest();
+    bitmap
+}
+
+fn features(from: &mut Reader<'_>) -> Result<Features, Fault> {
+    let (datapath_id, buffers, tables) = (from.u64()?, from.u32()?, from.u8()?);
+    from.skip(3)?;
+    let capabilities = from.u32()?;
+    from.skip(4)?;
+    Ok(Features { datapath_id, buffers, tables, capabilities })
+}
+
+fn packet_in(from: &mut Reader<'_>) -> Result<PacketIn, Fault> {
+    let (buffer_id, total_len) = (from.u32()?, from.u16()?);
+    let why = match from.u8()? {
+        0 => Why::NoMatch,
+        1 => Why::Action,
+        2 => Why::InvalidTtl,
+        _ => return Err(Fault::BAD_TYPE),
+    };
+    let (table_id, cookie, fields) = (from.u8()?, from.u64()?, Match::decode(from)?);
+    from.skip(2)?;
+    Ok(PacketIn { buffer_id, total_len, why, table_id, cookie, fields, data: from.rest().to_vec() })
+}
+
+fn packet_out(from: &mut Reader<'_>) -> Result<PacketOut, Fault> {
+    let (buffer_id, in_port, actions) = (from.u32()?, from.u32()?, from.u16()?);
+    from.skip(6)?;
+    let actions = instruction::decode_actions(from.part(actions.into()).map_err(|_| Fault::BAD_LEN)?)?;
+    Ok(PacketOut { buffer_id, in_port, actions, data: from.rest().to_vec() })
+}
+
+fn flow_mod(from: &mut Reader<'_>) -> Result<FlowMod, Fault> {
+    let (cookie, cookie_mask, table_id) = (from.u64()?, from.u64()?, from.u8()?);
+    let command = match from.u8()? {
+        0 => Command::Add,
+        1 => Command::Modify,
+        2 => Command::ModifyStrict,
+        3 => Command::Delete,
+        4 => Command::DeleteStrict,
+        _ => return Err(Fault::FLOW_COMMAND),
+    };
+    let (idle_timeout, hard_timeout, priority) = (from.u16()?, from.u16()?, from.u16()?);
+    let (buffer_id, out_port, out_group, flags) = (from.u32()?, from.u32()?, from.u32()?, from.u16()?);
+    from.skip(2)?;
+    let fields = Match::decode(from)?;
+    let instructions = instruction::decode(Reader(from.rest()))?;
+    Ok(FlowMod {
+        cookie,
+        cookie_mask,
+        table_id,
+        command,
+        idle_timeout,
+        hard_timeout,
+        priority,
+        buffer_id,
+        out_port,
+        out_group,
+        flags,
+        fields,
+        instructions,
+    })
+}
+
+fn flow_removed(from: &mut Reader<'_>) -> Result<FlowRemoved, Fault> {
+    let (cookie, priority) = (from.u64()?, from.u16()?);
+    let reason = match from.u8()? {
+        0 => Reason::Idle,
+        1 => Reason::Hard,
+        2 => Reason::Delete,
+        _ => return Err(Fault::BAD_TYPE),
+    };
+    Ok(FlowRemoved {
+        cookie,
+        priority,
+        reason,
+        table_id: from.u8()?,
+        duration_s: from.u32()?,
+        duration_ns: from.u32()?,
+        idle_timeout: from.u16()?,
+        hard_timeout: from.u16()?,
+        packets: from.u64()?,
+        bytes: from.u64()?,
+        fields: Match::decode(from)?,
+    })
+}
+
+fn asyncs(from: &mut Reader<'_>) -> Result<Asyncs, Fault> {
+    let mut pair = || Ok::<_, Fault>([from.u32()?, from.u32()?]);
+    Ok(Asyncs { packet_in: pair()?, port_status: pair()?, flow_removed: pair()? })
+}
+
+#[cfg(test)]
+#[path = "message_tests.rs"]
+mod tests;

@@ -1,0 +1,307 @@
+//! What a switch answers: requests in, replies and [`Event`]s out.
+//!
+//! The switch outlives connections: its entries stay when a controller goes, while what is agreed with one connection (role, what is
+//! told unasked, bytes of packets) begins anew with the next ([`Switch::greet`]).
+//!
+//! Whoever carries out what is said here does it in the order of the events; so the answer to a barrier is sent when what stood before
+//! it is in force.
+
+use crate::fault::Fault;
+use crate::instruction::{self, Output};
+use crate::message::{
+    Asyncs, Command, Features, FlowRemoved, Message, PacketIn, PacketOut, PortChange, PortDesc, Role, SwitchConfig, Why, capability,
+};
+use crate::multipart::{Desc, FlowStats, PortStats, Reply, Request, TableStats};
+use crate::table::{Counts, FlowTable};
+use crate::{ALL_TABLES, NO_BUFFER, port};
+
+/// What is asked of the one who moves packets.
+pub trait Plant: Counts {
+    /// What a port has counted; None if there is no such port.
+    fn port_stats(&self, number: u32) -> Option<PortStats>;
+    /// Packets that asked the table, and those that met an entry.
+    fn table_counts(&self) -> (u64, u64);
+}
+
+/// What is to be done, in this order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    /// Send this.
+    Send(u32, Message),
+    /// Refuse message number `.0`.
+    Refuse(u32, Fault),
+    /// The flow table is another: make it the one in force.
+    TableChanged,
+    /// Send the answer to a barrier when all before is in force.
+    Barrier(u32),
+    /// Do this with a packet of the controller's.
+    Packet {
+        /// Number of the message that asked for it.
+        xid: u32,
+        /// Port where it is taken to have come in.
+        in_port: u32,
+        /// What is done with it; None: it is dropped.
+        output: Option<Output>,
+        /// The packet.
+        data: Vec<u8>,
+    },
+    /// Do this with a packet that is held, or refuse message number `xid` with [`Fault::BUFFER_UNKNOWN`].
+    Held {
+        /// Number of the message that asked for it.
+        xid: u32,
+        /// The packet that is held.
+        buffer_id: u32,
+        /// What is done with it; None: it is dropped.
+        output: Option<Output>,
+    },
+}
+
+/// A port that entries may name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Port {
+    /// What is told of it.
+    pub desc: PortDesc,
+    /// Whether packets may be sent there.
+    pub takes_packets: bool,
+}
+
+/// A switch.
+#[derive(Debug)]
+pub struct Switch {
+    features: Features,
+    desc: Desc,
+    table: FlowTable,
+    ports: Vec<Port>,
+    config: SwitchConfig,
+    role: Role,
+    /// Generation of who is master, the latest that was said.
+    generation: Option<u64>,
+    asyncs: Asyncs,
+    changes: u64,
+}
+
+impl Switch {
+    /// A switch with up to `entries` flow entries that holds up to `buffers` packets.
+    pub fn new(datapath_id: u64, desc: Desc, entries: u32, buffers: u32) -> Self {
+        let capabilities = capability::FLOW_STATS | capability::TABLE_STATS | capability::PORT_STATS;
+        Self {
+            features: Features { datapath_id, buffers, tables: 1, capabilities },
+            desc,
+            table: FlowTable::new(entries),
+            ports: Vec::new(),
+            config: SwitchConfig::default(),
+            role: Role::default(),
+            generation: None,
+            asyncs: Asyncs::default(),
+            changes: 0,
+        }
+    }
+
+    /// Begins with another connection.
+    pub fn greet(&mut self) {
+        self.config = SwitchConfig::default();
+        self.role = Role::default();
+        self.asyncs = Asyncs::default();
+    }
+
+    /// The flow table.
+    pub fn table(&self) -> &FlowTable {
+        &self.table
+    }
+
+    /// The flow table, for the one who counts by its entries' numbers.
+    pub fn table_mut(&mut self) -> &mut FlowTable {
+        &mut self.table
+    }
+
+    /// Changes of the flow table that were carried out.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Bytes of a packet that the controller is shown where no action sends it there.
+    pub fn miss_send_len(&self) -> u16 {
+        self.config.miss_send_len
+    }
+
+    /// The ports from now on. Says what the controller is told of it.
+    pub fn set_ports(&mut self, ports: Vec<Port>) -> Vec<Message> {
+        let mut told = Vec::new();
+        let before = std::mem::replace(&mut self.ports, ports);
+        let mut tell = |change: PortChange, desc: &PortDesc| {
+            if self.asyncs.port_status[self.column()] >> change as u32 & 1 == 1 {
+                told.push(Message::PortStatus(change, desc.clone()));
+            }
+        };
+        for old in &before {
+            match self.ports.iter().find(|new| new.desc.number == old.desc.number) {
+                None => tell(PortChange::Delete, &old.desc),
+                Some(new) if new != old => tell(PortChange::Modify, &new.desc),
+                Some(_) => {}
+            }
+        }
+        for new in self.ports.iter().filter(|new| !before.iter().any(|old| old.desc.number == new.desc.number)) {
+            tell(PortChange::Add, &new.desc);
+        }
+        told
+    }
+
+    /// Column of [`Asyncs`] that the role reads.
+    fn column(&self) -> usize {
+        usize::from(self.role == Role::Slave)
+    }
+
+    /// Whether the controller wants to hear of packets for this reason.
+    pub fn wants_packets(&self, why: Why) -> bool {
+        self.asyncs.packet_in[self.column()] >> why as u32 & 1 == 1
+    }
+
+    /// A packet as the controller is shown it, if it wants to be.
+    pub fn show(&self, packet: PacketIn) -> Option<Message> {
+        self.wants_packets(packet.why).then_some(Message::PacketIn(packet))
+    }
+
+    /// Whether the controller wants to hear of a removed entry.
+    fn tell_removed(&self, removed: Vec<FlowRemoved>, events: &mut Vec<Event>) {
+        let wants = self.asyncs.flow_removed[self.column()];
+        let wanted = removed.into_iter().filter(|r| wants >> r.reason as u32 & 1 == 1);
+        events.extend(wanted.map(|r| Event::Send(0, Message::FlowRemoved(r))));
+    }
+
+    /// Removes the entries whose time is over.
+    pub fn expire(&mut self, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) {
+        let outcome = self.table.expire(plant, now_ms);
+        if outcome.changed {
+            events.push(Event::TableChanged);
+        }
+        self.tell_removed(outcome.removed, events);
+    }
+
+    /// Whether an output is one that this switch can do.
+    fn look_at(&self, output: Option<Output>, from_controller: bool) -> Result<(), Fault> {
+        match output.map(|o| o.port) {
+            None | Some(port::NORMAL) => Ok(()),
+            Some(port::CONTROLLER) if !from_controller => Ok(()),
+            Some(port::TABLE) if from_controller => Ok(()),
+            Some(number) if self.ports.iter().any(|p| p.takes_packets && p.desc.number == number) => Ok(()),
+            Some(_) => Err(Fault::OUT_PORT),
+        }
+    }
+
+    /// Takes a message of the controller's. What is to be done about it is added to `events`.
+    pub fn handle(&mut self, xid: u32, message: Message, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) {
+        if let Err(fault) = self.answer(xid, message, plant, now_ms, events) {
+            events.push(Event::Refuse(xid, fault));
+        }
+    }
+
+    fn answer(&mut self, xid: u32, message: Message, plant: &dyn Plant, now_ms: u64, events: &mut Vec<Event>) -> Result<(), Fault> {
+        let mut reply = |message| events.push(Event::Send(xid, message));
+        if self.role == Role::Slave && matches!(message, Message::PacketOut(_) | Message::FlowMod(_)) {
+            return Err(Fault::IS_SLAVE);
+        }
+        match message {
+            Message::FeaturesRequest => reply(Message::FeaturesReply(self.features)),
+            Message::GetConfigRequest => reply(Message::GetConfigReply(self.config)),
+            Message::SetConfig(config) => {
+                if config.flags != 0 {
+                    return Err(Fault::CONFIG_FLAGS);
+                }
+                self.config = config;
+            }
+            Message::RoleRequest(role, generation) => {
+                if matches!(role, Role::Master | Role::Slave) {
+                    // A generation that is behind, as numbers that wrap count.
+                    if self.generation.is_some_and(|known| (generation.wrapping_sub(known) as i64) < 0) {
+                        return Err(Fault::ROLE_STALE);
+                    }
+                    self.generation = Some(generation);
+                }
+                if role != Role::NoChange {
+                    self.role = role;
+                }
+                reply(Message::RoleReply(self.role, self.generation.unwrap_or(u64::MAX)));
+            }
+            Message::GetAsyncRequest => reply(Message::GetAsyncReply(self.asyncs)),
+            Message::SetAsync(asyncs) => self.asyncs = asyncs,
+            Message::BarrierRequest => events.push(Event::Barrier(xid)),
+            Message::MultipartRequest(request) => {
+                let mut parts = self.look_up(request, plant, now_ms)?.parts().into_iter().peekable();
+                while let Some(part) = parts.next() {
+                    reply(Message::MultipartReply(part, parts.peek().is_some()));
+                }
+            }
+            Message::FlowMod(change) => {
+                let output = instruction::output_of(&change.instructions)?;
+                let gives = !matches!(change.command, Command::Delete | Command::DeleteStrict);
+                if gives {
+                    self.look_at(output, false)?;
+                }
+                let outcome = self.table.change(&change, plant, now_ms)?;
+                self.changes += 1;
+                if outcome.changed {
+                    events.push(Event::TableChanged);
+                }
+                self.tell_removed(outcome.removed, events);
+                if gives && change.buffer_id != NO_BUFFER {
+                    let output = Some(Output { port: port::TABLE, max_len: 0 });
+                    events.push(Event::Held { xid, buffer_id: change.buffer_id, output });
+                }
+            }
+            Message::PacketOut(packet) => events.push(self.packet_out(xid, packet)?),
+            // What only a switch says.
+            _ => return Err(Fault::BAD_TYPE),
+        }
+        Ok(())
+    }
+
+    fn packet_out(&self, xid: u32, packet: PacketOut) -> Result<Event, Fault> {
+        let output = match packet.actions[..] {
+            [] => None,
+            [only] => Some(only),
+            _ => return Err(Fault::TOO_MANY_ACTIONS),
+        };
+        self.look_at(output, true)?;
+        let PacketOut { buffer_id, in_port, data, .. } = packet;
+        if buffer_id != NO_BUFFER {
+            return Ok(Event::Held { xid, buffer_id, output });
+        }
+        if data.is_empty() {
+            return Err(Fault::BAD_PACKET);
+        }
+        Ok(Event::Packet { xid, in_port, output, data })
+    }
+
+    fn look_up(&self, request: Request, plant: &dyn Plant, now_ms: u64) -> Result<Reply, Fault> {
+        let in_table = |table: u8| if table == 0 || table == ALL_TABLES { Ok(()) } else { Err(Fault::BAD_TABLE_ID) };
+        Ok(match request {
+            Request::Desc => Reply::Desc(self.desc.clone()),
+            Request::Flows(asked) => {
+                in_table(asked.table_id)?;
+                Reply::Flows(self.table.select(&asked).map(|e| e.stats(plant, now_ms)).collect())
+            }
+            Request::Aggregate(asked) => {
+                in_table(asked.table_id)?;
+                let all: Vec<FlowStats> = self.table.select(&asked).map(|e| e.stats(plant, now_ms)).collect();
+                let sum = |of: fn(&FlowStats) -> u64| all.iter().map(of).fold(0u64, u64::saturating_add);
+                Reply::Aggregate { packets: sum(|f| f.packets), bytes: sum(|f| f.bytes), flows: all.len() as u32 }
+            }
+            Request::Tables => {
+                let (lookups, matched) = plant.table_counts();
+                Reply::Tables(vec![TableStats { table_id: 0, active: self.table.len() as u32, lookups, matched }])
+            }
+            Request::PortStats(port::ANY) => {
+                Reply::PortStats(self.ports.iter().filter_map(|p| plant.port_stats(p.desc.number)).collect())
+            }
+            Request::PortStats(number) => {
+                let known = self.ports.iter().any(|p| p.desc.number == number);
+                Reply::PortStats(vec![plant.port_stats(number).filter(|_| known).ok_or(Fault::BAD_PORT)?])
+            }
+            Request::PortDescs => Reply::PortDescs(self.ports.iter().map(|p| p.desc.clone()).collect()),
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "switch_tests.rs"]
+mod tests;

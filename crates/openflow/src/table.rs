@@ -1,0 +1,335 @@
+//! The flow table: entries, how they are changed, and when they go (sections 5.2 to 5.5 and 6.4).
+//!
+//! Terms: an entry's *number* stays the same while it lives, and whoever matches packets counts them by it ([`Counts`]). The number of a
+//! removed entry is given out again only when the one who counts says so ([`FlowTable::reuse`]): packets may still be counted by it.
+//!
+//! Approach: entries by number, and numbers by match and priority, so that what is strict is found at once; what is not strict, and what
+//! has to go by time, looks at all of them. Matching packets is not done here.
+//!
+//! Limits: one table. Timeouts are as exact as the time between two calls of [`FlowTable::expire`] and the counts' own grain.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use crate::fault::Fault;
+use crate::instruction::{self, Instruction, Output};
+use crate::message::{Command, FlowMod, FlowRemoved, Reason, flow_flag};
+use crate::multipart::{FlowRequest, FlowStats};
+use crate::oxm::Match;
+use crate::{ALL_TABLES, ANY_GROUP, port};
+
+/// What was counted by a number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Count {
+    /// Packets.
+    pub packets: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// When the last one came, in milliseconds; 0: none came.
+    pub seen_ms: u64,
+}
+
+/// Who counts packets by the numbers of entries. A count never goes back.
+pub trait Counts {
+    /// What was counted by a number so far.
+    fn count(&self, number: u32) -> Count;
+}
+
+/// A flow entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// Its number.
+    pub number: u32,
+    /// Of those that match, the highest wins.
+    pub priority: u16,
+    /// Which packets.
+    pub fields: Match,
+    /// What is done with them.
+    pub instructions: Vec<Instruction>,
+    /// The same: the one output, if packets are not dropped.
+    pub output: Option<Output>,
+    /// The controller's name for it.
+    pub cookie: u64,
+    /// See [`flow_flag`].
+    pub flags: u16,
+    /// Seconds without a packet after which it goes; 0: never.
+    pub idle_timeout: u16,
+    /// Seconds after which it goes; 0: never.
+    pub hard_timeout: u16,
+    created_ms: u64,
+    /// When it was last changed or met by a packet before its number was given to it.
+    touched_ms: u64,
+    /// What its number had counted when its counters were at zero.
+    zero: Count,
+    /// What was counted by an entry whose place it took.
+    before: Count,
+}
+
+impl Entry {
+    /// Whether it is the table-miss entry: what is met where nothing else is.
+    pub fn is_miss(&self) -> bool {
+        self.priority == 0 && self.fields.is_empty()
+    }
+
+    /// Packets and bytes that met it.
+    pub fn count(&self, counts: &dyn Counts) -> Count {
+        let now = counts.count(self.number);
+        Count {
+            packets: now.packets.saturating_sub(self.zero.packets) + self.before.packets,
+            bytes: now.bytes.saturating_sub(self.zero.bytes) + self.before.bytes,
+            seen_ms: now.seen_ms.max(self.touched_ms),
+        }
+    }
+
+    fn sends_to(&self, out_port: u32) -> bool {
+        out_port == port::ANY || self.output.is_some_and(|output| output.port == out_port)
+    }
+
+    fn is_asked(&self, fields: &Match, out_port: u32, out_group: u32, cookie: u64, cookie_mask: u64) -> bool {
+        // No entry sends to a group.
+        out_group == ANY_GROUP
+            && (self.cookie ^ cookie) & cookie_mask == 0
+            && self.sends_to(out_port)
+            && self.fields.is_within(fields)
+    }
+
+    /// What is told of it.
+    pub fn stats(&self, counts: &dyn Counts, now_ms: u64) -> FlowStats {
+        let (duration_s, duration_ns) = duration(self.created_ms, now_ms);
+        let count = self.count(counts);
+        FlowStats {
+            table_id: 0,
+            duration_s,
+            duration_ns,
+            priority: self.priority,
+            idle_timeout: self.idle_timeout,
+            hard_timeout: self.hard_timeout,
+            flags: self.flags,
+            cookie: self.cookie,
+            packets: count.packets,
+            bytes: count.bytes,
+            fields: self.fields.clone(),
+            instructions: self.instructions.clone(),
+        }
+    }
+}
+
+/// Whole seconds between two times, and the nanoseconds beyond.
+pub(crate) fn duration(from_ms: u64, now_ms: u64) -> (u32, u32) {
+    let ms = now_ms.saturating_sub(from_ms);
+    (u32::try_from(ms / 1000).unwrap_or(u32::MAX), (ms % 1000) as u32 * 1_000_000)
+}
+
+/// What a change did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Outcome {
+    /// Whether packets may meet other entries now, or the same do something else.
+    pub changed: bool,
+    /// News for the controller.
+    pub removed: Vec<FlowRemoved>,
+}
+
+/// The flow table.
+#[derive(Debug)]
+pub struct FlowTable {
+    most: usize,
+    entries: BTreeMap<u32, Entry>,
+    numbers: HashMap<(u16, Match), u32>,
+    free: VecDeque<u32>,
+    /// Numbers of removed entries, until whoever counts takes them.
+    retired: Vec<u32>,
+}
+
+impl FlowTable {
+    /// A table of up to `most` entries. Their numbers go from 1 to twice that: see [`FlowTable::reuse`].
+    pub fn new(most: u32) -> Self {
+        Self {
+            most: most as usize,
+            entries: BTreeMap::new(),
+            numbers: HashMap::new(),
+            free: (1..=most.saturating_mul(2)).collect(),
+            retired: Vec::new(),
+        }
+    }
+
+    /// Entries, by number.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
+    /// The entry with a number.
+    pub fn entry(&self, number: u32) -> Option<&Entry> {
+        self.entries.get(&number)
+    }
+
+    /// How many entries there are.
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Most entries.
+    pub fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Numbers that no entry has any more since the last call.
+    pub fn take_retired(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.retired)
+    }
+
+    /// Nothing is counted by these numbers any more: they may be given to new entries.
+    pub fn reuse(&mut self, numbers: impl IntoIterator<Item = u32>) {
+        self.free.extend(numbers);
+    }
+
+    /// Carries out a change whose output, if any, was found good.
+    ///
+    /// # Errors
+    /// What the controller is to be told; then nothing has changed.
+    pub fn change(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Outcome, Fault> {
+        let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
+        if change.table_id != 0 && !(deletes && change.table_id == ALL_TABLES) {
+            return Err(Fault::FLOW_TABLE_ID);
+        }
+        if change.flags & !flow_flag::ALL != 0 {
+            return Err(Fault::FLOW_FLAGS);
+        }
+        match change.command {
+            Command::Add => self.add(change, counts, now_ms),
+            Command::Modify | Command::ModifyStrict => self.modify(change, counts),
+            Command::Delete | Command::DeleteStrict => Ok(self.delete(change, counts, now_ms)),
+        }
+    }
+
+    fn add(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Outcome, Fault> {
+        let output = instruction::output_of(&change.instructions)?;
+        let overlaps = |entry: &Entry| entry.priority == change.priority && entry.fields.overlaps(&change.fields);
+        if change.flags & flow_flag::CHECK_OVERLAP != 0 && self.entries.values().any(overlaps) {
+            return Err(Fault::OVERLAP);
+        }
+        let key = (change.priority, change.fields.clone());
+        let old = self.numbers.get(&key).copied();
+        if old.is_none() && self.entries.len() >= self.most {
+            return Err(Fault::TABLE_FULL);
+        }
+        let number = self.free.pop_front().ok_or(Fault::TABLE_FULL)?;
+        // In place of one with the same match: nothing is told of that, and its counters go on unless they are reset.
+        let mut before = Count::default();
+        if let Some(entry) = old.and_then(|old| self.entries.remove(&old)) {
+            if change.flags & flow_flag::RESET_COUNTS == 0 {
+                before = entry.count(counts);
+            }
+            self.retired.push(entry.number);
+        }
+        self.numbers.insert(key, number);
+        let entry = Entry {
+            number,
+            priority: change.priority,
+            fields: change.fields.clone(),
+            instructions: change.instructions.clone(),
+            output,
+            cookie: change.cookie,
+            flags: change.flags,
+            idle_timeout: change.idle_timeout,
+            hard_timeout: change.hard_timeout,
+            created_ms: now_ms,
+            touched_ms: now_ms,
+            zero: counts.count(number),
+            before,
+        };
+        self.entries.insert(number, entry);
+        Ok(Outcome { changed: true, removed: Vec::new() })
+    }
+
+    /// Numbers of the entries that a change to modify or delete is about.
+    fn asked(&self, change: &FlowMod) -> Vec<u32> {
+        let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
+        let (out_port, out_group) = if deletes { (change.out_port, change.out_group) } else { (port::ANY, ANY_GROUP) };
+        let is_asked = |e: &&Entry| e.is_asked(&change.fields, out_port, out_group, change.cookie, change.cookie_mask);
+        if matches!(change.command, Command::ModifyStrict | Command::DeleteStrict) {
+            let number = self.numbers.get(&(change.priority, change.fields.clone()));
+            return number.and_then(|n| self.entries.get(n)).filter(is_asked).map(|e| e.number).into_iter().collect();
+        }
+        self.entries.values().filter(is_asked).map(|e| e.number).collect()
+    }
+
+    fn modify(&mut self, change: &FlowMod, counts: &dyn Counts) -> Result<Outcome, Fault> {
+        let output = instruction::output_of(&change.instructions)?;
+        let mut changed = false;
+        for number in self.asked(change) {
+            let Some(entry) = self.entries.get_mut(&number) else { continue };
+            changed |= entry.output != output;
+            entry.instructions.clone_from(&change.instructions);
+            entry.output = output;
+            if change.flags & flow_flag::RESET_COUNTS != 0 {
+                entry.zero = counts.count(number);
+                entry.before = Count::default();
+            }
+        }
+        Ok(Outcome { changed, removed: Vec::new() })
+    }
+
+    fn delete(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Outcome {
+        let asked = self.asked(change);
+        Outcome { changed: !asked.is_empty(), removed: self.remove(&asked, Reason::Delete, counts, now_ms) }
+    }
+
+    fn remove(&mut self, numbers: &[u32], reason: Reason, counts: &dyn Counts, now_ms: u64) -> Vec<FlowRemoved> {
+        let mut told = Vec::new();
+        for number in numbers {
+            let Some(entry) = self.entries.remove(number) else { continue };
+            self.retired.push(*number);
+            if entry.flags & flow_flag::SEND_FLOW_REMOVED != 0 {
+                let stats = entry.stats(counts, now_ms);
+                told.push(FlowRemoved {
+                    cookie: entry.cookie,
+                    priority: entry.priority,
+                    reason,
+                    table_id: 0,
+                    duration_s: stats.duration_s,
+                    duration_ns: stats.duration_ns,
+                    idle_timeout: entry.idle_timeout,
+                    hard_timeout: entry.hard_timeout,
+                    packets: stats.packets,
+                    bytes: stats.bytes,
+                    fields: entry.fields.clone(),
+                });
+            }
+            self.numbers.remove(&(entry.priority, entry.fields));
+        }
+        told
+    }
+
+    /// Removes the entries whose time is over.
+    pub fn expire(&mut self, counts: &dyn Counts, now_ms: u64) -> Outcome {
+        let over = |from_ms: u64, timeout: u16| timeout > 0 && now_ms.saturating_sub(from_ms) >= u64::from(timeout) * 1000;
+        let mut outcome = Outcome::default();
+        for reason in [Reason::Hard, Reason::Idle] {
+            let is_over = |e: &&Entry| match reason {
+                Reason::Hard => over(e.created_ms, e.hard_timeout),
+                _ => e.idle_timeout > 0 && over(e.count(counts).seen_ms, e.idle_timeout),
+            };
+            let gone: Vec<u32> = self.entries.values().filter(is_over).map(|e| e.number).collect();
+            outcome.changed |= !gone.is_empty();
+            outcome.removed.extend(self.remove(&gone, reason, counts, now_ms));
+        }
+        outcome
+    }
+
+    /// The entries that a request for statistics is about.
+    pub fn select(&self, request: &FlowRequest) -> impl Iterator<Item = &Entry> {
+        let of_here = request.table_id == 0 || request.table_id == ALL_TABLES;
+        let request = request.clone();
+        self.entries.values().filter(move |e| {
+            of_here && e.is_asked(&request.fields, request.out_port, request.out_group, request.cookie, request.cookie_mask)
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "table_tests.rs"]
+mod tests;

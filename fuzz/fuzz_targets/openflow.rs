@@ -1,0 +1,57 @@
+//! What a controller sends: nothing panics, what is understood means the same when it is said again, and the switch behind it stays
+//! within its bounds.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sluice_openflow::message::{HEADER, Message};
+use sluice_openflow::multipart::{Desc, PortStats};
+use sluice_openflow::session::{Patience, Session};
+use sluice_openflow::switch::{Plant, Port, Switch};
+use sluice_openflow::table::{Count, Counts};
+
+struct Nothing;
+
+impl Counts for Nothing {
+    fn count(&self, _: u32) -> Count {
+        Count::default()
+    }
+}
+
+impl Plant for Nothing {
+    fn port_stats(&self, _: u32) -> Option<PortStats> {
+        None
+    }
+
+    fn table_counts(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+const ENTRIES: u32 = 8;
+
+fuzz_target!(|bytes: &[u8]| {
+    if let Some((kind, body)) = bytes.split_first()
+        && let Ok(message) = Message::decode(*kind, body)
+    {
+        let mut again = Vec::new();
+        message.encode(1, &mut again);
+        assert_eq!(Message::decode(message.kind(), &again[HEADER..]).expect("it was understood before"), message);
+    }
+    let mut session = Session::new(Patience { echo_ms: 1000, dead_ms: 3000 }, 0);
+    let mut switch = Switch::new(1, Desc::default(), ENTRIES, 4);
+    switch.set_ports(vec![Port { desc: Default::default(), takes_packets: true }]);
+    let _ = session.receive(&[4, 0, 0, 8, 0, 0, 0, 1], 0);
+    let mut events = Vec::new();
+    for (now, part) in bytes.chunks(97).enumerate() {
+        let met = session.receive(part, now as u64);
+        while let Some((xid, message)) = session.next() {
+            switch.handle(xid, message, &Nothing, now as u64, &mut events);
+            assert!(switch.table().len() <= ENTRIES as usize);
+        }
+        switch.expire(&Nothing, now as u64 * 1000, &mut events);
+        events.clear();
+        if met.is_err() {
+            break;
+        }
+    }
+});
