@@ -84,7 +84,10 @@ pub fn check(n: usize, service: &Service, container: &Container, host: &Host) ->
                 tell("container.root", &format!("cannot look into the root directory {shown}: {error}; correct the path; {help}"));
             }
             (Ok(metadata), _) if !metadata.is_dir() => {
-                tell("container.root", &format!("{} is no folder; name the folder that is to be the container's /", root.display()));
+                tell(
+                    "container.root",
+                    &format!("{} is no folder; name the folder that is to be the container's /", root.display()),
+                );
             }
             (Ok(_), Some(exec)) => {
                 if let Err(text) = program(&host.at(root), exec) {
@@ -181,10 +184,8 @@ mod tests {
         fs::remove_dir_all(site.folder.path().join("usr")).unwrap();
         assert_eq!(
             site.said("exec = \"/bin/nf\"\ncontainer = { root = \"/srv/nf\" }"),
-            [
-                "service[0].container.runtime: this host has no OCI runtime = install crun or runc (Debian: apt-get install \
-             --no-install-recommends crun), or write runtime = \"PATH\""
-            ]
+            ["service[0].container.runtime: this host has no OCI runtime = install crun or runc (Debian: apt-get install \
+             --no-install-recommends crun), or write runtime = \"PATH\""]
         );
         site.host.uid = 1000;
         site.write("usr/bin/crun", b"", 0o755);
@@ -248,7 +249,10 @@ mod tests {
             site.said("container = { bundle = \"/srv/b\" }")
         };
         let missing = site.said("container = { bundle = \"/srv/b\" }");
-        assert!(missing.len() == 1 && missing[0].contains("cannot read the bundle's /srv/b/config.json: No such file"), "{missing:?}");
+        assert!(
+            missing.len() == 1 && missing[0].contains("cannot read the bundle's /srv/b/config.json: No such file"),
+            "{missing:?}"
+        );
         let good = r#"{"process": {"args": ["/bin/nf"], "terminal": true}, "root": {"path": "../nf"}}"#;
         assert_eq!(bundle(good), Vec::<String>::new());
         for (text, wanted) in [

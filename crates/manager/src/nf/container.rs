@@ -135,7 +135,9 @@ pub fn read_bundle(bundle: &Path) -> Result<Value, String> {
     let path = bundle.join("config.json");
     let shown = path.display();
     let failed = |error: io::Error| {
-        format!("cannot read the bundle's {shown}: {error}; `crun spec` writes one, or write root = \"FOLDER\" and exec instead of bundle")
+        format!(
+            "cannot read the bundle's {shown}: {error}; `crun spec` writes one, or write root = \"FOLDER\" and exec instead of bundle"
+        )
     };
     if fs::metadata(&path).map_err(failed)?.len() > MAX_BYTES {
         return Err(format!("{shown} is too large for a config.json; keep it under 4 MiB"));
@@ -180,7 +182,9 @@ pub fn examine(config: &Value) -> Result<(), String> {
         }
         if !is_dropped(mount) && !matches!(kind(mount), "proc" | "tmpfs" | "devpts" | "mqueue") {
             let (to, what) = (&mount["destination"], &mount["type"]);
-            return Err(format!("the bundle mounts {what} at {to}; a container is given proc, tmpfs, devpts and mqueue only: remove it"));
+            return Err(format!(
+                "the bundle mounts {what} at {to}; a container is given proc, tmpfs, devpts and mqueue only: remove it"
+            ));
         }
     }
     let limits = config["linux"]["resources"].as_object().into_iter().flatten();
@@ -326,7 +330,8 @@ impl Template {
             *linux = Value::Object(Map::new());
         }
         let of_others = list(&linux["namespaces"]).iter().filter(|namespace| namespace["type"] == "user").cloned();
-        let namespaces: Vec<Value> = NAMESPACES.iter().map(|kind| json!({ "type": kind })).chain(of_others.collect::<Vec<_>>()).collect();
+        let namespaces: Vec<Value> =
+            NAMESPACES.iter().map(|kind| json!({ "type": kind })).chain(of_others.collect::<Vec<_>>()).collect();
         linux["namespaces"] = namespaces.into();
         linux["cgroupsPath"] = json!(format!("/{INNER}"));
         linux["maskedPaths"] = json!(MASKED);
@@ -581,7 +586,10 @@ mod tests {
         assert_fenced(&config);
         assert_eq!(config["root"]["path"], json!(folder.path().join("rootfs")));
         assert_eq!(strings(&config["process"]["args"]), ["/bin/nf", "-v", "--fast"]);
-        assert_eq!(strings(&config["process"]["env"]), ["PATH=/bin", "A=2", "SLUICE_SOCKET=/run/sluice/nf.sock", "SLUICE_NF=ids.0"]);
+        assert_eq!(
+            strings(&config["process"]["env"]),
+            ["PATH=/bin", "A=2", "SLUICE_SOCKET=/run/sluice/nf.sock", "SLUICE_NF=ids.0"]
+        );
         assert_eq!(config["process"]["user"], json!({ "uid": 1, "gid": 2 }));
         assert_eq!(config["process"]["cwd"], "/data");
         assert_eq!(config["process"]["rlimits"][0]["hard"], 1024);
@@ -601,12 +609,18 @@ mod tests {
             (|c| c["hooks"] = json!({ "prestart": [{ "path": "/bin/true" }] }), "has hooks, which run on the host"),
             (|c| c["linux"]["devices"] = json!([{ "path": "/dev/vfio/1" }]), "asks for devices of the host"),
             (|c| c["linux"]["namespaces"][0]["path"] = json!("/proc/1/ns/pid"), "enters the namespace \"/proc/1/ns/pid\""),
-            (|c| c["mounts"][1] = json!({ "destination": "/h", "type": "bind", "source": "/" }), "binds \"/\" of the host to \"/h\""),
+            (
+                |c| c["mounts"][1] = json!({ "destination": "/h", "type": "bind", "source": "/" }),
+                "binds \"/\" of the host to \"/h\"",
+            ),
             (
                 |c| c["mounts"][1] = json!({ "destination": "/h", "type": "none", "source": "/etc", "options": ["rbind"] }),
                 "binds \"/etc\" of the host",
             ),
-            (|c| c["mounts"][1] = json!({ "destination": "/d", "type": "ext4", "source": "/dev/vda" }), "mounts \"ext4\" at \"/d\""),
+            (
+                |c| c["mounts"][1] = json!({ "destination": "/d", "type": "ext4", "source": "/dev/vda" }),
+                "mounts \"ext4\" at \"/d\"",
+            ),
             (|c| c["linux"]["resources"]["memory"] = json!({ "limit": 1 }), "has limits (linux.resources.memory)"),
             (|c| c["process"]["args"] = json!([]), "names no program"),
             (|c| c["process"]["args"] = json!(["/bin/nf", 7]), "names no program"),
@@ -633,7 +647,10 @@ mod tests {
         );
         let written: Value = serde_json::from_str(&fs::read_to_string(life.folder.join("config.json")).unwrap()).unwrap();
         assert_fenced(&written);
-        assert!(life.prepare("ids.0", &of_root(), Path::new("/s")).unwrap_err().to_string().contains("cannot write"), "no second time");
+        assert!(
+            life.prepare("ids.0", &of_root(), Path::new("/s")).unwrap_err().to_string().contains("cannot write"),
+            "no second time"
+        );
 
         let outside = folder.path().join("precious");
         fs::create_dir(&outside).unwrap();

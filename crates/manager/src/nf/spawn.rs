@@ -1141,9 +1141,10 @@ mod tests {
         process::send_signal(first.pidfd.as_fd(), Signal::KILL).unwrap();
         assert_eq!(process::wait(first.pidfd.as_fd()), Ok(Exit::Signal(libc::SIGKILL)));
         // Whoever waits for the first has waited for all.
-        let left = std::fs::read_dir("/proc").unwrap().flatten().filter(|entry| {
-            std::fs::read_link(entry.path().join("ns/pid")).is_ok_and(|ns| ns.as_os_str() == inside.trim_end())
-        });
+        let left = std::fs::read_dir("/proc")
+            .unwrap()
+            .flatten()
+            .filter(|entry| std::fs::read_link(entry.path().join("ns/pid")).is_ok_and(|ns| ns.as_os_str() == inside.trim_end()));
         assert_eq!(left.count(), 0);
     }
 

@@ -17,8 +17,8 @@ use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, Supervisor, SupervisorError,
 use crate::config::model::{Mode, OnFailure};
 use crate::estimate::kept::Of;
 use crate::mechanism::process;
-use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::container::Life;
+use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::{State, attach, spawn};
 
 /// A process of an NF.

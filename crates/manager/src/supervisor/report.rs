@@ -258,7 +258,12 @@ impl Supervisor {
             running: s.instances.iter().filter(|n| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running)).count() as u32,
             // That of a container as it is called in there.
             exec: s.config.exec.as_ref().filter(|_| s.container.is_some()).or(s.exec.as_ref()).map(|e| e.display().to_string()),
-            container: s.config.container.as_ref().and_then(|c| c.bundle.as_ref().or(c.root.as_ref())).map(|c| c.display().to_string()),
+            container: s
+                .config
+                .container
+                .as_ref()
+                .and_then(|c| c.bundle.as_ref().or(c.root.as_ref()))
+                .map(|c| c.display().to_string()),
             args: s.config.args.clone(),
             attach: s.config.attach,
             cores: s.config.cores.clone(),
