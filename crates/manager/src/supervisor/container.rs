@@ -76,7 +76,7 @@ impl Supervisor {
         let mut pid = peer.pid;
         for _ in 0..GENERATIONS {
             // None above the first process of the host, and for one that this process namespace does not know.
-            let Some(at) = pid else { return None };
+            let at = pid?;
             if let Some(number) = runtimes.get(&at.as_raw_nonzero().get()) {
                 // Still who it was when it connected, so all that was read is of it.
                 let lives = process::wait_readable(peer.pidfd.as_fd(), Some(0)) == Ok(false);
