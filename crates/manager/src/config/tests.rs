@@ -159,10 +159,10 @@ fn a_controller_to_ask() {
         (
             "+[openflow]\ncontroller = \"127.0.0.1:6653\"\necho_ms = 20000\nretry_ms = 9000\n",
             &[
-                "1:2: the longest time between attempts (8000 ms) is less than the first (9000 ms) | write retry_ms = 500, \
-                 retry_max_ms = 8000",
-                "1:2: the connection would be given up (15000 ms) before an echo is asked for (20000 ms) | write dead_ms = 15000, \
+                "1:1: the connection would be given up (15000 ms) before an echo is asked for (20000 ms) | write dead_ms = 15000, \
                  echo_ms = 5000",
+                "1:1: the longest time between attempts (8000 ms) is less than the first (9000 ms) | write retry_ms = 500, \
+                 retry_max_ms = 8000",
                 "2:14: \"127.0.0.1:6653\" is no address of a controller | write it like \"tcp:127.0.0.1:6653\"",
             ],
         ),

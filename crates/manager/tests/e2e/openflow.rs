@@ -495,14 +495,16 @@ impl Drop for OsKen {
     }
 }
 
-/// Fetches the server's body with curl, and says whether that went well.
+/// Fetches the server's body with curl, which tries for so many seconds, and says whether that went well.
 fn fetch(site: &Site, folder: &Path, patience: u32) -> bool {
     let target = folder.join("body");
     let _ = std::fs::remove_file(&target);
+    // Where an address was asked for in vain before, the client's kernel says for a moment that there is no way.
+    let retries = if patience > 1 { "20" } else { "0" };
     let patience = patience.to_string();
     let status = site.in_client(|| {
         Command::new("curl")
-            .args(["-sS", "--max-time", &patience, "-o"])
+            .args(["-sS", "--retry", retries, "--retry-delay", "1", "--retry-all-errors", "--max-time", &patience, "-o"])
             .arg(&target)
             .arg("http://10.0.1.2:8080/")
             .stdin(Stdio::null())
@@ -550,7 +552,8 @@ fn os_ken_gives_each_tcp_connection_a_chain() {
         let other = if port == "dst_port" { "src_port" } else { "dst_port" };
         all.map(|v| v[other].as_u64().unwrap()).collect::<std::collections::BTreeSet<_>>().len()
     };
-    assert_eq!((flows("dst_port"), flows("src_port")), (2, 2), "{told:#?}");
+    // A packet of the connection that did not come about may have waited in the client for an address, and have come now.
+    assert!(flows("dst_port") >= 2 && flows("src_port") >= 2, "{told:#?}");
     let stats = daemon.stats();
     for chain in ["there", "back"] {
         assert!(left(&stats, chain) > 100, "{:?}", find_chain(&stats, chain));
@@ -558,7 +561,7 @@ fn os_ken_gives_each_tcp_connection_a_chain() {
     assert!(status(&stats).packet_ins >= 4 && status(&stats).flow_mods >= 5, "{:?}", status(&stats));
     // Idle entries go, and what they counted is told: the connection's packets, not only its first.
     let told =
-        controller.wait("entries have gone", |all| all.iter().filter(is("removed")).filter(|v| v["dst_port"] == 8080).count() == 2);
+        controller.wait("entries have gone", |all| all.iter().filter(is("removed")).filter(|v| v["dst_port"] == 8080).count() >= 2);
     assert!(told.iter().filter(is("removed")).any(|v| v["packets"].as_u64().unwrap() > 50), "{told:#?}");
     assert!(!told.iter().any(|v| v["what"] == "error"), "{told:#?}");
     daemon.wait("what is idle has gone", |s| status(s).entries == 1);
