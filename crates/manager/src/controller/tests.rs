@@ -103,7 +103,7 @@ fn a_share_goes_by_load_and_priority_to_the_page_and_the_kernel() {
 fn who_polls_has_a_share_as_long_as_it_has_turns() {
     let rig = Rig::new();
     let (polls, sleeps) = (rig.add(0, Fake { poll: true, ..Fake::default() }), rig.add(1, Fake::default()));
-    [&polls, &sleeps].map(|nf| load(nf, 1.0));
+    [&polls, &sleeps].into_iter().for_each(|nf| load(nf, 1.0));
     rig.weigh();
     assert_eq!((share(&polls), share(&sleeps)), (0.0, 1.0));
     polls.governed.store(true, Ordering::Relaxed);
