@@ -91,6 +91,7 @@ fn looking_again_and_again_goes_on_when_there_is_no_plan_for_a_while() {
     let mut packer = command(&daemon, &["--cores", &cores, "--apply", "--every", "0.05"]);
     let mut packer = packer.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("sluice runs");
     let mut said = String::new();
+    // Nobody listens to what it says after that, and it goes on all the same.
     BufReader::new(packer.stderr.take().unwrap()).read_line(&mut said).unwrap();
     assert!(said.contains("no NF is running") && said.contains("looking again"), "{said}");
 

@@ -95,7 +95,7 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
                 // look says so.
                 if let Err(error) = carry_out(&plan, args, client, out) {
                     let text = format!("{error:#}");
-                    eprintln!("sluice: {text}; looking again every {every} s");
+                    tell(&text, every);
                     told = Some(text);
                 }
             }
@@ -104,7 +104,7 @@ pub fn run(args: &PackArgs, client: &mut Client, out: &mut dyn Write) -> anyhow:
             Err(error) if error.passes() => {
                 let text = error.to_string();
                 if told.as_ref() != Some(&text) {
-                    eprintln!("sluice: {text}; looking again every {every} s");
+                    tell(&text, every);
                     told = Some(text);
                 }
             }
@@ -123,6 +123,11 @@ fn look(client: &mut Client) -> anyhow::Result<Vec<Stats>> {
         readings.push(client.stats()?);
     }
     Ok(readings)
+}
+
+/// Says why nothing is done for now. That nobody listens any more is no reason to end.
+fn tell(text: &str, every: f64) {
+    let _ = writeln!(std::io::stderr(), "sluice: {text}; looking again every {every} s");
 }
 
 /// Makes the moves of a plan, and tells them.
