@@ -71,14 +71,18 @@ impl Controller {
     fn greet(&self) -> Talk {
         loop {
             let mut talk = self.accept();
-            let mut hello = Vec::new();
-            Message::Hello(Some(vec![1 << 4])).encode(1, &mut hello);
-            if talk.stream.write_all(&hello).is_err() {
+            let mut greeting = Vec::new();
+            Message::Hello(Some(vec![1 << 4])).encode(1, &mut greeting);
+            Message::EchoRequest(Vec::new()).encode(2, &mut greeting);
+            if talk.stream.write_all(&greeting).is_err() {
                 continue;
             }
+            // Its hello may have been said long ago; the answer says that it is there.
             while talk.read() {
-                if let Some((_, first)) = talk.heard.pop_front() {
+                if let Some((_, Message::EchoReply(_))) = talk.heard.back() {
+                    let (_, first) = talk.heard.pop_front().expect("there is one");
                     assert!(matches!(first, Message::Hello(Some(versions)) if versions[0] & 16 != 0));
+                    talk.heard.clear();
                     return talk;
                 }
             }
