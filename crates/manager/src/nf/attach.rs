@@ -20,8 +20,8 @@
 //! # Limits
 //! Before Linux 6.5 the kernel does not give a peer's pidfd; it is then opened by pid and the connection checked after: a process
 //! that connects, hands its socket to a child and dies within that time can be mistaken for the next process of its pid, which then
-//! must have the same user. An NF in another pid namespace needs 6.5. Who keeps the backlog of the socket itself full (4,096 or
-//! what `net.core.somaxconn` says) makes others wait for as long as the manager takes to empty it.
+//! must have the same user. An NF in a process namespace that is not below the manager's needs 6.5. Who keeps the backlog of the
+//! socket itself full (4,096 or what `net.core.somaxconn` says) makes others wait for as long as the manager takes to empty it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
