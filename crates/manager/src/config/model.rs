@@ -473,7 +473,7 @@ pub struct Service {
     /// Its arguments.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH.
+    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF, SLUICE_ZYGOTE and PATH.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// User that it runs as (name or number); the manager's own without. With `attach = true`: the user who may attach, besides root
@@ -483,6 +483,10 @@ pub struct Service {
     /// Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.
     #[serde(default)]
     pub attach: bool,
+    /// Whether instances are forked from a process of the service that has made its handler (a zygote). They come within a fraction of a
+    /// millisecond and share what they do not change. For programs in callback style that have one thread when the handler is made.
+    #[serde(default)]
+    pub zygote: bool,
     /// Number of instances at start.
     #[serde(default = "one")]
     pub instances: u32,

@@ -435,7 +435,7 @@ pub const SECTIONS: &[Section] = &[
                 "Program of an instance. Needed unless `attach = true`. A bare name is looked for beside `sluiced`, then in PATH.",
             ),
             key("args", Texts, Value("[]"), "Its arguments."),
-            key("env", TextTable, Value("{}"), "Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH."),
+            key("env", TextTable, Value("{}"), "Its environment, besides SLUICE_SOCKET, SLUICE_NF, SLUICE_ZYGOTE and PATH."),
             key(
                 "user",
                 Text,
@@ -448,6 +448,14 @@ pub const SECTIONS: &[Section] = &[
                 Bool,
                 Value("false"),
                 "Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.",
+            ),
+            key(
+                "zygote",
+                Bool,
+                Value("false"),
+                "Whether instances are forked from a process of the service that has made its handler (a zygote). They come within a \
+                 fraction of a millisecond and share what they do not change. For programs in callback style that have one thread when \
+                 the handler is made.",
             ),
             key("instances", Integer(0, 65_000), Value("1"), "Number of instances at start."),
             key("cores", Cores, Value("[1]"), "Cores of the instances, in turn."),

@@ -62,6 +62,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Trace", through::<model::Trace>),
     ("TraceRequest", through::<TraceRequest>),
     ("TracedPacket", through::<model::TracedPacket>),
+    ("Zygote", through::<model::Zygote>),
 ];
 
 #[test]
