@@ -67,10 +67,25 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What a variant runs.
 #[derive(Debug, Clone, PartialEq)]
 enum Run {
-    Throughput { nfs: usize, poll: bool, closed: bool },
-    Latency { nfs: usize, poll: bool, load_percent: u32 },
-    Start { nfs: u32 },
-    Memory { nfs: u32 },
+    Throughput {
+        nfs: usize,
+        poll: bool,
+        closed: bool,
+    },
+    Latency {
+        nfs: usize,
+        poll: bool,
+        load_percent: u32,
+    },
+    /// Spawned, or forked from a process that has made its handler.
+    Start {
+        nfs: u32,
+        forked: bool,
+    },
+    Memory {
+        nfs: u32,
+        forked: bool,
+    },
     Reclaim,
 }
 
@@ -83,8 +98,10 @@ impl Run {
             Run::Throughput { poll: false, closed: true, .. } => "shared/closed",
             Run::Latency { poll: true, .. } => "poll/load",
             Run::Latency { poll: false, .. } => "shared/load",
-            Run::Start { .. } => "start",
-            Run::Memory { .. } => "memory",
+            Run::Start { forked: false, .. } => "start",
+            Run::Start { forked: true, .. } => "start/forked",
+            Run::Memory { forked: false, .. } => "memory",
+            Run::Memory { forked: true, .. } => "memory/forked",
             Run::Reclaim => "reclaim",
         }
     }
@@ -107,7 +124,7 @@ impl Run {
                 ("flows", json!(FLOWS)),
                 ("ring", json!(OPEN_RING)),
             ],
-            Run::Start { nfs } | Run::Memory { nfs } => {
+            Run::Start { nfs, .. } | Run::Memory { nfs, .. } => {
                 vec![
                     ("nfs", json!(nfs)),
                     ("mode", json!("shared")),
@@ -166,8 +183,8 @@ const GROUPS: [Group; 5] = [
         title: "Start of one more NF",
         keys: &["nfs"],
         columns: &[
-            Column::new("start_ms", "spawn to first packet, ms", 1.0, 2),
-            Column::new("welcomed_ms", "spawn to welcome, ms", 1.0, 2),
+            Column::new("start_ms", "request to first packet, ms", 1.0, 2),
+            Column::new("welcomed_ms", "request to welcome, ms", 1.0, 2),
         ],
         plotted: 1,
         form: Form::Bars,
@@ -201,8 +218,8 @@ const GROUPS: [Group; 5] = [
 fn group_of(variant: &str) -> usize {
     match variant {
         "poll/load" | "shared/load" => 1,
-        "start" => 2,
-        "memory" => 3,
+        "start" | "start/forked" => 2,
+        "memory" | "memory/forked" => 3,
         "reclaim" => 4,
         _ => 0,
     }
@@ -251,8 +268,10 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
         latency.extend(LOADS.map(|load_percent| Run::Latency { nfs, poll, load_percent }));
     }
     bench.part(&latency)?;
-    bench.part(&CROWDS.map(|nfs| Run::Start { nfs }))?;
-    bench.part(&CROWDS.map(|nfs| Run::Memory { nfs }))?;
+    for forked in [false, true] {
+        bench.part(&CROWDS.map(|nfs| Run::Start { nfs, forked }))?;
+        bench.part(&CROWDS.map(|nfs| Run::Memory { nfs, forked }))?;
+    }
     bench.part(&[Run::Reclaim])?;
     let report = Report {
         experiment: EXPERIMENT.name.into(),
@@ -303,8 +322,8 @@ impl Bench<'_> {
                 let rate = self.capacity(*nfs, *poll)? * f64::from(*load_percent) / 100.0;
                 self.flow(*nfs, *poll, false, rate, variant)
             }
-            Run::Start { nfs } => self.start(*nfs, variant),
-            Run::Memory { nfs } => self.memory(*nfs, variant),
+            Run::Start { nfs, forked } => self.start(*nfs, *forked, variant),
+            Run::Memory { nfs, forked } => self.memory(*nfs, *forked, variant),
             Run::Reclaim => self.reclaim(variant),
         }
     }
@@ -387,7 +406,7 @@ impl Bench<'_> {
     }
 
     /// One more NF beside others that carry packets, several times.
-    fn start(&mut self, nfs: u32, variant: &mut Variant) -> Result<(), Miss> {
+    fn start(&mut self, nfs: u32, forked: bool, variant: &mut Variant) -> Result<(), Miss> {
         let core = self.cores.shared();
         let mut setup = Setup {
             manager_core: self.manager_core,
@@ -398,14 +417,21 @@ impl Bench<'_> {
                 flows: FLOWS,
                 ..Traffic::default()
             }],
-            services: vec![bridge("probe", 0, core, false, OPEN_RING)],
+            services: vec![Service { zygote: forked, ..bridge("probe", 0, core, false, OPEN_RING) }],
             chains: vec![chain("p", vec!["probe".into()], "restart")],
             ..Setup::default()
         };
         if nfs > 1 {
-            crowd(&mut setup, nfs - 1, core);
+            crowd(&mut setup, nfs - 1, core, forked);
         }
         let daemon = Daemon::start(&self.programs, &setup)?;
+        if forked {
+            daemon.wait_for("what is forked from", PATIENCE, |d| {
+                let stats = d.ask("GET", "/v1/stats", None)?;
+                let mut services = stats["services"].as_array().into_iter().flatten();
+                Ok(services.all(|s| s["zygote"]["state"] == "ready").then_some(()))
+            })?;
+        }
         let mut unreported = false;
         for _ in 0..STARTS {
             let nf: Nf = serde_json::from_value(daemon.ask("POST", "/v1/nfs", Some(&json!({"service": "probe"})))?)
@@ -431,9 +457,9 @@ impl Bench<'_> {
     }
 
     /// Many NFs of one service.
-    fn memory(&mut self, nfs: u32, variant: &mut Variant) -> Result<(), Miss> {
+    fn memory(&mut self, nfs: u32, forked: bool, variant: &mut Variant) -> Result<(), Miss> {
         let mut setup = Setup { manager_core: self.manager_core, ..Setup::default() };
-        crowd(&mut setup, nfs, self.cores.shared());
+        crowd(&mut setup, nfs, self.cores.shared(), forked);
         let daemon = Daemon::start(&self.programs, &setup)?;
         // The daemon answers when all its NFs have said hello.
         variant.add("start_all_ms", daemon.ready_after.as_secs_f64() * 1e3);
@@ -503,10 +529,10 @@ fn chain(name: &str, services: Vec<String>, on_failure: &'static str) -> Chain {
 }
 
 /// Adds `nfs` instances of one service, over which a little traffic is spread.
-fn crowd(setup: &mut Setup, nfs: u32, core: usize) {
+fn crowd(setup: &mut Setup, nfs: u32, core: usize, forked: bool) {
     let flows = crowd_flows(nfs);
     setup.traffic.push(Traffic { name: "crowds".into(), chain: "crowd".into(), rate: CROWD_PPS, flows, ..Traffic::default() });
-    setup.services.push(bridge("crowd", nfs, core, false, OPEN_RING));
+    setup.services.push(Service { zygote: forked, ..bridge("crowd", nfs, core, false, OPEN_RING) });
     setup.chains.push(chain("crowd", vec!["crowd".into()], "restart"));
 }
 
@@ -543,8 +569,8 @@ mod tests {
         assert_eq!(GROUPS[group_of(run.name())].title, "Throughput, 64-byte packets");
         let load = Run::Latency { nfs: 1, poll: true, load_percent: 90 };
         assert_eq!((load.params()["load_percent"].as_u64(), GROUPS[group_of(load.name())].plotted), (Some(90), 3));
-        assert!(GROUPS[group_of(Run::Start { nfs: 1 }.name())].title.starts_with("Start"));
-        assert!(GROUPS[group_of(Run::Memory { nfs: 1 }.name())].title.starts_with("Many"));
+        assert!(GROUPS[group_of(Run::Start { nfs: 1, forked: true }.name())].title.starts_with("Start"));
+        assert!(GROUPS[group_of(Run::Memory { nfs: 1, forked: true }.name())].title.starts_with("Many"));
         assert!(GROUPS[group_of(Run::Reclaim.name())].title.starts_with("Reclaim"));
         assert!(GROUPS.iter().all(|g| g.plotted <= g.columns.len()));
     }
@@ -564,7 +590,7 @@ mod tests {
             chains: vec![chain("c", vec!["b1".into(), "b2".into()], "drop")],
             ..Setup::default()
         };
-        crowd(&mut setup, 1000, 0);
+        crowd(&mut setup, 1000, 0, true);
         assert_accepted(&setup, &[NF]);
     }
 
@@ -587,8 +613,10 @@ mod tests {
             failed: 0,
         };
         bench.part(&[Run::Throughput { nfs: 3, poll: false, closed: false }]).unwrap();
-        bench.part(&[Run::Latency { nfs: 3, poll: false, load_percent: 10 }, Run::Memory { nfs: 4 }, Run::Reclaim]).unwrap();
-        bench.part(&[Run::Start { nfs: 2 }]).unwrap();
+        bench
+            .part(&[Run::Latency { nfs: 3, poll: false, load_percent: 10 }, Run::Memory { nfs: 4, forked: false }, Run::Reclaim])
+            .unwrap();
+        bench.part(&[Run::Start { nfs: 2, forked: false }, Run::Start { nfs: 2, forked: true }]).unwrap();
         assert_eq!(bench.failed, 0, "{:?}", bench.left_out);
         let of = |name: &str| bench.variants.iter().find(|v| v.name == name).unwrap();
         assert_eq!(of("shared/open").metrics["delivered_pps"].samples.len(), 1);

@@ -63,11 +63,14 @@ pub struct Service {
     pub poll: bool,
     /// Capacity of each ring.
     pub ring: u32,
+    /// Whether they are forked from a process that has made its handler.
+    pub zygote: bool,
 }
 
 impl Default for Service {
     fn default() -> Self {
-        Self { name: String::new(), exec: String::new(), args: Vec::new(), instances: 1, core: 1, poll: false, ring: 1024 }
+        let (name, exec) = (String::new(), String::new());
+        Self { name, exec, args: Vec::new(), instances: 1, core: 1, poll: false, ring: 1024, zygote: false }
     }
 }
 
@@ -220,9 +223,10 @@ impl Setup {
         let _ = writeln!(out, "[[port]]\nname = \"{SINK}\"\nkind = \"sink\"\n");
         for s in &self.services {
             let mode = if s.poll { "poll" } else { "sleep" };
+            let zygote = if s.zygote { "zygote = true\n" } else { "" };
             let _ = writeln!(
                 out,
-                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ninstances = {}\ncores = [{}]\nmode = \"{mode}\"\nring = {}\n",
+                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ninstances = {}\ncores = [{}]\nmode = \"{mode}\"\nring = {}\n{zygote}",
                 quoted(&s.name),
                 quoted(&s.exec),
                 list(&s.args),
@@ -276,6 +280,7 @@ mod tests {
                 core: 4,
                 poll: true,
                 ring: 64,
+                zygote: false,
             }],
             chains: vec![
                 Chain { services: vec!["b1".into()], on_failure: "drop", ..Chain::default() },

@@ -44,7 +44,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let name = std::env::var(handshake::ENV_NF)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(path.as_str())?)?;
-    let (welcome, [_arena, region, core]) = handshake::attach(&socket, &Hello { name })?;
+    let (welcome, [_arena, region, core]) = handshake::attach(&socket, &Hello { name, is_zygote: false })?;
     let layout = welcome.region;
     let Attached { page, mut rx, mut tx } = Attached::map(region.as_fd(), layout)?;
     let raw = Mapping::new(region.as_fd(), layout.bytes as usize, false)?;

@@ -1,7 +1,7 @@
 //! The NF that the integration tests run against a fake manager. The first byte of a packet says what to do with it; see [`Probe`].
 //!
-//! Its first argument is the style: `callback`, `pull`, `broken` (its handler cannot be made), `storage` (see [`Writer`]) or
-//! `storage-pull`.
+//! Its first argument is the style: `callback`, `pull`, `broken` (its handler cannot be made), `threads` (it starts a thread with its
+//! handler), `storage` (see [`Writer`]) or `storage-pull`.
 
 use std::cell::{Cell, RefCell};
 use std::process::ExitCode;
@@ -16,6 +16,7 @@ struct Probe {
     wan: PortId,
     ids: ServiceId,
     ticks: u32,
+    seen: u8,
 }
 
 impl Probe {
@@ -23,7 +24,7 @@ impl Probe {
         let wan = context.port("wan").ok_or("there is no port wan; add one to the configuration")?;
         let ids = context.service("ids").ok_or("there is no service ids; add one to the configuration")?;
         println!("ready {}", context.name);
-        Ok(Self { wan, ids, ticks: 0 })
+        Ok(Self { wan, ids, ticks: 0, seen: 0 })
     }
 
     fn handle(&mut self, packet: &mut Packet<'_>) {
@@ -40,8 +41,12 @@ impl Probe {
                 packet.next();
                 packet.data_mut()[1..5].copy_from_slice(&[ingress.to_be_bytes(), chain.to_be_bytes()].concat());
             }
+            b'#' => {
+                self.seen += 1;
+                packet.data_mut()[1] = self.seen;
+            }
             b'!' => panic!("told to"),
-            _ => packet.data_mut()[1] += 1,
+            _ => packet.data_mut()[1] = packet.data_mut()[1].wrapping_add(1),
         }
     }
 }
@@ -65,6 +70,12 @@ impl Handler for Probe {
 
     fn clean(&mut self) {
         println!("clean");
+    }
+
+    fn forked(&mut self, context: &Context) -> Result<(), Box<dyn std::error::Error>> {
+        assert_eq!((context.port("wan"), context.service("ids")), (Some(self.wan), Some(self.ids)));
+        println!("forked {}", context.name);
+        if std::env::var_os("FORKED_BROKEN").is_some() { Err("the random device is missing".into()) } else { Ok(()) }
     }
 }
 
@@ -196,6 +207,10 @@ fn main() -> ExitCode {
         Some("pull") => code(pull_style()),
         Some("storage") => sluice_nf::run(Writer::new),
         Some("storage-pull") => code(storage_pull()),
+        Some("threads") => sluice_nf::run(|context| {
+            std::thread::spawn(std::thread::park);
+            Probe::new(context)
+        }),
         Some("broken") => sluice_nf::run::<Probe>(|_| Err("the rule file is missing; give one with --rules".into())),
         _ => sluice_nf::run(Probe::new),
     }

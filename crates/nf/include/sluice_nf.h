@@ -29,7 +29,7 @@ extern "C" {
 #endif
 
 /* Version of this interface; sluice_abi() is that of the library. */
-#define SLUICE_ABI 1u
+#define SLUICE_ABI 2u
 uint32_t sluice_abi(void);
 
 /* ---- errors ------------------------------------------------------------------------------------------------------------------ */
@@ -172,17 +172,32 @@ typedef struct sluice_handler {
     /* The state cleaner: forgets everything learnt from packets. Called on a clean stop. May be null. */
     void (*clean)(void *state);
     uint64_t tick_ns;
+    /*
+     * Called in an instance that was forked from its service's zygote, before its first packet: `state` is a copy of what make left
+     * there, and `context` is this instance's own. What belongs to one process is made here and not in make: a storage, threads,
+     * timers, memory locks, random state, and files with a place of their own (files that make opened are shared with all instances,
+     * their offsets too). pthread_atfork handlers are not called. Anything but 0 ends the instance. May be null.
+     */
+    int (*forked)(void *state, const sluice_context *context);
 } sluice_handler;
-SLUICE_ASSERT(sizeof(sluice_handler) == 40, "the library has another sluice_handler");
+SLUICE_ASSERT(sizeof(sluice_handler) == 48, "the library has another sluice_handler");
 
 /* Fills in the handler. Anything but 0 ends sluice_run with SLUICE_E_HANDLER. */
 typedef int (*sluice_make)(const sluice_context *context, void *arg, sluice_handler *handler);
 
 /*
  * Attaches, makes the handler and runs it until the NF is to stop (SIGTERM, SIGINT, the manager's word): then 0. Negative after a
- * failure. Every frame has gone back to the manager when it returns.
+ * failure. Every frame has gone back to the manager when it returns. In a zygote (a process of a service with `zygote = true`, which the
+ * library knows by SLUICE_ZYGOTE) make is called once, and sluice_run returns in each instance that is forked from it; in the zygote
+ * itself, 0 when it has been let go.
  */
-int sluice_run(const sluice_options *options, sluice_make make, void *arg);
+static inline int sluice_run(const sluice_options *options, sluice_make make, void *arg);
+
+/* The same with the size of your sluice_handler, which grows at its end: a library that knows less of it is not found or refuses. */
+int sluice_run_sized(const sluice_options *options, sluice_make make, void *arg, size_t handler_size);
+static inline int sluice_run(const sluice_options *options, sluice_make make, void *arg) {
+    return sluice_run_sized(options, make, arg, sizeof(sluice_handler));
+}
 
 /* ---- pull style -------------------------------------------------------------------------------------------------------------- */
 

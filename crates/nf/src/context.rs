@@ -1,13 +1,14 @@
 //! What an NF is told when it attaches: its name, and the numbers of ports, services and chains.
 
 use sluice_shm::handshake::Welcome;
+use sluice_shm::zygote::Surroundings;
 
 use crate::packet::{PortId, ServiceId};
 
 /// The NF's surroundings, as they were when it attached.
 #[derive(Debug, Clone, Default)]
 pub struct Context {
-    /// The NF's name, such as `ids.0`.
+    /// The NF's name, such as `ids.0`; such as `ids.zygote` of a process that instances are forked from.
     pub name: String,
     /// Names of the ports, by number. An empty name is a number not in use.
     pub ports: Vec<String>,
@@ -41,6 +42,11 @@ impl Context {
             chains: welcome.chains.clone(),
             core: (welcome.core != u32::MAX).then_some(welcome.core),
         }
+    }
+
+    pub(crate) fn of_zygote(told: &Surroundings) -> Self {
+        let Surroundings { name, ports, services, chains } = told.clone();
+        Self { name, ports, services, chains, core: None }
     }
 
     /// The port of this name.

@@ -21,7 +21,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
@@ -89,15 +89,21 @@ fn pin(core: Option<u32>) {
     let _ = sched_setaffinity(None, &cpus);
 }
 
+/// Connects to the manager that `options` name. Gives the connection, and the name to come under.
+pub(crate) fn connect(options: &Options) -> Result<(OwnedFd, String), AttachError> {
+    let path = options.socket.as_deref().ok_or(AttachError::NoSocket)?;
+    let name = options.name.clone().ok_or(AttachError::NoName)?;
+    let fail = |source| AttachError::Connect { path: path.to_owned(), source };
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(fail)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).map_err(fail)?).map_err(fail)?;
+    Ok((socket, name))
+}
+
 impl Engine {
     /// Connects to the manager, maps what it passes and moves to the core that it names.
     pub(crate) fn attach(options: &Options) -> Result<(Self, Context), AttachError> {
-        let path = options.socket.as_deref().ok_or(AttachError::NoSocket)?;
-        let name = options.name.clone().ok_or(AttachError::NoName)?;
-        let fail = |source| AttachError::Connect { path: path.to_owned(), source };
-        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(fail)?;
-        connect(&socket, &SocketAddrUnix::new(path).map_err(fail)?).map_err(fail)?;
-        let (welcome, [arena, region, core]) = handshake::attach(&socket, &Hello { name })?;
+        let (socket, name) = connect(options)?;
+        let (welcome, [arena, region, core]) = handshake::attach(&socket, &Hello { name, is_zygote: false })?;
 
         let arena = Arena::map(arena.as_fd(), welcome.geometry)?;
         let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;

@@ -26,6 +26,11 @@ pub enum AttachError {
         /// The system's answer.
         source: rustix::io::Errno,
     },
+    /// It owns its loop, so nobody can tell when it is initialised.
+    #[error(
+        "an NF in pull style cannot be forked from a zygote: the library cannot tell when it is initialised; write it in callback style, or leave `zygote` out of its service"
+    )]
+    PullZygote,
     /// The manager refused, or speaks another language.
     #[error(transparent)]
     Handshake(#[from] HandshakeError),

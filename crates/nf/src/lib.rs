@@ -33,6 +33,7 @@ mod run;
 mod seat;
 mod signals;
 pub mod storage;
+mod zygote;
 
 pub use context::Context;
 pub use error::{AttachError, NfError};

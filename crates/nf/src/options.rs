@@ -5,6 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
 use sluice_shm::handshake::{ENV_NF, ENV_SOCKET};
+use sluice_shm::zygote::ENV_ZYGOTE;
 
 /// How an NF finds its manager and what it does with signals.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,11 +16,14 @@ pub struct Options {
     pub name: Option<String>,
     /// Whether SIGTERM and SIGINT stop the NF cleanly. Off, the process's own handlers stay.
     pub signals: bool,
+    /// Whether this process is a zygote: it makes its handler, and is forked for each instance that the manager wants. The manager says
+    /// so with the variable `SLUICE_ZYGOTE`.
+    pub zygote: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { socket: None, name: None, signals: true }
+        Self { socket: None, name: None, signals: true, zygote: false }
     }
 }
 
@@ -27,8 +31,12 @@ impl Options {
     /// From the variables `SLUICE_SOCKET` and `SLUICE_NF`, overridden by the arguments `--sluice-socket PATH` and
     /// `--sluice-nf NAME` (or with `=`) of this process.
     pub fn from_env() -> Self {
-        let mut options =
-            Self { socket: std::env::var_os(ENV_SOCKET).map(PathBuf::from), name: std::env::var(ENV_NF).ok(), ..Self::default() };
+        let mut options = Self {
+            socket: std::env::var_os(ENV_SOCKET).map(PathBuf::from),
+            name: std::env::var(ENV_NF).ok(),
+            zygote: std::env::var_os(ENV_ZYGOTE).is_some(),
+            ..Self::default()
+        };
         options.take(std::env::args_os().skip(1));
         options
     }

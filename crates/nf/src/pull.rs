@@ -23,10 +23,11 @@ use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict};
 
 use crate::context::Context;
 use crate::engine::Engine;
-use crate::error::NfError;
+use crate::error::{AttachError, NfError};
 use crate::options::Options;
 use crate::packet::Packet;
 use crate::signals;
+use crate::zygote;
 
 struct Shared {
     engine: RefCell<Engine>,
@@ -82,6 +83,10 @@ impl Nf {
     /// # Errors
     /// As [`Nf::attach`].
     pub fn attach_with(options: &Options) -> Result<Self, NfError> {
+        if options.zygote {
+            zygote::decline(options, "it is written in pull style")?;
+            return Err(AttachError::PullZygote.into());
+        }
         let (mut engine, context) = Engine::attach(options)?;
         engine.ready();
         Ok(Self { shared: Rc::new(Shared { engine: RefCell::new(engine) }), context, sampling: None })

@@ -3,6 +3,9 @@
 //! # Life of an NF
 //! attach → make the handler → ready → bursts and ticks → stop → storage flushed → [`Handler::clean`] → exit code 0.
 //!
+//! Where its service has a zygote, the handler was made in another process, once for all instances: fork → attach →
+//! [`Handler::forked`] → ready → ….
+//!
 //! It leaves when the manager says so (after its rx rings are empty), on SIGTERM or SIGINT (after the burst in hand), when the
 //! manager is gone, and when the handler panics: then every packet of the burst goes back as dropped, the error is counted, and the
 //! exit code is 1. Packets that still wait in its rx rings belong to the manager again as soon as the process has left.
@@ -20,6 +23,7 @@ use crate::error::NfError;
 use crate::options::Options;
 use crate::packet::{Burst, Packet};
 use crate::signals;
+use crate::zygote;
 
 /// A network function, callback style.
 pub trait Handler {
@@ -38,6 +42,18 @@ pub trait Handler {
 
     /// The state cleaner: forgets everything learnt from packets. Called on a clean stop.
     fn clean(&mut self) {}
+
+    /// Called in an instance that was forked from its service's zygote, before its first packet: the handler is a copy of the one that was
+    /// made there, and `context` is this instance's own. What belongs to one process is made here and not with the handler: a
+    /// [`storage`](crate::storage), threads, timers, memory locks, io_uring and epoll instances, random state (all copies begin with the
+    /// same; that of `HashMap` too), and files with a place of their own: those that were opened with the handler are shared with all
+    /// instances, offset and `flock` locks included. Memory is this instance's own, but for what was mapped to be shared.
+    ///
+    /// # Errors
+    /// What makes it impossible to go on; the instance ends, as one whose handler cannot be made.
+    fn forked(&mut self, _context: &Context) -> Result<(), Box<dyn std::error::Error>> {
+        Ok(())
+    }
 }
 
 /// A handler that may also fail: what [`Handler`] and the C interface have in common.
@@ -47,6 +63,7 @@ pub(crate) trait Step {
     fn tick(&mut self, now_ns: u64);
     fn tick_every(&self) -> Option<Duration>;
     fn clean(&mut self);
+    fn forked(&mut self, context: &Context) -> Result<(), NfError>;
 }
 
 struct Plain<H>(H);
@@ -65,6 +82,9 @@ impl<H: Handler> Step for Plain<H> {
     }
     fn clean(&mut self) {
         self.0.clean();
+    }
+    fn forked(&mut self, context: &Context) -> Result<(), NfError> {
+        self.0.forked(context).map_err(NfError::Handler)
     }
 }
 
@@ -178,10 +198,21 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
     }
 }
 
-/// Attaches, makes the handler, and runs it until it stops.
+/// Attaches, makes the handler, and runs it until it stops. In a zygote, the same of each process that is forked from it.
 pub(crate) fn run_step<S: Step>(options: &Options, make: impl FnOnce(&Context) -> Result<S, NfError>) -> Result<(), NfError> {
-    let (mut engine, context) = Engine::attach(options)?;
-    let mut step = guarded(|| make(&context))??;
+    let make = |context: &Context| guarded(|| make(context))?;
+    let (mut engine, mut step);
+    if options.zygote {
+        let Some((made, own)) = zygote::serve(options, make)? else { return Ok(()) };
+        let context;
+        (engine, context) = Engine::attach(&own)?;
+        step = made;
+        guarded(|| step.forked(&context))??;
+    } else {
+        let context;
+        (engine, context) = Engine::attach(options)?;
+        step = make(&context)?;
+    }
     work(&mut engine, &mut step)?;
     // What was begun ends before the handler sums up; what it then still writes, after.
     let seat = engine.seat();
@@ -209,7 +240,7 @@ pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::err
     match run_with(&options, make) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}: {error}", options.name.as_deref().unwrap_or("nf"));
+            eprintln!("{}: {error}", zygote::forked_as().or(options.name.as_deref()).unwrap_or("nf"));
             ExitCode::FAILURE
         }
     }

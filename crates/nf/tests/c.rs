@@ -7,6 +7,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 use sluice_shm::page::{Control, Counter};
+use sluice_shm::zygote::Report;
 use support::{Manager, Mode, outputs};
 
 const NEXT: u8 = 0;
@@ -93,7 +94,7 @@ fn the_monitor_counts_flows() {
 fn both_styles_give_verdicts_and_bytes_back() {
     let manager = Manager::new();
     let program = compile("tests/probe.c", manager.folder(), Link::Static);
-    for style in ["callback", "pull"] {
+    for style in ["callback", "first", "pull"] {
         let mut process = manager.spawn(probe(&program, style));
         let mut nf = manager.welcome(1, Mode::default());
         assert_eq!(process.line(), "ready ids.0", "{style}");
@@ -138,6 +139,43 @@ fn an_error_of_the_handler_drops_its_burst_and_ends_the_nf() {
     let (status, _, err) = process.end();
     assert_eq!(status.code(), Some(1));
     assert!(err.starts_with("-3 "), "{err}");
+}
+
+#[test]
+fn c_is_forked() {
+    let manager = Manager::new();
+    let program = compile("tests/probe.c", manager.folder(), Link::Static);
+    let mut process = manager.spawn_zygote(probe(&program, "zygote"));
+    let zygote = manager.welcome_zygote();
+    assert_eq!(zygote.report(), Some(Report::Ready));
+    for (slot, name, said) in [(0, "ids.4", "madeforked ids.4"), (1, "ids.5", "forked ids.5")] {
+        zygote.ask(name);
+        let mut nf = manager.welcome(slot, Mode::default());
+        let mut child = zygote.forked(name);
+        assert_eq!(process.line(), said);
+        nf.send(&[b"#0", b"#0"]);
+        assert_eq!(nf.collect(2).into_iter().map(|b| b.bytes[1]).collect::<Vec<_>>(), [1, 2], "{name}");
+        nf.control(Control::Stop, 1);
+        nf.wake();
+        assert_eq!(child.end(), Some(0));
+    }
+    drop(zygote);
+    let (status, out, err) = process.end();
+    assert!(status.success(), "{status} {err}");
+    assert_eq!(out, "");
+
+    let mut command = probe(&program, "zygote");
+    command.env("BROKEN", "1");
+    let mut process = manager.spawn_zygote(command);
+    let zygote = manager.welcome_zygote();
+    assert_eq!(zygote.report(), Some(Report::Ready));
+    zygote.ask("ids.0");
+    let nf = manager.accept(2);
+    assert_eq!(zygote.forked("ids.0").end(), Some(1));
+    assert_eq!(nf.count(Counter::Ready), 0);
+    drop(zygote);
+    let (_, _, err) = process.end();
+    assert_eq!(err, "-3 the handler failed with code 7; its burst was dropped and every frame returned\n");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 /*
- * The NF that tests the C interface. Its first argument is the style: callback, pull, storage, headers (needs no manager) or errors.
+ * The NF that tests the C interface. Its first argument is the style: callback, first (the same, built for SLUICE_ABI 1), zygote, pull,
+ * storage, headers (needs no manager) or errors.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -94,6 +95,47 @@ static int make(const sluice_context *context, void *arg, sluice_handler *handle
     handler->burst = burst;
     handler->clean = clean;
     if (getenv("TICK")) handler->tick = tick, handler->tick_ns = 2000000;
+    return 0;
+}
+
+/* In a zygote: the number of packets that start with '#' that this instance has had, and its surroundings. */
+static int zygote_burst(void *state, sluice_packet *packets, uint32_t count, uint64_t now_ns) {
+    (void)now_ns;
+    for (uint32_t i = 0; i < count; i++) packets[i].data[1] = (uint8_t)++*(int *)state;
+    return 0;
+}
+
+static int zygote_forked(void *state, const sluice_context *context) {
+    CHECK(*(int *)state == 0 && sluice_port(context, "wan") == 1);
+    printf("forked %s\n", sluice_name(context));
+    fflush(stdout);
+    return getenv("BROKEN") ? 7 : 0;
+}
+
+static int zygote_make(const sluice_context *context, void *arg, sluice_handler *handler) {
+    CHECK(handler->state == arg && handler->forked == NULL);
+    CHECK(strcmp(sluice_name(context), "ids.zygote") == 0 && sluice_core(context) == -1);
+    printf("made"); /* not flushed: the library does it, once */
+    handler->burst = zygote_burst;
+    handler->forked = zygote_forked;
+    return 0;
+}
+
+/* A program of before sluice_handler had grown. */
+struct first_handler {
+    void *state;
+    int (*burst)(void *state, sluice_packet *packets, uint32_t count, uint64_t now_ns);
+    void (*tick)(void *state, uint64_t now_ns);
+    void (*clean)(void *state);
+    uint64_t tick_ns;
+};
+extern int first_run(const sluice_options *options, int (*make)(const sluice_context *, void *, struct first_handler *),
+                     void *arg) __asm__("sluice_run");
+
+static int first_make(const sluice_context *context, void *arg, struct first_handler *handler) {
+    struct first_handler mine = {arg, burst, NULL, clean, 0};
+    names(context);
+    *handler = mine;
     return 0;
 }
 
@@ -230,6 +272,8 @@ static void errors(void) {
     sluice_nf *nf = (sluice_nf *)&nowhere;
     CHECK(sluice_abi() == SLUICE_ABI);
     CHECK(sluice_run(NULL, NULL, NULL) == SLUICE_E_ARGUMENT);
+    CHECK(sluice_run_sized(NULL, make, NULL, sizeof(sluice_handler) + 8) == SLUICE_E_ARGUMENT);
+    CHECK(sluice_run_sized(NULL, make, NULL, 8) == SLUICE_E_ARGUMENT);
     CHECK(sluice_run(&nowhere, make, NULL) == SLUICE_E_ATTACH);
     CHECK(strstr(sluice_last_error(), "/nowhere/nf.sock") != NULL);
     CHECK(sluice_attach(&nowhere, &nf) == SLUICE_E_ATTACH && nf == NULL);
@@ -246,7 +290,14 @@ int main(int argc, char **argv) {
     if (strcmp(style, "storage") == 0) return storage_style();
     if (strcmp(style, "headers") == 0) return headers(), 0;
     if (strcmp(style, "errors") == 0) return errors(), 0;
-    int code = sluice_run(NULL, make, &wan);
+    static int count;
+    int code;
+    if (strcmp(style, "zygote") == 0)
+        code = sluice_run(NULL, zygote_make, &count);
+    else if (strcmp(style, "first") == 0)
+        code = first_run(NULL, first_make, &wan);
+    else
+        code = sluice_run(NULL, make, &wan);
     if (code < 0) fprintf(stderr, "%d %s\n", code, sluice_last_error());
     return code < 0;
 }

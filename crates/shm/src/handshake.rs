@@ -37,7 +37,7 @@ pub const ENV_SOCKET: &str = "SLUICE_SOCKET";
 /// Variable with the name of the NF, such as `ids.0`.
 pub const ENV_NF: &str = "SLUICE_NF";
 
-const MESSAGE: usize = 32 * 1024;
+pub(crate) const MESSAGE: usize = 32 * 1024;
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +64,8 @@ pub enum HandshakeError {
 pub struct Hello {
     /// Name of the NF, such as `ids.0`, or of its service: then the manager picks a free instance.
     pub name: String,
+    /// It is no NF but a zygote: see [`crate::zygote`].
+    pub is_zygote: bool,
 }
 
 /// What the manager answers. The descriptors of arena, region and core page come with it.
@@ -105,26 +107,26 @@ pub enum Answer {
 }
 
 #[derive(Default)]
-struct Writer(Vec<u8>);
+pub(crate) struct Writer(pub(crate) Vec<u8>);
 
 impl Writer {
-    fn u32(&mut self, value: u32) {
+    pub(crate) fn u32(&mut self, value: u32) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
     fn u64(&mut self, value: u64) {
         self.0.extend_from_slice(&value.to_le_bytes());
     }
-    fn text(&mut self, text: &str) {
+    pub(crate) fn text(&mut self, text: &str) {
         self.u32(text.len() as u32);
         self.0.extend_from_slice(text.as_bytes());
     }
-    fn texts(&mut self, texts: &[String]) {
+    pub(crate) fn texts(&mut self, texts: &[String]) {
         self.u32(texts.len() as u32);
         texts.iter().for_each(|t| self.text(t));
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
 impl Reader<'_> {
     fn take<const N: usize>(&mut self) -> Result<[u8; N], HandshakeError> {
@@ -132,13 +134,13 @@ impl Reader<'_> {
         self.0 = rest;
         Ok(*head)
     }
-    fn u32(&mut self) -> Result<u32, HandshakeError> {
+    pub(crate) fn u32(&mut self) -> Result<u32, HandshakeError> {
         Ok(u32::from_le_bytes(self.take()?))
     }
     fn u64(&mut self) -> Result<u64, HandshakeError> {
         Ok(u64::from_le_bytes(self.take()?))
     }
-    fn text(&mut self, longest: usize) -> Result<String, HandshakeError> {
+    pub(crate) fn text(&mut self, longest: usize) -> Result<String, HandshakeError> {
         let len = self.u32()? as usize;
         if len > longest || len > self.0.len() {
             return Err(HandshakeError::NotSluice);
@@ -147,14 +149,14 @@ impl Reader<'_> {
         self.0 = rest;
         String::from_utf8(text.to_vec()).map_err(|_| HandshakeError::NotSluice)
     }
-    fn texts(&mut self) -> Result<Vec<String>, HandshakeError> {
+    pub(crate) fn texts(&mut self) -> Result<Vec<String>, HandshakeError> {
         let n = self.u32()? as usize;
         if n > self.0.len() {
             return Err(HandshakeError::NotSluice);
         }
         (0..n).map(|_| self.text(NAME)).collect()
     }
-    fn header(&mut self) -> Result<u32, HandshakeError> {
+    pub(crate) fn header(&mut self) -> Result<u32, HandshakeError> {
         if self.u32()? != MAGIC {
             return Err(HandshakeError::NotSluice);
         }
@@ -166,7 +168,7 @@ impl Reader<'_> {
     }
 }
 
-fn header(kind: u32) -> Writer {
+pub(crate) fn header(kind: u32) -> Writer {
     let mut out = Writer::default();
     out.u32(MAGIC);
     out.u32(LAYOUT_VERSION);
@@ -177,11 +179,12 @@ fn header(kind: u32) -> Writer {
 const HELLO: u32 = 1;
 const WELCOME: u32 = 2;
 const REFUSAL: u32 = 3;
+const ZYGOTE_HELLO: u32 = 4;
 
 impl Hello {
     /// As bytes.
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = header(HELLO);
+        let mut out = header(if self.is_zygote { ZYGOTE_HELLO } else { HELLO });
         out.text(&self.name);
         out.0
     }
@@ -192,10 +195,12 @@ impl Hello {
     /// [`HandshakeError::NotSluice`], [`HandshakeError::Version`].
     pub fn decode(bytes: &[u8]) -> Result<Self, HandshakeError> {
         let mut input = Reader(bytes);
-        if input.header()? != HELLO {
-            return Err(HandshakeError::NotSluice);
-        }
-        Ok(Self { name: input.text(NAME)? })
+        let is_zygote = match input.header()? {
+            HELLO => false,
+            ZYGOTE_HELLO => true,
+            _ => return Err(HandshakeError::NotSluice),
+        };
+        Ok(Self { name: input.text(NAME)?, is_zygote })
     }
 }
 
@@ -359,9 +364,9 @@ mod tests {
     #[test]
     fn a_handshake_passes_the_descriptors() {
         let (nf, manager) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
-        let peer = std::thread::spawn(move || attach(&nf, &Hello { name: "ids".into() }).unwrap());
+        let peer = std::thread::spawn(move || attach(&nf, &Hello { name: "ids".into(), is_zygote: false }).unwrap());
         let (message, _) = receive(manager.as_fd()).unwrap();
-        assert_eq!(Hello::decode(&message).unwrap().name, "ids");
+        assert_eq!(Hello::decode(&message).unwrap(), Hello { name: "ids".into(), is_zygote: false });
         let memory = crate::memory::SharedMemory::create("x", 4096, false).unwrap();
         send(manager.as_fd(), &Answer::Welcome(Box::new(welcome())).encode(), &[memory.fd(), memory.fd(), memory.fd()]).unwrap();
         let (got, fds) = peer.join().unwrap();
@@ -378,20 +383,20 @@ mod tests {
     fn a_refusal_carries_its_reason() {
         let (nf, manager) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         send(manager.as_fd(), &Answer::Refusal("no such NF".into()).encode(), &[]).unwrap();
-        let error = attach(&nf, &Hello { name: "x".into() }).unwrap_err();
+        let error = attach(&nf, &Hello { name: "x".into(), is_zygote: false }).unwrap_err();
         assert_eq!(error.to_string(), "the manager refused: no such NF");
     }
 
     #[test]
     fn another_version_is_named() {
-        let mut bytes = Hello { name: "x".into() }.encode();
+        let mut bytes = Hello { name: "x".into(), is_zygote: false }.encode();
         bytes[4] = 99;
         assert!(matches!(Hello::decode(&bytes), Err(HandshakeError::Version { theirs: 99 })));
     }
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 1u32..4) {
+        fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..300), kind in 1u32..5) {
             let _ = Hello::decode(&bytes);
             let _ = Answer::decode(&bytes);
             let mut framed = header(kind).0;

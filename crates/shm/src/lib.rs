@@ -27,6 +27,7 @@ pub mod memory;
 pub mod page;
 pub mod ring;
 mod sync;
+pub mod zygote;
 
 /// Bytes of a cache line. Every word with one writer has a line of its own.
 pub const CACHE_LINE: usize = 64;

@@ -550,7 +550,8 @@ pub struct Service {
     /// Its arguments.
     #[serde(default)]
     pub args: Vec<String>,
-    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH (which a container does not take from the host, and may set).
+    /// Its environment, besides SLUICE_SOCKET, SLUICE_NF, SLUICE_ZYGOTE and PATH (which a container does not take from the host, and may
+    /// set).
     #[serde(default)]
     pub env: BTreeMap<String, String>,
     /// User that it runs as (name or number); the manager's own without. With `attach = true`: the user who may attach, besides root
@@ -563,6 +564,10 @@ pub struct Service {
     /// Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.
     #[serde(default)]
     pub attach: bool,
+    /// Whether instances are forked from a process of the service that has made its handler (a zygote). They come within a fraction of a
+    /// millisecond and share what they do not change. For programs in callback style that have one thread when the handler is made.
+    #[serde(default)]
+    pub zygote: bool,
     /// Number of instances at start.
     #[serde(default = "one")]
     pub instances: u32,

@@ -516,8 +516,8 @@ pub const SECTIONS: &[Section] = &[
                 "env",
                 TextTable,
                 Value("{}"),
-                "Its environment, besides SLUICE_SOCKET, SLUICE_NF and PATH (which a container does not take from the host, and may \
-                 set).",
+                "Its environment, besides SLUICE_SOCKET, SLUICE_NF, SLUICE_ZYGOTE and PATH (which a container does not take from the \
+                 host, and may set).",
             ),
             key(
                 "user",
@@ -537,6 +537,14 @@ pub const SECTIONS: &[Section] = &[
                 Bool,
                 Value("false"),
                 "Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.",
+            ),
+            key(
+                "zygote",
+                Bool,
+                Value("false"),
+                "Whether instances are forked from a process of the service that has made its handler (a zygote). They come within a \
+                 fraction of a millisecond and share what they do not change. For programs in callback style that have one thread when \
+                 the handler is made.",
             ),
             key("instances", Integer(0, 65_000), Value("1"), "Number of instances at start."),
             key("cores", Cores, Value("[1]"), "Cores of the instances, in turn."),

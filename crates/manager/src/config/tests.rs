@@ -333,6 +333,16 @@ fn services() {
             &["2:8: service \"s\" has no program | write exec = \"PROGRAM\", or attach = true if it is started from outside"],
         ),
         (
+            "+[[service]]\nname = \"s\"\nattach = true\nzygote = true\n",
+            &[
+                "4:10: service \"s\" attaches by itself, so nothing is started with `zygote` | remove `zygote`, or remove attach = true",
+            ],
+        ),
+        (
+            "+[[service]]\nname = \"s\"\nkind = \"foreign\"\nexec = \"s\"\nzygote = true\n",
+            &["5:10: service \"s\" is foreign, and cannot have `zygote` | its program is started as it is; remove `zygote`"],
+        ),
+        (
             "+[[service]]\nname = \"s\"\nattach = true\nexec = \"s\"\nargs = [\"a\"]\nuser = \"nobody\"\n",
             &[
                 "4:8: service \"s\" attaches by itself, so nothing is started with `exec` | remove `exec`, or remove attach = true",

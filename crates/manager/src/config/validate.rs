@@ -406,7 +406,12 @@ impl Validation<'_> {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
         if service.attach {
-            let given = [("exec", service.exec.is_some()), ("args", !service.args.is_empty()), ("env", !service.env.is_empty())];
+            let given = [
+                ("exec", service.exec.is_some()),
+                ("args", !service.args.is_empty()),
+                ("env", !service.env.is_empty()),
+                ("zygote", service.zygote),
+            ];
             for (key, _) in given.into_iter().filter(|(_, given)| *given) {
                 self.error(
                     at(key),
@@ -441,7 +446,7 @@ impl Validation<'_> {
                     format!("{variable:?} is no environment variable"),
                     "use a name without \"=\" and zero bytes",
                 );
-            } else if variable == "SLUICE_SOCKET" || variable == "SLUICE_NF" {
+            } else if ["SLUICE_SOCKET", "SLUICE_NF", "SLUICE_ZYGOTE"].contains(&variable.as_str()) {
                 self.error(at("env"), format!("{variable} is set by the manager"), "remove it");
             }
         }

@@ -370,6 +370,23 @@ pub struct Service {
     /// Tenant, if named.
     #[serde(default)]
     pub tenant: Option<String>,
+    /// What its instances are forked from, if they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub zygote: Option<Zygote>,
+}
+
+/// The process that instances of a service are forked from.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Zygote {
+    /// `starting`, `ready`, `restarting`, or `unfit`: then instances are started one by one.
+    pub state: String,
+    /// Its process, while it has one.
+    pub pid: Option<u32>,
+    /// Instances that were forked.
+    pub forks: u64,
+    /// Why it is unfit.
+    #[serde(default)]
+    pub why: Option<String>,
 }
 
 /// What a chain does with packets at its entry.

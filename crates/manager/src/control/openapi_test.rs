@@ -63,6 +63,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Trace", through::<model::Trace>),
     ("TraceRequest", through::<TraceRequest>),
     ("TracedPacket", through::<model::TracedPacket>),
+    ("Zygote", through::<model::Zygote>),
 ];
 
 #[test]

@@ -99,6 +99,20 @@ pub fn reap(pidfd: BorrowedFd<'_>) -> Result<Option<Exit>, Errno> {
     collect(pidfd, WaitIdOptions::EXITED | WaitIdOptions::NOHANG)
 }
 
+/// Whether a process is a child of this one that was not collected yet. Collects nothing.
+pub fn is_child(pidfd: BorrowedFd<'_>) -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    // A nonblocking pidfd says AGAIN of a child that still runs.
+    !matches!(rustix::process::waitid(WaitId::PidFd(pidfd), options), Err(error) if error != Errno::AGAIN && error != Errno::INTR)
+}
+
+/// Collects the children of a process group that have ended. Never blocks.
+pub fn reap_group(leader: Pid) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+    // One that is no child, or has gone, ends the loop.
+    while let Ok(Some(_)) = rustix::process::waitid(WaitId::Pgid(Some(leader)), options) {}
+}
+
 /// Waits for a child to end, and collects it.
 ///
 /// # Errors

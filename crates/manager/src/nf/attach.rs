@@ -34,6 +34,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::Pid;
 use sluice_shm::handshake::{self, Answer, HandshakeError, Hello, Welcome};
+use sluice_shm::zygote::Surroundings;
 
 use crate::mechanism::process;
 
@@ -430,9 +431,19 @@ impl Caller {
         Ok(Attached { peer: self.peer, socket: self.socket })
     }
 
-    /// Says no, and why, and closes the connection.
-    pub fn refuse(self, reason: &str) {
+    /// Lets a zygote in: tells it where its children will be. Never blocks.
+    ///
+    /// # Errors
+    /// As [`Caller::welcome`].
+    pub fn introduce(self, surroundings: &Surroundings) -> Result<Attached, HandshakeError> {
+        handshake::send(self.socket.as_fd(), &surroundings.encode(), &[])?;
+        Ok(Attached { peer: self.peer, socket: self.socket })
+    }
+
+    /// Says no, and why, and closes the connection. Gives whom it has refused.
+    pub fn refuse(self, reason: &str) -> Peer {
         refuse(self.socket.as_fd(), reason);
+        self.peer
     }
 }
 
@@ -481,7 +492,7 @@ mod tests {
     }
 
     fn say_hello(socket: &OwnedFd, name: &str) {
-        handshake::send(socket.as_fd(), &Hello { name: name.into() }.encode(), &[]).unwrap();
+        handshake::send(socket.as_fd(), &Hello { name: name.into(), is_zygote: false }.encode(), &[]).unwrap();
     }
 
     fn answer(socket: &OwnedFd) -> Answer {
@@ -528,7 +539,7 @@ mod tests {
         let path = door.listener.path().to_path_buf();
         let nf = std::thread::spawn(move || {
             let socket = knock(&path);
-            let (welcome, _) = handshake::attach(&socket, &Hello { name: "ids".into() }).unwrap();
+            let (welcome, _) = handshake::attach(&socket, &Hello { name: "ids".into(), is_zygote: false }).unwrap();
             (socket, welcome)
         });
         let mut events = Vec::new();
@@ -610,7 +621,7 @@ mod tests {
         let mut door = door();
         let (nonsense, old, gone) = (door.knock(), door.knock(), door.knock());
         handshake::send(nonsense.as_fd(), b"GET / HTTP/1.0", &[]).unwrap();
-        let mut other_version = Hello { name: "ids.0".into() }.encode();
+        let mut other_version = Hello { name: "ids.0".into(), is_zygote: false }.encode();
         other_version[4] ^= 0x40;
         handshake::send(old.as_fd(), &other_version, &[]).unwrap();
         drop(gone);
@@ -629,7 +640,8 @@ mod tests {
         let mut door = door();
         let nf = door.knock();
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
-        handshake::send(nf.as_fd(), &Hello { name: "ids.0".into() }.encode(), &[writer.as_fd(), writer.as_fd()]).unwrap();
+        handshake::send(nf.as_fd(), &Hello { name: "ids.0".into(), is_zygote: false }.encode(), &[writer.as_fd(), writer.as_fd()])
+            .unwrap();
         drop(writer);
         let caller = callers(door.serve(0)).pop().unwrap();
         // No writer is left: the end of the stream.

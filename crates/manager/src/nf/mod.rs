@@ -8,7 +8,7 @@
 //! | expected | none known | starting | the manager starts its process |
 //! | | | running | it came by itself (`attach = true`) and its hello was accepted |
 //! | | | gone | it is removed before it came |
-//! | starting | spawned, no hello yet | running | its hello was accepted |
+//! | starting | spawned, or asked of its zygote; no hello yet | running | its hello was accepted |
 //! | | | restarting | it ended, could not be started, or said no hello in time, and is to be tried again |
 //! | | | failed | the same, and it is not to be tried again |
 //! | | | stopping | it is removed, or the manager stops |

@@ -61,6 +61,8 @@ impl Supervisor {
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
             (service.config, service.exec, service.user, service.container) = (config, exec, user, container);
         }
+        self.dismiss_zygote(number);
+        self.start_zygote(number);
         for _ in 0..instances {
             self.new_instance(number, None)?;
         }
@@ -74,7 +76,16 @@ impl Supervisor {
         self.has_room_for(instances)?;
         let number = fresh_number(self.services.len(), "services")?;
         self.config.services.push(config.clone());
-        self.services.push(Some(ServiceState { config, exec, user, container, instances: Vec::new(), next_index: 0 }));
+        self.services.push(Some(ServiceState {
+            config,
+            exec,
+            user,
+            container,
+            instances: Vec::new(),
+            next_index: 0,
+            zygote: None,
+        }));
+        self.start_zygote(number);
         for _ in 0..instances {
             self.new_instance(number, None)?;
         }
@@ -155,6 +166,7 @@ impl Supervisor {
     /// Removes a service that no chain names.
     pub(super) fn remove_service(&mut self, name: &str) -> Result<Gone, SupervisorError> {
         let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
+        self.dismiss_zygote(number);
         let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         let gone = instances.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
         self.config.services.retain(|s| s.name != name);

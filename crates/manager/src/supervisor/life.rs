@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, Welcome};
 use sluice_shm::page::Control;
 
-use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, Supervisor, SupervisorError, token};
+use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, token};
 use crate::config::model::{Mode, OnFailure};
 use crate::estimate::kept::Of;
 use crate::mechanism::process;
@@ -34,7 +35,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    fn number(&self) -> u32 {
+    pub(super) fn number(&self) -> u32 {
         self.pid.as_raw_nonzero().get() as u32
     }
 
@@ -64,7 +65,7 @@ const SAMPLES: usize = 64;
 const LINGER_NS: u32 = 3_000;
 
 /// How NFs that end are started again.
-const BACKOFF: restart::Backoff =
+pub(super) const BACKOFF: restart::Backoff =
     restart::Backoff { first_ns: 10_000_000, longest_ns: 5_000_000_000, good_run_ns: 10_000_000_000, give_up_after: None };
 
 impl Supervisor {
@@ -78,31 +79,55 @@ impl Supervisor {
         if let Some(template) = service.container.clone() {
             return self.launch_container(number, &template);
         }
-        let Some(exec) = &service.exec else {
+        if service.exec.is_none() {
             nf.state = State::Expected;
             nf.deadline = None;
             return;
-        };
+        }
+        if !self.fork_from_zygote(number) {
+            self.spawn_alone(number);
+        }
+    }
+
+    /// How a process of a service is started, under this name, with more variables.
+    pub(super) fn spec_of(
+        &self,
+        service: &ServiceState,
+        name: &str,
+        exec: PathBuf,
+        core: Option<usize>,
+        more: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> spawn::SpawnSpec {
         let mut env: Vec<(OsString, OsString)> = service.config.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
         env.push((handshake::ENV_SOCKET.into(), self.listener.path().into()));
-        env.push((handshake::ENV_NF.into(), nf.name.clone().into()));
+        env.push((handshake::ENV_NF.into(), name.into()));
+        env.extend(more);
         if let Some(path) = std::env::var_os("PATH") {
             env.push(("PATH".into(), path));
         }
-        let spec = spawn::SpawnSpec {
-            exec: exec.clone(),
+        spawn::SpawnSpec {
+            exec,
             args: service.config.args.iter().map(Into::into).collect(),
             env,
             user: service.user.clone(),
-            // Where polling NFs have turns a new process would get no core; an NF moves there by itself when it is let in.
-            core: Some(nf.core).filter(|core| !self.outside.is_governed(*core)),
+            core,
             stdio: spawn::Stdio::Inherit,
-            name: nf.name.clone(),
+            name: name.into(),
             seccomp: spawn::SpawnSpec::seccomp_default(service.user.as_ref()),
             netns: None,
             cgroup: None,
             apart: false,
-        };
+        }
+    }
+
+    /// Starts the process of an NF by executing its program.
+    pub(super) fn spawn_alone(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get(&number) else { return };
+        let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
+        let Some(exec) = service.exec.clone() else { return };
+        // Where polling NFs have turns a new process would get no core; an NF moves there by itself when it is let in.
+        let core = Some(nf.core).filter(|core| !self.outside.is_governed(*core));
+        let spec = self.spec_of(service, &nf.name, exec, core, []);
         if let Err(error) = self.start_process(number, &spec, None) {
             eprintln!("sluiced: {error}");
             self.lost(number);
@@ -163,6 +188,7 @@ impl Supervisor {
         };
         for event in events {
             match event {
+                attach::Event::Hello(caller) if caller.hello.is_zygote => self.greet_zygote(caller),
                 attach::Event::Hello(caller) => match self.admit_caller(&caller) {
                     Ok(number) => {
                         if let Err(error) = self.welcome(number, caller) {
@@ -170,7 +196,11 @@ impl Supervisor {
                             self.lost(number);
                         }
                     }
-                    Err(why) => caller.refuse(&why),
+                    Err(why) => {
+                        let name = caller.hello.name.clone();
+                        let peer = caller.refuse(&why);
+                        self.was_refused(&name, peer);
+                    }
                 },
                 attach::Event::Dropped { uid, pid, why } => {
                     let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
@@ -228,7 +258,6 @@ impl Supervisor {
         if let Some(estimate) = known {
             handle.load.service_ns.set(estimate.ns_per_packet.median);
         }
-        let names = |len: usize, name: &dyn Fn(usize) -> Option<String>| (0..len).map(|i| name(i).unwrap_or_default()).collect();
         let welcome = Welcome {
             geometry: self.plane.arena().geometry(),
             region: handle.region.page.layout(),
@@ -239,9 +268,9 @@ impl Supervisor {
             poll,
             linger_ns: if self.config.sched.handover { LINGER_NS } else { 0 },
             clock_scale: self.plane.clock().scale_raw(),
-            ports: names(self.ports.len(), &|i| Some(self.ports[i].as_ref()?.config.name.clone())),
-            services: names(self.services.len(), &|i| Some(self.services[i].as_ref()?.config.name.clone())),
-            chains: names(self.chains.len(), &|i| Some(self.chains[i].as_ref()?.name.clone())),
+            ports: self.port_names(),
+            services: self.service_names(),
+            chains: self.chain_names(),
         };
         let core_memory = self.plane.page_memory(&place).expect("the place has a page").fd();
         let fds = [self.plane.arena_memory().fd(), handle.region.memory.fd(), core_memory];
@@ -273,7 +302,9 @@ impl Supervisor {
             let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
             let _ = epoll::add(&self.epoll, attached.peer.pidfd.as_fd(), data, epoll::EventFlags::IN);
             let pid = pid.unwrap_or(Pid::INIT);
-            nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child: false, theirs: false, container: None });
+            // One that was forked may come before its zygote has told of it.
+            let child = process::is_child(attached.peer.pidfd.as_fd());
+            nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child, theirs: false, container: None });
         }
         let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
         let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::RDHUP);
@@ -303,11 +334,27 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Names of the ports, by number.
+    pub(super) fn port_names(&self) -> Vec<String> {
+        self.ports.iter().map(|port| port.as_ref().map_or(String::new(), |p| p.config.name.clone())).collect()
+    }
+
+    /// Names of the services, by number.
+    pub(super) fn service_names(&self) -> Vec<String> {
+        self.services.iter().map(|service| service.as_ref().map_or(String::new(), |s| s.config.name.clone())).collect()
+    }
+
+    /// Names of the chains, by number.
+    pub(super) fn chain_names(&self) -> Vec<String> {
+        self.chains.iter().map(|chain| chain.as_ref().map_or(String::new(), |c| c.name.clone())).collect()
+    }
+
     /// The process of an NF has ended.
     pub(super) fn process_ended(&mut self, number: u16) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let Some(process) = &nf.process else { return };
-        if process.child && !matches!(process::reap(process.pidfd.as_fd()), Ok(Some(_))) {
+        // One that was collected with the group of its zygote has ended too.
+        if process.child && matches!(process::reap(process.pidfd.as_fd()), Ok(None)) {
             return;
         }
         self.lost(number);
@@ -461,6 +508,10 @@ impl Supervisor {
             State::Starting => {
                 nf.state = State::Stopping;
                 kill(nf);
+                if nf.process.is_none() && nf.foreign.is_none() {
+                    // It was to be forked. If it is forked after all, its zygote says so or it says hello, and is ended then.
+                    self.lost(number);
+                }
             }
             State::Stopping => {}
             // Its former room may still be being cleared; the thread that does it needs nobody.
@@ -497,7 +548,8 @@ impl Supervisor {
         self.sample_cpu(now);
         self.note_removed();
         self.govern_late();
-        let (mut starting, mut settled) = (Vec::new(), Vec::new());
+        self.tick_zygotes(now);
+        let (mut starting, mut settled, mut late) = (Vec::new(), Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
             if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
                 match handle.sentence() {
@@ -536,6 +588,7 @@ impl Supervisor {
                         starting.push(nf.number);
                     }
                     State::Starting if nf.foreign.is_some() => settled.push(nf.number),
+                    State::Starting if nf.process.is_none() => late.push(nf.number),
                     State::Starting => {
                         eprintln!("sluiced: {} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
                         kill(nf);
@@ -549,6 +602,7 @@ impl Supervisor {
             starting.into_iter().for_each(|number| self.launch(number));
         }
         settled.into_iter().for_each(|number| self.settle(number));
+        late.into_iter().for_each(|number| self.fork_is_late(number));
         self.let_leave();
     }
 
@@ -591,6 +645,7 @@ impl Supervisor {
         while inside(self) && Instant::now() < until {
             self.turn(Duration::from_millis(1));
         }
+        self.dismiss_zygotes();
         for nf in self.nfs.values_mut() {
             match nf.state {
                 State::Running => Self::tell_to_stop(nf),

@@ -14,6 +14,7 @@ mod outside;
 mod ports;
 mod report;
 mod tuning;
+mod zygote;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -105,6 +106,8 @@ struct ServiceState {
     /// Numbers of its instances.
     instances: Vec<u16>,
     next_index: u32,
+    /// What instances are forked from, where they are.
+    zygote: Option<zygote::Zygote>,
 }
 
 /// An NF, whether it has a process or not.
@@ -197,6 +200,10 @@ mod token {
     pub const CONNECTION: u64 = 3 << 32;
     /// With the process's number.
     pub const WRAPPER: u64 = 4 << 32;
+    /// With the number of the zygote's process.
+    pub const ZYGOTE: u64 = 5 << 32;
+    /// With the number of its service.
+    pub const ZYGOTE_SAYS: u64 = 6 << 32;
     pub const KIND: u64 = 0xffff_ffff << 32;
 }
 
@@ -339,6 +346,8 @@ impl Supervisor {
             match data & token::KIND {
                 token::PROCESS => self.process_ended((data & !token::KIND) as u16),
                 token::WRAPPER => self.wrapper_ended((data & !token::KIND) as u32),
+                token::ZYGOTE => self.zygote_ended((data & !token::KIND) as u32),
+                token::ZYGOTE_SAYS => self.hear_zygote((data & !token::KIND) as u16),
                 token::CONNECTION => self.connection_closed((data & !token::KIND) as u16),
                 _ if data == token::LISTENER => {}
                 _ => {

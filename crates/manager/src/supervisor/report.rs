@@ -270,6 +270,7 @@ impl Supervisor {
             mode: if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }.into(),
             ring: s.config.ring,
             tenant: s.config.tenant.clone(),
+            zygote: s.zygote.as_ref().map(super::zygote::Zygote::report),
         })
         .collect()
     }

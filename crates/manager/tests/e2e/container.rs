@@ -252,7 +252,10 @@ fn a_bundle_is_started_as_it_says() {
     let bundle = folder.path();
     for runtime in RUNTIMES {
         let _ = fs::remove_file(bundle.join("config.json"));
-        let spec = Command::new(if runtime == "crun" { "/usr/bin/crun" } else { "/usr/sbin/runc" }).arg("spec").current_dir(bundle).output();
+        let spec = Command::new(if runtime == "crun" { "/usr/bin/crun" } else { "/usr/sbin/runc" })
+            .arg("spec")
+            .current_dir(bundle)
+            .output();
         assert!(spec.unwrap().status.success());
         let text = fs::read_to_string(bundle.join("config.json")).unwrap();
         let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -260,8 +263,9 @@ fn a_bundle_is_started_as_it_says() {
         config["process"]["user"] = serde_json::json!({ "uid": 4242, "gid": 4242 });
         config["root"]["path"] = serde_json::json!("root");
         fs::write(bundle.join("config.json"), config.to_string()).unwrap();
-        let service =
-            format!("[[service]]\nname = \"a\"\ncontainer = {{ bundle = {bundle:?}, runtime = \"{runtime}\" }}\n[service.env]\nX = \"y\"\n");
+        let service = format!(
+            "[[service]]\nname = \"a\"\ncontainer = {{ bundle = {bundle:?}, runtime = \"{runtime}\" }}\n[service.env]\nX = \"y\"\n"
+        );
         let mut daemon = Daemon::start("", &endless(&service, &["a"], "restart"));
         let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
         let pid = pid_of(find_nf(&stats, "a.0"));

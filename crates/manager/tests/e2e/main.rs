@@ -26,3 +26,4 @@ mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]
 mod testpmd;
+mod zygote;

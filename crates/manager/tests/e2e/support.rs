@@ -28,7 +28,7 @@ fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
         let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
-        let programs = nfs.into_iter().chain(["examples/hostile_nf".to_string()]);
+        let programs = nfs.into_iter().chain(["examples/hostile_nf".to_string(), "examples/test_nf".to_string()]);
         if { programs }.all(|program| target().join(program).exists()) {
             return;
         }
@@ -44,6 +44,9 @@ fn build_nfs() {
             nfs.args(["-p", nf]);
         });
         assert!(nfs.status().expect("cargo runs").success(), "build the NFs: cargo build --workspace");
+        let mut test_nf = Command::new(cargo.get_program());
+        test_nf.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-p", "sluice-nf", "--example", "test_nf"]);
+        assert!(test_nf.status().expect("cargo runs").success(), "build the test NF: cargo build -p sluice-nf --example test_nf");
         cargo.args(["-p", "sluice-manager", "--example", "hostile_nf"]);
         if cfg!(feature = "dpdk") {
             // As the daemon itself was built, so that its library is not built once more.
@@ -62,6 +65,12 @@ pub fn nf(name: &str) -> String {
 /// The program of the NF that breaks the rules.
 pub fn hostile_nf() -> String {
     target().join("examples/hostile_nf").display().to_string()
+}
+
+/// The program of the library's test NF: it says on its standard output when its handler is made and when it is forked, and wants a port
+/// `wan` and a service `ids`.
+pub fn test_nf() -> String {
+    target().join("examples/test_nf").display().to_string()
 }
 
 /// A port's section.

@@ -30,7 +30,7 @@ mod run;
 mod storage;
 
 /// Version of this interface; the header's SLUICE_ABI.
-const ABI: u32 = 1;
+const ABI: u32 = 2;
 
 /// What a function returns when it fails. The numbers are the header's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -21,9 +21,16 @@ pub struct CHandler {
     tick: Option<unsafe extern "C" fn(state: *mut c_void, now_ns: u64)>,
     clean: Option<unsafe extern "C" fn(state: *mut c_void)>,
     tick_ns: u64,
+    /// Since SLUICE_ABI 2; programs of before have a struct that ends here.
+    forked: Option<unsafe extern "C" fn(state: *mut c_void, context: *const CContext) -> c_int>,
 }
 
-const _: () = assert!(size_of::<CHandler>() == 40);
+const _: () = assert!(size_of::<CHandler>() == 48 && std::mem::offset_of!(CHandler, forked) == FIRST_SIZE);
+
+/// Size of the struct of SLUICE_ABI 1.
+const FIRST_SIZE: usize = 40;
+
+const LARGEST_SIZE: usize = size_of::<CHandler>();
 
 /// `sluice_make`.
 type Make = unsafe extern "C" fn(context: *const CContext, arg: *mut c_void, handler: *mut CHandler) -> c_int;
@@ -33,6 +40,8 @@ struct CStep {
     packets: [CPacket; BURST],
     /// Kept for the handler, which may have kept pointers to its names.
     _context: Box<CContext>,
+    /// That of an instance that was forked, kept for the same reason.
+    forked_context: Option<Box<CContext>>,
 }
 
 impl Step for CStep {
@@ -79,11 +88,19 @@ impl Step for CStep {
             unsafe { clean(self.handler.state) };
         }
     }
+
+    fn forked(&mut self, context: &Context) -> Result<(), NfError> {
+        let context = self.forked_context.insert(Box::new(CContext::new(context.clone())));
+        let Some(forked) = self.handler.forked else { return Ok(()) };
+        // SAFETY: as in burst(); the context lives as long as the handler is used.
+        let code = unsafe { forked(self.handler.state, &raw const **context) };
+        if code == 0 { Ok(()) } else { Err(NfError::Failed(code)) }
+    }
 }
 
 fn made(context: &Context, make: Make, arg: *mut c_void) -> Result<CStep, NfError> {
     let context = Box::new(CContext::new(context.clone()));
-    let mut handler = CHandler { state: arg, burst: None, tick: None, clean: None, tick_ns: 0 };
+    let mut handler = CHandler { state: arg, burst: None, tick: None, clean: None, tick_ns: 0, forked: None };
     // SAFETY: make is the NF's function; context and handler live through the call, and context as long as the handler is used.
     let code = unsafe { make(&raw const *context, arg, &raw mut handler) };
     if code != 0 {
@@ -92,13 +109,21 @@ fn made(context: &Context, make: Make, arg: *mut c_void) -> Result<CStep, NfErro
     if handler.burst.is_none() {
         return Err(NfError::Handler("make() set no burst function".into()));
     }
-    Ok(CStep { handler, packets: [CPacket::EMPTY; BURST], _context: context })
+    Ok(CStep { handler, packets: [CPacket::EMPTY; BURST], _context: context, forked_context: None })
+}
+
+/// For programs of SLUICE_ABI 1. What their make() does not know of the struct stays null.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn sluice_run(given: *const COptions, make: Option<Make>, arg: *mut c_void) -> c_int {
+    // SAFETY: the header asks the same of the caller.
+    unsafe { sluice_run_sized(given, make, arg, FIRST_SIZE) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C" fn sluice_run(given: *const COptions, make: Option<Make>, arg: *mut c_void) -> c_int {
+unsafe extern "C" fn sluice_run_sized(given: *const COptions, make: Option<Make>, arg: *mut c_void, handler_size: usize) -> c_int {
     guard(|| {
-        let Some(make) = make else { return fail(Code::Argument) };
+        // A larger struct is that of a later version: make() would write behind ours.
+        let (Some(make), FIRST_SIZE..=LARGEST_SIZE) = (make, handler_size) else { return fail(Code::Argument) };
         // SAFETY: the header asks the same of the caller.
         let options = unsafe { options(given) };
         match run_step(&options, |context| made(context, make, arg)) {

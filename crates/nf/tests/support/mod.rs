@@ -7,7 +7,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use sluice_shm::handshake::{self, Answer, ENV_NF, ENV_SOCKET, Hello, Welcome};
 use sluice_shm::memory::SharedMemory;
 use sluice_shm::page::{Control, Counter, Region, RegionLayout};
 use sluice_shm::ring::{Consumer, Producer};
+use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 
 /// Longer than anything takes that does not hang.
 const HANG: Duration = Duration::from_secs(30);
@@ -87,12 +88,31 @@ impl Manager {
     }
 
     /// Starts `command` as NF `ids.0`.
-    pub fn spawn(&self, mut command: Command) -> Process {
-        command.env(ENV_SOCKET, self.folder.join("nf.sock")).env(ENV_NF, "ids.0");
+    pub fn spawn(&self, command: Command) -> Process {
+        self.spawn_as("ids.0", command)
+    }
+
+    fn spawn_as(&self, name: &str, mut command: Command) -> Process {
+        command.env(ENV_SOCKET, self.folder.join("nf.sock")).env(ENV_NF, name);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{command:?}: {error}"));
         let lines = BufReader::new(child.stdout.take().unwrap());
         Process { child, lines }
+    }
+
+    /// Starts `command` as the zygote `ids.zygote`.
+    pub fn spawn_zygote(&self, mut command: Command) -> Process {
+        command.env(ENV_ZYGOTE, "1");
+        self.spawn_as("ids.zygote", command)
+    }
+
+    /// Lets the next process in as a zygote.
+    pub fn welcome_zygote(&self) -> Zygote {
+        let (socket, hello) = self.hello();
+        assert_eq!(hello, Hello { name: "ids.zygote".into(), is_zygote: true });
+        let surroundings = Surroundings { name: hello.name, ports: ports(), services: services(), chains: chains() };
+        handshake::send(socket.as_fd(), &surroundings.encode(), &[]).unwrap();
+        Zygote { socket }
     }
 
     fn hello(&self) -> (OwnedFd, Hello) {
@@ -121,7 +141,8 @@ impl Manager {
 
     fn accept_with(&self, slot: u32, mode: Mode) -> Nf<'_> {
         let (socket, hello) = self.hello();
-        assert_eq!(hello.name, "ids.0");
+        assert!(hello.name.starts_with("ids.") && !hello.is_zygote, "{hello:?}");
+        let name = hello.name.clone();
         let layout = RegionLayout::new(mode.rings, mode.capacity).unwrap();
         let region = Region::create(layout).unwrap();
         let welcome = Welcome {
@@ -134,21 +155,105 @@ impl Manager {
             poll: mode.poll,
             linger_ns: mode.linger_ns,
             clock_scale: Clock::new().scale_raw(),
-            ports: vec!["lan".into(), "wan".into()],
-            services: vec![String::new(), String::new(), "ids".into()],
-            chains: vec!["out".into()],
+            ports: ports(),
+            services: services(),
+            chains: chains(),
         };
         let fds = [self.arena_memory.fd(), region.memory.fd(), self.core_memory.fd()];
         handshake::send(socket.as_fd(), &Answer::Welcome(Box::new(welcome)).encode(), &fds).unwrap();
         let rx = (0..mode.rings).map(|ring| region.rx_producer(ring).unwrap()).collect();
         let tx = region.tx_consumer();
-        Nf { manager: self, region, rx, tx, slot, frame: slot * 128, socket: Some(socket) }
+        Nf { manager: self, name, region, rx, tx, slot, frame: slot * 128, socket: Some(socket) }
     }
+}
+
+fn ports() -> Vec<String> {
+    vec!["lan".into(), "wan".into()]
+}
+
+fn services() -> Vec<String> {
+    vec![String::new(), String::new(), "ids".into()]
+}
+
+fn chains() -> Vec<String> {
+    vec!["out".into()]
+}
+
+/// The manager's end of a zygote.
+pub struct Zygote {
+    socket: OwnedFd,
+}
+
+impl Zygote {
+    /// What it says next; None when it has closed its end.
+    pub fn report(&self) -> Option<Report> {
+        let (message, _) = handshake::receive(self.socket.as_fd()).ok()?;
+        Some(Report::decode(&message).unwrap())
+    }
+
+    /// Asks for an instance.
+    pub fn ask(&self, name: &str) {
+        handshake::send(self.socket.as_fd(), &Fork { name: name.into() }.encode(), &[]).unwrap();
+    }
+
+    /// Waits until an instance that was asked for is forked, and gives its process.
+    pub fn forked(&self, expected: &str) -> Child {
+        match self.report() {
+            Some(Report::Forked { name, pid }) if name == expected => Child::from_pid(pid),
+            other => panic!("{expected} is not forked: {other:?}"),
+        }
+    }
+}
+
+/// A process that a zygote has forked: a child of this one.
+pub struct Child {
+    pub pid: rustix::process::Pid,
+    ended: bool,
+}
+
+impl Child {
+    fn from_pid(pid: i32) -> Self {
+        Self { pid: rustix::process::Pid::from_raw(pid).unwrap(), ended: false }
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        rustix::process::kill_process(self.pid, signal).unwrap();
+    }
+
+    /// Waits for its end: its exit status, or None if it was killed.
+    pub fn end(&mut self) -> Option<i32> {
+        let options = rustix::process::WaitOptions::empty();
+        let (_, status) = rustix::process::waitpid(Some(self.pid), options).unwrap().expect("it was waited for");
+        self.ended = true;
+        status.exit_status()
+    }
+
+    /// A line of its status below /proc.
+    pub fn status(&self, key: &str) -> String {
+        status_of(self.pid.as_raw_nonzero().get().cast_unsigned(), key)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.signal(rustix::process::Signal::KILL);
+            self.end();
+        }
+    }
+}
+
+/// A line of a process's status below /proc.
+pub fn status_of(pid: u32, key: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
+    line.unwrap_or_else(|| panic!("no {key} in {status}")).trim().to_owned()
 }
 
 /// The manager's end of one NF.
 pub struct Nf<'m> {
     manager: &'m Manager,
+    pub name: String,
     pub region: Region,
     rx: Vec<Producer>,
     tx: Consumer,
@@ -252,7 +357,7 @@ impl Nf<'_> {
 
 /// A started NF process.
 pub struct Process {
-    child: Child,
+    child: std::process::Child,
     lines: BufReader<ChildStdout>,
 }
 
@@ -262,6 +367,10 @@ impl Process {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         line.trim_end().to_owned()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {

@@ -17,6 +17,13 @@ impl Validation<'_> {
                 "remove `container`, or remove attach = true",
             );
         }
+        if service.zygote {
+            self.error(
+                at("zygote"),
+                format!("instances of service \"{name}\" run in containers, and a container is not forked"),
+                "remove `zygote` or `container`",
+            );
+        }
         if service.is_foreign() {
             self.error(
                 at("container"),

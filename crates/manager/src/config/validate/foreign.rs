@@ -33,6 +33,7 @@ impl Validation<'_> {
         let name = &service.name;
         let not_for_it = [
             ("attach", service.attach, "it does not know the way to the daemon; give it `exec`, or `setup` alone"),
+            ("zygote", service.zygote, "its program is started as it is; remove `zygote`"),
             ("tenant", service.tenant.is_some(), "it shares no memory with anybody; remove `tenant`"),
         ];
         for (key, _, help) in not_for_it.into_iter().filter(|(_, given, _)| *given) {

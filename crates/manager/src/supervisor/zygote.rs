@@ -1,0 +1,459 @@
+//! Zygotes: one process of a service that has made its handler, and from which the instances are forked.
+//!
+//! A zygote is no NF: it has no number, no memory and no core of its own, and gets no packets. The messages are in
+//! [`sluice_shm::zygote`], and what a fork keeps and loses is in the library, which does it. An instance that is forked is asked for here,
+//! comes by its own hello as one that was spawned does, and is like that one from then on: a child of this process, with its own cgroup,
+//! core, rings and name.
+//!
+//! | stage | instances | leaves it when |
+//! |---|---|---|
+//! | starting: spawned, no hello yet | wait for it | hello → making; ended → pausing; no hello in time → unfit |
+//! | making: its handler is being made | wait for it | ready; cannot be forked → unfit; ended → pausing |
+//! | ready | are forked | ended → pausing |
+//! | pausing: it has ended | are spawned | a growing pause is over → starting |
+//! | unfit: it cannot be forked, and was let go | are spawned | its service is replaced |
+//!
+//! What a zygote says is believed as far as it may do the same by itself: the process that it names as forked must be a child of ours that
+//! is nobody else's, and run as the service's user, before it is ever signalled.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::time::Instant;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::process::Pid;
+use sluice_policy::restart;
+use sluice_shm::clock::monotonic_ns;
+use sluice_shm::handshake::{self, HandshakeError};
+use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
+
+use super::life::{BACKOFF, Process};
+use super::{HELLO_PATIENCE, ServiceState, Supervisor, token};
+use crate::control::model as api;
+use crate::mechanism::process;
+use crate::nf::{State, attach, spawn};
+
+/// Most forks that a zygote is asked for before it has answered: no socket is filled with them.
+const ASKED: usize = 32;
+
+/// Most messages of a zygote that are read at a time.
+const MESSAGES: usize = 64;
+
+/// Behind the name of a service, its zygote's name.
+const SUFFIX: &str = ".zygote";
+
+/// Where a zygote stands; see the table of this module.
+enum Stage {
+    Starting,
+    Making,
+    Ready,
+    Pausing,
+    Unfit(String),
+}
+
+/// The zygote of a service.
+pub(super) struct Zygote {
+    stage: Stage,
+    process: Option<Process>,
+    connection: Option<OwnedFd>,
+    /// Instances that it will be asked for, in this order.
+    waiting: VecDeque<u16>,
+    /// Instances that it was asked for and has not answered.
+    asked: Vec<u16>,
+    /// Instances that it and its predecessors have forked.
+    forks: u64,
+    streak: restart::Streak,
+    started_at: Instant,
+    /// When its stage ends by itself: no hello, or a pause that is over.
+    deadline: Option<Instant>,
+}
+
+impl Zygote {
+    pub(super) fn report(&self) -> api::Zygote {
+        let (state, why) = match &self.stage {
+            Stage::Starting | Stage::Making => ("starting", None),
+            Stage::Ready => ("ready", None),
+            Stage::Pausing => ("restarting", None),
+            Stage::Unfit(why) => ("unfit", Some(why.clone())),
+        };
+        let pid = self.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32);
+        api::Zygote { state: state.into(), pid, forks: self.forks, why }
+    }
+
+    /// Takes what waits for it.
+    fn take_all(&mut self) -> Vec<u16> {
+        self.asked.drain(..).chain(self.waiting.drain(..)).collect()
+    }
+}
+
+fn name_of(service: &ServiceState) -> String {
+    format!("{}{SUFFIX}", service.config.name)
+}
+
+impl Supervisor {
+    /// Has an instance forked from the zygote of its service, which is started if there is none, and says whether that can be; if not,
+    /// nothing has changed, and the instance is to be spawned. It is starting then, and comes by its own hello; if the zygote cannot fork
+    /// it after all, it is spawned without further ado.
+    pub(super) fn fork_from_zygote(&mut self, number: u16) -> bool {
+        let Some(service_number) = self.nfs.get(&number).map(|nf| nf.service) else { return false };
+        let Some(Some(service)) = self.services.get(service_number as usize) else { return false };
+        if !service.config.zygote || service.exec.is_none() {
+            return false;
+        }
+        if service.zygote.is_none() {
+            self.start_zygote(service_number);
+        }
+        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return false };
+        let Some(zygote) = &mut service.zygote else { return false };
+        if !matches!(zygote.stage, Stage::Starting | Stage::Making | Stage::Ready) {
+            return false;
+        }
+        let Some(nf) = self.nfs.get_mut(&number) else { return false };
+        nf.state = State::Starting;
+        nf.deadline = None;
+        nf.started_at = Instant::now();
+        nf.spawned_ns = Some(monotonic_ns());
+        zygote.waiting.push_back(number);
+        self.ask_zygote(service_number);
+        true
+    }
+
+    /// Starts the zygote of a service that is to have one.
+    pub(super) fn start_zygote(&mut self, service_number: u16) {
+        let Some(Some(service)) = self.services.get(service_number as usize) else { return };
+        let Some(exec) = service.exec.clone().filter(|_| service.config.zygote) else { return };
+        let name = name_of(service);
+        let core = service.config.cores.first().copied().filter(|core| !self.outside.is_governed(*core));
+        let more: [(OsString, OsString); 1] = [(ENV_ZYGOTE.into(), "1".into())];
+        let spec = self.spec_of(service, &name, exec, core, more);
+        let spawned = spawn::spawn(&spec);
+        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
+        let zygote = service.zygote.get_or_insert_with(|| Zygote {
+            stage: Stage::Pausing,
+            process: None,
+            connection: None,
+            waiting: VecDeque::new(),
+            asked: Vec::new(),
+            forks: 0,
+            streak: restart::Streak::default(),
+            started_at: Instant::now(),
+            deadline: None,
+        });
+        zygote.started_at = Instant::now();
+        match spawned {
+            Ok(spawned) => {
+                let pid = spawned.pid;
+                let data = epoll::EventData::new_u64(token::ZYGOTE | u64::from(pid.as_raw_nonzero().get().cast_unsigned()));
+                let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
+                zygote.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false, container: None });
+                zygote.stage = Stage::Starting;
+                zygote.deadline = Some(Instant::now() + HELLO_PATIENCE);
+                self.note(|r| r.started(&name, pid));
+            }
+            Err(error) => {
+                eprintln!("sluiced: {name}: {error}");
+                self.pause_zygote(service_number);
+            }
+        }
+    }
+
+    /// The service whose zygote has this name.
+    pub(super) fn service_of_zygote(&self, name: &str) -> Option<u16> {
+        let service = name.strip_suffix(SUFFIX)?;
+        let is_it = |s: &Option<ServiceState>| s.as_ref().is_some_and(|s| s.zygote.is_some() && s.config.name == service);
+        self.services.iter().position(is_it).map(|i| i as u16)
+    }
+
+    /// Answers a process that says that it is a zygote.
+    pub(super) fn greet_zygote(&mut self, caller: attach::Caller) {
+        let Some(number) = self.service_of_zygote(&caller.hello.name).filter(|_| !self.stopping) else {
+            caller.refuse("no zygote of this name is expected");
+            return;
+        };
+        let Some(Some(service)) = self.services.get(number as usize) else { return };
+        let Some(zygote) = &service.zygote else { return };
+        let started = zygote.process.as_ref().map(|p| p.pid);
+        if !matches!(zygote.stage, Stage::Starting) {
+            caller.refuse("the zygote of this service is here already");
+            return;
+        }
+        if let Err(why) = caller.may_attach_as(service.user.as_ref().map(|u| u.uid)) {
+            caller.refuse(&why);
+            return;
+        }
+        if started != caller.peer.pid {
+            let why =
+                "its program starts another one, which is the NF, and whose children would not be the daemon's; let it `exec` that";
+            caller.refuse(why);
+            return self.give_up_zygote(number, why);
+        }
+        let surroundings = Surroundings {
+            name: caller.hello.name.clone(),
+            ports: self.port_names(),
+            services: self.service_names(),
+            chains: self.chain_names(),
+        };
+        // It has gone if it cannot be told, which is noticed.
+        let Ok(attached) = caller.introduce(&surroundings) else { return };
+        let data = epoll::EventData::new_u64(token::ZYGOTE_SAYS | u64::from(number));
+        let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
+        let Some(Some(service)) = self.services.get_mut(number as usize) else { return };
+        let Some(zygote) = &mut service.zygote else { return };
+        zygote.connection = Some(attached.socket);
+        zygote.stage = Stage::Making;
+        zygote.deadline = None;
+    }
+
+    /// Asks a zygote for the instances that wait, as many as may be under way.
+    fn ask_zygote(&mut self, service_number: u16) {
+        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
+        let Some(zygote) = service.zygote.as_mut().filter(|z| matches!(z.stage, Stage::Ready)) else { return };
+        let Some(connection) = &zygote.connection else { return };
+        while zygote.asked.len() < ASKED
+            && let Some(number) = zygote.waiting.pop_front()
+        {
+            // It may have been removed while it waited.
+            let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.state == State::Starting && nf.process.is_none()) else {
+                continue;
+            };
+            if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &[]).is_err() {
+                // With so few messages under way it is not that the socket is full: it is gone, which is noticed.
+                zygote.waiting.push_front(number);
+                return;
+            }
+            nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
+            zygote.asked.push(number);
+        }
+    }
+
+    /// Reads what the zygote of a service says.
+    pub(super) fn hear_zygote(&mut self, service_number: u16) {
+        for _ in 0..MESSAGES {
+            let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
+            let Some(zygote) = &mut service.zygote else { return };
+            let Some(connection) = &zygote.connection else { return };
+            let report = handshake::receive(connection.as_fd()).and_then(|(message, _)| Report::decode(&message));
+            let name_is = |name: &str| self.names.get(name).copied();
+            match report {
+                Ok(Report::Ready) => {
+                    if matches!(zygote.stage, Stage::Making) {
+                        zygote.stage = Stage::Ready;
+                    }
+                }
+                Ok(Report::Unfit(why)) => return self.give_up_zygote(service_number, &why),
+                Ok(Report::Forked { name, pid }) => {
+                    let asked = name_is(&name).filter(|number| zygote.asked.contains(number));
+                    zygote.asked.retain(|number| Some(*number) != asked);
+                    zygote.forks += u64::from(asked.is_some());
+                    let uid = service.user.as_ref().map(|u| u.uid);
+                    self.was_forked(asked, pid, uid);
+                }
+                Ok(Report::Failed { name, why }) => {
+                    let Some(number) = name_is(&name).filter(|number| zygote.asked.contains(number)) else { continue };
+                    zygote.asked.retain(|asked| *asked != number);
+                    eprintln!("sluiced: {name} is started by itself: its zygote {why}");
+                    self.spawn_unforked(number);
+                }
+                Err(HandshakeError::Socket(Errno::AGAIN)) => break,
+                Err(HandshakeError::Socket(Errno::INTR)) => {}
+                Err(_) => {
+                    // It closed its end, or says what no zygote says. Its end is noticed.
+                    let _ = epoll::delete(&self.epoll, connection.as_fd());
+                    zygote.connection = None;
+                    zygote.process.iter().for_each(Process::kill);
+                    return;
+                }
+            }
+        }
+        self.ask_zygote(service_number);
+    }
+
+    /// A zygote says that it has forked this process, for this instance if it was asked for one.
+    fn was_forked(&mut self, number: Option<u16>, pid: i32, uid: Option<u32>) {
+        let Some(pid) = Pid::from_raw(pid).filter(|p| p.as_raw_nonzero().get() > 1) else { return };
+        if self.is_known(pid) {
+            // Its own hello came before.
+            return;
+        }
+        // A child of ours keeps its number until we collect it, so it is the process that was meant, or none of ours.
+        let Ok(pidfd) = process::pidfd_open(pid) else { return };
+        if !process::is_child(pidfd.as_fd()) || !runs_as(pid, uid) {
+            eprintln!("sluiced: a zygote says that it has forked process {pid:?}, which is none of its children");
+            return;
+        }
+        let process = Process { pid, pidfd, child: true, theirs: false, container: None };
+        let nf = number.and_then(|n| self.nfs.get_mut(&n)).filter(|nf| nf.state == State::Starting && nf.process.is_none());
+        let Some(nf) = nf else {
+            // Nobody wants it any more.
+            process.kill();
+            return self.bid_farewell(process, false);
+        };
+        let data = epoll::EventData::new_u64(token::PROCESS | u64::from(nf.number));
+        let _ = epoll::add(&self.epoll, process.pidfd.as_fd(), data, epoll::EventFlags::IN);
+        nf.process = Some(process);
+        let name = nf.name.clone();
+        self.note(|r| r.started(&name, pid));
+    }
+
+    /// A process was not let in. If it is a child of ours that nobody knows, a zygote has forked it for nobody: it is ended and collected.
+    /// If it is a zygote that does not say that it is one, its service does without.
+    pub(super) fn was_refused(&mut self, hello: &str, peer: attach::Peer) {
+        let Some(pid) = peer.pid else { return };
+        if let Some(number) = self.service_of_zygote(hello) {
+            let zygote = self.services.get(number as usize).and_then(|s| s.as_ref()?.zygote.as_ref());
+            let is_it = zygote.and_then(|z| z.process.as_ref()).is_some_and(|p| p.pid == pid);
+            if is_it {
+                self.give_up_zygote(number, "its program is built with a library that knows no zygotes");
+            }
+        } else if !self.is_known(pid) && process::is_child(peer.pidfd.as_fd()) {
+            let process = Process { pid, pidfd: peer.pidfd, child: true, theirs: false, container: None };
+            process.kill();
+            self.bid_farewell(process, false);
+        }
+    }
+
+    /// Whether a process is one that this daemon has to do with already.
+    fn is_known(&self, pid: Pid) -> bool {
+        let is_it = |p: &Process| p.pid == pid;
+        self.nfs.values().flat_map(|nf| nf.process.iter().chain(&nf.wrapper)).any(is_it)
+            || self.leaving.iter().any(is_it)
+            || self.services.iter().flatten().filter_map(|s| s.zygote.as_ref()?.process.as_ref()).any(is_it)
+    }
+
+    /// Collects a process that was killed, when it has ended.
+    fn bid_farewell(&mut self, process: Process, is_watched: bool) {
+        let data = epoll::EventData::new_u64(token::WRAPPER | u64::from(process.number()));
+        let fd = process.pidfd.as_fd();
+        let _ = if is_watched {
+            epoll::modify(&self.epoll, fd, data, epoll::EventFlags::IN)
+        } else {
+            epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)
+        };
+        self.leaving.push(process);
+    }
+
+    /// Spawns an instance that was to be forked, if it still waits.
+    fn spawn_unforked(&mut self, number: u16) {
+        if self.nfs.get(&number).is_some_and(|nf| nf.state == State::Starting && nf.process.is_none()) && !self.stopping {
+            self.spawn_alone(number);
+        }
+    }
+
+    /// The process of a zygote has ended.
+    pub(super) fn zygote_ended(&mut self, pid: u32) {
+        let is_it = |s: &Option<ServiceState>| {
+            let process = s.as_ref().and_then(|s| s.zygote.as_ref()?.process.as_ref());
+            process.is_some_and(|p| p.number() == pid)
+        };
+        let Some(number) = self.services.iter().position(is_it) else { return };
+        let Some(Some(service)) = self.services.get_mut(number) else { return };
+        let name = name_of(service);
+        let Some(zygote) = &mut service.zygote else { return };
+        let Some(process) = &zygote.process else { return };
+        if matches!(process::reap(process.pidfd.as_fd()), Ok(None)) {
+            return;
+        }
+        let pid = process.pid;
+        let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
+        // What it had forked and what had not left its group yet has ended with it, if the group was killed.
+        process::reap_group(pid);
+        zygote.process = None;
+        eprintln!("sluiced: {name} has ended after {:.3} s", zygote.started_at.elapsed().as_secs_f64());
+        self.note(|r| r.ended(pid));
+        self.pause_zygote(number as u16);
+    }
+
+    /// Waits before the next zygote is started. Who waited for this one is spawned.
+    fn pause_zygote(&mut self, service_number: u16) {
+        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
+        let Some(zygote) = &mut service.zygote else { return };
+        if let Some(connection) = zygote.connection.take() {
+            let _ = epoll::delete(&self.epoll, connection.as_fd());
+        }
+        let ran_for = zygote.started_at.elapsed().as_nanos() as u64;
+        zygote.stage = Stage::Pausing;
+        zygote.deadline = match BACKOFF.after_failure(&mut zygote.streak, ran_for) {
+            restart::Decision::StartAfter(pause_ns) => Some(Instant::now() + std::time::Duration::from_nanos(pause_ns)),
+            restart::Decision::GiveUp => None,
+        };
+        zygote.take_all().into_iter().for_each(|number| self.spawn_unforked(number));
+    }
+
+    /// Instances of this service are spawned from now on.
+    pub(super) fn give_up_zygote(&mut self, service_number: u16, why: &str) {
+        let waiting = self.end_zygote(service_number);
+        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
+        let Some(zygote) = &mut service.zygote else { return };
+        eprintln!("sluiced: warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
+        zygote.stage = Stage::Unfit(why.into());
+        waiting.into_iter().for_each(|number| self.spawn_unforked(number));
+    }
+
+    /// Ends the process of a service's zygote and gives who waited for it.
+    fn end_zygote(&mut self, service_number: u16) -> Vec<u16> {
+        let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return Vec::new() };
+        let Some(zygote) = &mut service.zygote else { return Vec::new() };
+        zygote.deadline = None;
+        let waiting = zygote.take_all();
+        if let Some(connection) = zygote.connection.take() {
+            let _ = epoll::delete(&self.epoll, connection.as_fd());
+        }
+        if let Some(process) = zygote.process.take() {
+            process.kill();
+            self.bid_farewell(process, true);
+        }
+        waiting
+    }
+
+    /// Lets the zygote of a service go, with all that waits for it: the service is removed or replaced, or the daemon stops.
+    pub(super) fn dismiss_zygote(&mut self, service_number: u16) {
+        self.end_zygote(service_number);
+        if let Some(Some(service)) = self.services.get_mut(service_number as usize) {
+            service.zygote = None;
+        }
+    }
+
+    /// Lets all zygotes go.
+    pub(super) fn dismiss_zygotes(&mut self) {
+        (0..self.services.len()).for_each(|number| self.dismiss_zygote(number as u16));
+    }
+
+    /// An instance was asked for and has not come: its zygote stands still, and is ended. Then who waits for it is spawned.
+    pub(super) fn fork_is_late(&mut self, number: u16) {
+        let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
+        let zygote = self.services.get(service as usize).and_then(|s| s.as_ref()?.zygote.as_ref());
+        match zygote.filter(|z| z.asked.contains(&number)).and_then(|z| z.process.as_ref()) {
+            Some(process) => process.kill(),
+            None => self.spawn_unforked(number),
+        }
+    }
+
+    /// Timers of zygotes.
+    pub(super) fn tick_zygotes(&mut self, now: Instant) {
+        for number in 0..self.services.len() {
+            let Some(Some(service)) = self.services.get_mut(number) else { continue };
+            let Some(zygote) = service.zygote.as_mut().filter(|z| z.deadline.is_some_and(|d| now >= d)) else { continue };
+            zygote.deadline = None;
+            let number = number as u16;
+            match zygote.stage {
+                Stage::Pausing if !self.stopping => self.start_zygote(number),
+                Stage::Starting => self.give_up_zygote(
+                    number,
+                    &format!("its zygote said no hello within {} s; is it written with this library?", HELLO_PATIENCE.as_secs()),
+                ),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Whether a process runs as this user, or as the manager's.
+fn runs_as(pid: Pid, uid: Option<u32>) -> bool {
+    let owner = std::fs::metadata(format!("/proc/{}", pid.as_raw_nonzero())).map(|m| m.uid());
+    let expected = uid.unwrap_or_else(|| rustix::process::geteuid().as_raw());
+    // The folder of a process that may not be dumped belongs to root: such a one is taken in when it says hello.
+    owner.is_ok_and(|owner| owner == expected)
+}

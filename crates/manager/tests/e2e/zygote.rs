@@ -1,0 +1,119 @@
+//! Instances that are forked from a process that has made its handler.
+
+use rustix::process::Signal;
+use sluice_manager::control::model::{Apply, Nf, NfState, Stats, Zygote};
+
+use crate::support::{Daemon, chain, find_nf, find_port, parent, port, service, signal, test_nf, wait_until_gone};
+
+fn config(style: &str, instances: u32) -> String {
+    let keys = format!("args = [{style:?}]\nzygote = true\ninstances = {instances}");
+    port("in", "gen", "rate = 20000\nflows = 256")
+        + &port("wan", "sink", "")
+        + &service("ids", &test_nf(), &keys)
+        + &chain("c", "in", &["ids"], "wan", "on_failure = \"restart\"")
+}
+
+fn zygote(stats: &Stats) -> Zygote {
+    stats.services[0].zygote.clone().expect("the service has one")
+}
+
+fn pids(stats: &Stats) -> Vec<u32> {
+    stats.nfs.iter().filter_map(|nf| nf.pid).collect()
+}
+
+fn all_run(stats: &Stats, instances: usize) -> bool {
+    stats.nfs.len() == instances && stats.nfs.iter().all(|nf| nf.state == NfState::Running && nf.tx_packets > 0)
+}
+
+fn made(daemon: &Daemon) -> usize {
+    daemon.log().matches("ready ids.").count()
+}
+
+#[test]
+fn instances_are_forked_and_live_as_all_others_do() {
+    let mut daemon = Daemon::start("", &config("callback", 5));
+    let stats = daemon.wait("packets pass all five", |s| all_run(s, 5));
+    let (first, before) = (zygote(&stats), pids(&stats));
+    assert_eq!((first.state.as_str(), first.forks, first.why.as_deref()), ("ready", 5, None));
+    assert!(before.iter().all(|pid| parent(*pid) == daemon.pid()), "all are children of the daemon");
+    assert_eq!((made(&daemon), daemon.log().matches("forked ids.").count()), (1, 5), "{}", daemon.log());
+    for nf in &stats.nfs {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", nf.pid.unwrap())).unwrap();
+        let is_pinned =
+            status.lines().any(|l| l.strip_prefix("Cpus_allowed_list:").is_some_and(|c| c.trim() == nf.core.to_string()));
+        assert!(is_pinned, "{} is not on core {}: {status}", nf.name, nf.core);
+    }
+
+    // One dies, and is forked anew.
+    signal(find_nf(&stats, "ids.2"), Signal::KILL);
+    let back = |nf: &Nf| nf.restarts == 1 && nf.state == NfState::Running && nf.pid.is_some_and(|pid| !before.contains(&pid));
+    let stats = daemon.wait("it is back", |s| back(find_nf(s, "ids.2")) && zygote(s).forks == 6);
+    assert_eq!((made(&daemon), zygote(&stats).pid), (1, first.pid));
+
+    // The zygote dies: the others notice nothing, and a new one comes.
+    let before = pids(&stats);
+    rustix::process::kill_process(rustix::process::Pid::from_raw(first.pid.unwrap() as i32).unwrap(), Signal::KILL).unwrap();
+    let stats = daemon.wait("there is a new zygote", |s| zygote(s).state == "ready" && zygote(s).pid != first.pid);
+    assert_eq!((pids(&stats), made(&daemon)), (before, 2));
+    let had = find_port(&stats, "wan").tx_packets;
+    daemon.wait("packets go on", |s| find_port(s, "wan").tx_packets > had + 1000);
+    signal(find_nf(&stats, "ids.4"), Signal::KILL);
+    daemon.wait("it is forked from the new one", |s| find_nf(s, "ids.4").restarts == 1 && zygote(s).forks == 7 && all_run(s, 5));
+    assert_eq!(made(&daemon), 2);
+
+    // One more, on request.
+    daemon.client().add_nf("ids", None).unwrap();
+    let stats = daemon.wait("it runs", |s| find_nf(s, "ids.5").state == NfState::Running && zygote(s).forks == 8);
+    assert_eq!((made(&daemon), parent(find_nf(&stats, "ids.5").pid.unwrap())), (2, daemon.pid()));
+    let last = zygote(&stats).pid.unwrap();
+    daemon.stop();
+    wait_until_gone(last);
+}
+
+#[test]
+fn children_and_zygotes_die_with_a_killed_daemon() {
+    let mut daemon = Daemon::start("", &config("callback", 3));
+    let stats = daemon.wait("packets pass all three", |s| all_run(s, 3));
+    let zygote = zygote(&stats).pid.unwrap();
+    assert_eq!(daemon.end(Signal::KILL).code(), None);
+    daemon.wait_until_nfs_are_gone();
+    wait_until_gone(zygote);
+    let mut daemon = Daemon::again(daemon.into_folder());
+    daemon.wait("packets pass all three again", |s| all_run(s, 3));
+    daemon.stop();
+}
+
+#[test]
+fn what_cannot_be_forked_is_started_one_by_one() {
+    for (style, why) in [("threads", "it has 2 threads"), ("pull", "it is written in pull style")] {
+        let mut daemon = Daemon::start("", &config(style, 2));
+        let stats = daemon.wait("packets pass both", |s| all_run(s, 2));
+        let zygote = zygote(&stats);
+        assert_eq!((zygote.state.as_str(), zygote.forks, zygote.pid), ("unfit", 0, None), "{style}");
+        assert!(zygote.why.is_some_and(|said| said.contains(why)), "{style}");
+        let log = daemon.log();
+        assert!(log.contains(&format!("warning: instances of service ids are started one by one, not forked: {why}")), "{log}");
+        assert_eq!(log.matches("not forked").count(), 1, "{log}");
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_zygote_goes_with_its_service() {
+    let mut daemon = Daemon::start("", &config("callback", 2));
+    let stats = daemon.wait("packets pass both", |s| all_run(s, 2));
+    let first = zygote(&stats);
+    // Another argument makes another service of it.
+    let path = daemon.folder().join("sluice.toml");
+    let other = std::fs::read_to_string(&path).unwrap().replace("[\"callback\"]", "[\"callback\", \"again\"]");
+    daemon.client().apply(&Apply { config: other, file: None, dry_run: false }).unwrap();
+    wait_until_gone(first.pid.unwrap());
+    let stats = daemon.wait("packets pass both new ones", |s| all_run(s, 2) && zygote(s).state == "ready");
+    let second = zygote(&stats);
+    assert_eq!((second.forks, stats.nfs.iter().all(|nf| nf.restarts == 0)), (2, true));
+    daemon.silence("c", "in");
+    daemon.client().remove_chain("c").unwrap();
+    daemon.client().remove_service("ids").unwrap();
+    wait_until_gone(second.pid.unwrap());
+    daemon.stop();
+}
