@@ -102,6 +102,7 @@ mod tests {
             ("container = { root = \"/a\" }\nexec = \"/a/../nf\"", 4, "is no path in a container"),
             ("container = { bundle = \"/b\" }\nattach = true", 3, "attaches by itself"),
             ("container = { bundle = \"/b\" }\nkind = \"foreign\"\nsetup = [\"true\"]", 3, "is foreign"),
+            ("exec = \"/nf\"\ncontainer = { root = \"/a\" }\nzygote = true", 5, "a container is not forked"),
             ("container = { image = \"x\" }", 3, "`container` has no key \"image\""),
             ("container = { rot = \"x\" }", 3, "did you mean \"root\"?"),
             ("container = { root = 7 }", 3, "root takes a path (a string), not a whole number"),
