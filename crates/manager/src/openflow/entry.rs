@@ -1,4 +1,4 @@
-//! Flow entries as [`Advice`]: what the words of OpenFlow mean here.
+//! Flow entries as [`Advice`](crate::classify::advice::Advice): what the words of OpenFlow mean here.
 //!
 //! Ports of the configuration are 1 and on, in the order in which they came. Each chain is a *logical port*: [`CHAIN_BASE`] and on, with the
 //! chain's name. Neither number is given twice while the daemon runs. An output to a chain's port sends packets into that chain; to a port

@@ -1,7 +1,7 @@
 //! The switch's side of OpenFlow 1.3: an SDN controller is asked about flows that no entry of its names.
 //!
 //! Problem: let a controller steer flows into chains, without letting it, or the lack of it, hold up a packet. Approach: one thread of its
-//! own ([`agent`]) speaks with the controller. The protocol is [`sluice_openflow`]'s; entries become [`crate::classify::advice`]
+//! own speaks with the controller. The protocol is [`sluice_openflow`]'s; entries become [`crate::classify::advice`]
 //! ([`entry`]), which the Rx threads follow before the rules; and packets to be asked about come over a bounded queue
 //! ([`crate::asker`]). Nothing of it exists in a daemon whose configuration names no controller.
 //!
