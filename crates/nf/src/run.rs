@@ -2,6 +2,7 @@
 //!
 //! # Life of an NF
 //! attach → make the handler → ready → bursts and ticks → stop → storage flushed → [`Handler::clean`] → exit code 0.
+//! An NF that serves one flow at a time is cleaned in the same way between two flows, and goes on.
 //!
 //! It leaves when the manager says so (after its rx rings are empty), on SIGTERM or SIGINT (after the burst in hand), when the
 //! manager is gone, and when the handler panics: then every packet of the burst goes back as dropped, the error is counted, and the
@@ -36,7 +37,8 @@ pub trait Handler {
         None
     }
 
-    /// The state cleaner: forgets everything learnt from packets. Called on a clean stop.
+    /// The state cleaner: forgets everything learnt from packets. Called on a clean stop, and where an NF serves one flow at a time
+    /// (`per = "flow"`), after each flow: before the first packet of the next, and within about a second.
     fn clean(&mut self) {}
 }
 
@@ -119,6 +121,12 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         // Looked at before the rings: what was posted before the word was set is still handled.
         let stop = engine.must_stop();
         let (first, n) = engine.receive_burst()?;
+        if engine.must_clean() {
+            // What was begun for the former flow ends before it is forgotten.
+            guarded(|| seat.flush()).inspect_err(|_| engine.count_errors(1))?;
+            guarded(|| step.clean()).inspect_err(|_| engine.count_errors(1))?;
+            engine.cleaned();
+        }
         if n == 0 {
             if stop || signals::stopped() {
                 return Ok(());
