@@ -28,6 +28,10 @@ pub const NO_RULE: u32 = u32::MAX;
 pub const REFUSED: u32 = u32::MAX - 1;
 /// Instead of a path: there are as many as there may be, and none that this flow could share.
 pub const NO_PATH: u32 = u32::MAX - 2;
+/// Instead of a path: no NF of a pool is idle, and the packet waits for one.
+pub const WAIT: u32 = u32::MAX - 3;
+/// Instead of a path: no NF of a pool is idle, and the packet does not wait.
+pub const NONE_IDLE: u32 = u32::MAX - 4;
 
 /// A counter that one thread writes and all may read.
 #[derive(Debug, Default)]

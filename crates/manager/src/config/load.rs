@@ -373,6 +373,23 @@ impl Shape<'_> {
                 }
                 true
             }
+            (Type::Keys(keys), DeValue::Table(table)) => {
+                for (inner, item) in table.iter() {
+                    let name: &str = inner.get_ref();
+                    match keys.iter().find(|k| k.name == name) {
+                        Some(known) => self.value(known, item),
+                        None => {
+                            let names: Vec<&str> = keys.iter().map(|k| k.name).collect();
+                            let help = match nearest::nearest(name, &names) {
+                                Some(near) => format!("did you mean \"{near}\"?"),
+                                None => nearest::one_of(&names),
+                            };
+                            self.report(inner.span(), format!("`{}` has no key \"{name}\"", key.name), help);
+                        }
+                    }
+                }
+                true
+            }
             _ => false,
         };
         if !right {
@@ -439,6 +456,7 @@ fn sample(key: &Key) -> String {
         (_, Type::Address) => "\"192.0.2.1\"".into(),
         (_, Type::Ports) => "80".into(),
         (_, Type::Mix) => "[[60, 7], [1514, 1]]".into(),
+        (_, Type::Keys(_)) => "{ }".into(),
         (_, Type::Text | Type::Path) => "\"…\"".into(),
     }
 }

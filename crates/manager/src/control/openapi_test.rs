@@ -49,6 +49,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Nf", through::<model::Nf>),
     ("NfForeign", through::<model::NfForeign>),
     ("NfSched", through::<model::NfSched>),
+    ("Pool", through::<model::Pool>),
     ("Port", through::<model::Port>),
     ("PortConfig", through::<config::Port>),
     ("Rule", through::<model::Rule>),

@@ -10,6 +10,7 @@ mod foreign;
 mod grouping;
 mod life;
 mod outside;
+mod pools;
 mod ports;
 mod report;
 mod tuning;
@@ -101,6 +102,8 @@ struct ServiceState {
     /// Numbers of its instances.
     instances: Vec<u16>,
     next_index: u32,
+    /// Of one that is not shared.
+    pool: Option<pools::PoolState>,
 }
 
 /// An NF, whether it has a process or not.
@@ -337,6 +340,7 @@ impl Supervisor {
         while let Ok(job) = self.jobs.try_recv() {
             job(self);
         }
+        self.publish_stirred_pools();
         // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
         let now = Instant::now();
         if now.duration_since(self.ticked) >= TICK {
@@ -352,7 +356,9 @@ impl Supervisor {
             .services
             .iter()
             .map(|service| {
-                let instances = service.as_ref().map_or(&[][..], |s| &s.instances);
+                // Members of pools are nobody's to choose from but the directors'.
+                let shared = service.as_ref().filter(|s| s.pool.is_none());
+                let instances = shared.map_or(&[][..], |s| &s.instances);
                 let runs = |nf: &&NfState| nf.state == State::Running && !nf.draining;
                 let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
                 living.map(|nf| Member { nf: nf.number, id: restart_stable_id(&nf.name) }).collect()

@@ -20,6 +20,7 @@ mod observe;
 mod overload;
 mod pack;
 mod pcap;
+mod pools;
 mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]

@@ -28,7 +28,7 @@ fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
         let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
-        let programs = nfs.into_iter().chain(["examples/hostile_nf".to_string()]);
+        let programs = nfs.into_iter().chain(["hostile_nf", "flow_nf"].map(|nf| format!("examples/{nf}")));
         if { programs }.all(|program| target().join(program).exists()) {
             return;
         }
@@ -44,6 +44,9 @@ fn build_nfs() {
             nfs.args(["-p", nf]);
         });
         assert!(nfs.status().expect("cargo runs").success(), "build the NFs: cargo build --workspace");
+        let mut example = Command::new(cargo.get_program());
+        example.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-p", "sluice-nf", "--example", "flow_nf"]);
+        assert!(example.status().expect("cargo runs").success(), "build the NF for flows: cargo build -p sluice-nf --examples");
         cargo.args(["-p", "sluice-manager", "--example", "hostile_nf"]);
         if cfg!(feature = "dpdk") {
             // As the daemon itself was built, so that its library is not built once more.
@@ -62,6 +65,12 @@ pub fn nf(name: &str) -> String {
 /// The program of the NF that breaks the rules.
 pub fn hostile_nf() -> String {
     target().join("examples/hostile_nf").display().to_string()
+}
+
+/// The program of the NF that has one flow at a time.
+pub fn flow_nf() -> String {
+    build_nfs();
+    target().join("examples/flow_nf").display().to_string()
 }
 
 /// A port's section.
