@@ -34,6 +34,10 @@ pub const FORBIDDEN: u32 = u32::MAX - 3;
 pub const UNANSWERED: u32 = u32::MAX - 4;
 /// Instead of a path: the packet waits for an answer.
 pub const HELD: u32 = u32::MAX - 5;
+/// Instead of a path: no NF of a pool is idle, and the packet waits for one.
+pub const WAIT: u32 = u32::MAX - 6;
+/// Instead of a path: no NF of a pool is idle, and the packet does not wait.
+pub const NONE_IDLE: u32 = u32::MAX - 7;
 
 /// A counter that one thread writes and all may read.
 #[derive(Debug, Default)]

@@ -22,6 +22,7 @@ use crate::chain::{Counter, PathRegistry, Tables};
 use crate::classify::Classifier;
 use crate::classify::flow_table::random_seed;
 use crate::config::model::{Config, Hugepages, Overload};
+use crate::director::{Director, PoolTable};
 use crate::foreign::Hop;
 use crate::forward::{Plane, TraceRequest};
 use crate::frame::{FrameCache, FramePool, FrameTable};
@@ -192,6 +193,7 @@ impl DataPlane {
             Part { of: threads.len().max(1), this: threads.iter().position(|t| *t == index).unwrap_or(0) }
         };
         let parts: Vec<(Part, Part)> = (0..n).map(|i| (part(|r| r.wakeup, i), part(|r| r.monitor, i))).collect();
+        let part_of_rx: Vec<Part> = (0..n).map(|i| part(|r| r.rx, i)).collect();
         let tx: Vec<usize> = (0..n).filter(|i| threads[*i].1.tx).collect();
         let flows = manager.max_flows.div_ceil(rx.len() as u32);
         // A small arena is shared out, so that no thread starves another.
@@ -221,6 +223,7 @@ impl DataPlane {
                 no_rule: Counter::default(),
                 no_path: Counter::default(),
                 nf_down: Counter::default(),
+                none_idle: Counter::default(),
                 sample_every: manager.latency_sample,
                 sample_left: manager.latency_sample,
                 now_ns: 0,
@@ -235,6 +238,7 @@ impl DataPlane {
                 registry: registry.clone(),
                 plane,
                 classifier: Classifier::new(if roles.rx { flows as usize } else { 1 }, seed),
+                director: Director::new(index, part_of_rx[index], flows as usize, manager.max_paths as usize, random_seed()),
                 clock: clock.clone(),
                 commands: receiver,
                 flag: flag.clone(),
@@ -375,6 +379,24 @@ impl DataPlane {
         (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Tables(tables.clone())));
     }
 
+    /// Makes the Rx threads use a pool as it stands now. Commands that follow find it in use.
+    pub fn use_pool(&self, table: &Arc<PoolTable>) {
+        self.rx.iter().for_each(|thread| self.tell(*thread, Command::Pool(table.clone())));
+    }
+
+    /// Has so many idle members of a service's pool let go, if there are as many.
+    pub fn dismiss(&self, service: u16, n: u32) {
+        let (each, more) = (n / self.rx.len() as u32, n % self.rx.len() as u32);
+        for (i, thread) in self.rx.iter().enumerate() {
+            self.tell(*thread, Command::Dismiss(service, each + u32::from((i as u32) < more)));
+        }
+    }
+
+    /// How many Rx threads there are.
+    pub fn rx_threads(&self) -> usize {
+        self.rx.len()
+    }
+
     /// A slot on the page of a core, shared by the NFs of one tenant.
     ///
     /// # Errors
@@ -413,7 +435,8 @@ impl DataPlane {
         self.cores.get(&place.key).map(|c| &c.memory)
     }
 
-    /// Makes a region and gives its rings to the threads. The NF may be welcomed when this returns.
+    /// Makes a region and gives its rings to the threads. The NF may be welcomed when this returns. `alone`: one Rx thread alone lets
+    /// packets in for it.
     ///
     /// # Errors
     /// [`PlaneError::Memory`], [`PlaneError::Silent`].
@@ -428,11 +451,12 @@ impl DataPlane {
         capacity: u32,
         place: &Place,
         priority: f64,
+        alone: bool,
     ) -> Result<Arc<NfHandle>, PlaneError> {
         let layout = RegionLayout::new(self.links.len() as u32, capacity).expect("the configuration checks the ring size");
         let region = Region::create(layout)?;
         let (page, slot) = (place.page.clone(), place.slot);
-        let (rx, threads) = (self.rx.len(), self.links.len());
+        let (rx, threads) = (if alone { 1 } else { self.rx.len() }, self.links.len());
         let in_flight = self.in_flight.entry(number).or_default().clone();
         let handle = NfHandle::new(number, name.into(), service, core, poll, region, page, slot, rx, threads, in_flight, priority);
         let drains = self.drains(number);
@@ -508,9 +532,11 @@ impl DataPlane {
         Ok(taken)
     }
 
-    /// The threads that the queues of a port go to.
+    /// The threads that the queues of a port go to. Where each thread gets as many, queues of one number go to one thread, whatever the
+    /// port: so do both directions of a flow, if ports spread flows over their queues alike.
     pub fn owners(&self, port: u16, queues: usize) -> Vec<usize> {
-        (0..queues).map(|q| self.rx[(port as usize + q) % self.rx.len()]).collect()
+        let first = if queues.is_multiple_of(self.rx.len()) { 0 } else { port as usize };
+        (0..queues).map(|q| self.rx[(first + q) % self.rx.len()]).collect()
     }
 
     /// Gives the queues of a port to their threads. Says what each counts.

@@ -215,6 +215,8 @@ pub struct Plane {
     pub no_path: Counter,
     /// Packets of chains that lack an NF.
     pub nf_down: Counter,
+    /// Packets for which no NF of a pool was idle.
+    pub none_idle: Counter,
     /// Of so many packets one is timed; 0: none.
     pub sample_every: u32,
     /// Packets until the next is timed.

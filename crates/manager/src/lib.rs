@@ -12,6 +12,8 @@ pub mod classify;
 pub mod chain;
 pub mod nf;
 
+pub mod director;
+
 pub mod foreign;
 pub mod forward;
 pub mod mark;

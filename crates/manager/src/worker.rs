@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use sluice_policy::sched::wakeup::LONGEST_ROUND_NS;
 use sluice_shm::BURST;
-use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::descriptor::Descriptor;
@@ -23,12 +22,13 @@ use sluice_shm::ring::{Consumer, Producer};
 
 use crate::asker::{self, Asker};
 use crate::chain::{self, Counter, Drop, PathRegistry, Tables};
-use crate::classify::advice::{Advice, Answer, UNASKED};
-use crate::classify::flow_table::{Decision, FlowTableStats};
-use crate::classify::key::{LONG, SHORT};
-use crate::classify::{Classifier, Lookup};
+use crate::classify::Classifier;
+use crate::classify::advice::{Advice, Answer};
+use crate::classify::flow_table::FlowTableStats;
+use crate::classify::key::{FlowKey, SHORT};
 use crate::config::model::{Idle, Overload, Sched};
 use crate::controller::load::Loads;
+use crate::director::{Asked, Director, Env, PoolTable};
 use crate::foreign;
 use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
 use crate::frame::Packet;
@@ -36,6 +36,10 @@ use crate::nf::handle::{NfHandle, Sentence};
 use crate::port::PortQueue;
 use crate::pressure::Throttling;
 use crate::workflow::CoreSchedule;
+
+mod entry;
+
+use entry::{classify, generation, refuse, wait};
 
 /// NFs whose tx rings are looked at ahead. Few of them have packets at a time; what these bring must not push each other out of the cache.
 const PREFETCHED_DRAINS: usize = 64;
@@ -133,6 +137,10 @@ pub struct OwnedQueue {
     packets: [Packet; BURST],
     paths: [u32; BURST],
     flags: [u8; BURST],
+    /// TCP flags, where a director wants to know.
+    tcp: [u8; BURST],
+    /// Keys of the packets whose path is [`chain::WAIT`].
+    waiting: [FlowKey; BURST],
     /// A bit for each packet that the trace that goes on is about; all if it is about all rules.
     traceable: u32,
     /// Copies of the first bytes of the packets.
@@ -140,8 +148,9 @@ pub struct OwnedQueue {
     /// Packets of the last burst that still have to be let in: `from..to`.
     from: usize,
     to: usize,
-    /// Generation of the tables that decided the paths of the packets held.
+    /// Generation of the tables that decided the paths of the packets held, and what [`Director::moved`] was.
     generation: u32,
+    moved: u32,
     backoff: u32,
     skip: u32,
 }
@@ -157,11 +166,14 @@ impl OwnedQueue {
             packets: [Packet::default(); BURST],
             paths: [0; BURST],
             flags: [0; BURST],
+            tcp: [0; BURST],
+            waiting: [FlowKey::default(); BURST],
             traceable: u32::MAX,
             headers: [[0; SHORT]; BURST],
             from: 0,
             to: 0,
             generation: 0,
+            moved: 0,
             backoff: 0,
             skip: 0,
         }
@@ -191,6 +203,10 @@ pub struct Snapshot {
     pub forbidden: u64,
     /// Packets that the SDN controller was to be asked about, and that were dropped without an answer.
     pub unanswered: u64,
+    /// Packets dropped because no NF of a pool was idle.
+    pub none_idle: u64,
+    /// How long setting up a connection took, by number of the service.
+    pub setups: Vec<(u16, Histogram)>,
     /// Frames in this thread's cache.
     pub frames_cached: u64,
     /// Packets that wait for a port, and packets held at a gate.
@@ -219,6 +235,10 @@ pub enum Command {
     Unfeed(u16, Sender<Option<Box<foreign::Hop>>>),
     /// Forget an NF.
     Forget(u16, Sender<()>),
+    /// This is how a pool stands now.
+    Pool(Arc<PoolTable>),
+    /// Let so many idle members of a service's pool go.
+    Dismiss(u16, u32),
     /// Take over a port queue.
     AddQueue(Box<OwnedQueue>, Sender<()>),
     /// Packets for this port may be sent; `waits`: they are held rather than dropped when it takes none.
@@ -253,6 +273,8 @@ pub struct WorkerSetup {
     pub plane: Plane,
     /// Its flow table and the reading of headers.
     pub classifier: Classifier,
+    /// Who has which NF of a pool.
+    pub director: Director,
     /// The clock.
     pub clock: Clock,
     /// Commands.
@@ -357,6 +379,10 @@ impl Worker {
                 return;
             }
             let mut work = 0;
+            self.setup.director.step(self.setup.classifier.table(), now);
+            if self.setup.director.wants_look(now) {
+                work += self.look_at_waiting();
+            }
             // What the NFs returned since the last round is fetched while packets are received.
             self.drains.iter_mut().take(PREFETCHED_DRAINS).for_each(|d| d.consumer.look_ahead());
             if self.setup.roles.rx && !self.rx_stopped {
@@ -377,6 +403,7 @@ impl Worker {
             }
             if round.is_multiple_of(ROUNDS_PER_DUTY) {
                 self.setup.classifier.age(now / 1_000_000, self.setup.flow_timeout_ms, AGE_BUDGET);
+                self.setup.director.age(self.setup.classifier.table(), now / 1_000_000);
                 if work > 0 {
                     // The share of busy rounds, told in time: one of so many stands for all.
                     let spent = self.setup.clock.now_ns().saturating_sub(now) * u64::from(ROUNDS_PER_DUTY);
@@ -466,7 +493,7 @@ impl Worker {
     /// Takes a burst from a port queue, or what is left of the last one, and lets in what there is room for.
     #[inline]
     fn receive(&mut self, index: usize) -> usize {
-        let plane = &mut self.setup.plane;
+        let WorkerSetup { plane, classifier, registry, director, clock, .. } = &mut self.setup;
         let owned = &mut self.queues[index];
         if owned.from == owned.to {
             if owned.skip > 0 {
@@ -480,9 +507,13 @@ impl Worker {
             owned.counters.rx_packets.add(n as u64);
             owned.counters.rx_bytes.add(owned.packets[..n].iter().map(|p| u64::from(p.len)).sum());
             (owned.from, owned.to) = (0, n);
-            classify(&mut self.setup.classifier, &self.setup.registry, plane, owned);
-        } else if owned.generation != plane.generation {
-            classify(&mut self.setup.classifier, &self.setup.registry, plane, owned);
+            classify(classifier, registry, plane, director, clock, owned);
+        } else if owned.generation != generation(plane, director) || owned.moved != director.moved() {
+            classify(classifier, registry, plane, director, clock, owned);
+        }
+        if owned.moved != director.moved() {
+            // A packet of this burst has ended a connection that packets before it still went to.
+            classify(classifier, registry, plane, director, clock, owned);
         }
         let before = owned.from;
         let mut let_in = 0;
@@ -493,9 +524,14 @@ impl Worker {
             while end < owned.to && owned.paths[end] == number {
                 end += 1;
             }
-            let Some(path) = self.setup.registry.get(number) else {
+            let Some(path) = registry.get(number) else {
                 if number == chain::REFUSED && owned.waits {
                     break;
+                }
+                if number == chain::WAIT {
+                    wait(plane, director, owned, first, end);
+                    owned.from = end;
+                    continue;
                 }
                 refuse(plane, owned, number, first, end);
                 owned.from = end;
@@ -529,6 +565,43 @@ impl Worker {
             owned.backoff = 0;
         }
         owned.from - before
+    }
+
+    /// Lets packets go on that waited for an idle NF of a pool, as far as there is one now. Says how many.
+    #[cold]
+    fn look_at_waiting(&mut self) -> usize {
+        let WorkerSetup { plane, classifier, registry, director, clock, .. } = &mut self.setup;
+        let mut went = 0;
+        for _ in 0..director.waiting() {
+            let Some(waiting) = director.next_waiting() else { break };
+            let (packet, key) = (waiting.packet, waiting.key);
+            let tables = plane.tables.clone();
+            let chain = tables.rules.first_rule(&key).and_then(|rule| tables.chains.get(tables.rules.rules()[rule].chain as usize));
+            let Some(Some(chain)) = chain else {
+                plane.no_rule.add(1);
+                plane.discard(packet.frame);
+                continue;
+            };
+            let generation = generation(plane, director);
+            let hash = classifier.table().hash_of(&key);
+            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0 };
+            let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
+            let number = director.decide(&asked, &mut env);
+            if let Some(path) = registry.get(number) {
+                if plane.admit(path, 1) == 1 {
+                    plane.enter(path, number, &[packet], &[waiting.flags], 0);
+                } else {
+                    plane.count_lost(&path.chain, Drop::Entry, 1);
+                    plane.count_refused(path, 1);
+                    plane.discard(packet.frame);
+                }
+                went += 1;
+            } else if number != chain::WAIT || !director.wait_on(waiting, plane.now_ns) {
+                plane.none_idle.add(1);
+                plane.discard(packet.frame);
+            }
+        }
+        went
     }
 
     /// Sends what waits for ports: through our own queues, or to the thread that has one.
@@ -725,10 +798,21 @@ impl Worker {
                     self.finish_closing();
                 }
                 Command::Free(frames) => frames.into_iter().for_each(|frame| self.setup.plane.discard(frame)),
+                Command::Pool(table) => {
+                    let WorkerSetup { plane, classifier, director, roles, .. } = &mut self.setup;
+                    if roles.rx {
+                        director.use_pool(&table, &plane.nfs, classifier.table());
+                    }
+                }
+                Command::Dismiss(service, n) => self.setup.director.dismiss(service, n),
                 Command::StartRx => self.rx_stopped = false,
                 Command::StopRx(done) => {
                     self.rx_stopped = true;
                     asker::let_go(&mut self.setup.plane);
+                    while let Some(waiting) = self.setup.director.next_waiting() {
+                        self.setup.plane.none_idle.add(1);
+                        self.setup.plane.discard(waiting.packet.frame);
+                    }
                     for owned in &mut self.queues {
                         owned.counters.entry_drops.add((owned.to - owned.from) as u64);
                         for packet in &owned.packets[owned.from..owned.to] {
@@ -859,139 +943,12 @@ impl Worker {
             no_path: plane.no_path.get(),
             forbidden: asked(|asker| asker.forbidden.get()),
             unanswered: asked(|asker| asker.unanswered.get()),
+            none_idle: plane.none_idle.get(),
+            setups: self.setup.director.setups(),
             frames_cached: plane.frames.held() as u64,
-            waiting: asked(|asker| asker.held() as u64) + (held + plane.out.iter().map(|b| b.packets.len()).sum::<usize>()) as u64,
+            waiting: asked(|asker| asker.held() as u64)
+                + (held + self.setup.director.waiting() + plane.out.iter().map(|b| b.packets.len()).sum::<usize>()) as u64,
         }
-    }
-}
-
-/// Finds the paths of the packets that a queue holds.
-#[inline]
-fn classify(classifier: &mut Classifier, registry: &PathRegistry, plane: &mut Plane, owned: &mut OwnedQueue) {
-    let (from, to) = (owned.from, owned.to);
-    let held = &owned.packets[from..to];
-    let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
-    owned.traceable = if wanted_rule.is_some() { 0 } else { u32::MAX };
-    let now_ms = plane.now_ns / 1_000_000;
-    let generation = plane.generation;
-    let ingress = owned.port;
-    owned.generation = generation;
-    let mut lens = [0; BURST];
-    let mut found = [Lookup::Miss; BURST];
-    let arena = plane.frames.arena();
-    let headers = &mut owned.headers;
-    for ((header, len), packet) in headers.iter_mut().zip(&mut lens).zip(held) {
-        *len = packet.len;
-        // What lies behind a short packet in its frame is copied too and never looked at.
-        match arena.read_array(packet.frame, packet.offset) {
-            Some(copy) => *header = copy,
-            None => copy_short(arena, packet, header),
-        }
-    }
-    let more = |i: usize, bytes: &mut [u8; LONG]| {
-        let n = (held[i].len as usize).min(LONG);
-        if arena.read(held[i].frame, held[i].offset, &mut bytes[..n]) { n } else { 0 }
-    };
-    classifier.classify_burst(&headers[..held.len()], &lens, ingress, now_ms, more, &mut found);
-    for (i, found) in found[..to - from].iter().enumerate() {
-        owned.flags[from + i] = classifier.key(i).flags();
-        if wanted_rule.is_some() && plane.tables.rules.first_rule(classifier.key(i)) == wanted_rule {
-            owned.traceable |= 1 << (from + i);
-        }
-        owned.paths[from + i] = match found {
-            Lookup::Hit(decision) if decision.generation == generation => {
-                if decision.note != 0 {
-                    noted(classifier, plane, held[i], i, *decision);
-                }
-                decision.path
-            }
-            found => decide(classifier, registry, plane, held[i], (i, *found)),
-        };
-    }
-}
-
-/// Copies the header of a packet so near the end of its frame that there are fewer than [`SHORT`] bytes. A function of its own, so
-/// that the common copy keeps its fixed size.
-#[cold]
-#[inline(never)]
-fn copy_short(arena: &Arena, packet: &Packet, header: &mut [u8; SHORT]) {
-    *header = [0; SHORT];
-    arena.read(packet.frame, packet.offset, &mut header[..(packet.len as usize).min(SHORT)]);
-}
-
-/// Counts a packet, number `i` of the last burst, by what was noted of its flow.
-#[inline(never)]
-fn noted(classifier: &mut Classifier, plane: &mut Plane, packet: Packet, i: usize, decision: Decision) {
-    let Some(mut asker) = plane.asker.take() else { return };
-    if decision.note != UNASKED {
-        asker.count(decision.note, packet.len, plane.now_ns);
-    } else if let Some(note) = asker.ask_again(plane, classifier.key(i), packet) {
-        classifier.remember(i, Decision { note, ..decision }, plane.now_ns / 1_000_000);
-    }
-    plane.asker = Some(asker);
-}
-
-/// Decides about a flow that is new, or was decided under older tables: `i` is its packet's number in the last burst.
-#[cold]
-fn decide(
-    classifier: &mut Classifier,
-    registry: &PathRegistry,
-    plane: &mut Plane,
-    packet: Packet,
-    (i, found): (usize, Lookup),
-) -> u32 {
-    let generation = plane.generation;
-    let now_ms = plane.now_ns / 1_000_000;
-    // An earlier packet of the burst may have made the flow known.
-    let found = match found {
-        Lookup::Miss => classifier.again(i, now_ms),
-        Lookup::Hit(decision) => Some(decision),
-    };
-    if let Some(decision) = found
-        && decision.generation == generation
-    {
-        if decision.note != 0 {
-            noted(classifier, plane, packet, i, decision);
-        }
-        return decision.path;
-    }
-    let key = classifier.key(i);
-    let advised = match plane.asker.take() {
-        Some(mut asker) => {
-            let advised = asker.advise(plane, key, packet, found.map_or(0, |d| d.note));
-            plane.asker = Some(asker);
-            advised
-        }
-        None => asker::Advised { answer: Answer::Rules, instead: None, note: 0, settles: true },
-    };
-    let path = advised.instead.unwrap_or_else(|| asker::way(registry, plane, key, advised.answer, found.map(|d| d.path)));
-    if advised.settles {
-        classifier.remember(i, Decision { path, generation, note: advised.note }, now_ms);
-    }
-    path
-}
-
-/// Drops packets that have no path, at the door.
-#[cold]
-fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: usize, to: usize) {
-    let n = (to - from) as u64;
-    match number {
-        chain::NO_RULE => plane.no_rule.add(n),
-        chain::REFUSED => plane.nf_down.add(n),
-        chain::HELD => {
-            owned.packets[from..to].iter().for_each(|packet| asker::hold(plane, *packet, owned.port));
-            return;
-        }
-        chain::FORBIDDEN | chain::UNANSWERED => {
-            if let Some(asker) = &plane.asker {
-                if number == chain::FORBIDDEN { asker.forbidden.add(n) } else { asker.unanswered.add(n) }
-            }
-        }
-        _ => plane.no_path.add(n),
-    }
-    owned.counters.entry_drops.add(n);
-    for packet in &owned.packets[from..to] {
-        plane.discard(packet.frame);
     }
 }
 

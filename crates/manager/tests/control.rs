@@ -56,6 +56,7 @@ impl Mock {
                 tuning_percent: 0.5,
                 schedules: Vec::new(),
                 openflow: None,
+                pools: Vec::new(),
             };
             stats.drops = BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 0)]);
         }

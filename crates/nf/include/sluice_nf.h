@@ -169,7 +169,8 @@ typedef struct sluice_handler {
     int (*burst)(void *state, sluice_packet *packets, uint32_t count, uint64_t now_ns);
     /* Called every tick_ns, packets or not; under load to within a millisecond. May be null. */
     void (*tick)(void *state, uint64_t now_ns);
-    /* The state cleaner: forgets everything learnt from packets. Called on a clean stop. May be null. */
+    /* The state cleaner: forgets everything learnt from packets. Called on a clean stop, and between two flows where an NF serves one
+     * flow at a time. May be null. */
     void (*clean)(void *state);
     uint64_t tick_ns;
     /*

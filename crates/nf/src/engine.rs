@@ -79,6 +79,8 @@ pub(crate) struct Engine {
     sample_at: u64,
     /// `taken` at the last sample.
     sampled_at: u32,
+    /// The last [`Control::Reset`] that the state was cleaned for.
+    cleaned: u32,
 }
 
 /// Moves the process to its core. It stays where it is if it may not, or the core is not there for it: slower, never wrong.
@@ -139,6 +141,7 @@ impl Engine {
             publish_at: 0,
             sample_at: 0,
             sampled_at: taken,
+            cleaned: 0,
         };
         Ok((engine, context))
     }
@@ -327,6 +330,22 @@ impl Engine {
     pub(crate) fn must_yield(&mut self, now: u64) -> bool {
         // Relaxed: only the word matters.
         self.page.control(Control::Yield).load(Ordering::Relaxed) != 0 || self.seat.is_over_budget(now)
+    }
+
+    /// Whether the NF was given to another flow, and has to forget the former one before it handles what it has read. Asked after
+    /// reading: the word changes before the first packet of the new flow is there.
+    #[inline(always)]
+    pub(crate) fn must_clean(&self) -> bool {
+        // Acquire: goes with the manager's release, so that what was read after the change is seen to be.
+        self.page.control(Control::Reset).load(Ordering::Acquire) != self.cleaned
+    }
+
+    /// The state is clean.
+    #[cold]
+    pub(crate) fn cleaned(&mut self) {
+        self.cleaned = self.page.control(Control::Reset).load(Ordering::Acquire);
+        // Release: the cleaning is done before the manager sees it.
+        self.page.counter(Counter::Reset).store(self.cleaned.into(), Ordering::Release);
     }
 
     /// Whether this NF looks at its gate, and finds it closed.

@@ -97,6 +97,17 @@ impl Nf {
         &self.context
     }
 
+    /// Whether this NF was given to another flow since this was asked last: then it must forget everything that it has learnt from
+    /// packets, before it handles those that it has read meanwhile. Ask after each read, where the service says `per = "flow"`.
+    pub fn must_clean(&mut self) -> bool {
+        let mut engine = self.shared.engine.borrow_mut();
+        let must = engine.must_clean();
+        if must {
+            engine.cleaned();
+        }
+        must
+    }
+
     /// Now, in nanoseconds of CLOCK_MONOTONIC.
     pub fn now_ns(&self) -> u64 {
         self.shared.engine.borrow().now_ns()

@@ -2,6 +2,7 @@
 //!
 //! # Life of an NF
 //! attach → make the handler → ready → bursts and ticks → stop → storage flushed → [`Handler::clean`] → exit code 0.
+//! An NF that serves one flow at a time is cleaned in the same way between two flows, and goes on.
 //!
 //! Where its service has a zygote, the handler was made in another process, once for all instances: fork → attach →
 //! [`Handler::forked`] → ready → ….
@@ -40,7 +41,8 @@ pub trait Handler {
         None
     }
 
-    /// The state cleaner: forgets everything learnt from packets. Called on a clean stop.
+    /// The state cleaner: forgets everything learnt from packets. Called on a clean stop, and where an NF serves one flow at a time
+    /// (`per = "flow"`), after each flow: before the first packet of the next, and within about a second.
     fn clean(&mut self) {}
 
     /// Called in an instance that was forked from its service's zygote, before its first packet: the handler is a copy of the one that was
@@ -139,6 +141,12 @@ fn work(engine: &mut Engine, step: &mut impl Step) -> Result<(), NfError> {
         // Looked at before the rings: what was posted before the word was set is still handled.
         let stop = engine.must_stop();
         let (first, n) = engine.receive_burst()?;
+        if engine.must_clean() {
+            // What was begun for the former flow ends before it is forgotten.
+            guarded(|| seat.flush()).inspect_err(|_| engine.count_errors(1))?;
+            guarded(|| step.clean()).inspect_err(|_| engine.count_errors(1))?;
+            engine.cleaned();
+        }
         if n == 0 {
             if stop || signals::stopped() {
                 return Ok(());

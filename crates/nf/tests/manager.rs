@@ -101,6 +101,29 @@ fn on_the_managers_word_it_drains_and_leaves() {
 }
 
 #[test]
+fn what_was_learnt_is_forgotten_between_two_flows() {
+    let manager = Manager::new();
+    let mut process = manager.spawn(test_nf("callback"));
+    let mut nf = manager.welcome(0, Mode::default());
+    nf.post(0, &[N0]);
+    nf.wake();
+    assert_eq!(nf.collect(1).len(), 1);
+    assert_eq!(nf.count(Counter::Reset), 0);
+    nf.control(Control::Reset, 7);
+    nf.post(0, &[N0]);
+    nf.wake();
+    assert_eq!(nf.collect(1).len(), 1);
+    assert_eq!(nf.count(Counter::Reset), 7, "clean before the first packet of the next flow came back");
+    nf.control(Control::Reset, 8);
+    wait_for("clean without a packet", || (nf.count(Counter::Reset) == 8).then_some(()));
+    nf.control(Control::Stop, 1);
+    nf.wake();
+    let (status, out, _) = process.end();
+    assert!(status.success(), "{status}");
+    assert_eq!(out, "ready ids.0\nclean\nclean\nclean\n");
+}
+
+#[test]
 fn a_sleeping_nf_wakes_for_a_signal() {
     for (style, signal) in [("callback", Signal::TERM), ("callback", Signal::INT), ("pull", Signal::TERM)] {
         let manager = Manager::new();

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub mod plan;
+pub mod pool;
 pub mod restart;
 pub mod sched;
 pub mod sim;

@@ -15,11 +15,17 @@
 /// lives; their order does not matter. 0 if there are none: the caller knows that a service without instances has nobody to pick.
 #[inline]
 pub fn pick(hash: u32, members: &[u64]) -> usize {
+    pick_of(hash, members.iter().copied())
+}
+
+/// The same, for ids that stand among other things.
+#[inline]
+pub fn pick_of(hash: u32, members: impl Iterator<Item = u64>) -> usize {
     let mut best = 0;
     let mut highest = (0, 0);
-    for (index, member) in members.iter().enumerate() {
+    for (index, member) in members.enumerate() {
         // The id settles a tie, so that order does not.
-        let weight = (weight(hash, *member), *member);
+        let weight = (weight(hash, member), member);
         if weight >= highest {
             (best, highest) = (index, weight);
         }

@@ -98,6 +98,9 @@ pub enum Control {
     Yield = 1,
     /// The NF's gate, see [`crate::gate`].
     Gate = 2,
+    /// Changes when the NF is given to another flow: forget everything learnt from packets before handling what is read after the word
+    /// was seen to change. The manager sets it when all packets of the former flow have come back, and posts none before.
+    Reset = 3,
 }
 
 /// Counters that the NF writes and the manager shows. They are the NF's word, never used for a decision about safety.
@@ -125,10 +128,12 @@ pub enum Counter {
     /// What it does about its gate: a sum of [`LOOKS`](crate::gate::LOOKS) and
     /// [`COMES_WHEN_CALLED`](crate::gate::COMES_WHEN_CALLED).
     Gate = 9,
+    /// The value of [`Control::Reset`] that it has cleaned its state for.
+    Reset = 10,
 }
 
 /// Number of [`Counter`]s.
-pub const COUNTER_COUNT: usize = 10;
+pub const COUNTER_COUNT: usize = 11;
 const _: () = assert!(COUNTERS + COUNTER_COUNT * 8 <= HISTOGRAM);
 
 /// The page of a mapped region, for either side.

@@ -256,6 +256,12 @@ impl FlowTable {
         Some(decision(slot))
     }
 
+    /// How long ago a flow had a packet, in milliseconds, to within two ticks. None if it is not known. Counts as no lookup.
+    pub fn idle_ms(&self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<u64> {
+        let at = self.find(key, self.place(hash))?;
+        Some(u64::from(tick(now_ms).saturating_sub(self.slots.get()[at][STAMP] as u32)) * TICK_MS)
+    }
+
     /// As [`FlowTable::lookup`] for a burst: calls `found` with the number of each key and what was decided about it. Looks at no more
     /// than [`BURST`] keys, and as many hashes.
     #[inline]

@@ -356,6 +356,34 @@ impl FlowKey {
         }
     }
 
+    /// What both directions of the packet's connection have in common, and which of the two this one is (0 or 1). Neither the ingress
+    /// port nor DSCP is part of it.
+    #[inline]
+    pub fn connection(&self) -> (Self, u8) {
+        let [src_high, src_low, dst_high, dst_low, edge, tail] = self.words;
+        let (src_port, dst_port) = (edge & 0xffff, edge >> 16 & 0xffff);
+        let tail = tail & !0xff00;
+        let vlan = edge & 0xffff << 48;
+        if (src_high, src_low, src_port) <= (dst_high, dst_low, dst_port) {
+            (Self { words: [src_high, src_low, dst_high, dst_low, vlan | dst_port << 16 | src_port, tail] }, 0)
+        } else {
+            (Self { words: [dst_high, dst_low, src_high, src_low, vlan | src_port << 16 | dst_port, tail] }, 1)
+        }
+    }
+
+    /// The key of packets of a connection in one direction, from a port, with a DSCP: undoes [`FlowKey::connection`].
+    pub fn of_connection(connection: &Self, direction: u8, ingress: u16, dscp: u8) -> Self {
+        let [low_high, low_low, high_high, high_low, edge, tail] = connection.words;
+        let (vlan, low_port, high_port) = (edge & 0xffff << 48, edge & 0xffff, edge >> 16 & 0xffff);
+        let tail = tail | u64::from(dscp) << 8;
+        let edge = vlan | u64::from(ingress) << 32;
+        if direction == 0 {
+            Self { words: [low_high, low_low, high_high, high_low, edge | high_port << 16 | low_port, tail] }
+        } else {
+            Self { words: [high_high, high_low, low_high, low_low, edge | low_port << 16 | high_port, tail] }
+        }
+    }
+
     /// Hash for the flow table.
     #[inline(always)]
     pub fn hash(&self, keys: &HashKeys) -> u64 {

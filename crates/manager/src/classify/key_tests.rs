@@ -335,3 +335,33 @@ fn prints_as_people_write_it() {
     let packet = Spec { tags: vec![(0x8100, 5)], traffic_class: 46 << 2, ..udp(0x0a00_0001, 1024) }.build();
     assert_eq!(parse(&packet).to_string(), "port 3 vlan 5 udp 10.0.0.1:1024 > 10.10.10.10:53 dscp 46");
 }
+
+proptest! {
+    // Both directions have one connection, from which each comes back.
+    #[test]
+    fn both_directions_are_one_connection(
+        addresses in any::<(u32, u32)>(),
+        ports in any::<(u16, u16)>(),
+        ingress in any::<(u16, u16)>(),
+        dscp in (0..64u8, 0..64u8),
+    ) {
+        let packet = |(src, dst): (u32, u32), (src_port, dst_port): (u16, u16), ingress: u16, dscp: u8| {
+            let mut packet = [0u8; 64];
+            packet[12..16].copy_from_slice(&[0x08, 0, 0x45, dscp << 2]);
+            packet[17] = 46;
+            packet[23] = 6;
+            packet[26..30].copy_from_slice(&src.to_be_bytes());
+            packet[30..34].copy_from_slice(&dst.to_be_bytes());
+            packet[34..36].copy_from_slice(&src_port.to_be_bytes());
+            packet[36..38].copy_from_slice(&dst_port.to_be_bytes());
+            FlowKey::parse(&packet, 64, ingress)
+        };
+        let there = packet(addresses, ports, ingress.0, dscp.0);
+        let back = packet((addresses.1, addresses.0), (ports.1, ports.0), ingress.1, dscp.1);
+        let ((of_there, one), (of_back, other)) = (there.connection(), back.connection());
+        prop_assert_eq!(of_there, of_back);
+        prop_assert!(one != other || (addresses.0 == addresses.1 && ports.0 == ports.1));
+        prop_assert_eq!(FlowKey::of_connection(&of_there, one, ingress.0, dscp.0), there);
+        prop_assert_eq!(FlowKey::of_connection(&of_back, other, ingress.1, dscp.1), back);
+    }
+}

@@ -11,6 +11,7 @@ pub mod hits;
 pub mod key;
 pub mod rss;
 pub mod rule;
+pub mod tcp;
 
 use sluice_shm::BURST;
 
@@ -77,6 +78,12 @@ impl Classifier {
     #[inline(always)]
     pub fn key(&self, i: usize) -> &FlowKey {
         &self.keys[i % BURST]
+    }
+
+    /// Hash of packet `i` of the last burst, for [`Classifier::table`].
+    #[inline(always)]
+    pub fn hash(&self, i: usize) -> u64 {
+        self.hashes[i % BURST]
     }
 
     /// Remembers what was decided about the flow of packet `i` of the last burst.

@@ -97,8 +97,10 @@ impl fmt::Display for Change {
             Self::NeedsRestart { key } => write!(f, "{key} changes when sluiced is restarted"),
             Self::AddPort { port } => write!(f, "add port {}", port.name),
             Self::ReplacePort { port } => write!(f, "replace port {}", port.name),
-            Self::AddService { service } => write!(f, "add service {} ({} instances)", service.name, service.instances),
-            Self::ReplaceService { service } => write!(f, "replace service {} ({} instances)", service.name, service.instances),
+            Self::AddService { service } => write!(f, "add service {} ({} instances)", service.name, service.first_instances()),
+            Self::ReplaceService { service } => {
+                write!(f, "replace service {} ({} instances)", service.name, service.first_instances())
+            }
             Self::AddInstances { service, instances } => write!(f, "add instances of service {service}, up to {instances}"),
             Self::AddChain { chain } => write!(f, "add chain {}", chain.name),
             Self::ReplaceChain { chain } => write!(f, "replace chain {}", chain.name),

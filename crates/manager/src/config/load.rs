@@ -345,7 +345,7 @@ impl Shape<'_> {
                 }
                 true
             }
-            (Type::Table(keys), DeValue::Table(table)) => {
+            (Type::Keys(keys), DeValue::Table(table)) => {
                 for (name, item) in table.iter() {
                     let written: &str = name.get_ref();
                     match keys.iter().find(|inner| inner.name == written) {
@@ -454,7 +454,7 @@ fn sample(key: &Key) -> String {
         (_, Type::Cores) => "[0, 1]".into(),
         (_, Type::Texts | Type::Names) => "[\"a\", \"b\"]".into(),
         (_, Type::TextTable) => "{ NAME = \"value\" }".into(),
-        (_, Type::Table(keys)) => match keys.first() {
+        (_, Type::Keys(keys)) => match keys.first() {
             Some(first) => format!("{{ {} = {} }}", first.name, sample(first)),
             None => "{ }".into(),
         },

@@ -624,6 +624,108 @@ pub struct Service {
     /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with the daemon.
     #[serde(default)]
     pub pid_file: Option<PathBuf>,
+    /// What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), or, of a fixed number of instances, the flows
+    /// of one hash (`rss`) or each packet in turn (`round-robin`).
+    #[serde(default)]
+    pub per: Per,
+    /// Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.
+    #[serde(default)]
+    pub pool: Option<Pool>,
+}
+
+/// Instances of a service that is not shared.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Pool {
+    /// Least number of instances. There are so many at the start, and always so many that are not `per = "flow"`.
+    pub min: u32,
+    /// Most instances. There are as many as flows come and last.
+    pub max: u32,
+    /// Capacity of each ring of an instance, a power of two: it has one flow at a time.
+    pub ring: u32,
+    /// How long late packets of a flow that has ended still meet its instance, in milliseconds.
+    pub linger_ms: u32,
+    /// An established TCP connection without packets for so long is over, in milliseconds.
+    pub tcp_idle_ms: u32,
+    /// A TCP connection that only one side has spoken in, or that one side has ended, is over without packets for so long, in milliseconds.
+    pub half_open_ms: u32,
+    /// A flow that is not TCP is over without packets for so long, in milliseconds.
+    pub idle_ms: u32,
+    /// What happens to a new flow when no instance is idle.
+    pub when_empty: WhenEmpty,
+    /// With `when_empty = "wait"`: most packets that wait, at each Rx thread. The others are dropped.
+    pub queue: u32,
+    /// With `when_empty = "fallback"`: the shared service that has the flow instead, to its end.
+    pub fallback: Option<String>,
+    /// How an instance is made as new for the next flow.
+    pub isolation: Isolation,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self {
+            min: 1,
+            max: 64,
+            ring: 64,
+            linger_ms: 100,
+            tcp_idle_ms: 300_000,
+            half_open_ms: 10_000,
+            idle_ms: 30_000,
+            when_empty: WhenEmpty::Wait,
+            queue: 256,
+            fallback: None,
+            isolation: Isolation::Reset,
+        }
+    }
+}
+
+/// What an instance of a service is given.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Per {
+    /// Whatever comes: flows are spread over the instances.
+    #[default]
+    Shared,
+    /// One flow at a time, both directions of it.
+    Flow,
+    /// The flows of one hash.
+    Rss,
+    /// Packets in turn, whatever flow they are of.
+    RoundRobin,
+}
+
+impl Per {
+    /// As a word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Shared => "shared",
+            Self::Flow => "flow",
+            Self::Rss => "rss",
+            Self::RoundRobin => "round-robin",
+        }
+    }
+}
+
+/// What happens to a new flow when no instance is idle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenEmpty {
+    /// Its packets wait until one is.
+    Wait,
+    /// A shared service has it.
+    Fallback,
+    /// Its packets are dropped until one is.
+    Drop,
+}
+
+/// How an instance is made as new for the next flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Isolation {
+    /// Its state cleaner is called.
+    Reset,
+    /// It is ended, and another process takes its place.
+    Strict,
 }
 
 /// An OCI container that an instance runs in. One of `bundle` and `root` is needed.
@@ -647,6 +749,35 @@ impl Default for Container {
 }
 
 impl Service {
+    /// Whether its instances are not shared by whatever comes.
+    pub fn is_pooled(&self) -> bool {
+        self.per != Per::Shared
+    }
+
+    /// What its section `[service.pool]` says.
+    pub fn pool(&self) -> Pool {
+        self.pool.clone().unwrap_or_default()
+    }
+
+    /// Instances that it starts with.
+    pub fn first_instances(&self) -> u32 {
+        if self.is_pooled() { self.pool().min } else { self.instances }
+    }
+
+    /// Most instances that it has.
+    pub fn most_instances(&self) -> u32 {
+        match self.per {
+            Per::Shared => self.instances,
+            Per::Flow => self.pool().max,
+            Per::Rss | Per::RoundRobin => self.pool().min,
+        }
+    }
+
+    /// Capacity of each ring of its instances.
+    pub fn ring_slots(&self) -> u32 {
+        if self.is_pooled() { self.pool().ring } else { self.ring }
+    }
+
     /// Whether its program knows nothing of Sluice.
     pub fn is_foreign(&self) -> bool {
         self.kind == ServiceKind::Foreign

@@ -7,7 +7,7 @@
 use std::fmt::Write;
 
 use self::Preset::{Needed, Unset, Value};
-use self::Type::{Address, Bool, Cores, Integer, Mix, Names, Number, Path, Ports, Table, Text, TextTable, Texts, Words};
+use self::Type::{Address, Bool, Cores, Integer, Keys, Mix, Names, Number, Path, Ports, Text, TextTable, Texts, Words};
 use super::model::Config;
 
 /// What a key takes.
@@ -40,7 +40,7 @@ pub enum Type {
     /// A list of pairs, each a size and a weight.
     Mix,
     /// A table with keys of its own.
-    Table(&'static [Key]),
+    Keys(&'static [Key]),
 }
 
 /// What a key means when it is not written.
@@ -101,7 +101,7 @@ impl Type {
             Address => "an IP address (a string)".into(),
             Ports => "a port number, such as 80, or a range, such as \"1000-2000\"".into(),
             Mix => "a list of [size, weight] pairs, such as [[60, 7], [1514, 1]]".into(),
-            Table(keys) => {
+            Keys(keys) => {
                 let names: Vec<String> = keys.iter().map(|key| format!("`{}`", key.name)).collect();
                 format!("a table of {}", names.join(", "))
             }
@@ -132,6 +132,57 @@ const CONTAINER: &[Key] = &[
     key("root", Path, Unset, "Root directory, without a `config.json`. The program is `exec`, as it is called in there."),
     key("runtime", Path, Value("\"auto\""), "The host's OCI runtime: `auto` (crun, else runc), a name or a path."),
     key("writable", Bool, Value("false"), "Whether instances may write to their root directory, which they share."),
+];
+
+/// The keys of `[service.pool]`.
+pub const POOL: &[Key] = &[
+    key(
+        "min",
+        Integer(0, 65_000),
+        Value("1"),
+        "Least number of instances. There are so many at the start, and always so many that are not `per = \"flow\"`.",
+    ),
+    key("max", Integer(1, 65_000), Value("64"), "Most instances. There are as many as flows come and last."),
+    key(
+        "ring",
+        Integer(2, 1 << 20),
+        Value("64"),
+        "Capacity of each ring of an instance, a power of two: it has one flow at a time.",
+    ),
+    key(
+        "linger_ms",
+        Integer(0, 3_600_000),
+        Value("100"),
+        "How long late packets of a flow that has ended still meet its instance, in milliseconds.",
+    ),
+    key(
+        "tcp_idle_ms",
+        Integer(1, U32),
+        Value("300000"),
+        "An established TCP connection without packets for so long is over, in milliseconds.",
+    ),
+    key(
+        "half_open_ms",
+        Integer(1, U32),
+        Value("10000"),
+        "A TCP connection that only one side has spoken in, or that one side has ended, is over without packets for so long, in \
+         milliseconds.",
+    ),
+    key("idle_ms", Integer(1, U32), Value("30000"), "A flow that is not TCP is over without packets for so long, in milliseconds."),
+    key(
+        "when_empty",
+        Words(&["wait", "fallback", "drop"]),
+        Value("\"wait\""),
+        "What happens to a new flow when no instance is idle.",
+    ),
+    key(
+        "queue",
+        Integer(1, 1 << 16),
+        Value("256"),
+        "With `when_empty = \"wait\"`: most packets that wait, at each Rx thread. The others are dropped.",
+    ),
+    key("fallback", Text, Unset, "With `when_empty = \"fallback\"`: the shared service that has the flow instead, to its end."),
+    key("isolation", Words(&["reset", "strict"]), Value("\"reset\""), "How an instance is made as new for the next flow."),
 ];
 
 /// All sections, in the order of the reference. The common keys of ports come first, then those of each kind.
@@ -528,7 +579,7 @@ pub const SECTIONS: &[Section] = &[
             ),
             key(
                 "container",
-                Table(CONTAINER),
+                Keys(CONTAINER),
                 Unset,
                 "An OCI container that each instance runs in, from a bundle or a root directory.",
             ),
@@ -641,6 +692,19 @@ pub const SECTIONS: &[Section] = &[
                 "Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with \
                  the daemon.",
             ),
+            key(
+                "per",
+                Words(&["shared", "flow", "rss", "round-robin"]),
+                Value("\"shared\""),
+                "What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), or, of a fixed number of \
+                 instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).",
+            ),
+            key(
+                "pool",
+                Keys(POOL),
+                Unset,
+                "Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.",
+            ),
         ],
     },
     Section {
@@ -696,13 +760,14 @@ pub fn section_names() -> Vec<&'static str> {
     SECTIONS.iter().filter(|s| s.kind.is_empty()).map(|s| s.name).collect()
 }
 
-fn explain(out: &mut String, of: &str, key: &Key) {
+/// A key with its type, its default and its meaning.
+fn describe(out: &mut String, key: &Key) {
     let default = match key.default {
         Needed => "needed".to_string(),
         Value(value) => format!("default {value}"),
         Unset => "may be left out".to_string(),
     };
-    let _ = write!(out, "  {of}{}: {}; {default}\n      {}\n", key.name, key.takes.words(), key.meaning);
+    let _ = write!(out, "  {}: {}; {default}\n      {}\n", key.name, key.takes.words(), key.meaning);
 }
 
 impl Config {
@@ -716,10 +781,11 @@ impl Config {
                 (true, kind) => format!("[[{}]] with kind = {kind:?}", section.name),
             };
             let _ = write!(out, "\n{head}\n{}\n", section.meaning.replace("[`Gen`]", "`gen`"));
+            section.keys.iter().for_each(|key| describe(&mut out, key));
             for key in section.keys {
-                explain(&mut out, "", key);
-                if let Table(keys) = key.takes {
-                    keys.iter().for_each(|inner| explain(&mut out, &format!("{}.", key.name), inner));
+                if let Keys(inner) = key.takes {
+                    let _ = write!(out, "\n[{}.{}]\n{}\n", section.name, key.name, key.meaning);
+                    inner.iter().for_each(|key| describe(&mut out, key));
                 }
             }
         }
@@ -751,6 +817,11 @@ mod tests {
         if section.many { value[0].clone() } else { value.clone() }
     }
 
+    /// What the model makes of an empty `[service.pool]`, as JSON.
+    fn pool() -> Json {
+        serde_json::to_value(super::super::model::Pool::default()).unwrap()
+    }
+
     #[test]
     fn the_table_has_the_keys_of_the_model() {
         let common: BTreeSet<String> = shortest(sections("port").next().unwrap()).as_object().unwrap().keys().cloned().collect();
@@ -762,15 +833,17 @@ mod tests {
             let table: BTreeSet<String> = section.keys.iter().map(|k| k.name.to_string()).collect();
             assert_eq!(table, model, "[{}] {}", section.name, section.kind);
         }
+        let pool: BTreeSet<String> = pool().as_object().unwrap().keys().cloned().collect();
+        assert_eq!(POOL.iter().map(|k| k.name.to_string()).collect::<BTreeSet<_>>(), pool);
         let all: BTreeSet<String> = serde_json::to_value(Config::default()).unwrap().as_object().unwrap().keys().cloned().collect();
         assert_eq!(section_names().into_iter().map(str::to_string).collect::<BTreeSet<_>>(), all);
     }
 
     #[test]
     fn the_table_has_the_defaults_of_the_model() {
-        for section in SECTIONS {
-            let model = shortest(section);
-            for key in section.keys {
+        let sections = SECTIONS.iter().map(|section| (section.name, section.keys, shortest(section)));
+        for (section, keys, model) in sections.chain([("service.pool", POOL, pool())]) {
+            for key in keys {
                 let stated = match key.default {
                     Needed => continue,
                     Unset => Json::Null,
@@ -779,7 +852,7 @@ mod tests {
                         serde_json::to_value(table.remove("x").unwrap()).unwrap()
                     }
                 };
-                assert_eq!(model[key.name], stated, "{}.{}", section.name, key.name);
+                assert_eq!(model[key.name], stated, "{section}.{}", key.name);
             }
         }
         let model = serde_json::to_value(crate::config::model::Container::default()).unwrap();
@@ -831,12 +904,16 @@ mod tests {
                 assert_eq!(meaning.map(String::as_str), Some(key.meaning), "{owner}.{}", key.name);
             }
         }
+        for key in POOL {
+            let meaning = docs.get(&("Pool".to_string(), key.name.to_string()));
+            assert_eq!(meaning.map(String::as_str), Some(key.meaning), "Pool.{}", key.name);
+        }
     }
 
     #[test]
     fn the_reference_names_every_key() {
         let reference = Config::reference();
-        for key in SECTIONS.iter().flat_map(|s| s.keys) {
+        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL) {
             assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
             assert!(reference.contains(key.meaning));
         }

@@ -20,6 +20,9 @@ use crate::mechanism::link;
 
 mod container;
 mod foreign;
+mod pool;
+
+pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
 
 /// Most services in a chain: the hop of a packet is one byte.
 pub const MAX_HOPS: usize = 255;
@@ -109,6 +112,19 @@ impl Validation<'_> {
             (Type::Cores, Json::Array(cores)) => {
                 for (i, core) in cores.iter().enumerate() {
                     self.number(at.item(i), Type::Integer(0, schema::MAX_CORE), core);
+                }
+                true
+            }
+            (Type::Keys(keys), Json::Object(table)) => {
+                for key in keys {
+                    let value = table.get(key.name).unwrap_or(&Json::Null);
+                    if matches!(key.takes, Type::Integer(low, high) if !value.as_i64().is_none_or(|n| (low..=high).contains(&n))) {
+                        self.error(
+                            at,
+                            format!("{} of {} cannot be {value}", key.name, at.key),
+                            format!("write {}", key.takes.words()),
+                        );
+                    }
                 }
                 true
             }
@@ -392,7 +408,8 @@ impl Validation<'_> {
             self.name("service", i, &service.name, false, &mut seen);
             self.service(i, service);
         }
-        let total: u64 = config.services.iter().map(|s| u64::from(s.instances)).sum();
+        self.pools();
+        let total: u64 = config.services.iter().map(|s| u64::from(s.most_instances())).sum();
         if total > u64::from(config.manager.max_nfs) {
             self.error(
                 At::key("manager", "max_nfs"),
@@ -622,7 +639,7 @@ impl Validation<'_> {
     /// There are frames for the packets that chains can hold.
     fn frames(&mut self) {
         let config = self.config;
-        let rings: HashMap<&str, u32> = config.services.iter().map(|s| (s.name.as_str(), s.ring)).collect();
+        let rings: HashMap<&str, u32> = config.services.iter().map(|s| (s.name.as_str(), s.ring_slots())).collect();
         let held = |services: &[String]| services.iter().filter_map(|s| rings.get(hop(s).0)).min().map_or(0, |r| u64::from(*r));
         let chains: u64 = config.chains.iter().map(|c| held(&c.services)).sum();
         let queues: u64 = config.ports.iter().map(|p| u64::from(p.queues)).sum();
@@ -684,7 +701,8 @@ impl Validation<'_> {
                 );
             }
         }
-        let used: HashSet<&str> = config.chains.iter().flat_map(|c| &c.services).map(|s| hop(s).0).collect();
+        let fallbacks = config.services.iter().filter_map(|s| s.pool.as_ref()?.fallback.as_deref());
+        let used: HashSet<&str> = config.chains.iter().flat_map(|c| &c.services).map(|s| hop(s).0).chain(fallbacks).collect();
         for (i, service) in config.services.iter().enumerate() {
             if !used.contains(service.name.as_str()) {
                 self.warn(

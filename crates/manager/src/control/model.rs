@@ -43,6 +43,9 @@ pub struct Status {
     /// The SDN controller that is asked about flows, if the configuration names one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub openflow: Option<Openflow>,
+    /// The instances of services that are not shared.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pools: Vec<Pool>,
 }
 
 /// The SDN controller that is asked about flows, and how it is with it.
@@ -389,6 +392,43 @@ pub struct Zygote {
     pub why: Option<String>,
 }
 
+/// The instances of a service that is not shared.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Pool {
+    /// The service.
+    pub service: String,
+    /// What an instance is given: `flow`, `rss` or `round-robin`.
+    pub per: String,
+    /// Least number of instances.
+    pub min: u32,
+    /// Most instances.
+    pub max: u32,
+    /// How an instance is made as new for the next flow: `reset` or `strict`.
+    pub isolation: String,
+    /// Instances, those that are being started too.
+    pub size: u32,
+    /// Instances that wait for a flow.
+    pub idle: u64,
+    /// Instances with a flow.
+    pub assigned: u64,
+    /// Instances whose flow has ended, and which late packets still meet.
+    pub lingering: u64,
+    /// Instances that are made as new, or wait for their last packets.
+    pub resetting: u64,
+    /// Flows that were given an instance.
+    pub activations: u64,
+    /// Instances that became idle again.
+    pub ended: u64,
+    /// Packets that had to wait for an idle instance.
+    pub waits: u64,
+    /// Flows that the shared service got instead.
+    pub fallbacks: u64,
+    /// Packets dropped because no instance was idle.
+    pub drops: u64,
+    /// Time from the look at the first packet of a flow until it could go to its instances.
+    pub setup_ns: Distribution,
+}
+
 /// What a chain does with packets at its entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -548,7 +588,7 @@ pub struct Stats {
     /// Rules, in order.
     pub rules: Vec<Rule>,
     /// Packets dropped, by reason: those of [`crate::chain::Drop`] (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`,
-    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`), and `no_rule`, `no_path` and `port_tx`, which belong to no chain.
+    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
     pub drops: BTreeMap<String, u64>,
 }
 
@@ -682,9 +722,11 @@ impl From<&diff::Change> for Change {
             Step::NeedsRestart { key } => (Action::Restart, "key", key, "changes when sluiced is restarted".into()),
             Step::AddPort { port } => (Action::Add, "port", &port.name, String::new()),
             Step::ReplacePort { port } => (Action::Change, "port", &port.name, "closed and opened anew".into()),
-            Step::AddService { service } => (Action::Add, "service", &service.name, format!("{} instances", service.instances)),
+            Step::AddService { service } => {
+                (Action::Add, "service", &service.name, format!("{} instances", service.first_instances()))
+            }
             Step::ReplaceService { service } => {
-                (Action::Change, "service", &service.name, format!("{} instances, one after another", service.instances))
+                (Action::Change, "service", &service.name, format!("{} instances, one after another", service.first_instances()))
             }
             Step::AddInstances { service, instances } => (Action::Add, "instances", service, format!("up to {instances}")),
             Step::RemoveInstances { service, instances } => (Action::Remove, "instances", service, format!("down to {instances}")),

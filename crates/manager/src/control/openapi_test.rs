@@ -50,6 +50,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("NfForeign", through::<model::NfForeign>),
     ("NfSched", through::<model::NfSched>),
     ("Openflow", through::<model::Openflow>),
+    ("Pool", through::<model::Pool>),
     ("Port", through::<model::Port>),
     ("PortConfig", through::<config::Port>),
     ("Rule", through::<model::Rule>),

@@ -82,6 +82,8 @@ pub enum Sentence {
     Violations = 1,
     /// It held packets and returned none for too long.
     Stalled = 2,
+    /// Its flow has ended, and the next one is to have a fresh process.
+    Spent = 3,
 }
 
 /// One NF process. A restart makes a new one.
@@ -130,6 +132,8 @@ pub struct NfHandle {
     /// Whether it is a program that knows nothing of Sluice: the manager reads its ring for it ([`crate::foreign`]). Set before it is
     /// given packets.
     pub foreign: AtomicBool,
+    /// Its pool needs it no more: it is given no flows and may be stopped. By its pool's thread.
+    pub dismissed: AtomicBool,
 }
 
 impl NfHandle {
@@ -174,6 +178,7 @@ impl NfHandle {
             governed: AtomicBool::new(false),
             wants_core: AtomicBool::new(false),
             foreign: AtomicBool::new(false),
+            dismissed: AtomicBool::new(false),
         })
     }
 
@@ -217,6 +222,7 @@ impl NfHandle {
         match self.sentence.load(Ordering::Acquire) {
             1 => Sentence::Violations,
             2 => Sentence::Stalled,
+            3 => Sentence::Spent,
             _ => Sentence::None,
         }
     }

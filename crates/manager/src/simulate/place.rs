@@ -38,7 +38,7 @@ fn instances(config: &Config, mut core: impl FnMut(usize, usize, bool) -> usize)
     let mut nfs = Vec::new();
     for (number, service) in config.services.iter().enumerate() {
         let polls = service.mode == Mode::Poll;
-        for i in 0..service.instances as usize {
+        for i in 0..service.first_instances() as usize {
             nfs.push(PlannedNf { name: format!("{}.{i}", service.name), service: number, core: core(number, i, polls), polls });
         }
     }
@@ -56,7 +56,7 @@ fn configured(config: &Config) -> Placement {
 }
 
 fn in_turn(config: &Config, cores: usize) -> Placement {
-    let count = |mode| config.services.iter().filter(|s| s.mode == mode).map(|s| s.instances as usize).sum::<usize>();
+    let count = |mode| config.services.iter().filter(|s| s.mode == mode).map(|s| s.first_instances() as usize).sum::<usize>();
     let (pollers, sleepers) = (count(Mode::Poll), count(Mode::Sleep));
     let has_own = pollers < cores || (pollers == cores && sleepers == 0);
     let shared = if has_own { cores - pollers } else { cores };

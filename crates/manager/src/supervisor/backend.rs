@@ -235,7 +235,7 @@ impl Backend for Remote {
                 return Err(ApiError::not_found("NF", &name, &s.nf_names()));
             };
             let service = s.nfs.get(&number).and_then(|nf| s.services[nf.service as usize].as_ref()).map(|x| x.config.name.clone());
-            for known in s.config.services.iter_mut().filter(|x| Some(&x.name) == service.as_ref()) {
+            for known in s.config.services.iter_mut().filter(|x| Some(&x.name) == service.as_ref() && !x.is_pooled()) {
                 known.instances = known.instances.saturating_sub(1);
             }
             s.remove_instance(&name).map_err(ApiError::from)

@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use sluice_policy::restart;
 
+use super::pools::PoolState;
 use super::report::{CpuMeter, NfTotals};
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
@@ -52,17 +53,30 @@ impl Supervisor {
     fn replace_service(&mut self, config: model::Service) -> Result<Gone, SupervisorError> {
         let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
         let Start { exec, user, container } = start_of(&config)?;
-        self.has_room_for(config.instances)?;
+        self.has_room_for(config.first_instances())?;
         let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
             known.clone_from(&config);
         }
-        let instances = config.instances;
+        let instances = config.first_instances();
+        let threads = self.plane.threads();
+        let mut closed = None;
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
+            let former = service.pool.take();
+            if config.is_pooled() {
+                service.pool = PoolState::after(former, &config, threads);
+            } else {
+                closed = former;
+            }
             (service.config, service.exec, service.user, service.container) = (config, exec, user, container);
+        }
+        if let Some(former) = closed {
+            self.close_pool(number, &former);
         }
         self.dismiss_zygote(number);
         self.start_zygote(number);
+        self.publish();
+        self.publish_pool(number);
         for _ in 0..instances {
             self.new_instance(number, None)?;
         }
@@ -72,10 +86,11 @@ impl Supervisor {
     /// Adds a service and starts its instances.
     pub(super) fn add_service(&mut self, config: model::Service) -> Result<(), SupervisorError> {
         let Start { exec, user, container } = start_of(&config)?;
-        let instances = config.instances;
+        let instances = config.first_instances();
         self.has_room_for(instances)?;
         let number = fresh_number(self.services.len(), "services")?;
         self.config.services.push(config.clone());
+        let pool = PoolState::of(&config, self.plane.threads());
         self.services.push(Some(ServiceState {
             config,
             exec,
@@ -84,7 +99,9 @@ impl Supervisor {
             instances: Vec::new(),
             next_index: 0,
             zygote: None,
+            pool,
         }));
+        self.publish_pool(number);
         self.start_zygote(number);
         for _ in 0..instances {
             self.new_instance(number, None)?;
@@ -113,10 +130,14 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
-        let index = service.next_index;
-        service.next_index += 1;
-        let number = self.next_nf;
-        self.next_nf += 1;
+        let (number, index) = match service.pool.as_mut().and_then(PoolState::spare) {
+            Some(former) => former,
+            None => {
+                service.next_index += 1;
+                self.next_nf += 1;
+                (self.next_nf - 1, service.next_index - 1)
+            }
+        };
         service.instances.push(number);
         let nf = NfState {
             number,

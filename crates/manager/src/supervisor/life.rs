@@ -15,7 +15,7 @@ use sluice_shm::handshake::{self, Welcome};
 use sluice_shm::page::Control;
 
 use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, token};
-use crate::config::model::{Mode, OnFailure};
+use crate::config::model::{Mode, OnFailure, Per};
 use crate::estimate::kept::Of;
 use crate::mechanism::process;
 use crate::nf::container::Life;
@@ -79,6 +79,16 @@ impl Supervisor {
         if let Some(template) = service.container.clone() {
             return self.launch_container(number, &template);
         }
+        if service.pool.is_some() {
+            return self.start_member(number);
+        }
+        self.launch_process(number);
+    }
+
+    /// Starts the process of an NF: from its zygote, or by its program.
+    pub(super) fn launch_process(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         if service.exec.is_none() {
             nf.state = State::Expected;
             nf.deadline = None;
@@ -243,10 +253,11 @@ impl Supervisor {
         let nf = self.nfs.get(&number).expect("the caller found it");
         let service = self.services[nf.service as usize].as_ref().expect("an NF has a service");
         let (name, core, service_number) = (nf.name.clone(), nf.core, nf.service);
-        let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring, service.config.tenant.clone());
+        let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
+        let alone = service.config.per == Per::Flow;
         let place = self.plane.place(core, tenant)?;
         let priority = service.config.priority;
-        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority) {
+        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, alone) {
             Ok(handle) => handle,
             Err(error) => {
                 self.plane.vacate(&place);
@@ -329,7 +340,9 @@ impl Supervisor {
             self.nfs.get(&number).into_iter().for_each(kill);
             return Ok(());
         }
-        self.publish();
+        if !self.stir_pool(service_number) {
+            self.publish();
+        }
         self.govern();
         Ok(())
     }
@@ -412,8 +425,10 @@ impl Supervisor {
         self.controller.remove(number);
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         let (service_number, attach) = (nf.service, service.config.attach);
-        let restart =
-            self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
+        let pooled = service.pool.is_some();
+        let spent = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Spent);
+        let restart = pooled
+            || self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
         let ran_for = nf.started_at.elapsed();
         let condemned = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Violations);
         nf.state = match was {
@@ -421,6 +436,8 @@ impl Supervisor {
             _ if nf.draining => State::Gone,
             _ if attach => State::Expected,
             _ if condemned || !restart => State::Failed,
+            // Its end was asked for.
+            _ if spent => State::Restarting,
             _ => match BACKOFF.after_failure(&mut nf.streak, ran_for.as_nanos() as u64) {
                 restart::Decision::StartAfter(pause_ns) => {
                     nf.deadline = Some(Instant::now() + Duration::from_nanos(pause_ns));
@@ -437,7 +454,7 @@ impl Supervisor {
             let at_once = || format!("{} ended before it was given packets; run its program by hand to see why", nf.name);
             foreign.trouble.get_or_insert_with(at_once);
         }
-        if nf.state != State::Gone && !self.stopping {
+        if nf.state != State::Gone && !self.stopping && !spent {
             eprintln!("sluiced: {} has ended after {:.3} s and is {} now", nf.name, ran_for.as_secs_f64(), nf.state);
         }
         if let Some(handle) = &handle {
@@ -456,7 +473,11 @@ impl Supervisor {
         container.into_iter().for_each(|life| self.clear_container(life));
         if handle.is_some() {
             // New tables first: no flow is sent to it any more. Then its frames come back.
-            self.publish();
+            if pooled {
+                self.publish_pool(service_number);
+            } else {
+                self.publish();
+            }
             if is_foreign {
                 self.unfeed(number);
             }
@@ -477,6 +498,8 @@ impl Supervisor {
         }
         if gone {
             self.bury(number);
+        } else if spent && !self.stopping {
+            self.launch(number);
         }
     }
 
@@ -489,6 +512,10 @@ impl Supervisor {
         }
         if let Some(Some(service)) = self.services.get_mut(nf.service as usize) {
             service.instances.retain(|n| *n != number);
+            let index = nf.name.rsplit('.').next().and_then(|index| index.parse().ok());
+            if let (Some(pool), Some(index)) = (&mut service.pool, index) {
+                pool.keep_number(number, index);
+            }
         }
         for waiter in nf.waiters {
             let _ = waiter.send(());
@@ -503,7 +530,10 @@ impl Supervisor {
             State::Running => {
                 nf.draining = true;
                 nf.deadline = Some(Instant::now() + drain);
-                self.publish();
+                let service = nf.service;
+                if !self.publish_pool(service) {
+                    self.publish();
+                }
             }
             State::Starting => {
                 nf.state = State::Stopping;
@@ -549,11 +579,13 @@ impl Supervisor {
         self.note_removed();
         self.govern_late();
         self.tick_zygotes(now);
+        self.size_pools(now);
         let (mut starting, mut settled, mut late) = (Vec::new(), Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
             if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
                 match handle.sentence() {
                     Sentence::None => {}
+                    Sentence::Spent => kill(nf),
                     Sentence::Violations => {
                         let violations = handle.violations.load(Ordering::Relaxed);
                         eprintln!("sluiced: {} forged {violations} descriptors or cursors and is stopped", nf.name);

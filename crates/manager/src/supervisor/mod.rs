@@ -11,6 +11,7 @@ mod foreign;
 mod grouping;
 mod life;
 mod outside;
+mod pools;
 mod ports;
 mod report;
 mod tuning;
@@ -108,6 +109,8 @@ struct ServiceState {
     next_index: u32,
     /// What instances are forked from, where they are.
     zygote: Option<zygote::Zygote>,
+    /// Of one that is not shared.
+    pool: Option<pools::PoolState>,
 }
 
 /// An NF, whether it has a process or not.
@@ -360,6 +363,7 @@ impl Supervisor {
         while let Ok(job) = self.jobs.try_recv() {
             job(self);
         }
+        self.publish_stirred_pools();
         // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
         let now = Instant::now();
         if now.duration_since(self.ticked) >= TICK {
@@ -375,7 +379,9 @@ impl Supervisor {
             .services
             .iter()
             .map(|service| {
-                let instances = service.as_ref().map_or(&[][..], |s| &s.instances);
+                // Members of pools are nobody's to choose from but the directors'.
+                let shared = service.as_ref().filter(|s| s.pool.is_none());
+                let instances = shared.map_or(&[][..], |s| &s.instances);
                 let runs = |nf: &&NfState| nf.state == State::Running && !nf.draining;
                 let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
                 living.map(|nf| Member { nf: nf.number, id: restart_stable_id(&nf.name) }).collect()

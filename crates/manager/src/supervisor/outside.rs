@@ -116,7 +116,8 @@ impl Supervisor {
                 })?;
             }
             // Now, while no packets move and no NF runs. Where it fails, it is tried again and told when it is needed.
-            let instances = |s: &model::Service| (0..s.instances as usize).filter(|i| s.cores[i % s.cores.len()] == core).count();
+            let instances =
+                |s: &model::Service| (0..s.most_instances() as usize).filter(|i| s.cores[i % s.cores.len()] == core).count();
             if wanted.workflow.of_core(core) != ByWhat::None && wanted.services.iter().map(instances).sum::<usize>() > 1 {
                 let foreign = wanted.services.iter().any(|s| s.is_foreign() && s.cores.contains(&core));
                 if foreign {

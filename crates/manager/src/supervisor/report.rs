@@ -11,7 +11,7 @@ use sluice_shm::page::Counter;
 
 use super::{NfState, Supervisor};
 use crate::chain::Drop;
-use crate::config::model::{Mode, OnFailure, Overload, PortKind};
+use crate::config::model::{Mode, OnFailure, Overload, Per, PortKind};
 use crate::control::model::{self as api, Distribution};
 use crate::foreign::room::Who;
 use crate::mechanism::process::CpuClock;
@@ -164,6 +164,7 @@ impl Supervisor {
             },
             schedules: self.schedule_reports(),
             openflow: self.agent.as_ref().map(crate::openflow::Agent::status),
+            pools: self.pool_reports(snapshots),
         }
     }
 
@@ -183,6 +184,7 @@ impl Supervisor {
             more("forbidden", snapshots.iter().map(|s| s.forbidden).sum());
             more("unanswered", snapshots.iter().map(|s| s.unanswered).sum());
         }
+        more("none_idle", snapshots.iter().map(|s| s.none_idle).sum());
         more("no_path", snapshots.iter().map(|s| s.no_path).sum());
         let ports = self.port_reports(&snapshots);
         more("port_tx", ports.iter().map(|p| p.tx_drops).sum());
@@ -268,7 +270,7 @@ impl Supervisor {
             attach: s.config.attach,
             cores: s.config.cores.clone(),
             mode: if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }.into(),
-            ring: s.config.ring,
+            ring: s.config.ring_slots(),
             tenant: s.config.tenant.clone(),
             zygote: s.zygote.as_ref().map(super::zygote::Zygote::report),
         })
@@ -304,7 +306,7 @@ impl Supervisor {
             tx_packets: nf.foreign.as_ref().map_or(totals.returned, |f| f.counters.returned.get()),
             verdict_drops: totals.dropped,
             queue: of_now.0.saturating_sub(of_now.1),
-            queue_capacity: service.map_or(0, |s| u64::from(s.config.ring)),
+            queue_capacity: service.map_or(0, |s| u64::from(s.config.ring_slots())),
             violations: totals.violations,
             cpu_percent: if nf.process.is_some() { nf.cpu.percent } else { 0.0 },
             service_ns: Distribution::from(&service_time),
@@ -329,7 +331,16 @@ impl Supervisor {
             let mut latency = Histogram::default();
             snapshots.iter().filter_map(|s| s.latencies.get(chain.number as usize)).for_each(|h| latency.merge(h));
             let service_name = |n: &u16| self.services[*n as usize].as_ref().map_or(String::new(), |s| s.config.name.clone());
-            let missing = chain.services.iter().any(|s| self.tables.services.get(*s as usize).is_none_or(Vec::is_empty));
+            let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running && !nf.draining);
+            let lacks = |s: &u16| match self.services.get(*s as usize) {
+                // Without a member, its packets may wait for one, or go elsewhere.
+                Some(Some(service)) if service.config.per == Per::Flow => {
+                    !service.instances.iter().any(runs) && service.config.pool().min > 0
+                }
+                Some(Some(service)) => !service.instances.iter().any(runs),
+                _ => true,
+            };
+            let missing = chain.services.iter().any(lacks);
             let throttled = chain.services.iter().any(|service| {
                 let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
                 let handles = instances.iter().filter_map(|n| self.nfs.get(n)?.handle.as_ref());

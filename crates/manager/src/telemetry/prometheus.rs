@@ -11,7 +11,7 @@
 
 use std::fmt::{Display, Write};
 
-use crate::control::model::{Chain, Distribution, Nf, NfForeign, Openflow, Port, Schedule, Stats};
+use crate::control::model::{Chain, Distribution, Nf, NfForeign, Openflow, Pool, Port, Schedule, Stats};
 
 /// The content type of [`exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -28,6 +28,7 @@ pub fn exposition(stats: &Stats) -> String {
     daemon(&mut out, stats);
     ports(&mut out, &stats.ports);
     nfs(&mut out, &stats.nfs);
+    pools(&mut out, &stats.status.pools);
     chains(&mut out, &stats.chains);
     out.family(
         "sluice_rule_decisions_total",
@@ -135,6 +136,47 @@ fn schedules(out: &mut Text, schedules: &[Schedule]) {
     out.family("sluice_longest_wait_seconds", "gauge", "The longest that an NF with packets has waited for its turn.");
     for schedule in schedules {
         out.sample("sluice_longest_wait_seconds", &[("core", &schedule.core.to_string())], schedule.longest_wait_ns as f64 / NS);
+    }
+}
+
+/// A state of a pool's NFs, and how many are in it.
+type PoolState = (&'static str, fn(&Pool) -> u64);
+
+const POOL_STATES: &[PoolState] =
+    &[("idle", |p| p.idle), ("assigned", |p| p.assigned), ("lingering", |p| p.lingering), ("resetting", |p| p.resetting)];
+
+const POOL_COUNTERS: &[Column<Pool>] = &[
+    ("sluice_pool_activations_total", "Flows that were given an NF of their own.", |p| p.activations),
+    ("sluice_pool_ended_total", "NFs of a pool that became idle again.", |p| p.ended),
+    ("sluice_pool_waits_total", "Packets that had to wait for an idle NF of a pool.", |p| p.waits),
+    ("sluice_pool_fallbacks_total", "Flows that a shared service got because no NF of the pool was idle.", |p| p.fallbacks),
+    ("sluice_pool_drops_total", "Packets dropped because no NF of the pool was idle.", |p| p.drops),
+];
+
+fn pools(out: &mut Text, pools: &[Pool]) {
+    out.family("sluice_pool_size", "gauge", "NFs of a pool, those that are being started too.");
+    for pool in pools {
+        out.sample("sluice_pool_size", &[("service", &*pool.service), ("per", &pool.per)], pool.size);
+    }
+    out.family("sluice_pool_nfs", "gauge", "NFs of a pool that are given one flow at a time, by what they do.");
+    for pool in pools {
+        for (state, value) in POOL_STATES {
+            out.sample("sluice_pool_nfs", &[("service", &*pool.service), ("state", state)], value(pool));
+        }
+    }
+    for (name, help, value) in POOL_COUNTERS {
+        out.family(name, "counter", help);
+        for pool in pools {
+            out.sample(name, &[("service", &*pool.service)], value(pool));
+        }
+    }
+    out.family(
+        "sluice_pool_setup_seconds",
+        "histogram",
+        "Time from the look at the first packet of a flow until it could go to its NFs.",
+    );
+    for pool in pools {
+        out.histogram("sluice_pool_setup_seconds", &[("service", &*pool.service)], &pool.setup_ns);
     }
 }
 
@@ -486,6 +528,18 @@ mod tests {
                     longest_wait_ns: 1_500_000,
                     ..Default::default()
                 }],
+                pools: vec![Pool {
+                    service: "ids".into(),
+                    per: "flow".into(),
+                    size: 8,
+                    idle: 5,
+                    assigned: 2,
+                    lingering: 1,
+                    activations: 77,
+                    waits: 3,
+                    setup_ns: Distribution::from(&latency),
+                    ..Default::default()
+                }],
                 ..Default::default()
             },
             ports: vec![Port {
@@ -545,6 +599,10 @@ mod tests {
             assert_eq!(get(&format!("sluice_nf_{name}"), &fw), value, "{name}");
         }
         assert_eq!(get("sluice_turns_total", &[("core", "1"), ("why", "slice")]), 7.0);
+        assert_eq!(get("sluice_pool_size", &[("service", "ids"), ("per", "flow")]), 8.0);
+        assert_eq!(get("sluice_pool_nfs", &[("service", "ids"), ("state", "idle")]), 5.0);
+        assert_eq!(get("sluice_pool_activations_total", &[("service", "ids")]), 77.0);
+        assert_eq!(get("sluice_pool_setup_seconds_count", &[("service", "ids")]), 5.0);
         assert_eq!(get("sluice_controller_seconds_total", &[("core", "1"), ("mechanism", "signal")]), 2.5);
         assert_eq!(get("sluice_longest_wait_seconds", &[("core", "1")]), 0.0015);
         assert_eq!(get("sluice_chain_throttled", &[("chain", "web")]), 1.0);

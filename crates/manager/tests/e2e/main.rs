@@ -22,6 +22,7 @@ mod openflow;
 mod overload;
 mod pack;
 mod pcap;
+mod pools;
 mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]

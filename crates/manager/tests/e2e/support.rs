@@ -28,7 +28,8 @@ fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
         let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
-        let programs = nfs.into_iter().chain(["examples/hostile_nf".to_string(), "examples/test_nf".to_string()]);
+        let examples = ["hostile_nf", "test_nf", "flow_nf"].map(|nf| format!("examples/{nf}"));
+        let programs = nfs.into_iter().chain(examples);
         if { programs }.all(|program| target().join(program).exists()) {
             return;
         }
@@ -44,9 +45,11 @@ fn build_nfs() {
             nfs.args(["-p", nf]);
         });
         assert!(nfs.status().expect("cargo runs").success(), "build the NFs: cargo build --workspace");
-        let mut test_nf = Command::new(cargo.get_program());
-        test_nf.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-p", "sluice-nf", "--example", "test_nf"]);
-        assert!(test_nf.status().expect("cargo runs").success(), "build the test NF: cargo build -p sluice-nf --example test_nf");
+        for (name, built) in [("test_nf", "test NF"), ("flow_nf", "NF for flows")] {
+            let mut example = Command::new(cargo.get_program());
+            example.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-p", "sluice-nf", "--example", name]);
+            assert!(example.status().expect("cargo runs").success(), "build the {built}: cargo build -p sluice-nf --examples");
+        }
         cargo.args(["-p", "sluice-manager", "--example", "hostile_nf"]);
         if cfg!(feature = "dpdk") {
             // As the daemon itself was built, so that its library is not built once more.
@@ -71,6 +74,12 @@ pub fn hostile_nf() -> String {
 /// `wan` and a service `ids`.
 pub fn test_nf() -> String {
     target().join("examples/test_nf").display().to_string()
+}
+
+/// The program of the NF that has one flow at a time.
+pub fn flow_nf() -> String {
+    build_nfs();
+    target().join("examples/flow_nf").display().to_string()
 }
 
 /// A port's section.

@@ -81,7 +81,7 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
         eprintln!("{warning}");
     }
     let Config { ports, services, chains, rules, .. } = &loaded.config;
-    let instances: u64 = services.iter().map(|s| u64::from(s.instances)).sum();
+    let instances: u64 = services.iter().map(|s| u64::from(s.first_instances())).sum();
     let count = |n: u64, one: &str| format!("{n} {one}{}", if n == 1 { "" } else { "s" });
     let words = [
         count(ports.len() as u64, "port"),

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use sluice_manager::config::model as config;
 use sluice_manager::control::model::{
-    Chain, ChainState, Event, EventKind, Nf, NfState, Openflow, Port, Rule, Service, Stats, Status, Trace,
+    Chain, ChainState, Event, EventKind, Nf, NfState, Openflow, Pool, Port, Rule, Service, Stats, Status, Trace,
 };
 
 use crate::number::{age, grouped, short, time};
@@ -91,6 +91,45 @@ pub fn matches(rule: &config::Rule) -> String {
     if words.is_empty() { "everything".into() } else { words.join(", ") }
 }
 
+/// The pools of `sluice status`.
+fn pools(pools: &[Pool]) -> Table {
+    let columns = [
+        "POOL",
+        "PER",
+        ">SIZE",
+        ">MIN-MAX",
+        ">IDLE",
+        ">ASSIGNED",
+        ">LINGERING",
+        ">FLOWS",
+        ">WAITS",
+        ">FALLBACKS",
+        ">DROPS",
+        ">SETUP P50",
+        ">P99",
+    ];
+    let mut table = Table::new(&columns);
+    for pool in pools {
+        let measured = |ns: u64| if pool.setup_ns.count == 0 { "-".into() } else { time(ns) };
+        table.row(vec![
+            pool.service.as_str().into(),
+            pool.per.as_str().into(),
+            pool.size.to_string().into(),
+            format!("{}-{}", pool.min, pool.max).into(),
+            pool.idle.to_string().into(),
+            pool.assigned.to_string().into(),
+            (pool.lingering + pool.resetting).to_string().into(),
+            grouped(pool.activations).into(),
+            grouped(pool.waits).into(),
+            grouped(pool.fallbacks).into(),
+            Cell::toned(grouped(pool.drops), if pool.drops > 0 { Tone::Warn } else { Tone::Plain }),
+            measured(pool.setup_ns.p50).into(),
+            measured(pool.setup_ns.p99).into(),
+        ]);
+    }
+    table
+}
+
 /// `sluice status`.
 pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<()> {
     writeln!(out, "sluiced {}, process {}, up {}", status.version, status.pid, age(status.uptime_s))?;
@@ -116,6 +155,10 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
         ]);
     }
     table.print(out, colour)?;
+    if !status.pools.is_empty() {
+        writeln!(out)?;
+        pools(&status.pools).print(out, colour)?;
+    }
     if status.schedules.is_empty() {
         return Ok(());
     }

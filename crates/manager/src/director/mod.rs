@@ -1,0 +1,836 @@
+//! The flow director: which NFs the first packet of a flow finds, where a service has one for each flow.
+//!
+//! # Terms
+//! A *pooled* service is one that is not shared; its NFs are *members* of its pool. A *connection* is both directions of a flow on all
+//! chains that it passes, and holds a member of each pooled service that it has met. A *seat* is one of these.
+//!
+//! # Approach
+//! Each Rx thread has a director, and each member of a pool `per = "flow"` belongs to one of them, so that nothing is shared and nothing is
+//! locked. What is decided is put into the thread's flow table, and further packets do not come here: only SYN, FIN and RST do, and what the
+//! flow table has forgotten. A new connection costs a look at the connections, a member from the front of each queue, and the number
+//! of the path that these make, which the thread has noted if it has ever used it. Members of several pools are taken at the same place of each
+//! where they are idle, so that there are about as many paths as members.
+//!
+//! When a connection is over ([`life`](sluice_policy::pool::life)), its keys leave the flow table, and when the last packet has left its
+//! members they are made as new: the word [`Control::Reset`] changes, and the member is idle. Its library looks at the word after it has read
+//! packets and before its handler sees them, so the state is clean before the next flow's first packet, without a wake and without waiting for
+//! an answer. With `isolation = "strict"` the process is condemned instead, and the member comes back with another.
+//!
+//! Packets that wait for an idle member are kept here, oldest first. While some wait, who comes later waits behind them.
+//!
+//! # What keeps flows apart
+//! A member gets packets of one connection from the moment it is assigned until it is drained. Packets that were classified before, and
+//! are still held at a gate, are looked at again when [`Director::moved`] has changed, before they are let in; and members are reset in
+//! [`Director::step`] alone, between two bursts.
+//!
+//! # Limits
+//! A connection is known by its addresses as they come in at the port: where a chain changes them (NAT), the two directions meet as two.
+//! Directions of a connection must come to the same Rx thread, which the configuration is checked for. A chain that names pooled services
+//! costs a decision for each TCP packet with SYN, so that a connection is known to be half-open.
+
+pub mod connections;
+pub mod paths;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sluice_policy::pool::life::{Event, Life, Timeouts, flag};
+use sluice_policy::pool::{Pool, State};
+use sluice_policy::spread;
+use sluice_shm::clock::Clock;
+use sluice_shm::histogram::Histogram;
+use sluice_shm::page::Control;
+
+use crate::chain::{self, Chain, Counter, PathRegistry, Tables};
+use crate::classify::flow_table::{Decision, FlowTable};
+use crate::classify::key::{FlowKey, HashKeys, protocol};
+use crate::config::model::{self, Isolation, OnFailure, Per, WhenEmpty};
+use crate::config::validate::MAX_POOLED_HOPS;
+use crate::forward::NfEnd;
+use crate::frame::Packet;
+use crate::nf::handle::{NfHandle, Sentence};
+use crate::worker::Part;
+
+use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};
+use paths::{Paths, Way};
+
+/// How long a packet waits for an idle member at most, in nanoseconds.
+const LONGEST_WAIT_NS: u64 = 5_000_000_000;
+/// Nanoseconds between two looks at packets that wait, where no member became idle.
+const LOOK_NS: u64 = 10_000_000;
+/// Connections that one call of [`Director::age`] looks at, at least.
+const AGE_BUDGET: u32 = 64;
+
+/// What one thread counts of one pool, and how its part of it stands.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct PoolCounters {
+    /// Members that wait for a flow.
+    pub idle: AtomicU32,
+    /// Members with a flow.
+    pub assigned: AtomicU32,
+    /// Members whose flow has ended, and which late packets still meet.
+    pub lingering: AtomicU32,
+    /// Members that are made as new, or wait for their last packets.
+    pub resetting: AtomicU32,
+    /// Flows that were given a member.
+    pub activations: Counter,
+    /// Members that became idle again.
+    pub ended: Counter,
+    /// For how long they had their flows, in nanoseconds.
+    pub lifetimes_ns: Counter,
+    /// Packets that had to wait for an idle member.
+    pub waits: Counter,
+    /// Flows that a shared service got instead.
+    pub fallbacks: Counter,
+    /// Packets dropped because no member was idle.
+    pub drops: Counter,
+}
+
+/// A member of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolMember {
+    /// Number of the NF.
+    pub nf: u16,
+    /// The Rx thread that it belongs to is this number, modulo their number.
+    pub part: u16,
+}
+
+/// A pool as the packet threads know it. A change makes a new one.
+#[derive(Debug, Clone)]
+pub struct PoolTable {
+    /// Number of the service.
+    pub service: u16,
+    /// What its members are given. A service that is shared by now has no pool any more.
+    pub per: Per,
+    /// Its section.
+    pub pool: model::Pool,
+    /// The service that has flows when no member is idle.
+    pub fallback: Option<u16>,
+    /// Its living members.
+    pub members: Vec<PoolMember>,
+    /// Counters, by manager thread.
+    pub counters: Arc<[PoolCounters]>,
+}
+
+/// What decisions need besides.
+pub struct Env<'a> {
+    /// Where packets go.
+    pub tables: &'a Tables,
+    /// The paths.
+    pub registry: &'a PathRegistry,
+    /// The thread's flow table.
+    pub flows: &'a mut FlowTable,
+    /// Generation that decisions are noted with.
+    pub generation: u32,
+    /// The clock.
+    pub clock: &'a Clock,
+}
+
+/// A packet that needs a decision.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// Its key.
+    pub key: &'a FlowKey,
+    /// The flow table's hash of it.
+    pub hash: u64,
+    /// Its chain.
+    pub chain: &'a Arc<Chain>,
+    /// Its TCP flags; 0 of others.
+    pub flags: u8,
+    /// The path that its flow had.
+    pub old: Option<u32>,
+    /// It has waited, and it is its turn.
+    pub has_waited: bool,
+    /// What the flow table is to remember besides: see [`Decision::note`].
+    pub note: u32,
+}
+
+/// A packet that waits for an idle member.
+#[derive(Debug, Clone, Copy)]
+pub struct Waiting {
+    /// The packet.
+    pub packet: Packet,
+    /// Its key.
+    pub key: FlowKey,
+    /// The descriptor's flags for it.
+    pub flags: u8,
+    /// Its TCP flags.
+    pub tcp: u8,
+    /// Number of the service that it waits for.
+    service: u16,
+    since_ns: u64,
+}
+
+/// The pool of one service, as far as it is this thread's.
+#[derive(Debug)]
+struct Seats {
+    table: Arc<PoolTable>,
+    pool: Pool,
+    /// By slot: the NF.
+    nfs: Vec<Option<Arc<NfHandle>>>,
+    /// By slot: place of the connection that holds it.
+    holders: Vec<u32>,
+    /// By slot: the last word of [`Control::Reset`].
+    resets: Vec<u32>,
+    slots: HashMap<u16, u32>,
+    /// Packets that wait for a member.
+    waiting: u32,
+    turn: usize,
+    setup: Histogram,
+}
+
+impl Seats {
+    fn new(table: Arc<PoolTable>) -> Self {
+        Self {
+            table,
+            pool: Pool::new(0),
+            nfs: Vec::new(),
+            holders: Vec::new(),
+            resets: Vec::new(),
+            slots: HashMap::new(),
+            waiting: 0,
+            turn: 0,
+            setup: Histogram::default(),
+        }
+    }
+
+    fn timeouts(&self) -> Timeouts {
+        let pool = &self.table.pool;
+        Timeouts { tcp_ms: pool.tcp_idle_ms.into(), half_open_ms: pool.half_open_ms.into(), other_ms: pool.idle_ms.into() }
+    }
+
+    fn counters(&self, thread: usize) -> &PoolCounters {
+        &self.table.counters[thread]
+    }
+
+    /// Shows how it stands.
+    fn show(&self, thread: usize) {
+        let counters = self.counters(thread);
+        let count = |state| self.pool.count(state);
+        counters.idle.store(count(State::Idle), Ordering::Relaxed);
+        counters.assigned.store(count(State::Assigned), Ordering::Relaxed);
+        counters.lingering.store(count(State::Lingering), Ordering::Relaxed);
+        counters.resetting.store(count(State::Draining) + count(State::Resetting), Ordering::Relaxed);
+    }
+}
+
+/// The director of one thread. See the module.
+#[derive(Debug)]
+pub struct Director {
+    thread: usize,
+    part: Part,
+    most: usize,
+    most_paths: usize,
+    keys: HashKeys,
+    /// By number of the service.
+    pools: Vec<Option<Seats>>,
+    per_flow: bool,
+    connections: Connections,
+    paths: Paths,
+    has_paths: bool,
+    /// Members whose last packets are awaited.
+    draining: Vec<(u16, u32)>,
+    waiting: VecDeque<Waiting>,
+    looked_ns: u64,
+    /// A member has become idle since those that wait were looked at.
+    freed: bool,
+    /// Changed something that is shown.
+    stirred: bool,
+    moved: u32,
+    shift: u32,
+    hand: u32,
+}
+
+impl Director {
+    /// A director of thread number `thread`, which is `part` of the Rx threads, for up to `most` connections and `most_paths` paths;
+    /// `seed` is secret. It asks for memory when it has its first pool.
+    pub fn new(thread: usize, part: Part, most: usize, most_paths: usize, seed: u64) -> Self {
+        Self {
+            thread,
+            part,
+            most,
+            most_paths,
+            keys: HashKeys::new(seed),
+            pools: Vec::new(),
+            per_flow: false,
+            connections: Connections::new(0),
+            paths: Paths::new(1),
+            has_paths: false,
+            draining: Vec::new(),
+            waiting: VecDeque::new(),
+            looked_ns: 0,
+            freed: false,
+            stirred: false,
+            moved: 0,
+            shift: 0,
+            hand: 0,
+        }
+    }
+
+    /// Whether it has pools `per = "flow"`, and wants to see the flags of TCP packets.
+    #[inline(always)]
+    pub fn watches(&self) -> bool {
+        self.per_flow
+    }
+
+    /// Changes when packets that were classified before may not be let in by that.
+    #[inline(always)]
+    pub fn moved(&self) -> u32 {
+        self.moved
+    }
+
+    /// Grows when decisions about all flows are to be made anew.
+    #[inline(always)]
+    pub fn shift(&self) -> u32 {
+        self.shift
+    }
+
+    fn seats(&self, service: u16) -> Option<&Seats> {
+        self.pools.get(service as usize)?.as_ref()
+    }
+
+    fn seats_mut(&mut self, service: u16) -> Option<&mut Seats> {
+        self.pools.get_mut(service as usize)?.as_mut()
+    }
+
+    /// Whether a chain has a pooled service.
+    #[inline]
+    pub fn concerns(&self, chain: &Chain) -> bool {
+        !self.pools.is_empty() && chain.services.iter().any(|service| self.seats(*service).is_some())
+    }
+
+    /// Connections that hold members.
+    pub fn connections(&self) -> usize {
+        self.connections.len()
+    }
+
+    /// Packets that wait.
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// How long setting up a connection took, by service, in nanoseconds.
+    pub fn setups(&self) -> Vec<(u16, Histogram)> {
+        self.pools.iter().flatten().map(|seats| (seats.table.service, seats.setup.clone())).collect()
+    }
+
+    /// Takes in how a pool stands now: who came and who is gone.
+    #[cold]
+    pub fn use_pool(&mut self, table: &Arc<PoolTable>, nfs: &[Option<NfEnd>], flows: &mut FlowTable) {
+        let service = table.service;
+        let at = service as usize;
+        if self.pools.len() <= at {
+            self.pools.resize_with(at + 1, || None);
+        }
+        if table.per == Per::Flow && self.connections.most() == 0 {
+            self.connections = Connections::new(self.most);
+        }
+        if !self.has_paths {
+            self.has_paths = true;
+            self.paths = Paths::new(self.most_paths);
+        }
+        let changes_kind = self.pools[at].as_ref().is_none_or(|seats| seats.table.per != table.per);
+        if changes_kind {
+            if self.pools[at].is_some() {
+                let known: Vec<u32> = self.pools[at].iter().flat_map(|seats| seats.slots.values().copied()).collect();
+                known.into_iter().for_each(|slot| self.leave(service, slot, flows));
+            }
+            self.pools[at] = (table.per != Per::Shared).then(|| Seats::new(table.clone()));
+            self.shift += 1;
+        }
+        self.per_flow = self.pools.iter().flatten().any(|seats| seats.table.per == Per::Flow);
+        let part = self.part;
+        let Some(seats) = self.seats_mut(service) else { return };
+        let former = std::mem::replace(&mut seats.table, table.clone());
+        if table.per != Per::Flow {
+            if former.members != table.members {
+                self.shift += 1;
+            }
+            return;
+        }
+        let mine = |member: &&PoolMember| part.has(member.part as usize);
+        let here: HashSet<u16> = table.members.iter().filter(mine).map(|m| m.nf).collect();
+        let gone: Vec<u32> = seats.slots.iter().filter(|(nf, _)| !here.contains(nf)).map(|(_, slot)| *slot).collect();
+        // Chains that bypass an empty pool do so no more, or from now on.
+        self.shift += u32::from(former.members.is_empty() != table.members.is_empty());
+        gone.into_iter().for_each(|slot| self.leave(service, slot, flows));
+        let Some(seats) = self.seats_mut(service) else { return };
+        for member in table.members.iter().filter(mine) {
+            let Some(Some(end)) = nfs.get(member.nf as usize) else { continue };
+            if seats.slots.contains_key(&member.nf) || end.handle.dismissed.load(Ordering::Relaxed) {
+                continue;
+            }
+            let slot = match seats.pool.vacant() {
+                Some(slot) => slot,
+                None if seats.nfs.len() >= usize::from(FALLEN_BACK) => continue,
+                None => {
+                    let most = (seats.nfs.len() * 2).clamp(16, FALLEN_BACK.into());
+                    seats.pool.extend(most);
+                    seats.nfs.resize(most, None);
+                    seats.holders.resize(most, NONE);
+                    seats.resets.resize(most, 0);
+                    seats.pool.vacant().unwrap_or(0)
+                }
+            };
+            seats.pool.join(slot);
+            seats.nfs[slot as usize] = Some(end.handle.clone());
+            seats.holders[slot as usize] = NONE;
+            seats.slots.insert(member.nf, slot);
+        }
+        let (most, wait) = (seats.nfs.len(), seats.table.pool.queue as usize);
+        self.draining.reserve(most);
+        self.waiting.reserve(wait);
+        self.freed = true;
+        self.stirred = true;
+    }
+
+    /// A member is gone: its connection, if it has not ended, is given another one when its next packet comes.
+    #[cold]
+    fn leave(&mut self, service: u16, slot: u32, flows: &mut FlowTable) {
+        self.moved = self.moved.wrapping_add(1);
+        self.stirred = true;
+        let Some(seats) = self.seats_mut(service) else { return };
+        seats.pool.leave(slot);
+        if let Some(handle) = seats.nfs[slot as usize].take() {
+            seats.slots.remove(&handle.number);
+        }
+        let holder = std::mem::replace(&mut seats.holders[slot as usize], NONE);
+        if let Some(connection) = self.connections.get_mut(holder) {
+            connection.seats_mut().iter_mut().filter(|seat| seat.service == service).for_each(|seat| seat.slot = LOST);
+            forget(connection, flows);
+        }
+    }
+
+    /// Lets so many idle members of a service go: whoever looks at their handles stops them.
+    #[cold]
+    pub fn dismiss(&mut self, service: u16, n: u32) {
+        self.stirred = true;
+        let Some(seats) = self.seats_mut(service) else { return };
+        for _ in 0..n {
+            let Some(slot) = seats.pool.dismiss() else { return };
+            if let Some(handle) = seats.nfs[slot as usize].take() {
+                seats.slots.remove(&handle.number);
+                handle.dismissed.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Looks at the TCP flags of a packet whose flow is known. True: another connection begins between the same ends, and what is known
+    /// of the flow does not count for it.
+    pub fn note(&mut self, key: &FlowKey, flags: u8, flows: &mut FlowTable, now_ns: u64) -> bool {
+        let (connection, direction) = key.connection();
+        let Some(place) = self.connections.find(&connection, connection.hash(&self.keys)) else { return false };
+        let Some(known) = self.connections.get_mut(place) else { return false };
+        match known.life.packet(direction, flags) {
+            Event::Ends => self.end(place, now_ns),
+            Event::BeginsAnew => {
+                self.finish(place, flows);
+                return true;
+            }
+            Event::GoesOn | Event::Late => {}
+        }
+        false
+    }
+
+    /// A connection has ended: late packets still find its members for a while.
+    fn end(&mut self, place: u32, now_ns: u64) {
+        let Some(connection) = self.connections.get(place) else { return };
+        let mut linger_ms = 0;
+        for seat in connection.seats() {
+            let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
+            linger_ms = linger_ms.max(seats.table.pool.linger_ms);
+            seats.pool.linger(seat.slot.into());
+        }
+        self.connections.enqueue(place, now_ns + u64::from(linger_ms) * 1_000_000);
+        self.stirred = true;
+    }
+
+    /// A connection is over: its keys leave the flow table, and its members get no more packets.
+    fn finish(&mut self, place: u32, flows: &mut FlowTable) {
+        let Some(connection) = self.connections.get_mut(place) else { return };
+        forget(connection, flows);
+        for seat in connection.seats() {
+            let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
+            if seats.pool.drain(seat.slot.into()) {
+                seats.holders[seat.slot as usize] = NONE;
+                self.draining.push((seat.service, seat.slot.into()));
+            }
+        }
+        self.connections.remove(place);
+        self.moved = self.moved.wrapping_add(1);
+        self.stirred = true;
+    }
+
+    /// What is due: connections whose late packets had their time, and members that the last packet has left. Between two bursts.
+    #[inline]
+    pub fn step(&mut self, flows: &mut FlowTable, now_ns: u64) {
+        if !self.per_flow {
+            return;
+        }
+        while let Some(place) = self.connections.first_over(now_ns) {
+            self.finish(place, flows);
+        }
+        if !self.draining.is_empty() {
+            self.make_new(now_ns);
+        }
+        if std::mem::take(&mut self.stirred) {
+            self.pools.iter().flatten().for_each(|seats| seats.show(self.thread));
+        }
+    }
+
+    /// Makes members as new that the last packet has left.
+    fn make_new(&mut self, now_ns: u64) {
+        let mut at = 0;
+        while let Some((service, slot)) = self.draining.get(at).copied() {
+            let Some(Some(seats)) = self.pools.get_mut(service as usize) else {
+                self.draining.swap_remove(at);
+                continue;
+            };
+            let Some(handle) =
+                seats.nfs.get(slot as usize).and_then(Option::as_ref).filter(|_| seats.pool.state(slot) == State::Draining)
+            else {
+                self.draining.swap_remove(at);
+                continue;
+            };
+            // Acquire: whoever counted the last packet off has given it back.
+            if handle.in_flight.load(Ordering::Acquire) > 0 {
+                at += 1;
+                continue;
+            }
+            seats.pool.reset(slot);
+            let counters = &seats.table.counters[self.thread];
+            counters.ended.add(1);
+            counters.lifetimes_ns.add(now_ns.saturating_sub(seats.pool.since_ns(slot)));
+            match seats.table.pool.isolation {
+                Isolation::Reset => {
+                    // Never the word that a process begins with.
+                    let word = seats.resets[slot as usize].wrapping_add(1).max(1);
+                    seats.resets[slot as usize] = word;
+                    // Release: goes with the look of the library, after it has read what comes next.
+                    handle.region.page.control(Control::Reset).store(word, Ordering::Release);
+                    seats.pool.ready(slot);
+                    self.freed = true;
+                }
+                Isolation::Strict => handle.condemn(Sentence::Spent),
+            }
+            self.stirred = true;
+            self.draining.swap_remove(at);
+        }
+    }
+
+    /// Ends connections that said nothing for too long, among the next ones.
+    pub fn age(&mut self, flows: &mut FlowTable, now_ms: u64) {
+        let places = self.connections.places();
+        if places == 0 {
+            return;
+        }
+        for _ in 0..(places / 64).max(AGE_BUDGET).min(places) {
+            self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
+            let place = self.hand;
+            let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
+            let longest = connection.seats().iter().filter_map(|seat| Some(self.seats(seat.service)?.timeouts()));
+            let Some(timeouts) = longest.reduce(Timeouts::or_longer) else { continue };
+            let timeout = connection.life.timeout_ms(&timeouts);
+            let silent = now_ms.saturating_sub(connection.seen_ms);
+            if silent * 2 < timeout {
+                continue;
+            }
+            // The flow table knows when each of its keys was seen last.
+            let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms)).min();
+            let silent = idle.map_or(silent, |idle| idle.min(silent));
+            if silent >= timeout {
+                self.finish(place, flows);
+            } else if let Some(connection) = self.connections.get_mut(place) {
+                connection.seen_ms = now_ms - silent;
+            }
+        }
+    }
+
+    /// The path of a packet of a chain that has pooled services, or one of [`chain::WAIT`], [`chain::NONE_IDLE`], [`chain::REFUSED`] and
+    /// [`chain::NO_PATH`]. What holds for further packets of the flow is put into the flow table.
+    pub fn decide(&mut self, asked: &Asked<'_>, env: &mut Env<'_>) -> u32 {
+        let began_ns = env.clock.now_ns();
+        let (now_ns, now_ms) = (began_ns, began_ns / 1_000_000);
+        let chain = asked.chain;
+        let mut place = NONE;
+        let mut is_new = None;
+        let mut ends = false;
+        if self.per_flow && chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per == Per::Flow)) {
+            let (key, direction) = asked.key.connection();
+            let hash = key.hash(&self.keys);
+            let mut found = self.connections.find(&key, hash);
+            if let Some(known) = found
+                && let Some(connection) = self.connections.get_mut(known)
+            {
+                match connection.life.packet(direction, asked.flags) {
+                    Event::BeginsAnew => {
+                        self.finish(known, env.flows);
+                        found = None;
+                    }
+                    Event::Ends => self.end(known, now_ns),
+                    Event::GoesOn | Event::Late => {}
+                }
+            }
+            match self.seat(chain, found, (key, hash), asked, now_ms, now_ns) {
+                Ok((at, first)) => (place, is_new) = (at, first),
+                Err(instead) => return instead,
+            }
+            if found.is_none()
+                && let Some(connection) = self.connections.get_mut(place)
+            {
+                ends = connection.life.packet(direction, asked.flags) == Event::Ends;
+            }
+        }
+        let number = self.path(asked, place, env);
+        if let Some(connection) = self.connections.get_mut(place) {
+            connection.seen_ms = now_ms;
+        }
+        let whole = env.registry.get(number).is_some();
+        let in_turn = chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per == Per::RoundRobin));
+        // A flow is asked about again as long as its TCP connection may be half-open, and always if its packets go in turn.
+        if whole && !in_turn && (place == NONE || asked.flags & flag::SYN == 0) {
+            if let Some(connection) = self.connections.get_mut(place) {
+                let (_, direction) = asked.key.connection();
+                let flow = Flow { ingress: asked.key.ingress(), dscp: asked.key.dscp(), direction };
+                if let Some(gone) = connection.note(flow) {
+                    env.flows.remove(&gone, env.flows.hash_of(&gone));
+                }
+            }
+            env.flows.insert(
+                asked.key,
+                asked.hash,
+                Decision { path: number, generation: env.generation, note: asked.note },
+                now_ms,
+            );
+        }
+        if ends {
+            self.end(place, now_ns);
+        }
+        if let Some(service) = is_new
+            && let Some(seats) = self.seats_mut(service)
+        {
+            seats.setup.record(env.clock.now_ns().saturating_sub(began_ns));
+        }
+        number
+    }
+
+    /// Gives a connection, new or not, a member of each pooled service of a chain that it has none of. Says where it is, and one of the
+    /// services that it was given a member of; or what is done with the packet instead.
+    fn seat(
+        &mut self,
+        chain: &Chain,
+        found: Option<u32>,
+        (key, hash): (FlowKey, u64),
+        asked: &Asked<'_>,
+        now_ms: u64,
+        now_ns: u64,
+    ) -> Result<(u32, Option<u16>), u32> {
+        let known = found.and_then(|place| self.connections.get(place));
+        // All or nothing: one that waits holds no member that another one waits for.
+        let mut lacking = [(0u16, false); SEATS];
+        let mut n = 0;
+        for service in &chain.services {
+            let Some(seats) = self.seats(*service).filter(|seats| seats.table.per == Per::Flow) else { continue };
+            let has = known.and_then(|c| c.seat(*service)).is_some_and(|slot| slot != LOST);
+            if has || lacking[..n].iter().any(|(other, _)| other == service) {
+                continue;
+            }
+            if known.is_some_and(|c| c.life.has_ended()) {
+                // A late packet is no reason for another member.
+                seats.counters(self.thread).drops.add(1);
+                return Err(chain::NONE_IDLE);
+            }
+            let bypassed = seats.table.members.is_empty() && chain.on_failure == OnFailure::Bypass;
+            if bypassed {
+                continue;
+            }
+            if n == SEATS || known.is_some_and(|c| c.seat(*service).is_none() && c.room() <= n) {
+                return Err(chain::NO_PATH);
+            }
+            let others_wait = seats.waiting > 0 && !asked.has_waited;
+            let idle = seats.pool.count(State::Idle) > 0 && !others_wait;
+            match seats.table.pool.when_empty {
+                WhenEmpty::Wait if !idle => return Err(chain::WAIT),
+                WhenEmpty::Drop if !idle => {
+                    seats.counters(self.thread).drops.add(1);
+                    return Err(chain::NONE_IDLE);
+                }
+                _ => {}
+            }
+            lacking[n] = (*service, !idle);
+            n += 1;
+        }
+        let place = match found {
+            Some(place) => place,
+            None if n == 0 => return Ok((NONE, None)),
+            None => {
+                let life = Life::new(key.protocol() == protocol::TCP && key.flags() == 0);
+                self.connections.insert(key, hash, life, now_ms).ok_or(chain::NO_PATH)?
+            }
+        };
+        let mut first = None;
+        for (service, falls_back) in &lacking[..n] {
+            let preferred =
+                self.connections.get(place).and_then(|c| c.seats().iter().map(|s| s.slot).find(|slot| *slot < FALLEN_BACK));
+            let Some(Some(seats)) = self.pools.get_mut(*service as usize) else { continue };
+            let counters = &seats.table.counters[self.thread];
+            let slot = if *falls_back { None } else { seats.pool.take(preferred.map(u32::from), now_ns) };
+            let slot = match slot {
+                Some(slot) => {
+                    counters.activations.add(1);
+                    seats.holders[slot as usize] = place;
+                    first.get_or_insert(*service);
+                    slot as u16
+                }
+                None => {
+                    counters.fallbacks.add(1);
+                    FALLEN_BACK
+                }
+            };
+            if let Some(connection) = self.connections.get_mut(place) {
+                connection.sit(Seat { service: *service, slot });
+            }
+        }
+        self.stirred |= n > 0;
+        Ok((place, first))
+    }
+
+    /// The path through the members that a packet's connection has, and an instance of each other service.
+    fn path(&mut self, asked: &Asked<'_>, place: u32, env: &Env<'_>) -> u32 {
+        let chain = asked.chain;
+        let ingress = asked.key.ingress();
+        let old =
+            asked.old.and_then(|number| env.registry.get(number)).filter(|p| !p.bypasses && p.chain.services == chain.services);
+        let mut way = Way { version: chain.version, ingress, len: 0, nfs: [0; MAX_POOLED_HOPS] };
+        let mut reversed = [false; MAX_POOLED_HOPS];
+        let mut bypasses = false;
+        let hash = asked.key.symmetric_hash();
+        for (i, service) in chain.services.iter().enumerate() {
+            let nf = match self.pools.get_mut(*service as usize).and_then(Option::as_mut) {
+                None => shared(env.tables, *service, hash, old.and_then(|p| p.hops.get(i)).map(|hop| hop.nf)),
+                Some(seats) => match seats.table.per {
+                    Per::Flow => match self.connections.get(place).and_then(|c| c.seat(*service)) {
+                        Some(FALLEN_BACK) => seats.table.fallback.and_then(|fallback| shared(env.tables, fallback, hash, None)),
+                        Some(slot) => seats.nfs.get(slot as usize).and_then(Option::as_ref).map(|handle| handle.number),
+                        None => None,
+                    },
+                    Per::RoundRobin => {
+                        seats.turn += 1;
+                        let members = &seats.table.members;
+                        (!members.is_empty()).then(|| members[seats.turn % members.len()].nf)
+                    }
+                    Per::Rss | Per::Shared => {
+                        let members = &seats.table.members;
+                        (!members.is_empty()).then(|| members[hash as usize % members.len()].nf)
+                    }
+                },
+            };
+            let at = way.len as usize;
+            match nf {
+                Some(nf) if at < MAX_POOLED_HOPS => {
+                    way.nfs[at] = nf;
+                    reversed[at] = chain.is_reversed(i);
+                    way.len += 1;
+                }
+                Some(_) => return chain::NO_PATH,
+                None if chain.on_failure == OnFailure::Bypass => bypasses = true,
+                None => return chain::REFUSED,
+            }
+        }
+        if let Some(number) = self.paths.find(&way) {
+            return number;
+        }
+        let n = way.len as usize;
+        let number = env.registry.number(ingress, chain, &way.nfs[..n], &reversed[..n], chain.egress, bypasses);
+        if number != chain::NO_PATH {
+            self.paths.insert(&way, number);
+        }
+        number
+    }
+
+    /// Keeps a packet that waits for a member of its chain's pools. False if too many wait: it is to be dropped.
+    #[cold]
+    pub fn wait(&mut self, chain: &Chain, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> bool {
+        let waits = |service: &&u16| {
+            let seats = self.seats(**service);
+            seats.is_some_and(|s| {
+                s.table.per == Per::Flow
+                    && s.table.pool.when_empty == WhenEmpty::Wait
+                    && (s.waiting > 0 || s.pool.count(State::Idle) == 0)
+            })
+        };
+        let Some(service) = chain.services.iter().find(waits).copied() else { return false };
+        let thread = self.thread;
+        let Some(seats) = self.seats_mut(service) else { return false };
+        if seats.waiting >= seats.table.pool.queue {
+            seats.counters(thread).drops.add(1);
+            return false;
+        }
+        seats.waiting += 1;
+        seats.counters(thread).waits.add(1);
+        self.waiting.push_back(Waiting { packet, key: *key, flags, tcp, service, since_ns: now_ns });
+        true
+    }
+
+    /// Whether those that wait are to be looked at: a member became idle, or some time has passed.
+    #[inline]
+    pub fn wants_look(&mut self, now_ns: u64) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let due = self.freed || now_ns.saturating_sub(self.looked_ns) >= LOOK_NS;
+        if due {
+            self.freed = false;
+            self.looked_ns = now_ns;
+        }
+        due
+    }
+
+    /// Takes the packet that has waited longest.
+    pub fn next_waiting(&mut self) -> Option<Waiting> {
+        let waiting = self.waiting.pop_front()?;
+        if let Some(seats) = self.seats_mut(waiting.service) {
+            seats.waiting -= 1;
+        }
+        Some(waiting)
+    }
+
+    /// Puts a packet back that waits on. False if it has waited for too long.
+    pub fn wait_on(&mut self, waiting: Waiting, now_ns: u64) -> bool {
+        let thread = self.thread;
+        let Some(seats) = self.seats_mut(waiting.service) else { return false };
+        if now_ns.saturating_sub(waiting.since_ns) >= LONGEST_WAIT_NS {
+            seats.counters(thread).drops.add(1);
+            return false;
+        }
+        seats.waiting += 1;
+        self.waiting.push_back(waiting);
+        true
+    }
+}
+
+/// An instance of a shared service: the one that the flow had, if it lives, else by its hash.
+fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>) -> Option<u16> {
+    let members = tables.services.get(service as usize).map_or(&[][..], |m| m);
+    match members {
+        [] => None,
+        [only] => Some(only.nf),
+        _ => match kept.filter(|nf| members.iter().any(|m| m.nf == *nf)) {
+            Some(nf) => Some(nf),
+            None => Some(members[spread::pick_of(hash, members.iter().map(|m| m.id))].nf),
+        },
+    }
+}
+
+/// Takes a connection's keys out of the flow table.
+fn forget(connection: &mut connections::Connection, flows: &mut FlowTable) {
+    for key in connection.flows() {
+        flows.remove(&key, flows.hash_of(&key));
+    }
+    connection.forget_flows();
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,315 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::chain::{ChainCounters, Member};
+use crate::nf::fake::{self, Fake};
+
+const MS: u64 = 1_000_000;
+
+/// A director with pools of services 0 and 1, whose NFs are 0 to 7 and 8 to 15; service 2 is shared and has NF 16.
+struct Rig {
+    director: Director,
+    nfs: Vec<Option<NfEnd>>,
+    tables: Tables,
+    registry: PathRegistry,
+    flows: FlowTable,
+    clock: Clock,
+    counters: Vec<Arc<[PoolCounters]>>,
+}
+
+fn chain(number: u16, services: &[u16]) -> Option<Arc<Chain>> {
+    Some(Arc::new(Chain {
+        number,
+        version: u32::from(number) + 1,
+        name: format!("c{number}"),
+        services: services.into(),
+        reversed: Vec::new(),
+        egress: 9,
+        on_failure: OnFailure::Restart,
+        counters: Arc::new([ChainCounters::default()]),
+    }))
+}
+
+impl Rig {
+    fn new(pool: model::Pool) -> Self {
+        let page = fake::core_page(32);
+        let nfs: Vec<_> = (0..17).map(|number| Some(fake::end(&Fake::default().on(&page, number)))).collect();
+        let tables = Tables {
+            generation: 1,
+            chains: vec![chain(0, &[0, 2, 1]), chain(1, &[1, 0])],
+            services: vec![vec![], vec![], vec![Member { nf: 16, id: 1 }]],
+            ..Default::default()
+        };
+        let mut rig = Self {
+            director: Director::new(0, Part { of: 1, this: 0 }, 64, 256, 7),
+            nfs,
+            tables,
+            registry: PathRegistry::new(256),
+            flows: FlowTable::new(256, 3),
+            clock: Clock::new(),
+            counters: (0..2).map(|_| [PoolCounters::default()].into()).collect(),
+        };
+        rig.has(0, 0..8, &pool);
+        rig.has(1, 8..16, &pool);
+        rig
+    }
+
+    /// Says which members a pool has.
+    fn has(&mut self, service: u16, members: impl IntoIterator<Item = u16>, pool: &model::Pool) {
+        let table = PoolTable {
+            service,
+            per: Per::Flow,
+            pool: pool.clone(),
+            fallback: Some(2),
+            members: members.into_iter().map(|nf| PoolMember { nf, part: nf }).collect(),
+            counters: self.counters[service as usize].clone(),
+        };
+        self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows);
+    }
+
+    /// A packet of connection `n` on a chain: the NFs that it meets, or what is done instead.
+    fn packet(&mut self, chain: usize, n: u16, back: bool, flags: u8) -> Result<Vec<u16>, u32> {
+        let key = key(n, back);
+        let hash = self.flows.hash_of(&key);
+        let Rig { director, tables, registry, flows, clock, .. } = self;
+        let now_ns = clock.now_ns();
+        if let Some(known) = flows.lookup(&key, hash, now_ns / MS)
+            && !director.note(&key, flags, flows, now_ns)
+        {
+            return Ok(registry.get(known.path).unwrap().hops.iter().map(|hop| hop.nf).collect());
+        }
+        let chain = tables.chains[chain].as_ref().unwrap();
+        assert!(director.concerns(chain));
+        let asked = Asked { key: &key, hash, chain, flags, old: None, has_waited: false, note: 0 };
+        let number = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
+        registry.get(number).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(number)
+    }
+
+    /// Time goes by until late packets have had their time.
+    fn step(&mut self) {
+        self.director.step(&mut self.flows, u64::MAX);
+    }
+
+    fn count(&self, state: State) -> u32 {
+        self.director.pools.iter().flatten().map(|seats| seats.pool.count(state)).sum()
+    }
+}
+
+fn key(n: u16, back: bool) -> FlowKey {
+    let mut packet = [0u8; 64];
+    packet[12..15].copy_from_slice(&[0x08, 0, 0x45]);
+    packet[17] = 46;
+    packet[23] = protocol::TCP;
+    let (client, server) = if back { (30, 26) } else { (26, 30) };
+    packet[client..client + 4].copy_from_slice(&[10, 0, (n >> 8) as u8, n as u8]);
+    packet[server..server + 4].copy_from_slice(&[10, 1, 0, 1]);
+    let (client, server) = if back { (36, 34) } else { (34, 36) };
+    packet[client..client + 2].copy_from_slice(&40_000u16.to_be_bytes());
+    packet[server..server + 2].copy_from_slice(&80u16.to_be_bytes());
+    FlowKey::parse(&packet, 64, u16::from(back))
+}
+
+fn drops() -> model::Pool {
+    model::Pool { when_empty: WhenEmpty::Drop, ..Default::default() }
+}
+
+#[test]
+fn both_directions_on_both_chains_meet_the_same_members_which_are_aligned() {
+    let mut rig = Rig::new(drops());
+    for n in 0..8 {
+        let there = rig.packet(0, n, false, flag::SYN).unwrap();
+        assert_eq!(there, [n, 16, 8 + n], "the n-th of each pool");
+        assert_eq!(rig.packet(1, n, true, flag::SYN | flag::ACK).unwrap(), [8 + n, n]);
+        assert_eq!(rig.packet(0, n, false, flag::ACK).unwrap(), there);
+        assert_eq!(rig.packet(0, n, false, flag::ACK).unwrap(), there, "and again, from the flow table");
+    }
+    assert_eq!(rig.packet(0, 8, false, flag::SYN), Err(chain::NONE_IDLE));
+    assert_eq!((rig.count(State::Assigned), rig.director.connections()), (16, 8));
+    assert_eq!(rig.flows.stats().entries, 8, "half-open directions are asked about again");
+    assert_eq!(rig.registry.len(), 16);
+    assert_eq!((rig.counters[0][0].activations.get(), rig.counters[0][0].drops.get()), (8, 1));
+}
+
+#[test]
+fn late_packets_meet_the_old_members_and_then_these_are_made_as_new() {
+    let mut rig = Rig::new(drops());
+    let there = rig.packet(0, 1, false, flag::ACK).unwrap();
+    rig.packet(1, 1, true, flag::ACK).unwrap();
+    rig.packet(0, 1, false, flag::FIN | flag::ACK).unwrap();
+    assert_eq!(rig.count(State::Lingering), 0);
+    rig.packet(1, 1, true, flag::FIN | flag::ACK).unwrap();
+    assert_eq!(rig.count(State::Lingering), 2);
+    assert_eq!(rig.packet(0, 1, false, flag::ACK).unwrap(), there, "a late one");
+    let handle = rig.nfs[there[0] as usize].as_ref().unwrap().handle.clone();
+    handle.commit(1);
+    rig.step();
+    assert_eq!((rig.count(State::Draining), rig.count(State::Idle), rig.flows.stats().entries), (1, 15, 0));
+    let word = || handle.region.page.control(Control::Reset).load(Ordering::Relaxed);
+    assert_eq!(word(), 0, "a packet is inside");
+    handle.release(1);
+    rig.step();
+    assert_eq!((word(), rig.count(State::Idle), rig.director.connections()), (1, 16, 0));
+}
+
+#[test]
+fn a_new_connection_between_the_same_ends_has_members_of_its_own() {
+    let mut rig = Rig::new(drops());
+    let old = rig.packet(0, 1, false, flag::ACK).unwrap();
+    rig.packet(0, 1, false, flag::RST).unwrap();
+    let moved = rig.director.moved();
+    let new = rig.packet(0, 1, false, flag::SYN).unwrap();
+    assert!(old[0] != new[0] && old[2] != new[2], "{old:?} {new:?}");
+    assert_ne!(rig.director.moved(), moved, "packets that are held are looked at again");
+    rig.step();
+    assert_eq!((rig.count(State::Assigned), rig.count(State::Idle)), (2, 14));
+}
+
+#[test]
+fn who_dies_is_replaced_and_who_comes_back_is_idle() {
+    let mut rig = Rig::new(drops());
+    let before = rig.packet(0, 1, false, flag::ACK).unwrap();
+    let others: Vec<u16> = (0..8).filter(|nf| *nf != before[0]).collect();
+    rig.has(0, others, &drops());
+    let after = rig.packet(0, 1, false, flag::ACK).unwrap();
+    assert!(after[0] != before[0] && after[2] == before[2], "{before:?} {after:?}");
+    rig.has(0, 0..8, &drops());
+    assert_eq!(rig.packet(0, 1, false, flag::ACK).unwrap(), after);
+    assert_eq!((rig.count(State::Assigned), rig.count(State::Idle)), (2, 14));
+    // The late packets of one that has ended are no reason for another member.
+    rig.packet(0, 1, false, flag::RST).unwrap();
+    let others: Vec<u16> = (0..8).filter(|nf| *nf != after[0]).collect();
+    rig.has(0, others, &drops());
+    assert_eq!(rig.packet(0, 1, false, flag::ACK), Err(chain::NONE_IDLE));
+    rig.step();
+    assert_eq!(rig.count(State::Idle), 15);
+}
+
+#[test]
+fn without_an_idle_member_a_flow_waits_or_falls_back() {
+    let mut rig = Rig::new(model::Pool { queue: 2, ..Default::default() });
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
+    assert_eq!(rig.packet(0, 8, false, flag::ACK), Err(chain::WAIT));
+    let c = rig.tables.chains[0].clone().unwrap();
+    let packet = Packet::default();
+    let waited: Vec<bool> = (0..3).map(|_| rig.director.wait(&c, packet, &key(8, false), 0, flag::ACK, 0)).collect();
+    assert_eq!(waited, [true, true, false]);
+    rig.packet(0, 3, false, flag::RST).unwrap();
+    rig.step();
+    assert_eq!(rig.packet(0, 9, false, flag::ACK), Err(chain::WAIT), "who came later waits behind");
+    assert!(rig.director.wants_look(1));
+    let next = rig.director.next_waiting().unwrap();
+    assert_eq!((next.key, rig.director.waiting()), (key(8, false), 1));
+    assert!(!rig.director.wait_on(next, LONGEST_WAIT_NS), "too long");
+
+    let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Fallback, ..Default::default() });
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
+    assert_eq!(rig.packet(0, 8, false, flag::ACK).unwrap(), [16, 16, 16]);
+    rig.packet(0, 3, false, flag::RST).unwrap();
+    rig.step();
+    assert_eq!(rig.packet(1, 8, true, flag::ACK).unwrap(), [16, 16], "to its end");
+    assert_eq!(rig.counters[0][0].fallbacks.get(), 1);
+}
+
+#[test]
+fn a_strict_member_is_condemned_and_idle_members_are_let_go() {
+    let strict = model::Pool { isolation: Isolation::Strict, ..drops() };
+    let mut rig = Rig::new(strict);
+    let met = rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.step();
+    assert_eq!((rig.count(State::Resetting), rig.count(State::Idle)), (2, 14));
+    let handle = |nf: u16| rig.nfs[nf as usize].as_ref().unwrap().handle.clone();
+    assert_eq!(handle(met[0]).sentence(), Sentence::Spent);
+    let handles: Vec<_> = (0..8).map(handle).collect();
+    rig.director.dismiss(0, 3);
+    assert_eq!(handles.iter().filter(|h| h.dismissed.load(Ordering::Relaxed)).count(), 3);
+    assert_eq!(rig.count(State::Idle), 11);
+}
+
+#[test]
+fn silence_ends_what_is_half_open_before_what_is_established() {
+    let pool = model::Pool { half_open_ms: 1_000, tcp_idle_ms: 1_000_000_000, ..drops() };
+    let mut rig = Rig::new(pool);
+    rig.packet(0, 1, false, flag::ACK).unwrap();
+    rig.packet(1, 1, true, flag::ACK).unwrap();
+    rig.packet(0, 2, false, flag::SYN).unwrap();
+    let now_ms = rig.clock.now_ns() / MS;
+    rig.director.age(&mut rig.flows, now_ms + 500);
+    assert_eq!(rig.director.connections(), 2);
+    rig.director.age(&mut rig.flows, now_ms + 2_000);
+    assert_eq!(rig.director.connections(), 1);
+    rig.director.age(&mut rig.flows, now_ms + 2_000_000_000);
+    rig.step();
+    assert_eq!((rig.director.connections(), rig.count(State::Idle), rig.flows.stats().entries), (0, 16, 0));
+}
+
+#[derive(Debug, Clone)]
+enum Act {
+    Packet(usize, u16, bool, u8),
+    Step,
+    Inside(u16, bool),
+    Lives(u16, bool),
+}
+
+proptest! {
+    // Whatever comes: a member never has two connections at a time, a connection always meets one member of a pool, and none is lost.
+    #[test]
+    fn members_are_never_shared_and_never_lost(
+        acts in prop::collection::vec(
+            prop_oneof![
+                8 => (0..2usize, 0..12u16, any::<bool>(), prop::sample::select(vec![2u8, 16, 16, 16, 17, 4])).prop_map(|(c, n, b, f)| Act::Packet(c, n, b, f)),
+                2 => Just(Act::Step),
+                1 => (0..16u16, any::<bool>()).prop_map(|(nf, is)| Act::Inside(nf, is)),
+                1 => (0..8u16, any::<bool>()).prop_map(|(nf, is)| Act::Lives(nf, is)),
+            ],
+            1..150,
+        ),
+    ) {
+        let mut rig = Rig::new(drops());
+        let mut inside = [false; 16];
+        let mut living = [true; 8];
+        for act in acts {
+            match act {
+                Act::Packet(chain, n, back, flags) => {
+                    if let Ok(nfs) = rig.packet(chain, n, back, flags) {
+                        let (connection, _) = key(n, back).connection();
+                        for nf in nfs.into_iter().filter(|nf| *nf < 16) {
+                            let seats = rig.director.seats(nf / 8).unwrap();
+                            let holder = seats.holders[seats.slots[&nf] as usize];
+                            prop_assert_eq!(rig.director.connections.get(holder).unwrap().key, connection);
+                        }
+                    }
+                }
+                Act::Step => rig.step(),
+                Act::Inside(nf, is) => {
+                    let handle = &rig.nfs[nf as usize].as_ref().unwrap().handle;
+                    if std::mem::replace(&mut inside[nf as usize], is) != is {
+                        if is { handle.commit(1) } else { handle.release(1) }
+                    }
+                }
+                Act::Lives(nf, is) => {
+                    living[nf as usize] = is;
+                    let members: Vec<u16> = (0..8).filter(|nf| living[*nf as usize]).collect();
+                    rig.has(0, members, &drops());
+                }
+            }
+            let there = living.iter().filter(|is| **is).count() as u32;
+            prop_assert_eq!(rig.director.seats(0).unwrap().pool.size(), there);
+            prop_assert_eq!(rig.director.seats(1).unwrap().pool.size(), 8);
+        }
+        // When all has ended, all are idle.
+        for n in 0..12 {
+            for (chain, back) in [(0, false), (1, true)] {
+                let _ = rig.packet(chain, n, back, flag::RST);
+            }
+        }
+        for end in rig.nfs[..16].iter().flatten() {
+            let left = end.handle.in_flight.load(Ordering::Relaxed);
+            end.handle.release(left);
+        }
+        rig.step();
+        rig.director.age(&mut rig.flows, u64::MAX / 2);
+        rig.step();
+        prop_assert_eq!(rig.count(State::Idle), rig.director.pools.iter().flatten().map(|s| s.pool.size()).sum::<u32>());
+        prop_assert_eq!((rig.director.connections(), rig.flows.stats().entries), (0, 0));
+    }
+}

@@ -1,0 +1,83 @@
+//! An NF for the tests of pools: it takes for granted that it has one flow at a time, and writes down what it sees.
+//!
+//! Its arguments are a file, which several instances may share, and `--leak`, with which its state cleaner forgets nothing. The lines:
+//!
+//! | line | when |
+//! |---|---|
+//! | `begin NF PROCESS CONNECTION` | a first packet came |
+//! | `mixed NF PROCESS CONNECTION OTHER` | a packet of another connection came, and the state is of the former one |
+//! | `clean NF PROCESS CONNECTION` | the state cleaner was called |
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::net::Ipv4Addr;
+use std::process::ExitCode;
+
+use sluice_nf::{Burst, Handler};
+
+struct FlowNf {
+    log: File,
+    who: String,
+    leaks: bool,
+    connection: Option<String>,
+}
+
+/// The two ends of an IPv4 packet, in an order that does not depend on its direction.
+fn connection(packet: &[u8]) -> Option<String> {
+    let ip = packet.get(14..)?;
+    let ports = ip.get(usize::from(ip.first()? & 0xf) * 4..)?;
+    let end = |at: usize, port: usize| -> Option<(Ipv4Addr, u16)> {
+        let address: [u8; 4] = ip.get(at..at + 4)?.try_into().ok()?;
+        Some((address.into(), u16::from_be_bytes([*ports.get(port)?, *ports.get(port + 1)?])))
+    };
+    let (src, dst) = (end(12, 0)?, end(16, 2)?);
+    let (low, high) = (src.min(dst), src.max(dst));
+    Some(format!("{}:{}-{}:{}", low.0, low.1, high.0, high.1))
+}
+
+impl FlowNf {
+    fn tell(&mut self, what: &str) {
+        // One write, so that lines of several processes do not mix.
+        let line = format!("{what}\n");
+        let _ = self.log.write_all(line.as_bytes());
+    }
+}
+
+impl Handler for FlowNf {
+    fn burst(&mut self, burst: &mut Burst<'_>) {
+        for packet in burst.iter_mut() {
+            let Some(of) = connection(packet.data()) else { continue };
+            let who = &self.who;
+            match &self.connection {
+                Some(known) if *known == of => {}
+                Some(known) => {
+                    let line = format!("mixed {who} {known} {of}");
+                    self.tell(&line);
+                }
+                None => {
+                    let line = format!("begin {who} {of}");
+                    self.connection = Some(of);
+                    self.tell(&line);
+                }
+            }
+        }
+    }
+
+    fn clean(&mut self) {
+        let line = format!("clean {} {}", self.who, self.connection.as_deref().unwrap_or("-"));
+        self.tell(&line);
+        if !self.leaks {
+            self.connection = None;
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().collect();
+    sluice_nf::run(|_context| {
+        let path = args.get(1).ok_or("name a file")?;
+        let log = OpenOptions::new().create(true).append(true).open(path)?;
+        let who = format!("{} {}", std::env::var("SLUICE_NF").unwrap_or_default(), std::process::id());
+        Ok(FlowNf { log, who, leaks: args.iter().any(|arg| arg == "--leak"), connection: None })
+    })
+}

@@ -1,0 +1,193 @@
+//! How many members a pool should have.
+//!
+//! # Problem
+//! Too few, and new flows wait; too many, and their memory lies idle. Flows come at a rate that changes, and a member is taken from the
+//! first packet of its flow until it was cleaned, which is longer than the flow.
+//!
+//! # Terms and units
+//! *Lifetime*: from assigned to idle again, in nanoseconds. *Unmet*: flows that found no idle member. *Look*: what was counted since
+//! the last one, about each tenth of a second.
+//!
+//! # Approach
+//! Little's law: so many members are in use on average as flows come in a lifetime. As the number in use varies about its mean
+//! like its square root where flows come independently, twice that is added, and a margin. Rate and lifetime are averaged,
+//! quickly where they rise and slowly where they fall. A flow that was unmet is worth more than any average: then there are to be a
+//! quarter more than there are, at once. A pool grows by at most its own size in a look (and by [`Sizing::FIRST`] if it is small), and
+//! shrinks by an eighth, after what is wanted has been well below what there is for [`Sizing::PATIENCE_NS`].
+//!
+//! # Limits
+//! Flows that are in use for longer than anybody has watched have no lifetime yet: until one ends, those in use count.
+//!
+//! Source: J. Little, "A proof for the queuing formula L = λW", Operations Research 9(3), 1961.
+
+/// What was counted of a pool, since its start or at the moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counts {
+    /// Flows that were given a member, since the start.
+    pub met: u64,
+    /// Flows (or, where flows are not told apart, packets) that found none, since the start.
+    pub unmet: u64,
+    /// Members that became idle again, since the start.
+    pub ended: u64,
+    /// The sum of their lifetimes, in nanoseconds.
+    pub lifetimes_ns: u64,
+    /// Members at the moment, those that are being started too.
+    pub members: u32,
+    /// Of these, the ones that are not idle.
+    pub in_use: u32,
+}
+
+/// The policy, with what it remembers of one pool.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sizing {
+    min: u32,
+    max: u32,
+    last: Counts,
+    last_ns: Option<u64>,
+    rate: f64,
+    lifetime_ns: f64,
+    /// Since when fewer would do.
+    low_since_ns: Option<u64>,
+}
+
+impl Sizing {
+    /// How much more than the average there is to be.
+    pub const MARGIN: f64 = 1.25;
+    /// Least step of growth, in members.
+    pub const FIRST: u32 = 4;
+    /// How long fewer must do before there are fewer, in nanoseconds.
+    pub const PATIENCE_NS: u64 = 3_000_000_000;
+    /// Weight of a look that is above the average, and of one below.
+    const WEIGHTS: (f64, f64) = (0.5, 0.05);
+
+    /// For a pool of `min` to `max` members.
+    pub fn new(min: u32, max: u32) -> Self {
+        let max = max.max(min);
+        Self { min, max, last: Counts::default(), last_ns: None, rate: 0.0, lifetime_ns: 0.0, low_since_ns: None }
+    }
+
+    /// How many members there should be now.
+    pub fn look(&mut self, now_ns: u64, counts: Counts) -> u32 {
+        let members = counts.members;
+        let unmet = counts.unmet.saturating_sub(self.last.unmet);
+        let passed = self.last_ns.map(|last| now_ns.saturating_sub(last)).filter(|ns| *ns > 0);
+        if let Some(passed) = passed {
+            let arrived = counts.met.saturating_sub(self.last.met);
+            average(&mut self.rate, arrived as f64 / passed as f64);
+            let ended = counts.ended.saturating_sub(self.last.ended);
+            if ended > 0 {
+                let lifetimes = counts.lifetimes_ns.saturating_sub(self.last.lifetimes_ns);
+                average(&mut self.lifetime_ns, lifetimes as f64 / ended as f64);
+            }
+        }
+        (self.last, self.last_ns) = (counts, Some(now_ns));
+        let mean = (self.rate * self.lifetime_ns).max(f64::from(counts.in_use));
+        let mut wanted = (mean + 2.0 * mean.sqrt()).max(mean * Self::MARGIN).ceil().min(f64::from(u32::MAX)) as u32;
+        if unmet > 0 {
+            wanted = wanted.max(members.saturating_add((members / 4).max(1)));
+        }
+        let wanted = wanted.clamp(self.min, self.max);
+        if wanted >= members {
+            self.low_since_ns = None;
+            return wanted.min(members.saturating_add(members.max(Self::FIRST)));
+        }
+        // A pool that is a quarter too large is not too large.
+        if members <= self.max && wanted > members - members / 4 && members > self.min {
+            self.low_since_ns = None;
+            return members;
+        }
+        let since = *self.low_since_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since) < Self::PATIENCE_NS {
+            return members;
+        }
+        wanted.max(members - (members / 8).max(1))
+    }
+}
+
+/// Moves an average towards a value: quickly up, slowly down.
+fn average(average: &mut f64, value: f64) {
+    let (up, down) = Sizing::WEIGHTS;
+    *average += (value - *average) * if value > *average { up } else { down };
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const LOOK_NS: u64 = 100_000_000;
+
+    /// Flows at a rate (a second) that last so long, in milliseconds, for some looks: the members at the end and the most there were.
+    fn settle(sizing: &mut Sizing, counts: &mut Counts, now: &mut u64, (rate, life_ms): (u64, u64), looks: u32) -> (u32, u32) {
+        let mut most = 0;
+        for _ in 0..looks {
+            *now += LOOK_NS;
+            let wanted_in_use = (rate * life_ms / 1000) as u32;
+            let came = rate / 10;
+            if wanted_in_use > counts.members {
+                counts.unmet += came / 2;
+            }
+            counts.met += came;
+            counts.ended += came;
+            counts.lifetimes_ns += came * life_ms * 1_000_000;
+            counts.in_use = wanted_in_use.min(counts.members);
+            counts.members = sizing.look(*now, *counts);
+            most = most.max(counts.members);
+        }
+        (counts.members, most)
+    }
+
+    #[test]
+    fn it_grows_quickly_to_what_littles_law_says_and_shrinks_slowly() {
+        let mut sizing = Sizing::new(2, 1000);
+        let (mut counts, mut now) = (Counts { members: 2, ..Counts::default() }, 0);
+        // 1,000 flows a second of 200 ms: 200 in use.
+        let (members, most) = settle(&mut sizing, &mut counts, &mut now, (1000, 200), 20);
+        assert!((240..=400).contains(&members), "{members}");
+        assert!(most <= 500, "{most}");
+        let (at_once, _) = settle(&mut sizing, &mut counts, &mut now, (0, 0), 10);
+        assert_eq!(at_once, members, "a pause of a second is no reason");
+        let (in_the_end, _) = settle(&mut sizing, &mut counts, &mut now, (0, 0), 2000);
+        assert_eq!(in_the_end, 2);
+    }
+
+    #[test]
+    fn long_flows_without_an_end_count_as_they_are() {
+        let mut sizing = Sizing::new(1, 64);
+        let counts = Counts { met: 20, members: 20, in_use: 20, ..Counts::default() };
+        assert!(sizing.look(0, counts) >= 25);
+        // The pool is empty, and another flow came.
+        assert!(sizing.look(LOOK_NS, Counts { unmet: 1, members: 25, in_use: 25, ..counts }) >= 31);
+    }
+
+    proptest! {
+        #[test]
+        fn always_within_bounds_and_never_in_leaps(
+            min in 0..50u32,
+            more in 0..200u32,
+            looks in prop::collection::vec((0..500u64, 0..20u64, 0..500u64, 0..10_000_000_000u64, 0..300u32), 1..100),
+        ) {
+            let max = min + more;
+            let mut sizing = Sizing::new(min, max);
+            let mut counts = Counts { members: min, ..Counts::default() };
+            let mut now = 0;
+            for (met, unmet, ended, lifetimes, in_use) in looks {
+                now += LOOK_NS;
+                counts.met += met;
+                counts.unmet += unmet;
+                counts.ended += ended;
+                counts.lifetimes_ns += lifetimes;
+                counts.in_use = in_use.min(counts.members);
+                let wanted = sizing.look(now, counts);
+                prop_assert!((min..=max).contains(&wanted));
+                prop_assert!(wanted <= counts.members + counts.members.max(Sizing::FIRST));
+                prop_assert!(wanted + (counts.members / 8).max(1) >= counts.members);
+                if unmet > 0 && counts.members < max {
+                    prop_assert!(wanted > counts.members);
+                }
+                counts.members = wanted;
+            }
+        }
+    }
+}
