@@ -564,8 +564,8 @@ pub struct Service {
     /// Instances are started from outside and attach by themselves, under the name `NAME.i` or `NAME`.
     #[serde(default)]
     pub attach: bool,
-    /// Whether instances are forked from a process of the service that has made its handler (a zygote). They come within a fraction of a
-    /// millisecond and share what they do not change. For programs in callback style that have one thread when the handler is made.
+    /// Whether instances are forked from a process of the service that has made its handler (a zygote). They need no start of
+    /// their own and share what they do not change. For programs in callback style that have one thread when the handler is made.
     #[serde(default)]
     pub zygote: bool,
     /// Number of instances at start.

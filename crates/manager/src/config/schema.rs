@@ -593,9 +593,9 @@ pub const SECTIONS: &[Section] = &[
                 "zygote",
                 Bool,
                 Value("false"),
-                "Whether instances are forked from a process of the service that has made its handler (a zygote). They come within a \
-                 fraction of a millisecond and share what they do not change. For programs in callback style that have one thread when \
-                 the handler is made.",
+                "Whether instances are forked from a process of the service that has made its handler (a zygote). They need no \
+                 start of their own and share what they do not change. For programs in callback style that have one thread when the \
+                 handler is made.",
             ),
             key("instances", Integer(0, 65_000), Value("1"), "Number of instances at start."),
             key("cores", Cores, Value("[1]"), "Cores of the instances, in turn."),
@@ -913,12 +913,9 @@ mod tests {
     #[test]
     fn the_reference_names_every_key() {
         let reference = Config::reference();
-        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL) {
+        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER) {
             assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
             assert!(reference.contains(key.meaning));
-        }
-        for key in CONTAINER {
-            assert!(reference.contains(&format!("\n  container.{}: {}; ", key.name, key.takes.words())), "{}", key.name);
         }
         assert!(
             reference

@@ -334,7 +334,10 @@ fn a_program_that_ends_at_once_is_told() {
     if !can(&RUNTIMES) {
         return;
     }
-    let (_folder, root) = bridge();
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("root");
+    // It knows its arguments, and ends with a word about others.
+    root_of(&nf("sluice-nf-cost"), &root);
     for runtime in RUNTIMES {
         let place = tempfile::tempdir().unwrap();
         let service = contained("a", &root, runtime, "args = [\"--no-such-argument\"]");
