@@ -3,7 +3,7 @@
 //! A *zygote* is a process of a service that has made its handler and has no packets, no rings and no threads: instances of the service
 //! are forked from it. It comes as an NF does ([`crate::handshake`]), with a hello that says so, and gets no memory:
 //!
-//! 1. zygote: [`Hello`](crate::handshake::Hello) with `is_zygote`. 2. manager: [`Surroundings`], or a refusal. 3. zygote, when its handler
+//! 1. zygote: [`Hello`] with `is_zygote`. 2. manager: [`Surroundings`], or a refusal. 3. zygote, when its handler
 //!    is made: [`Report::Ready`], or [`Report::Unfit`] and it leaves.
 //! 4. For each instance, manager: [`Fork`]; zygote: [`Report::Forked`] or [`Report::Failed`]. The child is a child of the zygote's parent,
 //!    leaves this connection and attaches by itself, as every NF does, under the name that the manager chose.
