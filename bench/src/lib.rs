@@ -10,6 +10,7 @@ mod forward;
 mod host;
 mod http;
 mod lab;
+mod leaky_dma;
 mod lines;
 mod measure;
 mod outside;
@@ -79,6 +80,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     outside::workflow::EXPERIMENT,
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
+    leaky_dma::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

@@ -33,6 +33,8 @@ mod run;
 mod seat;
 mod signals;
 pub mod storage;
+#[cfg(feature = "trace")]
+mod trace;
 mod zygote;
 
 pub use context::Context;

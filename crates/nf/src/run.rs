@@ -237,6 +237,10 @@ pub fn run_with<H: Handler>(
     options: &Options,
     make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
 ) -> Result<(), NfError> {
+    #[cfg(feature = "trace")]
+    if let Some(traffic) = crate::trace::asked() {
+        return crate::trace::run(traffic, make);
+    }
     run_step(options, |context| make(context).map(Plain).map_err(NfError::Handler))
 }
 

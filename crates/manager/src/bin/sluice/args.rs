@@ -120,6 +120,9 @@ Examples:
     /// Put NFs on as few cores as their load needs
     #[command(after_help = crate::pack::HELP)]
     Pack(crate::pack::PackArgs),
+    /// Say what this host has of cache control, what is missing, and what to do; no daemon is needed
+    #[command(after_help = crate::doctor::HELP)]
+    Doctor(crate::doctor::DoctorArgs),
     /// Write completions for a shell
     #[command(after_help = "\
 Examples:

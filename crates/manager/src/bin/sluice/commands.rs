@@ -17,7 +17,7 @@ use sluice_manager::port;
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
 use crate::table::{Table, colour};
-use crate::{estimate, pack, show, simulate, top};
+use crate::{doctor, estimate, pack, show, simulate, top};
 
 /// Something on the command line makes no sense: exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +47,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Simulate(args) => simulate::run(&args, client, out),
         Command::Estimate(args) => estimate::run(&args, out),
         Command::Pack(args) => pack::run(&args, &mut client()?, out),
+        Command::Doctor(args) => doctor::run(&args, out),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut text);

@@ -5,6 +5,7 @@
 
 mod args;
 mod commands;
+mod doctor;
 mod estimate;
 mod number;
 mod pack;

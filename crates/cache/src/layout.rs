@@ -1,0 +1,212 @@
+//! Which ways each class gets.
+//!
+//! # Problem
+//! Classes want numbers of ways; the hardware wants masks, of most processors without gaps, that do not overlap. The root class keeps at least the
+//! fewest that a mask can have, because everything else on the host runs there. I/O ways are left to it and to classes that take them.
+//!
+//! # Approach
+//! A class that keeps its size keeps its mask if all find room so. Otherwise all are laid out anew, side by side from the lowest way, those that
+//! take no I/O ways first. A class that is moved loses what it has cached, once. The root class gets the longest run of what is left.
+//!
+//! # Limits
+//! Where other programs' groups cut the ways in pieces, the side-by-side order may miss a fit that another order has.
+
+/// What is fixed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// All ways.
+    pub all: u32,
+    /// Ways that devices use too.
+    pub io: u32,
+    /// Ways that groups of others have.
+    pub taken: u32,
+    /// Ways that the root class may have.
+    pub root: u32,
+    /// Fewest of a mask.
+    pub min_ways: u32,
+    /// Whether masks may have gaps.
+    pub sparse: bool,
+}
+
+/// What a class wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Want {
+    /// Ways.
+    pub ways: u32,
+    /// Whether I/O ways will do.
+    pub io: bool,
+    /// The mask that it has; 0 is none.
+    pub mask: u32,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layout {
+    /// Masks of the classes, in the order in which they were given.
+    pub masks: Vec<u32>,
+    /// The root class's.
+    pub root: u32,
+}
+
+/// A mask of the lowest `ways` bits.
+pub fn low(ways: u32) -> u32 {
+    u32::MAX.checked_shr(32u32.saturating_sub(ways)).unwrap_or(0)
+}
+
+/// The lowest mask of `ways` ways in `free`, without gaps unless `sparse`.
+pub fn place(free: u32, ways: u32, sparse: bool) -> Option<u32> {
+    if ways == 0 || free.count_ones() < ways {
+        return None;
+    }
+    if sparse {
+        let mut mask = free;
+        while mask.count_ones() > ways {
+            mask &= !(1 << (31 - mask.leading_zeros()));
+        }
+        return Some(mask);
+    }
+    (0..=32 - ways).map(|from| low(ways) << from).find(|mask| free & mask == *mask)
+}
+
+/// The longest run of `free`, or all of it if `sparse`.
+pub fn longest(free: u32, sparse: bool) -> u32 {
+    if sparse {
+        return free;
+    }
+    (1..=free.count_ones()).rev().find_map(|ways| place(free, ways, false)).unwrap_or(0)
+}
+
+/// Ways that a new class could have at most, if all were laid out anew.
+pub fn room(wants: &[Want], io: bool, limits: &Limits) -> u32 {
+    let fits = |ways: &u32| {
+        let mut all = wants.to_vec();
+        all.push(Want { ways: *ways, io, mask: 0 });
+        lay_out(&all, limits).is_some()
+    };
+    (1..=limits.all.count_ones()).rev().find(fits).unwrap_or(0)
+}
+
+/// Masks for all, or none if they do not fit.
+pub fn lay_out(wants: &[Want], limits: &Limits) -> Option<Layout> {
+    kept(wants, limits).or_else(|| anew(wants, limits))
+}
+
+fn root(used: u32, limits: &Limits) -> Option<u32> {
+    let root = longest(limits.root & limits.all & !limits.taken & !used, limits.sparse);
+    (root.count_ones() >= limits.min_ways.max(1)).then_some(root)
+}
+
+fn allowed(want: &Want, limits: &Limits) -> u32 {
+    limits.all & !limits.taken & if want.io { u32::MAX } else { !limits.io }
+}
+
+/// Classes stay where they are as far as they can; the biggest of the others are placed first.
+fn kept(wants: &[Want], limits: &Limits) -> Option<Layout> {
+    let stays = |want: &&Want| want.mask.count_ones() == want.ways && want.mask != 0 && want.mask & !allowed(want, limits) == 0;
+    let mut used = wants.iter().filter(stays).fold(0, |used, want| used | want.mask);
+    let mut masks: Vec<u32> = wants.iter().map(|want| if stays(&want) { want.mask } else { 0 }).collect();
+    let mut others: Vec<usize> = (0..wants.len()).filter(|i| masks[*i] == 0).collect();
+    others.sort_by_key(|i| std::cmp::Reverse(wants[*i].ways));
+    for i in others {
+        let free = allowed(&wants[i], limits) & !used;
+        // Where it was, if it was somewhere: a class that shrinks loses nothing that it keeps, one that grows keeps all.
+        let near = (0..32).map(|from| low(wants[i].ways).checked_shl(from).unwrap_or(0));
+        let near = near.filter(|mask| mask.count_ones() == wants[i].ways && free & mask == *mask);
+        let near = near.max_by_key(|mask| ((mask & wants[i].mask).count_ones(), std::cmp::Reverse(*mask)));
+        let mask = near.or_else(|| place(free, wants[i].ways, limits.sparse))?;
+        used |= mask;
+        masks[i] = mask;
+    }
+    Some(Layout { root: root(used, limits)?, masks })
+}
+
+fn anew(wants: &[Want], limits: &Limits) -> Option<Layout> {
+    let mut order: Vec<usize> = (0..wants.len()).collect();
+    order.sort_by_key(|i| (wants[*i].io, wants[*i].mask.trailing_zeros()));
+    let (mut used, mut masks) = (0, vec![0; wants.len()]);
+    for i in order {
+        let mask = place(allowed(&wants[i], limits) & !used, wants[i].ways, limits.sparse)?;
+        used |= mask;
+        masks[i] = mask;
+    }
+    Some(Layout { root: root(used, limits)?, masks })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const TWENTY: Limits = Limits { all: 0xf_ffff, io: 0xc_0000, taken: 0, root: u32::MAX, min_ways: 1, sparse: false };
+
+    fn want(ways: u32, mask: u32) -> Want {
+        Want { ways, io: false, mask }
+    }
+
+    #[test]
+    fn classes_stay_where_they_are_if_that_fits() {
+        let layout = lay_out(&[want(4, 0xf0), want(3, 0)], &TWENTY).unwrap();
+        assert_eq!(layout, Layout { masks: vec![0xf0, 0x7], root: 0xf_ff00 });
+    }
+
+    #[test]
+    fn they_are_moved_together_if_it_does_not() {
+        // Free: 7, 7 and the two I/O ways; 14 in a row exist only side by side.
+        let layout = lay_out(&[want(4, 0x780), want(14, 0)], &TWENTY).unwrap();
+        assert_eq!(layout.masks, [0xf, 0x3_fff0]);
+        assert_eq!(layout.root, 0xc_0000);
+        assert_eq!(lay_out(&[want(4, 0x780), want(15, 0)], &TWENTY), None);
+    }
+
+    #[test]
+    fn io_ways_are_for_those_who_take_them_and_the_root_keeps_one() {
+        let all = Want { ways: 19, io: true, mask: 0 };
+        assert_eq!(lay_out(&[all], &TWENTY).unwrap().root, 0x8_0000);
+        assert_eq!(lay_out(&[Want { ways: 20, ..all }], &TWENTY), None);
+        assert_eq!(lay_out(&[want(19, 0)], &TWENTY), None);
+        assert_eq!(room(&[want(4, 0)], false, &TWENTY), 14);
+        assert_eq!(room(&[want(4, 0)], true, &TWENTY), 15);
+    }
+
+    #[test]
+    fn a_class_that_grows_or_shrinks_keeps_what_it_can() {
+        assert_eq!(lay_out(&[want(6, 0xf0), want(4, 0xf)], &TWENTY).unwrap().masks, [0x3f0, 0xf]);
+        assert_eq!(lay_out(&[want(2, 0xf0), want(4, 0xf)], &TWENTY).unwrap().masks, [0x30, 0xf]);
+    }
+
+    #[test]
+    fn gaps_are_used_where_masks_may_have_them() {
+        let limits = Limits { sparse: true, taken: 0x5555, ..TWENTY };
+        assert_eq!(place(0xa, 2, true), Some(0xa));
+        let layout = lay_out(&[want(8, 0)], &limits).unwrap();
+        assert_eq!(layout.masks[0] & 0x5555, 0);
+    }
+
+    proptest! {
+        #[test]
+        fn layouts_are_sound(
+            wants in proptest::collection::vec((1u32..8, any::<bool>(), 0u32..0xf_ffff), 0..6),
+            taken in 0u32..0xf_ffff, sparse: bool, min_ways in 1u32..3,
+        ) {
+            let limits = Limits { taken: taken & (taken >> 3), sparse, min_ways, ..TWENTY };
+            let mut wants: Vec<Want> = wants.into_iter().map(|(ways, io, mask)| Want { ways, io, mask }).collect();
+            // Masks that classes have do not overlap.
+            let mut seen = 0;
+            for want in &mut wants {
+                want.mask = longest(want.mask & !seen, sparse);
+                seen |= want.mask;
+            }
+            if let Some(layout) = lay_out(&wants, &limits) {
+                let mut used = limits.taken;
+                for (want, mask) in wants.iter().zip(&layout.masks).chain([(&Want { ways: layout.root.count_ones(), io: true, mask: 0 }, &layout.root)]) {
+                    prop_assert_eq!(mask.count_ones(), want.ways);
+                    prop_assert_eq!(mask & used, 0);
+                    prop_assert!(want.io || mask & limits.io == 0);
+                    prop_assert!(sparse || longest(*mask, false) == *mask);
+                    used |= mask;
+                }
+                prop_assert!(layout.root.count_ones() >= min_ways);
+            }
+        }
+    }
+}

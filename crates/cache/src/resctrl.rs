@@ -1,0 +1,740 @@
+//! The kernel's resctrl: ways (CAT) and bandwidth (MBA) for classes, and what they use (CMT, MBM).
+//!
+//! # Problem
+//! resctrl is a file system whose files take writes as commands. What is refused comes back as an error number, and as a line in
+//! `info/last_cmd_status` that the next command of anybody wipes out. Some commands are done in part (a list of threads), some otherwise than asked
+//! (masks that the hardware widens, bandwidths that are rounded), and classes are few.
+//!
+//! # Approach
+//! - A class is a group `sluice-NAME`. Its mask is the same for code and data where those are apart (CDP). Groups of others are left alone, and
+//!   their ways are not given to our classes.
+//! - A change is a transaction under the lock that resctrl's users agree on (`flock` on the mount point): [`layout`] says the
+//!   masks of all classes and of the root class, those that differ are written, each is read back, and if one fails all are put back.
+//! - Threads go in lists; after a refusal the file is read to see who has moved. Threads that have ended meanwhile are told, and are no error.
+//! - The root class is narrowed to what no class has and widened again when classes go. [`Resctrl::sweep`] removes what a manager that was
+//!   killed has left.
+//!
+//! # Limits
+//! No L2 masks, no pseudo-locking; files for them are not touched. A group of somebody else that has all ways (a new group has) leaves none to
+//! give. Occupancy is of the lines that a class has brought in, wherever they lie; shrinking a class evicts nothing. Event counters that must be
+//! assigned by hand (AMD's ABMC) read as [`Count::Unassigned`] where nobody has.
+//!
+//! # Source
+//! The kernel's `Documentation/filesystems/resctrl.rst`, and `fs/resctrl` of Linux 6.16 for the order of checks.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use crate::control::{
+    BandwidthLimits, BandwidthUnit, CacheControl, ClassSpec, Count, Domain, Granted, Moved, Origin, Shape, Usage, check_name,
+};
+use crate::error::CacheError;
+use crate::host;
+use crate::layout::{self, Limits, Want};
+use crate::schemata::{self, Base, Line};
+
+/// Where resctrl usually is.
+pub const MOUNT_POINT: &str = "/sys/fs/resctrl";
+
+/// What our groups' names begin with.
+const PREFIX: &str = "sluice-";
+
+/// Bytes of one list of threads; the kernel takes a page.
+const LIST_BYTES: usize = 4_000;
+
+/// Times that the threads of a process are gone through, as it may make new ones meanwhile.
+const PASSES: usize = 16;
+
+/// A class of ours.
+#[derive(Debug, Clone)]
+struct Class {
+    spec: ClassSpec,
+    granted: Granted,
+    watches: BTreeSet<String>,
+}
+
+/// Cache classes by the kernel. Dropped, it releases its classes.
+#[derive(Debug)]
+pub struct Resctrl {
+    path: PathBuf,
+    shape: Shape,
+    /// Lines that a mask is written to: `L3`, or `L3DATA` and `L3CODE`.
+    lines: Vec<&'static str>,
+    all: u32,
+    /// The root class's masks before us.
+    root: Line,
+    classes: BTreeMap<String, Class>,
+}
+
+/// What the kernel answered to a command.
+struct Refusal {
+    source: io::Error,
+    status: String,
+}
+
+impl Refusal {
+    fn is(&self, errno: Errno) -> bool {
+        self.source.raw_os_error() == Some(errno.raw_os_error())
+    }
+
+    /// The kernel's words, or the error where it says none.
+    fn words(&self) -> String {
+        if self.status == "ok" || self.status.is_empty() { self.source.to_string() } else { self.status.clone() }
+    }
+}
+
+impl Resctrl {
+    /// Opens resctrl where it is mounted (usually [`MOUNT_POINT`]); `system` is the root directory that `/sys` and `/proc` are looked for in.
+    ///
+    /// # Errors
+    /// It is not mounted there, may not be read, or says something that is not understood.
+    pub fn open(path: &Path, system: &Path) -> Result<Self, CacheError> {
+        if !path.join("info").is_dir() {
+            return Err(CacheError::NotMounted { path: path.into() });
+        }
+        let lines: Vec<&'static str> = match (path.join("info/L3").is_dir(), path.join("info/L3DATA").is_dir()) {
+            (true, _) => vec!["L3"],
+            (false, true) => vec!["L3DATA", "L3CODE"],
+            (false, false) => Vec::new(),
+        };
+        let mut found =
+            Self { path: path.into(), shape: empty_shape(), all: 0, root: Line::new(), classes: BTreeMap::new(), lines };
+        found.read_shape(system)?;
+        Ok(found)
+    }
+
+    fn read_shape(&mut self, system: &Path) -> Result<(), CacheError> {
+        let mut shape = empty_shape();
+        let root = self.schemata("")?;
+        if let Some(line) = self.lines.first().copied() {
+            self.all = self.info_number(line, "cbm_mask", 16)?;
+            shape.ways = self.all.count_ones();
+            shape.min_ways = self.info_number(line, "min_cbm_bits", 10)?.max(1);
+            shape.io_mask = self.info_number(line, "shareable_bits", 16).unwrap_or(0) & self.all;
+            shape.sparse = self.info_number(line, "sparse_masks", 10).is_ok_and(|value| value == 1);
+            shape.code_and_data = self.lines.len() == 2;
+            self.root = root.get(line).cloned().unwrap_or_default();
+        }
+        if let Some(values) = root.get("MB") {
+            shape.bandwidth = Some(self.bandwidth_limits(values)?);
+        }
+        // Of every resource, those that we do not use included: the kernel counts them all.
+        let folders = fs::read_dir(self.path.join("info")).map_err(|e| self.system("read", "info", e))?;
+        let counts = folders.flatten().filter_map(|entry| fs::read_to_string(entry.path().join("num_closids")).ok());
+        let least = counts.filter_map(|text| text.trim().parse::<u32>().ok()).min();
+        shape.classes = least.unwrap_or(1).saturating_sub(1);
+        let events = fs::read_to_string(self.path.join("info/L3_MON/mon_features")).unwrap_or_default();
+        shape.occupancy = events.lines().any(|event| event == "llc_occupancy");
+        shape.traffic = events.lines().any(|event| event == "mbm_total_bytes" || event == "mbm_local_bytes");
+        let caches = host::l3_caches(system);
+        let (nodes, mut ids) = self.monitored()?;
+        ids.extend(root.values().flat_map(|line| line.keys().copied()));
+        let domain = |id: u32| {
+            let cache = caches.iter().find(|cache| cache.id == id);
+            // With sub-NUMA clustering a bit of the mask is that much less of the cache.
+            let way_bytes = cache.filter(|_| shape.ways > 0).map(|cache| cache.bytes / u64::from(shape.ways) / u64::from(nodes));
+            Domain { id, cpus: cache.map(|cache| cache.cpus.clone()).unwrap_or_default(), way_bytes }
+        };
+        shape.domains = ids.into_iter().map(domain).collect();
+        self.shape = shape;
+        Ok(())
+    }
+
+    fn bandwidth_limits(&self, root: &Line) -> Result<BandwidthLimits, CacheError> {
+        let least = self.info_number("MB", "min_bandwidth", 10).unwrap_or(0);
+        let step = self.info_number("MB", "bandwidth_gran", 10).unwrap_or(1).max(1);
+        let now = root.values().copied().max().unwrap_or(0);
+        // The software controller says how by a file that no other mode has; AMD's values have no least, and go beyond a hundred.
+        let unit = if self.path.join("mba_MBps_event").exists() || now > 1_000_000 {
+            BandwidthUnit::MebibytesPerSecond
+        } else if least == 0 || now > 100 {
+            BandwidthUnit::EighthGigabytesPerSecond
+        } else {
+            BandwidthUnit::Percent
+        };
+        let (least, step, most) = match unit {
+            BandwidthUnit::Percent => (least, step, 100),
+            BandwidthUnit::MebibytesPerSecond => (1, 1, u32::MAX),
+            BandwidthUnit::EighthGigabytesPerSecond => (1, step, now.max(2_048)),
+        };
+        Ok(BandwidthLimits { unit, least, step, most })
+    }
+
+    /// Nodes that share an L3 with sub-NUMA clustering (1 without), and the ids of the caches that are watched.
+    fn monitored(&self) -> Result<(u32, BTreeSet<u32>), CacheError> {
+        let (mut nodes, mut ids) = (1, BTreeSet::new());
+        for entry in fs::read_dir(self.path.join("mon_data")).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let Some(id) = name.to_str().and_then(|name| name.strip_prefix("mon_L3_")) else { continue };
+            ids.insert(id.parse().map_err(|_| CacheError::Strange { path: entry.path(), text: id.into() })?);
+            let is_node = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("mon_sub_L3_");
+            let subs = fs::read_dir(entry.path()).into_iter().flatten().flatten().filter(is_node).count();
+            nodes = nodes.max(u32::try_from(subs).unwrap_or(1));
+        }
+        Ok((nodes, ids))
+    }
+
+    // Files.
+
+    fn text(&self, file: &str) -> Result<String, CacheError> {
+        fs::read_to_string(self.path.join(file)).map_err(|e| self.system("read", file, e))
+    }
+
+    fn info_number(&self, resource: &str, file: &str, radix: u32) -> Result<u32, CacheError> {
+        let file = format!("info/{resource}/{file}");
+        let text = self.text(&file)?;
+        u32::from_str_radix(text.trim(), radix)
+            .map_err(|_| CacheError::Strange { path: self.path.join(file), text: text.trim().into() })
+    }
+
+    fn schemata(&self, group: &str) -> Result<BTreeMap<String, Line>, CacheError> {
+        let path = self.path.join(group).join("schemata");
+        // Where there is only monitoring, there is no such file.
+        let text = match fs::read_to_string(&path) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound && self.lines.is_empty() => return Ok(BTreeMap::new()),
+            Err(e) => return Err(self.system("read", &format!("{group}/schemata"), e)),
+            Ok(text) => text,
+        };
+        schemata::parse(&text).ok_or_else(|| CacheError::Strange { path, text: text.trim().into() })
+    }
+
+    fn status(&self) -> String {
+        let text = fs::read_to_string(self.path.join("info/last_cmd_status")).unwrap_or_default();
+        text.trim().replace('\n', "; ")
+    }
+
+    fn system(&self, doing: &'static str, file: &str, source: io::Error) -> CacheError {
+        self.refused(doing, file, Refusal { source, status: self.status() })
+    }
+
+    fn refused(&self, doing: &'static str, file: &str, refusal: Refusal) -> CacheError {
+        let path = self.path.join(file);
+        if refusal.is(Errno::ACCESS) || refusal.is(Errno::PERM) || refusal.is(Errno::ROFS) {
+            return CacheError::NotPermitted { path };
+        }
+        CacheError::System { doing, path, status: refusal.words(), source: refusal.source }
+    }
+
+    /// One command: it must be one write, and the status is read before anything else is done.
+    fn command(&self, file: &str, text: &str) -> Result<(), Refusal> {
+        let written = OpenOptions::new().write(true).open(self.path.join(file)).and_then(|mut file| {
+            let bytes = file.write(text.as_bytes())?;
+            if bytes == text.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+        });
+        written.map_err(|source| Refusal { source, status: self.status() })
+    }
+
+    /// The lock that users of resctrl agree on; held until it is dropped.
+    fn lock(&self) -> Result<File, CacheError> {
+        let folder = File::open(&self.path).map_err(|e| self.system("open", "", e))?;
+        match rustix::fs::flock(&folder, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(folder),
+            Err(Errno::WOULDBLOCK) => Err(CacheError::Locked { path: self.path.clone() }),
+            Err(e) => Err(self.system("lock", "", e.into())),
+        }
+    }
+
+    /// Groups below the root.
+    fn groups(&self) -> Result<Vec<String>, CacheError> {
+        let entries = fs::read_dir(&self.path).map_err(|e| self.system("read", "", e))?;
+        let names = entries.flatten().filter(|entry| entry.path().join("tasks").is_file());
+        Ok(names.filter_map(|entry| entry.file_name().into_string().ok()).collect())
+    }
+
+    // Masks.
+
+    /// A group's masks; code's and data's together.
+    fn masks(&self, group: &str) -> Result<Line, CacheError> {
+        let found = self.schemata(group)?;
+        let mut masks = Line::new();
+        for (domain, mask) in self.lines.iter().filter_map(|name| found.get(*name)).flatten() {
+            *masks.entry(*domain).or_default() |= mask;
+        }
+        Ok(masks)
+    }
+
+    fn write_masks(&self, group: &str, masks: &Line) -> Result<(), CacheError> {
+        let text: String = self.lines.iter().map(|name| schemata::line(name, Base::Hex, masks)).collect();
+        self.write_schemata(group, &text)
+    }
+
+    fn write_schemata(&self, group: &str, text: &str) -> Result<(), CacheError> {
+        let file = format!("{}schemata", slashed(group));
+        self.command(&file, text).map_err(|refusal| {
+            if refusal.is(Errno::INVAL) {
+                CacheError::Refused { group: shown(group).into(), line: text.trim().replace('\n', ", "), status: refusal.words() }
+            } else {
+                self.refused("write", &file, refusal)
+            }
+        })
+    }
+
+    /// Masks that groups of others have, and which groups they are.
+    fn foreign(&self) -> Result<Vec<(String, Line)>, CacheError> {
+        let ours = |name: &String| self.classes.keys().any(|class| *name == group(class));
+        self.groups()?.into_iter().filter(|name| !ours(name)).map(|name| Ok((name.clone(), self.masks(&name)?))).collect()
+    }
+
+    /// Lays out the classes and writes what differs; `changed` is the class whose room is wanted. On an error all masks are as before.
+    fn apply(&mut self, changed: &ClassSpec) -> Result<(), CacheError> {
+        let foreign = self.foreign()?;
+        let root_now = self.masks("")?;
+        let mut wanted: BTreeMap<String, Line> = BTreeMap::new();
+        for domain in self.shape.domains.iter().map(|domain| domain.id).collect::<Vec<_>>() {
+            let Some(before) = self.root.get(&domain).copied() else { continue };
+            let has = |name: &str| wants_domain(&self.classes[name].spec, domain);
+            let names: Vec<&String> = self.classes.keys().filter(|name| has(name)).collect();
+            let want = |name: &&String| {
+                let class = &self.classes[*name];
+                Want { ways: class.spec.ways, io: class.spec.io_ways, mask: class.granted.masks.get(&domain).copied().unwrap_or(0) }
+            };
+            let wants: Vec<Want> = names.iter().map(want).collect();
+            let taken = foreign.iter().filter_map(|(_, masks)| masks.get(&domain)).fold(0, |all, mask| all | mask);
+            let limits = self.limits(taken, before);
+            let Some(found) = layout::lay_out(&wants, &limits) else {
+                return Err(self.unfit(changed, domain, &names, &wants, &limits, &foreign));
+            };
+            for (name, mask) in names.iter().zip(&found.masks) {
+                wanted.entry(group(name)).or_default().insert(domain, *mask);
+            }
+            // With no class here the root class has again what it had; else what is left, and the classes of other domains are there too.
+            let root = if names.is_empty() { before } else { found.root };
+            wanted.entry(String::new()).or_default().insert(domain, root);
+            for name in self.classes.keys().filter(|name| !has(name)) {
+                wanted.entry(group(name)).or_default().insert(domain, root);
+            }
+        }
+        let written = self.write_all(&wanted, &root_now);
+        if written.is_ok() {
+            for class in self.classes.values_mut() {
+                let masks = wanted.get(&group(&class.spec.name)).cloned().unwrap_or_default();
+                class.granted.masks = masks.into_iter().filter(|(domain, _)| wants_domain(&class.spec, *domain)).collect();
+                class.granted.widened = false;
+            }
+        }
+        let wider = written?;
+        for (name, domain, mask) in wider {
+            if let Some(class) = self.classes.values_mut().find(|class| group(&class.spec.name) == name) {
+                class.granted.widened = true;
+                if let Some(granted) = class.granted.masks.get_mut(&domain) {
+                    *granted = mask;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn limits(&self, taken: u32, root: u32) -> Limits {
+        Limits { all: self.all, io: self.shape.io_mask, taken, root, min_ways: self.shape.min_ways, sparse: self.shape.sparse }
+    }
+
+    fn unfit(
+        &self,
+        changed: &ClassSpec,
+        domain: u32,
+        names: &[&String],
+        wants: &[Want],
+        limits: &Limits,
+        foreign: &[(String, Line)],
+    ) -> CacheError {
+        let others: Vec<Want> =
+            names.iter().zip(wants).filter(|(name, _)| ***name != changed.name).map(|(_, want)| *want).collect();
+        let free = layout::room(&others, changed.io_ways, limits);
+        let alone = layout::room(&others, changed.io_ways, &Limits { taken: 0, ..*limits });
+        let biggest = foreign.iter().max_by_key(|(_, masks)| masks.get(&domain).map_or(0, |mask| mask.count_ones()));
+        match biggest {
+            Some((group, _)) if alone >= changed.ways => CacheError::Foreign { group: group.clone(), path: self.path.clone() },
+            _ => CacheError::NoRoom { domain, asked: changed.ways, free },
+        }
+    }
+
+    /// Writes the masks that differ, reads them back, and puts all back if one is refused or reaches into others' ways. Tells those that came
+    /// back wider: the group, the domain, and the mask.
+    fn write_all(&self, wanted: &BTreeMap<String, Line>, root_now: &Line) -> Result<Vec<(String, u32, u32)>, CacheError> {
+        let mut before: Vec<(String, Line)> = Vec::new();
+        let mut written = Ok(());
+        // The root class goes last when it is widened, and first when it is narrowed: there is never a time when a class shares with it more
+        // than before.
+        let narrows = wanted
+            .get("")
+            .is_some_and(|root| root.iter().any(|(domain, mask)| root_now.get(domain).is_some_and(|now| now & !mask != 0)));
+        let mut order: Vec<&String> = wanted.keys().collect();
+        if !narrows {
+            order.rotate_left(1);
+        }
+        for name in order {
+            let masks = &wanted[name];
+            let now = self.masks(name)?;
+            let differs: Line =
+                masks.iter().filter(|(domain, mask)| now.get(domain) != Some(mask)).map(|(d, m)| (*d, *m)).collect();
+            if differs.is_empty() {
+                continue;
+            }
+            before.push((name.clone(), differs.keys().filter_map(|domain| Some((*domain, *now.get(domain)?))).collect()));
+            written = self.write_masks(name, &differs);
+            if written.is_err() {
+                break;
+            }
+        }
+        let checked = written.and_then(|()| self.read_back(wanted));
+        if checked.is_err() {
+            for (name, masks) in before.iter().rev() {
+                // The first error is the one to tell.
+                let _ = self.write_masks(name, masks);
+            }
+        }
+        checked
+    }
+
+    fn read_back(&self, wanted: &BTreeMap<String, Line>) -> Result<Vec<(String, u32, u32)>, CacheError> {
+        let mut wider = Vec::new();
+        let got: BTreeMap<&String, Line> =
+            wanted.keys().map(|name| Ok((name, self.masks(name)?))).collect::<Result<_, CacheError>>()?;
+        for (name, masks) in wanted {
+            for (domain, asked) in masks {
+                let mask = got[name].get(domain).copied().unwrap_or(0);
+                if mask == *asked {
+                    continue;
+                }
+                // Of the root class too, what is more may be nobody's only.
+                let others = got.iter().filter(|(other, _)| **other != name && owns(&self.classes, other, *domain));
+                let others = others.filter_map(|(_, masks)| masks.get(domain)).fold(0, |all, mask| all | mask);
+                let reaches = mask & others & !asked != 0 || (owns(&self.classes, name, *domain) && mask & others != 0);
+                if reaches || asked & !mask != 0 {
+                    return Err(CacheError::Widened { group: shown(name).into(), domain: *domain, asked: *asked, got: mask });
+                }
+                wider.push((name.clone(), *domain, mask));
+            }
+        }
+        Ok(wider)
+    }
+
+    // Groups.
+
+    fn make_folder(&self, file: &str) -> Result<(), CacheError> {
+        let Err(source) = fs::create_dir(self.path.join(file)) else { return Ok(()) };
+        let refusal = Refusal { source, status: self.status() };
+        let status = refusal.words();
+        let of_monitor = refusal.status.contains("RMID");
+        Err(match () {
+            () if refusal.is(Errno::EXIST) => CacheError::Exists { name: file.rsplit('/').next().unwrap_or(file).into() },
+            () if refusal.is(Errno::BUSY) => CacheError::Limbo { status },
+            () if refusal.is(Errno::NOSPC) && (of_monitor || file.contains('/')) => CacheError::NoMonitor { status },
+            () if refusal.is(Errno::NOSPC) => CacheError::NoClass { classes: self.shape.classes, status },
+            () => self.refused("make", file, refusal),
+        })
+    }
+
+    fn remove_folder(&self, file: &str) -> Result<(), CacheError> {
+        match fs::remove_dir(self.path.join(file)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.system("remove", file, e)),
+            _ => Ok(()),
+        }
+    }
+
+    fn class(&self, name: &str) -> Result<&Class, CacheError> {
+        self.classes.get(name).ok_or_else(|| CacheError::Unknown { name: name.into() })
+    }
+
+    /// The group of a class or the root's.
+    fn group_of(&self, name: &str) -> Result<String, CacheError> {
+        if name.is_empty() { Ok(String::new()) } else { self.class(name).map(|class| group(&class.spec.name)) }
+    }
+
+    fn check(&self, spec: &ClassSpec) -> Result<(), CacheError> {
+        check_name(&spec.name)?;
+        if self.lines.is_empty() {
+            return Err(CacheError::NoWays { why: "resctrl has no L3 allocation here" });
+        }
+        let most = self.shape.ways.saturating_sub(self.shape.min_ways);
+        if spec.ways < self.shape.min_ways || spec.ways > most {
+            return Err(CacheError::Ways { asked: spec.ways, least: self.shape.min_ways, most });
+        }
+        let known = || self.shape.domains.iter().map(|domain| domain.id.to_string()).collect::<Vec<_>>().join(", ");
+        if let Some(domain) = spec.domains.iter().find(|domain| !self.root.contains_key(domain)) {
+            return Err(CacheError::Domain { domain: *domain, known: known() });
+        }
+        if let Some(asked) = spec.bandwidth {
+            let limits = self.shape.bandwidth.ok_or(CacheError::NoBandwidth)?;
+            if !(limits.least..=limits.most).contains(&asked) {
+                return Err(CacheError::Bandwidth { asked, least: limits.least, most: limits.most });
+            }
+        }
+        Ok(())
+    }
+
+    fn set_bandwidth(&mut self, spec: &ClassSpec) -> Result<(), CacheError> {
+        let group = group(&spec.name);
+        let here = |domain: &&Domain| wants_domain(spec, domain.id);
+        if let Some(value) = spec.bandwidth {
+            let values: Line = self.shape.domains.iter().filter(here).map(|domain| (domain.id, value)).collect();
+            self.write_schemata(&group, &schemata::line("MB", Base::Decimal, &values))?;
+        }
+        let mut values = self.schemata(&group)?.remove("MB").unwrap_or_default();
+        values.retain(|domain, _| wants_domain(spec, *domain));
+        if let Some(class) = self.classes.get_mut(&spec.name) {
+            class.granted.bandwidth = values;
+        }
+        Ok(())
+    }
+
+    /// Removes groups that a manager before this one has left, and gives their ways to the root class. Tells which.
+    ///
+    /// # Errors
+    /// resctrl cannot be read or changed.
+    pub fn sweep(&mut self) -> Result<Vec<String>, CacheError> {
+        let _lock = self.lock()?;
+        let ours = |name: &String| self.classes.keys().any(|class| *name == group(class));
+        let left: Vec<String> = self.groups()?.into_iter().filter(|name| name.starts_with(PREFIX) && !ours(name)).collect();
+        for name in &left {
+            self.remove_folder(name)?;
+        }
+        if !left.is_empty() {
+            // The one before us had narrowed it.
+            self.root.values_mut().for_each(|mask| *mask = self.all);
+            if self.classes.is_empty() && !self.lines.is_empty() {
+                self.write_masks("", &self.root)?;
+            }
+        }
+        Ok(left)
+    }
+
+    /// Puts all threads of a process into a class, those too that it makes meanwhile.
+    ///
+    /// # Errors
+    /// As [`assign_tasks`](CacheControl::assign_tasks).
+    pub fn assign_process(&mut self, name: &str, pid: u32) -> Result<Moved, CacheError> {
+        let mut all = Moved::default();
+        for _ in 0..PASSES {
+            let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+            let threads = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+            let fresh: Vec<u32> = threads.filter(|task| !all.tasks.contains(task) && !all.gone.contains(task)).collect();
+            if fresh.is_empty() {
+                break;
+            }
+            let moved = self.assign_tasks(name, &fresh)?;
+            all.tasks.extend(moved.tasks);
+            all.gone.extend(moved.gone);
+        }
+        Ok(all)
+    }
+
+    /// Moves threads to a group or a watch of it.
+    fn move_tasks(&self, group: &str, tasks: &[u32]) -> Result<Moved, CacheError> {
+        let file = format!("{}tasks", slashed(group));
+        let mut moved = Moved::default();
+        let mut left = tasks;
+        while !left.is_empty() {
+            let (mut text, mut count) = (String::new(), 0);
+            for task in left {
+                let word = if text.is_empty() { task.to_string() } else { format!(",{task}") };
+                if text.len() + word.len() >= LIST_BYTES {
+                    break;
+                }
+                text.push_str(&word);
+                count += 1;
+            }
+            let Err(refusal) = self.command(&file, &format!("{text}\n")) else {
+                moved.tasks.extend(&left[..count]);
+                left = &left[count..];
+                continue;
+            };
+            // Those before the one that was refused are there now. They are found by name: the file lists threads as they are.
+            let there: BTreeSet<u32> = self.text(&file)?.lines().filter_map(|line| line.trim().parse().ok()).collect();
+            let is_gone = |task: u32| !Path::new(&format!("/proc/{task}")).exists();
+            let failed = left[..count].iter().position(|task| !there.contains(task)).unwrap_or(0);
+            moved.tasks.extend(&left[..failed]);
+            let task = left[failed];
+            if refusal.is(Errno::SRCH) && is_gone(task) {
+                moved.gone.push(task);
+                left = &left[failed + 1..];
+                continue;
+            }
+            return Err(CacheError::Task { group: shown(group).into(), task, status: refusal.words(), moved: moved.tasks });
+        }
+        Ok(moved)
+    }
+
+    fn counter(&self, folder: &Path, event: &str) -> Result<Count, CacheError> {
+        let path = folder.join(event);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == io::ErrorKind::NotFound && folder.is_dir() => return Ok(Count::Absent),
+            Err(e) => return Err(self.system("read", &path.strip_prefix(&self.path).unwrap_or(&path).to_string_lossy(), e)),
+        };
+        match text.trim() {
+            "Unavailable" | "Error" => Ok(Count::Unavailable),
+            "Unassigned" => Ok(Count::Unassigned),
+            number => number.parse().map(Count::Bytes).map_err(|_| CacheError::Strange { path, text: number.into() }),
+        }
+    }
+}
+
+impl CacheControl for Resctrl {
+    fn origin(&self) -> Origin {
+        Origin::Resctrl
+    }
+
+    fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    fn make(&mut self, spec: &ClassSpec) -> Result<Granted, CacheError> {
+        self.check(spec)?;
+        if self.classes.contains_key(&spec.name) {
+            return Err(CacheError::Exists { name: spec.name.clone() });
+        }
+        let _lock = self.lock()?;
+        let folder = group(&spec.name);
+        self.make_folder(&folder)?;
+        let granted = Granted { name: spec.name.clone(), masks: Line::new(), bandwidth: Line::new(), widened: false };
+        let before = self.classes.clone();
+        self.classes.insert(spec.name.clone(), Class { spec: spec.clone(), granted, watches: BTreeSet::new() });
+        let made = self.apply(spec).and_then(|()| self.set_bandwidth(spec));
+        if let Err(e) = made {
+            // Masks that were written before the bandwidth was refused go back too.
+            self.classes = before;
+            let _ = self.remove_folder(&folder);
+            let _ = self.apply(spec);
+            return Err(e);
+        }
+        Ok(self.classes[&spec.name].granted.clone())
+    }
+
+    fn resize(&mut self, name: &str, ways: u32) -> Result<Granted, CacheError> {
+        let spec = ClassSpec { ways, ..self.class(name)?.spec.clone() };
+        self.check(&spec)?;
+        let _lock = self.lock()?;
+        let before = self.classes.clone();
+        if let Some(class) = self.classes.get_mut(name) {
+            class.spec.ways = ways;
+        }
+        if let Err(e) = self.apply(&spec) {
+            self.classes = before;
+            return Err(e);
+        }
+        Ok(self.classes[name].granted.clone())
+    }
+
+    fn classes(&self) -> Vec<Granted> {
+        self.classes.values().map(|class| class.granted.clone()).collect()
+    }
+
+    fn assign_tasks(&mut self, name: &str, tasks: &[u32]) -> Result<Moved, CacheError> {
+        let group = self.group_of(name)?;
+        self.move_tasks(&group, tasks)
+    }
+
+    fn assign_cpus(&mut self, name: &str, cpus: &[u32]) -> Result<(), CacheError> {
+        let group = self.group_of(name)?;
+        let file = format!("{}cpus_list", slashed(&group));
+        let list = schemata::cpu_list(cpus);
+        let _lock = self.lock()?;
+        self.command(&file, &format!("{list}\n")).map_err(|refusal| {
+            if refusal.is(Errno::INVAL) {
+                CacheError::Cpus { group: shown(&group).into(), cpus: list.clone(), status: refusal.words() }
+            } else {
+                self.refused("write", &file, refusal)
+            }
+        })
+    }
+
+    fn watch(&mut self, name: &str, watch: &str, tasks: &[u32]) -> Result<Moved, CacheError> {
+        check_name(watch)?;
+        if !self.shape.occupancy && !self.shape.traffic {
+            return Err(CacheError::NoMonitoring);
+        }
+        let folder = format!("{}mon_groups/{watch}", slashed(&self.group_of(name)?));
+        let _lock = self.lock()?;
+        self.make_folder(&folder)?;
+        let moved = self.move_tasks(&folder, tasks).inspect_err(|_| {
+            let _ = self.remove_folder(&folder);
+        })?;
+        if let Some(class) = self.classes.get_mut(name) {
+            class.watches.insert(watch.into());
+        }
+        Ok(moved)
+    }
+
+    fn usage(&self, name: &str, watch: Option<&str>) -> Result<BTreeMap<u32, Usage>, CacheError> {
+        let mut folder = self.path.join(self.group_of(name)?);
+        if !self.shape.occupancy && !self.shape.traffic {
+            return Err(CacheError::NoMonitoring);
+        }
+        if let Some(watch) = watch {
+            folder = folder.join("mon_groups").join(watch);
+            if !folder.is_dir() {
+                return Err(CacheError::Unknown { name: format!("{name}/{watch}") });
+            }
+        }
+        let of = |domain: &Domain| {
+            let folder = folder.join("mon_data").join(format!("mon_L3_{:02}", domain.id));
+            let usage = Usage {
+                occupancy: self.counter(&folder, "llc_occupancy")?,
+                total: self.counter(&folder, "mbm_total_bytes")?,
+                local: self.counter(&folder, "mbm_local_bytes")?,
+            };
+            Ok((domain.id, usage))
+        };
+        self.shape.domains.iter().map(of).collect()
+    }
+
+    fn release(&mut self, name: &str) -> Result<(), CacheError> {
+        let spec = self.class(name)?.spec.clone();
+        let _lock = self.lock()?;
+        self.remove_folder(&group(name))?;
+        self.classes.remove(name);
+        self.apply(&spec)
+    }
+}
+
+impl Drop for Resctrl {
+    fn drop(&mut self) {
+        let names: Vec<String> = self.classes.keys().cloned().collect();
+        for name in names {
+            // Nobody is left to be told; `sweep` of the next one finds what stays.
+            let _ = self.release(&name);
+        }
+    }
+}
+
+fn empty_shape() -> Shape {
+    Shape {
+        ways: 0,
+        min_ways: 1,
+        io_mask: 0,
+        sparse: false,
+        code_and_data: false,
+        classes: 0,
+        bandwidth: None,
+        occupancy: false,
+        traffic: false,
+        domains: Vec::new(),
+    }
+}
+
+fn group(class: &str) -> String {
+    format!("{PREFIX}{class}")
+}
+
+/// A group's name as a person reads it.
+fn shown(group: &str) -> &str {
+    if group.is_empty() { "of the root" } else { group }
+}
+
+fn slashed(group: &str) -> String {
+    if group.is_empty() { String::new() } else { format!("{group}/") }
+}
+
+fn wants_domain(spec: &ClassSpec, domain: u32) -> bool {
+    spec.domains.is_empty() || spec.domains.contains(&domain)
+}
+
+/// Whether a group is a class of ours with ways of its own in a domain.
+fn owns(classes: &BTreeMap<String, Class>, name: &str, domain: u32) -> bool {
+    name.strip_prefix(PREFIX).and_then(|name| classes.get(name)).is_some_and(|class| wants_domain(&class.spec, domain))
+}

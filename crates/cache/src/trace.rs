@@ -1,0 +1,209 @@
+//! Loads and stores of a real NF.
+//!
+//! # Approach
+//! An NF that `scripts/trace-nf` has built runs without a manager when `SLUICE_TRACE` says on what packets, and writes its accesses to standard
+//! output (`crates/nf/src/trace.rs` has the form). They are read as they come, and given to a [`Model`].
+
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::CacheError;
+use crate::model::{Curve, Hierarchy, Model};
+
+/// Bytes of a record.
+const RECORD: usize = 8;
+
+/// Bytes that are read at once.
+const CHUNK: usize = 256 << 10;
+
+/// What is in a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A load or store.
+    Access {
+        /// Its address.
+        address: u64,
+        /// Its bytes.
+        bytes: u32,
+        /// Whether it is a store.
+        store: bool,
+    },
+    /// What was before was warm-up.
+    Start,
+}
+
+/// One record.
+///
+/// None where it is no record.
+#[inline]
+pub fn decode(record: u64) -> Option<Event> {
+    let (store, size, address) = (record >> 63 == 1, record >> 56 & 0x7f, record & ((1 << 56) - 1));
+    match size {
+        0 if record == 0 => Some(Event::Start),
+        1..=5 => Some(Event::Access { address, bytes: 1 << (size - 1), store }),
+        _ => None,
+    }
+}
+
+/// Reads a trace to its end. Tells how many records there were.
+///
+/// # Errors
+/// It cannot be read, ends within a record, or holds something else.
+pub fn read(stream: impl Read, mut each: impl FnMut(Event)) -> Result<u64, CacheError> {
+    let broken = |what: String| CacheError::Model {
+        what,
+        cure: "see that the NF prints nothing on standard output, and was built by scripts/trace-nf",
+    };
+    let mut stream = BufReader::with_capacity(CHUNK, stream);
+    let mut records = 0;
+    loop {
+        let bytes = match io::BufRead::fill_buf(&mut stream) {
+            Ok(bytes) => bytes,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+            Err(e) => return Err(broken(format!("the trace cannot be read: {e}"))),
+        };
+        if bytes.is_empty() {
+            return Ok(records);
+        }
+        let whole = bytes.len() / RECORD * RECORD;
+        for record in bytes[..whole].as_chunks::<RECORD>().0 {
+            let event = decode(u64::from_le_bytes(*record));
+            each(event.ok_or_else(|| broken(format!("record {records} of the trace is none")))?);
+            records += 1;
+        }
+        let rest = bytes.len() - whole;
+        io::BufRead::consume(&mut stream, whole);
+        if rest > 0 && whole == 0 {
+            // A record came in two parts: the buffer is filled only when it is empty.
+            let mut record = [0; RECORD];
+            stream.read_exact(&mut record).map_err(|_| broken(format!("the trace ends within record {records}")))?;
+            each(decode(u64::from_le_bytes(record)).ok_or_else(|| broken(format!("record {records} of the trace is none")))?);
+            records += 1;
+        }
+    }
+}
+
+/// The packets that an NF is traced on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Traffic {
+    /// Packets that count.
+    pub packets: u64,
+    /// Packets before them, after one of each flow.
+    pub warm_up: u64,
+    /// Flows.
+    pub flows: u32,
+    /// Zipf's exponent; none is all flows alike.
+    pub zipf: Option<f64>,
+    /// Bytes of a packet, without FCS.
+    pub bytes: u32,
+    /// Whether flows have destinations all over the address space.
+    pub spread: bool,
+    /// Where the draws begin.
+    pub seed: u64,
+}
+
+impl Traffic {
+    /// As `SLUICE_TRACE` wants it.
+    pub fn variable(&self) -> String {
+        let zipf = self.zipf.map_or(String::new(), |s| format!(",zipf={s}"));
+        format!(
+            "packets={},warm_up={},flows={}{zipf},bytes={},spread={},seed={}",
+            self.packets,
+            self.warm_up,
+            self.flows,
+            self.bytes,
+            u8::from(self.spread),
+            self.seed
+        )
+    }
+}
+
+/// Runs a traced NF and models its misses.
+///
+/// # Errors
+/// It cannot be started, fails, or was not built to be traced.
+pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hierarchy) -> Result<Curve, CacheError> {
+    let mut model = Model::new(hierarchy)?;
+    let cure = "build it with scripts/trace-nf and try its arguments by hand";
+    let failed = |what: String| CacheError::Model { what, cure };
+    let mut nf = Command::new(program)
+        .args(args)
+        .env("SLUICE_TRACE", traffic.variable())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| failed(format!("cannot start {}: {e}", program.display())))?;
+    let mut started = false;
+    let stream = nf.stdout.take().ok_or_else(|| failed("the NF has no standard output".into()))?;
+    let read = read(stream, |event| match event {
+        Event::Access { address, bytes, .. } => model.access(address, bytes),
+        Event::Start => {
+            started = true;
+            model.start();
+        }
+    });
+    if read.is_err() {
+        let _ = nf.kill();
+    }
+    let ended = nf.wait_with_output().map_err(|e| failed(format!("{} is lost: {e}", program.display())))?;
+    read?;
+    if !ended.status.success() {
+        return Err(failed(format!("{} failed: {}", program.display(), String::from_utf8_lossy(&ended.stderr).trim())));
+    }
+    if !started || model.accesses() == 0 {
+        return Err(failed(format!("{} wrote no loads and stores", program.display())));
+    }
+    Ok(model.curve(traffic.packets))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives a byte stream in pieces of its own choice.
+    struct Pieces(Vec<u8>, usize);
+
+    impl Read for Pieces {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let n = self.1.min(buffer.len()).min(self.0.len());
+            buffer[..n].copy_from_slice(&self.0[..n]);
+            self.0.drain(..n);
+            Ok(n)
+        }
+    }
+
+    #[test]
+    fn records_are_read_in_any_pieces() {
+        let records = [4u64 << 56 | 0x7fff_1234, 1 << 63 | 1 << 56 | 7, 0, 5 << 56 | 16];
+        let bytes: Vec<u8> = records.iter().flat_map(|r| r.to_le_bytes()).collect();
+        for piece in [1, 3, 8, 13, 100] {
+            let mut found = Vec::new();
+            assert_eq!(read(Pieces(bytes.clone(), piece), |event| found.push(event)).unwrap(), 4);
+            assert_eq!(found[0], Event::Access { address: 0x7fff_1234, bytes: 8, store: false });
+            assert_eq!(found[1], Event::Access { address: 7, bytes: 1, store: true });
+            assert_eq!((found[2], found.len()), (Event::Start, 4));
+        }
+        assert!(read(&bytes[..20], |_| ()).is_err());
+        assert!(read(&b"listening\n"[..8], |_| ()).is_err());
+    }
+
+    #[test]
+    fn traffic_is_written_as_the_nf_reads_it() {
+        let traffic = Traffic { packets: 10, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 60, spread: true, seed: 4 };
+        assert_eq!(traffic.variable(), "packets=10,warm_up=2,flows=3,zipf=1.1,bytes=60,spread=1,seed=4");
+    }
+
+    #[test]
+    fn a_program_that_is_no_traced_nf_is_told() {
+        let traffic = Traffic { packets: 1, warm_up: 0, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: crate::model::Geometry { sets: 16, ways: 2 } };
+        for (program, words) in [("/bin/true", "no loads"), ("/bin/false", "failed"), ("/nowhere/nf", "cannot start")] {
+            let error = profile(Path::new(program), &[], &traffic, hierarchy).unwrap_err().to_string();
+            assert!(error.contains(words) && error.contains("scripts/trace-nf"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! A stand-in for the kernel's resctrl, for tests: a file system that refuses what the kernel refuses.
+//!
+//! ```no_run
+//! let machine = sluice_resctrl_stand_in::Machine::default();
+//! let resctrl = sluice_resctrl_stand_in::StandIn::mount(machine).unwrap();
+//! std::fs::create_dir(resctrl.path().join("web")).unwrap();
+//! assert!(std::fs::write(resctrl.path().join("web/schemata"), "L3:0=5\n").is_err());
+//! ```
+//! The module `kernel` says what is answered and what is left out. It needs root and `/dev/fuse`.
+
+mod kernel;
+mod machine;
+mod mount;
+
+pub use kernel::{Count, Errno, Kernel, Kind};
+pub use machine::{Bandwidth, Machine, Monitoring};
+pub use mount::StandIn;

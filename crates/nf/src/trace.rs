@@ -1,0 +1,328 @@
+//! An NF without a manager, on generated packets, that writes its loads and stores: what a model of the cache is fed with.
+//!
+//! # Problem
+//! How many cache misses a packet costs depends on which addresses the NF's handler touches. Tools that follow a program from outside slow it
+//! down a hundred times, and tell nothing of other cache sizes.
+//!
+//! # Approach
+//! - With `SLUICE_TRACE` set, an NF that was built with the feature `trace` attaches to nobody: its handler is made by its own `main`, with its
+//!   own arguments, and run in the [`harness`](crate::harness). All flows once, then packets to warm up, then those that count. The value is
+//!   `packets=N,warm_up=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N`; what is left out has a default.
+//! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the flags). Without the flags nobody calls them,
+//!   and the same program runs under other tools, on the same packets.
+//! - Records go to standard output, eight bytes each, least first: the address in 56 bits; above it 1 to 5 for 1, 2, 4, 8 or 16 bytes;
+//!   the uppermost bit for a store. With no size it is the mark after which accesses count. An access to the same line as the one before is
+//!   left out: no cache notices it.
+//! - The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion.
+//!
+//! # Limits
+//! Code that comes compiled (the standard library's, memcpy, memcmp) is not followed, nor what the code generator makes of copies and
+//! comparisons of a fixed size; spills neither. The packets lie in the 32 frames of the harness, so they are always cached, as they are
+//! where receive queues are bounded. The NF must print nothing. Time moves a microsecond a burst, and no ticks come.
+//!
+//! # Source
+//! W. Hörmann and G. Derflinger, Rejection-inversion to generate variates from monotone discrete distributions, 1996.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+
+use sluice_shm::BURST;
+
+use crate::context::Context;
+use crate::error::NfError;
+use crate::harness::Harness;
+use crate::header::checksum;
+use crate::run::Handler;
+
+/// Records that are gathered before they are written.
+const RECORDS: usize = 8_192;
+
+// One thread runs the handler and is followed; other threads of an NF are not, but must do no harm. So all is relaxed: a torn trace is
+// refused by its reader.
+static FOLLOWING: AtomicBool = AtomicBool::new(false);
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+static LINE: AtomicU64 = AtomicU64::new(0);
+static BUFFER: [AtomicU64; RECORDS] = [const { AtomicU64::new(0) }; RECORDS];
+
+const STORE: u64 = 1 << 63;
+
+#[inline(always)]
+fn record(address: usize, size: u64, kind: u64) {
+    if !FOLLOWING.load(Relaxed) {
+        return;
+    }
+    let address = address as u64;
+    let bytes = 1 << (size - 1);
+    let (line, last) = (address >> 6, (address + bytes - 1) >> 6);
+    if line == LINE.load(Relaxed) && line == last {
+        return;
+    }
+    LINE.store(last, Relaxed);
+    let count = COUNT.load(Relaxed);
+    if let Some(slot) = BUFFER.get(count) {
+        slot.store(kind | size << 56 | (address & ((1 << 56) - 1)), Relaxed);
+        COUNT.store(count + 1, Relaxed);
+    }
+    if count + 1 >= RECORDS {
+        FOLLOWING.store(false, Relaxed);
+        write_out();
+        FOLLOWING.store(true, Relaxed);
+    }
+}
+
+/// Writes what was gathered. Nobody may be followed meanwhile.
+#[inline(never)]
+fn write_out() {
+    let count = COUNT.swap(0, Relaxed).min(RECORDS);
+    let bytes: Vec<u8> = BUFFER[..count].iter().flat_map(|slot| slot.load(Relaxed).to_le_bytes()).collect();
+    if std::io::stdout().lock().write_all(&bytes).is_err() {
+        // Who reads has gone: there is nothing left to do.
+        std::process::exit(1);
+    }
+}
+
+/// The functions that the compiler's pass calls. It leaves functions with such names alone, so they do not call themselves.
+macro_rules! called {
+    ($($load:ident, $store:ident: $size:literal)*) => { $(
+        // SAFETY: the name is one that the compiler's pass looks for and that no other code has, and the signature is the pass's.
+        #[unsafe(no_mangle)]
+        extern "C" fn $load(address: usize) {
+            record(address, $size, 0);
+        }
+        // SAFETY: as above.
+        #[unsafe(no_mangle)]
+        extern "C" fn $store(address: usize) {
+            record(address, $size, STORE);
+        }
+    )* };
+}
+
+called! {
+    __sanitizer_cov_load1, __sanitizer_cov_store1: 1
+    __sanitizer_cov_load2, __sanitizer_cov_store2: 2
+    __sanitizer_cov_load4, __sanitizer_cov_store4: 3
+    __sanitizer_cov_load8, __sanitizer_cov_store8: 4
+    __sanitizer_cov_load16, __sanitizer_cov_store16: 5
+}
+
+/// What the packets are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Traffic {
+    packets: u64,
+    warm_up: u64,
+    flows: u32,
+    /// Exponent; none is every flow as often as the others.
+    zipf: Option<f64>,
+    bytes: usize,
+    /// Whether flows have destinations all over the address space, and not one.
+    spread: bool,
+    seed: u64,
+}
+
+impl Traffic {
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut found = Self { packets: 100_000, warm_up: 0, flows: 1_000, zipf: None, bytes: 60, spread: false, seed: 1 };
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let number = value.parse::<u64>();
+            match (key, number) {
+                ("packets", Ok(n)) => found.packets = n,
+                ("warm_up", Ok(n)) => found.warm_up = n,
+                ("flows", Ok(n)) if (1..=1 << 24).contains(&n) => found.flows = n as u32,
+                ("bytes", Ok(n)) if (60..=1_514).contains(&n) => found.bytes = n as usize,
+                ("spread", Ok(n)) if n <= 1 => found.spread = n == 1,
+                ("seed", Ok(n)) => found.seed = n,
+                ("zipf", _) => {
+                    let exponent = value.parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 8.0);
+                    found.zipf = Some(exponent.ok_or_else(|| format!("SLUICE_TRACE: zipf is above 0 and at most 8, not \"{value}\""))?);
+                }
+                _ => {
+                    return Err(format!(
+                        "SLUICE_TRACE: \"{part}\" is not understood; write packets, warm_up, flows (up to 16777216), zipf, bytes (60 to 1514), \
+                         spread (0 or 1) or seed, each with = and a number"
+                    ));
+                }
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// What `SLUICE_TRACE` asks for.
+pub(crate) fn asked() -> Option<Result<Traffic, String>> {
+    std::env::var("SLUICE_TRACE").ok().map(|text| Traffic::parse(&text))
+}
+
+/// Numbers from 0 to 1, and from 1 to `n` by Zipf's law.
+struct Draw {
+    state: u64,
+    n: f64,
+    s: f64,
+    first: f64,
+    last: f64,
+    near: f64,
+}
+
+impl Draw {
+    fn new(traffic: &Traffic) -> Self {
+        let s = traffic.zipf.unwrap_or(0.0);
+        let n = f64::from(traffic.flows);
+        let mut draw = Self { state: traffic.seed | 1 << 63, n, s, first: 0.0, last: 0.0, near: 0.0 };
+        draw.first = draw.area(1.5) - 1.0;
+        draw.last = draw.area(n + 0.5);
+        draw.near = 2.0 - draw.area_inverse(draw.area(2.5) - 2f64.powf(-s));
+        draw
+    }
+
+    fn unit(&mut self) -> f64 {
+        // Xorshift, Marsaglia 2003, with Vigna's multiplier.
+        self.state ^= self.state >> 12;
+        self.state ^= self.state << 25;
+        self.state ^= self.state >> 27;
+        (self.state.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn area(&self, x: f64) -> f64 {
+        if (self.s - 1.0).abs() < 1e-9 { x.ln() } else { (x.powf(1.0 - self.s) - 1.0) / (1.0 - self.s) }
+    }
+
+    fn area_inverse(&self, y: f64) -> f64 {
+        if (self.s - 1.0).abs() < 1e-9 { y.exp() } else { (1.0 + y * (1.0 - self.s)).max(0.0).powf(1.0 / (1.0 - self.s)) }
+    }
+
+    /// A flow's number, from 0.
+    fn flow(&mut self) -> u32 {
+        if self.s == 0.0 {
+            return (self.unit() * self.n) as u32;
+        }
+        loop {
+            let u = self.last + self.unit() * (self.first - self.last);
+            let x = self.area_inverse(u);
+            let k = x.round().clamp(1.0, self.n);
+            if k - x <= self.near || u >= self.area(k + 0.5) - k.powf(-self.s) {
+                return k as u32 - 1;
+            }
+        }
+    }
+}
+
+/// Writes a UDP packet of a flow over `bytes`.
+fn write_packet(bytes: &mut [u8], flow: u32, spread: bool) {
+    bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+    bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+    bytes[12..14].copy_from_slice(&[8, 0]);
+    let ip_bytes = (bytes.len() - 14) as u16;
+    bytes[14..24].copy_from_slice(&[0x45, 0, (ip_bytes >> 8) as u8, ip_bytes as u8, 0, 0, 0x40, 0, 64, 17]);
+    bytes[24..26].copy_from_slice(&[0, 0]);
+    let [_, a, b, c] = flow.to_be_bytes();
+    bytes[26..30].copy_from_slice(&[10, a, b, c]);
+    let mut to = [198, 18, 0, 1];
+    if spread {
+        to = flow.wrapping_mul(0x9e37_79b1).to_be_bytes();
+        // Addresses of hosts: not 0/8, 127/8, or above 223.
+        to[0] = 1 + to[0] % 126;
+    }
+    bytes[30..34].copy_from_slice(&to);
+    let port = 1_024 + (flow % 60_000) as u16;
+    bytes[34..36].copy_from_slice(&port.to_be_bytes());
+    bytes[36..38].copy_from_slice(&9u16.to_be_bytes());
+    bytes[38..40].copy_from_slice(&(ip_bytes - 20).to_be_bytes());
+    bytes[40..42].copy_from_slice(&[0, 0]);
+    let sum = checksum::compute(&bytes[14..34]);
+    bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// Makes the handler, runs it on generated packets, and writes its accesses.
+pub(crate) fn run<H: Handler>(
+    traffic: Result<Traffic, String>,
+    make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
+) -> Result<(), NfError> {
+    let traffic = traffic.map_err(|why| NfError::Handler(why.into()))?;
+    let context = Context::for_test("trace", &["in", "out"], &[], &["trace"]);
+    let handler = make(&context).map_err(NfError::Handler)?;
+    let mut harness = Harness::new(Followed(handler));
+    let mut draw = Draw::new(&traffic);
+    let mut now_ns = 1_000_000_000;
+    let mut packets = vec![vec![0; traffic.bytes]; BURST];
+    let mut send = |count: u64, next: &mut dyn FnMut(u64) -> u32| {
+        for first in (0..count).step_by(BURST) {
+            let n = (count - first).min(BURST as u64) as usize;
+            for (i, packet) in packets[..n].iter_mut().enumerate() {
+                write_packet(packet, next(first + i as u64), traffic.spread);
+            }
+            now_ns += 1_000;
+            harness.set_now(now_ns);
+            harness.burst(&packets[..n]);
+        }
+    };
+    send(u64::from(traffic.flows), &mut |i| i as u32);
+    send(traffic.warm_up, &mut |_| draw.flow());
+    mark();
+    send(traffic.packets, &mut |_| draw.flow());
+    write_out();
+    Ok(())
+}
+
+/// The mark after which accesses count. It breaks the run of accesses to one line, so that none is lost to what came before.
+fn mark() {
+    LINE.store(0, Relaxed);
+    if COUNT.load(Relaxed) == RECORDS - 1 {
+        write_out();
+    }
+    let count = COUNT.fetch_add(1, Relaxed);
+    BUFFER[count].store(0, Relaxed);
+}
+
+/// Follows the handler alone, not the harness.
+struct Followed<H>(H);
+
+impl<H: Handler> Handler for Followed<H> {
+    #[inline(always)]
+    fn burst(&mut self, burst: &mut crate::packet::Burst<'_>) {
+        FOLLOWING.store(true, Relaxed);
+        self.0.burst(burst);
+        FOLLOWING.store(false, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_read_and_wrong_ones_told() {
+        let found = Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2").unwrap();
+        let wanted = Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9 };
+        assert_eq!(found, wanted);
+        for wrong in ["flows=0", "zipf=0", "zipf=x", "bytes=59", "spread=2", "colour=1", "packets"] {
+            assert!(Traffic::parse(wrong).unwrap_err().starts_with("SLUICE_TRACE"), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn flows_follow_the_law() {
+        for s in [0.7, 1.0, 1.3] {
+            let mut draw = Draw::new(&Traffic { zipf: Some(s), flows: 100, ..Traffic::parse("").unwrap() });
+            let mut counts = [0u32; 100];
+            (0..200_000).for_each(|_| counts[draw.flow() as usize] += 1);
+            let sum: f64 = (1..=100).map(|k| f64::from(k).powf(-s)).sum();
+            for k in [1u32, 2, 10, 100] {
+                let (got, wanted) = (f64::from(counts[k as usize - 1]), 200_000.0 * f64::from(k).powf(-s) / sum);
+                assert!((got - wanted).abs() < 5.0 * wanted.sqrt(), "{s} {k}: {got} {wanted}");
+            }
+        }
+        let mut draw = Draw::new(&Traffic::parse("flows=10").unwrap());
+        assert!((0..1_000).all(|_| draw.flow() < 10));
+    }
+
+    #[test]
+    fn packets_are_ones_that_nfs_take() {
+        let mut bytes = vec![0xff; 60];
+        for (flow, spread) in [(0, false), (70_000, true)] {
+            write_packet(&mut bytes, flow, spread);
+            let headers = crate::header::parse(&bytes).unwrap();
+            assert!(headers.flow(&bytes).is_some());
+            assert_eq!(checksum::compute(&bytes[14..34]), 0);
+        }
+    }
+}
