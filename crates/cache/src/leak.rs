@@ -177,7 +177,8 @@ mod tests {
     #[test]
     fn they_leak_where_they_do_not_and_wait() {
         let full = run(&setup(1_024, 1_518, 1_023), 10_000);
-        assert!(full.read_misses > 0.9 && full.write_misses > 0.9, "{full:?}");
+        // What was just read is cached when its frame is written again; what it pushed out is not when it is read.
+        assert!(full.read_misses > 0.9 && full.write_misses < 0.1, "{full:?}");
         // Read at once they are cached, but each still pushes another's lines to memory.
         let empty = run(&setup(1_024, 1_518, 0), 10_000);
         assert!(empty.read_misses < 0.01 && empty.write_misses > 0.9, "{empty:?}");

@@ -419,14 +419,21 @@ impl Resctrl {
         let Err(source) = fs::create_dir(self.path.join(file)) else { return Ok(()) };
         let refusal = Refusal { source, status: self.status() };
         let status = refusal.words();
-        let of_monitor = refusal.status.contains("RMID");
-        Err(match () {
-            () if refusal.is(Errno::EXIST) => CacheError::Exists { name: file.rsplit('/').next().unwrap_or(file).into() },
-            () if refusal.is(Errno::BUSY) => CacheError::Limbo { status },
-            () if refusal.is(Errno::NOSPC) && (of_monitor || file.contains('/')) => CacheError::NoMonitor { status },
-            () if refusal.is(Errno::NOSPC) => CacheError::NoClass { classes: self.shape.classes, status },
-            () => self.refused("make", file, refusal),
-        })
+        let of_monitor = refusal.status.contains("RMID") || file.contains('/');
+        if refusal.is(Errno::EXIST) {
+            return Err(CacheError::Exists { name: file.rsplit('/').next().unwrap_or(file).into() });
+        }
+        if refusal.is(Errno::BUSY) {
+            return Err(CacheError::Limbo { status });
+        }
+        if refusal.is(Errno::NOSPC) {
+            return Err(if of_monitor {
+                CacheError::NoMonitor { status }
+            } else {
+                CacheError::NoClass { classes: self.shape.classes, status }
+            });
+        }
+        Err(self.refused("make", file, refusal))
     }
 
     fn remove_folder(&self, file: &str) -> Result<(), CacheError> {
