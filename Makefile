@@ -57,6 +57,13 @@ else
 endif
 	$(MAKE) loom
 
+.PHONY: cachegrind
+cachegrind: ## compare the model of the caches with cachegrind, for two NFs
+	scripts/deps --check test
+	scripts/trace-nf nat monitor
+	scripts/trace-nf --plain nat monitor
+	cargo test $(CARGO_FLAGS) -p sluice-cache --test cachegrind -- --nocapture
+
 # A target folder of its own: the flag changes every crate, and would make the next build start from nothing. With it, the models are
 # the only tests there are.
 .PHONY: loom

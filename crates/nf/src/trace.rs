@@ -260,6 +260,8 @@ pub(crate) fn run<H: Handler>(
     mark();
     send(traffic.packets, &mut |_| draw.flow());
     write_out();
+    // What the handler would say when it is dropped would be taken for records.
+    std::mem::forget(harness);
     Ok(())
 }
 
