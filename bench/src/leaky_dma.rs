@@ -89,7 +89,8 @@ fn plan() -> anyhow::Result<Plan> {
     for (name, frames) in [("default", FRAMES), ("sized", sized()?)] {
         for packet_bytes in PACKET_BYTES {
             for waiting in WAITING_PERCENT {
-                let params = Params::from([("packet_bytes".into(), json!(packet_bytes)), ("waiting_percent".into(), json!(waiting))]);
+                let params =
+                    Params::from([("packet_bytes".into(), json!(packet_bytes)), ("waiting_percent".into(), json!(waiting))]);
                 plan.cases.push(case(name.into(), params, frames, packet_bytes, waiting));
             }
         }

@@ -134,7 +134,8 @@ impl Traffic {
                 ("seed", Ok(n)) => found.seed = n,
                 ("zipf", _) => {
                     let exponent = value.parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 8.0);
-                    found.zipf = Some(exponent.ok_or_else(|| format!("SLUICE_TRACE: zipf is above 0 and at most 8, not \"{value}\""))?);
+                    found.zipf =
+                        Some(exponent.ok_or_else(|| format!("SLUICE_TRACE: zipf is above 0 and at most 8, not \"{value}\""))?);
                 }
                 _ => {
                     return Err(format!(

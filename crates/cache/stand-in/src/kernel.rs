@@ -333,7 +333,10 @@ impl Kernel {
         let of = |domain: u32| -> String {
             let used = |exclusive: bool| {
                 let groups = self.groups.values().filter(move |group| group.exclusive == exclusive);
-                groups.flat_map(|group| group.masks.iter()).filter(|((name, id), _)| *name == line && *id == domain).fold(0, |all, (_, m)| all | m)
+                groups
+                    .flat_map(|group| group.masks.iter())
+                    .filter(|((name, id), _)| *name == line && *id == domain)
+                    .fold(0, |all, (_, m)| all | m)
             };
             let (shared, exclusive, devices) = (used(false), used(true), self.machine.shareable_bits);
             let letter = |bit: u32| match (devices >> bit & 1, shared >> bit & 1, exclusive >> bit & 1) {
@@ -432,7 +435,8 @@ impl Kernel {
         if self.machine.untouchable.contains(&pid) {
             return self.refuse(format!("No permission to move task {pid}"), libc::EPERM);
         }
-        let owner = self.groups.iter().find(|(_, group)| group.tasks.contains(&pid)).map_or(String::new(), |(name, _)| name.clone());
+        let owner =
+            self.groups.iter().find(|(_, group)| group.tasks.contains(&pid)).map_or(String::new(), |(name, _)| name.clone());
         if watched.is_some() && owner != name {
             return self.refuse("Can't move task to different control group", libc::EINVAL);
         }
@@ -615,7 +619,11 @@ impl Kernel {
         if rmid == 0 {
             return;
         }
-        if self.dirty { self.limbo.insert(rmid) } else { self.rmids.insert(rmid) };
+        if self.dirty {
+            self.limbo.insert(rmid)
+        } else {
+            self.rmids.insert(rmid)
+        };
     }
 
     /// Makes a group.
