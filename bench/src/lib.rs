@@ -14,6 +14,7 @@ mod lines;
 mod measure;
 mod outside;
 mod plot;
+mod pools;
 mod proc;
 mod report;
 mod sched;
@@ -79,6 +80,12 @@ pub const EXPERIMENTS: &[Experiment] = &[
     outside::workflow::EXPERIMENT,
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
+    pools::scale::EXPERIMENT,
+    pools::weight::EXPERIMENT,
+    pools::cpu_usage::EXPERIMENT,
+    pools::flow_setup::EXPERIMENT,
+    pools::churn::EXPERIMENT,
+    pools::soak::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

@@ -38,6 +38,8 @@ pub const HELD: u32 = u32::MAX - 5;
 pub const WAIT: u32 = u32::MAX - 6;
 /// Instead of a path: no NF of a pool is idle, and the packet does not wait.
 pub const NONE_IDLE: u32 = u32::MAX - 7;
+/// The least number that is no path but says what is done instead.
+pub const LEAST_SPECIAL: u32 = NONE_IDLE;
 
 /// A counter that one thread writes and all may read.
 #[derive(Debug, Default)]

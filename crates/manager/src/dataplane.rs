@@ -231,6 +231,8 @@ impl DataPlane {
                 backpressure: config.sched.backpressure,
                 ecn: config.sched.ecn,
                 alerts: alerts.clone(),
+                is_crowded: false,
+                unannounced: Vec::with_capacity(sluice_shm::BURST * 2),
                 jammed: jammed.clone(),
             };
             let setup = WorkerSetup {

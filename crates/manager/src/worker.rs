@@ -39,14 +39,17 @@ use crate::workflow::CoreSchedule;
 
 mod entry;
 
-use entry::{classify, generation, refuse, wait};
+use entry::{classify, gather, generation, refuse, wait};
 
-/// NFs whose tx rings are looked at ahead. Few of them have packets at a time; what these bring must not push each other out of the cache.
-const PREFETCHED_DRAINS: usize = 64;
+/// With more NFs than this, only the tx rings of those that have said that they returned packets are looked at, and all of them once in
+/// [`ROUNDS_PER_DUTY`] rounds; with fewer, all of them each time, and ahead.
+const MOST_LOOKED_AT: usize = 32;
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
 /// Nanoseconds between two rounds of the Monitor role.
 const MONITOR_NS: u64 = 1_000_000;
+/// The same for each NF, where there are so many that looking at them would take a good part of a core.
+const MONITOR_NF_NS: u64 = 2_000;
 /// Nanoseconds between two looks for new paths that backpressure has to know.
 const REFRESH_NS: u64 = 10_000_000;
 /// How long packets that wait for a port may keep it from being closed, in nanoseconds.
@@ -148,6 +151,8 @@ pub struct OwnedQueue {
     /// Packets of the last burst that still have to be let in: `from..to`.
     from: usize,
     to: usize,
+    /// Bursts that are not gathered, because the last one was not worth it.
+    ungathered: u32,
     /// Generation of the tables that decided the paths of the packets held, and what [`Director::moved`] was.
     generation: u32,
     moved: u32,
@@ -172,6 +177,7 @@ impl OwnedQueue {
             headers: [[0; SHORT]; BURST],
             from: 0,
             to: 0,
+            ungathered: 0,
             generation: 0,
             moved: 0,
             backoff: 0,
@@ -321,6 +327,8 @@ pub struct Worker {
     queues: Vec<OwnedQueue>,
     /// NFs that this thread drains, furthest downstream first.
     drains: Vec<Drain>,
+    /// The same by page and slot, where there are more than [`MOST_LOOKED_AT`].
+    places: Vec<Place>,
     /// Programs that know nothing of Sluice, which this thread feeds.
     foreign: Vec<foreign::Hop>,
     /// Pages of the cores that the Wakeup role looks at, each once.
@@ -344,6 +352,27 @@ struct Closing {
     done: Sender<Vec<Box<dyn PortQueue>>>,
 }
 
+/// The NFs of one page that a thread drains.
+struct Place {
+    page: CorePage,
+    /// A bit for each slot that is drained.
+    mine: Vec<u64>,
+    /// By slot: which drain.
+    drains: Vec<u32>,
+}
+
+impl Place {
+    fn new(page: CorePage) -> Self {
+        let words = page.words();
+        Self { page, mine: vec![0; words], drains: vec![0; words * 64] }
+    }
+
+    fn add(&mut self, slot: u32, drain: usize) {
+        self.mine[slot as usize / 64] |= 1 << (slot % 64);
+        self.drains[slot as usize] = drain as u32;
+    }
+}
+
 impl Worker {
     /// A worker that has nothing yet.
     pub fn new(setup: WorkerSetup) -> Self {
@@ -356,6 +385,7 @@ impl Worker {
             setup,
             queues: Vec::new(),
             drains: Vec::new(),
+            places: Vec::new(),
             foreign: Vec::new(),
             pages: Vec::new(),
             schedules: Vec::new(),
@@ -384,16 +414,19 @@ impl Worker {
                 work += self.look_at_waiting();
             }
             // What the NFs returned since the last round is fetched while packets are received.
-            self.drains.iter_mut().take(PREFETCHED_DRAINS).for_each(|d| d.consumer.look_ahead());
+            if self.drains.len() <= MOST_LOOKED_AT {
+                self.drains.iter_mut().for_each(|d| d.consumer.look_ahead());
+            }
             if self.setup.roles.rx && !self.rx_stopped {
                 for i in 0..self.queues.len() {
                     work += self.receive(i);
                 }
             }
             if self.setup.roles.tx {
-                work += self.transmit();
+                work += self.transmit(round);
             }
             work += self.flush();
+            self.setup.plane.announce();
             if self.setup.roles.wakeup {
                 self.wake();
             }
@@ -410,7 +443,7 @@ impl Worker {
                     self.setup.busy_ns.fetch_add(spent, Ordering::Relaxed);
                 }
                 if self.setup.roles.monitor && now >= monitor_at {
-                    monitor_at = now + MONITOR_NS;
+                    monitor_at = now + MONITOR_NS.max(self.setup.plane.nfs.len() as u64 * MONITOR_NF_NS);
                     self.monitor(now);
                     let measured = self.setup.clock.now_ns();
                     self.loads.measure(measured, &self.setup.plane.nfs, self.setup.measures);
@@ -468,23 +501,59 @@ impl Worker {
 
     /// Drains the NFs, and takes packets that other threads have for our ports.
     #[inline]
-    fn transmit(&mut self) -> usize {
+    fn transmit(&mut self, round: u32) -> usize {
+        let mut work = 0;
+        for i in 0..self.foreign.len() {
+            work += self.foreign[i].poll(&mut self.setup.plane, &self.setup.registry);
+        }
+        if self.drains.len() <= MOST_LOOKED_AT || round.is_multiple_of(ROUNDS_PER_DUTY) {
+            for i in 0..self.drains.len() {
+                work += self.drain(i);
+            }
+            return work;
+        }
+        for place in 0..self.places.len() {
+            for index in 0..self.places[place].mine.len() {
+                let Place { page, mine, .. } = &self.places[place];
+                let mut bits = if mine[index] == 0 { 0 } else { page.take_returned(index, mine[index]) };
+                while bits != 0 {
+                    let slot = index * 64 + bits.trailing_zeros() as usize;
+                    bits &= bits - 1;
+                    let drain = self.places[place].drains[slot] as usize;
+                    work += self.drain(drain);
+                    if self.drains[drain].consumer.available() != Ok(0) {
+                        // What is left is for the next round.
+                        self.places[place].page.note_returned(slot as u32);
+                    }
+                }
+            }
+        }
+        work
+    }
+
+    /// Takes back what an NF returned, as far as there is room for it.
+    #[inline]
+    fn drain(&mut self, i: usize) -> usize {
         let mut work = 0;
         let plane = &mut self.setup.plane;
-        for hop in &mut self.foreign {
-            work += hop.poll(plane, &self.setup.registry);
-        }
-        for drain in &mut self.drains {
-            // Two bursts, so that what comes from upstream never outruns what goes on downstream.
-            for _ in 0..2 {
-                if plane.is_blocked() && plane.may_block(&drain.handle) {
-                    break;
+        let drain = &mut self.drains[i];
+        // Two bursts, so that what comes from upstream never outruns what goes on downstream.
+        for _ in 0..2 {
+            if plane.is_blocked() && plane.may_block(&drain.handle) {
+                break;
+            }
+            let n = plane.forward(&self.setup.registry, drain);
+            work += n;
+            if std::mem::take(&mut plane.is_crowded) {
+                // Many NFs may have more for a port than fits in its buffer.
+                for port in 0..plane.out.len() {
+                    if plane.out[port].is_full() {
+                        work += send(plane, &mut self.queues, &mut self.setup.lanes_out, port as u16);
+                    }
                 }
-                let n = plane.forward(&self.setup.registry, drain);
-                work += n;
-                if n < BURST {
-                    break;
-                }
+            }
+            if n < BURST {
+                break;
             }
         }
         work
@@ -514,6 +583,9 @@ impl Worker {
         if owned.moved != director.moved() {
             // A packet of this burst has ended a connection that packets before it still went to.
             classify(classifier, registry, plane, director, clock, owned);
+        }
+        if !owned.waits {
+            gather(owned);
         }
         let before = owned.from;
         let mut let_in = 0;
@@ -558,6 +630,7 @@ impl Worker {
                 owned.from = end;
             }
         }
+        plane.announce();
         if let_in == 0 {
             owned.backoff = (owned.backoff * 2 + 1).min(MAX_BACKOFF);
             owned.skip = owned.backoff;
@@ -862,6 +935,17 @@ impl Worker {
         self.schedules.iter_mut().for_each(|schedule| schedule.learn(&self.setup.registry, &plane.tables, &plane.nfs));
         let depths = plane.tables.depths();
         self.drains.sort_by_key(|d| std::cmp::Reverse(depths.get(d.handle.service as usize).copied().unwrap_or(0)));
+        self.places.clear();
+        if self.drains.len() > MOST_LOOKED_AT {
+            for (i, drain) in self.drains.iter().enumerate() {
+                let page = &drain.handle.core_page;
+                let at = self.places.iter().position(|place| place.page.is_same(page)).unwrap_or_else(|| {
+                    self.places.push(Place::new(page.clone()));
+                    self.places.len() - 1
+                });
+                self.places[at].add(drain.handle.slot, i);
+            }
+        }
         self.pages.clear();
         for end in plane.nfs.iter().flatten().filter(|e| !e.handle.poll) {
             if self.setup.wakes.has(end.handle.core) && !self.pages.iter().any(|p| p.is_same(&end.handle.core_page)) {

@@ -17,6 +17,7 @@
 //! | 0 | magic, version, slots, hand-over on or off | the manager, once |
 //! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none | all |
 //! | 128 | `pending`: one bit a slot, set when packets were posted | the manager sets, the NF clears |
+//! | next line | `returned`: one bit a slot, set when packets were returned | the NF sets, the manager clears |
 //! | then | the slots, 256 bytes each | – |
 //!
 //! A slot's lines: 0 `posted`, `depth`, `hold` and `share` (the manager), 1 `taken` and `suspended` (the NF), 2 `asleep`, `bell`,
@@ -58,8 +59,13 @@ pub const WHOLE: u32 = 1 << 16;
 /// How many candidates an NF looks at before it sleeps.
 const LOOK_AT: usize = 32;
 
+/// Bytes of one bit for each slot, in whole cache lines.
+fn bits_bytes(slots: u32) -> usize {
+    ((slots as usize).div_ceil(64) * 8).next_multiple_of(CACHE_LINE)
+}
+
 fn slots_at(slots: u32) -> usize {
-    (PENDING + (slots as usize).div_ceil(64) * 8).next_multiple_of(SLOT)
+    (PENDING + 2 * bits_bytes(slots)).next_multiple_of(SLOT)
 }
 
 /// Bytes of a core page with so many slots.
@@ -134,6 +140,39 @@ impl CorePage {
     #[inline(always)]
     fn pending_word(&self, index: usize) -> &AtomicU64 {
         self.word64(PENDING + index * 8)
+    }
+
+    #[inline(always)]
+    fn returned_word(&self, index: usize) -> &AtomicU64 {
+        self.word64(PENDING + bits_bytes(self.slots) + index * 8)
+    }
+
+    /// Says that a slot's NF has returned packets, for a manager that does not look at all rings each time. The bit is only written when it
+    /// was not set. A hint: it may be missed when the manager takes it off at the same time.
+    #[inline(always)]
+    pub fn note_returned(&self, slot: u32) {
+        let (word, bit) = (self.returned_word((slot / 64) as usize), 1u64 << (slot % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // Release: whoever sees the bit sees what was returned.
+            word.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    /// The number of words that [`take_returned`](Self::take_returned) knows, of 64 slots each.
+    pub fn words(&self) -> usize {
+        (self.slots as usize).div_ceil(64)
+    }
+
+    /// Which of the slots `index * 64 + i` have returned packets since the last look, of those whose bit i is in `mine`.
+    #[inline(always)]
+    pub fn take_returned(&self, index: usize, mine: u64) -> u64 {
+        let word = self.returned_word(index);
+        let found = word.load(Ordering::Relaxed) & mine;
+        if found != 0 {
+            // Acquire: what was returned before the bit was set is seen.
+            word.fetch_and(!found, Ordering::Acquire);
+        }
+        found
     }
 
     /// Slot + 1 of the NF that is thought to have the core; 0 if none.
@@ -245,14 +284,27 @@ impl CorePage {
         let _ = self.running().compare_exchange(slot + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Says at `now_ns` (of CLOCK_MONOTONIC) that a slot has packets. The bit is only written when it was not set: the line stays
-    /// shared while it is.
+    /// Says at `now_ns` (of CLOCK_MONOTONIC) that a slot has packets.
     #[inline(always)]
     pub fn set_pending(&self, slot: u32, now_ns: u64) {
-        let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
+        Self::publish_posts();
+        self.mark_pending(slot, now_ns);
+    }
+
+    /// Stands between what was posted to any slots and [`mark_pending`](Self::mark_pending) for them. Once for many: it waits until all that
+    /// this thread has stored is seen by the others.
+    #[inline(always)]
+    pub fn publish_posts() {
         // SeqCst: what was posted is visible before we look at the bit. The sleeper takes the bit off, then looks for packets: one of
         // the two sees the other.
         fence(Ordering::SeqCst);
+    }
+
+    /// As [`set_pending`](Self::set_pending), after [`publish_posts`](Self::publish_posts). The bit is only written when it was not set: the line
+    /// stays shared while it is.
+    #[inline(always)]
+    pub fn mark_pending(&self, slot: u32, now_ns: u64) {
+        let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
             self.since(slot).store((now_ns / 1_000) as u32, Ordering::Relaxed);
             // Release: whoever sees the bit sees the posted count and the time before it.

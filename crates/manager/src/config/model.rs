@@ -417,6 +417,8 @@ pub struct Gen {
     pub rate: f64,
     /// Number of flows, taken in turn.
     pub flows: u32,
+    /// Packets of a flow; then another one begins in its place. TCP flows begin with SYN and end with RST then. 0: flows do not end.
+    pub flow_packets: u32,
     /// Protocol of the packets.
     pub protocol: GenProtocol,
     /// IP version.
@@ -442,6 +444,7 @@ impl Default for Gen {
             imix: Vec::new(),
             rate: 0.0,
             flows: 1,
+            flow_packets: 0,
             protocol: GenProtocol::Udp,
             ipv6: false,
             count: 0,

@@ -489,6 +489,12 @@ pub const SECTIONS: &[Section] = &[
             ),
             key("rate", Number, Value("0.0"), "Packets per second over all queues; 0 is as fast as possible."),
             key("flows", Integer(1, U32), Value("1"), "Number of flows, taken in turn."),
+            key(
+                "flow_packets",
+                Integer(0, U32),
+                Value("0"),
+                "Packets of a flow; then another one begins in its place. TCP flows begin with SYN and end with RST then. 0: flows do not end.",
+            ),
             key("protocol", Words(&["udp", "tcp"]), Value("\"udp\""), "Protocol of the packets."),
             key("ipv6", Bool, Value("false"), "IP version."),
             key("count", Integer(0, i64::MAX), Value("0"), "Stop after so many packets; 0 goes on for ever."),

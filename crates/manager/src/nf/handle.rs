@@ -136,6 +136,18 @@ pub struct NfHandle {
     pub dismissed: AtomicBool,
 }
 
+/// Adds to a count of packets on their way, which `threads` packet threads change. One alone needs no atomic step: that would wait until all
+/// that the thread has stored before is seen by the others, which takes longer than all else that a packet costs at the gate.
+#[inline(always)]
+pub fn change(in_flight: &AtomicU32, by: u32, threads: usize) {
+    // Relaxed: who reads it looks for room, or for the last packet to be gone, and looks again.
+    if threads == 1 {
+        in_flight.store(in_flight.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    } else {
+        in_flight.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
 impl NfHandle {
     /// A handle for an NF that has not attached yet.
     #[allow(clippy::too_many_arguments)]
@@ -203,13 +215,13 @@ impl NfHandle {
     /// Counts packets that were let in and will pass it.
     #[inline(always)]
     pub fn commit(&self, n: u32) {
-        self.in_flight.fetch_add(n, Ordering::Relaxed);
+        change(&self.in_flight, n, self.counters.len());
     }
 
     /// Counts packets that have passed it for the last time, or will not come.
     #[inline(always)]
     pub fn release(&self, n: u32) {
-        self.in_flight.fetch_sub(n, Ordering::Relaxed);
+        change(&self.in_flight, n.wrapping_neg(), self.counters.len());
     }
 
     /// Notes that it has to be stopped; the first reason stays.

@@ -171,13 +171,14 @@ impl Supervisor {
 
     /// Waits until all NFs that were spawned have said hello, so that the first packet finds its chain complete.
     pub(super) fn await_hellos(&mut self) -> Result<(), SupervisorError> {
-        while self.nfs.values().any(|nf| nf.state == State::Starting) {
+        while self.nfs.values().any(|nf| matches!(nf.state, State::Starting | State::Restarting)) {
             self.turn(Duration::from_millis(5));
             let trouble = |nf: &NfState| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());
             if let Some(trouble) = self.nfs.values().find_map(trouble) {
                 return Err(SupervisorError::Invalid(trouble));
             }
-            if let Some(nf) = self.nfs.values().find(|nf| nf.restarts > 0 || nf.state == State::Failed) {
+            if let Some(nf) = self.nfs.values().find(|nf| nf.restarts > 0 || matches!(nf.state, State::Failed | State::Restarting))
+            {
                 return Err(SupervisorError::Invalid(format!(
                     "{} ended before it was ready; start it by hand to see why, and look at its arguments in the configuration",
                     nf.name
