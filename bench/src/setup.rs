@@ -206,6 +206,8 @@ pub struct Setup {
     pub frames: u32,
     /// Flows that the flow table remembers; none leaves the daemon its own number.
     pub max_flows: Option<u32>,
+    /// Most NFs; none leaves the daemon its own number.
+    pub max_nfs: Option<u32>,
     /// Who runs, and who is let in; none leaves the daemon its own ways.
     pub sched: Option<Sched>,
     /// What stops NFs that poll so that others run: the word of `mechanism` in `[workflow]`; none leaves the daemon its own ways.
@@ -228,6 +230,7 @@ impl Default for Setup {
             manager_core: 0,
             frames: 16_384,
             max_flows: None,
+            max_nfs: None,
             sched: None,
             mechanism: None,
             traffic: Vec::new(),
@@ -244,10 +247,11 @@ impl Setup {
     pub fn toml(&self, runtime_dir: &Path) -> String {
         let mut out = String::new();
         let core = self.manager_core;
-        let flows = self.max_flows.map(|n| format!("max_flows = {n}\n")).unwrap_or_default();
+        let bounds = [("max_flows", self.max_flows), ("max_nfs", self.max_nfs)];
+        let bounds: String = bounds.iter().filter_map(|(key, n)| Some(format!("{key} = {}\n", (*n)?))).collect();
         let _ = writeln!(
             out,
-            "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n{flows}",
+            "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n{bounds}",
             quoted(&runtime_dir.display().to_string())
         );
         // Hugepages are used where the host has some reserved; an experiment reserves none.

@@ -101,6 +101,7 @@ fn idle(lab: &Lab) -> Result<Sample, Miss> {
     let of = |members: u32| Setup {
         manager_core: lab.manager_core,
         frames: 4_096,
+        max_nfs: Some(16_384),
         // Somebody has to want them: a flow an hour.
         traffic: vec![Traffic { chain: super::CHAIN.into(), rate: 1.0 / 3600.0, ..Traffic::default() }],
         services: vec![pooled(lab, Kind::Light, Pool::of(members, ring))],

@@ -445,7 +445,7 @@ impl Plane {
         let mut burst = [Descriptor::default(); BURST];
         for ((packet, flags), descriptor) in packets.iter().zip(packet_flags).zip(&mut burst) {
             self.table.set(packet.frame, plain);
-            *descriptor = Descriptor {
+            let fields = Descriptor {
                 frame: packet.frame,
                 offset: packet.offset,
                 len: packet.len,
@@ -455,6 +455,7 @@ impl Plane {
                 arg: 0,
                 ingress: path.ingress,
             };
+            Descriptor::put(descriptor, fields);
         }
         if let Some((at, mark)) = marked {
             let frame = packets[at].frame;
