@@ -100,6 +100,7 @@ impl Rig {
             dst_port: None,
             dscp: None,
             chain: 0,
+            weight: Default::default(),
         };
         let tables = Tables {
             generation: 1,

@@ -15,12 +15,13 @@ use super::model::{
 use super::nearest;
 use super::parse::{self, ICMP, ProtocolMatch};
 use super::problem::{At, Problem};
-use super::schema::{self, SECTIONS, Type};
+use super::schema::{self, Preset, SECTIONS, Type};
 use crate::mechanism::link;
 
 mod container;
 mod foreign;
 mod pool;
+mod priority;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
 
@@ -48,6 +49,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.services();
     v.chains();
     v.rules();
+    v.priorities();
     v.frames();
     v.shared_cores();
     // What is unused says nothing as long as names are wrong.
@@ -97,6 +99,9 @@ impl Validation<'_> {
                 }
                 for key in section.keys {
                     let at = At { section: section.name, entry, key: key.name, item: None };
+                    if matches!(key.default, Preset::Unset) && table[key.name].is_null() {
+                        continue;
+                    }
                     self.number(at, key.takes, &table[key.name]);
                 }
             }
