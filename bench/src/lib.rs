@@ -6,6 +6,7 @@
 
 mod daemon;
 mod fair;
+mod flow;
 mod forward;
 mod host;
 mod http;
@@ -79,6 +80,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
     outside::workflow::EXPERIMENT,
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
+    flow::tenant_priority::EXPERIMENT,
+    flow::chain_priority::EXPERIMENT,
+    flow::affinity::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.
