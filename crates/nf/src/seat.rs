@@ -326,9 +326,11 @@ mod tests {
         let core = core_page(true);
         let seat = seat(core, false);
         core.set_level(RIVAL, 2);
-        core.endow(ME, MS);
         rival(core, 5);
-        nod(&seat);
+        seat.sleep(Duration::ZERO, || {
+            core.endow(ME, MS);
+            true
+        });
         let since = seat.ran_since.get();
         assert_eq!(seat.run_until.get(), since + PRECEDENCE_NS);
         assert!(!seat.is_over_budget(since + PRECEDENCE_NS - 1), "no look before its time");
