@@ -55,8 +55,8 @@ const GROUP: Group = Group {
 const VARIANTS: [(&str, &str); 4] = [
     ("equal/weights", "tenants = { gold = 1, free = 1 }"),
     ("priority/weights", "tenants = { gold = 4, free = 1 }"),
-    ("equal/rr", "tenants = { gold = 1, free = 1 }\nclass = \"rr\"\nhandover = false"),
-    ("priority/rr", "tenants = { gold = 4, free = 1 }\nclass = \"rr\"\nhandover = false"),
+    ("equal/rr", "tenants = { gold = 1, free = 1 }\nclass = \"rr\"\nhandover = false\nweights = false"),
+    ("priority/rr", "tenants = { gold = 4, free = 1 }\nclass = \"rr\"\nhandover = false\nweights = false"),
 ];
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {

@@ -10,7 +10,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::model::{
-    AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service, hop,
+    AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Priorities, Rule, Service,
+    hop,
 };
 use super::nearest;
 use super::parse::{self, ICMP, ProtocolMatch};
@@ -173,7 +174,7 @@ impl Validation<'_> {
                 "a ring throttles from the high one until it is below the low one; write low_watermark = 60, high_watermark = 80",
             );
         }
-        if let (Some(_), Class::Other | Class::Batch) = (s.rr_slice_ms, s.class) {
+        if let (Some(_), Class::Other | Class::Batch, Priorities::Weights) = (s.rr_slice_ms, s.class, s.priorities) {
             self.warn(
                 At::key("sched", "rr_slice_ms"),
                 "the time slice of SCHED_RR has no effect on NFs of another class",
