@@ -6,6 +6,7 @@
 
 mod daemon;
 mod fair;
+mod flow;
 mod forward;
 mod host;
 mod http;
@@ -86,6 +87,9 @@ pub const EXPERIMENTS: &[Experiment] = &[
     pools::flow_setup::EXPERIMENT,
     pools::churn::EXPERIMENT,
     pools::soak::EXPERIMENT,
+    flow::tenant_priority::EXPERIMENT,
+    flow::chain_priority::EXPERIMENT,
+    flow::affinity::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

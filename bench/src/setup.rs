@@ -174,6 +174,8 @@ pub struct Sched {
     pub watermarks: Option<(u32, u32)>,
     /// Queueing time from which a ring throttles, in microseconds.
     pub queueing_us: Option<u32>,
+    /// Whether NFs further down their chains go first.
+    pub downstream_first: bool,
 }
 
 impl Sched {
@@ -192,6 +194,9 @@ impl Sched {
         }
         if let Some(us) = self.queueing_us {
             let _ = writeln!(out, "queueing_us = {us}");
+        }
+        if self.downstream_first {
+            out.push_str("downstream_first = true\n");
         }
         out + "\n"
     }
@@ -222,6 +227,8 @@ pub struct Setup {
     pub services: Vec<Service>,
     /// Chains.
     pub chains: Vec<Chain>,
+    /// More of the configuration, as it is written: what none of these can say.
+    pub more: String,
 }
 
 impl Default for Setup {
@@ -238,6 +245,7 @@ impl Default for Setup {
             files: Vec::new(),
             services: Vec::new(),
             chains: Vec::new(),
+            more: String::new(),
         }
     }
 }
@@ -315,7 +323,7 @@ impl Setup {
                 c.on_failure
             );
         }
-        out
+        out + &self.more
     }
 }
 
@@ -452,9 +460,12 @@ on_failure = "restart"
             ecn: false,
             watermarks: None,
             queueing_us: None,
+            downstream_first: false,
         };
         let want = "[sched]\nclass = \"batch\"\nhandover = false\nweights = true\nbackpressure = false\necn = false\n\n";
         assert_eq!(plain.toml(), want);
+        let first = Sched { downstream_first: true, ..plain }.toml();
+        assert!(first.contains("ecn = false\ndownstream_first = true\n"), "{first}");
         let tuned = Sched { class: Class::Rr(100), watermarks: Some((30, 50)), queueing_us: Some(20), ..plain };
         assert!(tuned.toml().starts_with("[sched]\nclass = \"rr\"\nrr_slice_ms = 100\nhandover = false\n"));
         assert!(tuned.toml().ends_with("low_watermark = 30\nhigh_watermark = 50\nqueueing_us = 20\n\n"));

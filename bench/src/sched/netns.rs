@@ -15,8 +15,12 @@ use serde_json::Value;
 
 use crate::daemon::Programs;
 
-const INSIDE: &str = "10.99.0.1";
-const OUTSIDE: &str = "10.99.0.2";
+/// Address of the inner end.
+pub const INSIDE: &str = "10.99.0.1";
+/// Address of the outer end.
+pub const OUTSIDE: &str = "10.99.0.2";
+/// Second addresses of both, where they are laid.
+pub const SECOND: [&str; 2] = ["10.99.0.3", "10.99.0.4"];
 /// Port of iperf3's server, its own default.
 const PORT: u16 = 5201;
 /// How long anything may take besides the measured time.
@@ -35,8 +39,13 @@ pub enum Flow {
     Starved(f64),
 }
 
-/// Why there can be no namespaces here, if so.
+/// Why there can be no namespaces with iperf3 in them here, if so.
 pub fn missing() -> Option<String> {
+    missing_without(&[])
+}
+
+/// The same, where these programs are not needed.
+pub fn missing_without(unneeded: &[&str]) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("it needs root, for network namespaces; run it with sudo".into());
     }
@@ -44,7 +53,7 @@ pub fn missing() -> Option<String> {
         Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).status().is_ok()
     };
     let programs = [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool"), ("iperf3", "--version", "iperf3")];
-    let absent = programs.iter().find(|(program, version, _)| !there(program, &[version]))?;
+    let absent = programs.iter().find(|(program, version, _)| !unneeded.contains(program) && !there(program, &[version]))?;
     Some(format!("there is no {} here; install {}", absent.0, absent.2))
 }
 
@@ -63,7 +72,11 @@ struct End {
     host: String,
 }
 
-fn call(program: &str, args: &[&str]) -> anyhow::Result<String> {
+/// Runs a program to its end, and gives back what it said.
+///
+/// # Errors
+/// It cannot be run, or says that it failed.
+pub(crate) fn call(program: &str, args: &[&str]) -> anyhow::Result<String> {
     let out = Command::new(program)
         .args(args)
         .stdin(Stdio::null())
@@ -118,6 +131,31 @@ impl Wires {
         known(&wires.inside, OUTSIDE, &wires.outside)?;
         known(&wires.outside, INSIDE, &wires.inside)?;
         Ok(wires)
+    }
+
+    /// Names of the host ends: of the inner and of the outer namespace.
+    pub fn hosts(&self) -> [&str; 2] {
+        [&self.inside.host, &self.outside.host]
+    }
+
+    /// Names of the namespaces: the inner and the outer one.
+    pub fn namespaces(&self) -> [&str; 2] {
+        [&self.inside.namespace, &self.outside.namespace]
+    }
+
+    /// Gives both ends a second address, which the inner one uses to speak with that of the outer one.
+    ///
+    /// # Errors
+    /// `ip` fails.
+    pub fn lay_second(&self) -> anyhow::Result<()> {
+        for (end, own, other, of) in
+            [(&self.inside, SECOND[0], SECOND[1], &self.outside), (&self.outside, SECOND[1], SECOND[0], &self.inside)]
+        {
+            call("ip", &["-n", &end.namespace, "addr", "add", &format!("{own}/32"), "dev", "eth0"])?;
+            call("ip", &["-n", &end.namespace, "route", "add", &format!("{other}/32"), "dev", "eth0", "src", own])?;
+            call("ip", &["-n", &end.namespace, "neigh", "add", other, "lladdr", &of.mac()?, "dev", "eth0"])?;
+        }
+        Ok(())
     }
 
     /// DPDK's words for the host end of the inner namespace.
@@ -190,12 +228,12 @@ impl Drop for Wires {
 }
 
 /// A process that ends with its owner.
-struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
     /// Waits for its end, and gives back what it said; nothing if it has not ended in time.
-    fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
-        let mut pipe = self.0.stdout.take().context("iperf3 has no output")?;
+    pub(crate) fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
+        let mut pipe = self.0.stdout.take().context("it has no output")?;
         let reader = std::thread::spawn(move || {
             let mut text = String::new();
             std::io::Read::read_to_string(&mut pipe, &mut text).map(|_| text)
@@ -207,8 +245,8 @@ impl Running {
             }
             programs.pause(Duration::from_millis(10))?;
         }
-        let text = reader.join().map_err(|_| anyhow::anyhow!("cannot read what iperf3 says"))?;
-        text.map(Some).context("cannot read what iperf3 says")
+        let text = reader.join().map_err(|_| anyhow::anyhow!("cannot read what it says"))?;
+        text.map(Some).context("cannot read what it says")
     }
 }
 
@@ -222,14 +260,19 @@ impl Drop for Running {
 
 /// Whether a process's namespace has a listener on iperf3's port.
 fn listens(pid: u32) -> bool {
+    has_listener_on(pid, PORT)
+}
+
+/// Whether a process's namespace has a listener on a port.
+pub(crate) fn has_listener_on(pid: u32, port: u16) -> bool {
     ["tcp", "tcp6"]
         .iter()
-        .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text)))
+        .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text, port)))
 }
 
 /// Of `/proc/PID/net/tcp`: the second field is the local address, the fourth the state, of which 0A is listening.
-fn has_listener(text: &str) -> bool {
-    let port = format!(":{PORT:04X}");
+fn has_listener(text: &str, port: u16) -> bool {
+    let port = format!(":{port:04X}");
     text.lines().any(|line| {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         fields.get(1).is_some_and(|local| local.ends_with(&port)) && fields.get(3) == Some(&"0A")
@@ -248,12 +291,15 @@ fn received(json: &str) -> anyhow::Result<Option<f64>> {
 
 /// Bytes behind the headers, of a namespace's counters: pairs of lines, names and numbers, that begin with the same word.
 fn payload(counters: &str) -> Option<u64> {
-    let of = |word: &str, name: &str| -> Option<u64> {
-        let mut lines = counters.lines().filter_map(|line| line.strip_prefix(word)).map(str::split_ascii_whitespace);
-        let at = lines.next()?.position(|n| n == name)?;
-        lines.next()?.nth(at)?.parse().ok()
-    };
+    let of = |word: &str, name: &str| counter(counters, word, name);
     Some(of("IpExt:", "InOctets")?.saturating_sub(of("Ip:", "InReceives")? * HEADERS))
+}
+
+/// One of a namespace's counters, which stand as pairs of lines, names and numbers, that begin with the same word.
+pub(crate) fn counter(counters: &str, word: &str, name: &str) -> Option<u64> {
+    let mut lines = counters.lines().filter_map(|line| line.strip_prefix(word)).map(str::split_ascii_whitespace);
+    let at = lines.next()?.position(|n| n == name)?;
+    lines.next()?.nth(at)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -283,9 +329,9 @@ mod tests {
     fn a_listener_is_told_from_a_connection() {
         let line = |local: &str, state: &str| format!("   0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000\n");
         let head = "  sl  local_address rem_address   st tx_queue rx_queue\n".to_string();
-        assert!(has_listener(&(head.clone() + &line("00000000:1451", "0A"))));
-        assert!(!has_listener(&(head.clone() + &line("00000000:1451", "01"))));
-        assert!(!has_listener(&(head + &line("00000000:1452", "0A"))));
+        assert!(has_listener(&(head.clone() + &line("00000000:1451", "0A")), PORT));
+        assert!(!has_listener(&(head.clone() + &line("00000000:1451", "01")), PORT));
+        assert!(!has_listener(&(head + &line("00000000:1452", "0A")), PORT));
     }
 
     #[test]

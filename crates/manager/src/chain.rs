@@ -196,6 +196,8 @@ pub struct Tables {
     pub services: Vec<Vec<Member>>,
     /// The ports, by number.
     pub ports: Vec<Option<PortInfo>>,
+    /// Of the NFs of a core, those further down their chains go first.
+    pub downstream_first: bool,
 }
 
 impl Tables {

@@ -100,6 +100,7 @@ impl Rig {
             dst_port: None,
             dscp: None,
             chain: 0,
+            weight: Default::default(),
         };
         let tables = Tables {
             generation: 1,
@@ -107,6 +108,7 @@ impl Rig {
             chains: vec![Some(chain.clone())],
             services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf) }]).collect(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0] })],
+            downstream_first: false,
         };
         let mut handles = Vec::new();
         for nf in 0..nfs {
@@ -129,6 +131,7 @@ impl Rig {
             chains: t.chains.clone(),
             services: t.services.clone(),
             ports: t.ports.clone(),
+            downstream_first: t.downstream_first,
         };
         self.plane.use_tables(&Arc::new(copy));
     }

@@ -649,7 +649,9 @@ impl Worker {
             let Some(waiting) = director.next_waiting() else { break };
             let (packet, key) = (waiting.packet, waiting.key);
             let tables = plane.tables.clone();
-            let chain = tables.rules.first_rule(&key).and_then(|rule| tables.chains.get(tables.rules.rules()[rule].chain as usize));
+            let rule = tables.rules.first_rule(&key).map(|rule| &tables.rules.rules()[rule]);
+            let chain = rule.and_then(|rule| tables.chains.get(rule.chain as usize));
+            let weight = rule.map_or_else(Default::default, |rule| rule.weight);
             let Some(Some(chain)) = chain else {
                 plane.no_rule.add(1);
                 plane.discard(packet.frame);
@@ -657,7 +659,7 @@ impl Worker {
             };
             let generation = generation(plane, director);
             let hash = classifier.table().hash_of(&key);
-            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0 };
+            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0, weight };
             let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
             let number = director.decide(&asked, &mut env);
             if let Some(path) = registry.get(number) {
@@ -815,6 +817,8 @@ impl Worker {
                         plane.in_flight.resize(number + 1, None);
                     }
                     plane.in_flight[number] = Some(handle.in_flight.clone());
+                    // Members of pools come without new tables.
+                    handle.place(&plane.tables.depths(), plane.tables.downstream_first);
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
                     self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
                     if let Some(progress) = self.progress.get_mut(number) {
@@ -920,10 +924,7 @@ impl Worker {
 
     fn use_tables(&mut self, tables: Arc<Tables>) {
         let depths = tables.depths();
-        for end in self.setup.plane.nfs.iter().flatten() {
-            let depth = depths.get(end.handle.service as usize).copied().unwrap_or(0);
-            end.handle.core_page.depth(end.handle.slot).store(depth, Ordering::Relaxed);
-        }
+        self.setup.plane.nfs.iter().flatten().for_each(|end| end.handle.place(&depths, tables.downstream_first));
         self.setup.plane.tables = tables;
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
         self.arrange();

@@ -20,6 +20,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use sluice_policy::sched::priority::Weight;
+
 use super::hits::RuleHits;
 use super::key::{FlowKey, Kind};
 use crate::config::{model, parse};
@@ -126,6 +128,8 @@ pub struct Rule {
     pub dscp: Option<u8>,
     /// Number of the chain of the packets that match.
     pub chain: u16,
+    /// What their flows are worth.
+    pub weight: Weight,
 }
 
 impl Rule {
@@ -172,6 +176,7 @@ impl Rule {
             dst_port: range("dst_port", &rule.dst_port)?,
             dscp: at_most("dscp", rule.dscp.map(u16::from), 63, "DSCP")?.map(|d| d as u8),
             chain: *chains.get(&rule.chain).ok_or_else(|| RuleError::NoSuchChain { rule: name(), chain: rule.chain.clone() })?,
+            weight: rule.priority.map_or(Weight::ORDINARY, Weight::new),
         };
         match compiled.contradiction() {
             Some(why) => Err(RuleError::NeverMatches { rule: name(), why }),

@@ -167,6 +167,13 @@ pub struct Sched {
     pub weight_margin_percent: u32,
     /// Least share of its core that an NF keeps, in percent.
     pub min_share_percent: u32,
+    /// What gives priorities their effect where the kernel divides a core: its weights (`weights`), or SCHED_RR with a priority for each
+    /// NF (`realtime`), which goes back to weights, with a warning, where the kernel does not allow it.
+    pub priorities: Priorities,
+    /// Whether of the NFs of a core those further down their chains go first: what most work was done for is passed on soonest.
+    pub downstream_first: bool,
+    /// Priorities of tenants, by their names, such as `{ gold = 4.0 }`: of the flows that rules say are theirs, and of their services.
+    pub tenants: BTreeMap<String, f64>,
 }
 
 impl Default for Sched {
@@ -185,8 +192,28 @@ impl Default for Sched {
             weight_every_ms: 10,
             weight_margin_percent: 5,
             min_share_percent: 1,
+            priorities: Priorities::Weights,
+            downstream_first: false,
+            tenants: BTreeMap::new(),
         }
     }
+}
+
+impl Sched {
+    /// Priority of a tenant; 1 of one that nothing is said of, and of nobody.
+    pub fn priority_of(&self, tenant: Option<&str>) -> f64 {
+        tenant.and_then(|name| self.tenants.get(name)).copied().unwrap_or(1.0)
+    }
+}
+
+/// What gives priorities their effect where the kernel divides a core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Priorities {
+    /// Its weights.
+    Weights,
+    /// SCHED_RR, or its weights where that is not allowed.
+    Realtime,
 }
 
 /// Turns of NFs that do not cooperate: those that poll and share their core.
@@ -586,7 +613,8 @@ pub struct Service {
     /// NFs of different tenants share no core page.
     #[serde(default)]
     pub tenant: Option<String>,
-    /// Weight of its instances beside what their load asks for: 2 gives twice the share.
+    /// Weight of its instances beside what their load asks for: 2 gives twice the share, and lets them go before others while they have
+    /// used up less than that.
     #[serde(default = "ordinary")]
     pub priority: f64,
     /// Whether its program was written for Sluice, or is any program that sits between two network interfaces.
@@ -943,6 +971,12 @@ pub struct Rule {
     /// DSCP, 0 to 63.
     #[serde(default)]
     pub dscp: Option<u8>,
+    /// Priority of the flows that match: a weight of the instances that are given one of them alone. 1 without.
+    #[serde(default)]
+    pub priority: Option<f64>,
+    /// Tenant of the flows that match. Its priority, in `[sched]`, multiplies that of the rule.
+    #[serde(default)]
+    pub tenant: Option<String>,
     /// Chain of the packets that match.
     pub chain: String,
 }

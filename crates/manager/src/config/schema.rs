@@ -7,7 +7,9 @@
 use std::fmt::Write;
 
 use self::Preset::{Needed, Unset, Value};
-use self::Type::{Address, Bool, Cores, Integer, Keys, Mix, Names, Number, Path, Ports, Text, TextTable, Texts, Words};
+use self::Type::{
+    Address, Bool, Cores, Integer, Keys, Mix, Names, Number, NumberTable, Path, Ports, Text, TextTable, Texts, Words,
+};
 use super::model::Config;
 
 /// What a key takes.
@@ -33,6 +35,8 @@ pub enum Type {
     Names,
     /// A table of strings.
     TextTable,
+    /// A table of finite numbers that are not negative.
+    NumberTable,
     /// An IP address.
     Address,
     /// A port number or a range of them.
@@ -98,6 +102,7 @@ impl Type {
             Texts => "a list of strings".into(),
             Names => "a list of names, such as [\"a\", \"b\"]".into(),
             TextTable => "a table of strings, such as { NAME = \"value\" }".into(),
+            NumberTable => "a table of numbers, such as { NAME = 2.0 }".into(),
             Address => "an IP address (a string)".into(),
             Ports => "a port number, such as 80, or a range, such as \"1000-2000\"".into(),
             Mix => "a list of [size, weight] pairs, such as [[60, 7], [1514, 1]]".into(),
@@ -346,6 +351,27 @@ pub const SECTIONS: &[Section] = &[
             key("weight_every_ms", Integer(2, 10_000), Value("10"), "Time between two looks at the shares, in milliseconds."),
             key("weight_margin_percent", Integer(0, 100), Value("5"), "Change of a share that is worth writing, in percent of it."),
             key("min_share_percent", Integer(0, 50), Value("1"), "Least share of its core that an NF keeps, in percent."),
+            key(
+                "priorities",
+                Words(&["weights", "realtime"]),
+                Value("\"weights\""),
+                "What gives priorities their effect where the kernel divides a core: its weights (`weights`), or SCHED_RR with a priority \
+                 for each NF (`realtime`), which goes back to weights, with a warning, where the kernel does not allow it.",
+            ),
+            key(
+                "downstream_first",
+                Bool,
+                Value("false"),
+                "Whether of the NFs of a core those further down their chains go first: what most work was done for is passed on \
+                 soonest.",
+            ),
+            key(
+                "tenants",
+                NumberTable,
+                Value("{}"),
+                "Priorities of tenants, by their names, such as `{ gold = 4.0 }`: of the flows that rules say are theirs, and of their \
+                 services.",
+            ),
         ],
     },
     Section {
@@ -623,7 +649,8 @@ pub const SECTIONS: &[Section] = &[
                 "priority",
                 Number,
                 Value("1.0"),
-                "Weight of its instances beside what their load asks for: 2 gives twice the share.",
+                "Weight of its instances beside what their load asks for: 2 gives twice the share, and lets them go before others while \
+                 they have used up less than that.",
             ),
             key(
                 "kind",
@@ -751,6 +778,13 @@ pub const SECTIONS: &[Section] = &[
             key("src_port", Ports, Unset, "Source ports: `80` or `1000-2000`. Fragments have no ports and never match."),
             key("dst_port", Ports, Unset, "Destination ports."),
             key("dscp", Integer(0, 63), Unset, "DSCP, 0 to 63."),
+            key(
+                "priority",
+                Number,
+                Unset,
+                "Priority of the flows that match: a weight of the instances that are given one of them alone. 1 without.",
+            ),
+            key("tenant", Text, Unset, "Tenant of the flows that match. Its priority, in `[sched]`, multiplies that of the rule."),
             key("chain", Text, Needed, "Chain of the packets that match."),
         ],
     },

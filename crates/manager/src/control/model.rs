@@ -282,8 +282,11 @@ pub struct NfForeign {
 /// An NF's load, and what was decided about it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize)]
 pub struct NfSched {
-    /// Weight beside its load.
+    /// Weight beside its load: of its service, times that of the flow that it has.
     pub priority: f64,
+    /// Who has a higher one goes before others of its core while it has used up less than its part; 0 is ordinary.
+    #[serde(default)]
+    pub level: u32,
     /// Packets per second that want to come to it, those refused at an entry with them.
     pub arrival_pps: f64,
     /// Median of its service time over the last 100 ms, in nanoseconds a packet; 0 until known.

@@ -37,6 +37,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_policy::pool::life::{Event, Life, Timeouts, flag};
 use sluice_policy::pool::{Pool, State};
+use sluice_policy::sched::priority::Weight;
 use sluice_policy::spread;
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
@@ -47,6 +48,7 @@ use crate::classify::flow_table::{Decision, FlowTable};
 use crate::classify::key::{FlowKey, HashKeys, protocol};
 use crate::config::model::{self, Isolation, OnFailure, Per, WhenEmpty};
 use crate::config::validate::MAX_POOLED_HOPS;
+use crate::controller::assigned::Assigned;
 use crate::forward::NfEnd;
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
@@ -112,6 +114,8 @@ pub struct PoolTable {
     pub members: Vec<PoolMember>,
     /// Counters, by manager thread.
     pub counters: Arc<[PoolCounters]>,
+    /// Where members are told of whose priority the kernel has to learn; none if its classes have none.
+    pub assigned: Option<Arc<Assigned>>,
 }
 
 /// What decisions need besides.
@@ -145,6 +149,8 @@ pub struct Asked<'a> {
     pub has_waited: bool,
     /// What the flow table is to remember besides: see [`Decision::note`].
     pub note: u32,
+    /// What its flow is worth, if it is a new one.
+    pub weight: Weight,
 }
 
 /// A packet that waits for an idle member.
@@ -681,6 +687,12 @@ impl Director {
                 Some(slot) => {
                     counters.activations.add(1);
                     seats.holders[slot as usize] = place;
+                    if let Some(handle) = &seats.nfs[slot as usize]
+                        && handle.assign(asked.weight)
+                        && let Some(assigned) = &seats.table.assigned
+                    {
+                        assigned.tell(handle.number);
+                    }
                     first.get_or_insert(*service);
                     slot as u16
                 }

@@ -15,6 +15,9 @@ struct Rig {
     flows: FlowTable,
     clock: Clock,
     counters: Vec<Arc<[PoolCounters]>>,
+    assigned: Arc<Assigned>,
+    /// Of the flows that come.
+    weight: Weight,
 }
 
 fn chain(number: u16, services: &[u16]) -> Option<Arc<Chain>> {
@@ -48,6 +51,8 @@ impl Rig {
             flows: FlowTable::new(256, 3),
             clock: Clock::new(),
             counters: (0..2).map(|_| [PoolCounters::default()].into()).collect(),
+            assigned: Arc::new(Assigned::new(32)),
+            weight: Weight::ORDINARY,
         };
         rig.has(0, 0..8, &pool);
         rig.has(1, 8..16, &pool);
@@ -63,6 +68,7 @@ impl Rig {
             fallback: Some(2),
             members: members.into_iter().map(|nf| PoolMember { nf, part: nf }).collect(),
             counters: self.counters[service as usize].clone(),
+            assigned: Some(self.assigned.clone()),
         };
         self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows);
     }
@@ -71,7 +77,7 @@ impl Rig {
     fn packet(&mut self, chain: usize, n: u16, back: bool, flags: u8) -> Result<Vec<u16>, u32> {
         let key = key(n, back);
         let hash = self.flows.hash_of(&key);
-        let Rig { director, tables, registry, flows, clock, .. } = self;
+        let Rig { director, tables, registry, flows, clock, weight, .. } = self;
         let now_ns = clock.now_ns();
         if let Some(known) = flows.lookup(&key, hash, now_ns / MS)
             && !director.note(&key, flags, flows, now_ns)
@@ -80,7 +86,7 @@ impl Rig {
         }
         let chain = tables.chains[chain].as_ref().unwrap();
         assert!(director.concerns(chain));
-        let asked = Asked { key: &key, hash, chain, flags, old: None, has_waited: false, note: 0 };
+        let asked = Asked { key: &key, hash, chain, flags, old: None, has_waited: false, note: 0, weight: *weight };
         let number = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
         registry.get(number).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(number)
     }
@@ -111,6 +117,41 @@ fn key(n: u16, back: bool) -> FlowKey {
 
 fn drops() -> model::Pool {
     model::Pool { when_empty: WhenEmpty::Drop, ..Default::default() }
+}
+
+#[test]
+fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
+    let mut rig = Rig::new(drops());
+    let handle = |rig: &Rig, nf: u16| rig.nfs[usize::from(nf)].as_ref().unwrap().handle.clone();
+    let told = |rig: &Rig| {
+        let mut told = Vec::new();
+        rig.assigned.take(|number| told.push(number));
+        told
+    };
+    rig.packet(0, 0, false, flag::SYN).unwrap();
+    assert!(told(&rig).is_empty(), "an ordinary flow changes nothing");
+    rig.weight = Weight::new(4.0);
+    rig.packet(0, 1, false, flag::SYN).unwrap();
+    rig.packet(0, 1, true, flag::SYN | flag::ACK).unwrap();
+    assert_eq!(told(&rig), [1, 9], "once for each member, and not the shared one");
+    for nf in [1, 9] {
+        let nf = handle(&rig, nf);
+        let page = &nf.core_page;
+        assert_eq!((nf.weight(), page.level(nf.slot)), (4.0, 4));
+        assert_eq!(fake::page_share(&nf), 4 * fake::page_share(&handle(&rig, 0)));
+        assert!(page.budget(nf.slot) > 0, "its first packets go first");
+    }
+    // Its flow ends, and an ordinary one gets the member when all others are taken.
+    rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.step();
+    rig.weight = Weight::ORDINARY;
+    for n in 2..9 {
+        rig.packet(0, n, false, flag::SYN).unwrap();
+    }
+    assert_eq!(told(&rig), [1, 9]);
+    let nf = handle(&rig, 1);
+    assert_eq!((nf.weight(), nf.core_page.level(nf.slot)), (1.0, 0));
+    assert_eq!(fake::page_share(&nf), fake::page_share(&handle(&rig, 0)));
 }
 
 #[test]

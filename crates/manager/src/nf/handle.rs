@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use sluice_shm::core_page::CorePage;
+use sluice_policy::sched::priority::{self, Weight, level};
+use sluice_policy::sched::wakeup;
+use sluice_shm::core_page::{CorePage, WHOLE};
 use sluice_shm::page::Region;
 
 use crate::chain::Counter;
@@ -123,8 +125,10 @@ pub struct NfHandle {
     pub gate: Gate,
     /// Its load.
     pub load: Load,
-    /// Weight beside its load.
+    /// Weight beside its load, of its service.
     pub priority: f64,
+    /// What the flow that it has is worth; 1 of one that has not one flow alone. By its pool's thread.
+    pub flow_weight: Gauge,
     /// Its turns are made from outside ([`crate::workflow`]).
     pub governed: AtomicBool,
     /// It is to have turns without packets, because it has to end.
@@ -168,6 +172,9 @@ impl NfHandle {
         let capacity = region.page.layout().capacity;
         // Two Rx threads that look at once may each let in a burst more than there is room for.
         let slack = (rx_threads.saturating_sub(1) * sluice_shm::BURST) as u32;
+        core_page.set_level(slot, level(priority).into());
+        let flow_weight = Gauge::default();
+        flow_weight.set(1.0);
         Arc::new(Self {
             number,
             name,
@@ -187,11 +194,51 @@ impl NfHandle {
             gate: Gate::default(),
             load: Load::default(),
             priority,
+            flow_weight,
             governed: AtomicBool::new(false),
             wants_core: AtomicBool::new(false),
             foreign: AtomicBool::new(false),
             dismissed: AtomicBool::new(false),
         })
+    }
+
+    /// Weight beside its load: of its service, and of the flow that it has.
+    pub fn weight(&self) -> f64 {
+        self.priority * self.flow_weight.get()
+    }
+
+    /// How far above the lowest priority of class rr it is: see [`priority::rank`].
+    pub fn rank(&self, downstream_first: bool) -> u8 {
+        priority::rank(level(self.weight()), self.core_page.depth(self.slot).load(Ordering::Relaxed), downstream_first)
+    }
+
+    /// It is given a flow. What the core page says of it changes at once, and what the kernel says of it when somebody does it, which is
+    /// to be done if this is true.
+    #[inline]
+    pub fn assign(&self, weight: Weight) -> bool {
+        let (new, old) = (weight.get(), self.flow_weight.get());
+        let changes = new != old;
+        if changes {
+            self.flow_weight.set(new);
+            let share = self.core_page.share(self.slot);
+            let scaled = f64::from(share.load(Ordering::Relaxed)) * new / old;
+            // Until the controller has looked at all NFs of the core.
+            share.store((scaled as u32).clamp(1, WHOLE), Ordering::Relaxed);
+            self.core_page.set_level(self.slot, level(self.weight()).into());
+        }
+        if self.core_page.level(self.slot) > 0 {
+            // Its first packets go first already.
+            let share = f64::from(self.core_page.share(self.slot).load(Ordering::Relaxed)) / f64::from(WHOLE);
+            self.core_page.endow(self.slot, wakeup::part_ns(wakeup::ROUND_NS, share).unsigned_abs());
+        }
+        changes
+    }
+
+    /// Says on its core's page how far down its chains it is, by the depths of all services.
+    pub fn place(&self, depths: &[u32], downstream_first: bool) {
+        let depth = depths.get(self.service as usize).copied().unwrap_or(0);
+        self.core_page.depth(self.slot).store(depth, Ordering::Relaxed);
+        self.core_page.set_pressing(self.slot, priority::pressing(depth, self.capacity(), downstream_first));
     }
 
     /// Capacity of each of its rings.

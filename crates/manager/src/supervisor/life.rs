@@ -14,6 +14,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, Welcome};
 use sluice_shm::page::Control;
 
+use super::priorities::own_priority;
 use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, token};
 use crate::config::model::{Mode, OnFailure, Per};
 use crate::estimate::kept::Of;
@@ -257,7 +258,7 @@ impl Supervisor {
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
         let alone = service.config.per == Per::Flow;
         let place = self.plane.place(core, tenant)?;
-        let priority = service.config.priority;
+        let priority = own_priority(&service.config, &self.config.sched);
         let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, alone) {
             Ok(handle) => handle,
             Err(error) => {

@@ -13,6 +13,7 @@ mod life;
 mod outside;
 mod pools;
 mod ports;
+mod priorities;
 mod report;
 mod tuning;
 mod zygote;
@@ -26,6 +27,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use sluice_policy::restart;
+use sluice_policy::sched::priority::Weight;
 
 use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
 use crate::classify::hits::RuleHits;
@@ -400,8 +402,10 @@ impl Supervisor {
             })
             .collect();
         let generation = self.tables.generation + 1;
-        self.tables = Arc::new(Tables { generation, rules, chains: self.chains.clone(), services, ports });
+        let (chains, downstream_first) = (self.chains.clone(), self.config.sched.downstream_first);
+        self.tables = Arc::new(Tables { generation, rules, chains, services, ports, downstream_first });
         self.plane.use_tables(&self.tables);
+        self.rank_again();
         self.tell_agent();
     }
 
@@ -429,8 +433,10 @@ impl Supervisor {
             let key = rule.name.clone().unwrap_or_else(|| serde_json::to_string(rule).unwrap_or_default());
             let own = known.remove(&key).unwrap_or_else(|| RuleHits::new(threads));
             match Rule::compile(rule, number, &ports, &chains) {
-                Ok(rule) => {
-                    rules.push(rule);
+                Ok(mut compiled) => {
+                    let of_tenant = self.config.sched.priority_of(rule.tenant.as_deref());
+                    compiled.weight = Weight::new(compiled.weight.get() * of_tenant);
+                    rules.push(compiled);
                     hits.push(own.clone());
                 }
                 Err(error) => eprintln!("sluiced: a rule is left out: {error}"),

@@ -121,6 +121,7 @@ impl Supervisor {
             members: living.map(|nf| PoolMember { nf: nf.number, part: index_of(&nf.name) }).collect(),
             pool: config,
             counters: pool.counters.clone(),
+            assigned: self.tuning.assigned(),
         };
         self.plane.use_pool(&Arc::new(table));
         if let Some(Some(service)) = self.services.get_mut(number as usize)
@@ -140,6 +141,7 @@ impl Supervisor {
             fallback: None,
             members: Vec::new(),
             counters: former.counters.clone(),
+            assigned: None,
         };
         self.plane.use_pool(&Arc::new(table));
     }

@@ -411,7 +411,8 @@ fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
     let (load, gate) = (&handle.load, &handle.gate);
     let (arrival_pps, service_ns) = (load.arrival_pps.get(), load.service_ns.get());
     api::NfSched {
-        priority: handle.priority,
+        priority: handle.weight(),
+        level: handle.core_page.level(handle.slot),
         arrival_pps,
         service_ns,
         load: arrival_pps * service_ns / 1e9,

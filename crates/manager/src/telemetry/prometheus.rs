@@ -499,6 +499,7 @@ mod tests {
             service_ns: Distribution::from(&latency).without_buckets(),
             sched: NfSched {
                 priority: 2.0,
+                level: 2,
                 arrival_pps: 2e6,
                 service_ns: 250.0,
                 load: 0.5,

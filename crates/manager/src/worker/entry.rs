@@ -172,7 +172,9 @@ fn decide(
         && director.concerns(chain)
     {
         let tables = &plane.tables;
-        let asked = Asked { key: &key, hash: classifier.hash(i), chain, flags, old, has_waited: false, note: advised.note };
+        let weight = rule.map_or_else(Default::default, |rule| tables.rules.rules()[rule].weight);
+        let (hash, note) = (classifier.hash(i), advised.note);
+        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, note, weight };
         let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
         if let Some(rule) = rule {
             tables.rules.count(rule, plane.index);

@@ -328,6 +328,12 @@ pub struct RuleAdd {
     /// DSCP, 0 to 63
     #[arg(long)]
     pub dscp: Option<u8>,
+    /// Priority of the flows that match; 1 without
+    #[arg(long, value_name = "WEIGHT")]
+    pub priority: Option<f64>,
+    /// Tenant of the flows that match
+    #[arg(long, value_name = "NAME")]
+    pub tenant: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
