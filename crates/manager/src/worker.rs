@@ -39,7 +39,7 @@ use crate::workflow::CoreSchedule;
 
 mod entry;
 
-use entry::{classify, generation, refuse, wait};
+use entry::{classify, generation, is_urgent, refuse, urgent_of, wait};
 
 /// NFs whose tx rings are looked at ahead. Few of them have packets at a time; what these bring must not push each other out of the cache.
 const PREFETCHED_DRAINS: usize = 64;
@@ -137,8 +137,10 @@ pub struct OwnedQueue {
     packets: [Packet; BURST],
     paths: [u32; BURST],
     flags: [u8; BURST],
-    /// TCP flags, where a director wants to know.
+    /// TCP flags, where a director or a waker wants to know.
     tcp: [u8; BURST],
+    /// A bit for each packet that NFs are woken for at once.
+    urgent: u32,
     /// Keys of the packets whose path is [`chain::WAIT`].
     waiting: [FlowKey; BURST],
     /// A bit for each packet that the trace that goes on is about; all if it is about all rules.
@@ -167,6 +169,7 @@ impl OwnedQueue {
             paths: [0; BURST],
             flags: [0; BURST],
             tcp: [0; BURST],
+            urgent: 0,
             waiting: [FlowKey::default(); BURST],
             traceable: u32::MAX,
             headers: [[0; SHORT]; BURST],
@@ -394,6 +397,9 @@ impl Worker {
                 work += self.transmit();
             }
             work += self.flush();
+            if self.setup.plane.timers.are_used() {
+                self.setup.plane.wake_late();
+            }
             if self.setup.roles.wakeup {
                 self.wake();
             }
@@ -462,6 +468,9 @@ impl Worker {
         }
         if let Some(deadline_ns) = self.schedules.iter().filter_map(|schedule| schedule.deadline_ns()).min() {
             nap_ns = nap_ns.min(deadline_ns.saturating_sub(now + WINDOW_NS));
+        }
+        if let Some(next_ns) = self.setup.plane.timers.next_ns() {
+            nap_ns = nap_ns.min(next_ns.saturating_sub(now));
         }
         (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
     }
@@ -539,8 +548,8 @@ impl Worker {
             };
             let m = plane.admit(path, end - first);
             if m > 0 {
-                let traceable = owned.traceable >> first;
-                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable);
+                let (traceable, urgent) = (owned.traceable >> first, urgent_of(owned.urgent, first, m));
+                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable, urgent);
                 let_in += m;
             }
             owned.from += m;
@@ -576,7 +585,8 @@ impl Worker {
             let Some(waiting) = director.next_waiting() else { break };
             let (packet, key) = (waiting.packet, waiting.key);
             let tables = plane.tables.clone();
-            let chain = tables.rules.first_rule(&key).and_then(|rule| tables.chains.get(tables.rules.rules()[rule].chain as usize));
+            let rule = tables.rules.first_rule(&key);
+            let chain = rule.and_then(|rule| tables.chains.get(tables.rules.rules()[rule].chain as usize));
             let Some(Some(chain)) = chain else {
                 plane.no_rule.add(1);
                 plane.discard(packet.frame);
@@ -584,12 +594,13 @@ impl Worker {
             };
             let generation = generation(plane, director);
             let hash = classifier.table().hash_of(&key);
-            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0 };
+            let wakeup = rule.and_then(|rule| tables.rules.rules()[rule].wakeup);
+            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0, wakeup };
             let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
             let number = director.decide(&asked, &mut env);
             if let Some(path) = registry.get(number) {
                 if plane.admit(path, 1) == 1 {
-                    plane.enter(path, number, &[packet], &[waiting.flags], 0);
+                    plane.enter(path, number, &[packet], &[waiting.flags], 0, u32::from(is_urgent(waiting.tcp)));
                 } else {
                     plane.count_lost(&path.chain, Drop::Entry, 1);
                     plane.count_refused(path, 1);
@@ -705,6 +716,10 @@ impl Worker {
                 // Another has the core: it may be waiting for its turn, which can be some rounds away.
                 fallback_ns = fallback_ns.max(4 * LONGEST_ROUND_NS);
             }
+            if let Some(waker) = &end.waker {
+                // It may be waiting for more packets.
+                fallback_ns += 2 * waker.timer_ns();
+            }
             // One that waits for its disk wakes by itself.
             let suspended = page.suspended(handle.slot).load(Ordering::Relaxed) != 0;
             if !handle.poll && !suspended && stood_ns > fallback_ns && now.saturating_sub(self.woken_ns[number]) > fallback_ns {
@@ -742,6 +757,9 @@ impl Worker {
                         plane.in_flight.resize(number + 1, None);
                     }
                     plane.in_flight[number] = Some(handle.in_flight.clone());
+                    if let Some(wakeup) = handle.wakeup {
+                        plane.timers.make_room(handle.number, wakeup.timer_ns);
+                    }
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
                     self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
                     if let Some(progress) = self.progress.get_mut(number) {
@@ -851,6 +869,7 @@ impl Worker {
             let depth = depths.get(end.handle.service as usize).copied().unwrap_or(0);
             end.handle.core_page.depth(end.handle.slot).store(depth, Ordering::Relaxed);
         }
+        tables.rules.timers_ns().for_each(|timer_ns| self.setup.plane.timers.learn(timer_ns));
         self.setup.plane.tables = tables;
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
         self.arrange();
@@ -874,6 +893,7 @@ impl Worker {
         if let Some(end) = self.setup.plane.nfs.get_mut(number as usize) {
             *end = None;
         }
+        self.setup.plane.timers.unset(number);
         if let Some(throttling) = &mut self.throttling {
             throttling.forget(number, &self.setup.plane.nfs);
         }

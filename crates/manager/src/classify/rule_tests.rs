@@ -62,7 +62,7 @@ fn rule() -> impl Strategy<Value = Rule> {
     (maybe(0..3), maybe(0..3), protocol, address(), address(), ports(), ports(), maybe(0..3), any::<u16>()).prop_map(
         |(port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain)| {
             let dscp = dscp.map(|d| d as u8);
-            Rule { port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain }
+            Rule { port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain, wakeup: None }
         },
     )
 }
@@ -101,6 +101,7 @@ fn configured_rules_compile() {
         dst_port: Some(80..=80),
         dscp: Some(46),
         chain: 9,
+        wakeup: None,
     };
     assert_eq!(compile(all), Ok(expected));
     assert_eq!(

@@ -9,6 +9,7 @@ use std::fmt::Write;
 use self::Preset::{Needed, Unset, Value};
 use self::Type::{Address, Bool, Cores, Integer, Keys, Mix, Names, Number, Path, Ports, Text, TextTable, Texts, Words};
 use super::model::Config;
+use super::wakeup::WAKEUP;
 
 /// What a key takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -705,6 +706,12 @@ pub const SECTIONS: &[Section] = &[
                 Unset,
                 "Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.",
             ),
+            key(
+                "wakeup",
+                Keys(WAKEUP),
+                Unset,
+                "When an instance that sleeps is woken; at every packet without. `[service.wakeup]`.",
+            ),
         ],
     },
     Section {
@@ -746,6 +753,12 @@ pub const SECTIONS: &[Section] = &[
             key("dst_port", Ports, Unset, "Destination ports."),
             key("dscp", Integer(0, 63), Unset, "DSCP, 0 to 63."),
             key("chain", Text, Needed, "Chain of the packets that match."),
+            key(
+                "wakeup",
+                Keys(WAKEUP),
+                Unset,
+                "When instances that have one flow at a time are woken for packets of this one, where their service has a policy.",
+            ),
         ],
     },
 ];
@@ -822,6 +835,11 @@ mod tests {
         serde_json::to_value(super::super::model::Pool::default()).unwrap()
     }
 
+    /// What the model makes of an empty `[service.wakeup]`, as JSON.
+    fn wakeup() -> Json {
+        serde_json::to_value(super::super::model::Wakeup::default()).unwrap()
+    }
+
     #[test]
     fn the_table_has_the_keys_of_the_model() {
         let common: BTreeSet<String> = shortest(sections("port").next().unwrap()).as_object().unwrap().keys().cloned().collect();
@@ -835,6 +853,8 @@ mod tests {
         }
         let pool: BTreeSet<String> = pool().as_object().unwrap().keys().cloned().collect();
         assert_eq!(POOL.iter().map(|k| k.name.to_string()).collect::<BTreeSet<_>>(), pool);
+        let wakeup: BTreeSet<String> = wakeup().as_object().unwrap().keys().cloned().collect();
+        assert_eq!(WAKEUP.iter().map(|k| k.name.to_string()).collect::<BTreeSet<_>>(), wakeup);
         let all: BTreeSet<String> = serde_json::to_value(Config::default()).unwrap().as_object().unwrap().keys().cloned().collect();
         assert_eq!(section_names().into_iter().map(str::to_string).collect::<BTreeSet<_>>(), all);
     }
@@ -842,7 +862,7 @@ mod tests {
     #[test]
     fn the_table_has_the_defaults_of_the_model() {
         let sections = SECTIONS.iter().map(|section| (section.name, section.keys, shortest(section)));
-        for (section, keys, model) in sections.chain([("service.pool", POOL, pool())]) {
+        for (section, keys, model) in sections.chain([("service.pool", POOL, pool()), ("service.wakeup", WAKEUP, wakeup())]) {
             for key in keys {
                 let stated = match key.default {
                     Needed => continue,
@@ -871,7 +891,7 @@ mod tests {
         // Doc comments of fields, by structure and by name on the wire.
         let mut docs: BTreeMap<(String, String), String> = BTreeMap::new();
         let (mut owner, mut doc, mut rename) = (String::new(), String::new(), None);
-        for line in include_str!("model.rs").lines() {
+        for line in concat!(include_str!("model.rs"), include_str!("wakeup.rs")).lines() {
             let line = line.trim();
             if let Some(text) = line.strip_prefix("/// ") {
                 doc += if doc.is_empty() { "" } else { " " };
@@ -908,12 +928,16 @@ mod tests {
             let meaning = docs.get(&("Pool".to_string(), key.name.to_string()));
             assert_eq!(meaning.map(String::as_str), Some(key.meaning), "Pool.{}", key.name);
         }
+        for key in WAKEUP {
+            let meaning = docs.get(&("Wakeup".to_string(), key.name.to_string()));
+            assert_eq!(meaning.map(String::as_str), Some(key.meaning), "Wakeup.{}", key.name);
+        }
     }
 
     #[test]
     fn the_reference_names_every_key() {
         let reference = Config::reference();
-        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER) {
+        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER).chain(WAKEUP) {
             assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
             assert!(reference.contains(key.meaning));
         }

@@ -21,6 +21,7 @@ use crate::mechanism::link;
 mod container;
 mod foreign;
 mod pool;
+mod wakeup;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
 
@@ -409,6 +410,7 @@ impl Validation<'_> {
             self.service(i, service);
         }
         self.pools();
+        self.wakeups();
         let total: u64 = config.services.iter().map(|s| u64::from(s.most_instances())).sum();
         if total > u64::from(config.manager.max_nfs) {
             self.error(
@@ -553,6 +555,9 @@ impl Validation<'_> {
                 && self.reference(At::entry("rule", i, "port"), "port", port, &names_of(config))
             {
                 self.ingress(i, port);
+            }
+            if let Some(wakeup) = &rule.wakeup {
+                self.wakeup_of_rule(i, &rule.chain, wakeup);
             }
             self.matching(i, rule);
         }

@@ -37,6 +37,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_policy::pool::life::{Event, Life, Timeouts, flag};
 use sluice_policy::pool::{Pool, State};
+use sluice_policy::sched::threshold::Rules;
 use sluice_policy::spread;
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
@@ -145,6 +146,8 @@ pub struct Asked<'a> {
     pub has_waited: bool,
     /// What the flow table is to remember besides: see [`Decision::note`].
     pub note: u32,
+    /// When NFs that have one flow at a time are woken for it, if its rule says so.
+    pub wakeup: Option<Rules>,
 }
 
 /// A packet that waits for an idle member.
@@ -682,6 +685,9 @@ impl Director {
                     counters.activations.add(1);
                     seats.holders[slot as usize] = place;
                     first.get_or_insert(*service);
+                    if let Some(handle) = seats.nfs[slot as usize].as_ref().filter(|handle| handle.wakeup.is_some()) {
+                        handle.start.begin(asked.wakeup);
+                    }
                     slot as u16
                 }
                 None => {

@@ -297,7 +297,7 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return Ok(()) };
         let (name, core, of, config) = (nf.name.clone(), nf.core, nf.service, service.config.clone());
         let place = self.plane.place(core, None)?;
-        let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, config.priority, false) {
+        let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, config.priority, false, None) {
             Ok(handle) => handle,
             Err(error) => {
                 self.plane.vacate(&place);

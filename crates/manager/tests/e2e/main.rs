@@ -27,4 +27,5 @@ mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]
 mod testpmd;
+mod wakeups;
 mod zygote;

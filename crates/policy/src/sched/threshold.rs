@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(flow.packets(), 9);
         assert_eq!(flow.expire(&RULES), Cause::Timer);
         assert_eq!(flow.packets(), 4);
-        (0..5).for_each(|_| drop(flow.expire(&RULES)));
+        (0..5).for_each(|_| assert_eq!(flow.expire(&RULES), Cause::Timer));
         assert_eq!(flow.packets(), 1);
     }
 

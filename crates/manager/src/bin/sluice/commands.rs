@@ -163,7 +163,7 @@ fn rule(client: &mut Client, command: RuleCommand, out: &mut dyn Write) -> anyho
             let RuleAdd { chain, name, position, port, vlan, protocol, src, dst, src_port, dst_port, dscp } = *add;
             let range = |text: String| text.parse().map_or(PortRange::Text(text), PortRange::One);
             let (src_port, dst_port) = (src_port.map(range), dst_port.map(range));
-            let rule = config::Rule { name, port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain };
+            let rule = config::Rule { name, port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain, wakeup: None };
             let rule = client.add_rule(rule, position)?;
             Ok(writeln!(
                 out,
