@@ -20,6 +20,7 @@ mod sched;
 mod setup;
 mod stats;
 mod table;
+mod wakeup;
 
 use std::path::PathBuf;
 
@@ -79,6 +80,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     outside::workflow::EXPERIMENT,
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
+    wakeup::mixed::EXPERIMENT,
+    wakeup::idle_pool::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

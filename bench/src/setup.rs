@@ -165,6 +165,8 @@ pub struct Setup {
     pub services: Vec<Service>,
     /// Chains.
     pub chains: Vec<Chain>,
+    /// What else there is, as TOML: more ports, services, chains and rules.
+    pub more: String,
 }
 
 impl Default for Setup {
@@ -179,6 +181,7 @@ impl Default for Setup {
             files: Vec::new(),
             services: Vec::new(),
             chains: Vec::new(),
+            more: String::new(),
         }
     }
 }
@@ -245,6 +248,7 @@ impl Setup {
                 c.on_failure
             );
         }
+        out.push_str(&self.more);
         out
     }
 }

@@ -16,7 +16,8 @@ use serde_json::Value;
 use crate::daemon::Programs;
 
 const INSIDE: &str = "10.99.0.1";
-const OUTSIDE: &str = "10.99.0.2";
+/// Address in the outer namespace.
+pub const OUTSIDE: &str = "10.99.0.2";
 /// Port of iperf3's server, its own default.
 const PORT: u16 = 5201;
 /// How long anything may take besides the measured time.
@@ -46,6 +47,15 @@ pub fn missing() -> Option<String> {
     let programs = [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool"), ("iperf3", "--version", "iperf3")];
     let absent = programs.iter().find(|(program, version, _)| !there(program, &[version]))?;
     Some(format!("there is no {} here; install {}", absent.0, absent.2))
+}
+
+/// Which of the two namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Where flows begin.
+    Inside,
+    /// Where they lead.
+    Outside,
 }
 
 /// Both namespaces and their host ends.
@@ -136,22 +146,12 @@ impl Wires {
     /// # Errors
     /// iperf3 fails for another reason than that its packets do not come through, or the experiment was interrupted.
     pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<Flow> {
-        let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        let iperf = |end: &End, args: &[&str]| -> anyhow::Result<Running> {
-            let child = Command::new("taskset")
-                .args(["-c", &list, "ip", "netns", "exec", &end.namespace, "iperf3", "-p", &PORT.to_string()])
-                .args(args)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .context("cannot run taskset; install util-linux")?;
-            Ok(Running(child))
-        };
-        let mut server = iperf(&self.outside, &["-s", "-1"])?;
+        let port = PORT.to_string();
+        let iperf = |side: Side, args: &[&str]| self.spawn(side, cores, &[&["iperf3", "-p", &port], args].concat());
+        let mut server = iperf(Side::Outside, &["-s", "-1"])?;
         let began = Instant::now();
-        while !listens(server.0.id()) {
-            if let Some(status) = server.0.try_wait()? {
+        while !listens(server.id(), PORT) {
+            if let Some(status) = server.ended()? {
                 bail!("iperf3 -s ended at once ({status})");
             }
             ensure!(began.elapsed() < PATIENCE, "iperf3 -s does not listen after {PATIENCE:?}");
@@ -160,12 +160,41 @@ impl Wires {
         let (rate, time) = (format!("{mbit}M"), format!("{}", seconds.ceil().max(1.0)));
         let timeout = GIVE_UP.as_millis().to_string();
         let began = Instant::now();
-        let client = iperf(&self.inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
+        let client = iperf(Side::Inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
         let answer = client.text(programs, Duration::from_secs_f64(seconds.ceil()) + GIVE_UP)?;
         match answer.as_deref().map(received).transpose()?.flatten() {
             Some(bps) => Ok(Flow::Whole(bps)),
             None => Ok(Flow::Starved(self.arrived()? as f64 * 8.0 / began.elapsed().as_secs_f64())),
         }
+    }
+
+    fn end(&self, side: Side) -> &End {
+        match side {
+            Side::Inside => &self.inside,
+            Side::Outside => &self.outside,
+        }
+    }
+
+    /// Name of the host's end of a side.
+    pub fn host(&self, side: Side) -> &str {
+        &self.end(side).host
+    }
+
+    /// Runs a program and its arguments in a namespace, on `cores`. What it says is kept, but not what it complains of.
+    ///
+    /// # Errors
+    /// There is no taskset.
+    pub fn spawn(&self, side: Side, cores: &[usize], command: &[&str]) -> anyhow::Result<Running> {
+        let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let child = Command::new("taskset")
+            .args(["-c", &list, "ip", "netns", "exec", &self.end(side).namespace])
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run taskset; install util-linux")?;
+        Ok(Running(child))
     }
 
     /// Bytes that have arrived in the outer namespace, without headers, by its own counters.
@@ -190,12 +219,29 @@ impl Drop for Wires {
 }
 
 /// A process that ends with its owner.
-struct Running(Child);
+#[derive(Debug)]
+pub struct Running(Child);
 
 impl Running {
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn ended(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
+        self.0.try_wait()
+    }
+
     /// Waits for its end, and gives back what it said; nothing if it has not ended in time.
-    fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
-        let mut pipe = self.0.stdout.take().context("iperf3 has no output")?;
+    ///
+    /// # Errors
+    /// What it says cannot be read, or the experiment was interrupted.
+    pub fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
+        let mut pipe = self.0.stdout.take().context("it has no output")?;
         let reader = std::thread::spawn(move || {
             let mut text = String::new();
             std::io::Read::read_to_string(&mut pipe, &mut text).map(|_| text)
@@ -207,8 +253,8 @@ impl Running {
             }
             programs.pause(Duration::from_millis(10))?;
         }
-        let text = reader.join().map_err(|_| anyhow::anyhow!("cannot read what iperf3 says"))?;
-        text.map(Some).context("cannot read what iperf3 says")
+        let text = reader.join().map_err(|_| anyhow::anyhow!("cannot read what it says"))?;
+        text.map(Some).context("cannot read what it says")
     }
 }
 
@@ -220,16 +266,16 @@ impl Drop for Running {
     }
 }
 
-/// Whether a process's namespace has a listener on iperf3's port.
-fn listens(pid: u32) -> bool {
+/// Whether a process's namespace has a listener on a port.
+pub fn listens(pid: u32, port: u16) -> bool {
     ["tcp", "tcp6"]
         .iter()
-        .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text)))
+        .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text, port)))
 }
 
 /// Of `/proc/PID/net/tcp`: the second field is the local address, the fourth the state, of which 0A is listening.
-fn has_listener(text: &str) -> bool {
-    let port = format!(":{PORT:04X}");
+fn has_listener(text: &str, port: u16) -> bool {
+    let port = format!(":{port:04X}");
     text.lines().any(|line| {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         fields.get(1).is_some_and(|local| local.ends_with(&port)) && fields.get(3) == Some(&"0A")
@@ -283,9 +329,9 @@ mod tests {
     fn a_listener_is_told_from_a_connection() {
         let line = |local: &str, state: &str| format!("   0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000\n");
         let head = "  sl  local_address rem_address   st tx_queue rx_queue\n".to_string();
-        assert!(has_listener(&(head.clone() + &line("00000000:1451", "0A"))));
-        assert!(!has_listener(&(head.clone() + &line("00000000:1451", "01"))));
-        assert!(!has_listener(&(head + &line("00000000:1452", "0A"))));
+        assert!(has_listener(&(head.clone() + &line("00000000:1451", "0A")), PORT));
+        assert!(!has_listener(&(head.clone() + &line("00000000:1451", "01")), PORT));
+        assert!(!has_listener(&(head + &line("00000000:1452", "0A")), PORT));
     }
 
     #[test]

@@ -497,8 +497,10 @@ impl Plane {
         if !path.nfs.iter().any(holds) {
             return;
         }
-        for (i, packet) in packets.iter().enumerate().filter(|(i, _)| urgent >> i & 1 != 0) {
-            debug_assert!(i < BURST);
+        for (i, packet) in packets.iter().enumerate() {
+            if urgent >> i & 1 == 0 {
+                continue;
+            }
             if let Some(word) = self.table.word(packet.frame).filter(|word| *word != 0) {
                 let held = Held::unpack(word);
                 self.table.set(packet.frame, Held { flags: held.flags | URGENT, ..held }.pack());

@@ -46,7 +46,17 @@ fn no_packet_is_left_behind_by_any_policy() {
 
 /// A connection of nine packets, of which two say FIN.
 fn connection(n: u8) -> Vec<Vec<u8>> {
-    let steps = [(false, "S"), (true, "SA"), (false, "A"), (false, "A"), (true, "A"), (false, "FA"), (true, "A"), (true, "FA"), (false, "A")];
+    let steps = [
+        (false, "S"),
+        (true, "SA"),
+        (false, "A"),
+        (false, "A"),
+        (true, "A"),
+        (false, "FA"),
+        (true, "A"),
+        (true, "FA"),
+        (false, "A"),
+    ];
     let make = |(back, flags): (bool, &str)| {
         let (client, server) = ([10, 0, 0, n + 1], [10, 0, 1, 1]);
         let (src, dst, src_port, dst_port) = if back { (server, client, 80, 4000) } else { (client, server, 4000, 80) };
