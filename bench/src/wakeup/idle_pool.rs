@@ -10,7 +10,7 @@
 
 use serde_json::json;
 
-use super::{Together, pooled};
+use super::{Together, pooled, wait_for_members};
 use crate::lab::{Case, Lab, Miss, Plan, Row, Sample};
 use crate::sched::{COST, Mode, chain_of, line_rate, params, traffic_to};
 use crate::setup::{Class, Setup};
@@ -81,6 +81,7 @@ fn setup(lab: &Lab, idle: u32, rate: f64) -> Setup {
 fn one(lab: &Lab, idle: u32, rate: f64) -> Result<Sample, Miss> {
     let setup = setup(lab, idle, rate);
     let daemon = lab.start(&setup)?;
+    wait_for_members(&daemon, ACTIVE + idle)?;
     lab.warm_up()?;
     let before = lab.read(&daemon)?;
     lab.programs.pause(std::time::Duration::from_secs_f64(lab.args.seconds))?;

@@ -24,7 +24,7 @@
 use serde_json::json;
 
 use super::web::{Clients, Server};
-use super::{POLICIES, Together, pooled, web};
+use super::{POLICIES, Together, pooled, wait_for_members, web};
 use crate::lab::{Case, Lab, Miss, Plan, Row, Sample};
 use crate::report::Params;
 use crate::sched::netns::{self, Flow, Wires};
@@ -114,6 +114,7 @@ fn setup(lab: &Lab, policy: &str, per: &str, wires: &Wires) -> Setup {
 fn one(lab: &Lab, policy: &str, per: &str) -> Result<Sample, Miss> {
     let wires = Wires::lay()?;
     let daemon = lab.start(&setup(lab, policy, per, &wires))?;
+    wait_for_members(&daemon, 2 * MEMBERS)?;
     // On any core but that of the NFs.
     let mut cores = lab.cores.besides_manager();
     cores.retain(|core| *core != lab.cores.shared());

@@ -13,7 +13,9 @@ pub mod mixed;
 pub mod web;
 
 use std::fmt::Write;
+use std::time::Duration;
 
+use crate::daemon::Daemon;
 use crate::lab::Reading;
 
 /// The policies of the paper.
@@ -30,6 +32,17 @@ pub fn pooled(name: &str, core: usize, cycles: u64, (policy, per): (&str, &str),
         crate::sched::COST
     );
     out
+}
+
+/// Waits until so many NFs run: those of a pool begin when the daemon is ready already.
+///
+/// # Errors
+/// They do not begin.
+pub fn wait_for_members(daemon: &Daemon, nfs: u32) -> anyhow::Result<()> {
+    daemon.wait_for("all NFs running", Duration::from_secs(60), |daemon| {
+        let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == "running").count();
+        Ok((running == nfs as usize).then_some(()))
+    })
 }
 
 /// What all NFs together did between two readings, each second: context switches by the kernel's count, wakes by the manager, and
