@@ -22,6 +22,7 @@ mod sched;
 mod setup;
 mod stats;
 mod table;
+mod wakeup;
 
 use std::path::PathBuf;
 
@@ -90,6 +91,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     flow::tenant_priority::EXPERIMENT,
     flow::chain_priority::EXPERIMENT,
     flow::affinity::EXPERIMENT,
+    wakeup::mixed::EXPERIMENT,
+    wakeup::idle_pool::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

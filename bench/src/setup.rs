@@ -323,7 +323,8 @@ impl Setup {
                 c.on_failure
             );
         }
-        out + &self.more
+        out.push_str(&self.more);
+        out
     }
 }
 

@@ -117,7 +117,7 @@ impl Server {
             .context("cannot run taskset; install util-linux")?;
         let mut server = Self { child, folder };
         let began = Instant::now();
-        while !netns::has_listener_on(server.child.id(), PORT) {
+        while !netns::listens(server.child.id(), PORT) {
             let said = || std::fs::read_to_string(server.folder.path().join("error.log")).unwrap_or_default();
             if let Some(status) = server.child.try_wait()? {
                 anyhow::bail!("nginx ended at once ({status}): {}", said());

@@ -57,6 +57,15 @@ pub fn missing_without(unneeded: &[&str]) -> Option<String> {
     Some(format!("there is no {} here; install {}", absent.0, absent.2))
 }
 
+/// Which of the two namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Where flows begin.
+    Inside,
+    /// Where they lead.
+    Outside,
+}
+
 /// Both namespaces and their host ends.
 #[derive(Debug)]
 pub struct Wires {
@@ -174,22 +183,12 @@ impl Wires {
     /// # Errors
     /// iperf3 fails for another reason than that its packets do not come through, or the experiment was interrupted.
     pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<Flow> {
-        let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        let iperf = |end: &End, args: &[&str]| -> anyhow::Result<Running> {
-            let child = Command::new("taskset")
-                .args(["-c", &list, "ip", "netns", "exec", &end.namespace, "iperf3", "-p", &PORT.to_string()])
-                .args(args)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .context("cannot run taskset; install util-linux")?;
-            Ok(Running(child))
-        };
-        let mut server = iperf(&self.outside, &["-s", "-1"])?;
+        let port = PORT.to_string();
+        let iperf = |side: Side, args: &[&str]| self.spawn(side, cores, &[&["iperf3", "-p", &port], args].concat());
+        let mut server = iperf(Side::Outside, &["-s", "-1"])?;
         let began = Instant::now();
-        while !listens(server.0.id()) {
-            if let Some(status) = server.0.try_wait()? {
+        while !listens(server.id(), PORT) {
+            if let Some(status) = server.ended()? {
                 bail!("iperf3 -s ended at once ({status})");
             }
             ensure!(began.elapsed() < PATIENCE, "iperf3 -s does not listen after {PATIENCE:?}");
@@ -198,12 +197,41 @@ impl Wires {
         let (rate, time) = (format!("{mbit}M"), format!("{}", seconds.ceil().max(1.0)));
         let timeout = GIVE_UP.as_millis().to_string();
         let began = Instant::now();
-        let client = iperf(&self.inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
+        let client = iperf(Side::Inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
         let answer = client.text(programs, Duration::from_secs_f64(seconds.ceil()) + GIVE_UP)?;
         match answer.as_deref().map(received).transpose()?.flatten() {
             Some(bps) => Ok(Flow::Whole(bps)),
             None => Ok(Flow::Starved(self.arrived()? as f64 * 8.0 / began.elapsed().as_secs_f64())),
         }
+    }
+
+    fn end(&self, side: Side) -> &End {
+        match side {
+            Side::Inside => &self.inside,
+            Side::Outside => &self.outside,
+        }
+    }
+
+    /// Name of the host's end of a side.
+    pub fn host(&self, side: Side) -> &str {
+        &self.end(side).host
+    }
+
+    /// Runs a program and its arguments in a namespace, on `cores`. What it says is kept, but not what it complains of.
+    ///
+    /// # Errors
+    /// There is no taskset.
+    pub fn spawn(&self, side: Side, cores: &[usize], command: &[&str]) -> anyhow::Result<Running> {
+        let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let child = Command::new("taskset")
+            .args(["-c", &list, "ip", "netns", "exec", &self.end(side).namespace])
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run taskset; install util-linux")?;
+        Ok(Running(child))
     }
 
     /// Bytes that have arrived in the outer namespace, without headers, by its own counters.
@@ -228,11 +256,28 @@ impl Drop for Wires {
 }
 
 /// A process that ends with its owner.
+#[derive(Debug)]
 pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn ended(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
+        self.0.try_wait()
+    }
+
     /// Waits for its end, and gives back what it said; nothing if it has not ended in time.
-    pub(crate) fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
+    ///
+    /// # Errors
+    /// What it says cannot be read, or the experiment was interrupted.
+    pub fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
         let mut pipe = self.0.stdout.take().context("it has no output")?;
         let reader = std::thread::spawn(move || {
             let mut text = String::new();
@@ -258,13 +303,8 @@ impl Drop for Running {
     }
 }
 
-/// Whether a process's namespace has a listener on iperf3's port.
-fn listens(pid: u32) -> bool {
-    has_listener_on(pid, PORT)
-}
-
 /// Whether a process's namespace has a listener on a port.
-pub(crate) fn has_listener_on(pid: u32, port: u16) -> bool {
+pub fn listens(pid: u32, port: u16) -> bool {
     ["tcp", "tcp6"]
         .iter()
         .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text, port)))

@@ -431,7 +431,7 @@ impl Asker {
             return;
         };
         if plane.admit(path, 1) == 1 {
-            plane.enter(path, number, &[packet], &[key.flags()], 0);
+            plane.enter(path, number, &[packet], &[key.flags()], 0, 0);
         } else {
             plane.count_lost(&path.chain, Drop::Entry, 1);
             plane.count_refused(path, 1);

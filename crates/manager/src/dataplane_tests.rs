@@ -101,6 +101,7 @@ impl Rig {
             dscp: None,
             chain: 0,
             weight: Default::default(),
+            wakeup: None,
         };
         let tables = Tables {
             generation: 1,
@@ -113,7 +114,7 @@ impl Rig {
         let mut handles = Vec::new();
         for nf in 0..nfs {
             let place = plane.place(0, None).unwrap();
-            handles.push(plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, ring, &place, 1.0, false).unwrap());
+            handles.push(plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, ring, &place, 1.0, false, None).unwrap());
         }
         let mut rig = Self { plane, wire: Wire::default(), handles, chain, tables };
         rig.publish();
@@ -321,7 +322,7 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
     rig.put((0..3).map(|i| udp(1, i)));
     wait_for("the packets to be held", || rig.plane.snapshots().unwrap()[0].waiting == 3);
     let place = rig.plane.place(0, None).unwrap();
-    rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, false).unwrap();
+    rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, false, None).unwrap();
     rig.tables.services[0].push(Member { nf: 0, id: 0 });
     rig.publish();
     let mut nf = rig.nf(0);
@@ -378,7 +379,7 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     first.tx.enqueue(&packets[..8]).unwrap();
     wait_for("the drops", || rig.dropped(Drop::NfGone) == 8);
     let place = rig.plane.place(0, None).unwrap();
-    rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false).unwrap();
+    rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false, None).unwrap();
     assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 8);
     rig.tables.services[1].push(Member { nf: 1, id: 1 });
     rig.publish();

@@ -29,10 +29,11 @@ use crate::asker::Asker;
 use crate::chain::{Chain, ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
 use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
-use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, owner};
+use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::mark;
 use crate::nf::handle::{self, NfHandle, Sentence};
 use crate::pressure::Alerts;
+use crate::wake::{Timers, Waker};
 
 /// Most packets that wait for an egress port in one thread.
 pub const TX_BUFFER: usize = 512;
@@ -52,6 +53,20 @@ pub struct NfEnd {
     marker: Marker,
     /// When this thread last posted to it, in nanoseconds.
     posted_ns: u64,
+    starts: Starts,
+    /// When it is woken, if not for each packet.
+    pub(crate) waker: Option<Box<Waker>>,
+}
+
+/// What makes an NF run that packets are posted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Starts {
+    /// Nothing: it polls.
+    ByItself,
+    /// Each packet.
+    AtOnce,
+    /// Its waker says when.
+    Held,
 }
 
 impl NfEnd {
@@ -60,7 +75,13 @@ impl NfEnd {
         let ring = handle.limit;
         let high = Limits::new(ring, sched.high_watermark, sched.low_watermark, 0).high;
         let marker = Marker::new(ring, sched.ecn_watermark, ecn::USUAL_SHIFT);
-        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0 }
+        let waker = handle.wakeup.map(|rules| Box::new(Waker::new(rules, ring)));
+        let starts = match &waker {
+            _ if handle.poll => Starts::ByItself,
+            Some(_) => Starts::Held,
+            None => Starts::AtOnce,
+        };
+        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker }
     }
 
     /// Packets that it has not returned, or, with several threads, not taken yet.
@@ -238,6 +259,10 @@ pub struct Plane {
     pub alerts: Arc<Alerts>,
     /// Ports whose buffer at the thread that sends for them is full, by number: other threads keep what they have for them.
     pub jammed: Arc<[AtomicBool]>,
+    /// When NFs are woken that are not woken for each packet.
+    pub timers: Timers,
+    /// A packet that is passed on now is [`URGENT`].
+    pub urgent: bool,
 }
 
 impl Plane {
@@ -366,7 +391,7 @@ impl Plane {
     /// The mark of a packet that goes into a program.
     pub fn mark_of(&self, packet: Packet, held: Held) -> Mark {
         let entered_ns = self.entered_ns[packet.frame as usize].load(Ordering::Relaxed);
-        Mark { flags: held.flags, frame: packet.frame, len: packet.len, path: held.path, entered_ns }
+        Mark { flags: held.flags & (SAMPLED | TRACED), frame: packet.frame, len: packet.len, path: held.path, entered_ns }
     }
 
     /// Notes what became of a traced packet that went into a program.
@@ -412,9 +437,9 @@ impl Plane {
     }
 
     /// Lets packets of one path, which [`Plane::admit`] let in, start on it. `flags` are those of the descriptors; `traceable` has a bit
-    /// for each packet that the trace that goes on, if any, is about.
+    /// for each packet that the trace that goes on, if any, is about, and `urgent` one for each that no NF lets wait.
     #[inline]
-    pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32) {
+    pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         self.counters(path).entered.add(packets.len() as u64);
         let mut marked: Option<(usize, u8)> = None;
         if self.sample_every > 0 {
@@ -464,7 +489,40 @@ impl Plane {
             burst[at].flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
             self.tell(frame, packets[at].len, mark, number, TraceWhat::ToNf(owner.wrapping_sub(owner::FIRST_NF)));
         }
+        if urgent != 0 {
+            self.hurry(path, packets, urgent);
+        }
         self.pass(path, 0, step, &burst[..packets.len()]);
+        self.urgent = false;
+    }
+
+    /// Marks the urgent ones of packets that start on a path, so that each NF of it is woken for them.
+    #[cold]
+    fn hurry(&mut self, path: &Path, packets: &[Packet], urgent: u32) {
+        let holds = |nf: &u16| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if end.starts == Starts::Held);
+        if !path.nfs.iter().any(holds) {
+            return;
+        }
+        for (i, packet) in packets.iter().enumerate() {
+            if urgent >> i & 1 == 0 {
+                continue;
+            }
+            if let Some(word) = self.table.word(packet.frame).filter(|word| *word != 0) {
+                let held = Held::unpack(word);
+                self.table.set(packet.frame, Held { flags: held.flags | URGENT, ..held }.pack());
+                self.urgent = true;
+            }
+        }
+    }
+
+    /// Wakes the NFs whose packets have waited long enough.
+    #[inline]
+    pub fn wake_late(&mut self) {
+        while let Some(nf) = self.timers.late(self.now_ns) {
+            if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
+                end.wake_late(self.index, self.now_ns);
+            }
+        }
     }
 
     /// Notes a hop of a traced packet.
@@ -497,6 +555,7 @@ impl Plane {
                     Some(Some(end)) => match &mut end.producer {
                         Some(producer) => match producer.enqueue(burst) {
                             Ok(queued) => {
+                                producer.prefetch(0);
                                 end.posted = end.posted.wrapping_add(queued as u32);
                                 end.handle.counters[self.index].posted.add(queued as u64);
                                 let page = &end.handle.core_page;
@@ -506,8 +565,13 @@ impl Plane {
                                     page.posted(end.handle.slot).store(end.posted, Ordering::Release);
                                 }
                                 producer.prefetch(0);
-                                if !end.handle.poll && self.unannounced.last() != Some(&nf) {
-                                    self.unannounced.push(nf);
+                                match end.starts {
+                                    Starts::AtOnce if self.unannounced.last() != Some(&nf) => self.unannounced.push(nf),
+                                    Starts::Held => {
+                                        let (timers, n) = (&mut self.timers, queued as u32);
+                                        end.hold_or_wake(timers, self.index, n, self.urgent, self.now_ns);
+                                    }
+                                    Starts::AtOnce | Starts::ByItself => {}
                                 }
                                 queued
                             }
@@ -754,7 +818,9 @@ impl Plane {
                 self.table.set(frame, 0);
             }
         }
+        self.urgent = held.flags & URGENT != 0;
         self.pass(path, hop, step, &[descriptor]);
+        self.urgent = false;
     }
 
     /// Drops one packet that is at hop `hop`.

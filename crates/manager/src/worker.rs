@@ -39,7 +39,7 @@ use crate::workflow::CoreSchedule;
 
 mod entry;
 
-use entry::{classify, gather, generation, refuse, wait};
+use entry::{classify, gather, generation, is_urgent, refuse, urgent_of, wait};
 
 /// With more NFs than this, only the tx rings of those that have said that they returned packets are looked at, and all of them once in
 /// [`ROUNDS_PER_DUTY`] rounds; with fewer, all of them each time, and ahead.
@@ -140,8 +140,10 @@ pub struct OwnedQueue {
     packets: [Packet; BURST],
     paths: [u32; BURST],
     flags: [u8; BURST],
-    /// TCP flags, where a director wants to know.
+    /// TCP flags, where a director or a waker wants to know.
     tcp: [u8; BURST],
+    /// A bit for each packet that NFs are woken for at once.
+    urgent: u32,
     /// Keys of the packets whose path is [`chain::WAIT`].
     waiting: [FlowKey; BURST],
     /// A bit for each packet that the trace that goes on is about; all if it is about all rules.
@@ -172,6 +174,7 @@ impl OwnedQueue {
             paths: [0; BURST],
             flags: [0; BURST],
             tcp: [0; BURST],
+            urgent: 0,
             waiting: [FlowKey::default(); BURST],
             traceable: u32::MAX,
             headers: [[0; SHORT]; BURST],
@@ -426,6 +429,9 @@ impl Worker {
                 work += self.transmit(round);
             }
             work += self.flush();
+            if self.setup.plane.timers.are_used() {
+                self.setup.plane.wake_late();
+            }
             self.setup.plane.announce();
             if self.setup.roles.wakeup {
                 self.wake();
@@ -495,6 +501,9 @@ impl Worker {
         }
         if let Some(deadline_ns) = self.schedules.iter().filter_map(|schedule| schedule.deadline_ns()).min() {
             nap_ns = nap_ns.min(deadline_ns.saturating_sub(now + WINDOW_NS));
+        }
+        if let Some(next_ns) = self.setup.plane.timers.next_ns() {
+            nap_ns = nap_ns.min(next_ns.saturating_sub(now));
         }
         (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
     }
@@ -611,8 +620,8 @@ impl Worker {
             };
             let m = plane.admit(path, end - first);
             if m > 0 {
-                let traceable = owned.traceable >> first;
-                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable);
+                let (traceable, urgent) = (owned.traceable >> first, urgent_of(owned.urgent, first, m));
+                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable, urgent);
                 let_in += m;
             }
             owned.from += m;
@@ -659,12 +668,13 @@ impl Worker {
             };
             let generation = generation(plane, director);
             let hash = classifier.table().hash_of(&key);
-            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0, weight };
+            let wakeup = rule.and_then(|rule| rule.wakeup);
+            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0, weight, wakeup };
             let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
             let number = director.decide(&asked, &mut env);
             if let Some(path) = registry.get(number) {
                 if plane.admit(path, 1) == 1 {
-                    plane.enter(path, number, &[packet], &[waiting.flags], 0);
+                    plane.enter(path, number, &[packet], &[waiting.flags], 0, u32::from(is_urgent(waiting.tcp)));
                 } else {
                     plane.count_lost(&path.chain, Drop::Entry, 1);
                     plane.count_refused(path, 1);
@@ -780,6 +790,10 @@ impl Worker {
                 // Another has the core: it may be waiting for its turn, which can be some rounds away.
                 fallback_ns = fallback_ns.max(4 * LONGEST_ROUND_NS);
             }
+            if let Some(waker) = &end.waker {
+                // It may be waiting for more packets.
+                fallback_ns += 2 * waker.timer_ns();
+            }
             // One that waits for its disk wakes by itself.
             let suspended = page.suspended(handle.slot).load(Ordering::Relaxed) != 0;
             if !handle.poll && !suspended && stood_ns > fallback_ns && now.saturating_sub(self.woken_ns[number]) > fallback_ns {
@@ -819,6 +833,9 @@ impl Worker {
                     plane.in_flight[number] = Some(handle.in_flight.clone());
                     // Members of pools come without new tables.
                     handle.place(&plane.tables.depths(), plane.tables.downstream_first);
+                    if let Some(wakeup) = handle.wakeup {
+                        plane.timers.make_room(handle.number, wakeup.timer_ns);
+                    }
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
                     self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
                     if let Some(progress) = self.progress.get_mut(number) {
@@ -925,6 +942,7 @@ impl Worker {
     fn use_tables(&mut self, tables: Arc<Tables>) {
         let depths = tables.depths();
         self.setup.plane.nfs.iter().flatten().for_each(|end| end.handle.place(&depths, tables.downstream_first));
+        tables.rules.timers_ns().for_each(|timer_ns| self.setup.plane.timers.learn(timer_ns));
         self.setup.plane.tables = tables;
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
         self.arrange();
@@ -959,6 +977,7 @@ impl Worker {
         if let Some(end) = self.setup.plane.nfs.get_mut(number as usize) {
             *end = None;
         }
+        self.setup.plane.timers.unset(number);
         if let Some(throttling) = &mut self.throttling {
             throttling.forget(number, &self.setup.plane.nfs);
         }

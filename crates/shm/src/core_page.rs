@@ -370,6 +370,17 @@ impl CorePage {
         }
     }
 
+    /// Whether a slot's NF sleeps and nobody has said that it has packets: they can wait on its ring, and nobody starts it.
+    #[inline]
+    pub fn is_dormant(&self, slot: u32) -> bool {
+        // SeqCst: what was posted is visible before we look. The sleeper says "asleep", then looks for packets: one of the two sees the
+        // other.
+        fence(Ordering::SeqCst);
+        let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
+        // Acquire: what it had taken before it went to sleep is known.
+        self.asleep(slot).load(Ordering::Acquire) != 0 && word.load(Ordering::Relaxed) & bit == 0
+    }
+
     /// Says that a slot has no packets.
     #[inline(always)]
     pub fn clear_pending(&self, slot: u32) {

@@ -102,6 +102,7 @@ fn configured_rules_compile() {
         dscp: Some(46),
         chain: 9,
         weight: Weight::new(2.5),
+        wakeup: None,
     };
     assert_eq!(compile(all), Ok(expected));
     assert_eq!(

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::wakeup::Wakeup;
+
 /// The whole file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -662,6 +664,9 @@ pub struct Service {
     /// Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.
     #[serde(default)]
     pub pool: Option<Pool>,
+    /// When an instance that sleeps is woken; at every packet without. `[service.wakeup]`.
+    #[serde(default)]
+    pub wakeup: Option<Wakeup>,
 }
 
 /// Instances of a service that is not shared.
@@ -979,6 +984,9 @@ pub struct Rule {
     pub tenant: Option<String>,
     /// Chain of the packets that match.
     pub chain: String,
+    /// When instances that have one flow at a time are woken for packets of this one, where their service has a policy.
+    #[serde(default)]
+    pub wakeup: Option<Wakeup>,
 }
 
 /// A port number or a range of them.

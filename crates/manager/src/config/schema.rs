@@ -11,6 +11,7 @@ use self::Type::{
     Address, Bool, Cores, Integer, Keys, Mix, Names, Number, NumberTable, Path, Ports, Text, TextTable, Texts, Words,
 };
 use super::model::Config;
+use super::wakeup::WAKEUP;
 
 /// What a key takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -738,6 +739,12 @@ pub const SECTIONS: &[Section] = &[
                 Unset,
                 "Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.",
             ),
+            key(
+                "wakeup",
+                Keys(WAKEUP),
+                Unset,
+                "When an instance that sleeps is woken; at every packet without. `[service.wakeup]`.",
+            ),
         ],
     },
     Section {
@@ -786,6 +793,12 @@ pub const SECTIONS: &[Section] = &[
             ),
             key("tenant", Text, Unset, "Tenant of the flows that match. Its priority, in `[sched]`, multiplies that of the rule."),
             key("chain", Text, Needed, "Chain of the packets that match."),
+            key(
+                "wakeup",
+                Keys(WAKEUP),
+                Unset,
+                "When instances that have one flow at a time are woken for packets of this one, where their service has a policy.",
+            ),
         ],
     },
 ];
@@ -862,6 +875,11 @@ mod tests {
         serde_json::to_value(super::super::model::Pool::default()).unwrap()
     }
 
+    /// What the model makes of an empty `[service.wakeup]`, as JSON.
+    fn wakeup() -> Json {
+        serde_json::to_value(super::super::model::Wakeup::default()).unwrap()
+    }
+
     #[test]
     fn the_table_has_the_keys_of_the_model() {
         let common: BTreeSet<String> = shortest(sections("port").next().unwrap()).as_object().unwrap().keys().cloned().collect();
@@ -875,6 +893,8 @@ mod tests {
         }
         let pool: BTreeSet<String> = pool().as_object().unwrap().keys().cloned().collect();
         assert_eq!(POOL.iter().map(|k| k.name.to_string()).collect::<BTreeSet<_>>(), pool);
+        let wakeup: BTreeSet<String> = wakeup().as_object().unwrap().keys().cloned().collect();
+        assert_eq!(WAKEUP.iter().map(|k| k.name.to_string()).collect::<BTreeSet<_>>(), wakeup);
         let all: BTreeSet<String> = serde_json::to_value(Config::default()).unwrap().as_object().unwrap().keys().cloned().collect();
         assert_eq!(section_names().into_iter().map(str::to_string).collect::<BTreeSet<_>>(), all);
     }
@@ -882,7 +902,7 @@ mod tests {
     #[test]
     fn the_table_has_the_defaults_of_the_model() {
         let sections = SECTIONS.iter().map(|section| (section.name, section.keys, shortest(section)));
-        for (section, keys, model) in sections.chain([("service.pool", POOL, pool())]) {
+        for (section, keys, model) in sections.chain([("service.pool", POOL, pool()), ("service.wakeup", WAKEUP, wakeup())]) {
             for key in keys {
                 let stated = match key.default {
                     Needed => continue,
@@ -911,7 +931,7 @@ mod tests {
         // Doc comments of fields, by structure and by name on the wire.
         let mut docs: BTreeMap<(String, String), String> = BTreeMap::new();
         let (mut owner, mut doc, mut rename) = (String::new(), String::new(), None);
-        for line in include_str!("model.rs").lines() {
+        for line in concat!(include_str!("model.rs"), include_str!("wakeup.rs")).lines() {
             let line = line.trim();
             if let Some(text) = line.strip_prefix("/// ") {
                 doc += if doc.is_empty() { "" } else { " " };
@@ -948,12 +968,16 @@ mod tests {
             let meaning = docs.get(&("Pool".to_string(), key.name.to_string()));
             assert_eq!(meaning.map(String::as_str), Some(key.meaning), "Pool.{}", key.name);
         }
+        for key in WAKEUP {
+            let meaning = docs.get(&("Wakeup".to_string(), key.name.to_string()));
+            assert_eq!(meaning.map(String::as_str), Some(key.meaning), "Wakeup.{}", key.name);
+        }
     }
 
     #[test]
     fn the_reference_names_every_key() {
         let reference = Config::reference();
-        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER) {
+        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER).chain(WAKEUP) {
             assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
             assert!(reference.contains(key.meaning));
         }

@@ -23,6 +23,7 @@ mod container;
 mod foreign;
 mod pool;
 mod priority;
+mod wakeup;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
 
@@ -415,6 +416,7 @@ impl Validation<'_> {
             self.service(i, service);
         }
         self.pools();
+        self.wakeups();
         let total: u64 = config.services.iter().map(|s| u64::from(s.most_instances())).sum();
         if total > u64::from(config.manager.max_nfs) {
             self.error(
@@ -559,6 +561,9 @@ impl Validation<'_> {
                 && self.reference(At::entry("rule", i, "port"), "port", port, &names_of(config))
             {
                 self.ingress(i, port);
+            }
+            if let Some(wakeup) = &rule.wakeup {
+                self.wakeup_of_rule(i, &rule.chain, wakeup);
             }
             self.matching(i, rule);
         }

@@ -252,6 +252,29 @@ pub struct Nf {
     /// Of a foreign program: what went in and came out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreign: Option<NfForeign>,
+    /// Of one that is not woken for each packet: how often it was let go on, by cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub woken: Option<Woken>,
+}
+
+/// How often an NF that is not woken for each packet was let go on, by cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Woken {
+    /// Its flow had only begun.
+    pub early: u64,
+    /// As many packets waited as its threshold said.
+    pub threshold: u64,
+    /// Fewer waited, and long enough.
+    pub timer: u64,
+    /// A packet that ends a connection came.
+    pub urgent: u64,
+}
+
+impl Woken {
+    /// Each cause as a word, and its count.
+    pub fn causes(&self) -> [(&'static str, u64); 4] {
+        [("early", self.early), ("threshold", self.threshold), ("timer", self.timer), ("urgent", self.urgent)]
+    }
 }
 
 /// What is counted of a program that knows nothing of Sluice, over all its lives.

@@ -64,6 +64,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Trace", through::<model::Trace>),
     ("TraceRequest", through::<TraceRequest>),
     ("TracedPacket", through::<model::TracedPacket>),
+    ("Woken", through::<model::Woken>),
     ("Zygote", through::<model::Zygote>),
 ];
 

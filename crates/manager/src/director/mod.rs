@@ -38,6 +38,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use sluice_policy::pool::life::{Event, Life, Timeouts, flag};
 use sluice_policy::pool::{Pool, State};
 use sluice_policy::sched::priority::Weight;
+use sluice_policy::sched::threshold::Rules;
 use sluice_policy::spread;
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
@@ -151,6 +152,8 @@ pub struct Asked<'a> {
     pub note: u32,
     /// What its flow is worth, if it is a new one.
     pub weight: Weight,
+    /// When NFs that have one flow at a time are woken for it, if its rule says so.
+    pub wakeup: Option<Rules>,
 }
 
 /// A packet that waits for an idle member.
@@ -694,6 +697,9 @@ impl Director {
                         assigned.tell(handle.number);
                     }
                     first.get_or_insert(*service);
+                    if let Some(handle) = seats.nfs[slot as usize].as_ref().filter(|handle| handle.wakeup.is_some()) {
+                        handle.start.begin(asked.wakeup);
+                    }
                     slot as u16
                 }
                 None => {

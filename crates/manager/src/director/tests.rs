@@ -86,7 +86,7 @@ impl Rig {
         }
         let chain = tables.chains[chain].as_ref().unwrap();
         assert!(director.concerns(chain));
-        let asked = Asked { key: &key, hash, chain, flags, old: None, has_waited: false, note: 0, weight: *weight };
+        let asked = Asked { key: &key, hash, chain, flags, old: None, has_waited: false, note: 0, weight: *weight, wakeup: None };
         let number = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
         registry.get(number).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(number)
     }

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use sluice_policy::sched::priority::{self, Weight, level};
+use sluice_policy::sched::threshold::Rules;
 use sluice_policy::sched::wakeup;
 use sluice_shm::core_page::{CorePage, WHOLE};
 use sluice_shm::page::Region;
 
 use crate::chain::Counter;
 use crate::frame::owner;
+use crate::wake::{CAUSES, Start};
 
 /// What one manager thread counts of one NF.
 #[derive(Debug, Default)]
@@ -27,6 +29,9 @@ pub struct NfCounters {
     pub refused: Counter,
     /// Packets that were marked on their way to it.
     pub marked: Counter,
+    /// Times that it was let go on although it is not woken for each packet, by cause, as
+    /// [`Cause::ALL`](sluice_policy::sched::threshold::Cause::ALL).
+    pub woken: [Counter; CAUSES],
 }
 
 /// A measured quantity that one thread writes and all may read.
@@ -136,6 +141,10 @@ pub struct NfHandle {
     /// Whether it is a program that knows nothing of Sluice: the manager reads its ring for it ([`crate::foreign`]). Set before it is
     /// given packets.
     pub foreign: AtomicBool,
+    /// When it is woken, if not for each packet.
+    pub wakeup: Option<Rules>,
+    /// What is told of the flow that it has.
+    pub start: Start,
     /// Its pool needs it no more: it is given no flows and may be stopped. By its pool's thread.
     pub dismissed: AtomicBool,
 }
@@ -168,6 +177,7 @@ impl NfHandle {
         threads: usize,
         in_flight: Arc<AtomicU32>,
         priority: f64,
+        wakeup: Option<Rules>,
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
         // Two Rx threads that look at once may each let in a burst more than there is room for.
@@ -198,6 +208,8 @@ impl NfHandle {
             governed: AtomicBool::new(false),
             wants_core: AtomicBool::new(false),
             foreign: AtomicBool::new(false),
+            wakeup: wakeup.filter(|_| !poll),
+            start: Start::default(),
             dismissed: AtomicBool::new(false),
         })
     }

@@ -259,7 +259,8 @@ impl Supervisor {
         let alone = service.config.per == Per::Flow;
         let place = self.plane.place(core, tenant)?;
         let priority = own_priority(&service.config, &self.config.sched);
-        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, alone) {
+        let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
+        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, alone, wakeup) {
             Ok(handle) => handle,
             Err(error) => {
                 self.plane.vacate(&place);

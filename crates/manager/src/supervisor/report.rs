@@ -17,6 +17,7 @@ use crate::foreign::room::Who;
 use crate::mechanism::process::CpuClock;
 use crate::nf::State;
 use crate::nf::handle::NfHandle;
+use crate::wake::CAUSES;
 use crate::worker::Snapshot;
 
 /// Nanoseconds between two looks at the CPU time of a process.
@@ -30,6 +31,7 @@ pub(super) struct NfTotals {
     dropped: u64,
     wakes: u64,
     violations: u64,
+    woken: [u64; CAUSES],
 }
 
 impl NfTotals {
@@ -40,6 +42,7 @@ impl NfTotals {
             self.returned += counters.returned.get();
             self.dropped += counters.dropped.get();
             self.wakes += counters.wakes.get();
+            self.woken.iter_mut().zip(&counters.woken).for_each(|(sum, woken)| *sum += woken.get());
         }
         self.violations += handle.violations.load(Ordering::Relaxed);
     }
@@ -323,6 +326,7 @@ impl Supervisor {
             private_kib: None,
             foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
             sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),
+            woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),
         }
     }
 
@@ -425,6 +429,10 @@ fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
         outside_ns: load.outside_ns.get(),
         turns: load.turns.load(Ordering::Relaxed),
     }
+}
+
+fn woken([early, threshold, timer, urgent]: [u64; CAUSES]) -> api::Woken {
+    api::Woken { early, threshold, timer, urgent }
 }
 
 fn mode(mode: Mode) -> &'static str {

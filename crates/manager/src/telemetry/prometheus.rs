@@ -283,6 +283,12 @@ fn nfs(out: &mut Text, nfs: &[Nf]) {
             out.sample("sluice_nf_outside_packet_seconds", &[("nf", &nf.name), ("service", &nf.service)], nf.sched.outside_ns / NS);
         }
     }
+    out.family("sluice_nf_woken_total", "counter", "Times that an NF that is not woken for each packet was let go on, by cause.");
+    for nf in nfs {
+        for (cause, n) in nf.woken.iter().flat_map(|woken| woken.causes()) {
+            out.sample("sluice_nf_woken_total", &[("nf", &nf.name), ("service", &nf.service), ("cause", cause)], n);
+        }
+    }
     out.family("sluice_nf_private_bytes", "gauge", "Private memory of the NF.");
     for nf in nfs {
         if let Some(kib) = nf.private_kib {

@@ -41,6 +41,18 @@ fn long_tcp_flags(more: impl FnOnce(&mut [u8; LONG]) -> usize) -> u8 {
     tcp::flags(&bytes[..copied]).unwrap_or(0)
 }
 
+/// Whether a packet with these TCP flags is one that NFs are woken for at once: it ends its connection, or half of it.
+#[inline(always)]
+pub(super) fn is_urgent(tcp_flags: u8) -> bool {
+    tcp_flags & (flag::FIN | flag::RST) != 0
+}
+
+/// The bits of `n` packets from `first` on.
+#[inline(always)]
+pub(super) fn urgent_of(urgent: u32, first: usize, n: usize) -> u32 {
+    if urgent == 0 { 0 } else { (u64::from(urgent >> first) & ((1u64 << n) - 1)) as u32 }
+}
+
 /// Finds the paths of the packets that a queue holds.
 #[inline]
 pub(super) fn classify(
@@ -60,6 +72,9 @@ pub(super) fn classify(
     let ingress = owned.port;
     (owned.generation, owned.moved) = (generation, director.moved());
     let watches = director.watches();
+    // NFs that are not woken for each packet are for the end of a connection.
+    let hurries = plane.timers.are_used();
+    owned.urgent = 0;
     let mut lens = [0; BURST];
     let mut found = [Lookup::Miss; BURST];
     let arena = plane.frames.arena();
@@ -80,11 +95,12 @@ pub(super) fn classify(
             owned.traceable |= 1 << (from + i);
         }
         let mut found = *found;
-        if watches {
+        if watches || hurries {
             let flags =
                 tcp_flags(classifier.key(i), &headers[i], held[i].len, |bytes| copy_long(plane.frames.arena(), &held[i], bytes));
             owned.tcp[from + i] = flags;
-            if flags & (flag::SYN | flag::FIN | flag::RST) != 0 && matches!(found, Lookup::Hit(_)) {
+            owned.urgent |= u32::from(is_urgent(flags)) << (from + i);
+            if watches && flags & (flag::SYN | flag::FIN | flag::RST) != 0 && matches!(found, Lookup::Hit(_)) {
                 let key = *classifier.key(i);
                 if director.note(&key, flags, classifier.table(), plane.now_ns) {
                     found = Lookup::Miss;
@@ -172,9 +188,10 @@ fn decide(
         && director.concerns(chain)
     {
         let tables = &plane.tables;
+        let wakeup = rule.and_then(|rule| tables.rules.rules()[rule].wakeup);
         let weight = rule.map_or_else(Default::default, |rule| tables.rules.rules()[rule].weight);
         let (hash, note) = (classifier.hash(i), advised.note);
-        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, note, weight };
+        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, note, weight, wakeup };
         let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
         if let Some(rule) = rule {
             tables.rules.count(rule, plane.index);
@@ -263,9 +280,10 @@ const UNGATHERED: u32 = 64;
 pub(super) fn gather(owned: &mut OwnedQueue) {
     let (from, to) = (owned.from, owned.to);
     let runs = owned.paths[from..to].windows(2).filter(|pair| pair[0] != pair[1]).count();
-    // One that waits, or that a trace is about, is known by its place.
-    let by_place =
-        !matches!(owned.traceable, 0 | u32::MAX) || owned.paths[from..to].iter().any(|path| *path >= chain::LEAST_SPECIAL);
+    // One that waits, that is urgent, or that a trace is about, is known by its place.
+    let by_place = !matches!(owned.traceable, 0 | u32::MAX)
+        || owned.urgent != 0
+        || owned.paths[from..to].iter().any(|path| *path >= chain::LEAST_SPECIAL);
     if runs < 2 || by_place {
         return;
     }

@@ -28,4 +28,5 @@ mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]
 mod testpmd;
+mod wakeups;
 mod zygote;

@@ -164,7 +164,21 @@ fn rule(client: &mut Client, command: RuleCommand, out: &mut dyn Write) -> anyho
                 *add;
             let range = |text: String| text.parse().map_or(PortRange::Text(text), PortRange::One);
             let (src_port, dst_port) = (src_port.map(range), dst_port.map(range));
-            let rule = config::Rule { name, port, vlan, protocol, src, dst, src_port, dst_port, dscp, priority, tenant, chain };
+            let rule = config::Rule {
+                name,
+                port,
+                vlan,
+                protocol,
+                src,
+                dst,
+                src_port,
+                dst_port,
+                dscp,
+                priority,
+                tenant,
+                chain,
+                wakeup: None,
+            };
             let rule = client.add_rule(rule, position)?;
             Ok(writeln!(
                 out,
