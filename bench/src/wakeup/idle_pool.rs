@@ -33,7 +33,7 @@ const POLICY: &str = "adaptive";
 
 const GROUP: Group = Group {
     title: "16 flows with an NF each, beside idle members of their pool",
-    keys: &["idle", "load"],
+    keys: &["idle"],
     columns: &[
         Column::new("delivered_pps", "Mpps", 1e6, 3),
         Column::new("latency_ns_p50", "p50 µs", 1e3, 1),
