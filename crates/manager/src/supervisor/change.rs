@@ -19,7 +19,7 @@ use crate::config::model::{self, Config};
 use crate::config::{ConfigErrors, Problem, host, validate};
 use crate::nf::State;
 use crate::nf::container::{Source, Template};
-use crate::nf::spawn::User;
+use crate::nf::user::User;
 
 /// What somebody waits for: NFs that are to be gone.
 pub(super) type Gone = Vec<Receiver<()>>;

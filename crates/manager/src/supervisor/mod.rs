@@ -101,7 +101,7 @@ struct PortState {
 struct ServiceState {
     config: model::Service,
     exec: Option<PathBuf>,
-    user: Option<crate::nf::spawn::User>,
+    user: Option<crate::nf::user::User>,
     /// What its instances run in, where that is a container; `exec` is none then.
     container: Option<Arc<crate::nf::container::Template>>,
     /// Numbers of its instances.
