@@ -166,8 +166,16 @@ impl Chain {
 pub struct Member {
     /// Number of the NF.
     pub nf: u16,
-    /// What it is known by when flows are spread: stays the same over restarts.
+    /// What it is known by when flows are spread: stays the same over restarts, and goes to its successor.
     pub id: u64,
+    /// Number of the NF whose place it took. Flows that were with that one are with this one now.
+    pub former: Option<u16>,
+}
+
+/// The instance that has a flow now that was with an NF: that one if it lives, or the one that took its place.
+pub fn kept(members: &[Member], nf: u16) -> Option<u16> {
+    let same = members.iter().find(|m| m.nf == nf);
+    same.or_else(|| members.iter().find(|m| m.former == Some(nf))).map(|m| m.nf)
 }
 
 /// A port as the packet threads know it.
@@ -374,15 +382,11 @@ impl PathRegistry {
         for (i, service) in chain.services.iter().enumerate() {
             let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
             // The flow's former instance of this very hop stays, if it lives. A path that bypassed has its hops shifted.
-            let kept = old
-                .filter(|p| !p.bypasses)
-                .and_then(|p| p.hops.get(i))
-                .map(|h| h.nf)
-                .filter(|nf| members.iter().any(|m| m.nf == *nf));
+            let same_as_before = old.filter(|p| !p.bypasses).and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf));
             // A service that comes twice in a chain is met in the same instance.
             let same =
                 chain.services[..i].iter().position(|s| s == service).filter(|_| !bypasses).and_then(|at| nfs.get(at)).copied();
-            let chosen = kept.or(same).or_else(|| match members {
+            let chosen = same_as_before.or(same).or_else(|| match members {
                 [] => None,
                 [only] => Some(only.nf),
                 _ => {
@@ -471,7 +475,7 @@ mod tests {
     }
 
     fn member(nf: u16) -> Member {
-        Member { nf, id: u64::from(nf) * 7919 }
+        Member { nf, id: u64::from(nf) * 7919, former: None }
     }
 
     fn tables(chains: Vec<Arc<Chain>>, services: Vec<Vec<u16>>) -> Tables {
@@ -508,6 +512,22 @@ mod tests {
         let moved =
             (0..200).filter(|hash| registry.get(registry.decide(&after, 0, 0, *hash, None)).unwrap().hops[0].nf != 4).count();
         assert!(moved > 100, "new flows are spread over all instances");
+    }
+
+    #[test]
+    fn a_flow_goes_on_with_the_one_that_took_its_instances_place() {
+        let registry = PathRegistry::new(64);
+        let c = chain(0, 1, &[0], OnFailure::Drop);
+        let before = tables(vec![c.clone()], vec![vec![4, 5]]);
+        let mut after = tables(vec![c], vec![vec![4]]);
+        after.services[0].push(Member { nf: 6, id: member(5).id, former: Some(5) });
+        for hash in 0..200 {
+            let old = registry.decide(&before, 0, 0, hash, None);
+            let now = registry.decide(&after, 0, 0, hash, Some(old));
+            let nf = |number| registry.get(number).unwrap().hops[0].nf;
+            assert_eq!(nf(now), if nf(old) == 5 { 6 } else { 4 });
+            assert_eq!(registry.decide(&after, 0, 0, hash, None), now, "and so does one that comes later, the other direction too");
+        }
     }
 
     #[test]

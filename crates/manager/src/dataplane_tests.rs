@@ -105,7 +105,7 @@ impl Rig {
             generation: 1,
             rules: RuleSet::new(vec![rule]),
             chains: vec![Some(chain.clone())],
-            services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf) }]).collect(),
+            services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf), former: None }]).collect(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0] })],
         };
         let mut handles = Vec::new();
@@ -319,7 +319,7 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
     wait_for("the packets to be held", || rig.plane.snapshots().unwrap()[0].waiting == 3);
     let place = rig.plane.place(0, None).unwrap();
     rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, false).unwrap();
-    rig.tables.services[0].push(Member { nf: 0, id: 0 });
+    rig.tables.services[0].push(Member { nf: 0, id: 0, former: None });
     rig.publish();
     let mut nf = rig.nf(0);
     for _ in 0..3 {
@@ -377,7 +377,7 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     let place = rig.plane.place(0, None).unwrap();
     rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false).unwrap();
     assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 8);
-    rig.tables.services[1].push(Member { nf: 1, id: 1 });
+    rig.tables.services[1].push(Member { nf: 1, id: 1, former: None });
     rig.publish();
     let mut second = rig.nf(1);
     first.tx.enqueue(&packets[8..]).unwrap();

@@ -31,6 +31,7 @@ use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, owner};
 use crate::mark;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::succession::Succession;
 use crate::pressure::Alerts;
 
 /// Most packets that wait for an egress port in one thread.
@@ -97,6 +98,24 @@ pub struct Drain {
     pub handle: Arc<NfHandle>,
     /// From its tx ring.
     pub consumer: Consumer,
+    /// Until then nothing is taken from it.
+    pub behind: Option<Arc<Succession>>,
+}
+
+impl Drain {
+    /// The end of a fresh NF.
+    pub fn new(handle: Arc<NfHandle>, consumer: Consumer) -> Self {
+        Self { handle, consumer, behind: None }
+    }
+
+    /// Whether it still waits for the NF whose place it has taken.
+    #[cold]
+    pub fn waits(&mut self) -> bool {
+        if self.behind.take_if(|succession| succession.is_over()).is_some() {
+            self.handle.is_behind.store(false, Ordering::Relaxed);
+        }
+        self.behind.is_some()
+    }
 }
 
 /// One hop of a traced packet.

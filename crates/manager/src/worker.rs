@@ -33,6 +33,7 @@ use crate::foreign;
 use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::succession::Succession;
 use crate::port::PortQueue;
 use crate::pressure::Throttling;
 use crate::workflow::CoreSchedule;
@@ -233,6 +234,10 @@ pub enum Command {
     Feed(Box<foreign::Hop>, Sender<()>),
     /// Feed it no more, and give back what it was fed with, if it was.
     Unfeed(u16, Sender<Option<Box<foreign::Hop>>>),
+    /// Take nothing from this NF until that is over. Only for the thread that drains it.
+    Follow(u16, Arc<Succession>, Sender<()>),
+    /// Say that what was told before is done.
+    Meet(Sender<()>),
     /// Forget an NF.
     Forget(u16, Sender<()>),
     /// This is how a pool stands now.
@@ -475,6 +480,9 @@ impl Worker {
             work += hop.poll(plane, &self.setup.registry);
         }
         for drain in &mut self.drains {
+            if drain.behind.is_some() && drain.waits() {
+                continue;
+            }
             // Two bursts, so that what comes from upstream never outruns what goes on downstream.
             for _ in 0..2 {
                 if plane.is_blocked() && plane.may_block(&drain.handle) {
@@ -683,8 +691,8 @@ impl Worker {
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }
-            if handle.gate.held.load(Ordering::Relaxed) {
-                // It stands still because it was told to.
+            if handle.gate.held.load(Ordering::Relaxed) || handle.is_behind.load(Ordering::Relaxed) {
+                // It stands still because it was told to, or seems to.
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }
@@ -743,7 +751,7 @@ impl Worker {
                     }
                     plane.in_flight[number] = Some(handle.in_flight.clone());
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
-                    self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
+                    self.drains.extend(consumer.map(|consumer| Drain::new(handle, consumer)));
                     if let Some(progress) = self.progress.get_mut(number) {
                         *progress = Progress { returned: 0, since_ns: plane.now_ns, turns: 0 };
                     }
@@ -774,6 +782,16 @@ impl Worker {
                     }
                     self.forget(number);
                     let _ = done.send(taken);
+                }
+                Command::Follow(number, succession, done) => {
+                    if let Some(drain) = self.drains.iter_mut().find(|drain| drain.handle.number == number) {
+                        drain.handle.is_behind.store(true, Ordering::Relaxed);
+                        drain.behind = Some(succession);
+                    }
+                    let _ = done.send(());
+                }
+                Command::Meet(done) => {
+                    let _ = done.send(());
                 }
                 Command::Forget(number, done) => {
                     self.forget(number);

@@ -192,6 +192,17 @@ fn compare<T: Clone + PartialEq>(old: &[T], new: &[T], name: impl Fn(&T) -> &Str
 }
 
 impl Change {
+    /// The service that it is about.
+    pub fn service(&self) -> Option<&str> {
+        match self {
+            Self::AddService { service } | Self::ReplaceService { service } => Some(&service.name),
+            Self::AddInstances { service, .. } | Self::RemoveInstances { service, .. } | Self::RemoveService { service } => {
+                Some(service)
+            }
+            _ => None,
+        }
+    }
+
     /// Does the step on a configuration, as a daemon does it on itself, so that what it runs can be told and compared.
     pub fn apply(&self, config: &mut Config) {
         fn replace<T: Clone>(entries: &mut [T], entry: &T, same: impl Fn(&T, &T) -> bool) {

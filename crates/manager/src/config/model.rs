@@ -759,6 +759,11 @@ impl Service {
         self.pool.clone().unwrap_or_default()
     }
 
+    /// Whether flows are given to its instances as they come, each to its end.
+    pub fn has_members_for_flows(&self) -> bool {
+        self.per == Per::Flow
+    }
+
     /// Instances that it starts with.
     pub fn first_instances(&self) -> u32 {
         if self.is_pooled() { self.pool().min } else { self.instances }

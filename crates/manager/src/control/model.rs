@@ -637,6 +637,34 @@ pub struct AddNf {
     pub core: Option<usize>,
 }
 
+/// Body of `POST /v1/services/{name}/upgrade`: another version of the service's program.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upgrade {
+    /// Its program. A bare name is looked for beside `sluiced`, then in PATH. In a container with a `root`, its path in there.
+    pub exec: String,
+    /// Its arguments; those of the old version without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub args: Option<Vec<String>>,
+}
+
+/// Answer of `POST /v1/services/{name}/upgrade`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Upgraded {
+    /// The service.
+    pub service: String,
+    /// The program that it has now.
+    pub exec: String,
+    /// Its arguments.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Instances of the new version.
+    pub instances: Vec<String>,
+    /// Of a pool: members of the old version that there were. Those with a flow leave when it ends, the others at once.
+    #[serde(default)]
+    pub leaving: u32,
+}
+
 /// Body of `POST /v1/rules`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]

@@ -95,6 +95,8 @@ pub struct PoolMember {
     pub nf: u16,
     /// The Rx thread that it belongs to is this number, modulo their number.
     pub part: u16,
+    /// It is of a former version: it gets no further flow, and goes with the one that it has.
+    pub leaves: bool,
 }
 
 /// A pool as the packet threads know it. A change makes a new one.
@@ -174,6 +176,8 @@ struct Seats {
     holders: Vec<u32>,
     /// By slot: the last word of [`Control::Reset`].
     resets: Vec<u32>,
+    /// By slot: whether the member goes with its flow.
+    leaves: Vec<bool>,
     slots: HashMap<u16, u32>,
     /// Packets that wait for a member.
     waiting: u32,
@@ -189,6 +193,7 @@ impl Seats {
             nfs: Vec::new(),
             holders: Vec::new(),
             resets: Vec::new(),
+            leaves: Vec::new(),
             slots: HashMap::new(),
             waiting: 0,
             turn: 0,
@@ -203,6 +208,15 @@ impl Seats {
 
     fn counters(&self, thread: usize) -> &PoolCounters {
         &self.table.counters[thread]
+    }
+
+    /// A member has no flow and gets no other one: whoever looks at its handle stops it.
+    fn let_go(&mut self, slot: u32) {
+        self.pool.leave(slot);
+        if let Some(handle) = self.nfs[slot as usize].take() {
+            self.slots.remove(&handle.number);
+            handle.dismissed.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Shows how it stands.
@@ -359,6 +373,14 @@ impl Director {
         let Some(seats) = self.seats_mut(service) else { return };
         for member in table.members.iter().filter(mine) {
             let Some(Some(end)) = nfs.get(member.nf as usize) else { continue };
+            if member.leaves {
+                match seats.slots.get(&member.nf).copied() {
+                    Some(slot) if seats.pool.state(slot) != State::Idle => seats.leaves[slot as usize] = true,
+                    Some(slot) => seats.let_go(slot),
+                    None => end.handle.dismissed.store(true, Ordering::Relaxed),
+                }
+                continue;
+            }
             if seats.slots.contains_key(&member.nf) || end.handle.dismissed.load(Ordering::Relaxed) {
                 continue;
             }
@@ -371,12 +393,14 @@ impl Director {
                     seats.nfs.resize(most, None);
                     seats.holders.resize(most, NONE);
                     seats.resets.resize(most, 0);
+                    seats.leaves.resize(most, false);
                     seats.pool.vacant().unwrap_or(0)
                 }
             };
             seats.pool.join(slot);
             seats.nfs[slot as usize] = Some(end.handle.clone());
             seats.holders[slot as usize] = NONE;
+            seats.leaves[slot as usize] = false;
             seats.slots.insert(member.nf, slot);
         }
         let (most, wait) = (seats.nfs.len(), seats.table.pool.queue as usize);
@@ -410,10 +434,7 @@ impl Director {
         let Some(seats) = self.seats_mut(service) else { return };
         for _ in 0..n {
             let Some(slot) = seats.pool.dismiss() else { return };
-            if let Some(handle) = seats.nfs[slot as usize].take() {
-                seats.slots.remove(&handle.number);
-                handle.dismissed.store(true, Ordering::Relaxed);
-            }
+            seats.let_go(slot);
         }
     }
 
@@ -499,11 +520,15 @@ impl Director {
                 at += 1;
                 continue;
             }
-            seats.pool.reset(slot);
+            let leaves = seats.leaves[slot as usize];
+            if !leaves {
+                seats.pool.reset(slot);
+            }
             let counters = &seats.table.counters[self.thread];
             counters.ended.add(1);
             counters.lifetimes_ns.add(now_ns.saturating_sub(seats.pool.since_ns(slot)));
             match seats.table.pool.isolation {
+                _ if leaves => seats.let_go(slot),
                 Isolation::Reset => {
                     // Never the word that a process begins with.
                     let word = seats.resets[slot as usize].wrapping_add(1).max(1);
@@ -817,7 +842,7 @@ fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>) -> Option
     match members {
         [] => None,
         [only] => Some(only.nf),
-        _ => match kept.filter(|nf| members.iter().any(|m| m.nf == *nf)) {
+        _ => match kept.and_then(|nf| chain::kept(members, nf)) {
             Some(nf) => Some(nf),
             None => Some(members[spread::pick_of(hash, members.iter().map(|m| m.id))].nf),
         },

@@ -37,7 +37,7 @@ impl Rig {
         let tables = Tables {
             generation: 1,
             chains: vec![chain(0, &[0, 2, 1]), chain(1, &[1, 0])],
-            services: vec![vec![], vec![], vec![Member { nf: 16, id: 1 }]],
+            services: vec![vec![], vec![], vec![Member { nf: 16, id: 1, former: None }]],
             ..Default::default()
         };
         let mut rig = Self {
@@ -61,7 +61,7 @@ impl Rig {
             per: Per::Flow,
             pool: pool.clone(),
             fallback: Some(2),
-            members: members.into_iter().map(|nf| PoolMember { nf, part: nf }).collect(),
+            members: members.into_iter().map(|nf| PoolMember { nf, part: nf, leaves: false }).collect(),
             counters: self.counters[service as usize].clone(),
         };
         self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows);

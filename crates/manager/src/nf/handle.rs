@@ -134,6 +134,8 @@ pub struct NfHandle {
     pub foreign: AtomicBool,
     /// Its pool needs it no more: it is given no flows and may be stopped. By its pool's thread.
     pub dismissed: AtomicBool,
+    /// It has taken the place of another NF, and what it returns waits for that one's last packet ([`super::succession`]).
+    pub is_behind: AtomicBool,
 }
 
 impl NfHandle {
@@ -179,6 +181,7 @@ impl NfHandle {
             wants_core: AtomicBool::new(false),
             foreign: AtomicBool::new(false),
             dismissed: AtomicBool::new(false),
+            is_behind: AtomicBool::new(false),
         })
     }
 

@@ -38,6 +38,7 @@ pub mod filter;
 pub mod handle;
 pub mod record;
 pub mod spawn;
+pub mod succession;
 pub mod user;
 
 use serde::{Deserialize, Serialize};

@@ -76,6 +76,9 @@ impl Supervisor {
         if service.config.is_foreign() {
             return self.launch_foreign(number);
         }
+        if nf.on_trial {
+            return self.launch_on_trial(number);
+        }
         if let Some(template) = service.container.clone() {
             return self.launch_container(number, &template);
         }
@@ -265,7 +268,11 @@ impl Supervisor {
             }
         };
         // Known before its first packet, if it was measured; what is measured in use takes its place.
-        let known = service.exec.as_ref().and_then(|exec| self.estimates.find(&Of::here(exec, &service.config.args).ok()?));
+        let known = service
+            .exec
+            .as_ref()
+            .filter(|_| !nf.on_trial)
+            .and_then(|exec| self.estimates.find(&Of::here(exec, &service.config.args).ok()?));
         if let Some(estimate) = known {
             handle.load.service_ns.set(estimate.ns_per_packet.median);
         }
@@ -404,6 +411,7 @@ impl Supervisor {
 
     /// Takes an NF that has no process any more out of the packet threads, and decides what becomes of it.
     pub(super) fn lost(&mut self, number: u16) {
+        self.trial_ended(number);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let was = nf.state;
         let noticed_ns = monotonic_ns();
@@ -433,7 +441,7 @@ impl Supervisor {
         let condemned = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Violations);
         nf.state = match was {
             State::Stopping => State::Gone,
-            _ if nf.draining => State::Gone,
+            _ if nf.draining || nf.on_trial || nf.leaves => State::Gone,
             _ if attach => State::Expected,
             _ if condemned || !restart => State::Failed,
             // Its end was asked for.

@@ -27,4 +27,5 @@ mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]
 mod testpmd;
+mod upgrade;
 mod zygote;
