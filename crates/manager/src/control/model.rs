@@ -704,7 +704,7 @@ pub struct Applied {
 pub struct Change {
     /// What was done.
     pub action: Action,
-    /// `port`, `service`, `instances`, `chain`, `rules` or `key`.
+    /// `port`, `service`, `pool`, `instances`, `chain`, `rules` or `key`.
     pub kind: String,
     /// Its name.
     pub name: String,
@@ -756,6 +756,7 @@ impl From<&diff::Change> for Change {
             Step::ReplaceService { service } => {
                 (Action::Change, "service", &service.name, format!("{} instances, one after another", service.first_instances()))
             }
+            Step::ChangePool { service } => (Action::Change, "pool", &service.name, "its instances stay".into()),
             Step::AddInstances { service, instances } => (Action::Add, "instances", service, format!("up to {instances}")),
             Step::RemoveInstances { service, instances } => (Action::Remove, "instances", service, format!("down to {instances}")),
             Step::AddChain { chain } => (Action::Add, "chain", &chain.name, String::new()),

@@ -284,6 +284,7 @@ impl Supervisor {
             Change::RemovePort { port } => self.remove_port(&port)?,
             Change::AddService { service } => self.add_service(service)?,
             Change::ReplaceService { service } => return self.replace_service(service),
+            Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
             Change::AddInstances { service, instances } | Change::RemoveInstances { service, instances } => {
                 return self.set_instances(&service, instances);

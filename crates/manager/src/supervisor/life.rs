@@ -15,7 +15,7 @@ use sluice_shm::handshake::{self, Welcome};
 use sluice_shm::page::Control;
 
 use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, token};
-use crate::config::model::{Mode, OnFailure, Per};
+use crate::config::model::{Mode, OnFailure};
 use crate::estimate::kept::Of;
 use crate::mechanism::process;
 use crate::nf::container::Life;
@@ -257,7 +257,7 @@ impl Supervisor {
         let service = self.services[nf.service as usize].as_ref().expect("an NF has a service");
         let (name, core, service_number) = (nf.name.clone(), nf.core, nf.service);
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
-        let alone = service.config.per == Per::Flow;
+        let alone = service.config.per.is_held();
         let place = self.plane.place(core, tenant)?;
         let priority = service.config.priority;
         let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, alone) {

@@ -13,7 +13,8 @@ use sluice_policy::pool::sizing::{Counts, Sizing};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 
-use super::Supervisor;
+use super::change::no_such;
+use super::{Supervisor, SupervisorError};
 use crate::config::model::{self, Per};
 use crate::control::model as api;
 use crate::director::{PoolCounters, PoolMember, PoolTable};
@@ -85,6 +86,22 @@ impl Supervisor {
     /// Starts the process of a member. All members start here, whether they are the first, one more, or take the place of another.
     pub(super) fn start_member(&mut self, number: u16) {
         self.launch_process(number);
+    }
+
+    /// Has a pool go on with other keys. Its members stay; flows that they have are told by the new keys from now on.
+    pub(super) fn change_pool(&mut self, config: model::Service) -> Result<(), SupervisorError> {
+        let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
+        if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
+            known.clone_from(&config);
+        }
+        if let Some(Some(service)) = self.services.get_mut(number as usize)
+            && let Some(pool) = &mut service.pool
+        {
+            pool.sizing = sizing(&config);
+            service.config = config;
+        }
+        self.publish_pool(number);
+        Ok(())
     }
 
     /// Notes that members of a service have come. False if it has no pool.
