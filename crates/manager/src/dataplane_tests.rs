@@ -395,3 +395,34 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     second.tx.enqueue(&[packet]).unwrap();
     wait_for("a packet of the open chain", || rig.wire.written.lock().unwrap().len() == 9);
 }
+
+#[test]
+fn what_a_successor_returns_waits_for_the_last_packet_of_the_one_before() {
+    let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
+    let mut old = rig.nf(0);
+    rig.put((0..4).map(|i| udp(1, i)));
+    let packets: Vec<Descriptor> = (0..4).map(|_| read(&mut old)).collect();
+    let place = rig.plane.place(0, None).unwrap();
+    rig.handles.push(rig.plane.attach(1, "s0.1", 0, 0, true, 16, &place, 1.0, false).unwrap());
+    let succession = Succession::after(rig.handles[0].in_flight.clone());
+    rig.plane.follow(1, &succession).unwrap();
+    rig.tables.services[0] = vec![Member { nf: 1, id: 0, former: Some(0) }];
+    rig.publish();
+    rig.plane.meet().unwrap();
+    succession.settle();
+    rig.put((4..8).map(|i| udp(1, i)));
+    let mut new = rig.nf(1);
+    let more: Vec<Descriptor> = (0..4).map(|_| read(&mut new)).collect();
+    new.tx.enqueue(&more).unwrap();
+    old.tx.enqueue(&packets[..2]).unwrap();
+    wait_for("half of the old ones", || rig.wire.written.lock().unwrap().len() == 2);
+    // Whole rounds of the thread lie between two of these.
+    (0..3).for_each(|_| rig.plane.meet().unwrap());
+    assert_eq!(rig.wire.written.lock().unwrap().len(), 2, "two are with the old one still");
+    assert!(rig.handles[1].is_behind.load(Ordering::Relaxed));
+    old.tx.enqueue(&packets[2..]).unwrap();
+    wait_for("all of them", || rig.wire.written.lock().unwrap().len() == 8);
+    assert_eq!(*rig.wire.written.lock().unwrap(), (0..8).map(|i| udp(1, i)).collect::<Vec<_>>());
+    wait_for("all frames", || rig.is_empty());
+    assert!(!rig.handles[1].is_behind.load(Ordering::Relaxed));
+}
