@@ -11,7 +11,7 @@ use sluice_shm::page::Counter;
 
 use super::{NfState, Supervisor};
 use crate::chain::Drop;
-use crate::config::model::{Mode, OnFailure, Overload, Per, PortKind};
+use crate::config::model::{Mode, OnFailure, Overload, PortKind};
 use crate::control::model::{self as api, Distribution};
 use crate::foreign::room::Who;
 use crate::mechanism::process::CpuClock;
