@@ -39,6 +39,9 @@ pub const WAIT: u32 = u32::MAX - 6;
 /// Instead of a path: no NF of a pool is idle, and the packet does not wait.
 pub const NONE_IDLE: u32 = u32::MAX - 7;
 
+/// Instead of a path: the chain has services whose instances are not shared, and the director says which it gets.
+pub const POOLED: u32 = u32::MAX - 8;
+
 /// A counter that one thread writes and all may read.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
@@ -82,11 +85,13 @@ pub enum Drop {
     /// It went into a program that knows nothing of Sluice and has not come back: wasted work, if the program does not eat packets by
     /// design.
     NotBack = 9,
+    /// The NF named a service whose instances are not shared, and flows are given those where they come in: wasted work.
+    NotShared = 10,
 }
 
 impl Drop {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Entry,
         Self::NfDown,
         Self::Verdict,
@@ -97,6 +102,7 @@ impl Drop {
         Self::NoSuchPort,
         Self::Violation,
         Self::NotBack,
+        Self::NotShared,
     ];
 
     /// Its name in statistics and metrics.
@@ -112,6 +118,7 @@ impl Drop {
             Self::NoSuchPort => "no_such_port",
             Self::Violation => "violation",
             Self::NotBack => "not_back",
+            Self::NotShared => "not_shared",
         }
     }
 
@@ -200,11 +207,18 @@ pub struct Tables {
     pub chains: Vec<Option<Arc<Chain>>>,
     /// The living instances of each service, by number.
     pub services: Vec<Vec<Member>>,
+    /// Whether the instances of each service are a pool, by number.
+    pub pooled: Vec<bool>,
     /// The ports, by number.
     pub ports: Vec<Option<PortInfo>>,
 }
 
 impl Tables {
+    /// Whether the instances of a service are a pool, which directors give to flows.
+    pub fn is_pooled(&self, service: u16) -> bool {
+        self.pooled.get(service as usize).copied().unwrap_or(false)
+    }
+
     /// Whether an NF is a living instance of a service.
     fn lives(&self, nf: u16) -> bool {
         self.services.iter().flatten().any(|m| m.nf == nf)

@@ -106,6 +106,7 @@ impl Rig {
             rules: RuleSet::new(vec![rule]),
             chains: vec![Some(chain.clone())],
             services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf), former: None }]).collect(),
+            pooled: Vec::new(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0] })],
         };
         let mut handles = Vec::new();
@@ -128,6 +129,7 @@ impl Rig {
             rules: t.rules.clone(),
             chains: t.chains.clone(),
             services: t.services.clone(),
+            pooled: t.pooled.clone(),
             ports: t.ports.clone(),
         };
         self.plane.use_tables(&Arc::new(copy));
@@ -207,10 +209,12 @@ fn a_closed_gate_drops_at_the_door_and_nowhere_else() {
 
 #[test]
 fn every_verdict_is_carried_out() {
-    let rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
+    let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
+    rig.tables.pooled = vec![false, false, true];
+    rig.publish();
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
-    rig.put((0..4).map(|i| udp(1, i)));
-    let packets: Vec<Descriptor> = (0..4).map(|_| read(&mut first)).collect();
+    rig.put((0..5).map(|i| udp(1, i)));
+    let packets: Vec<Descriptor> = (0..5).map(|_| read(&mut first)).collect();
     let verdict = |i: usize, verdict: Verdict, arg| Descriptor { verdict: verdict as u8, arg, ..packets[i] };
     first.tx.enqueue(&[verdict(0, Verdict::Drop, 0), verdict(1, Verdict::ToPort, 0)]).unwrap();
     wait_for("the packet to the port", || rig.wire.written.lock().unwrap().len() == 1);
@@ -219,6 +223,8 @@ fn every_verdict_is_carried_out() {
     let there = read(&mut second);
     second.tx.enqueue(&[there]).unwrap();
     wait_for("the packet from the service", || rig.wire.written.lock().unwrap().len() == 2);
+    first.tx.enqueue(&[verdict(4, Verdict::ToService, 2)]).unwrap();
+    wait_for("the packet to a service that is not shared", || rig.dropped(Drop::NotShared) == 1);
     assert_eq!(rig.dropped(Drop::NoSuchPort), 1);
     wait_for("all frames", || rig.is_empty());
     assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));

@@ -762,7 +762,7 @@ impl Plane {
     }
 
     /// An NF sent a packet to a service: it goes to one of its instances, chosen by the packet's flow as it is now, and from there to
-    /// its chain's egress port.
+    /// its chain's egress port. Members of pools are given by directors alone.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);
@@ -772,7 +772,8 @@ impl Plane {
         self.frames.arena().read(descriptor.frame, descriptor.offset, &mut header[..len]);
         let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
         let Some(nf) = (!ids.is_empty()).then(|| members[sluice_policy::spread::pick(hash, &ids)].nf) else {
-            return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
+            let why = if self.tables.is_pooled(service) { Drop::NotShared } else { Drop::NoSuchPort };
+            return self.lose(path, held, hop, descriptor.frame, why);
         };
         let number = registry.number(path.ingress, &path.chain, &[nf], &[], path.egress, true);
         let Some(detour) = registry.get(number) else {

@@ -40,7 +40,7 @@ use crate::workflow::CoreSchedule;
 
 mod entry;
 
-use entry::{classify, generation, refuse, wait};
+use entry::{classify, direct, generation, refuse, wait};
 
 /// NFs whose tx rings are looked at ahead. Few of them have packets at a time; what these bring must not push each other out of the cache.
 const PREFETCHED_DRAINS: usize = 64;
@@ -387,6 +387,10 @@ impl Worker {
             self.setup.director.step(self.setup.classifier.table(), now);
             if self.setup.director.wants_look(now) {
                 work += self.look_at_waiting();
+            }
+            if self.setup.plane.asker.as_ref().is_some_and(|asker| asker.has_pooled()) {
+                let WorkerSetup { plane, classifier, registry, director, clock, .. } = &mut self.setup;
+                work += direct(classifier, registry, plane, director, clock);
             }
             // What the NFs returned since the last round is fetched while packets are received.
             self.drains.iter_mut().take(PREFETCHED_DRAINS).for_each(|d| d.consumer.look_ahead());
@@ -827,6 +831,11 @@ impl Worker {
                 Command::StopRx(done) => {
                     self.rx_stopped = true;
                     asker::let_go(&mut self.setup.plane);
+                    let pooled = self.setup.plane.asker.as_mut().map_or(Vec::new(), |asker| asker.take_pooled());
+                    for (packet, ..) in pooled {
+                        self.setup.plane.none_idle.add(1);
+                        self.setup.plane.discard(packet.frame);
+                    }
                     while let Some(waiting) = self.setup.director.next_waiting() {
                         self.setup.plane.none_idle.add(1);
                         self.setup.plane.discard(waiting.packet.frame);

@@ -71,7 +71,7 @@ mod tests {
             ("source-prefix/24", Class::Prefix { source: true, v4: 24, v6: 64 }),
             ("destination-prefix/0/128", Class::Prefix { source: false, v4: 0, v6: 128 }),
         ] {
-            assert_eq!(text.parse(), Ok(class), "{text}");
+            assert_eq!(text.parse::<Class>(), Ok(class), "{text}");
         }
         for text in [
             "",

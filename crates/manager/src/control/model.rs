@@ -588,7 +588,7 @@ pub struct Stats {
     /// Rules, in order.
     pub rules: Vec<Rule>,
     /// Packets dropped, by reason: those of [`crate::chain::Drop`] (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`,
-    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
+    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
     pub drops: BTreeMap<String, u64>,
 }
 

@@ -454,7 +454,8 @@ impl Supervisor {
             })
             .collect();
         let generation = self.tables.generation + 1;
-        self.tables = Arc::new(Tables { generation, rules, chains: self.chains.clone(), services, ports });
+        let pooled = self.services.iter().map(|service| service.as_ref().is_some_and(|s| s.pool.is_some())).collect();
+        self.tables = Arc::new(Tables { generation, rules, chains: self.chains.clone(), services, pooled, ports });
         self.plane.use_tables(&self.tables);
         self.tell_agent();
     }
