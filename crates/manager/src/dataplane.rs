@@ -29,6 +29,7 @@ use crate::forward::{Plane, TraceRequest};
 use crate::frame::{FrameCache, FramePool, FrameTable};
 use crate::mechanism::affinity;
 use crate::nf::handle::NfHandle;
+use crate::nf::succession::Succession;
 use crate::port::{self, PortQueue};
 use crate::pressure::Alerts;
 use crate::wake::Timers;
@@ -497,6 +498,27 @@ impl DataPlane {
     /// [`PlaneError::Silent`].
     pub fn unfeed(&self, number: u16) -> Result<Option<Box<Hop>>, PlaneError> {
         self.ask(self.drains(number), |done| Command::Unfeed(number, done))
+    }
+
+    /// Has nothing taken from an NF until that is over.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn follow(&self, number: u16, succession: &Arc<Succession>) -> Result<(), PlaneError> {
+        self.ask(self.drains(number), |done| Command::Follow(number, succession.clone(), done))
+    }
+
+    /// Waits until all threads have done what they were told.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn meet(&self) -> Result<(), PlaneError> {
+        self.ask_all(Command::Meet).map(drop)
+    }
+
+    /// Whether two NFs are drained by one thread.
+    pub fn drains_alike(&self, one: u16, other: u16) -> bool {
+        self.drains(one) == self.drains(other)
     }
 
     /// Gives the schedule of a core to the thread that wakes the core.

@@ -32,6 +32,7 @@ use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::mark;
 use crate::nf::handle::{self, NfHandle, Sentence};
+use crate::nf::succession::Succession;
 use crate::pressure::Alerts;
 use crate::wake::{Timers, Waker};
 
@@ -119,6 +120,24 @@ pub struct Drain {
     pub handle: Arc<NfHandle>,
     /// From its tx ring.
     pub consumer: Consumer,
+    /// Until then nothing is taken from it.
+    pub behind: Option<Arc<Succession>>,
+}
+
+impl Drain {
+    /// The end of a fresh NF.
+    pub fn new(handle: Arc<NfHandle>, consumer: Consumer) -> Self {
+        Self { handle, consumer, behind: None }
+    }
+
+    /// Whether it still waits for the NF whose place it has taken.
+    #[cold]
+    pub fn waits(&mut self) -> bool {
+        if self.behind.take_if(|succession| succession.is_over()).is_some() {
+            self.handle.is_behind.store(false, Ordering::Relaxed);
+        }
+        self.behind.is_some()
+    }
 }
 
 /// One hop of a traced packet.
@@ -832,7 +851,7 @@ impl Plane {
     }
 
     /// An NF sent a packet to a service: it goes to one of its instances, chosen by the packet's flow as it is now, and from there to
-    /// its chain's egress port.
+    /// its chain's egress port. Members of pools are given by directors alone.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);
@@ -842,7 +861,8 @@ impl Plane {
         self.frames.arena().read(descriptor.frame, descriptor.offset, &mut header[..len]);
         let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
         let Some(nf) = (!ids.is_empty()).then(|| members[sluice_policy::spread::pick(hash, &ids)].nf) else {
-            return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
+            let why = if self.tables.is_pooled(service) { Drop::NotShared } else { Drop::NoSuchPort };
+            return self.lose(path, held, hop, descriptor.frame, why);
         };
         let number = registry.number(path.ingress, &path.chain, &[nf], &[], path.egress, true);
         let Some(detour) = registry.get(number) else {

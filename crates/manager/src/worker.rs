@@ -33,13 +33,14 @@ use crate::foreign;
 use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::succession::Succession;
 use crate::port::PortQueue;
 use crate::pressure::Throttling;
 use crate::workflow::CoreSchedule;
 
 mod entry;
 
-use entry::{classify, gather, generation, is_urgent, refuse, urgent_of, wait};
+use entry::{classify, direct, gather, generation, is_urgent, refuse, urgent_of, wait};
 
 /// With more NFs than this, only the tx rings of those that have said that they returned packets are looked at, and all of them once in
 /// [`ROUNDS_PER_DUTY`] rounds; with fewer, all of them each time, and ahead.
@@ -242,6 +243,10 @@ pub enum Command {
     Feed(Box<foreign::Hop>, Sender<()>),
     /// Feed it no more, and give back what it was fed with, if it was.
     Unfeed(u16, Sender<Option<Box<foreign::Hop>>>),
+    /// Take nothing from this NF until that is over. Only for the thread that drains it.
+    Follow(u16, Arc<Succession>, Sender<()>),
+    /// Say that what was told before is done.
+    Meet(Sender<()>),
     /// Forget an NF.
     Forget(u16, Sender<()>),
     /// This is how a pool stands now.
@@ -416,6 +421,10 @@ impl Worker {
             if self.setup.director.wants_look(now) {
                 work += self.look_at_waiting();
             }
+            if self.setup.plane.asker.as_ref().is_some_and(|asker| asker.has_pooled()) {
+                let WorkerSetup { plane, classifier, registry, director, clock, .. } = &mut self.setup;
+                work += direct(classifier, registry, plane, director, clock);
+            }
             // What the NFs returned since the last round is fetched while packets are received.
             if self.drains.len() <= MOST_LOOKED_AT {
                 self.drains.iter_mut().for_each(|d| d.consumer.look_ahead());
@@ -546,6 +555,9 @@ impl Worker {
         let mut work = 0;
         let plane = &mut self.setup.plane;
         let drain = &mut self.drains[i];
+        if drain.behind.is_some() && drain.waits() {
+            return 0;
+        }
         // Two bursts, so that what comes from upstream never outruns what goes on downstream.
         for _ in 0..2 {
             if plane.is_blocked() && plane.may_block(&drain.handle) {
@@ -768,8 +780,8 @@ impl Worker {
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }
-            if handle.gate.held.load(Ordering::Relaxed) {
-                // It stands still because it was told to.
+            if handle.gate.held.load(Ordering::Relaxed) || handle.is_behind.load(Ordering::Relaxed) {
+                // It stands still because it was told to, or seems to.
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }
@@ -837,7 +849,7 @@ impl Worker {
                         plane.timers.make_room(handle.number, wakeup.timer_ns);
                     }
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
-                    self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
+                    self.drains.extend(consumer.map(|consumer| Drain::new(handle, consumer)));
                     if let Some(progress) = self.progress.get_mut(number) {
                         *progress = Progress { returned: 0, since_ns: plane.now_ns, turns: 0 };
                     }
@@ -868,6 +880,16 @@ impl Worker {
                     }
                     self.forget(number);
                     let _ = done.send(taken);
+                }
+                Command::Follow(number, succession, done) => {
+                    if let Some(drain) = self.drains.iter_mut().find(|drain| drain.handle.number == number) {
+                        drain.handle.is_behind.store(true, Ordering::Relaxed);
+                        drain.behind = Some(succession);
+                    }
+                    let _ = done.send(());
+                }
+                Command::Meet(done) => {
+                    let _ = done.send(());
                 }
                 Command::Forget(number, done) => {
                     self.forget(number);
@@ -903,6 +925,11 @@ impl Worker {
                 Command::StopRx(done) => {
                     self.rx_stopped = true;
                     asker::let_go(&mut self.setup.plane);
+                    let pooled = self.setup.plane.asker.as_mut().map_or(Vec::new(), |asker| asker.take_pooled());
+                    for (packet, ..) in pooled {
+                        self.setup.plane.none_idle.add(1);
+                        self.setup.plane.discard(packet.frame);
+                    }
                     while let Some(waiting) = self.setup.director.next_waiting() {
                         self.setup.plane.none_idle.add(1);
                         self.setup.plane.discard(waiting.packet.frame);

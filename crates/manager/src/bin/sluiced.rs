@@ -53,8 +53,15 @@ fn run(args: &Args) -> anyhow::Result<()> {
         eprintln!("{warning}");
     }
     let config = loaded.config;
-    // Two descriptors and more for each NF.
-    process::raise_nofile()?;
+    let wanted = 1_024 + process::NOFILE_OF_NF * u64::from(config.manager.max_nfs);
+    let may = process::raise_nofile(wanted)?;
+    if may < wanted {
+        eprintln!(
+            "sluiced: warning: max_nfs = {} may need {wanted} open files, and this process may have {may}; raise the limit \
+             (LimitNOFILE= of the unit, ulimit -Hn), or write a smaller max_nfs",
+            config.manager.max_nfs
+        );
+    }
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {
         eprintln!("sluiced: {cleaned}");

@@ -6,6 +6,7 @@
 //! languages
 //! inside values, [`wakeup`] has the keys of wake policies. Every [`problem`] has the same form: where, what, and what to do.
 
+pub mod class;
 pub mod container;
 pub mod diff;
 pub mod host;

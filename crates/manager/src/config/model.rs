@@ -657,8 +657,8 @@ pub struct Service {
     /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with the daemon.
     #[serde(default)]
     pub pid_file: Option<PathBuf>,
-    /// What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), or, of a fixed number of instances, the flows
-    /// of one hash (`rss`) or each packet in turn (`round-robin`).
+    /// What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), all flows of a traffic class (`class`), or, of a
+    /// fixed number of instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).
     #[serde(default)]
     pub per: Per,
     /// Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.
@@ -673,13 +673,17 @@ pub struct Service {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Pool {
-    /// Least number of instances. There are so many at the start, and always so many that are not `per = "flow"`.
+    /// Least number of instances. There are so many at the start, and always so many with `per = "rss"` and `per = "round-robin"`.
     pub min: u32,
     /// Most instances. There are as many as flows come and last.
     pub max: u32,
-    /// Capacity of each ring of an instance, a power of two: it has one flow at a time.
+    /// With `per = "class"`: what flows of one class have in common. `vlan` (tenants, where each has one), `port` (where they come in), `dscp`,
+    /// `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first packet of
+    /// a connection says it, for both directions.
+    pub class: Option<String>,
+    /// Capacity of each ring of an instance, a power of two: small where it has one flow at a time.
     pub ring: u32,
-    /// How long late packets of a flow that has ended still meet its instance, in milliseconds.
+    /// How long late packets of a flow that has ended still meet its instance, in milliseconds. A class ends with its last flow.
     pub linger_ms: u32,
     /// An established TCP connection without packets for so long is over, in milliseconds.
     pub tcp_idle_ms: u32,
@@ -702,6 +706,7 @@ impl Default for Pool {
         Self {
             min: 1,
             max: 64,
+            class: None,
             ring: 64,
             linger_ms: 100,
             tcp_idle_ms: 300_000,
@@ -724,6 +729,8 @@ pub enum Per {
     Shared,
     /// One flow at a time, both directions of it.
     Flow,
+    /// All flows of a traffic class, both directions of them.
+    Class,
     /// The flows of one hash.
     Rss,
     /// Packets in turn, whatever flow they are of.
@@ -731,11 +738,18 @@ pub enum Per {
 }
 
 impl Per {
+    /// Whether connections are given instances as they come, and hold them to their ends.
+    #[inline]
+    pub fn is_held(self) -> bool {
+        matches!(self, Self::Flow | Self::Class)
+    }
+
     /// As a word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Shared => "shared",
             Self::Flow => "flow",
+            Self::Class => "class",
             Self::Rss => "rss",
             Self::RoundRobin => "round-robin",
         }
@@ -795,6 +809,11 @@ impl Service {
         self.pool.clone().unwrap_or_default()
     }
 
+    /// Whether flows are given to its instances as they come, each to its end.
+    pub fn has_members_for_flows(&self) -> bool {
+        self.per.is_held()
+    }
+
     /// Instances that it starts with.
     pub fn first_instances(&self) -> u32 {
         if self.is_pooled() { self.pool().min } else { self.instances }
@@ -804,7 +823,7 @@ impl Service {
     pub fn most_instances(&self) -> u32 {
         match self.per {
             Per::Shared => self.instances,
-            Per::Flow => self.pool().max,
+            Per::Flow | Per::Class => self.pool().max,
             Per::Rss | Per::RoundRobin => self.pool().min,
         }
     }

@@ -146,20 +146,28 @@ pub const POOL: &[Key] = &[
         "min",
         Integer(0, 65_000),
         Value("1"),
-        "Least number of instances. There are so many at the start, and always so many that are not `per = \"flow\"`.",
+        "Least number of instances. There are so many at the start, and always so many with `per = \"rss\"` and `per = \"round-robin\"`.",
     ),
     key("max", Integer(1, 65_000), Value("64"), "Most instances. There are as many as flows come and last."),
+    key(
+        "class",
+        Text,
+        Unset,
+        "With `per = \"class\"`: what flows of one class have in common. `vlan` (tenants, where each has one), `port` (where they come in), \
+         `dscp`, `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first \
+         packet of a connection says it, for both directions.",
+    ),
     key(
         "ring",
         Integer(2, 1 << 20),
         Value("64"),
-        "Capacity of each ring of an instance, a power of two: it has one flow at a time.",
+        "Capacity of each ring of an instance, a power of two: small where it has one flow at a time.",
     ),
     key(
         "linger_ms",
         Integer(0, 3_600_000),
         Value("100"),
-        "How long late packets of a flow that has ended still meet its instance, in milliseconds.",
+        "How long late packets of a flow that has ended still meet its instance, in milliseconds. A class ends with its last flow.",
     ),
     key(
         "tcp_idle_ms",
@@ -728,10 +736,10 @@ pub const SECTIONS: &[Section] = &[
             ),
             key(
                 "per",
-                Words(&["shared", "flow", "rss", "round-robin"]),
+                Words(&["shared", "flow", "class", "rss", "round-robin"]),
                 Value("\"shared\""),
-                "What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), or, of a fixed number of \
-                 instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).",
+                "What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), all flows of a traffic class \
+                 (`class`), or, of a fixed number of instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).",
             ),
             key(
                 "pool",

@@ -147,6 +147,8 @@ pub struct NfHandle {
     pub start: Start,
     /// Its pool needs it no more: it is given no flows and may be stopped. By its pool's thread.
     pub dismissed: AtomicBool,
+    /// It has taken the place of another NF, and what it returns waits for that one's last packet ([`super::succession`]).
+    pub is_behind: AtomicBool,
 }
 
 /// Adds to a count of packets on their way, which `threads` packet threads change. One alone needs no atomic step: that would wait until all
@@ -211,6 +213,7 @@ impl NfHandle {
             wakeup: wakeup.filter(|_| !poll),
             start: Start::default(),
             dismissed: AtomicBool::new(false),
+            is_behind: AtomicBool::new(false),
         })
     }
 

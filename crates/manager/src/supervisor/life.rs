@@ -16,7 +16,7 @@ use sluice_shm::page::Control;
 
 use super::priorities::own_priority;
 use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, token};
-use crate::config::model::{Mode, OnFailure, Per};
+use crate::config::model::{Mode, OnFailure};
 use crate::estimate::kept::Of;
 use crate::mechanism::process;
 use crate::nf::container::Life;
@@ -76,6 +76,9 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         if service.config.is_foreign() {
             return self.launch_foreign(number);
+        }
+        if nf.on_trial {
+            return self.launch_on_trial(number);
         }
         if let Some(template) = service.container.clone() {
             return self.launch_container(number, &template);
@@ -256,7 +259,7 @@ impl Supervisor {
         let service = self.services[nf.service as usize].as_ref().expect("an NF has a service");
         let (name, core, service_number) = (nf.name.clone(), nf.core, nf.service);
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
-        let alone = service.config.per == Per::Flow;
+        let alone = service.config.per.is_held();
         let place = self.plane.place(core, tenant)?;
         let priority = own_priority(&service.config, &self.config.sched);
         let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
@@ -268,7 +271,11 @@ impl Supervisor {
             }
         };
         // Known before its first packet, if it was measured; what is measured in use takes its place.
-        let known = service.exec.as_ref().and_then(|exec| self.estimates.find(&Of::here(exec, &service.config.args).ok()?));
+        let known = service
+            .exec
+            .as_ref()
+            .filter(|_| !nf.on_trial)
+            .and_then(|exec| self.estimates.find(&Of::here(exec, &service.config.args).ok()?));
         if let Some(estimate) = known {
             handle.load.service_ns.set(estimate.ns_per_packet.median);
         }
@@ -407,6 +414,7 @@ impl Supervisor {
 
     /// Takes an NF that has no process any more out of the packet threads, and decides what becomes of it.
     pub(super) fn lost(&mut self, number: u16) {
+        self.trial_ended(number);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let was = nf.state;
         let noticed_ns = monotonic_ns();
@@ -436,7 +444,7 @@ impl Supervisor {
         let condemned = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Violations);
         nf.state = match was {
             State::Stopping => State::Gone,
-            _ if nf.draining => State::Gone,
+            _ if nf.draining || nf.on_trial || nf.leaves => State::Gone,
             _ if attach => State::Expected,
             _ if condemned || !restart => State::Failed,
             // Its end was asked for.

@@ -11,7 +11,7 @@ use sluice_shm::page::Counter;
 
 use super::{NfState, Supervisor};
 use crate::chain::Drop;
-use crate::config::model::{Mode, OnFailure, Overload, Per, PortKind};
+use crate::config::model::{Mode, OnFailure, Overload, PortKind};
 use crate::control::model::{self as api, Distribution};
 use crate::foreign::room::Who;
 use crate::mechanism::process::CpuClock;
@@ -338,7 +338,7 @@ impl Supervisor {
             let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running && !nf.draining);
             let lacks = |s: &u16| match self.services.get(*s as usize) {
                 // Without a member, its packets may wait for one, or go elsewhere.
-                Some(Some(service)) if service.config.per == Per::Flow => {
+                Some(Some(service)) if service.config.per.is_held() => {
                     !service.instances.iter().any(runs) && service.config.pool().min > 0
                 }
                 Some(Some(service)) => !service.instances.iter().any(runs),

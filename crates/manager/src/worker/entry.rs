@@ -9,7 +9,7 @@ use sluice_shm::clock::Clock;
 
 use super::OwnedQueue;
 use crate::asker;
-use crate::chain::{self, Chain, PathRegistry, Tables};
+use crate::chain::{self, Chain, Drop, PathRegistry, Tables};
 use crate::classify::advice::{Answer, UNASKED};
 use crate::classify::flow_table::Decision;
 use crate::classify::key::{FlowKey, LONG, SHORT, protocol};
@@ -246,13 +246,65 @@ pub(super) fn wait(plane: &mut Plane, director: &mut Director, owned: &OwnedQueu
     }
 }
 
+/// Lets packets go on that were asked about and go by a chain with pools. Says how many there were.
+#[cold]
+pub(super) fn direct(
+    classifier: &mut Classifier,
+    registry: &PathRegistry,
+    plane: &mut Plane,
+    director: &mut Director,
+    clock: &Clock,
+) -> usize {
+    let packets = plane.asker.as_mut().map_or(Vec::new(), |asker| asker.take_pooled());
+    let generation = generation(plane, director);
+    for (packet, key, answer) in &packets {
+        let tables = plane.tables.clone();
+        let Some((_, way)) = chain_of(&tables, key, *answer).filter(|(_, way)| director.concerns(way)) else {
+            plane.nf_down.add(1);
+            plane.discard(packet.frame);
+            continue;
+        };
+        let (head, n) = asker::head_of(plane, *packet);
+        let is_tcp = key.protocol() == protocol::TCP && key.flags() == 0;
+        let flags = tcp::flags(&head[..n]).filter(|_| is_tcp).unwrap_or(0);
+        let hash = classifier.table().hash_of(key);
+        let weight = Default::default();
+        let asked = Asked { key, hash, chain: way, flags, old: None, has_waited: false, note: 0, weight, wakeup: None };
+        let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
+        let number = director.decide(&asked, &mut env);
+        // The next packet of the flow asks the advice, and is counted by what that says.
+        classifier.table().remove(key, hash);
+        match registry.get(number) {
+            Some(path) if plane.admit(path, 1) == 1 => {
+                plane.enter(path, number, &[*packet], &[key.flags()], 0, u32::from(is_urgent(flags)))
+            }
+            Some(path) => {
+                plane.count_lost(&path.chain, Drop::Entry, 1);
+                plane.count_refused(path, 1);
+                plane.discard(packet.frame);
+            }
+            None if number == chain::WAIT && director.wait(way, *packet, key, key.flags(), flags, plane.now_ns) => {}
+            None => {
+                match number {
+                    chain::WAIT | chain::NONE_IDLE => plane.none_idle.add(1),
+                    chain::REFUSED => plane.nf_down.add(1),
+                    _ => plane.no_path.add(1),
+                }
+                plane.discard(packet.frame);
+            }
+        }
+    }
+    packets.len()
+}
+
 /// Drops packets that have no path, at the door.
 #[cold]
 pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: usize, to: usize) {
     let n = (to - from) as u64;
     match number {
         chain::NO_RULE => plane.no_rule.add(n),
-        chain::REFUSED => plane.nf_down.add(n),
+        // A pool that is about to be there, or not any more, is as good as none.
+        chain::REFUSED | chain::POOLED => plane.nf_down.add(n),
         chain::NONE_IDLE => plane.none_idle.add(n),
         chain::HELD => {
             owned.packets[from..to].iter().for_each(|packet| asker::hold(plane, *packet, owned.port));

@@ -28,5 +28,6 @@ mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]
 mod testpmd;
+mod upgrade;
 mod wakeups;
 mod zygote;

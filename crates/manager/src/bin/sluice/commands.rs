@@ -11,7 +11,7 @@ use sluice_manager::config::host::Host;
 use sluice_manager::config::load;
 use sluice_manager::config::model::{self as config, Config, PortRange};
 use sluice_manager::control::client::{Client, ClientError};
-use sluice_manager::control::model::{Apply, Event, TraceRequest};
+use sluice_manager::control::model::{Apply, Event, TraceRequest, Upgrade};
 use sluice_manager::port;
 
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
@@ -103,6 +103,18 @@ fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::R
         NfCommand::Remove { name } => {
             client.remove_nf(&name)?;
             Ok(writeln!(out, "removed NF {name}")?)
+        }
+        NfCommand::Upgrade { service, exec, args } => {
+            // The daemon may stand in another folder.
+            let exec = if exec.as_os_str().to_string_lossy().contains('/') { std::path::absolute(exec)? } else { exec };
+            let to = Upgrade { exec: exec.display().to_string(), args };
+            let done = client.upgrade(&service, &to)?;
+            let leaving = match done.leaving {
+                0 => String::new(),
+                1 => "; 1 of the old version leaves with its flow".into(),
+                n => format!("; {n} of the old version leave, each with its flow"),
+            };
+            Ok(writeln!(out, "upgraded {} to {}: {}{leaving}", done.service, done.exec, done.instances.join(", "))?)
         }
     }
 }
