@@ -222,12 +222,15 @@ fn rounds_to_budget(core: &impl Core, nf: u32, round_ns: u64) -> i64 {
     (1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part
 }
 
+/// Whether it is pressing, how much, whether it comes further on in the circle, and its depth and number.
+type Rank = (bool, u32, bool, std::cmp::Reverse<(u32, u32)>);
+
 /// Who goes before all others, and whether it is pressing; None if it is for the circle to say.
 #[inline]
 fn foremost(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
     let from = core.leaving();
     // Pressing or not, then how much; of equals the next one in the circle.
-    let mut first: Option<((bool, u32, bool, std::cmp::Reverse<(u32, u32)>), u32)> = None;
+    let mut first: Option<(Rank, u32)> = None;
     core.favoured(|nf, candidate| {
         if !candidate.can_run(rules.burst) {
             return;
