@@ -53,13 +53,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
         eprintln!("{warning}");
     }
     let config = loaded.config;
-    let wanted = 1_024 + process::NOFILE_OF_NF * u64::from(config.manager.max_nfs);
-    let may = process::raise_nofile(wanted)?;
-    if may < wanted {
+    let files_of = |nfs: u64| 1_024 + process::NOFILE_OF_NF * nfs;
+    let may = process::raise_nofile(files_of(config.manager.max_nfs.into()))?;
+    let nfs: u64 = config.services.iter().map(|service| u64::from(service.most_instances())).sum();
+    if may < files_of(nfs) {
         eprintln!(
-            "sluiced: warning: max_nfs = {} may need {wanted} open files, and this process may have {may}; raise the limit \
-             (LimitNOFILE= of the unit, ulimit -Hn), or write a smaller max_nfs",
-            config.manager.max_nfs
+            "sluiced: warning: {nfs} NFs need {} open files, and this process may have {may}; raise the limit (LimitNOFILE= of the \
+             unit, ulimit -Hn), or start fewer instances",
+            files_of(nfs)
         );
     }
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;

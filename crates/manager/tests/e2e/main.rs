@@ -23,7 +23,6 @@ mod overload;
 mod pack;
 mod pcap;
 mod pools;
-mod priorities;
 mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]

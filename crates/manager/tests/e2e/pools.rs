@@ -260,7 +260,7 @@ fn flows_are_spread_by_their_hash_or_packets_in_turn() {
 #[test]
 fn a_traffic_class_has_one_nf_with_all_its_flows() {
     let from = |name: &str, vlan: u16| {
-        port(name, "gen", &format!("flows = 16\nrate = 4000\ncount = 2000\noverload = \"wait\"\nvlan = {vlan}"))
+        port(name, "gen", &format!("flows = 16\nrate = 4000\ncount = 2000\noverload = \"wait\"\nsize = 64\nvlan = {vlan}"))
     };
     let config = from("red", 10)
         + &from("blue", 20)

@@ -198,19 +198,21 @@ fn flows_end_on_the_old_members_of_a_pool_and_begin_on_the_new() {
     });
 
     let mut client = daemon.client();
-    client.add_port(&toml::from_str("name = \"new\"\nkind = \"gen\"\nrate = 3000\nflows = 3\ndst_port = 77").unwrap()).unwrap();
+    client
+        .add_port(
+            &toml::from_str("name = \"new\"\nkind = \"gen\"\nrate = 3000\nflows = 3\ndst_port = 77\noverload = \"wait\"").unwrap(),
+        )
+        .unwrap();
     client.add_rule(toml::from_str("name = \"new\"\nport = \"new\"\nchain = \"old\"").unwrap(), None).unwrap();
     let stats = daemon.wait("new flows have NFs", |s| {
-        assigned(s) == 7 && s.nfs.iter().filter(|nf| is_old(&nf.name) || nf.rx_packets > 100).count() == 7
+        assigned(s) == 7 && s.nfs.iter().filter(|nf| old.contains(&nf.name) || nf.rx_packets > 100).count() == 7
     });
     for nf in stats.nfs.iter().filter(|nf| nf.rx_packets > 0) {
         let program = std::fs::read_link(format!("/proc/{}/exe", nf.pid.unwrap())).unwrap();
         assert_eq!(program == Path::new(&exec), !old.contains(&nf.name), "{}", nf.name);
     }
     daemon.silence("old", "old");
-    let stats = daemon.wait("the old members have left with their flows", |s| {
-        s.nfs.iter().all(|nf| is_old(&nf.name) == old.contains(&nf.name) && !is_old(&nf.name))
-    });
+    let stats = daemon.wait("the old members have left with their flows", |s| s.nfs.iter().all(|nf| !old.contains(&nf.name)));
     assert_eq!(programs(&stats, "ids"), BTreeSet::from([PathBuf::from(&exec)]));
     let seen = std::fs::read_to_string(&log).unwrap();
     assert_eq!((seen.matches("begin").count(), seen.matches("mixed").count()), (7, 0), "{seen}");

@@ -2,8 +2,8 @@
 
 use sluice_manager::control::model::{Nf, Stats};
 
-use crate::scheduling::{RR, class};
-use crate::support::{Daemon, chain, find_nf, find_port, flow_nf, port, service};
+use crate::support::{Daemon, RR, chain, class, find_nf, find_port, flow_nf, port, service};
+use crate::workflow::alone;
 
 /// Flows of a tenant and of nobody, each with an NF of its own.
 fn two_flows(sched: &str) -> String {
@@ -34,6 +34,7 @@ const REFUSED: &str = "priorities have their effect by weights alone";
 
 #[test]
 fn a_member_has_the_priority_of_its_flow_where_the_kernel_allows_it() {
+    let _alone = alone();
     let mut daemon = Daemon::start("", &two_flows("priorities = \"realtime\""));
     let [gold, rest] = both(&mut daemon);
     assert_eq!((gold.sched.level, rest.sched.level, rest.sched.priority), (4, 0, 1.0));
@@ -48,6 +49,7 @@ fn a_member_has_the_priority_of_its_flow_where_the_kernel_allows_it() {
 
 #[test]
 fn a_member_has_the_share_of_its_flow() {
+    let _alone = alone();
     let mut daemon = Daemon::start("", &two_flows(""));
     let [gold, rest] = both(&mut daemon);
     let pids = [&gold, &rest].map(|nf| nf.pid.unwrap());
@@ -63,6 +65,7 @@ fn a_member_has_the_share_of_its_flow() {
 
 #[test]
 fn those_further_down_go_first() {
+    let _alone = alone();
     let config = port("in", "gen", "rate = 5000\noverload = \"wait\"")
         + &port("out", "sink", "")
         + &["a", "b", "d"].map(|name| service(name, "sluice-nf-bridge", "")).concat()
