@@ -274,11 +274,11 @@ fn a_traffic_class_has_one_nf_with_all_its_flows() {
         + &chain("blue", "blue", &["each"], "out", "");
     let mut daemon = Daemon::start("", &config);
     let stats = daemon.wait("all have passed", |s| find_port(s, "out").tx_packets == 4000);
-    let mut packets: Vec<u64> = stats.nfs.iter().map(|nf| nf.tx_packets).collect();
-    packets.sort_unstable();
-    assert_eq!(packets, [0, 0, 2000, 2000]);
+    // The pool may have grown meanwhile.
+    let packets: Vec<u64> = stats.nfs.iter().map(|nf| nf.tx_packets).filter(|n| *n > 0).collect();
+    assert_eq!(packets, [2000, 2000]);
     assert_eq!((pool(&stats, "each").activations, pool(&stats, "each").drops, pool(&stats, "each").per.as_str()), (2, 0, "class"));
-    daemon.wait("the classes are over with their flows", |s| pool(s, "each").idle == 4 && pool(s, "each").ended == 2);
+    daemon.wait("the classes are over with their flows", |s| pool(s, "each").idle >= 4 && pool(s, "each").ended == 2);
     daemon.stop();
 }
 
