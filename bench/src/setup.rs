@@ -277,7 +277,7 @@ impl Setup {
             }
             let _ = writeln!(
                 out,
-                "[[port]]\nname = {name}\nkind = \"gen\"\nsize = {}\nflows = {}\nrate = {:.1}\ndst_port = {}\noverload = \"{overload}\"\n{ends}",
+                "[[port]]\nname = {name}\nkind = \"gen\"\nsize = {}\nflows = {}\nrate = {:?}\ndst_port = {}\noverload = \"{overload}\"\n{ends}",
                 t.packet_bytes.saturating_sub(FCS),
                 t.flows,
                 t.rate,
