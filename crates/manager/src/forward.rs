@@ -559,6 +559,10 @@ impl Plane {
     /// Passes packets, whose owner has been set, on to an NF's ring or a port's buffer.
     #[inline(always)]
     fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor]) {
+        if self.unannounced.len() == self.unannounced.capacity() {
+            // Its memory does not grow here.
+            self.announce();
+        }
         match step {
             Step::Nf(nf) => {
                 if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {

@@ -38,13 +38,12 @@ use crate::port::PortQueue;
 use crate::pressure::Throttling;
 use crate::workflow::CoreSchedule;
 
+mod drain;
 mod entry;
 
+use drain::{MOST_LOOKED_AT, Place};
 use entry::{classify, direct, gather, generation, is_urgent, refuse, urgent_of, wait};
 
-/// With more NFs than this, only the tx rings of those that have said that they returned packets are looked at, and all of them once in
-/// [`ROUNDS_PER_DUTY`] rounds; with fewer, all of them each time, and ahead.
-const MOST_LOOKED_AT: usize = 32;
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
 /// Nanoseconds between two rounds of the Monitor role.
@@ -360,27 +359,6 @@ struct Closing {
     done: Sender<Vec<Box<dyn PortQueue>>>,
 }
 
-/// The NFs of one page that a thread drains.
-struct Place {
-    page: CorePage,
-    /// A bit for each slot that is drained.
-    mine: Vec<u64>,
-    /// By slot: which drain.
-    drains: Vec<u32>,
-}
-
-impl Place {
-    fn new(page: CorePage) -> Self {
-        let words = page.words();
-        Self { page, mine: vec![0; words], drains: vec![0; words * 64] }
-    }
-
-    fn add(&mut self, slot: u32, drain: usize) {
-        self.mine[slot as usize / 64] |= 1 << (slot % 64);
-        self.drains[slot as usize] = drain as u32;
-    }
-}
-
 impl Worker {
     /// A worker that has nothing yet.
     pub fn new(setup: WorkerSetup) -> Self {
@@ -435,7 +413,9 @@ impl Worker {
                 }
             }
             if self.setup.roles.tx {
-                work += self.transmit(round);
+                // A thread that naps has few rounds, and a hint that was missed would wait for many of them.
+                let may_nap = self.setup.idle == Idle::Sleep && now.saturating_sub(last_work_ns) > IDLE_NS;
+                work += self.transmit(round.is_multiple_of(ROUNDS_PER_DUTY) || may_nap);
             }
             work += self.flush();
             if self.setup.plane.timers.are_used() {
@@ -515,69 +495,6 @@ impl Worker {
             nap_ns = nap_ns.min(next_ns.saturating_sub(now));
         }
         (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
-    }
-
-    /// Drains the NFs, and takes packets that other threads have for our ports.
-    #[inline]
-    fn transmit(&mut self, round: u32) -> usize {
-        let mut work = 0;
-        for i in 0..self.foreign.len() {
-            work += self.foreign[i].poll(&mut self.setup.plane, &self.setup.registry);
-        }
-        if self.drains.len() <= MOST_LOOKED_AT || round.is_multiple_of(ROUNDS_PER_DUTY) {
-            for i in 0..self.drains.len() {
-                work += self.drain(i);
-            }
-            return work;
-        }
-        for place in 0..self.places.len() {
-            for index in 0..self.places[place].mine.len() {
-                let Place { page, mine, .. } = &self.places[place];
-                let mut bits = if mine[index] == 0 { 0 } else { page.take_returned(index, mine[index]) };
-                while bits != 0 {
-                    let slot = index * 64 + bits.trailing_zeros() as usize;
-                    bits &= bits - 1;
-                    let drain = self.places[place].drains[slot] as usize;
-                    work += self.drain(drain);
-                    if self.drains[drain].consumer.available() != Ok(0) {
-                        // What is left is for the next round.
-                        self.places[place].page.note_returned(slot as u32);
-                    }
-                }
-            }
-        }
-        work
-    }
-
-    /// Takes back what an NF returned, as far as there is room for it.
-    #[inline]
-    fn drain(&mut self, i: usize) -> usize {
-        let mut work = 0;
-        let plane = &mut self.setup.plane;
-        let drain = &mut self.drains[i];
-        if drain.behind.is_some() && drain.waits() {
-            return 0;
-        }
-        // Two bursts, so that what comes from upstream never outruns what goes on downstream.
-        for _ in 0..2 {
-            if plane.is_blocked() && plane.may_block(&drain.handle) {
-                break;
-            }
-            let n = plane.forward(&self.setup.registry, drain);
-            work += n;
-            if std::mem::take(&mut plane.is_crowded) {
-                // Many NFs may have more for a port than fits in its buffer.
-                for port in 0..plane.out.len() {
-                    if plane.out[port].is_full() {
-                        work += send(plane, &mut self.queues, &mut self.setup.lanes_out, port as u16);
-                    }
-                }
-            }
-            if n < BURST {
-                break;
-            }
-        }
-        work
     }
 
     /// Takes a burst from a port queue, or what is left of the last one, and lets in what there is room for.
