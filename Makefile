@@ -57,11 +57,14 @@ else
 endif
 	$(MAKE) loom
 
+# Those that handle bursts and need no disk.
+TRACED = bridge crypt firewall lb macswap mark monitor nat router search single vlan
+
 .PHONY: cachegrind
-cachegrind: ## compare the model of the caches with cachegrind, for two NFs
+cachegrind: ## compare the model of the caches with cachegrind, for the example NFs (a quarter of an hour)
 	scripts/deps --check test
-	scripts/trace-nf nat monitor
-	scripts/trace-nf --plain nat monitor
+	scripts/trace-nf $(TRACED)
+	scripts/trace-nf --plain $(TRACED)
 	cargo test $(CARGO_FLAGS) -p sluice-cache --test cachegrind -- --nocapture
 
 # A target folder of its own: the flag changes every crate, and would make the next build start from nothing. With it, the models are

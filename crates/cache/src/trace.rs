@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use serde::{Deserialize, Serialize};
 
 use crate::error::CacheError;
-use crate::model::{Curve, Hierarchy, Model};
+use crate::model::{Curve, Geometry, Hierarchy, Model};
 
 /// Bytes of a record.
 const RECORD: usize = 8;
@@ -31,8 +31,11 @@ pub enum Event {
         /// Whether it is a store.
         store: bool,
     },
-    /// What was before was warm-up.
-    Start,
+    /// The end of the warm-up, and the second time of the trace.
+    Mark {
+        /// Loads and stores since the last, with those that have no record because the first cache held them.
+        accesses: u64,
+    },
 }
 
 /// One record.
@@ -42,7 +45,7 @@ pub enum Event {
 pub fn decode(record: u64) -> Option<Event> {
     let (store, size, address) = (record >> 63 == 1, record >> 56 & 0x7f, record & ((1 << 56) - 1));
     match size {
-        0 if record == 0 => Some(Event::Start),
+        0 if !store => Some(Event::Mark { accesses: address }),
         1..=5 => Some(Event::Access { address, bytes: 1 << (size - 1), store }),
         _ => None,
     }
@@ -121,29 +124,43 @@ impl Traffic {
     }
 }
 
-/// Runs a traced NF and models its misses.
+/// Bytes of a line, and most lines of a first cache, that a traced NF knows.
+const LINE: u32 = 64;
+const MOST_LINES: u64 = 4_096;
+
+/// Runs a traced NF and models its misses. The NF is the first cache itself where it can be, so that only what that misses is written.
 ///
 /// # Errors
-/// It cannot be started, fails, or was not built to be traced.
+/// It cannot be started, fails, or was not built to be traced; or lines are shorter than a trace's.
 pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hierarchy) -> Result<Curve, CacheError> {
-    let mut model = Model::new(hierarchy)?;
+    if hierarchy.line < LINE {
+        let what = format!("a trace is of lines of {LINE} bytes, not {}", hierarchy.line);
+        return Err(CacheError::Model { what, cure: "model a cache with lines of 64 bytes or more" });
+    }
+    Model::new(hierarchy)?;
+    let lines = |l1: &Geometry| u64::from(l1.sets) * u64::from(l1.ways);
+    let l1 = hierarchy.l1.filter(|l1| hierarchy.line == LINE && l1.sets.is_power_of_two() && lines(l1) <= MOST_LINES);
+    let variable = l1.map_or(String::new(), |l1| format!(",l1={}x{}", l1.sets, l1.ways));
+    let mut model = Model::new(Hierarchy { l1: hierarchy.l1.filter(|_| l1.is_none()), ..hierarchy })?;
     let cure = "build it with scripts/trace-nf and try its arguments by hand";
     let failed = |what: String| CacheError::Model { what, cure };
     let mut nf = Command::new(program)
         .args(args)
-        .env("SLUICE_TRACE", traffic.variable())
+        .env("SLUICE_TRACE", traffic.variable() + &variable)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|e| failed(format!("cannot start {}: {e}", program.display())))?;
-    let mut started = false;
+    let mut marks = Vec::new();
     let stream = nf.stdout.take().ok_or_else(|| failed("the NF has no standard output".into()))?;
     let read = read(stream, |event| match event {
         Event::Access { address, bytes, .. } => model.access(address, bytes),
-        Event::Start => {
-            started = true;
-            model.start();
+        Event::Mark { accesses } => {
+            if marks.is_empty() {
+                model.start();
+            }
+            marks.push(accesses);
         }
     });
     if read.is_err() {
@@ -154,10 +171,10 @@ pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hi
     if !ended.status.success() {
         return Err(failed(format!("{} failed: {}", program.display(), String::from_utf8_lossy(&ended.stderr).trim())));
     }
-    if !started || model.accesses() == 0 {
-        return Err(failed(format!("{} wrote no loads and stores", program.display())));
+    match marks[..] {
+        [_, accesses] if accesses > 0 => Ok(Curve { accesses, ..model.curve(traffic.packets) }),
+        _ => Err(failed(format!("{} wrote no loads and stores", program.display()))),
     }
-    Ok(model.curve(traffic.packets))
 }
 
 #[cfg(test)]
@@ -178,14 +195,14 @@ mod tests {
 
     #[test]
     fn records_are_read_in_any_pieces() {
-        let records = [4u64 << 56 | 0x7fff_1234, 1 << 63 | 1 << 56 | 7, 0, 5 << 56 | 16];
+        let records = [4u64 << 56 | 0x7fff_1234, 1 << 63 | 1 << 56 | 7, 77, 5 << 56 | 16];
         let bytes: Vec<u8> = records.iter().flat_map(|r| r.to_le_bytes()).collect();
         for piece in [1, 3, 8, 13, 100] {
             let mut found = Vec::new();
             assert_eq!(read(Pieces(bytes.clone(), piece), |event| found.push(event)).unwrap(), 4);
             assert_eq!(found[0], Event::Access { address: 0x7fff_1234, bytes: 8, store: false });
             assert_eq!(found[1], Event::Access { address: 7, bytes: 1, store: true });
-            assert_eq!((found[2], found.len()), (Event::Start, 4));
+            assert_eq!((found[2], found.len()), (Event::Mark { accesses: 77 }, 4));
         }
         assert!(read(&bytes[..20], |_| ()).is_err());
         assert!(read(&b"listening\n"[..8], |_| ()).is_err());
@@ -200,7 +217,7 @@ mod tests {
     #[test]
     fn a_program_that_is_no_traced_nf_is_told() {
         let traffic = Traffic { packets: 1, warm_up: 0, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
-        let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: crate::model::Geometry { sets: 16, ways: 2 } };
+        let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 16, ways: 2 } };
         for (program, words) in [("/bin/true", "no loads"), ("/bin/false", "failed"), ("/nowhere/nf", "cannot start")] {
             let error = profile(Path::new(program), &[], &traffic, hierarchy).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("scripts/trace-nf"), "{error}");

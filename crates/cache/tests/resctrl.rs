@@ -1,4 +1,4 @@
-//! Cache classes on a stand-in for the kernel, which refuses what the kernel refuses. Needs root and /dev/fuse.
+//! Cache classes on a stand-in for the kernel, which refuses what the kernel refuses. Needs /dev/fuse, and root or fusermount3.
 
 use std::collections::BTreeMap;
 use std::fs;

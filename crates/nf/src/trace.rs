@@ -7,12 +7,15 @@
 //! # Approach
 //! - With `SLUICE_TRACE` set, an NF that was built with the feature `trace` attaches to nobody: its handler is made by its own `main`, with its
 //!   own arguments, and run in the [`harness`](crate::harness). All flows once, then packets to warm up, then those that count. The value is
-//!   `packets=N,warm_up=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N`; what is left out has a default.
+//!   `packets=N,warm_up=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N,l1=NxN`; what is left out has a default.
 //! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the flags). Without the flags nobody calls them,
 //!   and the same program runs under other tools, on the same packets.
+//! - A first cache of `l1=SETSxWAYS` stands here already, least recently used replaced: what it holds goes no further, which leaves a
+//!   twentieth to be written. Without it, an access to the same line as the one before is left out: no cache notices it.
 //! - Records go to standard output, eight bytes each, least first: the address in 56 bits; above it 1 to 5 for 1, 2, 4, 8 or 16 bytes;
-//!   the uppermost bit for a store. With no size it is the mark after which accesses count. An access to the same line as the one before is
-//!   left out: no cache notices it.
+//!   the uppermost bit for a store. Of an access over two lines each that is not held has a record, as of one byte. With no size it is a
+//!   mark, and in place of the address the number of accesses since the mark before, those included that were left out. The first mark
+//!   ends the warm-up, the second the trace.
 //! - The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion.
 //!
 //! # Limits
@@ -37,30 +40,84 @@ use crate::run::Handler;
 /// Records that are gathered before they are written.
 const RECORDS: usize = 8_192;
 
+/// Most lines that the first cache has.
+const MOST_LINES: usize = 4_096;
+
+/// A line is 64 bytes.
+const LINE_BITS: u32 = 6;
+
+const STORE: u64 = 1 << 63;
+const ADDRESS: u64 = (1 << 56) - 1;
+
 // One thread runs the handler and is followed; other threads of an NF are not, but must do no harm. So all is relaxed: a torn trace is
 // refused by its reader.
 static FOLLOWING: AtomicBool = AtomicBool::new(false);
+static ACCESSES: AtomicU64 = AtomicU64::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
-static LINE: AtomicU64 = AtomicU64::new(0);
 static BUFFER: [AtomicU64; RECORDS] = [const { AtomicU64::new(0) }; RECORDS];
 
-const STORE: u64 = 1 << 63;
+// The first cache: its sets less one, its ways, of each set its lines, the one used last first, and the line used last of all. No line has
+// the number 0.
+static MASK: AtomicUsize = AtomicUsize::new(0);
+static WAYS: AtomicUsize = AtomicUsize::new(1);
+static LINE: AtomicU64 = AtomicU64::new(0);
+static LINES: [AtomicU64; MOST_LINES] = [const { AtomicU64::new(0) }; MOST_LINES];
+
+// All that the compiler's calls lead to is a part of them (`inline(always)`): the pass would put calls into functions of other names.
 
 #[inline(always)]
 fn record(address: usize, size: u64, kind: u64) {
     if !FOLLOWING.load(Relaxed) {
         return;
     }
+    ACCESSES.store(ACCESSES.load(Relaxed) + 1, Relaxed);
     let address = address as u64;
-    let bytes = 1 << (size - 1);
-    let (line, last) = (address >> 6, (address + bytes - 1) >> 6);
-    if line == LINE.load(Relaxed) && line == last {
+    let (line, last) = (address >> LINE_BITS, (address + (1 << (size - 1)) - 1) >> LINE_BITS);
+    if line == last {
+        // Most accesses are to the line used last, which stays where it is.
+        if line != LINE.load(Relaxed) {
+            LINE.store(line, Relaxed);
+            if !is_held(line) {
+                put(kind | size << 56 | (address & ADDRESS));
+            }
+        }
         return;
     }
     LINE.store(last, Relaxed);
+    for line in [line, last] {
+        if !is_held(line) {
+            put(kind | 1 << 56 | (line << LINE_BITS & ADDRESS));
+        }
+    }
+}
+
+/// Whether the first cache holds a line; it does from then on.
+#[inline(always)]
+fn is_held(line: u64) -> bool {
+    let ways = WAYS.load(Relaxed);
+    let from = (line as usize & MASK.load(Relaxed)) * ways;
+    let Some((first, others)) = LINES.get(from..from + ways).and_then(<[_]>::split_first) else { return false };
+    let mut before = first.load(Relaxed);
+    if before == line {
+        return true;
+    }
+    first.store(line, Relaxed);
+    for slot in others {
+        let held = slot.load(Relaxed);
+        slot.store(before, Relaxed);
+        if held == line {
+            return true;
+        }
+        before = held;
+    }
+    false
+}
+
+#[inline(always)]
+fn put(record: u64) {
     let count = COUNT.load(Relaxed);
     if let Some(slot) = BUFFER.get(count) {
-        slot.store(kind | size << 56 | (address & ((1 << 56) - 1)), Relaxed);
+        slot.store(record, Relaxed);
         COUNT.store(count + 1, Relaxed);
     }
     if count + 1 >= RECORDS {
@@ -74,7 +131,10 @@ fn record(address: usize, size: u64, kind: u64) {
 #[inline(never)]
 fn write_out() {
     let count = COUNT.swap(0, Relaxed).min(RECORDS);
-    let bytes: Vec<u8> = BUFFER[..count].iter().flat_map(|slot| slot.load(Relaxed).to_le_bytes()).collect();
+    let mut bytes = vec![0; count * 8];
+    for (record, slot) in bytes.as_chunks_mut().0.iter_mut().zip(&BUFFER) {
+        *record = slot.load(Relaxed).to_le_bytes();
+    }
     if std::io::stdout().lock().write_all(&bytes).is_err() {
         // Who reads has gone: there is nothing left to do.
         std::process::exit(1);
@@ -117,11 +177,13 @@ pub(crate) struct Traffic {
     /// Whether flows have destinations all over the address space, and not one.
     spread: bool,
     seed: u64,
+    /// Sets and ways of the first cache; one line is none.
+    l1: (usize, usize),
 }
 
 impl Traffic {
     fn parse(text: &str) -> Result<Self, String> {
-        let mut found = Self { packets: 100_000, warm_up: 0, flows: 1_000, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let mut found = Self { packets: 100_000, warm_up: 0, flows: 1_000, zipf: None, bytes: 60, spread: false, seed: 1, l1: (1, 1) };
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
             let number = value.parse::<u64>();
@@ -137,10 +199,19 @@ impl Traffic {
                     found.zipf =
                         Some(exponent.ok_or_else(|| format!("SLUICE_TRACE: zipf is above 0 and at most 8, not \"{value}\""))?);
                 }
+                ("l1", _) => {
+                    let cache = value.split_once('x').and_then(|(sets, ways)| Some((sets.parse().ok()?, ways.parse().ok()?)));
+                    let fits = |(sets, ways): &(usize, usize)| {
+                        sets.is_power_of_two() && *ways > 0 && sets.checked_mul(*ways).is_some_and(|lines| lines <= MOST_LINES)
+                    };
+                    found.l1 = cache.filter(fits).ok_or_else(|| {
+                        format!("SLUICE_TRACE: l1 is SETSxWAYS, the sets a power of two, and up to {MOST_LINES} lines, not \"{value}\"")
+                    })?;
+                }
                 _ => {
                     return Err(format!(
                         "SLUICE_TRACE: \"{part}\" is not understood; write packets, warm_up, flows (up to 16777216), zipf, bytes (60 to 1514), \
-                         spread (0 or 1) or seed, each with = and a number"
+                         spread (0 or 1), seed or l1, each with = and a number"
                     ));
                 }
             }
@@ -239,6 +310,8 @@ pub(crate) fn run<H: Handler>(
     make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
 ) -> Result<(), NfError> {
     let traffic = traffic.map_err(|why| NfError::Handler(why.into()))?;
+    MASK.store(traffic.l1.0 - 1, Relaxed);
+    WAYS.store(traffic.l1.1, Relaxed);
     let context = Context::for_test("trace", &["in", "out"], &[], &["trace"]);
     let handler = make(&context).map_err(NfError::Handler)?;
     let mut harness = Harness::new(Followed(handler));
@@ -260,20 +333,18 @@ pub(crate) fn run<H: Handler>(
     send(traffic.warm_up, &mut |_| draw.flow());
     mark();
     send(traffic.packets, &mut |_| draw.flow());
+    mark();
     write_out();
     // What the handler would say when it is dropped would be taken for records.
     std::mem::forget(harness);
     Ok(())
 }
 
-/// The mark after which accesses count. It breaks the run of accesses to one line, so that none is lost to what came before.
+/// A mark, with the accesses since the last.
 fn mark() {
-    LINE.store(0, Relaxed);
-    if COUNT.load(Relaxed) == RECORDS - 1 {
-        write_out();
-    }
-    let count = COUNT.fetch_add(1, Relaxed);
-    BUFFER[count].store(0, Relaxed);
+    put(ACCESSES.swap(0, Relaxed));
+    // What follows is not the handler.
+    FOLLOWING.store(false, Relaxed);
 }
 
 /// Follows the handler alone, not the harness.
@@ -294,10 +365,11 @@ mod tests {
 
     #[test]
     fn words_are_read_and_wrong_ones_told() {
-        let found = Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2").unwrap();
-        let wanted = Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9 };
+        let found = Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,l1=64x12").unwrap();
+        let wanted =
+            Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9, l1: (64, 12) };
         assert_eq!(found, wanted);
-        for wrong in ["flows=0", "zipf=0", "zipf=x", "bytes=59", "spread=2", "colour=1", "packets"] {
+        for wrong in ["flows=0", "zipf=0", "zipf=x", "bytes=59", "spread=2", "colour=1", "packets", "l1=48x8", "l1=64x0", "l1=4096x2"] {
             assert!(Traffic::parse(wrong).unwrap_err().starts_with("SLUICE_TRACE"), "{wrong}");
         }
     }

@@ -67,3 +67,30 @@ fn show(found: &[Finding], colour: bool, out: &mut dyn Write) -> std::io::Result
     }
     table.print(out, colour)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(args: &DoctorArgs) -> String {
+        let mut out = Vec::new();
+        run(args, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn a_host_without_resctrl_is_no_failure() {
+        let nowhere = DoctorArgs { try_out: false, resctrl: "/nowhere".into(), json: false };
+        let table = told(&nowhere);
+        assert!(table.starts_with("STATE") && table.contains("resctrl") && table.contains("→ "), "{table}");
+        let found: Vec<Finding> = serde_json::from_str(&told(&DoctorArgs { json: true, ..nowhere })).unwrap();
+        let resctrl = found.iter().find(|finding| finding.subject == "resctrl").unwrap();
+        assert!(resctrl.level == Level::Missing && resctrl.todo.is_some(), "{resctrl:?}");
+    }
+
+    #[test]
+    fn there_must_be_something_to_try() {
+        let args = DoctorArgs { try_out: true, resctrl: "/nowhere".into(), json: false };
+        assert!(run(&args, &mut Vec::new()).unwrap_err().to_string().contains("resctrl"));
+    }
+}
