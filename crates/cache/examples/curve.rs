@@ -18,7 +18,8 @@ fn cpu_s() -> [f64; 2] {
     // utime, stime, cutime and cstime are the 14th to 17th word; the second is the name in brackets, which may hold blanks. In hundredths
     // of a second, on all that Linux runs on.
     let text = std::fs::read_to_string("/proc/self/stat").expect("a /proc");
-    let words: Vec<f64> = text.rsplit(')').next().unwrap_or("").split_whitespace().map(|word| word.parse().unwrap_or(0.0)).collect();
+    let words: Vec<f64> =
+        text.rsplit(')').next().unwrap_or("").split_whitespace().map(|word| word.parse().unwrap_or(0.0)).collect();
     [(words[11] + words[12]) / 100.0, (words[13] + words[14]) / 100.0]
 }
 

@@ -104,7 +104,7 @@ pub fn bound(cache: IoCache, queues: Queues) -> Result<Bound, BufferError> {
         ("the size of a packet", u64::from(queues.packet_bytes)),
     ];
     if let Some((name, _)) = named.iter().find(|(_, value)| *value == 0) {
-        return Err(BufferError::Zero(*name));
+        return Err(BufferError::Zero(name));
     }
     let lines = u64::from(queues.packet_bytes.div_ceil(cache.line)) + u64::from(queues.extra_lines);
     let frame_bytes = (lines * u64::from(cache.line)).max(u64::from(queues.stride));

@@ -33,7 +33,7 @@ pub enum Event {
     },
     /// The end of the warm-up, and the second time of the trace.
     Mark {
-        /// Loads and stores since the last, with those that have no record because the first cache held them.
+        /// Loads and stores until then, with those that have no record because the first cache held them.
         accesses: u64,
     },
 }
@@ -172,7 +172,7 @@ pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hi
         return Err(failed(format!("{} failed: {}", program.display(), String::from_utf8_lossy(&ended.stderr).trim())));
     }
     match marks[..] {
-        [_, accesses] if accesses > 0 => Ok(Curve { accesses, ..model.curve(traffic.packets) }),
+        [start, end] if end > start => Ok(Curve { accesses: end - start, ..model.curve(traffic.packets) }),
         _ => Err(failed(format!("{} wrote no loads and stores", program.display()))),
     }
 }

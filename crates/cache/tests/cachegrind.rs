@@ -73,7 +73,8 @@ fn backends() -> String {
 
 /// A default and twenty thousand prefixes of 24 bits, all over the space.
 fn routes() -> String {
-    let mut all: Vec<u32> = (0..20_000u32).map(|i| i.wrapping_mul(0x9e37_79b1) >> 8 & 0x7f_ffff).filter(|net| net >> 16 > 0).collect();
+    let mut all: Vec<u32> =
+        (0..20_000u32).map(|i| i.wrapping_mul(0x9e37_79b1) >> 8 & 0x7f_ffff).filter(|net| net >> 16 > 0).collect();
     all.sort_unstable();
     all.dedup();
     let lines = all.iter().map(|net| format!("{}.{}.{}.0/24 mac 02:00:00:00:00:02\n", net >> 16, net >> 8 & 0xff, net & 0xff));
@@ -81,7 +82,9 @@ fn routes() -> String {
 }
 
 fn patterns() -> String {
-    (0..2_000u32).map(|i| format!("alert hex {:08x}{:08x}\n", i.wrapping_mul(0x9e37_79b1), i.wrapping_mul(0x85eb_ca6b) | 1)).collect()
+    (0..2_000u32)
+        .map(|i| format!("alert hex {:08x}{:08x}\n", i.wrapping_mul(0x9e37_79b1), i.wrapping_mul(0x85eb_ca6b) | 1))
+        .collect()
 }
 
 /// An NF of a kind, if scripts/trace-nf has built it.

@@ -113,12 +113,7 @@ impl<H: Handler> Harness<H> {
     }
 
     fn chunk(&mut self, packets: &[&[u8]]) -> Vec<Outcome> {
-        let mut descriptors: Vec<Descriptor> = packets.iter().zip(0..).map(|(bytes, frame)| self.place(frame, bytes)).collect();
-        let geometry = self.arena.geometry();
-        assert!(descriptors.iter().all(|d| geometry.contains(d.frame, d.offset, d.len)), "place() puts every packet in its frame");
-        // SAFETY: the arena is this harness's own, the frames are numbered apart, and the last burst's slices ended with it.
-        let mut burst = unsafe { Burst::new(&self.arena, &mut descriptors, self.now_ns) };
-        self.handler.burst(&mut burst);
+        let descriptors = self.give(packets);
         descriptors
             .iter()
             .map(|d| {
@@ -127,6 +122,18 @@ impl<H: Handler> Harness<H> {
                 Outcome { verdict: Verdict::of(d), bytes }
             })
             .collect()
+    }
+
+    /// Gives the handler one burst, and leaves the packets where they are.
+    pub(crate) fn give<P: AsRef<[u8]>>(&mut self, packets: &[P]) -> Vec<Descriptor> {
+        let mut descriptors: Vec<Descriptor> =
+            packets.iter().zip(0..).map(|(bytes, frame)| self.place(frame, bytes.as_ref())).collect();
+        let geometry = self.arena.geometry();
+        assert!(descriptors.iter().all(|d| geometry.contains(d.frame, d.offset, d.len)), "place() puts every packet in its frame");
+        // SAFETY: the arena is this harness's own, the frames are numbered apart, and the last burst's slices ended with it.
+        let mut burst = unsafe { Burst::new(&self.arena, &mut descriptors, self.now_ns) };
+        self.handler.burst(&mut burst);
+        descriptors
     }
 
     fn place(&self, frame: u32, bytes: &[u8]) -> Descriptor {

@@ -14,8 +14,8 @@
 //!   twentieth to be written. Without it, an access to the same line as the one before is left out: no cache notices it.
 //! - Records go to standard output, eight bytes each, least first: the address in 56 bits; above it 1 to 5 for 1, 2, 4, 8 or 16 bytes;
 //!   the uppermost bit for a store. Of an access over two lines each that is not held has a record, as of one byte. With no size it is a
-//!   mark, and in place of the address the number of accesses since the mark before, those included that were left out. The first mark
-//!   ends the warm-up, the second the trace.
+//!   mark, and in place of the address the number of accesses until then, those included that were left out. The first mark ends the
+//!   warm-up, the second the trace.
 //! - The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion.
 //!
 //! # Limits
@@ -45,6 +45,7 @@ const MOST_LINES: usize = 4_096;
 
 /// A line is 64 bytes.
 const LINE_BITS: u32 = 6;
+const LINE_BYTES: u64 = 1 << LINE_BITS;
 
 const STORE: u64 = 1 << 63;
 const ADDRESS: u64 = (1 << 56) - 1;
@@ -56,14 +57,22 @@ static ACCESSES: AtomicU64 = AtomicU64::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BUFFER: [AtomicU64; RECORDS] = [const { AtomicU64::new(0) }; RECORDS];
 
-// The first cache: its sets less one, its ways, of each set its lines, the one used last first, and the line used last of all. No line has
-// the number 0.
+// The first cache: its sets less one, its ways, of each set the line used last, all its lines, and after how many accesses each was used.
+// No line has the number 0.
 static MASK: AtomicUsize = AtomicUsize::new(0);
 static WAYS: AtomicUsize = AtomicUsize::new(1);
-static LINE: AtomicU64 = AtomicU64::new(0);
+static LAST: [AtomicU64; MOST_LINES] = [const { AtomicU64::new(0) }; MOST_LINES];
 static LINES: [AtomicU64; MOST_LINES] = [const { AtomicU64::new(0) }; MOST_LINES];
+static USED: [AtomicU64; MOST_LINES] = [const { AtomicU64::new(0) }; MOST_LINES];
 
-// All that the compiler's calls lead to is a part of them (`inline(always)`): the pass would put calls into functions of other names.
+// What the compiler's calls lead to is a part of them (`inline(always)`) or has a name that begins as theirs do: the pass would put calls
+// into other functions.
+
+/// Where a line's set is.
+#[inline(always)]
+fn set(line: u64) -> usize {
+    line as usize & MASK.load(Relaxed) & (MOST_LINES - 1)
+}
 
 #[inline(always)]
 fn record(address: usize, size: u64, kind: u64) {
@@ -71,22 +80,31 @@ fn record(address: usize, size: u64, kind: u64) {
         return;
     }
     ACCESSES.store(ACCESSES.load(Relaxed) + 1, Relaxed);
-    let address = address as u64;
-    let (line, last) = (address >> LINE_BITS, (address + (1 << (size - 1)) - 1) >> LINE_BITS);
-    if line == last {
-        // Most accesses are to the line used last, which stays where it is.
-        if line != LINE.load(Relaxed) {
-            LINE.store(line, Relaxed);
-            if !is_held(line) {
-                put(kind | size << 56 | (address & ADDRESS));
-            }
+    let (address, bytes) = (address as u64, 1 << (size - 1));
+    let line = address >> LINE_BITS;
+    // Most accesses are to the line of its set that was used last, and change nothing.
+    let within = address % LINE_BYTES + bytes <= LINE_BYTES;
+    if within && LAST[set(line)].load(Relaxed) == line {
+        return;
+    }
+    __sanitizer_sluice_seldom(kind | size << 56 | (address & ADDRESS), within);
+}
+
+/// The rest of [`record`], in a function of its own so that the first part saves no registers.
+// SAFETY: no other code has this name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn __sanitizer_sluice_seldom(record: u64, within: bool) {
+    let line = (record & ADDRESS) >> LINE_BITS;
+    if within {
+        if !is_held(line) {
+            put(record);
         }
         return;
     }
-    LINE.store(last, Relaxed);
-    for line in [line, last] {
+    for line in [line, line + 1] {
         if !is_held(line) {
-            put(kind | 1 << 56 | (line << LINE_BITS & ADDRESS));
+            put(record & STORE | 1 << 56 | line << LINE_BITS);
         }
     }
 }
@@ -94,23 +112,29 @@ fn record(address: usize, size: u64, kind: u64) {
 /// Whether the first cache holds a line; it does from then on.
 #[inline(always)]
 fn is_held(line: u64) -> bool {
-    let ways = WAYS.load(Relaxed);
-    let from = (line as usize & MASK.load(Relaxed)) * ways;
-    let Some((first, others)) = LINES.get(from..from + ways).and_then(<[_]>::split_first) else { return false };
-    let mut before = first.load(Relaxed);
-    if before == line {
-        return true;
+    let (set, ways) = (set(line), WAYS.load(Relaxed));
+    LAST[set].store(line, Relaxed);
+    let slots = set * ways..(set + 1) * ways;
+    let (Some(lines), Some(used)) = (LINES.get(slots.clone()), USED.get(slots)) else { return false };
+    // All are looked at: where a line is cannot be foretold, and a branch that is foretold wrongly costs more.
+    let mut place = ways;
+    for (way, held) in lines.iter().enumerate() {
+        place = if held.load(Relaxed) == line { way } else { place };
     }
-    first.store(line, Relaxed);
-    for slot in others {
-        let held = slot.load(Relaxed);
-        slot.store(before, Relaxed);
-        if held == line {
-            return true;
+    let is_held = place < ways;
+    if !is_held {
+        let mut first = u64::MAX;
+        for (way, used) in used.iter().enumerate() {
+            let used = used.load(Relaxed);
+            place = if used < first { way } else { place };
+            first = used.min(first);
         }
-        before = held;
     }
-    false
+    if let (Some(held), Some(used)) = (lines.get(place), used.get(place)) {
+        held.store(line, Relaxed);
+        used.store(ACCESSES.load(Relaxed), Relaxed);
+    }
+    is_held
 }
 
 #[inline(always)]
@@ -183,7 +207,8 @@ pub(crate) struct Traffic {
 
 impl Traffic {
     fn parse(text: &str) -> Result<Self, String> {
-        let mut found = Self { packets: 100_000, warm_up: 0, flows: 1_000, zipf: None, bytes: 60, spread: false, seed: 1, l1: (1, 1) };
+        let mut found =
+            Self { packets: 100_000, warm_up: 0, flows: 1_000, zipf: None, bytes: 60, spread: false, seed: 1, l1: (1, 1) };
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
             let number = value.parse::<u64>();
@@ -205,7 +230,9 @@ impl Traffic {
                         sets.is_power_of_two() && *ways > 0 && sets.checked_mul(*ways).is_some_and(|lines| lines <= MOST_LINES)
                     };
                     found.l1 = cache.filter(fits).ok_or_else(|| {
-                        format!("SLUICE_TRACE: l1 is SETSxWAYS, the sets a power of two, and up to {MOST_LINES} lines, not \"{value}\"")
+                        format!(
+                            "SLUICE_TRACE: l1 is SETSxWAYS, the sets a power of two, and up to {MOST_LINES} lines, not \"{value}\""
+                        )
                     })?;
                 }
                 _ => {
@@ -326,7 +353,7 @@ pub(crate) fn run<H: Handler>(
             }
             now_ns += 1_000;
             harness.set_now(now_ns);
-            harness.burst(&packets[..n]);
+            harness.give(&packets[..n]);
         }
     };
     send(u64::from(traffic.flows), &mut |i| i as u32);
@@ -340,9 +367,9 @@ pub(crate) fn run<H: Handler>(
     Ok(())
 }
 
-/// A mark, with the accesses since the last.
+/// A mark, with the accesses until then.
 fn mark() {
-    put(ACCESSES.swap(0, Relaxed));
+    put(ACCESSES.load(Relaxed));
     // What follows is not the handler.
     FOLLOWING.store(false, Relaxed);
 }
@@ -369,7 +396,9 @@ mod tests {
         let wanted =
             Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9, l1: (64, 12) };
         assert_eq!(found, wanted);
-        for wrong in ["flows=0", "zipf=0", "zipf=x", "bytes=59", "spread=2", "colour=1", "packets", "l1=48x8", "l1=64x0", "l1=4096x2"] {
+        for wrong in
+            ["flows=0", "zipf=0", "zipf=x", "bytes=59", "spread=2", "colour=1", "packets", "l1=48x8", "l1=64x0", "l1=4096x2"]
+        {
             assert!(Traffic::parse(wrong).unwrap_err().starts_with("SLUICE_TRACE"), "{wrong}");
         }
     }
