@@ -145,7 +145,7 @@ mod tests {
         for waiting in WAITING_PERCENT {
             assert!(sample(sized, LARGEST, waiting)["read_miss_percent"] < 2.0, "{waiting}");
         }
-        assert!(sample(FRAMES, LARGEST, 100)["read_miss_percent"] > 90.0);
+        assert!(sample(FRAMES, LARGEST, 100)["read_miss_percent"] > 80.0);
         assert!(sample(FRAMES, LARGEST, 0)["memory_bytes_per_packet"] > 1_000.0);
     }
 
