@@ -66,7 +66,14 @@ fn setup(lab: &Lab, sharing: Sharing, interfaces: [&str; 2]) -> Setup {
     let core = lab.cores.shared();
     let name = |i: usize| format!("nf{i}");
     let poll = sharing != Sharing::Cooperative;
-    let services = (1..=NFS).map(|i| Service { name: name(i), exec: COST.into(), core, poll, ..Service::default() });
+    let services = (1..=NFS).map(|i| Service {
+        name: name(i),
+        exec: COST.into(),
+        args: vec!["--cycles".into(), "50".into()],
+        core,
+        poll,
+        ..Service::default()
+    });
     let names: Vec<String> = (1..=NFS).map(name).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut back = chain_of("back", &[]);

@@ -334,6 +334,11 @@ impl Connections {
     pub fn first_over(&self, now_ns: u64) -> Option<u32> {
         self.get(self.head).filter(|c| c.until_ns <= now_ns).map(|_| self.head)
     }
+
+    /// The connection that has ended first.
+    pub fn first_ended(&self) -> Option<u32> {
+        self.get(self.head).map(|_| self.head)
+    }
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@
 //! of the path that these make, which the thread has noted if it has ever used it. Members of several pools are taken at the same place of each
 //! where they are idle, so that there are about as many paths as members.
 //!
-//! When a connection is over ([`life`](sluice_policy::pool::life)), its keys leave the flow table, and when the last packet has left its
+//! A connection that has ended keeps its members for its late packets, for a while, and no longer when somebody finds no idle one.
+//! When it is over ([`life`](sluice_policy::pool::life)), its keys leave the flow table, and when the last packet has left its
 //! members they are made as new: the word [`Control::Reset`] changes, and the member is idle. Its library looks at the word after it has read
 //! packets and before its handler sees them, so the state is clean before the next flow's first packet, without a wake and without waiting for
 //! an answer. With `isolation = "strict"` the process is condemned instead, and the member comes back with another.
@@ -278,6 +279,8 @@ pub struct Director {
     looked_ns: u64,
     /// A member has become idle since those that wait were looked at.
     freed: bool,
+    /// Connections that found no idle member since the last step.
+    lacked: u32,
     /// Changed something that is shown.
     stirred: bool,
     moved: u32,
@@ -305,6 +308,7 @@ impl Director {
             waiting: Lines::default(),
             looked_ns: 0,
             freed: false,
+            lacked: 0,
             stirred: false,
             moved: 0,
             shift: 0,
@@ -547,11 +551,23 @@ impl Director {
         while let Some(place) = self.connections.first_over(now_ns) {
             self.finish(place, flows);
         }
+        if self.lacked > 0 {
+            self.cut_short(flows);
+        }
         if !self.draining.is_empty() {
             self.make_new(now_ns);
         }
         if std::mem::take(&mut self.stirred) {
             self.pools.iter().flatten().for_each(|seats| seats.show(self.thread));
+        }
+    }
+
+    /// Somebody found no idle member: those that are kept for late packets alone are needed more. As many as were asked for, the longest kept first.
+    #[cold]
+    fn cut_short(&mut self, flows: &mut FlowTable) {
+        for _ in 0..std::mem::take(&mut self.lacked) {
+            let Some(place) = self.connections.first_ended() else { return };
+            self.finish(place, flows);
         }
     }
 
@@ -706,7 +722,7 @@ impl Director {
         let known = found.and_then(|place| self.connections.get(place));
         // All or nothing: one that waits holds no member that another one waits for.
         let mut lacking = [(0u16, Finds::Idle); SEATS];
-        let mut n = 0;
+        let (mut n, mut lacked) = (0, 0);
         for service in &chain.services {
             let Some(seats) = self.seats(*service).filter(|seats| seats.table.per.is_held()) else { continue };
             let has =
@@ -733,10 +749,16 @@ impl Director {
             }
             let others_wait = self.waiting.of(*service) > 0 && !asked.has_waited;
             let idle = seats.pool.count(State::Idle) > 0 && !others_wait;
+            let lacks = seats.pool.count(State::Idle) == 0 && seats.pool.count(State::Lingering) > 0;
+            lacked = lacked.max(u32::from(lacks));
             match seats.table.pool.when_empty {
-                WhenEmpty::Wait if !idle => return Err(chain::WAIT),
+                WhenEmpty::Wait if !idle => {
+                    self.lacked += lacked;
+                    return Err(chain::WAIT);
+                }
                 WhenEmpty::Drop if !idle => {
                     seats.counters(self.thread).drops.add(1);
+                    self.lacked += lacked;
                     return Err(chain::NONE_IDLE);
                 }
                 _ => {}
@@ -744,6 +766,7 @@ impl Director {
             lacking[n] = (*service, if idle { Finds::Idle } else { Finds::Nobody });
             n += 1;
         }
+        self.lacked += lacked;
         let place = match found {
             Some(place) => place,
             None if n == 0 => return Ok((NONE, None)),

@@ -183,6 +183,20 @@ fn both_directions_on_both_chains_meet_the_same_members_which_are_aligned() {
 }
 
 #[test]
+fn members_are_not_kept_for_late_packets_while_somebody_needs_them() {
+    let mut rig = Rig::new(drops());
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
+    rig.packet(0, 3, false, flag::RST).unwrap();
+    rig.packet(0, 5, false, flag::RST).unwrap();
+    rig.director.step(&mut rig.flows, 0);
+    assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (4, 0), "their time is not over");
+    assert_eq!(rig.packet(0, 8, false, flag::SYN), Err(chain::NONE_IDLE));
+    rig.director.step(&mut rig.flows, 0);
+    assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (2, 2), "one was asked for");
+    assert_eq!(rig.packet(0, 8, false, flag::SYN).unwrap(), [3, 16, 11], "that of the one that ended first");
+}
+
+#[test]
 fn late_packets_meet_the_old_members_and_then_these_are_made_as_new() {
     let mut rig = Rig::new(drops());
     let there = rig.packet(0, 1, false, flag::ACK).unwrap();
