@@ -11,6 +11,7 @@
 //! - `nf_ns_per_packet`: time on the core of all NFs for a delivered packet, which other load on the host changes less than rates;
 //! - `service_ns_p50.NF`, `_p99` (time for a burst), `sleeps_per_s.NF`, `hand_overs_per_s.NF`, `wakes_per_s.NF`: by the daemon;
 //! - `manager_busy_percent`, and `controller_busy_percent` where the daemon tells it.
+//! - `longest_wait_ns`, where NFs have turns from outside: the longest that one with packets has waited for its turn, ever.
 
 use sluice_shm::histogram::Histogram;
 
@@ -93,6 +94,9 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     let busy = after.stats.status.threads.iter().map(|thread| thread.busy_percent);
     if let Some(most) = busy.reduce(f64::max) {
         put("manager_busy_percent".into(), most);
+    }
+    if let Some(longest) = after.stats.status.schedules.iter().map(|schedule| schedule.longest_wait_ns).max() {
+        put("longest_wait_ns".into(), longest as f64);
     }
     if let Some(percent) = after.stats.status.controller_busy_percent {
         put("controller_busy_percent".into(), percent);

@@ -62,9 +62,19 @@ pub struct Status {
     pub flows: u64,
     /// Pools of instances.
     pub pools: Vec<Pool>,
+    /// Cores whose NFs have turns from outside.
+    pub schedules: Vec<Schedule>,
     /// Share of its core that the controller uses, 0 to 100, where the daemon says so.
     #[serde(rename = "tuning_percent")]
     pub controller_busy_percent: Option<f64>,
+}
+
+/// A core whose NFs have turns from outside.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Schedule {
+    /// The longest that an NF with packets has waited for its turn, in nanoseconds.
+    pub longest_wait_ns: u64,
 }
 
 /// A packet thread of the daemon.

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{Sharing, UNIT_NS, chain, cycles};
 use crate::lab::{Case, Lab, Miss, Plan, Row};
-use crate::sched::{COST, DELIVERED, params};
+use crate::sched::{COST, DELIVERED, LINE_RING, params};
 use crate::setup::Class;
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
@@ -44,6 +44,8 @@ const GROUP: Group = Group {
         Column::new("of_cooperative", "of cooperative", 1.0, 3),
         Column::new("of_ideal", "of ideal", 1.0, 3),
         Column::new("of_linux", "of best Linux", 1.0, 1),
+        Column::new("longest_wait_ns", "longest wait ms", 1e6, 2),
+        Column::new("wait_bound_ns", "its bound", 1e6, 2),
         Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
         Column::new("latency_ns_p99", "p99 µs", 1e3, 0),
     ],
@@ -80,6 +82,12 @@ fn plan(_: &Lab) -> Plan {
     plan
 }
 
+/// Longest that an NF with packets may wait, in nanoseconds: the slices of all others, and a millisecond. A slice is no longer than what a
+/// whole ring takes, and a packet takes each NF the time that the core has for it, over the number of NFs.
+fn wait_bound_ns(nfs: f64, delivered_pps: f64) -> f64 {
+    (nfs - 1.0) * f64::from(LINE_RING) * 1e9 / (delivered_pps * nfs) + 1e6
+}
+
 /// Adds to each row what it delivers of the cooperative, the ideal and the best that the kernel alone gives.
 pub fn ratios(rows: &mut [Row]) -> Vec<Row> {
     let rates: Vec<(String, crate::report::Params, f64)> =
@@ -94,6 +102,8 @@ pub fn ratios(rows: &mut [Row]) -> Vec<Row> {
         if row.name.starts_with("uncooperative") {
             row.put("of_cooperative", cooperative.map(|base| delivered / base));
             row.put("of_linux", linux.map(|base| delivered / base));
+            let nfs = row.params.get("nfs").and_then(serde_json::Value::as_f64).filter(|_| delivered > 0.0);
+            row.put("wait_bound_ns", nfs.map(|nfs| wait_bound_ns(nfs, delivered)));
         }
         if !row.name.starts_with("ideal") {
             row.put("of_ideal", ideal.map(|base| delivered / base));
@@ -130,6 +140,8 @@ mod tests {
             (rows[0].get("of_cooperative"), rows[0].get("of_ideal"), rows[0].get("of_linux")),
             (Some(0.9), Some(0.75), Some(18.0))
         );
+        assert_eq!(rows[0].get("wait_bound_ns"), Some(1e6), "of one");
+        assert_eq!(wait_bound_ns(4.0, 1e6), 3.0 * 1.024e6 + 1e6);
         assert_eq!((rows[1].get("of_cooperative"), rows[1].get("of_ideal")), (None, Some(10.0 / 12.0)));
         assert_eq!((rows[2].get("of_ideal"), rows[3].get("of_ideal"), rows[5].get("of_ideal")), (None, Some(0.5 / 12.0), None));
     }
