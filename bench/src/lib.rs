@@ -13,6 +13,8 @@ mod lab;
 mod lines;
 mod measure;
 mod outside;
+#[cfg(feature = "optimiser")]
+mod planner;
 mod plot;
 mod proc;
 mod report;
@@ -79,6 +81,10 @@ pub const EXPERIMENTS: &[Experiment] = &[
     outside::workflow::EXPERIMENT,
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
+    #[cfg(feature = "optimiser")]
+    planner::placement::EXPERIMENT,
+    #[cfg(feature = "optimiser")]
+    planner::optimiser::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

@@ -1,0 +1,530 @@
+//! A curve from as few measurements as it takes, which never promises more than there is.
+//!
+//! # Problem
+//! A point of a profile costs seconds. Throughput against cache ways is often concave, and then halving intervals until straight lines
+//! are right takes few points; but it may be flat, convex, or a step, and a rule that stops where the midpoint of an interval happens to
+//! lie on the line promises what is not there. Measurements are noisy besides.
+//!
+//! # Terms and units
+//! *Gap*: two neighbouring points and what is between them. *Doubt*: how far the curve may be from the straight line in a gap, as a part
+//! of the line's value. *Tolerance*: the doubt that is accepted, 1 % unless told otherwise. *Spread*: the half width of the 95 % interval
+//! of a median, as a part of it. *Side*: a throughput must not be promised too high, a latency not too low; the *safe* side is below or
+//! above accordingly.
+//!
+//! # Approach
+//! 1. Minimum, maximum and midpoint are measured, and then the midpoint of the gap with most doubt, until no gap has more than is
+//!    accepted or points run out.
+//! 2. In a gap the curve is between two bounds. *By its ends*: it is monotone. *By its neighbours*: a curve that bends one way is between
+//!    the straight line and the lines of the neighbouring gaps drawn out into this one. The second is believed only of gaps narrower than
+//!    a sixth of the whole (so quarter points and more are always measured, unless the ends say enough), and it is widened by a quarter
+//!    of what the line was wrong by where the gap was split off: a bend does not end at a point because that was measured. The curve is
+//!    taken to be in the middle of its bounds, and the doubt is half their distance.
+//! 3. Each point is measured again until its spread is accepted, or as often as allowed; then the notes say so.
+//! 4. Of points that are not monotone the safe envelope is taken: a point is never better than one with more cache or less load. If that
+//!    moves a point by more than noise, the notes say so.
+//! 5. A gap that is still in doubt when points run out is promised its safe bound.
+//! 6. The margin is the largest doubt that was accepted, plus the largest spread.
+//!
+//! # Limits
+//! What a curve does between two measured points is known only as far as it bends no more than its neighbourhood; a dip between two
+//! neighbouring points goes unseen. With whole ways there are few such places.
+//!
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2; the checks are ours.
+
+use crate::profile::{Curve, Point};
+
+/// Gaps wider than this part of the whole are known by their ends only.
+const WIDEST: f64 = 0.16;
+/// Places inside a gap that are looked at, where any number may be asked for.
+const STEPS: u32 = 16;
+
+/// Which way a promise is safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Below: a throughput.
+    Below,
+    /// Above: a latency.
+    Above,
+}
+
+/// How a curve is built.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// Smallest `x`.
+    pub from: f64,
+    /// Largest `x`.
+    pub to: f64,
+    /// Only whole numbers are measured.
+    pub whole: bool,
+    /// Gaps this wide are not split; 1 for whole numbers.
+    pub finest: f64,
+    /// Which way a promise is safe.
+    pub side: Side,
+    /// Doubt that is accepted, as a part.
+    pub tolerance: f64,
+    /// Points at most.
+    pub points: u32,
+    /// Spread that is accepted, as a part.
+    pub spread: f64,
+    /// Samples of a point at least: 1 where they are always the same.
+    pub samples: usize,
+    /// Samples of a point at most.
+    pub most_samples: usize,
+}
+
+impl Plan {
+    /// Throughput against 1 to `ways` whole ways (from `least` on).
+    pub fn throughput(least: u32, ways: u32) -> Self {
+        Self {
+            from: f64::from(least),
+            to: f64::from(ways),
+            whole: true,
+            finest: 1.0,
+            side: Side::Below,
+            tolerance: 0.01,
+            points: 12,
+            spread: 0.005,
+            samples: 3,
+            most_samples: 15,
+        }
+    }
+
+    /// Latency against load, in packets per second.
+    pub fn latency(from_pps: f64, to_pps: f64) -> Self {
+        Self {
+            from: from_pps,
+            to: to_pps,
+            whole: false,
+            finest: (to_pps - from_pps) / 128.0,
+            side: Side::Above,
+            spread: 0.05,
+            ..Self::throughput(1, 1)
+        }
+    }
+
+    /// For measurements that are always the same.
+    pub fn exact(self) -> Self {
+        Self { samples: 1, most_samples: 1, ..self }
+    }
+}
+
+/// Why there is no curve.
+#[derive(Debug, thiserror::Error)]
+pub enum CurveError<E> {
+    /// A plan that cannot be followed.
+    #[error("a curve from {from} to {to} with at most {points} points cannot be measured: 3 points are the least, and a range")]
+    Plan {
+        /// Smallest.
+        from: f64,
+        /// Largest.
+        to: f64,
+        /// At most.
+        points: u32,
+    },
+    /// A measurement failed.
+    #[error("the point {x} cannot be measured: {why}")]
+    Measure {
+        /// Which point.
+        x: f64,
+        /// Why.
+        why: E,
+    },
+    /// A measurement gave no number.
+    #[error("the point {x} gave {sample} and must be 0 or more, finite, and there")]
+    NoNumber {
+        /// Which point.
+        x: f64,
+        /// What it gave; NaN for nothing at all.
+        sample: f64,
+    },
+}
+
+/// A measured point.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Measured {
+    x: f64,
+    y: f64,
+    spread: f64,
+    /// What the line that was there before was wrong by, as a part: above 0 if the point lay above.
+    off: f64,
+    /// Which point it was.
+    turn: usize,
+}
+
+/// Builds a curve. `measure(x)` returns one sample or more of the value at `x`; it may be asked for the same point again.
+///
+/// # Errors
+/// [`CurveError`].
+pub fn build<E>(plan: &Plan, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>) -> Result<Curve, CurveError<E>> {
+    let Plan { from, to, points: most, .. } = *plan;
+    if !(from >= 0.0 && to >= from && to.is_finite() && most >= 3) {
+        return Err(CurveError::Plan { from, to, points: most });
+    }
+    let mut notes = Vec::new();
+    let mut point = |x: f64| sample(plan, x, &mut measure, &mut notes);
+    let mut points = vec![point(from)?];
+    if to > from {
+        points.push(point(to)?);
+    }
+    loop {
+        let worst = (1..points.len())
+            .filter(|right| plan.middle(points[right - 1].x, points[*right].x).is_some())
+            .map(|right| (right, plan.doubt(&points, right)))
+            .max_by(|a, b| a.1.weight.total_cmp(&b.1.weight));
+        let Some((right, doubt)) = worst else { break };
+        // The midpoint of the whole is measured whatever the ends say: a curve with the same value at both need not be flat.
+        if points.len() >= most as usize || (points.len() > 2 && doubt.part <= plan.tolerance) {
+            break;
+        }
+        let Some(x) = plan.middle(points[right - 1].x, points[right].x) else { break };
+        let (a, b) = (points[right - 1], points[right]);
+        let line = a.y + (b.y - a.y) * (x - a.x) / (b.x - a.x);
+        let new = point(x)?;
+        let off = if line > 0.0 { new.y / line - 1.0 } else { 0.0 };
+        let turn = points.len();
+        points.insert(right, Measured { off, turn, ..new });
+    }
+    let measured = u32::try_from(points.len()).unwrap_or(u32::MAX);
+    plan.envelop(&mut points, &mut notes);
+    Ok(plan.finish(&points, measured, notes))
+}
+
+/// How far a curve may be from the line in a gap.
+#[derive(Debug, Clone, Copy)]
+struct Doubt {
+    /// As a part of the line's value, beyond what noise explains.
+    part: f64,
+    /// For the choice of the next gap: the same, for wide gaps more.
+    weight: f64,
+}
+
+impl Plan {
+    /// Where to split a gap, if it may be.
+    fn middle(&self, left: f64, right: f64) -> Option<f64> {
+        let middle = (left + right) / 2.0;
+        let middle = if self.whole { middle.floor() } else { middle };
+        (middle > left && right - left > self.finest * (1.0 + 1e-9)).then_some(middle)
+    }
+
+    /// The doubt about the gap that ends at `right`.
+    fn doubt(&self, points: &[Measured], right: usize) -> Doubt {
+        let (a, b) = (points[right - 1], points[right]);
+        let width = (b.x - a.x) / (self.to - self.from);
+        let part = self.inside(points, right).map(|(_, low, high)| (high - low) / (high + low).max(f64::MIN_POSITIVE));
+        let part = (part.fold(0.0, f64::max) - a.spread.max(b.spread)).max(0.0);
+        Doubt { part, weight: part * (1.0 + width) }
+    }
+
+    /// Places inside the gap that ends at `right`, with the bounds of the curve there.
+    fn inside(&self, points: &[Measured], right: usize) -> impl Iterator<Item = (f64, f64, f64)> {
+        let (a, b) = (points[right - 1], points[right]);
+        let line = |p: Measured, q: Measured| move |x: f64| p.y + (q.y - p.y) * (x - p.x) / (q.x - p.x);
+        let own = line(a, b);
+        let before = right.checked_sub(2).map(|i| line(points[i], a));
+        let after = points.get(right + 1).map(|c| line(b, *c));
+        let (low, high) = (a.y.min(b.y), a.y.max(b.y));
+        let by_ends = b.x - a.x > (self.to - self.from) * WIDEST;
+        let off = if a.turn > b.turn { a.off } else { b.off } / 4.0;
+        let steps = if self.whole { (b.x - a.x).round() as u32 } else { STEPS };
+        (1..steps).map(move |i| {
+            let x = a.x + (b.x - a.x) * f64::from(i) / f64::from(steps);
+            if by_ends {
+                return (x, low, high);
+            }
+            let y = own(x);
+            let (mut below, mut above) = (None, None);
+            for other in [before.as_ref().map(|f| f(x)), after.as_ref().map(|f| f(x))].into_iter().flatten() {
+                if other < y {
+                    below = Some(below.unwrap_or(low).max(other));
+                } else if other > y {
+                    above = Some(above.unwrap_or(high).min(other));
+                }
+            }
+            let below = below.unwrap_or(y).min(y * (1.0 + off)).max(low);
+            let above = above.unwrap_or(y).max(y * (1.0 + off)).min(high);
+            (x, below, above)
+        })
+    }
+
+    /// Moves points to the safe side until the curve never falls.
+    fn envelop(&self, points: &mut [Measured], notes: &mut Vec<String>) {
+        let before: Vec<f64> = points.iter().map(|point| point.y).collect();
+        match self.side {
+            Side::Below => {
+                for i in (1..points.len()).rev() {
+                    points[i - 1].y = points[i - 1].y.min(points[i].y);
+                }
+            }
+            Side::Above => {
+                for i in 1..points.len() {
+                    points[i].y = points[i].y.max(points[i - 1].y);
+                }
+            }
+        }
+        for (point, was) in points.iter().zip(before) {
+            let moved = (point.y - was).abs() / was.max(f64::MIN_POSITIVE);
+            if moved > self.tolerance + 2.0 * point.spread {
+                notes.push(format!("not monotone at {}: {was:.4e} was taken as {:.4e}", point.x, point.y));
+            }
+        }
+    }
+
+    /// The curve of all points, with the gaps that are still in doubt made safe.
+    fn finish(&self, points: &[Measured], measured: u32, mut notes: Vec<String>) -> Curve {
+        let spread = points.iter().map(|point| point.spread).fold(0.0, f64::max);
+        let mut out = vec![Point { x: points[0].x, y: points[0].y }];
+        let mut error_bound: f64 = 0.0;
+        for right in 1..points.len() {
+            let (a, b) = (points[right - 1], points[right]);
+            let doubt = self.doubt(points, right).part;
+            let is_known = doubt <= self.tolerance;
+            if is_known {
+                error_bound = error_bound.max(doubt);
+            } else {
+                notes.push(format!("in doubt by {:.1} % between {} and {}: the safe bound is promised", doubt * 100.0, a.x, b.x));
+            }
+            let mut last = a.y;
+            for (x, low, high) in self.inside(points, right) {
+                let y = match self.side {
+                    _ if is_known => (low + high) / 2.0,
+                    Side::Below => low,
+                    Side::Above => high,
+                };
+                last = y.clamp(last, b.y.max(last));
+                out.push(Point { x, y: last });
+            }
+            out.push(Point { x: b.x, y: b.y });
+        }
+        straighten(&mut out);
+        Curve { points: out, measured, error_bound, spread, margin: (error_bound + spread).min(0.99), notes }
+    }
+}
+
+/// Takes out points that lie on the line between their neighbours.
+fn straighten(points: &mut Vec<Point>) {
+    let mut kept: Vec<Point> = Vec::with_capacity(points.len());
+    for (i, point) in points.iter().enumerate() {
+        let between = kept.last().zip(points.get(i + 1)).is_some_and(|(left, right)| {
+            let line = left.y + (right.y - left.y) * (point.x - left.x) / (right.x - left.x);
+            (line - point.y).abs() <= point.y.abs() * 1e-12
+        });
+        if !between {
+            kept.push(*point);
+        }
+    }
+    *points = kept;
+}
+
+/// Measures a point until its spread is accepted.
+fn sample<E>(
+    plan: &Plan,
+    x: f64,
+    measure: &mut impl FnMut(f64) -> Result<Vec<f64>, E>,
+    notes: &mut Vec<String>,
+) -> Result<Measured, CurveError<E>> {
+    let mut samples: Vec<f64> = Vec::new();
+    loop {
+        let more = measure(x).map_err(|why| CurveError::Measure { x, why })?;
+        let bad = |sample: &&f64| !sample.is_finite() || **sample < 0.0;
+        if let Some(&sample) = more.iter().find(bad).or(more.is_empty().then_some(&f64::NAN)) {
+            return Err(CurveError::NoNumber { x, sample });
+        }
+        samples.extend(more);
+        samples.sort_by(f64::total_cmp);
+        let y = middle(&samples);
+        let spread = spread(&samples, y);
+        if samples.len() >= plan.samples && (spread <= plan.spread || samples.len() >= plan.most_samples) {
+            if spread > plan.spread {
+                let (spread, n) = (spread * 100.0, samples.len());
+                notes.push(format!("noisy at {x}: known to {spread:.1} % after {n} samples"));
+            }
+            return Ok(Measured { x, y, spread, off: 0.0, turn: 0 });
+        }
+    }
+}
+
+/// The median of sorted values.
+fn middle(sorted: &[f64]) -> f64 {
+    let n = sorted.len();
+    if n % 2 == 1 { sorted[n / 2] } else { (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0 }
+}
+
+/// Half the width of the 95 % interval of the median, as a part of it, from the median distance to it: a stray sample does not count.
+fn spread(samples: &[f64], median: f64) -> f64 {
+    if samples.len() < 2 || median <= 0.0 {
+        return 0.0;
+    }
+    let mut distances: Vec<f64> = samples.iter().map(|sample| (sample - median).abs()).collect();
+    distances.sort_by(f64::total_cmp);
+    // 1.4826 makes a standard deviation of a median distance, and 1.2533 the error of a median of that of a mean.
+    let deviation = 1.4826 * middle(&distances);
+    1.96 * 1.2533 * deviation / (samples.len() as f64).sqrt() / median
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WAYS: u32 = 20;
+
+    fn ways(f: impl Fn(f64) -> f64) -> Curve {
+        build(&Plan::throughput(1, WAYS).exact(), |x| Ok::<_, Infallible>(vec![f(x)])).unwrap()
+    }
+
+    /// Largest error of what is promised, and the most that is promised too much, over all ways.
+    fn errors(curve: &Curve, f: impl Fn(f64) -> f64) -> (f64, f64) {
+        (1..=WAYS).map(f64::from).fold((0.0, f64::NEG_INFINITY), |(error, over): (f64, f64), x| {
+            let (line, truth) = (curve.at(x).unwrap(), f(x));
+            (error.max((line / truth - 1.0).abs()), over.max(line * (1.0 - curve.margin) / truth - 1.0))
+        })
+    }
+
+    fn assert_good(name: &str, most: u32, f: impl Fn(f64) -> f64) {
+        let curve = ways(&f);
+        let (error, over) = errors(&curve, &f);
+        assert!(error <= 0.01 + 1e-9 && over <= 1e-9, "{name}: error {error}, over {over}, {curve:?}");
+        assert!(curve.measured <= most, "{name}: {} points", curve.measured);
+        assert!(curve.margin <= 0.01 + 1e-9, "{name}: margin {}", curve.margin);
+    }
+
+    /// Uniform accesses to `set` ways of memory: the time of a packet falls in a straight line.
+    fn uniform(set: f64) -> impl Fn(f64) -> f64 {
+        move |x| 1e9 / (50.0 + 100.0 * (1.0 - x / set).max(0.0))
+    }
+
+    #[test]
+    fn shapes_take_few_points_and_promise_no_more_than_there_is() {
+        assert_good("flat", 3, |_| 10e6);
+        assert_good("straight", 12, |x| 5e6 + 1e5 * x);
+        assert_good("saturating", 12, |x| 10e6 * (1.0 - (-x / 3.0).exp()) + 5e6);
+        assert_good("slowly saturating", 12, |x| 1e9 / (60.0 + 90.0 / x.sqrt()));
+        assert_good("convex", 12, uniform(25.0));
+        assert_good("convex, then flat", 12, uniform(12.0));
+        assert_good("convex, then flat late", 12, uniform(17.3));
+        assert_good("a step", 12, |x| if x < 8.0 { 4e6 } else { 9e6 });
+        assert_good("a step at the end", 12, |x| if x < 20.0 { 4e6 } else { 9e6 });
+        assert_good("bent both ways", 12, |x| 5e6 + 5e6 / (1.0 + (-(x - 10.0) / 2.0).exp()));
+    }
+
+    #[test]
+    fn the_paper_s_rule_would_stop_where_this_does_not() {
+        // The midpoint lies on the line, and the quarter points do not.
+        let f = |x: f64| 10e6 + 2e5 * (x - 1.0) + 4e5 * ((x - 1.0) / 18.0 * std::f64::consts::TAU).sin();
+        assert!((f(10.0) / ((f(1.0) + f(20.0)) / 2.0) - 1.0).abs() < 0.01);
+        let curve = ways(f);
+        assert!(errors(&curve, f).1 <= 0.0 && curve.measured > 5, "{curve:?}");
+    }
+
+    #[test]
+    fn what_is_not_monotone_is_said_and_not_promised() {
+        let f = |x: f64| if (5.0..8.0).contains(&x) { 9e6 } else { 5e6 + 1e5 * x };
+        let curve = ways(f);
+        assert!(curve.notes.iter().any(|note| note.starts_with("not monotone at")), "{curve:?}");
+        assert!(curve.points.windows(2).all(|pair| pair[0].y <= pair[1].y));
+    }
+
+    #[test]
+    fn points_that_run_out_leave_the_safe_bound() {
+        let f = |x: f64| 1e6 * 1.3f64.powf(x);
+        let plan = Plan { points: 4, ..Plan::throughput(1, WAYS).exact() };
+        let curve = build(&plan, |x| Ok::<_, Infallible>(vec![f(x)])).unwrap();
+        assert_eq!(curve.measured, 4);
+        assert!(curve.notes.iter().any(|note| note.contains("the safe bound is promised")));
+        assert!(errors(&curve, f).1 <= 0.0, "{curve:?}");
+    }
+
+    #[test]
+    fn a_latency_is_promised_from_above() {
+        let f = |load: f64| 5.0 + 2.0 / (1.0 - load / 10e6);
+        let plan = Plan::latency(0.5e6, 9.5e6).exact();
+        let curve = build(&plan, |x| Ok::<_, Infallible>(vec![f(x)])).unwrap();
+        assert!(curve.measured <= 12, "{}", curve.measured);
+        for i in 0..=1000 {
+            let load = 0.5e6 + 9e6 * f64::from(i) / 1000.0;
+            assert!(curve.at(load).unwrap() * (1.0 + curve.margin) >= f(load) * (1.0 - 1e-12), "{load} {curve:?}");
+        }
+    }
+
+    #[test]
+    fn noise_is_measured_away_or_said() {
+        let mut turn = 0;
+        let mut asked = 0;
+        let mut wave = |size: f64| {
+            turn += 1;
+            1.0 + size * [0.0, 1.0, -1.0, 0.5, -0.5][turn % 5]
+        };
+        let little = build(&Plan::throughput(1, WAYS), |_| {
+            asked += 1;
+            Ok::<_, Infallible>(vec![10e6 * wave(0.002)])
+        });
+        let little = little.unwrap();
+        assert!(little.notes.is_empty() && little.margin <= 0.01 && asked >= 9, "{little:?}");
+        let much = build(&Plan::throughput(1, WAYS), |_| Ok::<_, Infallible>(vec![10e6 * wave(0.2)])).unwrap();
+        assert!(much.notes.iter().any(|note| note.starts_with("noisy at")), "{much:?}");
+        assert!(much.margin > 0.01);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_said() {
+        let said = |result: Result<Curve, CurveError<String>>| result.unwrap_err().to_string();
+        let plan = Plan::throughput(1, WAYS);
+        assert_eq!(said(build(&plan, |_| Err("no core".into()))), "the point 1 cannot be measured: no core");
+        assert!(said(build(&plan, |_| Ok(vec![f64::INFINITY]))).contains("gave inf"));
+        assert!(said(build(&plan, |_| Ok(vec![]))).contains("gave NaN"));
+        assert!(said(build(&Plan { points: 2, ..plan }, |_| Ok(vec![1.0]))).contains("3 points are the least"));
+        let one = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![1.0])).unwrap();
+        assert_eq!(one.points.len(), 1);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Concave: a base and a part that saturates, by any of two laws.
+        #[test]
+        fn concave(base in 20.0..500.0f64, gain in 0.0..5.0f64, scale in 0.3..30.0f64, power in 0.2..1.0f64, law in 0..2) {
+            let f = move |x: f64| 1e6 * base * (1.0 + gain * if law == 0 { 1.0 - (-x / scale).exp() } else { (x / 20.0).powf(power) });
+            let curve = ways(f);
+            prop_assert!(errors(&curve, f).1 <= 1e-9, "{curve:?}");
+        }
+
+        /// Time of a packet: what hits at once, and what misses, which falls linearly until the working set fits. Throughput is convex.
+        #[test]
+        fn convex(base in 20.0..500.0f64, misses in 0.0..1000.0f64, set in 1.0..60.0f64) {
+            let f = move |x: f64| 1e9 / (base + misses * (1.0 - x / set).max(0.0));
+            let curve = ways(f);
+            let (error, over) = errors(&curve, f);
+            prop_assert!(over <= 1e-9, "{curve:?}");
+            prop_assert!(curve.measured == 12 || error <= 0.0101, "{error} {curve:?}");
+        }
+
+        /// Steps, at any ways.
+        #[test]
+        fn steps(base in 1e6..10e6f64, jumps in prop::collection::vec((1u32..21, 1.0..3.0f64), 0..3)) {
+            let f = move |x: f64| base * jumps.iter().filter(|(at, _)| x >= f64::from(*at)).map(|(_, by)| by).product::<f64>();
+            let curve = ways(&f);
+            let over = errors(&curve, &f).1;
+            prop_assert!(over <= 1e-9, "{over} {curve:?}");
+        }
+
+        /// Noise of a few per cent: what is promised is within the noise that is stated.
+        #[test]
+        fn noisy(base in 20.0..500.0f64, misses in 0.0..500.0f64, set in 2.0..40.0f64, noise in 0.0..0.03f64, seed in any::<u64>()) {
+            let f = move |x: f64| 1e9 / (base + misses * (1.0 - x / set).max(0.0));
+            let mut state = seed | 1;
+            let mut random = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 11) as f64 / (1u64 << 53) as f64 * 2.0 - 1.0
+            };
+            let plan = Plan { samples: 9, most_samples: 30, ..Plan::throughput(1, WAYS) };
+            let curve = build(&plan, |x| Ok::<_, Infallible>(vec![f(x) * (1.0 + noise * random())])).unwrap();
+            let over = errors(&curve, f).1;
+            prop_assert!(over <= noise, "{over} with noise {noise}, {curve:?}");
+        }
+    }
+}
