@@ -131,7 +131,7 @@ mod tests {
         assert!((held[0] - 9.0).abs() < 0.01 && (held[1] - 9.0).abs() < 0.01 && held[2] < 0.01, "{held:?}");
         let hungry = Uniform { base_ns: 100.0, references: 40.0, set_ways: 300.0 };
         let held = occupancies(&[run(&nat), run(&hungry)], 18.0);
-        assert!(held[0] < 5.0, "{held:?}");
+        assert!(held[0] < 7.0 && held[1] > 11.0, "{held:?}");
     }
 
     #[test]
