@@ -6,6 +6,7 @@
 
 mod daemon;
 mod fair;
+mod flow;
 mod forward;
 mod host;
 mod http;
@@ -16,12 +17,14 @@ mod outside;
 #[cfg(feature = "optimiser")]
 mod planner;
 mod plot;
+mod pools;
 mod proc;
 mod report;
 mod sched;
 mod setup;
 mod stats;
 mod table;
+mod wakeup;
 
 use std::path::PathBuf;
 
@@ -85,6 +88,17 @@ pub const EXPERIMENTS: &[Experiment] = &[
     planner::placement::EXPERIMENT,
     #[cfg(feature = "optimiser")]
     planner::optimiser::EXPERIMENT,
+    pools::scale::EXPERIMENT,
+    pools::weight::EXPERIMENT,
+    pools::cpu_usage::EXPERIMENT,
+    pools::flow_setup::EXPERIMENT,
+    pools::churn::EXPERIMENT,
+    pools::soak::EXPERIMENT,
+    flow::tenant_priority::EXPERIMENT,
+    flow::chain_priority::EXPERIMENT,
+    flow::affinity::EXPERIMENT,
+    wakeup::mixed::EXPERIMENT,
+    wakeup::idle_pool::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

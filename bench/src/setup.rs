@@ -27,11 +27,25 @@ pub struct Traffic {
     pub packet_bytes: u32,
     /// Destination port of its packets.
     pub dst_port: u16,
+    /// Whether its packets are TCP; else UDP.
+    pub tcp: bool,
+    /// Packets of a flow, after which another begins in its place; 0 if flows do not end.
+    pub flow_packets: u32,
 }
 
 impl Default for Traffic {
     fn default() -> Self {
-        Self { name: "in".into(), chain: "c".into(), rate: 0.0, flows: 1, wait: false, packet_bytes: PACKET_BYTES, dst_port: 9 }
+        Self {
+            name: "in".into(),
+            chain: "c".into(),
+            rate: 0.0,
+            flows: 1,
+            wait: false,
+            packet_bytes: PACKET_BYTES,
+            dst_port: 9,
+            tcp: false,
+            flow_packets: 0,
+        }
     }
 }
 
@@ -65,12 +79,51 @@ pub struct Service {
     pub ring: u32,
     /// Whether they are forked from a process that has made its handler.
     pub zygote: bool,
+    /// Its pool, if each flow has an instance of its own.
+    pub pool: Option<Pool>,
+}
+
+/// A pool of instances, one for each flow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pool {
+    /// Least and most instances.
+    pub members: (u32, u32),
+    /// Capacity of each ring.
+    pub ring: u32,
+    /// How long late packets meet their instance, in milliseconds.
+    pub linger_ms: u32,
+    /// A flow without an end is over without packets for so long, in milliseconds; none leaves the daemon its own time.
+    pub idle_ms: Option<u32>,
+    /// What happens to a flow that finds no idle instance: `drop`, `wait`, or the shared service that it falls back to.
+    pub when_empty: &'static str,
+    /// Whether an instance that had a flow is ended, and another takes its place.
+    pub strict: bool,
+}
+
+impl Pool {
+    /// A pool of so many instances, always.
+    pub fn of(members: u32, ring: u32) -> Self {
+        Self { members: (members, members), ring, linger_ms: 1, idle_ms: None, when_empty: "drop", strict: false }
+    }
+
+    fn toml(&self) -> String {
+        let Self { members: (min, max), ring, linger_ms, idle_ms, when_empty, strict } = self;
+        let idle = idle_ms.map(|ms| format!("tcp_idle_ms = {ms}\nhalf_open_ms = {ms}\nidle_ms = {ms}\n")).unwrap_or_default();
+        let empty = match *when_empty {
+            word @ ("drop" | "wait") => format!("when_empty = \"{word}\""),
+            service => format!("when_empty = \"fallback\"\nfallback = {}", quoted(service)),
+        };
+        let isolation = if *strict { "strict" } else { "reset" };
+        format!(
+            "[service.pool]\nmin = {min}\nmax = {max}\nring = {ring}\nlinger_ms = {linger_ms}\n{idle}{empty}\nisolation = \"{isolation}\"\n"
+        )
+    }
 }
 
 impl Default for Service {
     fn default() -> Self {
         let (name, exec) = (String::new(), String::new());
-        Self { name, exec, args: Vec::new(), instances: 1, core: 1, poll: false, ring: 1024, zygote: false }
+        Self { name, exec, args: Vec::new(), instances: 1, core: 1, poll: false, ring: 1024, zygote: false, pool: None }
     }
 }
 
@@ -121,6 +174,8 @@ pub struct Sched {
     pub watermarks: Option<(u32, u32)>,
     /// Queueing time from which a ring throttles, in microseconds.
     pub queueing_us: Option<u32>,
+    /// Whether NFs further down their chains go first.
+    pub downstream_first: bool,
 }
 
 impl Sched {
@@ -140,6 +195,9 @@ impl Sched {
         if let Some(us) = self.queueing_us {
             let _ = writeln!(out, "queueing_us = {us}");
         }
+        if self.downstream_first {
+            out.push_str("downstream_first = true\n");
+        }
         out + "\n"
     }
 }
@@ -151,6 +209,10 @@ pub struct Setup {
     pub manager_core: usize,
     /// Frames of packet memory.
     pub frames: u32,
+    /// Flows that the flow table remembers; none leaves the daemon its own number.
+    pub max_flows: Option<u32>,
+    /// Most NFs; none leaves the daemon its own number.
+    pub max_nfs: Option<u32>,
     /// Who runs, and who is let in; none leaves the daemon its own ways.
     pub sched: Option<Sched>,
     /// What stops NFs that poll so that others run: the word of `mechanism` in `[workflow]`; none leaves the daemon its own ways.
@@ -165,6 +227,8 @@ pub struct Setup {
     pub services: Vec<Service>,
     /// Chains.
     pub chains: Vec<Chain>,
+    /// More of the configuration, as it is written: what none of these can say.
+    pub more: String,
 }
 
 impl Default for Setup {
@@ -172,6 +236,8 @@ impl Default for Setup {
         Self {
             manager_core: 0,
             frames: 16_384,
+            max_flows: None,
+            max_nfs: None,
             sched: None,
             mechanism: None,
             traffic: Vec::new(),
@@ -179,6 +245,7 @@ impl Default for Setup {
             files: Vec::new(),
             services: Vec::new(),
             chains: Vec::new(),
+            more: String::new(),
         }
     }
 }
@@ -188,9 +255,11 @@ impl Setup {
     pub fn toml(&self, runtime_dir: &Path) -> String {
         let mut out = String::new();
         let core = self.manager_core;
+        let bounds = [("max_flows", self.max_flows), ("max_nfs", self.max_nfs)];
+        let bounds: String = bounds.iter().filter_map(|(key, n)| Some(format!("{key} = {}\n", (*n)?))).collect();
         let _ = writeln!(
             out,
-            "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n",
+            "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n{bounds}",
             quoted(&runtime_dir.display().to_string())
         );
         // Hugepages are used where the host has some reserved; an experiment reserves none.
@@ -202,9 +271,13 @@ impl Setup {
         for t in &self.traffic {
             let overload = if t.wait { "wait" } else { "drop" };
             let name = quoted(&t.name);
+            let mut ends = if t.tcp { "protocol = \"tcp\"\n".to_string() } else { String::new() };
+            if t.flow_packets > 0 {
+                let _ = writeln!(ends, "flow_packets = {}", t.flow_packets);
+            }
             let _ = writeln!(
                 out,
-                "[[port]]\nname = {name}\nkind = \"gen\"\nsize = {}\nflows = {}\nrate = {:.1}\ndst_port = {}\noverload = \"{overload}\"\n",
+                "[[port]]\nname = {name}\nkind = \"gen\"\nsize = {}\nflows = {}\nrate = {:?}\ndst_port = {}\noverload = \"{overload}\"\n{ends}",
                 t.packet_bytes.saturating_sub(FCS),
                 t.flows,
                 t.rate,
@@ -224,16 +297,21 @@ impl Setup {
         for s in &self.services {
             let mode = if s.poll { "poll" } else { "sleep" };
             let zygote = if s.zygote { "zygote = true\n" } else { "" };
+            let number = match &s.pool {
+                None => format!("instances = {}\nring = {}\n", s.instances, s.ring),
+                Some(_) => "per = \"flow\"\n".into(),
+            };
             let _ = writeln!(
                 out,
-                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ninstances = {}\ncores = [{}]\nmode = \"{mode}\"\nring = {}\n{zygote}",
+                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = [{}]\nmode = \"{mode}\"\n{number}{zygote}",
                 quoted(&s.name),
                 quoted(&s.exec),
                 list(&s.args),
-                s.instances,
                 s.core,
-                s.ring
             );
+            if let Some(pool) = &s.pool {
+                let _ = writeln!(out, "{}", pool.toml());
+            }
         }
         for c in &self.chains {
             let _ = writeln!(
@@ -245,6 +323,7 @@ impl Setup {
                 c.on_failure
             );
         }
+        out.push_str(&self.more);
         out
     }
 }
@@ -281,6 +360,7 @@ mod tests {
                 poll: true,
                 ring: 64,
                 zygote: false,
+                pool: None,
             }],
             chains: vec![
                 Chain { services: vec!["b1".into()], on_failure: "drop", ..Chain::default() },
@@ -329,9 +409,9 @@ kind = "sink"
 name = "b1"
 exec = "nf"
 args = ["--cycles", "1,2"]
-instances = 2
 cores = [4]
 mode = "poll"
+instances = 2
 ring = 64
 
 [[chain]]
@@ -351,6 +431,27 @@ on_failure = "restart"
     }
 
     #[test]
+    fn a_pool_is_a_table_of_its_service() {
+        let mut service = Service { pool: Some(Pool::of(45, 64)), zygote: true, ..Service::default() };
+        let text = |service: &Service| Setup { services: vec![service.clone()], ..Setup::default() }.toml(Path::new("/tmp/x"));
+        let got = text(&service);
+        assert!(
+            got.contains("mode = \"sleep\"\nper = \"flow\"\nzygote = true\n\n[service.pool]\nmin = 45\nmax = 45\nring = 64\n"),
+            "{got}"
+        );
+        assert!(got.contains("when_empty = \"drop\"\nisolation = \"reset\"\n"), "{got}");
+        service.pool = Some(Pool { when_empty: "rest", strict: true, ..Pool::of(1, 64) });
+        assert!(text(&service).contains("when_empty = \"fallback\"\nfallback = \"rest\"\nisolation = \"strict\"\n"));
+    }
+
+    #[test]
+    fn flows_that_end_are_asked_for() {
+        let traffic = Traffic { tcp: true, flow_packets: 12, ..Traffic::default() };
+        let text = Setup { traffic: vec![traffic], ..Setup::default() }.toml(Path::new("/tmp/x"));
+        assert!(text.contains("overload = \"drop\"\nprotocol = \"tcp\"\nflow_packets = 12\n\n[[rule]]"), "{text}");
+    }
+
+    #[test]
     fn scheduling_is_a_table_of_its_own() {
         let plain = Sched {
             class: Class::Batch,
@@ -360,9 +461,12 @@ on_failure = "restart"
             ecn: false,
             watermarks: None,
             queueing_us: None,
+            downstream_first: false,
         };
         let want = "[sched]\nclass = \"batch\"\nhandover = false\nweights = true\nbackpressure = false\necn = false\n\n";
         assert_eq!(plain.toml(), want);
+        let first = Sched { downstream_first: true, ..plain }.toml();
+        assert!(first.contains("ecn = false\ndownstream_first = true\n"), "{first}");
         let tuned = Sched { class: Class::Rr(100), watermarks: Some((30, 50)), queueing_us: Some(20), ..plain };
         assert!(tuned.toml().starts_with("[sched]\nclass = \"rr\"\nrr_slice_ms = 100\nhandover = false\n"));
         assert!(tuned.toml().ends_with("low_watermark = 30\nhigh_watermark = 50\nqueueing_us = 20\n\n"));

@@ -26,14 +26,42 @@ pub struct Stats {
     pub drops: BTreeMap<String, u64>,
 }
 
+/// The instances of a service that has one for each flow.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Pool {
+    /// The service.
+    pub service: String,
+    /// Instances.
+    pub size: u32,
+    /// Instances that wait for a flow.
+    pub idle: u64,
+    /// Flows that were given an instance.
+    pub activations: u64,
+    /// Instances that became idle again.
+    pub ended: u64,
+    /// Flows that the shared service got instead.
+    pub fallbacks: u64,
+    /// Packets dropped because no instance was idle.
+    pub drops: u64,
+    /// Time from the look at the first packet of a flow until it could go to its instance.
+    pub setup_ns: Distribution,
+}
+
 /// The daemon.
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Status {
+    /// Its process.
+    pub pid: u32,
     /// Whether packet memory stands on hugepages.
     pub hugepages: bool,
     /// Its packet threads.
     pub threads: Vec<Thread>,
+    /// Flows that the flow table remembers.
+    pub flows: u64,
+    /// Pools of instances.
+    pub pools: Vec<Pool>,
     /// Share of its core that the controller uses, 0 to 100, where the daemon says so.
     #[serde(rename = "tuning_percent")]
     pub controller_busy_percent: Option<f64>,
@@ -219,6 +247,13 @@ impl Window<'_> {
     pub fn latency(&self, chain: &str) -> Histogram {
         let find = |s: &Stats| s.chains.iter().find(|c| c.name == chain).map(|c| c.latency_ns.clone()).unwrap_or_default();
         find(self.after).since(&find(self.before))
+    }
+
+    /// A pool as it was before and is after.
+    pub fn pool(&self, service: &str) -> Option<(&Pool, &Pool)> {
+        let find = |pools: &[Pool]| pools.iter().position(|pool| pool.service == service);
+        let (before, after) = (&self.before.status.pools, &self.after.status.pools);
+        Some((&before[find(before)?], &after[find(after)?]))
     }
 
     /// Each NF as it was before and after, if it was there both times.

@@ -86,6 +86,7 @@ const EXAMPLES: &[Example] = &[
     plain("bridge", "sluice-nf-bridge", &[]),
     plain("mark", "sluice-nf-mark", &[]),
     plain("macswap", "sluice-nf-macswap", &[]),
+    plain("single", "sluice-nf-single", &[]),
     plain("vlan", "sluice-nf-vlan", &["tag", "--id", "100"]),
     plain("cost-50", COST, &["--cycles", "50"]),
     plain("cost-120", COST, &["--cycles", "120"]),

@@ -109,6 +109,7 @@ impl Mode {
             ecn: all,
             watermarks: None,
             queueing_us: None,
+            downstream_first: false,
         }
     }
 }

@@ -15,8 +15,12 @@ use serde_json::Value;
 
 use crate::daemon::Programs;
 
-const INSIDE: &str = "10.99.0.1";
-const OUTSIDE: &str = "10.99.0.2";
+/// Address of the inner end.
+pub const INSIDE: &str = "10.99.0.1";
+/// Address of the outer end.
+pub const OUTSIDE: &str = "10.99.0.2";
+/// Second addresses of both, where they are laid.
+pub const SECOND: [&str; 2] = ["10.99.0.3", "10.99.0.4"];
 /// Port of iperf3's server, its own default.
 const PORT: u16 = 5201;
 /// How long anything may take besides the measured time.
@@ -35,8 +39,13 @@ pub enum Flow {
     Starved(f64),
 }
 
-/// Why there can be no namespaces here, if so.
+/// Why there can be no namespaces with iperf3 in them here, if so.
 pub fn missing() -> Option<String> {
+    missing_without(&[])
+}
+
+/// The same, where these programs are not needed.
+pub fn missing_without(unneeded: &[&str]) -> Option<String> {
     if !rustix::process::geteuid().is_root() {
         return Some("it needs root, for network namespaces; run it with sudo".into());
     }
@@ -44,8 +53,17 @@ pub fn missing() -> Option<String> {
         Command::new(program).args(args).stdout(Stdio::null()).stderr(Stdio::null()).stdin(Stdio::null()).status().is_ok()
     };
     let programs = [("ip", "-V", "iproute2"), ("ethtool", "--version", "ethtool"), ("iperf3", "--version", "iperf3")];
-    let absent = programs.iter().find(|(program, version, _)| !there(program, &[version]))?;
+    let absent = programs.iter().find(|(program, version, _)| !unneeded.contains(program) && !there(program, &[version]))?;
     Some(format!("there is no {} here; install {}", absent.0, absent.2))
+}
+
+/// Which of the two namespaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Where flows begin.
+    Inside,
+    /// Where they lead.
+    Outside,
 }
 
 /// Both namespaces and their host ends.
@@ -63,7 +81,11 @@ struct End {
     host: String,
 }
 
-fn call(program: &str, args: &[&str]) -> anyhow::Result<String> {
+/// Runs a program to its end, and gives back what it said.
+///
+/// # Errors
+/// It cannot be run, or says that it failed.
+pub(crate) fn call(program: &str, args: &[&str]) -> anyhow::Result<String> {
     let out = Command::new(program)
         .args(args)
         .stdin(Stdio::null())
@@ -120,6 +142,31 @@ impl Wires {
         Ok(wires)
     }
 
+    /// Names of the host ends: of the inner and of the outer namespace.
+    pub fn hosts(&self) -> [&str; 2] {
+        [&self.inside.host, &self.outside.host]
+    }
+
+    /// Names of the namespaces: the inner and the outer one.
+    pub fn namespaces(&self) -> [&str; 2] {
+        [&self.inside.namespace, &self.outside.namespace]
+    }
+
+    /// Gives both ends a second address, which the inner one uses to speak with that of the outer one.
+    ///
+    /// # Errors
+    /// `ip` fails.
+    pub fn lay_second(&self) -> anyhow::Result<()> {
+        for (end, own, other, of) in
+            [(&self.inside, SECOND[0], SECOND[1], &self.outside), (&self.outside, SECOND[1], SECOND[0], &self.inside)]
+        {
+            call("ip", &["-n", &end.namespace, "addr", "add", &format!("{own}/32"), "dev", "eth0"])?;
+            call("ip", &["-n", &end.namespace, "route", "add", &format!("{other}/32"), "dev", "eth0", "src", own])?;
+            call("ip", &["-n", &end.namespace, "neigh", "add", other, "lladdr", &of.mac()?, "dev", "eth0"])?;
+        }
+        Ok(())
+    }
+
     /// DPDK's words for the host end of the inner namespace.
     pub fn inside_devargs(&self) -> String {
         devargs(0, &self.inside.host)
@@ -136,22 +183,12 @@ impl Wires {
     /// # Errors
     /// iperf3 fails for another reason than that its packets do not come through, or the experiment was interrupted.
     pub fn tcp(&self, programs: &Programs, cores: &[usize], mbit: u32, seconds: f64) -> anyhow::Result<Flow> {
-        let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
-        let iperf = |end: &End, args: &[&str]| -> anyhow::Result<Running> {
-            let child = Command::new("taskset")
-                .args(["-c", &list, "ip", "netns", "exec", &end.namespace, "iperf3", "-p", &PORT.to_string()])
-                .args(args)
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .context("cannot run taskset; install util-linux")?;
-            Ok(Running(child))
-        };
-        let mut server = iperf(&self.outside, &["-s", "-1"])?;
+        let port = PORT.to_string();
+        let iperf = |side: Side, args: &[&str]| self.spawn(side, cores, &[&["iperf3", "-p", &port], args].concat());
+        let mut server = iperf(Side::Outside, &["-s", "-1"])?;
         let began = Instant::now();
-        while !listens(server.0.id()) {
-            if let Some(status) = server.0.try_wait()? {
+        while !listens(server.id(), PORT) {
+            if let Some(status) = server.ended()? {
                 bail!("iperf3 -s ended at once ({status})");
             }
             ensure!(began.elapsed() < PATIENCE, "iperf3 -s does not listen after {PATIENCE:?}");
@@ -160,12 +197,41 @@ impl Wires {
         let (rate, time) = (format!("{mbit}M"), format!("{}", seconds.ceil().max(1.0)));
         let timeout = GIVE_UP.as_millis().to_string();
         let began = Instant::now();
-        let client = iperf(&self.inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
+        let client = iperf(Side::Inside, &["-c", OUTSIDE, "-b", &rate, "-t", &time, "-J", "--connect-timeout", &timeout])?;
         let answer = client.text(programs, Duration::from_secs_f64(seconds.ceil()) + GIVE_UP)?;
         match answer.as_deref().map(received).transpose()?.flatten() {
             Some(bps) => Ok(Flow::Whole(bps)),
             None => Ok(Flow::Starved(self.arrived()? as f64 * 8.0 / began.elapsed().as_secs_f64())),
         }
+    }
+
+    fn end(&self, side: Side) -> &End {
+        match side {
+            Side::Inside => &self.inside,
+            Side::Outside => &self.outside,
+        }
+    }
+
+    /// Name of the host's end of a side.
+    pub fn host(&self, side: Side) -> &str {
+        &self.end(side).host
+    }
+
+    /// Runs a program and its arguments in a namespace, on `cores`. What it says is kept, but not what it complains of.
+    ///
+    /// # Errors
+    /// There is no taskset.
+    pub fn spawn(&self, side: Side, cores: &[usize], command: &[&str]) -> anyhow::Result<Running> {
+        let list = cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        let child = Command::new("taskset")
+            .args(["-c", &list, "ip", "netns", "exec", &self.end(side).namespace])
+            .args(command)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("cannot run taskset; install util-linux")?;
+        Ok(Running(child))
     }
 
     /// Bytes that have arrived in the outer namespace, without headers, by its own counters.
@@ -190,12 +256,29 @@ impl Drop for Wires {
 }
 
 /// A process that ends with its owner.
-struct Running(Child);
+#[derive(Debug)]
+pub(crate) struct Running(pub(crate) Child);
 
 impl Running {
+    /// Its process.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// How it ended, if it has.
+    ///
+    /// # Errors
+    /// The kernel does not say.
+    pub fn ended(&mut self) -> std::io::Result<Option<std::process::ExitStatus>> {
+        self.0.try_wait()
+    }
+
     /// Waits for its end, and gives back what it said; nothing if it has not ended in time.
-    fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
-        let mut pipe = self.0.stdout.take().context("iperf3 has no output")?;
+    ///
+    /// # Errors
+    /// What it says cannot be read, or the experiment was interrupted.
+    pub fn text(mut self, programs: &Programs, patience: Duration) -> anyhow::Result<Option<String>> {
+        let mut pipe = self.0.stdout.take().context("it has no output")?;
         let reader = std::thread::spawn(move || {
             let mut text = String::new();
             std::io::Read::read_to_string(&mut pipe, &mut text).map(|_| text)
@@ -207,8 +290,8 @@ impl Running {
             }
             programs.pause(Duration::from_millis(10))?;
         }
-        let text = reader.join().map_err(|_| anyhow::anyhow!("cannot read what iperf3 says"))?;
-        text.map(Some).context("cannot read what iperf3 says")
+        let text = reader.join().map_err(|_| anyhow::anyhow!("cannot read what it says"))?;
+        text.map(Some).context("cannot read what it says")
     }
 }
 
@@ -220,16 +303,16 @@ impl Drop for Running {
     }
 }
 
-/// Whether a process's namespace has a listener on iperf3's port.
-fn listens(pid: u32) -> bool {
+/// Whether a process's namespace has a listener on a port.
+pub fn listens(pid: u32, port: u16) -> bool {
     ["tcp", "tcp6"]
         .iter()
-        .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text)))
+        .any(|kind| std::fs::read_to_string(format!("/proc/{pid}/net/{kind}")).is_ok_and(|text| has_listener(&text, port)))
 }
 
 /// Of `/proc/PID/net/tcp`: the second field is the local address, the fourth the state, of which 0A is listening.
-fn has_listener(text: &str) -> bool {
-    let port = format!(":{PORT:04X}");
+fn has_listener(text: &str, port: u16) -> bool {
+    let port = format!(":{port:04X}");
     text.lines().any(|line| {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         fields.get(1).is_some_and(|local| local.ends_with(&port)) && fields.get(3) == Some(&"0A")
@@ -248,12 +331,15 @@ fn received(json: &str) -> anyhow::Result<Option<f64>> {
 
 /// Bytes behind the headers, of a namespace's counters: pairs of lines, names and numbers, that begin with the same word.
 fn payload(counters: &str) -> Option<u64> {
-    let of = |word: &str, name: &str| -> Option<u64> {
-        let mut lines = counters.lines().filter_map(|line| line.strip_prefix(word)).map(str::split_ascii_whitespace);
-        let at = lines.next()?.position(|n| n == name)?;
-        lines.next()?.nth(at)?.parse().ok()
-    };
+    let of = |word: &str, name: &str| counter(counters, word, name);
     Some(of("IpExt:", "InOctets")?.saturating_sub(of("Ip:", "InReceives")? * HEADERS))
+}
+
+/// One of a namespace's counters, which stand as pairs of lines, names and numbers, that begin with the same word.
+pub(crate) fn counter(counters: &str, word: &str, name: &str) -> Option<u64> {
+    let mut lines = counters.lines().filter_map(|line| line.strip_prefix(word)).map(str::split_ascii_whitespace);
+    let at = lines.next()?.position(|n| n == name)?;
+    lines.next()?.nth(at)?.parse().ok()
 }
 
 #[cfg(test)]
@@ -283,9 +369,9 @@ mod tests {
     fn a_listener_is_told_from_a_connection() {
         let line = |local: &str, state: &str| format!("   0: {local} 00000000:0000 {state} 00000000:00000000 00:00000000\n");
         let head = "  sl  local_address rem_address   st tx_queue rx_queue\n".to_string();
-        assert!(has_listener(&(head.clone() + &line("00000000:1451", "0A"))));
-        assert!(!has_listener(&(head.clone() + &line("00000000:1451", "01"))));
-        assert!(!has_listener(&(head + &line("00000000:1452", "0A"))));
+        assert!(has_listener(&(head.clone() + &line("00000000:1451", "0A")), PORT));
+        assert!(!has_listener(&(head.clone() + &line("00000000:1451", "01")), PORT));
+        assert!(!has_listener(&(head + &line("00000000:1452", "0A")), PORT));
     }
 
     #[test]

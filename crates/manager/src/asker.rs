@@ -135,6 +135,8 @@ pub struct Asker {
     room: usize,
     wait_ns: u64,
     next_buffer: u32,
+    /// Packets that go on by a chain with services that are not shared, each with what was said of it: the director has a word in it.
+    pooled: Vec<(Packet, FlowKey, Answer)>,
     /// Packets of flows that entries forbid.
     pub forbidden: Counter,
     /// Packets that nobody answered for.
@@ -159,6 +161,7 @@ impl Asker {
             room,
             wait_ns: config.wait_ms * 1_000_000,
             next_buffer: 0,
+            pooled: Vec::new(),
             forbidden: Counter::default(),
             unanswered: Counter::default(),
         }
@@ -233,7 +236,7 @@ impl Asker {
     }
 }
 
-fn head_of(plane: &Plane, packet: Packet) -> ([u8; LONG], usize) {
+pub(crate) fn head_of(plane: &Plane, packet: Packet) -> ([u8; LONG], usize) {
     let mut bytes = [0; LONG];
     let len = (packet.len as usize).min(LONG);
     let there = plane.frames.arena().read(packet.frame, packet.offset, &mut bytes[..len]);
@@ -263,6 +266,11 @@ pub fn way(registry: &PathRegistry, plane: &Plane, key: &FlowKey, answer: Answer
             tables.rules.rules()[rule].chain
         }
     };
+    if let Some(Some(named)) = tables.chains.get(usize::from(chain))
+        && named.services.iter().any(|service| tables.is_pooled(*service))
+    {
+        return chain::POOLED;
+    }
     match old {
         Some(path) if registry.still_valid(tables, path, chain) => path,
         old => registry.decide(tables, key.ingress(), chain, key.symmetric_hash(), old),
@@ -377,6 +385,17 @@ impl Asker {
         }
     }
 
+    /// Whether there are packets for the director.
+    #[inline]
+    pub fn has_pooled(&self) -> bool {
+        !self.pooled.is_empty()
+    }
+
+    /// Gives the packets for the director away.
+    pub fn take_pooled(&mut self) -> Vec<(Packet, FlowKey, Answer)> {
+        std::mem::take(&mut self.pooled)
+    }
+
     /// Goes through the packets that are held, in the order in which they came.
     fn look(&mut self, plane: &mut Plane, registry: &PathRegistry) {
         let advice = self.advice.clone();
@@ -419,6 +438,10 @@ impl Asker {
             None => advice.otherwise(),
         });
         let number = way(registry, plane, key, answer, None);
+        if number == chain::POOLED {
+            self.pooled.push((packet, *key, answer));
+            return;
+        }
         let Some(path) = registry.get(number) else {
             match number {
                 chain::NO_RULE => plane.no_rule.add(1),
@@ -431,7 +454,7 @@ impl Asker {
             return;
         };
         if plane.admit(path, 1) == 1 {
-            plane.enter(path, number, &[packet], &[key.flags()], 0);
+            plane.enter(path, number, &[packet], &[key.flags()], 0, 0);
         } else {
             plane.count_lost(&path.chain, Drop::Entry, 1);
             plane.count_refused(path, 1);

@@ -38,6 +38,11 @@ pub const HELD: u32 = u32::MAX - 5;
 pub const WAIT: u32 = u32::MAX - 6;
 /// Instead of a path: no NF of a pool is idle, and the packet does not wait.
 pub const NONE_IDLE: u32 = u32::MAX - 7;
+/// The least number that is no path but says what is done instead.
+pub const LEAST_SPECIAL: u32 = NONE_IDLE;
+
+/// Instead of a path: the chain has services whose instances are not shared, and the director says which it gets.
+pub const POOLED: u32 = u32::MAX - 8;
 
 /// A counter that one thread writes and all may read.
 #[derive(Debug, Default)]
@@ -82,11 +87,13 @@ pub enum Drop {
     /// It went into a program that knows nothing of Sluice and has not come back: wasted work, if the program does not eat packets by
     /// design.
     NotBack = 9,
+    /// The NF named a service whose instances are not shared, and flows are given those where they come in: wasted work.
+    NotShared = 10,
 }
 
 impl Drop {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Entry,
         Self::NfDown,
         Self::Verdict,
@@ -97,6 +104,7 @@ impl Drop {
         Self::NoSuchPort,
         Self::Violation,
         Self::NotBack,
+        Self::NotShared,
     ];
 
     /// Its name in statistics and metrics.
@@ -112,6 +120,7 @@ impl Drop {
             Self::NoSuchPort => "no_such_port",
             Self::Violation => "violation",
             Self::NotBack => "not_back",
+            Self::NotShared => "not_shared",
         }
     }
 
@@ -166,8 +175,16 @@ impl Chain {
 pub struct Member {
     /// Number of the NF.
     pub nf: u16,
-    /// What it is known by when flows are spread: stays the same over restarts.
+    /// What it is known by when flows are spread: stays the same over restarts, and goes to its successor.
     pub id: u64,
+    /// Number of the NF whose place it took. Flows that were with that one are with this one now.
+    pub former: Option<u16>,
+}
+
+/// The instance that has a flow now that was with an NF: that one if it lives, or the one that took its place.
+pub fn kept(members: &[Member], nf: u16) -> Option<u16> {
+    let same = members.iter().find(|m| m.nf == nf);
+    same.or_else(|| members.iter().find(|m| m.former == Some(nf))).map(|m| m.nf)
 }
 
 /// A port as the packet threads know it.
@@ -192,11 +209,20 @@ pub struct Tables {
     pub chains: Vec<Option<Arc<Chain>>>,
     /// The living instances of each service, by number.
     pub services: Vec<Vec<Member>>,
+    /// Whether the instances of each service are a pool, by number.
+    pub pooled: Vec<bool>,
     /// The ports, by number.
     pub ports: Vec<Option<PortInfo>>,
+    /// Of the NFs of a core, those further down their chains go first.
+    pub downstream_first: bool,
 }
 
 impl Tables {
+    /// Whether the instances of a service are a pool, which directors give to flows.
+    pub fn is_pooled(&self, service: u16) -> bool {
+        self.pooled.get(service as usize).copied().unwrap_or(false)
+    }
+
     /// Whether an NF is a living instance of a service.
     fn lives(&self, nf: u16) -> bool {
         self.services.iter().flatten().any(|m| m.nf == nf)
@@ -374,15 +400,11 @@ impl PathRegistry {
         for (i, service) in chain.services.iter().enumerate() {
             let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
             // The flow's former instance of this very hop stays, if it lives. A path that bypassed has its hops shifted.
-            let kept = old
-                .filter(|p| !p.bypasses)
-                .and_then(|p| p.hops.get(i))
-                .map(|h| h.nf)
-                .filter(|nf| members.iter().any(|m| m.nf == *nf));
+            let same_as_before = old.filter(|p| !p.bypasses).and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf));
             // A service that comes twice in a chain is met in the same instance.
             let same =
                 chain.services[..i].iter().position(|s| s == service).filter(|_| !bypasses).and_then(|at| nfs.get(at)).copied();
-            let chosen = kept.or(same).or_else(|| match members {
+            let chosen = same_as_before.or(same).or_else(|| match members {
                 [] => None,
                 [only] => Some(only.nf),
                 _ => {
@@ -471,7 +493,7 @@ mod tests {
     }
 
     fn member(nf: u16) -> Member {
-        Member { nf, id: u64::from(nf) * 7919 }
+        Member { nf, id: u64::from(nf) * 7919, former: None }
     }
 
     fn tables(chains: Vec<Arc<Chain>>, services: Vec<Vec<u16>>) -> Tables {
@@ -508,6 +530,22 @@ mod tests {
         let moved =
             (0..200).filter(|hash| registry.get(registry.decide(&after, 0, 0, *hash, None)).unwrap().hops[0].nf != 4).count();
         assert!(moved > 100, "new flows are spread over all instances");
+    }
+
+    #[test]
+    fn a_flow_goes_on_with_the_one_that_took_its_instances_place() {
+        let registry = PathRegistry::new(64);
+        let c = chain(0, 1, &[0], OnFailure::Drop);
+        let before = tables(vec![c.clone()], vec![vec![4, 5]]);
+        let mut after = tables(vec![c], vec![vec![4]]);
+        after.services[0].push(Member { nf: 6, id: member(5).id, former: Some(5) });
+        for hash in 0..200 {
+            let old = registry.decide(&before, 0, 0, hash, None);
+            let now = registry.decide(&after, 0, 0, hash, Some(old));
+            let nf = |number| registry.get(number).unwrap().hops[0].nf;
+            assert_eq!(nf(now), if nf(old) == 5 { 6 } else { 4 });
+            assert_eq!(registry.decide(&after, 0, 0, hash, None), now, "and so does one that comes later, the other direction too");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use sluice_policy::sched::threshold::Rules;
 use sluice_shm::arena::{Arena, Geometry};
 use sluice_shm::clock::Clock;
 use sluice_shm::core_page::CorePage;
@@ -28,8 +29,10 @@ use crate::forward::{Plane, TraceRequest};
 use crate::frame::{FrameCache, FramePool, FrameTable};
 use crate::mechanism::affinity;
 use crate::nf::handle::NfHandle;
+use crate::nf::succession::Succession;
 use crate::port::{self, PortQueue};
 use crate::pressure::Alerts;
+use crate::wake::Timers;
 use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
 use crate::workflow::CoreSchedule;
 
@@ -231,7 +234,11 @@ impl DataPlane {
                 backpressure: config.sched.backpressure,
                 ecn: config.sched.ecn,
                 alerts: alerts.clone(),
+                is_crowded: false,
+                unannounced: Vec::with_capacity(sluice_shm::BURST * 2),
                 jammed: jammed.clone(),
+                timers: Timers::default(),
+                urgent: false,
             };
             let setup = WorkerSetup {
                 roles,
@@ -436,7 +443,7 @@ impl DataPlane {
     }
 
     /// Makes a region and gives its rings to the threads. The NF may be welcomed when this returns. `alone`: one Rx thread alone lets
-    /// packets in for it.
+    /// packets in for it. `wakeup`: when it is woken, if not for each packet.
     ///
     /// # Errors
     /// [`PlaneError::Memory`], [`PlaneError::Silent`].
@@ -452,13 +459,15 @@ impl DataPlane {
         place: &Place,
         priority: f64,
         alone: bool,
+        wakeup: Option<Rules>,
     ) -> Result<Arc<NfHandle>, PlaneError> {
         let layout = RegionLayout::new(self.links.len() as u32, capacity).expect("the configuration checks the ring size");
         let region = Region::create(layout)?;
         let (page, slot) = (place.page.clone(), place.slot);
         let (rx, threads) = (if alone { 1 } else { self.rx.len() }, self.links.len());
         let in_flight = self.in_flight.entry(number).or_default().clone();
-        let handle = NfHandle::new(number, name.into(), service, core, poll, region, page, slot, rx, threads, in_flight, priority);
+        let name = name.into();
+        let handle = NfHandle::new(number, name, service, core, poll, region, page, slot, rx, threads, in_flight, priority, wakeup);
         let drains = self.drains(number);
         let answers: Vec<_> = (0..self.links.len())
             .map(|thread| {
@@ -489,6 +498,27 @@ impl DataPlane {
     /// [`PlaneError::Silent`].
     pub fn unfeed(&self, number: u16) -> Result<Option<Box<Hop>>, PlaneError> {
         self.ask(self.drains(number), |done| Command::Unfeed(number, done))
+    }
+
+    /// Has nothing taken from an NF until that is over.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn follow(&self, number: u16, succession: &Arc<Succession>) -> Result<(), PlaneError> {
+        self.ask(self.drains(number), |done| Command::Follow(number, succession.clone(), done))
+    }
+
+    /// Waits until all threads have done what they were told.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn meet(&self) -> Result<(), PlaneError> {
+        self.ask_all(Command::Meet).map(drop)
+    }
+
+    /// Whether two NFs are drained by one thread.
+    pub fn drains_alike(&self, one: u16, other: u16) -> bool {
+        self.drains(one) == self.drains(other)
     }
 
     /// Gives the schedule of a core to the thread that wakes the core.

@@ -100,18 +100,22 @@ impl Rig {
             dst_port: None,
             dscp: None,
             chain: 0,
+            weight: Default::default(),
+            wakeup: None,
         };
         let tables = Tables {
             generation: 1,
             rules: RuleSet::new(vec![rule]),
             chains: vec![Some(chain.clone())],
-            services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf) }]).collect(),
+            services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf), former: None }]).collect(),
+            pooled: Vec::new(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0] })],
+            downstream_first: false,
         };
         let mut handles = Vec::new();
         for nf in 0..nfs {
             let place = plane.place(0, None).unwrap();
-            handles.push(plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, ring, &place, 1.0, false).unwrap());
+            handles.push(plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, ring, &place, 1.0, false, None).unwrap());
         }
         let mut rig = Self { plane, wire: Wire::default(), handles, chain, tables };
         rig.publish();
@@ -128,7 +132,9 @@ impl Rig {
             rules: t.rules.clone(),
             chains: t.chains.clone(),
             services: t.services.clone(),
+            pooled: t.pooled.clone(),
             ports: t.ports.clone(),
+            downstream_first: t.downstream_first,
         };
         self.plane.use_tables(&Arc::new(copy));
     }
@@ -207,10 +213,12 @@ fn a_closed_gate_drops_at_the_door_and_nowhere_else() {
 
 #[test]
 fn every_verdict_is_carried_out() {
-    let rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
+    let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
+    rig.tables.pooled = vec![false, false, true];
+    rig.publish();
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
-    rig.put((0..4).map(|i| udp(1, i)));
-    let packets: Vec<Descriptor> = (0..4).map(|_| read(&mut first)).collect();
+    rig.put((0..5).map(|i| udp(1, i)));
+    let packets: Vec<Descriptor> = (0..5).map(|_| read(&mut first)).collect();
     let verdict = |i: usize, verdict: Verdict, arg| Descriptor { verdict: verdict as u8, arg, ..packets[i] };
     first.tx.enqueue(&[verdict(0, Verdict::Drop, 0), verdict(1, Verdict::ToPort, 0)]).unwrap();
     wait_for("the packet to the port", || rig.wire.written.lock().unwrap().len() == 1);
@@ -219,6 +227,8 @@ fn every_verdict_is_carried_out() {
     let there = read(&mut second);
     second.tx.enqueue(&[there]).unwrap();
     wait_for("the packet from the service", || rig.wire.written.lock().unwrap().len() == 2);
+    first.tx.enqueue(&[verdict(4, Verdict::ToService, 2)]).unwrap();
+    wait_for("the packet to a service that is not shared", || rig.dropped(Drop::NotShared) == 1);
     assert_eq!(rig.dropped(Drop::NoSuchPort), 1);
     wait_for("all frames", || rig.is_empty());
     assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));
@@ -318,8 +328,8 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
     rig.put((0..3).map(|i| udp(1, i)));
     wait_for("the packets to be held", || rig.plane.snapshots().unwrap()[0].waiting == 3);
     let place = rig.plane.place(0, None).unwrap();
-    rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, false).unwrap();
-    rig.tables.services[0].push(Member { nf: 0, id: 0 });
+    rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, false, None).unwrap();
+    rig.tables.services[0].push(Member { nf: 0, id: 0, former: None });
     rig.publish();
     let mut nf = rig.nf(0);
     for _ in 0..3 {
@@ -375,9 +385,9 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     first.tx.enqueue(&packets[..8]).unwrap();
     wait_for("the drops", || rig.dropped(Drop::NfGone) == 8);
     let place = rig.plane.place(0, None).unwrap();
-    rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false).unwrap();
+    rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false, None).unwrap();
     assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 8);
-    rig.tables.services[1].push(Member { nf: 1, id: 1 });
+    rig.tables.services[1].push(Member { nf: 1, id: 1, former: None });
     rig.publish();
     let mut second = rig.nf(1);
     first.tx.enqueue(&packets[8..]).unwrap();
@@ -394,4 +404,35 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     let packet = read(&mut second);
     second.tx.enqueue(&[packet]).unwrap();
     wait_for("a packet of the open chain", || rig.wire.written.lock().unwrap().len() == 9);
+}
+
+#[test]
+fn what_a_successor_returns_waits_for_the_last_packet_of_the_one_before() {
+    let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
+    let mut old = rig.nf(0);
+    rig.put((0..4).map(|i| udp(1, i)));
+    let packets: Vec<Descriptor> = (0..4).map(|_| read(&mut old)).collect();
+    let place = rig.plane.place(0, None).unwrap();
+    rig.handles.push(rig.plane.attach(1, "s0.1", 0, 0, true, 16, &place, 1.0, false, None).unwrap());
+    let succession = Succession::after(rig.handles[0].in_flight.clone());
+    rig.plane.follow(1, &succession).unwrap();
+    rig.tables.services[0] = vec![Member { nf: 1, id: 0, former: Some(0) }];
+    rig.publish();
+    rig.plane.meet().unwrap();
+    succession.settle();
+    rig.put((4..8).map(|i| udp(1, i)));
+    let mut new = rig.nf(1);
+    let more: Vec<Descriptor> = (0..4).map(|_| read(&mut new)).collect();
+    new.tx.enqueue(&more).unwrap();
+    old.tx.enqueue(&packets[..2]).unwrap();
+    wait_for("half of the old ones", || rig.wire.written.lock().unwrap().len() == 2);
+    // Whole rounds of the thread lie between two of these.
+    (0..3).for_each(|_| rig.plane.meet().unwrap());
+    assert_eq!(rig.wire.written.lock().unwrap().len(), 2, "two are with the old one still");
+    assert!(rig.handles[1].is_behind.load(Ordering::Relaxed));
+    old.tx.enqueue(&packets[2..]).unwrap();
+    wait_for("all of them", || rig.wire.written.lock().unwrap().len() == 8);
+    assert_eq!(*rig.wire.written.lock().unwrap(), (0..8).map(|i| udp(1, i)).collect::<Vec<_>>());
+    wait_for("all frames", || rig.is_empty());
+    assert!(!rig.handles[1].is_behind.load(Ordering::Relaxed));
 }

@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
 use sluice_shm::BURST;
+use sluice_shm::core_page::CorePage;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
 use sluice_shm::histogram::Histogram;
 use sluice_shm::ring::{Consumer, Producer};
@@ -28,10 +29,12 @@ use crate::asker::Asker;
 use crate::chain::{Chain, ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
 use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
-use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, owner};
+use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::mark;
-use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::handle::{self, NfHandle, Sentence};
+use crate::nf::succession::Succession;
 use crate::pressure::Alerts;
+use crate::wake::{Timers, Waker};
 
 /// Most packets that wait for an egress port in one thread.
 pub const TX_BUFFER: usize = 512;
@@ -51,6 +54,20 @@ pub struct NfEnd {
     marker: Marker,
     /// When this thread last posted to it, in nanoseconds.
     posted_ns: u64,
+    starts: Starts,
+    /// When it is woken, if not for each packet.
+    pub(crate) waker: Option<Box<Waker>>,
+}
+
+/// What makes an NF run that packets are posted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Starts {
+    /// Nothing: it polls.
+    ByItself,
+    /// Each packet.
+    AtOnce,
+    /// Its waker says when.
+    Held,
 }
 
 impl NfEnd {
@@ -59,7 +76,13 @@ impl NfEnd {
         let ring = handle.limit;
         let high = Limits::new(ring, sched.high_watermark, sched.low_watermark, 0).high;
         let marker = Marker::new(ring, sched.ecn_watermark, ecn::USUAL_SHIFT);
-        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0 }
+        let waker = handle.wakeup.map(|rules| Box::new(Waker::new(rules, ring)));
+        let starts = match &waker {
+            _ if handle.poll => Starts::ByItself,
+            Some(_) => Starts::Held,
+            None => Starts::AtOnce,
+        };
+        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker }
     }
 
     /// Packets that it has not returned, or, with several threads, not taken yet.
@@ -97,6 +120,24 @@ pub struct Drain {
     pub handle: Arc<NfHandle>,
     /// From its tx ring.
     pub consumer: Consumer,
+    /// Until then nothing is taken from it.
+    pub behind: Option<Arc<Succession>>,
+}
+
+impl Drain {
+    /// The end of a fresh NF.
+    pub fn new(handle: Arc<NfHandle>, consumer: Consumer) -> Self {
+        Self { handle, consumer, behind: None }
+    }
+
+    /// Whether it still waits for the NF whose place it has taken.
+    #[cold]
+    pub fn waits(&mut self) -> bool {
+        if self.behind.take_if(|succession| succession.is_over()).is_some() {
+            self.handle.is_behind.store(false, Ordering::Relaxed);
+        }
+        self.behind.is_some()
+    }
 }
 
 /// One hop of a traced packet.
@@ -203,10 +244,14 @@ pub struct Plane {
     pub asker: Option<Box<Asker>>,
     /// This thread's ends of the NFs' rings, by number.
     pub nfs: Vec<Option<NfEnd>>,
+    /// NFs that were posted to since [`announce`](Plane::announce), each once in a row.
+    pub unannounced: Vec<u16>,
     /// Packets on their way to each NF, by number: see [`NfHandle::in_flight`]. Kept when an NF is gone.
     pub in_flight: Vec<Option<Arc<AtomicU32>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,
+    /// One of these has no room for another burst.
+    pub is_crowded: bool,
     /// Latency by chain number, from entry to exit, of the sampled packets that left here.
     pub latencies: Latencies,
     /// Packets that matched no rule.
@@ -233,6 +278,10 @@ pub struct Plane {
     pub alerts: Arc<Alerts>,
     /// Ports whose buffer at the thread that sends for them is full, by number: other threads keep what they have for them.
     pub jammed: Arc<[AtomicBool]>,
+    /// When NFs are woken that are not woken for each packet.
+    pub timers: Timers,
+    /// A packet that is passed on now is [`URGENT`].
+    pub urgent: bool,
 }
 
 impl Plane {
@@ -361,7 +410,7 @@ impl Plane {
     /// The mark of a packet that goes into a program.
     pub fn mark_of(&self, packet: Packet, held: Held) -> Mark {
         let entered_ns = self.entered_ns[packet.frame as usize].load(Ordering::Relaxed);
-        Mark { flags: held.flags, frame: packet.frame, len: packet.len, path: held.path, entered_ns }
+        Mark { flags: held.flags & (SAMPLED | TRACED), frame: packet.frame, len: packet.len, path: held.path, entered_ns }
     }
 
     /// Notes what became of a traced packet that went into a program.
@@ -394,7 +443,7 @@ impl Plane {
         for hop in path.hops.iter().skip(from).filter(|h| h.last_visit) {
             // Whether the NF is there or not.
             if let Some(Some(in_flight)) = self.in_flight.get(hop.nf as usize) {
-                in_flight.fetch_sub(n, Ordering::Relaxed);
+                handle::change(in_flight, n.wrapping_neg(), self.threads);
             }
         }
     }
@@ -407,9 +456,9 @@ impl Plane {
     }
 
     /// Lets packets of one path, which [`Plane::admit`] let in, start on it. `flags` are those of the descriptors; `traceable` has a bit
-    /// for each packet that the trace that goes on, if any, is about.
+    /// for each packet that the trace that goes on, if any, is about, and `urgent` one for each that no NF lets wait.
     #[inline]
-    pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32) {
+    pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         self.counters(path).entered.add(packets.len() as u64);
         let mut marked: Option<(usize, u8)> = None;
         if self.sample_every > 0 {
@@ -440,7 +489,7 @@ impl Plane {
         let mut burst = [Descriptor::default(); BURST];
         for ((packet, flags), descriptor) in packets.iter().zip(packet_flags).zip(&mut burst) {
             self.table.set(packet.frame, plain);
-            *descriptor = Descriptor {
+            let fields = Descriptor {
                 frame: packet.frame,
                 offset: packet.offset,
                 len: packet.len,
@@ -450,6 +499,7 @@ impl Plane {
                 arg: 0,
                 ingress: path.ingress,
             };
+            Descriptor::put(descriptor, fields);
         }
         if let Some((at, mark)) = marked {
             let frame = packets[at].frame;
@@ -458,7 +508,40 @@ impl Plane {
             burst[at].flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
             self.tell(frame, packets[at].len, mark, number, TraceWhat::ToNf(owner.wrapping_sub(owner::FIRST_NF)));
         }
+        if urgent != 0 {
+            self.hurry(path, packets, urgent);
+        }
         self.pass(path, 0, step, &burst[..packets.len()]);
+        self.urgent = false;
+    }
+
+    /// Marks the urgent ones of packets that start on a path, so that each NF of it is woken for them.
+    #[cold]
+    fn hurry(&mut self, path: &Path, packets: &[Packet], urgent: u32) {
+        let holds = |nf: &u16| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if end.starts == Starts::Held);
+        if !path.nfs.iter().any(holds) {
+            return;
+        }
+        for (i, packet) in packets.iter().enumerate() {
+            if urgent >> i & 1 == 0 {
+                continue;
+            }
+            if let Some(word) = self.table.word(packet.frame).filter(|word| *word != 0) {
+                let held = Held::unpack(word);
+                self.table.set(packet.frame, Held { flags: held.flags | URGENT, ..held }.pack());
+                self.urgent = true;
+            }
+        }
+    }
+
+    /// Wakes the NFs whose packets have waited long enough.
+    #[inline]
+    pub fn wake_late(&mut self) {
+        while let Some(nf) = self.timers.late(self.now_ns) {
+            if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
+                end.wake_late(self.index, self.now_ns);
+            }
+        }
     }
 
     /// Notes a hop of a traced packet.
@@ -476,6 +559,10 @@ impl Plane {
     /// Passes packets, whose owner has been set, on to an NF's ring or a port's buffer.
     #[inline(always)]
     fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor]) {
+        if self.unannounced.len() == self.unannounced.capacity() {
+            // Its memory does not grow here.
+            self.announce();
+        }
         match step {
             Step::Nf(nf) => {
                 if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
@@ -491,6 +578,7 @@ impl Plane {
                     Some(Some(end)) => match &mut end.producer {
                         Some(producer) => match producer.enqueue(burst) {
                             Ok(queued) => {
+                                producer.prefetch(0);
                                 end.posted = end.posted.wrapping_add(queued as u32);
                                 end.handle.counters[self.index].posted.add(queued as u64);
                                 let page = &end.handle.core_page;
@@ -499,10 +587,15 @@ impl Plane {
                                 } else if !end.handle.poll {
                                     page.posted(end.handle.slot).store(end.posted, Ordering::Release);
                                 }
-                                if !end.handle.poll {
-                                    page.set_pending(end.handle.slot, self.now_ns);
-                                }
                                 producer.prefetch(0);
+                                match end.starts {
+                                    Starts::AtOnce if self.unannounced.last() != Some(&nf) => self.unannounced.push(nf),
+                                    Starts::Held => {
+                                        let (timers, n) = (&mut self.timers, queued as u32);
+                                        end.hold_or_wake(timers, self.index, n, self.urgent, self.now_ns);
+                                    }
+                                    Starts::AtOnce | Starts::ByItself => {}
+                                }
                                 queued
                             }
                             Err(_) => {
@@ -519,6 +612,21 @@ impl Plane {
                 }
             }
             Step::Port(port) => self.emit(path, port, burst),
+        }
+    }
+
+    /// Says on the core pages who has been posted to: after each burst, and before the thread looks who is to be woken. One barrier stands
+    /// for all of them, which waits for all stores of the burst: one for each NF was a third of the time where each packet went to another.
+    #[inline]
+    pub fn announce(&mut self) {
+        if self.unannounced.is_empty() {
+            return;
+        }
+        CorePage::publish_posts();
+        for nf in self.unannounced.drain(..) {
+            if let Some(Some(end)) = self.nfs.get(nf as usize) {
+                end.handle.core_page.mark_pending(end.handle.slot, self.now_ns);
+            }
         }
     }
 
@@ -542,6 +650,7 @@ impl Plane {
                 // A port that waits loses nothing: what comes past the mark is bounded by what may come before the mark is looked at.
                 let room = if buffer.waits { burst.len() } else { TX_BUFFER.saturating_sub(buffer.packets.len()).min(burst.len()) };
                 buffer.packets.extend(burst[..room].iter().map(|d| Packet { frame: d.frame, offset: d.offset, len: d.len }));
+                self.is_crowded |= buffer.is_full();
                 let counters = self.counters(path);
                 counters.left.add(room as u64);
                 if room < burst.len() {
@@ -593,6 +702,7 @@ impl Plane {
             Ok(0) => 0,
             Ok(n) => {
                 self.take(registry, &drain.handle, &mut burst[..n]);
+                self.announce();
                 n
             }
             Err(_) => {
@@ -731,7 +841,9 @@ impl Plane {
                 self.table.set(frame, 0);
             }
         }
+        self.urgent = held.flags & URGENT != 0;
         self.pass(path, hop, step, &[descriptor]);
+        self.urgent = false;
     }
 
     /// Drops one packet that is at hop `hop`.
@@ -743,7 +855,7 @@ impl Plane {
     }
 
     /// An NF sent a packet to a service: it goes to one of its instances, chosen by the packet's flow as it is now, and from there to
-    /// its chain's egress port.
+    /// its chain's egress port. Members of pools are given by directors alone.
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);
@@ -753,7 +865,8 @@ impl Plane {
         self.frames.arena().read(descriptor.frame, descriptor.offset, &mut header[..len]);
         let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
         let Some(nf) = (!ids.is_empty()).then(|| members[sluice_policy::spread::pick(hash, &ids)].nf) else {
-            return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
+            let why = if self.tables.is_pooled(service) { Drop::NotShared } else { Drop::NoSuchPort };
+            return self.lose(path, held, hop, descriptor.frame, why);
         };
         let number = registry.number(path.ingress, &path.chain, &[nf], &[], path.egress, true);
         let Some(detour) = registry.get(number) else {

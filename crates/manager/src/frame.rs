@@ -225,7 +225,7 @@ pub struct Held {
     pub owner: u16,
     /// Hop of the path that the packet is at.
     pub hop: u8,
-    /// [`SAMPLED`], [`TRACED`].
+    /// [`SAMPLED`], [`TRACED`], [`URGENT`].
     pub flags: u8,
     /// Number of its path.
     pub path: u32,
@@ -235,6 +235,8 @@ pub struct Held {
 pub const SAMPLED: u8 = 1;
 /// The packet's path is traced.
 pub const TRACED: u8 = 2;
+/// A packet that NFs are woken for whatever their threshold says.
+pub const URGENT: u8 = 4;
 
 impl Held {
     /// As one word.

@@ -25,6 +25,7 @@ pub mod workflow;
 pub mod asker;
 pub mod openflow;
 
+pub mod wake;
 pub mod worker;
 
 pub mod dataplane;

@@ -33,20 +33,23 @@ use crate::foreign;
 use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::succession::Succession;
 use crate::port::PortQueue;
 use crate::pressure::Throttling;
 use crate::workflow::CoreSchedule;
 
+mod drain;
 mod entry;
 
-use entry::{classify, generation, refuse, wait};
+use drain::{MOST_LOOKED_AT, Place};
+use entry::{classify, direct, gather, generation, is_urgent, refuse, urgent_of, wait};
 
-/// NFs whose tx rings are looked at ahead. Few of them have packets at a time; what these bring must not push each other out of the cache.
-const PREFETCHED_DRAINS: usize = 64;
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
 /// Nanoseconds between two rounds of the Monitor role.
 const MONITOR_NS: u64 = 1_000_000;
+/// The same for each NF, where there are so many that looking at them would take a good part of a core.
+const MONITOR_NF_NS: u64 = 2_000;
 /// Nanoseconds between two looks for new paths that backpressure has to know.
 const REFRESH_NS: u64 = 10_000_000;
 /// How long packets that wait for a port may keep it from being closed, in nanoseconds.
@@ -137,8 +140,10 @@ pub struct OwnedQueue {
     packets: [Packet; BURST],
     paths: [u32; BURST],
     flags: [u8; BURST],
-    /// TCP flags, where a director wants to know.
+    /// TCP flags, where a director or a waker wants to know.
     tcp: [u8; BURST],
+    /// A bit for each packet that NFs are woken for at once.
+    urgent: u32,
     /// Keys of the packets whose path is [`chain::WAIT`].
     waiting: [FlowKey; BURST],
     /// A bit for each packet that the trace that goes on is about; all if it is about all rules.
@@ -148,6 +153,8 @@ pub struct OwnedQueue {
     /// Packets of the last burst that still have to be let in: `from..to`.
     from: usize,
     to: usize,
+    /// Bursts that are not gathered, because the last one was not worth it.
+    ungathered: u32,
     /// Generation of the tables that decided the paths of the packets held, and what [`Director::moved`] was.
     generation: u32,
     moved: u32,
@@ -167,11 +174,13 @@ impl OwnedQueue {
             paths: [0; BURST],
             flags: [0; BURST],
             tcp: [0; BURST],
+            urgent: 0,
             waiting: [FlowKey::default(); BURST],
             traceable: u32::MAX,
             headers: [[0; SHORT]; BURST],
             from: 0,
             to: 0,
+            ungathered: 0,
             generation: 0,
             moved: 0,
             backoff: 0,
@@ -233,6 +242,10 @@ pub enum Command {
     Feed(Box<foreign::Hop>, Sender<()>),
     /// Feed it no more, and give back what it was fed with, if it was.
     Unfeed(u16, Sender<Option<Box<foreign::Hop>>>),
+    /// Take nothing from this NF until that is over. Only for the thread that drains it.
+    Follow(u16, Arc<Succession>, Sender<()>),
+    /// Say that what was told before is done.
+    Meet(Sender<()>),
     /// Forget an NF.
     Forget(u16, Sender<()>),
     /// This is how a pool stands now.
@@ -321,6 +334,8 @@ pub struct Worker {
     queues: Vec<OwnedQueue>,
     /// NFs that this thread drains, furthest downstream first.
     drains: Vec<Drain>,
+    /// The same by page and slot, where there are more than [`MOST_LOOKED_AT`].
+    places: Vec<Place>,
     /// Programs that know nothing of Sluice, which this thread feeds.
     foreign: Vec<foreign::Hop>,
     /// Pages of the cores that the Wakeup role looks at, each once.
@@ -356,6 +371,7 @@ impl Worker {
             setup,
             queues: Vec::new(),
             drains: Vec::new(),
+            places: Vec::new(),
             foreign: Vec::new(),
             pages: Vec::new(),
             schedules: Vec::new(),
@@ -383,17 +399,29 @@ impl Worker {
             if self.setup.director.wants_look(now) {
                 work += self.look_at_waiting();
             }
+            if self.setup.plane.asker.as_ref().is_some_and(|asker| asker.has_pooled()) {
+                let WorkerSetup { plane, classifier, registry, director, clock, .. } = &mut self.setup;
+                work += direct(classifier, registry, plane, director, clock);
+            }
             // What the NFs returned since the last round is fetched while packets are received.
-            self.drains.iter_mut().take(PREFETCHED_DRAINS).for_each(|d| d.consumer.look_ahead());
+            if self.drains.len() <= MOST_LOOKED_AT {
+                self.drains.iter_mut().for_each(|d| d.consumer.look_ahead());
+            }
             if self.setup.roles.rx && !self.rx_stopped {
                 for i in 0..self.queues.len() {
                     work += self.receive(i);
                 }
             }
             if self.setup.roles.tx {
-                work += self.transmit();
+                // A thread that naps has few rounds, and a hint that was missed would wait for many of them.
+                let may_nap = self.setup.idle == Idle::Sleep && now.saturating_sub(last_work_ns) > IDLE_NS;
+                work += self.transmit(round.is_multiple_of(ROUNDS_PER_DUTY) || may_nap);
             }
             work += self.flush();
+            if self.setup.plane.timers.are_used() {
+                self.setup.plane.wake_late();
+            }
+            self.setup.plane.announce();
             if self.setup.roles.wakeup {
                 self.wake();
             }
@@ -410,7 +438,7 @@ impl Worker {
                     self.setup.busy_ns.fetch_add(spent, Ordering::Relaxed);
                 }
                 if self.setup.roles.monitor && now >= monitor_at {
-                    monitor_at = now + MONITOR_NS;
+                    monitor_at = now + MONITOR_NS.max(self.setup.plane.nfs.len() as u64 * MONITOR_NF_NS);
                     self.monitor(now);
                     let measured = self.setup.clock.now_ns();
                     self.loads.measure(measured, &self.setup.plane.nfs, self.setup.measures);
@@ -463,31 +491,10 @@ impl Worker {
         if let Some(deadline_ns) = self.schedules.iter().filter_map(|schedule| schedule.deadline_ns()).min() {
             nap_ns = nap_ns.min(deadline_ns.saturating_sub(now + WINDOW_NS));
         }
+        if let Some(next_ns) = self.setup.plane.timers.next_ns() {
+            nap_ns = nap_ns.min(next_ns.saturating_sub(now));
+        }
         (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
-    }
-
-    /// Drains the NFs, and takes packets that other threads have for our ports.
-    #[inline]
-    fn transmit(&mut self) -> usize {
-        let mut work = 0;
-        let plane = &mut self.setup.plane;
-        for hop in &mut self.foreign {
-            work += hop.poll(plane, &self.setup.registry);
-        }
-        for drain in &mut self.drains {
-            // Two bursts, so that what comes from upstream never outruns what goes on downstream.
-            for _ in 0..2 {
-                if plane.is_blocked() && plane.may_block(&drain.handle) {
-                    break;
-                }
-                let n = plane.forward(&self.setup.registry, drain);
-                work += n;
-                if n < BURST {
-                    break;
-                }
-            }
-        }
-        work
     }
 
     /// Takes a burst from a port queue, or what is left of the last one, and lets in what there is room for.
@@ -515,6 +522,9 @@ impl Worker {
             // A packet of this burst has ended a connection that packets before it still went to.
             classify(classifier, registry, plane, director, clock, owned);
         }
+        if !owned.waits {
+            gather(owned);
+        }
         let before = owned.from;
         let mut let_in = 0;
         while owned.from < owned.to {
@@ -539,8 +549,8 @@ impl Worker {
             };
             let m = plane.admit(path, end - first);
             if m > 0 {
-                let traceable = owned.traceable >> first;
-                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable);
+                let (traceable, urgent) = (owned.traceable >> first, urgent_of(owned.urgent, first, m));
+                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable, urgent);
                 let_in += m;
             }
             owned.from += m;
@@ -558,6 +568,7 @@ impl Worker {
                 owned.from = end;
             }
         }
+        plane.announce();
         if let_in == 0 {
             owned.backoff = (owned.backoff * 2 + 1).min(MAX_BACKOFF);
             owned.skip = owned.backoff;
@@ -576,7 +587,9 @@ impl Worker {
             let Some(waiting) = director.next_waiting() else { break };
             let (packet, key) = (waiting.packet, waiting.key);
             let tables = plane.tables.clone();
-            let chain = tables.rules.first_rule(&key).and_then(|rule| tables.chains.get(tables.rules.rules()[rule].chain as usize));
+            let rule = tables.rules.first_rule(&key).map(|rule| &tables.rules.rules()[rule]);
+            let chain = rule.and_then(|rule| tables.chains.get(rule.chain as usize));
+            let weight = rule.map_or_else(Default::default, |rule| rule.weight);
             let Some(Some(chain)) = chain else {
                 plane.no_rule.add(1);
                 plane.discard(packet.frame);
@@ -584,12 +597,13 @@ impl Worker {
             };
             let generation = generation(plane, director);
             let hash = classifier.table().hash_of(&key);
-            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0 };
+            let wakeup = rule.and_then(|rule| rule.wakeup);
+            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0, weight, wakeup };
             let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
             let number = director.decide(&asked, &mut env);
             if let Some(path) = registry.get(number) {
                 if plane.admit(path, 1) == 1 {
-                    plane.enter(path, number, &[packet], &[waiting.flags], 0);
+                    plane.enter(path, number, &[packet], &[waiting.flags], 0, u32::from(is_urgent(waiting.tcp)));
                 } else {
                     plane.count_lost(&path.chain, Drop::Entry, 1);
                     plane.count_refused(path, 1);
@@ -683,8 +697,8 @@ impl Worker {
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }
-            if handle.gate.held.load(Ordering::Relaxed) {
-                // It stands still because it was told to.
+            if handle.gate.held.load(Ordering::Relaxed) || handle.is_behind.load(Ordering::Relaxed) {
+                // It stands still because it was told to, or seems to.
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }
@@ -704,6 +718,10 @@ impl Worker {
             if page.hands_over() && running != 0 && running != handle.slot + 1 {
                 // Another has the core: it may be waiting for its turn, which can be some rounds away.
                 fallback_ns = fallback_ns.max(4 * LONGEST_ROUND_NS);
+            }
+            if let Some(waker) = &end.waker {
+                // It may be waiting for more packets.
+                fallback_ns += 2 * waker.timer_ns();
             }
             // One that waits for its disk wakes by itself.
             let suspended = page.suspended(handle.slot).load(Ordering::Relaxed) != 0;
@@ -742,8 +760,13 @@ impl Worker {
                         plane.in_flight.resize(number + 1, None);
                     }
                     plane.in_flight[number] = Some(handle.in_flight.clone());
+                    // Members of pools come without new tables.
+                    handle.place(&plane.tables.depths(), plane.tables.downstream_first);
+                    if let Some(wakeup) = handle.wakeup {
+                        plane.timers.make_room(handle.number, wakeup.timer_ns);
+                    }
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
-                    self.drains.extend(consumer.map(|consumer| Drain { handle, consumer }));
+                    self.drains.extend(consumer.map(|consumer| Drain::new(handle, consumer)));
                     if let Some(progress) = self.progress.get_mut(number) {
                         *progress = Progress { returned: 0, since_ns: plane.now_ns, turns: 0 };
                     }
@@ -774,6 +797,16 @@ impl Worker {
                     }
                     self.forget(number);
                     let _ = done.send(taken);
+                }
+                Command::Follow(number, succession, done) => {
+                    if let Some(drain) = self.drains.iter_mut().find(|drain| drain.handle.number == number) {
+                        drain.handle.is_behind.store(true, Ordering::Relaxed);
+                        drain.behind = Some(succession);
+                    }
+                    let _ = done.send(());
+                }
+                Command::Meet(done) => {
+                    let _ = done.send(());
                 }
                 Command::Forget(number, done) => {
                     self.forget(number);
@@ -809,6 +842,11 @@ impl Worker {
                 Command::StopRx(done) => {
                     self.rx_stopped = true;
                     asker::let_go(&mut self.setup.plane);
+                    let pooled = self.setup.plane.asker.as_mut().map_or(Vec::new(), |asker| asker.take_pooled());
+                    for (packet, ..) in pooled {
+                        self.setup.plane.none_idle.add(1);
+                        self.setup.plane.discard(packet.frame);
+                    }
                     while let Some(waiting) = self.setup.director.next_waiting() {
                         self.setup.plane.none_idle.add(1);
                         self.setup.plane.discard(waiting.packet.frame);
@@ -847,10 +885,8 @@ impl Worker {
 
     fn use_tables(&mut self, tables: Arc<Tables>) {
         let depths = tables.depths();
-        for end in self.setup.plane.nfs.iter().flatten() {
-            let depth = depths.get(end.handle.service as usize).copied().unwrap_or(0);
-            end.handle.core_page.depth(end.handle.slot).store(depth, Ordering::Relaxed);
-        }
+        self.setup.plane.nfs.iter().flatten().for_each(|end| end.handle.place(&depths, tables.downstream_first));
+        tables.rules.timers_ns().for_each(|timer_ns| self.setup.plane.timers.learn(timer_ns));
         self.setup.plane.tables = tables;
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
         self.arrange();
@@ -862,6 +898,17 @@ impl Worker {
         self.schedules.iter_mut().for_each(|schedule| schedule.learn(&self.setup.registry, &plane.tables, &plane.nfs));
         let depths = plane.tables.depths();
         self.drains.sort_by_key(|d| std::cmp::Reverse(depths.get(d.handle.service as usize).copied().unwrap_or(0)));
+        self.places.clear();
+        if self.drains.len() > MOST_LOOKED_AT {
+            for (i, drain) in self.drains.iter().enumerate() {
+                let page = &drain.handle.core_page;
+                let at = self.places.iter().position(|place| place.page.is_same(page)).unwrap_or_else(|| {
+                    self.places.push(Place::new(page.clone()));
+                    self.places.len() - 1
+                });
+                self.places[at].add(drain.handle.slot, i);
+            }
+        }
         self.pages.clear();
         for end in plane.nfs.iter().flatten().filter(|e| !e.handle.poll) {
             if self.setup.wakes.has(end.handle.core) && !self.pages.iter().any(|p| p.is_same(&end.handle.core_page)) {
@@ -874,6 +921,7 @@ impl Worker {
         if let Some(end) = self.setup.plane.nfs.get_mut(number as usize) {
             *end = None;
         }
+        self.setup.plane.timers.unset(number);
         if let Some(throttling) = &mut self.throttling {
             throttling.forget(number, &self.setup.plane.nfs);
         }

@@ -127,6 +127,21 @@ impl Backend for Mock {
         })
     }
 
+    fn upgrade(&self, service: &str, to: &Upgrade) -> Result<Upgraded, ApiError> {
+        self.change(|stats| {
+            let known: Vec<&str> = stats.services.iter().map(|s| s.name.as_str()).collect();
+            let missing = ApiError::not_found("service", service, &known);
+            let kind = stats.services.iter_mut().find(|s| s.name == service).ok_or(missing)?;
+            if to.exec == "/bin/true" {
+                return Err(ApiError::conflict("it is no NF", "give the program of one"));
+            }
+            kind.exec = Some(to.exec.clone());
+            let args = to.args.clone().unwrap_or_default();
+            let instances = vec!["fw.1".into(), "fw.2".into()];
+            Ok(Upgraded { service: service.into(), exec: to.exec.clone(), args, instances, leaving: 2 })
+        })
+    }
+
     fn remove_nf(&self, name: &str) -> Result<(), ApiError> {
         self.change(|stats| take(&mut stats.nfs, "NF", name, |n| &n.name))
     }
@@ -411,6 +426,9 @@ fn things_are_added_and_removed() {
     let daemon = Daemon::start();
     assert_eq!(daemon.ok(&["nf", "add", "fw", "--core", "3"]), "added NF fw.1 on core 3 (starting)\n");
     assert_eq!(daemon.ok(&["nf", "remove", "fw.1"]), "removed NF fw.1\n");
+    let upgraded = "upgraded fw to /opt/fw2: fw.1, fw.2; 2 of the old version leave, each with its flow\n";
+    assert_eq!(daemon.ok(&["nf", "upgrade", "fw", "--exec", "/opt/fw2", "--args", "--rules", "x"]), upgraded);
+    assert!(daemon.fails(1, &["nf", "upgrade", "fw", "--exec", "/bin/true"]).contains("it is no NF"));
     assert_eq!(
         daemon.ok(&["port", "add", "load", "gen", "size=60", "rate=1e6", "--overload", "wait"]),
         "added port load: as asked\n"

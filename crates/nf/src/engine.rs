@@ -247,6 +247,7 @@ impl Engine {
         // The slots first: who sees a packet returned may post another for it.
         self.rx.iter().for_each(Consumer::release);
         self.tx.publish();
+        self.core.note_returned(self.slot);
         // Relaxed: a hint for those who share the core.
         self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
     }

@@ -14,6 +14,8 @@ use crate::storage;
 
 /// Nanoseconds between looks for others with packets, of an NF that found none when its budget was used up.
 const LOOK_ROUND_NS: u64 = 20_000;
+/// Nanoseconds between looks for those that go before others, where there are any.
+const PRECEDENCE_NS: u64 = 20_000;
 /// Longest sleep of an NF that both buffers of its storage are full of: the doorbell and completions wake it, this only guards.
 const SUSPENDED: Duration = Duration::from_millis(100);
 
@@ -29,8 +31,10 @@ pub(crate) struct Seat {
     storage_ns: Cell<u64>,
     /// Since when it has had the core, in nanoseconds.
     ran_since: Cell<u64>,
-    /// When its budget of this round is used up.
+    /// When it looks whether it has to give the core away: when its budget of this round is used up, or before.
     run_until: Cell<u64>,
+    /// When its budget of this round is used up.
+    budget_until: Cell<u64>,
 }
 
 thread_local! {
@@ -70,7 +74,7 @@ impl Seat {
         })
     }
 
-    /// Whether the budget of this round is used up at `now`, and another NF of the core has packets.
+    /// Whether the budget of this round is used up at `now`, and another NF of the core has packets, or one goes before it anyway.
     #[inline(always)]
     pub(crate) fn is_over_budget(&self, now: u64) -> bool {
         now >= self.run_until.get() && self.has_rival(now)
@@ -82,6 +86,12 @@ impl Seat {
             self.run_until.set(u64::MAX);
             return false;
         };
+        let budget_until = self.budget_until.get();
+        if now < budget_until {
+            let is_preceded = place.core.is_preceded(place.slot);
+            self.run_until.set(budget_until.min(now + PRECEDENCE_NS));
+            return is_preceded;
+        }
         if place.core.has_other(place.slot) {
             return true;
         }
@@ -100,7 +110,10 @@ impl Seat {
         let slept = sleep();
         let now = monotonic_ns();
         self.ran_since.set(now);
-        self.run_until.set(now + u64::try_from(place.core.budget(place.slot)).unwrap_or(0));
+        let budget_until = now + u64::try_from(place.core.budget(place.slot)).unwrap_or(0);
+        let look = if place.core.has_favoured() { now + PRECEDENCE_NS } else { u64::MAX };
+        self.budget_until.set(budget_until);
+        self.run_until.set(budget_until.min(look));
         slept
     }
 
@@ -306,6 +319,31 @@ mod tests {
         rival(core, 5);
         assert!(!seat.is_over_budget(until - 1));
         assert!(seat.is_over_budget(until));
+    }
+
+    #[test]
+    fn who_goes_first_ends_a_turn_before_its_budget_does() {
+        let core = core_page(true);
+        let seat = seat(core, false);
+        core.set_level(RIVAL, 2);
+        rival(core, 5);
+        seat.sleep(Duration::ZERO, || {
+            core.endow(ME, MS);
+            true
+        });
+        let since = seat.ran_since.get();
+        assert_eq!(seat.run_until.get(), since + PRECEDENCE_NS);
+        assert!(!seat.is_over_budget(since + PRECEDENCE_NS - 1), "no look before its time");
+        // The rival has no budget: it waits for its turn.
+        let look = since + PRECEDENCE_NS;
+        assert!(!seat.is_over_budget(look));
+        core.endow(RIVAL, MS);
+        assert!(!seat.is_over_budget(look + PRECEDENCE_NS - 1) && seat.is_over_budget(look + PRECEDENCE_NS));
+        // One on the same level does not end it; the end of the budget does.
+        core.set_level(ME, 2);
+        assert!(!seat.is_over_budget(look + 2 * PRECEDENCE_NS));
+        let end = seat.budget_until.get();
+        assert!(end <= since + MS && seat.is_over_budget(end.max(look + 3 * PRECEDENCE_NS)));
     }
 
     #[test]

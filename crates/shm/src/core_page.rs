@@ -14,12 +14,14 @@
 //! # Layout
 //! | offset | what | written by |
 //! |---|---|---|
-//! | 0 | magic, version, slots, hand-over on or off | the manager, once |
+//! | 0 | magic, version, slots, hand-over on or off; whether any slot is favoured | the manager |
 //! | 64 | `running`: slot + 1 of the NF that has the core, 0 if none | all |
 //! | 128 | `pending`: one bit a slot, set when packets were posted | the manager sets, the NF clears |
+//! | next line | `returned`: one bit a slot, set when packets were returned | the NF sets, the manager clears |
+//! | next line | `favoured`: one bit a slot that may go before others | the manager |
 //! | then | the slots, 256 bytes each | – |
 //!
-//! A slot's lines: 0 `posted`, `depth`, `hold` and `share` (the manager), 1 `taken` and `suspended` (the NF), 2 `asleep`, `bell`,
+//! A slot's lines: 0 `posted`, `depth`, `hold`, `share`, `level` and `pressing` (the manager), 1 `taken` and `suspended` (the NF), 2 `asleep`, `bell`,
 //! `budget` and `since` (all).
 
 use std::sync::Arc;
@@ -50,7 +52,10 @@ const SINCE: usize = ASLEEP + 12;
 const DEPTH: usize = 4;
 const HOLD: usize = 8;
 const SHARE: usize = 12;
+const LEVEL: usize = 16;
+const PRESSING: usize = 20;
 const HAND_OVER: usize = 16;
+const ANY_FAVOURED: usize = 20;
 
 /// A share of all of the core.
 pub const WHOLE: u32 = 1 << 16;
@@ -58,8 +63,13 @@ pub const WHOLE: u32 = 1 << 16;
 /// How many candidates an NF looks at before it sleeps.
 const LOOK_AT: usize = 32;
 
+/// Bytes of one bit for each slot, in whole cache lines.
+fn bits_bytes(slots: u32) -> usize {
+    ((slots as usize).div_ceil(64) * 8).next_multiple_of(CACHE_LINE)
+}
+
 fn slots_at(slots: u32) -> usize {
-    (PENDING + (slots as usize).div_ceil(64) * 8).next_multiple_of(SLOT)
+    (PENDING + 3 * bits_bytes(slots)).next_multiple_of(SLOT)
 }
 
 /// Bytes of a core page with so many slots.
@@ -136,6 +146,44 @@ impl CorePage {
         self.word64(PENDING + index * 8)
     }
 
+    #[inline(always)]
+    fn returned_word(&self, index: usize) -> &AtomicU64 {
+        self.word64(PENDING + bits_bytes(self.slots) + index * 8)
+    }
+
+    /// Says that a slot's NF has returned packets, for a manager that does not look at all rings each time. The bit is only written when it
+    /// was not set. A hint: it may be missed when the manager takes it off at the same time.
+    #[inline(always)]
+    pub fn note_returned(&self, slot: u32) {
+        let (word, bit) = (self.returned_word((slot / 64) as usize), 1u64 << (slot % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            // Release: whoever sees the bit sees what was returned.
+            word.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    /// The number of words that [`take_returned`](Self::take_returned) knows, of 64 slots each.
+    pub fn words(&self) -> usize {
+        (self.slots as usize).div_ceil(64)
+    }
+
+    /// Which of the slots `index * 64 + i` have returned packets since the last look, of those whose bit i is in `mine`.
+    #[inline(always)]
+    pub fn take_returned(&self, index: usize, mine: u64) -> u64 {
+        let word = self.returned_word(index);
+        let found = word.load(Ordering::Relaxed) & mine;
+        if found != 0 {
+            // Acquire: what was returned before the bit was set is seen.
+            word.fetch_and(!found, Ordering::Acquire);
+        }
+        found
+    }
+
+    #[inline(always)]
+    fn favoured_word(&self, index: usize) -> &AtomicU64 {
+        self.word64(PENDING + 2 * bits_bytes(self.slots) + index * 8)
+    }
+
     /// Slot + 1 of the NF that is thought to have the core; 0 if none.
     #[inline(always)]
     pub fn running(&self) -> &AtomicU32 {
@@ -170,6 +218,53 @@ impl CorePage {
     #[inline(always)]
     pub fn share(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, SHARE)
+    }
+
+    /// A slot's level: who has a higher one goes first while it has budget. The manager's word.
+    #[inline(always)]
+    pub fn level(&self, slot: u32) -> u32 {
+        self.slot_word(slot, LEVEL).load(Ordering::Relaxed)
+    }
+
+    /// So many packets make a slot's NF go before those above it; 0 if none do. The manager's word.
+    #[inline(always)]
+    pub fn pressing(&self, slot: u32) -> u32 {
+        self.slot_word(slot, PRESSING).load(Ordering::Relaxed)
+    }
+
+    /// Says which level a slot has.
+    pub fn set_level(&self, slot: u32, level: u32) {
+        self.slot_word(slot, LEVEL).store(level, Ordering::Relaxed);
+        self.set_favoured(slot);
+    }
+
+    /// Says how many packets make a slot's NF go before those above it; 0 if none do.
+    pub fn set_pressing(&self, slot: u32, packets: u32) {
+        self.slot_word(slot, PRESSING).store(packets, Ordering::Relaxed);
+        self.set_favoured(slot);
+    }
+
+    /// Whether any slot ever was to go before others.
+    #[inline(always)]
+    pub fn has_favoured(&self) -> bool {
+        self.word(ANY_FAVOURED).load(Ordering::Relaxed) != 0
+    }
+
+    /// The bit says whether the words are worth a look.
+    fn set_favoured(&self, slot: u32) {
+        let (word, bit) = (self.favoured_word((slot / 64) as usize), 1u64 << (slot % 64));
+        let is_favoured = self.level(slot) != 0 || self.pressing(slot) != 0;
+        if is_favoured != (word.load(Ordering::Relaxed) & bit != 0) {
+            // Relaxed: who comes too late for a look has its turn in the circle.
+            if is_favoured {
+                word.fetch_or(bit, Ordering::Relaxed)
+            } else {
+                word.fetch_and(!bit, Ordering::Relaxed)
+            };
+        }
+        if is_favoured && !self.has_favoured() {
+            self.word(ANY_FAVOURED).store(1, Ordering::Relaxed);
+        }
     }
 
     /// Nanoseconds that a slot's NF may still have the core in this round; negative if it had more. As a word: two's complement.
@@ -236,6 +331,8 @@ impl CorePage {
         self.depth(slot).store(0, Ordering::Relaxed);
         self.hold(slot).store(0, Ordering::Relaxed);
         self.share(slot).store(WHOLE / 8, Ordering::Relaxed);
+        self.set_level(slot, 0);
+        self.set_pressing(slot, 0);
         self.budget_word(slot).store(0, Ordering::Relaxed);
         self.taken(slot).store(0, Ordering::Relaxed);
         self.suspended(slot).store(0, Ordering::Relaxed);
@@ -245,19 +342,43 @@ impl CorePage {
         let _ = self.running().compare_exchange(slot + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Says at `now_ns` (of CLOCK_MONOTONIC) that a slot has packets. The bit is only written when it was not set: the line stays
-    /// shared while it is.
+    /// Says at `now_ns` (of CLOCK_MONOTONIC) that a slot has packets.
     #[inline(always)]
     pub fn set_pending(&self, slot: u32, now_ns: u64) {
-        let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
+        Self::publish_posts();
+        self.mark_pending(slot, now_ns);
+    }
+
+    /// Stands between what was posted to any slots and [`mark_pending`](Self::mark_pending) for them. Once for many: it waits until all that
+    /// this thread has stored is seen by the others.
+    #[inline(always)]
+    pub fn publish_posts() {
         // SeqCst: what was posted is visible before we look at the bit. The sleeper takes the bit off, then looks for packets: one of
         // the two sees the other.
         fence(Ordering::SeqCst);
+    }
+
+    /// As [`set_pending`](Self::set_pending), after [`publish_posts`](Self::publish_posts). The bit is only written when it was not set: the line
+    /// stays shared while it is.
+    #[inline(always)]
+    pub fn mark_pending(&self, slot: u32, now_ns: u64) {
+        let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
             self.since(slot).store((now_ns / 1_000) as u32, Ordering::Relaxed);
             // Release: whoever sees the bit sees the posted count and the time before it.
             word.fetch_or(bit, Ordering::Release);
         }
+    }
+
+    /// Whether a slot's NF sleeps and nobody has said that it has packets: they can wait on its ring, and nobody starts it.
+    #[inline]
+    pub fn is_dormant(&self, slot: u32) -> bool {
+        // SeqCst: what was posted is visible before we look. The sleeper says "asleep", then looks for packets: one of the two sees the
+        // other.
+        fence(Ordering::SeqCst);
+        let (word, bit) = (self.pending_word((slot / 64) as usize), 1u64 << (slot % 64));
+        // Acquire: what it had taken before it went to sleep is known.
+        self.asleep(slot).load(Ordering::Acquire) != 0 && word.load(Ordering::Relaxed) & bit == 0
     }
 
     /// Says that a slot has no packets.
@@ -287,8 +408,15 @@ impl CorePage {
     #[inline]
     pub fn has_other(&self, me: u32) -> bool {
         let mut found = false;
-        self.visit(Some(me), 1, |_| found = true);
+        self.visit(Some(me), 1, false, |_| found = true);
         found
+    }
+
+    /// Whether another goes before `me`, whatever budget it has left, by [`wakeup::is_preceded`]. Changes nothing.
+    #[cold]
+    pub fn is_preceded(&self, me: u32) -> bool {
+        let choice = Choice { page: self, me: Some(me), now_us: 0 };
+        self.has_favoured() && wakeup::is_preceded(&choice, self.level(me), &Rules::default())
     }
 
     /// Whether a slot's NF may take packets.
@@ -297,9 +425,10 @@ impl CorePage {
         self.hold(slot).load(Ordering::Relaxed) == 0 && self.suspended(slot).load(Ordering::Relaxed) == 0
     }
 
-    /// Calls `each` with up to `most` slots that have packets and may take them, those after `me` first, and `me` never.
+    /// Calls `each` with up to `most` slots that have packets and may take them, those after `me` first, and `me` never. With
+    /// `favoured`, only with those that may go before others.
     #[inline]
-    fn visit(&self, me: Option<u32>, most: usize, mut each: impl FnMut(u32)) {
+    fn visit(&self, me: Option<u32>, most: usize, favoured: bool, mut each: impl FnMut(u32)) {
         let words = (self.slots as usize).div_ceil(64);
         let mut left = most;
         // Begin behind me, and come to what is before me last: with more candidates than are looked at, all come in their turn.
@@ -313,6 +442,9 @@ impl CorePage {
                 _ => u64::MAX,
             };
             let mut bits = self.pending_word(index).load(Ordering::Acquire) & mask;
+            if favoured {
+                bits &= self.favoured_word(index).load(Ordering::Relaxed);
+            }
             while bits != 0 {
                 let slot = index as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
@@ -420,22 +552,34 @@ struct Choice<'a> {
     now_us: u32,
 }
 
+impl Choice<'_> {
+    #[inline]
+    fn candidate(&self, slot: u32) -> Candidate {
+        let page = self.page;
+        let age_us = self.now_us.wrapping_sub(page.since(slot).load(Ordering::Relaxed));
+        Candidate {
+            waiting: page.waiting(slot),
+            // A time that is still to come is another core's clock, or a neighbour's doing.
+            age_ns: if age_us > 1 << 31 { 0 } else { u64::from(age_us) * 1_000 },
+            // The manager lets no more packets in than there is room for all the way.
+            room: u32::MAX,
+            held: false,
+            depth: page.depth(slot).load(Ordering::Relaxed),
+            level: page.level(slot),
+            pressing: page.pressing(slot),
+        }
+    }
+}
+
 impl Core for Choice<'_> {
     fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
-        let page = self.page;
-        page.visit(self.me, LOOK_AT, |slot| {
-            let age_us = self.now_us.wrapping_sub(page.since(slot).load(Ordering::Relaxed));
-            let candidate = Candidate {
-                waiting: page.waiting(slot),
-                // A time that is still to come is another core's clock, or a neighbour's doing.
-                age_ns: if age_us > 1 << 31 { 0 } else { u64::from(age_us) * 1_000 },
-                // The manager lets no more packets in than there is room for all the way.
-                room: u32::MAX,
-                held: false,
-                depth: page.depth(slot).load(Ordering::Relaxed),
-            };
-            each(slot, candidate);
-        });
+        self.page.visit(self.me, LOOK_AT, false, |slot| each(slot, self.candidate(slot)));
+    }
+
+    fn favoured(&self, mut each: impl FnMut(u32, Candidate)) {
+        if self.page.has_favoured() {
+            self.page.visit(self.me, LOOK_AT, true, |slot| each(slot, self.candidate(slot)));
+        }
     }
 
     fn leaving(&self) -> Option<(u32, u32)> {
@@ -557,6 +701,31 @@ mod tests {
         let mut asleep = Vec::new();
         page.sleepers(|slot| asleep.push(slot));
         assert_eq!(asleep, [0]);
+    }
+
+    #[test]
+    fn favoured_slots_are_found_among_many_and_go_first_while_they_have_budget() {
+        let page = page(200);
+        (0..200).for_each(|slot| post(&page, slot, 5));
+        assert!(!page.is_preceded(7));
+        page.set_level(150, 2);
+        assert!(!page.is_preceded(7), "it had no part yet");
+        page.endow(150, 10_000);
+        assert!(page.is_preceded(7) && !page.is_preceded(150));
+        assert_eq!(page.choose(Some(7), NOW), Some(150));
+        page.set_level(150, 0);
+        assert!(!page.is_preceded(7));
+        assert_eq!(page.choose(Some(7), NOW), Some(8));
+        // One that is further down and has a full ring goes before all, and a new NF in its slot does not.
+        page.depth(180).store(1, Ordering::Relaxed);
+        page.set_pressing(180, 5);
+        page.pay(180, 9_000_000);
+        assert!(page.is_preceded(7));
+        assert_eq!(page.choose(Some(7), NOW), Some(180));
+        page.reset(180);
+        assert_eq!((page.level(180), page.pressing(180)), (0, 0));
+        post(&page, 180, 5);
+        assert!(!page.is_preceded(7));
     }
 
     #[test]

@@ -53,8 +53,16 @@ fn run(args: &Args) -> anyhow::Result<()> {
         eprintln!("{warning}");
     }
     let config = loaded.config;
-    // Two descriptors and more for each NF.
-    process::raise_nofile()?;
+    let files_of = |nfs: u64| 1_024 + process::NOFILE_OF_NF * nfs;
+    let may = process::raise_nofile(files_of(config.manager.max_nfs.into()))?;
+    let nfs: u64 = config.services.iter().map(|service| u64::from(service.most_instances())).sum();
+    if may < files_of(nfs) {
+        eprintln!(
+            "sluiced: warning: {nfs} NFs need {} open files, and this process may have {may}; raise the limit (LimitNOFILE= of the \
+             unit, ulimit -Hn), or start fewer instances",
+            files_of(nfs)
+        );
+    }
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {
         eprintln!("sluiced: {cleaned}");

@@ -20,6 +20,9 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use sluice_policy::sched::priority::Weight;
+use sluice_policy::sched::threshold;
+
 use super::hits::RuleHits;
 use super::key::{FlowKey, Kind};
 use crate::config::{model, parse};
@@ -126,6 +129,10 @@ pub struct Rule {
     pub dscp: Option<u8>,
     /// Number of the chain of the packets that match.
     pub chain: u16,
+    /// What their flows are worth.
+    pub weight: Weight,
+    /// When NFs that have one flow at a time are woken for its packets, if not as their service says.
+    pub wakeup: Option<threshold::Rules>,
 }
 
 impl Rule {
@@ -172,6 +179,8 @@ impl Rule {
             dst_port: range("dst_port", &rule.dst_port)?,
             dscp: at_most("dscp", rule.dscp.map(u16::from), 63, "DSCP")?.map(|d| d as u8),
             chain: *chains.get(&rule.chain).ok_or_else(|| RuleError::NoSuchChain { rule: name(), chain: rule.chain.clone() })?,
+            weight: rule.priority.map_or(Weight::ORDINARY, Weight::new),
+            wakeup: rule.wakeup.map(|wakeup| wakeup.rules_of_flow()),
         };
         match compiled.contradiction() {
             Some(why) => Err(RuleError::NeverMatches { rule: name(), why }),
@@ -418,6 +427,11 @@ impl Default for RuleSet {
 }
 
 impl RuleSet {
+    /// Lengths of the timers that rules name, in nanoseconds.
+    pub fn timers_ns(&self) -> impl Iterator<Item = u64> + '_ {
+        self.rules.iter().filter_map(|rule| Some(rule.wakeup?.timer_ns))
+    }
+
     /// Compiles rules; the first that matches wins.
     pub fn new(rules: Vec<Rule>) -> Self {
         let able = |rule: &&Rule| rule.contradiction().is_none();

@@ -62,7 +62,7 @@ fn rule() -> impl Strategy<Value = Rule> {
     (maybe(0..3), maybe(0..3), protocol, address(), address(), ports(), ports(), maybe(0..3), any::<u16>()).prop_map(
         |(port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain)| {
             let dscp = dscp.map(|d| d as u8);
-            Rule { port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain }
+            Rule { port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain, ..Rule::default() }
         },
     )
 }
@@ -90,7 +90,7 @@ fn compile(text: &str) -> Result<Rule, RuleError> {
 fn configured_rules_compile() {
     assert_eq!(compile("chain = 'web'"), Ok(Rule { chain: 9, ..Rule::default() }));
     let all = "port = 'wan'\nvlan = 5\nprotocol = 'tcp'\nsrc = '10.0.0.0/8'\ndst = '192.0.2.1'\nsrc_port = '1000-2000'\n\
-               dst_port = 80\ndscp = 46\nchain = 'web'";
+               dst_port = 80\ndscp = 46\npriority = 2.5\ntenant = 'gold'\nchain = 'web'";
     let expected = Rule {
         port: Some(4),
         vlan: Some(5),
@@ -101,6 +101,8 @@ fn configured_rules_compile() {
         dst_port: Some(80..=80),
         dscp: Some(46),
         chain: 9,
+        weight: Weight::new(2.5),
+        wakeup: None,
     };
     assert_eq!(compile(all), Ok(expected));
     assert_eq!(

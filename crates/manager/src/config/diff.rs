@@ -45,6 +45,11 @@ pub enum Change {
         /// The service as it shall be, with its new number of instances.
         service: Service,
     },
+    /// Change how many instances a pool has, and what it does with flows. Those that it has stay.
+    ChangePool {
+        /// The service as it shall be.
+        service: Service,
+    },
     /// Start instances of a service.
     AddInstances {
         /// Name of the service.
@@ -101,6 +106,7 @@ impl fmt::Display for Change {
             Self::ReplaceService { service } => {
                 write!(f, "replace service {} ({} instances)", service.name, service.first_instances())
             }
+            Self::ChangePool { service } => write!(f, "change the pool of service {}", service.name),
             Self::AddInstances { service, instances } => write!(f, "add instances of service {service}, up to {instances}"),
             Self::AddChain { chain } => write!(f, "add chain {}", chain.name),
             Self::ReplaceChain { chain } => write!(f, "replace chain {}", chain.name),
@@ -126,7 +132,9 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     changes.extend(services.added.into_iter().map(|service| Change::AddService { service }));
     for (before, service) in services.changed {
         let name = service.name.clone();
-        if before.instances == service.instances || (Service { instances: service.instances, ..before.clone() }) != service {
+        if is_living_change(&before, &service) {
+            changes.push(Change::ChangePool { service });
+        } else if before.instances == service.instances || (Service { instances: service.instances, ..before.clone() }) != service {
             changes.push(Change::ReplaceService { service });
         } else if before.instances < service.instances {
             changes.push(Change::AddInstances { service: name, instances: service.instances });
@@ -146,6 +154,15 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     changes.extend(services.removed.into_iter().map(|service| Change::RemoveService { service }));
     changes.extend(ports.removed.into_iter().map(|port| Change::RemovePort { port }));
     changes
+}
+
+/// Whether two services differ in nothing but keys of their pool that one which lives can take: not the size of rings, which instances
+/// have, nor what a class is. A pool without members for flows of their own can grow, but nobody can be let go.
+fn is_living_change(before: &Service, after: &Service) -> bool {
+    let (old, new) = (before.pool(), after.pool());
+    let alike = Service { pool: after.pool.clone(), ..before.clone() } == *after && before.pool != after.pool;
+    let may_shrink = after.has_members_for_flows();
+    alike && after.is_pooled() && old.ring == new.ring && old.class == new.class && (may_shrink || new.min >= old.min)
 }
 
 /// Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]` and `[openflow]` that differ.
@@ -192,6 +209,17 @@ fn compare<T: Clone + PartialEq>(old: &[T], new: &[T], name: impl Fn(&T) -> &Str
 }
 
 impl Change {
+    /// The service that it is about.
+    pub fn service(&self) -> Option<&str> {
+        match self {
+            Self::AddService { service } | Self::ReplaceService { service } | Self::ChangePool { service } => Some(&service.name),
+            Self::AddInstances { service, .. } | Self::RemoveInstances { service, .. } | Self::RemoveService { service } => {
+                Some(service)
+            }
+            _ => None,
+        }
+    }
+
     /// Does the step on a configuration, as a daemon does it on itself, so that what it runs can be told and compared.
     pub fn apply(&self, config: &mut Config) {
         fn replace<T: Clone>(entries: &mut [T], entry: &T, same: impl Fn(&T, &T) -> bool) {
@@ -202,7 +230,9 @@ impl Change {
             Self::AddPort { port } => config.ports.push(port.clone()),
             Self::ReplacePort { port } => replace(&mut config.ports, port, |a, b| a.name == b.name),
             Self::AddService { service } => config.services.push(service.clone()),
-            Self::ReplaceService { service } => replace(&mut config.services, service, |a, b| a.name == b.name),
+            Self::ReplaceService { service } | Self::ChangePool { service } => {
+                replace(&mut config.services, service, |a, b| a.name == b.name)
+            }
             Self::AddInstances { service, instances } | Self::RemoveInstances { service, instances } => {
                 config.services.iter_mut().filter(|s| s.name == *service).for_each(|s| s.instances = *instances);
             }
@@ -278,6 +308,27 @@ mod tests {
     fn a_changed_program_replaces_the_instances() {
         let new = OLD.replace("exec = \"nat\", instances = 3", "exec = \"nat2\", instances = 2");
         assert_eq!(told(OLD, &new), ["replace service nat (2 instances)"]);
+    }
+
+    #[test]
+    fn keys_of_a_pool_change_in_the_living_pool() {
+        let with = |pool: &str, more: &str| {
+            OLD.replace("exec = \"ids\"", &format!("exec = \"ids\", per = \"flow\"{more}, pool = {{ {pool} }}"))
+        };
+        let before = with("min = 2, max = 8", "");
+        for pool in [
+            "min = 3, max = 8",
+            "min = 2, max = 9",
+            "min = 2, max = 8, linger_ms = 7, idle_ms = 9, when_empty = \"drop\"",
+            "min = 2, max = 8, isolation = \"strict\"",
+        ] {
+            assert_eq!(told(&before, &with(pool, "")), ["change the pool of service ids"], "{pool}");
+        }
+        assert_eq!(told(&before, &with("min = 2, max = 8, ring = 128", "")), ["replace service ids (2 instances)"]);
+        assert_eq!(told(&before, &with("min = 3, max = 8", ", args = [\"x\"]")), ["replace service ids (3 instances)"]);
+        let rss = |min: u32| with(&format!("min = {min}"), "").replace("\"flow\"", "\"rss\"");
+        assert_eq!(told(&rss(2), &rss(4)), ["change the pool of service ids"]);
+        assert_eq!(told(&rss(4), &rss(2)), ["replace service ids (2 instances)"]);
     }
 
     #[test]

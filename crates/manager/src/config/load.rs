@@ -345,6 +345,11 @@ impl Shape<'_> {
                 }
                 true
             }
+            (Type::NumberTable, DeValue::Table(table)) => {
+                let inner = Key { takes: Type::Number, ..*key };
+                table.iter().for_each(|(_, item)| self.value(&inner, item));
+                true
+            }
             (Type::Keys(keys), DeValue::Table(table)) => {
                 for (name, item) in table.iter() {
                     let written: &str = name.get_ref();
@@ -454,6 +459,7 @@ fn sample(key: &Key) -> String {
         (_, Type::Cores) => "[0, 1]".into(),
         (_, Type::Texts | Type::Names) => "[\"a\", \"b\"]".into(),
         (_, Type::TextTable) => "{ NAME = \"value\" }".into(),
+        (_, Type::NumberTable) => "{ NAME = 2.0 }".into(),
         (_, Type::Keys(keys)) => match keys.first() {
             Some(first) => format!("{{ {} = {} }}", first.name, sample(first)),
             None => "{ }".into(),

@@ -4,8 +4,9 @@
 //! known
 //! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small
 //! languages
-//! inside values. Every [`problem`] has the same form: where, what, and what to do.
+//! inside values, [`wakeup`] has the keys of wake policies. Every [`problem`] has the same form: where, what, and what to do.
 
+pub mod class;
 pub mod container;
 pub mod diff;
 pub mod host;
@@ -16,6 +17,7 @@ pub mod parse;
 pub mod problem;
 pub mod schema;
 pub mod validate;
+pub mod wakeup;
 
 pub use model::Config;
 pub use problem::{ConfigErrors, Problem};

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::wakeup::Wakeup;
+
 /// The whole file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
@@ -167,6 +169,13 @@ pub struct Sched {
     pub weight_margin_percent: u32,
     /// Least share of its core that an NF keeps, in percent.
     pub min_share_percent: u32,
+    /// What gives priorities their effect where the kernel divides a core: its weights (`weights`), or SCHED_RR with a priority for each
+    /// NF (`realtime`), which goes back to weights, with a warning, where the kernel does not allow it.
+    pub priorities: Priorities,
+    /// Whether of the NFs of a core those further down their chains go first: what most work was done for is passed on soonest.
+    pub downstream_first: bool,
+    /// Priorities of tenants, by their names, such as `{ gold = 4.0 }`: of the flows that rules say are theirs, and of their services.
+    pub tenants: BTreeMap<String, f64>,
 }
 
 impl Default for Sched {
@@ -185,8 +194,28 @@ impl Default for Sched {
             weight_every_ms: 10,
             weight_margin_percent: 5,
             min_share_percent: 1,
+            priorities: Priorities::Weights,
+            downstream_first: false,
+            tenants: BTreeMap::new(),
         }
     }
+}
+
+impl Sched {
+    /// Priority of a tenant; 1 of one that nothing is said of, and of nobody.
+    pub fn priority_of(&self, tenant: Option<&str>) -> f64 {
+        tenant.and_then(|name| self.tenants.get(name)).copied().unwrap_or(1.0)
+    }
+}
+
+/// What gives priorities their effect where the kernel divides a core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Priorities {
+    /// Its weights.
+    Weights,
+    /// SCHED_RR, or its weights where that is not allowed.
+    Realtime,
 }
 
 /// Turns of NFs that do not cooperate: those that poll and share their core.
@@ -417,6 +446,8 @@ pub struct Gen {
     pub rate: f64,
     /// Number of flows, taken in turn.
     pub flows: u32,
+    /// Packets of a flow; then another one begins in its place. TCP flows begin with SYN and end with RST then. 0: flows do not end.
+    pub flow_packets: u32,
     /// Protocol of the packets.
     pub protocol: GenProtocol,
     /// IP version.
@@ -442,6 +473,7 @@ impl Default for Gen {
             imix: Vec::new(),
             rate: 0.0,
             flows: 1,
+            flow_packets: 0,
             protocol: GenProtocol::Udp,
             ipv6: false,
             count: 0,
@@ -583,7 +615,8 @@ pub struct Service {
     /// NFs of different tenants share no core page.
     #[serde(default)]
     pub tenant: Option<String>,
-    /// Weight of its instances beside what their load asks for: 2 gives twice the share.
+    /// Weight of its instances beside what their load asks for: 2 gives twice the share, and lets them go before others while they have
+    /// used up less than that.
     #[serde(default = "ordinary")]
     pub priority: f64,
     /// Whether its program was written for Sluice, or is any program that sits between two network interfaces.
@@ -624,26 +657,33 @@ pub struct Service {
     /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with the daemon.
     #[serde(default)]
     pub pid_file: Option<PathBuf>,
-    /// What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), or, of a fixed number of instances, the flows
-    /// of one hash (`rss`) or each packet in turn (`round-robin`).
+    /// What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), all flows of a traffic class (`class`), or, of a
+    /// fixed number of instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).
     #[serde(default)]
     pub per: Per,
     /// Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.
     #[serde(default)]
     pub pool: Option<Pool>,
+    /// When an instance that sleeps is woken; at every packet without. `[service.wakeup]`.
+    #[serde(default)]
+    pub wakeup: Option<Wakeup>,
 }
 
 /// Instances of a service that is not shared.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Pool {
-    /// Least number of instances. There are so many at the start, and always so many that are not `per = "flow"`.
+    /// Least number of instances. There are so many at the start, and always so many with `per = "rss"` and `per = "round-robin"`.
     pub min: u32,
     /// Most instances. There are as many as flows come and last.
     pub max: u32,
-    /// Capacity of each ring of an instance, a power of two: it has one flow at a time.
+    /// With `per = "class"`: what flows of one class have in common. `vlan` (tenants, where each has one), `port` (where they come in), `dscp`,
+    /// `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first packet of
+    /// a connection says it, for both directions.
+    pub class: Option<String>,
+    /// Capacity of each ring of an instance, a power of two: small where it has one flow at a time.
     pub ring: u32,
-    /// How long late packets of a flow that has ended still meet its instance, in milliseconds.
+    /// How long late packets of a flow that has ended still meet its instance, in milliseconds. A class ends with its last flow.
     pub linger_ms: u32,
     /// An established TCP connection without packets for so long is over, in milliseconds.
     pub tcp_idle_ms: u32,
@@ -666,6 +706,7 @@ impl Default for Pool {
         Self {
             min: 1,
             max: 64,
+            class: None,
             ring: 64,
             linger_ms: 100,
             tcp_idle_ms: 300_000,
@@ -688,6 +729,8 @@ pub enum Per {
     Shared,
     /// One flow at a time, both directions of it.
     Flow,
+    /// All flows of a traffic class, both directions of them.
+    Class,
     /// The flows of one hash.
     Rss,
     /// Packets in turn, whatever flow they are of.
@@ -695,11 +738,18 @@ pub enum Per {
 }
 
 impl Per {
+    /// Whether connections are given instances as they come, and hold them to their ends.
+    #[inline]
+    pub fn is_held(self) -> bool {
+        matches!(self, Self::Flow | Self::Class)
+    }
+
     /// As a word.
     pub fn word(self) -> &'static str {
         match self {
             Self::Shared => "shared",
             Self::Flow => "flow",
+            Self::Class => "class",
             Self::Rss => "rss",
             Self::RoundRobin => "round-robin",
         }
@@ -759,6 +809,11 @@ impl Service {
         self.pool.clone().unwrap_or_default()
     }
 
+    /// Whether flows are given to its instances as they come, each to its end.
+    pub fn has_members_for_flows(&self) -> bool {
+        self.per.is_held()
+    }
+
     /// Instances that it starts with.
     pub fn first_instances(&self) -> u32 {
         if self.is_pooled() { self.pool().min } else { self.instances }
@@ -768,7 +823,7 @@ impl Service {
     pub fn most_instances(&self) -> u32 {
         match self.per {
             Per::Shared => self.instances,
-            Per::Flow => self.pool().max,
+            Per::Flow | Per::Class => self.pool().max,
             Per::Rss | Per::RoundRobin => self.pool().min,
         }
     }
@@ -940,8 +995,17 @@ pub struct Rule {
     /// DSCP, 0 to 63.
     #[serde(default)]
     pub dscp: Option<u8>,
+    /// Priority of the flows that match: a weight of the instances that are given one of them alone. 1 without.
+    #[serde(default)]
+    pub priority: Option<f64>,
+    /// Tenant of the flows that match. Its priority, in `[sched]`, multiplies that of the rule.
+    #[serde(default)]
+    pub tenant: Option<String>,
     /// Chain of the packets that match.
     pub chain: String,
+    /// When instances that have one flow at a time are woken for packets of this one, where their service has a policy.
+    #[serde(default)]
+    pub wakeup: Option<Wakeup>,
 }
 
 /// A port number or a range of them.

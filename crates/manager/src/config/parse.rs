@@ -109,8 +109,14 @@ pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
     Ok((address, bits))
 }
 
+/// A number of bits, 0 to `most`, in digits alone.
+pub(super) fn bits(text: &str, most: u8) -> Option<u8> {
+    let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|bits| is_number && *bits <= most)
+}
+
 /// An address with all bits behind the first `bits` cleared.
-pub(super) fn network_of(address: IpAddr, bits: u8) -> IpAddr {
+pub(crate) fn network_of(address: IpAddr, bits: u8) -> IpAddr {
     match address {
         IpAddr::V4(a) => Ipv4Addr::from_bits(a.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into(),
         IpAddr::V6(a) => Ipv6Addr::from_bits(a.to_bits() & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0)).into(),

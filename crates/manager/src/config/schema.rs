@@ -7,8 +7,11 @@
 use std::fmt::Write;
 
 use self::Preset::{Needed, Unset, Value};
-use self::Type::{Address, Bool, Cores, Integer, Keys, Mix, Names, Number, Path, Ports, Text, TextTable, Texts, Words};
+use self::Type::{
+    Address, Bool, Cores, Integer, Keys, Mix, Names, Number, NumberTable, Path, Ports, Text, TextTable, Texts, Words,
+};
 use super::model::Config;
+use super::wakeup::WAKEUP;
 
 /// What a key takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub enum Type {
     Names,
     /// A table of strings.
     TextTable,
+    /// A table of finite numbers that are not negative.
+    NumberTable,
     /// An IP address.
     Address,
     /// A port number or a range of them.
@@ -98,6 +103,7 @@ impl Type {
             Texts => "a list of strings".into(),
             Names => "a list of names, such as [\"a\", \"b\"]".into(),
             TextTable => "a table of strings, such as { NAME = \"value\" }".into(),
+            NumberTable => "a table of numbers, such as { NAME = 2.0 }".into(),
             Address => "an IP address (a string)".into(),
             Ports => "a port number, such as 80, or a range, such as \"1000-2000\"".into(),
             Mix => "a list of [size, weight] pairs, such as [[60, 7], [1514, 1]]".into(),
@@ -140,20 +146,28 @@ pub const POOL: &[Key] = &[
         "min",
         Integer(0, 65_000),
         Value("1"),
-        "Least number of instances. There are so many at the start, and always so many that are not `per = \"flow\"`.",
+        "Least number of instances. There are so many at the start, and always so many with `per = \"rss\"` and `per = \"round-robin\"`.",
     ),
     key("max", Integer(1, 65_000), Value("64"), "Most instances. There are as many as flows come and last."),
+    key(
+        "class",
+        Text,
+        Unset,
+        "With `per = \"class\"`: what flows of one class have in common. `vlan` (tenants, where each has one), `port` (where they come in), \
+         `dscp`, `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first \
+         packet of a connection says it, for both directions.",
+    ),
     key(
         "ring",
         Integer(2, 1 << 20),
         Value("64"),
-        "Capacity of each ring of an instance, a power of two: it has one flow at a time.",
+        "Capacity of each ring of an instance, a power of two: small where it has one flow at a time.",
     ),
     key(
         "linger_ms",
         Integer(0, 3_600_000),
         Value("100"),
-        "How long late packets of a flow that has ended still meet its instance, in milliseconds.",
+        "How long late packets of a flow that has ended still meet its instance, in milliseconds. A class ends with its last flow.",
     ),
     key(
         "tcp_idle_ms",
@@ -346,6 +360,27 @@ pub const SECTIONS: &[Section] = &[
             key("weight_every_ms", Integer(2, 10_000), Value("10"), "Time between two looks at the shares, in milliseconds."),
             key("weight_margin_percent", Integer(0, 100), Value("5"), "Change of a share that is worth writing, in percent of it."),
             key("min_share_percent", Integer(0, 50), Value("1"), "Least share of its core that an NF keeps, in percent."),
+            key(
+                "priorities",
+                Words(&["weights", "realtime"]),
+                Value("\"weights\""),
+                "What gives priorities their effect where the kernel divides a core: its weights (`weights`), or SCHED_RR with a priority \
+                 for each NF (`realtime`), which goes back to weights, with a warning, where the kernel does not allow it.",
+            ),
+            key(
+                "downstream_first",
+                Bool,
+                Value("false"),
+                "Whether of the NFs of a core those further down their chains go first: what most work was done for is passed on \
+                 soonest.",
+            ),
+            key(
+                "tenants",
+                NumberTable,
+                Value("{}"),
+                "Priorities of tenants, by their names, such as `{ gold = 4.0 }`: of the flows that rules say are theirs, and of their \
+                 services.",
+            ),
         ],
     },
     Section {
@@ -489,6 +524,12 @@ pub const SECTIONS: &[Section] = &[
             ),
             key("rate", Number, Value("0.0"), "Packets per second over all queues; 0 is as fast as possible."),
             key("flows", Integer(1, U32), Value("1"), "Number of flows, taken in turn."),
+            key(
+                "flow_packets",
+                Integer(0, U32),
+                Value("0"),
+                "Packets of a flow; then another one begins in its place. TCP flows begin with SYN and end with RST then. 0: flows do not end.",
+            ),
             key("protocol", Words(&["udp", "tcp"]), Value("\"udp\""), "Protocol of the packets."),
             key("ipv6", Bool, Value("false"), "IP version."),
             key("count", Integer(0, i64::MAX), Value("0"), "Stop after so many packets; 0 goes on for ever."),
@@ -617,7 +658,8 @@ pub const SECTIONS: &[Section] = &[
                 "priority",
                 Number,
                 Value("1.0"),
-                "Weight of its instances beside what their load asks for: 2 gives twice the share.",
+                "Weight of its instances beside what their load asks for: 2 gives twice the share, and lets them go before others while \
+                 they have used up less than that.",
             ),
             key(
                 "kind",
@@ -694,16 +736,22 @@ pub const SECTIONS: &[Section] = &[
             ),
             key(
                 "per",
-                Words(&["shared", "flow", "rss", "round-robin"]),
+                Words(&["shared", "flow", "class", "rss", "round-robin"]),
                 Value("\"shared\""),
-                "What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), or, of a fixed number of \
-                 instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).",
+                "What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), all flows of a traffic class \
+                 (`class`), or, of a fixed number of instances, the flows of one hash (`rss`) or each packet in turn (`round-robin`).",
             ),
             key(
                 "pool",
                 Keys(POOL),
                 Unset,
                 "Of one that is not shared: how many instances there are, and what a flow is. `[service.pool]`.",
+            ),
+            key(
+                "wakeup",
+                Keys(WAKEUP),
+                Unset,
+                "When an instance that sleeps is woken; at every packet without. `[service.wakeup]`.",
             ),
         ],
     },
@@ -745,7 +793,20 @@ pub const SECTIONS: &[Section] = &[
             key("src_port", Ports, Unset, "Source ports: `80` or `1000-2000`. Fragments have no ports and never match."),
             key("dst_port", Ports, Unset, "Destination ports."),
             key("dscp", Integer(0, 63), Unset, "DSCP, 0 to 63."),
+            key(
+                "priority",
+                Number,
+                Unset,
+                "Priority of the flows that match: a weight of the instances that are given one of them alone. 1 without.",
+            ),
+            key("tenant", Text, Unset, "Tenant of the flows that match. Its priority, in `[sched]`, multiplies that of the rule."),
             key("chain", Text, Needed, "Chain of the packets that match."),
+            key(
+                "wakeup",
+                Keys(WAKEUP),
+                Unset,
+                "When instances that have one flow at a time are woken for packets of this one, where their service has a policy.",
+            ),
         ],
     },
 ];
@@ -822,6 +883,11 @@ mod tests {
         serde_json::to_value(super::super::model::Pool::default()).unwrap()
     }
 
+    /// What the model makes of an empty `[service.wakeup]`, as JSON.
+    fn wakeup() -> Json {
+        serde_json::to_value(super::super::model::Wakeup::default()).unwrap()
+    }
+
     #[test]
     fn the_table_has_the_keys_of_the_model() {
         let common: BTreeSet<String> = shortest(sections("port").next().unwrap()).as_object().unwrap().keys().cloned().collect();
@@ -835,6 +901,8 @@ mod tests {
         }
         let pool: BTreeSet<String> = pool().as_object().unwrap().keys().cloned().collect();
         assert_eq!(POOL.iter().map(|k| k.name.to_string()).collect::<BTreeSet<_>>(), pool);
+        let wakeup: BTreeSet<String> = wakeup().as_object().unwrap().keys().cloned().collect();
+        assert_eq!(WAKEUP.iter().map(|k| k.name.to_string()).collect::<BTreeSet<_>>(), wakeup);
         let all: BTreeSet<String> = serde_json::to_value(Config::default()).unwrap().as_object().unwrap().keys().cloned().collect();
         assert_eq!(section_names().into_iter().map(str::to_string).collect::<BTreeSet<_>>(), all);
     }
@@ -842,7 +910,7 @@ mod tests {
     #[test]
     fn the_table_has_the_defaults_of_the_model() {
         let sections = SECTIONS.iter().map(|section| (section.name, section.keys, shortest(section)));
-        for (section, keys, model) in sections.chain([("service.pool", POOL, pool())]) {
+        for (section, keys, model) in sections.chain([("service.pool", POOL, pool()), ("service.wakeup", WAKEUP, wakeup())]) {
             for key in keys {
                 let stated = match key.default {
                     Needed => continue,
@@ -871,7 +939,7 @@ mod tests {
         // Doc comments of fields, by structure and by name on the wire.
         let mut docs: BTreeMap<(String, String), String> = BTreeMap::new();
         let (mut owner, mut doc, mut rename) = (String::new(), String::new(), None);
-        for line in include_str!("model.rs").lines() {
+        for line in concat!(include_str!("model.rs"), include_str!("wakeup.rs")).lines() {
             let line = line.trim();
             if let Some(text) = line.strip_prefix("/// ") {
                 doc += if doc.is_empty() { "" } else { " " };
@@ -908,12 +976,16 @@ mod tests {
             let meaning = docs.get(&("Pool".to_string(), key.name.to_string()));
             assert_eq!(meaning.map(String::as_str), Some(key.meaning), "Pool.{}", key.name);
         }
+        for key in WAKEUP {
+            let meaning = docs.get(&("Wakeup".to_string(), key.name.to_string()));
+            assert_eq!(meaning.map(String::as_str), Some(key.meaning), "Wakeup.{}", key.name);
+        }
     }
 
     #[test]
     fn the_reference_names_every_key() {
         let reference = Config::reference();
-        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER) {
+        for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER).chain(WAKEUP) {
             assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
             assert!(reference.contains(key.meaning));
         }

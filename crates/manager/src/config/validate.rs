@@ -10,17 +10,20 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::model::{
-    AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Rule, Service, hop,
+    AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Priorities, Rule, Service,
+    hop,
 };
 use super::nearest;
 use super::parse::{self, ICMP, ProtocolMatch};
 use super::problem::{At, Problem};
-use super::schema::{self, SECTIONS, Type};
+use super::schema::{self, Preset, SECTIONS, Type};
 use crate::mechanism::link;
 
 mod container;
 mod foreign;
 mod pool;
+mod priority;
+mod wakeup;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
 
@@ -48,6 +51,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.services();
     v.chains();
     v.rules();
+    v.priorities();
     v.frames();
     v.shared_cores();
     // What is unused says nothing as long as names are wrong.
@@ -97,6 +101,9 @@ impl Validation<'_> {
                 }
                 for key in section.keys {
                     let at = At { section: section.name, entry, key: key.name, item: None };
+                    if matches!(key.default, Preset::Unset) && table[key.name].is_null() {
+                        continue;
+                    }
                     self.number(at, key.takes, &table[key.name]);
                 }
             }
@@ -168,7 +175,7 @@ impl Validation<'_> {
                 "a ring throttles from the high one until it is below the low one; write low_watermark = 60, high_watermark = 80",
             );
         }
-        if let (Some(_), Class::Other | Class::Batch) = (s.rr_slice_ms, s.class) {
+        if let (Some(_), Class::Other | Class::Batch, Priorities::Weights) = (s.rr_slice_ms, s.class, s.priorities) {
             self.warn(
                 At::key("sched", "rr_slice_ms"),
                 "the time slice of SCHED_RR has no effect on NFs of another class",
@@ -409,6 +416,7 @@ impl Validation<'_> {
             self.service(i, service);
         }
         self.pools();
+        self.wakeups();
         let total: u64 = config.services.iter().map(|s| u64::from(s.most_instances())).sum();
         if total > u64::from(config.manager.max_nfs) {
             self.error(
@@ -553,6 +561,9 @@ impl Validation<'_> {
                 && self.reference(At::entry("rule", i, "port"), "port", port, &names_of(config))
             {
                 self.ingress(i, port);
+            }
+            if let Some(wakeup) = &rule.wakeup {
+                self.wakeup_of_rule(i, &rule.chain, wakeup);
             }
             self.matching(i, rule);
         }

@@ -17,7 +17,8 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use super::model::{
-    AddNf, AddRule, Applied, Apply, Chain, Done, Event, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest,
+    AddNf, AddRule, Applied, Apply, Chain, Done, Event, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest, Upgrade,
+    Upgraded,
 };
 use super::{ApiError, ErrorBody, ErrorKind};
 use crate::config::model as config;
@@ -204,6 +205,11 @@ impl Client {
     /// Removes a service.
     pub fn remove_service(&mut self, name: &str) -> Result<(), ClientError> {
         self.delete("services", name)
+    }
+
+    /// Goes over to another version of a service's program.
+    pub fn upgrade(&mut self, service: &str, to: &Upgrade) -> Result<Upgraded, ClientError> {
+        self.post(&format!("/v1/services/{}/upgrade", escaped(service)), to)
     }
 
     /// Adds a chain.

@@ -165,6 +165,10 @@ pub trait Backend: Send + Sync {
     /// the service's cores. Returns without waiting until it runs.
     fn add_nf(&self, service: &str, core: Option<usize>) -> Result<model::Nf, ApiError>;
 
+    /// Goes over to another version of a service's program. Returns when new flows meet it and shared instances of the old one have left;
+    /// members of a pool leave with their flows. A version that does not work changes nothing.
+    fn upgrade(&self, service: &str, to: &model::Upgrade) -> Result<model::Upgraded, ApiError>;
+
     /// Stops an instance: no new packets, those inside come back, then it leaves.
     fn remove_nf(&self, name: &str) -> Result<(), ApiError>;
 

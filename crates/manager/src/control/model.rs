@@ -252,6 +252,29 @@ pub struct Nf {
     /// Of a foreign program: what went in and came out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub foreign: Option<NfForeign>,
+    /// Of one that is not woken for each packet: how often it was let go on, by cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub woken: Option<Woken>,
+}
+
+/// How often an NF that is not woken for each packet was let go on, by cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Woken {
+    /// Its flow had only begun.
+    pub early: u64,
+    /// As many packets waited as its threshold said.
+    pub threshold: u64,
+    /// Fewer waited, and long enough.
+    pub timer: u64,
+    /// A packet that ends a connection came.
+    pub urgent: u64,
+}
+
+impl Woken {
+    /// Each cause as a word, and its count.
+    pub fn causes(&self) -> [(&'static str, u64); 4] {
+        [("early", self.early), ("threshold", self.threshold), ("timer", self.timer), ("urgent", self.urgent)]
+    }
 }
 
 /// What is counted of a program that knows nothing of Sluice, over all its lives.
@@ -282,8 +305,11 @@ pub struct NfForeign {
 /// An NF's load, and what was decided about it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize)]
 pub struct NfSched {
-    /// Weight beside its load.
+    /// Weight beside its load: of its service, times that of the flow that it has.
     pub priority: f64,
+    /// Who has a higher one goes before others of its core while it has used up less than its part; 0 is ordinary.
+    #[serde(default)]
+    pub level: u32,
     /// Packets per second that want to come to it, those refused at an entry with them.
     pub arrival_pps: f64,
     /// Median of its service time over the last 100 ms, in nanoseconds a packet; 0 until known.
@@ -588,7 +614,7 @@ pub struct Stats {
     /// Rules, in order.
     pub rules: Vec<Rule>,
     /// Packets dropped, by reason: those of [`crate::chain::Drop`] (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`,
-    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
+    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
     pub drops: BTreeMap<String, u64>,
 }
 
@@ -637,6 +663,34 @@ pub struct AddNf {
     pub core: Option<usize>,
 }
 
+/// Body of `POST /v1/services/{name}/upgrade`: another version of the service's program.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upgrade {
+    /// Its program. A bare name is looked for beside `sluiced`, then in PATH. In a container with a `root`, its path in there.
+    pub exec: String,
+    /// Its arguments; those of the old version without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub args: Option<Vec<String>>,
+}
+
+/// Answer of `POST /v1/services/{name}/upgrade`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Upgraded {
+    /// The service.
+    pub service: String,
+    /// The program that it has now.
+    pub exec: String,
+    /// Its arguments.
+    #[serde(default)]
+    pub args: Vec<String>,
+    /// Instances of the new version.
+    pub instances: Vec<String>,
+    /// Of a pool: members of the old version that there were. Those with a flow leave when it ends, the others at once.
+    #[serde(default)]
+    pub leaving: u32,
+}
+
 /// Body of `POST /v1/rules`.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -676,7 +730,7 @@ pub struct Applied {
 pub struct Change {
     /// What was done.
     pub action: Action,
-    /// `port`, `service`, `instances`, `chain`, `rules` or `key`.
+    /// `port`, `service`, `pool`, `instances`, `chain`, `rules` or `key`.
     pub kind: String,
     /// Its name.
     pub name: String,
@@ -728,6 +782,7 @@ impl From<&diff::Change> for Change {
             Step::ReplaceService { service } => {
                 (Action::Change, "service", &service.name, format!("{} instances, one after another", service.first_instances()))
             }
+            Step::ChangePool { service } => (Action::Change, "pool", &service.name, "its instances stay".into()),
             Step::AddInstances { service, instances } => (Action::Add, "instances", service, format!("up to {instances}")),
             Step::RemoveInstances { service, instances } => (Action::Remove, "instances", service, format!("down to {instances}")),
             Step::AddChain { chain } => (Action::Add, "chain", &chain.name, String::new()),

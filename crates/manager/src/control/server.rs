@@ -31,7 +31,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 
-use super::model::{AddNf, AddRule, Applied, Apply, Done, MAX_TRACE_MS, MAX_TRACED, TraceRequest};
+use super::model::{AddNf, AddRule, Applied, Apply, Done, MAX_TRACE_MS, MAX_TRACED, TraceRequest, Upgrade};
 use super::{ApiError, Backend, ErrorBody, ErrorKind};
 use crate::config::model as config;
 use crate::telemetry::prometheus;
@@ -337,6 +337,13 @@ pub(crate) fn routes() -> Vec<Route> {
             cx.create(move |b| b.add_service(service)).await
         }),
         removal!("/v1/services/{name}", remove_service),
+        post(
+            "/v1/services/{name}/upgrade",
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
+                let to: Upgrade = cx.body(request).await?;
+                cx.call(move |b| b.upgrade(&name, &to)).await
+            },
+        ),
         post("/v1/chains", |State(cx): State<Context>, request: Request| async move {
             let chain: config::Chain = cx.body(request).await?;
             cx.create(move |b| b.add_chain(chain)).await

@@ -8,6 +8,7 @@
 //!
 //! Source: NFVnice (SIGCOMM 2017), section 3.2.
 
+pub mod assigned;
 pub mod events;
 pub mod load;
 
@@ -21,6 +22,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
+use sluice_policy::sched::priority::raised;
 use sluice_policy::sched::weight::{Demand, Margin, shares};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::core_page::WHOLE;
@@ -43,6 +45,8 @@ struct Controlled {
     handle: Arc<NfHandle>,
     kernel: Option<Box<dyn WriteShare>>,
     written: Option<f64>,
+    /// What its flow was worth then.
+    flow_weight: f64,
     /// As told in the last event.
     told_share: f64,
     told_writes: u64,
@@ -106,6 +110,7 @@ impl Controller {
             handle,
             kernel: None,
             written: None,
+            flow_weight: 1.0,
             told_share: 0.0,
             told_writes: 0,
             told_throttles: 0,
@@ -182,7 +187,7 @@ fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
         let demand = Demand {
             arrival_pps: load.arrival_pps.get(),
             service_ns: (service > 0.0).then_some(service),
-            priority: nf.handle.priority,
+            priority: weight_of(&nf.handle, sched),
         };
         let core = cores.entry(nf.handle.core).or_default();
         core.0.push(nf.handle.number);
@@ -194,11 +199,22 @@ fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
         shares(demands, f64::from(sched.min_share_percent) / 100.0, &mut decided);
         for (number, share) in numbers.iter().zip(&decided) {
             let Some(nf) = nfs.get_mut(number) else { continue };
+            let flow_weight = nf.handle.flow_weight.get();
+            if std::mem::replace(&mut nf.flow_weight, flow_weight) != flow_weight {
+                // Who assigned it has changed what the page says.
+                nf.written = None;
+            }
             if margin.is_exceeded(nf.written, *share) {
                 apply(nf, *share);
             }
         }
     }
+}
+
+/// What an NF is worth beside its load.
+fn weight_of(handle: &NfHandle, sched: &Sched) -> f64 {
+    let weight = handle.weight();
+    if sched.downstream_first { raised(weight, handle.core_page.depth(handle.slot).load(Ordering::Relaxed)) } else { weight }
 }
 
 fn apply(nf: &mut Controlled, share: f64) {

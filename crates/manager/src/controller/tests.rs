@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use sluice_policy::sched::priority::Weight;
 use sluice_shm::core_page::CorePage;
 
 use super::*;
@@ -77,6 +78,30 @@ fn writes(handle: &NfHandle) -> u64 {
 
 fn share(handle: &NfHandle) -> f64 {
     handle.load.share.get()
+}
+
+#[test]
+fn a_share_goes_by_the_flow_that_an_nf_has_and_by_its_position() {
+    let mut rig = Rig::new();
+    let [a, b] = [0, 1].map(|number| rig.add(number, Fake::default()));
+    load(&a, 0.5);
+    load(&b, 0.5);
+    rig.weigh();
+    assert_eq!([&a, &b].map(|nf| nf.load.share.get()), [0.5, 0.5]);
+    assert!(a.assign(Weight::new(3.0)));
+    assert_eq!(page_share(&a), WHOLE, "at once, of all of the core at most");
+    rig.weigh();
+    assert_eq!([&a, &b].map(|nf| nf.load.share.get()), [0.75, 0.25]);
+    assert_eq!([&a, &b].map(|nf| page_share(nf)), [WHOLE / 4 * 3, WHOLE / 4]);
+    // Another flow of the same worth, and back: the page says what was decided, though it was decided before.
+    assert!(a.assign(Weight::ORDINARY) && a.assign(Weight::new(3.0)));
+    a.assign(Weight::ORDINARY);
+    rig.weigh();
+    assert_eq!([&a, &b].map(|nf| page_share(nf)), [WHOLE / 2, WHOLE / 2]);
+    rig.sched.downstream_first = true;
+    b.place(&[1], true);
+    rig.weigh();
+    assert_eq!([&a, &b].map(|nf| page_share(nf)), [WHOLE / 3, WHOLE / 3 * 2]);
 }
 
 #[test]

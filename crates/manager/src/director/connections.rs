@@ -26,6 +26,8 @@ pub struct Seat {
     pub service: u16,
     /// Slot of its NF in the pool, [`FALLEN_BACK`] or [`LOST`].
     pub slot: u16,
+    /// Of a class's NF: the turn of the slot at which it was given; see [`super::classes`].
+    pub turn: u16,
 }
 
 /// What the flow table's keys of a connection differ in.
@@ -186,6 +188,13 @@ impl Connections {
         self.list.get_mut(at as usize).filter(|c| c.used)
     }
 
+    /// No connection has an NF of this service any more. Looks at all of them.
+    #[cold]
+    pub fn lose(&mut self, service: u16) {
+        let seats = self.list.iter_mut().flat_map(Connection::seats_mut);
+        seats.filter(|seat| seat.service == service).for_each(|seat| seat.slot = LOST);
+    }
+
     fn home(&self, hash: u64) -> usize {
         (hash >> 32) as usize & (self.index.len() - 1)
     }
@@ -212,7 +221,7 @@ impl Connections {
 
     /// Adds a connection whose key is not there. None if there are as many as there may be.
     pub fn insert(&mut self, key: FlowKey, hash: u64, life: Life, now_ms: u64) -> Option<u32> {
-        let seat = Seat { service: 0, slot: LOST };
+        let seat = Seat { service: 0, slot: LOST, turn: 0 };
         let flow = Flow { ingress: 0, dscp: 0, direction: 0 };
         let connection = Connection {
             key,

@@ -2,7 +2,8 @@
 //!
 //! # Terms
 //! A *pooled* service is one that is not shared; its NFs are *members* of its pool. A *connection* is both directions of a flow on all
-//! chains that it passes, and holds a member of each pooled service that it has met. A *seat* is one of these.
+//! chains that it passes, and holds a member of each pooled service that it has met. A *seat* is one of these. With
+//! `per = "class"` all connections of a traffic class hold one member ([`classes`]), which is over with the last of them.
 //!
 //! # Approach
 //! Each Rx thread has a director, and each member of a pool `per = "flow"` belongs to one of them, so that nothing is shared and nothing is
@@ -28,6 +29,7 @@
 //! Directions of a connection must come to the same Rx thread, which the configuration is checked for. A chain that names pooled services
 //! costs a decision for each TCP packet with SYN, so that a connection is known to be half-open.
 
+pub mod classes;
 pub mod connections;
 pub mod paths;
 
@@ -37,6 +39,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_policy::pool::life::{Event, Life, Timeouts, flag};
 use sluice_policy::pool::{Pool, State};
+use sluice_policy::sched::priority::Weight;
+use sluice_policy::sched::threshold::Rules;
 use sluice_policy::spread;
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
@@ -45,13 +49,16 @@ use sluice_shm::page::Control;
 use crate::chain::{self, Chain, Counter, PathRegistry, Tables};
 use crate::classify::flow_table::{Decision, FlowTable};
 use crate::classify::key::{FlowKey, HashKeys, protocol};
+use crate::config::class::Class;
 use crate::config::model::{self, Isolation, OnFailure, Per, WhenEmpty};
 use crate::config::validate::MAX_POOLED_HOPS;
+use crate::controller::assigned::Assigned;
 use crate::forward::NfEnd;
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::worker::Part;
 
+use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};
 use paths::{Paths, Way};
 
@@ -95,6 +102,8 @@ pub struct PoolMember {
     pub nf: u16,
     /// The Rx thread that it belongs to is this number, modulo their number.
     pub part: u16,
+    /// It is of a former version: it gets no further flow, and goes with the one that it has.
+    pub leaves: bool,
 }
 
 /// A pool as the packet threads know it. A change makes a new one.
@@ -112,6 +121,8 @@ pub struct PoolTable {
     pub members: Vec<PoolMember>,
     /// Counters, by manager thread.
     pub counters: Arc<[PoolCounters]>,
+    /// Where members are told of whose priority the kernel has to learn; none if its classes have none.
+    pub assigned: Option<Arc<Assigned>>,
 }
 
 /// What decisions need besides.
@@ -145,6 +156,10 @@ pub struct Asked<'a> {
     pub has_waited: bool,
     /// What the flow table is to remember besides: see [`Decision::note`].
     pub note: u32,
+    /// What its flow is worth, if it is a new one.
+    pub weight: Weight,
+    /// When NFs that have one flow at a time are woken for it, if its rule says so.
+    pub wakeup: Option<Rules>,
 }
 
 /// A packet that waits for an idle member.
@@ -163,6 +178,17 @@ pub struct Waiting {
     since_ns: u64,
 }
 
+/// What a connection finds at a pool that it has no member of.
+#[derive(Debug, Clone, Copy)]
+enum Finds {
+    /// An idle one.
+    Idle,
+    /// The one that its class has.
+    Class(u32),
+    /// None: another service has it.
+    Nobody,
+}
+
 /// The pool of one service, as far as it is this thread's.
 #[derive(Debug)]
 struct Seats {
@@ -174,7 +200,12 @@ struct Seats {
     holders: Vec<u32>,
     /// By slot: the last word of [`Control::Reset`].
     resets: Vec<u32>,
+    /// By slot: whether the member goes with its flow.
+    leaves: Vec<bool>,
     slots: HashMap<u16, u32>,
+    /// Of a pool of classes: what makes one, and who has which.
+    class: Option<Class>,
+    classes: Classes,
     /// Packets that wait for a member.
     waiting: u32,
     turn: usize,
@@ -184,11 +215,14 @@ struct Seats {
 impl Seats {
     fn new(table: Arc<PoolTable>) -> Self {
         Self {
+            class: table.pool.class.as_ref().and_then(|class| class.parse().ok()).filter(|_| table.per == Per::Class),
+            classes: Classes::default(),
             table,
             pool: Pool::new(0),
             nfs: Vec::new(),
             holders: Vec::new(),
             resets: Vec::new(),
+            leaves: Vec::new(),
             slots: HashMap::new(),
             waiting: 0,
             turn: 0,
@@ -203,6 +237,26 @@ impl Seats {
 
     fn counters(&self, thread: usize) -> &PoolCounters {
         &self.table.counters[thread]
+    }
+
+    /// Whether a connection that has this seat has a member.
+    fn holds(&self, seat: &Seat) -> bool {
+        seat.slot != LOST && (self.class.is_none() || seat.slot == FALLEN_BACK || self.classes.turn(seat.slot.into()) == seat.turn)
+    }
+
+    /// The member that the class of a packet has, if it takes further connections.
+    fn of_class(&self, key: &FlowKey) -> Option<u32> {
+        let slot = self.classes.find(&ClassKey::of(self.class?, key))?;
+        (self.pool.state(slot) == State::Assigned && !self.leaves[slot as usize]).then_some(slot)
+    }
+
+    /// A member has no flow and gets no other one: whoever looks at its handle stops it.
+    fn let_go(&mut self, slot: u32) {
+        self.pool.leave(slot);
+        if let Some(handle) = self.nfs[slot as usize].take() {
+            self.slots.remove(&handle.number);
+            handle.dismissed.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Shows how it stands.
@@ -324,27 +378,30 @@ impl Director {
         if self.pools.len() <= at {
             self.pools.resize_with(at + 1, || None);
         }
-        if table.per == Per::Flow && self.connections.most() == 0 {
+        if table.per.is_held() && self.connections.most() == 0 {
             self.connections = Connections::new(self.most);
         }
         if !self.has_paths {
             self.has_paths = true;
             self.paths = Paths::new(self.most_paths);
         }
-        let changes_kind = self.pools[at].as_ref().is_none_or(|seats| seats.table.per != table.per);
+        let changes_kind =
+            self.pools[at].as_ref().is_none_or(|seats| seats.table.per != table.per || seats.table.pool.class != table.pool.class);
         if changes_kind {
             if self.pools[at].is_some() {
                 let known: Vec<u32> = self.pools[at].iter().flat_map(|seats| seats.slots.values().copied()).collect();
                 known.into_iter().for_each(|slot| self.leave(service, slot, flows));
+                // Whoever had a part of a class has none of what comes now.
+                self.connections.lose(service);
             }
             self.pools[at] = (table.per != Per::Shared).then(|| Seats::new(table.clone()));
             self.shift += 1;
         }
-        self.per_flow = self.pools.iter().flatten().any(|seats| seats.table.per == Per::Flow);
+        self.per_flow = self.pools.iter().flatten().any(|seats| seats.table.per.is_held());
         let part = self.part;
         let Some(seats) = self.seats_mut(service) else { return };
         let former = std::mem::replace(&mut seats.table, table.clone());
-        if table.per != Per::Flow {
+        if !table.per.is_held() {
             if former.members != table.members {
                 self.shift += 1;
             }
@@ -359,6 +416,14 @@ impl Director {
         let Some(seats) = self.seats_mut(service) else { return };
         for member in table.members.iter().filter(mine) {
             let Some(Some(end)) = nfs.get(member.nf as usize) else { continue };
+            if member.leaves {
+                match seats.slots.get(&member.nf).copied() {
+                    Some(slot) if seats.pool.state(slot) != State::Idle => seats.leaves[slot as usize] = true,
+                    Some(slot) => seats.let_go(slot),
+                    None => end.handle.dismissed.store(true, Ordering::Relaxed),
+                }
+                continue;
+            }
             if seats.slots.contains_key(&member.nf) || end.handle.dismissed.load(Ordering::Relaxed) {
                 continue;
             }
@@ -371,12 +436,17 @@ impl Director {
                     seats.nfs.resize(most, None);
                     seats.holders.resize(most, NONE);
                     seats.resets.resize(most, 0);
+                    seats.leaves.resize(most, false);
+                    if seats.class.is_some() {
+                        seats.classes.extend(most);
+                    }
                     seats.pool.vacant().unwrap_or(0)
                 }
             };
             seats.pool.join(slot);
             seats.nfs[slot as usize] = Some(end.handle.clone());
             seats.holders[slot as usize] = NONE;
+            seats.leaves[slot as usize] = false;
             seats.slots.insert(member.nf, slot);
         }
         let (most, wait) = (seats.nfs.len(), seats.table.pool.queue as usize);
@@ -392,9 +462,15 @@ impl Director {
         self.moved = self.moved.wrapping_add(1);
         self.stirred = true;
         let Some(seats) = self.seats_mut(service) else { return };
-        seats.pool.leave(slot);
+        let was = seats.pool.leave(slot);
         if let Some(handle) = seats.nfs[slot as usize].take() {
             seats.slots.remove(&handle.number);
+        }
+        if seats.class.is_some() {
+            seats.classes.lose(slot);
+            // Whoever of its connections is in the flow table is decided about anew.
+            self.shift += u32::from(was != State::Idle);
+            return;
         }
         let holder = std::mem::replace(&mut seats.holders[slot as usize], NONE);
         if let Some(connection) = self.connections.get_mut(holder) {
@@ -410,10 +486,7 @@ impl Director {
         let Some(seats) = self.seats_mut(service) else { return };
         for _ in 0..n {
             let Some(slot) = seats.pool.dismiss() else { return };
-            if let Some(handle) = seats.nfs[slot as usize].take() {
-                seats.slots.remove(&handle.number);
-                handle.dismissed.store(true, Ordering::Relaxed);
-            }
+            seats.let_go(slot);
         }
     }
 
@@ -441,7 +514,9 @@ impl Director {
         for seat in connection.seats() {
             let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
             linger_ms = linger_ms.max(seats.table.pool.linger_ms);
-            seats.pool.linger(seat.slot.into());
+            if seats.class.is_none() {
+                seats.pool.linger(seat.slot.into());
+            }
         }
         self.connections.enqueue(place, now_ns + u64::from(linger_ms) * 1_000_000);
         self.stirred = true;
@@ -453,6 +528,9 @@ impl Director {
         forget(connection, flows);
         for seat in connection.seats() {
             let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
+            if seats.class.is_some() && !seats.classes.rise(seat.slot.into(), seat.turn) {
+                continue;
+            }
             if seats.pool.drain(seat.slot.into()) {
                 seats.holders[seat.slot as usize] = NONE;
                 self.draining.push((seat.service, seat.slot.into()));
@@ -499,11 +577,15 @@ impl Director {
                 at += 1;
                 continue;
             }
-            seats.pool.reset(slot);
+            let leaves = seats.leaves[slot as usize];
+            if !leaves {
+                seats.pool.reset(slot);
+            }
             let counters = &seats.table.counters[self.thread];
             counters.ended.add(1);
             counters.lifetimes_ns.add(now_ns.saturating_sub(seats.pool.since_ns(slot)));
             match seats.table.pool.isolation {
+                _ if leaves => seats.let_go(slot),
                 Isolation::Reset => {
                     // Never the word that a process begins with.
                     let word = seats.resets[slot as usize].wrapping_add(1).max(1);
@@ -557,7 +639,7 @@ impl Director {
         let mut place = NONE;
         let mut is_new = None;
         let mut ends = false;
-        if self.per_flow && chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per == Per::Flow)) {
+        if self.per_flow && chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per.is_held())) {
             let (key, direction) = asked.key.connection();
             let hash = key.hash(&self.keys);
             let mut found = self.connections.find(&key, hash);
@@ -629,11 +711,12 @@ impl Director {
     ) -> Result<(u32, Option<u16>), u32> {
         let known = found.and_then(|place| self.connections.get(place));
         // All or nothing: one that waits holds no member that another one waits for.
-        let mut lacking = [(0u16, false); SEATS];
+        let mut lacking = [(0u16, Finds::Idle); SEATS];
         let mut n = 0;
         for service in &chain.services {
-            let Some(seats) = self.seats(*service).filter(|seats| seats.table.per == Per::Flow) else { continue };
-            let has = known.and_then(|c| c.seat(*service)).is_some_and(|slot| slot != LOST);
+            let Some(seats) = self.seats(*service).filter(|seats| seats.table.per.is_held()) else { continue };
+            let has =
+                known.and_then(|c| c.seats().iter().find(|seat| seat.service == *service)).is_some_and(|seat| seats.holds(seat));
             if has || lacking[..n].iter().any(|(other, _)| other == service) {
                 continue;
             }
@@ -649,6 +732,11 @@ impl Director {
             if n == SEATS || known.is_some_and(|c| c.seat(*service).is_none() && c.room() <= n) {
                 return Err(chain::NO_PATH);
             }
+            if let Some(slot) = seats.of_class(asked.key) {
+                lacking[n] = (*service, Finds::Class(slot));
+                n += 1;
+                continue;
+            }
             let others_wait = seats.waiting > 0 && !asked.has_waited;
             let idle = seats.pool.count(State::Idle) > 0 && !others_wait;
             match seats.table.pool.when_empty {
@@ -659,7 +747,7 @@ impl Director {
                 }
                 _ => {}
             }
-            lacking[n] = (*service, !idle);
+            lacking[n] = (*service, if idle { Finds::Idle } else { Finds::Nobody });
             n += 1;
         }
         let place = match found {
@@ -671,17 +759,40 @@ impl Director {
             }
         };
         let mut first = None;
-        for (service, falls_back) in &lacking[..n] {
+        for (service, finds) in &lacking[..n] {
             let preferred =
                 self.connections.get(place).and_then(|c| c.seats().iter().map(|s| s.slot).find(|slot| *slot < FALLEN_BACK));
             let Some(Some(seats)) = self.pools.get_mut(*service as usize) else { continue };
             let counters = &seats.table.counters[self.thread];
-            let slot = if *falls_back { None } else { seats.pool.take(preferred.map(u32::from), now_ns) };
+            let slot = match finds {
+                Finds::Idle => seats.pool.take(preferred.map(u32::from), now_ns),
+                Finds::Class(slot) => Some(*slot),
+                Finds::Nobody => None,
+            };
             let slot = match slot {
                 Some(slot) => {
-                    counters.activations.add(1);
-                    seats.holders[slot as usize] = place;
-                    first.get_or_insert(*service);
+                    if !matches!(finds, Finds::Class(_)) {
+                        counters.activations.add(1);
+                        first.get_or_insert(*service);
+                        if let Some(handle) = &seats.nfs[slot as usize]
+                            && handle.assign(asked.weight)
+                            && let Some(assigned) = &seats.table.assigned
+                        {
+                            assigned.tell(handle.number);
+                        }
+                        if let Some(handle) = seats.nfs[slot as usize].as_ref().filter(|handle| handle.wakeup.is_some()) {
+                            handle.start.begin(asked.wakeup);
+                        }
+                    }
+                    match seats.class {
+                        None => seats.holders[slot as usize] = place,
+                        Some(class) => {
+                            if matches!(finds, Finds::Idle) {
+                                seats.classes.give(ClassKey::of(class, asked.key), slot);
+                            }
+                            seats.classes.sit(slot);
+                        }
+                    }
                     slot as u16
                 }
                 None => {
@@ -689,8 +800,9 @@ impl Director {
                     FALLEN_BACK
                 }
             };
+            let turn = seats.classes.turn(slot.into());
             if let Some(connection) = self.connections.get_mut(place) {
-                connection.sit(Seat { service: *service, slot });
+                connection.sit(Seat { service: *service, slot, turn });
             }
         }
         self.stirred |= n > 0;
@@ -711,7 +823,7 @@ impl Director {
             let nf = match self.pools.get_mut(*service as usize).and_then(Option::as_mut) {
                 None => shared(env.tables, *service, hash, old.and_then(|p| p.hops.get(i)).map(|hop| hop.nf)),
                 Some(seats) => match seats.table.per {
-                    Per::Flow => match self.connections.get(place).and_then(|c| c.seat(*service)) {
+                    Per::Flow | Per::Class => match self.connections.get(place).and_then(|c| c.seat(*service)) {
                         Some(FALLEN_BACK) => seats.table.fallback.and_then(|fallback| shared(env.tables, fallback, hash, None)),
                         Some(slot) => seats.nfs.get(slot as usize).and_then(Option::as_ref).map(|handle| handle.number),
                         None => None,
@@ -756,7 +868,7 @@ impl Director {
         let waits = |service: &&u16| {
             let seats = self.seats(**service);
             seats.is_some_and(|s| {
-                s.table.per == Per::Flow
+                s.table.per.is_held()
                     && s.table.pool.when_empty == WhenEmpty::Wait
                     && (s.waiting > 0 || s.pool.count(State::Idle) == 0)
             })
@@ -817,7 +929,7 @@ fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>) -> Option
     match members {
         [] => None,
         [only] => Some(only.nf),
-        _ => match kept.filter(|nf| members.iter().any(|m| m.nf == *nf)) {
+        _ => match kept.and_then(|nf| chain::kept(members, nf)) {
             Some(nf) => Some(nf),
             None => Some(members[spread::pick_of(hash, members.iter().map(|m| m.id))].nf),
         },

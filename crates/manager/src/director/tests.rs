@@ -15,6 +15,10 @@ struct Rig {
     flows: FlowTable,
     clock: Clock,
     counters: Vec<Arc<[PoolCounters]>>,
+    assigned: Arc<Assigned>,
+    /// Of the flows that come.
+    weight: Weight,
+    per: Per,
 }
 
 fn chain(number: u16, services: &[u16]) -> Option<Arc<Chain>> {
@@ -32,12 +36,16 @@ fn chain(number: u16, services: &[u16]) -> Option<Arc<Chain>> {
 
 impl Rig {
     fn new(pool: model::Pool) -> Self {
+        Self::of(Per::Flow, pool)
+    }
+
+    fn of(per: Per, pool: model::Pool) -> Self {
         let page = fake::core_page(32);
         let nfs: Vec<_> = (0..17).map(|number| Some(fake::end(&Fake::default().on(&page, number)))).collect();
         let tables = Tables {
             generation: 1,
             chains: vec![chain(0, &[0, 2, 1]), chain(1, &[1, 0])],
-            services: vec![vec![], vec![], vec![Member { nf: 16, id: 1 }]],
+            services: vec![vec![], vec![], vec![Member { nf: 16, id: 1, former: None }]],
             ..Default::default()
         };
         let mut rig = Self {
@@ -47,7 +55,10 @@ impl Rig {
             registry: PathRegistry::new(256),
             flows: FlowTable::new(256, 3),
             clock: Clock::new(),
+            per,
             counters: (0..2).map(|_| [PoolCounters::default()].into()).collect(),
+            assigned: Arc::new(Assigned::new(32)),
+            weight: Weight::ORDINARY,
         };
         rig.has(0, 0..8, &pool);
         rig.has(1, 8..16, &pool);
@@ -56,13 +67,19 @@ impl Rig {
 
     /// Says which members a pool has.
     fn has(&mut self, service: u16, members: impl IntoIterator<Item = u16>, pool: &model::Pool) {
+        self.has_and_leaves(service, members, &[], pool);
+    }
+
+    /// The same, and which of them are of a former version.
+    fn has_and_leaves(&mut self, service: u16, members: impl IntoIterator<Item = u16>, leaves: &[u16], pool: &model::Pool) {
         let table = PoolTable {
             service,
-            per: Per::Flow,
+            per: self.per,
             pool: pool.clone(),
             fallback: Some(2),
-            members: members.into_iter().map(|nf| PoolMember { nf, part: nf }).collect(),
+            members: members.into_iter().map(|nf| PoolMember { nf, part: nf, leaves: leaves.contains(&nf) }).collect(),
             counters: self.counters[service as usize].clone(),
+            assigned: Some(self.assigned.clone()),
         };
         self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows);
     }
@@ -71,7 +88,7 @@ impl Rig {
     fn packet(&mut self, chain: usize, n: u16, back: bool, flags: u8) -> Result<Vec<u16>, u32> {
         let key = key(n, back);
         let hash = self.flows.hash_of(&key);
-        let Rig { director, tables, registry, flows, clock, .. } = self;
+        let Rig { director, tables, registry, flows, clock, weight, .. } = self;
         let now_ns = clock.now_ns();
         if let Some(known) = flows.lookup(&key, hash, now_ns / MS)
             && !director.note(&key, flags, flows, now_ns)
@@ -80,7 +97,7 @@ impl Rig {
         }
         let chain = tables.chains[chain].as_ref().unwrap();
         assert!(director.concerns(chain));
-        let asked = Asked { key: &key, hash, chain, flags, old: None, has_waited: false, note: 0 };
+        let asked = Asked { key: &key, hash, chain, flags, old: None, has_waited: false, note: 0, weight: *weight, wakeup: None };
         let number = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
         registry.get(number).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(number)
     }
@@ -111,6 +128,41 @@ fn key(n: u16, back: bool) -> FlowKey {
 
 fn drops() -> model::Pool {
     model::Pool { when_empty: WhenEmpty::Drop, ..Default::default() }
+}
+
+#[test]
+fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
+    let mut rig = Rig::new(drops());
+    let handle = |rig: &Rig, nf: u16| rig.nfs[usize::from(nf)].as_ref().unwrap().handle.clone();
+    let told = |rig: &Rig| {
+        let mut told = Vec::new();
+        rig.assigned.take(|number| told.push(number));
+        told
+    };
+    rig.packet(0, 0, false, flag::SYN).unwrap();
+    assert!(told(&rig).is_empty(), "an ordinary flow changes nothing");
+    rig.weight = Weight::new(4.0);
+    rig.packet(0, 1, false, flag::SYN).unwrap();
+    rig.packet(0, 1, true, flag::SYN | flag::ACK).unwrap();
+    assert_eq!(told(&rig), [1, 9], "once for each member, and not the shared one");
+    for nf in [1, 9] {
+        let nf = handle(&rig, nf);
+        let page = &nf.core_page;
+        assert_eq!((nf.weight(), page.level(nf.slot)), (4.0, 4));
+        assert_eq!(fake::page_share(&nf), 4 * fake::page_share(&handle(&rig, 0)));
+        assert!(page.budget(nf.slot) > 0, "its first packets go first");
+    }
+    // Its flow ends, and an ordinary one gets the member when all others are taken.
+    rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.step();
+    rig.weight = Weight::ORDINARY;
+    for n in 2..9 {
+        rig.packet(0, n, false, flag::SYN).unwrap();
+    }
+    assert_eq!(told(&rig), [1, 9]);
+    let nf = handle(&rig, 1);
+    assert_eq!((nf.weight(), nf.core_page.level(nf.slot)), (1.0, 0));
+    assert_eq!(fake::page_share(&nf), fake::page_share(&handle(&rig, 0)));
 }
 
 #[test]
@@ -223,6 +275,75 @@ fn a_strict_member_is_condemned_and_idle_members_are_let_go() {
     rig.director.dismiss(0, 3);
     assert_eq!(handles.iter().filter(|h| h.dismissed.load(Ordering::Relaxed)).count(), 3);
     assert_eq!(rig.count(State::Idle), 11);
+}
+
+#[test]
+fn members_of_a_former_version_keep_their_flows_and_get_no_others() {
+    let mut rig = Rig::new(drops());
+    let before = rig.packet(0, 1, false, flag::ACK).unwrap();
+    let old: Vec<u16> = (0..8).filter(|nf| *nf != 7).collect();
+    rig.has_and_leaves(0, 0..8, &old, &drops());
+    let handle = |rig: &Rig, nf: u16| rig.nfs[nf as usize].as_ref().unwrap().handle.clone();
+    let let_go = |rig: &Rig| (0..8).filter(|nf| handle(rig, *nf).dismissed.load(Ordering::Relaxed)).count();
+    assert_eq!(let_go(&rig), 6, "those without a flow leave at once");
+    assert_eq!(rig.packet(0, 1, false, flag::ACK).unwrap(), before);
+    assert_eq!(rig.packet(0, 2, false, flag::ACK).unwrap()[0], 7);
+    assert_eq!(rig.packet(0, 3, false, flag::ACK), Err(chain::NONE_IDLE), "the only one of the new version has a flow");
+    rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.step();
+    assert_eq!((let_go(&rig), rig.director.seats(0).unwrap().pool.size()), (7, 1));
+    // Told once more before they are gone, they do not come back.
+    rig.has_and_leaves(0, 0..8, &old, &drops());
+    assert_eq!(rig.director.seats(0).unwrap().pool.size(), 1);
+}
+
+fn classes() -> model::Pool {
+    model::Pool { class: Some("source-prefix/24".into()), ..drops() }
+}
+
+#[test]
+fn all_connections_of_a_class_have_one_member_until_the_last_is_over() {
+    let mut rig = Rig::of(Per::Class, classes());
+    let one = rig.packet(0, 1, false, flag::ACK).unwrap();
+    assert_eq!(rig.packet(0, 2, false, flag::ACK).unwrap(), one);
+    let other = rig.packet(0, 256, false, flag::ACK).unwrap();
+    assert!(one[0] != other[0] && one[2] != other[2], "{one:?} {other:?}");
+    assert_eq!(rig.packet(1, 2, true, flag::ACK).unwrap(), [one[2], one[0]], "the other direction, on another chain");
+    assert_eq!(rig.count(State::Assigned), 4);
+    rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.step();
+    assert_eq!(rig.count(State::Assigned), 4, "a connection of it goes on");
+    assert_eq!(rig.packet(0, 3, false, flag::ACK).unwrap(), one);
+    (2..4).for_each(|n| drop(rig.packet(0, n, false, flag::RST).unwrap()));
+    rig.step();
+    assert_eq!((rig.count(State::Assigned), rig.count(State::Idle)), (2, 14));
+    assert_eq!(rig.counters[0][0].activations.get(), 2);
+}
+
+#[test]
+fn a_class_whose_member_dies_or_leaves_gets_another_one() {
+    let mut rig = Rig::of(Per::Class, classes());
+    let before = rig.packet(0, 1, false, flag::ACK).unwrap();
+    let shift = rig.director.shift();
+    rig.has(0, (0..8).filter(|nf| *nf != before[0]), &classes());
+    assert_ne!(rig.director.shift(), shift, "what is in the flow table is decided about anew");
+    let after = rig.packet(0, 2, false, flag::ACK).unwrap();
+    assert!(after[0] != before[0] && after[2] == before[2], "{before:?} {after:?}");
+    // The one from before is over: it held the member that died, and holds the other pool's still.
+    rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.step();
+    assert_eq!(rig.count(State::Assigned), 2);
+    // A member of a former version keeps the connections that it has.
+    rig.has_and_leaves(0, (0..8).filter(|nf| *nf != before[0]), &[after[0]], &classes());
+    let next = rig.packet(0, 3, false, flag::ACK).unwrap();
+    assert!(next[0] != after[0] && next[2] == after[2], "{next:?}");
+    assert_eq!(rig.packet(0, 2, false, flag::ACK).unwrap(), after);
+    rig.packet(0, 2, false, flag::RST).unwrap();
+    rig.step();
+    assert_eq!(rig.packet(0, 4, false, flag::ACK).unwrap(), next, "the class is the new member's");
+    (3..5).for_each(|n| drop(rig.packet(0, n, false, flag::RST).unwrap()));
+    rig.step();
+    assert_eq!((rig.count(State::Assigned), rig.director.connections()), (0, 0));
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::chain::{self, Chain, Counter, Drop, Path, PathRegistry};
 use crate::classify::flow_table::{Decision, FlowTable, random_seed};
 use crate::classify::key::{FlowKey, LONG};
 use crate::forward::{Mark, Plane, TraceWhat};
-use crate::frame::{Held, Packet};
+use crate::frame::{Held, Packet, SAMPLED, TRACED};
 use crate::nf::handle::NfHandle;
 
 /// Flows that a hop remembers.
@@ -292,7 +292,7 @@ impl Hop {
         let mut looks = [(None, Mark::default()); BURST];
         for (look, packet) in looks.iter_mut().zip(packets) {
             let held = Held::unpack(plane.table.word(packet.frame).unwrap_or(0));
-            let mark = if held.flags == 0 { Mark::default() } else { plane.mark_of(*packet, held) };
+            let mark = if held.flags & (SAMPLED | TRACED) == 0 { Mark::default() } else { plane.mark_of(*packet, held) };
             *look = (tail_of(plane.frames.arena(), *packet), mark);
         }
         looks

@@ -230,14 +230,21 @@ impl CpuClock {
 /// The soft limit of open descriptors before [`raise_nofile`].
 static NOFILE_BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Lets this process open as many descriptors as its hard limit allows, and says how many. An NF costs the manager about five:
-/// pidfd, socket, region and the doorbell's page; so 1,000 NFs want 8,192.
+/// Descriptors that an NF costs the manager, at most: pidfd, socket, region, the doorbell's page, and one in hand.
+pub const NOFILE_OF_NF: u64 = 5;
+
+/// Lets this process open `wanted` descriptors, or as many as its hard limit allows if that is more or may not be raised. Says how many.
 ///
 /// # Errors
 /// What the kernel says.
-pub fn raise_nofile() -> Result<u64, Errno> {
+pub fn raise_nofile(wanted: u64) -> Result<u64, Errno> {
     let before = rustix::process::getrlimit(Resource::Nofile);
     let _ = NOFILE_BEFORE.set(before);
+    let all = before.maximum.map(|hard| hard.max(wanted));
+    // Only who may administer the host may raise a hard limit.
+    if rustix::process::setrlimit(Resource::Nofile, Rlimit { current: all, maximum: all }).is_ok() {
+        return Ok(all.unwrap_or(u64::MAX));
+    }
     rustix::process::setrlimit(Resource::Nofile, Rlimit { current: before.maximum, maximum: before.maximum })?;
     Ok(before.maximum.unwrap_or(u64::MAX))
 }
@@ -542,9 +549,14 @@ mod tests {
     #[test]
     fn the_limit_of_descriptors_is_raised_and_remembered() {
         let hard = rustix::process::getrlimit(Resource::Nofile).maximum;
-        assert_eq!(raise_nofile().unwrap(), hard.unwrap_or(u64::MAX));
+        assert_eq!(raise_nofile(1).unwrap(), hard.unwrap_or(u64::MAX), "never less than there was");
         assert_eq!(rustix::process::getrlimit(Resource::Nofile).current, hard);
         assert!(nofile_before().is_some());
+        // More than the hard limit is for those who may.
+        let more = hard.unwrap_or(u64::MAX).saturating_add(1);
+        let got = raise_nofile(more).unwrap();
+        assert!(got == more || got == hard.unwrap_or(u64::MAX));
+        assert_eq!(rustix::process::getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX), got);
     }
 
     #[test]

@@ -39,7 +39,9 @@ use std::path::{Component, Path, PathBuf};
 use serde_json::{Map, Value, json};
 use sluice_shm::handshake::{ENV_NF, ENV_SOCKET};
 
-use super::spawn::{self, SpawnSpec, User};
+use super::filter;
+use super::spawn::SpawnSpec;
+use super::user::User;
 
 /// Where a container finds the NF socket.
 pub const SOCKET: &str = "/run/sluice/nf.sock";
@@ -337,7 +339,7 @@ impl Template {
         linux["maskedPaths"] = json!(MASKED);
         linux["readonlyPaths"] = json!(READ_ONLY);
         if linux["seccomp"].is_null() {
-            let names: Vec<&str> = spawn::denied_names().collect();
+            let names: Vec<&str> = filter::denied_names().collect();
             linux["seccomp"] = json!({
                 "defaultAction": "SCMP_ACT_ALLOW",
                 "syscalls": [{ "names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM }],

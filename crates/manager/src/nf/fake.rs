@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use sluice_policy::sched::threshold::Rules;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::page::{Counter, Region, RegionLayout};
 
@@ -19,11 +20,12 @@ pub(crate) struct Fake {
     pub(crate) core: usize,
     pub(crate) poll: bool,
     pub(crate) priority: f64,
+    pub(crate) wakeup: Option<Rules>,
 }
 
 impl Default for Fake {
     fn default() -> Self {
-        Self { core: 0, poll: false, priority: 1.0 }
+        Self { core: 0, poll: false, priority: 1.0, wakeup: None }
     }
 }
 
@@ -40,7 +42,21 @@ impl Fake {
         let region = Region::create(RegionLayout::new(1, RING).unwrap()).unwrap();
         let (name, slot) = (format!("s.{number}"), u32::from(number));
         let in_flight = Arc::default();
-        NfHandle::new(number, name, 0, self.core, self.poll, region, page.clone(), slot, 1, 1, in_flight, self.priority)
+        NfHandle::new(
+            number,
+            name,
+            0,
+            self.core,
+            self.poll,
+            region,
+            page.clone(),
+            slot,
+            1,
+            1,
+            in_flight,
+            self.priority,
+            self.wakeup,
+        )
     }
 }
 

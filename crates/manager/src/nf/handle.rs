@@ -3,11 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use sluice_shm::core_page::CorePage;
+use sluice_policy::sched::priority::{self, Weight, level};
+use sluice_policy::sched::threshold::Rules;
+use sluice_policy::sched::wakeup;
+use sluice_shm::core_page::{CorePage, WHOLE};
 use sluice_shm::page::Region;
 
 use crate::chain::Counter;
 use crate::frame::owner;
+use crate::wake::{CAUSES, Start};
 
 /// What one manager thread counts of one NF.
 #[derive(Debug, Default)]
@@ -25,6 +29,9 @@ pub struct NfCounters {
     pub refused: Counter,
     /// Packets that were marked on their way to it.
     pub marked: Counter,
+    /// Times that it was let go on although it is not woken for each packet, by cause, as
+    /// [`Cause::ALL`](sluice_policy::sched::threshold::Cause::ALL).
+    pub woken: [Counter; CAUSES],
 }
 
 /// A measured quantity that one thread writes and all may read.
@@ -123,8 +130,10 @@ pub struct NfHandle {
     pub gate: Gate,
     /// Its load.
     pub load: Load,
-    /// Weight beside its load.
+    /// Weight beside its load, of its service.
     pub priority: f64,
+    /// What the flow that it has is worth; 1 of one that has not one flow alone. By its pool's thread.
+    pub flow_weight: Gauge,
     /// Its turns are made from outside ([`crate::workflow`]).
     pub governed: AtomicBool,
     /// It is to have turns without packets, because it has to end.
@@ -132,8 +141,26 @@ pub struct NfHandle {
     /// Whether it is a program that knows nothing of Sluice: the manager reads its ring for it ([`crate::foreign`]). Set before it is
     /// given packets.
     pub foreign: AtomicBool,
+    /// When it is woken, if not for each packet.
+    pub wakeup: Option<Rules>,
+    /// What is told of the flow that it has.
+    pub start: Start,
     /// Its pool needs it no more: it is given no flows and may be stopped. By its pool's thread.
     pub dismissed: AtomicBool,
+    /// It has taken the place of another NF, and what it returns waits for that one's last packet ([`super::succession`]).
+    pub is_behind: AtomicBool,
+}
+
+/// Adds to a count of packets on their way, which `threads` packet threads change. One alone needs no atomic step: that would wait until all
+/// that the thread has stored before is seen by the others, which takes longer than all else that a packet costs at the gate.
+#[inline(always)]
+pub fn change(in_flight: &AtomicU32, by: u32, threads: usize) {
+    // Relaxed: who reads it looks for room, or for the last packet to be gone, and looks again.
+    if threads == 1 {
+        in_flight.store(in_flight.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
+    } else {
+        in_flight.fetch_add(by, Ordering::Relaxed);
+    }
 }
 
 impl NfHandle {
@@ -152,10 +179,14 @@ impl NfHandle {
         threads: usize,
         in_flight: Arc<AtomicU32>,
         priority: f64,
+        wakeup: Option<Rules>,
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
         // Two Rx threads that look at once may each let in a burst more than there is room for.
         let slack = (rx_threads.saturating_sub(1) * sluice_shm::BURST) as u32;
+        core_page.set_level(slot, level(priority).into());
+        let flow_weight = Gauge::default();
+        flow_weight.set(1.0);
         Arc::new(Self {
             number,
             name,
@@ -175,11 +206,54 @@ impl NfHandle {
             gate: Gate::default(),
             load: Load::default(),
             priority,
+            flow_weight,
             governed: AtomicBool::new(false),
             wants_core: AtomicBool::new(false),
             foreign: AtomicBool::new(false),
+            wakeup: wakeup.filter(|_| !poll),
+            start: Start::default(),
             dismissed: AtomicBool::new(false),
+            is_behind: AtomicBool::new(false),
         })
+    }
+
+    /// Weight beside its load: of its service, and of the flow that it has.
+    pub fn weight(&self) -> f64 {
+        self.priority * self.flow_weight.get()
+    }
+
+    /// How far above the lowest priority of class rr it is: see [`priority::rank`].
+    pub fn rank(&self, downstream_first: bool) -> u8 {
+        priority::rank(level(self.weight()), self.core_page.depth(self.slot).load(Ordering::Relaxed), downstream_first)
+    }
+
+    /// It is given a flow. What the core page says of it changes at once, and what the kernel says of it when somebody does it, which is
+    /// to be done if this is true.
+    #[inline]
+    pub fn assign(&self, weight: Weight) -> bool {
+        let (new, old) = (weight.get(), self.flow_weight.get());
+        let changes = new != old;
+        if changes {
+            self.flow_weight.set(new);
+            let share = self.core_page.share(self.slot);
+            let scaled = f64::from(share.load(Ordering::Relaxed)) * new / old;
+            // Until the controller has looked at all NFs of the core.
+            share.store((scaled as u32).clamp(1, WHOLE), Ordering::Relaxed);
+            self.core_page.set_level(self.slot, level(self.weight()).into());
+        }
+        if self.core_page.level(self.slot) > 0 {
+            // Its first packets go first already.
+            let share = f64::from(self.core_page.share(self.slot).load(Ordering::Relaxed)) / f64::from(WHOLE);
+            self.core_page.endow(self.slot, wakeup::part_ns(wakeup::ROUND_NS, share).unsigned_abs());
+        }
+        changes
+    }
+
+    /// Says on its core's page how far down its chains it is, by the depths of all services.
+    pub fn place(&self, depths: &[u32], downstream_first: bool) {
+        let depth = depths.get(self.service as usize).copied().unwrap_or(0);
+        self.core_page.depth(self.slot).store(depth, Ordering::Relaxed);
+        self.core_page.set_pressing(self.slot, priority::pressing(depth, self.capacity(), downstream_first));
     }
 
     /// Capacity of each of its rings.
@@ -203,13 +277,13 @@ impl NfHandle {
     /// Counts packets that were let in and will pass it.
     #[inline(always)]
     pub fn commit(&self, n: u32) {
-        self.in_flight.fetch_add(n, Ordering::Relaxed);
+        change(&self.in_flight, n, self.counters.len());
     }
 
     /// Counts packets that have passed it for the last time, or will not come.
     #[inline(always)]
     pub fn release(&self, n: u32) {
-        self.in_flight.fetch_sub(n, Ordering::Relaxed);
+        change(&self.in_flight, n.wrapping_neg(), self.counters.len());
     }
 
     /// Notes that it has to be stopped; the first reason stays.

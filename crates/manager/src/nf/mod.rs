@@ -34,9 +34,12 @@ pub mod attach;
 pub mod container;
 #[cfg(test)]
 pub(crate) mod fake;
+pub mod filter;
 pub mod handle;
 pub mod record;
 pub mod spawn;
+pub mod succession;
+pub mod user;
 
 use serde::{Deserialize, Serialize};
 

@@ -20,7 +20,7 @@
 //! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and ends if that has happened
 //!    already;
 //! 8. resets signals: a handler of the manager never runs in the child, since all signals are blocked from before the clone;
-//! 9. installs the filter of system calls, if asked;
+//! 9. installs the [filter](super::filter) of system calls, if asked;
 //! 10. executes the program.
 //!
 //! If a step fails, the child reports the step and the error through the shared memory, and [`spawn`] says so.
@@ -31,13 +31,6 @@
 //! with the program, and so, by step 7, with the manager. That is how OCI runtimes are started, whose containers would otherwise
 //! outlive them.
 //!
-//! # The filter
-//! [`SpawnSpec::seccomp`] denies, with "operation not permitted", what no packet handler needs and what attacks on a host are made
-//! of: looking into other processes, mounting, namespaces, loading kernel code, BPF, performance events, keys, clocks and reboot.
-//! It is a list of denials and not a sandbox: an NF is any program, and a list of permissions would break most. Set it by
-//! [`SpawnSpec::seccomp_default`]: on for an NF with a user of its own; off for one that runs as the manager's user, which the
-//! operator trusts with all of that user's rights, and which may well be a debugger or a tool that loads BPF.
-//!
 //! # Limits
 //! - The kernel sends the death signal when the *thread* that spawned ends. Spawn from a thread that lives as long as the manager.
 //! - A program with file capabilities loses the death signal at `execve`; [`super::record`] then finds it at the next start.
@@ -45,34 +38,23 @@
 //!   the calling thread.
 //! - Needs Linux 5.11 (`close_range` with its flags; pidfd is from 5.4).
 
-// clone, a child in borrowed memory, and the user database's reentrant interface have no safe wrapper.
+// clone and a child in borrowed memory have no safe wrapper.
 #![allow(unsafe_code)]
 
-use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_long, c_void};
+use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_long, c_void};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
 use rustix::process::Pid;
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 
+use super::filter::FILTER;
+use super::user::User;
 use crate::mechanism::netns::Netns;
 use crate::mechanism::process::{self, Exit};
-
-/// A user that an NF runs as.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct User {
-    /// User number.
-    pub uid: u32,
-    /// Group number.
-    pub gid: u32,
-    /// Supplementary groups.
-    pub groups: Vec<u32>,
-}
 
 /// Where an NF's standard output and error go.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -103,7 +85,7 @@ pub struct SpawnSpec {
     pub core: Option<usize>,
     /// Standard output and error.
     pub stdio: Stdio,
-    /// Whether it starts with the filter that this module describes.
+    /// Whether it starts with the [filter](super::filter) of system calls.
     pub seccomp: bool,
     /// Network namespace that it runs in; the manager's own without. Needs root.
     pub netns: Option<Arc<Netns>>,
@@ -639,206 +621,6 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
     }
 }
 
-/// A list of system calls, each with its name.
-macro_rules! calls {
-    ($($(#[$attribute:meta])* $name:ident;)*) => {
-        &[$($(#[$attribute])* (stringify!($name), libc::$name)),*]
-    };
-}
-
-/// System calls that the filter denies, with their names in libc.
-const DENIED: &[(&str, c_long)] = calls! {
-    // Other processes.
-    SYS_ptrace;
-    SYS_process_vm_readv;
-    SYS_process_vm_writev;
-    SYS_process_madvise;
-    SYS_pidfd_getfd;
-    SYS_kcmp;
-    // Mounts and roots.
-    SYS_mount;
-    SYS_umount2;
-    SYS_pivot_root;
-    SYS_chroot;
-    SYS_open_tree;
-    SYS_move_mount;
-    SYS_mount_setattr;
-    SYS_fsopen;
-    SYS_fsconfig;
-    SYS_fsmount;
-    SYS_fspick;
-    SYS_swapon;
-    SYS_swapoff;
-    SYS_quotactl;
-    // Namespaces, except by clone, which threads need. What one could do inside is denied above and below.
-    SYS_unshare;
-    SYS_setns;
-    // Code in the kernel.
-    SYS_init_module;
-    SYS_finit_module;
-    SYS_delete_module;
-    SYS_kexec_load;
-    SYS_bpf;
-    SYS_perf_event_open;
-    SYS_userfaultfd;
-    // Keys.
-    SYS_add_key;
-    SYS_request_key;
-    SYS_keyctl;
-    // The host itself.
-    SYS_reboot;
-    SYS_acct;
-    SYS_syslog;
-    SYS_settimeofday;
-    SYS_clock_settime;
-    SYS_sethostname;
-    SYS_setdomainname;
-    SYS_open_by_handle_at;
-    #[cfg(target_arch = "x86_64")]
-    SYS_kexec_file_load;
-    #[cfg(target_arch = "x86_64")]
-    SYS_iopl;
-    #[cfg(target_arch = "x86_64")]
-    SYS_ioperm;
-};
-
-fn denied() -> impl Iterator<Item = c_long> {
-    DENIED.iter().map(|(_, number)| *number)
-}
-
-/// Names of the system calls that the filter denies, for those who write a filter of their own.
-pub fn denied_names() -> impl Iterator<Item = &'static str> {
-    DENIED.iter().map(|(name, _)| name.trim_start_matches("SYS_"))
-}
-
-/// x86-64 has every system call a second time, with this bit in its number, for the x32 ABI; the architecture that a filter sees is
-/// the same. A few have a number of their own there.
-#[cfg(target_arch = "x86_64")]
-const X32_BIT: c_long = 0x4000_0000;
-#[cfg(target_arch = "x86_64")]
-const X32_OWN: [c_long; 4] = [
-    521, // ptrace
-    528, // kexec_load
-    539, // process_vm_readv
-    540, // process_vm_writev
-];
-
-/// Whether this kernel has the x32 ABI. Most have not, and then a filter of half the length installs in half the time.
-#[cfg(target_arch = "x86_64")]
-fn has_x32() -> bool {
-    // SAFETY: getpid has no arguments and no effect.
-    unsafe { libc::syscall(libc::SYS_getpid | X32_BIT) >= 0 }
-}
-
-/// The filter, compiled once. A call through another architecture's interface (32 bit) kills the process: the filter cannot read
-/// it.
-static FILTER: LazyLock<BpfProgram> = LazyLock::new(|| {
-    #[allow(unused_mut)]
-    let mut numbers: Vec<c_long> = denied().collect();
-    #[cfg(target_arch = "x86_64")]
-    if has_x32() {
-        numbers.extend(denied().chain(X32_OWN).map(|number| number | X32_BIT));
-    }
-    // A number without conditions is denied whatever its arguments.
-    let rules: BTreeMap<i64, Vec<_>> = numbers.into_iter().map(|number| (number, Vec::new())).collect();
-    let arch = std::env::consts::ARCH.try_into().expect("the workspace builds for x86-64 and aarch64 only");
-    SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)
-        .and_then(TryInto::try_into)
-        .expect("a list of numbers always compiles")
-});
-
-/// Why a user could not be found.
-#[derive(Debug, thiserror::Error)]
-pub enum UserError {
-    /// Neither a name in the user database nor a number.
-    #[error("there is no user {0}; give the name of one that this host knows, or a number")]
-    Unknown(String),
-    /// The database could not be read.
-    #[error("cannot look up user {user}: {error}")]
-    Database {
-        /// Who was looked for.
-        user: String,
-        /// The system's answer.
-        error: Errno,
-    },
-}
-
-impl User {
-    /// Finds a user by name or number, with its groups. A number that the database does not know is a user with the group of the
-    /// same number and no other groups. May ask the network (LDAP): call it before packets flow.
-    ///
-    /// # Errors
-    /// [`UserError`].
-    pub fn look_up(name_or_number: &str) -> Result<Self, UserError> {
-        let unknown = || UserError::Unknown(name_or_number.into());
-        let name = CString::new(name_or_number).map_err(|_| unknown())?;
-        let number = name_or_number.parse::<u32>().ok();
-        // The database may hold a user whose name is a number; the name goes first, as in chown(1).
-        if let Some(user) = Self::from_database(name_or_number, Key::Name(&name))? {
-            return Ok(user);
-        }
-        // (uid_t) -1 means "do not change" to the kernel.
-        let number = number.filter(|n| *n != u32::MAX).ok_or_else(unknown)?;
-        let found = Self::from_database(name_or_number, Key::Number(number))?;
-        Ok(found.unwrap_or(Self { uid: number, gid: number, groups: Vec::new() }))
-    }
-
-    fn from_database(asked: &str, key: Key<'_>) -> Result<Option<Self>, UserError> {
-        let mut buffer: Vec<c_char> = vec![0; 1024];
-        loop {
-            // SAFETY: all-zero bytes are a valid passwd (null pointers, zero numbers).
-            let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
-            let mut found: *mut libc::passwd = null_mut();
-            let (space, len) = (buffer.as_mut_ptr(), buffer.len());
-            // SAFETY: all pointers are live, `space` has `len` bytes, and the name ends with a zero byte.
-            let error = unsafe {
-                match key {
-                    Key::Name(name) => libc::getpwnam_r(name.as_ptr(), &raw mut entry, space, len, &raw mut found),
-                    Key::Number(uid) => libc::getpwuid_r(uid, &raw mut entry, space, len, &raw mut found),
-                }
-            };
-            match error {
-                libc::ERANGE if len < 1 << 20 => buffer.resize(len * 4, 0),
-                // What databases say, besides 0, when there is no such entry; see getpwnam(3).
-                0 | libc::ENOENT | libc::ESRCH if found.is_null() => return Ok(None),
-                0 => {
-                    // SAFETY: a filled entry's name points into `buffer`, which lives on, and ends with a zero byte.
-                    let name = unsafe { CStr::from_ptr(entry.pw_name) };
-                    return Ok(Some(Self { uid: entry.pw_uid, gid: entry.pw_gid, groups: groups_of(name, entry.pw_gid) }));
-                }
-                other => {
-                    return Err(UserError::Database { user: asked.into(), error: Errno::from_raw_os_error(other) });
-                }
-            }
-        }
-    }
-}
-
-#[derive(Clone, Copy)]
-enum Key<'a> {
-    Name(&'a CStr),
-    Number(u32),
-}
-
-/// All groups of a user, its first one included.
-fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
-    let mut groups = vec![0; 64];
-    loop {
-        let mut count = groups.len() as c_int;
-        // SAFETY: the name ends with a zero byte, and `groups` has room for `count` numbers.
-        let rc = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
-        if rc >= 0 {
-            groups.truncate(count as usize);
-            return groups;
-        }
-        // 65,536 is the most that the kernel takes.
-        if groups.len() >= 65_536 {
-            return vec![gid];
-        }
-        groups.resize(groups.len() * 4, 0);
-    }
-}
-
 /// The program of a service: an absolute path as it is, a path with a slash from the working directory, and a bare name beside
 /// `beside` (the manager's own program), then in the folders of `path` (the variable PATH). None if it is nowhere.
 pub fn find_program(exec: &Path, beside: Option<&Path>, path: Option<&OsStr>) -> Option<PathBuf> {
@@ -855,6 +637,7 @@ pub fn find_program(exec: &Path, beside: Option<&Path>, path: Option<&OsStr>) ->
 
 #[cfg(test)]
 mod tests {
+    use super::super::filter::*;
     use super::*;
     use rustix::process::Signal;
     use std::collections::HashMap;
@@ -1001,7 +784,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_descriptors_is_the_one_from_before_it_was_raised() {
-        process::raise_nofile().unwrap();
+        process::raise_nofile(0).unwrap();
         let soft = process::nofile_before().unwrap().current.unwrap();
         assert_eq!(output_of(shell("ulimit -S -n")).trim(), soft.to_string());
     }
@@ -1198,19 +981,6 @@ mod tests {
             }
         };
         std::thread::scope(|scope| (0..4).for_each(|n| drop(scope.spawn(move || spawn_some(n * 50)))));
-    }
-
-    #[test]
-    fn users_are_found_by_name_and_number() {
-        let root = User::look_up("root").unwrap();
-        assert_eq!((root.uid, root.gid), (0, 0));
-        assert!(root.groups.contains(&0));
-        assert_eq!(User::look_up("0").unwrap(), root);
-        assert_eq!(User::look_up("3999999999").unwrap(), User { uid: 3_999_999_999, gid: 3_999_999_999, groups: vec![] });
-        for nobody in ["no-such-user", "-1", "4294967295", "", "a\0b"] {
-            let error = User::look_up(nobody).unwrap_err().to_string();
-            assert_eq!(error, format!("there is no user {nobody}; give the name of one that this host knows, or a number"));
-        }
     }
 
     #[test]

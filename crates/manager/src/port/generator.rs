@@ -12,6 +12,10 @@
 //! Checksums. That of IPv4 is always there, and those of TCP and of UDP over IPv6: what differs from packet to packet is added to
 //! the sum of the template. UDP over IPv4 carries 0, "not computed" (RFC 768), because it is the case that measures the platform.
 //!
+//! Flows that end (`flow_packets`): after so many packets another flow takes the place of flow i, with the next source port. The first flow
+//! of each place is shorter than the others, by its number, so that ends are spread over time. TCP flows then begin with SYN and end with
+//! RST, which ends a connection whoever sends it: there is nobody to close the other direction. For a sink, all flows of a place are one.
+//!
 //! A mix of sizes (`imix`) is dealt in a fixed pattern that holds each size in its exact share, evenly spread, and moves on from
 //! round to round such that every flow gets every size in its share, too.
 //!
@@ -43,6 +47,12 @@ const SRC_MAC: [u8; 6] = [2, 0, 0, 0, 0, 1];
 const DST_MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
 /// Lowest source port.
 const SRC_PORT: u32 = 0x8000;
+/// TCP flags of a segment: PSH and ACK.
+const DATA: u8 = 0x18;
+/// Of the first one of a flow that ends.
+const SYN: u8 = 0x02;
+/// Of the last one: RST and ACK.
+const RST: u8 = 0x14;
 
 /// Opens a generator. `room` is the largest packet that a frame holds, in bytes.
 ///
@@ -95,7 +105,8 @@ fn describe(settings: &Gen) -> String {
     let ip = if settings.ipv6 { "IPv6" } else { "IPv4" };
     let rate = if settings.rate > 0.0 { format!("{} packets/s", settings.rate) } else { "as fast as possible".into() };
     let count = if settings.count > 0 { format!(", {} packets", settings.count) } else { String::new() };
-    format!("generates {protocol}/{ip}, {sizes}, {} flows, {rate}{count}", settings.flows)
+    let life = if settings.flow_packets > 0 { format!(" of {} packets each", settings.flow_packets) } else { String::new() };
+    format!("generates {protocol}/{ip}, {sizes}, {} flows{life}, {rate}{count}", settings.flows)
 }
 
 /// What one queue does.
@@ -162,6 +173,8 @@ struct Plan {
     l3: u16,
     /// Lowest 32 bits of the first source address.
     src: u32,
+    /// Packets of a flow, 0 if flows do not end.
+    flow_packets: u32,
     /// The first source address and the destination address.
     addresses: (IpAddr, IpAddr),
 }
@@ -209,8 +222,20 @@ impl Plan {
                 });
             }
         }
+        if settings.flow_packets == 1 {
+            return Err(
+                "flow_packets = 1 leaves no packet to end a flow with; set 2 or more, or 0 for flows that do not end".into()
+            );
+        }
         let pattern = pattern(&mix.iter().map(|(_, weight)| *weight).collect::<Vec<_>>())?;
-        let mut plan = Self { classes: Vec::new(), pattern, l3, src: low_bits(src), addresses: (src, dst) };
+        let mut plan = Self {
+            classes: Vec::new(),
+            pattern,
+            l3,
+            src: low_bits(src),
+            flow_packets: settings.flow_packets,
+            addresses: (src, dst),
+        };
         plan.classes = mix.iter().map(|(size, _)| plan.class(settings, usize::from(*size))).collect();
         Ok(plan)
     }
@@ -250,9 +275,9 @@ impl Plan {
         }
         packet[l4 + 2..l4 + 4].copy_from_slice(&settings.dst_port.to_be_bytes());
         if tcp {
-            // Acknowledgement 1, five words of header, PSH and ACK, window 65,535.
+            // Acknowledgement 1, five words of header, flags, window 65,535.
             packet[l4 + 8..l4 + 12].copy_from_slice(&1u32.to_be_bytes());
-            packet[l4 + 12..l4 + 16].copy_from_slice(&[0x50, 0x18, 0xff, 0xff]);
+            packet[l4 + 12..l4 + 16].copy_from_slice(&[0x50, DATA, 0xff, 0xff]);
         } else {
             packet[l4 + 4..l4 + 6].copy_from_slice(&l4_len.to_be_bytes());
         }
@@ -332,6 +357,22 @@ fn pattern(weights: &[u32]) -> Result<Vec<u8>, String> {
     Ok((0..total).map(deal).collect())
 }
 
+/// How far the flow in one place is, where flows end.
+#[derive(Debug, Clone, Copy)]
+struct Life {
+    /// Packets until its end.
+    left: u32,
+    /// Flows that had this place before.
+    before: u32,
+    /// It has sent none yet.
+    is_new: bool,
+}
+
+fn lives(share: &Share, packets: u32) -> Box<[Life]> {
+    let first = |i: u32| Life { left: 2 + (share.first + i * share.step) % (packets - 1), before: 0, is_new: true };
+    (0..share.flows).map(first).collect()
+}
+
 /// The next packet of a queue.
 #[derive(Debug, Clone, Copy)]
 struct Cursor {
@@ -361,6 +402,10 @@ struct GenQueue<const V6: bool, const TCP: bool> {
     cursor: Cursor,
     /// TCP sequence number of each flow.
     tcp: Box<[u32]>,
+    /// Packets of a flow, 0 if flows do not end.
+    flow_packets: u32,
+    /// Where flows end: how far the flow in each place is.
+    lives: Box<[Life]>,
     range: Arc<FlowRange>,
     pacer: Option<Pacer>,
     left: u64,
@@ -391,6 +436,8 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             src: plan.src,
             cursor: Cursor { at: 0, flow: 0, number: share.first, sequence: 0 },
             tcp: if TCP { vec![1; share.flows as usize].into() } else { Box::default() },
+            flow_packets: plan.flow_packets,
+            lives: if plan.flow_packets == 0 { Box::default() } else { lives(&share, plan.flow_packets) },
             range: range.clone(),
             pacer: (share.rate > 0.0).then(|| Pacer::new(share.rate)),
             left: share.count,
@@ -424,8 +471,23 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             }
             let rest = id + (u64::from(cursor.number) << 32) + u64::from(cursor.sequence);
             let src = self.src.wrapping_add(cursor.number);
-            let src_port = (SRC_PORT + (cursor.number & 0x7fff)) as u16;
-            Self::patch(arena, *frame, class, self.l3, Fields { src, src_port, tcp_sequence, stamp: [time, rest] });
+            let (mut ports, mut flags) = (cursor.number, DATA);
+            if self.flow_packets > 0 {
+                let life = &mut self.lives[cursor.flow as usize];
+                ports = ports.wrapping_add(life.before);
+                life.left -= 1;
+                flags = match life {
+                    Life { left: 0, .. } => RST,
+                    Life { is_new: true, .. } => SYN,
+                    _ => DATA,
+                };
+                life.is_new = false;
+                if life.left == 0 {
+                    *life = Life { left: self.flow_packets, before: life.before.wrapping_add(1), is_new: true };
+                }
+            }
+            let src_port = (SRC_PORT + (ports & 0x7fff)) as u16;
+            Self::patch(arena, *frame, class, self.l3, Fields { src, src_port, tcp_sequence, flags, stamp: [time, rest] });
             *packet = Packet::fresh(*frame, class.size);
             cursor.flow += 1;
             cursor.number += self.step;
@@ -467,12 +529,18 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             let high = class.tail | u64::from(src_port) << 16;
             arena.write_array(frame, l3 + 10, &(u128::from(low) | u128::from(high) << 64).to_le_bytes());
         }
+        let mut flags = 0;
         if TCP {
             arena.write_array(frame, l4 + 4, &tcp_sequence.to_le_bytes());
+            if fields.flags != DATA {
+                arena.write_array(frame, l4 + 13, &[fields.flags]);
+                // The sum of the template has the others in it: their complement takes them out.
+                flags = (u64::from(fields.flags) << 8) + (0xffff - (u64::from(DATA) << 8));
+            }
         }
         if V6 || TCP {
             let stamp = fold((time & 0xffff_ffff) + (time >> 32) + (rest & 0xffff_ffff) + (rest >> 32)).rotate_left(class.turn);
-            let sum = class.l4_sum + u64::from(src) + u64::from(src_port) + u64::from(tcp_sequence) + u64::from(stamp);
+            let sum = class.l4_sum + u64::from(src) + u64::from(src_port) + u64::from(tcp_sequence) + u64::from(stamp) + flags;
             let sum = !fold(sum);
             // In UDP, 0 would say that there is no checksum; all ones is the same number.
             let sum = if !TCP && sum == 0 { 0xffff } else { sum };
@@ -488,6 +556,7 @@ struct Fields {
     src: u32,
     src_port: u16,
     tcp_sequence: u32,
+    flags: u8,
     stamp: [u64; 2],
 }
 
@@ -572,6 +641,8 @@ mod tests {
         dscp: u8,
         vlan: Option<u16>,
         tcp_sequence: Option<u32>,
+        /// TCP's SYN and RST.
+        edge: (bool, bool),
         payload: usize,
     }
 
@@ -617,6 +688,10 @@ mod tests {
             }
             other => panic!("{other:?}"),
         };
+        let edge = match parsed.transport.as_ref() {
+            Some(TransportSlice::Tcp(tcp)) => (tcp.syn(), tcp.rst()),
+            _ => (false, false),
+        };
         let word = u128::from_le_bytes(bytes[bytes.len() - stamp::BYTES..].try_into().unwrap());
         Seen {
             stamp: Stamp::unpack([word as u64, (word >> 64) as u64]).unwrap(),
@@ -628,6 +703,7 @@ mod tests {
             dscp,
             vlan,
             tcp_sequence,
+            edge,
             payload: payload.len(),
         }
     }
@@ -722,6 +798,39 @@ mod tests {
         }
 
         #[test]
+        fn flows_end_after_their_packets_and_others_begin(settings in settings(), flow_packets in 2u32..12) {
+            let settings = Gen { flow_packets, ..settings };
+            let mut port = open("g", 1, &settings, ROOM).unwrap();
+            let seen = take(port.queues[0].as_mut(), &mut cache(64), (settings.flows * flow_packets * 5) as usize);
+            let mut places: HashMap<IpAddr, Vec<Seen>> = HashMap::new();
+            seen.into_iter().for_each(|s| places.entry(s.src).or_default().push(s));
+            prop_assert_eq!(places.len(), settings.flows as usize);
+            for place in places.values() {
+                let mut flows = place.chunk_by(|a, b| a.src_port == b.src_port).peekable();
+                let mut lengths = Vec::new();
+                while let Some(flow) = flows.next() {
+                    let tcp = settings.protocol == GenProtocol::Tcp;
+                    let (first, last) = (0, flow_packets as usize - 1);
+                    // The last flow may not be over, and the first one is shorter.
+                    let is_over = flows.peek().is_some();
+                    for (i, packet) in flow.iter().enumerate() {
+                        let ends = if is_over { i + 1 == flow.len() } else { i == last };
+                        if tcp && (is_over || !lengths.is_empty()) {
+                            prop_assert_eq!(packet.edge, (i == first, ends));
+                        }
+                    }
+                    if let Some(next) = flows.peek() {
+                        let after = if flow[0].src_port == u16::MAX { 0x8000 } else { flow[0].src_port + 1 };
+                        prop_assert_eq!(next[0].src_port, after);
+                        lengths.push(flow.len());
+                    }
+                }
+                prop_assert!((2..=flow_packets as usize).contains(&lengths[0]));
+                prop_assert!(lengths.len() >= 4 && lengths[1..].iter().all(|n| *n == flow_packets as usize));
+            }
+        }
+
+        #[test]
         fn every_flow_gets_the_mix(weights in proptest::collection::vec(1u32..6, 1..4), flows in 1u32..13) {
             let imix: Vec<(u16, u32)> = weights.iter().enumerate().map(|(i, w)| (100 + i as u16, *w)).collect();
             let common = weights.iter().copied().fold(0, gcd);
@@ -764,6 +873,7 @@ mod tests {
         let base = Gen::default;
         for (settings, words) in [
             (Gen { flows: 0, ..base() }, "flows = 0"),
+            (Gen { flow_packets: 1, ..base() }, "set 2 or more"),
             (Gen { flows: MAX_FLOWS + 1, ..base() }, "set 1 to"),
             (Gen { rate: -1.0, ..base() }, "rate = -1"),
             (Gen { rate: f64::NAN, ..base() }, "no rate"),

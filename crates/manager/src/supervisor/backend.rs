@@ -21,6 +21,8 @@ use crate::forward::{TraceEvent, TraceRequest, TraceWhat};
 const PATIENCE: Duration = Duration::from_secs(20);
 /// How long a removal waits for NFs to be gone.
 const GONE: Duration = Duration::from_secs(10);
+/// How long an upgrade may take until new instances have the places of the old ones.
+const UPGRADED: Duration = Duration::from_secs(60);
 /// Hops that a trace keeps of one packet, on average.
 const HOPS: usize = 16;
 
@@ -208,6 +210,7 @@ impl Backend for Remote {
     fn add_nf(&self, service: &str, core: Option<usize>) -> Result<api::Nf, ApiError> {
         let service = service.to_string();
         self.change(move |s| {
+            s.not_upgrading(&service)?;
             let wanted = s.with(|c| {
                 if let Some(service) = c.services.iter_mut().find(|x| x.name == service) {
                     service.instances += 1;
@@ -228,6 +231,20 @@ impl Backend for Remote {
         })
     }
 
+    fn upgrade(&self, service: &str, to: &api::Upgrade) -> Result<api::Upgraded, ApiError> {
+        let (service, to) = (service.to_string(), to.clone());
+        let told = self.change(move |s| s.begin_upgrade(&service, &to))?;
+        let outcome = told.recv_timeout(UPGRADED).map_err(|error| match error {
+            RecvTimeoutError::Timeout => {
+                ApiError::new(ErrorKind::Timeout, "the upgrade takes long", "it may still take effect: see `sluice nf list`")
+            }
+            RecvTimeoutError::Disconnected => ApiError::shutting_down(),
+        })?;
+        let (upgraded, gone) = outcome.map_err(ApiError::from)?;
+        wait_for(gone)?;
+        Ok(upgraded)
+    }
+
     fn remove_nf(&self, name: &str) -> Result<(), ApiError> {
         let name = name.to_string();
         let gone = self.call(move |s| {
@@ -235,6 +252,7 @@ impl Backend for Remote {
                 return Err(ApiError::not_found("NF", &name, &s.nf_names()));
             };
             let service = s.nfs.get(&number).and_then(|nf| s.services[nf.service as usize].as_ref()).map(|x| x.config.name.clone());
+            service.as_ref().map_or(Ok(()), |service| s.not_upgrading(service)).map_err(ApiError::from)?;
             for known in s.config.services.iter_mut().filter(|x| Some(&x.name) == service.as_ref() && !x.is_pooled()) {
                 known.instances = known.instances.saturating_sub(1);
             }
@@ -263,6 +281,7 @@ impl Backend for Remote {
                     "chain `{chain}` passes service `{name}`; change or remove it first"
                 )));
             }
+            s.not_upgrading(&name)?;
             s.remove_service(&name)
         })?;
         wait_for(gone)

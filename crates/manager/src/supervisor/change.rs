@@ -1,25 +1,19 @@
 //! Changes while packets flow: each makes the new thing first, then new tables, then takes the old thing away, so that packets of
 //! chains that are not concerned notice nothing.
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Instant;
-
-use sluice_policy::restart;
 
 use super::pools::PoolState;
-use super::report::{CpuMeter, NfTotals};
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
 use crate::config::container::find_runtime;
 use crate::config::diff::{self, Change};
 use crate::config::model::{self, Config};
 use crate::config::{ConfigErrors, Problem, host, validate};
-use crate::nf::State;
 use crate::nf::container::{Source, Template};
-use crate::nf::spawn::User;
+use crate::nf::user::User;
 
 /// What somebody waits for: NFs that are to be gone.
 pub(super) type Gone = Vec<Receiver<()>>;
@@ -37,7 +31,7 @@ impl Supervisor {
         self.ports.iter().position(|p| p.as_ref().is_some_and(|p| p.config.name == name)).map(|i| i as u16)
     }
 
-    fn service_number(&self, name: &str) -> Option<u16> {
+    pub(super) fn service_number(&self, name: &str) -> Option<u16> {
         self.services.iter().position(|s| s.as_ref().is_some_and(|s| s.config.name == name)).map(|i| i as u16)
     }
 
@@ -110,7 +104,7 @@ impl Supervisor {
     }
 
     /// Whether there may be so many more NFs. Asked before anything changes, so that no service is left with a part of its instances.
-    fn has_room_for(&self, instances: u32) -> Result<(), SupervisorError> {
+    pub(super) fn has_room_for(&self, instances: u32) -> Result<(), SupervisorError> {
         let (max, have) = (self.config.manager.max_nfs, self.nfs.len());
         if have + instances as usize > max as usize {
             return Err(SupervisorError::Conflict(format!(
@@ -139,30 +133,8 @@ impl Supervisor {
             }
         };
         service.instances.push(number);
-        let nf = NfState {
-            number,
-            name: format!("{}.{index}", service.config.name),
-            service: service_number,
-            core: core.unwrap_or_else(|| service.config.cores[index as usize % service.config.cores.len()]),
-            state: State::Expected,
-            handle: None,
-            place: None,
-            process: None,
-            wrapper: None,
-            connection: None::<OwnedFd>,
-            restarts: 0,
-            streak: restart::Streak::default(),
-            deadline: None,
-            started_at: Instant::now(),
-            spawned_ns: None,
-            welcomed_ns: None,
-            reclaim_ns: None,
-            draining: false,
-            before: NfTotals::default(),
-            cpu: CpuMeter::default(),
-            waiters: Vec::new(),
-            foreign: None,
-        };
+        let core = core.unwrap_or_else(|| service.core_of(index));
+        let nf = NfState::new(number, service_number, format!("{}.{index}", service.config.name), core);
         self.names.insert(nf.name.clone(), number);
         self.nfs.insert(number, nf);
         self.launch(number);
@@ -280,6 +252,9 @@ impl Supervisor {
             )));
         }
         for change in &changes {
+            if let Some(service) = change.service() {
+                self.not_upgrading(service)?;
+            }
             if let Change::AddPort { port } | Change::ReplacePort { port } = change {
                 self.look_at(port)?;
             }
@@ -309,6 +284,7 @@ impl Supervisor {
             Change::RemovePort { port } => self.remove_port(&port)?,
             Change::AddService { service } => self.add_service(service)?,
             Change::ReplaceService { service } => return self.replace_service(service),
+            Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
             Change::AddInstances { service, instances } | Change::RemoveInstances { service, instances } => {
                 return self.set_instances(&service, instances);
@@ -363,13 +339,13 @@ pub(super) fn fresh_number(given: usize, what: &str) -> Result<u16, SupervisorEr
 }
 
 /// How the instances of a service are started: a program of the host, or a container; neither if they come by themselves.
-struct Start {
-    exec: Option<PathBuf>,
-    user: Option<User>,
-    container: Option<Arc<Template>>,
+pub(super) struct Start {
+    pub exec: Option<PathBuf>,
+    pub user: Option<User>,
+    pub container: Option<Arc<Template>>,
 }
 
-fn start_of(config: &model::Service) -> Result<Start, SupervisorError> {
+pub(super) fn start_of(config: &model::Service) -> Result<Start, SupervisorError> {
     let invalid = |why: String| SupervisorError::Invalid(format!("service {}: {why}", config.name));
     let user = config.user.as_deref().map(User::look_up).transpose().map_err(|error| invalid(error.to_string()))?;
     let here = host::Host::here();

@@ -19,6 +19,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::page::Counter;
 
 use super::life::Process;
+use super::priorities::own_priority;
 use super::{Job, Supervisor, token};
 use crate::config::model::{Drops, Service};
 use crate::foreign::{Counters, End, ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
@@ -297,7 +298,8 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return Ok(()) };
         let (name, core, of, config) = (nf.name.clone(), nf.core, nf.service, service.config.clone());
         let place = self.plane.place(core, None)?;
-        let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, config.priority, false) {
+        let priority = own_priority(&config, &self.config.sched);
+        let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, priority, false, None) {
             Ok(handle) => handle,
             Err(error) => {
                 self.plane.vacate(&place);

@@ -14,8 +14,9 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, Welcome};
 use sluice_shm::page::Control;
 
+use super::priorities::own_priority;
 use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, token};
-use crate::config::model::{Mode, OnFailure, Per};
+use crate::config::model::{Mode, OnFailure};
 use crate::estimate::kept::Of;
 use crate::mechanism::process;
 use crate::nf::container::Life;
@@ -75,6 +76,9 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         if service.config.is_foreign() {
             return self.launch_foreign(number);
+        }
+        if nf.on_trial {
+            return self.launch_on_trial(number);
         }
         if let Some(template) = service.container.clone() {
             return self.launch_container(number, &template);
@@ -171,13 +175,14 @@ impl Supervisor {
 
     /// Waits until all NFs that were spawned have said hello, so that the first packet finds its chain complete.
     pub(super) fn await_hellos(&mut self) -> Result<(), SupervisorError> {
-        while self.nfs.values().any(|nf| nf.state == State::Starting) {
+        while self.nfs.values().any(|nf| matches!(nf.state, State::Starting | State::Restarting)) {
             self.turn(Duration::from_millis(5));
             let trouble = |nf: &NfState| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());
             if let Some(trouble) = self.nfs.values().find_map(trouble) {
                 return Err(SupervisorError::Invalid(trouble));
             }
-            if let Some(nf) = self.nfs.values().find(|nf| nf.restarts > 0 || nf.state == State::Failed) {
+            if let Some(nf) = self.nfs.values().find(|nf| nf.restarts > 0 || matches!(nf.state, State::Failed | State::Restarting))
+            {
                 return Err(SupervisorError::Invalid(format!(
                     "{} ended before it was ready; start it by hand to see why, and look at its arguments in the configuration",
                     nf.name
@@ -254,10 +259,11 @@ impl Supervisor {
         let service = self.services[nf.service as usize].as_ref().expect("an NF has a service");
         let (name, core, service_number) = (nf.name.clone(), nf.core, nf.service);
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
-        let alone = service.config.per == Per::Flow;
+        let alone = service.config.per.is_held();
         let place = self.plane.place(core, tenant)?;
-        let priority = service.config.priority;
-        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, alone) {
+        let priority = own_priority(&service.config, &self.config.sched);
+        let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
+        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, alone, wakeup) {
             Ok(handle) => handle,
             Err(error) => {
                 self.plane.vacate(&place);
@@ -265,7 +271,11 @@ impl Supervisor {
             }
         };
         // Known before its first packet, if it was measured; what is measured in use takes its place.
-        let known = service.exec.as_ref().and_then(|exec| self.estimates.find(&Of::here(exec, &service.config.args).ok()?));
+        let known = service
+            .exec
+            .as_ref()
+            .filter(|_| !nf.on_trial)
+            .and_then(|exec| self.estimates.find(&Of::here(exec, &service.config.args).ok()?));
         if let Some(estimate) = known {
             handle.load.service_ns.set(estimate.ns_per_packet.median);
         }
@@ -404,6 +414,7 @@ impl Supervisor {
 
     /// Takes an NF that has no process any more out of the packet threads, and decides what becomes of it.
     pub(super) fn lost(&mut self, number: u16) {
+        self.trial_ended(number);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let was = nf.state;
         let noticed_ns = monotonic_ns();
@@ -433,7 +444,7 @@ impl Supervisor {
         let condemned = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Violations);
         nf.state = match was {
             State::Stopping => State::Gone,
-            _ if nf.draining => State::Gone,
+            _ if nf.draining || nf.on_trial || nf.leaves => State::Gone,
             _ if attach => State::Expected,
             _ if condemned || !restart => State::Failed,
             // Its end was asked for.

@@ -13,8 +13,10 @@ mod life;
 mod outside;
 mod pools;
 mod ports;
+mod priorities;
 mod report;
 mod tuning;
+mod upgrade;
 mod zygote;
 
 use std::collections::{BTreeMap, HashMap};
@@ -26,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use sluice_policy::restart;
+use sluice_policy::sched::priority::Weight;
 
 use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
 use crate::classify::hits::RuleHits;
@@ -101,7 +104,7 @@ struct PortState {
 struct ServiceState {
     config: model::Service,
     exec: Option<PathBuf>,
-    user: Option<crate::nf::spawn::User>,
+    user: Option<crate::nf::user::User>,
     /// What its instances run in, where that is a container; `exec` is none then.
     container: Option<Arc<crate::nf::container::Template>>,
     /// Numbers of its instances.
@@ -144,6 +147,55 @@ struct NfState {
     waiters: Vec<Sender<()>>,
     /// What a program that knows nothing of Sluice has besides.
     foreign: Option<foreign::Foreign>,
+    /// It is of a version that its service does not have yet: it gets no packets, and is not started again.
+    on_trial: bool,
+    /// It is of a version that its service does not have any more, and goes with the flow that it has.
+    leaves: bool,
+    /// Number of the instance whose place it has taken.
+    former: Option<u16>,
+    /// What it is known by when flows are spread.
+    spread_id: u64,
+}
+
+impl NfState {
+    /// An NF that has no process yet.
+    fn new(number: u16, service: u16, name: String, core: usize) -> Self {
+        Self {
+            number,
+            service,
+            core,
+            state: State::Expected,
+            handle: None,
+            place: None,
+            process: None,
+            wrapper: None,
+            connection: None,
+            restarts: 0,
+            streak: restart::Streak::default(),
+            deadline: None,
+            started_at: Instant::now(),
+            spawned_ns: None,
+            welcomed_ns: None,
+            reclaim_ns: None,
+            draining: false,
+            before: report::NfTotals::default(),
+            cpu: report::CpuMeter::default(),
+            waiters: Vec::new(),
+            foreign: None,
+            on_trial: false,
+            leaves: false,
+            former: None,
+            spread_id: restart_stable_id(&name),
+            name,
+        }
+    }
+}
+
+impl ServiceState {
+    /// The core of an instance.
+    fn core_of(&self, index: u32) -> usize {
+        self.config.cores[index as usize % self.config.cores.len()]
+    }
 }
 
 /// The one who knows everything.
@@ -164,6 +216,8 @@ pub struct Supervisor {
     nfs: BTreeMap<u16, NfState>,
     /// Their numbers by name.
     names: HashMap<String, u16>,
+    /// Services that go over to another version.
+    upgrades: Vec<upgrade::Upgrade>,
     /// Wrappers that were killed and have not been collected yet.
     leaving: Vec<life::Process>,
     /// How many containers were started.
@@ -251,6 +305,7 @@ impl Supervisor {
             chains: Vec::new(),
             nfs: BTreeMap::new(),
             names: HashMap::new(),
+            upgrades: Vec::new(),
             leaving: Vec::new(),
             containers: 0,
             rooms_in_work: 0,
@@ -363,6 +418,7 @@ impl Supervisor {
         while let Ok(job) = self.jobs.try_recv() {
             job(self);
         }
+        self.go_on_upgrading();
         self.publish_stirred_pools();
         // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
         let now = Instant::now();
@@ -384,7 +440,7 @@ impl Supervisor {
                 let instances = shared.map_or(&[][..], |s| &s.instances);
                 let runs = |nf: &&NfState| nf.state == State::Running && !nf.draining;
                 let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
-                living.map(|nf| Member { nf: nf.number, id: restart_stable_id(&nf.name) }).collect()
+                living.map(|nf| Member { nf: nf.number, id: nf.spread_id, former: nf.former }).collect()
             })
             .collect();
         let ports = self
@@ -400,8 +456,11 @@ impl Supervisor {
             })
             .collect();
         let generation = self.tables.generation + 1;
-        self.tables = Arc::new(Tables { generation, rules, chains: self.chains.clone(), services, ports });
+        let (chains, downstream_first) = (self.chains.clone(), self.config.sched.downstream_first);
+        let pooled = self.services.iter().map(|service| service.as_ref().is_some_and(|s| s.pool.is_some())).collect();
+        self.tables = Arc::new(Tables { generation, rules, chains, services, pooled, ports, downstream_first });
         self.plane.use_tables(&self.tables);
+        self.rank_again();
         self.tell_agent();
     }
 
@@ -429,8 +488,10 @@ impl Supervisor {
             let key = rule.name.clone().unwrap_or_else(|| serde_json::to_string(rule).unwrap_or_default());
             let own = known.remove(&key).unwrap_or_else(|| RuleHits::new(threads));
             match Rule::compile(rule, number, &ports, &chains) {
-                Ok(rule) => {
-                    rules.push(rule);
+                Ok(mut compiled) => {
+                    let of_tenant = self.config.sched.priority_of(rule.tenant.as_deref());
+                    compiled.weight = Weight::new(compiled.weight.get() * of_tenant);
+                    rules.push(compiled);
                     hits.push(own.clone());
                 }
                 Err(error) => eprintln!("sluiced: a rule is left out: {error}"),

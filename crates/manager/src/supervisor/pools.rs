@@ -13,7 +13,8 @@ use sluice_policy::pool::sizing::{Counts, Sizing};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 
-use super::Supervisor;
+use super::change::no_such;
+use super::{Supervisor, SupervisorError};
 use crate::config::model::{self, Per};
 use crate::control::model as api;
 use crate::director::{PoolCounters, PoolMember, PoolTable};
@@ -62,6 +63,11 @@ impl PoolState {
         self.spare.push_back((number, index));
     }
 
+    /// Whether a number is kept for the next member.
+    pub(super) fn has_spare(&self, number: u16) -> bool {
+        self.spare.iter().any(|(spare, _)| *spare == number)
+    }
+
     /// The number and index of a member that was let go.
     pub(super) fn spare(&mut self) -> Option<(u16, u32)> {
         self.spare.pop_front()
@@ -80,6 +86,22 @@ impl Supervisor {
     /// Starts the process of a member. All members start here, whether they are the first, one more, or take the place of another.
     pub(super) fn start_member(&mut self, number: u16) {
         self.launch_process(number);
+    }
+
+    /// Has a pool go on with other keys. Its members stay; flows that they have are told by the new keys from now on.
+    pub(super) fn change_pool(&mut self, config: model::Service) -> Result<(), SupervisorError> {
+        let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
+        if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
+            known.clone_from(&config);
+        }
+        if let Some(Some(service)) = self.services.get_mut(number as usize)
+            && let Some(pool) = &mut service.pool
+        {
+            pool.sizing = sizing(&config);
+            service.config = config;
+        }
+        self.publish_pool(number);
+        Ok(())
     }
 
     /// Notes that members of a service have come. False if it has no pool.
@@ -118,9 +140,10 @@ impl Supervisor {
             per: service.config.per,
             fallback: config.fallback.as_ref().and_then(fallback),
             // By its index, which goes on from member to member, so that threads have as many each.
-            members: living.map(|nf| PoolMember { nf: nf.number, part: index_of(&nf.name) }).collect(),
+            members: living.map(|nf| PoolMember { nf: nf.number, part: index_of(&nf.name), leaves: nf.leaves }).collect(),
             pool: config,
             counters: pool.counters.clone(),
+            assigned: self.tuning.assigned(),
         };
         self.plane.use_pool(&Arc::new(table));
         if let Some(Some(service)) = self.services.get_mut(number as usize)
@@ -140,6 +163,7 @@ impl Supervisor {
             fallback: None,
             members: Vec::new(),
             counters: former.counters.clone(),
+            assigned: None,
         };
         self.plane.use_pool(&Arc::new(table));
     }
@@ -156,14 +180,20 @@ impl Supervisor {
         let leaving: Vec<u16> = self.nfs.values().filter(dismissed).map(|nf| nf.number).collect();
         leaving.into_iter().for_each(|number| self.retire(number));
         for number in 0..self.services.len() {
+            if self.is_upgrading(number as u16) {
+                continue;
+            }
             let Some(service) = &mut self.services[number] else { continue };
             let Some(pool) = &mut service.pool else { continue };
             if service.config.name.is_empty() || now.duration_since(pool.looked) < EVERY {
                 continue;
             }
             pool.looked = now;
-            let stays = |nf: &&super::NfState| !nf.draining && !matches!(nf.state, State::Failed | State::Stopping | State::Gone);
+            let stays = |nf: &&super::NfState| {
+                !nf.draining && !nf.leaves && !matches!(nf.state, State::Failed | State::Stopping | State::Gone)
+            };
             let members = service.instances.iter().filter_map(|n| self.nfs.get(n)).filter(stays).count() as u32;
+            let leaving = service.instances.iter().filter_map(|n| self.nfs.get(n)).filter(|nf| nf.leaves && !nf.draining).count();
             let in_use = |c: &PoolCounters| {
                 [&c.assigned, &c.lingering, &c.resetting].into_iter().map(|n| u64::from(n.load(Ordering::Relaxed))).sum::<u64>()
             };
@@ -173,7 +203,7 @@ impl Supervisor {
                 ended: pool.sum(|c| c.ended.get()),
                 lifetimes_ns: pool.sum(|c| c.lifetimes_ns.get()),
                 members,
-                in_use: pool.sum(in_use) as u32,
+                in_use: (pool.sum(in_use) as u32).saturating_sub(leaving as u32),
             };
             let wanted = pool.sizing.look(monotonic_ns(), counts);
             for _ in 0..wanted.saturating_sub(members).min(STARTS) {

@@ -11,12 +11,13 @@ use sluice_shm::page::Counter;
 
 use super::{NfState, Supervisor};
 use crate::chain::Drop;
-use crate::config::model::{Mode, OnFailure, Overload, Per, PortKind};
+use crate::config::model::{Mode, OnFailure, Overload, PortKind};
 use crate::control::model::{self as api, Distribution};
 use crate::foreign::room::Who;
 use crate::mechanism::process::CpuClock;
 use crate::nf::State;
 use crate::nf::handle::NfHandle;
+use crate::wake::CAUSES;
 use crate::worker::Snapshot;
 
 /// Nanoseconds between two looks at the CPU time of a process.
@@ -30,6 +31,7 @@ pub(super) struct NfTotals {
     dropped: u64,
     wakes: u64,
     violations: u64,
+    woken: [u64; CAUSES],
 }
 
 impl NfTotals {
@@ -40,6 +42,7 @@ impl NfTotals {
             self.returned += counters.returned.get();
             self.dropped += counters.dropped.get();
             self.wakes += counters.wakes.get();
+            self.woken.iter_mut().zip(&counters.woken).for_each(|(sum, woken)| *sum += woken.get());
         }
         self.violations += handle.violations.load(Ordering::Relaxed);
     }
@@ -323,6 +326,7 @@ impl Supervisor {
             private_kib: None,
             foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
             sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),
+            woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),
         }
     }
 
@@ -334,7 +338,7 @@ impl Supervisor {
             let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running && !nf.draining);
             let lacks = |s: &u16| match self.services.get(*s as usize) {
                 // Without a member, its packets may wait for one, or go elsewhere.
-                Some(Some(service)) if service.config.per == Per::Flow => {
+                Some(Some(service)) if service.config.per.is_held() => {
                     !service.instances.iter().any(runs) && service.config.pool().min > 0
                 }
                 Some(Some(service)) => !service.instances.iter().any(runs),
@@ -411,7 +415,8 @@ fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
     let (load, gate) = (&handle.load, &handle.gate);
     let (arrival_pps, service_ns) = (load.arrival_pps.get(), load.service_ns.get());
     api::NfSched {
-        priority: handle.priority,
+        priority: handle.weight(),
+        level: handle.core_page.level(handle.slot),
         arrival_pps,
         service_ns,
         load: arrival_pps * service_ns / 1e9,
@@ -424,6 +429,10 @@ fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
         outside_ns: load.outside_ns.get(),
         turns: load.turns.load(Ordering::Relaxed),
     }
+}
+
+fn woken([early, threshold, timer, urgent]: [u64; CAUSES]) -> api::Woken {
+    api::Woken { early, threshold, timer, urgent }
 }
 
 fn mode(mode: Mode) -> &'static str {

@@ -8,22 +8,35 @@ use std::sync::Arc;
 use rustix::process::Pid;
 
 use super::grouping::Grouping;
+use super::priorities::{self, Priorities, class_of};
 use super::{Supervisor, SupervisorError};
 use crate::config::model;
+use crate::controller::assigned::Assigned;
 use crate::dataplane::PlaneError;
 use crate::mechanism::cgroup::{CgroupError, Group, Hierarchy};
 use crate::mechanism::class::{self, Class, RrSlice, Slice};
 use crate::nf::handle::NfHandle;
 use crate::nf::record::Thing;
 
-/// Priority of NFs in class rr: the lowest, so that whatever real-time work the host has goes before.
-const PRIORITY: u8 = 1;
-
 /// What was changed on the host for the sake of scheduling.
 #[derive(Debug, Default)]
 pub(super) struct Tuning {
     grouping: Option<Grouping>,
     slice: Option<Slice>,
+    /// Of class rr.
+    priorities: Option<Priorities>,
+}
+
+impl Tuning {
+    /// Who tells the kernel of priorities, if NFs are of class rr.
+    pub(super) fn priorities(&self) -> Option<&Priorities> {
+        self.priorities.as_ref()
+    }
+
+    /// Where members of pools are told of whose priority the kernel has to learn.
+    pub(super) fn assigned(&self) -> Option<Arc<Assigned>> {
+        self.priorities.as_ref().map(Priorities::assigned)
+    }
 }
 
 impl Supervisor {
@@ -36,7 +49,23 @@ impl Supervisor {
             // Refused now, and not when the first NF asks.
             class::try_rr(root)?;
         }
-        if let (model::Class::Rr, Some(ms)) = (sched.class, sched.rr_slice_ms) {
+        let is_realtime = match (sched.class, sched.priorities) {
+            (model::Class::Rr, _) => true,
+            (_, model::Priorities::Weights) => false,
+            (_, model::Priorities::Realtime) => {
+                let refused = class::try_rr(root).err();
+                if let Some(error) = &refused {
+                    eprintln!("sluiced: warning: priorities have their effect by weights alone: {error}");
+                }
+                refused.is_none()
+            }
+        };
+        if is_realtime {
+            let started = Priorities::start(sched.downstream_first);
+            let core = self.config.manager.monitor[0];
+            self.tuning.priorities = Some(started.map_err(|source| PlaneError::Thread { core, source })?);
+        }
+        if let (true, Some(ms)) = (is_realtime, sched.rr_slice_ms) {
             let setting = RrSlice::at(root);
             let former = setting.read_ms()?;
             self.note(|r| r.changed(setting.path(), &former.to_string()));
@@ -54,7 +83,7 @@ impl Supervisor {
             self.tuning.slice = Some(slice);
         }
         // Weights mean nothing to real-time classes.
-        if sched.weights && sched.class != model::Class::Rr {
+        if sched.weights && !is_realtime {
             match self.make_group(root) {
                 Ok(group) => {
                     let started = Grouping::start(group, self.controller.link());
@@ -85,15 +114,19 @@ impl Supervisor {
 
     /// Gives a process its class at once, and soon its cgroup where there are any.
     pub(super) fn schedule(&mut self, handle: Option<Arc<NfHandle>>, pid: Pid, poll: bool) -> Result<(), SupervisorError> {
-        let class = match self.config.sched.class {
-            model::Class::Other => None,
-            model::Class::Batch => Some(Class::Batch),
-            model::Class::Rr => Some(Class::Rr(PRIORITY)),
+        let downstream_first = self.config.sched.downstream_first;
+        let class = match (&self.tuning.priorities, self.config.sched.class) {
+            (Some(_), _) => Some(handle.as_ref().map_or(priorities::ORDINARY, |handle| class_of(handle, downstream_first))),
+            (None, model::Class::Batch) => Some(Class::Batch),
+            (None, _) => None,
         };
         // One that polls would keep everybody else from its core, unless that is what was asked for.
         let left_alone = handle.as_ref().is_some_and(|handle| self.config.workflow.of_core(handle.core) == model::ByWhat::None);
         if let Some(class) = class.filter(|_| !poll || left_alone) {
             class::set(Path::new("/"), pid, class)?;
+            if let (Some(priorities), Some(handle)) = (&self.tuning.priorities, &handle) {
+                priorities.add(handle.clone(), pid, class);
+            }
         }
         let (Some(handle), Some(grouping)) = (handle, &self.tuning.grouping) else { return Ok(()) };
         // One that polls has its core for itself, or turns, and so have those beside it: shares mean nothing to them, and a real-time class
@@ -112,6 +145,9 @@ impl Supervisor {
 
     /// Removes the cgroup of an NF whose process has ended.
     pub(super) fn unschedule(&mut self, number: u16) {
+        if let Some(priorities) = &self.tuning.priorities {
+            priorities.remove(number);
+        }
         if let Some(grouping) = &self.tuning.grouping {
             grouping.remove(number);
         }
@@ -129,6 +165,7 @@ impl Supervisor {
 
     /// Gives the host back as it was.
     pub(super) fn restore_scheduling(&mut self) {
+        self.tuning.priorities = None;
         if let Some(grouping) = self.tuning.grouping.take() {
             let (gone, result) = grouping.finish();
             for path in gone {

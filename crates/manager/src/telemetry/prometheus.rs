@@ -283,6 +283,12 @@ fn nfs(out: &mut Text, nfs: &[Nf]) {
             out.sample("sluice_nf_outside_packet_seconds", &[("nf", &nf.name), ("service", &nf.service)], nf.sched.outside_ns / NS);
         }
     }
+    out.family("sluice_nf_woken_total", "counter", "Times that an NF that is not woken for each packet was let go on, by cause.");
+    for nf in nfs {
+        for (cause, n) in nf.woken.iter().flat_map(|woken| woken.causes()) {
+            out.sample("sluice_nf_woken_total", &[("nf", &nf.name), ("service", &nf.service), ("cause", cause)], n);
+        }
+    }
     out.family("sluice_nf_private_bytes", "gauge", "Private memory of the NF.");
     for nf in nfs {
         if let Some(kib) = nf.private_kib {
@@ -499,6 +505,7 @@ mod tests {
             service_ns: Distribution::from(&latency).without_buckets(),
             sched: NfSched {
                 priority: 2.0,
+                level: 2,
                 arrival_pps: 2e6,
                 service_ns: 250.0,
                 load: 0.5,

@@ -9,7 +9,7 @@ use sluice_shm::clock::Clock;
 
 use super::OwnedQueue;
 use crate::asker;
-use crate::chain::{self, Chain, PathRegistry, Tables};
+use crate::chain::{self, Chain, Drop, PathRegistry, Tables};
 use crate::classify::advice::{Answer, UNASKED};
 use crate::classify::flow_table::Decision;
 use crate::classify::key::{FlowKey, LONG, SHORT, protocol};
@@ -41,6 +41,18 @@ fn long_tcp_flags(more: impl FnOnce(&mut [u8; LONG]) -> usize) -> u8 {
     tcp::flags(&bytes[..copied]).unwrap_or(0)
 }
 
+/// Whether a packet with these TCP flags is one that NFs are woken for at once: it ends its connection, or half of it.
+#[inline(always)]
+pub(super) fn is_urgent(tcp_flags: u8) -> bool {
+    tcp_flags & (flag::FIN | flag::RST) != 0
+}
+
+/// The bits of `n` packets from `first` on.
+#[inline(always)]
+pub(super) fn urgent_of(urgent: u32, first: usize, n: usize) -> u32 {
+    if urgent == 0 { 0 } else { (u64::from(urgent >> first) & ((1u64 << n) - 1)) as u32 }
+}
+
 /// Finds the paths of the packets that a queue holds.
 #[inline]
 pub(super) fn classify(
@@ -60,6 +72,9 @@ pub(super) fn classify(
     let ingress = owned.port;
     (owned.generation, owned.moved) = (generation, director.moved());
     let watches = director.watches();
+    // NFs that are not woken for each packet are for the end of a connection.
+    let hurries = plane.timers.are_used();
+    owned.urgent = 0;
     let mut lens = [0; BURST];
     let mut found = [Lookup::Miss; BURST];
     let arena = plane.frames.arena();
@@ -80,11 +95,12 @@ pub(super) fn classify(
             owned.traceable |= 1 << (from + i);
         }
         let mut found = *found;
-        if watches {
+        if watches || hurries {
             let flags =
                 tcp_flags(classifier.key(i), &headers[i], held[i].len, |bytes| copy_long(plane.frames.arena(), &held[i], bytes));
             owned.tcp[from + i] = flags;
-            if flags & (flag::SYN | flag::FIN | flag::RST) != 0 && matches!(found, Lookup::Hit(_)) {
+            owned.urgent |= u32::from(is_urgent(flags)) << (from + i);
+            if watches && flags & (flag::SYN | flag::FIN | flag::RST) != 0 && matches!(found, Lookup::Hit(_)) {
                 let key = *classifier.key(i);
                 if director.note(&key, flags, classifier.table(), plane.now_ns) {
                     found = Lookup::Miss;
@@ -172,7 +188,10 @@ fn decide(
         && director.concerns(chain)
     {
         let tables = &plane.tables;
-        let asked = Asked { key: &key, hash: classifier.hash(i), chain, flags, old, has_waited: false, note: advised.note };
+        let wakeup = rule.and_then(|rule| tables.rules.rules()[rule].wakeup);
+        let weight = rule.map_or_else(Default::default, |rule| tables.rules.rules()[rule].weight);
+        let (hash, note) = (classifier.hash(i), advised.note);
+        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, note, weight, wakeup };
         let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
         if let Some(rule) = rule {
             tables.rules.count(rule, plane.index);
@@ -227,13 +246,65 @@ pub(super) fn wait(plane: &mut Plane, director: &mut Director, owned: &OwnedQueu
     }
 }
 
+/// Lets packets go on that were asked about and go by a chain with pools. Says how many there were.
+#[cold]
+pub(super) fn direct(
+    classifier: &mut Classifier,
+    registry: &PathRegistry,
+    plane: &mut Plane,
+    director: &mut Director,
+    clock: &Clock,
+) -> usize {
+    let packets = plane.asker.as_mut().map_or(Vec::new(), |asker| asker.take_pooled());
+    let generation = generation(plane, director);
+    for (packet, key, answer) in &packets {
+        let tables = plane.tables.clone();
+        let Some((_, way)) = chain_of(&tables, key, *answer).filter(|(_, way)| director.concerns(way)) else {
+            plane.nf_down.add(1);
+            plane.discard(packet.frame);
+            continue;
+        };
+        let (head, n) = asker::head_of(plane, *packet);
+        let is_tcp = key.protocol() == protocol::TCP && key.flags() == 0;
+        let flags = tcp::flags(&head[..n]).filter(|_| is_tcp).unwrap_or(0);
+        let hash = classifier.table().hash_of(key);
+        let weight = Default::default();
+        let asked = Asked { key, hash, chain: way, flags, old: None, has_waited: false, note: 0, weight, wakeup: None };
+        let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
+        let number = director.decide(&asked, &mut env);
+        // The next packet of the flow asks the advice, and is counted by what that says.
+        classifier.table().remove(key, hash);
+        match registry.get(number) {
+            Some(path) if plane.admit(path, 1) == 1 => {
+                plane.enter(path, number, &[*packet], &[key.flags()], 0, u32::from(is_urgent(flags)))
+            }
+            Some(path) => {
+                plane.count_lost(&path.chain, Drop::Entry, 1);
+                plane.count_refused(path, 1);
+                plane.discard(packet.frame);
+            }
+            None if number == chain::WAIT && director.wait(way, *packet, key, key.flags(), flags, plane.now_ns) => {}
+            None => {
+                match number {
+                    chain::WAIT | chain::NONE_IDLE => plane.none_idle.add(1),
+                    chain::REFUSED => plane.nf_down.add(1),
+                    _ => plane.no_path.add(1),
+                }
+                plane.discard(packet.frame);
+            }
+        }
+    }
+    packets.len()
+}
+
 /// Drops packets that have no path, at the door.
 #[cold]
 pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: usize, to: usize) {
     let n = (to - from) as u64;
     match number {
         chain::NO_RULE => plane.no_rule.add(n),
-        chain::REFUSED => plane.nf_down.add(n),
+        // A pool that is about to be there, or not any more, is as good as none.
+        chain::REFUSED | chain::POOLED => plane.nf_down.add(n),
         chain::NONE_IDLE => plane.none_idle.add(n),
         chain::HELD => {
             owned.packets[from..to].iter().for_each(|packet| asker::hold(plane, *packet, owned.port));
@@ -249,5 +320,76 @@ pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: u
     owned.counters.entry_drops.add(n);
     for packet in &owned.packets[from..to] {
         plane.discard(packet.frame);
+    }
+}
+
+/// Bursts that are left as they are after one in which no path had packets in several places.
+const UNGATHERED: u32 = 64;
+
+/// Puts packets of one path behind each other, in the order in which they came, so that each NF is posted to once: where flows come in turn,
+/// that is most of what a packet costs here. Packets of different paths change places; those of one do not.
+#[inline]
+pub(super) fn gather(owned: &mut OwnedQueue) {
+    let (from, to) = (owned.from, owned.to);
+    let runs = owned.paths[from..to].windows(2).filter(|pair| pair[0] != pair[1]).count();
+    // One that waits, that is urgent, or that a trace is about, is known by its place.
+    let by_place = !matches!(owned.traceable, 0 | u32::MAX)
+        || owned.urgent != 0
+        || owned.paths[from..to].iter().any(|path| *path >= chain::LEAST_SPECIAL);
+    if runs < 2 || by_place {
+        return;
+    }
+    if owned.ungathered > 0 {
+        owned.ungathered -= 1;
+        return;
+    }
+    let (packets, paths, flags) = (owned.packets, owned.paths, owned.flags);
+    let (mut done, mut at, mut groups) = (0u32, from, 0);
+    for i in from..to {
+        if done >> i & 1 != 0 {
+            continue;
+        }
+        groups += 1;
+        for j in i..to {
+            if paths[j] == paths[i] {
+                done |= 1 << j;
+                (owned.packets[at], owned.paths[at], owned.flags[at]) = (packets[j], paths[j], flags[j]);
+                at += 1;
+            }
+        }
+    }
+    if groups > runs {
+        owned.ungathered = UNGATHERED;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::config::model::Overload;
+    use crate::port::sink::SinkQueue;
+
+    proptest! {
+        #[test]
+        fn gathered_packets_are_the_same_in_order_by_path(paths in prop::collection::vec(0u32..6, 1..=BURST), from in 0usize..4) {
+            let mut owned = OwnedQueue::new(0, Box::new(SinkQueue::default()), Overload::Drop, Arc::default());
+            let to = paths.len();
+            let from = from.min(to);
+            owned.paths[..to].copy_from_slice(&paths);
+            for i in 0..to {
+                owned.packets[i].frame = i as u32;
+                owned.flags[i] = i as u8;
+            }
+            (owned.from, owned.to) = (from, to);
+            gather(&mut owned);
+            // As a stable sort by the place of a path's first packet would have it.
+            let mut wanted: Vec<usize> = (from..to).collect();
+            wanted.sort_by_key(|i| paths[from..to].iter().position(|path| *path == paths[*i]));
+            let got: Vec<(u32, u32, u8)> = (from..to).map(|i| (owned.packets[i].frame, owned.paths[i], owned.flags[i])).collect();
+            let wanted: Vec<(u32, u32, u8)> = wanted.iter().map(|i| (*i as u32, paths[*i], *i as u8)).collect();
+            prop_assert_eq!(got, wanted);
+        }
     }
 }

@@ -27,4 +27,6 @@ mod scheduling;
 mod support;
 #[cfg(feature = "dpdk")]
 mod testpmd;
+mod upgrade;
+mod wakeups;
 mod zygote;

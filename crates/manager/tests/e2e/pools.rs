@@ -5,7 +5,7 @@ use std::path::Path;
 
 use etherparse::PacketBuilder;
 use rustix::process::Signal;
-use sluice_manager::control::model::{Pool, Stats};
+use sluice_manager::control::model::{Apply, Pool, Stats};
 
 use crate::pcap::{Order, pcap};
 use crate::support::{Daemon, chain, find_nf, find_port, flow_nf, port, refusal, service, signal};
@@ -258,6 +258,61 @@ fn flows_are_spread_by_their_hash_or_packets_in_turn() {
 }
 
 #[test]
+fn a_traffic_class_has_one_nf_with_all_its_flows() {
+    let from = |name: &str, vlan: u16| {
+        port(name, "gen", &format!("flows = 16\nrate = 4000\ncount = 2000\noverload = \"wait\"\nsize = 64\nvlan = {vlan}"))
+    };
+    let config = from("red", 10)
+        + &from("blue", 20)
+        + &port("out", "sink", "")
+        + &service(
+            "each",
+            "sluice-nf-bridge",
+            "per = \"class\"\n[service.pool]\nclass = \"vlan\"\nmin = 4\nring = 512\nidle_ms = 500",
+        )
+        + &chain("red", "red", &["each"], "out", "")
+        + &chain("blue", "blue", &["each"], "out", "");
+    let mut daemon = Daemon::start("", &config);
+    let stats = daemon.wait("all have passed", |s| find_port(s, "out").tx_packets == 4000);
+    // The pool may have grown meanwhile.
+    let packets: Vec<u64> = stats.nfs.iter().map(|nf| nf.tx_packets).filter(|n| *n > 0).collect();
+    assert_eq!(packets, [2000, 2000]);
+    assert_eq!((pool(&stats, "each").activations, pool(&stats, "each").drops, pool(&stats, "each").per.as_str()), (2, 0, "class"));
+    daemon.wait("the classes are over with their flows", |s| pool(s, "each").idle >= 4 && pool(s, "each").ended == 2);
+    daemon.stop();
+}
+
+#[test]
+fn keys_of_a_pool_change_while_its_flows_go_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().to_path_buf();
+    let body = |keys: &str| {
+        port("in", "gen", "flows = 3\nrate = 3000\noverload = \"wait\"")
+            + &port("out", "sink", "")
+            + &ids("ids", &log, "", keys)
+            + &chain("c", "in", &["ids"], "out", "")
+    };
+    let mut daemon = Daemon::start("", &body("min = 4\nmax = 8"));
+    let before = daemon.wait("each flow has its NF", |s| pool(s, "ids").assigned == 3 && find_port(s, "out").tx_packets > 100);
+    let config = crate::support::head(daemon.folder(), "") + &body("min = 6\nmax = 12\nidle_ms = 400\nwhen_empty = \"drop\"");
+    let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
+    assert_eq!(changes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["~ pool ids: its instances stay"]);
+    let after = daemon.wait("there are as many as there shall be", |s| {
+        let pool = pool(s, "ids");
+        (pool.min, pool.max, pool.assigned) == (6, 12, 3) && pool.size >= 6 && pool.idle >= 3
+    });
+    for nf in &before.nfs {
+        assert_eq!(find_nf(&after, &nf.name).pid, nf.pid);
+    }
+    let seen = seen(folder.path(), "ids");
+    assert_eq!((lines(&seen, "begin").len(), lines(&seen, "mixed").len()), (3, 0), "{seen:?}");
+    daemon.silence("c", "in");
+    daemon.wait("flows end by the new key", |s| pool(s, "ids").ended == 3 && pool(s, "ids").assigned == 0);
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
 fn what_a_pool_cannot_be_is_refused_with_its_line() {
     let folder = tempfile::tempdir().unwrap();
     let config = |keys: &str| {
@@ -277,6 +332,9 @@ fn what_a_pool_cannot_be_is_refused_with_its_line() {
         ("per = \"flows\"", "did you mean \"flow\"?"),
         ("[service.pool]\nmin = 2", "is shared, and has no pool"),
         ("per = \"rss\"\n[service.pool]\nmin = 0", "has no instance"),
+        ("per = \"class\"", "nothing says what makes one"),
+        ("per = \"class\"\n[service.pool]\nclass = \"vlans\"", "makes no traffic class"),
+        ("per = \"flow\"\n[service.pool]\nclass = \"vlan\"", "has no instance for each class"),
     ] {
         let said = refusal(folder.path(), &config(keys));
         let text = String::from_utf8_lossy(&said.stderr);

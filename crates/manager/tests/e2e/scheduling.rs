@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use sluice_manager::control::model::{EventKind, Nf, Stats};
 use sluice_manager::mechanism::cgroup::{Hierarchy, Version};
 
-use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, head, port, service, signal};
+use crate::support::{Daemon, PATIENCE, RR, chain, class, find_nf, find_port, head, port, service, signal};
 
 /// Two NFs that are never without packets.
 fn endless(sched: &str) -> String {
@@ -177,17 +177,8 @@ fn without_weights_there_are_no_cgroups() {
     daemon.stop();
 }
 
-/// Class and real-time priority of a process's main thread, as in proc_pid_stat(5): fields 41 and 40.
-fn class(pid: u32) -> (u32, u32) {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-    // The second field is the program's name, which may hold anything.
-    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
-    (fields[41 - 3].parse().unwrap(), fields[40 - 3].parse().unwrap())
-}
-
 const OTHER: u32 = 0;
 const BATCH: u32 = 3;
-const RR: u32 = 2;
 
 fn classes(stats: &Stats) -> Vec<(u32, u32)> {
     stats.nfs.iter().map(|nf| class(nf.pid.unwrap())).collect()
@@ -281,4 +272,9 @@ fn what_the_kernel_refuses_is_an_error_or_a_warning() {
     let (said, code) = as_nobody("weights = false");
     assert_eq!(code, Some(0), "{said}");
     assert!(!said.contains("weights"), "{said}");
+    // Priorities do without real time.
+    let (said, code) = as_nobody("priorities = \"realtime\"");
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(said.matches("priorities have their effect by weights alone").count(), 1, "{said}");
+    assert!(said.contains("CAP_SYS_NICE"), "{said}");
 }

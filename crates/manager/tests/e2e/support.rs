@@ -337,3 +337,14 @@ pub fn assert_nothing_amiss(stats: &Stats, sink: &str, packets: u64) {
         assert_eq!(sink.details.get(what), Some(&expected), "{what} of {}: {:?}", sink.name, sink.details);
     }
 }
+
+/// The class SCHED_RR, as the kernel numbers it.
+pub const RR: u32 = 2;
+
+/// Class and real-time priority of a process's main thread, as in proc_pid_stat(5): fields 41 and 40.
+pub fn class(pid: u32) -> (u32, u32) {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The second field is the program's name, which may hold anything.
+    let fields: Vec<&str> = stat.rsplit_once(") ").unwrap().1.split(' ').collect();
+    (fields[41 - 3].parse().unwrap(), fields[40 - 3].parse().unwrap())
+}

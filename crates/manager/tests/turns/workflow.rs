@@ -294,7 +294,7 @@ fn with_foreign(program: &str, workflow: &str) -> String {
 /// One test at a time has the core.
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
+pub fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -15,7 +15,10 @@
 //! An NF can run if packets wait for it, it is not held, and there is room for a burst (or for all that waits, if that is less).
 //! Of those that can:
 //! 1. one that waits longer than [`Rules::bound_ns`] goes first, the one that waits longest;
-//! 2. else the next one in the *circle*: further down the chains than who gives the core away, nearest first, and behind the last the
+//! 2. else one that is *pressing*: it has so many packets that what those above it add would soon find no place. The furthest down goes
+//!    first ([`pressing`](super::priority::pressing), an option);
+//! 3. else one with a [level](super::priority) above 0 that has budget left, the highest level first;
+//! 4. else the next one in the *circle*: further down the chains than who gives the core away, nearest first, and behind the last the
 //!    first; those of one depth by their numbers.
 //!
 //! So the packets that were just worked on go on, what came meanwhile joins them, and all that is inside passes through a chain as one
@@ -54,12 +57,21 @@ pub struct Candidate {
     pub held: bool,
     /// Its largest hop number.
     pub depth: u32,
+    /// It goes first while it has budget: 0 is ordinary.
+    pub level: u32,
+    /// So many packets make it go before those above it; 0 if none do.
+    pub pressing: u32,
 }
 
 impl Candidate {
     #[inline]
     fn can_run(&self, burst: u32) -> bool {
         self.waiting > 0 && !self.held && self.room >= self.waiting.min(burst)
+    }
+
+    #[inline]
+    fn is_pressing(&self) -> bool {
+        self.pressing > 0 && self.waiting >= self.pressing
     }
 }
 
@@ -122,6 +134,9 @@ pub trait Core {
     /// Calls `each` with those that may run. Who cannot run may be left out, and of very many some, if they are named another time.
     fn candidates(&self, each: impl FnMut(u32, Candidate));
 
+    /// As [`candidates`](Self::candidates), those alone that may go before others: with a level, or that may be pressing.
+    fn favoured(&self, each: impl FnMut(u32, Candidate));
+
     /// Depth and number of who gives the core away; None if nobody does.
     fn leaving(&self) -> Option<(u32, u32)>;
 
@@ -163,6 +178,13 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
         core.grant(nf, 1, round_ns);
         return Some(nf);
     }
+    if let Some((first, is_pressing)) = foremost(core, rules) {
+        if is_pressing {
+            let rounds = rounds_to_budget(core, first, round_ns);
+            core.grant(first, rounds, round_ns);
+        }
+        return Some(first);
+    }
     let mut from = core.leaving();
     for _ in 0..takers {
         let place = next(core, rules, from)?;
@@ -176,8 +198,7 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
     let mut first: Option<(i64, u32)> = None;
     core.candidates(|nf, candidate| {
         if candidate.can_run(rules.burst) {
-            let part = core.part_ns(nf, round_ns).max(1);
-            let rounds = (1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part;
+            let rounds = rounds_to_budget(core, nf, round_ns);
             if first.is_none_or(|(least, _)| rounds < least) {
                 first = Some((rounds, nf));
             }
@@ -192,6 +213,52 @@ pub fn choose(core: &mut impl Core, rules: &Rules) -> Option<u32> {
         from = Some(place);
     }
     Some(nf)
+}
+
+/// As many parts of a round as an NF needs to have budget, one at least.
+#[inline]
+fn rounds_to_budget(core: &impl Core, nf: u32, round_ns: u64) -> i64 {
+    let part = core.part_ns(nf, round_ns).max(1);
+    (1i64.saturating_sub(core.budget_ns(nf)).max(1).saturating_add(part - 1)) / part
+}
+
+/// Whether it is pressing, how much, whether it comes further on in the circle, and its depth and number.
+type Rank = (bool, u32, bool, std::cmp::Reverse<(u32, u32)>);
+
+/// Who goes before all others, and whether it is pressing; None if it is for the circle to say.
+#[inline]
+fn foremost(core: &impl Core, rules: &Rules) -> Option<(u32, bool)> {
+    let from = core.leaving();
+    // Pressing or not, then how much; of equals the next one in the circle.
+    let mut first: Option<(Rank, u32)> = None;
+    core.favoured(|nf, candidate| {
+        if !candidate.can_run(rules.burst) {
+            return;
+        }
+        let is_pressing = candidate.is_pressing();
+        if !is_pressing && (candidate.level == 0 || core.budget_ns(nf) <= 0) {
+            return;
+        }
+        let place = (candidate.depth, nf);
+        let much = if is_pressing { candidate.depth } else { candidate.level };
+        let key = (is_pressing, much, from.is_some_and(|from| place > from), std::cmp::Reverse(place));
+        if first.is_none_or(|(best, _)| key > best) {
+            first = Some((key, nf));
+        }
+    });
+    first.map(|((is_pressing, ..), nf)| (nf, is_pressing))
+}
+
+/// Whether an NF of a core has to give it away before its budget is used up, because another goes before it. `level` is its own.
+#[inline]
+pub fn is_preceded(core: &impl Core, level: u32, rules: &Rules) -> bool {
+    let Some((depth, _)) = core.leaving() else { return false };
+    let mut found = false;
+    core.favoured(|nf, candidate| {
+        let goes_first = candidate.is_pressing() && candidate.depth > depth || candidate.level > level && core.budget_ns(nf) > 0;
+        found |= goes_first && candidate.can_run(rules.burst);
+    });
+    found
 }
 
 /// The next one in the circle after `from` that can run: its depth and number.
@@ -252,6 +319,14 @@ impl Core for Table {
         }
     }
 
+    fn favoured(&self, mut each: impl FnMut(u32, Candidate)) {
+        self.candidates(|nf, candidate| {
+            if candidate.level > 0 || candidate.pressing > 0 {
+                each(nf, candidate);
+            }
+        });
+    }
+
     fn leaving(&self) -> Option<(u32, u32)> {
         self.leaving.map(|nf| (self.candidates[nf].depth, nf as u32))
     }
@@ -280,7 +355,7 @@ mod tests {
     const RULES: Rules = Rules { bound_ns: 1_000_000, burst: 32 };
 
     fn waiting(waiting: u32, depth: u32) -> Candidate {
-        Candidate { waiting, depth, age_ns: 1000, room: 1000, held: false }
+        Candidate { waiting, depth, age_ns: 1000, room: 1000, ..Candidate::default() }
     }
 
     /// A core with equal shares and no budgets.
@@ -423,6 +498,82 @@ mod tests {
         two.shares = vec![0.1; 11];
         assert_eq!(choose(&mut two, &RULES), Some(0));
         assert_eq!(two.budget_ns(0), 500_000, "half of the least round");
+    }
+
+    #[test]
+    fn who_has_a_level_goes_first_while_there_is_budget() {
+        let favoured = |level| Candidate { level, ..waiting(10, 1) };
+        let mut core = core(&[waiting(10, 1), favoured(1), favoured(2), waiting(10, 2), favoured(2)]);
+        // No budget yet: the circle.
+        assert_eq!(choose(&mut core, &RULES), Some(0));
+        (1..5).for_each(|nf| core.grant(nf, 1, ROUND_NS));
+        assert_eq!(choose(&mut core, &RULES), Some(2));
+        // Of two on one level, the next one in the circle.
+        core.leaving = Some(2);
+        assert_eq!(choose(&mut core, &RULES), Some(4));
+        core.leaving = Some(4);
+        assert_eq!(choose(&mut core, &RULES), Some(2));
+        core.charge(2, 10_000_000);
+        assert_eq!(choose(&mut core, &RULES), Some(1), "4 gives the core away, and 2 has had its part");
+        core.charge(1, 10_000_000);
+        core.charge(4, 10_000_000);
+        core.leaving = Some(1);
+        assert_eq!(choose(&mut core, &RULES), Some(3), "the circle goes on behind who leaves: 2 and 4 have debts");
+    }
+
+    #[test]
+    fn levels_take_no_time_from_others() {
+        // All with packets all the time, equal shares, one with a level: it is served sooner, and gets what the others get.
+        let mut core = core(&[waiting(100, 1), Candidate { level: 4, ..waiting(100, 1) }, waiting(100, 1)]);
+        let mut used = [0u64; 3];
+        for _ in 0..10_000 {
+            let nf = choose(&mut core, &RULES).expect("all can run") as usize;
+            core.leaving = None;
+            loop {
+                core.charge(nf, 60_000);
+                used[nf] += 60_000;
+                if core.must_leave(nf, &RULES) {
+                    break;
+                }
+            }
+            core.leaving = Some(nf);
+        }
+        let total: u64 = used.iter().sum();
+        used.iter().for_each(|used| assert!((*used as f64 / total as f64 - 1.0 / 3.0).abs() < 0.01, "{used} of {total}"));
+    }
+
+    #[test]
+    fn the_furthest_down_that_is_pressing_goes_first_with_or_without_budget() {
+        let at = |packets, depth| Candidate { pressing: 64, ..waiting(packets, depth) };
+        let mut core = core(&[waiting(500, 0), at(64, 1), at(200, 2), Candidate { level: 3, ..waiting(9, 0) }]);
+        core.grant(3, 1, ROUND_NS);
+        core.charge(2, 9_000_000);
+        core.leaving = Some(0);
+        assert_eq!(choose(&mut core, &RULES), Some(2));
+        assert!(core.budget_ns(2) > 0, "it can do more than a burst");
+        core.candidates[2].waiting = 63;
+        assert_eq!(choose(&mut core, &RULES), Some(1));
+        core.candidates[1].waiting = 63;
+        assert_eq!(choose(&mut core, &RULES), Some(3), "then who has a level");
+        // Late ones and those on hold are as ever.
+        core.candidates[2] = Candidate { held: true, ..at(500, 2) };
+        assert_eq!(choose(&mut core, &RULES), Some(3));
+        core.candidates[1].age_ns = 2_000_000;
+        assert_eq!(choose(&mut core, &RULES), Some(1));
+    }
+
+    #[test]
+    fn who_has_the_core_is_preceded_by_higher_levels_and_by_those_further_down() {
+        let mut core =
+            core(&[waiting(10, 1), Candidate { level: 2, ..waiting(10, 0) }, Candidate { pressing: 64, ..waiting(63, 2) }]);
+        core.leaving = Some(0);
+        assert!(!is_preceded(&core, 0, &RULES), "no budget, and not pressing");
+        core.grant(1, 1, ROUND_NS);
+        assert!(is_preceded(&core, 0, &RULES) && is_preceded(&core, 1, &RULES) && !is_preceded(&core, 2, &RULES));
+        core.candidates[2].waiting = 64;
+        assert!(is_preceded(&core, 9, &RULES));
+        core.candidates[0].depth = 2;
+        assert!(!is_preceded(&core, 9, &RULES), "as far down itself");
     }
 
     #[test]

@@ -64,7 +64,14 @@ impl Process {
 
     /// What the policy of wakeups knows of it.
     pub(super) fn candidate(&self, now_ns: u64) -> Candidate {
-        Candidate { waiting: self.rx.len(), age_ns: self.age_ns(now_ns), room: self.tx.room(), held: self.held, depth: self.depth }
+        Candidate {
+            waiting: self.rx.len(),
+            age_ns: self.age_ns(now_ns),
+            room: self.tx.room(),
+            held: self.held,
+            depth: self.depth,
+            ..Candidate::default()
+        }
     }
 
     /// Age of its oldest packet.

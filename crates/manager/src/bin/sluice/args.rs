@@ -202,6 +202,26 @@ pub enum NfCommand {
         /// The NF, such as ids.1
         name: String,
     },
+    /// Go over to another version of a service's program, while packets flow
+    #[command(after_help = "\
+Examples:
+  sluice nf upgrade ids --exec /opt/nfs/ids-2
+  sluice nf upgrade fw --exec ./firewall --args --rules /etc/sluice/rules
+
+The new version is started beside the old one. When it is ready, each instance hands its place over: no packet is lost, and none
+overtakes another. In a pool new flows go to new members, and old ones leave with their flows. A version that does not work changes
+nothing. It stays until the daemon ends or another configuration is applied: write it into the file too, or the next
+`sluice apply` goes back to the one that stands there.")]
+    Upgrade {
+        /// The service
+        service: String,
+        /// The new version's program: a path, or a name that is looked for beside sluiced, then in PATH
+        #[arg(long, value_name = "PROGRAM")]
+        exec: PathBuf,
+        /// All its arguments, to the end of the line; those of the old version without
+        #[arg(long, value_name = "ARG", num_args = 0.., allow_hyphen_values = true)]
+        args: Option<Vec<String>>,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -328,6 +348,12 @@ pub struct RuleAdd {
     /// DSCP, 0 to 63
     #[arg(long)]
     pub dscp: Option<u8>,
+    /// Priority of the flows that match; 1 without
+    #[arg(long, value_name = "WEIGHT")]
+    pub priority: Option<f64>,
+    /// Tenant of the flows that match
+    #[arg(long, value_name = "NAME")]
+    pub tenant: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

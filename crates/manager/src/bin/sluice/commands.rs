@@ -11,7 +11,7 @@ use sluice_manager::config::host::Host;
 use sluice_manager::config::load;
 use sluice_manager::config::model::{self as config, Config, PortRange};
 use sluice_manager::control::client::{Client, ClientError};
-use sluice_manager::control::model::{Apply, Event, TraceRequest};
+use sluice_manager::control::model::{Apply, Event, TraceRequest, Upgrade};
 use sluice_manager::port;
 
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
@@ -104,6 +104,18 @@ fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::R
             client.remove_nf(&name)?;
             Ok(writeln!(out, "removed NF {name}")?)
         }
+        NfCommand::Upgrade { service, exec, args } => {
+            // The daemon may stand in another folder.
+            let exec = if exec.as_os_str().to_string_lossy().contains('/') { std::path::absolute(exec)? } else { exec };
+            let to = Upgrade { exec: exec.display().to_string(), args };
+            let done = client.upgrade(&service, &to)?;
+            let leaving = match done.leaving {
+                0 => String::new(),
+                1 => "; 1 of the old version leaves with its flow".into(),
+                n => format!("; {n} of the old version leave, each with its flow"),
+            };
+            Ok(writeln!(out, "upgraded {} to {}: {}{leaving}", done.service, done.exec, done.instances.join(", "))?)
+        }
     }
 }
 
@@ -160,10 +172,25 @@ fn rule(client: &mut Client, command: RuleCommand, out: &mut dyn Write) -> anyho
     match command {
         RuleCommand::List(args) => list(out, &client.stats()?.rules, args.json, "no rules", show::rules),
         RuleCommand::Add(add) => {
-            let RuleAdd { chain, name, position, port, vlan, protocol, src, dst, src_port, dst_port, dscp } = *add;
+            let RuleAdd { chain, name, position, port, vlan, protocol, src, dst, src_port, dst_port, dscp, priority, tenant } =
+                *add;
             let range = |text: String| text.parse().map_or(PortRange::Text(text), PortRange::One);
             let (src_port, dst_port) = (src_port.map(range), dst_port.map(range));
-            let rule = config::Rule { name, port, vlan, protocol, src, dst, src_port, dst_port, dscp, chain };
+            let rule = config::Rule {
+                name,
+                port,
+                vlan,
+                protocol,
+                src,
+                dst,
+                src_port,
+                dst_port,
+                dscp,
+                priority,
+                tenant,
+                chain,
+                wakeup: None,
+            };
             let rule = client.add_rule(rule, position)?;
             Ok(writeln!(
                 out,

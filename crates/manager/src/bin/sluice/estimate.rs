@@ -8,7 +8,7 @@ use sluice_manager::config::model::{Config, Gen, Service};
 use sluice_manager::config::{host, load};
 use sluice_manager::estimate::kept::{self, Entry, Kept, Of};
 use sluice_manager::estimate::{self, Estimate, EstimateError, Names, Plan, References, Spread, Subject, packets};
-use sluice_manager::nf::spawn::User;
+use sluice_manager::nf::user::User;
 
 use crate::commands::{Usage, json};
 use crate::table::{Table, colour};

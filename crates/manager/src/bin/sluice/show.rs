@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use sluice_manager::config::model as config;
 use sluice_manager::control::model::{
-    Chain, ChainState, Event, EventKind, Nf, NfState, Openflow, Pool, Port, Rule, Service, Stats, Status, Trace,
+    Chain, ChainState, Event, EventKind, Nf, NfState, Openflow, Pool, Port, Rule, Service, Stats, Status, Trace, Woken,
 };
 
 use crate::number::{age, grouped, short, time};
@@ -396,6 +396,17 @@ pub fn stats(out: &mut dyn Write, stats: &Stats, colour: bool) -> io::Result<()>
         ];
         let words: Vec<String> = counts.iter().map(|(name, n)| format!("{name} {}", grouped(*n))).collect();
         writeln!(out, "\nForeign NF {}: {}", nf.name, words.join(", "))?;
+    }
+    let mut woken: BTreeMap<&str, [u64; 4]> = BTreeMap::new();
+    for nf in &stats.nfs {
+        let Some(of_nf) = &nf.woken else { continue };
+        let sums = woken.entry(&nf.service).or_default();
+        sums.iter_mut().zip(of_nf.causes()).for_each(|(sum, (_, n))| *sum += n);
+    }
+    for (service, sums) in woken {
+        let words = Woken::default().causes().into_iter().zip(sums);
+        let words: Vec<String> = words.map(|((cause, _), n)| format!("{cause} {}", grouped(n))).collect();
+        writeln!(out, "\nNFs of {service} were woken by: {}", words.join(", "))?;
     }
     let details: Vec<_> = stats.ports.iter().filter(|p| !p.details.is_empty()).collect();
     for port in details {

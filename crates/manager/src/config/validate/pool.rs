@@ -1,6 +1,7 @@
 //! Checks of services that are not shared: their pools, and the chains that they stand in.
 
 use super::Validation;
+use crate::config::class::Class;
 use crate::config::model::{Config, Per, PortKind, Service, WhenEmpty, hop};
 use crate::config::problem::At;
 
@@ -78,15 +79,33 @@ impl Validation<'_> {
                 "remove `ring`, and write ring in [service.pool]",
             );
         }
-        if service.per == Per::Flow && pool.min > pool.max {
+        if service.per.is_held() && pool.min > pool.max {
             self.error(
                 in_pool,
                 format!("the pool of service \"{name}\" has at least {} instances and at most {}", pool.min, pool.max),
                 "make min at most max",
             );
         }
-        if service.per != Per::Flow && pool.min == 0 {
+        if !service.per.is_held() && pool.min == 0 {
             self.error(in_pool, format!("service \"{name}\" has no instance"), "write min = 1 or more in [service.pool]");
+        }
+        match (&pool.class, service.per) {
+            (None, Per::Class) => self.error(
+                in_pool,
+                format!("service \"{name}\" has an instance for each class, and nothing says what makes one"),
+                "write class = \"vlan\", \"port\", \"dscp\" or \"source-prefix/24\" in [service.pool]",
+            ),
+            (Some(class), Per::Class) => {
+                if let Err(known) = class.parse::<Class>() {
+                    self.error(in_pool, format!("\"{class}\" makes no traffic class"), known);
+                }
+            }
+            (Some(_), _) => self.error(
+                in_pool,
+                format!("service \"{name}\" has no instance for each class"),
+                "write per = \"class\", or remove `class`",
+            ),
+            (None, _) => {}
         }
         if !pool.ring.is_power_of_two() && pool.ring >= 2 {
             let below = 1u32 << pool.ring.ilog2();
@@ -127,7 +146,7 @@ impl Validation<'_> {
     /// Both directions of a connection come to one Rx thread.
     fn both_directions(&mut self, i: usize, service: &Service) {
         let threads = self.config.manager.rx.len() as u32;
-        if service.per != Per::Flow || threads < 2 {
+        if !service.per.is_held() || threads < 2 {
             return;
         }
         let comes = |kind: &PortKind| match kind {
@@ -140,7 +159,7 @@ impl Validation<'_> {
             self.error(
                 At::entry("service", i, "per"),
                 format!(
-                    "service \"{}\" has an instance for each flow, and the two directions of a flow would come to different Rx threads",
+                    "service \"{}\" has instances that flows hold, and the two directions of a flow would come to different Rx threads",
                     service.name
                 ),
                 format!("give each port that packets come in at the same number of queues: {threads}, or several times that"),

@@ -1,0 +1,10 @@
+//! The experiments on NFs for flows: pools, priorities, and who meets whom.
+//!
+//! # Source
+//! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT 2016, section 5. Each module names
+//! its figure.
+
+pub mod affinity;
+pub mod chain_priority;
+pub mod tenant_priority;
+pub mod web;

@@ -1,0 +1,111 @@
+//! `sluice bench flow-churn`: flows that come and go: how often a second an NF is given another flow.
+//!
+//! # Approach
+//! A generator keeps [`FLOWS`] TCP flows going, each of so many packets (`flow_packets`), with SYN at its beginning and RST at its end, so that
+//! `offered` flows begin each second; the pool has [`MEMBERS`]. Its NF ([`NF`]) passes packets of one connection, from its SYN on, and drops
+//! those of any other. What the platform carries is the highest rate at which nothing is lost: `none_idle_pps` (packets of flows that found
+//! no idle NF), `entry_drop_pps`, and `mixed_pps` (packets that an NF saw of a flow that was not its own, or whose beginning it had not seen,
+//! which is what follows when a beginning was dropped) are 0.
+//!
+//! # Source
+//! Flurries, figure 11.
+
+use super::{CHAIN, NF_CPU, P50, P99, POOL, SWITCHES, flow, frames};
+use crate::lab::{Case, Lab, Plan, Row, nothing};
+use crate::sched::{DELIVERED, chain_of, params};
+use crate::setup::{Pool, Service, Setup, Traffic};
+use crate::table::{Column, Form, Group};
+use crate::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment =
+    Experiment { name: "flow-churn", about: "NF activations per second as flows come and go (Flurries, figure 11)", run };
+
+/// The NF that says when a flow was not alone.
+pub const NF: &str = "sluice-nf-single";
+/// Flows at a time, and NFs for them.
+const FLOWS: u32 = 200;
+const MEMBERS: u32 = 600;
+/// Packets of a flow.
+const PACKETS: [u32; 2] = [4, 12];
+/// Flows that begin each second.
+const OFFERED: [u32; 6] = [20_000, 40_000, 60_000, 80_000, 100_000, 120_000];
+/// Capacity of a member's rings: a flow has fewer packets on the way.
+const RING: u32 = 64;
+
+const GROUP: Group = Group {
+    title: "Flows that come and go, an NF for each",
+    keys: &["flow_packets", "offered"],
+    columns: &[
+        Column::new("activations_per_s", "activations/s", 1.0, 0),
+        DELIVERED,
+        Column::new("mixed_pps", "mixed pps", 1.0, 0),
+        Column::new("none_idle_pps", "none idle pps", 1.0, 0),
+        Column::new("entry_drop_pps", "refused pps", 1.0, 0),
+        Column::new("setup_ns_p50", "set-up p50 ns", 1.0, 0),
+        Column::new("setup_ns_p99", "p99 ns", 1.0, 0),
+        P50,
+        P99,
+        SWITCHES,
+        NF_CPU,
+    ],
+    plotted: 1,
+    form: Form::Lines("offered"),
+};
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[NF])?;
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    for packets in PACKETS {
+        for offered in OFFERED {
+            let of = params(&[("flow_packets", packets.into()), ("offered", offered.into())]);
+            let (setup, row_params) = (setup(&lab, f64::from(offered), packets), of.clone());
+            let run = move |lab: &Lab| {
+                let mut row = Row::new("per-flow", &row_params, flow(lab, &setup)?);
+                for (metric, reason) in [("mixed_pps", "verdict"), ("none_idle_pps", "none_idle")] {
+                    let pps = row.get(&format!("drop_pps.{reason}")).unwrap_or(0.0);
+                    row.put(metric, Some(pps));
+                }
+                Ok(vec![row])
+            };
+            plan.cases.push(Case { name: "per-flow".into(), params: of, run: Box::new(run) });
+        }
+    }
+    lab.run(&plan)
+}
+
+/// So many flows a second of so many packets each.
+pub fn setup(lab: &Lab, flows_per_s: f64, flow_packets: u32) -> Setup {
+    let pool = Pool { linger_ms: 0, ..Pool::of(MEMBERS, RING) };
+    let nf = Service {
+        name: POOL.into(),
+        exec: NF.into(),
+        core: lab.cores.shared(),
+        zygote: true,
+        pool: Some(pool),
+        ..Service::default()
+    };
+    let rate = flows_per_s * f64::from(flow_packets);
+    let traffic =
+        Traffic { chain: CHAIN.into(), rate, flows: FLOWS, flow_packets, tcp: true, packet_bytes: 78, ..Traffic::default() };
+    Setup {
+        manager_core: lab.manager_core,
+        frames: frames(MEMBERS, RING),
+        traffic: vec![traffic],
+        services: vec![nf],
+        chains: vec![chain_of(CHAIN, &[POOL])],
+        ..Setup::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::tests::assert_accepted;
+    use crate::lab::tests::lab;
+
+    #[test]
+    fn flows_that_end_are_accepted() {
+        assert_accepted(&setup(&lab(1), 60_000.0, 4), &[NF]);
+    }
+}

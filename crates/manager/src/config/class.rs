@@ -1,0 +1,89 @@
+//! What makes a traffic class: the value of `class` in `[service.pool]`.
+
+use std::str::FromStr;
+
+use super::parse;
+
+/// What packets of one class have in common.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Class {
+    /// The VLAN: of tenants, where each has one.
+    Vlan,
+    /// The port where they come in: of customers, where each has one.
+    Port,
+    /// The DSCP.
+    Dscp,
+    /// The network of the source address, or of the destination address.
+    Prefix {
+        /// Of the source.
+        source: bool,
+        /// Bits of an IPv4 network, 0 to 32.
+        v4: u8,
+        /// Bits of an IPv6 network, 0 to 128.
+        v6: u8,
+    },
+}
+
+/// Bits of an IPv6 network where only IPv4's are said.
+const USUAL_V6: u8 = 64;
+
+impl FromStr for Class {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = "write `vlan`, `port`, `dscp`, `source-prefix/24` or `destination-prefix/24` (and `/24/56` for another length of IPv6 \
+                     networks than 64)";
+        match text {
+            "vlan" => return Ok(Self::Vlan),
+            "port" => return Ok(Self::Port),
+            "dscp" => return Ok(Self::Dscp),
+            _ => {}
+        }
+        let mut parts = text.split('/');
+        let source = match parts.next() {
+            Some("source-prefix") => true,
+            Some("destination-prefix") => false,
+            _ => return Err(known),
+        };
+        let mut bits = |most: u8| match parts.next() {
+            None => Ok(None),
+            Some(text) => parse::bits(text, most).map(Some).ok_or(known),
+        };
+        let v4 = bits(32)?.ok_or(known)?;
+        let v6 = bits(128)?.unwrap_or(USUAL_V6);
+        if parts.next().is_some() {
+            return Err(known);
+        }
+        Ok(Self::Prefix { source, v4, v6 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_are_said_in_words() {
+        for (text, class) in [
+            ("vlan", Class::Vlan),
+            ("port", Class::Port),
+            ("dscp", Class::Dscp),
+            ("source-prefix/24", Class::Prefix { source: true, v4: 24, v6: 64 }),
+            ("destination-prefix/0/128", Class::Prefix { source: false, v4: 0, v6: 128 }),
+        ] {
+            assert_eq!(text.parse::<Class>(), Ok(class), "{text}");
+        }
+        for text in [
+            "",
+            "tenant",
+            "source-prefix",
+            "source-prefix/33",
+            "source-prefix/24/129",
+            "source-prefix/24/56/1",
+            "prefix/+4",
+            "source-prefix/+4",
+        ] {
+            assert!(text.parse::<Class>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! Checks of priorities: of rules and of tenants.
+
+use super::Validation;
+use crate::config::nearest;
+use crate::config::problem::At;
+
+impl Validation<'_> {
+    /// Every priority is above 0, and every tenant that a rule names is known.
+    pub(super) fn priorities(&mut self) {
+        let config = self.config;
+        let tenants = &config.sched.tenants;
+        let at = At { section: "sched", entry: None, key: "tenants", item: None };
+        for (name, priority) in tenants {
+            self.word(at, "the name of a tenant", name, true);
+            if !(priority.is_finite() && *priority > 0.0) {
+                self.error(
+                    at,
+                    format!("tenant \"{name}\" cannot have the priority {priority}"),
+                    "write a number above 0; 1 is what the others have, 2 twice that",
+                );
+            }
+        }
+        let of_services = config.services.iter().filter_map(|service| service.tenant.as_deref());
+        let known: Vec<&str> = tenants.keys().map(String::as_str).chain(of_services).collect();
+        for (i, rule) in config.rules.iter().enumerate() {
+            if let Some(priority) = rule.priority
+                && !(priority.is_finite() && priority > 0.0)
+            {
+                self.error(
+                    At::entry("rule", i, "priority"),
+                    format!("a rule cannot have the priority {priority}"),
+                    "write a number above 0; 1 is what the others have, 2 twice that",
+                );
+            }
+            let Some(tenant) = rule.tenant.as_deref().filter(|tenant| !known.contains(tenant)) else { continue };
+            let help = match known[..] {
+                [] => format!("write its priority in [sched]: tenants = {{ {tenant} = 2.0 }}"),
+                _ => nearest::hint(tenant, &known),
+            };
+            self.error(At::entry("rule", i, "tenant"), format!("no tenant is called \"{tenant}\""), help);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    fn said(sched: &str, rule: &str) -> String {
+        let text = format!(
+            "[sched]\n{sched}\n[[port]]\nname = \"a\"\nkind = \"gen\"\n[[port]]\nname = \"b\"\nkind = \"sink\"\n[[chain]]\nname = \
+             \"c\"\negress = \"b\"\n[[rule]]\nport = \"a\"\nchain = \"c\"\n{rule}\n"
+        );
+        Config::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn priorities_are_above_0_and_tenants_are_known() {
+        assert_eq!(said("tenants = { gold = 4, free = 0.5 }", "tenant = \"gold\"\npriority = 2"), "");
+        for (sched, rule, words) in [
+            ("tenants = { gold = 0 }", "", "tenant \"gold\" cannot have the priority 0"),
+            ("tenants = { gold = \"much\" }", "", "tenants"),
+            ("tenants = { gold = 4 }", "tenant = \"golf\"", "did you mean \"gold\"?"),
+            ("", "tenant = \"gold\"", "tenants = { gold = 2.0 }"),
+            ("", "priority = 0", "a rule cannot have the priority 0"),
+            ("priorities = \"real\"", "", "priorities cannot be \"real\""),
+        ] {
+            let text = said(sched, rule);
+            assert!(text.contains(words), "{sched} {rule}: {text}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The traffic classes that have members of a pool, at one thread.
+//!
+//! A class has one member, to which all its connections go. It is held by as many connections as have a seat there, and is free when the
+//! last of them is over. A member that leaves, or is lost, takes no more connections: the class is given another one.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use crate::classify::key::FlowKey;
+use crate::config::class::Class;
+use crate::config::parse::network_of;
+
+/// What packets of a class have in common, and nobody else's have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct ClassKey {
+    kind: u8,
+    word: u128,
+}
+
+impl ClassKey {
+    /// The class of a packet.
+    pub fn of(class: Class, key: &FlowKey) -> Self {
+        match class {
+            Class::Vlan => Self { kind: 1, word: key.vlan().into() },
+            Class::Port => Self { kind: 1, word: key.ingress().into() },
+            Class::Dscp => Self { kind: 1, word: key.dscp().into() },
+            Class::Prefix { source, v4, v6 } => match key.addresses() {
+                None => Self::default(),
+                Some((src, dst)) => match if source { src } else { dst } {
+                    address @ IpAddr::V4(_) => Self { kind: 4, word: word(network_of(address, v4)) },
+                    address @ IpAddr::V6(_) => Self { kind: 6, word: word(network_of(address, v6)) },
+                },
+            },
+        }
+    }
+}
+
+fn word(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
+}
+
+/// What is known of a slot.
+#[derive(Debug, Clone, Copy, Default)]
+struct Held {
+    key: ClassKey,
+    connections: u32,
+    /// Grows when the member is lost: seats of connections from before are none any more.
+    turn: u16,
+}
+
+/// The classes of one pool.
+#[derive(Debug, Default)]
+pub struct Classes {
+    slots: HashMap<ClassKey, u32>,
+    held: Vec<Held>,
+}
+
+impl Classes {
+    /// Makes room for so many slots.
+    pub fn extend(&mut self, most: usize) {
+        self.held.resize(most.max(self.held.len()), Held::default());
+        self.slots.reserve(most.saturating_sub(self.slots.len()));
+    }
+
+    /// The slot that a class has.
+    pub fn find(&self, key: &ClassKey) -> Option<u32> {
+        self.slots.get(key).copied()
+    }
+
+    /// Which turn a slot is at: goes into the seats of connections.
+    pub fn turn(&self, slot: u32) -> u16 {
+        self.held.get(slot as usize).map_or(0, |held| held.turn)
+    }
+
+    /// Gives a slot to a class.
+    pub fn give(&mut self, key: ClassKey, slot: u32) {
+        if let Some(held) = self.held.get_mut(slot as usize) {
+            (held.key, held.connections) = (key, 0);
+            self.slots.insert(key, slot);
+        }
+    }
+
+    /// One more connection of the class sits there.
+    pub fn sit(&mut self, slot: u32) {
+        self.held.get_mut(slot as usize).into_iter().for_each(|held| held.connections += 1);
+    }
+
+    /// A connection is over. True: it was the last one of its class there.
+    pub fn rise(&mut self, slot: u32, turn: u16) -> bool {
+        let Some(held) = self.held.get_mut(slot as usize).filter(|held| held.turn == turn) else { return false };
+        held.connections = held.connections.saturating_sub(1);
+        let is_last = held.connections == 0;
+        if is_last {
+            self.forget(slot);
+        }
+        is_last
+    }
+
+    /// The member of a slot is lost.
+    pub fn lose(&mut self, slot: u32) {
+        self.forget(slot);
+        if let Some(held) = self.held.get_mut(slot as usize) {
+            (held.connections, held.turn) = (0, held.turn.wrapping_add(1));
+        }
+    }
+
+    fn forget(&mut self, slot: u32) {
+        let Some(held) = self.held.get(slot as usize) else { return };
+        // Another member may have the class by now.
+        if self.slots.get(&held.key) == Some(&slot) {
+            self.slots.remove(&held.key);
+        }
+    }
+}

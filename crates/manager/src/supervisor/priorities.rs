@@ -1,0 +1,190 @@
+//! Priorities that the kernel is told: each NF of class rr has its own, which follows the flow that it is given.
+//!
+//! Packet threads make no system call, and what one of them assigns lasts for milliseconds. So they note who was given what
+//! ([`Assigned`]), and a thread of its own looks at that and gives the processes their priorities, each when it changed and not before.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+use super::Supervisor;
+use crate::config::model::{Sched, Service};
+use crate::controller::assigned::Assigned;
+use crate::mechanism::class::{self, Class, ClassError};
+use crate::nf::handle::NfHandle;
+
+/// Time between two looks while assignments come, and while none do.
+const EVERY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];
+
+/// Numbers that NFs may have.
+const NUMBERS: usize = 1 << 16;
+
+/// Priority of ordinary NFs in class rr: the lowest, so that whatever real-time work the host has goes before.
+const LOWEST: u8 = 1;
+
+/// The class of an NF of class rr.
+pub(super) fn class_of(handle: &NfHandle, downstream_first: bool) -> Class {
+    Class::Rr(LOWEST + handle.rank(downstream_first))
+}
+
+/// The class of a process of class rr that is no NF of its own.
+pub(super) const ORDINARY: Class = Class::Rr(LOWEST);
+
+/// Weight of the instances of a service. Those that have one flow alone get what their tenant is worth with their flow.
+pub(super) fn own_priority(service: &Service, sched: &Sched) -> f64 {
+    let tenant = service.tenant.as_deref().filter(|_| !service.is_pooled());
+    service.priority * sched.priority_of(tenant)
+}
+
+#[derive(Debug)]
+struct Known {
+    handle: Arc<NfHandle>,
+    pid: Pid,
+    /// What it has.
+    class: Class,
+}
+
+#[derive(Debug)]
+struct Shared {
+    assigned: Arc<Assigned>,
+    nfs: Mutex<BTreeMap<u16, Known>>,
+    downstream_first: bool,
+    stop: AtomicBool,
+}
+
+impl Shared {
+    fn nfs(&self) -> MutexGuard<'_, BTreeMap<u16, Known>> {
+        self.nfs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives those that were told of their priority. Says whether there were any.
+    fn look(&self) -> bool {
+        self.assigned.take(|number| {
+            let mut nfs = self.nfs();
+            let Some(known) = nfs.get_mut(&number) else { return };
+            let class = class_of(&known.handle, self.downstream_first);
+            if class == known.class || !known.handle.alive.load(Ordering::Relaxed) {
+                return;
+            }
+            match class::set(Path::new("/"), known.pid, class) {
+                Ok(_) => known.class = class,
+                // Whoever loses its process says so.
+                Err(ClassError::NoProcess { .. }) => {}
+                Err(error) => {
+                    eprintln!("sluiced: the priority of {} cannot be changed any more: {error}", known.handle.name);
+                    nfs.remove(&number);
+                }
+            }
+        })
+    }
+}
+
+/// The thread that tells the kernel.
+#[derive(Debug)]
+pub(super) struct Priorities {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Priorities {
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The system's, if it makes no thread.
+    pub(super) fn start(downstream_first: bool) -> std::io::Result<Self> {
+        let shared = Arc::new(Shared {
+            assigned: Arc::new(Assigned::new(NUMBERS)),
+            nfs: Mutex::default(),
+            downstream_first,
+            stop: AtomicBool::new(false),
+        });
+        let thread = std::thread::Builder::new().name("sluice-priority".into()).spawn({
+            let shared = shared.clone();
+            move || {
+                let mut quiet = 0u32;
+                while !shared.stop.load(Ordering::Relaxed) {
+                    std::thread::park_timeout(EVERY[usize::from(quiet > 1_000)]);
+                    quiet = if shared.look() { 0 } else { quiet.saturating_add(1) };
+                }
+            }
+        })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Where changes are told.
+    pub(super) fn assigned(&self) -> Arc<Assigned> {
+        self.shared.assigned.clone()
+    }
+
+    /// Takes an NF in whose process has a class.
+    pub(super) fn add(&self, handle: Arc<NfHandle>, pid: Pid, class: Class) {
+        let number = handle.number;
+        self.shared.nfs().insert(number, Known { handle, pid, class });
+        // It may have been given a flow, or another position, before this.
+        self.shared.assigned.tell(number);
+    }
+
+    /// Lets go of an NF: nothing is done to its process any more when this returns.
+    pub(super) fn remove(&self, number: u16) {
+        self.shared.nfs().remove(&number);
+    }
+}
+
+impl Drop for Priorities {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Supervisor {
+    /// Has the positions of NFs looked at again, after a change of the chains.
+    pub(super) fn rank_again(&self) {
+        if let Some(priorities) = self.tuning.priorities().filter(|_| self.config.sched.downstream_first) {
+            let depths = self.tables.depths();
+            for handle in self.nfs.values().filter_map(|nf| nf.handle.as_ref()) {
+                // The packet threads say the same when they have the tables, which may be later.
+                handle.place(&depths, true);
+                priorities.shared.assigned.tell(handle.number);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_policy::sched::priority::Weight;
+
+    use super::*;
+    use crate::nf::fake::{Fake, core_page};
+
+    #[test]
+    fn the_class_goes_by_service_flow_and_position() {
+        let page = core_page(4);
+        let handle = Fake { priority: 2.0, ..Fake::default() }.on(&page, 1);
+        assert_eq!(class_of(&handle, true), Class::Rr(3));
+        assert!(handle.assign(Weight::new(4.0)) && !handle.assign(Weight::new(4.0)));
+        assert_eq!(class_of(&handle, true), Class::Rr(7));
+        handle.place(&[2], true);
+        assert_eq!((class_of(&handle, true), class_of(&handle, false)), (Class::Rr(9), Class::Rr(7)));
+        assert_eq!((page.level(1), page.pressing(1)), (6, crate::nf::fake::RING / 4));
+    }
+
+    #[test]
+    fn a_service_of_a_tenant_is_worth_what_the_tenant_is() {
+        let sched = Sched { tenants: [("gold".to_string(), 3.0)].into(), ..Sched::default() };
+        let service = |more: &str| toml::from_str::<Service>(&format!("name = \"s\"\npriority = 2\n{more}")).unwrap();
+        assert_eq!(own_priority(&service(""), &sched), 2.0);
+        assert_eq!(own_priority(&service("tenant = \"gold\""), &sched), 6.0);
+        assert_eq!(own_priority(&service("tenant = \"tin\""), &sched), 2.0);
+        assert_eq!(own_priority(&service("tenant = \"gold\"\nper = \"flow\""), &sched), 2.0);
+    }
+}

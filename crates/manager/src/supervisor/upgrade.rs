@@ -1,0 +1,368 @@
+//! Upgrades: a service goes over to another version of its program while packets flow.
+//!
+//! | stage | what there is | leaves it when |
+//! |---|---|---|
+//! | trial | instances of the new version beside the old ones, without packets: one for each, or one for a whole pool of members with flows | all are ready → growing; one ended, or is not ready in time → given up |
+//! | growing | of a pool: as many new members as there are old ones, idle | all run, or their time is over → over |
+//! | over | the new ones have the place of the old ones | |
+//!
+//! Until the trial has succeeded nothing of the old version is touched, and an upgrade that is given up leaves nothing behind. Then
+//! the service is one of the new version, its zygote is replaced, and whatever is started again is started so.
+//!
+//! An instance that is shared hands its place over to one of the new version: flows that were with it are with that one, and so are those
+//! that its hash gives it. What its successor returns waits until its own last packet has gone on ([`crate::nf::succession`]), so that no
+//! packet overtakes another. Members of a pool with a flow each keep that to its end, and go with it.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use sluice_shm::page::Counter;
+
+use super::change::{Gone, Start, no_such, start_of};
+use super::{HELLO_PATIENCE, NfState, Supervisor, SupervisorError};
+use crate::config::host::{self, Host};
+use crate::config::model;
+use crate::control::model as api;
+use crate::nf::State;
+use crate::nf::succession::Succession;
+
+/// How long instances of a new version may take to be ready, handlers and all.
+const READY_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the growth of a new version's pool is waited for.
+const GROWTH_PATIENCE: Duration = Duration::from_secs(10);
+
+/// What came of an upgrade, and old instances that are to be gone.
+pub(super) type Outcome = Result<(api::Upgraded, Gone), SupervisorError>;
+
+/// An upgrade that goes on.
+pub(super) struct Upgrade {
+    service: u16,
+    wanted: model::Service,
+    start: Start,
+    /// Instances of the new version, each with the one whose place it takes.
+    pairs: Vec<(Option<u16>, u16)>,
+    /// Members of the old version, once the new one's pool grows.
+    old: Option<Vec<u16>>,
+    /// Why it is given up.
+    trouble: Option<String>,
+    until: Instant,
+    asker: Sender<Outcome>,
+}
+
+impl Supervisor {
+    /// Refuses what does not go while a service is upgraded.
+    pub(super) fn not_upgrading(&self, name: &str) -> Result<(), SupervisorError> {
+        let is_it = |u: &Upgrade| u.wanted.name == name;
+        if self.upgrades.iter().any(is_it) {
+            return Err(SupervisorError::Conflict(format!("service {name} is being upgraded; try again in a moment")));
+        }
+        Ok(())
+    }
+
+    /// Whether a service is being upgraded.
+    pub(super) fn is_upgrading(&self, service: u16) -> bool {
+        self.upgrades.iter().any(|u| u.service == service)
+    }
+
+    /// Begins to upgrade a service. The receiver is told what came of it.
+    pub(super) fn begin_upgrade(&mut self, name: &str, to: &api::Upgrade) -> Result<Receiver<Outcome>, SupervisorError> {
+        let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
+        self.not_upgrading(name)?;
+        let Some(Some(service)) = self.services.get(number as usize) else { return Err(no_such("service", name)) };
+        let refused = |why: &str| Err(SupervisorError::Conflict(format!("service {name} cannot be upgraded: {why}")));
+        if service.config.attach {
+            return refused("its instances come by themselves; start the new version in their place");
+        }
+        if service.config.is_foreign() {
+            return refused("its program is foreign; apply a configuration with the new one, which replaces the instances");
+        }
+        if service.config.container.as_ref().is_some_and(|c| c.bundle.is_some()) {
+            return refused("its container is a bundle, which names the program; apply a configuration with another bundle");
+        }
+        let change = |service: &mut model::Service| {
+            service.exec = Some(PathBuf::from(&to.exec));
+            service.args = to.args.clone().unwrap_or_else(|| service.args.clone());
+        };
+        let mut all = self.with(|c| c.services.iter_mut().filter(|s| s.name == name).for_each(change))?;
+        host::resolve(&mut all, &Host::here());
+        let wanted = all.services.into_iter().find(|s| s.name == name).ok_or_else(|| no_such("service", name))?;
+        let start = start_of(&wanted)?;
+        let stays = |n: &&u16| self.nfs.get(n).is_some_and(|nf| !nf.draining && !nf.leaves && nf.state != State::Stopping);
+        let old: Vec<u16> = service.instances.iter().filter(stays).copied().collect();
+        let tried: Vec<Option<u16>> = if wanted.has_members_for_flows() { vec![None] } else { old.into_iter().map(Some).collect() };
+        self.has_room_for(tried.len() as u32)?;
+        let (asker, told) = channel();
+        let until = Instant::now() + READY_PATIENCE;
+        self.upgrades.push(Upgrade { service: number, wanted, start, pairs: Vec::new(), old: None, trouble: None, until, asker });
+        for old in tried {
+            let added = self.add_on_trial(number, old);
+            let Some(upgrade) = self.upgrades.iter_mut().find(|u| u.service == number) else { break };
+            match added {
+                Ok(new) => upgrade.pairs.push((old, new)),
+                Err(error) => upgrade.trouble = Some(error.to_string()),
+            }
+        }
+        let launched: Vec<u16> = self.upgrades.last().map_or(Vec::new(), |u| u.pairs.iter().map(|(_, new)| *new).collect());
+        launched.into_iter().for_each(|new| self.launch(new));
+        Ok(told)
+    }
+
+    /// Makes an instance of the new version, which stands beside the others until it has shown that it works.
+    fn add_on_trial(&mut self, service: u16, old: Option<u16>) -> Result<u16, SupervisorError> {
+        let former = old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.spread_id, nf.former));
+        // The two numbers of a place are used in turn, so that there are no more paths than with one.
+        let number = match former {
+            Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.drains_alike(old, before) => before,
+            Some((old, ..)) => {
+                while !self.plane.drains_alike(old, self.next_nf) && self.next_nf < u16::MAX - 2 {
+                    self.next_nf += 1;
+                }
+                self.has_room_for(1)?;
+                self.next_nf += 1;
+                self.next_nf - 1
+            }
+            None => {
+                self.next_nf += 1;
+                self.next_nf - 1
+            }
+        };
+        let Some(Some(known)) = self.services.get_mut(service as usize) else {
+            return Err(SupervisorError::NoSuch("there is no such service".into()));
+        };
+        known.next_index += 1;
+        let index = known.next_index - 1;
+        let core = former.map_or_else(|| known.core_of(index), |(_, core, ..)| core);
+        let mut nf = NfState::new(number, service, format!("{}.{index}", known.config.name), core);
+        nf.on_trial = true;
+        if let Some((old, _, id, _)) = former {
+            (nf.former, nf.spread_id) = (Some(old), id);
+        }
+        self.names.insert(nf.name.clone(), number);
+        self.nfs.insert(number, nf);
+        Ok(number)
+    }
+
+    /// Whether a number that was given before is nobody's now.
+    fn may_have(&self, number: u16) -> bool {
+        let is_spare = |s: &super::ServiceState| s.pool.as_ref().is_some_and(|pool| pool.has_spare(number));
+        !self.nfs.contains_key(&number) && !self.services.iter().flatten().any(is_spare)
+    }
+
+    /// Starts an instance that is on trial. It is never forked: the zygote is of the old version.
+    pub(super) fn launch_on_trial(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get(&number) else { return };
+        let Some(upgrade) = self.upgrades.iter().find(|u| u.service == nf.service) else { return };
+        let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
+        if let Some(template) = upgrade.start.container.clone() {
+            return self.launch_container(number, &template);
+        }
+        let Some(exec) = upgrade.start.exec.clone() else { return };
+        let core = Some(nf.core).filter(|core| !self.outside.is_governed(*core));
+        let mut spec = self.spec_of(service, &nf.name, exec, core, []);
+        spec.args = upgrade.wanted.args.iter().map(Into::into).collect();
+        if let Err(error) = self.start_process(number, &spec, None) {
+            self.trial_failed(number, error);
+            self.lost(number);
+        }
+    }
+
+    /// An instance on trial has shown that its version does not work.
+    pub(super) fn trial_failed(&mut self, number: u16, why: String) {
+        let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
+        if let Some(upgrade) = self.upgrades.iter_mut().find(|u| u.service == service) {
+            upgrade.trouble.get_or_insert(why);
+        }
+    }
+
+    /// The process of an instance on trial has ended, or never said hello.
+    pub(super) fn trial_ended(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get(&number).filter(|nf| nf.on_trial) else { return };
+        let Some(upgrade) = self.upgrades.iter().find(|u| u.service == nf.service) else { return };
+        let program = upgrade.wanted.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string());
+        let advice = "run it by hand with its arguments to see why";
+        let why = if nf.handle.is_some() {
+            format!("{program} ended before its handler was ready; {advice}")
+        } else if nf.started_at.elapsed() >= HELLO_PATIENCE {
+            format!("{program} said no hello within {} s; is it an NF, written with the library?", HELLO_PATIENCE.as_secs())
+        } else {
+            format!("{program} ended before it said hello; is it an NF? {advice}")
+        };
+        self.trial_failed(number, why);
+    }
+
+    /// Takes the next step of each upgrade that can take one.
+    pub(super) fn go_on_upgrading(&mut self) {
+        if self.upgrades.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let mut at = 0;
+        while at < self.upgrades.len() {
+            let upgrade = &self.upgrades[at];
+            let ready = |nf: &NfState| {
+                // Acquire: goes with the library's word that its handler is made.
+                let is_made = |h: &crate::nf::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
+                nf.state == State::Running && nf.handle.as_deref().is_some_and(is_made)
+            };
+            let all_ready = upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_some_and(ready));
+            let is_late = now >= upgrade.until;
+            let has_trouble = upgrade.trouble.is_some();
+            if upgrade.old.is_some() {
+                let settled = |nf: &NfState| nf.state != State::Starting;
+                if is_late || upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_none_or(settled)) {
+                    let upgrade = self.upgrades.remove(at);
+                    self.switch_pool(upgrade);
+                    continue;
+                }
+            } else if has_trouble || is_late {
+                let upgrade = self.upgrades.remove(at);
+                self.give_up(upgrade);
+                continue;
+            } else if all_ready && upgrade.wanted.has_members_for_flows() {
+                self.grow(at);
+            } else if all_ready {
+                let upgrade = self.upgrades.remove(at);
+                self.switch(upgrade);
+                continue;
+            }
+            at += 1;
+        }
+    }
+
+    /// Ends an upgrade that does not work: what was started for it goes, and everything else is as it was.
+    fn give_up(&mut self, upgrade: Upgrade) {
+        for (_, new) in &upgrade.pairs {
+            self.retire(*new);
+        }
+        let late = || format!("it is not ready after {} s", READY_PATIENCE.as_secs());
+        let why = upgrade.trouble.unwrap_or_else(late);
+        let name = &upgrade.wanted.name;
+        let _ = upgrade
+            .asker
+            .send(Err(SupervisorError::Conflict(format!("service {name} is not upgraded and goes on as it was: {why}"))));
+    }
+
+    /// The new version works: from now on it is the service's.
+    fn take_over(&mut self, upgrade: &Upgrade) {
+        if let Some(known) = self.config.services.iter_mut().find(|s| s.name == upgrade.wanted.name) {
+            known.clone_from(&upgrade.wanted);
+        }
+        let number = upgrade.service;
+        self.dismiss_zygote(number);
+        if let Some(Some(service)) = self.services.get_mut(number as usize) {
+            service.config.clone_from(&upgrade.wanted);
+            (service.exec, service.container) = (upgrade.start.exec.clone(), upgrade.start.container.clone());
+        }
+        self.start_zygote(number);
+        for (_, new) in &upgrade.pairs {
+            if let Some(nf) = self.nfs.get_mut(new) {
+                nf.on_trial = false;
+            }
+        }
+    }
+
+    /// Instances of the new version take the places of the old ones.
+    fn switch(&mut self, upgrade: Upgrade) {
+        self.take_over(&upgrade);
+        let number = upgrade.service;
+        let mut successions = Vec::new();
+        let (mut gone, mut retired) = (Gone::new(), Vec::new());
+        let drain = Duration::from_millis(self.config.manager.drain_ms);
+        for (old, new) in &upgrade.pairs {
+            let Some(old) = *old else { continue };
+            if let Some(Some(service)) = self.services.get_mut(number as usize) {
+                // At the same place: members of a pool that have the flows of a hash are told by it.
+                match service.instances.iter().position(|n| *n == old) {
+                    Some(place) => {
+                        service.instances[place] = *new;
+                        service.instances.push(old);
+                    }
+                    None => service.instances.push(*new),
+                }
+            }
+            let Some(nf) = self.nfs.get_mut(&old) else { continue };
+            let (to, told) = channel();
+            nf.waiters.push(to);
+            gone.push(told);
+            if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
+                nf.draining = true;
+                nf.deadline = Some(Instant::now() + drain);
+                let succession = Succession::after(handle.in_flight.clone());
+                if let Err(error) = self.plane.follow(*new, &succession) {
+                    eprintln!("sluiced: {error}");
+                }
+                successions.push(succession);
+            } else {
+                retired.push(old);
+            }
+        }
+        if !self.publish_pool(number) {
+            self.publish();
+        }
+        if let Err(error) = self.plane.meet() {
+            eprintln!("sluiced: {error}");
+        }
+        successions.iter().for_each(|succession| succession.settle());
+        retired.into_iter().for_each(|old| self.retire(old));
+        self.answer(upgrade, gone, 0);
+    }
+
+    /// Starts as many members of the new version as there are of the old one, and no more than there may be.
+    fn grow(&mut self, at: usize) {
+        let mut upgrade = self.upgrades.swap_remove(at);
+        let number = upgrade.service;
+        let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
+        // Those that are being started wait for a zygote that goes.
+        for nf in &old {
+            if self.nfs.get(nf).is_some_and(|nf| matches!(nf.state, State::Starting | State::Restarting)) {
+                self.retire(*nf);
+            }
+        }
+        self.take_over(&upgrade);
+        if let Some(Some(service)) = self.services.get_mut(number as usize) {
+            service.instances.extend(upgrade.pairs.iter().map(|(_, new)| *new));
+        }
+        self.stir_pool(number);
+        let living = old.iter().filter(|nf| self.nfs.get(nf).is_some_and(|nf| nf.state == State::Running && !nf.leaves)).count();
+        let wanted = living.max(upgrade.wanted.first_instances() as usize);
+        while upgrade.pairs.len() < wanted
+            && let Ok(new) = self.new_instance(number, None)
+        {
+            upgrade.pairs.push((None, new));
+        }
+        upgrade.old = Some(old);
+        upgrade.until = Instant::now() + GROWTH_PATIENCE;
+        self.upgrades.push(upgrade);
+    }
+
+    /// New flows go to members of the new version; old members go with the flows that they have.
+    fn switch_pool(&mut self, upgrade: Upgrade) {
+        let mut leaving = 0;
+        for nf in upgrade.old.iter().flatten() {
+            let Some(state) = self.nfs.get(nf).map(|nf| nf.state) else { continue };
+            if state == State::Running {
+                self.nfs.get_mut(nf).into_iter().for_each(|nf| nf.leaves = true);
+                leaving += 1;
+            } else {
+                self.retire(*nf);
+            }
+        }
+        self.publish_pool(upgrade.service);
+        self.answer(upgrade, Gone::new(), leaving);
+    }
+
+    fn answer(&self, upgrade: Upgrade, gone: Gone, leaving: u32) {
+        let name = |(_, new): &(Option<u16>, u16)| self.nfs.get(new).map(|nf| nf.name.clone());
+        let upgraded = api::Upgraded {
+            service: upgrade.wanted.name.clone(),
+            exec: upgrade.wanted.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string()),
+            args: upgrade.wanted.args.clone(),
+            instances: upgrade.pairs.iter().filter_map(name).collect(),
+            leaving,
+        };
+        // Who asked may have gone.
+        let _ = upgrade.asker.send(Ok((upgraded, gone)));
+    }
+}

@@ -1,0 +1,225 @@
+//! A service goes over to another version of its program while packets flow: none is lost, none overtakes another, and a version that does
+//! not work changes nothing.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use rustix::process::Signal;
+use sluice_manager::control::model::{Apply, NfState, Stats, Upgrade};
+
+use crate::support::{
+    Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, flow_nf, head, nf, port, service, signal, test_nf,
+};
+
+/// Another version of a program: the same one at another place.
+fn version(of: &str, folder: &Path, name: &str) -> String {
+    let path = folder.join(name);
+    std::fs::copy(of, &path).unwrap();
+    path.display().to_string()
+}
+
+fn to(exec: &str) -> Upgrade {
+    Upgrade { exec: exec.into(), args: None }
+}
+
+/// The program that each process of a service runs.
+fn programs(stats: &Stats, service: &str) -> BTreeSet<PathBuf> {
+    let of = stats.nfs.iter().filter(|nf| nf.service == service);
+    of.filter_map(|nf| std::fs::read_link(format!("/proc/{}/exe", nf.pid?)).ok()).collect()
+}
+
+fn pids(stats: &Stats, service: &str) -> BTreeSet<u32> {
+    stats.nfs.iter().filter(|nf| nf.service == service).filter_map(|nf| nf.pid).collect()
+}
+
+/// Packets as fast as they go, so that rings are full all the time, through two NFs and one.
+fn busy(s: &str) -> String {
+    port("steady", "gen", "flows = 32\noverload = \"wait\"")
+        + &port("all", "sink", "")
+        + &service("s", s, "instances = 2\nring = 512")
+        + &service("t", "sluice-nf-bridge", "")
+        + &chain("steady", "steady", &["s", "t"], "all", "")
+}
+
+/// Each packet that entered has left, once and in its order.
+fn settle(mut daemon: Daemon) {
+    daemon.client().remove_rule("steady").unwrap();
+    let stats = daemon.wait("its packets have left", |s| {
+        let sink = find_port(s, "all");
+        let entered = find_chain(s, "steady").entry_packets;
+        entered == sink.tx_packets && sink.details.get("stamped") == Some(&(entered as f64))
+    });
+    assert_nothing_amiss(&stats, "all", find_chain(&stats, "steady").entry_packets);
+    daemon.client().remove_port("steady").unwrap();
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+fn goes_on(daemon: &mut Daemon) {
+    let had = find_port(&daemon.stats(), "all").tx_packets;
+    daemon.wait("packets go on", |s| find_port(s, "all").tx_packets > had + 5_000);
+}
+
+#[test]
+fn shared_nfs_hand_over_their_places_under_load_without_a_loss_and_in_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
+    goes_on(&mut daemon);
+    for round in 0..4 {
+        for (name, instances) in [("s", 2), ("t", 1)] {
+            let exec = version(&nf("sluice-nf-bridge"), folder.path(), &format!("{name}-{round}"));
+            let before = daemon.stats();
+            let done = daemon.client().upgrade(name, &to(&exec)).unwrap();
+            assert_eq!((done.instances.len(), done.exec.as_str(), done.leaving), (instances, exec.as_str(), 0));
+            let after = daemon.stats();
+            assert_eq!(programs(&after, name), BTreeSet::from([PathBuf::from(&exec)]));
+            assert!(pids(&before, name).is_disjoint(&pids(&after, name)), "the old ones are gone");
+            assert_eq!(after.nfs.iter().filter(|nf| nf.service == name).count(), instances);
+            assert!(find_nf(&after, &done.instances[0]).state == NfState::Running);
+            goes_on(&mut daemon);
+        }
+    }
+    // The file has the first version: to apply it is to go back.
+    let config = head(daemon.folder(), "") + &busy("sluice-nf-bridge");
+    let changes = daemon.client().apply(&Apply { config, file: None, dry_run: true }).unwrap().changes;
+    let names: Vec<&str> = changes.iter().map(|change| change.name.as_str()).collect();
+    assert_eq!(names, ["s", "t"], "{changes:?}");
+    // One that has the version that runs changes nothing.
+    let now = busy(&format!("{}", folder.path().join("s-3").display()));
+    let now = now.replace("\"sluice-nf-bridge\"", &format!("\"{}\"", folder.path().join("t-3").display()));
+    let config = head(daemon.folder(), "") + &now;
+    assert_eq!(daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes, vec![]);
+    settle(daemon);
+}
+
+#[test]
+fn a_version_that_does_not_work_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
+    goes_on(&mut daemon);
+    let before = daemon.stats();
+    let text = folder.path().join("text");
+    std::fs::write(&text, "no program").unwrap();
+    let no_args = |exec: &str| Upgrade { exec: exec.into(), args: Some(Vec::new()) };
+    for (service, upgrade, words) in [
+        ("s", no_args("/no/such/program"), "there is no program /no/such/program"),
+        ("s", no_args(&text.display().to_string()), "is not executable"),
+        ("s", no_args("/bin/true"), "is it an NF?"),
+        ("s", Upgrade { exec: "/bin/sleep".into(), args: Some(vec!["1000".into()]) }, "said no hello within 10 s"),
+        ("t", Upgrade { exec: "sluice-nf-cost".into(), args: Some(vec!["--nonsense".into()]) }, "ended before"),
+        ("u", no_args("/bin/true"), "there is no service `u`"),
+    ] {
+        let said = daemon.client().upgrade(service, &upgrade).expect_err("it does not work").to_string();
+        assert!(said.contains(words), "{said}");
+        let after = daemon.wait("what was tried is gone", |s| s.nfs.len() == 3);
+        for name in ["s", "t"] {
+            assert_eq!(pids(&before, name), pids(&after, name), "{said}");
+            assert_eq!(programs(&before, name), programs(&after, name), "{said}");
+        }
+    }
+    goes_on(&mut daemon);
+    settle(daemon);
+}
+
+#[test]
+fn what_is_started_again_is_of_the_new_version() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
+    goes_on(&mut daemon);
+    let exec = version(&nf("sluice-nf-bridge"), folder.path(), "s-1");
+    let done = daemon.client().upgrade("s", &to(&exec)).unwrap();
+    signal(find_nf(&daemon.stats(), &done.instances[1]), Signal::KILL);
+    let again = |s: &Stats| {
+        let nf = find_nf(s, &done.instances[1]);
+        nf.restarts == 1 && nf.state == NfState::Running
+    };
+    let stats = daemon.wait("it is started again", again);
+    assert_eq!(programs(&stats, "s"), BTreeSet::from([PathBuf::from(&exec)]));
+    goes_on(&mut daemon);
+    // And so is one more.
+    let more = daemon.client().add_nf("s", None).unwrap().name;
+    let stats = daemon.wait("it runs", |s| find_nf(s, &more).state == NfState::Running);
+    assert_eq!(programs(&stats, "s"), BTreeSet::from([PathBuf::from(&exec)]));
+    daemon.silence("steady", "steady");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn a_zygote_is_replaced_with_its_service() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = port("in", "gen", "rate = 20000\nflows = 64\noverload = \"wait\"")
+        + &port("wan", "sink", "")
+        + &service("ids", &test_nf(), "args = [\"callback\"]\nzygote = true\ninstances = 2")
+        + &chain("c", "in", &["ids"], "wan", "on_failure = \"restart\"");
+    let mut daemon = Daemon::start("", &config);
+    let zygote = |s: &Stats| s.services[0].zygote.clone().unwrap();
+    let before = daemon.wait("packets flow", |s| find_port(s, "wan").tx_packets > 100 && zygote(s).state == "ready");
+    let exec = version(&test_nf(), folder.path(), "ids-2");
+    let done = daemon.client().upgrade("ids", &to(&exec)).unwrap();
+    let stats = daemon.wait("there is a new zygote", |s| zygote(s).state == "ready");
+    assert_ne!(zygote(&stats).pid, zygote(&before).pid);
+    let program = std::fs::read_link(format!("/proc/{}/exe", zygote(&stats).pid.unwrap())).unwrap();
+    assert_eq!(program, Path::new(&exec));
+    signal(find_nf(&stats, &done.instances[0]), Signal::KILL);
+    let stats = daemon.wait("one is forked from it", |s| {
+        let nf = find_nf(s, &done.instances[0]);
+        zygote(s).forks == 1 && nf.state == NfState::Running
+    });
+    assert_eq!(programs(&stats, "ids"), BTreeSet::from([PathBuf::from(&exec)]));
+    daemon.stop();
+}
+
+#[test]
+fn flows_end_on_the_old_members_of_a_pool_and_begin_on_the_new() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("flows");
+    let from = |name: &str, keys: &str| port(name, "gen", &format!("rate = 4000\noverload = \"wait\"\n{keys}"));
+    let config = from("old", "flows = 4")
+        + &port("out", "sink", "")
+        + &service(
+            "ids",
+            &flow_nf(),
+            &format!("args = [{log:?}]\nper = \"flow\"\n[service.pool]\nmin = 6\nmax = 16\nidle_ms = 3000\nlinger_ms = 50"),
+        )
+        + &chain("old", "old", &["ids"], "out", "");
+    let mut daemon = Daemon::start("", &config);
+    let assigned = |s: &Stats| s.status.pools[0].assigned;
+    let before = daemon.wait("each flow has its NF", |s| assigned(s) == 4 && find_port(s, "out").tx_packets > 100);
+    let old: Vec<String> = before.nfs.iter().filter(|nf| nf.rx_packets > 0).map(|nf| nf.name.clone()).collect();
+    assert_eq!(old.len(), 4);
+    let exec = version(&flow_nf(), folder.path(), "ids-2");
+    let done = daemon.client().upgrade("ids", &to(&exec)).unwrap();
+    assert!(done.leaving >= 4 && done.instances.len() >= 6, "{done:?}");
+    let is_old = |name: &str| !done.instances.iter().any(|new| new == name);
+    let after = daemon.wait("old members without a flow have left", |s| s.nfs.iter().filter(|nf| is_old(&nf.name)).count() == 4);
+    daemon.wait("old flows go on with the old members", |s| {
+        old.iter().all(|name| find_nf(s, name).rx_packets > find_nf(&after, name).rx_packets + 500)
+    });
+
+    let mut client = daemon.client();
+    client
+        .add_port(
+            &toml::from_str("name = \"new\"\nkind = \"gen\"\nrate = 3000\nflows = 3\ndst_port = 77\noverload = \"wait\"").unwrap(),
+        )
+        .unwrap();
+    client.add_rule(toml::from_str("name = \"new\"\nport = \"new\"\nchain = \"old\"").unwrap(), None).unwrap();
+    let stats = daemon.wait("new flows have NFs", |s| {
+        assigned(s) == 7 && s.nfs.iter().filter(|nf| old.contains(&nf.name) || nf.rx_packets > 100).count() == 7
+    });
+    for nf in stats.nfs.iter().filter(|nf| nf.rx_packets > 0) {
+        let program = std::fs::read_link(format!("/proc/{}/exe", nf.pid.unwrap())).unwrap();
+        assert_eq!(program == Path::new(&exec), !old.contains(&nf.name), "{}", nf.name);
+    }
+    daemon.silence("old", "old");
+    let stats = daemon.wait("the old members have left with their flows", |s| s.nfs.iter().all(|nf| !old.contains(&nf.name)));
+    assert_eq!(programs(&stats, "ids"), BTreeSet::from([PathBuf::from(&exec)]));
+    let seen = std::fs::read_to_string(&log).unwrap();
+    assert_eq!((seen.matches("begin").count(), seen.matches("mixed").count()), (7, 0), "{seen}");
+    // The new port's first packets came before its rule, and the old port's last ones after theirs: nothing else is lost.
+    assert_eq!(stats.drops.values().sum::<u64>(), stats.drops["no_rule"]);
+    assert_eq!(find_port(&stats, "out").details.get("lost"), Some(&(find_port(&stats, "new").entry_drops as f64)));
+    daemon.silence("new", "new");
+    daemon.wait_until_empty();
+    daemon.stop();
+}

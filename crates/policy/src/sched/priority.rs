@@ -1,0 +1,108 @@
+//! What a priority does: how much of a core an NF gets, and who goes before whom.
+//!
+//! # Problem
+//! Some flows matter more than others: those of a tenant, of a class of traffic, or, where nothing refuses packets at the entry, those
+//! packets that most work was done on. An NF that is given such a flow should have more of its core, and have it sooner.
+//!
+//! # Terms
+//! *Weight*: a number above 0; 1 is ordinary, 2 is worth twice as much. The weight of an NF is that of its service times that of the
+//! flow that it has. *Level*: who goes first, of those with packets; 0 is ordinary. *Position*: how far down its chains an NF is.
+//!
+//! # Approach
+//! A weight scales the share of the core that the load asks for ([`weight`](super::weight)), and each doubling of it is two levels. A
+//! level lets an NF go before others of its core as long as it has budget left of its part of a round ([`wakeup`](super::wakeup)): it is
+//! served sooner, and gets no more than its part. A weight below 1 has less of the core and goes behind nobody.
+//!
+//! Where those further down are to go first, a hop is worth a doubling of the weight: the packets that most was done for die last. And an
+//! NF with more than a part of its ring full goes before all above it ([`pressing`]), with or without budget, as what those above add
+//! would find no place.
+//!
+//! For the kernel's class SCHED_RR, level and position together are the priority above the lowest one ([`rank`]). There it is strict: who
+//! has a higher one has the core as long as it has packets.
+//!
+//! Source: W. Zhang et al., "Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization", CoNEXT 2016, sections 3.3 and 5.4.
+
+/// Highest level.
+pub const HIGHEST: u8 = 31;
+/// Most that the position adds.
+const DEEPEST: u32 = 16;
+
+/// A weight in thousandths: as exact as anybody writes it, and equal if it is equal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Weight(u32);
+
+impl Default for Weight {
+    fn default() -> Self {
+        Self::ORDINARY
+    }
+}
+
+impl Weight {
+    /// What everything has of which nothing is said.
+    pub const ORDINARY: Self = Self(1000);
+
+    /// The nearest one; at least a thousandth, at most four millions.
+    pub fn new(weight: f64) -> Self {
+        // A cast of what is no number gives 0.
+        Self(((weight * 1000.0).round() as u32).max(1))
+    }
+
+    /// As a number.
+    pub fn get(self) -> f64 {
+        f64::from(self.0) / 1000.0
+    }
+}
+
+/// Level of a weight.
+pub fn level(weight: f64) -> u8 {
+    if weight > 1.0 { (2.0 * weight.log2()).ceil().min(f64::from(HIGHEST)) as u8 } else { 0 }
+}
+
+/// What a weight is worth at a position, where those further down go first.
+pub fn raised(weight: f64, depth: u32) -> f64 {
+    weight * f64::from(1u32 << depth.min(DEEPEST))
+}
+
+/// How far above the lowest priority of SCHED_RR an NF is, 0 to 47. The position counts where those further down go first.
+pub fn rank(level: u8, depth: u32, downstream_first: bool) -> u8 {
+    let by_position = if downstream_first { depth.min(DEEPEST) as u8 } else { 0 };
+    level.min(HIGHEST) + by_position
+}
+
+/// How many packets make an NF go before those above it, of a ring of `slots`: a quarter. 0 if it never does, as one that has nobody above.
+pub fn pressing(depth: u32, slots: u32, downstream_first: bool) -> u32 {
+    if downstream_first && depth > 0 { (slots / 4).max(1) } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_doubling_is_two_levels_and_nothing_falls_below_the_ordinary() {
+        let levels = [0.001, 0.5, 1.0, 1.1, 1.4, 2.0, 4.0, 1000.0, f64::INFINITY, f64::NAN].map(level);
+        assert_eq!(levels, [0, 0, 0, 1, 1, 2, 4, 20, HIGHEST, 0]);
+    }
+
+    #[test]
+    fn weights_are_as_exact_as_they_are_written() {
+        assert_eq!(Weight::new(1.0), Weight::default());
+        assert_eq!(Weight::new(2.5).get(), 2.5);
+        assert_eq!(Weight::new(0.1).get(), 0.1);
+        for odd in [0.0, -3.0, f64::NAN] {
+            assert_eq!(Weight::new(odd).get(), 0.001);
+        }
+        assert_eq!(Weight::new(f64::INFINITY).get(), 4_294_967.295);
+    }
+
+    #[test]
+    fn the_position_counts_only_where_it_is_to() {
+        assert_eq!([0, 1, 2, 99].map(|depth| rank(3, depth, true)), [3, 4, 5, 19]);
+        assert_eq!([0, 1, 2, 99].map(|depth| rank(3, depth, false)), [3; 4]);
+        assert_eq!([0, 1, 2].map(|depth| raised(1.5, depth)), [1.5, 3.0, 6.0]);
+        assert_eq!([0, 1, 5].map(|depth| pressing(depth, 4096, true)), [0, 1024, 1024]);
+        assert_eq!((pressing(1, 2, true), pressing(1, 4096, false)), (1, 0));
+        // All that there may be are priorities of the kernel.
+        assert!(rank(u8::MAX, u32::MAX, true) < 99);
+    }
+}
