@@ -14,7 +14,6 @@ mod lab;
 mod lines;
 mod measure;
 mod outside;
-#[cfg(feature = "optimiser")]
 mod planner;
 mod plot;
 mod pools;
@@ -84,9 +83,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     outside::workflow::EXPERIMENT,
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
-    #[cfg(feature = "optimiser")]
     planner::placement::EXPERIMENT,
-    #[cfg(feature = "optimiser")]
     planner::optimiser::EXPERIMENT,
     pools::scale::EXPERIMENT,
     pools::weight::EXPERIMENT,

@@ -8,6 +8,10 @@ pub mod placement;
 
 use std::time::Duration;
 
+use sluice_slo::compare::CompareError;
+use sluice_slo::optimiser::OptimiserError;
+
+use crate::lab::Miss;
 use crate::report::Params;
 
 /// Time that the optimiser has, at most.
@@ -15,4 +19,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 fn params(of: &[(&str, serde_json::Value)]) -> Params {
     of.iter().map(|(key, value)| ((*key).to_string(), value.clone())).collect()
+}
+
+/// What a failure of the planner means for an experiment: without a solver the optimum is left out.
+fn missed(error: CompareError) -> Miss {
+    match error {
+        CompareError::Optimiser(OptimiserError::NotBuilt) => Miss::LeaveOut(error.to_string()),
+        error => Miss::Failed(error.into()),
+    }
 }

@@ -13,13 +13,11 @@
 
 pub mod admission;
 pub mod baseline;
-#[cfg(feature = "optimiser")]
 pub mod compare;
 pub mod contention;
 pub mod curve;
 pub mod demand;
 pub mod migration;
-#[cfg(feature = "optimiser")]
 pub mod optimiser;
 pub mod placement;
 pub mod profile;

@@ -22,7 +22,7 @@
 //! (same profile, same promise) are one row. Cores are counted with memory ([`crate::placement::ServerShape::cores_with_memory`]).
 //!
 //! # Limits
-//! All servers have one shape; servers of another are another problem. Which instance gets which slot is decided afterwards
+//! The solver is built with the feature `optimiser`; without it, [`solve`] says so. All servers have one shape; servers of another are another problem. Which instance gets which slot is decided afterwards
 //! ([`assign`]) and has no influence on the number of servers.
 //!
 //! Source: the problem is that of Tootoonchian et al., "ResQ", NSDI 2018, section 5.3; patterns go back to Gilmore and Gomory, "A linear
@@ -30,30 +30,26 @@
 
 pub mod assign;
 pub mod background;
+#[cfg(feature = "optimiser")]
+mod exact;
+#[cfg(feature = "optimiser")]
 mod master;
 pub mod partition;
 pub mod pattern;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use master::{Columns, Master};
 use pattern::{Bench, Pattern, Slot};
 
-use crate::admission;
 use crate::demand::{Demand, Recipe};
 use crate::placement::{ServerShape, ShapeError};
 
-/// Columns that are added at most to close the gap.
-const MOST_COLUMNS: usize = 40_000;
-/// Patterns of little reduced cost that the first integer program has.
-const MOST_PATTERNS: usize = 400;
-/// Recipes of an SLO that it has.
-const MOST_RECIPES: usize = 24;
-/// What counts as little reduced cost, in servers.
-const LITTLE: f64 = 0.02;
 /// Sums of floating-point numbers are the same if they differ by less.
 const EPSILON: f64 = 1e-6;
+
+/// Whether the solver is in this build.
+pub const IS_BUILT: bool = cfg!(feature = "optimiser");
 
 /// The least number of servers, or the best that was found.
 #[derive(Debug, Clone, PartialEq)]
@@ -96,6 +92,11 @@ pub enum OptimiserError {
         "SLO \"{0}\" does not fit on any number of empty servers: its instances need more cores, ways or classes than a server has"
     )]
     Impossible(String),
+    /// The solver is a part that is not in every build.
+    #[error(
+        "this build has no solver: build it with `--features optimiser` (cmake, g++ and libclang-dev are needed), or place greedily"
+    )]
+    NotBuilt,
     /// The solver failed, or answered nonsense.
     #[error("the solver failed ({0}); the placement stays as it is")]
     Solver(String),
@@ -187,144 +188,32 @@ pub fn solve(demands: &[Demand], shape: &ServerShape, limit: Duration) -> Result
 ///
 /// # Errors
 /// [`OptimiserError`].
-pub fn solve_with_prices(demands: &[Demand], shape: &ServerShape, limit: Duration) -> Result<(Solution, Prices), OptimiserError> {
-    let began = Instant::now();
-    let left = || limit.saturating_sub(began.elapsed());
+#[cfg(feature = "optimiser")]
+pub use exact::solve_with_prices;
+
+/// The same, and the dual prices at the end of the relaxation: not in this build.
+///
+/// # Errors
+/// [`OptimiserError::NotBuilt`].
+#[cfg(not(feature = "optimiser"))]
+pub fn solve_with_prices(_: &[Demand], shape: &ServerShape, _: Duration) -> Result<(Solution, Prices), OptimiserError> {
     shape.check()?;
-    let groups = groups(demands);
-    let start = admission::pack(demands, shape).map_err(OptimiserError::Impossible)?;
-    let mut best = Solution { patterns: start.patterns, recipes: start.recipes, bound: 0, timed_out: false };
-    if demands.is_empty() {
-        return Ok((best, Prices::default()));
-    }
-    let slots = slots(&groups);
-    let mut columns = Columns::of(&groups, &best);
-    let relaxed = relax(&groups, shape, &slots, &mut columns, &left)?;
-    best.bound = whole(relaxed.bound).min(best.servers());
-    let prices = relaxed.prices;
-    if best.is_optimal() {
-        return Ok((best, prices));
-    }
-    // Columns of little reduced cost, then all that a better solution may have.
-    let mut reach = LITTLE;
-    loop {
-        let budget = best.servers() as f64 - 1.0 - relaxed.bound + EPSILON;
-        let is_all = reach >= budget;
-        let is_complete = more_columns(&groups, shape, &slots, &prices, reach.min(budget), is_all, &mut columns);
-        let master = Master { groups: &groups, slots: &slots, columns: &columns };
-        let found = master.integers(&best, best.bound, left())?;
-        let (ended, found) = (found.ended, found.solution);
-        if let Some((patterns, recipes)) = found
-            && patterns.len() < best.servers()
-        {
-            let recipes = hand_out(&groups, recipes, demands.len());
-            best = Solution { patterns, recipes, ..best };
-        }
-        if best.is_optimal() || left().is_zero() || !ended {
-            best.timed_out = !best.is_optimal();
-            break;
-        }
-        if is_all {
-            // Nothing better among all that a better solution could be made of: but then the budget is of the one that was beaten.
-            if is_complete {
-                best.bound = best.servers();
-            }
-            break;
-        }
-        reach = if reach < 0.1 { reach * 4.0 } else { f64::INFINITY };
-    }
-    Ok((best, prices))
+    Err(OptimiserError::NotBuilt)
 }
 
-/// The relaxation, solved.
-struct Relaxed {
-    bound: f64,
-    prices: Prices,
-}
-
-/// Generates columns until none improves, or time is out.
-fn relax(
-    groups: &[Group],
-    shape: &ServerShape,
-    slots: &[Slot],
-    columns: &mut Columns,
-    left: &dyn Fn() -> Duration,
-) -> Result<Relaxed, OptimiserError> {
-    let mut best = Relaxed { bound: 0.0, prices: Prices::default() };
-    let mut model = Master { groups, slots, columns }.relaxation()?;
-    loop {
-        let (value, prices) = model.solve()?;
-        let bench = Bench::new(shape, slots, |slot| prices.of(slot));
-        let (worth, pattern) = bench.most();
-        let mut bound = 0.0;
-        let mut improves = false;
-        for (i, group) in groups.iter().enumerate() {
-            let sizes = prices.sizes(group.demand.counted_cores, shape.ways());
-            let (cost, recipe) = group.demand.cheapest(&sizes);
-            bound += cost * group.members.len() as f64;
-            if cost < prices.recipes[i] - EPSILON && !recipe.is_empty() && columns.add_recipe(i, recipe.clone()) {
-                model.add_recipe(groups, slots, i, &recipe)?;
-                improves = true;
-            }
-        }
-        let bound = bound / worth.max(1.0);
-        if bound > best.bound || best.prices.recipes.is_empty() {
-            best = Relaxed { bound, prices };
-        }
-        if worth > 1.0 + EPSILON && columns.add_pattern(pattern.clone()) {
-            model.add_pattern(slots, &pattern)?;
-            improves = true;
-        }
-        // The bound, rounded up, is all that is asked of the relaxation; but good prices make good columns.
-        if !improves || value - best.bound < 1e-4 || left().is_zero() {
-            return Ok(best);
-        }
-    }
-}
-
-/// Adds all columns up to a reduced cost; whether none is missing.
-fn more_columns(
-    groups: &[Group],
-    shape: &ServerShape,
-    slots: &[Slot],
-    prices: &Prices,
-    reach: f64,
-    all: bool,
-    columns: &mut Columns,
-) -> bool {
-    let bench = Bench::new(shape, slots, |slot| prices.of(slot));
-    // Prices that are a little too high are divided by this.
-    let scale = bench.most().0.max(1.0);
-    let (patterns, mut complete) = bench.at_least(scale * (1.0 - reach), if all { MOST_COLUMNS } else { MOST_PATTERNS });
-    for pattern in patterns {
-        columns.add_pattern(pattern);
-    }
-    for (i, group) in groups.iter().enumerate() {
-        let sizes = prices.sizes(group.demand.counted_cores, shape.ways());
-        let (cost, _) = group.demand.cheapest(&sizes);
-        let most = if all { MOST_COLUMNS } else { MOST_RECIPES };
-        let (recipes, is_all) = group.demand.up_to(&sizes, cost + reach * scale + EPSILON, most);
-        complete &= is_all;
-        for recipe in recipes {
-            columns.add_recipe(i, recipe);
-        }
-        if columns.len() > MOST_COLUMNS {
-            return false;
-        }
-    }
-    complete
-}
-
-/// Gives each demand a recipe of its group's.
-fn hand_out(groups: &[Group], mut recipes: Vec<Vec<Recipe>>, demands: usize) -> Vec<Recipe> {
-    let mut out = vec![Recipe::new(); demands];
-    for (group, recipes) in groups.iter().zip(&mut recipes) {
-        for member in &group.members {
-            out[*member] = recipes.pop().unwrap_or_default();
-        }
-    }
-    out
-}
-
-#[cfg(test)]
+#[cfg(all(test, feature = "optimiser"))]
 mod tests;
+
+#[cfg(all(test, not(feature = "optimiser")))]
+mod tests_without {
+    use super::*;
+    use crate::demand::tests::demand;
+    use crate::placement::tests::shape;
+
+    #[test]
+    fn without_a_solver_it_is_said_how_to_build_it() {
+        let demands = [demand("a", 1.0, 1, &[0.0, 1.0])];
+        let error = solve(&demands, &shape(), Duration::from_secs(1)).unwrap_err().to_string();
+        assert!(error.contains("--features optimiser"), "{error}");
+    }
+}
