@@ -2,7 +2,7 @@
 //!
 //! # Approach
 //! Mixed sets of SLOs, every one different, for about 10, 20, 40, 100, 200 and 1,000 servers, the last in parts. The solver has one thread. Of
-//! each: time, gap between the solution and what is proved to be needed at least, and what first-fit decreasing takes. Beside that, the time
+//! each: time, gap between the solution and what is proved to be needed at least, and what the greedy way takes. Beside that, the time
 //! in which one more SLO is admitted or refused (with what would fit), while others run.
 
 use serde_json::json;

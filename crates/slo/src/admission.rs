@@ -101,53 +101,6 @@ pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Re
     results.into_iter().flatten().collect()
 }
 
-/// Demands packed on as few servers as first-fit decreasing takes.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Packed {
-    /// The slots of each server: cores and ways.
-    pub patterns: Vec<Vec<(u32, u32)>>,
-    /// The recipe of each demand.
-    pub recipes: Vec<Recipe>,
-}
-
-/// Packs demands on empty servers of one shape, as many as it takes; memory is counted as cores.
-///
-/// # Errors
-/// The name of an SLO that no number of empty servers keeps.
-pub fn pack(demands: &[Demand], shape: &ServerShape) -> Result<Packed, String> {
-    let counted = |demand: &Demand| Demand { cores: demand.counted_cores, memory_mib: 0, ..demand.clone() };
-    let demands: Vec<Demand> = demands.iter().map(counted).collect();
-    let mut order: Vec<(usize, f64)> = demands.iter().map(|demand| largest(demand, shape)).enumerate().collect();
-    order.sort_by(|a, b| b.1.total_cmp(&a.1));
-    let mut floor = Floor { rooms: Vec::new(), shape: Some(shape.clone()) };
-    let mut packed = Packed { patterns: Vec::new(), recipes: vec![Recipe::new(); demands.len()] };
-    for (i, _) in order {
-        let demand = &demands[i];
-        let fit = floor.fit(demand, shape).or_else(|| {
-            let used = floor.rooms.len();
-            let most = Floor::candidates(demand, shape).iter().map(Vec::len).max().unwrap_or(0);
-            floor.rooms.extend((used..used + most).map(|at| (at, Room::of(shape), false)));
-            let fit = floor.fit(demand, shape);
-            let last = fit.iter().flat_map(|fit| fit.at.iter().map(|(at, _)| at + 1)).max().unwrap_or(0);
-            floor.rooms.truncate(last.max(used));
-            fit
-        });
-        let fit = fit.ok_or_else(|| demand.slo.clone())?;
-        packed.patterns.resize(floor.rooms.len(), Vec::new());
-        for &(at, size) in &fit.at {
-            let (_, room, used) = &mut floor.rooms[at];
-            *room = room.less(demand.cores, size, 0).ok_or_else(|| demand.slo.clone())?;
-            *used = true;
-            packed.patterns[at].push((demand.cores, size));
-            packed.recipes[i].push(size);
-        }
-    }
-    for pattern in &mut packed.patterns {
-        pattern.sort_unstable_by(|a, b| b.cmp(a));
-    }
-    Ok(packed)
-}
-
 /// How hard a demand is to place: the largest part of a server that one of its instances takes.
 fn largest(demand: &Demand, shape: &ServerShape) -> f64 {
     let (_, recipe) = demand.cheapest(&prices(demand, shape, 1.0));

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use crate::admission;
-use crate::baseline::{Asked, Cache, Floor, Put, agnostic, elastic, predicted, violations};
+use crate::baseline::{Asked, Cache, Floor, Put, Solo, agnostic, elastic, predicted, violations};
 use crate::demand::{Demand, Recipe};
 use crate::optimiser::partition::{PART, solve_in_parts};
 use crate::optimiser::{IS_BUILT, OptimiserError, assign, solve};
+use crate::packing;
 use crate::placement::{Placement, ServerShape};
 use crate::samples::{Mix, OnServer, Set, set};
 
@@ -99,9 +100,10 @@ pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: D
     add("agnostic", Cache::Shared, &mut || plain(agnostic(&asked, shape)))?;
     add("agnostic/even", Cache::Even, &mut || plain(agnostic(&asked, shape)))?;
     add("elastic", Cache::Shared, &mut || plain(elastic(&asked, shape)))?;
-    add("prediction", Cache::Shared, &mut || plain(predicted(&asked, shape)))?;
+    add("prediction", Cache::Shared, &mut || plain(predicted(&asked, shape, Solo::AtLoad)))?;
+    add("prediction/solo", Cache::Shared, &mut || plain(predicted(&asked, shape, Solo::AtFullSpeed)))?;
     add("greedy", Cache::Classes, &mut || {
-        let packed = admission::pack(&demands, shape).map_err(CompareError::Refused)?;
+        let packed = packing::pack(&demands, shape).map_err(CompareError::Refused)?;
         Ok((with_classes(&demands, &packed.recipes), packed.patterns.len(), None))
     })?;
     if !IS_BUILT {
@@ -122,11 +124,11 @@ pub struct Run {
     pub servers: usize,
     /// Servers that are needed at least.
     pub bound: usize,
-    /// Servers of first-fit decreasing.
+    /// Servers of the greedy way.
     pub greedy: usize,
     /// Time of the optimiser, in seconds.
     pub solve_s: f64,
-    /// Time of first-fit decreasing, in seconds.
+    /// Time of the greedy way, in seconds.
     pub greedy_s: f64,
 }
 
@@ -137,7 +139,7 @@ pub struct Run {
 pub fn optimum(slos: usize, in_parts: bool, seed: u64, shape: &ServerShape, limit: Duration) -> Result<Run, CompareError> {
     let (_, demands) = demands(Mix::Mixed, slos, seed, shape)?;
     let began = Instant::now();
-    let greedy = admission::pack(&demands, shape).map_err(CompareError::Refused)?.patterns.len();
+    let greedy = packing::pack(&demands, shape).map_err(CompareError::Refused)?.patterns.len();
     let greedy_s = began.elapsed().as_secs_f64();
     let began = Instant::now();
     let part = if in_parts { PART } else { usize::MAX };
@@ -155,7 +157,7 @@ pub fn optimum(slos: usize, in_parts: bool, seed: u64, shape: &ServerShape, limi
 /// [`CompareError`].
 pub fn admission_s(slos: usize, tries: usize, seed: u64, shape: &ServerShape) -> Result<Vec<f64>, CompareError> {
     let (set, demands) = demands(Mix::Mixed, slos + tries, seed, shape)?;
-    let servers = admission::pack(&demands[..slos], shape).map_err(CompareError::Refused)?.patterns.len();
+    let servers = packing::pack(&demands[..slos], shape).map_err(CompareError::Refused)?.patterns.len();
     let mut placement = Placement::empty(servers + 2, shape);
     let all: Vec<_> = set.samples.iter().map(|sample| (&sample.slo, &set.profiles[sample.profile])).collect();
     admission::admit_all(&mut placement, &all[..slos]);

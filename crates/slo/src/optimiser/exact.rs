@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use super::master::{Columns, Master};
 use super::pattern::{Bench, Slot};
 use super::{EPSILON, Group, OptimiserError, Prices, Solution, groups, slots, whole};
-use crate::admission;
 use crate::demand::{Demand, Recipe};
+use crate::packing;
 use crate::placement::ServerShape;
 
 /// Columns that are added at most to close the gap.
@@ -26,7 +26,7 @@ pub fn solve_with_prices(demands: &[Demand], shape: &ServerShape, limit: Duratio
     let left = || limit.saturating_sub(began.elapsed());
     shape.check()?;
     let groups = groups(demands);
-    let start = admission::pack(demands, shape).map_err(OptimiserError::Impossible)?;
+    let start = packing::pack(demands, shape).map_err(OptimiserError::Impossible)?;
     let mut best = Solution { patterns: start.patterns, recipes: start.recipes, bound: 0, timed_out: false };
     if demands.is_empty() {
         return Ok((best, Prices::default()));

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::{OptimiserError, Prices, Solution, solve_with_prices, whole};
 use crate::demand::Demand;
+use crate::packing;
 use crate::placement::ServerShape;
 
 /// SLOs of a part, unless told otherwise.
@@ -45,5 +46,11 @@ pub fn solve_in_parts(demands: &[Demand], shape: &ServerShape, part: usize, limi
     }
     let bounds = prices.iter().take(MOST_PRICES).map(|prices| prices.bound(demands, shape));
     all.bound = whole(bounds.fold(0.0, f64::max)).min(all.servers());
+    // Each part leaves a server half full, which the greedy way does once.
+    let greedy = packing::pack(demands, shape).map_err(OptimiserError::Impossible)?;
+    if greedy.patterns.len() < all.servers() {
+        all = Solution { patterns: greedy.patterns, recipes: greedy.recipes, ..all };
+        all.bound = all.bound.min(all.servers());
+    }
     Ok(all)
 }

@@ -34,7 +34,7 @@ impl<'a> Bench<'a> {
         let classes = shape.own_classes().min(shape.cores);
         let own = slots.iter().filter(|slot| slot.1 > 0).map(|slot| ((slot.0, slot.1.max(shape.min_ways)), worth(*slot)));
         let mut own: Vec<(Slot, f64)> = own.collect();
-        own.sort_by(|a, b| b.0.cmp(&a.0));
+        own.sort_by_key(|slot| std::cmp::Reverse(slot.0));
         let places: Vec<(Slot, f64)> = slots.iter().filter(|slot| slot.1 == 0).map(|slot| (*slot, worth(*slot))).collect();
         let mut bench = Self { shape, own, places, classes, best: Vec::new(), shared: Vec::new() };
         bench.fill();
