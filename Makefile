@@ -1,7 +1,7 @@
 # Sluice's commands. `make help` lists them.
 #   make demo     two namespaces joined only through firewall → NAT → monitor, with real TCP (root; installs what is missing)
 #   make demo-container     the firewall as an OCI container, made of what was built here (root)
-#   make test     all tests, with and without DPDK, and the model check of the ring
+#   make test     all tests, with and without DPDK and the solver, and the model check of the ring
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -14,7 +14,11 @@ PREFIX ?= /usr/local
 CARGO_FLAGS ?= --locked
 # DPDK is built in where its development files are: DPDK=no leaves it out, DPDK=yes insists.
 DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
-WITH_DPDK := $(if $(filter yes,$(DPDK)),--features sluice-manager/dpdk)
+# The optimiser's solver is built in where cmake and libclang are: OPTIMISER=no leaves it out, OPTIMISER=yes insists.
+OPTIMISER ?= $(shell scripts/deps --check optimiser 2>/dev/null && echo yes || echo no)
+comma := ,
+with := $(strip $(if $(filter yes,$(DPDK)),sluice-manager/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-manager/optimiser))
+FEATURES := $(if $(with),--features $(subst $() $(),$(comma),$(with)))
 
 .PHONY: help
 help: ## this list
@@ -34,26 +38,31 @@ demo: ## two namespaces joined only through Sluice, real TCP, a report (root)
 .PHONY: demo-container
 demo-container: ## the firewall in an OCI container, made of what was built here (root)
 	scripts/deps demo
-	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-nf-firewall $(WITH_DPDK)
+	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-nf-firewall \
+	    $(if $(filter yes,$(DPDK)),--features sluice-manager/dpdk)
 	demo/container $(TARGET)/release
 
 .PHONY: build
 build: ## release build of everything: daemon, client, NFs, C library, NFs in C
-	cargo build --release --workspace $(CARGO_FLAGS) $(WITH_DPDK)
+	cargo build --release --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/release
 
-# One build without DPDK and one with; only the manager and what stands on it differ between the two.
+# One build without features and one with those that there is everything for; only what stands on them differs between the two.
 .PHONY: test
-test: ## all tests, without DPDK and (where it is installed) with it, and the model check of the ring
+test: ## all tests, without DPDK and the solver and (where they can be built) with them, and the model check of the ring
 	scripts/deps --check test
 	cargo build --workspace $(CARGO_FLAGS)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
 	cargo test --workspace $(CARGO_FLAGS)
-ifeq ($(DPDK),yes)
-	cargo build --workspace $(CARGO_FLAGS) $(WITH_DPDK)
-	cargo test --workspace $(CARGO_FLAGS) $(WITH_DPDK)
-else
+ifneq ($(FEATURES),)
+	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
+	cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
+endif
+ifneq ($(DPDK),yes)
 	@echo "DPDK is not installed (apt-get install libdpdk-dev), so the tests did not run with it"
+endif
+ifneq ($(OPTIMISER),yes)
+	@echo "cmake or libclang is not installed (apt-get install cmake libclang-dev), so the tests of the optimiser did not run"
 endif
 	$(MAKE) loom
 
@@ -83,13 +92,13 @@ fmt:
 .PHONY: clippy
 clippy:
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) -- -D warnings
-ifeq ($(DPDK),yes)
-	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(WITH_DPDK) -- -D warnings
+ifneq ($(FEATURES),)
+	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
 endif
 
 .PHONY: doc
 doc:
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps $(CARGO_FLAGS) $(WITH_DPDK)
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps $(CARGO_FLAGS) $(FEATURES)
 
 # Advisories need a database from the network; where it cannot be had, the rest is checked all the same.
 .PHONY: deny

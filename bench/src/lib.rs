@@ -15,6 +15,7 @@ mod leaky_dma;
 mod lines;
 mod measure;
 mod outside;
+mod planner;
 mod plot;
 mod pools;
 mod proc;
@@ -125,6 +126,8 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
     leaky_dma::EXPERIMENT,
+    planner::placement::EXPERIMENT,
+    planner::optimiser::EXPERIMENT,
     pools::scale::EXPERIMENT,
     pools::weight::EXPERIMENT,
     pools::cpu_usage::EXPERIMENT,

@@ -1,0 +1,393 @@
+//! Whether there is room for one more SLO, and where: at once, and without moving anybody.
+//!
+//! # Problem
+//! A tenant waits for an answer. It is yes, with instances, their ways and their servers; or no, with the reason and what would fit.
+//!
+//! # Approach
+//! 1. *Candidates*: the recipe of the paper (instances by the throughput of a fair share, then a way more for one after the other until
+//!    the sum suffices), the same with one instance more or less, and the cheapest recipes for several prices of a way against a core.
+//! 2. Each candidate is placed, largest instance first, each where what is left of the server is smallest in cores and ways together, so
+//!    that neither is left over alone; a server that is not in use is taken only if no other has room.
+//! 3. Of those that fit, the one that takes fewest new servers is taken, and of these the one that takes the smallest part of all that
+//!    servers have.
+//! 4. No fit: the largest throughput that would fit at the same latency is searched for, or else the shortest latency at which what is asked
+//!    for fits, or both; what is offered has been tried.
+//!
+//! Many SLOs at once ([`admit_all`]) are admitted one after the other, those that take most first: first-fit decreasing, and best-fit
+//! within it.
+//!
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.2; candidates and best-fit are ours.
+
+use crate::demand::{Demand, DemandError, Recipe};
+use crate::placement::{Instance, Placement, PlacementError, Room, ServerShape};
+use crate::profile::Profile;
+use crate::slo::{Promise, Slo};
+
+/// Prices of all ways of a server together, where its cores together cost 1.
+const PRICES: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
+/// How closely a nearest promise is searched for, as a part.
+const NEAREST: f64 = 0.002;
+
+/// Why an SLO is not admitted.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Reason {
+    /// No server could keep it, however empty.
+    #[error(transparent)]
+    Impossible(#[from] DemandError),
+    /// What runs leaves too little room.
+    #[error("no room: {instances} instances or more are needed, and of {servers} servers none can take enough of them ({free})")]
+    Full {
+        /// Least number of instances.
+        instances: usize,
+        /// Servers that were looked at.
+        servers: usize,
+        /// What is free, for people.
+        free: String,
+    },
+    /// No server has the processor of the profile.
+    #[error("no server has the processor of the profile, \"{cpu}\"")]
+    NoServer {
+        /// The processor.
+        cpu: String,
+    },
+    /// There is one of that name.
+    #[error("an SLO named \"{0}\" is already placed: remove it, or choose another name")]
+    Twice(String),
+    /// The placement is broken.
+    #[error("the placement cannot be: {0}")]
+    Placement(#[from] PlacementError),
+}
+
+/// A refusal, and what would fit.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{reason}{}", nearest.map(|promise| format!("; this would fit: {promise}")).unwrap_or_default())]
+pub struct Refusal {
+    /// Why.
+    pub reason: Reason,
+    /// The nearest promise that would fit now.
+    pub nearest: Option<Promise>,
+}
+
+/// Finds room for an SLO and adds its instances to the placement; returns them with the place of their server. Others do not move.
+///
+/// # Errors
+/// [`Refusal`]; the placement is as it was.
+pub fn admit(placement: &mut Placement, slo: &Slo, profile: &Profile) -> Result<Vec<(usize, Instance)>, Refusal> {
+    let no = |reason| Refusal { reason, nearest: None };
+    if placement.instances().any(|(_, instance)| instance.slo == slo.name) {
+        return Err(no(Reason::Twice(slo.name.clone())));
+    }
+    let floor = Floor::of(placement, &profile.key.cpu).map_err(|e| no(e.into()))?;
+    let Some(shape) = floor.shape.clone() else { return Err(no(Reason::NoServer { cpu: profile.key.cpu.clone() })) };
+    let refuse = |reason| Refusal { reason, nearest: floor.nearest(slo, profile, &shape) };
+    let demand = Demand::of(slo, profile, &shape).map_err(|e| refuse(e.into()))?;
+    let Some(fit) = floor.fit(&demand, &shape) else { return Err(refuse(floor.full(&demand))) };
+    Ok(settle(placement, &demand, &fit))
+}
+
+/// Admits SLOs one after the other, those that take most first. Returns what came of each, in the order given.
+pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Result<Vec<(usize, Instance)>, Refusal>> {
+    let shape_of =
+        |profile: &Profile| placement.servers.iter().map(|server| &server.shape).find(|shape| shape.cpu == profile.key.cpu);
+    let takes = |(slo, profile): &(&Slo, &Profile)| {
+        shape_of(profile).and_then(|shape| Some(largest(&Demand::of(slo, profile, shape).ok()?, shape))).unwrap_or(0.0)
+    };
+    let mut order: Vec<(usize, f64)> = slos.iter().map(takes).enumerate().collect();
+    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut results: Vec<_> = slos.iter().map(|_| None).collect();
+    for (i, _) in order {
+        results[i] = Some(admit(placement, slos[i].0, slos[i].1));
+    }
+    results.into_iter().flatten().collect()
+}
+
+/// How hard a demand is to place: the largest part of a server that one of its instances takes.
+fn largest(demand: &Demand, shape: &ServerShape) -> f64 {
+    let (_, recipe) = demand.cheapest(&prices(demand, shape, 1.0));
+    let ways = recipe.iter().max().map_or(0.0, |size| f64::from(*size) / f64::from(shape.ways()));
+    ways.max(f64::from(demand.counted_cores) / f64::from(shape.cores))
+}
+
+/// What each size costs: a part of a server's cores, and of its ways at `way` times their part.
+fn prices(demand: &Demand, shape: &ServerShape, way: f64) -> Vec<f64> {
+    let core = f64::from(demand.counted_cores) / f64::from(shape.cores);
+    (0..=shape.ways()).map(|ways| core + way * f64::from(ways) / f64::from(shape.ways())).collect()
+}
+
+/// Where the instances of a recipe go.
+struct Fit {
+    /// Server and size of each.
+    at: Vec<(usize, u32)>,
+    /// Servers that were not in use.
+    new: usize,
+    /// Part of all that servers have.
+    part: f64,
+}
+
+/// What all servers have left.
+struct Floor {
+    rooms: Vec<(usize, Room, bool)>,
+    shape: Option<ServerShape>,
+}
+
+impl Floor {
+    /// That of the servers with this processor. The first of them gives the shape, others are used if they are the same.
+    fn of(placement: &Placement, cpu: &str) -> Result<Self, PlacementError> {
+        let shape = placement.servers.iter().map(|server| &server.shape).find(|shape| shape.cpu == cpu).cloned();
+        let mut rooms = Vec::new();
+        for (i, server) in placement.servers.iter().enumerate().filter(|(_, server)| Some(&server.shape) == shape.as_ref()) {
+            rooms.push((i, server.room()?, !server.instances.is_empty()));
+        }
+        Ok(Self { rooms, shape })
+    }
+
+    fn candidates(demand: &Demand, shape: &ServerShape) -> Vec<Recipe> {
+        let fair = (shape.ways() / shape.cores * demand.cores).max(shape.min_ways);
+        let mut recipes: Vec<Recipe> = demand.in_turn(fair, None).into_iter().collect();
+        if let Some(n) = recipes.first().map(Vec::len) {
+            recipes.extend([n - 1, n + 1].iter().filter_map(|n| demand.in_turn(fair, Some(*n))));
+        }
+        recipes.extend(PRICES.iter().map(|way| demand.cheapest(&prices(demand, shape, *way)).1));
+        recipes.sort_unstable();
+        recipes.dedup();
+        recipes.retain(|recipe| demand.is_enough(recipe));
+        recipes
+    }
+
+    /// The best candidate that fits.
+    fn fit(&self, demand: &Demand, shape: &ServerShape) -> Option<Fit> {
+        let fits = Self::candidates(demand, shape).into_iter().filter_map(|recipe| self.place(&recipe, demand, shape));
+        fits.min_by(|a, b| a.new.cmp(&b.new).then(a.part.total_cmp(&b.part)))
+    }
+
+    fn place(&self, recipe: &Recipe, demand: &Demand, shape: &ServerShape) -> Option<Fit> {
+        // Only servers that this recipe touches are copied.
+        let mut touched: Vec<(usize, Room)> = Vec::new();
+        let mut fit = Fit { at: Vec::new(), new: 0, part: 0.0 };
+        for &size in recipe {
+            let mut best: Option<(bool, f64, usize, Room)> = None;
+            for (k, (_, room, used)) in self.rooms.iter().enumerate() {
+                let now = touched.iter().find(|(touched, _)| *touched == k).map(|(_, room)| *room);
+                let is_new = !used && now.is_none();
+                if is_new && best.as_ref().is_some_and(|best| best.0) {
+                    continue;
+                }
+                let Some(left) = now.unwrap_or(*room).less(demand.cores, size, demand.memory_mib) else { continue };
+                let rank = (is_new, unused(&left, shape));
+                if best.as_ref().is_none_or(|best| (rank.0, rank.1) < (best.0, best.1)) {
+                    best = Some((rank.0, rank.1, k, left));
+                }
+            }
+            let (is_new, _, k, left) = best?;
+            touched.retain(|(touched, _)| *touched != k);
+            touched.push((k, left));
+            fit.at.push((self.rooms[k].0, size));
+            fit.new += usize::from(is_new);
+            fit.part += prices(demand, shape, 1.0)[size as usize];
+        }
+        Some(fit)
+    }
+
+    fn full(&self, demand: &Demand) -> Reason {
+        let free = |of: fn(&Room) -> u32| self.rooms.iter().map(|(_, room, _)| u64::from(of(room))).sum::<u64>();
+        let most = demand.capacity_pps.last().copied().unwrap_or(0.0);
+        let (cores, ways, classes) = (free(|room| room.cores), free(|room| room.ways), free(|room| room.classes));
+        Reason::Full {
+            instances: (demand.target_pps / most).ceil().max(1.0) as usize,
+            servers: self.rooms.len(),
+            free: format!("{cores} cores, {ways} ways and {classes} classes are free on all together"),
+        }
+    }
+
+    /// Whether a promise would fit now.
+    fn fits(&self, slo: &Slo, profile: &Profile, shape: &ServerShape, promise: Promise) -> bool {
+        let slo = Slo { promise, ..slo.clone() };
+        Demand::of(&slo, profile, shape).is_ok_and(|demand| self.fit(&demand, shape).is_some())
+    }
+
+    /// The nearest promise that fits.
+    fn nearest(&self, slo: &Slo, profile: &Profile, shape: &ServerShape) -> Option<Promise> {
+        slo.check().ok()?;
+        let asked_us = slo.promise.latency_us();
+        // The latency at which every load that was measured is allowed.
+        let slowest = profile.throughput_pps(profile.best_ways) / self.smallest(profile, shape);
+        let last = profile.latency.points.last()?.y * (1.0 + profile.latency.margin);
+        let longest_us = last * slowest.max(1.0) * 1.000_001;
+        let Some(asked_pps) = slo.promise.throughput_pps() else {
+            let at = |latency_us| Promise::OnDemand { latency_us };
+            return least(asked_us, longest_us, |us| self.fits(slo, profile, shape, at(us))).map(|us| at(rounded(us, f64::ceil)));
+        };
+        let at = |throughput_pps, latency_us| Promise::Reserved { throughput_pps, latency_us };
+        let most = |latency_us: f64| {
+            // Parts of what is asked for, from nothing.
+            let part = least(0.0, 1.0, |less| self.fits(slo, profile, shape, at(asked_pps * (1.0 - less), latency_us)))?;
+            let pps = rounded(asked_pps * (1.0 - part), f64::floor);
+            (pps > 0.0 && self.fits(slo, profile, shape, at(pps, latency_us))).then(|| at(pps, latency_us))
+        };
+        let longer = || {
+            let us = least(asked_us, longest_us, |us| self.fits(slo, profile, shape, at(asked_pps, us)))?;
+            let us = rounded(us, f64::ceil);
+            self.fits(slo, profile, shape, at(asked_pps, us)).then(|| at(asked_pps, us))
+        };
+        most(asked_us).or_else(longer).or_else(|| most(rounded(longest_us, f64::ceil)))
+    }
+
+    /// The smallest throughput that an instance may be given a share for.
+    fn smallest(&self, profile: &Profile, shape: &ServerShape) -> f64 {
+        let shared = profile.shared_pps();
+        if shared > 0.0 { shared } else { profile.throughput_pps(shape.min_ways).max(f64::MIN_POSITIVE) }
+    }
+}
+
+/// How much of a server is left, and how unevenly: what is over alone cannot be used.
+fn unused(left: &Room, shape: &ServerShape) -> f64 {
+    let part = |of: u32, all: u32| f64::from(of) / f64::from(all);
+    let (cores, ways) = (part(left.cores, shape.cores), part(left.ways, shape.ways()));
+    cores + ways + 2.0 * (cores - ways).abs()
+}
+
+/// The least value between `from` and `to` at which something holds that holds from there on; none if it never does.
+fn least(from: f64, to: f64, holds: impl Fn(f64) -> bool) -> Option<f64> {
+    let (mut no, mut yes) = (from, to);
+    // At the very end of "less of it" there is nothing left to fit.
+    let last = if from == 0.0 { 1.0 - NEAREST } else { to };
+    if to <= from || !holds(last) {
+        return None;
+    }
+    while yes - no > NEAREST * yes.max(NEAREST) {
+        let middle = (no + yes) / 2.0;
+        if holds(middle) { yes = middle } else { no = middle }
+    }
+    Some(yes)
+}
+
+/// With three digits.
+fn rounded(value: f64, towards: fn(f64) -> f64) -> f64 {
+    let unit = 10f64.powf(value.abs().max(f64::MIN_POSITIVE).log10().floor() - 2.0);
+    // What has three digits stays as it is, whatever the last bit says.
+    let (near, moved) = ((value / unit).round(), towards(value / unit));
+    if (near * unit - value).abs() <= value.abs() * 1e-12 { near * unit } else { moved * unit }
+}
+
+/// Adds the instances of a fit.
+fn settle(placement: &mut Placement, demand: &Demand, fit: &Fit) -> Vec<(usize, Instance)> {
+    let carries = |size: u32| demand.capacity_pps[size as usize];
+    let sum: f64 = fit.at.iter().map(|(_, size)| carries(*size)).sum();
+    let mut added = Vec::new();
+    for (number, &(at, ways)) in fit.at.iter().enumerate() {
+        let server = &mut placement.servers[at];
+        let instance = Instance {
+            slo: demand.slo.clone(),
+            number: number as u32,
+            cores: server.free_cores(demand.cores).unwrap_or_default(),
+            ways,
+            memory_mib: demand.memory_mib,
+            capacity_pps: carries(ways),
+            load_pps: if sum > 0.0 { demand.target_pps * carries(ways) / sum } else { 0.0 },
+        };
+        server.instances.push(instance.clone());
+        added.push((at, instance));
+    }
+    added
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demand::tests::slo;
+    use crate::placement::tests::shape;
+    use crate::profile::tests::profile;
+
+    fn named(name: &str, throughput_pps: f64) -> Slo {
+        Slo { name: name.into(), ..slo(throughput_pps, 1000.0) }
+    }
+
+    #[test]
+    fn an_slo_is_placed_and_the_placement_holds() {
+        let mut placement = Placement::empty(3, &shape());
+        let added = admit(&mut placement, &named("a", 12e6), &profile()).unwrap();
+        placement.check().unwrap();
+        assert!((placement.loads_pps()["a"] - 12e6).abs() < 1.0);
+        assert_eq!(placement.used(), 1);
+        assert!(added.len() >= 2 && added.iter().all(|(at, _)| *at == 0));
+        // A second one does not move the first.
+        let before = placement.servers[0].instances.clone();
+        admit(&mut placement, &named("b", 5e6), &profile()).unwrap();
+        assert_eq!(placement.servers[0].instances[..before.len()], before);
+        placement.check().unwrap();
+    }
+
+    #[test]
+    fn the_nearest_promise_fits() {
+        let mut placement = Placement::empty(1, &shape());
+        let refusal = admit(&mut placement, &named("a", 40e6), &profile()).unwrap_err();
+        assert_eq!(placement, Placement::empty(1, &shape()));
+        assert!(matches!(refusal.reason, Reason::Full { servers: 1, .. }), "{refusal}");
+        let nearest = refusal.nearest.unwrap();
+        // 18 ways carry 16.2 million, and a place in the shared class 0.45 million.
+        let pps = nearest.throughput_pps().unwrap();
+        assert!((15e6..20e6).contains(&pps), "{refusal}");
+        admit(&mut placement, &Slo { promise: nearest, ..named("a", 1.0) }, &profile()).unwrap();
+        let full = admit(&mut placement, &named("b", 9e6), &profile()).unwrap_err();
+        assert!(full.to_string().contains("no room"), "{full}");
+    }
+
+    #[test]
+    fn an_impossible_latency_is_refused_with_one_that_is_not() {
+        let mut placement = Placement::empty(2, &shape());
+        let refusal = admit(&mut placement, &slo(5e6, 2.0), &profile()).unwrap_err();
+        let nearest = refusal.nearest.unwrap();
+        assert!(matches!(refusal.reason, Reason::Impossible(DemandError::Latency { .. })));
+        assert!(nearest.latency_us() >= 10.0 && nearest.throughput_pps() == Some(5e6), "{nearest}");
+        assert!(admit(&mut placement, &Slo { promise: nearest, ..slo(1.0, 1.0) }, &profile()).is_ok());
+    }
+
+    #[test]
+    fn others_are_refused() {
+        let mut placement = Placement::empty(1, &shape());
+        admit(&mut placement, &named("a", 1e6), &profile()).unwrap();
+        let said =
+            |placement: &mut Placement, slo: &Slo, profile: &Profile| admit(placement, slo, profile).unwrap_err().to_string();
+        assert!(said(&mut placement, &named("a", 1e6), &profile()).contains("already placed"));
+        let mut other = profile();
+        other.key.cpu = "B".into();
+        assert!(said(&mut placement, &named("b", 1e6), &other).contains("no server has the processor of the profile, \"B\""));
+        placement.servers[0].instances[0].ways = 40;
+        assert!(said(&mut placement, &named("b", 1e6), &profile()).contains("does not have the ways"));
+    }
+
+    #[test]
+    fn classes_and_the_shared_class_are_limits() {
+        let few = ServerShape { classes: 3, ..shape() };
+        let mut placement = Placement::empty(1, &few);
+        for name in ["a", "b"] {
+            admit(&mut placement, &named(name, 1.8e6), &profile()).unwrap();
+        }
+        placement.check().unwrap();
+        let mut on_demand = named("c", 1.0);
+        on_demand.promise = Promise::OnDemand { latency_us: 1000.0 };
+        let result = admit(&mut placement, &on_demand, &profile());
+        let shared = placement.instances().any(|(_, instance)| instance.ways == 0);
+        assert_eq!(result.is_ok(), shared, "two classes are taken unless one of them is shared");
+    }
+
+    #[test]
+    fn many_are_packed() {
+        let slos: Vec<Slo> = (0..20).map(|i| named(&format!("s{i}"), 1e6 + 4e5 * f64::from(i))).collect();
+        let profile = profile();
+        let mut placement = Placement::empty(20, &shape());
+        let results = admit_all(&mut placement, &slos.iter().map(|slo| (slo, &profile)).collect::<Vec<_>>());
+        assert!(results.iter().all(Result::is_ok));
+        placement.check().unwrap();
+        for slo in &slos {
+            assert!((placement.loads_pps()[slo.name.as_str()] - slo.promise.throughput_pps().unwrap()).abs() < 1.0);
+        }
+    }
+
+    #[test]
+    fn numbers_are_rounded_to_three_digits() {
+        assert_eq!(rounded(1234567.0, f64::floor), 1230000.0);
+        assert_eq!(rounded(1234567.0, f64::ceil), 1240000.0);
+        assert_eq!(rounded(5e6, f64::ceil), 5e6);
+    }
+}

@@ -1,0 +1,271 @@
+//! Other ways of placing, for comparison, and what would come of a placement in truth.
+//!
+//! - *Agnostic*: as many instances as their throughput alone on a server needs, packed by cores only. With the cache shared by all, or
+//!   split evenly between the instances of a server.
+//! - *Elastic*: starts as agnostic; an SLO that is violated gets one instance more, until none is or rounds run out.
+//! - *Prediction*: no isolation; an instance goes where, by prediction from what its neighbours refer to, nobody is violated. References
+//!   are those of an instance alone, either at its load, or at full speed ([`Solo`]); the sensitivity to them is measured against a
+//!   competitor that never hits. The number of instances is the one that takes fewest new servers, up to three more than alone would need.
+//!
+//! All take the largest first and the first server that fits, and plan with the same profiles, margins included, as our own.
+//!
+//! Sources: ResQ, section 6.3, which compares with these; elastic scaling: Palkar et al., "E2", SOSP 2015; prediction: Dobrescu et al.,
+//! NSDI 2012.
+
+use crate::contention::{Behaviour, Running, beside_references, occupancies};
+use crate::demand::Demand;
+use crate::placement::ServerShape;
+use crate::profile::Profile;
+
+/// What is to be placed.
+pub struct Asked<'a> {
+    /// What it needs.
+    pub demand: Demand,
+    /// What it promises, in µs.
+    pub latency_us: f64,
+    /// What is known of its NF.
+    pub profile: &'a Profile,
+    /// What its NF is like in truth.
+    pub truth: &'a dyn Behaviour,
+}
+
+/// An instance somewhere, and what it is given.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Put {
+    /// Place of the SLO in the list.
+    pub slo: usize,
+    /// Packets per second.
+    pub load_pps: f64,
+    /// Ways of its own class, if classes are used.
+    pub ways: Option<u32>,
+}
+
+/// Servers with their instances.
+pub type Floor = Vec<Vec<Put>>;
+
+/// How the cache of a server is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cache {
+    /// All share it.
+    Shared,
+    /// Each instance has an equal part.
+    Even,
+    /// Each instance has what [`Put::ways`] says.
+    Classes,
+}
+
+/// Rounds of elastic scaling.
+const ROUNDS: u32 = 100;
+/// What counts as violated: less than promised by more than this part.
+const VIOLATED: f64 = 0.01;
+
+/// The place of each SLO in the order in which it is placed.
+fn largest_first(asked: &[Asked<'_>]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..asked.len()).collect();
+    let rank = |i: &usize| (asked[*i].demand.counted_cores, asked[*i].demand.target_pps / alone_pps(&asked[*i]));
+    order.sort_by(|a, b| rank(b).partial_cmp(&rank(a)).unwrap_or(std::cmp::Ordering::Equal));
+    order
+}
+
+/// What an instance carries alone on a server.
+fn alone_pps(one: &Asked<'_>) -> f64 {
+    one.demand.capacity_pps.last().copied().unwrap_or(0.0)
+}
+
+fn alone_instances(one: &Asked<'_>) -> usize {
+    (one.demand.target_pps / alone_pps(one) * (1.0 - 1e-9)).ceil().max(1.0) as usize
+}
+
+/// Puts an instance on the first server with enough cores.
+fn put(floor: &mut Floor, asked: &[Asked<'_>], shape: &ServerShape, new: Put) {
+    let cores = |server: &[Put]| server.iter().map(|put| asked[put.slo].demand.counted_cores).sum::<u32>();
+    let needs = asked[new.slo].demand.counted_cores;
+    match floor.iter_mut().find(|server| cores(server) + needs <= shape.cores) {
+        Some(server) => server.push(new),
+        None => floor.push(vec![new]),
+    }
+}
+
+/// Contention-agnostic packing.
+pub fn agnostic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
+    let mut floor = Floor::new();
+    for slo in largest_first(asked) {
+        let n = alone_instances(&asked[slo]);
+        for _ in 0..n {
+            let load_pps = asked[slo].demand.target_pps / n as f64;
+            put(&mut floor, asked, shape, Put { slo, load_pps, ways: None });
+        }
+    }
+    floor
+}
+
+/// Elastic scaling, with the cache shared.
+pub fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
+    let mut floor = agnostic(asked, shape);
+    for _ in 0..ROUNDS {
+        let violated = violations(&floor, asked, shape, Cache::Shared);
+        if violated.is_empty() {
+            break;
+        }
+        for slo in violated {
+            put(&mut floor, asked, shape, Put { slo, load_pps: 0.0, ways: None });
+            let n = floor.iter().flatten().filter(|put| put.slo == slo).count();
+            for put in floor.iter_mut().flatten().filter(|put| put.slo == slo) {
+                put.load_pps = asked[slo].demand.target_pps / n as f64;
+            }
+        }
+    }
+    floor
+}
+
+/// At which rate an instance's references were measured alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Solo {
+    /// At the load that it is to be given, which is the best that can be known of it.
+    AtLoad,
+    /// As fast as it can, as the source does: an instance that is given less refers to less than this.
+    AtFullSpeed,
+}
+
+/// Prediction-based packing.
+pub fn predicted(asked: &[Asked<'_>], shape: &ServerShape, solo: Solo) -> Floor {
+    let mut floor = Floor::new();
+    for slo in largest_first(asked) {
+        let least = alone_instances(&asked[slo]);
+        let tries = (least..least + 4).map(|n| {
+            let mut tried = floor.clone();
+            let new = Put { slo, load_pps: asked[slo].demand.target_pps / n as f64, ways: None };
+            for _ in 0..n {
+                let fits = tried.iter().position(|server| is_kept_by_prediction(server, new, asked, shape, solo));
+                match fits {
+                    Some(at) => tried[at].push(new),
+                    None => tried.push(vec![new]),
+                }
+            }
+            tried
+        });
+        if let Some(best) = tries.min_by_key(Vec::len) {
+            floor = best;
+        }
+    }
+    floor
+}
+
+/// Whether everybody is kept by prediction once an instance has come.
+fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &ServerShape, solo: Solo) -> bool {
+    let all: Vec<Put> = server.iter().copied().chain([new]).collect();
+    if all.iter().map(|put| asked[put.slo].demand.counted_cores).sum::<u32>() > shape.cores {
+        return false;
+    }
+    let rate = |put: &Put| match solo {
+        Solo::AtLoad => put.load_pps,
+        Solo::AtFullSpeed => Behaviour::throughput_pps(asked[put.slo].profile, f64::from(shape.ways())),
+    };
+    let references = |put: &Put| rate(put) * asked[put.slo].profile.references_per_packet();
+    let sum: f64 = all.iter().map(references).sum();
+    all.iter().all(|put| {
+        let one = &asked[put.slo];
+        let running = Running { behaviour: one.profile, load_pps: put.load_pps };
+        let throughput = beside_references(&running, (sum - references(put)).max(0.0), f64::from(shape.ways()));
+        let promised = throughput * (1.0 - one.profile.throughput.margin);
+        carries(one, throughput, promised, one.latency_us / (1.0 + one.profile.latency.margin)) * (1.0 + 1e-9) >= put.load_pps
+    })
+}
+
+/// Packets per second within the latency, where throughput is so much.
+fn carries(one: &Asked<'_>, throughput: f64, promised: f64, latency_us: f64) -> f64 {
+    let best = Behaviour::throughput_pps(one.profile, f64::from(one.profile.best_ways));
+    promised * one.profile.load_part(throughput / best, latency_us)
+}
+
+/// SLOs of which an instance is given more than it carries in truth.
+pub fn violations(floor: &Floor, asked: &[Asked<'_>], shape: &ServerShape, cache: Cache) -> Vec<usize> {
+    let mut violated = std::collections::BTreeSet::new();
+    for server in floor.iter().filter(|server| !server.is_empty()) {
+        let ways = f64::from(shape.ways());
+        let running: Vec<Running<'_>> =
+            server.iter().map(|put| Running { behaviour: asked[put.slo].truth, load_pps: put.load_pps }).collect();
+        let held = match cache {
+            Cache::Shared => occupancies(&running, ways),
+            // Whole ways, as classes have them; where there are more instances than ways, they share them.
+            Cache::Even if server.len() as f64 > ways => vec![ways / server.len() as f64; server.len()],
+            Cache::Even => vec![(ways / server.len() as f64).floor(); server.len()],
+            // The shared class is thrashed by its own, at worst.
+            Cache::Classes => server.iter().map(|put| f64::from(put.ways.unwrap_or(0))).collect(),
+        };
+        for (put, held) in server.iter().zip(held) {
+            let one = &asked[put.slo];
+            let throughput = one.truth.throughput_pps(held);
+            if carries(one, throughput, throughput, one.latency_us) < put.load_pps * (1.0 - VIOLATED) {
+                violated.insert(put.slo);
+            }
+        }
+    }
+    violated.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::{Mix, OnServer, Set, server, set};
+
+    fn run(mix: Mix, check: impl Fn(&[Asked<'_>], &ServerShape)) {
+        let shape = server();
+        let Set { profiles, samples } = set(mix, 30, 1, &shape).unwrap();
+        let truths: Vec<OnServer<'_>> =
+            samples.iter().map(|sample| OnServer { kind: sample.kind, way_bytes: shape.way_bytes }).collect();
+        let asked: Vec<Asked<'_>> = samples
+            .iter()
+            .zip(&truths)
+            .map(|(sample, truth)| {
+                let profile = &profiles[sample.profile];
+                let demand = Demand::of(&sample.slo, profile, &shape).unwrap();
+                Asked { demand, latency_us: sample.slo.promise.latency_us(), profile, truth }
+            })
+            .collect();
+        check(&asked, &shape);
+    }
+
+    fn loads(floor: &Floor, slo: usize) -> f64 {
+        floor.iter().flatten().filter(|put| put.slo == slo).map(|put| put.load_pps).sum()
+    }
+
+    #[test]
+    fn everything_is_placed_and_no_server_has_more_cores_than_it_has() {
+        run(Mix::Mixed, |asked, shape| {
+            for floor in [agnostic(asked, shape), elastic(asked, shape), predicted(asked, shape, Solo::AtLoad)] {
+                assert!(floor.iter().all(|server| server.len() <= shape.cores as usize));
+                for (i, one) in asked.iter().enumerate() {
+                    assert!((loads(&floor, i) / one.demand.target_pps - 1.0).abs() < 1e-6);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn agnostic_violates_and_prediction_does_not() {
+        run(Mix::Sensitive, |asked, shape| {
+            let (blind, careful) = (agnostic(asked, shape), predicted(asked, shape, Solo::AtLoad));
+            assert!(!violations(&blind, asked, shape, Cache::Shared).is_empty());
+            assert!(violations(&careful, asked, shape, Cache::Shared).is_empty());
+            assert!(careful.len() > blind.len());
+        });
+    }
+
+    #[test]
+    fn our_own_promises_are_kept() {
+        run(Mix::Mixed, |asked, shape| {
+            let demands: Vec<Demand> = asked.iter().map(|one| one.demand.clone()).collect();
+            let packed = crate::packing::pack(&demands, shape).unwrap();
+            let mut floor = Floor::new();
+            for (slo, recipe) in packed.recipes.iter().enumerate() {
+                let sum: f64 = recipe.iter().map(|size| demands[slo].capacity_pps[*size as usize]).sum();
+                floor.extend(recipe.iter().map(|size| {
+                    let load_pps = demands[slo].target_pps * demands[slo].capacity_pps[*size as usize] / sum;
+                    vec![Put { slo, load_pps, ways: Some(*size) }]
+                }));
+            }
+            assert_eq!(violations(&floor, asked, shape, Cache::Classes), Vec::<usize>::new());
+        });
+    }
+}

@@ -1,0 +1,172 @@
+//! What experiments and tests run: one set of SLOs placed in every way, and the optimiser on sets of any size.
+
+use std::time::{Duration, Instant};
+
+use crate::admission;
+use crate::baseline::{Asked, Cache, Floor, Put, Solo, agnostic, elastic, predicted, violations};
+use crate::demand::{Demand, Recipe};
+use crate::optimiser::partition::{PART, solve_in_parts};
+use crate::optimiser::{IS_BUILT, OptimiserError, assign, solve};
+use crate::packing;
+use crate::placement::{Placement, ServerShape};
+use crate::samples::{Mix, OnServer, Set, set};
+
+/// What came of one way of placing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Outcome {
+    /// Which way.
+    pub name: &'static str,
+    /// Servers in use.
+    pub servers: usize,
+    /// SLOs that get less than they were promised.
+    pub violations: usize,
+    /// Time that it took, in seconds.
+    pub solve_s: f64,
+    /// Servers that any placement with classes needs at least; none where that was not asked.
+    pub bound: Option<usize>,
+}
+
+/// Why there is nothing to compare.
+#[derive(Debug, thiserror::Error)]
+pub enum CompareError {
+    /// The set cannot be made.
+    #[error("the set of SLOs cannot be made: {0}")]
+    Set(String),
+    /// No optimum.
+    #[error(transparent)]
+    Optimiser(#[from] OptimiserError),
+    /// An SLO was refused.
+    #[error("{0}")]
+    Refused(String),
+}
+
+/// Random SLOs and their demands.
+///
+/// # Errors
+/// [`CompareError::Set`].
+pub fn demands(mix: Mix, slos: usize, seed: u64, shape: &ServerShape) -> Result<(Set, Vec<Demand>), CompareError> {
+    let set = set(mix, slos, seed, shape).map_err(|e| CompareError::Set(e.to_string()))?;
+    let demands = set.demands(shape).map_err(|e| CompareError::Set(e.to_string()))?;
+    Ok((set, demands))
+}
+
+/// Servers with the instances of these recipes, as the model of contention wants them. With classes, who is neighbour of whom changes
+/// nothing, except in the shared class, where nobody is promised any cache.
+fn with_classes(demands: &[Demand], recipes: &[Recipe]) -> Floor {
+    let instances = demands.iter().zip(recipes).enumerate().flat_map(|(slo, (demand, recipe))| {
+        let carries = |size: &u32| demand.capacity_pps[*size as usize];
+        let sum: f64 = recipe.iter().map(carries).sum();
+        recipe.iter().map(move |size| vec![Put { slo, load_pps: demand.target_pps * carries(size) / sum, ways: Some(*size) }])
+    });
+    instances.collect()
+}
+
+/// Places a set of SLOs in every way, and looks what would come of it. The optimum is the last one, and left out if this build has no
+/// solver ([`IS_BUILT`]).
+///
+/// # Errors
+/// [`CompareError`].
+pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: Duration) -> Result<Vec<Outcome>, CompareError> {
+    let (set, demands) = demands(mix, slos, seed, shape)?;
+    let truths: Vec<OnServer<'_>> =
+        set.samples.iter().map(|sample| OnServer { kind: sample.kind, way_bytes: shape.way_bytes }).collect();
+    let asked: Vec<Asked<'_>> = set
+        .samples
+        .iter()
+        .zip(&truths)
+        .zip(&demands)
+        .map(|((sample, truth), demand)| Asked {
+            demand: demand.clone(),
+            latency_us: sample.slo.promise.latency_us(),
+            profile: &set.profiles[sample.profile],
+            truth,
+        })
+        .collect();
+    let timed = |f: &mut dyn FnMut() -> Result<(Floor, usize, Option<usize>), CompareError>| {
+        let began = Instant::now();
+        f().map(|found| (found, began.elapsed().as_secs_f64()))
+    };
+    let mut outcomes = Vec::new();
+    let mut add = |name, cache, f: &mut dyn FnMut() -> Result<(Floor, usize, Option<usize>), CompareError>| {
+        let ((floor, servers, bound), solve_s) = timed(f)?;
+        let violations = violations(&floor, &asked, shape, cache).len();
+        outcomes.push(Outcome { name, servers, violations, solve_s, bound });
+        Ok::<(), CompareError>(())
+    };
+    let plain = |floor: Floor| {
+        let servers = floor.len();
+        Ok((floor, servers, None))
+    };
+    add("agnostic", Cache::Shared, &mut || plain(agnostic(&asked, shape)))?;
+    add("agnostic/even", Cache::Even, &mut || plain(agnostic(&asked, shape)))?;
+    add("elastic", Cache::Shared, &mut || plain(elastic(&asked, shape)))?;
+    add("prediction", Cache::Shared, &mut || plain(predicted(&asked, shape, Solo::AtLoad)))?;
+    add("prediction/solo", Cache::Shared, &mut || plain(predicted(&asked, shape, Solo::AtFullSpeed)))?;
+    add("greedy", Cache::Classes, &mut || {
+        let packed = packing::pack(&demands, shape).map_err(CompareError::Refused)?;
+        Ok((with_classes(&demands, &packed.recipes), packed.patterns.len(), None))
+    })?;
+    if !IS_BUILT {
+        return Ok(outcomes);
+    }
+    add("optimum", Cache::Classes, &mut || {
+        let solution = solve(&demands, shape, limit)?;
+        let placed = assign::assign(&solution, &demands, shape, &Placement::empty(solution.servers(), shape))?;
+        Ok((with_classes(&demands, &solution.recipes), placed.used(), Some(solution.bound)))
+    })?;
+    Ok(outcomes)
+}
+
+/// The optimiser on a set.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Run {
+    /// Servers of the solution.
+    pub servers: usize,
+    /// Servers that are needed at least.
+    pub bound: usize,
+    /// Servers of the greedy way.
+    pub greedy: usize,
+    /// Time of the optimiser, in seconds.
+    pub solve_s: f64,
+    /// Time of the greedy way, in seconds.
+    pub greedy_s: f64,
+}
+
+/// Runs the optimiser on a mixed set, whole or (from a size on) in parts.
+///
+/// # Errors
+/// [`CompareError`].
+pub fn optimum(slos: usize, in_parts: bool, seed: u64, shape: &ServerShape, limit: Duration) -> Result<Run, CompareError> {
+    let (_, demands) = demands(Mix::Mixed, slos, seed, shape)?;
+    let began = Instant::now();
+    let greedy = packing::pack(&demands, shape).map_err(CompareError::Refused)?.patterns.len();
+    let greedy_s = began.elapsed().as_secs_f64();
+    let began = Instant::now();
+    let part = if in_parts { PART } else { usize::MAX };
+    let solution = solve_in_parts(&demands, shape, part, limit)?;
+    let solve_s = began.elapsed().as_secs_f64();
+    // A solution that is no placement is none.
+    assign::assign(&solution, &demands, shape, &Placement::empty(solution.servers(), shape))?;
+    Ok(Run { servers: solution.servers(), bound: solution.bound, greedy, solve_s, greedy_s })
+}
+
+/// Time in seconds that the admission of one SLO takes, each of `tries`, beside `slos` others on as many servers as those take: the last
+/// ones are refused, and what would fit is searched for.
+///
+/// # Errors
+/// [`CompareError`].
+pub fn admission_s(slos: usize, tries: usize, seed: u64, shape: &ServerShape) -> Result<Vec<f64>, CompareError> {
+    let (set, demands) = demands(Mix::Mixed, slos + tries, seed, shape)?;
+    let servers = packing::pack(&demands[..slos], shape).map_err(CompareError::Refused)?.patterns.len();
+    let mut placement = Placement::empty(servers + 2, shape);
+    let all: Vec<_> = set.samples.iter().map(|sample| (&sample.slo, &set.profiles[sample.profile])).collect();
+    admission::admit_all(&mut placement, &all[..slos]);
+    let mut times = Vec::new();
+    for (slo, profile) in &all[slos..] {
+        let began = Instant::now();
+        let _ = admission::admit(&mut placement, slo, profile);
+        times.push(began.elapsed().as_secs_f64());
+    }
+    placement.check().map_err(|e| CompareError::Refused(e.to_string()))?;
+    Ok(times)
+}

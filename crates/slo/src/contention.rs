@@ -1,0 +1,156 @@
+//! What instances do to each other where nobody separates them: a model of a shared LLC, for comparison.
+//!
+//! # Model
+//! Instances on one server bring lines into the LLC at the rate of their misses, and lines leave it in the order in which they were last
+//! used. In the steady state each holds of the cache the part that it has in all misses, and never more than it can use:
+//! occupancy_i = ways × misses_i / Σ misses, where misses_i = rate_i × misses per packet at occupancy_i. The fixed point is found by
+//! iteration with damping. At its occupancy an instance behaves as with a class of as many ways.
+//!
+//! # Parameters
+//! Throughput against ways, references per packet past the private caches, and the cost of a miss: all from the profile
+//! ([`crate::profile::CacheUse`]), or from what a profile was made of. Misses per packet at some ways are how much longer a packet takes
+//! there than it would without any, over the cost of one; without any cache, every reference misses.
+//!
+//! # Limits
+//! Memory bandwidth, the processor's interconnect and lines shared between NFs are left out, and so is what DDIO brings in beyond its own
+//! ways; all of them would make sharing look worse. References are taken as independent.
+//!
+//! Source: the share of misses: Suh, Rudolph and Devadas, "Dynamic partitioning of shared cache memory", 2004; prediction from what
+//! competitors refer to: Dobrescu, Argyraki and Ratnasamy, "Toward predictable performance in software packet-processing platforms",
+//! NSDI 2012.
+
+use crate::profile::Profile;
+
+/// How an instance behaves with some of the cache.
+pub trait Behaviour {
+    /// Packets per second with this many ways, which need not be whole.
+    fn throughput_pps(&self, ways: f64) -> f64;
+    /// References per packet that reach the LLC.
+    fn references_per_packet(&self) -> f64;
+    /// Misses of the LLC per packet with this many ways.
+    fn misses_per_packet(&self, ways: f64) -> f64;
+}
+
+impl Behaviour for Profile {
+    fn throughput_pps(&self, ways: f64) -> f64 {
+        let (first, last) = match (self.throughput.points.first(), self.throughput.points.last()) {
+            (Some(first), Some(last)) => (*first, *last),
+            _ => return 0.0,
+        };
+        if ways >= first.x {
+            return self.throughput.at(ways.min(last.x)).unwrap_or(last.y);
+        }
+        let floor = self.floor_pps.unwrap_or(first.y);
+        floor + (first.y - floor) * (ways / first.x).max(0.0)
+    }
+
+    fn references_per_packet(&self) -> f64 {
+        self.cache.map_or(0.0, |cache| cache.references_per_packet)
+    }
+
+    fn misses_per_packet(&self, ways: f64) -> f64 {
+        let Some(cache) = self.cache.filter(|cache| cache.miss_ns > 0.0) else { return 0.0 };
+        // Without any cache, every reference misses.
+        let at = |ways| 1e9 / Behaviour::throughput_pps(self, ways);
+        let longer_ns = at(0.0) - at(ways);
+        (cache.references_per_packet - longer_ns / cache.miss_ns).clamp(0.0, cache.references_per_packet)
+    }
+}
+
+/// An instance, and packets per second that come to it.
+pub struct Running<'a> {
+    /// How it behaves.
+    pub behaviour: &'a dyn Behaviour,
+    /// Packets per second.
+    pub load_pps: f64,
+}
+
+const ROUNDS: u32 = 200;
+
+/// How many of `ways` ways each instance holds.
+pub fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
+    let mut held = vec![ways / running.len().max(1) as f64; running.len()];
+    for _ in 0..ROUNDS {
+        let misses: Vec<f64> = running
+            .iter()
+            .zip(&held)
+            .map(|(one, held)| one.load_pps.min(one.behaviour.throughput_pps(*held)) * one.behaviour.misses_per_packet(*held))
+            .collect();
+        let all: f64 = misses.iter().sum();
+        if all <= 0.0 {
+            // Everything fits.
+            break;
+        }
+        for (held, misses) in held.iter_mut().zip(&misses) {
+            *held = 0.8 * *held + 0.2 * ways * misses / all;
+        }
+    }
+    held
+}
+
+/// Packets per second of an instance beside competitors that refer to the LLC so often a second, each time to another line: what a
+/// prediction from references alone gives.
+pub fn beside_references(one: &Running<'_>, references_per_s: f64, ways: f64) -> f64 {
+    let mut held = ways;
+    for _ in 0..ROUNDS {
+        let misses = one.load_pps.min(one.behaviour.throughput_pps(held)) * one.behaviour.misses_per_packet(held);
+        let part = if references_per_s > 0.0 { misses / (misses + references_per_s) } else { 1.0 };
+        held = 0.8 * held + 0.2 * ways * part;
+    }
+    one.behaviour.throughput_pps(held)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Uniform {
+        base_ns: f64,
+        references: f64,
+        set_ways: f64,
+    }
+
+    impl Behaviour for Uniform {
+        fn throughput_pps(&self, ways: f64) -> f64 {
+            1e9 / (self.base_ns + 30.0 * self.misses_per_packet(ways))
+        }
+        fn references_per_packet(&self) -> f64 {
+            self.references
+        }
+        fn misses_per_packet(&self, ways: f64) -> f64 {
+            self.references * (1.0 - ways / self.set_ways).max(0.0)
+        }
+    }
+
+    #[test]
+    fn equals_share_equally_and_who_needs_none_has_none() {
+        let nat = Uniform { base_ns: 100.0, references: 4.0, set_ways: 30.0 };
+        let firewall = Uniform { base_ns: 100.0, references: 0.0, set_ways: 1.0 };
+        let run = |behaviour| Running { behaviour, load_pps: 1e7 };
+        let held = occupancies(&[run(&nat), run(&nat), run(&firewall)], 18.0);
+        assert!((held[0] - 9.0).abs() < 0.01 && (held[1] - 9.0).abs() < 0.01 && held[2] < 0.01, "{held:?}");
+        let hungry = Uniform { base_ns: 100.0, references: 40.0, set_ways: 300.0 };
+        let held = occupancies(&[run(&nat), run(&hungry)], 18.0);
+        assert!(held[0] < 7.0 && held[1] > 11.0, "{held:?}");
+    }
+
+    #[test]
+    fn what_fits_is_not_evicted_and_prediction_says_otherwise() {
+        let small = Uniform { base_ns: 100.0, references: 4.0, set_ways: 4.0 };
+        let one = Running { behaviour: &small, load_pps: 5e6 };
+        let held = occupancies(&[Running { ..one }, Running { behaviour: &small, load_pps: 5e6 }], 18.0);
+        assert!(held.iter().all(|ways| *ways >= 4.0));
+        assert!(beside_references(&one, 20e6, 18.0) < small.throughput_pps(4.0), "references that hit count as well");
+        assert_eq!(beside_references(&one, 0.0, 18.0), small.throughput_pps(18.0));
+    }
+
+    #[test]
+    fn a_profile_behaves_as_its_curve() {
+        let mut profile = crate::profile::tests::profile();
+        profile.cache = Some(crate::profile::CacheUse { references_per_packet: 20.0, miss_ns: 100.0 });
+        assert_eq!(Behaviour::throughput_pps(&profile, 0.0), 0.5e6);
+        assert_eq!(profile.misses_per_packet(0.0), 20.0);
+        // 2,000 ns without cache, 100 ns with ten ways.
+        assert!((profile.misses_per_packet(10.0) - 1.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,646 @@
+//! A curve from as few measurements as it takes, which never promises more than there is.
+//!
+//! # Problem
+//! A point of a profile costs seconds. Throughput against cache ways is often concave, and then halving intervals until straight lines
+//! are right takes few points; but it may be flat, convex, or a step, and a rule that stops where the midpoint of an interval happens to
+//! lie on the line promises what is not there. Measurements are noisy besides.
+//!
+//! # Terms and units
+//! *Gap*: two neighbouring points and what is between them. *Doubt*: how far the curve may be from the middle of its bounds in a gap, as a
+//! part of it. *Tolerance*: the doubt that is accepted, 1 % unless told otherwise. *Spread*: the half width of the 95 % interval of a
+//! median, as a part of it. *Side*: a throughput must not be promised too high, a latency not too low; the *safe* side is below or above
+//! accordingly.
+//!
+//! # Approach
+//! Lines are drawn through reciprocals: the time of a packet is what it takes without misses and, for each miss, a miss's time, and misses fall
+//! in a straight line with the cache where references spread evenly, and by a law that bends one way where they do not. So what is a
+//! hyperbola with a corner for throughput is two straight lines for its reciprocal; latency near saturation is nearly one.
+//! 1. Minimum, maximum and midpoint are measured, and then the gap with most doubt is split, until no gap has more than is accepted or points
+//!    run out: where its bounds are furthest apart, which is where a corner would be, or in the middle if only its ends are believed.
+//! 2. In a gap the curve is between two bounds. *By its ends*: it is monotone. *By its neighbours*: a curve that bends one way is between
+//!    the straight line and the lines of the neighbouring gaps drawn out into this one; at the ends of the curve, where a neighbour is
+//!    missing, the bend may be either way, as much as the other neighbour shows. Neighbours are believed only of gaps narrower than a
+//!    sixth of the whole, so that quarter points and more are measured unless the ends say enough; of gaps up to a quarter as long as all
+//!    points together bend one way. A bound is widened by a quarter of what the line was wrong by where the gap was split off: a
+//!    bend does not end at a point because that was measured.
+//!    Points that are left are spent where ends are furthest apart: there a bend that no neighbour shows does most harm.
+//! 3. Each point is measured again until its spread is accepted, or as often as allowed; then the notes say so.
+//! 4. Of points that are not monotone the safe envelope is taken: a point is never better than one with more cache or less load. If that
+//!    moves a point by more than noise, the notes say so.
+//! 5. The curve is in the middle of its bounds. In a gap that is still in doubt when points run out it is where a bend that is the
+//!    same all along would put it, or on the safe side of that, so that the margin takes it to the safe bound.
+//! 6. The margin is twice the largest doubt that was accepted, for bends that no neighbour shows, or what a step costs that is hidden
+//!    between two ends no further apart than that, whichever is more; plus the largest spread.
+//!
+//! # Limits
+//! What a curve does between two measured points is known only as far as it bends no more than its neighbourhood; a dip between two
+//! neighbouring points goes unseen. With whole ways there are few such places. Twelve points are too few for a curve that climbs by a
+//! factor in the middle and bends both ways: what is left in doubt is then promised too low by more than the tolerance, and noted. Of a
+//! million curves that climb by up to half of their end in an S, four were promised too high, by less than a thousandth.
+//!
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2; the checks are ours.
+
+use crate::profile::{Curve, Point};
+
+/// Gaps wider than this part of the whole are known by their ends only.
+const WIDEST: f64 = 0.16;
+/// The same, while all points lie on a curve that bends one way.
+const WIDEST_BENT: f64 = 0.27;
+/// Less than this is as good as nothing.
+const LEAST: f64 = 1e-300;
+/// Places inside a gap that are looked at, where any number may be asked for.
+const STEPS: u32 = 16;
+
+/// Which way a promise is safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// Below: a throughput.
+    Below,
+    /// Above: a latency.
+    Above,
+}
+
+/// How a curve is built.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Plan {
+    /// Smallest `x`.
+    pub from: f64,
+    /// Largest `x`.
+    pub to: f64,
+    /// Only whole numbers are measured.
+    pub whole: bool,
+    /// Gaps this wide are not split; 1 for whole numbers.
+    pub finest: f64,
+    /// Which way a promise is safe.
+    pub side: Side,
+    /// Doubt that is accepted, as a part.
+    pub tolerance: f64,
+    /// Points at most.
+    pub points: u32,
+    /// Spread that is accepted, as a part.
+    pub spread: f64,
+    /// Samples of a point at least: 1 where they are always the same.
+    pub samples: usize,
+    /// Samples of a point at most.
+    pub most_samples: usize,
+}
+
+impl Plan {
+    /// Throughput against 1 to `ways` whole ways (from `least` on).
+    pub fn throughput(least: u32, ways: u32) -> Self {
+        Self {
+            from: f64::from(least),
+            to: f64::from(ways),
+            whole: true,
+            finest: 1.0,
+            side: Side::Below,
+            tolerance: 0.01,
+            points: 12,
+            spread: 0.005,
+            samples: 3,
+            most_samples: 15,
+        }
+    }
+
+    /// Latency against load, in packets per second.
+    pub fn latency(from_pps: f64, to_pps: f64) -> Self {
+        Self {
+            from: from_pps,
+            to: to_pps,
+            whole: false,
+            finest: (to_pps - from_pps) / 128.0,
+            side: Side::Above,
+            spread: 0.05,
+            ..Self::throughput(1, 1)
+        }
+    }
+
+    /// For measurements that are always the same.
+    pub fn exact(self) -> Self {
+        Self { samples: 1, most_samples: 1, ..self }
+    }
+}
+
+/// Why there is no curve.
+#[derive(Debug, thiserror::Error)]
+pub enum CurveError<E> {
+    /// A plan that cannot be followed.
+    #[error("a curve from {from} to {to} with at most {points} points cannot be measured: 3 points are the least, and a range")]
+    Plan {
+        /// Smallest.
+        from: f64,
+        /// Largest.
+        to: f64,
+        /// At most.
+        points: u32,
+    },
+    /// A measurement failed.
+    #[error("the point {x} cannot be measured: {why}")]
+    Measure {
+        /// Which point.
+        x: f64,
+        /// Why.
+        why: E,
+    },
+    /// A measurement gave no number.
+    #[error("the point {x} gave {sample} and must be 0 or more, finite, and there")]
+    NoNumber {
+        /// Which point.
+        x: f64,
+        /// What it gave; NaN for nothing at all.
+        sample: f64,
+    },
+}
+
+/// A measured point.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Measured {
+    x: f64,
+    /// The reciprocal of what was measured.
+    y: f64,
+    spread: f64,
+    /// What the line that was there before was wrong by, as a part: above 0 if the point lay above.
+    off: f64,
+    /// Which point it was.
+    turn: usize,
+}
+
+/// Builds a curve. `measure(x)` returns one sample or more of the value at `x`; it may be asked for the same point again.
+///
+/// # Errors
+/// [`CurveError`].
+pub fn build<E>(plan: &Plan, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>) -> Result<Curve, CurveError<E>> {
+    let Plan { from, to, points: most, .. } = *plan;
+    if !(from >= 0.0 && to >= from && to.is_finite() && most >= 3) {
+        return Err(CurveError::Plan { from, to, points: most });
+    }
+    let mut notes = Vec::new();
+    let mut point = |x: f64| sample(plan, x, &mut measure, &mut notes);
+    let mut points = vec![point(from)?];
+    if to > from {
+        points.push(point(to)?);
+    }
+    loop {
+        // The midpoint of the whole is measured whatever the ends say: a curve with the same value at both need not be flat.
+        if points.len() >= most as usize {
+            break;
+        }
+        let Some(right) = plan.next(&points) else { break };
+        let Some(x) = plan.split(&points, right) else { break };
+        let (a, b) = (points[right - 1], points[right]);
+        let line = a.y + (b.y - a.y) * (x - a.x) / (b.x - a.x);
+        let new = point(x)?;
+        let off = new.y / line - 1.0;
+        let turn = points.len();
+        points.insert(right, Measured { off, turn, ..new });
+    }
+    let measured = u32::try_from(points.len()).unwrap_or(u32::MAX);
+    plan.envelop(&mut points, &mut notes);
+    Ok(plan.finish(&points, measured, notes))
+}
+
+/// How far a curve may be from the line in a gap.
+#[derive(Debug, Clone, Copy)]
+struct Doubt {
+    /// As a part of the line's value, beyond what noise explains.
+    part: f64,
+    /// How far it may be on the side that is not safe.
+    unsafe_part: f64,
+    /// For the choice of the next gap: the same, for wide gaps more.
+    weight: f64,
+    /// How far its ends are apart, as a part, beyond what noise explains.
+    apart: f64,
+}
+
+/// A place inside a gap.
+#[derive(Debug, Clone, Copy)]
+struct Inside {
+    x: f64,
+    /// Bounds of the curve there.
+    low: f64,
+    high: f64,
+    /// Where it most likely is.
+    likely: f64,
+}
+
+impl Plan {
+    /// Where to split a gap, if it may be.
+    fn middle(&self, left: f64, right: f64) -> Option<f64> {
+        let middle = (left + right) / 2.0;
+        let middle = if self.whole { middle.floor() } else { middle };
+        (middle > left && right - left > self.finest * (1.0 + 1e-9)).then_some(middle)
+    }
+
+    /// Where to split a gap: in the middle if it is known by its ends only, or else where its bounds are furthest apart, which is where a
+    /// corner would be.
+    fn split(&self, points: &[Measured], right: usize) -> Option<f64> {
+        let (a, b) = (points[right - 1], points[right]);
+        let middle = self.middle(a.x, b.x)?;
+        if self.is_wide(points, right) {
+            return Some(middle);
+        }
+        let apart = |inside: &Inside| (inside.high - inside.low) / (inside.high + inside.low);
+        let furthest = self.inside(points, right).max_by(|a, b| {
+            let near = |x: f64| (x - middle).abs();
+            let (one, other) = (apart(a), apart(b));
+            if (one - other).abs() > 1e-9 { one.total_cmp(&other) } else { near(b.x).total_cmp(&near(a.x)) }
+        });
+        furthest.map(|inside| inside.x)
+    }
+
+    /// Whether a gap is so wide that only its ends say what is inside.
+    fn is_wide(&self, points: &[Measured], right: usize) -> bool {
+        let widest = if bends_one_way(points) { WIDEST_BENT } else { WIDEST };
+        points[right].x - points[right - 1].x > (self.to - self.from) * widest
+    }
+
+    /// The gap to split next, by its end: the one of most doubt; if none has more than is accepted, the one whose ends are furthest apart,
+    /// as long as there are points for it. None if all are known.
+    fn next(&self, points: &[Measured]) -> Option<usize> {
+        let splits = (1..points.len()).filter(|right| self.middle(points[right - 1].x, points[*right].x).is_some());
+        let doubts: Vec<(usize, Doubt)> = splits.map(|right| (right, self.doubt(points, right))).collect();
+        let worst = doubts.iter().max_by(|a, b| a.1.weight.total_cmp(&b.1.weight))?;
+        if worst.1.part > self.tolerance || points.len() == 2 {
+            return Some(worst.0);
+        }
+        let apart = doubts.iter().max_by(|a, b| a.1.apart.total_cmp(&b.1.apart))?;
+        (apart.1.apart > 2.0 * self.tolerance).then_some(apart.0)
+    }
+
+    /// The doubt about the gap that ends at `right`.
+    fn doubt(&self, points: &[Measured], right: usize) -> Doubt {
+        let (a, b) = (points[right - 1], points[right]);
+        let width = (b.x - a.x) / (self.to - self.from);
+        let noise = a.spread.max(b.spread);
+        let (mut part, mut unsafe_part): (f64, f64) = (0.0, 0.0);
+        for Inside { low, likely, high, .. } in self.inside(points, right) {
+            part = part.max((high - low) / (high + low));
+            unsafe_part = unsafe_part.max(match self.side {
+                Side::Below => high / likely - 1.0,
+                Side::Above => 1.0 - low / likely,
+            });
+        }
+        let (part, unsafe_part) = ((part - noise).max(0.0), (unsafe_part - noise).max(0.0));
+        let apart = (b.y - a.y).abs() / a.y.max(b.y).max(f64::MIN_POSITIVE) - 2.0 * a.spread.max(b.spread);
+        Doubt { part, unsafe_part, weight: part * (1.0 + width), apart }
+    }
+
+    /// Places inside the gap that ends at `right`, with the bounds of the curve there.
+    fn inside(&self, points: &[Measured], right: usize) -> impl Iterator<Item = Inside> {
+        let (a, b) = (points[right - 1], points[right]);
+        let line = |p: Measured, q: Measured| move |x: f64| p.y + (q.y - p.y) * (x - p.x) / (q.x - p.x);
+        let own = line(a, b);
+        let before = right.checked_sub(2).map(|i| line(points[i], a));
+        let after = points.get(right + 1).map(|c| line(b, *c));
+        let (low, high) = (a.y.min(b.y), a.y.max(b.y));
+        let by_ends = self.is_wide(points, right);
+        let off = if a.turn > b.turn { a.off } else { b.off } / 4.0;
+        let steps = if self.whole { (b.x - a.x).round() as u32 } else { STEPS };
+        (1..steps).map(move |i| {
+            let x = a.x + (b.x - a.x) * f64::from(i) / f64::from(steps);
+            if by_ends {
+                return Inside { x, low, likely: (low + high) / 2.0, high };
+            }
+            let y = own(x);
+            let (mut below, mut above) = (None, None);
+            for other in [before.as_ref().map(|f| f(x)), after.as_ref().map(|f| f(x))].into_iter().flatten() {
+                if (other - y).abs() <= y * 1e-9 {
+                    // On one line with the neighbour: a curve that bends one way stays on it.
+                    (below, above) = (Some(y), Some(y));
+                    break;
+                }
+                if other < y {
+                    below = Some(below.unwrap_or(low).max(other));
+                } else if other > y {
+                    above = Some(above.unwrap_or(high).min(other));
+                }
+            }
+            let below = below.unwrap_or(y).min(y * (1.0 + off)).max(low);
+            let above = above.unwrap_or(y).max(y * (1.0 + off)).min(high);
+            // At an end a neighbour is missing, and the bend may be either way, as much as the one that is there shows.
+            if before.is_none() || after.is_none() {
+                let bend = (y - below).max(above - y);
+                return Inside { x, low: (y - bend).max(low), likely: y, high: (y + bend).min(high) };
+            }
+            // A bend that is the same all along the gap goes a quarter of the way to where the neighbours' lines are.
+            Inside { x, low: below, likely: y + (above + below - 2.0 * y) / 4.0, high: above }
+        })
+    }
+
+    /// Moves points to the safe side until the curve never falls.
+    fn envelop(&self, points: &mut [Measured], notes: &mut Vec<String>) {
+        let before: Vec<f64> = points.iter().map(|point| point.y).collect();
+        match self.side {
+            Side::Below => {
+                for i in (1..points.len()).rev() {
+                    points[i - 1].y = points[i - 1].y.max(points[i].y);
+                }
+            }
+            Side::Above => {
+                for i in 1..points.len() {
+                    points[i].y = points[i].y.min(points[i - 1].y);
+                }
+            }
+        }
+        for (point, was) in points.iter().zip(before) {
+            let moved = (point.y - was).abs() / was.max(f64::MIN_POSITIVE);
+            if moved > self.tolerance + 2.0 * point.spread {
+                notes.push(format!("not monotone at {}: {:.4e} was taken as {:.4e}", point.x, 1.0 / was, 1.0 / point.y));
+            }
+        }
+    }
+
+    /// The curve of all points, with the gaps that are still in doubt made safe.
+    fn finish(&self, points: &[Measured], measured: u32, mut notes: Vec<String>) -> Curve {
+        let spread = points.iter().map(|point| point.spread).fold(0.0, f64::max);
+        let mut out = vec![Point { x: points[0].x, y: 1.0 / points[0].y }];
+        let (mut error_bound, mut exposed): (f64, f64) = (0.0, 0.0);
+        for right in 1..points.len() {
+            let (a, b) = (points[right - 1], points[right]);
+            let Doubt { part, unsafe_part, apart, .. } = self.doubt(points, right);
+            let is_known = part <= self.tolerance;
+            if !is_known && unsafe_part > self.tolerance {
+                notes.push(format!("in doubt by {:.1} % between {} and {}: the safe bound is promised", part * 100.0, a.x, b.x));
+            }
+            error_bound = error_bound.max(if is_known { part } else { unsafe_part.min(self.tolerance) });
+            let mut last = a.y;
+            for Inside { x, low, likely, high } in self.inside(points, right) {
+                let y = match self.side {
+                    _ if is_known => (low + high) / 2.0,
+                    // The margin takes it to the safe bound.
+                    Side::Below => likely.max(high / (1.0 + self.tolerance)),
+                    Side::Above => likely.min(low / (1.0 - self.tolerance)),
+                };
+                last = y.clamp(b.y.min(last), last);
+                if apart <= 2.0 * self.tolerance {
+                    exposed = exposed.max(match self.side {
+                        Side::Below => 1.0 - last / a.y,
+                        Side::Above => 1.0 - b.y / last,
+                    });
+                }
+                out.push(Point { x, y: 1.0 / last });
+            }
+            out.push(Point { x: b.x, y: 1.0 / b.y });
+        }
+        straighten(&mut out);
+        Curve { points: out, measured, error_bound, spread, margin: ((2.0 * error_bound).max(exposed) + spread).min(0.99), notes }
+    }
+}
+
+/// Whether all points lie on a curve that bends one way only.
+fn bends_one_way(points: &[Measured]) -> bool {
+    let bends = points.windows(3).map(|of| {
+        let line = of[0].y + (of[2].y - of[0].y) * (of[1].x - of[0].x) / (of[2].x - of[0].x);
+        let noise = of.iter().map(|point| point.spread).fold(1e-9, f64::max);
+        if (of[1].y - line).abs() <= noise * line { 0.0 } else { (of[1].y - line).signum() }
+    });
+    let (least, most) = bends.fold((0.0, 0.0), |(least, most): (f64, f64), bend| (least.min(bend), most.max(bend)));
+    least >= 0.0 || most <= 0.0
+}
+
+/// Takes out points that lie on the line between their neighbours.
+fn straighten(points: &mut Vec<Point>) {
+    let mut kept: Vec<Point> = Vec::with_capacity(points.len());
+    for (i, point) in points.iter().enumerate() {
+        let between = kept.last().zip(points.get(i + 1)).is_some_and(|(left, right)| {
+            let line = left.y + (right.y - left.y) * (point.x - left.x) / (right.x - left.x);
+            (line - point.y).abs() <= point.y.abs() * 1e-12
+        });
+        if !between {
+            kept.push(*point);
+        }
+    }
+    *points = kept;
+}
+
+/// Measures a point until its spread is accepted.
+fn sample<E>(
+    plan: &Plan,
+    x: f64,
+    measure: &mut impl FnMut(f64) -> Result<Vec<f64>, E>,
+    notes: &mut Vec<String>,
+) -> Result<Measured, CurveError<E>> {
+    let mut samples: Vec<f64> = Vec::new();
+    loop {
+        let more = measure(x).map_err(|why| CurveError::Measure { x, why })?;
+        let bad = |sample: &&f64| !sample.is_finite() || **sample < 0.0;
+        if let Some(&sample) = more.iter().find(bad).or(more.is_empty().then_some(&f64::NAN)) {
+            return Err(CurveError::NoNumber { x, sample });
+        }
+        samples.extend(more);
+        samples.sort_by(f64::total_cmp);
+        let y = middle(&samples);
+        let spread = spread(&samples, y);
+        if samples.len() >= plan.samples && (spread <= plan.spread || samples.len() >= plan.most_samples) {
+            if spread > plan.spread {
+                let (spread, n) = (spread * 100.0, samples.len());
+                notes.push(format!("noisy at {x}: known to {spread:.1} % after {n} samples"));
+            }
+            return Ok(Measured { x, y: 1.0 / y.max(LEAST), spread, off: 0.0, turn: 0 });
+        }
+    }
+}
+
+/// The median of sorted values.
+fn middle(sorted: &[f64]) -> f64 {
+    let n = sorted.len();
+    if n % 2 == 1 { sorted[n / 2] } else { (sorted[n / 2 - 1] + sorted[n / 2]) / 2.0 }
+}
+
+/// Half the width of the 95 % interval of the median, as a part of it, from the median distance to it: a stray sample does not count.
+fn spread(samples: &[f64], median: f64) -> f64 {
+    if samples.len() < 2 || median <= 0.0 {
+        return 0.0;
+    }
+    let mut distances: Vec<f64> = samples.iter().map(|sample| (sample - median).abs()).collect();
+    distances.sort_by(f64::total_cmp);
+    // 1.4826 makes a standard deviation of a median distance, and 1.2533 the error of a median of that of a mean.
+    let deviation = 1.4826 * middle(&distances);
+    1.96 * 1.2533 * deviation / (samples.len() as f64).sqrt() / median
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WAYS: u32 = 20;
+
+    fn ways(f: impl Fn(f64) -> f64) -> Curve {
+        build(&Plan::throughput(1, WAYS).exact(), |x| Ok::<_, Infallible>(vec![f(x)])).unwrap()
+    }
+
+    /// Largest error of what is promised, and the most that is promised too much, over all ways.
+    fn errors(curve: &Curve, f: impl Fn(f64) -> f64) -> (f64, f64) {
+        (1..=WAYS).map(f64::from).fold((0.0, f64::NEG_INFINITY), |(error, over): (f64, f64), x| {
+            let (line, truth) = (curve.at(x).unwrap(), f(x));
+            (error.max((line / truth - 1.0).abs()), over.max(line * (1.0 - curve.margin) / truth - 1.0))
+        })
+    }
+
+    fn assert_good(name: &str, most: u32, most_error: f64, f: impl Fn(f64) -> f64) {
+        let curve = ways(&f);
+        let (error, over) = errors(&curve, &f);
+        assert!(error <= most_error && over <= 1e-9, "{name}: error {error}, over {over}, {curve:?}");
+        assert!(curve.measured <= most, "{name}: {} points", curve.measured);
+        assert!(curve.margin <= 0.02 + 1e-9, "{name}: margin {}", curve.margin);
+    }
+
+    /// Uniform accesses to `set` ways of memory: the time of a packet falls in a straight line.
+    fn uniform(set: f64) -> impl Fn(f64) -> f64 {
+        move |x| 1e9 / (50.0 + 100.0 * (1.0 - x / set).max(0.0))
+    }
+
+    #[test]
+    fn shapes_take_few_points_and_promise_no_more_than_there_is() {
+        assert_good("flat", 3, 0.0101, |_| 10e6);
+        assert_good("straight", 12, 0.0101, |x| 5e6 + 1e5 * x);
+        assert_good("saturating", 12, 0.0101, |x| 10e6 * (1.0 - (-x / 3.0).exp()) + 5e6);
+        assert_good("slowly saturating", 12, 0.0101, |x| 1e9 / (60.0 + 90.0 / x.sqrt()));
+        assert_good("convex", 12, 0.0101, uniform(25.0));
+        assert_good("convex, then flat", 12, 0.0101, uniform(12.0));
+        assert_good("convex, then flat late", 12, 0.0101, uniform(17.3));
+        assert_good("a step", 12, 0.0101, |x| if x < 8.0 { 4e6 } else { 9e6 });
+        assert_good("a step at the end", 12, 0.0101, |x| if x < 20.0 { 4e6 } else { 9e6 });
+        assert_good("bent both ways", 12, 0.0101, |x| 5e6 + 5e6 / (1.0 + (-(x - 10.0) / 2.0).exp()));
+    }
+
+    #[test]
+    fn the_paper_s_rule_would_stop_where_this_does_not() {
+        // The midpoint lies on the line, and the quarter points do not.
+        let f = |x: f64| 10e6 + 2e5 * (x - 1.0) + 4e5 * ((x - 1.0) / 18.0 * std::f64::consts::TAU).sin();
+        assert!((f(10.0) / (f(1.0) + (f(20.0) - f(1.0)) * 9.0 / 19.0) - 1.0).abs() < 0.01);
+        let curve = ways(f);
+        assert!(errors(&curve, f).1 <= 0.0 && curve.measured > 5, "{curve:?}");
+    }
+
+    #[test]
+    fn what_is_not_monotone_is_said_and_not_promised() {
+        let f = |x: f64| if (5.0..8.0).contains(&x) { 9e6 } else { 5e6 + 1e5 * x };
+        let curve = ways(f);
+        assert!(curve.notes.iter().any(|note| note.starts_with("not monotone at")), "{curve:?}");
+        assert!(curve.points.windows(2).all(|pair| pair[0].y <= pair[1].y));
+    }
+
+    #[test]
+    fn points_that_run_out_leave_the_safe_bound() {
+        let f = |x: f64| 1e6 * 1.3f64.powf(x);
+        let plan = Plan { points: 4, ..Plan::throughput(1, WAYS).exact() };
+        let curve = build(&plan, |x| Ok::<_, Infallible>(vec![f(x)])).unwrap();
+        assert_eq!(curve.measured, 4);
+        assert!(curve.notes.iter().any(|note| note.contains("the safe bound is promised")));
+        assert!(errors(&curve, f).1 <= 0.0, "{curve:?}");
+    }
+
+    #[test]
+    fn a_latency_is_promised_from_above() {
+        let f = |load: f64| 5.0 + 2.0 / (1.0 - load / 10e6);
+        let plan = Plan::latency(0.5e6, 9.5e6).exact();
+        let curve = build(&plan, |x| Ok::<_, Infallible>(vec![f(x)])).unwrap();
+        assert!(curve.measured <= 12, "{}", curve.measured);
+        for i in 0..=1000 {
+            let load = 0.5e6 + 9e6 * f64::from(i) / 1000.0;
+            assert!(curve.at(load).unwrap() * (1.0 + curve.margin) >= f(load) * (1.0 - 1e-12), "{load} {curve:?}");
+        }
+    }
+
+    #[test]
+    fn noise_is_measured_away_or_said() {
+        let mut turn = 0;
+        let mut asked = 0;
+        let mut wave = |size: f64| {
+            turn += 1;
+            1.0 + size * [0.0, 1.0, -1.0, 0.5, -0.5][turn % 5]
+        };
+        let little = build(&Plan::throughput(1, WAYS), |_| {
+            asked += 1;
+            Ok::<_, Infallible>(vec![10e6 * wave(0.002)])
+        });
+        let little = little.unwrap();
+        assert!(little.notes.is_empty() && little.margin <= 0.02 && asked >= 9, "{little:?}");
+        let much = build(&Plan::throughput(1, WAYS), |_| Ok::<_, Infallible>(vec![10e6 * wave(0.2)])).unwrap();
+        assert!(much.notes.iter().any(|note| note.starts_with("noisy at")), "{much:?}");
+        assert!(much.margin > 0.01);
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_said() {
+        let said = |result: Result<Curve, CurveError<String>>| result.unwrap_err().to_string();
+        let plan = Plan::throughput(1, WAYS);
+        assert_eq!(said(build(&plan, |_| Err("no core".into()))), "the point 1 cannot be measured: no core");
+        assert!(said(build(&plan, |_| Ok(vec![f64::INFINITY]))).contains("gave inf"));
+        assert!(said(build(&plan, |_| Ok(vec![]))).contains("gave NaN"));
+        assert!(said(build(&Plan { points: 2, ..plan }, |_| Ok(vec![1.0]))).contains("3 points are the least"));
+        let one = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![1.0])).unwrap();
+        assert_eq!(one.points.len(), 1);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Concave: a base and a part that saturates, by any of two laws.
+        #[test]
+        fn concave(base in 20.0..500.0f64, gain in 0.0..5.0f64, scale in 0.3..30.0f64, power in 0.2..1.0f64, law in 0..2) {
+            let f = move |x: f64| 1e6 * base * (1.0 + gain * if law == 0 { 1.0 - (-x / scale).exp() } else { (x / 20.0).powf(power) });
+            let curve = ways(f);
+            let (error, over) = errors(&curve, f);
+            prop_assert!(error <= 0.0101 && over <= 1e-9, "{error} {over} {curve:?}");
+        }
+
+        /// Time of a packet: what hits at once, and what misses, which falls linearly until the working set fits. Throughput is convex.
+        #[test]
+        fn convex(base in 20.0..500.0f64, misses in 0.0..1000.0f64, set in 1.0..60.0f64) {
+            let f = move |x: f64| 1e9 / (base + misses * (1.0 - x / set).max(0.0));
+            let curve = ways(f);
+            let (error, over) = errors(&curve, f);
+            prop_assert!(error <= 0.0101 && over <= 1e-9, "{error} {over} {curve:?}");
+        }
+
+        /// Zipf: as the two above, by another law of misses, with a corner where everything fits.
+        #[test]
+        fn zipf(misses in 0.0..3.0f64, set in 0.5..60.0f64, exponent in 0.1..0.95f64) {
+            let f = move |x: f64| 1e7 / (1.0 + misses * (1.0 - (x / set).min(1.0).powf(1.0 - exponent)));
+            let curve = ways(f);
+            let (error, over) = errors(&curve, f);
+            prop_assert!(error <= 0.0101 && over <= 1e-9, "{error} {over} {curve:?}");
+        }
+
+        /// Convex and concave one after the other: too low it may be, too high by no more than a thousandth.
+        #[test]
+        fn bent_both_ways(gain in 0.1..1.0f64, at in 1.0..20.0f64, width in 0.3..6.0f64) {
+            let f = move |x: f64| 5e6 * (1.0 + gain / (1.0 + (-(x - at) / width).exp()));
+            let curve = ways(f);
+            let over = errors(&curve, f).1;
+            prop_assert!(over <= 1e-3, "{over} {curve:?}");
+        }
+
+        /// Steps, at any ways.
+        #[test]
+        fn steps(base in 1e6..10e6f64, jumps in prop::collection::vec((1u32..21, 1.0..3.0f64), 0..3)) {
+            let f = move |x: f64| base * jumps.iter().filter(|(at, _)| x >= f64::from(*at)).map(|(_, by)| by).product::<f64>();
+            let curve = ways(&f);
+            let over = errors(&curve, &f).1;
+            prop_assert!(over <= 1e-9, "{over} {curve:?}");
+        }
+
+        /// Noise of a few per cent: what is promised is within the noise that is stated.
+        #[test]
+        fn noisy(base in 20.0..500.0f64, misses in 0.0..500.0f64, set in 2.0..40.0f64, noise in 0.0..0.03f64, seed in any::<u64>()) {
+            let f = move |x: f64| 1e9 / (base + misses * (1.0 - x / set).max(0.0));
+            let mut state = seed | 1;
+            let mut random = move || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                (state >> 11) as f64 / (1u64 << 53) as f64 * 2.0 - 1.0
+            };
+            let plan = Plan { samples: 9, most_samples: 30, ..Plan::throughput(1, WAYS) };
+            let curve = build(&plan, |x| Ok::<_, Infallible>(vec![f(x) * (1.0 + noise * random())])).unwrap();
+            let over = errors(&curve, f).1;
+            prop_assert!(over <= noise, "{over} with noise {noise}, {curve:?}");
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! An SLO in the planner's terms: what an instance carries with so many ways, and which sets of instances are enough.
+//!
+//! # Terms
+//! *Size*: the ways of an instance; 0 is a place in the shared class. *Recipe*: the sizes of all instances of an SLO, largest first; it is
+//! enough if what they carry together is the SLO's throughput, which is divided among them by what each carries. *Price*: what a size
+//! costs, by whatever measure the caller has; it never falls with the size.
+//!
+//! # Limits
+//! [`Demand::cheapest`] is exact unless its search takes more than [`STEPS`] steps; it says how low the price may be at least either way.
+
+use crate::placement::ServerShape;
+use crate::profile::Profile;
+use crate::slo::{Promise, Slo, SloError};
+
+/// Steps of a search for a recipe.
+const STEPS: u32 = 50_000;
+/// Instances of one SLO at most: more is a mistake, or several SLOs.
+pub const MOST_INSTANCES: usize = 256;
+/// Packets per second are the same if they differ by less than this part.
+const EPSILON: f64 = 1e-9;
+
+/// Sizes of all instances of an SLO, largest first.
+pub type Recipe = Vec<u32>;
+
+/// What an SLO needs, on servers of one shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Demand {
+    /// Name of the SLO.
+    pub slo: String,
+    /// Packets per second; 0 on demand, which takes one place in the shared class.
+    pub target_pps: f64,
+    /// Cores of an instance.
+    pub cores: u32,
+    /// Memory of an instance, in MiB.
+    pub memory_mib: u64,
+    /// Cores that an instance counts for, its memory considered.
+    pub counted_cores: u32,
+    /// What an instance of each size carries within the SLO's latency; sizes that no class may have carry what a smaller one does.
+    pub capacity_pps: Vec<f64>,
+    /// Sizes that carry more than all smaller ones.
+    pub sizes: Vec<u32>,
+}
+
+/// Why no number of instances is enough, on servers of this shape.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum DemandError {
+    /// The SLO makes no sense.
+    #[error(transparent)]
+    Slo(#[from] SloError),
+    /// Too short a latency.
+    #[error("no load is low enough for {asked_us:.1} µs: the shortest latency that its profile allows is {least_us:.1} µs")]
+    Latency {
+        /// What was asked.
+        asked_us: f64,
+        /// The shortest.
+        least_us: f64,
+    },
+    /// An instance is too large for an empty server.
+    #[error(
+        "an instance takes {cores} cores and {memory_mib} MiB, and a server has {of_cores} cores and {of_memory_mib} MiB for NFs"
+    )]
+    Server {
+        /// Cores of an instance.
+        cores: u32,
+        /// Memory of an instance.
+        memory_mib: u64,
+        /// Cores of a server.
+        of_cores: u32,
+        /// Memory of a server.
+        of_memory_mib: u64,
+    },
+    /// Too many instances.
+    #[error(
+        "{asked_pps:.0} packets/s take {instances} instances of {most_pps:.0} packets/s, more than {MOST_INSTANCES}: split the SLO"
+    )]
+    Instances {
+        /// What was asked.
+        asked_pps: f64,
+        /// What the best instance carries.
+        most_pps: f64,
+        /// How many of them.
+        instances: usize,
+    },
+}
+
+impl Demand {
+    /// What an SLO needs by its profile.
+    ///
+    /// # Errors
+    /// [`DemandError`].
+    pub fn of(slo: &Slo, profile: &Profile, shape: &ServerShape) -> Result<Self, DemandError> {
+        slo.check()?;
+        let counted_cores = shape.cores_with_memory(profile.cores, profile.memory_mib);
+        if counted_cores > shape.cores {
+            return Err(DemandError::Server {
+                cores: profile.cores,
+                memory_mib: profile.memory_mib,
+                of_cores: shape.cores,
+                of_memory_mib: shape.memory_mib,
+            });
+        }
+        let latency_us = slo.promise.latency_us();
+        let mut best = 0.0;
+        let capacity_pps: Vec<f64> = (0..=shape.ways())
+            .map(|ways| {
+                if ways == 0 || ways >= shape.min_ways {
+                    best = profile.capacity_pps(ways, latency_us).max(best);
+                }
+                best
+            })
+            .collect();
+        let target_pps = match slo.promise {
+            Promise::Reserved { throughput_pps, .. } => throughput_pps,
+            Promise::OnDemand { .. } => 0.0,
+        };
+        // On demand, the agent finds the cache; what no load keeps, it cannot either.
+        if best <= 0.0 {
+            let latency = |ways| {
+                let slower = profile.throughput_pps(profile.best_ways) / profile.throughput_pps(ways);
+                profile.least_latency_us() * slower.max(1.0)
+            };
+            return Err(DemandError::Latency { asked_us: latency_us, least_us: latency(shape.ways()) });
+        }
+        let instances = (target_pps / best).ceil() as usize;
+        if instances > MOST_INSTANCES {
+            return Err(DemandError::Instances { asked_pps: target_pps, most_pps: best, instances });
+        }
+        let sizes = (0..=shape.ways())
+            .filter(|&size| {
+                let carries = capacity_pps[size as usize];
+                carries > 0.0 && (size == 0 || carries > capacity_pps[size as usize - 1] * (1.0 + EPSILON))
+            })
+            .collect();
+        let (cores, memory_mib) = (profile.cores, profile.memory_mib);
+        Ok(Self { slo: slo.name.clone(), target_pps, cores, memory_mib, counted_cores, capacity_pps, sizes })
+    }
+
+    /// What is asked for, with what rounding may take.
+    fn enough(&self) -> f64 {
+        self.target_pps * (1.0 - EPSILON)
+    }
+
+    /// Whether a recipe is enough.
+    pub fn is_enough(&self, recipe: &[u32]) -> bool {
+        let sum: f64 = recipe.iter().map(|size| self.capacity_pps[*size as usize]).sum();
+        !recipe.is_empty() && sum >= self.enough()
+    }
+
+    /// The recipe of the paper: as many instances as it takes with `fair` ways each, and then a way more for one after the other until the
+    /// sum suffices. `instances` asks for another number of them. None if that many are not enough.
+    pub fn in_turn(&self, fair: u32, instances: Option<usize>) -> Option<Recipe> {
+        if self.target_pps <= 0.0 {
+            return Some(vec![0]);
+        }
+        let (&least, &most) = (self.sizes.first()?, self.sizes.last()?);
+        let fair_pps = self.capacity_pps[(fair as usize).min(self.capacity_pps.len() - 1)];
+        let n = instances.unwrap_or_else(|| {
+            let each = if fair_pps > 0.0 { fair_pps } else { self.capacity_pps[most as usize] };
+            (self.enough() / each).ceil().max(1.0) as usize
+        });
+        if n == 0 || n > MOST_INSTANCES {
+            return None;
+        }
+        let mut recipe = vec![least; n];
+        let mut turn = 0;
+        while !self.is_enough(&recipe) {
+            if recipe.iter().all(|size| *size >= most) {
+                return None;
+            }
+            // The next size that carries more.
+            let size = &mut recipe[turn % n];
+            *size = self.sizes.iter().copied().find(|next| next > size).unwrap_or(*size);
+            turn += 1;
+        }
+        self.shrink(&mut recipe);
+        Some(recipe)
+    }
+
+    /// Takes away what a recipe does not need, the last-given first, and sorts it.
+    fn shrink(&self, recipe: &mut Recipe) {
+        recipe.sort_unstable_by(|a, b| b.cmp(a));
+        for i in (0..recipe.len()).rev() {
+            while let Some(&smaller) = self.sizes.iter().rev().find(|size| **size < recipe[i]) {
+                let was = std::mem::replace(&mut recipe[i], smaller);
+                if !self.is_enough(recipe) {
+                    recipe[i] = was;
+                    break;
+                }
+            }
+        }
+        recipe.sort_unstable_by(|a, b| b.cmp(a));
+    }
+
+    /// The recipe of least price, and a price below which there is none. `price` has one for each size from 0 to all ways, and never falls.
+    pub fn cheapest(&self, price: &[f64]) -> (f64, Recipe) {
+        if self.target_pps <= 0.0 {
+            return (price[0], vec![0]);
+        }
+        let mut search = Search::new(self, price);
+        search.go(0, self.enough(), 0.0);
+        let bound = if search.steps > 0 { search.best } else { search.at_least.min(search.best) };
+        (bound, search.recipe())
+    }
+
+    /// Recipes up to this price of which no instance could be smaller or left out, `most` of them at most; and whether these are all.
+    pub fn up_to(&self, price: &[f64], highest: f64, most: usize) -> (Vec<Recipe>, bool) {
+        if self.target_pps <= 0.0 {
+            return (vec![vec![0]], true);
+        }
+        let mut all = Vec::new();
+        let mut recipe = Vec::new();
+        let mut steps = STEPS;
+        let ratio = self.ratios(price);
+        let mut walk = Walk { demand: self, price, ratio: &ratio, highest, most, steps: &mut steps, all: &mut all };
+        let complete = walk.go(self.sizes.len(), self.enough(), 0.0, &mut recipe);
+        (all, complete)
+    }
+
+    /// The least price of a packet per second among the first sizes: `ratio[k]` is that of the smallest `k`.
+    fn ratios(&self, price: &[f64]) -> Vec<f64> {
+        let mut ratio = vec![f64::INFINITY];
+        for &size in &self.sizes {
+            let own = price[size as usize] / self.capacity_pps[size as usize];
+            ratio.push(ratio.last().copied().unwrap_or(f64::INFINITY).min(own));
+        }
+        ratio
+    }
+}
+
+/// A search for the cheapest recipe: sizes by rising price of a packet per second, of each as many as possible first.
+struct Search<'a> {
+    demand: &'a Demand,
+    price: &'a [f64],
+    order: Vec<u32>,
+    counts: Vec<usize>,
+    best: f64,
+    best_counts: Vec<usize>,
+    at_least: f64,
+    steps: u32,
+}
+
+impl<'a> Search<'a> {
+    fn new(demand: &'a Demand, price: &'a [f64]) -> Self {
+        let ratio = |size: u32| price[size as usize] / demand.capacity_pps[size as usize];
+        let mut order = demand.sizes.clone();
+        // Of two with the same ratio, the larger leaves fewer instances.
+        order.sort_by(|a, b| ratio(*a).total_cmp(&ratio(*b)).then(b.cmp(a)));
+        let at_least = order.first().map_or(f64::INFINITY, |size| ratio(*size) * demand.enough());
+        let counts = vec![0; order.len()];
+        Self { demand, price, best_counts: counts.clone(), order, counts, best: f64::INFINITY, at_least, steps: STEPS }
+    }
+
+    fn go(&mut self, k: usize, missing: f64, price: f64) {
+        if missing <= 0.0 {
+            if price < self.best {
+                self.best = price;
+                self.best_counts.clone_from(&self.counts);
+            }
+            return;
+        }
+        let Some(&size) = self.order.get(k) else { return };
+        let (carries, costs) = (self.demand.capacity_pps[size as usize], self.price[size as usize]);
+        if self.steps == 0 || price + missing * costs / carries >= self.best * (1.0 - 1e-12) {
+            return;
+        }
+        self.steps -= 1;
+        for n in (0..=(missing / carries).ceil() as usize).rev() {
+            self.counts[k] = n;
+            self.go(k + 1, missing - n as f64 * carries, price + n as f64 * costs);
+        }
+        self.counts[k] = 0;
+    }
+
+    fn recipe(&self) -> Recipe {
+        let repeated = |(size, n): (&u32, &usize)| vec![*size; *n];
+        let mut recipe: Recipe = self.order.iter().zip(&self.best_counts).flat_map(repeated).collect();
+        recipe.sort_unstable_by(|a, b| b.cmp(a));
+        recipe
+    }
+}
+
+/// A walk over all recipes up to a price, largest sizes first.
+struct Walk<'a> {
+    demand: &'a Demand,
+    price: &'a [f64],
+    ratio: &'a [f64],
+    highest: f64,
+    most: usize,
+    steps: &'a mut u32,
+    all: &'a mut Vec<Recipe>,
+}
+
+impl Walk<'_> {
+    /// Adds instances of one of the smallest `k` sizes; false if there are too many recipes.
+    fn go(&mut self, k: usize, missing: f64, price: f64, recipe: &mut Recipe) -> bool {
+        if missing <= 0.0 {
+            if self.is_minimal(recipe) {
+                self.all.push(recipe.clone());
+            }
+            return self.all.len() <= self.most;
+        }
+        if *self.steps == 0 {
+            return false;
+        }
+        *self.steps -= 1;
+        for i in (0..k).rev() {
+            if recipe.len() >= MOST_INSTANCES || price + missing * self.ratio[i + 1] > self.highest {
+                break;
+            }
+            let size = self.demand.sizes[i] as usize;
+            let costs = price + self.price[size];
+            if costs > self.highest {
+                continue;
+            }
+            recipe.push(size as u32);
+            let go_on = self.go(i + 1, missing - self.demand.capacity_pps[size], costs, recipe);
+            recipe.pop();
+            if !go_on {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Whether no instance could be smaller.
+    fn is_minimal(&self, recipe: &Recipe) -> bool {
+        let sum: f64 = recipe.iter().map(|size| self.demand.capacity_pps[*size as usize]).sum();
+        recipe.iter().all(|&size| {
+            let k = self.demand.sizes.partition_point(|s| *s < size);
+            let smaller = k.checked_sub(1).map_or(0.0, |k| self.demand.capacity_pps[self.demand.sizes[k] as usize]);
+            sum - self.demand.capacity_pps[size as usize] + smaller < self.demand.enough()
+        })
+    }
+}
+
+/// What tests of other modules use too.
+#[cfg(test)]
+pub mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::placement::tests::shape;
+    use crate::profile::tests::profile;
+    use crate::slo::Workload;
+
+    /// An SLO of the profile of the tests.
+    pub fn slo(throughput_pps: f64, latency_us: f64) -> Slo {
+        Slo {
+            name: "acme".into(),
+            workload: Workload::Nf("nat".into()),
+            configuration: crate::profile::Digest::of(b""),
+            traffic: "64 B".into(),
+            promise: Promise::Reserved { throughput_pps, latency_us },
+        }
+    }
+
+    /// A demand with these capacities.
+    pub fn demand(name: &str, target_pps: f64, cores: u32, capacity_pps: &[f64]) -> Demand {
+        let sizes = (0..capacity_pps.len() as u32)
+            .filter(|&i| capacity_pps[i as usize] > if i == 0 { 0.0 } else { capacity_pps[i as usize - 1] })
+            .collect();
+        let capacity_pps = capacity_pps.to_vec();
+        Demand { slo: name.into(), target_pps, cores, memory_mib: 1, counted_cores: cores, capacity_pps, sizes }
+    }
+
+    #[test]
+    fn an_slo_and_a_profile_are_a_demand() {
+        let demand = Demand::of(&slo(3e6, 1000.0), &profile(), &shape()).unwrap();
+        assert_eq!(demand.capacity_pps.len(), 19);
+        assert_eq!(demand.sizes, (0..=10).collect::<Vec<_>>(), "11 ways carry no more than 10");
+        assert!(demand.is_enough(&[4]) && !demand.is_enough(&[3]) && demand.is_enough(&[2, 2]));
+    }
+
+    #[test]
+    fn what_cannot_be_is_said() {
+        let said = |slo: &Slo, profile: &Profile| Demand::of(slo, profile, &shape()).unwrap_err().to_string();
+        assert!(said(&slo(1e6, 5.0), &profile()).contains("the shortest latency that its profile allows is 10.0 µs"));
+        assert!(said(&slo(1e10, 1000.0), &profile()).contains("more than 256"));
+        assert!(said(&slo(-1.0, 1000.0), &profile()).contains("above 0"));
+        let large = Profile { cores: 10, ..profile() };
+        assert!(said(&slo(1e6, 1000.0), &large).contains("takes 10 cores"));
+        let fat = Profile { memory_mib: 1 << 20, ..profile() };
+        assert!(said(&slo(1e6, 1000.0), &fat).contains("1048576 MiB"));
+    }
+
+    #[test]
+    fn ways_are_added_in_turn() {
+        let demand = Demand::of(&slo(5e6, 1000.0), &profile(), &shape()).unwrap();
+        // Two ways carry 1.8 million: three instances, and 5.56 ways between them.
+        assert_eq!(demand.in_turn(2, None), Some(vec![2, 2, 2]));
+        assert_eq!(demand.in_turn(2, Some(2)), Some(vec![3, 3]));
+        assert_eq!(demand.in_turn(2, Some(1)), Some(vec![6]));
+        assert_eq!(Demand::of(&slo(10e6, 1000.0), &profile(), &shape()).unwrap().in_turn(2, Some(1)), None);
+    }
+
+    #[test]
+    fn on_demand_takes_one_place_of_the_shared_class() {
+        let on_demand = Slo { promise: Promise::OnDemand { latency_us: 1000.0 }, ..slo(1.0, 1.0) };
+        let demand = Demand::of(&on_demand, &profile(), &shape()).unwrap();
+        assert_eq!(demand.cheapest(&[1.0; 19]), (1.0, vec![0]));
+        assert_eq!(demand.in_turn(2, None), Some(vec![0]));
+    }
+
+    proptest! {
+        /// The cheapest recipe is the cheapest of all, and all are enough and minimal.
+        #[test]
+        fn the_cheapest_is_cheapest(
+            gains in prop::collection::vec(0.0..3.0f64, 7),
+            rises in prop::collection::vec(0.0..1.0f64, 7),
+            target in 1.0..12.0f64,
+        ) {
+            let sums = |steps: &[f64], from: f64| -> Vec<f64> {
+                steps.iter().scan(from, |sum, step| { *sum += step; Some(*sum) }).collect()
+            };
+            let capacity = sums(&gains, 0.3);
+            let price = sums(&rises, 0.1);
+            let demand = demand("a", target, 1, &capacity);
+            let (cost, recipe) = demand.cheapest(&price);
+            let cost_of = |recipe: &Recipe| recipe.iter().map(|size| price[*size as usize]).sum::<f64>();
+            prop_assert!(demand.is_enough(&recipe));
+            prop_assert!((cost_of(&recipe) - cost).abs() < 1e-9);
+            if let (all, true) = demand.up_to(&price, cost * 1.5, 100_000) {
+                prop_assert!(all.iter().all(|recipe| demand.is_enough(recipe)));
+                let least = all.iter().map(cost_of).fold(f64::INFINITY, f64::min);
+                prop_assert!((least - cost).abs() < 1e-9, "{least} {cost} {recipe:?}");
+            }
+        }
+    }
+}

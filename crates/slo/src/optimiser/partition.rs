@@ -1,0 +1,56 @@
+//! Large sets of SLOs, in parts.
+//!
+//! A part of a few hundred SLOs is solved in about a second, and loses less than one server, because what does not fill a server there
+//! could have shared one with another part. The bound is that of the whole: dual prices of one part are prices for all, and what
+//! the cheapest recipes of all SLOs cost by them no solution undercuts. The prices of every part are tried, and the best bound is told.
+
+use std::time::{Duration, Instant};
+
+use super::{OptimiserError, Prices, Solution, solve_with_prices, whole};
+use crate::demand::Demand;
+use crate::packing;
+use crate::placement::ServerShape;
+
+/// SLOs of a part, unless told otherwise.
+pub const PART: usize = 400;
+/// Parts whose prices are tried for the bound.
+const MOST_PRICES: usize = 4;
+
+/// Solves in parts of at most `part` SLOs. Each is given its share of the time that is left.
+///
+/// # Errors
+/// [`OptimiserError`].
+pub fn solve_in_parts(demands: &[Demand], shape: &ServerShape, part: usize, limit: Duration) -> Result<Solution, OptimiserError> {
+    let began = Instant::now();
+    let parts = demands.len().div_ceil(part.max(1)).max(1);
+    if parts == 1 {
+        return super::solve(demands, shape, limit);
+    }
+    // Every part is to be like the whole: every so-manieth SLO, by size.
+    let mut order: Vec<usize> = (0..demands.len()).collect();
+    let rank = |i: &usize| demands[*i].target_pps / demands[*i].capacity_pps.last().copied().unwrap_or(1.0);
+    order.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
+    let mut all = Solution { patterns: Vec::new(), recipes: vec![Vec::new(); demands.len()], bound: 0, timed_out: false };
+    let mut prices: Vec<Prices> = Vec::new();
+    for k in 0..parts {
+        let members: Vec<usize> = order.iter().copied().skip(k).step_by(parts).collect();
+        let of_part: Vec<Demand> = members.iter().map(|i| demands[*i].clone()).collect();
+        let share = limit.saturating_sub(began.elapsed()) / (parts - k) as u32;
+        let (solution, of_prices) = solve_with_prices(&of_part, shape, share)?;
+        all.patterns.extend(solution.patterns);
+        for (i, recipe) in members.iter().zip(solution.recipes) {
+            all.recipes[*i] = recipe;
+        }
+        all.timed_out |= solution.timed_out;
+        prices.push(of_prices);
+    }
+    let bounds = prices.iter().take(MOST_PRICES).map(|prices| prices.bound(demands, shape));
+    all.bound = whole(bounds.fold(0.0, f64::max)).min(all.servers());
+    // Each part leaves a server half full, which the greedy way does once.
+    let greedy = packing::pack(demands, shape).map_err(OptimiserError::Impossible)?;
+    if greedy.patterns.len() < all.servers() {
+        all = Solution { patterns: greedy.patterns, recipes: greedy.recipes, ..all };
+        all.bound = all.bound.min(all.servers());
+    }
+    Ok(all)
+}

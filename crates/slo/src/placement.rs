@@ -1,0 +1,448 @@
+//! Where instances run: servers, what they have, and who has which part.
+//!
+//! A *server* is what shares one last-level cache: a machine with two sockets is two servers here. Of its LLC ways, those that DDIO writes
+//! packets to are given to nobody; of its classes (CLOS), one is the system's own. An instance has a class of its own with a number of
+//! ways, or is in the server's *shared class*, which has the least number of ways that a class may have and is for instances that need no
+//! cache. Ways are counted here; [`PlacedServer::masks`] lays them out, each class in one piece, as the hardware wants them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+/// What a server has for NFs.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct ServerShape {
+    /// The processor, as the system names its model.
+    pub cpu: String,
+    /// Cores that NFs may have.
+    pub cores: u32,
+    /// Ways of the LLC.
+    pub llc_ways: u32,
+    /// Bytes of one way.
+    pub way_bytes: u64,
+    /// Ways that DDIO writes to, from the top.
+    pub ddio_ways: u32,
+    /// Least ways of a class.
+    pub min_ways: u32,
+    /// Classes (CLOS), the system's own included.
+    pub classes: u32,
+    /// Memory that NFs may have, in MiB.
+    pub memory_mib: u64,
+}
+
+/// Why a shape makes no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ShapeError {
+    /// Nothing to run on.
+    #[error("a server without cores for NFs has no room")]
+    NoCores,
+    /// Nothing to give away.
+    #[error("of {llc_ways} ways of the LLC, DDIO has {ddio_ways}, and a class has {min_ways} at least: nothing is left for NFs")]
+    NoWays {
+        /// All ways.
+        llc_ways: u32,
+        /// DDIO's.
+        ddio_ways: u32,
+        /// Of a class.
+        min_ways: u32,
+    },
+    /// No class besides the system's.
+    #[error("the server has {classes} classes, one of which is the system's own: an instance needs another")]
+    NoClasses {
+        /// How many there are.
+        classes: u32,
+    },
+}
+
+impl ServerShape {
+    /// Whether NFs have anything to run on.
+    ///
+    /// # Errors
+    /// [`ShapeError`].
+    pub fn check(&self) -> Result<(), ShapeError> {
+        let Self { llc_ways, ddio_ways, min_ways, classes, .. } = *self;
+        if self.cores == 0 {
+            return Err(ShapeError::NoCores);
+        }
+        if min_ways == 0 || llc_ways > 64 || llc_ways < ddio_ways.saturating_add(min_ways) {
+            return Err(ShapeError::NoWays { llc_ways, ddio_ways, min_ways });
+        }
+        if classes < 2 {
+            return Err(ShapeError::NoClasses { classes });
+        }
+        Ok(())
+    }
+
+    /// Ways that instances may have.
+    pub fn ways(&self) -> u32 {
+        self.llc_ways - self.ddio_ways
+    }
+
+    /// Classes that instances may have.
+    pub fn own_classes(&self) -> u32 {
+        self.classes - 1
+    }
+
+    /// Cores that an instance takes of this shape's budget: its own, or more where it takes more than their part of the memory. So whatever
+    /// fits by this count fits by memory too.
+    pub fn cores_with_memory(&self, cores: u32, memory_mib: u64) -> u32 {
+        let by_memory = (memory_mib * u64::from(self.cores)).div_ceil(self.memory_mib.max(1));
+        cores.max(u32::try_from(by_memory).unwrap_or(u32::MAX))
+    }
+}
+
+/// An instance and what it has.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Instance {
+    /// The SLO that it is for.
+    pub slo: String,
+    /// Which of the SLO's instances, from 0.
+    pub number: u32,
+    /// Its cores, by their place among those that NFs may have.
+    pub cores: Vec<u32>,
+    /// Ways of its own class; 0 in the shared class.
+    pub ways: u32,
+    /// Memory, in MiB.
+    pub memory_mib: u64,
+    /// Packets per second that it carries within the SLO's latency.
+    pub capacity_pps: f64,
+    /// Packets per second that it is to be given.
+    pub load_pps: f64,
+}
+
+/// A server and its instances.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PlacedServer {
+    /// Its name.
+    pub name: String,
+    /// What it has.
+    pub shape: ServerShape,
+    /// What runs there.
+    pub instances: Vec<Instance>,
+}
+
+/// Servers and their instances, as the planner tells the agents.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// All servers, in use or not.
+    pub servers: Vec<PlacedServer>,
+}
+
+/// What a server has left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Cores.
+    pub cores: u32,
+    /// Ways.
+    pub ways: u32,
+    /// Classes.
+    pub classes: u32,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Ways of its shared class, if it has one.
+    pub shared: bool,
+    /// Ways that a shared class has.
+    pub min_ways: u32,
+}
+
+impl Room {
+    /// What an empty server has.
+    pub fn of(shape: &ServerShape) -> Self {
+        Self {
+            cores: shape.cores,
+            ways: shape.ways(),
+            classes: shape.own_classes(),
+            memory_mib: shape.memory_mib,
+            shared: false,
+            min_ways: shape.min_ways,
+        }
+    }
+
+    /// What is left once an instance has come; none if it does not fit.
+    pub fn less(self, cores: u32, ways: u32, memory_mib: u64) -> Option<Self> {
+        // The first in the shared class brings the class.
+        let (takes_ways, takes_class) = match ways {
+            0 if self.shared => (0, 0),
+            0 => (self.min_ways, 1),
+            ways => (ways.max(self.min_ways), 1),
+        };
+        Some(Self {
+            cores: self.cores.checked_sub(cores)?,
+            ways: self.ways.checked_sub(takes_ways)?,
+            classes: self.classes.checked_sub(takes_class)?,
+            memory_mib: self.memory_mib.checked_sub(memory_mib)?,
+            shared: self.shared || ways == 0,
+            min_ways: self.min_ways,
+        })
+    }
+}
+
+/// Why a placement cannot be.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PlacementError {
+    /// A server that has no room by its shape.
+    #[error("server \"{server}\": {why}")]
+    Shape {
+        /// The server.
+        server: String,
+        /// What is wrong with it.
+        why: ShapeError,
+    },
+    /// More than there is.
+    #[error("server \"{server}\" does not have the {what} that its instances are given")]
+    Overfull {
+        /// The server.
+        server: String,
+        /// Cores, ways, classes or memory.
+        what: &'static str,
+    },
+    /// One core, two instances.
+    #[error("core {core} of server \"{server}\" is given to two instances, or does not exist")]
+    Core {
+        /// The server.
+        server: String,
+        /// The core.
+        core: u32,
+    },
+    /// A class smaller than the hardware has them.
+    #[error("instance {number} of \"{slo}\" has {ways} ways, and a class of server \"{server}\" has {min_ways} at least")]
+    SmallClass {
+        /// The server.
+        server: String,
+        /// The SLO.
+        slo: String,
+        /// Its instance.
+        number: u32,
+        /// Its ways.
+        ways: u32,
+        /// Of a class.
+        min_ways: u32,
+    },
+    /// Two of one name.
+    #[error("there are two {what} named \"{name}\"")]
+    Twice {
+        /// Servers or instances.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// More load than an instance carries.
+    #[error("instance {number} of \"{slo}\" is to be given {load_pps:.0} packets/s and carries {capacity_pps:.0}")]
+    Overload {
+        /// The SLO.
+        slo: String,
+        /// Its instance.
+        number: u32,
+        /// What it is given.
+        load_pps: f64,
+        /// What it carries.
+        capacity_pps: f64,
+    },
+}
+
+/// Bits of a class, from the lowest way; all those in the shared class have the same.
+pub type Masks = BTreeMap<(String, u32), u64>;
+
+impl PlacedServer {
+    /// A server with nothing on it.
+    pub fn empty(name: &str, shape: &ServerShape) -> Self {
+        Self { name: name.into(), shape: shape.clone(), instances: Vec::new() }
+    }
+
+    /// What is left.
+    ///
+    /// # Errors
+    /// [`PlacementError`]: more is given away than there is.
+    pub fn room(&self) -> Result<Room, PlacementError> {
+        let mut room = Room::of(&self.shape);
+        for instance in &self.instances {
+            let cores = u32::try_from(instance.cores.len()).unwrap_or(u32::MAX);
+            room = room.less(cores, instance.ways, instance.memory_mib).ok_or_else(|| PlacementError::Overfull {
+                server: self.name.clone(),
+                what: match () {
+                    () if room.cores < cores => "cores",
+                    () if room.memory_mib < instance.memory_mib => "memory",
+                    () if room.classes == 0 => "classes",
+                    () => "ways",
+                },
+            })?;
+        }
+        Ok(room)
+    }
+
+    /// The lowest free cores, as many as asked for; none if there are too few.
+    pub fn free_cores(&self, cores: u32) -> Option<Vec<u32>> {
+        let taken: BTreeSet<u32> = self.instances.iter().flat_map(|instance| instance.cores.iter().copied()).collect();
+        let free: Vec<u32> = (0..self.shape.cores).filter(|core| !taken.contains(core)).take(cores as usize).collect();
+        (free.len() == cores as usize).then_some(free)
+    }
+
+    /// Which ways each instance's class has: the shared class lowest, then one class after the other, DDIO's ways above all of them.
+    pub fn masks(&self) -> Masks {
+        let bits = |at: u32, ways: u32| ((1u128 << ways) - 1).checked_shl(at).unwrap_or(0) as u64;
+        let mut at = if self.instances.iter().any(|instance| instance.ways == 0) { self.shape.min_ways } else { 0 };
+        let mut masks = Masks::new();
+        for instance in &self.instances {
+            let mask = if instance.ways == 0 { bits(0, self.shape.min_ways) } else { bits(at, instance.ways) };
+            at += instance.ways;
+            masks.insert((instance.slo.clone(), instance.number), mask);
+        }
+        masks
+    }
+
+    fn check(&self) -> Result<(), PlacementError> {
+        let server = || self.name.clone();
+        self.shape.check().map_err(|why| PlacementError::Shape { server: server(), why })?;
+        self.room()?;
+        let mut cores = BTreeSet::new();
+        for instance in &self.instances {
+            let Instance { number, ways, load_pps, capacity_pps, .. } = *instance;
+            let (slo, min_ways) = (|| instance.slo.clone(), self.shape.min_ways);
+            if let Some(&core) = instance.cores.iter().find(|core| **core >= self.shape.cores || !cores.insert(**core)) {
+                return Err(PlacementError::Core { server: server(), core });
+            }
+            if ways > 0 && ways < min_ways {
+                return Err(PlacementError::SmallClass { server: server(), slo: slo(), number, ways, min_ways });
+            }
+            // Sums of loads are rounded.
+            if !(load_pps >= 0.0 && load_pps <= capacity_pps * (1.0 + 1e-9)) {
+                return Err(PlacementError::Overload { slo: slo(), number, load_pps, capacity_pps });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Placement {
+    /// Empty servers of one shape, named `s0`, `s1` and so on.
+    pub fn empty(servers: usize, shape: &ServerShape) -> Self {
+        Self { servers: (0..servers).map(|i| PlacedServer::empty(&format!("s{i}"), shape)).collect() }
+    }
+
+    /// Whether every server has what its instances are given, and nobody is given more load than it carries.
+    ///
+    /// # Errors
+    /// [`PlacementError`].
+    pub fn check(&self) -> Result<(), PlacementError> {
+        let (mut names, mut instances) = (BTreeSet::new(), BTreeSet::new());
+        for server in &self.servers {
+            if !names.insert(&server.name) {
+                return Err(PlacementError::Twice { what: "servers", name: server.name.clone() });
+            }
+            server.check()?;
+            if let Some(twice) = server.instances.iter().find(|instance| !instances.insert((&instance.slo, instance.number))) {
+                return Err(PlacementError::Twice { what: "instances", name: format!("{} {}", twice.slo, twice.number) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Servers that have an instance.
+    pub fn used(&self) -> usize {
+        self.servers.iter().filter(|server| !server.instances.is_empty()).count()
+    }
+
+    /// All instances, with the place of their server in the list.
+    pub fn instances(&self) -> impl Iterator<Item = (usize, &Instance)> {
+        self.servers.iter().enumerate().flat_map(|(i, server)| server.instances.iter().map(move |instance| (i, instance)))
+    }
+
+    /// Packets per second that the instances of each SLO are to be given.
+    pub fn loads_pps(&self) -> BTreeMap<&str, f64> {
+        let mut loads = BTreeMap::new();
+        for (_, instance) in self.instances() {
+            *loads.entry(instance.slo.as_str()).or_insert(0.0) += instance.load_pps;
+        }
+        loads
+    }
+
+    /// Takes away all instances of an SLO; how many there were.
+    pub fn remove(&mut self, slo: &str) -> usize {
+        let count = |servers: &[PlacedServer]| servers.iter().map(|server| server.instances.len()).sum::<usize>();
+        let before = count(&self.servers);
+        for server in &mut self.servers {
+            server.instances.retain(|instance| instance.slo != slo);
+        }
+        before - count(&self.servers)
+    }
+}
+
+/// What tests of other modules use too.
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// A server as those of the paper: 9 cores and 18 ways.
+    pub fn shape() -> ServerShape {
+        ServerShape {
+            cpu: "A".into(),
+            cores: 9,
+            llc_ways: 20,
+            way_bytes: 2304 << 10,
+            ddio_ways: 2,
+            min_ways: 1,
+            classes: 16,
+            memory_mib: 64 << 10,
+        }
+    }
+
+    fn instance(slo: &str, cores: &[u32], ways: u32) -> Instance {
+        Instance { slo: slo.into(), number: 0, cores: cores.to_vec(), ways, memory_mib: 64, capacity_pps: 1e6, load_pps: 1e6 }
+    }
+
+    fn server(instances: &[Instance]) -> Placement {
+        let mut placement = Placement::empty(2, &shape());
+        placement.servers[0].instances = instances.to_vec();
+        placement
+    }
+
+    #[test]
+    fn what_fits_is_counted() {
+        let placement = server(&[instance("a", &[0], 4), instance("b", &[1, 2], 0), instance("c", &[3], 0)]);
+        placement.check().unwrap();
+        let room = placement.servers[0].room().unwrap();
+        assert_eq!((room.cores, room.ways, room.classes, room.shared), (5, 13, 13, true), "the shared class counts once");
+        assert_eq!(placement.servers[0].free_cores(2), Some(vec![4, 5]));
+        assert_eq!(placement.servers[0].free_cores(6), None);
+        assert_eq!(placement.used(), 1);
+        let masks = placement.servers[0].masks();
+        assert_eq!(masks[&("a".into(), 0)], 0b11110);
+        assert_eq!((masks[&("b".into(), 0)], masks[&("c".into(), 0)]), (1, 1));
+    }
+
+    #[test]
+    fn what_does_not_fit_is_said() {
+        let said = |instances: &[Instance]| server(instances).check().unwrap_err().to_string();
+        assert!(said(&[instance("a", &[0], 10), instance("b", &[1], 9)]).contains("does not have the ways"));
+        assert!(said(&[instance("a", &[0], 1), instance("b", &[0], 1)]).contains("core 0 of server \"s0\""));
+        assert!(said(&[instance("a", &[9], 1)]).contains("core 9"));
+        assert!(said(&[instance("a", &[0], 1), instance("a", &[1], 1)]).contains("two instances named \"a 0\""));
+        assert!(said(&[Instance { load_pps: 2e6, ..instance("a", &[0], 1) }]).contains("carries 1000000"));
+        assert!(said(&[Instance { memory_mib: 1 << 20, ..instance("a", &[0], 1) }]).contains("memory"));
+        let mut few = server(&[instance("a", &[0], 1), instance("b", &[1], 1)]);
+        few.servers[0].shape.classes = 2;
+        assert!(few.check().unwrap_err().to_string().contains("classes"));
+        few.servers[0].shape = ServerShape { min_ways: 2, ..shape() };
+        assert!(few.check().unwrap_err().to_string().contains("2 at least"));
+        few.servers[0].shape = ServerShape { ddio_ways: 20, ..shape() };
+        assert!(few.check().unwrap_err().to_string().contains("nothing is left"));
+    }
+
+    #[test]
+    fn an_slo_is_taken_away() {
+        let mut placement = server(&[instance("a", &[0], 4), instance("b", &[1], 2)]);
+        assert_eq!(placement.loads_pps().get("a"), Some(&1e6));
+        assert_eq!((placement.remove("a"), placement.remove("a")), (1, 0));
+        assert_eq!(placement.instances().count(), 1);
+    }
+
+    #[test]
+    fn memory_may_take_the_place_of_cores() {
+        assert_eq!(shape().cores_with_memory(1, 64), 1);
+        assert_eq!(shape().cores_with_memory(1, 32 << 10), 5);
+    }
+}

@@ -1,0 +1,514 @@
+//! What an NF or a chain can do, as measured: two curves and what they were measured with.
+//!
+//! # Terms and units
+//! *Throughput curve*: packets per second of one instance against the LLC ways of its class. *Latency curve*: 95th percentile in
+//! microseconds against load in packets per second, at the number of ways that gives most throughput (`best_ways`). An *instance* runs
+//! on `cores` cores (a chain may take several) that share one class. *Floor*: throughput with none of the LLC at all, as in a class
+//! that others thrash; what can be promised of an instance in a shared class. *Margin*: the part of a curve's value that is not promised.
+//!
+//! # Approach
+//! A latency is kept by keeping the load down. Where an instance has fewer ways than `best_ways`, each packet takes longer by the ratio
+//! of the throughputs; a queue whose service takes k times as long is the same queue in slow motion, so at the same share of its
+//! throughput its packets wait k times as long. So an instance keeps a latency L as long as its load is the share of its throughput at
+//! which the latency curve is still below L / k. What does not slow down with the cache (wires, timers) makes this promise less than
+//! there is, never more.
+//!
+//! # Limits
+//! A profile is of one processor model, one binary for each NF, one configuration and one traffic; [`Profile::is_for`] says what differs.
+//! A profile of a file is checked before it is used: curves are monotone because [`crate::curve`] makes them so, and one that is not
+//! was not made by it.
+//!
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, sections 4 and 5.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::slo::{Slo, Workload};
+
+/// Version of the form of a profile.
+pub const FORM: u32 = 1;
+
+/// Name of a file's contents. Tells files apart; it is no protection against someone who wants two to be alike.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+pub struct Digest(pub String);
+
+impl Digest {
+    /// Of these bytes: FNV-1a of 128 bits, in hexadecimal digits.
+    pub fn of(bytes: &[u8]) -> Self {
+        let mut hash: u128 = 0x6c62272e07bb014262b821756295c58d;
+        for byte in bytes {
+            hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0000000001000000000000000000013b);
+        }
+        Self(format!("{hash:032x}"))
+    }
+}
+
+impl std::fmt::Display for Digest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What a profile is of.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Key {
+    /// What ran.
+    pub workload: Workload,
+    /// Digest of each NF's program, in the order of the chain.
+    pub binaries: Vec<Digest>,
+    /// Digest of the configuration.
+    pub configuration: Digest,
+    /// The traffic, as an SLO names it.
+    pub traffic: String,
+    /// The processor, as the system names its model.
+    pub cpu: String,
+}
+
+/// Where the numbers of a throughput curve come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Source {
+    /// The processor's own cache control.
+    Measured,
+    /// A model of the cache, fed by the loads and stores of the NF.
+    Simulated,
+    /// No cache control: the curve is one value, whatever the ways.
+    None,
+}
+
+/// A point of a curve.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// Ways, or packets per second.
+    pub x: f64,
+    /// Packets per second, or microseconds.
+    pub y: f64,
+}
+
+/// A curve of straight lines between points.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// Its points, by rising `x`; `y` never falls.
+    pub points: Vec<Point>,
+    /// How many points were measured.
+    pub measured: u32,
+    /// How far the lines may be from the truth, as a part of the value.
+    pub error_bound: f64,
+    /// How far repeated measurements of a point lay apart at most, as a part of the value.
+    pub spread: f64,
+    /// The part of a value that is not promised.
+    pub margin: f64,
+    /// What was odd while it was measured, for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+impl Curve {
+    /// The value at `x`; none outside the points.
+    pub fn at(&self, x: f64) -> Option<f64> {
+        let after = self.points.partition_point(|point| point.x < x);
+        let right = self.points.get(after)?;
+        if right.x == x {
+            return Some(right.y);
+        }
+        let left = self.points.get(after.checked_sub(1)?)?;
+        Some(left.y + (right.y - left.y) * (x - left.x) / (right.x - left.x))
+    }
+
+    /// The largest `x` at which the curve is not above `y`; none if it is above everywhere.
+    pub fn reach(&self, y: f64) -> Option<f64> {
+        let after = self.points.partition_point(|point| point.y <= y);
+        let left = self.points.get(after.checked_sub(1)?)?;
+        let Some(right) = self.points.get(after) else { return Some(left.x) };
+        Some(left.x + (right.x - left.x) * (y - left.y) / (right.y - left.y))
+    }
+
+    fn check(&self, which: &'static str) -> Result<(), ProfileError> {
+        if self.points.is_empty() {
+            return Err(ProfileError::Empty { which });
+        }
+        let sane = |value: f64| value.is_finite() && value >= 0.0;
+        if let Some(point) = self.points.iter().find(|point| !sane(point.x) || !sane(point.y)) {
+            return Err(ProfileError::NoNumber { which, x: point.x, y: point.y });
+        }
+        let parts = [self.error_bound, self.spread, self.margin];
+        if parts.iter().any(|part| !sane(*part)) || self.margin >= 1.0 {
+            return Err(ProfileError::Margin { which, margin: self.margin });
+        }
+        for pair in self.points.windows(2) {
+            if pair[0].x >= pair[1].x || pair[0].y > pair[1].y {
+                return Err(ProfileError::NotMonotone { which, x: pair[1].x, y: pair[1].y, before: pair[0].y });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How an instance uses the cache, for models of contention; not needed for promises.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct CacheUse {
+    /// References that pass the processor's private caches, per packet.
+    pub references_per_packet: f64,
+    /// What a reference costs more that misses the LLC, in nanoseconds.
+    pub miss_ns: f64,
+}
+
+/// What one instance can do.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// [`FORM`].
+    pub form: u32,
+    /// What it is of.
+    pub key: Key,
+    /// Where its throughput curve comes from.
+    pub source: Source,
+    /// Cores of an instance.
+    pub cores: u32,
+    /// Memory of an instance, in MiB.
+    pub memory_mib: u64,
+    /// Packets per second against ways.
+    pub throughput: Curve,
+    /// 95th percentile of latency, in microseconds, against packets per second.
+    pub latency: Curve,
+    /// Ways at which latency was measured: those that give most throughput.
+    pub best_ways: u32,
+    /// Packets per second with none of the LLC; without it, an instance is given a class of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub floor_pps: Option<f64>,
+    /// How it uses the cache, if that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheUse>,
+}
+
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The file cannot be read or written.
+    #[error("profile {path}: {why}")]
+    File {
+        /// The file.
+        path: String,
+        /// What went wrong.
+        why: String,
+    },
+    /// Written by another version.
+    #[error("the profile has form {form} and this program knows {FORM}: profile again")]
+    Form {
+        /// Its form.
+        form: u32,
+    },
+    /// It is of another processor.
+    #[error("the profile was made on \"{profile}\" and the server has \"{server}\": profile there")]
+    Cpu {
+        /// Where it was made.
+        profile: String,
+        /// Where it is to be used.
+        server: String,
+    },
+    /// It is of another program.
+    #[error("the profile is of another binary of \"{workload}\" ({profile}, now {now}): profile again")]
+    Binary {
+        /// What is to run.
+        workload: Workload,
+        /// Digest in the profile.
+        profile: String,
+        /// Digest now.
+        now: String,
+    },
+    /// It is of something else.
+    #[error("the profile is of {what} \"{profile}\" and the SLO names \"{slo}\": profile that")]
+    Other {
+        /// What differs.
+        what: &'static str,
+        /// In the profile.
+        profile: String,
+        /// In the SLO.
+        slo: String,
+    },
+    /// A curve without points.
+    #[error("the {which} curve has no points: profile again")]
+    Empty {
+        /// Which curve.
+        which: &'static str,
+    },
+    /// A point that is none.
+    #[error("the {which} curve has the point ({x}, {y}): both must be 0 or more and finite; profile again")]
+    NoNumber {
+        /// Which curve.
+        which: &'static str,
+        /// Where.
+        x: f64,
+        /// What.
+        y: f64,
+    },
+    /// A margin or bound that is none.
+    #[error(
+        "the {which} curve has a margin of {margin}, or a bound or spread that makes no sense: they are parts of 1; profile again"
+    )]
+    Margin {
+        /// Which curve.
+        which: &'static str,
+        /// The margin.
+        margin: f64,
+    },
+    /// A curve that falls.
+    #[error(
+        "the {which} curve is not monotone: {y} at {x}, after {before}; profiles that `sluice profile` writes are, so profile again"
+    )]
+    NotMonotone {
+        /// Which curve.
+        which: &'static str,
+        /// Where it falls.
+        x: f64,
+        /// To what.
+        y: f64,
+        /// From what.
+        before: f64,
+    },
+    /// A number of cores or ways, or a floor, that cannot be.
+    #[error("the profile says {what}: profile again")]
+    Shape {
+        /// What it says.
+        what: String,
+    },
+}
+
+impl Profile {
+    /// Reads and checks a file.
+    ///
+    /// # Errors
+    /// [`ProfileError`]: it cannot be read, is no profile, or does not pass [`check`](Self::check).
+    pub fn load(path: &Path) -> Result<Self, ProfileError> {
+        let fail = |why: String| ProfileError::File { path: path.display().to_string(), why };
+        let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+        let profile: Self = serde_json::from_str(&text).map_err(|e| fail(e.to_string()))?;
+        profile.check()?;
+        Ok(profile)
+    }
+
+    /// Writes a file, so that no reader sees half of it.
+    ///
+    /// # Errors
+    /// [`ProfileError::File`].
+    pub fn save(&self, path: &Path) -> Result<(), ProfileError> {
+        let fail = |why: String| ProfileError::File { path: path.display().to_string(), why };
+        let text = serde_json::to_string_pretty(self).map_err(|e| fail(e.to_string()))?;
+        let beside = path.with_extension("json.new");
+        std::fs::write(&beside, text + "\n").and_then(|()| std::fs::rename(&beside, path)).map_err(|e| fail(e.to_string()))
+    }
+
+    /// Whether it makes sense by itself.
+    ///
+    /// # Errors
+    /// [`ProfileError`].
+    pub fn check(&self) -> Result<(), ProfileError> {
+        if self.form != FORM {
+            return Err(ProfileError::Form { form: self.form });
+        }
+        self.throughput.check("throughput")?;
+        self.latency.check("latency")?;
+        let shape = |what: &str| Err(ProfileError::Shape { what: what.into() });
+        if self.cores == 0 {
+            return shape("that an instance takes no core");
+        }
+        match self.throughput.at(f64::from(self.best_ways)) {
+            None => return shape(&format!("that {} ways are best, where its throughput curve has no value", self.best_ways)),
+            Some(best) if best <= 0.0 => return shape("that its best throughput is 0"),
+            Some(_) => {}
+        }
+        let lowest = self.throughput.points[0].y;
+        if self.floor_pps.is_some_and(|floor| !floor.is_finite() || floor < 0.0 || floor > lowest) {
+            return shape(&format!("that its throughput without cache is not between 0 and {lowest:.0}, that with least cache"));
+        }
+        let sane = |value: f64| value.is_finite() && value >= 0.0;
+        if self.cache.is_some_and(|cache| !sane(cache.references_per_packet) || !sane(cache.miss_ns)) {
+            return shape("a use of the cache that is no number");
+        }
+        Ok(())
+    }
+
+    /// Whether it is of what an SLO names, with these programs, on this processor.
+    ///
+    /// # Errors
+    /// [`ProfileError`] says what differs.
+    pub fn is_for(&self, slo: &Slo, binaries: &[Digest], cpu: &str) -> Result<(), ProfileError> {
+        let other = |what, profile: &dyn ToString, slo: &dyn ToString| {
+            Err(ProfileError::Other { what, profile: profile.to_string(), slo: slo.to_string() })
+        };
+        if self.key.workload != slo.workload {
+            return other("the NF or chain", &self.key.workload, &slo.workload);
+        }
+        if self.key.configuration != slo.configuration {
+            return other("configuration", &self.key.configuration, &slo.configuration);
+        }
+        if self.key.traffic != slo.traffic {
+            return other("traffic", &self.key.traffic, &slo.traffic);
+        }
+        if self.key.binaries != binaries {
+            let list = |digests: &[Digest]| digests.iter().map(|digest| digest.0.as_str()).collect::<Vec<_>>().join(", ");
+            return Err(ProfileError::Binary {
+                workload: slo.workload.clone(),
+                profile: list(&self.key.binaries),
+                now: list(binaries),
+            });
+        }
+        if self.key.cpu != cpu {
+            return Err(ProfileError::Cpu { profile: self.key.cpu.clone(), server: cpu.into() });
+        }
+        Ok(())
+    }
+
+    /// Packets per second that one instance may be promised with a class of `ways` ways, latency aside. 0 below the curve.
+    pub fn throughput_pps(&self, ways: u32) -> f64 {
+        let last = self.throughput.points.last().map_or(0.0, |point| point.x);
+        self.throughput.at(f64::from(ways).min(last)).unwrap_or(0.0) * (1.0 - self.throughput.margin)
+    }
+
+    /// Packets per second that one instance may be promised in a class that others thrash, latency aside. 0 if that is not known.
+    pub fn shared_pps(&self) -> f64 {
+        self.floor_pps.unwrap_or(0.0) * (1.0 - self.throughput.margin)
+    }
+
+    /// Packets per second that one instance carries within `latency_us` microseconds, with a class of `ways` ways of its own, or (with 0)
+    /// in a class that others thrash. 0 if it cannot.
+    pub fn capacity_pps(&self, ways: u32, latency_us: f64) -> f64 {
+        let throughput = if ways == 0 { self.shared_pps() } else { self.throughput_pps(ways) };
+        let best = self.throughput_pps(self.best_ways);
+        if best <= 0.0 { 0.0 } else { throughput * self.load_part(throughput / best, latency_us / (1.0 + self.latency.margin)) }
+    }
+
+    /// The part of its throughput that an instance may be loaded with to keep a latency, where its throughput is this part of the best.
+    pub fn load_part(&self, of_best: f64, latency_us: f64) -> f64 {
+        let best = self.throughput.at(f64::from(self.best_ways)).unwrap_or(0.0);
+        // No faster than the best: more cache than that was not measured.
+        match self.latency.reach(latency_us * of_best.min(1.0)) {
+            Some(load_pps) if best > 0.0 => (load_pps / best).min(1.0),
+            _ => 0.0,
+        }
+    }
+
+    /// The shortest latency that can be promised at all, in microseconds: that of the least load that was measured.
+    pub fn least_latency_us(&self) -> f64 {
+        self.latency.points.first().map_or(f64::INFINITY, |point| point.y) * (1.0 + self.latency.margin)
+    }
+}
+
+/// What tests of other modules use too.
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::slo::Promise;
+
+    /// A curve through points, without margin.
+    pub fn curve(points: &[(f64, f64)]) -> Curve {
+        let points: Vec<Point> = points.iter().map(|&(x, y)| Point { x, y }).collect();
+        Curve { measured: points.len() as u32, points, ..Curve::default() }
+    }
+
+    /// A profile that gains a million packets per second with each of ten ways.
+    pub fn profile() -> Profile {
+        Profile {
+            form: FORM,
+            key: Key {
+                workload: Workload::Nf("nat".into()),
+                binaries: vec![Digest::of(b"nat")],
+                configuration: Digest::of(b""),
+                traffic: "64 B".into(),
+                cpu: "A".into(),
+            },
+            source: Source::Simulated,
+            cores: 1,
+            memory_mib: 64,
+            throughput: curve(&[(1.0, 1e6), (10.0, 10e6)]),
+            latency: curve(&[(1e6, 10.0), (5e6, 20.0), (9e6, 100.0)]),
+            best_ways: 10,
+            floor_pps: Some(0.5e6),
+            cache: None,
+        }
+    }
+
+    fn slo() -> Slo {
+        Slo {
+            name: "acme".into(),
+            workload: Workload::Nf("nat".into()),
+            configuration: Digest::of(b""),
+            traffic: "64 B".into(),
+            promise: Promise::Reserved { throughput_pps: 1e6, latency_us: 50.0 },
+        }
+    }
+
+    #[test]
+    fn a_digest_is_fnv_1a() {
+        assert_eq!(Digest::of(b"").0, "6c62272e07bb014262b821756295c58d");
+        assert_eq!(Digest::of(b"a").0, "d228cb696f1a8caf78912b704e4a8964");
+    }
+
+    #[test]
+    fn a_latency_is_kept_by_keeping_the_load_down() {
+        let profile = profile();
+        assert_eq!(profile.capacity_pps(10, 20.0), 5e6, "20 µs is half of the load");
+        assert_eq!(profile.capacity_pps(10, 1000.0), 9e6, "no more than was measured");
+        assert_eq!(profile.capacity_pps(5, 40.0), 2.5e6, "with half the throughput, queues last twice as long");
+        assert_eq!(profile.capacity_pps(10, 9.0), 0.0);
+        assert_eq!(profile.capacity_pps(1, 20.0), 0.0, "ten times as slow");
+        assert_eq!(profile.capacity_pps(20, 20.0), 5e6, "what is more than was measured is no better");
+        assert_eq!(profile.capacity_pps(0, 400.0), 0.25e6, "the floor is a twentieth");
+    }
+
+    #[test]
+    fn margins_are_taken_off() {
+        let mut profile = profile();
+        profile.throughput.margin = 0.1;
+        profile.latency.margin = 1.0;
+        assert_eq!(profile.throughput_pps(10), 9e6);
+        assert!((profile.capacity_pps(10, 40.0) - 4.5e6).abs() < 1.0, "half of what is promised");
+        assert_eq!(profile.least_latency_us(), 20.0);
+    }
+
+    #[test]
+    fn what_differs_is_named() {
+        let profile = profile();
+        let binaries = [Digest::of(b"nat")];
+        assert!(profile.is_for(&slo(), &binaries, "A").is_ok());
+        let said = |slo: &Slo, binaries: &[Digest], cpu: &str| profile.is_for(slo, binaries, cpu).unwrap_err().to_string();
+        assert_eq!(said(&slo(), &binaries, "B"), "the profile was made on \"A\" and the server has \"B\": profile there");
+        assert!(said(&slo(), &[Digest::of(b"new")], "A").contains("another binary of \"nat\""));
+        assert!(said(&Slo { traffic: "1518 B".into(), ..slo() }, &binaries, "A").contains("traffic \"64 B\""));
+        assert!(said(&Slo { workload: Workload::Nf("ids".into()), ..slo() }, &binaries, "A").contains("names \"ids\""));
+    }
+
+    #[test]
+    fn bad_profiles_are_refused() {
+        let refused = |change: fn(&mut Profile)| {
+            let mut profile = profile();
+            change(&mut profile);
+            profile.check().unwrap_err().to_string()
+        };
+        assert!(refused(|p| p.throughput.points[1].y = 0.9e6).contains("not monotone"));
+        assert!(refused(|p| p.latency.points.swap(0, 1)).contains("latency curve is not monotone"));
+        assert!(refused(|p| p.latency.points.clear()).contains("no points"));
+        assert!(refused(|p| p.throughput.points[0].y = f64::NAN).contains("NaN"));
+        assert!(refused(|p| p.throughput.margin = 1.0).contains("margin"));
+        assert!(refused(|p| p.best_ways = 11).contains("11 ways are best"));
+        assert!(refused(|p| p.cores = 0).contains("no core"));
+        assert!(refused(|p| p.floor_pps = Some(2e6)).contains("without cache"));
+        assert!(refused(|p| p.form = 9).contains("form 9"));
+    }
+
+    #[test]
+    fn a_file_comes_back_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nat.json");
+        profile().save(&path).unwrap();
+        assert_eq!(Profile::load(&path).unwrap(), profile());
+        std::fs::write(&path, "{}").unwrap();
+        assert!(Profile::load(&path).unwrap_err().to_string().contains("nat.json: missing field"));
+        assert!(Profile::load(&folder.path().join("none.json")).is_err());
+    }
+}
