@@ -288,6 +288,8 @@ pub struct Director {
     freed: bool,
     /// Somebody found no idle member since the last step, where others are kept for late packets.
     lacked: bool,
+    /// The connection that was looked at last for that: those before it have given back what they had, or nobody needs it.
+    cut_at: Option<u32>,
     /// Changed something that is shown.
     stirred: bool,
     moved: u32,
@@ -317,6 +319,7 @@ impl Director {
             looked_ns: 0,
             freed: false,
             lacked: false,
+            cut_at: None,
             stirred: false,
             moved: 0,
             shift: 0,
@@ -580,10 +583,12 @@ impl Director {
     /// they do not, those that were kept longest first. The connection is still known, so that its late packets take no other member.
     #[cold]
     fn cut_short(&mut self, flows: &mut FlowTable) {
-        let mut place = self.connections.first_ended();
+        let behind = self.cut_at.and_then(|at| self.connections.next_ended(at));
+        let mut place = behind.or_else(|| self.connections.first_ended());
         for _ in 0..CUT {
             let Some(at) = place else { return };
             place = self.connections.next_ended(at);
+            self.cut_at = Some(at);
             let wanted = self.connections.get(at).is_some_and(|c| c.seats().iter().any(|seat| self.wants_back(seat)));
             if wanted {
                 self.release(at, flows);
