@@ -11,6 +11,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use slab::Slab;
+use sluice_policy::sched::priority::Weight;
+use sluice_policy::sched::threshold::Rules;
 
 use crate::classify::key::FlowKey;
 use crate::frame::Packet;
@@ -29,10 +31,25 @@ pub struct Waiting {
     pub flags: u8,
     /// Its TCP flags.
     pub tcp: u8,
-    /// Number of the service that it waits for.
-    pub service: u16,
+    /// What it waits for.
+    pub wanted: Wanted,
     /// When it came, in nanoseconds.
     pub since_ns: u64,
+}
+
+/// What a packet that waits will be given, as was decided when it came.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// Number of the service that had no idle member.
+    pub service: u16,
+    /// Number of its chain.
+    pub chain: u16,
+    /// As [`Asked::note`](super::Asked::note).
+    pub note: u32,
+    /// What its flow is worth.
+    pub weight: Weight,
+    /// As [`Asked::wakeup`](super::Asked::wakeup).
+    pub wakeup: Option<Rules>,
 }
 
 #[derive(Debug)]
@@ -90,6 +107,23 @@ impl Lines {
         self.nodes.is_empty()
     }
 
+    /// Flows that wait for a service.
+    pub fn flows_of(&self, service: u16) -> usize {
+        self.lines.get(service as usize).map_or(0, |line| line.flows.len())
+    }
+
+    /// Whether packets of a connection wait.
+    #[inline]
+    pub fn holds(&self, connection: &FlowKey) -> bool {
+        !self.is_empty() && self.by_connection.contains_key(connection)
+    }
+
+    /// Whether the first packet of a service's line is the last one of its flow that waits.
+    pub fn is_last(&self, service: u16) -> bool {
+        let flow = self.lines.get(service as usize).and_then(|line| self.flows.get(*line.flows.front()?));
+        flow.is_none_or(|flow| flow.first == flow.last)
+    }
+
     /// Packets that wait for a service.
     #[inline]
     pub fn of(&self, service: u16) -> u32 {
@@ -103,8 +137,8 @@ impl Lines {
             return Some(waiting);
         }
         let known = self.by_connection.get(&connection).copied();
-        let service = known.map_or(waiting.service, |flow| self.nodes[self.flows[flow].first].waiting.service);
-        let waiting = Waiting { service, ..waiting };
+        let service = known.map_or(waiting.wanted.service, |flow| self.nodes[self.flows[flow].first].waiting.wanted.service);
+        let waiting = Waiting { wanted: Wanted { service, ..waiting.wanted }, ..waiting };
         if self.lines.len() <= service as usize {
             self.reserve(service, 1);
         }
@@ -154,29 +188,31 @@ impl Lines {
         Some(waiting)
     }
 
-    /// The first flow of a service's line waits on, for `lacking`: in that service's line, at the end, if it is another. The line that it was in
-    /// is passed over until the next look if it stays there.
-    pub fn pass(&mut self, service: u16, lacking: u16) {
-        let Some(line) = self.lines.get_mut(service as usize) else { return };
-        if service == lacking {
+    /// The first flow of a service's line waits on, for `lacking`: in that service's line, at the end, if it is another and has room for
+    /// `most`. The line where it waits then is passed over until the next look.
+    pub fn pass(&mut self, service: u16, lacking: u16, most: u32) {
+        let moves = service != lacking && self.move_first(service, lacking, most).is_some();
+        if let Some(line) = self.lines.get_mut(if moves { lacking } else { service } as usize) {
             line.passed = true;
-            return;
         }
-        let Some(flow) = line.flows.pop_front() else { return };
-        if self.lines.len() <= lacking as usize {
-            self.reserve(lacking, 1);
+    }
+
+    fn move_first(&mut self, from: u16, to: u16, most: u32) -> Option<()> {
+        let flow = *self.lines.get(from as usize)?.flows.front()?;
+        let next = |at: &usize| self.nodes.get(*at).map(|node| node.next).filter(|next| *next != NONE);
+        let nodes: Vec<usize> = std::iter::successors(Some(self.flows[flow].first), next).collect();
+        let moved = nodes.len() as u32;
+        if self.lines.len() <= to as usize || self.of(to) + moved > most {
+            return None;
         }
-        let (mut at, mut moved) = (self.flows[flow].first, 0);
-        while let Some(node) = self.nodes.get_mut(at) {
-            node.waiting.service = lacking;
-            (at, moved) = (node.next, moved + 1);
-        }
-        self.lines[service as usize].packets -= moved;
-        let to = &mut self.lines[lacking as usize];
-        to.packets += moved;
-        to.flows.push_back(flow);
-        // Whoever waits there has been looked at, or is before it.
-        to.passed = true;
+        nodes.into_iter().for_each(|node| self.nodes[node].waiting.wanted.service = to);
+        let line = &mut self.lines[from as usize];
+        line.packets -= moved;
+        line.flows.pop_front();
+        let line = &mut self.lines[to as usize];
+        line.packets += moved;
+        line.flows.push_back(flow);
+        Some(())
     }
 
     /// Any packet leaves.
@@ -201,7 +237,8 @@ mod tests {
     }
 
     fn waiting(flow: u8, service: u16, frame: u32) -> Waiting {
-        Waiting { packet: packet(frame), key: key(flow), flags: 0, tcp: 0, service, since_ns: 0 }
+        let wanted = Wanted { service, ..Wanted::default() };
+        Waiting { packet: packet(frame), key: key(flow), flags: 0, tcp: 0, wanted, since_ns: 0 }
     }
 
     fn frames(lines: &mut Lines, service: u16) -> Vec<u32> {
@@ -236,15 +273,19 @@ mod tests {
     #[test]
     fn a_flow_that_lacks_another_service_waits_there_and_holds_up_nobody() {
         let mut lines = Lines::default();
+        lines.reserve(3, 8);
         for (flow, frame) in [(1, 0), (2, 1), (1, 2)] {
             lines.push(key(flow), waiting(flow, 0, frame), 8);
         }
         lines.look();
-        assert_eq!(lines.first().unwrap().packet.frame, 0);
-        lines.pass(0, 3);
+        assert_eq!((lines.first().unwrap().packet.frame, lines.is_last(0)), (0, false));
+        assert!(lines.holds(&key(1)) && !lines.holds(&key(3)));
+        lines.pass(0, 3, 2);
+        assert_eq!((lines.of(0), lines.of(3), lines.flows_of(3)), (1, 2, 1));
+        assert_eq!((lines.first().unwrap().packet.frame, lines.is_last(0)), (1, true));
+        // There is no room for another flow.
+        lines.pass(0, 3, 2);
         assert_eq!((lines.of(0), lines.of(3)), (1, 2));
-        assert_eq!(lines.first().unwrap().packet.frame, 1);
-        lines.pass(0, 0);
         assert!(lines.first().is_none(), "until the next look");
         // What comes of it goes where it waits.
         lines.push(key(1), waiting(1, 0, 4), 8);
