@@ -151,6 +151,11 @@ impl Daemon {
         }
     }
 
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Its control socket.
     pub fn socket(&self) -> PathBuf {
         run_dir(&self.folder).join("control.sock")

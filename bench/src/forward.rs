@@ -287,7 +287,7 @@ fn measure(args: &BenchArgs, programs: Programs) -> anyhow::Result<(Report, usiz
 impl Bench<'_> {
     /// Runs the variants of a part in turns.
     fn part(&mut self, runs: &[Run]) -> anyhow::Result<()> {
-        let runs: Vec<&Run> = runs.iter().filter(|run| self.args.asks_for(run.name())).collect();
+        let runs: Vec<&Run> = runs.iter().filter(|run| self.args.asks_for(run.name(), &run.params())).collect();
         let mut variants: Vec<Option<Variant>> = runs.iter().map(|r| Some(Variant::new(r.name(), r.params()))).collect();
         for repeat in 0..self.args.repeats {
             for (run, slot) in runs.iter().zip(&mut variants) {

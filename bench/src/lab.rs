@@ -246,20 +246,25 @@ impl Lab {
     /// The experiment was interrupted.
     pub fn conduct(&self, plan: &Plan) -> anyhow::Result<(Report, usize)> {
         let mut left_out = plan.left_out.clone();
-        let mut cases: Vec<Option<&Case>> = plan.cases.iter().filter(|case| self.args.asks_for(&case.name)).map(Some).collect();
+        let mut cases: Vec<Option<&Case>> =
+            plan.cases.iter().filter(|case| self.args.asks_for(&case.name, &case.params)).map(Some).collect();
+        let parameters: BTreeSet<&str> = plan.cases.iter().flat_map(|case| case.params.keys()).map(String::as_str).collect();
+        if let Some(given) = self.args.given.iter().find(|given| !parameters.contains(given.key()) && !plan.cases.is_empty()) {
+            let known = parameters.into_iter().collect::<Vec<_>>().join(", ");
+            anyhow::bail!("{} has no parameter {}; its parameters are {known}", plan.experiment, given.key());
+        }
         anyhow::ensure!(
             !cases.is_empty() || plan.cases.is_empty(),
-            "--only {} leaves nothing of {}; its variants are named as {}",
-            self.args.only.join(","),
+            "--only and --where leave nothing of {}; its variants are as {}",
             plan.experiment,
-            plan.cases.iter().take(4).map(|case| format!("\"{}\"", case.name)).collect::<Vec<_>>().join(", ")
+            plan.cases.iter().take(4).map(|case| format!("\"{}\"", named(case))).collect::<Vec<_>>().join(", ")
         );
         let (mut turns, mut failed) = (Vec::new(), 0);
         for turn in 1..=self.args.repeats {
             let mut rows = Vec::new();
             for slot in &mut cases {
                 let Some(case) = *slot else { continue };
-                let label = Variant::new(&case.name, case.params.clone()).label(&keys(&case.params));
+                let label = named(case);
                 eprintln!("{turn} of {}: {label}", self.args.repeats);
                 let missed = match (case.run)(self) {
                     Ok(mut of_case) => {
@@ -309,6 +314,11 @@ impl Lab {
         anyhow::ensure!(failed == 0, "{failed} of the variants failed; see the reasons above");
         Ok(())
     }
+}
+
+/// Its name and all of its parameters.
+fn named(case: &Case) -> String {
+    Variant::new(&case.name, case.params.clone()).label(&keys(&case.params))
 }
 
 fn keys(params: &Params) -> Vec<&str> {
@@ -475,7 +485,13 @@ pub mod tests {
         assert_eq!(names(lab.conduct(&plan).unwrap().0), ["sluice/other", "sluice/batch"]);
         lab.args.only = vec!["nonsense".into()];
         let error = lab.conduct(&plan).unwrap_err().to_string();
-        assert!(error.starts_with("--only nonsense leaves nothing of test") && error.contains("\"default/other\""), "{error}");
+        assert!(
+            error.starts_with("--only and --where leave nothing of test") && error.contains("\"default/other nfs 1\""),
+            "{error}"
+        );
+        (lab.args.only, lab.args.given) = (Vec::new(), vec!["sizes=3".parse().unwrap()]);
+        let error = lab.conduct(&plan).unwrap_err().to_string();
+        assert_eq!(error, "test has no parameter sizes; its parameters are nfs");
     }
 
     #[test]

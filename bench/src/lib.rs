@@ -26,6 +26,9 @@ mod table;
 mod wakeup;
 
 use std::path::PathBuf;
+use std::str::FromStr;
+
+use report::Params;
 
 /// What `sluice bench` was asked for.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -38,16 +41,53 @@ pub struct BenchArgs {
     pub svg: Option<PathBuf>,
     /// Parts of names: variants whose name has none of them do not run. Empty runs all.
     pub only: Vec<String>,
+    /// Parameters: variants that have another value of one of them do not run.
+    pub given: Vec<Given>,
     /// Seconds that each variant runs, each time.
     pub seconds: f64,
     /// How often each variant runs.
     pub repeats: u32,
 }
 
+/// A parameter of variants, and the values of it that are wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Given {
+    key: String,
+    values: Vec<String>,
+}
+
+impl FromStr for Given {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (key, values) = text
+            .split_once('=')
+            .filter(|(key, values)| !key.is_empty() && !values.is_empty())
+            .ok_or_else(|| format!("\"{text}\" is no parameter with values; it is written as nfs=900 or nfs=1,45,900"))?;
+        Ok(Self { key: key.into(), values: values.split(',').map(str::to_string).collect() })
+    }
+}
+
+impl Given {
+    /// Its name.
+    fn key(&self) -> &str {
+        &self.key
+    }
+
+    fn admits(&self, params: &Params) -> bool {
+        let Some(value) = params.get(&self.key) else { return true };
+        self.values.iter().any(|wanted| match (value.as_f64(), wanted.parse::<f64>()) {
+            (Some(value), Ok(wanted)) => value == wanted,
+            _ => value.as_str().map_or_else(|| value.to_string(), str::to_string) == *wanted,
+        })
+    }
+}
+
 impl BenchArgs {
-    /// Whether a variant of this name is to run.
-    fn asks_for(&self, variant: &str) -> bool {
-        self.only.is_empty() || self.only.iter().any(|part| variant.contains(part.as_str()))
+    /// Whether a variant of this name with these parameters is to run.
+    fn asks_for(&self, variant: &str, params: &Params) -> bool {
+        let is_named = self.only.is_empty() || self.only.iter().any(|part| variant.contains(part.as_str()));
+        is_named && self.given.iter().all(|given| given.admits(params))
     }
 }
 
@@ -78,6 +118,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::chain_length::EXPERIMENT,
     sched::watermarks::EXPERIMENT,
     sched::overhead::EXPERIMENT,
+    outside::idle::EXPERIMENT,
     outside::controllers::EXPERIMENT,
     outside::linux_schedulers::EXPERIMENT,
     outside::workflow::EXPERIMENT,
@@ -121,6 +162,18 @@ mod tests {
     fn an_unknown_name_is_refused() {
         let args = BenchArgs { name: "nothing".into(), seconds: 1.0, repeats: 1, ..BenchArgs::default() };
         assert!(run(args).unwrap_err().to_string().starts_with("no experiment is named \"nothing\""));
+    }
+
+    #[test]
+    fn variants_are_chosen_by_name_and_parameters() {
+        let given = |text: &str| text.parse::<Given>().unwrap();
+        let args = |given| BenchArgs { only: vec!["light".into()], given, ..BenchArgs::default() };
+        let params = Params::from([("nfs".into(), 900.into()), ("load".into(), "half".into())]);
+        let chosen = |given| args(given).asks_for("light-paced", &params);
+        assert!(chosen(vec![]) && chosen(vec![given("nfs=1,900.0"), given("load=half"), given("offered=7")]));
+        assert!(!chosen(vec![given("nfs=1,900"), given("load=full")]) && !chosen(vec![given("nfs=9")]));
+        assert!(!args(vec![]).asks_for("heavy", &params));
+        assert!("nfs".parse::<Given>().is_err() && "=1".parse::<Given>().is_err() && "nfs=".parse::<Given>().is_err());
     }
 
     #[test]

@@ -45,6 +45,16 @@ impl Task {
     }
 }
 
+/// Time on a processor of all threads that a process has now, in nanoseconds. One that has ended is no longer counted.
+///
+/// # Errors
+/// There is no such process.
+pub fn threads_run_ns(pid: u32) -> std::io::Result<u64> {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task"))?;
+    let of_one = |thread: std::fs::DirEntry| schedstat(&std::fs::read_to_string(thread.path().join("schedstat")).ok()?);
+    Ok(threads.flatten().filter_map(of_one).map(|(run_ns, ..)| run_ns).sum())
+}
+
 /// Run time, waiting time (both in nanoseconds) and slices.
 fn schedstat(text: &str) -> Option<(u64, u64, u64)> {
     let mut numbers = text.split_ascii_whitespace().map(|word| word.parse().ok());

@@ -207,6 +207,8 @@ impl Sched {
 pub struct Setup {
     /// Core of the manager, with all its roles.
     pub manager_core: usize,
+    /// Whether its packet threads sleep while nothing happens; else they look for packets all the time.
+    pub sleeps: bool,
     /// Frames of packet memory.
     pub frames: u32,
     /// Flows that the flow table remembers; none leaves the daemon its own number.
@@ -235,6 +237,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             manager_core: 0,
+            sleeps: false,
             frames: 16_384,
             max_flows: None,
             max_nfs: None,
@@ -256,7 +259,10 @@ impl Setup {
         let mut out = String::new();
         let core = self.manager_core;
         let bounds = [("max_flows", self.max_flows), ("max_nfs", self.max_nfs)];
-        let bounds: String = bounds.iter().filter_map(|(key, n)| Some(format!("{key} = {}\n", (*n)?))).collect();
+        let mut bounds: String = bounds.iter().filter_map(|(key, n)| Some(format!("{key} = {}\n", (*n)?))).collect();
+        if self.sleeps {
+            bounds.push_str("idle = \"sleep\"\n");
+        }
         let _ = writeln!(
             out,
             "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n{bounds}",

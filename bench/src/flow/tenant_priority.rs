@@ -27,8 +27,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 
 /// Requests of each tenant at a time.
 const AT_ONCE: u32 = 32;
-/// NFs: one for each connection, and some for those that have just ended.
-const NFS: u32 = 128;
+/// NFs: one for each connection, and for those that have just ended, whose last packets are still on their way.
+const NFS: u32 = 512;
 /// Cycles of a packet: the server and the clients could do several times what the NFs can.
 const CYCLES: u64 = 100_000;
 /// Bytes of an answer.

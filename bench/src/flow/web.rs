@@ -68,7 +68,7 @@ pub fn setup(lab: &Lab, wires: &Wires, pool: &Pool, rule: [&str; 2], more: &str)
     let _ = write!(
         text,
         "[[service]]\nname = \"{SERVICE}\"\nexec = \"{COST}\"\nargs = [\"--cycles\", \"{cycles}\"]\ncores = [{core}]\nzygote = true\n\
-         per = \"{per}\"\n[service.pool]\nmin = {nfs}\nmax = {nfs}\nring = 128\nlinger_ms = 1\nhalf_open_ms = 1000\n\
+         per = \"{per}\"\n[service.pool]\nmin = {nfs}\nmax = {nfs}\nring = 128\nlinger_ms = 100\nhalf_open_ms = 1000\n\
          [[chain]]\nname = \"there\"\nservices = [\"{SERVICE}\"]\negress = \"outside\"\n\
          [[chain]]\nname = \"back\"\nservices = [\"{SERVICE}\"]\negress = \"inside\"\n"
     );

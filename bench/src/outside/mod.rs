@@ -12,6 +12,7 @@
 //! Anthony and Bai, *UNiS: A User-space Non-intrusive Workflow-aware Virtual Network Function Scheduler*. Each module names its figure.
 
 pub mod controllers;
+pub mod idle;
 pub mod linux_schedulers;
 pub mod workflow;
 

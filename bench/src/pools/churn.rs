@@ -1,10 +1,10 @@
 //! `sluice bench flow-churn`: flows that come and go: how often a second an NF is given another flow.
 //!
 //! # Approach
-//! A generator keeps [`FLOWS`] TCP flows going, each of so many packets (`flow_packets`), with SYN at its beginning and RST at its end, so that
-//! `offered` flows begin each second; the pool has [`MEMBERS`]. Its NF ([`NF`]) passes packets of one connection, from its SYN on, and drops
-//! those of any other. What the platform carries is the highest rate at which nothing is lost: `none_idle_pps` (packets of flows that found
-//! no idle NF), `entry_drop_pps`, and `mixed_pps` (packets that an NF saw of a flow that was not its own, or whose beginning it had not seen,
+//! A generator keeps so many TCP flows going (`flows`), each of so many packets (`flow_packets`), with SYN at its beginning and RST at its end,
+//! so that `offered` flows begin each second; the pool has more members than that ([`CROWDS`]), and who finds none idle waits. Its NF ([`NF`]) passes packets of one connection, from its SYN on, and drops
+//! those of any other. What the platform carries is the highest rate at which nothing is lost: `none_idle_pps` (packets for which there
+//! was no idle NF and no room to wait), `entry_drop_pps`, and `mixed_pps` (packets that an NF saw of a flow that was not its own, or whose beginning it had not seen,
 //! which is what follows when a beginning was dropped) are 0.
 //!
 //! # Source
@@ -23,19 +23,18 @@ pub const EXPERIMENT: Experiment =
 
 /// The NF that says when a flow was not alone.
 pub const NF: &str = "sluice-nf-single";
-/// Flows at a time, and NFs for them.
-const FLOWS: u32 = 200;
-const MEMBERS: u32 = 600;
+/// Flows at a time, and NFs for them. What 256 NFs touch when they are switched to stays in a second-level cache of 2 MiB; of 600 it does not.
+pub const CROWDS: [(u32, u32); 2] = [(64, 256), (200, 600)];
 /// Packets of a flow.
 const PACKETS: [u32; 2] = [4, 12];
 /// Flows that begin each second.
-const OFFERED: [u32; 6] = [20_000, 40_000, 60_000, 80_000, 100_000, 120_000];
+const OFFERED: [u32; 7] = [20_000, 40_000, 60_000, 70_000, 80_000, 100_000, 120_000];
 /// Capacity of a member's rings: a flow has fewer packets on the way.
 const RING: u32 = 64;
 
 const GROUP: Group = Group {
     title: "Flows that come and go, an NF for each",
-    keys: &["flow_packets", "offered"],
+    keys: &["flows", "flow_packets", "offered"],
     columns: &[
         Column::new("activations_per_s", "activations/s", 1.0, 0),
         DELIVERED,
@@ -55,11 +54,12 @@ const GROUP: Group = Group {
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[NF])?;
+    super::warn_of_small_pages();
     let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
-    for packets in PACKETS {
+    for (crowd, packets) in CROWDS.iter().flat_map(|crowd| PACKETS.map(|packets| (*crowd, packets))) {
         for offered in OFFERED {
-            let of = params(&[("flow_packets", packets.into()), ("offered", offered.into())]);
-            let (setup, row_params) = (setup(&lab, f64::from(offered), packets), of.clone());
+            let of = params(&[("flows", crowd.0.into()), ("flow_packets", packets.into()), ("offered", offered.into())]);
+            let (setup, row_params) = (setup(&lab, f64::from(offered), crowd, packets), of.clone());
             let run = move |lab: &Lab| {
                 let mut row = Row::new("per-flow", &row_params, flow(lab, &setup)?);
                 for (metric, reason) in [("mixed_pps", "verdict"), ("none_idle_pps", "none_idle")] {
@@ -75,8 +75,8 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 /// So many flows a second of so many packets each.
-pub fn setup(lab: &Lab, flows_per_s: f64, flow_packets: u32) -> Setup {
-    let pool = Pool { linger_ms: 0, ..Pool::of(MEMBERS, RING) };
+pub fn setup(lab: &Lab, flows_per_s: f64, (flows, members): (u32, u32), flow_packets: u32) -> Setup {
+    let pool = Pool { linger_ms: 0, when_empty: "wait", ..Pool::of(members, RING) };
     let nf = Service {
         name: POOL.into(),
         exec: NF.into(),
@@ -86,11 +86,10 @@ pub fn setup(lab: &Lab, flows_per_s: f64, flow_packets: u32) -> Setup {
         ..Service::default()
     };
     let rate = flows_per_s * f64::from(flow_packets);
-    let traffic =
-        Traffic { chain: CHAIN.into(), rate, flows: FLOWS, flow_packets, tcp: true, packet_bytes: 78, ..Traffic::default() };
+    let traffic = Traffic { chain: CHAIN.into(), rate, flows, flow_packets, tcp: true, packet_bytes: 78, ..Traffic::default() };
     Setup {
         manager_core: lab.manager_core,
-        frames: frames(MEMBERS, RING),
+        frames: frames(members, RING),
         traffic: vec![traffic],
         services: vec![nf],
         chains: vec![chain_of(CHAIN, &[POOL])],
@@ -106,6 +105,6 @@ mod tests {
 
     #[test]
     fn flows_that_end_are_accepted() {
-        assert_accepted(&setup(&lab(1), 60_000.0, 4), &[NF]);
+        assert_accepted(&setup(&lab(1), 60_000.0, CROWDS[0], 4), &[NF]);
     }
 }

@@ -31,6 +31,7 @@ const GROUP: Group = Group {
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[COST])?;
+    super::warn_of_small_pages();
     let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     for rate in RATES {
         for (name, poll) in [("sleep", false), ("poll", true)] {

@@ -54,6 +54,7 @@ const GROUP: Group = Group {
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[COST])?;
+    super::warn_of_small_pages();
     lab.run(&plan(&lab))
 }
 

@@ -34,9 +34,11 @@ use crate::table::Column;
 pub const POOL: &str = "flows";
 /// The chain through it.
 pub const CHAIN: &str = "c";
-/// Packets that wait in the rings of all members together, at most: more would leave the processor's caches, fewer cost a switch each few
-/// packets.
+/// Packets that wait in the rings of all members together, where no ring is shorter than [`SHORTEST`] for it: more would leave the
+/// processor's caches.
 const IN_RINGS: u32 = 8_192;
+/// Shortest rings: a switch among thousands of NFs costs as much as a hundred packets.
+const SHORTEST: u32 = 128;
 
 /// What an NF does with a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,12 +71,24 @@ impl Kind {
 
 /// Capacity of a member's rings where there are so many members.
 pub fn ring(members: u32) -> u32 {
-    (IN_RINGS / members.max(1)).clamp(32, 4096).next_power_of_two()
+    (IN_RINGS / members.max(1)).clamp(SHORTEST, 4096).next_power_of_two()
 }
 
 /// Frames for a pool: both rings of each member, and some in hand.
 pub fn frames(members: u32, ring: u32) -> u32 {
     (2 * members * ring).max(8_192) + 8_192
+}
+
+/// Says so if no hugepages are free: with hundreds of NFs, faults are then most of what is measured.
+pub fn warn_of_small_pages() {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:")?.trim().parse::<u64>().ok());
+    if free == Some(0) {
+        eprintln!(
+            "sluice bench: no hugepages are free, so each NF takes a page fault for each small page of packet memory that it meets; \
+             reserve some, as with: echo 1200 > /proc/sys/vm/nr_hugepages"
+        );
+    }
 }
 
 /// A pool of NFs of a kind.

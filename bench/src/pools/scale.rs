@@ -5,7 +5,7 @@
 //! - `light-paced`: the same at [`PACED_PPS`], where no queue stands: latency.
 //! - `poll`: light NFs that never sleep, which the manager stops and runs in turn. Beyond [`MOST_POLLING`] there is nothing left to show.
 //! - `idle`: NFs that were forked and wait: `memory_bytes_per_nf` is by how much the host's available memory fell, all told, and `start_s` the
-//!   time until all were ready.
+//!   time until all were ready. Where the host's hard limit of open files is too low for that many in one daemon, as many `daemons` as it takes.
 //!
 //! Rings are as large as the packets in all of them stay in the processor's caches ([`super::ring`]).
 //!
@@ -38,6 +38,9 @@ const PACED_PPS: f64 = 500_000.0;
 const MOST_POLLING: u32 = 45;
 /// NFs that only wait.
 const IDLE: u32 = 10_000;
+/// Descriptors that a daemon has open for an NF, and for itself.
+const DESCRIPTORS: u64 = 4;
+const DAEMONS_OWN: u64 = 512;
 /// How long those may take to be ready.
 const PATIENCE: Duration = Duration::from_secs(180);
 
@@ -52,6 +55,7 @@ const WAITING: Group = Group {
     title: "NFs that wait for a flow",
     keys: &["nfs"],
     columns: &[
+        Column::new("daemons", "daemons", 1.0, 0),
         Column::new("memory_bytes", "MiB", 1_048_576.0, 0),
         Column::new("memory_bytes_per_nf", "KiB each", 1024.0, 1),
         Column::new("start_s", "all ready after s", 1.0, 1),
@@ -63,6 +67,7 @@ const WAITING: Group = Group {
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[COST])?;
+    super::warn_of_small_pages();
     lab.run(&plan(&lab))
 }
 
@@ -95,6 +100,12 @@ fn available() -> anyhow::Result<u64> {
     Ok(kib.context("/proc/meminfo tells nothing of available memory")? * 1024)
 }
 
+/// NFs of one daemon that the host's limit of open files allows.
+fn most_of_one() -> u32 {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum.unwrap_or(u64::MAX);
+    u32::try_from(limit.saturating_sub(DAEMONS_OWN) / DESCRIPTORS).unwrap_or(u32::MAX).max(1)
+}
+
 /// NFs without packets.
 fn idle(lab: &Lab) -> Result<Sample, Miss> {
     let ring = 64;
@@ -108,27 +119,34 @@ fn idle(lab: &Lab) -> Result<Sample, Miss> {
         chains: vec![crate::sched::chain_of(super::CHAIN, &[super::POOL])],
         ..Setup::default()
     };
-    // The daemon and the zygote with one NF are not what more of them cost.
-    let began = std::time::Instant::now();
-    let daemon = lab.start(&of(1))?;
+    let daemons = IDLE.div_ceil(most_of_one());
+    let shares: Vec<u32> = (0..daemons).map(|i| IDLE / daemons + u32::from(i < IDLE % daemons)).collect();
+    // The daemons and their zygotes with one NF are not what more of them cost.
+    let daemons = shares.iter().map(|_| lab.start(&of(1))).collect::<Result<Vec<_>, _>>()?;
     let before = available()?;
-    let config = daemon.config(&of(IDLE));
-    let started = began.elapsed();
-    daemon.ask("POST", "/v1/apply", Some(&serde_json::json!({ "config": config })))?;
-    daemon.wait_for("all NFs running", PATIENCE, |daemon| {
-        let stats = daemon.stats()?;
-        Ok((stats.nfs.iter().filter(|nf| nf.state == "running").count() == IDLE as usize).then_some(()))
-    })?;
-    let took = (began.elapsed() - started).as_secs_f64();
+    let began = std::time::Instant::now();
+    for (daemon, share) in daemons.iter().zip(&shares) {
+        daemon.ask("POST", "/v1/apply", Some(&serde_json::json!({ "config": daemon.config(&of(*share)) })))?;
+    }
+    for (daemon, share) in daemons.iter().zip(&shares) {
+        daemon.wait_for("all NFs running", PATIENCE, |daemon| {
+            let stats = daemon.stats()?;
+            Ok((stats.nfs.iter().filter(|nf| nf.state == "running").count() == *share as usize).then_some(()))
+        })?;
+    }
+    let took = began.elapsed().as_secs_f64();
     lab.warm_up()?;
     let used = before.saturating_sub(available()?) as f64;
-    daemon.stop()?;
-    Ok(Sample::from([
+    let more = f64::from(IDLE) - daemons.len() as f64;
+    let sample = Sample::from([
+        ("daemons".into(), daemons.len() as f64),
         ("memory_bytes".into(), used),
-        ("memory_bytes_per_nf".into(), used / f64::from(IDLE - 1)),
+        ("memory_bytes_per_nf".into(), used / more),
         ("start_s".into(), took),
-        ("start_us_per_nf".into(), took * 1e6 / f64::from(IDLE - 1)),
-    ]))
+        ("start_us_per_nf".into(), took * 1e6 / more),
+    ]);
+    daemons.into_iter().try_for_each(crate::daemon::Daemon::stop)?;
+    Ok(sample)
 }
 
 #[cfg(test)]

@@ -60,6 +60,7 @@ const GROUP: Group = Group {
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[churn::NF])?;
+    super::warn_of_small_pages();
     let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
     let (flows, packets) = FLOWS;
     let of = params(&[("offered", flows.into()), ("flow_packets", packets.into())]);
@@ -164,7 +165,7 @@ fn kill(pid: u32) -> anyhow::Result<bool> {
 
 fn soak(lab: &Lab) -> Result<Sample, Miss> {
     let (flows, packets) = FLOWS;
-    let mut setup = churn::setup(lab, f64::from(flows), packets);
+    let mut setup = churn::setup(lab, f64::from(flows), churn::CROWDS[1], packets);
     let pool = setup.services[0].pool.as_mut().context("the setup has no pool")?;
     pool.idle_ms = Some(1_000);
     let members = pool.members.0;
@@ -301,6 +302,6 @@ mod tests {
 
     #[test]
     fn the_calm_before_and_after_is_accepted() {
-        assert_accepted(&calm(&churn::setup(&lab(1), 60.0, 10)), &[churn::NF]);
+        assert_accepted(&calm(&churn::setup(&lab(1), 60.0, churn::CROWDS[1], 10)), &[churn::NF]);
     }
 }

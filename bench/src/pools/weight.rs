@@ -29,6 +29,7 @@ const GROUP: Group = Group {
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[COST])?;
+    super::warn_of_small_pages();
     let mut plan = Plan::new(EXPERIMENT.name, of_one, vec![(GROUP, |_| true)]);
     for kind in KINDS {
         plan.cases.extend([1, MANY].map(|members| case(kind.word(), nfs(members), setup(&lab, kind, members, 0.0))));

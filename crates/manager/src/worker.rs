@@ -583,14 +583,20 @@ impl Worker {
     fn look_at_waiting(&mut self) -> usize {
         let WorkerSetup { plane, classifier, registry, director, clock, .. } = &mut self.setup;
         let mut went = 0;
-        for _ in 0..director.waiting() {
-            let Some(waiting) = director.next_waiting() else { break };
+        while let Some(waiting) = director.next_waiting() {
             let (packet, key) = (waiting.packet, waiting.key);
+            if director.is_over(&waiting, plane.now_ns) {
+                director.gives_up(&waiting);
+                plane.none_idle.add(1);
+                plane.discard(packet.frame);
+                continue;
+            }
             let tables = plane.tables.clone();
             let rule = tables.rules.first_rule(&key).map(|rule| &tables.rules.rules()[rule]);
             let chain = rule.and_then(|rule| tables.chains.get(rule.chain as usize));
             let weight = rule.map_or_else(Default::default, |rule| rule.weight);
             let Some(Some(chain)) = chain else {
+                director.leaves(&waiting);
                 plane.no_rule.add(1);
                 plane.discard(packet.frame);
                 continue;
@@ -601,6 +607,11 @@ impl Worker {
             let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0, weight, wakeup };
             let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
             let number = director.decide(&asked, &mut env);
+            if number == chain::WAIT {
+                director.waits_on(&waiting, chain);
+                continue;
+            }
+            director.leaves(&waiting);
             if let Some(path) = registry.get(number) {
                 if plane.admit(path, 1) == 1 {
                     plane.enter(path, number, &[packet], &[waiting.flags], 0, u32::from(is_urgent(waiting.tcp)));
@@ -610,7 +621,7 @@ impl Worker {
                     plane.discard(packet.frame);
                 }
                 went += 1;
-            } else if number != chain::WAIT || !director.wait_on(waiting, plane.now_ns) {
+            } else {
                 plane.none_idle.add(1);
                 plane.discard(packet.frame);
             }
@@ -847,7 +858,7 @@ impl Worker {
                         self.setup.plane.none_idle.add(1);
                         self.setup.plane.discard(packet.frame);
                     }
-                    while let Some(waiting) = self.setup.director.next_waiting() {
+                    while let Some(waiting) = self.setup.director.take_waiting() {
                         self.setup.plane.none_idle.add(1);
                         self.setup.plane.discard(waiting.packet.frame);
                     }

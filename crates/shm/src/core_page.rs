@@ -60,8 +60,12 @@ const ANY_FAVOURED: usize = 20;
 /// A share of all of the core.
 pub const WHOLE: u32 = 1 << 16;
 
-/// How many candidates an NF looks at before it sleeps.
-const LOOK_AT: usize = 32;
+/// How many candidates an NF looks at before it sleeps: all, if there are no more than these, and else the next [`OF_MANY`]. Each look
+/// fetches lines that the manager's core has just written, and a switch between thousands of NFs would spend a good part on them.
+const LOOK_AT: usize = 16;
+const OF_MANY: usize = 6;
+/// How many that may go before others are looked at.
+const FAVOURED: usize = 32;
 
 /// Bytes of one bit for each slot, in whole cache lines.
 fn bits_bytes(slots: u32) -> usize {
@@ -398,8 +402,8 @@ impl CorePage {
         if waiting > 1 << 31 { 0 } else { waiting }
     }
 
-    /// Who should run next at `now_ns`, by [`wakeup::choose`]. Looks at no more than 32
-    /// candidates, those after `me` first. `me` is never chosen, nor is a slot that is on hold or suspended.
+    /// Who should run next at `now_ns`, by [`wakeup::choose`]. Looks at all candidates if they are
+    /// no more than 16, else at the next six after `me`. `me` is never chosen, nor is a slot that is on hold or suspended.
     pub fn choose(&self, me: Option<u32>, now_ns: u64) -> Option<u32> {
         wakeup::choose(&mut Choice { page: self, me, now_us: (now_ns / 1_000) as u32 }, &Rules::default())
     }
@@ -423,6 +427,16 @@ impl CorePage {
     #[inline]
     fn is_free(&self, slot: u32) -> bool {
         self.hold(slot).load(Ordering::Relaxed) == 0 && self.suspended(slot).load(Ordering::Relaxed) == 0
+    }
+
+    /// Whether more slots than so many are pending.
+    #[inline]
+    fn has_more_than(&self, most: usize) -> bool {
+        let mut count = 0;
+        (0..(self.slots as usize).div_ceil(64)).any(|index| {
+            count += self.pending_word(index).load(Ordering::Relaxed).count_ones() as usize;
+            count > most
+        })
     }
 
     /// Calls `each` with up to `most` slots that have packets and may take them, those after `me` first, and `me` never. With
@@ -573,12 +587,13 @@ impl Choice<'_> {
 
 impl Core for Choice<'_> {
     fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
-        self.page.visit(self.me, LOOK_AT, false, |slot| each(slot, self.candidate(slot)));
+        let most = if self.page.has_more_than(LOOK_AT) { OF_MANY } else { LOOK_AT };
+        self.page.visit(self.me, most, false, |slot| each(slot, self.candidate(slot)));
     }
 
     fn favoured(&self, mut each: impl FnMut(u32, Candidate)) {
         if self.page.has_favoured() {
-            self.page.visit(self.me, LOOK_AT, true, |slot| each(slot, self.candidate(slot)));
+            self.page.visit(self.me, FAVOURED, true, |slot| each(slot, self.candidate(slot)));
         }
     }
 

@@ -693,7 +693,7 @@ pub struct Pool {
     pub idle_ms: u32,
     /// What happens to a new flow when no instance is idle.
     pub when_empty: WhenEmpty,
-    /// With `when_empty = "wait"`: most packets that wait, at each Rx thread. The others are dropped.
+    /// With `when_empty = "wait"`: most packets that wait, at each Rx thread. For one more, the one that has waited longest is dropped.
     pub queue: u32,
     /// With `when_empty = "fallback"`: the shared service that has the flow instead, to its end.
     pub fallback: Option<String>,

@@ -193,7 +193,7 @@ pub const POOL: &[Key] = &[
         "queue",
         Integer(1, 1 << 16),
         Value("256"),
-        "With `when_empty = \"wait\"`: most packets that wait, at each Rx thread. The others are dropped.",
+        "With `when_empty = \"wait\"`: most packets that wait, at each Rx thread. For one more, the one that has waited longest is dropped.",
     ),
     key("fallback", Text, Unset, "With `when_empty = \"fallback\"`: the shared service that has the flow instead, to its end."),
     key("isolation", Words(&["reset", "strict"]), Value("\"reset\""), "How an instance is made as new for the next flow."),

@@ -12,12 +12,13 @@
 //! of the path that these make, which the thread has noted if it has ever used it. Members of several pools are taken at the same place of each
 //! where they are idle, so that there are about as many paths as members.
 //!
-//! When a connection is over ([`life`](sluice_policy::pool::life)), its keys leave the flow table, and when the last packet has left its
+//! A connection that has ended keeps its members for its late packets, for a while, and no longer when somebody finds no idle one.
+//! When it is over ([`life`](sluice_policy::pool::life)), its keys leave the flow table, and when the last packet has left its
 //! members they are made as new: the word [`Control::Reset`] changes, and the member is idle. Its library looks at the word after it has read
 //! packets and before its handler sees them, so the state is clean before the next flow's first packet, without a wake and without waiting for
 //! an answer. With `isolation = "strict"` the process is condemned instead, and the member comes back with another.
 //!
-//! Packets that wait for an idle member are kept here, oldest first. While some wait, who comes later waits behind them.
+//! Packets that wait for an idle member [are kept here](waiting), oldest first. While some wait, who comes later waits behind them.
 //!
 //! # What keeps flows apart
 //! A member gets packets of one connection from the moment it is assigned until it is drained. Packets that were classified before, and
@@ -32,6 +33,7 @@
 pub mod classes;
 pub mod connections;
 pub mod paths;
+pub mod waiting;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -61,13 +63,19 @@ use crate::worker::Part;
 use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};
 use paths::{Paths, Way};
+use waiting::Lines;
+pub use waiting::Waiting;
 
 /// How long a packet waits for an idle member at most, in nanoseconds.
 const LONGEST_WAIT_NS: u64 = 5_000_000_000;
 /// Nanoseconds between two looks at packets that wait, where no member became idle.
 const LOOK_NS: u64 = 10_000_000;
+/// Members that one step looks at, of those whose last packets are awaited: the oldest are first through.
+const DRAINED: usize = 16;
 /// Connections that one call of [`Director::age`] looks at, at least.
 const AGE_BUDGET: u32 = 64;
+/// Milliseconds in which it looks at all of them, where there are many.
+const AGE_ROUND_MS: u64 = 2_000;
 
 /// What one thread counts of one pool, and how its part of it stands.
 #[derive(Debug, Default)]
@@ -162,22 +170,6 @@ pub struct Asked<'a> {
     pub wakeup: Option<Rules>,
 }
 
-/// A packet that waits for an idle member.
-#[derive(Debug, Clone, Copy)]
-pub struct Waiting {
-    /// The packet.
-    pub packet: Packet,
-    /// Its key.
-    pub key: FlowKey,
-    /// The descriptor's flags for it.
-    pub flags: u8,
-    /// Its TCP flags.
-    pub tcp: u8,
-    /// Number of the service that it waits for.
-    service: u16,
-    since_ns: u64,
-}
-
 /// What a connection finds at a pool that it has no member of.
 #[derive(Debug, Clone, Copy)]
 enum Finds {
@@ -206,8 +198,6 @@ struct Seats {
     /// Of a pool of classes: what makes one, and who has which.
     class: Option<Class>,
     classes: Classes,
-    /// Packets that wait for a member.
-    waiting: u32,
     turn: usize,
     setup: Histogram,
 }
@@ -224,7 +214,6 @@ impl Seats {
             resets: Vec::new(),
             leaves: Vec::new(),
             slots: HashMap::new(),
-            waiting: 0,
             turn: 0,
             setup: Histogram::default(),
         }
@@ -285,16 +274,19 @@ pub struct Director {
     paths: Paths,
     has_paths: bool,
     /// Members whose last packets are awaited.
-    draining: Vec<(u16, u32)>,
-    waiting: VecDeque<Waiting>,
+    draining: VecDeque<(u16, u32)>,
+    waiting: Lines,
     looked_ns: u64,
     /// A member has become idle since those that wait were looked at.
     freed: bool,
+    /// Connections that found no idle member since the last step.
+    lacked: u32,
     /// Changed something that is shown.
     stirred: bool,
     moved: u32,
     shift: u32,
     hand: u32,
+    aged_ms: u64,
 }
 
 impl Director {
@@ -312,14 +304,16 @@ impl Director {
             connections: Connections::new(0),
             paths: Paths::new(1),
             has_paths: false,
-            draining: Vec::new(),
-            waiting: VecDeque::new(),
+            draining: VecDeque::new(),
+            waiting: Lines::default(),
             looked_ns: 0,
             freed: false,
+            lacked: 0,
             stirred: false,
             moved: 0,
             shift: 0,
             hand: 0,
+            aged_ms: 0,
         }
     }
 
@@ -451,7 +445,7 @@ impl Director {
         }
         let (most, wait) = (seats.nfs.len(), seats.table.pool.queue as usize);
         self.draining.reserve(most);
-        self.waiting.reserve(wait);
+        self.waiting.reserve(service, wait);
         self.freed = true;
         self.stirred = true;
     }
@@ -488,6 +482,13 @@ impl Director {
             let Some(slot) = seats.pool.dismiss() else { return };
             seats.let_go(slot);
         }
+    }
+
+    /// A packet of a flow that the flow table does not have is about to be asked about: what is known of its connection is fetched ahead.
+    #[inline]
+    pub fn foresee(&self, key: &FlowKey) {
+        let (connection, _) = key.connection();
+        self.connections.prefetch(connection.hash(&self.keys));
     }
 
     /// Looks at the TCP flags of a packet whose flow is known. True: another connection begins between the same ends, and what is known
@@ -533,7 +534,7 @@ impl Director {
             }
             if seats.pool.drain(seat.slot.into()) {
                 seats.holders[seat.slot as usize] = NONE;
-                self.draining.push((seat.service, seat.slot.into()));
+                self.draining.push_back((seat.service, seat.slot.into()));
             }
         }
         self.connections.remove(place);
@@ -550,6 +551,9 @@ impl Director {
         while let Some(place) = self.connections.first_over(now_ns) {
             self.finish(place, flows);
         }
+        if self.lacked > 0 {
+            self.cut_short(flows);
+        }
         if !self.draining.is_empty() {
             self.make_new(now_ns);
         }
@@ -558,23 +562,28 @@ impl Director {
         }
     }
 
-    /// Makes members as new that the last packet has left.
+    /// Somebody found no idle member: those that are kept for late packets alone are needed more. As many as were asked for, the longest kept first.
+    #[cold]
+    fn cut_short(&mut self, flows: &mut FlowTable) {
+        for _ in 0..std::mem::take(&mut self.lacked) {
+            let Some(place) = self.connections.first_ended() else { return };
+            self.finish(place, flows);
+        }
+    }
+
+    /// Makes members as new that the last packet has left: of those that are waited for, the next few.
     fn make_new(&mut self, now_ns: u64) {
-        let mut at = 0;
-        while let Some((service, slot)) = self.draining.get(at).copied() {
-            let Some(Some(seats)) = self.pools.get_mut(service as usize) else {
-                self.draining.swap_remove(at);
-                continue;
-            };
+        for _ in 0..self.draining.len().min(DRAINED) {
+            let Some((service, slot)) = self.draining.pop_front() else { return };
+            let Some(Some(seats)) = self.pools.get_mut(service as usize) else { continue };
             let Some(handle) =
                 seats.nfs.get(slot as usize).and_then(Option::as_ref).filter(|_| seats.pool.state(slot) == State::Draining)
             else {
-                self.draining.swap_remove(at);
                 continue;
             };
             // Acquire: whoever counted the last packet off has given it back.
             if handle.in_flight.load(Ordering::Acquire) > 0 {
-                at += 1;
+                self.draining.push_back((service, slot));
                 continue;
             }
             let leaves = seats.leaves[slot as usize];
@@ -598,17 +607,18 @@ impl Director {
                 Isolation::Strict => handle.condemn(Sentence::Spent),
             }
             self.stirred = true;
-            self.draining.swap_remove(at);
         }
     }
 
-    /// Ends connections that said nothing for too long, among the next ones.
+    /// Ends connections that said nothing for too long, among the next ones: so many that all are looked at in about two seconds.
     pub fn age(&mut self, flows: &mut FlowTable, now_ms: u64) {
+        let elapsed_ms = now_ms.saturating_sub(std::mem::replace(&mut self.aged_ms, now_ms)).min(AGE_ROUND_MS);
         let places = self.connections.places();
-        if places == 0 {
+        if places == 0 || elapsed_ms == 0 {
             return;
         }
-        for _ in 0..(places / 64).max(AGE_BUDGET).min(places) {
+        let due = (u64::from(places) * elapsed_ms / AGE_ROUND_MS) as u32;
+        for _ in 0..due.max(AGE_BUDGET).min(places) {
             self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
             let place = self.hand;
             let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
@@ -712,7 +722,7 @@ impl Director {
         let known = found.and_then(|place| self.connections.get(place));
         // All or nothing: one that waits holds no member that another one waits for.
         let mut lacking = [(0u16, Finds::Idle); SEATS];
-        let mut n = 0;
+        let (mut n, mut lacked) = (0, 0);
         for service in &chain.services {
             let Some(seats) = self.seats(*service).filter(|seats| seats.table.per.is_held()) else { continue };
             let has =
@@ -737,12 +747,18 @@ impl Director {
                 n += 1;
                 continue;
             }
-            let others_wait = seats.waiting > 0 && !asked.has_waited;
+            let others_wait = self.waiting.of(*service) > 0 && !asked.has_waited;
             let idle = seats.pool.count(State::Idle) > 0 && !others_wait;
+            let lacks = seats.pool.count(State::Idle) == 0 && seats.pool.count(State::Lingering) > 0;
+            lacked = lacked.max(u32::from(lacks));
             match seats.table.pool.when_empty {
-                WhenEmpty::Wait if !idle => return Err(chain::WAIT),
+                WhenEmpty::Wait if !idle => {
+                    self.lacked += lacked;
+                    return Err(chain::WAIT);
+                }
                 WhenEmpty::Drop if !idle => {
                     seats.counters(self.thread).drops.add(1);
+                    self.lacked += lacked;
                     return Err(chain::NONE_IDLE);
                 }
                 _ => {}
@@ -750,6 +766,7 @@ impl Director {
             lacking[n] = (*service, if idle { Finds::Idle } else { Finds::Nobody });
             n += 1;
         }
+        self.lacked += lacked;
         let place = match found {
             Some(place) => place,
             None if n == 0 => return Ok((NONE, None)),
@@ -862,31 +879,42 @@ impl Director {
         number
     }
 
-    /// Keeps a packet that waits for a member of its chain's pools. False if too many wait: it is to be dropped.
-    #[cold]
-    pub fn wait(&mut self, chain: &Chain, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> bool {
-        let waits = |service: &&u16| {
-            let seats = self.seats(**service);
-            seats.is_some_and(|s| {
-                s.table.per.is_held()
-                    && s.table.pool.when_empty == WhenEmpty::Wait
-                    && (s.waiting > 0 || s.pool.count(State::Idle) == 0)
+    /// The first pooled service of a chain that has no idle member for who waits, or where others wait.
+    fn lacking(&self, chain: &Chain) -> Option<u16> {
+        let lacks = |service: &&u16| {
+            self.seats(**service).is_some_and(|seats| {
+                let pool = &seats.table.pool;
+                seats.table.per.is_held()
+                    && pool.when_empty == WhenEmpty::Wait
+                    && (self.waiting.of(**service) > 0 || seats.pool.count(State::Idle) == 0)
             })
         };
-        let Some(service) = chain.services.iter().find(waits).copied() else { return false };
-        let thread = self.thread;
-        let Some(seats) = self.seats_mut(service) else { return false };
-        if seats.waiting >= seats.table.pool.queue {
-            seats.counters(thread).drops.add(1);
-            return false;
-        }
-        seats.waiting += 1;
-        seats.counters(thread).waits.add(1);
-        self.waiting.push_back(Waiting { packet, key: *key, flags, tcp, service, since_ns: now_ns });
-        true
+        chain.services.iter().find(lacks).copied()
     }
 
-    /// Whether those that wait are to be looked at: a member became idle, or some time has passed.
+    /// Keeps a packet that waits for a member of its chain's pools. Gives a packet that is to be dropped for it, if too many wait: the one that
+    /// has waited longest.
+    #[cold]
+    pub fn wait(&mut self, chain: &Chain, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> Option<Packet> {
+        let Some(service) = self.lacking(chain) else { return Some(packet) };
+        let thread = self.thread;
+        let Some(seats) = self.seats(service) else { return Some(packet) };
+        let most = seats.table.pool.queue;
+        seats.counters(thread).waits.add(1);
+        let waiting = Waiting { packet, key: *key, flags, tcp, service, since_ns: now_ns };
+        let (connection, _) = key.connection();
+        let gone = self.waiting.push(connection, waiting, most)?;
+        self.count_drop(gone.service);
+        Some(gone.packet)
+    }
+
+    fn count_drop(&self, service: u16) {
+        if let Some(seats) = self.seats(service) {
+            seats.counters(self.thread).drops.add(1);
+        }
+    }
+
+    /// Whether those that wait are to be looked at: a member became idle, or some time has passed. The look begins then.
     #[inline]
     pub fn wants_look(&mut self, now_ns: u64) -> bool {
         if self.waiting.is_empty() {
@@ -896,30 +924,48 @@ impl Director {
         if due {
             self.freed = false;
             self.looked_ns = now_ns;
+            self.waiting.look();
         }
         due
     }
 
-    /// Takes the packet that has waited longest.
-    pub fn next_waiting(&mut self) -> Option<Waiting> {
-        let waiting = self.waiting.pop_front()?;
-        if let Some(seats) = self.seats_mut(waiting.service) {
-            seats.waiting -= 1;
-        }
-        Some(waiting)
+    /// The next packet that may go, if there is a member for it now; or that has waited for too long, which [`Director::is_over`] says. It waits
+    /// until it [leaves](Director::leaves).
+    pub fn next_waiting(&self) -> Option<Waiting> {
+        self.waiting.first()
     }
 
-    /// Puts a packet back that waits on. False if it has waited for too long.
-    pub fn wait_on(&mut self, waiting: Waiting, now_ns: u64) -> bool {
-        let thread = self.thread;
-        let Some(seats) = self.seats_mut(waiting.service) else { return false };
-        if now_ns.saturating_sub(waiting.since_ns) >= LONGEST_WAIT_NS {
-            seats.counters(thread).drops.add(1);
-            return false;
-        }
-        seats.waiting += 1;
-        self.waiting.push_back(waiting);
-        true
+    /// Whether a packet has waited for too long.
+    pub fn is_over(&self, waiting: &Waiting, now_ns: u64) -> bool {
+        now_ns.saturating_sub(waiting.since_ns) >= LONGEST_WAIT_NS
+    }
+
+    /// The packet that [`Director::next_waiting`] gave waits no more.
+    pub fn leaves(&mut self, waiting: &Waiting) {
+        self.waiting.pop(waiting.service);
+    }
+
+    /// The same, and it is dropped.
+    pub fn gives_up(&mut self, waiting: &Waiting) {
+        self.leaves(waiting);
+        self.count_drop(waiting.service);
+    }
+
+    /// There was no member for the packet that [`Director::next_waiting`] gave, which is of this chain: its flow waits on.
+    pub fn waits_on(&mut self, waiting: &Waiting, chain: &Chain) {
+        let is_empty = |service: &&u16| {
+            self.seats(**service).is_some_and(|seats| {
+                let waits = seats.table.per.is_held() && seats.table.pool.when_empty == WhenEmpty::Wait;
+                waits && seats.pool.count(State::Idle) == 0
+            })
+        };
+        let lacking = chain.services.iter().find(is_empty).copied();
+        self.waiting.pass(waiting.service, lacking.unwrap_or(waiting.service));
+    }
+
+    /// Any packet that waits, no more.
+    pub fn take_waiting(&mut self) -> Option<Waiting> {
+        self.waiting.pop_any()
     }
 }
 

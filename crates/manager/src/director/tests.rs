@@ -112,7 +112,7 @@ impl Rig {
     }
 }
 
-fn key(n: u16, back: bool) -> FlowKey {
+pub fn key(n: u16, back: bool) -> FlowKey {
     let mut packet = [0u8; 64];
     packet[12..15].copy_from_slice(&[0x08, 0, 0x45]);
     packet[17] = 46;
@@ -183,6 +183,20 @@ fn both_directions_on_both_chains_meet_the_same_members_which_are_aligned() {
 }
 
 #[test]
+fn members_are_not_kept_for_late_packets_while_somebody_needs_them() {
+    let mut rig = Rig::new(drops());
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
+    rig.packet(0, 3, false, flag::RST).unwrap();
+    rig.packet(0, 5, false, flag::RST).unwrap();
+    rig.director.step(&mut rig.flows, 0);
+    assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (4, 0), "their time is not over");
+    assert_eq!(rig.packet(0, 8, false, flag::SYN), Err(chain::NONE_IDLE));
+    rig.director.step(&mut rig.flows, 0);
+    assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (2, 2), "one was asked for");
+    assert_eq!(rig.packet(0, 8, false, flag::SYN).unwrap(), [3, 16, 11], "that of the one that ended first");
+}
+
+#[test]
 fn late_packets_meet_the_old_members_and_then_these_are_made_as_new() {
     let mut rig = Rig::new(drops());
     let there = rig.packet(0, 1, false, flag::ACK).unwrap();
@@ -242,16 +256,21 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
     (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
     assert_eq!(rig.packet(0, 8, false, flag::ACK), Err(chain::WAIT));
     let c = rig.tables.chains[0].clone().unwrap();
-    let packet = Packet::default();
-    let waited: Vec<bool> = (0..3).map(|_| rig.director.wait(&c, packet, &key(8, false), 0, flag::ACK, 0)).collect();
-    assert_eq!(waited, [true, true, false]);
+    let mut wait = |frame| rig.director.wait(&c, Packet { frame, ..Packet::default() }, &key(8, false), 0, flag::ACK, 0);
+    assert_eq!([wait(0), wait(1), wait(2)].map(|gone| gone.map(|packet| packet.frame)), [None, None, Some(0)], "the oldest goes");
     rig.packet(0, 3, false, flag::RST).unwrap();
     rig.step();
     assert_eq!(rig.packet(0, 9, false, flag::ACK), Err(chain::WAIT), "who came later waits behind");
     assert!(rig.director.wants_look(1));
     let next = rig.director.next_waiting().unwrap();
-    assert_eq!((next.key, rig.director.waiting()), (key(8, false), 1));
-    assert!(!rig.director.wait_on(next, LONGEST_WAIT_NS), "too long");
+    assert_eq!((next.key, next.packet.frame, rig.director.waiting()), (key(8, false), 1, 2));
+    assert!(!rig.director.is_over(&next, LONGEST_WAIT_NS - 1) && rig.director.is_over(&next, LONGEST_WAIT_NS), "too long");
+    rig.director.leaves(&next);
+    assert_eq!(rig.director.next_waiting().unwrap().packet.frame, 2);
+    rig.director.waits_on(&next, &c);
+    assert!(rig.director.next_waiting().is_none(), "until the next look");
+    assert_eq!(rig.director.take_waiting().unwrap().packet.frame, 2);
+    assert_eq!((rig.director.take_waiting().is_none(), rig.director.waiting()), (true, 0));
 
     let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Fallback, ..Default::default() });
     (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));

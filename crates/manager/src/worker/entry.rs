@@ -89,6 +89,10 @@ pub(super) fn classify(
     }
     let more = |i: usize, bytes: &mut [u8; LONG]| copy_long(arena, &held[i], bytes);
     classifier.classify_burst(&headers[..held.len()], &lens, ingress, now_ms, more, &mut found);
+    if watches {
+        let misses = (0..to - from).filter(|i| matches!(found[*i], Lookup::Miss));
+        misses.for_each(|i| director.foresee(classifier.key(i)));
+    }
     for (i, found) in found[..to - from].iter().enumerate() {
         owned.flags[from + i] = classifier.key(i).flags();
         if wanted_rule.is_some() && plane.tables.rules.first_rule(classifier.key(i)) == wanted_rule {
@@ -238,10 +242,14 @@ pub(super) fn wait(plane: &mut Plane, director: &mut Director, owned: &OwnedQueu
         let tables = &plane.tables;
         let chain =
             tables.rules.first_rule(key).and_then(|rule| tables.chains.get(tables.rules.rules()[rule].chain as usize)?.as_ref());
-        let waits =
-            chain.is_some_and(|chain| director.wait(chain, owned.packets[i], key, owned.flags[i], owned.tcp[i], plane.now_ns));
-        if !waits {
+        let Some(chain) = chain else {
             refuse(plane, owned, chain::NONE_IDLE, i, i + 1);
+            continue;
+        };
+        if let Some(gone) = director.wait(chain, owned.packets[i], key, owned.flags[i], owned.tcp[i], plane.now_ns) {
+            plane.none_idle.add(1);
+            owned.counters.entry_drops.add(1);
+            plane.discard(gone.frame);
         }
     }
 }
@@ -283,10 +291,15 @@ pub(super) fn direct(
                 plane.count_refused(path, 1);
                 plane.discard(packet.frame);
             }
-            None if number == chain::WAIT && director.wait(way, *packet, key, key.flags(), flags, plane.now_ns) => {}
+            None if number == chain::WAIT => {
+                if let Some(gone) = director.wait(way, *packet, key, key.flags(), flags, plane.now_ns) {
+                    plane.none_idle.add(1);
+                    plane.discard(gone.frame);
+                }
+            }
             None => {
                 match number {
-                    chain::WAIT | chain::NONE_IDLE => plane.none_idle.add(1),
+                    chain::NONE_IDLE => plane.none_idle.add(1),
                     chain::REFUSED => plane.nf_down.add(1),
                     _ => plane.no_path.add(1),
                 }

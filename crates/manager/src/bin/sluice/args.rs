@@ -109,7 +109,8 @@ Examples:
 Examples:
   sluice bench                                         what there is
   sluice bench forward --json forward.json --repeats 5
-  sluice bench chain --only default,sluice,ideal/other --svg chain.svg")]
+  sluice bench chain --only default,sluice,ideal/other --svg chain.svg
+  sluice bench pool-scale --only heavy --where nfs=1,900")]
     Bench(BenchCommand),
     /// Say what a configuration would carry on so many cores; nothing is started
     #[command(after_help = crate::simulate::HELP)]
@@ -473,6 +474,9 @@ pub struct BenchCommand {
     /// Run only variants whose name has one of these parts in it, such as sluice/other,ideal
     #[arg(long, value_name = "PART,…", value_delimiter = ',')]
     pub only: Vec<String>,
+    /// Run only variants with one of these values of a parameter, such as nfs=45,900; for several parameters, several times
+    #[arg(long = "where", value_name = "PARAM=VALUE,…")]
+    pub given: Vec<sluice_bench::Given>,
     /// Seconds that each variant runs, each time
     #[arg(long, value_name = "S", default_value_t = 5.0, value_parser = seconds)]
     pub seconds: f64,

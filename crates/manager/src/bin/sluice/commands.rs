@@ -377,8 +377,8 @@ fn bench(args: BenchCommand, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    let BenchCommand { json, svg, only, seconds, repeats, .. } = args;
-    sluice_bench::run(sluice_bench::BenchArgs { name, json, svg, only, seconds, repeats })
+    let BenchCommand { json, svg, only, given, seconds, repeats, .. } = args;
+    sluice_bench::run(sluice_bench::BenchArgs { name, json, svg, only, given, seconds, repeats })
 }
 
 fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result<()> {
