@@ -121,6 +121,12 @@ Examples:
     /// Put NFs on as few cores as their load needs
     #[command(after_help = crate::pack::HELP)]
     Pack(crate::pack::PackArgs),
+    /// Promises to tenants: add, list, show and remove; no daemon is needed
+    #[command(after_help = crate::slo::HELP)]
+    Slo(crate::slo::SloArgs),
+    /// Servers and what is promised on them; on how few it could be kept
+    #[command(after_help = crate::plan::HELP)]
+    Plan(crate::plan::PlanArgs),
     /// Write completions for a shell
     #[command(after_help = "\
 Examples:

@@ -17,7 +17,7 @@ use sluice_manager::port;
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
 use crate::table::{Table, colour};
-use crate::{estimate, pack, show, simulate, top};
+use crate::{estimate, pack, plan, show, simulate, slo, top};
 
 /// Something on the command line makes no sense: exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +47,8 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Simulate(args) => simulate::run(&args, client, out),
         Command::Estimate(args) => estimate::run(&args, out),
         Command::Pack(args) => pack::run(&args, &mut client()?, out),
+        Command::Slo(args) => slo::run(&args, out),
+        Command::Plan(args) => plan::run(&args, out),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut text);
@@ -403,7 +405,7 @@ fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result
 }
 
 /// The text of a file, or of standard input for `-`.
-fn read(path: &Path) -> anyhow::Result<String> {
+pub fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     if path == Path::new("-") {
         std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;

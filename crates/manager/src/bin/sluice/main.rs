@@ -8,8 +8,10 @@ mod commands;
 mod estimate;
 mod number;
 mod pack;
+mod plan;
 mod show;
 mod simulate;
+mod slo;
 mod table;
 mod top;
 
