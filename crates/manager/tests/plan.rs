@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use sluice_slo::contention::Behaviour;
 use sluice_slo::placement::ServerShape;
 use sluice_slo::profile::Profile;
 use sluice_slo::samples::{KINDS, Kind, OnServer, server};
@@ -123,7 +124,7 @@ fn slos_are_added_refused_shown_and_removed() {
     let added = plan.json(&["slo", "add", &web, &ids]);
     assert_eq!(added["added"].as_array().unwrap().len(), 2, "{added}");
     assert_eq!(added["added"][0]["slo"]["name"], "web");
-    assert!(added["added"][1]["instances"][0]["ways"].as_u64().unwrap() > 0, "{added}");
+    assert_eq!(added["added"][1]["instances"][0]["cores"].as_array().unwrap().len(), 1, "{added}");
 
     // More than two servers have.
     let huge = plan.slo("huge", "redundancy", 30.0);

@@ -311,7 +311,7 @@ pub mod tests {
         assert_eq!(folder.read().unwrap().placement.servers.len(), 3);
         servers(&servers_toml(1).replace("cores = 9", "cores = 10"));
         assert_eq!(folder.read().unwrap().placement.servers[0].shape.cores, 10);
-        servers(&servers_toml(1).replace("llc_ways = 20", "llc_ways = 3"));
+        servers(&servers_toml(1).replace("memory_mib = 65536", "memory_mib = 100"));
         assert!(said(&folder).contains("less than what runs there"), "{}", said(&folder));
         servers(&servers_toml(1).replace("\"s0\"", "\"s7\""));
         assert!(said(&folder).contains("lacks server \"s0\", where instances of acme run"));
