@@ -88,6 +88,6 @@ fn show(plan: &Plan, args: &ShowArgs, out: &mut dyn Write) -> anyhow::Result<()>
     if args.json {
         return json(out, &TellPlan { slos: &plan.slos, servers: &plan.placement.servers });
     }
-    let Some(path) = &args.svg else { return Ok(bars::print(plan, colour(), out)?) };
+    let Some(path) = &args.svg else { return bars::print(plan, colour(), out) };
     std::fs::write(path, bars::svg(plan)?).with_context(|| format!("cannot write {}", path.display()))
 }
