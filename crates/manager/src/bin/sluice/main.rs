@@ -9,8 +9,10 @@ mod doctor;
 mod estimate;
 mod number;
 mod pack;
+mod plan;
 mod show;
 mod simulate;
+mod slo;
 mod table;
 mod top;
 
