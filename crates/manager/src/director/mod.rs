@@ -56,7 +56,6 @@ use crate::config::model::{self, Isolation, OnFailure, Per, WhenEmpty};
 use crate::config::validate::MAX_POOLED_HOPS;
 use crate::controller::assigned::Assigned;
 use crate::forward::NfEnd;
-use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::worker::Part;
 
@@ -66,10 +65,6 @@ use paths::{Paths, Way};
 use waiting::Lines;
 pub use waiting::{Waiting, Wanted};
 
-/// How long a packet waits for an idle member at most, in nanoseconds.
-const LONGEST_WAIT_NS: u64 = 5_000_000_000;
-/// Nanoseconds between two looks at packets that wait, where no member became idle.
-const LOOK_NS: u64 = 10_000_000;
 /// Members that one step looks at, of those whose last packets are awaited: the oldest are first through.
 const DRAINED: usize = 16;
 /// Connections that are looked at for members that are kept for late packets and needed.
@@ -546,14 +541,15 @@ impl Director {
         forget(connection, flows);
         for seat in connection.seats_mut() {
             let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
-            if seats.class.is_some() && !seats.classes.rise(seat.slot.into(), seat.turn) {
+            // Whatever is done with the connection next, it has given this back.
+            let slot = std::mem::replace(&mut seat.slot, LOST);
+            if seats.class.is_some() && !seats.classes.rise(slot.into(), seat.turn) {
                 continue;
             }
-            if seats.pool.drain(seat.slot.into()) {
-                seats.holders[seat.slot as usize] = NONE;
-                self.draining.push_back((seat.service, seat.slot.into()));
+            if seats.pool.drain(slot.into()) {
+                seats.holders[slot as usize] = NONE;
+                self.draining.push_back((seat.service, slot.into()));
             }
-            seat.slot = LOST;
         }
         self.moved = self.moved.wrapping_add(1);
         self.stirred = true;
@@ -925,95 +921,6 @@ impl Director {
             self.paths.insert(&way, number);
         }
         number
-    }
-
-    /// What the packet wants that was decided about last, if it was told to wait.
-    pub fn wanted(&self) -> Wanted {
-        self.wanted
-    }
-
-    /// Keeps a packet that waits for a member of a pool. Gives a packet that is to be dropped for it, if too many wait: the one that has waited
-    /// longest.
-    #[cold]
-    pub fn wait(&mut self, wanted: Wanted, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> Option<Packet> {
-        let thread = self.thread;
-        let Some(seats) = self.seats(wanted.service) else { return Some(packet) };
-        let most = seats.table.pool.queue;
-        seats.counters(thread).waits.add(1);
-        // A member may have become idle since it was told to wait.
-        self.freed |= seats.pool.count(State::Idle) > 0;
-        let waiting = Waiting { packet, key: *key, flags, tcp, wanted, since_ns: now_ns };
-        let (connection, _) = key.connection();
-        let gone = self.waiting.push(connection, waiting, most)?;
-        self.count_drop(gone.wanted.service);
-        Some(gone.packet)
-    }
-
-    fn count_drop(&self, service: u16) {
-        if let Some(seats) = self.seats(service) {
-            seats.counters(self.thread).drops.add(1);
-        }
-    }
-
-    /// Whether those that wait are to be looked at: a member became idle, or some time has passed. The look begins then.
-    #[inline]
-    pub fn wants_look(&mut self, now_ns: u64) -> bool {
-        if self.waiting.is_empty() {
-            return false;
-        }
-        let due = self.freed || now_ns.saturating_sub(self.looked_ns) >= LOOK_NS;
-        if due {
-            self.freed = false;
-            self.looked_ns = now_ns;
-            self.waiting.look();
-        }
-        due
-    }
-
-    /// The next packet that may go, if there is a member for it now; or that has waited for too long, which [`Director::is_over`] says. It waits
-    /// until it [leaves](Director::leaves).
-    pub fn next_waiting(&self) -> Option<Waiting> {
-        self.waiting.first()
-    }
-
-    /// Whether a packet has waited for too long.
-    pub fn is_over(&self, waiting: &Waiting, now_ns: u64) -> bool {
-        now_ns.saturating_sub(waiting.since_ns) >= LONGEST_WAIT_NS
-    }
-
-    /// The packet that [`Director::next_waiting`] gave waits no more.
-    pub fn leaves(&mut self, waiting: &Waiting) {
-        self.waiting.pop(waiting.wanted.service);
-    }
-
-    /// The same, and it is dropped.
-    pub fn gives_up(&mut self, waiting: &Waiting) {
-        self.leaves(waiting);
-        self.count_drop(waiting.wanted.service);
-    }
-
-    /// Whether no other packet of its flow waits behind the one that [`Director::next_waiting`] gave.
-    pub fn is_last(&self, waiting: &Waiting) -> bool {
-        self.waiting.is_last(waiting.wanted.service)
-    }
-
-    /// There was no member for the packet that [`Director::next_waiting`] gave, for which [`Director::wanted`] says what it lacks: its flow
-    /// waits on.
-    pub fn waits_on(&mut self, waiting: &Waiting) {
-        let lacking = self.wanted.service;
-        let most = self.seats(lacking).map_or(0, |seats| seats.table.pool.queue);
-        self.waiting.pass(waiting.wanted.service, lacking, most);
-    }
-
-    /// Its NF takes no packets now: the line where it is first stands until the next look.
-    pub fn stands(&mut self, waiting: &Waiting) {
-        let service = waiting.wanted.service;
-        self.waiting.pass(service, service, 0);
-    }
-
-    /// Any packet that waits, no more.
-    pub fn take_waiting(&mut self) -> Option<Waiting> {
-        self.waiting.pop_any()
     }
 }
 

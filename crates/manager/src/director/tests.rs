@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
+use super::waiting::LONGEST_WAIT_NS;
 use super::*;
 use crate::chain::{ChainCounters, Member};
+use crate::frame::Packet;
 use crate::nf::fake::{self, Fake};
 
 const MS: u64 = 1_000_000;

@@ -11,12 +11,18 @@
 use std::collections::{HashMap, VecDeque};
 
 use slab::Slab;
+use sluice_policy::pool::State;
 use sluice_policy::sched::priority::Weight;
 use sluice_policy::sched::threshold::Rules;
 
+use super::Director;
 use crate::classify::key::FlowKey;
 use crate::frame::Packet;
 
+/// How long a packet waits for an idle member at most, in nanoseconds.
+pub(super) const LONGEST_WAIT_NS: u64 = 5_000_000_000;
+/// Nanoseconds between two looks at packets that wait, where no member became idle.
+const LOOK_NS: u64 = 10_000_000;
 /// No packet.
 const NONE: usize = usize::MAX;
 
@@ -69,6 +75,8 @@ struct Flow {
 struct Line {
     flows: VecDeque<usize>,
     packets: u32,
+    /// Packets that there is room for.
+    room: usize,
     /// Its first flow found no member in this look.
     passed: bool,
 }
@@ -90,11 +98,14 @@ impl Lines {
         if self.lines.len() <= at {
             self.lines.resize_with(at + 1, Line::default);
         }
-        self.lines[at].flows.reserve(packets);
-        let most = self.len() + packets;
-        self.flows.reserve(most);
-        self.nodes.reserve(most);
-        self.by_connection.reserve(most);
+        let line = &mut self.lines[at];
+        line.room = line.room.max(packets);
+        line.flows.reserve(packets);
+        // Of all lines: what is free is above what waits now.
+        let room = self.lines.iter().map(|line| line.room).sum::<usize>();
+        self.flows.reserve(room);
+        self.nodes.reserve(room);
+        self.by_connection.reserve(room);
     }
 
     /// Packets that wait.
@@ -219,6 +230,97 @@ impl Lines {
     pub fn pop_any(&mut self) -> Option<Waiting> {
         let service = self.lines.iter().position(|line| line.packets > 0)?;
         self.pop(service as u16)
+    }
+}
+
+impl Director {
+    /// What the packet wants that was decided about last, if it was told to wait.
+    pub fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    /// Keeps a packet that waits for a member of a pool. Gives a packet that is to be dropped for it, if too many wait: the one that has waited
+    /// longest.
+    #[cold]
+    pub fn wait(&mut self, wanted: Wanted, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> Option<Packet> {
+        let thread = self.thread;
+        let Some(seats) = self.seats(wanted.service) else { return Some(packet) };
+        let most = seats.table.pool.queue;
+        seats.counters(thread).waits.add(1);
+        // A member may have become idle since it was told to wait.
+        self.freed |= seats.pool.count(State::Idle) > 0;
+        let waiting = Waiting { packet, key: *key, flags, tcp, wanted, since_ns: now_ns };
+        let (connection, _) = key.connection();
+        let gone = self.waiting.push(connection, waiting, most)?;
+        self.count_drop(gone.wanted.service);
+        Some(gone.packet)
+    }
+
+    fn count_drop(&self, service: u16) {
+        if let Some(seats) = self.seats(service) {
+            seats.counters(self.thread).drops.add(1);
+        }
+    }
+
+    /// Whether those that wait are to be looked at: a member became idle, or some time has passed. The look begins then.
+    #[inline]
+    pub fn wants_look(&mut self, now_ns: u64) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let due = self.freed || now_ns.saturating_sub(self.looked_ns) >= LOOK_NS;
+        if due {
+            self.freed = false;
+            self.looked_ns = now_ns;
+            self.waiting.look();
+        }
+        due
+    }
+
+    /// The next packet that may go, if there is a member for it now; or that has waited for too long, which [`Director::is_over`] says. It waits
+    /// until it [leaves](Director::leaves).
+    pub fn next_waiting(&self) -> Option<Waiting> {
+        self.waiting.first()
+    }
+
+    /// Whether a packet has waited for too long.
+    pub fn is_over(&self, waiting: &Waiting, now_ns: u64) -> bool {
+        now_ns.saturating_sub(waiting.since_ns) >= LONGEST_WAIT_NS
+    }
+
+    /// The packet that [`Director::next_waiting`] gave waits no more.
+    pub fn leaves(&mut self, waiting: &Waiting) {
+        self.waiting.pop(waiting.wanted.service);
+    }
+
+    /// The same, and it is dropped.
+    pub fn gives_up(&mut self, waiting: &Waiting) {
+        self.leaves(waiting);
+        self.count_drop(waiting.wanted.service);
+    }
+
+    /// Whether no other packet of its flow waits behind the one that [`Director::next_waiting`] gave.
+    pub fn is_last(&self, waiting: &Waiting) -> bool {
+        self.waiting.is_last(waiting.wanted.service)
+    }
+
+    /// There was no member for the packet that [`Director::next_waiting`] gave, for which [`Director::wanted`] says what it lacks: its flow
+    /// waits on.
+    pub fn waits_on(&mut self, waiting: &Waiting) {
+        let lacking = self.wanted.service;
+        let most = self.seats(lacking).map_or(0, |seats| seats.table.pool.queue);
+        self.waiting.pass(waiting.wanted.service, lacking, most);
+    }
+
+    /// Its NF takes no packets now: the line where it is first stands until the next look.
+    pub fn stands(&mut self, waiting: &Waiting) {
+        let service = waiting.wanted.service;
+        self.waiting.pass(service, service, 0);
+    }
+
+    /// Any packet that waits, no more.
+    pub fn take_waiting(&mut self) -> Option<Waiting> {
+        self.waiting.pop_any()
     }
 }
 
