@@ -6,7 +6,7 @@
 //! costs, by whatever measure the caller has; it never falls with the size.
 //!
 //! # Limits
-//! [`Demand::cheapest`] is exact unless its search takes more than [`STEPS`] steps; it says how low the price may be at least either way.
+//! [`Demand::cheapest`] is exact unless its search takes more than `STEPS` steps; it says how low the price may be at least either way.
 
 use crate::placement::ServerShape;
 use crate::profile::Profile;
