@@ -67,17 +67,17 @@ impl NfRings {
         let held = handle.gate.held.load(Ordering::Relaxed);
         if handle.wants_core.load(Ordering::Relaxed) {
             // It has something else to do than packets: to end.
-            return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, held: false };
+            return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, ..Reading::default() };
         }
         if let Some(foreign) = &self.foreign {
             // What is in it cannot be told apart from what it has eaten; both are written off in time. And it may have timers,
-            // connections of its own, or a tap's copies to look at: it has a turn now and then, and ends it by its slice.
-            work = work.saturating_add(u32::try_from(foreign.inside.load(Ordering::Relaxed)).unwrap_or(u32::MAX)).max(1);
-            return Reading { work, unread: u32::MAX, room: u32::MAX, held };
+            // connections of its own, or a tap's copies to look at.
+            work = work.saturating_add(u32::try_from(foreign.inside.load(Ordering::Relaxed)).unwrap_or(u32::MAX));
+            return Reading { work, unread: u32::MAX, room: u32::MAX, held, background: true };
         }
         if handle.region.page.counter(Counter::Ready).load(Ordering::Relaxed) == 0 {
             // It has still to begin.
-            return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, held: false };
+            return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, ..Reading::default() };
         }
         // What an NF puts on its own ring goes to the manager, which takes it at once if it can pass it on.
         let behind = |next: &Arc<NfHandle>| {
@@ -88,7 +88,7 @@ impl NfRings {
         };
         let behind = self.next.iter().map(behind).min().unwrap_or(u64::MAX);
         let room = self.tx.room().min(u32::try_from(behind).unwrap_or(u32::MAX));
-        Reading { work, unread: self.unread().min(work), room, held }
+        Reading { work, unread: self.unread().min(work), room, held, background: false }
     }
 }
 
@@ -115,21 +115,25 @@ mod tests {
         let ((handle, mut nf), (behind, _)) = (nf(0), nf(1));
         nf.page.counter(Counter::Ready).store(1, Ordering::Relaxed);
         let mut rings = NfRings::new(handle.clone(), None);
-        assert_eq!(rings.read(), Reading { work: 0, unread: 0, room: 64, held: false });
+        assert_eq!(rings.read(), Reading { work: 0, unread: 0, room: 64, held: false, background: false });
         for (ring, packets) in [(0, 3), (1, 5)] {
             handle.region.rx_producer(ring).unwrap().enqueue(&[Descriptor::default(); 8][..packets]).unwrap();
             handle.counters[ring as usize].posted.add(packets as u64);
         }
-        assert_eq!(rings.read(), Reading { work: 8, unread: 8, room: 64, held: false });
+        assert_eq!(rings.read(), Reading { work: 8, unread: 8, room: 64, held: false, background: false });
         nf.rx[1].dequeue(&mut [Descriptor::default(); 4]).unwrap();
         nf.tx.enqueue(&[Descriptor::default(); 2]).unwrap();
-        assert_eq!(rings.read(), Reading { work: 8, unread: 4, room: 62, held: false }, "two in hand, two on the output");
+        assert_eq!(
+            rings.read(),
+            Reading { work: 8, unread: 4, room: 62, held: false, background: false },
+            "two in hand, two on the output"
+        );
         assert_eq!(rings.taken(), (4, 4));
         handle.counters[0].returned.add(2);
         // The ring behind it is nearly full.
         rings.lead_to(vec![behind.clone()]);
         behind.counters[0].posted.add(60);
-        assert_eq!(rings.read(), Reading { work: 6, unread: 4, room: behind.limit - 60, held: false });
+        assert_eq!(rings.read(), Reading { work: 6, unread: 4, room: behind.limit - 60, held: false, background: false });
         // It has died with them.
         behind.alive.store(false, Ordering::Relaxed);
         assert_eq!(rings.read().room, 62);
@@ -147,7 +151,7 @@ mod tests {
         handle.wants_core.store(true, Ordering::Relaxed);
         assert!(rings.read().work > 0 && !rings.read().held);
         handle.alive.store(false, Ordering::Relaxed);
-        assert_eq!(rings.read(), Reading { work: 0, unread: 0, room: 0, held: true });
+        assert_eq!(rings.read(), Reading { held: true, ..Reading::default() });
     }
 
     #[test]
@@ -155,7 +159,7 @@ mod tests {
         let (handle, _nf) = nf(0);
         let counters = Arc::new(foreign::Counters::default());
         let rings = NfRings::new(handle.clone(), Some(counters.clone()));
-        assert_eq!(rings.read().work, 1, "it may have something to do that nobody sees");
+        assert_eq!((rings.read().work, rings.read().background), (0, true), "it may have something to do that nobody sees");
         counters.inside.store(7, Ordering::Relaxed);
         handle.counters[1].posted.add(2);
         assert_eq!((rings.read().work, rings.read().held), (9, false));

@@ -24,6 +24,10 @@
 //! switch (two switches, if who has the core has nothing to do): single packets do not make everybody do nothing but switch. If nobody
 //! has work the NF keeps the core, for who polls may as well be the last one; after [`Settings::park_after_ns`] it is parked.
 //!
+//! Some have work that nobody sees: a foreign program has timers and connections of its own ([`Reading::background`]). Such an NF has
+//! the core while nobody has packets and is never parked for that, and while others have packets it has a turn every [`BACKGROUND_NS`].
+//! It is not waited for: with nothing but that to do, whoever asks may sleep.
+//!
 //! A slice is the cost of a ring full of packets, divided by [`Settings::divisor`] (the report's C: cost of a burst × bursts in a ring
 //! / C), and at least [`Settings::least_switches`] times what a switch takes. Costs are told anew at each turn, so slices follow the
 //! load.
@@ -37,6 +41,8 @@
 
 /// Time between two looks at those that do not run, in nanoseconds.
 pub const LOOK_NS: u64 = 20_000;
+/// Time between two turns of an NF that may have work which nobody sees, in nanoseconds.
+pub const BACKGROUND_NS: u64 = 10_000_000;
 /// The same while who has the core has nothing to do.
 const IDLE_LOOK_NS: u64 = 1_000;
 
@@ -114,6 +120,8 @@ pub struct Reading {
     pub room: u32,
     /// It must not run: whatever it did would wait further on, or it is gone.
     pub held: bool,
+    /// It may have something to do besides packets, now and then.
+    pub background: bool,
 }
 
 /// Who knows the rings of a core's NFs.
@@ -181,6 +189,8 @@ struct Entry {
     member: Member,
     /// Since when it has work and no turn.
     waits_ns: Option<u64>,
+    /// Since when it has had no turn for what nobody sees.
+    background_ns: Option<u64>,
 }
 
 /// The turn that goes on.
@@ -224,7 +234,7 @@ impl Workflow {
     pub fn add(&mut self, member: Member) {
         self.remove(member.nf);
         let current = self.running();
-        self.circle.push(Entry { member, waits_ns: None });
+        self.circle.push(Entry { member, waits_ns: None, background_ns: None });
         self.sort(current);
     }
 
@@ -304,7 +314,8 @@ impl Workflow {
             return Some(Why::Full);
         }
         if reading.work == 0 {
-            return Some(Why::Empty);
+            let may_stay = reading.background && now_ns < self.turn.ends_ns;
+            return (!may_stay).then_some(Why::Empty);
         }
         self.turn.idle_ns = None;
         if now_ns >= self.turn.ends_ns {
@@ -326,11 +337,12 @@ impl Workflow {
     /// Nobody has the core.
     fn begin(&mut self, now_ns: u64, rings: &impl Rings) -> Move {
         self.look(now_ns, rings);
-        let able = |this: &Self, at: &usize| {
+        let able = |this: &Self, at: &usize, wants: fn(&Reading) -> bool| {
             let reading = rings.read(this.circle[*at].member.nf);
-            reading.work > 0 && !reading.held && reading.room >= this.circle[*at].member.near(&this.settings)
+            wants(&reading) && !reading.held && reading.room >= this.circle[*at].member.near(&this.settings)
         };
-        match (0..self.circle.len()).find(|at| able(self, at)) {
+        let first = |wants: fn(&Reading) -> bool| (0..self.circle.len()).find(|at| able(self, at, wants));
+        match first(|reading| reading.work > 0).or_else(|| first(|reading| reading.background)) {
             Some(at) => {
                 self.give(at, now_ns, rings);
                 Move::Run(self.circle[at].member.nf)
@@ -349,6 +361,7 @@ impl Workflow {
             if reading.work > 0 {
                 self.circle[at].waits_ns = Some(now_ns);
             }
+            self.circle[at].background_ns = reading.background.then_some(now_ns);
             self.give(next, now_ns, rings);
             return Move::Switch { from, to: self.circle[next].member.nf, why };
         }
@@ -370,7 +383,7 @@ impl Workflow {
             }
             _ => {
                 let idle_ns = *self.turn.idle_ns.get_or_insert(now_ns);
-                if now_ns.saturating_sub(idle_ns) < self.settings.park_after_ns {
+                if reading.background || now_ns.saturating_sub(idle_ns) < self.settings.park_after_ns {
                     return Move::Stay;
                 }
                 self.current = None;
@@ -388,11 +401,19 @@ impl Workflow {
         let mut small = None;
         for step in 1..self.circle.len() {
             let place = (at + step) % self.circle.len();
-            let Some(since_ns) = self.circle[place].waits_ns else { continue };
-            let (reading, near) = (rings.read(self.circle[place].member.nf), self.circle[place].member.near(&self.settings));
-            if reading.held || reading.work == 0 || reading.room < near {
+            let Entry { member, waits_ns, background_ns } = self.circle[place];
+            let is_due = background_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= BACKGROUND_NS);
+            if waits_ns.is_none() && !is_due {
                 continue;
             }
+            let (reading, near) = (rings.read(member.nf), member.near(&self.settings));
+            if reading.held || reading.room < near {
+                continue;
+            }
+            if is_due && reading.background {
+                return Some(place);
+            }
+            let Some(since_ns) = waits_ns.filter(|_| reading.work > 0) else { continue };
             if reading.work >= near || now_ns.saturating_sub(since_ns) >= longest_wait_ns {
                 return Some(place);
             }
@@ -411,6 +432,7 @@ impl Workflow {
                 continue;
             }
             let reading = rings.read(entry.member.nf);
+            entry.background_ns = reading.background.then(|| entry.background_ns.unwrap_or(now_ns));
             if reading.work == 0 {
                 entry.waits_ns = None;
             } else if reading.held || reading.room < entry.member.near(&self.settings) {
@@ -424,9 +446,11 @@ impl Workflow {
     }
 
     fn give(&mut self, at: usize, now_ns: u64, rings: &impl Rings) {
-        self.circle[at].waits_ns = None;
+        (self.circle[at].waits_ns, self.circle[at].background_ns) = (None, None);
         self.current = Some(at);
-        let ends_ns = now_ns + self.settings.switch_ns + self.slice_ns(at, rings);
+        let has_packets = rings.read(self.circle[at].member.nf).work > 0;
+        let slice_ns = if has_packets { self.slice_ns(at, rings) } else { self.settings.least_slice_ns() };
+        let ends_ns = now_ns + self.settings.switch_ns + slice_ns;
         self.turn = Turn { began_ns: now_ns, ends_ns, finishing_ns: None, idle_ns: None };
     }
 

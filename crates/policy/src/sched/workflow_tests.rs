@@ -9,15 +9,19 @@ struct Core {
     /// Places on each output; usually as many as one wants.
     room: Vec<u32>,
     held: Vec<bool>,
+    /// NFs that may have something to do which nobody sees.
+    background: Vec<usize>,
     /// Nanoseconds that who has the core has worked on its next packet.
     spent_ns: f64,
+    /// When the next run begins.
+    at_ns: u64,
     delivered: u64,
 }
 
 impl Rings for Core {
     fn read(&self, nf: u16) -> Reading {
         let (work, nf) = (self.work[usize::from(nf)], usize::from(nf));
-        Reading { work, unread: work, room: self.room[nf], held: self.held[nf] }
+        Reading { work, unread: work, room: self.room[nf], held: self.held[nf], background: self.background.contains(&nf) }
     }
     fn cost_ns(&self, nf: u16) -> f64 {
         self.cost_ns[usize::from(nf)]
@@ -28,7 +32,7 @@ impl Core {
     fn new(cost_ns: &[f64], ring: u32) -> Self {
         let n = cost_ns.len();
         let (work, room, held) = (vec![0; n], vec![u32::MAX; n], vec![false; n]);
-        Self { cost_ns: cost_ns.to_vec(), ring, work, room, held, spent_ns: 0.0, delivered: 0 }
+        Self { cost_ns: cost_ns.to_vec(), ring, work, room, held, background: Vec::new(), spent_ns: 0.0, at_ns: 0, delivered: 0 }
     }
 
     fn workflow(&self, settings: Settings) -> Workflow {
@@ -65,8 +69,9 @@ impl Core {
     /// Runs a workflow for so long, with `arrive` packets let in each step as far as there is room, and tells each move.
     fn run(&mut self, workflow: &mut Workflow, ns: u64, mut arrive: impl FnMut(u64) -> u32, mut told: impl FnMut(u64, Move)) {
         const STEP_NS: u64 = 500;
-        let mut from_ns = 0;
-        for now_ns in (0..ns).step_by(STEP_NS as usize) {
+        let mut from_ns = self.at_ns;
+        let until_ns = self.at_ns + ns;
+        for now_ns in (self.at_ns..until_ns).step_by(STEP_NS as usize) {
             self.work[0] += arrive(now_ns).min(self.ring - self.inside().min(self.ring));
             let done = workflow.step(now_ns, self);
             if matches!(done, Move::Run(_) | Move::Switch { .. }) {
@@ -82,6 +87,7 @@ impl Core {
                 self.work_for(nf, STEP_NS as f64);
             }
         }
+        self.at_ns = until_ns;
     }
 }
 
@@ -94,6 +100,49 @@ fn a_slice_is_a_ring_of_packets_and_worth_its_switches() {
     assert_eq!(settings.slice_ns(50.0, 2048, 3.0), 102_400, "never more than a ring full");
     assert_eq!(settings.slice_ns(16.0, 2048, 1.0), 50_000, "32.8 us, but five switches are 50");
     assert_eq!(settings.slice_ns(0.0, 2048, 1.0), 200_000, "nobody knows");
+}
+
+#[test]
+fn who_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
+    // The first one is such, and only the second one has packets.
+    let mut core = Core::new(&[0.0, 50.0], 2048);
+    core.background = vec![0];
+    let mut workflow = core.workflow(Settings::default());
+    let mut begun = Vec::new();
+    let busy_ns = 200_000_000;
+    core.work[1] = u32::MAX;
+    core.run(
+        &mut workflow,
+        busy_ns,
+        |_| 0,
+        |now_ns, done| {
+            if let Move::Switch { to: 0, .. } | Move::Run(0) = done {
+                begun.push(now_ns);
+            }
+        },
+    );
+    let expected = busy_ns / BACKGROUND_NS;
+    assert!((expected / 2..=expected + 1).contains(&(begun.len() as u64)), "{begun:?}");
+    assert!(begun.windows(2).all(|pair| pair[1] - pair[0] >= BACKGROUND_NS), "{begun:?}");
+    let settings = *workflow.settings();
+    assert!(
+        workflow.take_longest_wait_ns() <= settings.least_slice_ns() + settings.switch_ns,
+        "one short turn is all that it takes"
+    );
+    // Without packets it has the core, is not parked, and whoever asks may sleep.
+    core.work[1] = 0;
+    let mut told = Vec::new();
+    core.run(&mut workflow, 50_000_000, |_| 0, |_, done| told.push(done));
+    assert_eq!((workflow.running(), workflow.is_idle(), workflow.deadline_ns()), (Some(0), true, None), "{told:?}");
+    assert!(told.len() <= 2 && !told.iter().any(|done| matches!(done, Move::Park(0, _))), "{told:?}");
+    // Two such have it in turn.
+    let mut core = Core::new(&[0.0, 0.0], 2048);
+    core.background = vec![0, 1];
+    let mut workflow = core.workflow(Settings::default());
+    let mut turns = Vec::new();
+    core.run(&mut workflow, 100_000_000, |_| 0, |_, done| turns.push(done));
+    assert!((5..=11).contains(&turns.len()), "{turns:?}");
+    assert!(workflow.is_idle());
 }
 
 #[test]
