@@ -2,8 +2,9 @@
 //!
 //! Loads are those of the statistics (arrivals, those refused at an entry with them, times service time), over several readings: what one
 //! of them tells is of the last milliseconds, in which a generator or the manager may just have had its core to itself, and who plans
-//! by that moves NFs to and fro ([`over`]). The decision is [`sluice_policy::plan::packing`]'s. A move is made as a replacement is: an instance on the new core, then the old one is given no
-//! more packets and leaves; so the state of what is moved begins anew. Instances that attach by themselves stay where they are.
+//! by that moves NFs to and fro ([`over`]). The decision is [`sluice_policy::plan::packing`]'s. A move is made as an upgrade is: an
+//! instance on the new core takes the place of the old one, and no packet is lost or overtakes another; what the old one knew of its flows is
+//! not handed over. Instances that attach by themselves, foreign ones, and those that have a flow to themselves stay where they are.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -173,14 +174,14 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     }
     let numbers = cores(stats, request)?;
     let place = |core: u32| numbers.iter().position(|number| *number == core as usize);
-    let attaches = |nf: &Nf| stats.services.iter().any(|s| s.name == nf.service && s.attach);
+    let moves = |nf: &Nf| stats.services.iter().any(|s| s.name == nf.service && s.moves);
     let items: Vec<Item> = nfs
         .iter()
         .map(|nf| Item {
             load: nf.sched.arrival_pps * nf.sched.service_ns / 1e9,
             sensitive: request.sensitive.contains(&nf.service),
             at: place(nf.core),
-            pinned: attaches(nf),
+            pinned: !moves(nf),
         })
         .collect();
     let all = Cores { count: numbers.len(), capacity: 1.0 - request.margin };
@@ -245,7 +246,7 @@ mod tests {
         let mut services: Vec<Service> = Vec::new();
         for nf in &nfs {
             if services.iter().all(|s| s.name != nf.service) {
-                services.push(Service { name: nf.service.clone(), cores: vec![0, 1, 2, 3], ..Service::default() });
+                services.push(Service { name: nf.service.clone(), cores: vec![0, 1, 2, 3], moves: true, ..Service::default() });
             }
         }
         let status = Status { threads: vec![Thread { core: 0, ..Thread::default() }], ..Status::default() };
@@ -307,9 +308,9 @@ mod tests {
     }
 
     #[test]
-    fn who_attaches_by_himself_stays_and_the_managers_core_is_left_out() {
+    fn who_cannot_be_moved_stays_and_the_managers_core_is_left_out() {
         let mut stats = stats(vec![nf("a.0", 2, 1e6, 100.0), nf("b.0", 0, 1e6, 100.0)]);
-        stats.services[0].attach = true;
+        stats.services[0].moves = false;
         let plan = plan(&stats, &request()).unwrap();
         assert_eq!(moves(&plan), [("b.0", 0, 2)]);
         // Named, the manager's core is one like any.

@@ -142,6 +142,16 @@ impl Backend for Mock {
         })
     }
 
+    fn move_nf(&self, name: &str, core: usize) -> Result<Nf, ApiError> {
+        self.change(|stats| {
+            let known: Vec<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
+            let missing = ApiError::not_found("NF", name, &known);
+            let nf = stats.nfs.iter_mut().find(|nf| nf.name == name).ok_or(missing)?;
+            nf.core = core as u32;
+            Ok(nf.clone())
+        })
+    }
+
     fn remove_nf(&self, name: &str) -> Result<(), ApiError> {
         self.change(|stats| take(&mut stats.nfs, "NF", name, |n| &n.name))
     }

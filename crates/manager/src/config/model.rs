@@ -654,7 +654,8 @@ pub struct Service {
     /// Of a foreign one: a packet that has not come back for so long is counted as gone, in milliseconds.
     #[serde(default = "second")]
     pub inside_ms: u32,
-    /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with the daemon.
+    /// Of a foreign one: file that holds the number of its process, where somebody else has started it; it and what it starts have turns, and
+    /// are not ended with the daemon.
     #[serde(default)]
     pub pid_file: Option<PathBuf>,
     /// What an instance is given: whatever comes (`shared`), one flow at a time (`flow`), all flows of a traffic class (`class`), or, of a
@@ -798,6 +799,13 @@ impl Default for Container {
     }
 }
 
+impl Manager {
+    /// The cores of its packet threads; one that has several roles comes as often.
+    pub fn cores(&self) -> impl Iterator<Item = usize> {
+        self.rx.iter().chain(&self.tx).chain(&self.wakeup).chain(&self.monitor).copied()
+    }
+}
+
 impl Service {
     /// Whether its instances are not shared by whatever comes.
     pub fn is_pooled(&self) -> bool {
@@ -812,6 +820,12 @@ impl Service {
     /// Whether flows are given to its instances as they come, each to its end.
     pub fn has_members_for_flows(&self) -> bool {
         self.per.is_held()
+    }
+
+    /// Whether an instance on another core can take the place of one without losing a packet: not of those that come by themselves, of
+    /// programs that are foreign, and where each has flows to itself.
+    pub fn can_be_moved(&self) -> bool {
+        !self.attach && !self.is_foreign() && !self.has_members_for_flows()
     }
 
     /// Instances that it starts with.

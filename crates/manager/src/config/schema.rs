@@ -731,8 +731,8 @@ pub const SECTIONS: &[Section] = &[
                 "pid_file",
                 Path,
                 Unset,
-                "Of a foreign one: file that holds the number of its process, where somebody else has started it; it is not ended with \
-                 the daemon.",
+                "Of a foreign one: file that holds the number of its process, where somebody else has started it; it and what it starts \
+                 have turns, and are not ended with the daemon.",
             ),
             key(
                 "per",

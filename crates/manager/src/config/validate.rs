@@ -671,7 +671,7 @@ impl Validation<'_> {
     fn shared_cores(&mut self) {
         let config = self.config;
         let m = &config.manager;
-        let manager: HashSet<usize> = m.rx.iter().chain(&m.tx).chain(&m.wakeup).chain(&m.monitor).copied().collect();
+        let manager: HashSet<usize> = m.cores().collect();
         let mut pollers: BTreeMap<usize, &str> = BTreeMap::new();
         for service in config.services.iter().filter(|s| s.mode == Mode::Poll) {
             for core in &service.cores {

@@ -17,8 +17,8 @@ use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
 use super::model::{
-    AddNf, AddRule, Applied, Apply, Chain, Done, Event, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest, Upgrade,
-    Upgraded,
+    AddNf, AddRule, Applied, Apply, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest,
+    Upgrade, Upgraded,
 };
 use super::{ApiError, ErrorBody, ErrorKind};
 use crate::config::model as config;
@@ -190,6 +190,11 @@ impl Client {
     /// Starts one more instance of a service.
     pub fn add_nf(&mut self, service: &str, core: Option<usize>) -> Result<Nf, ClientError> {
         self.post("/v1/nfs", &AddNf { service: service.into(), core })
+    }
+
+    /// Has an instance on another core take the place of this one. The new one.
+    pub fn move_nf(&mut self, name: &str, core: usize) -> Result<Nf, ClientError> {
+        self.post(&format!("/v1/nfs/{}/move", escaped(name)), &MoveNf { core })
     }
 
     /// Stops an instance.

@@ -169,6 +169,10 @@ pub trait Backend: Send + Sync {
     /// members of a pool leave with their flows. A version that does not work changes nothing.
     fn upgrade(&self, service: &str, to: &model::Upgrade) -> Result<model::Upgraded, ApiError>;
 
+    /// Has an instance on another core take the place of this one, while packets flow: none is lost, and none overtakes another. Returns when
+    /// the old one has left. Where the new one does not come up, nothing has changed.
+    fn move_nf(&self, name: &str, core: usize) -> Result<model::Nf, ApiError>;
+
     /// Stops an instance: no new packets, those inside come back, then it leaves.
     fn remove_nf(&self, name: &str) -> Result<(), ApiError>;
 

@@ -392,6 +392,9 @@ pub struct Service {
     pub args: Vec<String>,
     /// Whether instances are started from outside.
     pub attach: bool,
+    /// Whether an instance can be moved to another core without losing a packet.
+    #[serde(default)]
+    pub moves: bool,
     /// Cores that new instances go to, in turn.
     pub cores: Vec<usize>,
     /// `sleep`, `poll` or `foreign`.
@@ -663,6 +666,14 @@ pub struct AddNf {
     /// Its core; the next of the service's without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub core: Option<usize>,
+}
+
+/// Body of `POST /v1/nfs/{name}/move`: another core for an instance.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveNf {
+    /// The core.
+    pub core: usize,
 }
 
 /// Body of `POST /v1/services/{name}/upgrade`: another version of the service's program.

@@ -31,7 +31,7 @@ use serde::de::DeserializeOwned;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 
-use super::model::{AddNf, AddRule, Applied, Apply, Done, MAX_TRACE_MS, MAX_TRACED, TraceRequest, Upgrade};
+use super::model::{AddNf, AddRule, Applied, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, TraceRequest, Upgrade};
 use super::{ApiError, Backend, ErrorBody, ErrorKind};
 use crate::config::model as config;
 use crate::telemetry::prometheus;
@@ -332,6 +332,10 @@ pub(crate) fn routes() -> Vec<Route> {
             cx.create(move |b| b.add_nf(&add.service, add.core)).await
         }),
         removal!("/v1/nfs/{name}", remove_nf),
+        post("/v1/nfs/{name}/move", |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
+            let to: MoveNf = cx.body(request).await?;
+            cx.call(move |b| b.move_nf(&name, to.core)).await
+        }),
         post("/v1/services", |State(cx): State<Context>, request: Request| async move {
             let service: config::Service = cx.body(request).await?;
             cx.create(move |b| b.add_service(service)).await

@@ -386,7 +386,7 @@ pub struct Who {
 }
 
 impl Who {
-    /// A process that somebody else has started.
+    /// A process that somebody else has started, with those that it starts.
     pub fn only(identity: Identity) -> Self {
         Self { only: Some(identity), ..Self::default() }
     }
@@ -414,7 +414,7 @@ impl Who {
         let proc = Proc::default();
         if let Some(only) = &self.only {
             let pid = Pid::from_raw(only.pid).filter(|pid| proc.identity(*pid).as_ref() == Some(only));
-            return pid.into_iter().collect();
+            return pid.into_iter().flat_map(|pid| std::iter::once(pid).chain(proc.descendants(pid))).collect();
         }
         match (&self.cgroup, &self.ns) {
             (Some(folder), _) => {

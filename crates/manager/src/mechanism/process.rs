@@ -334,6 +334,27 @@ impl Proc {
         Stat::parse(&text).ok_or_else(|| malformed(&path))
     }
 
+    /// The processes that a process has started and that live, with theirs, as far as the parents between them live too. Who is made or
+    /// orphaned meanwhile may be left out.
+    pub fn descendants(&self, pid: Pid) -> Vec<Pid> {
+        let mut found = Vec::new();
+        let mut parents = vec![pid];
+        while let Some(parent) = parents.pop() {
+            for task in fs::read_dir(self.file(parent, "task")).into_iter().flatten().flatten() {
+                let text = fs::read_to_string(task.path().join("children")).unwrap_or_default();
+                let children = text.split_ascii_whitespace().filter_map(|word| Pid::from_raw(word.parse().ok()?));
+                for child in children.filter(|child| self.stat(*child).is_ok_and(|stat| !stat.has_ended())) {
+                    // A number that was given anew while this went on is no reason to go round in circles.
+                    if !found.contains(&child) && child != pid {
+                        found.push(child);
+                        parents.push(child);
+                    }
+                }
+            }
+        }
+        found
+    }
+
     /// Memory that this process shares with nobody, in bytes: what it costs the host to run one more. Takes the kernel tens of
     /// microseconds and the process's memory lock, so once in seconds is right.
     ///

@@ -93,7 +93,7 @@ fn pollers(placement: &Placement, notes: &mut Vec<String>) {
 /// NFs on the manager's cores.
 fn manager(config: &Config, placement: &Placement, notes: &mut Vec<String>) {
     let m = &config.manager;
-    let its: BTreeSet<usize> = m.rx.iter().chain(&m.tx).chain(&m.wakeup).chain(&m.monitor).copied().collect();
+    let its: BTreeSet<usize> = m.cores().collect();
     let both: Vec<String> = placement.cores.iter().filter(|core| its.contains(core)).map(usize::to_string).collect();
     if !both.is_empty() {
         let rest = if m.idle == Idle::Spin { "which never sleeps" } else { "which takes its part" };

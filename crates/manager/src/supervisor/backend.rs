@@ -3,12 +3,13 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicI64;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
 
 use super::change::Gone;
+use super::upgrade::Outcome;
 use super::{Job, Supervisor, SupervisorError};
 use crate::chain::Drop;
 use crate::config::load;
@@ -191,6 +192,17 @@ impl Supervisor {
     }
 }
 
+/// Waits for what comes of an upgrade or a move, and until the old instances have left.
+fn outcome(told: &Receiver<Outcome>, late: &str) -> Result<api::Upgraded, ApiError> {
+    let outcome = told.recv_timeout(UPGRADED).map_err(|error| match error {
+        RecvTimeoutError::Timeout => ApiError::new(ErrorKind::Timeout, late, "it may still take effect: see `sluice nf list`"),
+        RecvTimeoutError::Disconnected => ApiError::shutting_down(),
+    })?;
+    let (upgraded, gone) = outcome.map_err(ApiError::from)?;
+    wait_for(gone)?;
+    Ok(upgraded)
+}
+
 impl Backend for Remote {
     fn status(&self) -> Result<api::Status, ApiError> {
         self.call(|s| {
@@ -234,15 +246,19 @@ impl Backend for Remote {
     fn upgrade(&self, service: &str, to: &api::Upgrade) -> Result<api::Upgraded, ApiError> {
         let (service, to) = (service.to_string(), to.clone());
         let told = self.change(move |s| s.begin_upgrade(&service, &to))?;
-        let outcome = told.recv_timeout(UPGRADED).map_err(|error| match error {
-            RecvTimeoutError::Timeout => {
-                ApiError::new(ErrorKind::Timeout, "the upgrade takes long", "it may still take effect: see `sluice nf list`")
-            }
-            RecvTimeoutError::Disconnected => ApiError::shutting_down(),
-        })?;
-        let (upgraded, gone) = outcome.map_err(ApiError::from)?;
-        wait_for(gone)?;
-        Ok(upgraded)
+        outcome(&told, "the upgrade takes long")
+    }
+
+    fn move_nf(&self, name: &str, core: usize) -> Result<api::Nf, ApiError> {
+        let name = name.to_string();
+        let told = self.change(move |s| s.begin_move(&name, core))?;
+        let moved = outcome(&told, "the move takes long")?;
+        self.call(move |s| {
+            let number = moved.instances.first().and_then(|name| s.nf_number(name));
+            let nf = number.and_then(|number| s.nfs.get(&number));
+            nf.map(|nf| s.nf_report(nf, 0)).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))
+        })?
+        .map_err(ApiError::from)
     }
 
     fn remove_nf(&self, name: &str) -> Result<(), ApiError> {

@@ -3,6 +3,9 @@
 //! A core that an NF which polls shares with others, or whose mechanism is the doorbell, has one ([`crate::workflow`]): all NFs of the core are in it, those that would yield
 //! too, for beside one that polls the kernel would give them what is left. An NF that polls and has its core for itself needs none.
 //!
+//! On a core where a packet thread runs, NFs have no real-time priorities: the thread that makes their turns would get what they leave,
+//! which is nothing.
+//!
 //! What an NF had before (class, cgroup, running or not) is given back when it leaves a schedule, when the daemon ends, and by the guard
 //! process if the daemon is killed.
 
@@ -108,7 +111,14 @@ impl Supervisor {
         let polls = |core: &usize| wanted.services.iter().any(|s| s.mode == Mode::Poll && s.cores.contains(core));
         let cores: BTreeSet<usize> = wanted.services.iter().flat_map(|s| s.cores.iter().copied()).filter(polls).collect();
         for core in cores {
+            let is_threads = wanted.manager.cores().any(|thread| thread == core);
             if let Some(mechanism) = named(wanted.workflow.of_core(core)) {
+                if mechanism == Mechanism::Realtime && is_threads {
+                    return Err(SupervisorError::Invalid(format!(
+                        "core {core} cannot have a schedule as [workflow] says: a packet thread of the manager runs there, which NFs of \
+                         real-time priority would keep off it; choose another mechanism for it, or another core for one of them"
+                    )));
+                }
                 let made = self.guard().and_then(|guard| processes::make(mechanism, &self.folder_of(core), &guard));
                 // Dropped at once: nobody is in it.
                 made.map_err(|refused| {
@@ -120,7 +130,7 @@ impl Supervisor {
                 |s: &model::Service| (0..s.most_instances() as usize).filter(|i| s.cores[i % s.cores.len()] == core).count();
             if wanted.workflow.of_core(core) != ByWhat::None && wanted.services.iter().map(instances).sum::<usize>() > 1 {
                 let foreign = wanted.services.iter().any(|s| s.is_foreign() && s.cores.contains(&core));
-                if foreign {
+                if foreign || is_threads {
                     // A foreign program is in a cgroup, where there may be no real-time class to be had.
                     self.outside.without_realtime.insert(core);
                 }
@@ -332,7 +342,8 @@ impl Supervisor {
         }
         let what = self.config.workflow.of_core(core);
         let foreign = self.nfs.values().any(|nf| nf.core == core && nf.foreign.is_some());
-        let without = foreign || self.outside.without_realtime.contains(&core);
+        let is_threads = self.config.manager.cores().any(|thread| thread == core);
+        let without = foreign || is_threads || self.outside.without_realtime.contains(&core);
         let usual = auto::UNCOOPERATIVE.into_iter().filter(|mechanism| !without || *mechanism != Mechanism::Realtime);
         let wanted = named(what).map_or(usual.collect(), |mechanism| vec![mechanism]);
         let choice = auto::choose(&settings, &guard, Path::new(OURSELVES), core, &wanted);

@@ -12,6 +12,8 @@
 //! An instance that is shared hands its place over to one of the new version: flows that were with it are with that one, and so are those
 //! that its hash gives it. What its successor returns waits until its own last packet has gone on ([`crate::nf::succession`]), so that no
 //! packet overtakes another. Members of a pool with a flow each keep that to its end, and go with it.
+//!
+//! A move of one instance to another core is the same, for that instance alone and with the version that there is.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -45,6 +47,8 @@ pub(super) struct Upgrade {
     pairs: Vec<(Option<u16>, u16)>,
     /// Members of the old version, once the new one's pool grows.
     old: Option<Vec<u16>>,
+    /// It is one instance that goes to this core, and the version stays.
+    moves_to: Option<usize>,
     /// Why it is given up.
     trouble: Option<String>,
     until: Instant,
@@ -95,10 +99,51 @@ impl Supervisor {
         self.has_room_for(tried.len() as u32)?;
         let (asker, told) = channel();
         let until = Instant::now() + READY_PATIENCE;
-        self.upgrades.push(Upgrade { service: number, wanted, start, pairs: Vec::new(), old: None, trouble: None, until, asker });
-        for old in tried {
-            let added = self.add_on_trial(number, old);
-            let Some(upgrade) = self.upgrades.iter_mut().find(|u| u.service == number) else { break };
+        let (pairs, old, trouble, moves_to) = (Vec::new(), None, None, None);
+        self.upgrades.push(Upgrade { service: number, wanted, start, pairs, old, moves_to, trouble, until, asker });
+        self.try_out(number, tried);
+        Ok(told)
+    }
+
+    /// Begins to move an instance to another core. The receiver is told what came of it.
+    pub(super) fn begin_move(&mut self, name: &str, core: usize) -> Result<Receiver<Outcome>, SupervisorError> {
+        let number = self.nf_number(name).ok_or_else(|| no_such("NF", name))?;
+        let Some(nf) = self.nfs.get(&number) else { return Err(no_such("NF", name)) };
+        let at = nf.service;
+        let Some(Some(service)) = self.services.get(at as usize) else { return Err(no_such("NF", name)) };
+        let (of, can_move) = (service.config.name.clone(), service.config.can_be_moved());
+        self.not_upgrading(&of)?;
+        let refused = |why: &str| Err(SupervisorError::Conflict(format!("{name} cannot be moved to core {core}: {why}")));
+        if !can_move {
+            return refused("who attaches by himself, a foreign program, and an NF that has a flow to itself stay where they are");
+        }
+        if nf.core == core {
+            return refused("it is there");
+        }
+        if nf.state != State::Running || nf.draining || nf.leaves || nf.on_trial {
+            return refused("it is coming or going; try again when it runs");
+        }
+        let start = start_of(&service.config)?;
+        let wanted = service.config.clone();
+        // What the configuration says of cores holds for this one too.
+        self.with(|c| {
+            let known = c.services.iter_mut().filter(|s| s.name == of);
+            known.for_each(|s| s.cores.extend(Some(core).filter(|core| !s.cores.contains(core))));
+        })?;
+        self.has_room_for(1)?;
+        let (asker, told) = channel();
+        let until = Instant::now() + READY_PATIENCE;
+        let (pairs, old, trouble, moves_to) = (Vec::new(), None, None, Some(core));
+        self.upgrades.push(Upgrade { service: at, wanted, start, pairs, old, moves_to, trouble, until, asker });
+        self.try_out(at, vec![Some(number)]);
+        Ok(told)
+    }
+
+    /// Starts what shall take the places of these, or be the first of a pool.
+    fn try_out(&mut self, service: u16, places: Vec<Option<u16>>) {
+        for old in places {
+            let added = self.add_on_trial(service, old);
+            let Some(upgrade) = self.upgrades.iter_mut().find(|u| u.service == service) else { break };
             match added {
                 Ok(new) => upgrade.pairs.push((old, new)),
                 Err(error) => upgrade.trouble = Some(error.to_string()),
@@ -106,7 +151,6 @@ impl Supervisor {
         }
         let launched: Vec<u16> = self.upgrades.last().map_or(Vec::new(), |u| u.pairs.iter().map(|(_, new)| *new).collect());
         launched.into_iter().for_each(|new| self.launch(new));
-        Ok(told)
     }
 
     /// Makes an instance of the new version, which stands beside the others until it has shown that it works.
@@ -133,7 +177,8 @@ impl Supervisor {
         };
         known.next_index += 1;
         let index = known.next_index - 1;
-        let core = former.map_or_else(|| known.core_of(index), |(_, core, ..)| core);
+        let moves_to = self.upgrades.iter().find(|u| u.service == service).and_then(|u| u.moves_to);
+        let core = moves_to.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
         let mut nf = NfState::new(number, service, format!("{}.{index}", known.config.name), core);
         nf.on_trial = true;
         if let Some((old, _, id, _)) = former {
@@ -238,14 +283,25 @@ impl Supervisor {
         }
         let late = || format!("it is not ready after {} s", READY_PATIENCE.as_secs());
         let why = upgrade.trouble.unwrap_or_else(late);
-        let name = &upgrade.wanted.name;
-        let _ = upgrade
-            .asker
-            .send(Err(SupervisorError::Conflict(format!("service {name} is not upgraded and goes on as it was: {why}"))));
+        let is_it = |old: u16| self.nfs.get(&old).map(|nf| nf.name.clone());
+        let what = match upgrade.moves_to {
+            None => format!("service {} is not upgraded and goes on as it was", upgrade.wanted.name),
+            Some(core) => {
+                let name = upgrade.pairs.first().and_then(|(old, _)| is_it((*old)?)).unwrap_or_default();
+                format!("{name} is not moved to core {core} and goes on where it is")
+            }
+        };
+        let _ = upgrade.asker.send(Err(SupervisorError::Conflict(format!("{what}: {why}"))));
     }
 
     /// The new version works: from now on it is the service's.
     fn take_over(&mut self, upgrade: &Upgrade) {
+        for (_, new) in &upgrade.pairs {
+            self.nfs.get_mut(new).into_iter().for_each(|nf| nf.on_trial = false);
+        }
+        if upgrade.moves_to.is_some() {
+            return;
+        }
         if let Some(known) = self.config.services.iter_mut().find(|s| s.name == upgrade.wanted.name) {
             known.clone_from(&upgrade.wanted);
         }
@@ -256,11 +312,6 @@ impl Supervisor {
             (service.exec, service.container) = (upgrade.start.exec.clone(), upgrade.start.container.clone());
         }
         self.start_zygote(number);
-        for (_, new) in &upgrade.pairs {
-            if let Some(nf) = self.nfs.get_mut(new) {
-                nf.on_trial = false;
-            }
-        }
     }
 
     /// Instances of the new version take the places of the old ones.

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use sluice_manager::control::model::{Apply, NfState, Stats};
 
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service};
+use crate::support::{Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, port, service};
 
 fn pack(daemon: &Daemon, args: &[&str]) -> Output {
     command(daemon, args).output().expect("sluice runs")
@@ -73,6 +73,7 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
     let stats = daemon.stats();
     let chain = find_chain(&stats, "c");
     assert_eq!((chain.wasted, chain.entry_packets), (0, chain.exit_packets), "{chain:#?}");
+    assert_nothing_amiss(&stats, "out", chain.exit_packets);
 
     // Nothing is to be done any more.
     let again = pack(&daemon, &["--cores", &cores]);

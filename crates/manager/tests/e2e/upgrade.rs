@@ -61,6 +61,46 @@ fn goes_on(daemon: &mut Daemon) {
 }
 
 #[test]
+fn an_nf_is_moved_to_another_core_under_load_without_a_loss_and_in_order() {
+    let cores = sluice_manager::mechanism::affinity::allowed().expect("the kernel says which cores there are");
+    let [one, other, ..] = cores[..] else {
+        println!("left out: there is one core");
+        return;
+    };
+    let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
+    goes_on(&mut daemon);
+    for _ in 0..4 {
+        for service in ["s", "t"] {
+            let before = daemon.stats();
+            let nf = before.nfs.iter().find(|nf| nf.service == service).unwrap();
+            let core = if nf.core as usize == one { other } else { one };
+            let moved = daemon.client().move_nf(&nf.name, core).unwrap();
+            assert_eq!((moved.core as usize, moved.service.as_str()), (core, service));
+            let after = daemon.stats();
+            assert!(after.nfs.iter().all(|n| n.name != nf.name), "the old one is gone");
+            let now = find_nf(&after, &moved.name);
+            assert_eq!((now.state, now.core as usize), (NfState::Running, core));
+            let allowed = std::fs::read_to_string(format!("/proc/{}/status", now.pid.unwrap())).unwrap();
+            let line = allowed.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:")).unwrap();
+            assert_eq!(line.trim(), core.to_string());
+            assert_eq!(pids(&before, service).intersection(&pids(&after, service)).count(), if service == "s" { 1 } else { 0 });
+            goes_on(&mut daemon);
+        }
+    }
+    // One that comes again comes where it was.
+    let stats = daemon.stats();
+    let nf = stats.nfs.iter().find(|nf| nf.service == "t").unwrap();
+    for (name, core, why) in
+        [(nf.name.as_str(), nf.core as usize, "it is there"), ("t.99", one, "no NF"), (&nf.name, 4_000, "core")]
+    {
+        let refused = daemon.client().move_nf(name, core).unwrap_err().to_string();
+        assert!(refused.contains(why), "{name} to {core}: {refused}");
+    }
+    assert_eq!(daemon.stats().nfs.len(), 3);
+    settle(daemon);
+}
+
+#[test]
 fn shared_nfs_hand_over_their_places_under_load_without_a_loss_and_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use sluice_manager::control::model::{NfState, Schedule, Stats};
 
-use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, nf, port, service, signal};
+use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, head, nf, port, refusal, service, signal};
 
 const MECHANISMS: [&str; 5] = ["realtime", "freeze", "signal", "freezer", "gate"];
 const THREE: [&str; 3] = ["a", "b", "c"];
@@ -77,6 +77,22 @@ fn every_mechanism_passes_every_packet_in_order() {
         daemon.wait_for_all("in", "out", 20_000);
         daemon.stop();
     }
+}
+
+#[test]
+fn turns_are_made_on_a_core_that_has_a_packet_thread_too() {
+    let _alone = alone();
+    let here = |workflow: &str| polling("count = 20000", workflow).replace("mode = \"poll\"", "mode = \"poll\"\ncores = [0]");
+    let mut daemon = Daemon::start("drain_ms = 30000", &here(""));
+    let Some(schedule) = schedule(&mut daemon, 3) else { return };
+    assert_eq!(schedule.core, 0);
+    assert_ne!(schedule.mechanism, "realtime", "the thread would get what NFs that poll leave");
+    daemon.wait_for_all("in", "out", 20_000);
+    daemon.stop();
+    let folder = tempfile::tempdir().unwrap();
+    let refused = refusal(folder.path(), &(head(folder.path(), "") + &here("mechanism = \"realtime\"")));
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("core 0 cannot have a schedule") && said.contains("a packet thread of the manager runs there"), "{said}");
 }
 
 #[test]
@@ -262,7 +278,7 @@ fn a_mechanism_that_is_not_allowed_is_refused_before_anything_starts() {
     }
     const NOBODY: u32 = 65_534;
     let folder = tempfile::tempdir().unwrap();
-    let config = crate::support::head(folder.path(), "") + &polling("", "mechanism = \"realtime\"");
+    let config = head(folder.path(), "") + &polling("", "mechanism = \"realtime\"");
     std::fs::write(folder.path().join("sluice.toml"), config.replace("sluice-nf-bridge", &nf("sluice-nf-bridge"))).unwrap();
     let program = folder.path().join("sluiced");
     std::fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
@@ -362,6 +378,69 @@ fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
                 assert!(Daemon::again(daemon.into_folder()).end(Signal::TERM).success());
             }
         }
+    }
+}
+
+#[test]
+fn what_such_a_process_starts_has_its_turns_too() {
+    let _alone = alone();
+    if !may_start("a foreign program") {
+        return;
+    }
+    // A child that uses its core, and one more of it; the shell waits for them.
+    let script = "sh -c 'while :; do :; done & while :; do :; done' & wait";
+    let family = Guest(Command::new("/bin/sh").args(["-c", script]).spawn().unwrap());
+    let pids = || {
+        let mut all = vec![family.0.id()];
+        let mut at = 0;
+        while let Some(pid) = all.get(at) {
+            let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+            all.extend(children.split(' ').filter_map(|child| child.parse::<u32>().ok()));
+            at += 1;
+        }
+        all.sort_unstable();
+        all
+    };
+    let until = Instant::now() + PATIENCE;
+    while pids().len() < 3 {
+        assert!(Instant::now() < until, "{:?}", pids());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let _orphans: Vec<Orphan> = pids().into_iter().filter(|pid| *pid != family.0.id()).map(Orphan).collect();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("family.pid");
+    std::fs::write(&file, format!("{}\n", family.0.id())).unwrap();
+    let mut daemon = Daemon::start("", &with_foreign(&format!("pid_file = {file:?}"), "mechanism = \"signal\""));
+    if schedule(&mut daemon, 3).is_none() {
+        return;
+    }
+    let stats = daemon
+        .wait("packets pass, and it has turns", |s| find_port(s, "out").tx_packets > 500 && find_nf(s, "b.0").sched.turns > 3);
+    let mut found = find_nf(&stats, "b.0").foreign.clone().unwrap().processes;
+    found.sort_unstable();
+    assert_eq!(found, pids());
+    let state = |pid: u32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+    };
+    // Between turns each of them is stopped; afterwards none is.
+    let mut stopped: Vec<u32> = Vec::new();
+    daemon.wait("each was seen stopped", |_| {
+        stopped.extend(pids().into_iter().filter(|pid| state(*pid) == 'T'));
+        pids().iter().all(|pid| stopped.contains(pid))
+    });
+    daemon.end(Signal::TERM);
+    assert!(pids().into_iter().all(|pid| state(pid) != 'T' && class(pid) == Some(ordinary())));
+    assert_eq!(found, pids(), "all live");
+}
+
+/// A process that ends with this, whose parent may have ended before.
+struct Orphan(u32);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_raw(self.0 as i32).unwrap();
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
     }
 }
 

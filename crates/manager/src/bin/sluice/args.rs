@@ -212,6 +212,19 @@ pub enum NfCommand {
         /// The NF, such as ids.1
         name: String,
     },
+    /// Have an instance on another core take the place of this one, while packets flow
+    #[command(after_help = "\
+Example: sluice nf move ids.1 --core 2
+
+The new instance is started beside the old one, and takes its place when it is ready: no packet is lost, and none overtakes another. What
+the old one knew of its flows is not handed over. Foreign NFs, those that attach, and those with a flow to themselves stay where they are.")]
+    Move {
+        /// The NF, such as ids.1
+        name: String,
+        /// Where it shall be
+        #[arg(long, value_name = "N")]
+        core: usize,
+    },
     /// Go over to another version of a service's program, while packets flow
     #[command(after_help = "\
 Examples:

@@ -107,6 +107,10 @@ fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::R
             client.remove_nf(&name)?;
             Ok(writeln!(out, "removed NF {name}")?)
         }
+        NfCommand::Move { name, core } => {
+            let nf = client.move_nf(&name, core)?;
+            Ok(writeln!(out, "moved {name} to core {}: it is {} now", nf.core, nf.name)?)
+        }
         NfCommand::Upgrade { service, exec, args } => {
             // The daemon may stand in another folder.
             let exec = if exec.as_os_str().to_string_lossy().contains('/') { std::path::absolute(exec)? } else { exec };

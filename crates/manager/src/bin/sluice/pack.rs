@@ -1,11 +1,11 @@
 //! `sluice pack`: as few cores as the load needs, now or from now on.
 
 use std::io::Write;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use clap::Args;
 use sluice_manager::control::client::Client;
-use sluice_manager::control::model::{NfState, Stats};
+use sluice_manager::control::model::Stats;
 use sluice_manager::pack::{self, Move, Plan, Request};
 
 use crate::args::seconds;
@@ -20,14 +20,11 @@ Examples:
   sluice pack --apply --every 10        and look again every ten seconds, until Ctrl-C
   sluice pack --cores 2-5 --margin 20 --sensitive ids,lookup
 
-An NF is moved by starting another instance on the new core, sending flows there, and letting the old one go; what it has learnt from
-packets is learnt anew. Rates and costs are those of half a second. With --every, NFs are moved only if a core has too much to do, or if one can be freed.";
+An NF is moved as by `sluice nf move`: another instance on the new core takes its place, no packet is lost, and none overtakes another. What
+it has learnt from packets is learnt anew. Foreign NFs, those that attach, and those with a flow to themselves stay where they are. Rates and costs are those of half a second. With --every, NFs are moved only if a core has too much to do, or if one can be freed.";
 
 /// Readings of a look, and the time between two.
 const READINGS: (usize, Duration) = (10, Duration::from_millis(50));
-
-/// How long a new instance may take to run.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Arguments of `sluice pack`.
 #[derive(Debug, Args)]
@@ -142,28 +139,10 @@ fn carry_out(plan: &Plan, args: &PackArgs, client: &mut Client, out: &mut dyn Wr
     Ok(())
 }
 
-/// Another instance on the new core, and then the old one leaves.
+/// Has an instance on the new core take its place.
 fn make(step: &Move, client: &mut Client) -> anyhow::Result<()> {
-    let new = client.add_nf(&step.service, Some(step.to))?.name;
-    let until = Instant::now() + PATIENCE;
-    loop {
-        let state = client.stats()?.nfs.into_iter().find(|nf| nf.name == new).map(|nf| nf.state);
-        match state {
-            Some(NfState::Running) => break,
-            Some(NfState::Starting | NfState::Expected) if Instant::now() < until => std::thread::sleep(Duration::from_millis(5)),
-            other => {
-                // The old one has never stopped.
-                let _ = client.remove_nf(&new);
-                let state = other.map_or("gone", NfState::word);
-                anyhow::bail!(
-                    "{new}, which was to take the place of {} on core {}, is {state}; nothing was moved",
-                    step.nf,
-                    step.to
-                );
-            }
-        }
-    }
-    Ok(client.remove_nf(&step.nf)?)
+    client.move_nf(&step.nf, step.to)?;
+    Ok(())
 }
 
 fn print(plan: &Plan, out: &mut dyn Write) -> std::io::Result<()> {
