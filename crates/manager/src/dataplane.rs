@@ -111,6 +111,12 @@ pub struct ThreadInfo {
     pub busy_ns: u64,
 }
 
+/// Place among `threads` Rx threads of the one that a queue of a port goes to, see [`Dataplane::owners`].
+pub fn owner(port: u16, queue: usize, queues: usize, threads: usize) -> usize {
+    let first = if queues.is_multiple_of(threads) { 0 } else { usize::from(port) };
+    (first + queue) % threads.max(1)
+}
+
 /// The packet threads and the memory that they work on.
 pub struct DataPlane {
     links: Vec<Link>,
@@ -565,8 +571,7 @@ impl DataPlane {
     /// The threads that the queues of a port go to. Where each thread gets as many, queues of one number go to one thread, whatever the
     /// port: so do both directions of a flow, if ports spread flows over their queues alike.
     pub fn owners(&self, port: u16, queues: usize) -> Vec<usize> {
-        let first = if queues.is_multiple_of(self.rx.len()) { 0 } else { port as usize };
-        (0..queues).map(|q| self.rx[(first + q) % self.rx.len()]).collect()
+        (0..queues).map(|queue| self.rx[owner(port, queue, queues, self.rx.len())]).collect()
     }
 
     /// Gives the queues of a port to their threads. Says what each counts.

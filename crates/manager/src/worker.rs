@@ -514,13 +514,13 @@ impl Worker {
             owned.counters.rx_packets.add(n as u64);
             owned.counters.rx_bytes.add(owned.packets[..n].iter().map(|p| u64::from(p.len)).sum());
             (owned.from, owned.to) = (0, n);
-            classify(classifier, registry, plane, director, clock, owned);
+            classify(classifier, registry, plane, director, clock, owned, false);
         } else if owned.generation != generation(plane, director) || owned.moved != director.moved() {
-            classify(classifier, registry, plane, director, clock, owned);
+            classify(classifier, registry, plane, director, clock, owned, true);
         }
         if owned.moved != director.moved() {
             // A packet of this burst has ended a connection that packets before it still went to.
-            classify(classifier, registry, plane, director, clock, owned);
+            classify(classifier, registry, plane, director, clock, owned, true);
         }
         if !owned.waits {
             gather(owned);

@@ -13,7 +13,7 @@ use std::io::Write;
 use std::net::Ipv4Addr;
 use std::process::ExitCode;
 
-use sluice_nf::{Burst, Handler};
+use sluice_nf::{Burst, Context, Handler};
 
 struct FlowNf {
     log: File,
@@ -63,6 +63,11 @@ impl Handler for FlowNf {
         }
     }
 
+    fn forked(&mut self, context: &Context) -> Result<(), Box<dyn std::error::Error>> {
+        self.who = who(context);
+        Ok(())
+    }
+
     fn clean(&mut self) {
         let line = format!("clean {} {}", self.who, self.connection.as_deref().unwrap_or("-"));
         self.tell(&line);
@@ -72,12 +77,17 @@ impl Handler for FlowNf {
     }
 }
 
+/// The NF's name and its process.
+fn who(context: &Context) -> String {
+    format!("{} {}", context.name, std::process::id())
+}
+
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().collect();
-    sluice_nf::run(|_context| {
+    sluice_nf::run(|context| {
         let path = args.get(1).ok_or("name a file")?;
         let log = OpenOptions::new().create(true).append(true).open(path)?;
-        let who = format!("{} {}", std::env::var("SLUICE_NF").unwrap_or_default(), std::process::id());
+        let who = who(context);
         Ok(FlowNf { log, who, leaks: args.iter().any(|arg| arg == "--leak"), connection: None })
     })
 }

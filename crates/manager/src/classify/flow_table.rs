@@ -256,10 +256,11 @@ impl FlowTable {
         Some(decision(slot))
     }
 
-    /// How long ago a flow had a packet, in milliseconds, to within two ticks. None if it is not known. Counts as no lookup.
-    pub fn idle_ms(&self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<u64> {
-        let at = self.find(key, self.place(hash))?;
-        Some(u64::from(tick(now_ms).saturating_sub(self.slots.get()[at][STAMP] as u32)) * TICK_MS)
+    /// How long ago a flow had a packet, in milliseconds, to within two ticks, and the path that was decided for it. None if it is not
+    /// known. Counts as no lookup.
+    pub fn idle_ms(&self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<(u64, u32)> {
+        let slot = &self.slots.get()[self.find(key, self.place(hash))?];
+        Some((u64::from(tick(now_ms).saturating_sub(slot[STAMP] as u32)) * TICK_MS, decision(slot).path))
     }
 
     /// As [`FlowTable::lookup`] for a burst: calls `found` with the number of each key and what was decided about it. Looks at no more

@@ -660,8 +660,9 @@ impl Director {
             if silent * 2 < timeout {
                 continue;
             }
-            // The flow table knows when each of its keys was seen last.
-            let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms)).min();
+            // The flow table knows when each of its keys was seen last. Packets that go elsewhere by now, or nowhere, are none of its members'.
+            let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms));
+            let idle = idle.filter(|(_, path)| self.paths.knows(*path)).map(|(idle_ms, _)| idle_ms).min();
             let silent = idle.map_or(silent, |idle| idle.min(silent));
             if silent >= timeout {
                 self.finish(place, flows);
@@ -832,16 +833,17 @@ impl Director {
             };
             let slot = match slot {
                 Some(slot) => {
-                    if !matches!(finds, Finds::Class(_)) {
+                    let joins = matches!(finds, Finds::Class(_));
+                    if !joins {
                         counters.activations.add(1);
                         first.get_or_insert(*service);
-                        if let Some(handle) = &seats.nfs[slot as usize]
-                            && handle.assign(asked.weight)
-                            && let Some(assigned) = &seats.table.assigned
-                        {
+                    }
+                    if let Some(handle) = &seats.nfs[slot as usize] {
+                        let changes = if joins { handle.join(asked.weight) } else { handle.assign(asked.weight) };
+                        if changes && let Some(assigned) = &seats.table.assigned {
                             assigned.tell(handle.number);
                         }
-                        if let Some(handle) = seats.nfs[slot as usize].as_ref().filter(|handle| handle.wakeup.is_some()) {
+                        if !joins && handle.wakeup.is_some() {
                             handle.start.begin(asked.wakeup);
                         }
                     }

@@ -43,12 +43,14 @@ struct Entry {
 pub struct Paths {
     entries: Vec<[Entry; WAYS]>,
     turn: usize,
+    /// A bit for each number that was ever noted.
+    noted: Vec<u64>,
 }
 
 impl Paths {
     /// For about so many paths.
     pub fn new(most: usize) -> Self {
-        Self { entries: vec![[Entry::default(); WAYS]; (most / 2).next_power_of_two().max(1)], turn: 0 }
+        Self { entries: vec![[Entry::default(); WAYS]; (most / 2).next_power_of_two().max(1)], turn: 0, noted: Vec::new() }
     }
 
     /// Number of a path, if it is known here.
@@ -58,8 +60,17 @@ impl Paths {
         set.iter().find(|entry| entry.used && entry.way == *way).map(|entry| entry.number)
     }
 
+    /// Whether the number of a path was ever noted.
+    #[inline]
+    pub fn knows(&self, number: u32) -> bool {
+        self.noted.get(number as usize / 64).is_some_and(|word| word >> (number % 64) & 1 != 0)
+    }
+
     /// Notes the number of a path.
     pub fn insert(&mut self, way: &Way, number: u32) {
+        let word = number as usize / 64;
+        self.noted.resize(self.noted.len().max(word + 1), 0);
+        self.noted[word] |= 1 << (number % 64);
         let at = way.hash() & (self.entries.len() - 1);
         self.turn = (self.turn + 1) % WAYS;
         let set = &mut self.entries[at];
@@ -78,12 +89,13 @@ mod tests {
         let way =
             |n: u16| Way { version: 7, ingress: n % 2, len: 2, nfs: { [n, n + 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0] } };
         for n in 0..1000u16 {
-            assert_eq!(paths.find(&way(n)), None);
+            assert!(paths.find(&way(n)).is_none() && !paths.knows(n.into()));
             paths.insert(&way(n), n.into());
-            assert_eq!(paths.find(&way(n)), Some(n.into()));
+            assert!(paths.find(&way(n)) == Some(n.into()) && paths.knows(n.into()));
             assert_eq!(paths.find(&Way { version: 8, ..way(n) }), None);
         }
         let known = (0..1000u16).filter(|n| paths.find(&way(*n)) == Some(u32::from(*n))).count();
         assert!((64..=128).contains(&known), "{known}");
+        assert!((0..1000).all(|number| paths.knows(number)) && !paths.knows(u32::MAX - 3));
     }
 }

@@ -355,6 +355,23 @@ fn all_connections_of_a_class_have_one_member_until_the_last_is_over() {
 }
 
 #[test]
+fn the_member_of_a_class_is_worth_what_its_most_important_connection_is() {
+    let mut rig = Rig::of(Per::Class, classes());
+    let mut worth = |n: u16, weight: f64| {
+        rig.weight = Weight::new(weight);
+        let met = rig.packet(0, n, false, flag::ACK).unwrap();
+        let handle = &rig.nfs[usize::from(met[0])].as_ref().unwrap().handle;
+        let mut told = Vec::new();
+        rig.assigned.take(|number| told.push(number));
+        (handle.weight(), told.len())
+    };
+    assert_eq!(worth(1, 1.0), (1.0, 0));
+    assert_eq!(worth(2, 4.0), (4.0, 2), "both members of the class are told of");
+    assert_eq!(worth(3, 2.0), (4.0, 0));
+    assert_eq!(worth(256, 2.0), (2.0, 2), "another class has another member");
+}
+
+#[test]
 fn a_class_whose_member_dies_or_leaves_gets_another_one() {
     let mut rig = Rig::of(Per::Class, classes());
     let before = rig.packet(0, 1, false, flag::ACK).unwrap();
@@ -395,6 +412,24 @@ fn silence_ends_what_is_half_open_before_what_is_established() {
     rig.director.age(&mut rig.flows, now_ms + 2_000_000_000);
     rig.step();
     assert_eq!((rig.director.connections(), rig.count(State::Idle), rig.flows.stats().entries), (0, 16, 0));
+}
+
+#[test]
+fn packets_that_go_elsewhere_by_now_hold_no_member() {
+    for (path, held) in [(None, 1), (Some(chain::FORBIDDEN), 0), (Some(77), 0)] {
+        let mut rig = Rig::new(model::Pool { half_open_ms: 1_000, ..drops() });
+        rig.packet(0, 1, false, flag::ACK).unwrap();
+        let (key, now_ms) = (key(1, false), rig.clock.now_ns() / MS);
+        let hash = rig.flows.hash_of(&key);
+        let mut seen = rig.flows.lookup(&key, hash, now_ms).unwrap();
+        // Somebody outside has decided otherwise, and its packets still come.
+        seen.path = path.unwrap_or(seen.path);
+        for after_ms in (0..4_000).step_by(100) {
+            rig.flows.insert(&key, hash, seen, now_ms + after_ms);
+            rig.director.age(&mut rig.flows, now_ms + after_ms);
+        }
+        assert_eq!(rig.director.connections(), held, "{path:?}");
+    }
 }
 
 #[derive(Debug, Clone)]

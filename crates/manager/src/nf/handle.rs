@@ -249,6 +249,12 @@ impl NfHandle {
         changes
     }
 
+    /// It is given one more flow, besides those that it has: it counts as the most important of them. As [`Self::assign`] otherwise.
+    #[inline]
+    pub fn join(&self, weight: Weight) -> bool {
+        weight.get() > self.flow_weight.get() && self.assign(weight)
+    }
+
     /// Says on its core's page how far down its chains it is, by the depths of all services.
     pub fn place(&self, depths: &[u32], downstream_first: bool) {
         let depth = depths.get(self.service as usize).copied().unwrap_or(0);

@@ -29,7 +29,7 @@ use sluice_shm::clock::monotonic_ns;
 
 use super::entry::{self, CHAIN_BASE, number_of, port_of, port_of_chain};
 use super::{Seen, Topology};
-use crate::asker::{Adviser, NOT_HELD, Question};
+use crate::asker::{Adviser, Homes, NOT_HELD, Question};
 use crate::chain::Drop;
 use crate::classify::advice::{Advice, Answer, Meanwhile};
 use crate::config::model::{Fail, Miss, Openflow};
@@ -44,6 +44,8 @@ const BACKLOG: usize = 1 << 20;
 const CHUNK: usize = 1 << 16;
 /// Questions that are handled in one round.
 const QUESTIONS: usize = 256;
+/// Flows of which is known which thread has asked about them.
+const HOMES: usize = 1 << 12;
 /// How long an Rx thread may take to follow other entries before a barrier is answered all the same, in milliseconds.
 const FOLLOWED_MS: u64 = 1_000;
 /// Compiling may take one part in so many of the time.
@@ -125,6 +127,7 @@ pub(super) struct Speaker {
     config: Openflow,
     address: (String, u16),
     adviser: Adviser,
+    homes: Homes,
     changes: Receiver<Topology>,
     seen: Arc<Seen>,
     stop: Arc<AtomicBool>,
@@ -181,6 +184,7 @@ impl Speaker {
             config,
             address,
             adviser,
+            homes: Homes::new(HOMES),
             changes,
             seen,
             stop,
@@ -372,7 +376,9 @@ impl Speaker {
             Event::Packet { in_port, output, data, .. } => {
                 let Some(output) = output else { return };
                 let answer = self.answer_for(output);
-                self.adviser.inject(number_of(in_port).unwrap_or(0), answer, data);
+                let ingress = number_of(in_port).unwrap_or(0);
+                let queues = self.topology.ports.iter().find(|port| port.number == ingress).map_or(1, |port| port.counters.len());
+                self.adviser.inject(&self.homes, ingress, queues, answer, data);
             }
             Event::Held { xid, buffer_id, output } => {
                 if self.held.remove(&buffer_id).is_none_or(|until| now > until) {
@@ -474,6 +480,7 @@ impl Speaker {
         for _ in 0..QUESTIONS {
             let Some(question) = self.adviser.line().next() else { return };
             self.busy_ms = now;
+            self.homes.note(&question);
             self.show(&question, now);
             self.adviser.line().give_back(question);
         }

@@ -53,7 +53,7 @@ pub(super) fn urgent_of(urgent: u32, first: usize, n: usize) -> u32 {
     if urgent == 0 { 0 } else { (u64::from(urgent >> first) & ((1u64 << n) - 1)) as u32 }
 }
 
-/// Finds the paths of the packets that a queue holds.
+/// Finds the paths of the packets that a queue holds. `again`: not for the first time.
 #[inline]
 pub(super) fn classify(
     classifier: &mut Classifier,
@@ -62,6 +62,7 @@ pub(super) fn classify(
     director: &mut Director,
     clock: &Clock,
     owned: &mut OwnedQueue,
+    again: bool,
 ) {
     let (from, to) = (owned.from, owned.to);
     let held = &owned.packets[from..to];
@@ -104,7 +105,7 @@ pub(super) fn classify(
                 tcp_flags(classifier.key(i), &headers[i], held[i].len, |bytes| copy_long(plane.frames.arena(), &held[i], bytes));
             owned.tcp[from + i] = flags;
             owned.urgent |= u32::from(is_urgent(flags)) << (from + i);
-            if watches && flags & (flag::SYN | flag::FIN | flag::RST) != 0 && matches!(found, Lookup::Hit(_)) {
+            if watches && !again && flags & (flag::SYN | flag::FIN | flag::RST) != 0 && matches!(found, Lookup::Hit(_)) {
                 let key = *classifier.key(i);
                 if director.note(&key, flags, classifier.table(), plane.now_ns) {
                     found = Lookup::Miss;
@@ -118,7 +119,7 @@ pub(super) fn classify(
                 }
                 decision.path
             }
-            found => decide(classifier, registry, plane, director, clock, held[i], (i, found, owned.tcp[from + i])),
+            found => decide(classifier, registry, plane, director, clock, held[i], (i, found, owned.tcp[from + i]), again),
         };
         if owned.paths[from + i] == chain::WAIT {
             owned.waiting[from + i] = (*classifier.key(i), director.wanted());
@@ -142,8 +143,10 @@ fn copy_long(arena: &Arena, packet: &Packet, bytes: &mut [u8; LONG]) -> usize {
     if arena.read(packet.frame, packet.offset, &mut bytes[..n]) { n } else { 0 }
 }
 
-/// Decides about a flow that is new, or was decided under older tables: `i` is its packet's number in the last burst.
+/// Decides about a flow that is new, or was decided under older tables: `i` is its packet's number in the last burst. A packet that is
+/// looked at `again` does not begin or end a connection a second time.
 #[cold]
+#[allow(clippy::too_many_arguments)]
 fn decide(
     classifier: &mut Classifier,
     registry: &PathRegistry,
@@ -152,7 +155,9 @@ fn decide(
     clock: &Clock,
     packet: Packet,
     (i, found, flags): (usize, Lookup, u8),
+    again: bool,
 ) -> u32 {
+    let flags = if again { 0 } else { flags };
     let generation = generation(plane, director);
     let now_ms = plane.now_ns / 1_000_000;
     // An earlier packet of the burst may have made the flow known.
@@ -194,7 +199,7 @@ fn decide(
         let tables = &plane.tables;
         let wakeup = rule.and_then(|rule| tables.rules.rules()[rule].wakeup);
         let weight = rule.map_or_else(Default::default, |rule| tables.rules.rules()[rule].weight);
-        let (hash, note, settles) = (classifier.hash(i), advised.note, advised.settles);
+        let (hash, note, settles) = (classifier.hash(i), advised.note, advised.settles && !again);
         let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, weight, wakeup };
         let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
         if let Some(rule) = rule {

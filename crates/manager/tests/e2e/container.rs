@@ -2,6 +2,7 @@
 //!
 //! A root directory is assembled of a program of ours and the libraries that `ldd` names, with nothing from a registry.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +12,7 @@ use sluice_manager::control::model::{ChainState, Nf, NfState};
 use sluice_manager::nf::container::FOLDER;
 
 use crate::foreign::can;
+use crate::pools::pool;
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, parent, port, refusal, signal, wait_until_gone};
 
 const RUNTIMES: [&str; 2] = ["crun", "runc"];
@@ -154,6 +156,35 @@ fn a_container_has_nothing_of_the_host_but_its_socket() {
         let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap();
         assert!(environment.contains("SLUICE_SOCKET=/run/sluice/nf.sock") && !environment.contains("CARGO"), "{environment}");
         daemon.stop();
+    }
+}
+
+#[test]
+fn each_flow_has_a_container_of_its_own() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (_folder, root) = bridge();
+    for runtime in RUNTIMES {
+        let keys = "per = \"flow\"\n[service.pool]\nmin = 2\nmax = 4\nidle_ms = 500\nqueue = 256";
+        let body = port("in", "gen", "rate = 2000\nflows = 3\ncount = 3000\noverload = \"wait\"")
+            + &port("out", "sink", "")
+            + &contained("a", &root, runtime, keys)
+            + &chain("c", "in", &["a"], "out", "");
+        let mut daemon = Daemon::start("", &body);
+        let stats = daemon.wait("each flow has its container, one of which was made for it", |s| pool(s, "a").assigned == 3);
+        let pids: Vec<u32> = stats.nfs.iter().filter(|nf| nf.state == NfState::Running).map(pid_of).collect();
+        let spaces: BTreeSet<PathBuf> = pids.iter().map(|pid| namespace(*pid, "mnt")).collect();
+        assert!(pids.len() >= 3 && spaces.len() == pids.len(), "{pids:?} {spaces:?}");
+        let stats = daemon.wait("all have passed", |s| find_port(s, "out").tx_packets == 3000);
+        let of_each: Vec<u64> = stats.nfs.iter().map(|nf| nf.tx_packets).filter(|n| *n > 0).collect();
+        assert_eq!(of_each, [1000; 3], "{runtime}");
+        daemon.wait("those that are not needed any more are gone", |s| {
+            pool(s, "a").ended == 3 && s.nfs.len() == 2 && pool(s, "a").idle == 2
+        });
+        daemon.wait_until_empty();
+        daemon.stop();
+        pids.into_iter().for_each(wait_until_gone);
     }
 }
 

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::support::{chain, nf, port, service};
+use crate::support::{PATIENCE, chain, nf, port, service};
 
 fn sluice(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_sluice")).args(args).output().expect("sluice runs")
@@ -15,9 +16,15 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Estimates as JSON; None, with the reason printed, where there is but one core.
+/// Estimates as JSON; None, with the reason printed, where there is but one core. While other programs have the cores it is tried again.
 fn estimate(args: &[&str]) -> Option<Value> {
-    let out = sluice(&[&["estimate", "--bursts", "500", "--json"], args].concat());
+    let until = Instant::now() + 10 * PATIENCE;
+    let out = loop {
+        let out = sluice(&[&["estimate", "--bursts", "500", "--json"], args].concat());
+        if !text(&out.stderr).contains("other programs keep the cores so busy") || Instant::now() > until {
+            break out;
+        }
+    };
     if text(&out.stderr).contains("need a core each") {
         println!("left out: {}", text(&out.stderr));
         return None;

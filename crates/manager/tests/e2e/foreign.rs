@@ -14,6 +14,7 @@ use sluice_manager::control::model::{ChainState, Nf, NfForeign, NfState, Stats, 
 use sluice_manager::mechanism::link;
 use sluice_manager::mechanism::netns::{self, Netns};
 
+use crate::scheduling::{group_of, has_weight};
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, is_alive, port, refusal, service, wait_until_gone};
 
 /// How long a connection that must come about may take, and one that must not is tried for.
@@ -263,7 +264,9 @@ fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
     assert_eq!(program(&stats, "ovs.0").1.not_back, before.1.not_back, "the switch saw nothing of it");
     // What the switch forbids ends in the switch.
     site.is_refused(8081);
-    let stats = daemon.wait("the switch's drops are counted", |s| program(s, "ovs.0").1.not_back > before.1.not_back);
+    let of_chain = lost(&stats);
+    let stats =
+        daemon.wait("the switch's drops are counted", |s| program(s, "ovs.0").1.not_back > before.1.not_back && lost(s) > of_chain);
     // The switch's processes are found: what was started, and what the commands before have left running.
     let (nf, of) = program(&stats, "ovs.0");
     let pid = nf.pid.expect("it has a process");
@@ -466,6 +469,13 @@ fn a_slow_program_is_a_bottleneck_and_loses_nothing() {
     let mut daemon = Daemon::start("", &body);
     // It stands still for a while: its queue fills up, then the hop's, then the gate closes.
     let stats = daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 100);
+    if let Some(group) = group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)) {
+        // It is weighted as others are.
+        daemon.wait("the kernel has its share", |s| {
+            let nf = find_nf(s, "slow.0");
+            nf.sched.share > 0.0 && has_weight(&group, nf)
+        });
+    }
     crate::support::signal(find_nf(&stats, "slow.0"), Signal::STOP);
     daemon.wait("the hop is a bottleneck", |s| find_chain(s, "c").throttled);
     crate::support::signal(find_nf(&stats, "slow.0"), Signal::CONT);

@@ -17,6 +17,7 @@ use sluice_openflow::oxm::{FieldId, Match};
 use sluice_openflow::{NO_BUFFER, WHOLE_PACKET, port as ports};
 
 use crate::foreign::{Site, can};
+use crate::pools;
 use crate::support::{Daemon, PATIENCE, chain, find_chain, port, service};
 
 /// A controller that the test plays.
@@ -397,6 +398,74 @@ fn packets_wait_for_an_answer_and_not_for_ever() {
     talk.say(&Message::PacketOut(PacketOut { buffer_id: packet.buffer_id, in_port: 1, actions: vec![], data: vec![] }));
     let (_, refused) = talk.hear("an error", |m| matches!(m, Message::Error(..)));
     assert!(matches!(refused, Message::Error(fault, _) if fault == sluice_openflow::fault::Fault::BUFFER_UNKNOWN));
+    daemon.stop();
+}
+
+/// A generator of so many UDP flows, and a chain that only a controller sends packets to, with an NF for each flow.
+fn pooled(folder: &Path, generator: &str) -> String {
+    port("in", "gen", &format!("protocol = \"udp\"\n{generator}"))
+        + &port("out", "sink", "")
+        + &pools::ids("ids", folder, "", "min = 8\nmax = 8\nidle_ms = 400\nqueue = 64")
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("local", "in", &["bridge"], "out", "")
+        + "[[chain]]\nname = \"sdn\"\nservices = [\"bridge\", \"ids\"]\negress = \"out\"\n"
+}
+
+#[test]
+fn a_controller_sends_flows_to_nfs_of_their_own() {
+    let (controller, folder) = (Controller::new(), tempfile::tempdir().unwrap());
+    let mut daemon = Daemon::start("", &(controller.section("") + &pooled(folder.path(), "rate = 2000.0\nflows = 6")));
+    let mut talk = controller.greet();
+    let sdn = talk.port_of("sdn");
+    talk.ask_for_misses();
+    let packet = talk.packet_in();
+    goes_on(&mut daemon, "local");
+    assert_eq!(pools::pool(&daemon.stats(), "ids").activations, 0);
+    talk.add(100, udp(), sdn);
+    talk.barrier();
+    goes_on(&mut daemon, "sdn");
+    daemon.wait("each flow has its NF", |s| pools::pool(s, "ids").assigned == 6);
+    // A packet of the controller's own meets the NF that its flow has.
+    let actions = vec![Output { port: sdn, max_len: 0 }];
+    let before = status(&daemon.stats()).flow_mods;
+    for _ in 0..20 {
+        let data = packet.data.clone();
+        talk.say(&Message::PacketOut(PacketOut { buffer_id: NO_BUFFER, in_port: 1, actions: actions.clone(), data }));
+    }
+    talk.barrier();
+    goes_on(&mut daemon, "sdn");
+    let stats = daemon.stats();
+    assert_eq!((status(&stats).flow_mods, pools::pool(&stats, "ids").activations), (before, 6));
+    let seen = pools::seen(folder.path(), "ids");
+    let begun = pools::lines(&seen, "begin");
+    assert!(pools::lines(&seen, "mixed").is_empty(), "{seen:?}");
+    assert_eq!((pools::distinct(&begun, 1).len(), pools::distinct(&begun, 3).len(), begun.len()), (6, 6, 6), "{seen:?}");
+    // Forbidden, the flows are over after a while.
+    talk.say(&Message::FlowMod(FlowMod { priority: 200, ..FlowMod::new(Change::Add, udp()) }));
+    talk.barrier();
+    daemon.wait("their NFs are idle", |s| pools::pool(s, "ids").idle == 8 && pools::pool(s, "ids").ended == 6);
+    daemon.stop();
+}
+
+#[test]
+fn packets_that_waited_for_an_answer_reach_nfs_of_their_own() {
+    let (controller, folder) = (Controller::new(), tempfile::tempdir().unwrap());
+    let keys = "miss = \"wait\"\nwait_ms = 60000\nheld = 1024";
+    let body = controller.section(keys) + &pooled(folder.path(), "rate = 200.0\nflows = 4\ncount = 400\noverload = \"wait\"");
+    let mut daemon = Daemon::start("", &body);
+    let mut talk = controller.greet();
+    let sdn = talk.port_of("sdn");
+    talk.ask_for_misses();
+    daemon.wait("packets of all flows wait", |s| status(s).held > 8 && status(s).packet_ins >= 4);
+    let before = left(&daemon.stats(), "local");
+    talk.add(100, udp(), sdn);
+    talk.barrier();
+    daemon.wait("all have passed", |s| left(s, "sdn") + before == 400);
+    let seen = pools::seen(folder.path(), "ids");
+    let begun = pools::lines(&seen, "begin");
+    assert!(pools::lines(&seen, "mixed").is_empty(), "{seen:?}");
+    assert_eq!((pools::distinct(&begun, 1).len(), pools::distinct(&begun, 3).len()), (4, 4), "{seen:?}");
+    assert_eq!(daemon.stats().drops.values().sum::<u64>(), 0);
     daemon.stop();
 }
 

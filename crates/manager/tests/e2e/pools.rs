@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use sluice_manager::control::model::{Apply, Pool, Stats};
 
 use crate::pcap::{Order, pcap};
-use crate::support::{Daemon, chain, find_nf, find_port, flow_nf, port, refusal, service, signal};
+use crate::support::{Daemon, chain, find_nf, find_port, flow_nf, parent, port, refusal, service, signal};
 
 /// One packet of connection number `n`: whether it goes back, and `flags` as letters of S, A, F, R.
 fn packet(n: u8, back: bool, flags: &str, payload: &[u8]) -> Vec<u8> {
@@ -52,29 +52,30 @@ fn capture(folder: &Path, name: &str, packets: &[Vec<u8>]) -> String {
 }
 
 /// A service of NFs that write down what they see, one flow at a time.
-fn ids(name: &str, folder: &Path, more_args: &str, pool: &str) -> String {
+pub fn ids(name: &str, folder: &Path, more_args: &str, pool: &str) -> String {
     let log = folder.join(format!("{name}.flows")).display().to_string();
     service(name, &flow_nf(), &format!("args = [{log:?}{more_args}]\nper = \"flow\"\n[service.pool]\n{pool}"))
 }
 
 /// What the NFs of a service wrote down: the words of each line.
-fn seen(folder: &Path, name: &str) -> Vec<Vec<String>> {
+pub fn seen(folder: &Path, name: &str) -> Vec<Vec<String>> {
     let text = std::fs::read_to_string(folder.join(format!("{name}.flows"))).unwrap_or_default();
     text.lines().map(|line| line.split(' ').map(str::to_string).collect()).collect()
 }
 
 /// The lines of a kind.
-fn lines(seen: &[Vec<String>], what: &str) -> Vec<Vec<String>> {
+pub fn lines(seen: &[Vec<String>], what: &str) -> Vec<Vec<String>> {
     seen.iter().filter(|words| words[0] == what).cloned().collect()
 }
 
+/// The pool of a service.
 #[track_caller]
-fn pool<'a>(stats: &'a Stats, service: &str) -> &'a Pool {
+pub fn pool<'a>(stats: &'a Stats, service: &str) -> &'a Pool {
     stats.status.pools.iter().find(|pool| pool.service == service).unwrap_or_else(|| panic!("no pool {service}"))
 }
 
 /// A column of lines, each value once.
-fn distinct(lines: &[Vec<String>], column: usize) -> BTreeSet<&str> {
+pub fn distinct(lines: &[Vec<String>], column: usize) -> BTreeSet<&str> {
     lines.iter().map(|words| words[column].as_str()).collect()
 }
 
@@ -157,6 +158,38 @@ fn an_nf_that_leaks_is_found_out_and_strict_isolation_replaces_it() {
     assert_eq!((distinct(&begun, 1).len(), distinct(&begun, 3).len()), (2, 6), "{seen:?}");
     assert_eq!(distinct(&begun, 2).len(), begun.len(), "each flow has a process of its own: {seen:?}");
     assert!(pool.ended >= 6, "{pool:?}");
+}
+
+#[test]
+fn members_are_forked_and_with_strict_isolation_afresh_for_each_flow() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let all = connections(6, false);
+    let log = at.join("ids.flows").display().to_string();
+    let keys = "min = 2\nmax = 2\nlinger_ms = 50\nhalf_open_ms = 300\nisolation = \"strict\"";
+    let config = port("in", "pcap", &capture(at, "all.pcap", &all))
+        + &port("out", "sink", "")
+        + &service(
+            "ids",
+            &flow_nf(),
+            &format!("args = [{log:?}, \"--leak\"]\nzygote = true\nper = \"flow\"\n[service.pool]\n{keys}"),
+        )
+        + &chain("c", "in", &["ids"], "out", "");
+    let mut daemon = Daemon::start("", &config);
+    let stats = daemon.wait("all have passed and the NFs are idle again", |s| {
+        find_port(s, "out").tx_packets == all.len() as u64 && pool(s, "ids").idle == 2 && pool(s, "ids").ended >= 6
+    });
+    let zygote = stats.services[0].zygote.clone().unwrap();
+    assert_eq!((zygote.state.as_str(), &zygote.why), ("ready", &None));
+    assert!(zygote.forks >= 2 + pool(&stats, "ids").ended, "{zygote:?} {:?}", pool(&stats, "ids"));
+    assert!(stats.nfs.iter().all(|nf| parent(nf.pid.unwrap()) == daemon.pid()), "all are children of the daemon");
+    let seen = seen(at, "ids");
+    let begun = lines(&seen, "begin");
+    assert!(lines(&seen, "mixed").is_empty(), "{seen:?}");
+    assert_eq!((distinct(&begun, 3).len(), distinct(&begun, 2).len()), (6, begun.len()), "each has a process of its own: {seen:?}");
+    assert!(!distinct(&begun, 2).contains(zygote.pid.unwrap().to_string().as_str()), "and none the zygote's");
+    daemon.wait_until_empty();
+    daemon.stop();
 }
 
 /// More flows than the one NF of a pool.

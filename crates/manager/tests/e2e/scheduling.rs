@@ -32,7 +32,7 @@ fn flowing(mut daemon: Daemon) -> (Daemon, Stats) {
 }
 
 /// The folder that a daemon's NFs have their cgroups in, wherever the cpu controller is mounted.
-fn group_of(folder: &Path, name: &str) -> Option<PathBuf> {
+pub fn group_of(folder: &Path, name: &str) -> Option<PathBuf> {
     let inside = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut folders: Vec<PathBuf> = inside.filter(|e| e.file_type().is_ok_and(|t| t.is_dir())).map(|e| e.path()).collect();
     folders.sort();
@@ -114,7 +114,7 @@ fn has_more(stats: &Stats, more: &str, less: &str) -> bool {
 }
 
 /// Whether the kernel has the share that is told of an NF.
-fn has_weight(group: &Path, nf: &Nf) -> bool {
+pub fn has_weight(group: &Path, nf: &Nf) -> bool {
     let read = |version: Version| std::fs::read_to_string(group.join(format!("nf-{}", nf.name)).join(version.file()));
     [Version::V1, Version::V2].into_iter().any(|version| match read(version) {
         Ok(text) => text.trim().parse() == Ok(version.weight(nf.sched.share)),
