@@ -95,6 +95,8 @@ pub struct Port {
     pub rx_packets: u64,
     /// Packets out.
     pub tx_packets: u64,
+    /// What its kind of port counts besides.
+    pub details: BTreeMap<String, f64>,
 }
 
 /// One instance of a service.

@@ -7,11 +7,15 @@
 //! was no idle NF and no room to wait), `entry_drop_pps`, and `mixed_pps` (packets that an NF saw of a flow that was not its own, or whose beginning it had not seen,
 //! which is what follows when a beginning was dropped) are 0.
 //!
+//! The second table is what `isolation = "strict"` costs: a member whose flow has ended is not made as new but ended, and another one is
+//! forked from the service's zygote in its place, beside the same at the same rate with reset members.
+//!
 //! # Source
-//! Flurries, figure 11.
+//! Flurries, figure 11; strict isolation is not in it.
 
 use super::{CHAIN, NF_CPU, P50, P99, POOL, SWITCHES, flow, frames};
 use crate::lab::{Case, Lab, Plan, Row, nothing};
+use crate::report::Params;
 use crate::sched::{DELIVERED, chain_of, params};
 use crate::setup::{Pool, Service, Setup, Traffic};
 use crate::table::{Column, Form, Group};
@@ -23,12 +27,15 @@ pub const EXPERIMENT: Experiment =
 
 /// The NF that says when a flow was not alone.
 pub const NF: &str = "sluice-nf-single";
+const PER_FLOW: &str = "per-flow";
 /// Flows at a time, and NFs for them. What 256 NFs touch when they are switched to stays in a second-level cache of 2 MiB; of 600 it does not.
 pub const CROWDS: [(u32, u32); 2] = [(64, 256), (200, 600)];
 /// Packets of a flow.
 const PACKETS: [u32; 2] = [4, 12];
 /// Flows that begin each second.
 const OFFERED: [u32; 7] = [20_000, 40_000, 60_000, 70_000, 80_000, 100_000, 120_000];
+/// Flows that begin each second where each gets a process of its own.
+const STRICT: [u32; 6] = [100, 200, 400, 800, 1_600, 3_200];
 /// Capacity of a member's rings: a flow has fewer packets on the way.
 const RING: u32 = 64;
 
@@ -52,26 +59,51 @@ const GROUP: Group = Group {
     form: Form::Lines("offered"),
 };
 
+const ISOLATION: Group = Group {
+    title: "A process for each flow (strict) against one that is made as new (reset)",
+    keys: &["offered"],
+    columns: &[
+        Column::new("activations_per_s", "activations/s", 1.0, 0),
+        DELIVERED,
+        Column::new("mixed_pps", "mixed pps", 1.0, 0),
+        Column::new("none_idle_pps", "none idle pps", 1.0, 0),
+        P50,
+        P99,
+    ],
+    plotted: 1,
+    form: Form::Lines("offered"),
+};
+
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[NF])?;
     super::warn_of_small_pages();
-    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |v| v.name == PER_FLOW), (ISOLATION, |v| v.name != PER_FLOW)]);
     for (crowd, packets) in CROWDS.iter().flat_map(|crowd| PACKETS.map(|packets| (*crowd, packets))) {
         for offered in OFFERED {
             let of = params(&[("flows", crowd.0.into()), ("flow_packets", packets.into()), ("offered", offered.into())]);
-            let (setup, row_params) = (setup(&lab, f64::from(offered), crowd, packets), of.clone());
-            let run = move |lab: &Lab| {
-                let mut row = Row::new("per-flow", &row_params, flow(lab, &setup)?);
-                for (metric, reason) in [("mixed_pps", "verdict"), ("none_idle_pps", "none_idle")] {
-                    let pps = row.get(&format!("drop_pps.{reason}")).unwrap_or(0.0);
-                    row.put(metric, Some(pps));
-                }
-                Ok(vec![row])
-            };
-            plan.cases.push(Case { name: "per-flow".into(), params: of, run: Box::new(run) });
+            plan.cases.push(case(PER_FLOW, of, setup(&lab, f64::from(offered), crowd, packets)));
         }
     }
+    for (name, offered) in ["reset", "strict"].iter().flat_map(|name| STRICT.map(|offered| (*name, offered))) {
+        let mut setup = setup(&lab, f64::from(offered), CROWDS[0], PACKETS[0]);
+        setup.services.iter_mut().filter_map(|service| service.pool.as_mut()).for_each(|pool| pool.strict = name == "strict");
+        plan.cases.push(case(name, params(&[("offered", offered.into())]), setup));
+    }
     lab.run(&plan)
+}
+
+/// A setup, and what it lost and why.
+fn case(name: &'static str, of: Params, setup: Setup) -> Case {
+    let row_params = of.clone();
+    let run = move |lab: &Lab| {
+        let mut row = Row::new(name, &row_params, flow(lab, &setup)?);
+        for (metric, reason) in [("mixed_pps", "verdict"), ("none_idle_pps", "none_idle")] {
+            let pps = row.get(&format!("drop_pps.{reason}")).unwrap_or(0.0);
+            row.put(metric, Some(pps));
+        }
+        Ok(vec![row])
+    };
+    Case { name: name.into(), params: of, run: Box::new(run) }
 }
 
 /// So many flows a second of so many packets each.

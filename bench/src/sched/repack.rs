@@ -6,7 +6,8 @@
 //! another configuration, as an operator would. Of each phase, `.PHASE`:
 //! - `settle_ms`: from the change until the NFs run on as many cores as the load needs;
 //! - `cores`: how many that are; `delivered_ratio`: delivered of offered, in the time after that;
-//! - `moving_lost_packets`, `moving_refused_packets`: packets dropped inside, and at the entry, until then; `moves_count`: NFs moved.
+//! - `moving_lost_packets`, `moving_refused_packets`: packets dropped inside, and at the entry, until then; `moving_reordered_packets`: that a
+//!   later one of their flow had overtaken; `moves_count`: NFs moved.
 //!
 //! # Limits
 //! Where there are two cores in all, NFs run on the manager's core too (`shared` is 1). Its thread takes half of it, so both cores are
@@ -66,6 +67,8 @@ const GROUP: Group = Group {
         Column::new("moves_count.again", "again", 1.0, 0),
         Column::new("moving_lost_packets.low", "lost by moves, low", 1.0, 0),
         Column::new("moving_lost_packets.again", "again", 1.0, 0),
+        Column::new("moving_reordered_packets.low", "reordered by moves, low", 1.0, 0),
+        Column::new("moving_reordered_packets.again", "again", 1.0, 0),
         Column::new("moving_refused_packets.again", "refused meanwhile", 1.0, 0),
     ],
     plotted: 5,
@@ -209,12 +212,14 @@ fn watch(lab: &Lab, ground: &Ground) -> Result<Sample, Miss> {
     Ok(out)
 }
 
-/// Packets that were dropped between two readings: inside, and at the entry.
-fn of_moves(before: &Stats, after: &Stats) -> [(&'static str, f64); 2] {
+/// What happened to packets between two readings: dropped inside, and at the entry; overtaken.
+fn of_moves(before: &Stats, after: &Stats) -> [(&'static str, f64); 3] {
     let window = Window { before, after };
+    let reordered = |stats: &Stats| -> f64 { stats.ports.iter().filter_map(|port| port.details.get("reordered")).sum() };
     [
         ("moving_lost_packets", window.wasted_pps() * window.seconds()),
         ("moving_refused_packets", window.entry_drop_pps() * window.seconds()),
+        ("moving_reordered_packets", reordered(after) - reordered(before)),
     ]
     .map(|(metric, packets)| (metric, packets.round()))
 }

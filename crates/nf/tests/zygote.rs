@@ -28,9 +28,13 @@ fn each_instance_has_a_copy_of_the_handler_and_a_life_of_its_own() {
     assert_eq!(first_child.status("PPid"), own, "it is a child of the zygote's parent");
     assert_eq!(first_child.status("Threads"), "1");
     assert_eq!(rustix::process::getpgid(Some(first_child.pid)).unwrap(), first_child.pid, "it leads a group of its own");
-    for same in ["Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "SigBlk", "SigIgn", "CapEff"] {
+    for same in ["Uid", "Gid", "Groups", "NoNewPrivs", "Seccomp", "SigBlk", "CapEff"] {
         assert_eq!(first_child.status(same), status_of(process.pid(), same), "{same}");
     }
+    // An instance stops on these two, whether or not whoever started all this had told it to ignore them.
+    let stops = [Signal::INT, Signal::TERM].map(|signal| 1u64 << (signal.as_raw() - 1)).iter().sum::<u64>();
+    let ignored = |mask: &str| u64::from_str_radix(mask, 16).unwrap() & !stops;
+    assert_eq!(ignored(&first_child.status("SigIgn")), ignored(&status_of(process.pid(), "SigIgn")));
     first.send(&[b"#0", b"#0", b"#0"]);
     assert_eq!(first.collect(3).into_iter().map(|b| b.bytes[1]).collect::<Vec<_>>(), [1, 2, 3]);
 

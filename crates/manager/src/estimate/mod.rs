@@ -58,6 +58,10 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 pub const BURSTS: u32 = 1 + MOST_BURSTS as u32;
 /// Rounds before those that count: caches fill, branches are learnt.
 const WARM_UP: u64 = 100;
+/// What rings take of a burst is some hundred nanoseconds. Where it differs by more than this from turn to turn, somebody else had the core.
+const MOST_SPREAD_NS: f64 = 10_000.0;
+/// How often it is tried then.
+const TRIES: u32 = 3;
 /// How often the NF is started and measured, each time between two measurements of both references.
 const TURNS: u32 = 3;
 /// Shortest measurement of a turn, in nanoseconds: the NF's library samples its handler once a millisecond.
@@ -229,6 +233,15 @@ pub enum EstimateError {
         /// What it did.
         what: &'static str,
     },
+    /// Something else had the cores.
+    #[error(
+        "other programs keep the cores so busy that what a burst takes cannot be told: in between, the rings alone took up to \
+             {spread_us:.0} µs of it more than at best; stop them, or measure when they are done"
+    )]
+    Disturbed {
+        /// How much more, in microseconds.
+        spread_us: f64,
+    },
     /// The system's answer.
     #[error("cannot {what}: {source}")]
     System {
@@ -335,7 +348,7 @@ fn middle(values: &mut [f64]) -> Option<f64> {
     values.get(values.len() / 2).copied()
 }
 
-/// Measures an NF several times, and the references before and after each.
+/// Measures an NF several times, and the references before and after each. Where something else had the cores meanwhile, it is tried again.
 ///
 /// # Errors
 /// [`EstimateError`].
@@ -347,6 +360,16 @@ pub fn estimate(subject: &Subject, references: &References, plan: &Plan) -> Resu
         return Err(EstimateError::TooLong { bytes: long, most: stand::ROOM });
     }
     let _pin = stand::Pin::away_from(plan.core)?;
+    for _ in 1..TRIES {
+        match measure(subject, references, plan) {
+            Err(EstimateError::Disturbed { .. }) => {}
+            other => return other,
+        }
+    }
+    measure(subject, references, plan)
+}
+
+fn measure(subject: &Subject, references: &References, plan: &Plan) -> Result<Estimate, EstimateError> {
     let ns_per_cycle = stand::ns_per_tick();
     let each = Plan { rounds: plan.rounds.div_ceil(TURNS), ..plan.clone() };
     let mut found = Rounds::default();
@@ -367,6 +390,9 @@ pub fn estimate(subject: &Subject, references: &References, plan: &Plan) -> Resu
     }
     let ring = middle(&mut taken_off).unwrap_or(0.0);
     let ring_spread = taken_off.last().unwrap_or(&0.0) - taken_off.first().unwrap_or(&0.0);
+    if ring_spread * ns_per_cycle > MOST_SPREAD_NS {
+        return Err(EstimateError::Disturbed { spread_us: ring_spread * ns_per_cycle / 1e3 });
+    }
     let cycles_per_burst = Spread::of(&mut ticks);
     let per_packet = 1.0 / BURST as f64;
     Ok(Estimate {
