@@ -201,9 +201,18 @@ impl Lab {
     /// # Errors
     /// The daemon does not answer, or an NF has ended.
     pub fn read(&self, daemon: &Daemon) -> anyhow::Result<Reading> {
+        self.read_where(daemon, |_| false)
+    }
+
+    /// The same, where NFs of some services end and are started again all the time.
+    ///
+    /// # Errors
+    /// As [`Lab::read`].
+    pub fn read_where(&self, daemon: &Daemon, may_end: impl Fn(&str) -> bool) -> anyhow::Result<Reading> {
         let stats = daemon.stats()?;
         let tasks = Tasks::of(&stats.nfs);
-        if let Some(nf) = stats.nfs.iter().find(|nf| nf.restarts > 0 || nf.state != "running") {
+        let has_ended = |nf: &&crate::stats::Nf| (nf.restarts > 0 || nf.state != "running") && !may_end(&nf.service);
+        if let Some(nf) = stats.nfs.iter().find(has_ended) {
             anyhow::bail!("{} ended while it was measured; sluiced says: {}", nf.name, daemon.log());
         }
         self.host.borrow_mut().hugepages |= stats.status.hugepages;

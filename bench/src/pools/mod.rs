@@ -153,11 +153,12 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
 
 /// Runs a setup with pools, and measures it for as long as was asked for.
 pub fn flow(lab: &Lab, setup: &Setup) -> Result<Sample, Miss> {
+    let is_strict = |name: &str| setup.services.iter().any(|s| s.name == name && s.pool.as_ref().is_some_and(|pool| pool.strict));
     let daemon = lab.start(setup)?;
     lab.warm_up()?;
-    let before = lab.read(&daemon)?;
+    let before = lab.read_where(&daemon, is_strict)?;
     lab.programs.pause(std::time::Duration::from_secs_f64(lab.args.seconds))?;
-    let after = lab.read(&daemon)?;
+    let after = lab.read_where(&daemon, is_strict)?;
     daemon.stop()?;
     Ok(sample(setup, &before, &after))
 }
