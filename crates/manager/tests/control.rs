@@ -13,8 +13,10 @@ use std::time::Duration;
 use sluice_manager::config::model as config;
 use sluice_manager::control::client::{Client, ClientError};
 use sluice_manager::control::model::*;
+use sluice_manager::control::promise::{Buffers, Placed, Promise, Promises};
 use sluice_manager::control::server::{Limits, ServeError, Server, serve};
 use sluice_manager::control::{ApiError, Backend, ErrorKind};
+use sluice_slo::assignment::Assignment;
 
 /// A daemon without packets: it keeps lists, and every look at them is a second later.
 #[derive(Default)]
@@ -33,6 +35,7 @@ struct State {
     seconds: u64,
     stats: Stats,
     events: Vec<Event>,
+    placed: Option<Assignment>,
     down: bool,
 }
 
@@ -57,6 +60,8 @@ impl Mock {
                 schedules: Vec::new(),
                 openflow: None,
                 pools: Vec::new(),
+                buffers: Buffers { why: Some("not known here".into()), ..Buffers::default() },
+                promises: BTreeMap::new(),
             };
             stats.drops = BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 0)]);
         }
@@ -236,6 +241,31 @@ impl Backend for Mock {
         let detail = if dry_run { "would be new" } else { "" };
         let add = Change { action: Action::Add, kind: "chain".into(), name: "dns".into(), detail: detail.into() };
         Ok(if config.contains("same") { Vec::new() } else { vec![add] })
+    }
+
+    fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {
+        assignment.check().map_err(|error| ApiError::bad_input(error.to_string(), ""))?;
+        self.state.lock().unwrap().placed = Some(assignment);
+        Ok(Placed { changes: Vec::new(), notes: vec!["no cache classes: it is off".into()] })
+    }
+
+    fn placement(&self) -> Result<Assignment, ApiError> {
+        self.state.lock().unwrap().placed.clone().ok_or_else(|| ApiError::not_found("placement", "", &[]))
+    }
+
+    fn withdraw(&self) -> Result<Placed, ApiError> {
+        self.state.lock().unwrap().placed = None;
+        Ok(Placed::default())
+    }
+
+    fn promises(&self) -> Result<Promises, ApiError> {
+        let state = self.state.lock().unwrap();
+        let slos = state.placed.iter().flat_map(|placed| &placed.slos).map(|promised| promised.slo.name.clone());
+        Ok(Promises {
+            server: Some("s0".into()),
+            promises: slos.map(|slo| Promise { slo, windows: 1, ..Promise::default() }).collect(),
+            ..Promises::default()
+        })
     }
 
     fn trace(&self, request: &TraceRequest) -> Result<Trace, ApiError> {
