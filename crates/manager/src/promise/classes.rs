@@ -260,8 +260,7 @@ mod tests {
     use super::*;
 
     fn eight_ways() -> Classes {
-        let level = |bytes: u64, ways| Geometry { bytes, ways, line: 64 };
-        let hierarchy = Hierarchy { l1: level(32 << 10, 8), l2: None, llc: level(8 << 20, 8) };
+        let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 64, ways: 8 } };
         Classes::with(Box::new(Simulated::new(hierarchy, 0, 4).unwrap()), None)
     }
 

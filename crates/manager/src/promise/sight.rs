@@ -103,7 +103,8 @@ impl Windows {
     }
 }
 
-/// What an algorithm for SLOs on demand has to know of one of them, at the end of a window.
+/// What an algorithm for SLOs on demand has to know of one of them, at the end of a window. Rate and latency are of all its instances here
+/// together: packets are timed by chain.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct OnDemand {
     /// Its name.
@@ -121,6 +122,8 @@ pub struct OnDemand {
 /// What an instance uses of the cache.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct InstanceUse {
+    /// Its number.
+    pub number: u32,
     /// Its class.
     pub class: String,
     /// Ways of the class.

@@ -279,6 +279,7 @@ impl Supervisor {
     /// # Errors
     /// The first thing that failed.
     pub fn start(config: Config, config_path: Option<PathBuf>, record: Record) -> Result<Self, SupervisorError> {
+        let promises = promises::Promises::open(&config.promises)?;
         let plane = DataPlane::start(&config)?;
         let controller =
             Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
@@ -291,7 +292,6 @@ impl Supervisor {
             .map_err(system("watch the NF socket"))?;
         let (remote, jobs) = channel();
         let wanted = config.clone();
-        let promises = promises::Promises::open(&config.promises)?;
         let stride = if plane.arena_memory().is_huge() { plane.arena().geometry().stride } else { 0 };
         let room = port::room::Room::read(Path::new("/"), &config.memory, promises.io_mask(), stride);
         let estimates = Kept::read(&config.manager.estimates).unwrap_or_else(|error| {

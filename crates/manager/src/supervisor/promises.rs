@@ -123,7 +123,7 @@ impl Promises {
     }
 
     /// Services that were made for the assignment.
-    fn made<'a>(&'a self, config: &'a Config) -> Vec<Service> {
+    fn made(&self, config: &Config) -> Vec<Service> {
         let started = self.placing.iter().flat_map(|placing| &placing.started);
         let names: BTreeSet<&String> = self.kept.iter().flat_map(|kept| kept.services.values()).chain(started).collect();
         config.services.iter().filter(|service| names.contains(&service.name)).cloned().collect()
@@ -152,6 +152,26 @@ impl Promises {
     fn limit(&self, assignment: &Assignment, slo: &Slo) -> Option<(f64, u64)> {
         let pps = assignment.throughput_pps(slo).filter(|_| self.settings.police)?;
         Some((pps, LEAST_BURST.max((pps * f64::from(self.settings.burst_us) / 1e6) as u64)))
+    }
+
+    /// What the instances of an SLO use of the cache, by number.
+    fn uses(&mut self, assignment: &Assignment, slo: &Slo, seconds: f64) -> Vec<InstanceUse> {
+        let mut all = Vec::new();
+        for instance in assignment.instances(&slo.name) {
+            let (class, watch) = class_of(instance);
+            let found = self.classes.usage(&class, watch.as_deref());
+            let name = watch.unwrap_or_else(|| class.clone());
+            let before = found.traffic.and_then(|now| self.traffic.insert(name, now));
+            let lines = found.traffic.zip(before).map(|(now, before)| now.saturating_sub(before) as f64 / 64.0);
+            all.push(InstanceUse {
+                number: instance.number,
+                ways: self.classes.classes().get(&class).copied().unwrap_or(0),
+                class,
+                occupancy_bytes: found.occupancy,
+                misses_per_s: lines.map(|lines| lines / seconds.max(1e-9)),
+            });
+        }
+        all
     }
 
     fn notes(&self) -> Vec<String> {
@@ -333,7 +353,12 @@ impl Supervisor {
             bucket.limit(limit);
         }
         let is_promised = |name: &String| assignment.slos.iter().any(|promised| promised.slo.name == *name);
-        self.promises.buckets.extract_if(.., |name, _| !is_promised(name)).for_each(|(_, bucket)| bucket.limit(None));
+        self.promises.buckets.retain(|name, bucket| {
+            if !is_promised(name) {
+                bucket.limit(None);
+            }
+            is_promised(name)
+        });
         self.promises.kept = Some(Kept { assignment, services: overlaid.services, base: overlaid.base }).filter(|kept| !kept.assignment.slos.is_empty());
         self.promises.troubles.clear();
         let mut gone = Gone::new();
@@ -477,7 +502,7 @@ impl Supervisor {
                 part,
                 cores: cores.into_iter().collect(),
             });
-            let uses = self.uses(&assignment, slo, (now - began) as f64 / 1e9);
+            let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9);
             let occupancy_bytes = uses.iter().filter_map(|one| one.occupancy_bytes).reduce(|a, b| a + b);
             if terms.throughput_pps.is_none() {
                 let (promised_us, offered_pps) = (terms.latency_us, rates.offered_pps);
@@ -504,25 +529,6 @@ impl Supervisor {
     /// Cores that an SLO was given.
     fn part(&self, assignment: &Assignment, slo: &Slo) -> f64 {
         assignment.instances(&slo.name).iter().flat_map(|instance| &instance.cores).map(|place| self.promises.part_of(*place)).sum()
-    }
-
-    /// What the instances of an SLO use of the cache, by number.
-    fn uses(&mut self, assignment: &Assignment, slo: &Slo, seconds: f64) -> Vec<InstanceUse> {
-        let mut all = Vec::new();
-        for instance in assignment.instances(&slo.name) {
-            let (class, watch) = class_of(instance);
-            let found = self.promises.classes.usage(&class, watch.as_deref());
-            let name = watch.unwrap_or_else(|| class.clone());
-            let before = found.traffic.and_then(|now| self.promises.traffic.insert(name, now));
-            let lines = found.traffic.zip(before).map(|(now, before)| now.saturating_sub(before) as f64 / 64.0);
-            all.push(InstanceUse {
-                ways: self.promises.classes.classes().get(&class).copied().unwrap_or(0),
-                class,
-                occupancy_bytes: found.occupancy,
-                misses_per_s: lines.map(|lines| lines / seconds.max(1e-9)),
-            });
-        }
-        all
     }
 
     /// Tenants without a promise, and services without a tenant: what they use of cores, and what these have left for them.

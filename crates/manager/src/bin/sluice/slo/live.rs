@@ -19,7 +19,7 @@ pub fn apply(plan: &Plan, server: Option<&str>, client: &mut Client, as_json: bo
     let names: Vec<&str> = plan.placement.servers.iter().map(|server| server.name.as_str()).collect();
     let name = match (server.or(own.as_deref()), &names[..]) {
         (Some(name), _) => name,
-        (None, [only]) => only,
+        (None, [only]) => *only,
         (None, _) => bail!("the plan has the servers {}: say which this is, by --server or `server` in [promises]", names.join(", ")),
     };
     let slos = plan.slos.iter().map(|Admitted { slo, profile }| Promised { slo: slo.clone(), profile: Some(profile.clone()) });
