@@ -368,6 +368,7 @@ fn status_and_lists_are_tables_without_colour_in_a_pipe() {
         "flows    1,234",
         "rx+tx      0  63 %",
         "tuning   0.50 % of a core",
+        "buffers  no receive queue of a NIC, not bounded; not known here",
     ] {
         assert!(status.contains(line), "{line} is not in\n{status}");
     }
@@ -384,6 +385,22 @@ fn status_and_lists_are_tables_without_colour_in_a_pipe() {
     let json: Vec<Nf> = serde_json::from_str(&daemon.ok(&["nf", "list", "--json"])).unwrap();
     assert_eq!(json.len(), 1);
     assert!(daemon.ok(&["stats", "--prometheus"]).contains("sluice_nf_queue_packets{nf=\"fw.0\",service=\"fw\"} 256\n"));
+}
+
+#[test]
+fn a_placement_is_sent_told_and_withdrawn() {
+    let daemon = Daemon::start();
+    assert_eq!(daemon.ok(&["slo", "list", "--live"]), "nothing is placed here\n");
+    let plan = tempfile::tempdir().unwrap();
+    let at = plan.path().to_str().unwrap();
+    let shape = "cpu = \"A\"\ncores = 4\nllc_ways = 11\nway_bytes = 1048576\nddio_ways = 2\nmin_ways = 1\nclasses = 16\nmemory_mib = 64\n";
+    std::fs::write(plan.path().join("servers.toml"), format!("[[server]]\nname = \"s0\"\n{shape}")).unwrap();
+    assert_eq!(daemon.ok(&["slo", "--plan", at, "apply"]), "nothing to change\nnote: no cache classes: it is off\n");
+    assert!(daemon.fails(1, &["slo", "--plan", at, "apply", "--server", "s1"]).contains("the plan has no server \"s1\"; it has s0"));
+    assert_eq!(daemon.client().placement().unwrap().server.name, "s0");
+    assert!(daemon.fails(1, &["slo", "show", "acme", "--live"]).contains("no SLO \"acme\" is placed here; there are: none"));
+    assert_eq!(daemon.ok(&["slo", "withdraw"]), "nothing to change\n");
+    assert!(daemon.client().placement().is_err());
 }
 
 #[test]
