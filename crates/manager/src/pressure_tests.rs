@@ -322,6 +322,7 @@ fn new_paths_and_chains_are_taken_in() {
         egress: 0,
         on_failure: OnFailure::Drop,
         counters,
+        police: None,
     });
     rig.registry.number(0, &new, &[1], &[], 0, false);
     rig.tables.chains[2] = Some(new);

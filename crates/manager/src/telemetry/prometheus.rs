@@ -477,6 +477,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use sluice_shm::histogram::Histogram;
+    use sluice_slo::watch::{By, Cause, Violation};
 
     use super::*;
     use crate::control::model::{NfSched, NfState, Rule, Status, Thread};
@@ -640,6 +641,20 @@ mod tests {
                 ..Default::default()
             }],
             rules: vec![Rule { name: "all".into(), chain: "web".into(), hits: 11, ..Default::default() }],
+            promises: vec![Promise {
+                slo: "acme".into(),
+                promised_pps: Some(1e5),
+                promised_us: 200.0,
+                policed: 17,
+                violations: vec![Violation {
+                    what: What::Latency,
+                    measured: 900.0,
+                    promised: 200.0,
+                    since_s: 3.0,
+                    cause: Some(Cause { tenant: "rogue".into(), by: By::Rate, measured: 1e6, allowed: 1e5, times: 10.0 }),
+                }],
+                ..Default::default()
+            }],
             drops: BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 4)]),
             ..Default::default()
         }
@@ -662,6 +677,11 @@ mod tests {
         assert_eq!(get("sluice_drops_total", &[("reason", "no_rule")]), 5.0);
         assert_eq!(get("sluice_chain_drops_total", &[("chain", "web"), ("reason", "ring_full")]), 4.0);
         assert_eq!(get("sluice_rule_decisions_total", &[("rule", "all"), ("chain", "web")]), 11.0);
+        let acme = [("slo", "acme")];
+        assert_eq!(get("sluice_promise_promised_pps", &acme), 1e5);
+        assert_eq!(get("sluice_promise_promised_latency_seconds", &acme), 2e-4);
+        assert_eq!(get("sluice_promise_policed_total", &acme), 17.0);
+        assert_eq!(get("sluice_promise_violated", &[&acme[..], &[("what", "latency"), ("cause", "rogue")]].concat()), 1.0);
         assert_eq!(get("sluice_thread_busy_ratio", &[("role", "rx+tx"), ("core", "0")]), 0.5);
         for (name, value) in [
             ("share", 0.75),
