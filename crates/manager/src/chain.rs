@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use sluice_policy::spread;
 
 use crate::classify::rule::RuleSet;
-use crate::promise::bucket::Bucket;
 use crate::config::model::{OnFailure, Overload};
+use crate::promise::bucket::Bucket;
 
 /// Combinations of instances up to which flows are spread over all of them; with more, over so many.
 const SPREAD: usize = 4096;

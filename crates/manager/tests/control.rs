@@ -393,10 +393,13 @@ fn a_placement_is_sent_told_and_withdrawn() {
     assert_eq!(daemon.ok(&["slo", "list", "--live"]), "nothing is placed here\n");
     let plan = tempfile::tempdir().unwrap();
     let at = plan.path().to_str().unwrap();
-    let shape = "cpu = \"A\"\ncores = 4\nllc_ways = 11\nway_bytes = 1048576\nddio_ways = 2\nmin_ways = 1\nclasses = 16\nmemory_mib = 64\n";
+    let shape =
+        "cpu = \"A\"\ncores = 4\nllc_ways = 11\nway_bytes = 1048576\nddio_ways = 2\nmin_ways = 1\nclasses = 16\nmemory_mib = 64\n";
     std::fs::write(plan.path().join("servers.toml"), format!("[[server]]\nname = \"s0\"\n{shape}")).unwrap();
     assert_eq!(daemon.ok(&["slo", "--plan", at, "apply"]), "nothing to change\nnote: no cache classes: it is off\n");
-    assert!(daemon.fails(1, &["slo", "--plan", at, "apply", "--server", "s1"]).contains("the plan has no server \"s1\"; it has s0"));
+    assert!(
+        daemon.fails(1, &["slo", "--plan", at, "apply", "--server", "s1"]).contains("the plan has no server \"s1\"; it has s0")
+    );
     assert_eq!(daemon.client().placement().unwrap().server.name, "s0");
     assert!(daemon.fails(1, &["slo", "show", "acme", "--live"]).contains("no SLO \"acme\" is placed here; there are: none"));
     assert_eq!(daemon.ok(&["slo", "withdraw"]), "nothing to change\n");

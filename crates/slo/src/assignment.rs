@@ -71,7 +71,9 @@ pub enum AssignmentError {
         load_pps: f64,
     },
     /// Made on another processor.
-    #[error("\"{slo}\" was admitted by a profile of \"{profile}\", and this server has \"{here}\": profile it here and admit it again")]
+    #[error(
+        "\"{slo}\" was admitted by a profile of \"{profile}\", and this server has \"{here}\": profile it here and admit it again"
+    )]
     Cpu {
         /// The SLO.
         slo: String,
@@ -81,7 +83,9 @@ pub enum AssignmentError {
         here: String,
     },
     /// Made with another program.
-    #[error("\"{slo}\" was admitted by a profile of another binary of \"{nf}\" ({profile}, here {here}): profile this one and admit it again")]
+    #[error(
+        "\"{slo}\" was admitted by a profile of another binary of \"{nf}\" ({profile}, here {here}): profile this one and admit it again"
+    )]
     Binary {
         /// The SLO.
         slo: String,

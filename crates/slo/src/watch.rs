@@ -247,7 +247,11 @@ impl Watch {
             let violations = [What::Throughput, What::Latency].into_iter().zip(&tenant.broken);
             all.push(Judged {
                 tenant: one.tenant.clone(),
-                excess: tenant.excess.told(now_ns, |since_s, (offered_pps, promised_pps)| Excess { offered_pps, promised_pps, since_s }),
+                excess: tenant.excess.told(now_ns, |since_s, (offered_pps, promised_pps)| Excess {
+                    offered_pps,
+                    promised_pps,
+                    since_s,
+                }),
                 violations: violations.filter_map(|(what, track)| violation(track, what)).collect(),
                 windows: tenant.windows,
                 violated: tenant.violated,
@@ -271,7 +275,9 @@ fn latency(one: &Seen, terms: Terms) -> Option<(f64, f64)> {
 /// Who is to blame: of the rogues that share a core with the victim, or else of all, the one that exceeds most.
 fn blame(victim: &Seen, rogues: &[(&Seen, Cause)]) -> Option<Cause> {
     let others = || rogues.iter().filter(|(rogue, _)| rogue.tenant != victim.tenant);
-    let most = |found: &mut dyn Iterator<Item = &(&Seen, Cause)>| found.map(|(_, cause)| cause).max_by(|a, b| a.times.total_cmp(&b.times)).cloned();
+    let most = |found: &mut dyn Iterator<Item = &(&Seen, Cause)>| {
+        found.map(|(_, cause)| cause).max_by(|a, b| a.times.total_cmp(&b.times)).cloned()
+    };
     let near = most(&mut others().filter(|(rogue, _)| rogue.cores.iter().any(|core| victim.cores.contains(core))));
     near.or_else(|| most(&mut others()))
 }
@@ -314,7 +320,10 @@ mod tests {
         let rogue = seen("rogue", 10_000.0, 5_000.0, 900.0);
         let told = watch.judge(0, S, &[seen("a", 1000.0, 500.0, 250.0), rogue.clone()]);
         let [throughput, latency] = &told[0].violations[..] else { panic!("{told:?}") };
-        assert_eq!((throughput.what, throughput.measured, throughput.promised, throughput.since_s), (What::Throughput, 500.0, 1000.0, 1.0));
+        assert_eq!(
+            (throughput.what, throughput.measured, throughput.promised, throughput.since_s),
+            (What::Throughput, 500.0, 1000.0, 1.0)
+        );
         assert_eq!((latency.what, latency.measured, latency.promised), (What::Latency, 250.0, 100.0));
         let cause = throughput.cause.clone().unwrap();
         assert_eq!((&*cause.tenant, cause.by, cause.times, cause.allowed), ("rogue", By::Rate, 10.0, 1000.0));

@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::schema::Key;
 use super::schema::Preset::{Unset, Value};
 use super::schema::Type::{Bool, Cores, Integer, Path, Text, Words};
-use super::schema::Key;
 
 /// Promises to tenants (SLOs): where the instances of a placement may run, and by what means promises are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -54,7 +54,12 @@ impl Default for Promises {
 
 /// The keys.
 pub(super) const PROMISES: &[Key] = &[
-    Key { name: "server", takes: Text, default: Unset, meaning: "Name of this server in placements. Left out: any placement is for it." },
+    Key {
+        name: "server",
+        takes: Text,
+        default: Unset,
+        meaning: "Name of this server in placements. Left out: any placement is for it.",
+    },
     Key {
         name: "cores",
         takes: Cores,

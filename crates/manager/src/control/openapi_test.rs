@@ -99,7 +99,9 @@ fn examples_go_through_the_types_unchanged_and_name_every_field() {
             through(&less).unwrap_or_else(|error| panic!("{name} without {optional}: {error}"));
         }
         // Readers of answers forgive what is missing; requests must have what they must have.
-        if ["AddNf", "AddRule", "Apply", "ServiceConfig", "ChainConfig", "RuleConfig", "PortConfig", "Upgrade", "Assignment"].contains(name) {
+        if ["AddNf", "AddRule", "Apply", "ServiceConfig", "ChainConfig", "RuleConfig", "PortConfig", "Upgrade", "Assignment"]
+            .contains(name)
+        {
             for required in schema["required"].as_array().unwrap() {
                 let mut less = example.clone();
                 less.as_object_mut().unwrap().remove(required.as_str().unwrap());

@@ -21,7 +21,9 @@ const PASSES: usize = 16;
 #[derive(Debug, thiserror::Error)]
 pub enum ClassesError {
     /// The placement was made for another cache.
-    #[error("the placement is for a server with {placed} {what}, and the cache here has {here}; write the server's shape as `sluice doctor` tells it")]
+    #[error(
+        "the placement is for a server with {placed} {what}, and the cache here has {here}; write the server's shape as `sluice doctor` tells it"
+    )]
     Shape {
         /// Ways or classes.
         what: &'static str,

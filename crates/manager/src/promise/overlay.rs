@@ -21,7 +21,9 @@ pub struct Overlaid {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum OverlayError {
     /// Nobody knows which packets are meant.
-    #[error("no chain is named as the SLO \"{0}\"; add a chain of that name, with the services that the SLO runs, and rules that lead to it")]
+    #[error(
+        "no chain is named as the SLO \"{0}\"; add a chain of that name, with the services that the SLO runs, and rules that lead to it"
+    )]
     NoChain(String),
     /// The chain is of something else.
     #[error("the SLO \"{slo}\" runs {runs}, and the chain of that name passes {passes}; make them the same")]
@@ -52,7 +54,9 @@ pub enum OverlayError {
         why: &'static str,
     },
     /// The placement counts more cores than there are.
-    #[error("the placement is for a server with {cores} cores for NFs, and `cores` in [promises] names {places}; make them the same")]
+    #[error(
+        "the placement is for a server with {cores} cores for NFs, and `cores` in [promises] names {places}; make them the same"
+    )]
     Places {
         /// Those of the server's shape.
         cores: u32,
@@ -105,7 +109,9 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
                 instances.iter().filter_map(|i| places.get(*i.cores.get(nth % i.cores.len().max(1))? as usize).copied()).collect();
             let wanted = Service { name: String::new(), instances: instances.len() as u32, cores, ..found.clone() };
             let same = made.iter().find(|service| Service { name: String::new(), ..(*service).clone() } == wanted);
-            let same = same.filter(|service| is_of(&service.name, &slo.name, template) && !overlaid.services.values().any(|n| *n == service.name));
+            let same = same.filter(|service| {
+                is_of(&service.name, &slo.name, template) && !overlaid.services.values().any(|n| *n == service.name)
+            });
             let name = same.map_or_else(|| fresh(&slo.name, template, &taken), |service| service.name.clone());
             taken.insert(name.clone());
             own.push((template.into(), name.clone()));
@@ -247,7 +253,9 @@ pub(crate) mod tests {
         let base = config();
         let said = |assignment: &Assignment, config: &Config| overlay(config, assignment, &PLACES, &[]).unwrap_err().to_string();
         assert!(said(&assignment(&[("dns", &["nat"], &[&[0]], 2)]), &base).contains("no chain is named as the SLO \"dns\""));
-        assert!(said(&assignment(&[("acme", &["fw"], &[&[0]], 2)]), &base).contains("runs fw, and the chain of that name passes nat"));
+        assert!(
+            said(&assignment(&[("acme", &["fw"], &[&[0]], 2)]), &base).contains("runs fw, and the chain of that name passes nat")
+        );
         let mut pooled = base.clone();
         pooled.services[1].per = crate::config::model::Per::Flow;
         assert!(said(&assignment(&[("acme", &["nat"], &[&[0]], 2)]), &pooled).contains("one at a time"));

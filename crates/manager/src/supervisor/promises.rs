@@ -207,14 +207,18 @@ impl Supervisor {
         assignment.check_profiles(&cpu, &programs).map_err(|error| invalid(&error))?;
         self.promises.classes.check(&assignment).map_err(|error| invalid(&error))?;
         let changes = self.plan_as_is(&overlaid.config).map_err(|error| invalid(&error))?;
-        let fresh: Vec<Service> = changes.iter().filter_map(|c| if let Change::AddService { service } = c { Some(service.clone()) } else { None }).collect();
+        let fresh: Vec<Service> = changes
+            .iter()
+            .filter_map(|c| if let Change::AddService { service } = c { Some(service.clone()) } else { None })
+            .collect();
         self.has_room_for(fresh.iter().map(Service::first_instances).sum())?;
 
         let before = self.promises.classes.classes().clone();
         self.promises.classes.change(classes::wanted(&assignment)).map_err(|error| invalid(&error))?;
         let (asker, told) = channel();
         let until = Instant::now() + READY_PATIENCE;
-        self.promises.placing = Some(Placing { assignment, started: Vec::new(), classes: before, changes: Vec::new(), until, asker });
+        self.promises.placing =
+            Some(Placing { assignment, started: Vec::new(), classes: before, changes: Vec::new(), until, asker });
         for service in fresh {
             let (name, change) = (service.name.clone(), api::Change::from(&Change::AddService { service: service.clone() }));
             match self.add_service(service) {
@@ -253,7 +257,9 @@ impl Supervisor {
     /// Whether a chain is not one that something is promised of.
     pub(super) fn not_promised(&self, chain: &str) -> Result<(), SupervisorError> {
         match self.promises.slos().any(|slo| slo.name == chain) {
-            true => Err(SupervisorError::Conflict(format!("an SLO is kept by chain `{chain}`; take it out of the placement first"))),
+            true => {
+                Err(SupervisorError::Conflict(format!("an SLO is kept by chain `{chain}`; take it out of the placement first")))
+            }
             false => Ok(()),
         }
     }
@@ -335,7 +341,9 @@ impl Supervisor {
         let Some(placing) = &self.promises.placing else { return };
         let assignment = placing.assignment.clone();
         // Asked again: something else may have changed meanwhile.
-        let made = self.overlaid(&self.promises.base(&self.config), &assignment).map_err(|error| SupervisorError::Conflict(error.to_string()));
+        let made = self
+            .overlaid(&self.promises.base(&self.config), &assignment)
+            .map_err(|error| SupervisorError::Conflict(error.to_string()));
         let planned = made.and_then(|overlaid| Ok((self.plan_as_is(&overlaid.config)?, overlaid)));
         let (changes, overlaid) = match planned {
             Ok(planned) => planned,
@@ -359,7 +367,8 @@ impl Supervisor {
             }
             is_promised(name)
         });
-        self.promises.kept = Some(Kept { assignment, services: overlaid.services, base: overlaid.base }).filter(|kept| !kept.assignment.slos.is_empty());
+        self.promises.kept = Some(Kept { assignment, services: overlaid.services, base: overlaid.base })
+            .filter(|kept| !kept.assignment.slos.is_empty());
         self.promises.troubles.clear();
         let mut gone = Gone::new();
         let mut result = Ok(());
@@ -471,7 +480,8 @@ impl Supervisor {
         let assignment = kept.assignment.clone();
         let began = self.promises.windows.began_ns();
         let members = self.members();
-        let cpu_of = |number: &u16| self.nfs.get(number).map_or(0.0, |nf| if nf.process.is_some() { nf.cpu.percent() / 100.0 } else { 0.0 });
+        let cpu_of =
+            |number: &u16| self.nfs.get(number).map_or(0.0, |nf| if nf.process.is_some() { nf.cpu.percent() / 100.0 } else { 0.0 });
         let runs = |number: &u16| self.nfs.get(number).is_some_and(|nf| nf.state == State::Running);
         let (mut seen, mut on_demand) = (Vec::new(), Vec::new());
         let mut last: BTreeMap<String, Last> = BTreeMap::new();
@@ -550,8 +560,12 @@ impl Supervisor {
 
     /// What of a core nobody was given.
     fn left_of(&self, core: usize) -> f64 {
-        let places = self.promises.kept.iter().flat_map(|kept| &kept.assignment.server.instances).flat_map(|instance| &instance.cores);
-        let given: f64 = places.filter(|place| self.promises.settings.cores.get(**place as usize) == Some(&core)).map(|place| self.promises.part_of(*place)).sum();
+        let places =
+            self.promises.kept.iter().flat_map(|kept| &kept.assignment.server.instances).flat_map(|instance| &instance.cores);
+        let given: f64 = places
+            .filter(|place| self.promises.settings.cores.get(**place as usize) == Some(&core))
+            .map(|place| self.promises.part_of(*place))
+            .sum();
         (1.0 - given).max(0.0)
     }
 
@@ -640,5 +654,4 @@ impl Supervisor {
         }
         Ok(changes)
     }
-
 }

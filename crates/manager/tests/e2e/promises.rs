@@ -133,7 +133,12 @@ fn no_packet_is_lost_when_a_placement_comes_moves_and_goes() {
     }
     client.withdraw().unwrap();
     let stats = daemon.wait("all packets", |s| find_port(s, "out").tx_packets >= PACKETS);
-    assert_eq!((find_port(&stats, "out").tx_packets, find_port(&stats, "out").details["lost"]), (PACKETS, 0.0), "{:?}", stats.drops);
+    assert_eq!(
+        (find_port(&stats, "out").tx_packets, find_port(&stats, "out").details["lost"]),
+        (PACKETS, 0.0),
+        "{:?}",
+        stats.drops
+    );
     daemon.stop();
 }
 
@@ -165,7 +170,10 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
         ("for server \"s1\", and this is \"s0\"", of(&|a| a.server.name = "s1".into())),
         ("is given to two instances", of(&|a| a.server.instances[1].cores = vec![0])),
         ("is to be given", of(&|a| a.server.instances[1].load_pps = 1e9)),
-        ("no chain is named as the SLO \"web\"", of(&|a| (a.slos[1].slo.name, a.server.instances[1].slo) = ("web".into(), "web".into()))),
+        (
+            "no chain is named as the SLO \"web\"",
+            of(&|a| (a.slos[1].slo.name, a.server.instances[1].slo) = ("web".into(), "web".into())),
+        ),
         ("runs ids, and the chain of that name passes nf", of(&|a| a.slos[1].slo.workload = Workload::Nf("ids".into()))),
         ("with 5 cores for NFs", of(&|a| a.server.shape.cores = 5)),
         ("admitted by a profile of \"another\"", of(&|a| a.slos[1].profile = Some(key.clone()))),
@@ -213,7 +221,10 @@ fn instances_have_their_ways_of_the_cache() {
     let pid = |name: &str| find_nf(&stats, name).pid.unwrap();
     let inside = groups(&kernel);
     assert_eq!(inside.keys().collect::<Vec<_>>(), ["sluice-acme.0", "sluice-acme.1", "sluice-shared"]);
-    assert!(inside["sluice-acme.0"].contains(&pid("acme-nf.0")) && inside["sluice-acme.1"].contains(&pid("acme-nf.1")), "{inside:?}");
+    assert!(
+        inside["sluice-acme.0"].contains(&pid("acme-nf.0")) && inside["sluice-acme.1"].contains(&pid("acme-nf.1")),
+        "{inside:?}"
+    );
     assert!(inside["sluice-shared"].contains(&pid("rogue-nf.0")), "{inside:?}");
     // An instance that is started again is put there again.
     crate::support::signal(find_nf(&stats, "acme-nf.0"), rustix::process::Signal::KILL);

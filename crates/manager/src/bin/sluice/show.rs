@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use sluice_manager::config::model as config;
-use sluice_manager::control::promise::Buffers;
 use sluice_manager::control::model::{
     Chain, ChainState, Event, EventKind, Nf, NfState, Openflow, Pool, Port, Rule, Service, Stats, Status, Trace, Woken,
 };
+use sluice_manager::control::promise::Buffers;
 
 use crate::number::{age, grouped, short, time};
 use crate::table::{Cell, Table, Tone};
@@ -200,7 +200,8 @@ fn buffers(buffers: &Buffers) -> String {
         (Some(most), Some("given")) => format!("{most} packets each at most, as the configuration says"),
         (Some(most), by) => {
             let ways = buffers.ways.map_or(String::new(), |ways| {
-                let way = buffers.way_bytes.map_or(String::new(), |bytes| format!(" of {:.2} MiB", bytes as f64 / f64::from(1 << 20)));
+                let way =
+                    buffers.way_bytes.map_or(String::new(), |bytes| format!(" of {:.2} MiB", bytes as f64 / f64::from(1 << 20)));
                 format!(" that stay in {ways} I/O ways{way} (by {})", by.unwrap_or("?"))
             });
             format!("{most} packets each at most{ways}")

@@ -163,11 +163,7 @@ struct TellRefused {
 }
 
 /// Runs a command.
-pub fn run(
-    args: &SloArgs,
-    client: impl Fn() -> Result<Client, ClientError>,
-    out: &mut dyn Write,
-) -> anyhow::Result<()> {
+pub fn run(args: &SloArgs, client: impl Fn() -> Result<Client, ClientError>, out: &mut dyn Write) -> anyhow::Result<()> {
     let folder = &args.folder;
     match &args.command {
         SloCommand::Add(add) => self::add(folder, add, out),

@@ -20,7 +20,9 @@ pub fn apply(plan: &Plan, server: Option<&str>, client: &mut Client, as_json: bo
     let name = match (server.or(own.as_deref()), &names[..]) {
         (Some(name), _) => name,
         (None, [only]) => *only,
-        (None, _) => bail!("the plan has the servers {}: say which this is, by --server or `server` in [promises]", names.join(", ")),
+        (None, _) => {
+            bail!("the plan has the servers {}: say which this is, by --server or `server` in [promises]", names.join(", "))
+        }
     };
     let slos = plan.slos.iter().map(|Admitted { slo, profile }| Promised { slo: slo.clone(), profile: Some(profile.clone()) });
     let assignment = Assignment::of(&plan.placement, name, slos);
@@ -86,8 +88,20 @@ pub fn show(promises: &Promises, name: &str, as_json: bool, out: &mut dyn Write)
 }
 
 fn table(promises: &[Promise]) -> Table {
-    let columns =
-        ["NAME", "STATE", ">PROMISED", ">CAME", ">TOO MANY", ">DELIVERED", ">95 % WITHIN", ">OF", ">CORES", ">OF", ">WAYS", ">IN CACHE"];
+    let columns = [
+        "NAME",
+        "STATE",
+        ">PROMISED",
+        ">CAME",
+        ">TOO MANY",
+        ">DELIVERED",
+        ">95 % WITHIN",
+        ">OF",
+        ">CORES",
+        ">OF",
+        ">WAYS",
+        ">IN CACHE",
+    ];
     let mut table = Table::new(&columns);
     for promise in promises {
         let tone = match promise.word() {
@@ -108,7 +122,10 @@ fn table(promises: &[Promise]) -> Table {
             format!("{:.2}", promise.cpu).into(),
             format!("{:.2}", promise.part).into(),
             if promise.ways == 0 { "shared".to_string() } else { promise.ways.to_string() }.into(),
-            promise.occupancy_bytes.map_or_else(|| "?".into(), |bytes| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))).into(),
+            promise
+                .occupancy_bytes
+                .map_or_else(|| "?".into(), |bytes| format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20)))
+                .into(),
         ]);
     }
     table
@@ -141,7 +158,11 @@ fn lines(promise: &Promise) -> Vec<String> {
 fn blame(cause: &Cause) -> String {
     let Cause { tenant, by, measured, allowed, times } = cause;
     match by {
-        By::Rate => format!("{tenant} sends {times:.1} times what it was promised ({} of {})", number::rate(*measured), number::rate(*allowed)),
+        By::Rate => format!(
+            "{tenant} sends {times:.1} times what it was promised ({} of {})",
+            number::rate(*measured),
+            number::rate(*allowed)
+        ),
         By::Cpu => format!("{tenant} uses {measured:.2} cores and was given {allowed:.2}"),
     }
 }
@@ -171,7 +192,10 @@ mod tests {
             String::from_utf8(out).unwrap()
         };
         let listed = text(&|out| list(&promises, false, out));
-        assert!(listed.contains("acme: latency is not kept for 3 s: 900 µs instead of 200 µs; rogue sends 10.0 times what it was"), "{listed}");
+        assert!(
+            listed.contains("acme: latency is not kept for 3 s: 900 µs instead of 200 µs; rogue sends 10.0 times what it was"),
+            "{listed}"
+        );
         assert!(listed.contains("rogue: sends 10.0 times what was promised for 4 s"), "{listed}");
         assert!(listed.ends_with("note: no cache classes: it is off\n"), "{listed}");
         assert!(text(&|out| show(&promises, "rogue", false, out)).contains("64 packets may come at once"));
