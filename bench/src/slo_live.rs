@@ -1,21 +1,22 @@
 //! `sluice bench slo-live`: three tenants are promised a throughput and a latency, and a fourth sends ten times what it was promised.
 //!
 //! # Approach
-//! All four run the same NF, on a quarter of one core each, from generators to a sink. First the NF is profiled in this very setup: the 95th
-//! percentile of its latency against its load, on its quarter, while its three neighbours have more packets than they can do ([`Profiled`]).
-//! There is no cache control in that profile: it says one throughput whatever the ways. With the profile, SLOs that ask for [`LOAD`] of the
-//! throughput are admitted by the planner, and their placement is given to the daemon, which keeps it. A look is taken twice a second at what the
-//! daemon says of its promises, and what was delivered and how late is also counted by itself.
+//! All four run the same NF, on a quarter of one core each, from generators to a sink. First the NF is profiled in this very setup: the
+//! 95th percentile of its latency against its load, on its quarter, while its three neighbours have more packets than they can do
+//! ([`Profiled`]). There is no cache control in that profile: it says one throughput whatever the ways. With the profile, SLOs that ask
+//! for [`LOAD`] of the throughput are admitted by the planner, and their placement is given to the daemon, which keeps it. A look is
+//! taken twice a second at what the daemon says of its promises, and what was delivered and how late is also counted by itself.
 //!
-//! Variants: `kept` polices the input and keeps each place its part of the core; `policed` and `isolated` do one of them, `open` neither, and
-//! `default` neither, under the kernel's scheduler without any of the daemon's. The param `rogue_times` is what the fourth sends, as a multiple
-//! of what it was promised.
+//! Variants: `kept` polices the input and keeps each place its part of the core; `policed` and `isolated` do one of them, `open`
+//! neither, and `default` neither, under the kernel's scheduler without any of the daemon's. The param `rogue_times` is what the fourth
+//! sends, as a multiple of what it was promised.
 //!
-//! Metrics end in `.TENANT`: `promised_pps`, `delivered_pps`, `promised_ns`, `latency_ns_p95`, `kept_ratio` (of the daemon's windows, those in which
-//! neither throughput nor latency was violated). Of the three that keep to their rate together: `delivered_of_due` (the least; what was offered is
-//! due, up to what was promised), `latency_of_promised` (the greatest 95th percentile), `kept_ratio` (the least), `promises_kept` (1 if all got [`ENOUGH`] of what was due, and
-//! 95 % of their packets in time). `named_ratio`: of the looks, those in which the daemon named the rogue, as one that sends too much or as the
-//! cause of a violation; `wrongly_named_ratio`: those in which it blamed another.
+//! Metrics end in `.TENANT`: `promised_pps`, `delivered_pps`, `promised_ns`, `latency_ns_p95`, `kept_ratio` (of the daemon's windows,
+//! those in which neither throughput nor latency was violated). Of the three that keep to their rate together: `delivered_of_due` (the
+//! least; what was offered is due, up to what was promised), `latency_of_promised` (the greatest 95th percentile), `kept_ratio` (the
+//! least), `promises_kept` (1 if all got [`ENOUGH`] of what was due, and 95 % of their packets in time). `named_ratio`: of the looks,
+//! those in which the daemon named the rogue, as one that sends too much or as the cause of a violation; `wrongly_named_ratio`: those
+//! in which it blamed another.
 //!
 //! # Limits
 //! One core for NFs and one for the manager, so that it runs on two. Whatever else the host does is no tenant, and breaks promises too.
