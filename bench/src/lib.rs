@@ -22,6 +22,7 @@ mod proc;
 mod report;
 mod sched;
 mod setup;
+mod slo_live;
 mod stats;
 mod table;
 mod wakeup;
@@ -128,6 +129,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     leaky_dma::EXPERIMENT,
     planner::placement::EXPERIMENT,
     planner::optimiser::EXPERIMENT,
+    slo_live::EXPERIMENT,
     pools::scale::EXPERIMENT,
     pools::weight::EXPERIMENT,
     pools::cpu_usage::EXPERIMENT,

@@ -190,7 +190,7 @@ impl Distribution {
 }
 
 /// Drop reasons that are no wasted work: no NF had seen the packet, or an NF wanted it so.
-const NOT_WASTED: [&str; 6] = ["entry", "nf_down", "verdict", "no_rule", "none_idle", "no_path"];
+const NOT_WASTED: [&str; 7] = ["entry", "nf_down", "verdict", "policed", "no_rule", "none_idle", "no_path"];
 
 /// Two readings and what came between.
 #[derive(Debug, Clone, Copy)]

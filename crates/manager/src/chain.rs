@@ -15,6 +15,7 @@ use sluice_policy::spread;
 
 use crate::classify::rule::RuleSet;
 use crate::config::model::{OnFailure, Overload};
+use crate::promise::bucket::Bucket;
 
 /// Combinations of instances up to which flows are spread over all of them; with more, over so many.
 const SPREAD: usize = 4096;
@@ -89,11 +90,13 @@ pub enum Drop {
     NotBack = 9,
     /// The NF named a service whose instances are not shared, and flows are given those where they come in: wasted work.
     NotShared = 10,
+    /// There were more than its tenant was promised: dropped before any NF worked on it.
+    Policed = 11,
 }
 
 impl Drop {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Entry,
         Self::NfDown,
         Self::Verdict,
@@ -105,6 +108,7 @@ impl Drop {
         Self::Violation,
         Self::NotBack,
         Self::NotShared,
+        Self::Policed,
     ];
 
     /// Its name in statistics and metrics.
@@ -121,12 +125,13 @@ impl Drop {
             Self::Violation => "violation",
             Self::NotBack => "not_back",
             Self::NotShared => "not_shared",
+            Self::Policed => "policed",
         }
     }
 
     /// Whether an NF had worked on the packet: wasted work.
     pub fn is_wasted(self) -> bool {
-        !matches!(self, Self::Entry | Self::NfDown | Self::Verdict)
+        !matches!(self, Self::Entry | Self::NfDown | Self::Verdict | Self::Policed)
     }
 }
 
@@ -161,6 +166,8 @@ pub struct Chain {
     pub on_failure: OnFailure,
     /// Counters, by manager thread.
     pub counters: Arc<[ChainCounters]>,
+    /// What may come in, where a tenant was promised a rate.
+    pub police: Option<Arc<Bucket>>,
 }
 
 impl Chain {
@@ -489,6 +496,7 @@ mod tests {
             egress: 9,
             on_failure,
             counters,
+            police: None,
         })
     }
 

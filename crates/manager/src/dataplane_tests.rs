@@ -89,6 +89,7 @@ impl Rig {
             egress: 0,
             on_failure,
             counters,
+            police: None,
         });
         let rule = Rule {
             port: None,

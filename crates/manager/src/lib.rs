@@ -11,6 +11,7 @@ pub mod classify;
 
 pub mod chain;
 pub mod nf;
+pub mod promise;
 
 pub mod director;
 

@@ -68,7 +68,17 @@ impl Rig {
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
         let name = format!("c{number}");
         let (services, on_failure) = (hops.to_vec(), OnFailure::Drop);
-        let chain = Arc::new(Chain { number, version: 1, name, services, reversed: Vec::new(), egress: 0, on_failure, counters });
+        let chain = Arc::new(Chain {
+            number,
+            version: 1,
+            name,
+            services,
+            reversed: Vec::new(),
+            egress: 0,
+            on_failure,
+            counters,
+            police: None,
+        });
         self.registry.number(0, &chain, hops, &[], 0, false);
         self.tables.chains.push(Some(chain));
         self.tables.generation += 1;
@@ -322,6 +332,7 @@ fn new_paths_and_chains_are_taken_in() {
         egress: 0,
         on_failure: OnFailure::Drop,
         counters,
+        police: None,
     });
     rig.registry.number(0, &new, &[1], &[], 0, false);
     rig.tables.chains[2] = Some(new);

@@ -42,7 +42,7 @@ mod drain;
 mod entry;
 
 use drain::{MOST_LOOKED_AT, Place};
-use entry::{classify, direct, gather, generation, is_urgent, refuse, urgent_of, wait};
+use entry::{classify, direct, gather, generation, is_urgent, refuse, turn_away, urgent_of, wait};
 
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
@@ -547,25 +547,26 @@ impl Worker {
                 owned.from = end;
                 continue;
             };
-            let m = plane.admit(path, end - first);
+            let within = path.chain.police.as_ref().map_or(end - first, |bucket| bucket.take(plane.now_ns, end - first));
+            let m = plane.admit(path, within);
             if m > 0 {
                 let (traceable, urgent) = (owned.traceable >> first, urgent_of(owned.urgent, first, m));
                 plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable, urgent);
                 let_in += m;
             }
             owned.from += m;
-            if owned.from < end {
+            if m < within {
                 if owned.waits {
+                    // They come again, and are counted against the promise then.
+                    path.chain.police.iter().for_each(|bucket| bucket.give_back(within - m));
                     break;
                 }
                 let closed = owned.from;
-                path.chain.counters[plane.index].drops[Drop::Entry as usize].add((end - closed) as u64);
-                plane.count_refused(path, end - closed);
-                owned.counters.entry_drops.add((end - closed) as u64);
-                for packet in &owned.packets[closed..end] {
-                    plane.discard(packet.frame);
-                }
-                owned.from = end;
+                plane.count_refused(path, within - m);
+                turn_away(plane, path, owned, Drop::Entry, closed, first + within);
+            }
+            if within < end - first {
+                turn_away(plane, path, owned, Drop::Policed, first + within, end);
             }
         }
         plane.announce();

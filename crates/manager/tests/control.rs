@@ -13,8 +13,10 @@ use std::time::Duration;
 use sluice_manager::config::model as config;
 use sluice_manager::control::client::{Client, ClientError};
 use sluice_manager::control::model::*;
+use sluice_manager::control::promise::{Buffers, Placed, Promise, Promises};
 use sluice_manager::control::server::{Limits, ServeError, Server, serve};
 use sluice_manager::control::{ApiError, Backend, ErrorKind};
+use sluice_slo::assignment::Assignment;
 
 /// A daemon without packets: it keeps lists, and every look at them is a second later.
 #[derive(Default)]
@@ -33,6 +35,7 @@ struct State {
     seconds: u64,
     stats: Stats,
     events: Vec<Event>,
+    placed: Option<Assignment>,
     down: bool,
 }
 
@@ -57,6 +60,8 @@ impl Mock {
                 schedules: Vec::new(),
                 openflow: None,
                 pools: Vec::new(),
+                buffers: Buffers { why: Some("not known here".into()), ..Buffers::default() },
+                promises: BTreeMap::new(),
             };
             stats.drops = BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 0)]);
         }
@@ -248,6 +253,31 @@ impl Backend for Mock {
         Ok(if config.contains("same") { Vec::new() } else { vec![add] })
     }
 
+    fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {
+        assignment.check().map_err(|error| ApiError::bad_input(error.to_string(), ""))?;
+        self.state.lock().unwrap().placed = Some(assignment);
+        Ok(Placed { changes: Vec::new(), notes: vec!["no cache classes: it is off".into()] })
+    }
+
+    fn placement(&self) -> Result<Assignment, ApiError> {
+        self.state.lock().unwrap().placed.clone().ok_or_else(|| ApiError::not_found("placement", "", &[]))
+    }
+
+    fn withdraw(&self) -> Result<Placed, ApiError> {
+        self.state.lock().unwrap().placed = None;
+        Ok(Placed::default())
+    }
+
+    fn promises(&self) -> Result<Promises, ApiError> {
+        let state = self.state.lock().unwrap();
+        let slos = state.placed.iter().flat_map(|placed| &placed.slos).map(|promised| promised.slo.name.clone());
+        Ok(Promises {
+            server: Some("s0".into()),
+            promises: slos.map(|slo| Promise { slo, windows: 1, ..Promise::default() }).collect(),
+            ..Promises::default()
+        })
+    }
+
     fn trace(&self, request: &TraceRequest) -> Result<Trace, ApiError> {
         if let Some(tracing) = &self.tracing {
             tracing.wait();
@@ -348,6 +378,7 @@ fn status_and_lists_are_tables_without_colour_in_a_pipe() {
         "flows    1,234",
         "rx+tx      0  63 %",
         "tuning   0.50 % of a core",
+        "buffers  no receive queue of a NIC, not bounded; not known here",
     ] {
         assert!(status.contains(line), "{line} is not in\n{status}");
     }
@@ -364,6 +395,25 @@ fn status_and_lists_are_tables_without_colour_in_a_pipe() {
     let json: Vec<Nf> = serde_json::from_str(&daemon.ok(&["nf", "list", "--json"])).unwrap();
     assert_eq!(json.len(), 1);
     assert!(daemon.ok(&["stats", "--prometheus"]).contains("sluice_nf_queue_packets{nf=\"fw.0\",service=\"fw\"} 256\n"));
+}
+
+#[test]
+fn a_placement_is_sent_told_and_withdrawn() {
+    let daemon = Daemon::start();
+    assert_eq!(daemon.ok(&["slo", "list", "--live"]), "nothing is placed here\n");
+    let plan = tempfile::tempdir().unwrap();
+    let at = plan.path().to_str().unwrap();
+    let shape =
+        "cpu = \"A\"\ncores = 4\nllc_ways = 11\nway_bytes = 1048576\nddio_ways = 2\nmin_ways = 1\nclasses = 16\nmemory_mib = 64\n";
+    std::fs::write(plan.path().join("servers.toml"), format!("[[server]]\nname = \"s0\"\n{shape}")).unwrap();
+    assert_eq!(daemon.ok(&["slo", "--plan", at, "apply"]), "nothing to change\nnote: no cache classes: it is off\n");
+    assert!(
+        daemon.fails(1, &["slo", "--plan", at, "apply", "--server", "s1"]).contains("the plan has no server \"s1\"; it has s0")
+    );
+    assert_eq!(daemon.client().placement().unwrap().server.name, "s0");
+    assert!(daemon.fails(1, &["slo", "show", "acme", "--live"]).contains("no SLO \"acme\" is placed here; there are: none"));
+    assert_eq!(daemon.ok(&["slo", "withdraw"]), "nothing to change\n");
+    assert!(daemon.client().placement().is_err());
 }
 
 #[test]

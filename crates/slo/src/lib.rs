@@ -2,17 +2,18 @@
 //!
 //! Plain values in, plain values out: nothing here reads a clock, a file or a device except where a function says so, so that the
 //! planner can run in the daemon, in the client, or on another machine. What planner and agents tell each other are the types of
-//! [`slo`], [`profile`] and [`placement`], which are JSON.
+//! [`slo`], [`profile`], [`placement`] and [`assignment`] (a server's part of a placement), which are JSON.
 //!
 //! The way of an SLO: a [`profile::Profile`] of its NF or chain is built from measurements ([`curve`]); with the profile, the SLO is
 //! a [`demand::Demand`]: so much throughput for so many cache ways; [`admission`] finds room for it at once, among instances that do not
 //! move; [`packing`] places many at once, and [`optimiser`] finds the least number of servers for all of them, in the background;
-//! [`migration`] says how to get there.
+//! [`migration`] says how to get there. [`watch`] judges what an agent has measured: who is not given what was promised, and because of whom.
 //! [`contention`] and [`baseline`] are for comparison: what other ways of placing would promise, and what would come of it.
 
 #![forbid(unsafe_code)]
 
 pub mod admission;
+pub mod assignment;
 pub mod baseline;
 pub mod compare;
 pub mod contention;
@@ -25,3 +26,4 @@ pub mod placement;
 pub mod profile;
 pub mod samples;
 pub mod slo;
+pub mod watch;

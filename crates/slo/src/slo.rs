@@ -16,6 +16,16 @@ pub enum Workload {
     Chain(Vec<String>),
 }
 
+impl Workload {
+    /// The NFs, in order.
+    pub fn services(&self) -> Vec<&str> {
+        match self {
+            Self::Nf(service) => vec![service],
+            Self::Chain(services) => services.iter().map(String::as_str).collect(),
+        }
+    }
+}
+
 impl std::fmt::Display for Workload {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -8,7 +8,7 @@
 //! differs.
 //! Limits: a changed port or service is replaced, which its own packets notice; a changed name is a removal and an addition; keys
 //! of
-//! `[manager]`, `[memory]`, `[sched]`, `[workflow]` and `[openflow]` take effect only at a restart.
+//! `[manager]`, `[memory]`, `[sched]`, `[workflow]`, `[openflow]` and `[promises]` take effect only at a restart.
 
 use std::fmt;
 
@@ -165,7 +165,7 @@ fn is_living_change(before: &Service, after: &Service) -> bool {
     alike && after.is_pooled() && old.ring == new.ring && old.class == new.class && (may_shrink || new.min >= old.min)
 }
 
-/// Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]` and `[openflow]` that differ.
+/// Keys of `[manager]`, `[memory]`, `[sched]`, `[workflow]`, `[openflow]` and `[promises]` that differ.
 fn restarts(old: &Config, new: &Config) -> Vec<Change> {
     let tables = |c: &Config| {
         let pairs = [
@@ -174,6 +174,7 @@ fn restarts(old: &Config, new: &Config) -> Vec<Change> {
             ("sched", serde_json::to_value(&c.sched)),
             ("workflow", serde_json::to_value(&c.workflow)),
             ("openflow", serde_json::to_value(&c.openflow)),
+            ("promises", serde_json::to_value(&c.promises)),
         ];
         pairs.map(|(name, table)| (name, table.unwrap_or_default()))
     };

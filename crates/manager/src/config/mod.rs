@@ -4,7 +4,8 @@
 //! known
 //! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small
 //! languages
-//! inside values, [`wakeup`] has the keys of wake policies. Every [`problem`] has the same form: where, what, and what to do.
+//! inside values, [`wakeup`] has the keys of wake policies, [`promise`] those of promises to tenants.
+//! Every [`problem`] has the same form: where, what, and what to do.
 
 pub mod class;
 pub mod container;
@@ -15,6 +16,7 @@ pub mod model;
 pub mod nearest;
 pub mod parse;
 pub mod problem;
+pub mod promise;
 pub mod schema;
 pub mod validate;
 pub mod wakeup;

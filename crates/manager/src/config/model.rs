@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use super::promise::Promises;
 pub use super::wakeup::Wakeup;
 
 /// The whole file.
@@ -21,6 +22,8 @@ pub struct Config {
     pub workflow: Workflow,
     /// The SDN controller that is asked about new flows, by OpenFlow 1.3, before the rules.
     pub openflow: Openflow,
+    /// Promises to tenants (SLOs): where the instances of a placement may run, and by what means promises are kept.
+    pub promises: Promises,
     /// Where packets enter and leave.
     #[serde(rename = "port")]
     pub ports: Vec<Port>,
@@ -119,11 +122,16 @@ pub struct Memory {
     pub hugepages: Hugepages,
     /// Whether DPDK is started even if no `dpdk` port is configured, so that one can be added later.
     pub dpdk: bool,
+    /// Ways of the last-level cache that devices write packets into. Left out: as the processor or resctrl says.
+    pub io_ways: Option<u32>,
+    /// Most packets that wait in each receive queue of a NIC. Left out: as many as stay in those ways until they are read, where these are
+    /// known.
+    pub rx_frames: Option<u32>,
 }
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { frames: 16_384, packet_bytes: 2_112, hugepages: Hugepages::Auto, dpdk: false }
+        Self { frames: 16_384, packet_bytes: 2_112, hugepages: Hugepages::Auto, dpdk: false, io_ways: None, rx_frames: None }
     }
 }
 

@@ -11,6 +11,7 @@ use self::Type::{
     Address, Bool, Cores, Integer, Keys, Mix, Names, Number, NumberTable, Path, Ports, Text, TextTable, Texts, Words,
 };
 use super::model::Config;
+use super::promise::PROMISES;
 use super::wakeup::WAKEUP;
 
 /// What a key takes.
@@ -298,6 +299,19 @@ pub const SECTIONS: &[Section] = &[
                 Value("false"),
                 "Whether DPDK is started even if no `dpdk` port is configured, so that one can be added later.",
             ),
+            key(
+                "io_ways",
+                Integer(1, 64),
+                Unset,
+                "Ways of the last-level cache that devices write packets into. Left out: as the processor or resctrl says.",
+            ),
+            key(
+                "rx_frames",
+                Integer(32, 1 << 15),
+                Unset,
+                "Most packets that wait in each receive queue of a NIC. Left out: as many as stay in those ways until they are read, where \
+                 these are known.",
+            ),
         ],
     },
     Section {
@@ -485,6 +499,13 @@ pub const SECTIONS: &[Section] = &[
             ),
             key("retry_max_ms", Integer(10, 3_600_000), Value("8000"), "Longest time between two attempts, in milliseconds."),
         ],
+    },
+    Section {
+        name: "promises",
+        kind: "",
+        many: false,
+        meaning: "Promises to tenants (SLOs): where the instances of a placement may run, and by what means promises are kept.",
+        keys: PROMISES,
     },
     Section {
         name: "port",
@@ -939,7 +960,7 @@ mod tests {
         // Doc comments of fields, by structure and by name on the wire.
         let mut docs: BTreeMap<(String, String), String> = BTreeMap::new();
         let (mut owner, mut doc, mut rename) = (String::new(), String::new(), None);
-        for line in concat!(include_str!("model.rs"), include_str!("wakeup.rs")).lines() {
+        for line in concat!(include_str!("model.rs"), include_str!("promise.rs"), include_str!("wakeup.rs")).lines() {
             let line = line.trim();
             if let Some(text) = line.strip_prefix("/// ") {
                 doc += if doc.is_empty() { "" } else { " " };

@@ -13,6 +13,7 @@ use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sluice_slo::assignment::Assignment;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
@@ -20,6 +21,7 @@ use super::model::{
     AddNf, AddRule, Applied, Apply, Chain, Done, Event, MoveNf, Nf, Port, Rule, Service, Stats, Status, Trace, TraceRequest,
     Upgrade, Upgraded,
 };
+use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
 use crate::config::model as config;
 
@@ -255,6 +257,28 @@ impl Client {
     /// Follows packets on their way.
     pub fn trace(&mut self, request: &TraceRequest) -> Result<Trace, ClientError> {
         self.post("/v1/trace", request)
+    }
+
+    /// Has an assignment kept.
+    pub fn place(&mut self, assignment: &Assignment) -> Result<Placed, ClientError> {
+        let body = serde_json::to_vec(assignment)
+            .map_err(|error| ClientError::Answer { request: "PUT /v1/placement".into(), what: error.to_string() })?;
+        self.ask(Method::PUT, "/v1/placement", body)
+    }
+
+    /// The assignment that is kept.
+    pub fn placement(&mut self) -> Result<Assignment, ClientError> {
+        self.get("/v1/placement")
+    }
+
+    /// Has none kept any more.
+    pub fn withdraw(&mut self) -> Result<Placed, ClientError> {
+        self.ask(Method::DELETE, "/v1/placement", Vec::new())
+    }
+
+    /// How promises are kept.
+    pub fn promises(&mut self) -> Result<Promises, ClientError> {
+        self.get("/v1/promises")
     }
 
     /// Starts the daemon's shutdown.

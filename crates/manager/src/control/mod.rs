@@ -10,9 +10,11 @@
 
 pub mod client;
 pub mod model;
+pub mod promise;
 pub mod server;
 
 use serde::{Deserialize, Serialize};
+use sluice_slo::assignment::Assignment;
 
 use crate::config::{ConfigErrors, model as config};
 
@@ -203,6 +205,19 @@ pub trait Backend: Send + Sync {
     /// Goes over to another configuration by the smallest set of changes, or only says which (`dry_run`). `file` names where the
     /// text came from, for messages.
     fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<Vec<model::Change>, ApiError>;
+
+    /// Keeps an assignment from now on, instead of the one before; or says what is wrong with it, and the one before stands. Returns when the
+    /// packets of its chains go to its instances.
+    fn place(&self, assignment: Assignment) -> Result<promise::Placed, ApiError>;
+
+    /// The assignment that is kept.
+    fn placement(&self) -> Result<Assignment, ApiError>;
+
+    /// Keeps no assignment any more: chains are as the configuration says.
+    fn withdraw(&self) -> Result<promise::Placed, ApiError>;
+
+    /// How promises are kept.
+    fn promises(&self) -> Result<promise::Promises, ApiError>;
 
     /// Follows packets on their way. Blocks until there are as many as asked for, or the time is over.
     fn trace(&self, request: &model::TraceRequest) -> Result<model::Trace, ApiError>;

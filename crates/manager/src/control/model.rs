@@ -46,6 +46,12 @@ pub struct Status {
     /// The instances of services that are not shared.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<Pool>,
+    /// How receive queues of NICs are bounded.
+    #[serde(default)]
+    pub buffers: super::promise::Buffers,
+    /// Of promises, by state: `kept`, `exceeded`, `violated` or `new`, the names of those that are in it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub promises: BTreeMap<String, Vec<String>>,
 }
 
 /// The SDN controller that is asked about flows, and how it is with it.
@@ -618,8 +624,11 @@ pub struct Stats {
     pub chains: Vec<Chain>,
     /// Rules, in order.
     pub rules: Vec<Rule>,
+    /// How promises are kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub promises: Vec<super::promise::Promise>,
     /// Packets dropped, by reason: those of [`crate::chain::Drop`] (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`,
-    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
+    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
     pub drops: BTreeMap<String, u64>,
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::super::model;
+use super::super::{model, promise};
 use super::*;
 
 fn document() -> Value {
@@ -35,6 +35,8 @@ type Through = fn(&Value) -> Result<Value, serde_json::Error>;
 const SCHEMAS: &[(&str, Through)] = &[
     ("AddNf", through::<AddNf>),
     ("AddRule", through::<AddRule>),
+    ("Assignment", through::<Assignment>),
+    ("Buffers", through::<promise::Buffers>),
     ("Applied", through::<Applied>),
     ("Apply", through::<Apply>),
     ("Chain", through::<model::Chain>),
@@ -51,6 +53,9 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("NfForeign", through::<model::NfForeign>),
     ("NfSched", through::<model::NfSched>),
     ("Openflow", through::<model::Openflow>),
+    ("Placed", through::<promise::Placed>),
+    ("Promise", through::<promise::Promise>),
+    ("Promises", through::<promise::Promises>),
     ("Pool", through::<model::Pool>),
     ("Port", through::<model::Port>),
     ("PortConfig", through::<config::Port>),
@@ -95,8 +100,19 @@ fn examples_go_through_the_types_unchanged_and_name_every_field() {
             through(&less).unwrap_or_else(|error| panic!("{name} without {optional}: {error}"));
         }
         // Readers of answers forgive what is missing; requests must have what they must have.
-        if ["AddNf", "AddRule", "Apply", "ServiceConfig", "ChainConfig", "RuleConfig", "PortConfig", "MoveNf", "Upgrade"]
-            .contains(name)
+        if [
+            "AddNf",
+            "AddRule",
+            "Apply",
+            "ServiceConfig",
+            "ChainConfig",
+            "RuleConfig",
+            "PortConfig",
+            "MoveNf",
+            "Upgrade",
+            "Assignment",
+        ]
+        .contains(name)
         {
             for required in schema["required"].as_array().unwrap() {
                 let mut less = example.clone();

@@ -28,6 +28,7 @@ use hyper_util::service::TowerToHyperService;
 use rustix::fs::Mode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use sluice_slo::assignment::Assignment;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
 
@@ -257,7 +258,7 @@ struct Context {
 
 /// One address and method of the API.
 pub(crate) struct Route {
-    /// `GET`, `POST` or `DELETE`.
+    /// `GET`, `POST`, `PUT` or `DELETE`.
     #[cfg_attr(not(test), expect(dead_code, reason = "the handler knows it too; only the test of the document reads it"))]
     pub method: &'static str,
     /// Address, with `{name}` for a name.
@@ -279,6 +280,14 @@ where
     T: 'static,
 {
     Route { method: "POST", path, handler: routing::post(handler) }
+}
+
+fn put<H, T>(path: &'static str, handler: H) -> Route
+where
+    H: axum::handler::Handler<T, Context>,
+    T: 'static,
+{
+    Route { method: "PUT", path, handler: routing::put(handler) }
 }
 
 fn delete<H, T>(path: &'static str, handler: H) -> Route
@@ -367,6 +376,13 @@ pub(crate) fn routes() -> Vec<Route> {
             let Apply { config, file, dry_run } = cx.body(request).await?;
             cx.call(move |b| Ok(Applied { dry_run, changes: b.apply(&config, file.as_deref(), dry_run)? })).await
         }),
+        put("/v1/placement", |State(cx): State<Context>, request: Request| async move {
+            let assignment: Assignment = cx.body(request).await?;
+            cx.call(move |b| b.place(assignment)).await
+        }),
+        get("/v1/placement", |State(cx): State<Context>| async move { cx.call(|b| b.placement()).await }),
+        delete("/v1/placement", |State(cx): State<Context>| async move { cx.call(|b| b.withdraw()).await }),
+        get("/v1/promises", |State(cx): State<Context>| async move { cx.call(|b| b.promises()).await }),
         post("/v1/trace", |State(cx): State<Context>, request: Request| async move {
             let request: TraceRequest = cx.body(request).await?;
             if request.count == 0 || request.count > MAX_TRACED {

@@ -23,6 +23,7 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 use sluice_policy::sched::priority::raised;
+use sluice_policy::sched::reserve;
 use sluice_policy::sched::weight::{Demand, Margin, shares};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::core_page::WHOLE;
@@ -194,9 +195,14 @@ fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
         core.1.push(demand);
     }
     let margin = Margin { percent: f64::from(sched.weight_margin_percent) };
+    let floor = f64::from(sched.min_share_percent) / 100.0;
     let mut decided = Vec::new();
     for (numbers, demands) in cores.values() {
-        shares(demands, f64::from(sched.min_share_percent) / 100.0, &mut decided);
+        shares(demands, floor, &mut decided);
+        let parts: Vec<_> = numbers.iter().map(|number| nfs.get(number)?.handle.load.reserve.get()).collect();
+        if parts.iter().any(Option::is_some) {
+            reserve::keep(&mut decided, &parts, floor);
+        }
         for (number, share) in numbers.iter().zip(&decided) {
             let Some(nf) = nfs.get_mut(number) else { continue };
             let flow_weight = nf.handle.flow_weight.get();

@@ -33,6 +33,7 @@ fn chain(number: u16, services: &[u16]) -> Option<Arc<Chain>> {
         egress: 9,
         on_failure: OnFailure::Restart,
         counters: Arc::new([ChainCounters::default()]),
+        police: None,
     }))
 }
 

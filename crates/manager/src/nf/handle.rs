@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use sluice_policy::sched::priority::{self, Weight, level};
+use sluice_policy::sched::reserve::Part;
 use sluice_policy::sched::threshold::Rules;
 use sluice_policy::sched::wakeup;
 use sluice_shm::core_page::{CorePage, WHOLE};
@@ -65,6 +66,31 @@ pub struct Load {
     pub outside_ns: Gauge,
     /// Turns that it was given. By Wakeup.
     pub turns: AtomicU64,
+    /// What it is promised of its core. By the supervisor.
+    pub reserve: Reserve,
+}
+
+/// What an NF is promised of its core, together with the others of its group.
+#[derive(Debug, Default)]
+pub struct Reserve {
+    /// The group; 0 is none.
+    group: AtomicU32,
+    part: Gauge,
+}
+
+impl Reserve {
+    /// Promises a part, 0 to 1, to the NFs of a group.
+    pub fn set(&self, part: Option<Part>) {
+        self.part.set(part.map_or(0.0, |part| part.part));
+        // Relaxed: who reads half of it decides by it for 10 ms at most.
+        self.group.store(part.map_or(0, |part| part.group), Ordering::Relaxed);
+    }
+
+    /// What is promised.
+    pub fn get(&self) -> Option<Part> {
+        let group = self.group.load(Ordering::Relaxed);
+        (group != 0).then(|| Part { group, part: self.part.get() })
+    }
 }
 
 /// What keeps packets from an NF. Read at every gate.

@@ -83,8 +83,8 @@ impl Plant for View<'_> {
                 tx_packets: chain.counters.iter().map(|c| c.entered.get()).sum(),
                 rx_bytes: NOT_COUNTED,
                 tx_bytes: NOT_COUNTED,
-                rx_dropped: drops(|why| *why != Drop::Entry),
-                tx_dropped: drops(|why| *why == Drop::Entry),
+                rx_dropped: drops(|why| !matches!(why, Drop::Entry | Drop::Policed)),
+                tx_dropped: drops(|why| matches!(why, Drop::Entry | Drop::Policed)),
                 duration_s,
             });
         }

@@ -9,6 +9,7 @@ pub mod dpdk;
 pub mod generator;
 pub mod pace;
 pub mod pcap;
+pub mod room;
 pub mod sink;
 pub mod spread;
 pub mod stamp;

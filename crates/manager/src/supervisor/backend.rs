@@ -7,14 +7,15 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::ArrayQueue;
+use sluice_slo::assignment::Assignment;
 
 use super::change::Gone;
-use super::upgrade::Outcome;
-use super::{Job, Supervisor, SupervisorError};
+use super::{Job, Supervisor, SupervisorError, promises, upgrade};
 use crate::chain::Drop;
 use crate::config::load;
 use crate::config::model as config;
 use crate::control::model as api;
+use crate::control::promise::{Placed, Promises};
 use crate::control::{ApiError, Backend, ErrorKind};
 use crate::forward::{TraceEvent, TraceRequest, TraceWhat};
 
@@ -24,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const GONE: Duration = Duration::from_secs(10);
 /// How long an upgrade may take until new instances have the places of the old ones.
 const UPGRADED: Duration = Duration::from_secs(60);
+/// How long a placement may take until packets go to its instances.
+const PLACED: Duration = Duration::from_secs(40);
 /// Hops that a trace keeps of one packet, on average.
 const HOPS: usize = 16;
 
@@ -96,6 +99,19 @@ fn wait_for(gone: Gone) -> Result<(), ApiError> {
             .map_err(|_| ApiError::conflict("an NF is still stopping", "see `sluice nf list`"))?;
     }
     Ok(())
+}
+
+/// What came of a placement, once what it takes away is gone.
+fn placed(told: &Receiver<promises::Outcome>) -> Result<Placed, ApiError> {
+    let outcome = told.recv_timeout(PLACED).map_err(|error| match error {
+        RecvTimeoutError::Timeout => {
+            ApiError::new(ErrorKind::Timeout, "the placement takes long", "it may still take effect: see `sluice slo list --live`")
+        }
+        RecvTimeoutError::Disconnected => ApiError::shutting_down(),
+    })?;
+    let (placed, gone) = outcome.map_err(ApiError::from)?;
+    wait_for(gone)?;
+    Ok(placed)
 }
 
 impl Supervisor {
@@ -193,7 +209,7 @@ impl Supervisor {
 }
 
 /// Waits for what comes of an upgrade or a move, and until the old instances have left.
-fn outcome(told: &Receiver<Outcome>, late: &str) -> Result<api::Upgraded, ApiError> {
+fn outcome(told: &Receiver<upgrade::Outcome>, late: &str) -> Result<api::Upgraded, ApiError> {
     let outcome = told.recv_timeout(UPGRADED).map_err(|error| match error {
         RecvTimeoutError::Timeout => ApiError::new(ErrorKind::Timeout, late, "it may still take effect: see `sluice nf list`"),
         RecvTimeoutError::Disconnected => ApiError::shutting_down(),
@@ -319,6 +335,7 @@ impl Backend for Remote {
             if s.config.rules.iter().any(|r| r.chain == name) {
                 return Err(SupervisorError::Conflict(format!("a rule leads to chain `{name}`; remove the rule first")));
             }
+            s.not_promised(&name)?;
             s.remove_chain(&name)
         })
     }
@@ -390,6 +407,22 @@ impl Backend for Remote {
         })?;
         wait_for(gone)?;
         Ok(changes)
+    }
+
+    fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {
+        placed(&self.change(move |s| s.begin_placing(assignment))?)
+    }
+
+    fn placement(&self) -> Result<Assignment, ApiError> {
+        Ok(self.call(|s| s.placement())??)
+    }
+
+    fn withdraw(&self) -> Result<Placed, ApiError> {
+        placed(&self.change(Supervisor::begin_withdrawing)?)
+    }
+
+    fn promises(&self) -> Result<Promises, ApiError> {
+        self.call(|s| s.promises_report())
     }
 
     fn trace(&self, request: &api::TraceRequest) -> Result<api::Trace, ApiError> {

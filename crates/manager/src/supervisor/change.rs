@@ -20,7 +20,7 @@ pub(super) type Gone = Vec<Receiver<()>>;
 
 impl Supervisor {
     /// Whether a configuration could be in force, by all that is known without changing anything.
-    fn check(&self, wanted: &Config) -> Result<(), SupervisorError> {
+    pub(super) fn check(&self, wanted: &Config) -> Result<(), SupervisorError> {
         let mut problems = validate::validate(wanted);
         problems.extend(host::check(wanted, &host::Host::here()));
         problems.retain(Problem::is_error);
@@ -191,6 +191,7 @@ impl Supervisor {
             egress,
             on_failure: config.on_failure,
             counters,
+            police: self.promises.bucket(&config.name),
         }))
     }
 
@@ -236,6 +237,8 @@ impl Supervisor {
     /// [`SupervisorError::Invalid`] with all that is wrong with it, and with what needs a restart; [`SupervisorError::Port`] if a port
     /// that is to be opened could not be.
     pub(super) fn plan(&self, wanted: &Config) -> Result<Vec<Change>, SupervisorError> {
+        let kept = self.with_promises(wanted)?;
+        let wanted = kept.as_ref().map_or(wanted, |kept| &kept.config);
         self.check(wanted)?;
         let changes = diff::diff(&self.config, wanted);
         let restart: Vec<String> = changes
@@ -269,14 +272,16 @@ impl Supervisor {
     /// had begun undone: the same configuration, mended, can be applied again.
     pub(super) fn apply(&mut self, wanted: &Config) -> Result<(Vec<Change>, Gone), SupervisorError> {
         let changes = self.plan(wanted)?;
+        let kept = self.with_promises(wanted)?;
         let mut gone = Gone::new();
         for change in &changes {
             gone.extend(self.step(change)?);
         }
+        kept.into_iter().for_each(|kept| self.promises_follow(kept));
         Ok((changes, gone))
     }
 
-    fn step(&mut self, change: &Change) -> Result<Gone, SupervisorError> {
+    pub(super) fn step(&mut self, change: &Change) -> Result<Gone, SupervisorError> {
         match change.clone() {
             Change::NeedsRestart { .. } => {}
             Change::AddPort { port } => self.add_port(port)?,

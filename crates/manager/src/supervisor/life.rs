@@ -591,6 +591,7 @@ impl Supervisor {
         self.govern_late();
         self.tick_zygotes(now);
         self.size_pools(now);
+        self.tend_promises();
         let (mut starting, mut settled, mut late) = (Vec::new(), Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
             if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {

@@ -14,6 +14,7 @@ mod outside;
 mod pools;
 mod ports;
 mod priorities;
+mod promises;
 mod report;
 mod tuning;
 mod upgrade;
@@ -21,7 +22,7 @@ mod zygote;
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -43,7 +44,7 @@ use crate::nf::attach::Listener;
 use crate::nf::handle::NfHandle;
 use crate::nf::record::{Record, RecordError, Thing};
 use crate::openflow::{self, Agent};
-use crate::port::PortError;
+use crate::port::{self, PortError};
 use crate::worker::QueueCounters;
 
 pub use backend::Remote;
@@ -207,6 +208,9 @@ pub struct Supervisor {
     /// Who speaks with the SDN controller, if there is one.
     agent: Option<Agent>,
     tuning: tuning::Tuning,
+    promises: promises::Promises,
+    /// What bounds receive queues.
+    room: port::room::Room,
     outside: outside::Outside,
     /// What packets cost programs, as measured before.
     estimates: Kept,
@@ -275,6 +279,7 @@ impl Supervisor {
     /// # Errors
     /// The first thing that failed.
     pub fn start(config: Config, config_path: Option<PathBuf>, record: Record) -> Result<Self, SupervisorError> {
+        let promises = promises::Promises::open(&config.promises)?;
         let plane = DataPlane::start(&config)?;
         let controller =
             Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
@@ -287,6 +292,8 @@ impl Supervisor {
             .map_err(system("watch the NF socket"))?;
         let (remote, jobs) = channel();
         let wanted = config.clone();
+        let stride = if plane.arena_memory().is_huge() { plane.arena().geometry().stride } else { 0 };
+        let room = port::room::Room::read(Path::new("/"), &config.memory, promises.io_mask(), stride);
         let estimates = Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
             eprintln!("sluiced: {error}; NFs start without a first guess of their cost");
             Kept::default()
@@ -298,6 +305,8 @@ impl Supervisor {
             controller,
             agent: None,
             tuning: tuning::Tuning::default(),
+            promises,
+            room,
             outside: outside::Outside::default(),
             estimates,
             ports: Vec::new(),
@@ -342,7 +351,7 @@ impl Supervisor {
 
     /// Brings everything up in the order in which packets need it, ports last, so that the first packet finds its chain complete.
     fn build(&mut self, wanted: Config) -> Result<(), SupervisorError> {
-        let opened = wanted.ports.iter().map(|port| self.open(port)).collect::<Result<Vec<_>, _>>()?;
+        let opened = wanted.ports.iter().map(|port| self.open(port, &wanted.ports)).collect::<Result<Vec<_>, _>>()?;
         // Numbers first: chains name ports and services.
         for port in &wanted.ports {
             self.ports.push(Some(PortState { config: port.clone(), description: String::new(), counters: Vec::new() }));
@@ -419,6 +428,7 @@ impl Supervisor {
             job(self);
         }
         self.go_on_upgrading();
+        self.go_on_placing();
         self.publish_stirred_pools();
         // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
         let now = Instant::now();
@@ -431,6 +441,7 @@ impl Supervisor {
     /// Makes tables of what there is now and gives them to the packet threads.
     fn publish(&mut self) {
         let rules = self.rules();
+        let parts = self.spread_parts();
         let services = self
             .services
             .iter()
@@ -440,7 +451,8 @@ impl Supervisor {
                 let instances = shared.map_or(&[][..], |s| &s.instances);
                 let runs = |nf: &&NfState| nf.state == State::Running && !nf.draining;
                 let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
-                living.map(|nf| Member { nf: nf.number, id: nf.spread_id, former: nf.former }).collect()
+                let member = |nf: &NfState| Member { nf: nf.number, id: nf.spread_id, former: nf.former };
+                living.flat_map(|nf| several(member(nf), parts.get(&nf.number).copied().unwrap_or(1))).collect()
             })
             .collect();
         let ports = self
@@ -513,6 +525,11 @@ impl Supervisor {
     fn fresh_counters(&self) -> Arc<[ChainCounters]> {
         (0..self.plane.threads()).map(|_| ChainCounters::default()).collect()
     }
+}
+
+/// A member so many times, each known by another id, so that it gets so many times the flows.
+fn several(member: Member, times: u32) -> impl Iterator<Item = Member> {
+    (0..u64::from(times)).map(move |n| Member { id: member.id.wrapping_add(n.wrapping_mul(0x9e37_79b9_7f4a_7c15)), ..member })
 }
 
 /// What an instance is known by when flows are spread: of its name, so that it stays the same over restarts of NF and manager.

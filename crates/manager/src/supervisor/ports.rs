@@ -21,8 +21,9 @@ impl Supervisor {
     }
 
     /// Opens a port without giving it to the packet threads.
-    pub(super) fn open(&self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
-        Ok(port::open(config, self.plane.arena(), self.plane.frames())?)
+    /// `all` are the ports that there will be then.
+    pub(super) fn open(&self, config: &model::Port, all: &[model::Port]) -> Result<OpenPort, SupervisorError> {
+        Ok(port::open(&self.room.bounded(config, all), self.plane.arena(), self.plane.frames())?)
     }
 
     /// Gives the queues of an opened port, which has its number already, to the packet threads.
@@ -47,7 +48,7 @@ impl Supervisor {
     /// Adds a port. A chain that has lost its egress of this name ([`Supervisor::replace_port`]) leaves by it again.
     pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
         let number = fresh_number(self.ports.len(), "ports")?;
-        let open = self.open(&config)?;
+        let open = self.open(&config, &self.config.ports)?;
         let name = config.name.clone();
         self.config.ports.push(config.clone());
         self.ports.push(Some(PortState { config, description: String::new(), counters: Vec::new() }));
@@ -82,12 +83,12 @@ impl Supervisor {
         let old = self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| no_such("port", &config.name))?;
         let open = if port::share(&old, &config) {
             self.close(number)?;
-            match self.open(&config) {
+            match self.open(&config, &self.config.ports) {
                 Ok(open) => open,
                 Err(error) => return Err(self.bring_back(number, &old, error)),
             }
         } else {
-            let open = self.open(&config)?;
+            let open = self.open(&config, &self.config.ports)?;
             self.close(number)?;
             open
         };
@@ -100,7 +101,7 @@ impl Supervisor {
 
     /// Opens the old port again, which was closed for one that does not open. Gives back what to say about it.
     fn bring_back(&mut self, number: u16, old: &model::Port, why: SupervisorError) -> SupervisorError {
-        let again = self.open(old).and_then(|open| self.put_port(number, open));
+        let again = self.open(old, &self.config.ports).and_then(|open| self.put_port(number, open));
         let Err(error) = again else { return why };
         self.ports[number as usize] = None;
         self.config.ports.retain(|p| p.name != old.name);

@@ -73,6 +73,11 @@ impl CpuMeter {
         *self = Self { who: Some(who), ..Self::default() };
     }
 
+    /// Share of a core over the last period, 0 to 100.
+    pub(super) fn percent(&self) -> f64 {
+        self.percent
+    }
+
     /// CPU time when it was looked at last, in nanoseconds.
     pub(super) fn last_ns(&self) -> Option<u64> {
         self.last.map(|(_, used)| used)
@@ -168,6 +173,8 @@ impl Supervisor {
             schedules: self.schedule_reports(),
             openflow: self.agent.as_ref().map(crate::openflow::Agent::status),
             pools: self.pool_reports(snapshots),
+            buffers: self.room.report(&self.config.ports),
+            promises: self.promise_states(),
         }
     }
 
@@ -198,6 +205,7 @@ impl Supervisor {
             nfs: self.nf_reports(),
             chains: self.chain_reports(&snapshots),
             rules: self.rule_reports(),
+            promises: self.promise_reports(),
             ports,
             drops,
         }

@@ -11,7 +11,10 @@
 
 use std::fmt::{Display, Write};
 
+use sluice_slo::watch::What;
+
 use crate::control::model::{Chain, Distribution, Nf, NfForeign, Openflow, Pool, Port, Schedule, Stats};
+use crate::control::promise::Promise;
 
 /// The content type of [`exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -30,6 +33,7 @@ pub fn exposition(stats: &Stats) -> String {
     nfs(&mut out, &stats.nfs);
     pools(&mut out, &stats.status.pools);
     chains(&mut out, &stats.chains);
+    promises(&mut out, &stats.promises);
     out.family(
         "sluice_rule_decisions_total",
         "counter",
@@ -309,6 +313,75 @@ fn nfs(out: &mut Text, nfs: &[Nf]) {
     }
 }
 
+const PROMISE_GAUGES: &[Measure<Promise>] = &[
+    ("sluice_promise_offered_pps", "Packets per second that came for the tenant, in the last window.", |p| p.offered_pps),
+    ("sluice_promise_policed_pps", "Packets per second of these that were dropped because they were too many.", |p| p.policed_pps),
+    ("sluice_promise_delivered_pps", "Packets per second that the tenant's NFs were done with.", |p| p.delivered_pps),
+    ("sluice_promise_promised_latency_seconds", "Promised 95th percentile of latency.", |p| p.promised_us / US),
+    ("sluice_promise_cpu_cores", "Cores that the tenant's NFs use.", |p| p.cpu),
+    ("sluice_promise_part_cores", "Cores that the tenant was given.", |p| p.part),
+    ("sluice_promise_cache_ways", "Ways of the tenant's cache classes; 0 in the shared class.", |p| f64::from(p.ways)),
+];
+
+const PROMISE_COUNTERS: &[Column<Promise>] = &[
+    ("sluice_promise_policed_total", "Packets dropped because they were more than was promised.", |p| p.policed),
+    ("sluice_promise_windows_total", "Windows since the promise was made.", |p| p.windows),
+    ("sluice_promise_exceeded_windows_total", "Windows in which the tenant sent more than was promised.", |p| p.exceeded),
+];
+
+/// Microseconds of a second.
+const US: f64 = 1e6;
+
+fn promises(out: &mut Text, promises: &[Promise]) {
+    for (name, help, value) in PROMISE_GAUGES {
+        out.family(name, "gauge", help);
+        for promise in promises {
+            out.sample(name, &[("slo", &promise.slo)], value(promise));
+        }
+    }
+    for (name, help, value) in PROMISE_COUNTERS {
+        out.family(name, "counter", help);
+        for promise in promises {
+            out.sample(name, &[("slo", &promise.slo)], value(promise));
+        }
+    }
+    // What may be unknown.
+    let optional: [(&str, &str, fn(&Promise) -> Option<f64>); 3] = [
+        ("sluice_promise_promised_pps", "Packets per second that are promised here.", |p| p.promised_pps),
+        ("sluice_promise_latency_seconds", "95th percentile of latency in the last window.", |p| p.latency_us.map(|us| us / US)),
+        ("sluice_promise_cache_bytes", "Bytes that the tenant has in the cache.", |p| p.occupancy_bytes.map(|bytes| bytes as f64)),
+    ];
+    for (name, help, value) in optional {
+        out.family(name, "gauge", help);
+        for promise in promises {
+            if let Some(value) = value(promise) {
+                out.sample(name, &[("slo", &promise.slo)], value);
+            }
+        }
+    }
+    out.family(
+        "sluice_promise_violated_windows_total",
+        "counter",
+        "Windows in which the tenant kept to its rate, and its throughput or latency was not kept.",
+    );
+    for promise in promises {
+        for (what, n) in [("throughput", promise.throughput_violated), ("latency", promise.latency_violated)] {
+            out.sample("sluice_promise_violated_windows_total", &[("slo", &promise.slo), ("what", what)], n);
+        }
+    }
+    out.family("sluice_promise_violated", "gauge", "1 while a promise is not kept, with who is to blame, if that can be told.");
+    for promise in promises {
+        for violation in &promise.violations {
+            let what = match violation.what {
+                What::Throughput => "throughput",
+                What::Latency => "latency",
+            };
+            let cause = violation.cause.as_ref().map_or("", |cause| &cause.tenant);
+            out.sample("sluice_promise_violated", &[("slo", &promise.slo), ("what", what), ("cause", cause)], 1);
+        }
+    }
+}
+
 fn chains(out: &mut Text, chains: &[Chain]) {
     out.family("sluice_chain_state", "gauge", "What the chain does with packets at its entry; always 1.");
     for chain in chains {
@@ -404,6 +477,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use sluice_shm::histogram::Histogram;
+    use sluice_slo::watch::{By, Cause, Violation};
 
     use super::*;
     use crate::control::model::{NfSched, NfState, Rule, Status, Thread};
@@ -567,6 +641,20 @@ mod tests {
                 ..Default::default()
             }],
             rules: vec![Rule { name: "all".into(), chain: "web".into(), hits: 11, ..Default::default() }],
+            promises: vec![Promise {
+                slo: "acme".into(),
+                promised_pps: Some(1e5),
+                promised_us: 200.0,
+                policed: 17,
+                violations: vec![Violation {
+                    what: What::Latency,
+                    measured: 900.0,
+                    promised: 200.0,
+                    since_s: 3.0,
+                    cause: Some(Cause { tenant: "rogue".into(), by: By::Rate, measured: 1e6, allowed: 1e5, times: 10.0 }),
+                }],
+                ..Default::default()
+            }],
             drops: BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 4)]),
             ..Default::default()
         }
@@ -589,6 +677,11 @@ mod tests {
         assert_eq!(get("sluice_drops_total", &[("reason", "no_rule")]), 5.0);
         assert_eq!(get("sluice_chain_drops_total", &[("chain", "web"), ("reason", "ring_full")]), 4.0);
         assert_eq!(get("sluice_rule_decisions_total", &[("rule", "all"), ("chain", "web")]), 11.0);
+        let acme = [("slo", "acme")];
+        assert_eq!(get("sluice_promise_promised_pps", &acme), 1e5);
+        assert_eq!(get("sluice_promise_promised_latency_seconds", &acme), 2e-4);
+        assert_eq!(get("sluice_promise_policed_total", &acme), 17.0);
+        assert_eq!(get("sluice_promise_violated", &[&acme[..], &[("what", "latency"), ("cause", "rogue")]].concat()), 1.0);
         assert_eq!(get("sluice_thread_busy_ratio", &[("role", "rx+tx"), ("core", "0")]), 0.5);
         for (name, value) in [
             ("share", 0.75),

@@ -9,7 +9,7 @@ use sluice_shm::clock::Clock;
 
 use super::OwnedQueue;
 use crate::asker;
-use crate::chain::{self, Chain, Drop, PathRegistry, Tables};
+use crate::chain::{self, Chain, Drop, Path, PathRegistry, Tables};
 use crate::classify::advice::{Answer, UNASKED};
 use crate::classify::flow_table::Decision;
 use crate::classify::key::{FlowKey, LONG, SHORT, protocol};
@@ -333,6 +333,16 @@ pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: u
     for packet in &owned.packets[from..to] {
         plane.discard(packet.frame);
     }
+}
+
+/// Drops packets that have a path and are not let in.
+pub(super) fn turn_away(plane: &mut Plane, path: &Path, owned: &mut OwnedQueue, why: Drop, from: usize, to: usize) {
+    path.chain.counters[plane.index].drops[why as usize].add((to - from) as u64);
+    owned.counters.entry_drops.add((to - from) as u64);
+    for packet in &owned.packets[from..to] {
+        plane.discard(packet.frame);
+    }
+    owned.from = to;
 }
 
 /// Bursts that are left as they are after one in which no path had packets in several places.

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | [`cost`] | how long does a packet take in this NF, by its own word or seen from outside | each millisecond a sample, each 10 ms a median |
 //! | [`weight`] | which share of its core does an NF get | each 10 ms |
+//! | [`reserve`] | what part of its core does it keep, because it was promised | each 10 ms |
 //! | [`backpressure`] | which chains are refused at their entry, and which NFs yield | each millisecond or faster |
 //! | [`priority`] | what a weight and a position do to share and order | when a flow is assigned |
 //! | [`wakeup`] | which NF of a core runs next | each time that a core is free |
@@ -18,6 +19,7 @@ pub mod backpressure;
 pub mod cost;
 pub mod ecn;
 pub mod priority;
+pub mod reserve;
 pub mod threshold;
 pub mod wakeup;
 pub mod weight;

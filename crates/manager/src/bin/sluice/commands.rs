@@ -48,7 +48,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Estimate(args) => estimate::run(&args, out),
         Command::Pack(args) => pack::run(&args, &mut client()?, out),
         Command::Doctor(args) => doctor::run(&args, out),
-        Command::Slo(args) => slo::run(&args, out),
+        Command::Slo(args) => slo::run(&args, client, out),
         Command::Plan(args) => plan::run(&args, out),
         Command::Completions { shell } => {
             let mut text = Vec::new();

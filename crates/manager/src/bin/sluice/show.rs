@@ -7,6 +7,7 @@ use sluice_manager::config::model as config;
 use sluice_manager::control::model::{
     Chain, ChainState, Event, EventKind, Nf, NfState, Openflow, Pool, Port, Rule, Service, Stats, Status, Trace, Woken,
 };
+use sluice_manager::control::promise::Buffers;
 
 use crate::number::{age, grouped, short, time};
 use crate::table::{Cell, Table, Tone};
@@ -139,8 +140,16 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
     writeln!(out, "flows    {}", grouped(status.flows))?;
     writeln!(out, "cores    {}", status.cores)?;
     writeln!(out, "tuning   {:.2} % of a core", status.tuning_percent)?;
+    writeln!(out, "buffers  {}", buffers(&status.buffers))?;
     if let Some(openflow) = &status.openflow {
         controller(out, openflow)?;
+    }
+    if !status.promises.is_empty() {
+        let count = |(state, names): (&String, &Vec<String>)| match state.as_str() {
+            "kept" => format!("{} kept", names.len()),
+            word => format!("{} {word} ({})", names.len(), names.join(", ")),
+        };
+        writeln!(out, "promises {}", status.promises.iter().map(count).collect::<Vec<_>>().join(", "))?;
     }
     if status.threads.is_empty() {
         return Ok(());
@@ -178,6 +187,29 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
         ]);
     }
     table.print(out, colour)
+}
+
+/// How receive queues of NICs are bounded, in one line.
+fn buffers(buffers: &Buffers) -> String {
+    let nics = match buffers.queues {
+        0 => "no receive queue of a NIC".to_string(),
+        1 => "1 receive queue of a NIC".to_string(),
+        n => format!("{n} receive queues of NICs"),
+    };
+    let bound = match (buffers.per_queue, buffers.by.as_deref()) {
+        (Some(most), Some("given")) => format!("{most} packets each at most, as the configuration says"),
+        (Some(most), by) => {
+            let ways = buffers.ways.map_or(String::new(), |ways| {
+                let way =
+                    buffers.way_bytes.map_or(String::new(), |bytes| format!(" of {:.2} MiB", bytes as f64 / f64::from(1 << 20)));
+                format!(" that stay in {ways} I/O ways{way} (by {})", by.unwrap_or("?"))
+            });
+            format!("{most} packets each at most{ways}")
+        }
+        (None, _) => "not bounded".into(),
+    };
+    let why = buffers.why.as_ref().map_or(String::new(), |why| format!("; {why}"));
+    format!("{nics}, {bound}{why}")
 }
 
 /// The SDN controller's lines of `sluice status`.

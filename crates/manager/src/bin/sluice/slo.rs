@@ -1,4 +1,6 @@
-//! `sluice slo`: what tenants are promised. Asked for, admitted or refused, listed, given back.
+//! `sluice slo`: what tenants are promised. Asked for, admitted or refused, listed, given to the daemon that keeps it, given back.
+
+mod live;
 
 use std::collections::BTreeSet;
 use std::io::Write;
@@ -7,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use sluice_manager::control::client::{Client, ClientError};
 use sluice_slo::admission::{Refusal, admit, admit_all};
 use sluice_slo::placement::{Instance, Placement};
 use sluice_slo::profile::{Digest, Profile, Source};
@@ -26,6 +29,8 @@ Examples:
   sluice slo add acme.toml              promise it: instances, cache ways, cores and servers
   sluice slo list
   sluice slo remove acme
+  sluice slo apply                      have the running sluiced keep what is placed on its server
+  sluice slo list --live                and see how it is kept, and who breaks it
 
 An SLO is a file of TOML or JSON:
   name = \"acme\"
@@ -34,7 +39,7 @@ An SLO is a file of TOML or JSON:
   promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
                                           or { on_demand = { latency_us = 80 } }
 The latency is that of 95 % of the packets. `configuration`, the digest in the profile, is needed only where several are profiled.
-What runs already is not moved. `sluice plan` shows the servers. No daemon is needed.";
+What runs already is not moved. `sluice plan` shows the servers. Only apply, withdraw and --live need a daemon.";
 
 /// Arguments of `sluice slo`.
 #[derive(Debug, Args)]
@@ -59,14 +64,39 @@ Examples:
 If there is no room, nothing changes, and the nearest promise is told that would fit.")]
     Add(AddArgs),
     /// List what is promised
-    List(Json),
+    List {
+        #[command(flatten)]
+        live: Live,
+        #[command(flatten)]
+        json: Json,
+    },
     /// Show one SLO and its instances
     Show {
         /// The SLO
         name: String,
         #[command(flatten)]
+        live: Live,
+        #[command(flatten)]
         json: Json,
     },
+    /// Have the running daemon keep what is placed on its server
+    #[command(after_help = "\
+Each SLO is kept by the chain of its name, which the daemon's configuration defines: its rules and its egress, and services that say what
+runs. Section [promises] says which cores a placement counts, and by what means promises are kept. A placement that cannot be kept changes
+nothing.
+
+Examples:
+  sluice slo apply                      the server is the one that [promises] names
+  sluice slo apply --server s0")]
+    Apply {
+        /// Which server of the plan the daemon is; the one that its configuration names without
+        #[arg(long, value_name = "NAME")]
+        server: Option<String>,
+        #[command(flatten)]
+        json: Json,
+    },
+    /// Have the running daemon keep nothing any more: chains are as its configuration says
+    Withdraw(Json),
     /// Take a promise back: what its instances have is free
     #[command(visible_alias = "rm")]
     Remove {
@@ -74,6 +104,13 @@ If there is no room, nothing changes, and the nearest promise is told that would
         #[arg(required = true, value_name = "NAME")]
         names: Vec<String>,
     },
+}
+
+#[derive(Debug, Clone, Copy, Args)]
+struct Live {
+    /// Tell how the running daemon keeps it: rates, latency, CPU, cache, and who breaks it
+    #[arg(long)]
+    live: bool,
 }
 
 #[derive(Debug, Args)]
@@ -126,12 +163,16 @@ struct TellRefused {
 }
 
 /// Runs a command.
-pub fn run(args: &SloArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+pub fn run(args: &SloArgs, client: impl Fn() -> Result<Client, ClientError>, out: &mut dyn Write) -> anyhow::Result<()> {
     let folder = &args.folder;
     match &args.command {
         SloCommand::Add(add) => self::add(folder, add, out),
-        SloCommand::List(args) => list(&folder.read()?, args.json, out),
-        SloCommand::Show { name, json } => show(&folder.read()?, name, json.json, out),
+        SloCommand::List { live, json } if live.live => live::list(&client()?.promises()?, json.json, out),
+        SloCommand::List { json, .. } => list(&folder.read()?, json.json, out),
+        SloCommand::Show { name, live, json } if live.live => live::show(&client()?.promises()?, name, json.json, out),
+        SloCommand::Show { name, json, .. } => show(&folder.read()?, name, json.json, out),
+        SloCommand::Apply { server, json } => live::apply(&folder.read()?, server.as_deref(), &mut client()?, json.json, out),
+        SloCommand::Withdraw(args) => live::withdraw(&mut client()?, args.json, out),
         SloCommand::Remove { names } => remove(folder, names, out),
     }
 }

@@ -1,0 +1,124 @@
+//! What may come in: a token bucket that all Rx threads share.
+//!
+//! # Approach
+//! One number says when the packets let in so far would have come at exactly the promised rate (the theoretical arrival time of ATM's generic
+//! cell rate algorithm). A packet is let in as long as that is no further ahead of the clock than the burst. So there is nothing to fill up, and
+//! taking for a whole burst of packets is one atomic step.
+//!
+//! # Limits
+//! Times are kept in 1/256 ns, differences up to 1.1 years. A rate above 25,600 million packets a second is none.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Parts of a nanosecond.
+const TICKS: u64 = 256;
+
+/// A rate and what was let in of it.
+#[derive(Debug, Default)]
+pub struct Bucket {
+    /// Ticks of a packet at the promised rate; 0 does not limit.
+    packet: AtomicU64,
+    /// Ticks that may be let in ahead of the clock.
+    ahead: AtomicU64,
+    /// When what was let in would have come, in ticks.
+    arrival: AtomicU64,
+}
+
+impl Bucket {
+    /// From now on so many packets a second, and so many at once; without, all.
+    pub fn limit(&self, limit: Option<(f64, u64)>) {
+        let packet = limit.map_or(0, |(pps, _)| (1e9 * TICKS as f64 / pps.max(1e-3)) as u64);
+        // Relaxed: the packets of one burst may be judged by a mixture of old and new.
+        self.ahead.store(packet.saturating_mul(limit.map_or(0, |(_, burst)| burst.max(1))), Ordering::Relaxed);
+        self.packet.store(packet, Ordering::Relaxed);
+    }
+
+    /// Whether it limits anything.
+    pub fn is_limiting(&self) -> bool {
+        self.packet.load(Ordering::Relaxed) > 0
+    }
+
+    /// How many of `n` packets may come in now.
+    #[inline]
+    pub fn take(&self, now_ns: u64, n: usize) -> usize {
+        let packet = self.packet.load(Ordering::Relaxed);
+        if packet == 0 {
+            return n;
+        }
+        let now = now_ns.wrapping_mul(TICKS);
+        let most = self.ahead.load(Ordering::Relaxed);
+        // Relaxed: the number itself is all that threads tell each other.
+        let mut arrival = self.arrival.load(Ordering::Relaxed);
+        loop {
+            let ahead = arrival.wrapping_sub(now).cast_signed().max(0).cast_unsigned();
+            let taken = ((most.saturating_sub(ahead) / packet) as usize).min(n);
+            if taken == 0 {
+                return 0;
+            }
+            let next = now.wrapping_add(ahead).wrapping_add(packet.wrapping_mul(taken as u64));
+            match self.arrival.compare_exchange_weak(arrival, next, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return taken,
+                Err(other) => arrival = other,
+            }
+        }
+    }
+
+    /// Takes back what was let in and did not come in after all.
+    pub fn give_back(&self, n: usize) {
+        let packet = self.packet.load(Ordering::Relaxed);
+        self.arrival.fetch_sub(packet.wrapping_mul(n as u64), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_burst_and_then_the_rate() {
+        let bucket = Bucket::default();
+        assert_eq!(bucket.take(0, 1 << 20), 1 << 20, "nothing is limited yet");
+        bucket.limit(Some((1e6, 64)));
+        let now = 7 * MS;
+        assert_eq!((bucket.take(now, 100), bucket.take(now, 1)), (64, 0));
+        assert_eq!(bucket.take(now + 10_000, 32), 10);
+        bucket.give_back(4);
+        assert_eq!(bucket.take(now + 10_000, 32), 4);
+        assert_eq!(bucket.take(now + 1000 * MS, 100), 64, "what was not used is not saved up");
+        bucket.limit(None);
+        assert!(!bucket.is_limiting());
+        assert_eq!(bucket.take(now, 100), 100);
+    }
+
+    #[test]
+    fn threads_share_it() {
+        let bucket = Bucket::default();
+        bucket.limit(Some((1.0, 1000)));
+        let taken: usize = std::thread::scope(|scope| {
+            let take = || (0..1000).map(|_| bucket.take(MS, 3)).sum::<usize>();
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert_eq!(taken, 1000);
+    }
+
+    proptest! {
+        /// Over any time no more than the rate and a burst, and no less if enough comes.
+        #[test]
+        fn the_rate_is_kept(pps in 10.0..2e7f64, burst in 1u64..1000, gaps in prop::collection::vec((0u64..200_000, 1usize..64), 1..200)) {
+            let bucket = Bucket::default();
+            bucket.limit(Some((pps, burst)));
+            let (mut now, mut taken, began) = (1u64 << 40, 0usize, 1u64 << 40);
+            for (gap, n) in gaps {
+                now += gap;
+                taken += bucket.take(now, n);
+                let most = (now - began) as f64 * pps / 1e9 + burst as f64;
+                prop_assert!(taken as f64 <= most * 1.001 + 1.0, "{taken} of {most}");
+            }
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Promises kept: what an agent does on its server with the part of a placement that is for it ([`sluice_slo::assignment`]).
+//!
+//! # Problem
+//! A planner says: this tenant's NFs run on these places, with so many ways of the cache, and get so many packets a second. The running system
+//! has services, chains and rules. One must become the other without losing a packet of anybody, and back; what was promised must be kept
+//! whatever a neighbour does; and whoever is not given it, or takes more, must be named.
+//!
+//! # Terms
+//! A *place* is what a placement calls a core: place n is the n-th entry of `promises.cores`. A core that is there k times has k places of
+//! a k-th each. An SLO has a chain of its own name, which the configuration defines: its rules and its egress say which packets they are. The
+//! services of that chain are *templates*: an instance of the SLO runs what they name, as a service of its own.
+//!
+//! # Approach
+//! - [`overlay`] makes, of a configuration and an assignment, the configuration that keeps it: own services for each SLO, on its cores, and its
+//!   chain led through them. Then everything is checked and carried out as any change of the configuration, and taking it back is the same
+//!   the other way round. New instances are ready before packets are led to them.
+//! - [`bucket`] lets in what was promised and no more, where a packet's chain is chosen.
+//! - [`classes`] gives instances their ways of the cache.
+//! - Weights keep each place its part of its core ([`sluice_policy::sched::reserve`]).
+//! - [`sight`] takes windows of about a second from the counters, and [`sluice_slo::watch`] judges them.
+//!
+//! The supervisor does all of it ([`crate::supervisor`], `promises.rs`).
+//!
+//! # Limits
+//! Packets that wait for an NF of a pool, and packets that an SDN controller lets go on, are not policed. A tenant's packets are known by the
+//! rules: a rogue that pretends to be another is that other.
+//!
+//! SLOs on demand get a place in the shared class, their latency is watched, and nothing is policed. Who decides more for them finds all that
+//! it needs in [`sight::OnDemand`], each window, and carries it out by `resize` and `put` of [`classes::Classes`], by
+//! [`bucket::Bucket::limit`], and by an assignment with one instance more.
+//!
+//! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.
+
+pub mod bucket;
+pub mod classes;
+pub mod overlay;
+pub mod sight;

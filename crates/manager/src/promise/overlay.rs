@@ -1,0 +1,265 @@
+//! The configuration that keeps an assignment, made of one that knows nothing of it; and back.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use sluice_slo::assignment::Assignment;
+
+use crate::config::model::{Config, Service, hop};
+
+/// A configuration that keeps an assignment.
+#[derive(Debug, Clone)]
+pub struct Overlaid {
+    /// It.
+    pub config: Config,
+    /// The services made for it, by SLO and template.
+    pub services: BTreeMap<(String, String), String>,
+    /// What the chains of SLOs pass without it.
+    pub base: BTreeMap<String, Vec<String>>,
+}
+
+/// Why a configuration cannot keep an assignment.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OverlayError {
+    /// Nobody knows which packets are meant.
+    #[error(
+        "no chain is named as the SLO \"{0}\"; add a chain of that name, with the services that the SLO runs, and rules that lead to it"
+    )]
+    NoChain(String),
+    /// The chain is of something else.
+    #[error("the SLO \"{slo}\" runs {runs}, and the chain of that name passes {passes}; make them the same")]
+    Differs {
+        /// The SLO.
+        slo: String,
+        /// What it runs.
+        runs: String,
+        /// What the chain passes.
+        passes: String,
+    },
+    /// There is no such service.
+    #[error("the chain \"{slo}\" passes service \"{service}\", which there is not")]
+    NoService {
+        /// The SLO.
+        slo: String,
+        /// The service.
+        service: String,
+    },
+    /// The service cannot be had once more.
+    #[error("the SLO \"{slo}\" needs instances of its own of service \"{service}\", which {why}")]
+    Template {
+        /// The SLO.
+        slo: String,
+        /// The service.
+        service: String,
+        /// Why not.
+        why: &'static str,
+    },
+    /// The placement counts more cores than there are.
+    #[error(
+        "the placement is for a server with {cores} cores for NFs, and `cores` in [promises] names {places}; make them the same"
+    )]
+    Places {
+        /// Those of the server's shape.
+        cores: u32,
+        /// Those of the configuration.
+        places: usize,
+    },
+}
+
+/// Makes it. `places` are the cores that the assignment counts; `made` are services that were made for an assignment before: those that fit keep
+/// their names, and so their instances. A service that changes gets another name, so that the new one is there before the old one goes.
+///
+/// # Errors
+/// [`OverlayError`]. What the result lacks otherwise, its check as a configuration tells.
+pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &[Service]) -> Result<Overlaid, OverlayError> {
+    let cores = assignment.server.shape.cores;
+    if cores as usize > places.len() {
+        return Err(OverlayError::Places { cores, places: places.len() });
+    }
+    let mut overlaid = Overlaid { config: base.clone(), services: BTreeMap::new(), base: BTreeMap::new() };
+    let mut taken: BTreeSet<String> = base.services.iter().chain(made).map(|service| service.name.clone()).collect();
+    for slo in assignment.slos.iter().map(|promised| &promised.slo) {
+        let chain = overlaid.config.chains.iter_mut().find(|chain| chain.name == slo.name);
+        let chain = chain.ok_or_else(|| OverlayError::NoChain(slo.name.clone()))?;
+        let passes: Vec<&str> = chain.services.iter().map(|written| hop(written).0).collect();
+        if passes != slo.workload.services() {
+            let (runs, passes) = (slo.workload.to_string(), passes.join(" → "));
+            return Err(OverlayError::Differs { slo: slo.name.clone(), runs, passes });
+        }
+        overlaid.base.insert(slo.name.clone(), chain.services.clone());
+        let mut own: Vec<(String, String)> = Vec::new();
+        for template in passes {
+            if own.iter().any(|(known, _)| known == template) {
+                continue;
+            }
+            let found = base.services.iter().find(|service| service.name == template);
+            let found = found.ok_or_else(|| OverlayError::NoService { slo: slo.name.clone(), service: template.into() })?;
+            let refuse = |why| OverlayError::Template { slo: slo.name.clone(), service: template.into(), why };
+            if found.is_pooled() {
+                return Err(refuse("gives its instances to flows one at a time"));
+            }
+            if found.attach {
+                return Err(refuse("is started from outside"));
+            }
+            if found.netns.is_some() || found.pid_file.is_some() {
+                return Err(refuse("has one network namespace or process, which cannot be there twice"));
+            }
+            let nth = own.len();
+            let instances = assignment.instances(&slo.name);
+            let cores: Vec<usize> =
+                instances.iter().filter_map(|i| places.get(*i.cores.get(nth % i.cores.len().max(1))? as usize).copied()).collect();
+            let wanted = Service { name: String::new(), instances: instances.len() as u32, cores, ..found.clone() };
+            let same = made.iter().find(|service| Service { name: String::new(), ..(*service).clone() } == wanted);
+            let same = same.filter(|service| {
+                is_of(&service.name, &slo.name, template) && !overlaid.services.values().any(|n| *n == service.name)
+            });
+            let name = same.map_or_else(|| fresh(&slo.name, template, &taken), |service| service.name.clone());
+            taken.insert(name.clone());
+            own.push((template.into(), name.clone()));
+            overlaid.services.insert((slo.name.clone(), template.into()), name.clone());
+            overlaid.config.services.push(Service { name, ..wanted });
+        }
+        for written in &mut chain.services {
+            let (template, reverse) = hop(written);
+            let name = own.iter().find(|(known, _)| known == template).map(|(_, name)| name.as_str()).unwrap_or(template);
+            *written = if reverse { format!("{name}:reverse") } else { name.into() };
+        }
+    }
+    Ok(overlaid)
+}
+
+fn first_name(slo: &str, template: &str) -> String {
+    format!("{slo}-{template}")
+}
+
+/// Whether a name was given to a service for this SLO and template.
+fn is_of(name: &str, slo: &str, template: &str) -> bool {
+    let rest = name.strip_prefix(&first_name(slo, template));
+    rest.is_some_and(|rest| rest.is_empty() || rest.strip_prefix('-').is_some_and(|n| n.parse::<u32>().is_ok()))
+}
+
+fn fresh(slo: &str, template: &str, taken: &BTreeSet<String>) -> String {
+    let first = first_name(slo, template);
+    let mut names = std::iter::once(first.clone()).chain((2..).map(|n: u32| format!("{first}-{n}")));
+    names.find(|name| !taken.contains(name)).unwrap_or(first)
+}
+
+/// Takes an assignment out of a configuration.
+pub fn strip(config: &Config, services: &BTreeMap<(String, String), String>, base: &BTreeMap<String, Vec<String>>) -> Config {
+    let mut config = config.clone();
+    config.services.retain(|service| !services.values().any(|name| *name == service.name));
+    for chain in &mut config.chains {
+        if let Some(passes) = base.get(&chain.name) {
+            chain.services.clone_from(passes);
+        }
+    }
+    config
+}
+
+/// Tests of other modules use it too.
+#[cfg(test)]
+pub(crate) mod tests {
+    use sluice_slo::assignment::Promised;
+    use sluice_slo::placement::{Instance, PlacedServer, ServerShape};
+    use sluice_slo::profile::Digest;
+    use sluice_slo::slo::{Promise, Slo, Workload};
+
+    use super::*;
+
+    pub(crate) fn shape(cores: u32) -> ServerShape {
+        let (cpu, memory_mib, way_bytes) = ("A".into(), 1 << 10, 1 << 20);
+        ServerShape { cpu, cores, llc_ways: 11, way_bytes, ddio_ways: 2, min_ways: 1, classes: 16, memory_mib }
+    }
+
+    /// An assignment: name, services, places of each instance, ways.
+    pub(crate) fn assignment(slos: &[(&str, &[&str], &[&[u32]], u32)]) -> Assignment {
+        let mut server = PlacedServer::empty("s0", &shape(4));
+        let mut promised = Vec::new();
+        for (name, services, instances, ways) in slos {
+            for (number, cores) in instances.iter().enumerate() {
+                server.instances.push(Instance {
+                    slo: name.to_string(),
+                    number: number as u32,
+                    cores: cores.to_vec(),
+                    ways: *ways,
+                    memory_mib: 16,
+                    capacity_pps: 2e5,
+                    load_pps: 1e5,
+                });
+            }
+            let workload = match services {
+                [one] => Workload::Nf(one.to_string()),
+                more => Workload::Chain(more.iter().map(|s| s.to_string()).collect()),
+            };
+            let slo = Slo {
+                name: name.to_string(),
+                workload,
+                configuration: Digest::of(b""),
+                traffic: "64 B".into(),
+                promise: Promise::Reserved { throughput_pps: 1e5 * instances.len() as f64, latency_us: 200.0 },
+            };
+            promised.push(Promised { slo, profile: None });
+        }
+        Assignment { server, slos: promised }
+    }
+
+    pub(crate) fn config() -> Config {
+        let text = r#"
+            port = [{ name = "a", kind = "gen" }, { name = "b", kind = "gen" }, { name = "out", kind = "sink" }]
+            service = [{ name = "fw", exec = "fw", cores = [3] }, { name = "nat", exec = "nat", args = ["-x"], cores = [3] }]
+            chain = [{ name = "acme", services = ["nat"], egress = "out" },
+                     { name = "web", services = ["fw", "nat", "fw"], egress = "out" }]
+            rule = [{ port = "a", chain = "acme" }, { port = "b", chain = "web" }]
+        "#;
+        Config::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
+    }
+
+    const PLACES: [usize; 4] = [1, 2, 2, 3];
+
+    fn made(overlaid: &Overlaid) -> Vec<Service> {
+        let is_made = |service: &&Service| overlaid.services.values().any(|name| *name == service.name);
+        overlaid.config.services.iter().filter(is_made).cloned().collect()
+    }
+
+    #[test]
+    fn each_slo_has_services_of_its_own_on_its_places() {
+        let base = config();
+        let both = assignment(&[("acme", &["nat"], &[&[0], &[3]], 2), ("web", &["fw", "nat", "fw"], &[&[1, 2]], 0)]);
+        let overlaid = overlay(&base, &both, &PLACES, &[]).unwrap();
+        let told: Vec<(String, Vec<usize>, u32)> = made(&overlaid).into_iter().map(|s| (s.name, s.cores, s.instances)).collect();
+        let expected = [("acme-nat", vec![1, 3], 2), ("web-fw", vec![2], 1), ("web-nat", vec![2], 1)];
+        assert_eq!(told, expected.map(|(name, cores, n)| (name.to_string(), cores, n)));
+        assert_eq!(made(&overlaid)[0].args, ["-x"]);
+        let chains: Vec<&[String]> = overlaid.config.chains.iter().map(|chain| &chain.services[..]).collect();
+        assert_eq!(chains, [&["acme-nat"][..], &["web-fw", "web-nat", "web-fw"]]);
+        assert!(crate::config::validate::validate(&overlaid.config).iter().all(|problem| !problem.is_error()));
+        assert_eq!(strip(&overlaid.config, &overlaid.services, &overlaid.base), base, "and back");
+    }
+
+    #[test]
+    fn what_stays_keeps_its_instances_and_what_changes_gets_another_name() {
+        let base = config();
+        let before = overlay(&base, &assignment(&[("acme", &["nat"], &[&[0]], 2)]), &PLACES, &[]).unwrap();
+        let more = assignment(&[("web", &["fw", "nat", "fw"], &[&[1, 2]], 0), ("acme", &["nat"], &[&[0]], 2)]);
+        let after = overlay(&base, &more, &PLACES, &made(&before)).unwrap();
+        assert_eq!(after.services[&("acme".into(), "nat".into())], "acme-nat");
+        let moved = overlay(&base, &assignment(&[("acme", &["nat"], &[&[3]], 2)]), &PLACES, &made(&before)).unwrap();
+        assert_eq!(moved.services[&("acme".into(), "nat".into())], "acme-nat-2");
+        let again = overlay(&base, &assignment(&[("acme", &["nat"], &[&[0]], 2)]), &PLACES, &made(&moved)).unwrap();
+        assert_eq!(again.services[&("acme".into(), "nat".into())], "acme-nat");
+    }
+
+    #[test]
+    fn what_does_not_go_is_told() {
+        let base = config();
+        let said = |assignment: &Assignment, config: &Config| overlay(config, assignment, &PLACES, &[]).unwrap_err().to_string();
+        assert!(said(&assignment(&[("dns", &["nat"], &[&[0]], 2)]), &base).contains("no chain is named as the SLO \"dns\""));
+        assert!(
+            said(&assignment(&[("acme", &["fw"], &[&[0]], 2)]), &base).contains("runs fw, and the chain of that name passes nat")
+        );
+        let mut pooled = base.clone();
+        pooled.services[1].per = crate::config::model::Per::Flow;
+        assert!(said(&assignment(&[("acme", &["nat"], &[&[0]], 2)]), &pooled).contains("one at a time"));
+        let few = overlay(&base, &assignment(&[]), &PLACES[..2], &[]).unwrap_err();
+        assert_eq!(few, OverlayError::Places { cores: 4, places: 2 });
+    }
+}

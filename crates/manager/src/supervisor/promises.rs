@@ -1,0 +1,657 @@
+//! The agent: keeps an assignment on the running system, measures how, and says who breaks what. What it does is in [`crate::promise`].
+//!
+//! An assignment is taken in three steps, between which packets flow and other requests are served: everything is checked, cache classes
+//! are changed, and new services are started; when their instances are ready, chains are led to them, and what nobody needs any more goes. What
+//! fails before the last step leaves everything as it was.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use sluice_cache::Origin;
+use sluice_cache::host::Processor;
+use sluice_policy::sched::reserve::Part;
+use sluice_shm::clock::monotonic_ns;
+use sluice_shm::histogram::Histogram;
+use sluice_shm::page::Counter;
+use sluice_slo::assignment::Assignment;
+use sluice_slo::placement::Instance;
+use sluice_slo::profile::Digest;
+use sluice_slo::slo::Slo;
+use sluice_slo::watch::{Judged, Seen, Terms, Watch};
+
+use super::change::Gone;
+use super::{NfState, Supervisor, SupervisorError};
+use crate::config::diff::{self, Change};
+use crate::config::model::{self, Config, Service};
+use crate::control::model as api;
+use crate::control::promise::{self as report, Placed};
+use crate::nf::State;
+use crate::promise::bucket::Bucket;
+use crate::promise::classes::{self, Classes, class_of};
+use crate::promise::overlay::{Overlaid, overlay, strip};
+use crate::promise::sight::{Counts, InstanceUse, OnDemand, Rates, Windows};
+
+/// Length of a window, in nanoseconds.
+const WINDOW_NS: u64 = 1_000_000_000;
+/// How long new instances may take to be ready.
+const READY_PATIENCE: Duration = Duration::from_secs(20);
+/// Least packets that may come at once.
+const LEAST_BURST: u64 = 64;
+/// Times that the instance of an SLO with most load stands among those that flows are spread over.
+const SPREAD_PARTS: f64 = 16.0;
+
+/// What became of an assignment: what changed, and what is on its way out.
+pub(super) type Outcome = Result<(Placed, Gone), SupervisorError>;
+
+/// An assignment that is kept.
+struct Kept {
+    assignment: Assignment,
+    services: BTreeMap<(String, String), String>,
+    base: BTreeMap<String, Vec<String>>,
+}
+
+/// One that is about to be.
+struct Placing {
+    assignment: Assignment,
+    /// Services that were started for it, and what the cache classes were before.
+    started: Vec<String>,
+    classes: BTreeMap<String, u32>,
+    changes: Vec<api::Change>,
+    until: Instant,
+    asker: Sender<Outcome>,
+}
+
+/// What was seen of a promise in the last window.
+#[derive(Default)]
+struct Last {
+    rates: Rates,
+    latency_us: Option<f64>,
+    cpu: f64,
+    occupancy_bytes: Option<u64>,
+    judged: Judged,
+}
+
+/// What the supervisor has of promises.
+pub(super) struct Promises {
+    settings: model::Promises,
+    classes: Classes,
+    kept: Option<Kept>,
+    placing: Option<Placing>,
+    buckets: BTreeMap<String, Arc<Bucket>>,
+    windows: Windows,
+    window_s: f64,
+    watch: Watch,
+    last: BTreeMap<String, Last>,
+    /// Bytes from memory for each class or watch, at the end of the last window.
+    traffic: BTreeMap<String, u64>,
+    on_demand: Vec<OnDemand>,
+    /// What went wrong with processes and classes, said once each.
+    troubles: BTreeSet<String>,
+}
+
+impl Promises {
+    /// With nothing promised yet.
+    pub(super) fn open(settings: &model::Promises) -> Result<Self, SupervisorError> {
+        let classes = Classes::open(settings).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
+        Ok(Self {
+            settings: settings.clone(),
+            classes,
+            kept: None,
+            placing: None,
+            buckets: BTreeMap::new(),
+            windows: Windows::default(),
+            window_s: 0.0,
+            watch: Watch::default(),
+            last: BTreeMap::new(),
+            traffic: BTreeMap::new(),
+            on_demand: Vec::new(),
+            troubles: BTreeSet::new(),
+        })
+    }
+
+    /// What may come into a chain, if it is one that something is promised of.
+    pub(super) fn bucket(&self, chain: &str) -> Option<Arc<Bucket>> {
+        self.buckets.get(chain).cloned()
+    }
+
+    /// Ways that devices use too, as the cache control says.
+    pub(super) fn io_mask(&self) -> u32 {
+        self.classes.io_mask()
+    }
+
+    /// Services that were made for the assignment.
+    fn made(&self, config: &Config) -> Vec<Service> {
+        let started = self.placing.iter().flat_map(|placing| &placing.started);
+        let names: BTreeSet<&String> = self.kept.iter().flat_map(|kept| kept.services.values()).chain(started).collect();
+        config.services.iter().filter(|service| names.contains(&service.name)).cloned().collect()
+    }
+
+    /// A configuration without what was made of it here.
+    fn base(&self, config: &Config) -> Config {
+        let mut config = self.kept.as_ref().map_or_else(|| config.clone(), |kept| strip(config, &kept.services, &kept.base));
+        let started: BTreeSet<&String> = self.placing.iter().flat_map(|placing| &placing.started).collect();
+        config.services.retain(|service| !started.contains(&service.name));
+        config
+    }
+
+    /// Of each promise: its name and what is told of it.
+    fn slos(&self) -> impl Iterator<Item = &Slo> {
+        self.kept.iter().flat_map(|kept| &kept.assignment.slos).map(|promised| &promised.slo)
+    }
+
+    /// What part of its core a place is.
+    fn part_of(&self, place: u32) -> f64 {
+        let core = self.settings.cores.get(place as usize);
+        core.map_or(0.0, |core| 1.0 / self.settings.cores.iter().filter(|other| *other == core).count() as f64)
+    }
+
+    /// What may come of an SLO.
+    fn limit(&self, assignment: &Assignment, slo: &Slo) -> Option<(f64, u64)> {
+        let pps = assignment.throughput_pps(slo).filter(|_| self.settings.police)?;
+        Some((pps, LEAST_BURST.max((pps * f64::from(self.settings.burst_us) / 1e6) as u64)))
+    }
+
+    /// What the instances of an SLO use of the cache, by number.
+    fn uses(&mut self, assignment: &Assignment, slo: &Slo, seconds: f64) -> Vec<InstanceUse> {
+        let mut all = Vec::new();
+        for instance in assignment.instances(&slo.name) {
+            let (class, watch) = class_of(instance);
+            let found = self.classes.usage(&class, watch.as_deref());
+            let name = watch.unwrap_or_else(|| class.clone());
+            let before = found.traffic.and_then(|now| self.traffic.insert(name, now));
+            let lines = found.traffic.zip(before).map(|(now, before)| now.saturating_sub(before) as f64 / 64.0);
+            all.push(InstanceUse {
+                number: instance.number,
+                ways: self.classes.classes().get(&class).copied().unwrap_or(0),
+                class,
+                occupancy_bytes: found.occupancy,
+                misses_per_s: lines.map(|lines| lines / seconds.max(1e-9)),
+            });
+        }
+        all
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let classes = self.kept.as_ref().map_or(0, |kept| classes::wanted(&kept.assignment).len());
+        let none = self.classes.why_none().filter(|_| classes > 0);
+        let mut notes: Vec<String> = none.map(|why| format!("no cache classes: {why}")).into_iter().collect();
+        notes.extend(self.troubles.iter().cloned());
+        notes
+    }
+}
+
+/// An instance of an NF, for which instance of which SLO.
+struct Member {
+    nf: u16,
+    slo: String,
+    instance: Instance,
+    /// Number among the different NFs of the SLO.
+    nth: usize,
+}
+
+impl Supervisor {
+    /// Begins to keep an assignment. The receiver is told what came of it.
+    pub(super) fn begin_placing(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
+        self.not_placing()?;
+        let invalid = |why: &dyn std::fmt::Display| SupervisorError::Invalid(format!("{why}; the placement before stands"));
+        assignment.check().map_err(|error| invalid(&error))?;
+        if let Some(name) = self.promises.settings.server.as_ref().filter(|name| **name != assignment.server.name) {
+            return Err(invalid(&format!("the placement is for server \"{}\", and this is \"{name}\"", assignment.server.name)));
+        }
+        let overlaid = self.overlaid(&self.promises.base(&self.config), &assignment).map_err(|error| invalid(&error))?;
+        let programs = self.programs(&assignment);
+        let cpu = Processor::read(std::path::Path::new("/")).model;
+        assignment.check_profiles(&cpu, &programs).map_err(|error| invalid(&error))?;
+        self.promises.classes.check(&assignment).map_err(|error| invalid(&error))?;
+        let changes = self.plan_as_is(&overlaid.config).map_err(|error| invalid(&error))?;
+        let fresh: Vec<Service> = changes
+            .iter()
+            .filter_map(|c| if let Change::AddService { service } = c { Some(service.clone()) } else { None })
+            .collect();
+        self.has_room_for(fresh.iter().map(Service::first_instances).sum())?;
+
+        let before = self.promises.classes.classes().clone();
+        self.promises.classes.change(classes::wanted(&assignment)).map_err(|error| invalid(&error))?;
+        let (asker, told) = channel();
+        let until = Instant::now() + READY_PATIENCE;
+        self.promises.placing =
+            Some(Placing { assignment, started: Vec::new(), classes: before, changes: Vec::new(), until, asker });
+        for service in fresh {
+            let (name, change) = (service.name.clone(), api::Change::from(&Change::AddService { service: service.clone() }));
+            match self.add_service(service) {
+                Ok(()) => self.promises.placing.iter_mut().for_each(|placing| {
+                    placing.started.push(name.clone());
+                    placing.changes.push(change.clone());
+                }),
+                Err(error) => {
+                    self.abandon_placing();
+                    return Err(error);
+                }
+            }
+        }
+        self.publish();
+        Ok(told)
+    }
+
+    /// Ends what is kept: an assignment of nothing.
+    pub(super) fn begin_withdrawing(&mut self) -> Result<Receiver<Outcome>, SupervisorError> {
+        self.not_placing()?;
+        let kept = self.promises.kept.as_ref().ok_or_else(|| SupervisorError::NoSuch("nothing is placed here".into()))?;
+        let mut nothing = kept.assignment.clone();
+        nothing.server.instances.clear();
+        nothing.slos.clear();
+        self.begin_placing(nothing)
+    }
+
+    /// Whether nothing is being placed.
+    pub(super) fn not_placing(&self) -> Result<(), SupervisorError> {
+        match self.promises.placing {
+            Some(_) => Err(SupervisorError::Conflict("a placement is being taken; try again in a moment".into())),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a chain is not one that something is promised of.
+    pub(super) fn not_promised(&self, chain: &str) -> Result<(), SupervisorError> {
+        match self.promises.slos().any(|slo| slo.name == chain) {
+            true => {
+                Err(SupervisorError::Conflict(format!("an SLO is kept by chain `{chain}`; take it out of the placement first")))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// What a configuration becomes so that it keeps what is placed; none if nothing is.
+    pub(super) fn with_promises(&self, wanted: &Config) -> Result<Option<Overlaid>, SupervisorError> {
+        self.not_placing()?;
+        let Some(kept) = &self.promises.kept else { return Ok(None) };
+        let refuse = |error| SupervisorError::Conflict(format!("this configuration does not keep what is placed: {error}"));
+        self.overlaid(wanted, &kept.assignment).map(Some).map_err(refuse)
+    }
+
+    /// That configuration is in force.
+    pub(super) fn promises_follow(&mut self, overlaid: Overlaid) {
+        if let Some(kept) = &mut self.promises.kept {
+            (kept.services, kept.base) = (overlaid.services, overlaid.base);
+        }
+    }
+
+    fn overlaid(&self, base: &Config, assignment: &Assignment) -> Result<Overlaid, crate::promise::overlay::OverlayError> {
+        overlay(base, assignment, &self.promises.settings.cores, &self.promises.made(&self.config))
+    }
+
+    /// Digests of the programs of an assignment's NFs, as far as they can be read.
+    fn programs(&self, assignment: &Assignment) -> BTreeMap<String, Digest> {
+        let profiled = assignment.slos.iter().filter(|promised| promised.profile.is_some());
+        let names: BTreeSet<&str> = profiled.flat_map(|promised| promised.slo.workload.services()).collect();
+        let of = |name: &str| {
+            let service = self.services.iter().flatten().find(|service| service.config.name == name)?;
+            Some((name.to_string(), Digest::of(&std::fs::read(service.exec.as_ref()?).ok()?)))
+        };
+        names.into_iter().filter_map(of).collect()
+    }
+
+    /// Leads packets to new instances when they are ready; gives up if they will not be.
+    pub(super) fn go_on_placing(&mut self) {
+        let Some(placing) = &self.promises.placing else { return };
+        let numbers = placing.started.iter().filter_map(|name| self.service_number(name));
+        let nfs: Vec<&NfState> = numbers
+            .filter_map(|number| self.services[number as usize].as_ref())
+            .flat_map(|service| &service.instances)
+            .filter_map(|number| self.nfs.get(number))
+            .collect();
+        let is_ready = |nf: &&NfState| {
+            // Acquire: goes with the library's word that its handler is made.
+            let is_made = |h: &crate::nf::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
+            nf.state == State::Running && (nf.foreign.is_some() || nf.handle.as_deref().is_some_and(is_made))
+        };
+        if nfs.iter().all(is_ready) {
+            self.finish_placing();
+            return;
+        }
+        let ended = nfs.iter().find(|nf| nf.restarts > 0 || matches!(nf.state, State::Failed | State::Restarting));
+        let why = match ended {
+            Some(nf) => format!("{} ended before it was ready: run its program by hand with its arguments to see why", nf.name),
+            None if Instant::now() >= placing.until => format!("its NFs are not ready after {} s", READY_PATIENCE.as_secs()),
+            None => return,
+        };
+        if let Some(placing) = self.abandon_placing() {
+            let why = format!("the placement is not taken, and the one before stands: {why}");
+            let _ = placing.asker.send(Err(SupervisorError::Conflict(why)));
+        }
+    }
+
+    /// Takes back what was begun for an assignment.
+    fn abandon_placing(&mut self) -> Option<Placing> {
+        let placing = self.promises.placing.take()?;
+        for name in &placing.started {
+            let _ = self.remove_service(name);
+        }
+        if let Err(error) = self.promises.classes.change(placing.classes.clone()) {
+            eprintln!("sluiced: {error}");
+        }
+        self.publish();
+        Some(placing)
+    }
+
+    fn finish_placing(&mut self) {
+        let Some(placing) = &self.promises.placing else { return };
+        let assignment = placing.assignment.clone();
+        // Asked again: something else may have changed meanwhile.
+        let made = self
+            .overlaid(&self.promises.base(&self.config), &assignment)
+            .map_err(|error| SupervisorError::Conflict(error.to_string()));
+        let planned = made.and_then(|overlaid| Ok((self.plan_as_is(&overlaid.config)?, overlaid)));
+        let (changes, overlaid) = match planned {
+            Ok(planned) => planned,
+            Err(error) => {
+                if let Some(placing) = self.abandon_placing() {
+                    let _ = placing.asker.send(Err(error));
+                }
+                return;
+            }
+        };
+        let Some(mut placing) = self.promises.placing.take() else { return };
+        for slo in assignment.slos.iter().map(|promised| &promised.slo) {
+            let limit = self.promises.limit(&assignment, slo);
+            let bucket = self.promises.buckets.entry(slo.name.clone()).or_default();
+            bucket.limit(limit);
+        }
+        let is_promised = |name: &String| assignment.slos.iter().any(|promised| promised.slo.name == *name);
+        self.promises.buckets.retain(|name, bucket| {
+            if !is_promised(name) {
+                bucket.limit(None);
+            }
+            is_promised(name)
+        });
+        self.promises.kept = Some(Kept { assignment, services: overlaid.services, base: overlaid.base })
+            .filter(|kept| !kept.assignment.slos.is_empty());
+        self.promises.troubles.clear();
+        let mut gone = Gone::new();
+        let mut result = Ok(());
+        for change in &changes {
+            match self.step(change) {
+                Ok(more) => gone.extend(more),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        placing.changes.extend(changes.iter().map(api::Change::from));
+        self.attend();
+        self.promises.windows.restart(monotonic_ns());
+        let placed = Placed { changes: std::mem::take(&mut placing.changes), notes: self.promises.notes() };
+        let _ = placing.asker.send(result.map(|()| (placed, gone)));
+    }
+
+    /// The assignment that is kept.
+    pub(super) fn placement(&self) -> Result<Assignment, SupervisorError> {
+        let kept = self.promises.kept.as_ref().map(|kept| kept.assignment.clone());
+        kept.ok_or_else(|| SupervisorError::NoSuch("nothing is placed here".into()))
+    }
+
+    /// The NFs of all promises.
+    fn members(&self) -> Vec<Member> {
+        let mut members = Vec::new();
+        let Some(kept) = &self.promises.kept else { return members };
+        for slo in self.promises.slos() {
+            let instances = kept.assignment.instances(&slo.name);
+            let mut seen: Vec<&str> = Vec::new();
+            for template in slo.workload.services() {
+                if seen.contains(&template) {
+                    continue;
+                }
+                let nth = seen.len();
+                seen.push(template);
+                let name = kept.services.get(&(slo.name.clone(), template.to_string()));
+                let service = name.and_then(|name| self.services[self.service_number(name)? as usize].as_ref());
+                for number in service.map_or(&[][..], |service| &service.instances) {
+                    // Cores are given in turn, and instances have them in that order.
+                    let index = self.nfs.get(number).and_then(|nf| nf.name.rsplit_once('.')?.1.parse::<usize>().ok());
+                    if let Some(instance) = index.and_then(|index| instances.get(index % instances.len().max(1))) {
+                        members.push(Member { nf: *number, slo: slo.name.clone(), instance: (*instance).clone(), nth });
+                    }
+                }
+            }
+        }
+        members
+    }
+
+    /// How often an NF stands among those that flows are spread over: in proportion to what its instance is to be given.
+    pub(super) fn spread_parts(&self) -> BTreeMap<u16, u32> {
+        let members = self.members();
+        let most = |slo: &str| members.iter().filter(|m| m.slo == slo).map(|m| m.instance.load_pps).fold(0.0, f64::max);
+        let parts = |member: &Member| {
+            let most = most(&member.slo);
+            let part = if most > 0.0 { (member.instance.load_pps / most * SPREAD_PARTS).round() as u32 } else { 1 };
+            (member.nf, part.max(1))
+        };
+        let alike = |slo: &str| members.iter().filter(|m| m.slo == slo).all(|m| m.instance.load_pps == most(slo));
+        members.iter().filter(|member| !alike(&member.slo)).map(parts).collect()
+    }
+
+    /// Gives instances that are new what they were promised of their core and of the cache.
+    fn attend(&mut self) {
+        let members = self.members();
+        let (mut pids, mut troubles) = (Vec::new(), Vec::new());
+        for member in &members {
+            let Some(nf) = self.nfs.get(&member.nf) else { continue };
+            if let Some(handle) = &nf.handle {
+                let cores = &member.instance.cores;
+                let place = cores[member.nth % cores.len().max(1)];
+                let part = Part { group: place + 1, part: self.promises.part_of(place) };
+                handle.load.reserve.set(Some(part).filter(|_| self.promises.settings.isolate));
+            }
+            if let Some(process) = &nf.process {
+                let (class, watch) = class_of(&member.instance);
+                pids.push(process.number());
+                if let Err(error) = self.promises.classes.put(process.number(), &class, watch.as_deref()) {
+                    troubles.push(format!("{} is not in its cache class: {error}", nf.name));
+                }
+            }
+        }
+        self.promises.classes.keep(&pids);
+        for trouble in troubles {
+            if self.promises.troubles.insert(trouble.clone()) {
+                eprintln!("sluiced: {trouble}");
+            }
+        }
+    }
+
+    /// Looks after promises: instances that are new, and the window that ends.
+    pub(super) fn tend_promises(&mut self) {
+        if self.promises.kept.is_none() {
+            return;
+        }
+        self.attend();
+        let now = monotonic_ns();
+        if now.saturating_sub(self.promises.windows.began_ns()) >= WINDOW_NS {
+            self.end_window(now);
+        }
+    }
+
+    fn end_window(&mut self, now: u64) {
+        let Ok(snapshots) = self.plane.snapshots() else { return };
+        let Some(kept) = &self.promises.kept else { return };
+        let assignment = kept.assignment.clone();
+        let began = self.promises.windows.began_ns();
+        let members = self.members();
+        let cpu_of =
+            |number: &u16| self.nfs.get(number).map_or(0.0, |nf| if nf.process.is_some() { nf.cpu.percent() / 100.0 } else { 0.0 });
+        let runs = |number: &u16| self.nfs.get(number).is_some_and(|nf| nf.state == State::Running);
+        let (mut seen, mut on_demand) = (Vec::new(), Vec::new());
+        let mut last: BTreeMap<String, Last> = BTreeMap::new();
+        for slo in assignment.slos.iter().map(|promised| &promised.slo) {
+            let Some(chain) = self.chains.iter().flatten().find(|chain| chain.name == slo.name) else { continue };
+            let mut latency = Histogram::default();
+            snapshots.iter().filter_map(|s| s.latencies.get(chain.number as usize)).for_each(|h| latency.merge(h));
+            let ended = self.promises.windows.end(now, &slo.name, Counts::of(chain), latency);
+            let own: Vec<&Member> = members.iter().filter(|member| member.slo == slo.name).collect();
+            let cores: BTreeSet<usize> = own.iter().filter_map(|member| Some(self.nfs.get(&member.nf)?.core)).collect();
+            let is_down = chain.services.iter().any(|service| {
+                let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
+                !instances.iter().any(runs)
+            });
+            let cpu: f64 = own.iter().map(|member| cpu_of(&member.nf)).sum();
+            let part = self.part(&assignment, slo);
+            let Some((rates, latency_us)) = ended else { continue };
+            let terms = Terms { throughput_pps: assignment.throughput_pps(slo), latency_us: slo.promise.latency_us() };
+            seen.push(Seen {
+                tenant: slo.name.clone(),
+                terms: Some(terms),
+                offered_pps: rates.offered_pps,
+                policed_pps: rates.policed_pps,
+                delivered_pps: rates.delivered_pps,
+                latency_us,
+                is_down,
+                cpu,
+                part,
+                cores: cores.into_iter().collect(),
+            });
+            let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9);
+            let occupancy_bytes = uses.iter().filter_map(|one| one.occupancy_bytes).reduce(|a, b| a + b);
+            if terms.throughput_pps.is_none() {
+                let (promised_us, offered_pps) = (terms.latency_us, rates.offered_pps);
+                on_demand.push(OnDemand { slo: slo.name.clone(), promised_us, latency_us, offered_pps, instances: uses });
+            }
+            last.insert(slo.name.clone(), Last { rates, latency_us, cpu, occupancy_bytes, judged: Judged::default() });
+        }
+        seen.extend(self.others(&members, cpu_of));
+        if !last.is_empty() {
+            self.promises.window_s = (now - began) as f64 / 1e9;
+            for judged in self.promises.watch.judge(began, now, &seen) {
+                if let Some(last) = last.get_mut(&judged.tenant) {
+                    last.judged = judged;
+                }
+            }
+            self.promises.last = last;
+            // Here an algorithm for SLOs on demand would have its turn.
+            self.promises.on_demand = on_demand;
+        }
+        let names: Vec<&str> = assignment.slos.iter().map(|promised| promised.slo.name.as_str()).collect();
+        self.promises.windows.next(now, &names);
+    }
+
+    /// Cores that an SLO was given.
+    fn part(&self, assignment: &Assignment, slo: &Slo) -> f64 {
+        assignment.instances(&slo.name).iter().flat_map(|instance| &instance.cores).map(|place| self.promises.part_of(*place)).sum()
+    }
+
+    /// Tenants without a promise, and services without a tenant: what they use of cores, and what these have left for them.
+    fn others(&self, members: &[Member], cpu_of: impl Fn(&u16) -> f64) -> Vec<Seen> {
+        let mut others: BTreeMap<String, Seen> = BTreeMap::new();
+        for nf in self.nfs.values().filter(|nf| !members.iter().any(|member| member.nf == nf.number)) {
+            let Some(service) = self.services.get(nf.service as usize).and_then(Option::as_ref) else { continue };
+            let name = service.config.tenant.clone().unwrap_or_else(|| service.config.name.clone());
+            let name = if self.promises.slos().any(|slo| slo.name == name) { format!("{name} (without a promise)") } else { name };
+            let seen = others.entry(name.clone()).or_insert_with(|| Seen { tenant: name, ..Seen::default() });
+            seen.cpu += cpu_of(&nf.number);
+            if !seen.cores.contains(&nf.core) {
+                seen.cores.push(nf.core);
+                seen.part += self.left_of(nf.core);
+            }
+        }
+        others.into_values().collect()
+    }
+
+    /// What of a core nobody was given.
+    fn left_of(&self, core: usize) -> f64 {
+        let places =
+            self.promises.kept.iter().flat_map(|kept| &kept.assignment.server.instances).flat_map(|instance| &instance.cores);
+        let given: f64 = places
+            .filter(|place| self.promises.settings.cores.get(**place as usize) == Some(&core))
+            .map(|place| self.promises.part_of(*place))
+            .sum();
+        (1.0 - given).max(0.0)
+    }
+
+    /// What SLOs on demand showed in the last window.
+    pub fn on_demand(&self) -> &[OnDemand] {
+        &self.promises.on_demand
+    }
+
+    /// How promises are kept.
+    pub(super) fn promise_reports(&self) -> Vec<report::Promise> {
+        let Some(kept) = &self.promises.kept else { return Vec::new() };
+        let members = self.members();
+        let nothing = Last::default();
+        let tell = |slo: &Slo| {
+            let last = self.promises.last.get(&slo.name).unwrap_or(&nothing);
+            let own = members.iter().filter(|member| member.slo == slo.name);
+            let services = kept.services.iter().filter(|((of, _), _)| *of == slo.name).map(|(_, name)| name.clone());
+            let chain = self.chains.iter().flatten().find(|chain| chain.name == slo.name);
+            report::Promise {
+                slo: slo.name.clone(),
+                services: services.collect(),
+                nfs: own.filter_map(|member| Some(self.nfs.get(&member.nf)?.name.clone())).collect(),
+                promised_pps: kept.assignment.throughput_pps(slo),
+                promised_us: slo.promise.latency_us(),
+                burst: self.promises.limit(&kept.assignment, slo).map(|(_, burst)| burst),
+                offered_pps: last.rates.offered_pps,
+                policed_pps: last.rates.policed_pps,
+                delivered_pps: last.rates.delivered_pps,
+                latency_us: last.latency_us,
+                part: self.part(&kept.assignment, slo),
+                cpu: last.cpu,
+                ways: kept.assignment.instances(&slo.name).iter().map(|instance| instance.ways).sum(),
+                occupancy_bytes: last.occupancy_bytes,
+                policed: chain.map_or(0, |chain| Counts::of(chain).policed),
+                windows: last.judged.windows,
+                throughput_violated: last.judged.violated[0],
+                latency_violated: last.judged.violated[1],
+                exceeded: last.judged.exceeded,
+                excess: last.judged.excess,
+                violations: last.judged.violations.clone(),
+            }
+        };
+        let mut all: Vec<report::Promise> = self.promises.slos().map(tell).collect();
+        all.sort_by(|a, b| a.slo.cmp(&b.slo));
+        all
+    }
+
+    /// The same, with all that is lacking.
+    pub(super) fn promises_report(&self) -> report::Promises {
+        let settings = &self.promises.settings;
+        let cache = match self.promises.classes.origin() {
+            Origin::Resctrl => "resctrl",
+            Origin::Simulated => "simulated",
+            Origin::None => "none",
+        };
+        let mut notes = self.promises.notes();
+        if settings.isolate && !self.config.sched.weights && self.promises.kept.is_some() {
+            notes.push("parts of cores are not kept: weights are off (sched.weights)".into());
+        }
+        report::Promises {
+            server: settings.server.clone(),
+            cache: cache.into(),
+            policing: settings.police,
+            isolation: settings.isolate && self.config.sched.weights,
+            window_s: self.promises.window_s,
+            notes,
+            promises: self.promise_reports(),
+        }
+    }
+
+    /// The names of promises by their state.
+    pub(super) fn promise_states(&self) -> BTreeMap<String, Vec<String>> {
+        let mut states: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for promise in self.promise_reports() {
+            states.entry(promise.word().into()).or_default().push(promise.slo);
+        }
+        states
+    }
+
+    /// What stands between the configuration in force and another one, as it is.
+    fn plan_as_is(&self, wanted: &Config) -> Result<Vec<Change>, SupervisorError> {
+        self.check(wanted)?;
+        let changes = diff::diff(&self.config, wanted);
+        for service in changes.iter().filter_map(Change::service) {
+            self.not_upgrading(service)?;
+        }
+        Ok(changes)
+    }
+}

@@ -1,0 +1,265 @@
+//! What one server has to do: its part of a placement, with the SLOs that the instances are for. The planner writes it, the agent takes it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+
+use crate::placement::{Instance, PlacedServer, Placement, PlacementError};
+use crate::profile::{Digest, Key};
+use crate::slo::{Slo, SloError};
+
+/// An SLO that is kept on a server.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Promised {
+    /// What is promised.
+    pub slo: Slo,
+    /// The profile by which it was admitted. With it, the agent sees that it runs the programs and has the processor that were profiled.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Key>,
+}
+
+/// What one server has to do.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Assignment {
+    /// The server, with its instances.
+    pub server: PlacedServer,
+    /// The SLOs that they are for.
+    pub slos: Vec<Promised>,
+}
+
+/// Why an assignment cannot be.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum AssignmentError {
+    /// More is given than there is.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
+    /// An SLO makes no sense.
+    #[error(transparent)]
+    Slo(#[from] SloError),
+    /// Two SLOs of one name.
+    #[error("two SLOs are named \"{0}\"")]
+    Twice(String),
+    /// An instance of nobody.
+    #[error("instance {number} is of the SLO \"{slo}\", which is not told")]
+    NoSlo {
+        /// Its SLO.
+        slo: String,
+        /// Its number.
+        number: u32,
+    },
+    /// An SLO that does not run here.
+    #[error("the SLO \"{0}\" has no instance on this server: leave it out")]
+    NoInstance(String),
+    /// Nothing to run on.
+    #[error("instance {number} of \"{slo}\" has no core")]
+    NoCore {
+        /// Its SLO.
+        slo: String,
+        /// Its number.
+        number: u32,
+    },
+    /// An amount that is none.
+    #[error("instance {number} of \"{slo}\" is to be given {load_pps} packets/s: write a finite number, 0 or more")]
+    Load {
+        /// Its SLO.
+        slo: String,
+        /// Its number.
+        number: u32,
+        /// What it is to be given.
+        load_pps: f64,
+    },
+    /// Made on another processor.
+    #[error(
+        "\"{slo}\" was admitted by a profile of \"{profile}\", and this server has \"{here}\": profile it here and admit it again"
+    )]
+    Cpu {
+        /// The SLO.
+        slo: String,
+        /// The profile's processor.
+        profile: String,
+        /// That of the server.
+        here: String,
+    },
+    /// Made with another program.
+    #[error(
+        "\"{slo}\" was admitted by a profile of another binary of \"{nf}\" ({profile}, here {here}): profile this one and admit it again"
+    )]
+    Binary {
+        /// The SLO.
+        slo: String,
+        /// Its NF.
+        nf: String,
+        /// The profile's digest.
+        profile: Digest,
+        /// That of the program here.
+        here: Digest,
+    },
+    /// A profile of something else.
+    #[error("\"{slo}\" runs {runs}, and the profile that it was admitted by is of {profile}")]
+    Other {
+        /// The SLO.
+        slo: String,
+        /// What it runs.
+        runs: String,
+        /// What was profiled.
+        profile: String,
+    },
+}
+
+impl Assignment {
+    /// The part of one server in a placement; none if there is no such server. SLOs without an instance there are left out.
+    pub fn of(placement: &Placement, server: &str, slos: impl IntoIterator<Item = Promised>) -> Option<Self> {
+        let server = placement.servers.iter().find(|other| other.name == server)?.clone();
+        let here: BTreeSet<&str> = server.instances.iter().map(|instance| instance.slo.as_str()).collect();
+        let slos = slos.into_iter().filter(|promised| here.contains(promised.slo.name.as_str())).collect();
+        Some(Self { server, slos })
+    }
+
+    /// The instances of an SLO, by number.
+    pub fn instances<'a>(&'a self, slo: &'a str) -> Vec<&'a Instance> {
+        let mut found: Vec<&Instance> = self.server.instances.iter().filter(|instance| instance.slo == slo).collect();
+        found.sort_by_key(|instance| instance.number);
+        found
+    }
+
+    /// Packets per second that are promised to an SLO on this server: what its instances here are to be given. None on demand.
+    pub fn throughput_pps(&self, slo: &Slo) -> Option<f64> {
+        let promised = slo.promise.throughput_pps()?;
+        let here: f64 = self.instances(&slo.name).iter().map(|instance| instance.load_pps).sum();
+        Some(here.min(promised))
+    }
+
+    /// Whether it makes sense by itself.
+    ///
+    /// # Errors
+    /// [`AssignmentError`], the first of them.
+    pub fn check(&self) -> Result<(), AssignmentError> {
+        Placement { servers: vec![self.server.clone()] }.check()?;
+        let mut names = BTreeSet::new();
+        for Promised { slo, profile } in &self.slos {
+            slo.check()?;
+            if !names.insert(slo.name.as_str()) {
+                return Err(AssignmentError::Twice(slo.name.clone()));
+            }
+            if self.instances(&slo.name).is_empty() {
+                return Err(AssignmentError::NoInstance(slo.name.clone()));
+            }
+            if let Some(key) = profile.as_ref().filter(|key| key.workload != slo.workload) {
+                let (runs, profile) = (slo.workload.to_string(), key.workload.to_string());
+                return Err(AssignmentError::Other { slo: slo.name.clone(), runs, profile });
+            }
+        }
+        for Instance { slo, number, cores, load_pps, .. } in &self.server.instances {
+            let (slo, number, load_pps) = (slo.clone(), *number, *load_pps);
+            if !names.contains(slo.as_str()) {
+                return Err(AssignmentError::NoSlo { slo, number });
+            }
+            if cores.is_empty() {
+                return Err(AssignmentError::NoCore { slo, number });
+            }
+            if !load_pps.is_finite() {
+                return Err(AssignmentError::Load { slo, number, load_pps });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the profiles are of this processor and of these programs (by name of the NF). What has no profile is let pass, and so is a program
+    /// whose digest is not known.
+    ///
+    /// # Errors
+    /// [`AssignmentError::Cpu`], [`AssignmentError::Binary`].
+    pub fn check_profiles(&self, cpu: &str, programs: &BTreeMap<String, Digest>) -> Result<(), AssignmentError> {
+        for (slo, key) in self.slos.iter().filter_map(|promised| Some((&promised.slo, promised.profile.as_ref()?))) {
+            let name = || slo.name.clone();
+            if key.cpu != cpu {
+                return Err(AssignmentError::Cpu { slo: name(), profile: key.cpu.clone(), here: cpu.into() });
+            }
+            for (nf, profile) in slo.workload.services().iter().zip(&key.binaries) {
+                if let Some(here) = programs.get(*nf).filter(|here| *here != profile) {
+                    let (profile, here) = (profile.clone(), here.clone());
+                    return Err(AssignmentError::Binary { slo: name(), nf: nf.to_string(), profile, here });
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::placement::tests::shape;
+    use crate::slo::{Promise, Workload};
+
+    fn instance(slo: &str, number: u32, core: u32, load_pps: f64) -> Instance {
+        Instance { slo: slo.into(), number, cores: vec![core], ways: 2, memory_mib: 64, capacity_pps: 2e6, load_pps }
+    }
+
+    fn promised(name: &str, throughput_pps: f64) -> Promised {
+        let slo = Slo {
+            name: name.into(),
+            workload: Workload::Nf("nat".into()),
+            configuration: Digest::of(b""),
+            traffic: "64 B".into(),
+            promise: Promise::Reserved { throughput_pps, latency_us: 50.0 },
+        };
+        Promised { slo, profile: None }
+    }
+
+    fn assignment() -> Assignment {
+        let mut server = PlacedServer::empty("s0", &shape());
+        server.instances = vec![instance("acme", 1, 1, 0.5e6), instance("acme", 0, 0, 1e6)];
+        Assignment { server, slos: vec![promised("acme", 3e6)] }
+    }
+
+    #[test]
+    fn what_is_promised_here_is_what_instances_here_are_given() {
+        let assignment = assignment();
+        assert_eq!(assignment.check(), Ok(()));
+        assert_eq!(assignment.instances("acme")[0].number, 0);
+        assert_eq!(assignment.throughput_pps(&assignment.slos[0].slo), Some(1.5e6));
+        let placement = Placement { servers: vec![assignment.server.clone()] };
+        let all = [promised("acme", 3e6), promised("elsewhere", 1e6)];
+        assert_eq!(Assignment::of(&placement, "s0", all).unwrap(), assignment);
+        assert!(Assignment::of(&placement, "s1", []).is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_is_told() {
+        let said = |change: fn(&mut Assignment)| {
+            let mut assignment = assignment();
+            change(&mut assignment);
+            assignment.check().unwrap_err().to_string()
+        };
+        assert!(said(|a| a.slos.clear()).contains("which is not told"));
+        assert!(said(|a| a.slos.push(promised("acme", 1.0))).contains("two SLOs"));
+        assert!(said(|a| a.slos.push(promised("web", 1.0))).contains("leave it out"));
+        assert!(said(|a| a.server.instances[0].cores = vec![0]).contains("two instances"));
+        assert!(said(|a| a.server.instances[0].cores.clear()).contains("no core"));
+        assert!(said(|a| a.server.instances[0].load_pps = f64::NAN).contains("packets/s"));
+        assert!(said(|a| a.slos[0].slo.promise = Promise::OnDemand { latency_us: 0.0 }).contains("above 0"));
+    }
+
+    #[test]
+    fn profiles_are_of_this_host() {
+        let mut assignment = assignment();
+        let key = Key {
+            workload: Workload::Nf("nat".into()),
+            binaries: vec![Digest::of(b"nat")],
+            configuration: Digest::of(b""),
+            traffic: "64 B".into(),
+            cpu: "A".into(),
+        };
+        assignment.slos[0].profile = Some(key.clone());
+        let programs = |text: &[u8]| BTreeMap::from([("nat".to_string(), Digest::of(text))]);
+        assert_eq!(assignment.check_profiles("A", &programs(b"nat")), Ok(()));
+        assert_eq!(assignment.check_profiles("A", &BTreeMap::new()), Ok(()));
+        assert!(assignment.check_profiles("B", &programs(b"nat")).unwrap_err().to_string().contains("profile it here"));
+        assert!(assignment.check_profiles("A", &programs(b"new")).unwrap_err().to_string().contains("another binary of \"nat\""));
+        assignment.slos[0].profile = Some(Key { workload: Workload::Nf("ids".into()), ..key });
+        assert!(assignment.check().unwrap_err().to_string().contains("runs nat"));
+    }
+}

@@ -1,0 +1,369 @@
+//! Whether promises are kept, and who is to blame if not.
+//!
+//! # Problem
+//! A tenant was promised packets and a latency. It does not get them: is that because it sends more than it may, or because of a neighbour, and
+//! of which one?
+//!
+//! # Terms and units
+//! A *window* is about a second of measurements. *Offered*: packets that came for a tenant; *policed*: of these, the ones above its rate that were
+//! dropped at the entry; *delivered*: those that its NFs were done with. *Part*: the cores that a tenant was given, 0.25 being a quarter of one.
+//! A tenant *leaves its profile* when it offers more than was promised. It is *rogue* in a window if it leaves its profile, or uses more CPU
+//! than its part.
+//!
+//! # Approach
+//! A throughput is violated if less is delivered than was both offered and promised, a latency if the 95th percentile is above the promise; both
+//! only while the tenant itself keeps to its rate. A violation begins with its first window and ends with the second window in a row without
+//! it. The cause is whoever is rogue in the same window and exceeds what it may by the largest factor, those first that share a core with the
+//! victim. Time is an argument.
+//!
+//! # Limits
+//! What a host takes away (other programs, a hypervisor) has no name here: the violation is told without a cause. Who uses more CPU than
+//! its part while others leave it idle is blamed only if somebody suffers meanwhile.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Part of a rate by which it may be exceeded, because packets come in bursts and windows cut them.
+const RATE_TOLERANCE: f64 = 0.05;
+/// Part of a throughput that may be missing, for the same reason.
+const DELIVERY_TOLERANCE: f64 = 0.02;
+/// Part of a core that may be used beyond one's own, for what a window cuts.
+const CPU_TOLERANCE: f64 = 0.05;
+/// Windows in a row without a violation that end it.
+const GOOD_WINDOWS: u32 = 2;
+
+/// What is promised to a tenant here.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// Packets per second; none on demand.
+    pub throughput_pps: Option<f64>,
+    /// 95th percentile of latency, in microseconds.
+    pub latency_us: f64,
+}
+
+/// What was measured of one tenant in one window.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Seen {
+    /// Its SLO's name, or, without an SLO, another name that it goes by.
+    pub tenant: String,
+    /// What is promised; nothing to a tenant without an SLO.
+    pub terms: Option<Terms>,
+    /// Packets per second that came.
+    pub offered_pps: f64,
+    /// Packets per second of these that were dropped because they were too many.
+    pub policed_pps: f64,
+    /// Packets per second that its NFs were done with.
+    pub delivered_pps: f64,
+    /// 95th percentile of latency in microseconds, if there were packets enough.
+    pub latency_us: Option<f64>,
+    /// Whether one of its NFs does not run: packets come that nobody counts as its own.
+    pub is_down: bool,
+    /// Cores that its NFs used.
+    pub cpu: f64,
+    /// Cores that it was given.
+    pub part: f64,
+    /// Which cores its NFs run on.
+    pub cores: Vec<usize>,
+}
+
+impl Seen {
+    /// Whether it offers more than was promised, and by what factor.
+    fn excess(&self) -> Option<f64> {
+        let promised = self.terms?.throughput_pps?;
+        (self.offered_pps > promised * (1.0 + RATE_TOLERANCE)).then(|| self.offered_pps / promised)
+    }
+
+    /// What it takes that is not its own, most of it first.
+    fn rogue(&self) -> Option<Cause> {
+        let by_rate = self.excess().map(|times| {
+            let promised = self.terms.and_then(|terms| terms.throughput_pps).unwrap_or(0.0);
+            Cause { tenant: self.tenant.clone(), by: By::Rate, measured: self.offered_pps, allowed: promised, times }
+        });
+        let takes_more = self.cpu > self.part + CPU_TOLERANCE;
+        let by_cpu = takes_more.then(|| Cause {
+            tenant: self.tenant.clone(),
+            by: By::Cpu,
+            measured: self.cpu,
+            allowed: self.part,
+            // Who was given nothing exceeds that by the part of a core that it takes.
+            times: self.cpu / self.part.max(CPU_TOLERANCE),
+        });
+        by_rate.into_iter().chain(by_cpu).max_by(|a, b| a.times.total_cmp(&b.times))
+    }
+}
+
+/// By what a tenant hurts others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    /// It sends more than was promised; in packets per second.
+    Rate,
+    /// It uses more CPU than it was given; in cores.
+    Cpu,
+}
+
+/// Who hurts a tenant.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+pub struct Cause {
+    /// Its SLO's name, or the name that it goes by.
+    pub tenant: String,
+    /// By what.
+    pub by: By,
+    /// What was measured, in packets per second or cores.
+    pub measured: f64,
+    /// What it may have.
+    pub allowed: f64,
+    /// By what factor it is more.
+    pub times: f64,
+}
+
+/// What is not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum What {
+    /// Packets per second.
+    Throughput,
+    /// The 95th percentile of latency, in microseconds.
+    Latency,
+}
+
+/// A promise that is not kept.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+pub struct Violation {
+    /// What is not kept.
+    pub what: What,
+    /// What was measured in the last window in which it was not, in packets per second or microseconds.
+    pub measured: f64,
+    /// What was promised.
+    pub promised: f64,
+    /// For how long it has not been kept, in seconds.
+    pub since_s: f64,
+    /// Who is to blame, if that can be told.
+    pub cause: Option<Cause>,
+}
+
+/// A tenant that leaves its profile.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+pub struct Excess {
+    /// Packets per second that it offers.
+    pub offered_pps: f64,
+    /// Packets per second that were promised.
+    pub promised_pps: f64,
+    /// For how long, in seconds.
+    pub since_s: f64,
+}
+
+/// What is to be said of one tenant.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Judged {
+    /// Its name.
+    pub tenant: String,
+    /// Whether it leaves its profile.
+    pub excess: Option<Excess>,
+    /// What is not kept.
+    pub violations: Vec<Violation>,
+    /// Windows since its promise was made.
+    pub windows: u64,
+    /// Of these, the ones in which it kept to its rate and the throughput was not kept, and in which the latency was not.
+    pub violated: [u64; 2],
+    /// Windows in which it left its profile.
+    pub exceeded: u64,
+}
+
+/// Something that goes on.
+#[derive(Debug, Clone, Default)]
+struct Track<T> {
+    /// When it began, and the last of it.
+    last: Option<(u64, T)>,
+    good: u32,
+}
+
+impl<T: Clone> Track<T> {
+    /// Takes what a window says. `began_ns` is when the window did.
+    fn add(&mut self, began_ns: u64, now: Option<T>) {
+        match now {
+            Some(now) => {
+                self.good = 0;
+                self.last = Some((self.last.as_ref().map_or(began_ns, |(since, _)| *since), now));
+            }
+            None => {
+                self.good += 1;
+                if self.good >= GOOD_WINDOWS {
+                    self.last = None;
+                }
+            }
+        }
+    }
+
+    fn told<R>(&self, now_ns: u64, tell: impl FnOnce(f64, T) -> R) -> Option<R> {
+        self.last.clone().map(|(since, last)| tell(now_ns.saturating_sub(since) as f64 / 1e9, last))
+    }
+}
+
+/// What was measured, promised, and who is to blame.
+type Broken = (f64, f64, Option<Cause>);
+
+#[derive(Debug, Clone, Default)]
+struct Tenant {
+    excess: Track<(f64, f64)>,
+    broken: [Track<Broken>; 2],
+    windows: u64,
+    violated: [u64; 2],
+    exceeded: u64,
+}
+
+/// Judges windows, one after the other.
+#[derive(Debug, Clone, Default)]
+pub struct Watch {
+    tenants: BTreeMap<String, Tenant>,
+}
+
+impl Watch {
+    /// Judges a window, from `began_ns` to `now_ns`. Says something of each tenant with a promise, in the order of `seen`. Tenants that are
+    /// not seen are forgotten.
+    pub fn judge(&mut self, began_ns: u64, now_ns: u64, seen: &[Seen]) -> Vec<Judged> {
+        self.tenants.retain(|name, _| seen.iter().any(|one| one.tenant == *name && one.terms.is_some()));
+        let rogues: Vec<(&Seen, Cause)> = seen.iter().filter_map(|one| Some((one, one.rogue()?))).collect();
+        let mut all = Vec::new();
+        for (one, terms) in seen.iter().filter_map(|one| Some((one, one.terms?))) {
+            let tenant = self.tenants.entry(one.tenant.clone()).or_default();
+            let excess = one.excess().map(|_| (one.offered_pps, terms.throughput_pps.unwrap_or(0.0)));
+            let cause = blame(one, &rogues);
+            let keeps_to_it = excess.is_none();
+            let broken = [throughput(one, terms), latency(one, terms)].map(|broken| broken.filter(|_| keeps_to_it));
+            tenant.windows += 1;
+            tenant.exceeded += u64::from(excess.is_some());
+            tenant.excess.add(began_ns, excess);
+            for ((track, count), broken) in tenant.broken.iter_mut().zip(&mut tenant.violated).zip(broken) {
+                *count += u64::from(broken.is_some());
+                // Who was to blame for it stays so until another is.
+                let before = track.last.as_ref().and_then(|(_, (.., cause))| cause.clone());
+                track.add(began_ns, broken.map(|(measured, promised)| (measured, promised, cause.clone().or(before))));
+            }
+            let violation = |track: &Track<Broken>, what| {
+                track.told(now_ns, |since_s, (measured, promised, cause)| Violation { what, measured, promised, since_s, cause })
+            };
+            let violations = [What::Throughput, What::Latency].into_iter().zip(&tenant.broken);
+            all.push(Judged {
+                tenant: one.tenant.clone(),
+                excess: tenant.excess.told(now_ns, |since_s, (offered_pps, promised_pps)| Excess {
+                    offered_pps,
+                    promised_pps,
+                    since_s,
+                }),
+                violations: violations.filter_map(|(what, track)| violation(track, what)).collect(),
+                windows: tenant.windows,
+                violated: tenant.violated,
+                exceeded: tenant.exceeded,
+            });
+        }
+        all
+    }
+}
+
+fn throughput(one: &Seen, terms: Terms) -> Option<(f64, f64)> {
+    let promised = terms.throughput_pps?;
+    let due = if one.is_down { promised } else { one.offered_pps.min(promised) };
+    (one.delivered_pps < due * (1.0 - DELIVERY_TOLERANCE)).then_some((one.delivered_pps, due))
+}
+
+fn latency(one: &Seen, terms: Terms) -> Option<(f64, f64)> {
+    one.latency_us.filter(|measured| *measured > terms.latency_us).map(|measured| (measured, terms.latency_us))
+}
+
+/// Who is to blame: of the rogues that share a core with the victim, or else of all, the one that exceeds most.
+fn blame(victim: &Seen, rogues: &[(&Seen, Cause)]) -> Option<Cause> {
+    let others = || rogues.iter().filter(|(rogue, _)| rogue.tenant != victim.tenant);
+    let most = |found: &mut dyn Iterator<Item = &(&Seen, Cause)>| {
+        found.map(|(_, cause)| cause).max_by(|a, b| a.times.total_cmp(&b.times)).cloned()
+    };
+    let near = most(&mut others().filter(|(rogue, _)| rogue.cores.iter().any(|core| victim.cores.contains(core))));
+    near.or_else(|| most(&mut others()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    fn seen(tenant: &str, offered_pps: f64, delivered_pps: f64, latency_us: f64) -> Seen {
+        Seen {
+            tenant: tenant.into(),
+            terms: Some(Terms { throughput_pps: Some(1000.0), latency_us: 100.0 }),
+            offered_pps,
+            delivered_pps,
+            latency_us: Some(latency_us),
+            cpu: 0.1,
+            part: 0.25,
+            cores: vec![1],
+            ..Seen::default()
+        }
+    }
+
+    #[test]
+    fn a_promise_that_is_kept_says_nothing() {
+        let mut watch = Watch::default();
+        let told = watch.judge(0, S, &[seen("a", 1000.0, 999.0, 100.0), seen("b", 10.0, 10.0, 5.0)]);
+        assert!(told.iter().all(|judged| judged.violations.is_empty() && judged.excess.is_none()));
+        assert_eq!((told[0].windows, told[0].violated), (1, [0, 0]));
+        let stall = Seen { latency_us: None, ..seen("a", 0.0, 0.0, 0.0) };
+        assert!(watch.judge(S, 2 * S, &[stall.clone()])[0].violations.is_empty(), "nothing came");
+        let down = watch.judge(2 * S, 3 * S, &[Seen { is_down: true, ..stall }]);
+        assert_eq!((down[0].violations[0].what, down[0].violations[0].promised), (What::Throughput, 1000.0));
+    }
+
+    #[test]
+    fn violations_have_a_beginning_an_end_and_a_cause() {
+        let mut watch = Watch::default();
+        let rogue = seen("rogue", 10_000.0, 5_000.0, 900.0);
+        let told = watch.judge(0, S, &[seen("a", 1000.0, 500.0, 250.0), rogue.clone()]);
+        let [throughput, latency] = &told[0].violations[..] else { panic!("{told:?}") };
+        assert_eq!(
+            (throughput.what, throughput.measured, throughput.promised, throughput.since_s),
+            (What::Throughput, 500.0, 1000.0, 1.0)
+        );
+        assert_eq!((latency.what, latency.measured, latency.promised), (What::Latency, 250.0, 100.0));
+        let cause = throughput.cause.clone().unwrap();
+        assert_eq!((&*cause.tenant, cause.by, cause.times, cause.allowed), ("rogue", By::Rate, 10.0, 1000.0));
+        assert!(told[1].violations.is_empty(), "who does not keep to its rate is promised nothing");
+        assert_eq!(told[1].excess, Some(Excess { offered_pps: 10_000.0, promised_pps: 1000.0, since_s: 1.0 }));
+        // A good window is not the end, two are.
+        let good = || seen("a", 1000.0, 1000.0, 50.0);
+        let told = watch.judge(S, 2 * S, &[good(), rogue.clone()]);
+        assert_eq!((told[0].violations.len(), told[0].violations[0].since_s), (2, 2.0));
+        let told = watch.judge(2 * S, 3 * S, &[good(), rogue]);
+        assert!(told[0].violations.is_empty());
+        assert_eq!((told[0].windows, told[0].violated, told[1].exceeded), (3, [1, 1], 3));
+    }
+
+    #[test]
+    fn a_neighbour_on_the_core_is_blamed_first_and_by_its_cpu_too() {
+        let mut watch = Watch::default();
+        let victim = seen("a", 1000.0, 100.0, 50.0);
+        let far = Seen { cores: vec![2], ..seen("far", 50_000.0, 0.0, 0.0) };
+        let greedy = Seen { cpu: 0.75, ..seen("greedy", 900.0, 900.0, 50.0) };
+        let free = Seen { terms: None, cpu: 0.2, part: 0.0, ..seen("free", 0.0, 0.0, 0.0) };
+        let told = watch.judge(0, S, &[victim.clone(), far.clone(), greedy, free.clone()]);
+        assert_eq!(told.len(), 3, "a tenant without a promise is only blamed");
+        let cause = |told: &[Judged]| told[0].violations[0].cause.clone().unwrap();
+        assert_eq!((&*cause(&told).tenant, cause(&told).by), ("free", By::Cpu), "four times nothing is most");
+        let told = watch.judge(S, 2 * S, &[victim.clone(), far.clone(), free]);
+        assert_eq!(&*cause(&told).tenant, "free");
+        let told = watch.judge(2 * S, 3 * S, &[victim.clone(), far]);
+        assert_eq!(&*cause(&told).tenant, "far", "nobody on the core");
+        assert_eq!(&*cause(&watch.judge(3 * S, 4 * S, &[victim.clone()])).tenant, "far", "it goes on, and nobody else is to blame");
+        let mut alone = Watch::default();
+        assert_eq!(alone.judge(0, S, &[victim])[0].violations[0].cause, None);
+    }
+
+    #[test]
+    fn on_demand_there_is_no_rate_to_leave() {
+        let mut watch = Watch::default();
+        let terms = Some(Terms { throughput_pps: None, latency_us: 100.0 });
+        let told = watch.judge(0, S, &[Seen { terms, ..seen("a", 1e6, 5e5, 150.0) }]);
+        assert_eq!(told[0].excess, None);
+        assert_eq!(told[0].violations.iter().map(|v| v.what).collect::<Vec<_>>(), [What::Latency]);
+    }
+}
