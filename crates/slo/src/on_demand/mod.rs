@@ -13,8 +13,9 @@
 //!
 //! # Approach
 //! 1. All are in the shared class, which has the whole lease.
-//! 2. An instance whose promise breaks and that misses (each tenth packet, or more) is given its own class, with its fair share. If there are
-//!    fewer classes than such instances, those that miss most get one, whoever they are: what is left in the shared class is then at peace.
+//! 2. An instance whose promise breaks and that misses (for each fiftieth packet, or more) is given its own class, with its fair share. If there are
+//!    fewer classes than such instances, those that miss most get one, whoever they are: what is left in the shared class is then at peace. If none is left, who misses most in the shared class has the class of who misses
+//!    least of the others.
 //! 3. Ways are given max-min by need ([`max_min`]); the shared class counts for all in it, and has what nobody needs. A promise that
 //!    breaks in a class of its own that is full of lines raises the need by a way.
 //! 4. Where the sum of needs is more than there is, a class that is calm gives a way away, one for each that lacks one. If its promise
@@ -66,7 +67,7 @@ pub const CALM: u32 = 3;
 pub const LEAVE: u32 = 8;
 
 /// Misses per packet from which on cache may be what is short.
-const HIGH_MISSES: f64 = 0.1;
+const HIGH_MISSES: f64 = 0.02;
 /// Part of its class that an instance holds if it could use more.
 const FULL: f64 = 0.8;
 /// Part of load or misses that is left when they have gone.

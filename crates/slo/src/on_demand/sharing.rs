@@ -24,6 +24,8 @@ pub struct Sharing {
     members: Vec<Member>,
     /// What is known of the shared class.
     shared: Shared,
+    /// Before the next exchange between it and an own class.
+    exchange: Pause,
     /// SLOs that have asked, and their instances then.
     asked: BTreeMap<String, u32>,
     classes: Vec<Class>,
@@ -75,6 +77,8 @@ struct Own {
 #[serde(deny_unknown_fields)]
 struct Shared {
     ways: u32,
+    /// Whether its lines are all in use.
+    full: bool,
     /// None is the fair share of each in it.
     need: Option<u32>,
     gave: bool,
@@ -136,13 +140,18 @@ impl Member {
 
     /// Whether it holds what so many ways have.
     fn fills(&self, ways: u32, lease: &Lease) -> bool {
-        self.seen.occupancy_bytes as f64 >= FULL * f64::from(ways) * lease.way_bytes as f64
+        fills(self.seen.occupancy_bytes as f64, ways, lease)
     }
 
     /// Whether its promise is broken for want of cache, as far as can be told.
-    fn lacks_cache(&self, lease: &Lease) -> bool {
-        self.is_broken() && self.misses() && self.own.as_ref().is_none_or(|own| self.fills(own.ways, lease))
+    fn lacks_cache(&self, shared: &Shared, lease: &Lease) -> bool {
+        let is_full = self.own.as_ref().map_or(shared.full, |own| self.fills(own.ways, lease));
+        self.is_broken() && self.misses() && is_full
     }
+}
+
+fn fills(bytes: f64, ways: u32, lease: &Lease) -> bool {
+    bytes >= FULL * f64::from(ways) * lease.way_bytes as f64
 }
 
 impl Sharing {
@@ -157,7 +166,7 @@ impl Sharing {
         let settled = !self.meet(seen) && self.settle == 0;
         self.settle = self.settle.saturating_sub(1);
         if settled {
-            self.judge();
+            self.judge(lease);
             self.share(lease);
         }
         let moved = self.lay_out(lease);
@@ -189,18 +198,19 @@ impl Sharing {
             self.members.push(member);
         }
         self.shared.pause.step();
+        self.exchange.step();
         let others = came || self.members.len() != had;
         if others {
             // What was learnt of the shared class was of other members, and who gave too much may have more now.
             self.shared = Shared { ways: self.shared.ways, ..Shared::default() };
+            self.exchange.forget();
             self.members.iter_mut().filter_map(|member| member.own.as_mut()).for_each(|own| own.pause.forget());
             self.settle = SETTLE;
         }
         let mut fewer = false;
         while self.owns() + u32::from(self.has_shared(&seen.lease)) > seen.lease.most_classes() {
             let own = (0..self.members.len()).filter(|i| self.members[*i].own.is_some());
-            let Some(least) =
-                own.min_by(|a, b| self.members[*a].seen.misses_per_s.total_cmp(&self.members[*b].seen.misses_per_s))
+            let Some(least) = own.min_by(|a, b| self.members[*a].seen.misses_per_s.total_cmp(&self.members[*b].seen.misses_per_s))
             else {
                 break;
             };
@@ -222,11 +232,17 @@ impl Sharing {
         lease.riders || self.in_shared().next().is_some()
     }
 
+    fn lacks_cache(&self, i: usize, lease: &Lease) -> bool {
+        self.members[i].lacks_cache(&self.shared, lease)
+    }
+
     fn fair(&self, lease: &Lease) -> u32 {
         (lease.ways() / (self.members.len() as u32).max(1)).max(lease.min_ways)
     }
 
-    fn judge(&mut self) {
+    fn judge(&mut self, lease: &Lease) {
+        let held: f64 = self.in_shared().map(|i| self.members[i].seen.occupancy_bytes as f64).sum();
+        self.shared.full = lease.riders || fills(held, self.shared.ways, lease);
         for member in &mut self.members {
             member.history = member.history << 1 | u32::from(member.is_above());
             member.calm = if member.is_calm() { member.calm.saturating_add(1) } else { 0 };
@@ -249,7 +265,7 @@ impl Sharing {
             let member = &self.members[i];
             let at = if member.own.is_some() { Some(i) } else { None };
             let is_short = parts.iter().any(|part| part.member == at && part.need > part.given);
-            let stuck = member.is_broken() && (!member.lacks_cache(lease) || (is_short && !helped));
+            let stuck = member.is_broken() && (!self.lacks_cache(i, lease) || (is_short && !helped));
             if stuck && !isolated.contains(&i) {
                 self.members[i].failed = self.members[i].failed.saturating_add(1);
             }
@@ -289,7 +305,7 @@ impl Sharing {
 
     /// Gives own classes to those in the shared class whose promises break for want of cache; returns who got one.
     fn isolate_broken(&mut self, lease: &Lease) -> Vec<usize> {
-        let broken: Vec<usize> = self.in_shared().filter(|i| self.members[*i].lacks_cache(lease)).collect();
+        let broken: Vec<usize> = self.in_shared().filter(|i| self.lacks_cache(*i, lease)).collect();
         if broken.is_empty() {
             return broken;
         }
@@ -338,7 +354,7 @@ impl Sharing {
     /// A promise that breaks in an own class raises its need; one that holds with less than was thought lowers it.
     fn learn(&mut self, lease: &Lease) {
         for member in &mut self.members {
-            let (lacks, calm) = (member.lacks_cache(lease), member.calm);
+            let (lacks, calm) = (member.lacks_cache(&self.shared, lease), member.calm);
             let Some(own) = member.own.as_mut().filter(|own| own.ways > 0) else { continue };
             if lacks && own.ways >= own.need {
                 own.need = own.ways + 1;
@@ -357,8 +373,8 @@ impl Sharing {
         let lacks = |part: &&Part| {
             part.need > part.given
                 && match part.member {
-                    Some(i) => self.members[i].lacks_cache(lease),
-                    None => self.in_shared().any(|i| self.members[i].lacks_cache(lease)),
+                    Some(i) => self.lacks_cache(i, lease),
+                    None => self.in_shared().any(|i| self.lacks_cache(i, lease)),
                 }
         };
         let short = parts.iter().filter(lacks).count();
@@ -406,7 +422,26 @@ impl Sharing {
         }
         let slots = lease.most_classes().saturating_sub(self.owns() + 1) as usize;
         let missing = self.in_shared().filter(|i| self.members[*i].misses()).collect();
-        !self.isolate(missing, slots.min(1), lease).is_empty()
+        !self.isolate(missing, slots.min(1), lease).is_empty() || (slots == 0 && self.exchange(lease))
+    }
+
+    /// Where promises break in the shared class and no class is left: the one there that misses most has the class of the one that misses
+    /// least of those that have one.
+    fn exchange(&mut self, lease: &Lease) -> bool {
+        let misses = |i: &usize| self.members[*i].seen.misses_per_s;
+        let most = self.in_shared().max_by(|a, b| misses(a).total_cmp(&misses(b)));
+        let owning = (0..self.members.len()).filter(|i| self.members[*i].own.is_some());
+        let least = owning.min_by(|a, b| misses(a).total_cmp(&misses(b)));
+        let (Some(most), Some(least)) = (most, least) else { return false };
+        let breaks = self.in_shared().any(|i| self.lacks_cache(i, lease));
+        if !breaks || !self.exchange.is_over() || misses(&most) <= misses(&least) {
+            return false;
+        }
+        self.members[least].own = None;
+        self.isolate(vec![most], 1, lease);
+        self.shared.gave = false;
+        self.exchange.start();
+        true
     }
 
     /// The ways of each class, the shared class first.
