@@ -22,7 +22,7 @@
 //!    then breaks, it has the way back and gives none for a while. If none is calm, the shared class is divided further.
 //! 5. An instance goes back to the shared class once it has been calm for [`LEAVE`] periods and what was against it has gone: the misses
 //!    of the others, or its own load, are half of what they were beside its own class. If its promise breaks soon after, it has the class
-//!    back, and the next return is later, each time twice as late.
+//!    back, and the next return is later, each time twice as late, and wants half of what there was at this one.
 //! 6. If sharing does not help (all of that is done, or it hardly misses, or it does not even fill its class), another instance is asked for;
 //!    at the cap, or when there is no room for one, its input is policed ([`police`]). Load above what was agreed is policed at once.
 //!

@@ -48,8 +48,8 @@ struct Member {
     above: u64,
     /// Judged periods in which nothing could be done with the cache.
     failed: u32,
-    /// When it came back to the shared class, and what it needed before.
-    back: Option<(u64, u32)>,
+    /// Its return to the shared class.
+    back: Option<Back>,
     /// Before the next return.
     pause: Pause,
     police: Police,
@@ -70,6 +70,18 @@ struct Own {
     pause: Pause,
     /// Its own load and the others' misses, once things had settled.
     beside: Option<(f64, f64)>,
+}
+
+/// A return to the shared class that may turn out wrong.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+struct Back {
+    /// The period.
+    since: u64,
+    /// What its own class needed.
+    need: u32,
+    /// Its own load and the others' misses then.
+    beside: (f64, f64),
 }
 
 /// The shared class.
@@ -254,7 +266,7 @@ impl Sharing {
 
     /// Classes are given and taken, and needs are learnt.
     fn share(&mut self, lease: &Lease) {
-        if self.bring_back() {
+        if self.bring_back(lease) {
             return;
         }
         let isolated = self.isolate_broken(lease);
@@ -273,9 +285,9 @@ impl Sharing {
     }
 
     /// Who is calm, and was isolated for what has gone, goes back to the shared class.
-    fn bring_back(&mut self) -> bool {
+    fn bring_back(&mut self, lease: &Lease) -> bool {
         let all: f64 = self.members.iter().map(|member| member.seen.misses_per_s).sum();
-        let (mut any, now) = (false, self.period);
+        let (mut ways, now) = (0, self.period);
         for member in &mut self.members {
             let (others, offered) = ((all - member.seen.misses_per_s).max(0.0), member.seen.offered_pps);
             let (calm, may) = (member.calm, member.pause.is_over());
@@ -284,23 +296,30 @@ impl Sharing {
                     let (load, misses) = *own.beside.get_or_insert((offered, others));
                     let gone = (misses > 0.0 && others <= GONE * misses) || (load > 0.0 && offered <= GONE * load);
                     if gone && may && calm >= LEAVE {
-                        member.back = Some((now, own.need));
+                        member.back = Some(Back { since: now, need: own.need, beside: (offered, others) });
+                        ways += own.ways;
                         member.own = None;
-                        any = true;
                     }
                 }
-                None if member.back.is_some_and(|(at, _)| now - at > PROBATION) => {
+                None if member.back.is_some_and(|back| now - back.since > PROBATION) => {
                     member.back = None;
                     member.pause.shorten();
                 }
                 None => {}
             }
         }
-        if any {
-            self.shared.need = None;
+        if ways > 0 {
+            // What they had comes with them: nobody else has less for it.
             self.shared.gave = false;
+            self.keep_shared(self.shared.ways + ways, lease);
         }
-        any
+        ways > 0
+    }
+
+    /// The shared class has other members now: it needs the fair share of each, and no more than this.
+    fn keep_shared(&mut self, most: u32, lease: &Lease) {
+        let fair = self.in_shared().count() as u32 * self.fair(lease);
+        self.shared.need = Some(fair.min(most).max(lease.min_ways));
     }
 
     /// Gives own classes to those in the shared class whose promises break for want of cache; returns who got one.
@@ -334,19 +353,23 @@ impl Sharing {
             some.pop();
         }
         let (fair, since) = (self.fair(lease), self.period);
+        let all: f64 = self.members.iter().map(|member| member.seen.misses_per_s).sum();
         for &i in &some {
             let member = &mut self.members[i];
-            let need = match member.back.take() {
-                Some((_, need)) => {
+            let others = (all - member.seen.misses_per_s).max(0.0);
+            let (need, beside) = match member.back.take() {
+                Some(Back { need, beside: (load, misses), .. }) => {
                     member.pause.start();
-                    need.max(fair)
+                    // If nothing has come since, what was there then was too much.
+                    let came = others * GONE > misses || member.seen.offered_pps * GONE > load;
+                    (need, (!came).then_some((load, misses)))
                 }
-                None => fair,
+                None => (fair, None),
             };
-            member.own = Some(Own { since, ways: 0, need, gave: false, pause: Pause::default(), beside: None });
+            member.own = Some(Own { since, ways: 0, need, gave: false, pause: Pause::default(), beside });
         }
         if !some.is_empty() {
-            self.shared.need = None;
+            self.keep_shared(self.shared.ways, lease);
         }
         some
     }
