@@ -21,7 +21,7 @@
 use crate::demand::{Demand, DemandError, Recipe};
 use crate::placement::{Instance, Placement, PlacementError, Room, ServerShape};
 use crate::profile::Profile;
-use crate::slo::{Promise, Slo};
+use crate::slo::{Cap, Promise, Slo};
 
 /// Prices of all ways of a server together, where its cores together cost 1.
 const PRICES: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
@@ -213,8 +213,12 @@ impl Floor {
         let slowest = profile.throughput_pps(profile.best_ways) / self.smallest(profile, shape);
         let last = profile.latency.points.last()?.y * (1.0 + profile.latency.margin);
         let longest_us = last * slowest.max(1.0) * 1.000_001;
-        let Some(asked_pps) = slo.promise.throughput_pps() else {
-            let at = |latency_us| Promise::OnDemand { latency_us };
+        let (asked_pps, cap) = match slo.promise {
+            Promise::Reserved { throughput_pps, .. } => (Some(throughput_pps), Cap::default()),
+            Promise::OnDemand { cap, .. } => (None, cap),
+        };
+        let Some(asked_pps) = asked_pps else {
+            let at = |latency_us| Promise::OnDemand { latency_us, cap };
             return least(asked_us, longest_us, |us| self.fits(slo, profile, shape, at(us))).map(|us| at(rounded(us, f64::ceil)));
         };
         let at = |throughput_pps, latency_us| Promise::Reserved { throughput_pps, latency_us };
@@ -365,7 +369,7 @@ mod tests {
         }
         placement.check().unwrap();
         let mut on_demand = named("c", 1.0);
-        on_demand.promise = Promise::OnDemand { latency_us: 1000.0 };
+        on_demand.promise = Promise::OnDemand { latency_us: 1000.0, cap: Cap { instances: Some(1), load_pps: None } };
         let result = admit(&mut placement, &on_demand, &profile());
         let shared = placement.instances().any(|(_, instance)| instance.ways == 0);
         assert_eq!(result.is_ok(), shared, "two classes are taken unless one of them is shared");

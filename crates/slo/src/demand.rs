@@ -395,7 +395,8 @@ pub mod tests {
 
     #[test]
     fn on_demand_takes_one_place_of_the_shared_class() {
-        let on_demand = Slo { promise: Promise::OnDemand { latency_us: 1000.0 }, ..slo(1.0, 1.0) };
+        let cap = crate::slo::Cap { instances: Some(1), load_pps: None };
+        let on_demand = Slo { promise: Promise::OnDemand { latency_us: 1000.0, cap }, ..slo(1.0, 1.0) };
         let demand = Demand::of(&on_demand, &profile(), &shape()).unwrap();
         assert_eq!(demand.cheapest(&[1.0; 19]), (1.0, vec![0]));
         assert_eq!(demand.in_turn(2, None), Some(vec![0]));

@@ -244,6 +244,13 @@ pub enum PlacementError {
     },
 }
 
+/// The bits of so many ways from this one on.
+pub(crate) fn bits(at: u32, ways: u32) -> u64 {
+    // 128 bits, because ways may be 64.
+    let low = (1u128 << ways.min(64)) - 1;
+    low.checked_shl(at).unwrap_or(0) as u64
+}
+
 /// Bits of a class, from the lowest way; all those in the shared class have the same.
 pub type Masks = BTreeMap<(String, u32), u64>;
 
@@ -281,14 +288,14 @@ impl PlacedServer {
         (free.len() == cores as usize).then_some(free)
     }
 
-    /// Which ways each instance's class has: the shared class lowest, then one class after the other, DDIO's ways above all of them.
+    /// Which ways each instance's class has: DDIO's ways highest, below them one class after the other, and the shared class lowest. So
+    /// what is free lies beside the shared class, and instances on demand can have both ([`crate::on_demand`]).
     pub fn masks(&self) -> Masks {
-        let bits = |at: u32, ways: u32| ((1u128 << ways) - 1).checked_shl(at).unwrap_or(0) as u64;
-        let mut at = if self.instances.iter().any(|instance| instance.ways == 0) { self.shape.min_ways } else { 0 };
+        let mut top = self.shape.llc_ways.saturating_sub(self.shape.ddio_ways);
         let mut masks = Masks::new();
         for instance in &self.instances {
-            let mask = if instance.ways == 0 { bits(0, self.shape.min_ways) } else { bits(at, instance.ways) };
-            at += instance.ways;
+            top = top.saturating_sub(instance.ways);
+            let mask = if instance.ways == 0 { bits(0, self.shape.min_ways) } else { bits(top, instance.ways) };
             masks.insert((instance.slo.clone(), instance.number), mask);
         }
         masks
@@ -410,7 +417,7 @@ pub mod tests {
         assert_eq!(placement.servers[0].free_cores(6), None);
         assert_eq!(placement.used(), 1);
         let masks = placement.servers[0].masks();
-        assert_eq!(masks[&("a".into(), 0)], 0b11110);
+        assert_eq!(masks[&("a".into(), 0)], 0b1111 << 14, "below DDIO's");
         assert_eq!((masks[&("b".into(), 0)], masks[&("c".into(), 0)]), (1, 1));
     }
 

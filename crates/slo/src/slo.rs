@@ -1,10 +1,12 @@
 //! What a tenant asks for.
 //!
 //! An *SLO* names an NF or a chain, its configuration and its traffic, and is one of two kinds. *Reserved*: so many packets a second,
-//! 95 % of them within so many microseconds; admitted by a profile, and kept whatever others do. *On demand*: only a latency; the agent
-//! shares out what is leased to all SLOs of this kind on a server.
+//! 95 % of them within so many microseconds; admitted by a profile, and kept whatever others do. *On demand*: only a latency, up to a cap;
+//! no profile is needed, and the agent shares out what is leased to all SLOs of this kind on a server ([`crate::on_demand`]).
 
 use serde::{Deserialize, Serialize};
+
+use crate::demand::MOST_INSTANCES;
 
 /// What runs: one NF, or a chain that is profiled and placed as one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
@@ -35,6 +37,27 @@ impl std::fmt::Display for Workload {
     }
 }
 
+/// Where a promise on demand ends. One of both is needed at least.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cap {
+    /// Most instances.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instances: Option<u32>,
+    /// Highest load of all instances together, in packets per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load_pps: Option<f64>,
+}
+
+impl std::fmt::Display for Cap {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ends = |n: u32| if n == 1 { "" } else { "s" };
+        let instances = self.instances.map(|n| format!("{n} instance{}", ends(n)));
+        let load = self.load_pps.map(|pps| format!("{pps:.0} packets/s"));
+        f.write_str(&[instances, load].into_iter().flatten().collect::<Vec<_>>().join(" and "))
+    }
+}
+
 /// What is promised.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
@@ -50,6 +73,8 @@ pub enum Promise {
     OnDemand {
         /// 95 % of the packets leave within this many microseconds.
         latency_us: f64,
+        /// Where the promise ends: more is not asked for, and what comes beyond is policed.
+        cap: Cap,
     },
 }
 
@@ -57,7 +82,7 @@ impl Promise {
     /// The promised 95th percentile of latency, in microseconds.
     pub fn latency_us(&self) -> f64 {
         match self {
-            Self::Reserved { latency_us, .. } | Self::OnDemand { latency_us } => *latency_us,
+            Self::Reserved { latency_us, .. } | Self::OnDemand { latency_us, .. } => *latency_us,
         }
     }
 
@@ -76,7 +101,7 @@ impl std::fmt::Display for Promise {
             Self::Reserved { throughput_pps, latency_us } => {
                 write!(f, "{throughput_pps:.0} packets/s, 95 % within {latency_us:.1} µs")
             }
-            Self::OnDemand { latency_us } => write!(f, "95 % within {latency_us:.1} µs"),
+            Self::OnDemand { latency_us, cap } => write!(f, "on demand up to {cap}, 95 % within {latency_us:.1} µs"),
         }
     }
 }
@@ -122,6 +147,34 @@ pub enum SloError {
         /// What it asks for.
         latency_us: f64,
     },
+    /// On demand without an end.
+    #[error(
+        "SLO \"{0}\" is on demand and has no cap: cap = {{ instances = 4 }}, cap = {{ load_pps = 2e6 }}, or both, say where the promise ends"
+    )]
+    NoCap(String),
+    /// A cap that is none.
+    #[error("SLO \"{name}\" has a cap of {cap}: that is 1 to {MOST_INSTANCES} instances, and a load above 0 and finite")]
+    Cap {
+        /// The SLO.
+        name: String,
+        /// Its cap.
+        cap: Cap,
+    },
+}
+
+impl Cap {
+    /// Whether it makes sense, as the cap of the SLO of this name.
+    ///
+    /// # Errors
+    /// [`SloError::NoCap`] and [`SloError::Cap`].
+    pub fn check(&self, slo: &str) -> Result<(), SloError> {
+        if *self == Self::default() {
+            return Err(SloError::NoCap(slo.into()));
+        }
+        let good = self.instances.is_none_or(|n| n > 0 && n as usize <= MOST_INSTANCES)
+            && self.load_pps.is_none_or(|pps| pps > 0.0 && pps.is_finite());
+        if good { Ok(()) } else { Err(SloError::Cap { name: slo.into(), cap: *self }) }
+    }
 }
 
 impl Slo {
@@ -147,6 +200,9 @@ impl Slo {
         }
         if !is_amount(self.promise.latency_us()) {
             return Err(SloError::Latency { name: name(), latency_us: self.promise.latency_us() });
+        }
+        if let Promise::OnDemand { cap, .. } = self.promise {
+            cap.check(&self.name)?;
         }
         Ok(())
     }
@@ -187,5 +243,25 @@ mod tests {
         assert_eq!(slo.promise.to_string(), "2000000 packets/s, 95 % within 80.0 µs");
         let unknown = text.replace("latency_us", "latency_ms");
         assert!(serde_json::from_str::<Slo>(&unknown).unwrap_err().to_string().contains("latency_ms"));
+    }
+
+    #[test]
+    fn on_demand_has_a_latency_and_a_cap_and_no_throughput() {
+        let read = |promise: &str| {
+            let text = format!(
+                r#"{{"name": "acme", "workload": {{"nf": "nat"}}, "configuration": "", "traffic": "", "promise": {{"on_demand": {promise}}}}}"#
+            );
+            serde_json::from_str::<Slo>(&text)
+        };
+        let slo = read(r#"{"latency_us": 80, "cap": {"instances": 4, "load_pps": 2e6}}"#).unwrap();
+        assert_eq!((slo.check(), slo.promise.throughput_pps()), (Ok(()), None));
+        assert_eq!(slo.promise.to_string(), "on demand up to 4 instances and 2000000 packets/s, 95 % within 80.0 µs");
+        assert!(read(r#"{"latency_us": 80}"#).unwrap_err().to_string().contains("cap"));
+        assert!(read(r#"{"latency_us": 80, "throughput_pps": 1, "cap": {"instances": 1}}"#).is_err());
+        let said = |cap: &str| read(&format!(r#"{{"latency_us": 80, "cap": {cap}}}"#)).unwrap().check().unwrap_err().to_string();
+        assert!(said("{}").contains("has no cap: cap = { instances = 4 }"));
+        assert!(said(r#"{"instances": 0}"#).contains("a cap of 0 instances"));
+        assert!(said(r#"{"instances": 257}"#).contains("1 to 256"));
+        assert!(said(r#"{"load_pps": -1}"#).contains("a load above 0"));
     }
 }

@@ -37,7 +37,7 @@ An SLO is a file of TOML or JSON:
   workload = { nf = \"nat\" }               or { chain = [\"firewall\", \"nat\"] }
   traffic = \"64 B, 1000 flows\"            as its profile names it
   promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
-                                          or { on_demand = { latency_us = 80 } }
+                                          or { on_demand = { latency_us = 80, cap = { instances = 4, load_pps = 2e6 } } }
 The latency is that of 95 % of the packets. `configuration`, the digest in the profile, is needed only where several are profiled.
 What runs already is not moved. `sluice plan` shows the servers. Only apply, withdraw and --live need a daemon.";
 

@@ -255,7 +255,7 @@ mod tests {
         let expected = "\
 s1: 4 of 9 cores, 8 of 18 ways, 3 of 15 classes
   cores AAB·A····
-  ways  =AAAAAAA··········DD
+  ways  =··········AAAAAAADD
   A a<b (2 instances, 7 ways, 2.00 M/s)
   B web (shared class, 1.00 M/s)
 not in use: s0 s2

@@ -1,0 +1,268 @@
+//! What the agent of a server sees in a period, and what it is told to do.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::lease::Lease;
+use crate::slo::{Cap, SloError};
+
+/// An instance, as in a placement.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct InstanceId {
+    /// Its SLO.
+    pub slo: String,
+    /// Which of the SLO's instances.
+    pub number: u32,
+}
+
+impl std::fmt::Display for InstanceId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.slo, self.number)
+    }
+}
+
+/// What an SLO on demand promises on this server.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Terms {
+    /// Its name.
+    pub slo: String,
+    /// Promised 95th percentile of latency, in ns.
+    pub latency_ns: u64,
+    /// Where the promise ends; of the load, this server's part.
+    pub cap: Cap,
+    /// Its instances on other servers.
+    #[serde(default)]
+    pub elsewhere: u32,
+    /// Whether no room was found for another instance: then it is as with the cap.
+    #[serde(default)]
+    pub refused: bool,
+}
+
+/// What was seen of an instance in a period.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Seen {
+    /// Which.
+    pub id: InstanceId,
+    /// 95th percentile of latency, in ns; none if no packet came.
+    pub latency_p95_ns: Option<u64>,
+    /// Bytes of the LLC that it holds.
+    pub occupancy_bytes: u64,
+    /// Misses of the LLC per second.
+    pub misses_per_s: f64,
+    /// Packets per second that come to it, before any policing.
+    pub offered_pps: f64,
+}
+
+/// What was seen of a server in a period.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Observation {
+    /// What is shared out.
+    pub lease: Lease,
+    /// The SLOs.
+    pub slos: Vec<Terms>,
+    /// Their instances here.
+    pub instances: Vec<Seen>,
+}
+
+/// What cannot be seen.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum ObservationError {
+    /// Nothing to share.
+    #[error(
+        "the lease has the ways {mask:#x} and {classes} classes: it needs ways in one piece, {min_ways} (1 at least) or more, and a class"
+    )]
+    Lease {
+        /// Its ways.
+        mask: u64,
+        /// Its classes.
+        classes: u32,
+        /// Least ways of a class.
+        min_ways: u32,
+    },
+    /// Ways without a size.
+    #[error("a way of the lease has 0 bytes")]
+    WayBytes,
+    /// Somebody else's ways.
+    #[error("the lease has the ways {mask:#x}, and {reserved:#x} are reserved")]
+    Reserved {
+        /// The lease.
+        mask: u64,
+        /// A reserved class.
+        reserved: u64,
+    },
+    /// Two of one name.
+    #[error("\"{0}\" is there twice")]
+    Twice(String),
+    /// No promise.
+    #[error("SLO \"{0}\" promises a latency of 0 ns")]
+    Latency(String),
+    /// A cap that is none.
+    #[error(transparent)]
+    Cap(#[from] SloError),
+    /// An instance of nothing.
+    #[error("instance {0} is of an SLO that is not told")]
+    Stranger(InstanceId),
+    /// A number that is none.
+    #[error("instance {id} has {misses_per_s} misses/s and {offered_pps} packets/s: both are 0 or more and finite")]
+    NoNumber {
+        /// The instance.
+        id: InstanceId,
+        /// Its misses.
+        misses_per_s: f64,
+        /// What comes to it.
+        offered_pps: f64,
+    },
+}
+
+impl Lease {
+    /// How many ways it has.
+    pub fn ways(&self) -> u32 {
+        self.mask.count_ones()
+    }
+
+    /// Most classes that it can be divided into.
+    pub(super) fn most_classes(&self) -> u32 {
+        self.classes.min(self.ways() / self.min_ways)
+    }
+
+    /// Whether it can be shared out.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn check(&self) -> Result<(), ObservationError> {
+        let Self { mask, classes, min_ways, .. } = *self;
+        let in_one_piece = mask != 0 && mask.count_ones() + mask.leading_zeros() + mask.trailing_zeros() == u64::BITS;
+        if !in_one_piece || min_ways == 0 || self.ways() < min_ways || classes == 0 {
+            return Err(ObservationError::Lease { mask, classes, min_ways });
+        }
+        if self.way_bytes == 0 {
+            return Err(ObservationError::WayBytes);
+        }
+        match self.reserved.iter().find(|reserved| **reserved & mask != 0) {
+            Some(&reserved) => Err(ObservationError::Reserved { mask, reserved }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Observation {
+    /// Whether it can be.
+    ///
+    /// # Errors
+    /// [`ObservationError`].
+    pub fn check(&self) -> Result<(), ObservationError> {
+        self.lease.check()?;
+        let (mut slos, mut ids) = (BTreeSet::new(), BTreeSet::new());
+        for terms in &self.slos {
+            if !slos.insert(&terms.slo) {
+                return Err(ObservationError::Twice(terms.slo.clone()));
+            }
+            if terms.latency_ns == 0 {
+                return Err(ObservationError::Latency(terms.slo.clone()));
+            }
+            terms.cap.check(&terms.slo)?;
+        }
+        let sane = |value: f64| value.is_finite() && value >= 0.0;
+        for Seen { id, misses_per_s, offered_pps, .. } in &self.instances {
+            if !ids.insert(id) {
+                return Err(ObservationError::Twice(id.to_string()));
+            }
+            if !slos.contains(&id.slo) {
+                return Err(ObservationError::Stranger(id.clone()));
+            }
+            if !sane(*misses_per_s) || !sane(*offered_pps) {
+                let (misses_per_s, offered_pps) = (*misses_per_s, *offered_pps);
+                return Err(ObservationError::NoNumber { id: id.clone(), misses_per_s, offered_pps });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A class and who is in it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Class {
+    /// Its ways, in one piece.
+    pub mask: u64,
+    /// Whether it is the shared class, which the server's reserved instances that need no cache are in too.
+    pub shared: bool,
+    /// Its instances.
+    pub instances: Vec<InstanceId>,
+}
+
+impl Class {
+    /// How many ways it has.
+    pub fn ways(&self) -> u32 {
+        self.mask.count_ones()
+    }
+}
+
+/// Another instance is needed.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// The SLO.
+    pub slo: String,
+    /// How many instances it should have, on all servers.
+    pub instances: u32,
+}
+
+/// What may come in.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Policed {
+    /// The instance.
+    pub id: InstanceId,
+    /// Packets per second at most.
+    pub limit_pps: f64,
+}
+
+/// What is done about a broken promise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Remedy {
+    /// Nothing yet: it may pass, or a change has to settle.
+    Wait,
+    /// Ways are moved.
+    Share,
+    /// Another instance is asked for.
+    Ask,
+    /// Input is policed.
+    Police,
+}
+
+/// A promise that is broken.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Violation {
+    /// The instance.
+    pub id: InstanceId,
+    /// Its 95th percentile of latency, in ns.
+    pub latency_p95_ns: u64,
+    /// For how many periods in a row.
+    pub periods: u64,
+    /// What is done about it.
+    pub remedy: Remedy,
+}
+
+/// What is to be done, until the next period.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decision {
+    /// All classes of the lease: the shared class first if there is one, others by age. Nobody else has ways of the lease.
+    pub classes: Vec<Class>,
+    /// Whether they differ from those of the period before.
+    pub moved: bool,
+    /// Instances that are asked for, each period until they are there or are not needed any more.
+    pub requests: Vec<Request>,
+    /// Limits; others have none.
+    pub policed: Vec<Policed>,
+    /// Promises that are broken.
+    pub violations: Vec<Violation>,
+}
