@@ -5,7 +5,7 @@
 //! output (`crates/nf/src/trace.rs` has the form). They are read as they come, and given to a [`Model`].
 
 use std::io::{self, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
@@ -124,6 +124,14 @@ impl Traffic {
     }
 }
 
+/// Where `scripts/trace-nf` has put the traced program of this one: below the folder of build outputs that it stands in. None if it is not built.
+pub fn beside(program: &Path) -> Option<PathBuf> {
+    let name = program.file_name()?;
+    let folders = program.ancestors().skip(1).take(4).map(|folder| folder.join("trace-traced"));
+    let hosts = folders.filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    hosts.map(|host| host.path().join("release").join(name)).find(|file| file.is_file())
+}
+
 /// Bytes of a line, and most lines of a first cache, that a traced NF knows.
 const LINE: u32 = 64;
 const MOST_LINES: u64 = 4_096;
@@ -212,6 +220,17 @@ mod tests {
     fn traffic_is_written_as_the_nf_reads_it() {
         let traffic = Traffic { packets: 10, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 60, spread: true, seed: 4 };
         assert_eq!(traffic.variable(), "packets=10,warm_up=2,flows=3,zipf=1.1,bytes=60,spread=1,seed=4");
+    }
+
+    #[test]
+    fn a_traced_program_is_found_beside() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("debug/sluice-nf-x");
+        assert_eq!(beside(&program), None);
+        let file = folder.path().join("trace-traced/some-host/release/sluice-nf-x");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(beside(&program), Some(file));
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod doctor;
 mod estimate;
 mod number;
 mod pack;
+mod profile;
 mod show;
 mod simulate;
 mod table;
