@@ -11,7 +11,8 @@
 //! - `nf_ns_per_packet`: time on the core of all NFs for a delivered packet, which other load on the host changes less than rates;
 //! - `service_ns_p50.NF`, `_p99` (time for a burst), `sleeps_per_s.NF`, `hand_overs_per_s.NF`, `wakes_per_s.NF`: by the daemon;
 //! - `manager_busy_percent`, and `controller_busy_percent` where the daemon tells it.
-//! - `longest_wait_ns`, where NFs have turns from outside: the longest that one with packets has waited for its turn, ever.
+//! - `longest_wait_ns`, where NFs have turns from outside: the longest that one with packets has waited for its turn, and
+//!   `wait_ns_p999` and `wait_ns_p99` of the longest waits between two changes of turns.
 
 use sluice_shm::histogram::Histogram;
 
@@ -95,8 +96,13 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     if let Some(most) = busy.reduce(f64::max) {
         put("manager_busy_percent".into(), most);
     }
-    if let Some(longest) = after.stats.status.schedules.iter().map(|schedule| schedule.longest_wait_ns).max() {
-        put("longest_wait_ns".into(), longest as f64);
+    let schedules = before.stats.status.schedules.iter().zip(&after.stats.status.schedules);
+    let mut waits = Histogram::default();
+    schedules.for_each(|(then, now)| waits.merge(&now.wait_ns.since(&then.wait_ns)));
+    for (metric, q) in [("longest_wait_ns", 1.0), ("wait_ns_p999", 0.999), ("wait_ns_p99", 0.99)] {
+        if let Some(ns) = waits.quantile(q) {
+            put(metric.into(), ns as f64);
+        }
     }
     if let Some(percent) = after.stats.status.controller_busy_percent {
         put("controller_busy_percent".into(), percent);

@@ -73,8 +73,8 @@ pub struct Status {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(default)]
 pub struct Schedule {
-    /// The longest that an NF with packets has waited for its turn, in nanoseconds.
-    pub longest_wait_ns: u64,
+    /// The longest wait of an NF with packets between two changes of turns.
+    pub wait_ns: Distribution,
 }
 
 /// A packet thread of the daemon.

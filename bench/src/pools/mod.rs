@@ -79,11 +79,16 @@ pub fn frames(members: u32, ring: u32) -> u32 {
     (2 * members * ring).max(8_192) + 8_192
 }
 
+/// A number of `/proc/meminfo`: KiB, or of pages.
+pub fn meminfo(key: &str) -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'))?;
+    line.trim().trim_end_matches(" kB").parse().ok()
+}
+
 /// Says so if no hugepages are free: with hundreds of NFs, faults are then most of what is measured.
 pub fn warn_of_small_pages() {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let free = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:")?.trim().parse::<u64>().ok());
-    if free == Some(0) {
+    if meminfo("HugePages_Free") == Some(0) {
         eprintln!(
             "sluice bench: no hugepages are free, so each NF takes a page fault for each small page of packet memory that it meets; \
              reserve some, as with: echo 1200 > /proc/sys/vm/nr_hugepages"

@@ -95,9 +95,7 @@ fn plan(lab: &Lab) -> Plan {
 
 /// Bytes of memory that the host could still give.
 fn available() -> anyhow::Result<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
-    let kib = text.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    Ok(kib.context("/proc/meminfo tells nothing of available memory")? * 1024)
+    Ok(super::meminfo("MemAvailable").context("/proc/meminfo tells nothing of available memory")? * 1024)
 }
 
 /// NFs of one daemon that the host's limit of open files allows.

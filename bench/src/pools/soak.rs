@@ -4,7 +4,7 @@
 //! As `flow-churn`, for as long as was asked for (ten minutes is what the product must stand), and each [`KILL_EVERY`] a member of the pool is
 //! killed. Memory of the daemon and shared memory of the host are read each [`LOOK_EVERY`]. Then the generator is taken out, the last flows
 //! end or time out, and what is there is compared with what was there after warming up: frames with NFs, flow entries, processes, descriptors
-//! of the daemon and cgroups. Anything left fails the run. `memory_growth_percent` is the middle of the last quarter against that of the second
+//! of the daemon and cgroups. Anything left fails the run, and so does memory that grows. `memory_growth_percent` is the middle of the last quarter against that of the second
 //! one: it must stay about 0.
 //!
 //! # Limits
@@ -250,7 +250,14 @@ fn told(seen: &Seen<'_>) -> Sample {
     out
 }
 
+/// Most that memory may grow in the last half, in percent: what is noise in the daemon's few hundred MiB.
+const FLAT_PERCENT: f64 = 2.0;
+
 fn ensure_nothing_left(out: &Sample) -> anyhow::Result<()> {
+    let of = |metric: &str| out.get(metric).copied().unwrap_or(0.0);
+    ensure!(of("killed_count") > 0.0, "no NF was killed: the run was too short to tell anything");
+    let growth = of("memory_growth_percent");
+    ensure!(growth <= FLAT_PERCENT, "memory grew by {growth:.1} % from the second quarter to the last");
     for (metric, n) in out.iter().filter(|(metric, _)| metric.starts_with("left_")) {
         ensure!(*n <= 0.0, "after the last flow there are {n} more than before: {metric}");
     }
@@ -289,6 +296,11 @@ mod tests {
         let out = of(NONE, &[50.0, 50.0, 100.0, 100.0, 100.0, 103.0, 110.0, 110.0]);
         assert_eq!(out["memory_growth_percent"].round(), 10.0);
         assert!(!of(NONE, &[1.0]).contains_key("memory_growth_percent"));
+        let error = ensure_nothing_left(&out).unwrap_err().to_string();
+        assert_eq!(error, "memory grew by 10.0 % from the second quarter to the last");
+        let mut nobody = of(NONE, &[]);
+        nobody.insert("killed_count".into(), 0.0);
+        assert!(ensure_nothing_left(&nobody).is_err(), "nothing happened");
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::classify::flow_table::FlowTableStats;
 use crate::classify::key::{FlowKey, SHORT};
 use crate::config::model::{Idle, Overload, Sched};
 use crate::controller::load::Loads;
-use crate::director::{Asked, Director, Env, PoolTable};
+use crate::director::{Asked, Director, Env, PoolTable, Wanted};
 use crate::foreign;
 use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
 use crate::frame::Packet;
@@ -145,7 +145,7 @@ pub struct OwnedQueue {
     /// A bit for each packet that NFs are woken for at once.
     urgent: u32,
     /// Keys of the packets whose path is [`chain::WAIT`].
-    waiting: [FlowKey; BURST],
+    waiting: [(FlowKey, Wanted); BURST],
     /// A bit for each packet that the trace that goes on is about; all if it is about all rules.
     traceable: u32,
     /// Copies of the first bytes of the packets.
@@ -175,7 +175,7 @@ impl OwnedQueue {
             flags: [0; BURST],
             tcp: [0; BURST],
             urgent: 0,
-            waiting: [FlowKey::default(); BURST],
+            waiting: [Default::default(); BURST],
             traceable: u32::MAX,
             headers: [[0; SHORT]; BURST],
             from: 0,
@@ -592,10 +592,8 @@ impl Worker {
                 continue;
             }
             let tables = plane.tables.clone();
-            let rule = tables.rules.first_rule(&key).map(|rule| &tables.rules.rules()[rule]);
-            let chain = rule.and_then(|rule| tables.chains.get(rule.chain as usize));
-            let weight = rule.map_or_else(Default::default, |rule| rule.weight);
-            let Some(Some(chain)) = chain else {
+            let Wanted { chain, note, weight, wakeup, .. } = waiting.wanted;
+            let Some(Some(chain)) = tables.chains.get(usize::from(chain)) else {
                 director.leaves(&waiting);
                 plane.no_rule.add(1);
                 plane.discard(packet.frame);
@@ -603,27 +601,28 @@ impl Worker {
             };
             let generation = generation(plane, director);
             let hash = classifier.table().hash_of(&key);
-            let wakeup = rule.and_then(|rule| rule.wakeup);
-            let asked = Asked { key: &key, hash, chain, flags: waiting.tcp, old: None, has_waited: true, note: 0, weight, wakeup };
+            // What is behind it in line goes first.
+            let settles = note == 0 && director.is_last(&waiting);
+            let (flags, old, has_waited) = (waiting.tcp, None, true);
+            let asked = Asked { key: &key, hash, chain, flags, old, has_waited, settles, note, weight, wakeup };
             let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
             let number = director.decide(&asked, &mut env);
             if number == chain::WAIT {
-                director.waits_on(&waiting, chain);
+                director.waits_on(&waiting);
                 continue;
             }
-            director.leaves(&waiting);
-            if let Some(path) = registry.get(number) {
-                if plane.admit(path, 1) == 1 {
+            match registry.get(number) {
+                Some(path) if plane.admit(path, 1) == 1 => {
+                    director.leaves(&waiting);
                     plane.enter(path, number, &[packet], &[waiting.flags], 0, u32::from(is_urgent(waiting.tcp)));
-                } else {
-                    plane.count_lost(&path.chain, Drop::Entry, 1);
-                    plane.count_refused(path, 1);
+                    went += 1;
+                }
+                Some(_) => director.stands(&waiting),
+                None => {
+                    director.leaves(&waiting);
+                    plane.none_idle.add(1);
                     plane.discard(packet.frame);
                 }
-                went += 1;
-            } else {
-                plane.none_idle.add(1);
-                plane.discard(packet.frame);
             }
         }
         went

@@ -4,7 +4,7 @@
 //! nanoseconds, from 0 to 2⁴⁰ (18 minutes); larger ones count in the last bucket.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::memory::Mapping;
 
@@ -141,6 +141,33 @@ impl SharedHistogram {
     }
 }
 
+/// A histogram that one thread writes and others of the same process read.
+#[derive(Debug)]
+pub struct AtomicHistogram {
+    counts: Box<[AtomicU64]>,
+}
+
+impl Default for AtomicHistogram {
+    fn default() -> Self {
+        Self { counts: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect() }
+    }
+}
+
+impl AtomicHistogram {
+    /// Adds a value. Only one thread may.
+    #[inline]
+    pub fn record(&self, value: u64) {
+        let count = &self.counts[bucket(value)];
+        // Relaxed: a statistic; nothing else is published by it.
+        count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// A copy. Counts may be of slightly different moments.
+    pub fn snapshot(&self) -> Histogram {
+        Histogram { counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect() }
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -171,5 +198,15 @@ mod tests {
         assert!((1..BUCKETS).all(|b| lowest(b) > lowest(b - 1)));
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
         assert_eq!(Histogram::default().quantile(0.5), None);
+    }
+
+    #[test]
+    fn what_a_thread_records_is_what_others_read() {
+        let (atomic, mut plain) = (AtomicHistogram::default(), Histogram::default());
+        for value in [0, 7, 4_000_000, 4_000_000, u64::MAX] {
+            atomic.record(value);
+            plain.record(value);
+        }
+        assert_eq!(atomic.snapshot(), plain);
     }
 }

@@ -4,13 +4,15 @@
 //!   split evenly between the instances of a server.
 //! - *Elastic*: starts as agnostic; an SLO that is violated gets one instance more, until none is or rounds run out.
 //! - *Prediction*: no isolation; an instance goes where, by prediction from what its neighbours refer to, nobody is violated. References
-//!   are those of an instance alone, either at its load, or at full speed ([`Solo`]); the sensitivity to them is measured against a
-//!   competitor that never hits. The number of instances is the one that takes fewest new servers, up to three more than alone would need.
+//!   are those of an instance alone, as fast as it can: the source measures the references a second that each competitor
+//!   makes in a run by itself at full speed, and predicts from their sum. An instance that is given less refers to less than this, so the
+//!   prediction errs on the side of more servers. The sensitivity to references is measured against a competitor that never hits. The number
+//!   of instances is the one that takes fewest new servers, up to three more than alone would need.
 //!
 //! All take the largest first and the first server that fits, and plan with the same profiles, margins included, as our own.
 //!
 //! Sources: ResQ, section 6.3, which compares with these; elastic scaling: Palkar et al., "E2", SOSP 2015; prediction: Dobrescu et al.,
-//! NSDI 2012.
+//! "Toward predictable performance in software packet-processing platforms", NSDI 2012.
 
 use crate::contention::{Behaviour, Running, beside_references, occupancies};
 use crate::demand::Demand;
@@ -118,17 +120,8 @@ pub fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     floor
 }
 
-/// At which rate an instance's references were measured alone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Solo {
-    /// At the load that it is to be given, which is the best that can be known of it.
-    AtLoad,
-    /// As fast as it can, as the source does: an instance that is given less refers to less than this.
-    AtFullSpeed,
-}
-
 /// Prediction-based packing.
-pub fn predicted(asked: &[Asked<'_>], shape: &ServerShape, solo: Solo) -> Floor {
+pub fn predicted(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = Floor::new();
     for slo in largest_first(asked) {
         let least = alone_instances(&asked[slo]);
@@ -136,7 +129,7 @@ pub fn predicted(asked: &[Asked<'_>], shape: &ServerShape, solo: Solo) -> Floor 
             let mut tried = floor.clone();
             let new = Put { slo, load_pps: asked[slo].demand.target_pps / n as f64, ways: None };
             for _ in 0..n {
-                let fits = tried.iter().position(|server| is_kept_by_prediction(server, new, asked, shape, solo));
+                let fits = tried.iter().position(|server| is_kept_by_prediction(server, new, asked, shape));
                 match fits {
                     Some(at) => tried[at].push(new),
                     None => tried.push(vec![new]),
@@ -152,16 +145,13 @@ pub fn predicted(asked: &[Asked<'_>], shape: &ServerShape, solo: Solo) -> Floor 
 }
 
 /// Whether everybody is kept by prediction once an instance has come.
-fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &ServerShape, solo: Solo) -> bool {
+fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &ServerShape) -> bool {
     let all: Vec<Put> = server.iter().copied().chain([new]).collect();
     if all.iter().map(|put| asked[put.slo].demand.counted_cores).sum::<u32>() > shape.cores {
         return false;
     }
-    let rate = |put: &Put| match solo {
-        Solo::AtLoad => put.load_pps,
-        Solo::AtFullSpeed => Behaviour::throughput_pps(asked[put.slo].profile, f64::from(shape.ways())),
-    };
-    let references = |put: &Put| rate(put) * asked[put.slo].profile.references_per_packet();
+    let alone = |put: &Put| Behaviour::throughput_pps(asked[put.slo].profile, f64::from(shape.ways()));
+    let references = |put: &Put| alone(put) * asked[put.slo].profile.references_per_packet();
     let sum: f64 = all.iter().map(references).sum();
     all.iter().all(|put| {
         let one = &asked[put.slo];
@@ -233,7 +223,7 @@ mod tests {
     #[test]
     fn everything_is_placed_and_no_server_has_more_cores_than_it_has() {
         run(Mix::Mixed, |asked, shape| {
-            for floor in [agnostic(asked, shape), elastic(asked, shape), predicted(asked, shape, Solo::AtLoad)] {
+            for floor in [agnostic(asked, shape), elastic(asked, shape), predicted(asked, shape)] {
                 assert!(floor.iter().all(|server| server.len() <= shape.cores as usize));
                 for (i, one) in asked.iter().enumerate() {
                     assert!((loads(&floor, i) / one.demand.target_pps - 1.0).abs() < 1e-6);
@@ -245,7 +235,7 @@ mod tests {
     #[test]
     fn agnostic_violates_and_prediction_does_not() {
         run(Mix::Sensitive, |asked, shape| {
-            let (blind, careful) = (agnostic(asked, shape), predicted(asked, shape, Solo::AtLoad));
+            let (blind, careful) = (agnostic(asked, shape), predicted(asked, shape));
             assert!(!violations(&blind, asked, shape, Cache::Shared).is_empty());
             assert!(violations(&careful, asked, shape, Cache::Shared).is_empty());
             assert!(careful.len() > blind.len());

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::admission;
-use crate::baseline::{Asked, Cache, Floor, Put, Solo, agnostic, elastic, predicted, violations};
+use crate::baseline::{Asked, Cache, Floor, Put, agnostic, elastic, predicted, violations};
 use crate::demand::{Demand, Recipe};
 use crate::optimiser::partition::{PART, solve_in_parts};
 use crate::optimiser::{IS_BUILT, OptimiserError, assign, solve};
@@ -100,8 +100,7 @@ pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: D
     add("agnostic", Cache::Shared, &mut || plain(agnostic(&asked, shape)))?;
     add("agnostic/even", Cache::Even, &mut || plain(agnostic(&asked, shape)))?;
     add("elastic", Cache::Shared, &mut || plain(elastic(&asked, shape)))?;
-    add("prediction", Cache::Shared, &mut || plain(predicted(&asked, shape, Solo::AtLoad)))?;
-    add("prediction/solo", Cache::Shared, &mut || plain(predicted(&asked, shape, Solo::AtFullSpeed)))?;
+    add("prediction", Cache::Shared, &mut || plain(predicted(&asked, shape)))?;
     add("greedy", Cache::Classes, &mut || {
         let packed = packing::pack(&demands, shape).map_err(CompareError::Refused)?;
         Ok((with_classes(&demands, &packed.recipes), packed.patterns.len(), None))

@@ -96,6 +96,8 @@ pub struct Schedule {
     pub controller_ns: u64,
     /// The longest that an NF with packets has waited for its turn, in nanoseconds.
     pub longest_wait_ns: u64,
+    /// The longest wait of an NF with packets between two changes of turns.
+    pub wait_ns: Distribution,
     /// Times that an NF could not be stopped or started.
     pub failures: u64,
 }

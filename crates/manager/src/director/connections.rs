@@ -339,6 +339,12 @@ impl Connections {
     pub fn first_ended(&self) -> Option<u32> {
         self.get(self.head).map(|_| self.head)
     }
+
+    /// The one that has ended after the one at a place.
+    pub fn next_ended(&self, at: u32) -> Option<u32> {
+        let behind = self.get(at).filter(|c| c.queued)?.behind;
+        self.get(behind).map(|_| behind)
+    }
 }
 
 #[cfg(test)]

@@ -56,7 +56,6 @@ use crate::config::model::{self, Isolation, OnFailure, Per, WhenEmpty};
 use crate::config::validate::MAX_POOLED_HOPS;
 use crate::controller::assigned::Assigned;
 use crate::forward::NfEnd;
-use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::worker::Part;
 
@@ -64,16 +63,15 @@ use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};
 use paths::{Paths, Way};
 use waiting::Lines;
-pub use waiting::Waiting;
+pub use waiting::{Waiting, Wanted};
 
-/// How long a packet waits for an idle member at most, in nanoseconds.
-const LONGEST_WAIT_NS: u64 = 5_000_000_000;
-/// Nanoseconds between two looks at packets that wait, where no member became idle.
-const LOOK_NS: u64 = 10_000_000;
 /// Members that one step looks at, of those whose last packets are awaited: the oldest are first through.
 const DRAINED: usize = 16;
-/// Connections that one call of [`Director::age`] looks at, at least.
+/// Connections that are looked at for members that are kept for late packets and needed.
+const CUT: usize = 64;
+/// Connections that one call of [`Director::age`] looks at, at least and at most.
 const AGE_BUDGET: u32 = 64;
+const AGE_MOST: u32 = 16_384;
 /// Milliseconds in which it looks at all of them, where there are many.
 const AGE_ROUND_MS: u64 = 2_000;
 
@@ -162,6 +160,8 @@ pub struct Asked<'a> {
     pub old: Option<u32>,
     /// It has waited, and it is its turn.
     pub has_waited: bool,
+    /// Whether the flow table may remember what is decided.
+    pub settles: bool,
     /// What the flow table is to remember besides: see [`Decision::note`].
     pub note: u32,
     /// What its flow is worth, if it is a new one.
@@ -276,11 +276,15 @@ pub struct Director {
     /// Members whose last packets are awaited.
     draining: VecDeque<(u16, u32)>,
     waiting: Lines,
+    /// What the last packet wants that was told to wait.
+    wanted: Wanted,
     looked_ns: u64,
     /// A member has become idle since those that wait were looked at.
     freed: bool,
-    /// Connections that found no idle member since the last step.
-    lacked: u32,
+    /// Somebody found no idle member since the last step, where others are kept for late packets.
+    lacked: bool,
+    /// The connection that was looked at last for that: those before it have given back what they had, or nobody needs it.
+    cut_at: Option<u32>,
     /// Changed something that is shown.
     stirred: bool,
     moved: u32,
@@ -306,9 +310,11 @@ impl Director {
             has_paths: false,
             draining: VecDeque::new(),
             waiting: Lines::default(),
+            wanted: Wanted::default(),
             looked_ns: 0,
             freed: false,
-            lacked: 0,
+            lacked: false,
+            cut_at: None,
             stirred: false,
             moved: 0,
             shift: 0,
@@ -525,19 +531,26 @@ impl Director {
 
     /// A connection is over: its keys leave the flow table, and its members get no more packets.
     fn finish(&mut self, place: u32, flows: &mut FlowTable) {
+        self.release(place, flows);
+        self.connections.remove(place);
+    }
+
+    /// A connection gives its members back.
+    fn release(&mut self, place: u32, flows: &mut FlowTable) {
         let Some(connection) = self.connections.get_mut(place) else { return };
         forget(connection, flows);
-        for seat in connection.seats() {
+        for seat in connection.seats_mut() {
             let Some(Some(seats)) = self.pools.get_mut(seat.service as usize) else { continue };
-            if seats.class.is_some() && !seats.classes.rise(seat.slot.into(), seat.turn) {
+            // Whatever is done with the connection next, it has given this back.
+            let slot = std::mem::replace(&mut seat.slot, LOST);
+            if seats.class.is_some() && !seats.classes.rise(slot.into(), seat.turn) {
                 continue;
             }
-            if seats.pool.drain(seat.slot.into()) {
-                seats.holders[seat.slot as usize] = NONE;
-                self.draining.push_back((seat.service, seat.slot.into()));
+            if seats.pool.drain(slot.into()) {
+                seats.holders[slot as usize] = NONE;
+                self.draining.push_back((seat.service, slot.into()));
             }
         }
-        self.connections.remove(place);
         self.moved = self.moved.wrapping_add(1);
         self.stirred = true;
     }
@@ -551,7 +564,7 @@ impl Director {
         while let Some(place) = self.connections.first_over(now_ns) {
             self.finish(place, flows);
         }
-        if self.lacked > 0 {
+        if std::mem::take(&mut self.lacked) {
             self.cut_short(flows);
         }
         if !self.draining.is_empty() {
@@ -562,13 +575,30 @@ impl Director {
         }
     }
 
-    /// Somebody found no idle member: those that are kept for late packets alone are needed more. As many as were asked for, the longest kept first.
+    /// Somebody found no idle member: those that are kept for late packets alone are needed more. As many as there are flows that wait, or one where
+    /// they do not, those that were kept longest first. The connection is still known, so that its late packets take no other member.
     #[cold]
     fn cut_short(&mut self, flows: &mut FlowTable) {
-        for _ in 0..std::mem::take(&mut self.lacked) {
-            let Some(place) = self.connections.first_ended() else { return };
-            self.finish(place, flows);
+        let behind = self.cut_at.and_then(|at| self.connections.next_ended(at));
+        let mut place = behind.or_else(|| self.connections.first_ended());
+        for _ in 0..CUT {
+            let Some(at) = place else { return };
+            place = self.connections.next_ended(at);
+            self.cut_at = Some(at);
+            let wanted = self.connections.get(at).is_some_and(|c| c.seats().iter().any(|seat| self.wants_back(seat)));
+            if wanted {
+                self.release(at, flows);
+            }
         }
+    }
+
+    /// Whether a member that is kept for late packets is needed.
+    fn wants_back(&self, seat: &Seat) -> bool {
+        let Some(seats) = self.seats(seat.service).filter(|seats| seats.class.is_none()) else { return false };
+        let count = |state| seats.pool.count(state) as usize;
+        let waiting = self.waiting.flows_of(seat.service).max(1);
+        seats.pool.state(seat.slot.into()) == State::Lingering
+            && count(State::Idle) + count(State::Draining) + count(State::Resetting) < waiting
     }
 
     /// Makes members as new that the last packet has left: of those that are waited for, the next few.
@@ -618,12 +648,13 @@ impl Director {
             return;
         }
         let due = (u64::from(places) * elapsed_ms / AGE_ROUND_MS) as u32;
-        for _ in 0..due.max(AGE_BUDGET).min(places) {
+        for _ in 0..due.clamp(AGE_BUDGET, AGE_MOST).min(places) {
             self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
             let place = self.hand;
             let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
             let longest = connection.seats().iter().filter_map(|seat| Some(self.seats(seat.service)?.timeouts()));
-            let Some(timeouts) = longest.reduce(Timeouts::or_longer) else { continue };
+            // Those whose pools are all gone have the ordinary times.
+            let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
             let timeout = connection.life.timeout_ms(&timeouts);
             let silent = now_ms.saturating_sub(connection.seen_ms);
             if silent * 2 < timeout {
@@ -665,6 +696,13 @@ impl Director {
                     Event::GoesOn | Event::Late => {}
                 }
             }
+            if !asked.has_waited
+                && self.waiting.holds(&key)
+                && let Some(service) = chain.services.iter().copied().find(|service| self.waiting.of(*service) > 0)
+            {
+                // Packets of it that came before are still in line.
+                return self.waits_for(service, chain, asked);
+            }
             match self.seat(chain, found, (key, hash), asked, now_ms, now_ns) {
                 Ok((at, first)) => (place, is_new) = (at, first),
                 Err(instead) => return instead,
@@ -682,7 +720,7 @@ impl Director {
         let whole = env.registry.get(number).is_some();
         let in_turn = chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per == Per::RoundRobin));
         // A flow is asked about again as long as its TCP connection may be half-open, and always if its packets go in turn.
-        if whole && !in_turn && (place == NONE || asked.flags & flag::SYN == 0) {
+        if whole && asked.settles && !in_turn && (place == NONE || asked.flags & flag::SYN == 0) {
             if let Some(connection) = self.connections.get_mut(place) {
                 let (_, direction) = asked.key.connection();
                 let flow = Flow { ingress: asked.key.ingress(), dscp: asked.key.dscp(), direction };
@@ -708,6 +746,13 @@ impl Director {
         number
     }
 
+    /// Notes what a packet wants that is told to wait.
+    fn waits_for(&mut self, service: u16, chain: &Chain, asked: &Asked<'_>) -> u32 {
+        let Asked { note, weight, wakeup, .. } = *asked;
+        self.wanted = Wanted { service, chain: chain.number, note, weight, wakeup };
+        chain::WAIT
+    }
+
     /// Gives a connection, new or not, a member of each pooled service of a chain that it has none of. Says where it is, and one of the
     /// services that it was given a member of; or what is done with the packet instead.
     fn seat(
@@ -722,7 +767,7 @@ impl Director {
         let known = found.and_then(|place| self.connections.get(place));
         // All or nothing: one that waits holds no member that another one waits for.
         let mut lacking = [(0u16, Finds::Idle); SEATS];
-        let (mut n, mut lacked) = (0, 0);
+        let (mut n, mut lacked) = (0, false);
         for service in &chain.services {
             let Some(seats) = self.seats(*service).filter(|seats| seats.table.per.is_held()) else { continue };
             let has =
@@ -749,16 +794,15 @@ impl Director {
             }
             let others_wait = self.waiting.of(*service) > 0 && !asked.has_waited;
             let idle = seats.pool.count(State::Idle) > 0 && !others_wait;
-            let lacks = seats.pool.count(State::Idle) == 0 && seats.pool.count(State::Lingering) > 0;
-            lacked = lacked.max(u32::from(lacks));
+            lacked |= seats.pool.count(State::Idle) == 0 && seats.pool.count(State::Lingering) > 0;
             match seats.table.pool.when_empty {
                 WhenEmpty::Wait if !idle => {
-                    self.lacked += lacked;
-                    return Err(chain::WAIT);
+                    self.lacked |= lacked;
+                    return Err(self.waits_for(*service, chain, asked));
                 }
                 WhenEmpty::Drop if !idle => {
                     seats.counters(self.thread).drops.add(1);
-                    self.lacked += lacked;
+                    self.lacked |= lacked;
                     return Err(chain::NONE_IDLE);
                 }
                 _ => {}
@@ -766,7 +810,7 @@ impl Director {
             lacking[n] = (*service, if idle { Finds::Idle } else { Finds::Nobody });
             n += 1;
         }
-        self.lacked += lacked;
+        self.lacked |= lacked;
         let place = match found {
             Some(place) => place,
             None if n == 0 => return Ok((NONE, None)),
@@ -877,95 +921,6 @@ impl Director {
             self.paths.insert(&way, number);
         }
         number
-    }
-
-    /// The first pooled service of a chain that has no idle member for who waits, or where others wait.
-    fn lacking(&self, chain: &Chain) -> Option<u16> {
-        let lacks = |service: &&u16| {
-            self.seats(**service).is_some_and(|seats| {
-                let pool = &seats.table.pool;
-                seats.table.per.is_held()
-                    && pool.when_empty == WhenEmpty::Wait
-                    && (self.waiting.of(**service) > 0 || seats.pool.count(State::Idle) == 0)
-            })
-        };
-        chain.services.iter().find(lacks).copied()
-    }
-
-    /// Keeps a packet that waits for a member of its chain's pools. Gives a packet that is to be dropped for it, if too many wait: the one that
-    /// has waited longest.
-    #[cold]
-    pub fn wait(&mut self, chain: &Chain, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> Option<Packet> {
-        let Some(service) = self.lacking(chain) else { return Some(packet) };
-        let thread = self.thread;
-        let Some(seats) = self.seats(service) else { return Some(packet) };
-        let most = seats.table.pool.queue;
-        seats.counters(thread).waits.add(1);
-        let waiting = Waiting { packet, key: *key, flags, tcp, service, since_ns: now_ns };
-        let (connection, _) = key.connection();
-        let gone = self.waiting.push(connection, waiting, most)?;
-        self.count_drop(gone.service);
-        Some(gone.packet)
-    }
-
-    fn count_drop(&self, service: u16) {
-        if let Some(seats) = self.seats(service) {
-            seats.counters(self.thread).drops.add(1);
-        }
-    }
-
-    /// Whether those that wait are to be looked at: a member became idle, or some time has passed. The look begins then.
-    #[inline]
-    pub fn wants_look(&mut self, now_ns: u64) -> bool {
-        if self.waiting.is_empty() {
-            return false;
-        }
-        let due = self.freed || now_ns.saturating_sub(self.looked_ns) >= LOOK_NS;
-        if due {
-            self.freed = false;
-            self.looked_ns = now_ns;
-            self.waiting.look();
-        }
-        due
-    }
-
-    /// The next packet that may go, if there is a member for it now; or that has waited for too long, which [`Director::is_over`] says. It waits
-    /// until it [leaves](Director::leaves).
-    pub fn next_waiting(&self) -> Option<Waiting> {
-        self.waiting.first()
-    }
-
-    /// Whether a packet has waited for too long.
-    pub fn is_over(&self, waiting: &Waiting, now_ns: u64) -> bool {
-        now_ns.saturating_sub(waiting.since_ns) >= LONGEST_WAIT_NS
-    }
-
-    /// The packet that [`Director::next_waiting`] gave waits no more.
-    pub fn leaves(&mut self, waiting: &Waiting) {
-        self.waiting.pop(waiting.service);
-    }
-
-    /// The same, and it is dropped.
-    pub fn gives_up(&mut self, waiting: &Waiting) {
-        self.leaves(waiting);
-        self.count_drop(waiting.service);
-    }
-
-    /// There was no member for the packet that [`Director::next_waiting`] gave, which is of this chain: its flow waits on.
-    pub fn waits_on(&mut self, waiting: &Waiting, chain: &Chain) {
-        let is_empty = |service: &&u16| {
-            self.seats(**service).is_some_and(|seats| {
-                let waits = seats.table.per.is_held() && seats.table.pool.when_empty == WhenEmpty::Wait;
-                waits && seats.pool.count(State::Idle) == 0
-            })
-        };
-        let lacking = chain.services.iter().find(is_empty).copied();
-        self.waiting.pass(waiting.service, lacking.unwrap_or(waiting.service));
-    }
-
-    /// Any packet that waits, no more.
-    pub fn take_waiting(&mut self) -> Option<Waiting> {
-        self.waiting.pop_any()
     }
 }
 

@@ -1,7 +1,9 @@
 use proptest::prelude::*;
 
+use super::waiting::LONGEST_WAIT_NS;
 use super::*;
 use crate::chain::{ChainCounters, Member};
+use crate::frame::Packet;
 use crate::nf::fake::{self, Fake};
 
 const MS: u64 = 1_000_000;
@@ -97,7 +99,18 @@ impl Rig {
         }
         let chain = tables.chains[chain].as_ref().unwrap();
         assert!(director.concerns(chain));
-        let asked = Asked { key: &key, hash, chain, flags, old: None, has_waited: false, note: 0, weight: *weight, wakeup: None };
+        let asked = Asked {
+            key: &key,
+            hash,
+            chain,
+            flags,
+            old: None,
+            has_waited: false,
+            settles: true,
+            note: 0,
+            weight: *weight,
+            wakeup: None,
+        };
         let number = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
         registry.get(number).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(number)
     }
@@ -193,6 +206,7 @@ fn members_are_not_kept_for_late_packets_while_somebody_needs_them() {
     assert_eq!(rig.packet(0, 8, false, flag::SYN), Err(chain::NONE_IDLE));
     rig.director.step(&mut rig.flows, 0);
     assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (2, 2), "one was asked for");
+    assert_eq!(rig.packet(0, 3, true, flag::ACK), Err(chain::NONE_IDLE), "a late packet takes no other member");
     assert_eq!(rig.packet(0, 8, false, flag::SYN).unwrap(), [3, 16, 11], "that of the one that ended first");
 }
 
@@ -255,8 +269,9 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
     let mut rig = Rig::new(model::Pool { queue: 2, ..Default::default() });
     (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
     assert_eq!(rig.packet(0, 8, false, flag::ACK), Err(chain::WAIT));
-    let c = rig.tables.chains[0].clone().unwrap();
-    let mut wait = |frame| rig.director.wait(&c, Packet { frame, ..Packet::default() }, &key(8, false), 0, flag::ACK, 0);
+    let wanted = rig.director.wanted();
+    assert_eq!((wanted.service, wanted.chain), (0, rig.tables.chains[0].as_ref().unwrap().number));
+    let mut wait = |frame| rig.director.wait(wanted, Packet { frame, ..Packet::default() }, &key(8, false), 0, flag::ACK, 0);
     assert_eq!([wait(0), wait(1), wait(2)].map(|gone| gone.map(|packet| packet.frame)), [None, None, Some(0)], "the oldest goes");
     rig.packet(0, 3, false, flag::RST).unwrap();
     rig.step();
@@ -267,7 +282,7 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
     assert!(!rig.director.is_over(&next, LONGEST_WAIT_NS - 1) && rig.director.is_over(&next, LONGEST_WAIT_NS), "too long");
     rig.director.leaves(&next);
     assert_eq!(rig.director.next_waiting().unwrap().packet.frame, 2);
-    rig.director.waits_on(&next, &c);
+    rig.director.waits_on(&next);
     assert!(rig.director.next_waiting().is_none(), "until the next look");
     assert_eq!(rig.director.take_waiting().unwrap().packet.frame, 2);
     assert_eq!((rig.director.take_waiting().is_none(), rig.director.waiting()), (true, 0));

@@ -11,10 +11,18 @@
 use std::collections::{HashMap, VecDeque};
 
 use slab::Slab;
+use sluice_policy::pool::State;
+use sluice_policy::sched::priority::Weight;
+use sluice_policy::sched::threshold::Rules;
 
+use super::Director;
 use crate::classify::key::FlowKey;
 use crate::frame::Packet;
 
+/// How long a packet waits for an idle member at most, in nanoseconds.
+pub(super) const LONGEST_WAIT_NS: u64 = 5_000_000_000;
+/// Nanoseconds between two looks at packets that wait, where no member became idle.
+const LOOK_NS: u64 = 10_000_000;
 /// No packet.
 const NONE: usize = usize::MAX;
 
@@ -29,10 +37,25 @@ pub struct Waiting {
     pub flags: u8,
     /// Its TCP flags.
     pub tcp: u8,
-    /// Number of the service that it waits for.
-    pub service: u16,
+    /// What it waits for.
+    pub wanted: Wanted,
     /// When it came, in nanoseconds.
     pub since_ns: u64,
+}
+
+/// What a packet that waits will be given, as was decided when it came.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted {
+    /// Number of the service that had no idle member.
+    pub service: u16,
+    /// Number of its chain.
+    pub chain: u16,
+    /// As [`Asked::note`](super::Asked::note).
+    pub note: u32,
+    /// What its flow is worth.
+    pub weight: Weight,
+    /// As [`Asked::wakeup`](super::Asked::wakeup).
+    pub wakeup: Option<Rules>,
 }
 
 #[derive(Debug)]
@@ -52,6 +75,8 @@ struct Flow {
 struct Line {
     flows: VecDeque<usize>,
     packets: u32,
+    /// Packets that there is room for.
+    room: usize,
     /// Its first flow found no member in this look.
     passed: bool,
 }
@@ -73,11 +98,14 @@ impl Lines {
         if self.lines.len() <= at {
             self.lines.resize_with(at + 1, Line::default);
         }
-        self.lines[at].flows.reserve(packets);
-        let most = self.len() + packets;
-        self.flows.reserve(most);
-        self.nodes.reserve(most);
-        self.by_connection.reserve(most);
+        let line = &mut self.lines[at];
+        line.room = line.room.max(packets);
+        line.flows.reserve(packets);
+        // Of all lines: what is free is above what waits now.
+        let room = self.lines.iter().map(|line| line.room).sum::<usize>();
+        self.flows.reserve(room);
+        self.nodes.reserve(room);
+        self.by_connection.reserve(room);
     }
 
     /// Packets that wait.
@@ -88,6 +116,23 @@ impl Lines {
     /// Whether none does.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
+    }
+
+    /// Flows that wait for a service.
+    pub fn flows_of(&self, service: u16) -> usize {
+        self.lines.get(service as usize).map_or(0, |line| line.flows.len())
+    }
+
+    /// Whether packets of a connection wait.
+    #[inline]
+    pub fn holds(&self, connection: &FlowKey) -> bool {
+        !self.is_empty() && self.by_connection.contains_key(connection)
+    }
+
+    /// Whether the first packet of a service's line is the last one of its flow that waits.
+    pub fn is_last(&self, service: u16) -> bool {
+        let flow = self.lines.get(service as usize).and_then(|line| self.flows.get(*line.flows.front()?));
+        flow.is_none_or(|flow| flow.first == flow.last)
     }
 
     /// Packets that wait for a service.
@@ -103,8 +148,8 @@ impl Lines {
             return Some(waiting);
         }
         let known = self.by_connection.get(&connection).copied();
-        let service = known.map_or(waiting.service, |flow| self.nodes[self.flows[flow].first].waiting.service);
-        let waiting = Waiting { service, ..waiting };
+        let service = known.map_or(waiting.wanted.service, |flow| self.nodes[self.flows[flow].first].waiting.wanted.service);
+        let waiting = Waiting { wanted: Wanted { service, ..waiting.wanted }, ..waiting };
         if self.lines.len() <= service as usize {
             self.reserve(service, 1);
         }
@@ -154,35 +199,128 @@ impl Lines {
         Some(waiting)
     }
 
-    /// The first flow of a service's line waits on, for `lacking`: in that service's line, at the end, if it is another. The line that it was in
-    /// is passed over until the next look if it stays there.
-    pub fn pass(&mut self, service: u16, lacking: u16) {
-        let Some(line) = self.lines.get_mut(service as usize) else { return };
-        if service == lacking {
+    /// The first flow of a service's line waits on, for `lacking`: in that service's line, at the end, if it is another and has room for
+    /// `most`. The line where it waits then is passed over until the next look.
+    pub fn pass(&mut self, service: u16, lacking: u16, most: u32) {
+        let moves = service != lacking && self.move_first(service, lacking, most).is_some();
+        if let Some(line) = self.lines.get_mut(if moves { lacking } else { service } as usize) {
             line.passed = true;
-            return;
         }
-        let Some(flow) = line.flows.pop_front() else { return };
-        if self.lines.len() <= lacking as usize {
-            self.reserve(lacking, 1);
+    }
+
+    fn move_first(&mut self, from: u16, to: u16, most: u32) -> Option<()> {
+        let flow = *self.lines.get(from as usize)?.flows.front()?;
+        let next = |at: &usize| self.nodes.get(*at).map(|node| node.next).filter(|next| *next != NONE);
+        let nodes: Vec<usize> = std::iter::successors(Some(self.flows[flow].first), next).collect();
+        let moved = nodes.len() as u32;
+        if self.lines.len() <= to as usize || self.of(to) + moved > most {
+            return None;
         }
-        let (mut at, mut moved) = (self.flows[flow].first, 0);
-        while let Some(node) = self.nodes.get_mut(at) {
-            node.waiting.service = lacking;
-            (at, moved) = (node.next, moved + 1);
-        }
-        self.lines[service as usize].packets -= moved;
-        let to = &mut self.lines[lacking as usize];
-        to.packets += moved;
-        to.flows.push_back(flow);
-        // Whoever waits there has been looked at, or is before it.
-        to.passed = true;
+        nodes.into_iter().for_each(|node| self.nodes[node].waiting.wanted.service = to);
+        let line = &mut self.lines[from as usize];
+        line.packets -= moved;
+        line.flows.pop_front();
+        let line = &mut self.lines[to as usize];
+        line.packets += moved;
+        line.flows.push_back(flow);
+        Some(())
     }
 
     /// Any packet leaves.
     pub fn pop_any(&mut self) -> Option<Waiting> {
         let service = self.lines.iter().position(|line| line.packets > 0)?;
         self.pop(service as u16)
+    }
+}
+
+impl Director {
+    /// What the packet wants that was decided about last, if it was told to wait.
+    pub fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    /// Keeps a packet that waits for a member of a pool. Gives a packet that is to be dropped for it, if too many wait: the one that has waited
+    /// longest.
+    #[cold]
+    pub fn wait(&mut self, wanted: Wanted, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> Option<Packet> {
+        let thread = self.thread;
+        let Some(seats) = self.seats(wanted.service) else { return Some(packet) };
+        let most = seats.table.pool.queue;
+        seats.counters(thread).waits.add(1);
+        // A member may have become idle since it was told to wait.
+        self.freed |= seats.pool.count(State::Idle) > 0;
+        let waiting = Waiting { packet, key: *key, flags, tcp, wanted, since_ns: now_ns };
+        let (connection, _) = key.connection();
+        let gone = self.waiting.push(connection, waiting, most)?;
+        self.count_drop(gone.wanted.service);
+        Some(gone.packet)
+    }
+
+    fn count_drop(&self, service: u16) {
+        if let Some(seats) = self.seats(service) {
+            seats.counters(self.thread).drops.add(1);
+        }
+    }
+
+    /// Whether those that wait are to be looked at: a member became idle, or some time has passed. The look begins then.
+    #[inline]
+    pub fn wants_look(&mut self, now_ns: u64) -> bool {
+        if self.waiting.is_empty() {
+            return false;
+        }
+        let due = self.freed || now_ns.saturating_sub(self.looked_ns) >= LOOK_NS;
+        if due {
+            self.freed = false;
+            self.looked_ns = now_ns;
+            self.waiting.look();
+        }
+        due
+    }
+
+    /// The next packet that may go, if there is a member for it now; or that has waited for too long, which [`Director::is_over`] says. It waits
+    /// until it [leaves](Director::leaves).
+    pub fn next_waiting(&self) -> Option<Waiting> {
+        self.waiting.first()
+    }
+
+    /// Whether a packet has waited for too long.
+    pub fn is_over(&self, waiting: &Waiting, now_ns: u64) -> bool {
+        now_ns.saturating_sub(waiting.since_ns) >= LONGEST_WAIT_NS
+    }
+
+    /// The packet that [`Director::next_waiting`] gave waits no more.
+    pub fn leaves(&mut self, waiting: &Waiting) {
+        self.waiting.pop(waiting.wanted.service);
+    }
+
+    /// The same, and it is dropped.
+    pub fn gives_up(&mut self, waiting: &Waiting) {
+        self.leaves(waiting);
+        self.count_drop(waiting.wanted.service);
+    }
+
+    /// Whether no other packet of its flow waits behind the one that [`Director::next_waiting`] gave.
+    pub fn is_last(&self, waiting: &Waiting) -> bool {
+        self.waiting.is_last(waiting.wanted.service)
+    }
+
+    /// There was no member for the packet that [`Director::next_waiting`] gave, for which [`Director::wanted`] says what it lacks: its flow
+    /// waits on.
+    pub fn waits_on(&mut self, waiting: &Waiting) {
+        let lacking = self.wanted.service;
+        let most = self.seats(lacking).map_or(0, |seats| seats.table.pool.queue);
+        self.waiting.pass(waiting.wanted.service, lacking, most);
+    }
+
+    /// Its NF takes no packets now: the line where it is first stands until the next look.
+    pub fn stands(&mut self, waiting: &Waiting) {
+        let service = waiting.wanted.service;
+        self.waiting.pass(service, service, 0);
+    }
+
+    /// Any packet that waits, no more.
+    pub fn take_waiting(&mut self) -> Option<Waiting> {
+        self.waiting.pop_any()
     }
 }
 
@@ -201,7 +339,8 @@ mod tests {
     }
 
     fn waiting(flow: u8, service: u16, frame: u32) -> Waiting {
-        Waiting { packet: packet(frame), key: key(flow), flags: 0, tcp: 0, service, since_ns: 0 }
+        let wanted = Wanted { service, ..Wanted::default() };
+        Waiting { packet: packet(frame), key: key(flow), flags: 0, tcp: 0, wanted, since_ns: 0 }
     }
 
     fn frames(lines: &mut Lines, service: u16) -> Vec<u32> {
@@ -236,15 +375,19 @@ mod tests {
     #[test]
     fn a_flow_that_lacks_another_service_waits_there_and_holds_up_nobody() {
         let mut lines = Lines::default();
+        lines.reserve(3, 8);
         for (flow, frame) in [(1, 0), (2, 1), (1, 2)] {
             lines.push(key(flow), waiting(flow, 0, frame), 8);
         }
         lines.look();
-        assert_eq!(lines.first().unwrap().packet.frame, 0);
-        lines.pass(0, 3);
+        assert_eq!((lines.first().unwrap().packet.frame, lines.is_last(0)), (0, false));
+        assert!(lines.holds(&key(1)) && !lines.holds(&key(3)));
+        lines.pass(0, 3, 2);
+        assert_eq!((lines.of(0), lines.of(3), lines.flows_of(3)), (1, 2, 1));
+        assert_eq!((lines.first().unwrap().packet.frame, lines.is_last(0)), (1, true));
+        // There is no room for another flow.
+        lines.pass(0, 3, 2);
         assert_eq!((lines.of(0), lines.of(3)), (1, 2));
-        assert_eq!(lines.first().unwrap().packet.frame, 1);
-        lines.pass(0, 0);
         assert!(lines.first().is_none(), "until the next look");
         // What comes of it goes where it waits.
         lines.push(key(1), waiting(1, 0, 4), 8);

@@ -415,6 +415,7 @@ impl Supervisor {
                 .collect(),
             controller_ns: governed.counters.controller_ns.load(Ordering::Relaxed),
             longest_wait_ns: governed.counters.longest_wait_ns.load(Ordering::Relaxed),
+            wait_ns: api::Distribution::from(&governed.counters.waits_ns.snapshot()),
             failures: governed.counters.failures.load(Ordering::Relaxed),
         };
         self.outside.cores.iter().map(report).collect()

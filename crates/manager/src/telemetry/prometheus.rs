@@ -533,6 +533,7 @@ mod tests {
                     turns: [("slice".into(), 7)].into(),
                     controller_ns: 2_500_000_000,
                     longest_wait_ns: 1_500_000,
+                    wait_ns: Default::default(),
                     ..Default::default()
                 }],
                 pools: vec![Pool {

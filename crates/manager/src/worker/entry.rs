@@ -121,7 +121,7 @@ pub(super) fn classify(
             found => decide(classifier, registry, plane, director, clock, held[i], (i, found, owned.tcp[from + i])),
         };
         if owned.paths[from + i] == chain::WAIT {
-            owned.waiting[from + i] = *classifier.key(i);
+            owned.waiting[from + i] = (*classifier.key(i), director.wanted());
         }
     }
 }
@@ -194,8 +194,8 @@ fn decide(
         let tables = &plane.tables;
         let wakeup = rule.and_then(|rule| tables.rules.rules()[rule].wakeup);
         let weight = rule.map_or_else(Default::default, |rule| tables.rules.rules()[rule].weight);
-        let (hash, note) = (classifier.hash(i), advised.note);
-        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, note, weight, wakeup };
+        let (hash, note, settles) = (classifier.hash(i), advised.note, advised.settles);
+        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, weight, wakeup };
         let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
         if let Some(rule) = rule {
             tables.rules.count(rule, plane.index);
@@ -238,15 +238,8 @@ fn noted(classifier: &mut Classifier, plane: &mut Plane, packet: Packet, i: usiz
 #[cold]
 pub(super) fn wait(plane: &mut Plane, director: &mut Director, owned: &OwnedQueue, from: usize, to: usize) {
     for i in from..to {
-        let key = &owned.waiting[i];
-        let tables = &plane.tables;
-        let chain =
-            tables.rules.first_rule(key).and_then(|rule| tables.chains.get(tables.rules.rules()[rule].chain as usize)?.as_ref());
-        let Some(chain) = chain else {
-            refuse(plane, owned, chain::NONE_IDLE, i, i + 1);
-            continue;
-        };
-        if let Some(gone) = director.wait(chain, owned.packets[i], key, owned.flags[i], owned.tcp[i], plane.now_ns) {
+        let (key, wanted) = &owned.waiting[i];
+        if let Some(gone) = director.wait(*wanted, owned.packets[i], key, owned.flags[i], owned.tcp[i], plane.now_ns) {
             plane.none_idle.add(1);
             owned.counters.entry_drops.add(1);
             plane.discard(gone.frame);
@@ -277,7 +270,8 @@ pub(super) fn direct(
         let flags = tcp::flags(&head[..n]).filter(|_| is_tcp).unwrap_or(0);
         let hash = classifier.table().hash_of(key);
         let weight = Default::default();
-        let asked = Asked { key, hash, chain: way, flags, old: None, has_waited: false, note: 0, weight, wakeup: None };
+        let (has_waited, settles) = (false, false);
+        let asked = Asked { key, hash, chain: way, flags, old: None, has_waited, settles, note: 0, weight, wakeup: None };
         let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
         let number = director.decide(&asked, &mut env);
         // The next packet of the flow asks the advice, and is counted by what that says.
@@ -292,7 +286,7 @@ pub(super) fn direct(
                 plane.discard(packet.frame);
             }
             None if number == chain::WAIT => {
-                if let Some(gone) = director.wait(way, *packet, key, key.flags(), flags, plane.now_ns) {
+                if let Some(gone) = director.wait(director.wanted(), *packet, key, key.flags(), flags, plane.now_ns) {
                     plane.none_idle.add(1);
                     plane.discard(gone.frame);
                 }

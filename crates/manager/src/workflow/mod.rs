@@ -31,6 +31,7 @@ use rustix::process::Pid;
 use sluice_policy::sched::cost::{Idle, Outside};
 use sluice_policy::sched::workflow::{Member, Move, Reading, Rings, Settings, Why, Workflow};
 use sluice_shm::clock::monotonic_ns;
+use sluice_shm::histogram::AtomicHistogram;
 
 use self::rings::NfRings;
 use crate::chain::{PathRegistry, Tables};
@@ -54,6 +55,8 @@ pub struct Counters {
     pub controller_ns: AtomicU64,
     /// The longest that an NF with work has waited for its turn, in nanoseconds.
     pub longest_wait_ns: AtomicU64,
+    /// At each turn that begins or ends: the longest wait since the one before, in nanoseconds, if anybody waited.
+    pub waits_ns: AtomicHistogram,
     /// Times that the controller failed, other than that a process had ended.
     pub failures: AtomicU64,
 }
@@ -257,7 +260,10 @@ impl CoreSchedule {
             self.weigh(to);
         }
         let longest = self.workflow.take_longest_wait_ns();
-        self.counters.longest_wait_ns.fetch_max(longest, Ordering::Relaxed);
+        if longest > 0 {
+            self.counters.longest_wait_ns.fetch_max(longest, Ordering::Relaxed);
+            self.counters.waits_ns.record(longest);
+        }
     }
 
     /// A turn has begun: it has the weight against whoever else is on the core that its share says.

@@ -30,6 +30,7 @@ fn schedule(daemon: &mut Daemon, nfs: usize) -> Option<Schedule> {
         refused || s.status.schedules.iter().any(|schedule| schedule.nfs.len() == nfs)
     });
     if refused {
+        assert!(std::env::var_os("CI").is_none(), "nothing is left out here: {}", daemon.log());
         eprintln!("left out: {}", daemon.log());
         return None;
     }

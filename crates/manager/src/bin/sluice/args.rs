@@ -127,6 +127,12 @@ Examples:
     /// Say what this host has of cache control, what is missing, and what to do; no daemon is needed
     #[command(after_help = crate::doctor::HELP)]
     Doctor(crate::doctor::DoctorArgs),
+    /// Promises to tenants: add, list, show and remove; no daemon is needed
+    #[command(after_help = crate::slo::HELP)]
+    Slo(crate::slo::SloArgs),
+    /// Servers and what is promised on them; on how few it could be kept
+    #[command(after_help = crate::plan::HELP)]
+    Plan(crate::plan::PlanArgs),
     /// Write completions for a shell
     #[command(after_help = "\
 Examples:

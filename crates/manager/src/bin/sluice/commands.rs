@@ -17,7 +17,7 @@ use sluice_manager::port;
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
 use crate::table::{Table, colour};
-use crate::{doctor, estimate, pack, profile, show, simulate, top};
+use crate::{doctor, estimate, pack, plan, profile, show, simulate, slo, top};
 
 /// Something on the command line makes no sense: exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +49,8 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Profile(args) => profile::run(&args, out),
         Command::Pack(args) => pack::run(&args, &mut client()?, out),
         Command::Doctor(args) => doctor::run(&args, out),
+        Command::Slo(args) => slo::run(&args, out),
+        Command::Plan(args) => plan::run(&args, out),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "sluice", &mut text);
@@ -405,7 +407,7 @@ fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result
 }
 
 /// The text of a file, or of standard input for `-`.
-fn read(path: &Path) -> anyhow::Result<String> {
+pub fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     if path == Path::new("-") {
         std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;

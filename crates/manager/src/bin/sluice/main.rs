@@ -9,9 +9,11 @@ mod doctor;
 mod estimate;
 mod number;
 mod pack;
+mod plan;
 mod profile;
 mod show;
 mod simulate;
+mod slo;
 mod table;
 mod top;
 

@@ -1,0 +1,268 @@
+//! `sluice plan optimise`: the least number of servers, and the steps to get there.
+//!
+//! Servers of one shape are one problem, one after the other, each in the background thread of the optimiser and within what is left of the
+//! time. The plan is not locked meanwhile: if somebody else has changed it when the answer is there, the answer is thrown away.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde::Serialize;
+use sluice_slo::demand::Demand;
+use sluice_slo::migration::{self, Migration, Old, Step};
+use sluice_slo::optimiser::background::Background;
+use sluice_slo::optimiser::{IS_BUILT, OptimiserError};
+use sluice_slo::placement::ServerShape;
+
+use super::folder::{Folder, Plan};
+use super::profiles::Profiles;
+use crate::args::seconds;
+use crate::commands::json;
+
+/// What `sluice plan optimise --help` says below the options.
+pub const HELP: &str = "\
+Examples:
+  sluice plan optimise                            how few servers would do, within a minute
+  sluice plan optimise --limit 10 --threshold 3   ten seconds, and only if three servers or more are saved
+  sluice plan optimise --leave-old --apply        old flows stay where they are until they end
+
+At each step every promise is kept: steps that move nobody come first, new instances run before old ones stop. If time is out, the best
+answer counts that was found, with how far it may be from the least; if none is better, the placement stays as it is.
+A build with `--features optimiser` is needed.";
+
+/// Arguments of `sluice plan optimise`.
+#[derive(Debug, Args)]
+pub struct OptimiseArgs {
+    /// Time for the solver
+    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, value_parser = seconds)]
+    limit: f64,
+    /// Servers that it must save, or nobody is moved
+    #[arg(long, value_name = "SERVERS", default_value_t = 1)]
+    threshold: usize,
+    /// Flows of an instance that is to go stay until they end; without it, they move with the new ones
+    #[arg(long)]
+    leave_old: bool,
+    /// Take the answer as the new placement
+    #[arg(long)]
+    apply: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Serialize)]
+struct Answer {
+    /// Servers in use now.
+    servers_now: usize,
+    /// Servers that the solution takes.
+    servers: usize,
+    /// Servers that are needed at least.
+    at_least: usize,
+    /// How many servers too many it may be, as a part of those that it takes.
+    gap: f64,
+    /// Whether time was out.
+    timed_out: bool,
+    /// Whether the placement was replaced.
+    applied: bool,
+    /// The steps; none if they save too little.
+    migration: Option<Migration>,
+}
+
+/// Runs the optimiser, tells what came of it, and takes it over if asked.
+pub fn run(folder: &Folder, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    if !IS_BUILT {
+        return Err(OptimiserError::NotBuilt.into());
+    }
+    let mut plan = folder.read()?;
+    let mut answer = solve(&plan, &Profiles::read(folder)?, args)?;
+    if let Some(migration) = answer.migration.as_ref().filter(|migration| args.apply && !migration.steps.is_empty()) {
+        let _lock = folder.lock()?;
+        ensure!(
+            folder.read()? == plan,
+            "the plan was changed while the optimiser ran, so its answer is for another one: nothing was moved; run it again"
+        );
+        plan.placement = migration.placement.clone();
+        folder.write(&plan)?;
+        answer.applied = true;
+    }
+    if args.json {
+        return json(out, &answer);
+    }
+    print(&answer, args, out)?;
+    if answer.applied {
+        writeln!(out, "written to {}", folder.placement().display())?;
+    }
+    Ok(())
+}
+
+/// The shapes of the servers that are in use.
+fn shapes(plan: &Plan) -> Vec<ServerShape> {
+    let mut shapes: Vec<ServerShape> = Vec::new();
+    for server in plan.placement.servers.iter().filter(|server| !server.instances.is_empty()) {
+        if !shapes.contains(&server.shape) {
+            shapes.push(server.shape.clone());
+        }
+    }
+    shapes
+}
+
+fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Result<Answer> {
+    let until = Instant::now() + Duration::from_secs_f64(args.limit);
+    let servers_now = plan.placement.used();
+    let mut answer = Answer { servers_now, servers: 0, at_least: 0, gap: 0.0, timed_out: false, applied: false, migration: None };
+    let mut target = plan.placement.clone();
+    for shape in shapes(plan) {
+        let demands = demands(plan, profiles, &shape)?;
+        let left = until.saturating_duration_since(Instant::now());
+        let outcome = Background::start(demands, shape, target, left).context("the system gives no thread")?.wait()?;
+        answer.servers += outcome.solution.servers();
+        answer.at_least += outcome.solution.bound;
+        answer.timed_out |= outcome.solution.timed_out;
+        target = outcome.placement;
+    }
+    if answer.servers > 0 {
+        answer.gap = answer.servers.saturating_sub(answer.at_least) as f64 / answer.servers as f64;
+    }
+    if servers_now.saturating_sub(answer.servers) >= args.threshold {
+        let old = if args.leave_old { Old::Stay } else { Old::Follow };
+        answer.migration = Some(migration::plan(&plan.placement, &target, 0.0, old)?);
+    }
+    Ok(answer)
+}
+
+/// What the SLOs on servers of this shape need.
+fn demands(plan: &Plan, profiles: &Profiles, shape: &ServerShape) -> anyhow::Result<Vec<Demand>> {
+    let own = |slo: &str| {
+        let mut there = plan.placement.instances().filter(|(at, _)| plan.placement.servers[*at].shape == *shape);
+        there.any(|(_, instance)| instance.slo == slo)
+    };
+    let mut demands = Vec::new();
+    for admitted in plan.slos.iter().filter(|admitted| own(&admitted.slo.name)) {
+        let profile = profiles.of(&admitted.slo.name, &admitted.profile)?;
+        demands.push(Demand::of(&admitted.slo, profile, shape).with_context(|| format!("SLO \"{}\"", admitted.slo.name))?);
+    }
+    Ok(demands)
+}
+
+fn print(answer: &Answer, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let Answer { servers_now, servers, at_least, gap, timed_out, .. } = *answer;
+    if servers_now == 0 {
+        return Ok(writeln!(out, "nothing is promised, so no server is in use")?);
+    }
+    let count = |n: usize, what: &str| if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") };
+    let proof = match gap {
+        0.0 => "no fewer would do".into(),
+        gap => format!("at least {at_least} are needed (gap {:.1} %)", gap * 100.0),
+    };
+    let time = if timed_out { "; the solver ran out of time" } else { "" };
+    writeln!(out, "{} in use, {servers} would do, and {proof}{time}", count(servers_now, "server"))?;
+    let Some(migration) = &answer.migration else {
+        let saves = count(servers_now.saturating_sub(servers), "server");
+        let threshold = args.threshold;
+        return Ok(writeln!(out, "{saves} saved is less than the threshold of {threshold}: the placement stays as it is")?);
+    };
+    if migration.steps.is_empty() {
+        return Ok(writeln!(out, "everything is where it should be")?);
+    }
+    let (saves, starts) = (count(migration.saves, "server"), count(migration.starts, "instance"));
+    writeln!(out, "{saves} saved, {starts} started, in {}:", count(migration.steps.len(), "step"))?;
+    for (i, step) in migration.steps.iter().enumerate() {
+        writeln!(out, "{:>4}  {}", i + 1, said(step))?;
+    }
+    Ok(())
+}
+
+fn said(step: &Step) -> String {
+    let ways = |ways: u32| if ways == 0 { "shared class".into() } else { format!("{ways} ways") };
+    match step {
+        Step::Resize { server, slo, number, from, to, .. } => {
+            format!("resize {slo}.{number} on {server}: {} → {}", ways(*from), ways(*to))
+        }
+        Step::Start { server, instance } => {
+            let cores = instance.cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+            format!("start {}.{} on {server}: core {cores}, {}", instance.slo, instance.number, ways(instance.ways))
+        }
+        Step::Redirect { slo, away_from, old } => {
+            let away = away_from.iter().map(|number| format!("{slo}.{number}")).collect::<Vec<_>>().join(", ");
+            match (away_from.is_empty(), old) {
+                (true, _) => format!("divide new flows of {slo} anew"),
+                (false, Old::Stay) => format!("send no new flows to {away}; its old ones stay until they end"),
+                (false, Old::Follow) => format!("send no flows to {away}, old ones neither"),
+            }
+        }
+        Step::Stop { server, slo, number } => format!("stop {slo}.{number} on {server}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::folder::tests::{admit, plan, slo};
+    use super::*;
+
+    fn args(apply: bool) -> OptimiseArgs {
+        OptimiseArgs { limit: 60.0, threshold: 1, leave_old: true, apply, json: false }
+    }
+
+    fn text(folder: &Folder, args: &OptimiseArgs) -> anyhow::Result<String> {
+        let mut out = Vec::new();
+        run(folder, args, &mut out)?;
+        Ok(String::from_utf8(out)?)
+    }
+
+    /// A plan on two servers that one could carry.
+    fn spread() -> (tempfile::TempDir, Folder) {
+        let (dir, folder) = plan(3);
+        let mut plan = folder.read().unwrap();
+        admit(&folder, &mut plan, slo("acme", "nat-zipf", 2e6, 100.0));
+        admit(&folder, &mut plan, slo("web", "firewall", 2e6, 100.0));
+        let servers = &mut plan.placement.servers;
+        let moved = servers[0].instances.iter().position(|instance| instance.slo == "web").unwrap();
+        let moved = servers[0].instances.remove(moved);
+        servers[1].instances.push(moved);
+        folder.write(&plan).unwrap();
+        (dir, folder)
+    }
+
+    #[test]
+    fn without_a_solver_one_error_says_so() {
+        let (_dir, folder) = spread();
+        let before = std::fs::read(folder.placement()).unwrap();
+        if !IS_BUILT {
+            assert!(text(&folder, &args(true)).unwrap_err().to_string().contains("--features optimiser"));
+            assert_eq!(std::fs::read(folder.placement()).unwrap(), before);
+        }
+    }
+
+    #[test]
+    fn a_server_is_saved_and_the_steps_are_told() {
+        let (_dir, folder) = spread();
+        if !IS_BUILT {
+            return;
+        }
+        let before = std::fs::read(folder.placement()).unwrap();
+        let told = text(&folder, &args(false)).unwrap();
+        assert!(
+            told.starts_with("2 servers in use, 1 would do, and no fewer would do\n1 server saved, 1 instance started"),
+            "{told}"
+        );
+        assert!(told.contains("stay until they end"), "{told}");
+        assert_eq!(std::fs::read(folder.placement()).unwrap(), before, "nothing is changed unasked");
+        let many = text(&folder, &OptimiseArgs { threshold: 2, ..args(true) }).unwrap();
+        assert!(many.ends_with("less than the threshold of 2: the placement stays as it is\n"), "{many}");
+        assert_eq!(std::fs::read(folder.placement()).unwrap(), before);
+        assert!(text(&folder, &args(true)).unwrap().contains("written to "));
+        let after = folder.read().unwrap();
+        assert_eq!((after.placement.used(), after.slos.len()), (1, 2));
+    }
+
+    #[test]
+    fn a_profile_that_is_gone_is_asked_for() {
+        let (dir, folder) = spread();
+        std::fs::remove_file(dir.path().join("profiles/firewall.json")).unwrap();
+        let plan = folder.read().unwrap();
+        let error = solve(&plan, &Profiles::read(&folder).unwrap(), &args(false));
+        assert!(error.unwrap_err().to_string().contains("web was admitted is no longer in"));
+    }
+}

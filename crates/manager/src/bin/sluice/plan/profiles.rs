@@ -1,0 +1,248 @@
+//! The profiles of a plan, and which of them an SLO is admitted by.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use anyhow::{Context, bail, ensure};
+use serde::Deserialize;
+use sluice_slo::placement::Placement;
+use sluice_slo::profile::{Digest, Key, Profile, ProfileError};
+use sluice_slo::slo::{Promise, Slo, Workload};
+
+use super::folder::Folder;
+
+/// An SLO as it is written: its configuration may be left out where only one is profiled.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Asked {
+    /// Its name.
+    pub name: String,
+    /// What runs.
+    pub workload: Workload,
+    /// Digest of its configuration.
+    pub configuration: Option<Digest>,
+    /// Its traffic.
+    pub traffic: String,
+    /// What is promised.
+    pub promise: Promise,
+}
+
+impl Asked {
+    /// Reads one from TOML, or from JSON if it begins as that does.
+    pub fn parse(text: &str) -> anyhow::Result<Self> {
+        Ok(if text.trim_start().starts_with('{') { serde_json::from_str(text)? } else { toml::from_str(text)? })
+    }
+
+    /// With the configuration that a profile is of, unless it names one.
+    pub fn with(&self, configuration: &Digest) -> Slo {
+        let Self { name, workload, traffic, promise, .. } = self.clone();
+        Slo { name, workload, configuration: self.configuration.as_ref().unwrap_or(configuration).clone(), traffic, promise }
+    }
+}
+
+/// The programs that NFs run, as far as they are known.
+pub type Programs = BTreeMap<String, Digest>;
+
+/// All profiles of a plan.
+pub struct Profiles {
+    folder: PathBuf,
+    good: Vec<(PathBuf, Profile)>,
+    /// What is wrong with others.
+    bad: Vec<String>,
+}
+
+impl Profiles {
+    /// Reads them. One that cannot be used matters only to who needs it.
+    pub fn read(plan: &Folder) -> anyhow::Result<Self> {
+        let folder = plan.path().join("profiles");
+        let (mut good, mut bad) = (Vec::new(), Vec::new());
+        let cannot = || format!("cannot read {}: put profiles there, as `sluice plan --help` shows", folder.display());
+        let mut paths = Vec::new();
+        for entry in std::fs::read_dir(&folder).with_context(cannot)? {
+            paths.push(entry.with_context(cannot)?.path());
+        }
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+        paths.sort();
+        for path in paths {
+            match Profile::load(&path) {
+                Ok(profile) => good.push((path, profile)),
+                // Its message names the file.
+                Err(error @ ProfileError::File { .. }) => bad.push(format!("{error}; move it away, or profile again")),
+                Err(error) => bad.push(format!("profile {}: {error}", path.display())),
+            }
+        }
+        Ok(Self { folder, good, bad })
+    }
+
+    /// What is wrong with those that are left out.
+    pub fn bad(&self) -> &[String] {
+        &self.bad
+    }
+
+    /// The profile by which an SLO was admitted.
+    pub fn of(&self, slo: &str, key: &Key) -> anyhow::Result<&Profile> {
+        let found = self.good.iter().find(|(_, profile)| profile.key == *key);
+        let bad = if self.bad.is_empty() { String::new() } else { format!(" ({})", self.bad.join("; ")) };
+        found.map(|(_, profile)| profile).with_context(|| {
+            let folder = self.folder.display();
+            format!("the profile by which {slo} was admitted is no longer in {folder}{bad}: put it back, or remove and add the SLO")
+        })
+    }
+
+    /// The profiles of what an SLO asks for, one for each processor that servers have, and the SLO with its configuration.
+    pub fn choose(&self, asked: &Asked, programs: &Programs, placement: &Placement) -> anyhow::Result<(Slo, Vec<&Profile>)> {
+        let own: Vec<_> = self.good.iter().filter(|(_, profile)| profile.key.workload == asked.workload).collect();
+        if own.is_empty() {
+            let folder = self.folder.display();
+            ensure!(self.bad.is_empty(), "no profile of \"{}\" in {folder} can be used: {}", asked.workload, self.bad.join("; "));
+            let known: BTreeSet<String> = self.good.iter().map(|(_, profile)| profile.key.workload.to_string()).collect();
+            let known = if known.is_empty() { "none".into() } else { known.into_iter().collect::<Vec<_>>().join(", ") };
+            bail!("no profile of \"{}\" is in {folder}: put one there; there are profiles of: {known}", asked.workload);
+        }
+        let (mut fit, mut nearest): (Vec<&Profile>, Option<(u32, String)>) = (Vec::new(), None);
+        for (path, profile) in own {
+            match is_for(profile, asked, programs, placement) {
+                Ok(()) if fit.iter().any(|other| other.key == profile.key) => {}
+                Ok(()) => fit.push(profile),
+                Err(error) => {
+                    let rank = how_near(&error);
+                    if nearest.as_ref().is_none_or(|(best, _)| rank > *best) {
+                        nearest = Some((rank, format!("{}: {error}", path.display())));
+                    }
+                }
+            }
+        }
+        let Some(first) = fit.first() else { bail!("{}", nearest.map_or_else(String::new, |(_, text)| text)) };
+        if let Some(other) = fit.iter().find(|other| other.key.configuration != first.key.configuration) {
+            let (a, b) = (&first.key.configuration, &other.key.configuration);
+            bail!(
+                "\"{}\" is profiled with several configurations ({a}, {b}): say which in the SLO, configuration = \"{a}\"",
+                asked.workload
+            );
+        }
+        if fit.iter().any(|other| other.key.binaries != first.key.binaries) {
+            bail!("several binaries of \"{}\" are profiled: say which runs, with --binary NF=FILE", asked.workload);
+        }
+        Ok((asked.with(&first.key.configuration), fit))
+    }
+}
+
+/// Whether a profile is of what is asked for, of the programs that are known, and of some server's processor.
+fn is_for(profile: &Profile, asked: &Asked, programs: &Programs, placement: &Placement) -> Result<(), ProfileError> {
+    let services = match &asked.workload {
+        Workload::Nf(service) => std::slice::from_ref(service),
+        Workload::Chain(services) => services,
+    };
+    let mut binaries = profile.key.binaries.clone();
+    for (binary, service) in binaries.iter_mut().zip(services) {
+        if let Some(known) = programs.get(service) {
+            *binary = known.clone();
+        }
+    }
+    let cpus = || placement.servers.iter().map(|server| server.shape.cpu.as_str());
+    let cpu = cpus().find(|cpu| *cpu == profile.key.cpu).or_else(|| cpus().next()).unwrap_or_default();
+    profile.is_for(&asked.with(&profile.key.configuration), &binaries, cpu)
+}
+
+/// How much of a profile is right.
+fn how_near(error: &ProfileError) -> u32 {
+    match error {
+        ProfileError::Cpu { .. } => 3,
+        ProfileError::Binary { .. } => 2,
+        ProfileError::Other { what: "traffic", .. } => 1,
+        _ => 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::folder::tests::plan;
+    use super::*;
+
+    const TOML: &str = r#"
+name = "acme"
+workload = { nf = "nat-zipf" }
+traffic = "sample"
+promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
+"#;
+
+    fn said(folder: &Folder, asked: &Asked, programs: &Programs) -> String {
+        let (profiles, plan) = (Profiles::read(folder).unwrap(), folder.read().unwrap());
+        format!("{:#}", profiles.choose(asked, programs, &plan.placement).unwrap_err())
+    }
+
+    /// Changes the profile of the NAT into another file.
+    fn change(folder: &Folder, file: &str, change: impl FnOnce(&mut Profile)) {
+        let at = |name: &str| folder.path().join("profiles").join(name);
+        let mut profile = Profile::load(&at("nat-zipf.json")).unwrap();
+        change(&mut profile);
+        profile.save(&at(file)).unwrap();
+    }
+
+    #[test]
+    fn toml_and_json_say_the_same() {
+        let asked = Asked::parse(TOML).unwrap();
+        let json = r#" {"name": "acme", "workload": {"nf": "nat-zipf"}, "traffic": "sample",
+            "promise": {"reserved": {"throughput_pps": 2e6, "latency_us": 80}}}"#;
+        assert_eq!(Asked::parse(json).unwrap(), asked);
+        for (good, wrong) in [("latency_us", "latency_ms"), ("traffic", "trafic"), ("{ nf =", "{ fn =")] {
+            let error = Asked::parse(&TOML.replace(good, wrong)).unwrap_err().to_string();
+            assert!(error.contains(wrong.trim_start_matches("{ ").trim_end_matches(" =")), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_profile_is_found_and_gives_the_configuration() {
+        let (_dir, folder) = plan(1);
+        let (profiles, plan) = (Profiles::read(&folder).unwrap(), folder.read().unwrap());
+        let (slo, found) = profiles.choose(&Asked::parse(TOML).unwrap(), &Programs::new(), &plan.placement).unwrap();
+        assert_eq!((slo.configuration, found.len()), (Digest::of(b""), 1));
+        let programs = Programs::from([("nat-zipf".into(), Digest::of(b"nat-zipf"))]);
+        assert!(profiles.choose(&Asked::parse(TOML).unwrap(), &programs, &plan.placement).is_ok());
+        assert!(profiles.of("acme", &found[0].key).is_ok());
+        let other = Key { traffic: "other".into(), ..found[0].key.clone() };
+        assert!(profiles.of("acme", &other).unwrap_err().to_string().contains("put it back"));
+    }
+
+    #[test]
+    fn what_is_of_something_else_is_refused() {
+        let (_dir, folder) = plan(1);
+        let (asked, none) = (Asked::parse(TOML).unwrap(), Programs::new());
+        let of = |from: &str, to: &str| Asked::parse(&TOML.replace(from, to)).unwrap();
+        let unknown = said(&folder, &of("nat-zipf", "dpi"), &none);
+        assert!(unknown.contains("no profile of \"dpi\"") && unknown.contains("firewall, ids, nat-zipf"), "{unknown}");
+        let traffic = said(&folder, &of("sample", "1518 B"), &none);
+        assert!(traffic.contains("nat-zipf.json: the profile is of traffic \"sample\""), "{traffic}");
+        let programs = Programs::from([("nat-zipf".into(), Digest::of(b"newer"))]);
+        assert!(said(&folder, &asked, &programs).contains("another binary of \"nat-zipf\""));
+        let configured = Asked { configuration: Some(Digest::of(b"x")), ..asked.clone() };
+        assert!(said(&folder, &configured, &none).contains("the profile is of configuration"));
+        change(&folder, "nat-zipf.json", |profile| profile.key.cpu = "A".into());
+        assert!(said(&folder, &asked, &none).contains("made on \"A\" and the server has \"sample\": profile there"));
+    }
+
+    #[test]
+    fn a_choice_that_is_not_clear_is_asked_for() {
+        let (_dir, folder) = plan(1);
+        let (asked, none) = (Asked::parse(TOML).unwrap(), Programs::new());
+        change(&folder, "two.json", |profile| profile.key.binaries = vec![Digest::of(b"two")]);
+        assert!(said(&folder, &asked, &none).contains("--binary NF=FILE"));
+        change(&folder, "two.json", |profile| profile.key.configuration = Digest::of(b"two"));
+        assert!(said(&folder, &asked, &none).contains("say which in the SLO, configuration = "));
+    }
+
+    #[test]
+    fn a_broken_profile_matters_to_who_needs_it() {
+        let (_dir, folder) = plan(1);
+        let asked = Asked::parse(TOML).unwrap();
+        let at = |name: &str| folder.path().join("profiles").join(name);
+        std::fs::write(at("broken.json"), "not json").unwrap();
+        let (profiles, plan) = (Profiles::read(&folder).unwrap(), folder.read().unwrap());
+        assert!(profiles.bad()[0].contains("broken.json") && profiles.bad().len() == 1);
+        assert!(profiles.choose(&asked, &Programs::new(), &plan.placement).is_ok());
+        std::fs::remove_file(at("broken.json")).unwrap();
+        change(&folder, "nat-zipf.json", |profile| profile.throughput.points[1].y = 0.0);
+        let said = said(&folder, &asked, &Programs::new());
+        assert!(said.contains("nat-zipf.json: the throughput curve is not monotone") && said.contains("profile again"), "{said}");
+    }
+}
