@@ -194,7 +194,7 @@ fn compare(misses: &Misses) -> Result<Sample, curve::CurveError<Infallible>> {
 /// The paper's rule on all points: its worst distance, and how many points it takes.
 fn papers_rule(all: &[f64]) -> (f64, usize) {
     let mut taken = vec![0, all.len() - 1];
-    let mut open = vec![(0, all.len() - 1)];
+    let mut open = vec![(0usize, all.len() - 1)];
     while let Some((left, right)) = open.pop() {
         let middle = left.midpoint(right);
         if middle == left {

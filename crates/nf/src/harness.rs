@@ -114,14 +114,14 @@ impl<H: Handler> Harness<H> {
 
     fn chunk(&mut self, packets: &[&[u8]]) -> Vec<Outcome> {
         let descriptors = self.give(packets);
-        descriptors
-            .iter()
-            .map(|d| {
-                let mut bytes = vec![0; d.len as usize];
-                assert!(self.arena.read(d.frame, d.offset, &mut bytes), "a packet never leaves its frame");
-                Outcome { verdict: Verdict::of(d), bytes }
-            })
-            .collect()
+        descriptors.iter().map(|d| Outcome { verdict: Verdict::of(d), bytes: self.packet(d) }).collect()
+    }
+
+    /// The bytes of a packet of the last burst.
+    pub(crate) fn packet(&self, descriptor: &Descriptor) -> Vec<u8> {
+        let mut bytes = vec![0; descriptor.len as usize];
+        assert!(self.arena.read(descriptor.frame, descriptor.offset, &mut bytes), "a packet never leaves its frame");
+        bytes
     }
 
     /// Gives the handler one burst, and leaves the packets where they are.

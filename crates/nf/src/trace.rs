@@ -7,7 +7,7 @@
 //! # Approach
 //! - With `SLUICE_TRACE` set, an NF that was built with the feature `trace` attaches to nobody: its handler is made by its own `main`, with its
 //!   own arguments, and run in the [`harness`](crate::harness). All flows once, then packets to warm up, then those that count. The value is
-//!   `packets=N,warm_up=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N,l1=NxN`; what is left out has a default.
+//!   `packets=N,warm_up=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N,l1=NxN,input=0|1,output=0|1`; what is left out has a default.
 //! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the flags). Without the flags nobody calls them,
 //!   and the same program runs under other tools, on the same packets.
 //! - A first cache of `l1=SETSxWAYS` stands here already, least recently used replaced: what it holds goes no further, which leaves a
@@ -16,6 +16,7 @@
 //!   the uppermost bit for a store. Of an access over two lines each that is not held has a record, as of one byte. With no size it is a
 //!   mark, and in place of the address the number of accesses until then, those included that were left out. The first mark ends the
 //!   warm-up, the second the trace.
+//! - NFs of a chain hand packets on: `input=1` takes them from standard input instead, `output=1` writes those that go on ([`relay`]).
 //! - The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion.
 //!
 //! # Limits
@@ -26,19 +27,27 @@
 //! # Source
 //! W. Hörmann and G. Derflinger, Rejection-inversion to generate variates from monotone discrete distributions, 1996.
 
+mod relay;
+
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use sluice_shm::BURST;
+use sluice_shm::descriptor::Descriptor;
 
 use crate::context::Context;
 use crate::error::NfError;
 use crate::harness::Harness;
 use crate::header::checksum;
+use crate::packet::Verdict;
 use crate::run::Handler;
+use relay::Part;
 
 /// Records that are gathered before they are written.
 const RECORDS: usize = 8_192;
+
+/// The harness's clock before the first burst.
+const START_NS: u64 = 1_000_000_000;
 
 /// Most lines that the first cache has.
 const MOST_LINES: usize = 4_096;
@@ -203,12 +212,26 @@ pub(crate) struct Traffic {
     seed: u64,
     /// Sets and ways of the first cache; one line is none.
     l1: (usize, usize),
+    /// Whether packets come from standard input.
+    input: bool,
+    /// Whether packets that go on are written.
+    output: bool,
 }
 
 impl Traffic {
     fn parse(text: &str) -> Result<Self, String> {
-        let mut found =
-            Self { packets: 100_000, warm_up: 0, flows: 1_000, zipf: None, bytes: 60, spread: false, seed: 1, l1: (1, 1) };
+        let mut found = Self {
+            packets: 100_000,
+            warm_up: 0,
+            flows: 1_000,
+            zipf: None,
+            bytes: 60,
+            spread: false,
+            seed: 1,
+            l1: (1, 1),
+            input: false,
+            output: false,
+        };
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
             let number = value.parse::<u64>();
@@ -219,6 +242,8 @@ impl Traffic {
                 ("bytes", Ok(n)) if (60..=1_514).contains(&n) => found.bytes = n as usize,
                 ("spread", Ok(n)) if n <= 1 => found.spread = n == 1,
                 ("seed", Ok(n)) => found.seed = n,
+                ("input", Ok(n)) if n <= 1 => found.input = n == 1,
+                ("output", Ok(n)) if n <= 1 => found.output = n == 1,
                 ("zipf", _) => {
                     let exponent = value.parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 8.0);
                     found.zipf =
@@ -238,7 +263,7 @@ impl Traffic {
                 _ => {
                     return Err(format!(
                         "SLUICE_TRACE: \"{part}\" is not understood; write packets, warm_up, flows (up to 16777216), zipf, bytes (60 to 1514), \
-                         spread (0 or 1), seed or l1, each with = and a number"
+                         spread (0 or 1), seed, l1, input (0 or 1) or output (0 or 1), each with = and a number"
                     ));
                 }
             }
@@ -343,7 +368,12 @@ pub(crate) fn run<H: Handler>(
     let handler = make(&context).map_err(NfError::Handler)?;
     let mut harness = Harness::new(Followed(handler));
     let mut draw = Draw::new(&traffic);
-    let mut now_ns = 1_000_000_000;
+    let mut now_ns = START_NS;
+    if traffic.input {
+        let done = given(&mut harness, traffic.output);
+        std::mem::forget(harness);
+        return done;
+    }
     let mut packets = vec![vec![0; traffic.bytes]; BURST];
     let mut send = |count: u64, next: &mut dyn FnMut(u64) -> u32| {
         for first in (0..count).step_by(BURST) {
@@ -353,7 +383,10 @@ pub(crate) fn run<H: Handler>(
             }
             now_ns += 1_000;
             harness.set_now(now_ns);
-            harness.give(&packets[..n]);
+            let back = harness.give(&packets[..n]);
+            if traffic.output {
+                hand_on(&harness, &back);
+            }
         }
     };
     send(u64::from(traffic.flows), &mut |i| i as u32);
@@ -365,6 +398,40 @@ pub(crate) fn run<H: Handler>(
     // What the handler would say when it is dropped would be taken for records.
     std::mem::forget(harness);
     Ok(())
+}
+
+/// Runs the handler on packets from standard input.
+fn given<H: Handler>(harness: &mut Harness<H>, output: bool) -> Result<(), NfError> {
+    let lost = |e: std::io::Error| NfError::Handler(e.into());
+    let mut input = std::io::stdin().lock();
+    let mut now_ns = START_NS;
+    while let Some(parts) = relay::read(&mut input).map_err(lost)? {
+        for part in parts {
+            match part {
+                Part::Mark => mark(),
+                Part::Burst(packets) => {
+                    now_ns += 1_000;
+                    harness.set_now(now_ns);
+                    let back = if packets.is_empty() { Vec::new() } else { harness.give(&packets) };
+                    if output {
+                        hand_on(harness, &back);
+                    }
+                }
+            }
+        }
+        write_out();
+        std::io::stdout().flush().map_err(lost)?;
+    }
+    Ok(())
+}
+
+/// Writes the packets that go on to the next hop.
+fn hand_on<H: Handler>(harness: &Harness<H>, back: &[Descriptor]) {
+    let on = || back.iter().filter(|descriptor| Verdict::of(descriptor) == Verdict::Next);
+    put(relay::ON | on().count() as u64);
+    on().for_each(|descriptor| relay::words(&harness.packet(descriptor)).for_each(put));
+    // What follows is not the handler.
+    FOLLOWING.store(false, Relaxed);
 }
 
 /// A mark, with the accesses until then.
@@ -392,9 +459,10 @@ mod tests {
 
     #[test]
     fn words_are_read_and_wrong_ones_told() {
-        let found = Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,l1=64x12").unwrap();
+        let found = Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,l1=64x12,output=1").unwrap();
+        let (l1, input, output) = ((64, 12), false, true);
         let wanted =
-            Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9, l1: (64, 12) };
+            Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9, l1, input, output };
         assert_eq!(found, wanted);
         for wrong in
             ["flows=0", "zipf=0", "zipf=x", "bytes=59", "spread=2", "colour=1", "packets", "l1=48x8", "l1=64x0", "l1=4096x2"]

@@ -22,30 +22,34 @@
 //! # Limits
 //! The stand is one thread, which writes the packets: an NF that takes less time for a packet than that is promised what the stand sends. Traffic in
 //! bursts waits longer than traffic that comes evenly. A traced NF that is older than the NF is not noticed. The model's limits are told in
-//! [`sluice_cache::model`]. A chain is not profiled as one: NFs that share a class share its ways, so that their curves do not add up.
+//! [`sluice_cache::model`]. NFs of a [`chain`] share a class and take its ways from each other, so that their own curves do not add up.
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2.
 
+pub mod chain;
 pub mod chase;
 pub mod traffic;
 
 use std::path::{Path, PathBuf};
 
 use sluice_cache::control::{CacheControl, ClassSpec};
-use sluice_cache::model::Curve as Misses;
+use sluice_cache::model::{Curve as Misses, Hierarchy, Sharing};
+use sluice_cache::trace::chain::Traced;
 use sluice_cache::{CacheError, trace};
 use sluice_slo::curve::{self, CurveError};
 use sluice_slo::profile::{CacheUse, Curve, FORM, Key, Profile, Source};
 
 use crate::estimate::stand::{self, Offer, Stand};
 use crate::estimate::{EstimateError, Subject};
-use traffic::{NoPackets, Packets};
+use traffic::{Followed, NoPackets, Packets};
 
 /// Length of a measurement of throughput.
 pub const SAMPLE_NS: u64 = 20_000_000;
-/// Of one of latency; longer, up to a second, where fewer packets than [`ENOUGH`] would come.
+/// Of one of latency; longer, up to a second, where fewer packets than [`ENOUGH`] would be late.
 pub const LATENCY_NS: u64 = 40_000_000;
-const ENOUGH: f64 = 400.0;
+const ENOUGH: f64 = 20.0;
+/// The part of packets that may take longer than a latency that is promised.
+const LATE: f64 = 0.05;
 const LONGEST_NS: f64 = 1e9;
 /// Before the first, and after a change of the class, whose new ways have to fill and whose lost ones are still full.
 const SETTLE_NS: u64 = 100_000_000;
@@ -98,11 +102,14 @@ pub enum MeasureError {
         /// The program's name.
         program: String,
     },
-    /// The traced NF makes its packets itself.
+    /// Nothing comes out of an NF of a chain.
     #[error(
-        "the model of the cache cannot be fed from a capture: describe the traffic instead, such as size=60,flows=1000, or use --cache none"
+        "none of this traffic gets past {name}, so the NFs behind it have nothing to do: profile with traffic that it lets through"
     )]
-    CaptureTraced,
+    Dropped {
+        /// Its name.
+        name: String,
+    },
     /// The kernel does not describe the caches.
     #[error("this host does not say how large its last-level cache is, so there is none to model; use --cache none")]
     NoCache,
@@ -124,15 +131,32 @@ pub fn traced(program: &Path) -> Result<PathBuf, MeasureError> {
     trace::beside(program).ok_or(MeasureError::NotTraced { program: name })
 }
 
+/// This host's caches, and the bytes of the last one.
+fn host_caches() -> Result<(Hierarchy, u64), MeasureError> {
+    let hierarchy = Hierarchy::of_host(&sluice_cache::host::caches(Path::new("/"))).ok_or(MeasureError::NoCache)?;
+    Ok((hierarchy, hierarchy.way_bytes() * u64::from(hierarchy.llc.ways)))
+}
+
 /// An NF's misses, from one run of its traced program on a model of this host's caches, and the bytes of the last one.
 ///
 /// # Errors
 /// [`MeasureError`].
-pub fn misses(traced: &Path, args: &[String], traffic: &trace::Traffic) -> Result<(Misses, u64), MeasureError> {
-    let caches = sluice_cache::host::caches(Path::new("/"));
-    let hierarchy = sluice_cache::model::Hierarchy::of_host(&caches).ok_or(MeasureError::NoCache)?;
-    let found = trace::profile(traced, args, traffic, hierarchy)?;
-    Ok((found, hierarchy.way_bytes() * u64::from(hierarchy.llc.ways)))
+pub fn misses(nf: &Traced, traffic: &Followed) -> Result<(Misses, u64), MeasureError> {
+    if let Followed::Made(traffic) = traffic {
+        let (hierarchy, bytes) = host_caches()?;
+        return Ok((trace::profile(&nf.program, &nf.args, traffic, hierarchy)?, bytes));
+    }
+    let (mut found, bytes) = chain_misses(std::slice::from_ref(nf), traffic)?;
+    Ok((found.remove(0).together, bytes))
+}
+
+/// The same of the NFs of a chain, which share the last cache.
+///
+/// # Errors
+/// [`MeasureError`].
+pub fn chain_misses(nfs: &[Traced], traffic: &Followed) -> Result<(Vec<Sharing>, u64), MeasureError> {
+    let (hierarchy, bytes) = host_caches()?;
+    Ok((trace::chain::profile(nfs, traffic.feed(), hierarchy)?, bytes))
 }
 
 /// How to measure.
@@ -152,24 +176,45 @@ struct Bench {
 }
 
 impl Bench {
+    /// Starts an NF, and sends it one packet of each flow and then others. What it sends on of them.
+    fn start(subject: &Subject, core: usize, mut packets: Packets) -> Result<(Self, Packets), MeasureError> {
+        let mut stand = Stand::start(subject, core)?;
+        let first = stand.pass(&mut packets.first)?;
+        let mut bench = Self { stand, packets };
+        bench.fill(SETTLE_NS)?;
+        let drawn = bench.stand.pass(&mut bench.packets.drawn)?;
+        let name = bench.packets.name.clone();
+        Ok((bench, Packets { first, drawn, name }))
+    }
+
     /// As many packets as it takes, for so long. Packets per second.
     fn fill(&mut self, time_ns: u64) -> Result<f64, MeasureError> {
         let offer = Offer { rate_pps: None, time_ns, packets: u64::MAX };
         Ok(self.stand.offer(&mut self.packets.drawn, &offer)?.rate_pps)
     }
 
-    /// 95th percentile of latency at a load, in microseconds.
-    fn latency_us(&mut self, load_pps: f64) -> Result<f64, MeasureError> {
-        let enough_ns = (ENOUGH * 1e9 / load_pps.max(f64::MIN_POSITIVE)).min(LONGEST_NS) as u64;
+    /// What all packets but a part take at a load, in microseconds.
+    fn latency_us(&mut self, load_pps: f64, late: f64) -> Result<f64, MeasureError> {
+        let enough_ns = (ENOUGH / late * 1e9 / load_pps.max(f64::MIN_POSITIVE)).min(LONGEST_NS) as u64;
         let offer = Offer { rate_pps: Some(load_pps), time_ns: LATENCY_NS.max(enough_ns), packets: u64::MAX };
         let found = self.stand.offer(&mut self.packets.drawn, &offer)?;
-        Ok(percentile_95(found.latency_ns) / 1e3)
+        Ok(percentile(found.latency_ns, 1.0 - late) / 1e3)
+    }
+
+    /// The same against load, up to most of what is promised at the end of a throughput curve.
+    fn latency(&mut self, throughput: &Curve, late: f64) -> Result<Curve, MeasureError> {
+        let Some(best) = throughput.points.last() else {
+            return Err(MeasureError::Curve { which: "throughput", why: "it has no points".into() });
+        };
+        let best_pps = best.y * (1.0 - throughput.margin);
+        let loads = curve::Plan::latency(best_pps * LOADS.0, best_pps * LOADS.1);
+        curve::build(&loads, |load_pps| Ok(vec![self.latency_us(load_pps, late)?])).map_err(|error| no_curve("latency", error))
     }
 }
 
-/// Of these values; 0 of none.
-fn percentile_95(mut values: Vec<f64>) -> f64 {
-    let rank = (values.len() * 95).div_ceil(100).saturating_sub(1);
+/// The value that this part of the values does not exceed; 0 of none.
+fn percentile(mut values: Vec<f64>, part: f64) -> f64 {
+    let rank = ((values.len() as f64 * part).ceil() as usize).clamp(1, values.len().max(1)) - 1;
     if values.is_empty() { 0.0 } else { *values.select_nth_unstable_by(rank, f64::total_cmp).1 }
 }
 
@@ -197,26 +242,22 @@ impl Throughput {
 /// # Errors
 /// [`MeasureError`].
 pub fn measure(subject: &Subject, plan: Plan, key: Key) -> Result<Profile, MeasureError> {
-    let Plan { core, mut packets, mut ways } = plan;
+    let Plan { core, packets, mut ways } = plan;
     let _pin = stand::Pin::away_from(core)?;
-    let mut stand = Stand::start(subject, core)?;
-    let each_once = Offer { rate_pps: None, time_ns: u64::MAX / 4, packets: packets.first.len() as u64 };
-    stand.offer(&mut packets.first, &each_once)?;
-    let mut bench = Bench { stand, packets };
-    bench.fill(SETTLE_NS)?;
-    let throughput = throughput(&mut bench, &mut ways, core)?;
+    let (mut bench, _) = Bench::start(subject, core, packets)?;
+    let measured = throughput(&mut bench, &mut ways, core).and_then(|throughput| {
+        let latency = bench.latency(&throughput.curve, LATE)?;
+        Ok((throughput, latency))
+    });
+    // The class goes whatever came of it.
+    let released = if let Ways::Controlled(control) = &mut ways { control.release(CLASS) } else { Ok(()) };
+    let (throughput, latency) = measured?;
+    released?;
     let Some(best) = throughput.curve.points.last().copied() else {
         return Err(MeasureError::Curve { which: "throughput", why: "it has no points".into() });
     };
-    let best_pps = best.y * (1.0 - throughput.curve.margin);
-    let loads = curve::Plan::latency(best_pps * LOADS.0, best_pps * LOADS.1);
-    let latency =
-        curve::build(&loads, |load_pps| Ok(vec![bench.latency_us(load_pps)?])).map_err(|error| no_curve("latency", error))?;
     let memory_mib = bench.stand.memory_mib();
     bench.stand.stop()?;
-    if let Ways::Controlled(control) = &mut ways {
-        control.release(CLASS)?;
-    }
     Ok(Profile {
         form: FORM,
         key,
@@ -326,8 +367,9 @@ mod tests {
 
     #[test]
     fn the_percentile_is_that_of_the_nearest_rank() {
-        assert_eq!(percentile_95((1..=100).rev().map(f64::from).collect()), 95.0);
-        assert_eq!((percentile_95(vec![7.0]), percentile_95(Vec::new())), (7.0, 0.0));
+        let hundred = || (1..=100).rev().map(f64::from).collect();
+        assert_eq!((percentile(hundred(), 0.95), percentile(hundred(), 1.0), percentile(hundred(), 0.0)), (95.0, 100.0, 1.0));
+        assert_eq!((percentile(vec![7.0], 0.95), percentile(Vec::new(), 0.95)), (7.0, 0.0));
     }
 
     #[test]

@@ -12,7 +12,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use sluice_cache::trace;
+use sluice_cache::trace::{self, chain::Feed};
 use sluice_slo::profile::Digest;
 
 use crate::estimate::EstimateError;
@@ -152,11 +152,38 @@ impl Traffic {
         }
     }
 
-    /// As a traced NF makes it for itself; none of captures, which it cannot be given.
-    pub fn traced(&self) -> Option<trace::Traffic> {
-        let Self::Crafted(Crafted { size, flows, zipf, spread }) = *self else { return None };
-        let (packets, warm_up) = (FOLLOWED, WARM_UP);
-        Some(trace::Traffic { packets, warm_up, flows, zipf, bytes: size, spread, seed: 1 })
+    /// As a traced NF gets it.
+    ///
+    /// # Errors
+    /// [`NoPackets`].
+    pub fn followed(&self) -> Result<Followed, NoPackets> {
+        match self {
+            Self::Crafted(Crafted { size, flows, zipf, spread }) => {
+                let (packets, warm_up) = (FOLLOWED, WARM_UP);
+                let (flows, zipf, bytes, spread) = (*flows, *zipf, *size, *spread);
+                Ok(Followed::Made(trace::Traffic { packets, warm_up, flows, zipf, bytes, spread, seed: 1 }))
+            }
+            Self::Captured(path) => Ok(Followed::Given(packets::captured(path)?)),
+        }
+    }
+}
+
+/// The traffic of a traced NF.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Followed {
+    /// Made by itself.
+    Made(trace::Traffic),
+    /// Given to it, in turn.
+    Given(Vec<Vec<u8>>),
+}
+
+impl Followed {
+    /// How it gets it: all packets of a capture once before those that count.
+    pub fn feed(&self) -> Feed<'_> {
+        match self {
+            Self::Made(traffic) => Feed::Made(traffic),
+            Self::Given(packets) => Feed::Given { packets, warm_up: WARM_UP.max(packets.len() as u64), count: FOLLOWED },
+        }
     }
 }
 
@@ -283,8 +310,8 @@ mod tests {
             let error = wrong.parse::<Traffic>().unwrap_err().to_string();
             assert!(error.starts_with(&format!("\"{wrong}\" names no traffic")), "{error}");
         }
-        assert_eq!(traffic.traced().unwrap().bytes, 100);
-        assert_eq!(Traffic::Captured("x.pcap".into()).traced(), None);
+        assert!(matches!(traffic.followed().unwrap(), Followed::Made(trace::Traffic { bytes: 100, flows: 5, .. })));
+        assert!(Traffic::Captured("/nowhere/x.pcap".into()).followed().is_err());
     }
 
     #[test]

@@ -107,11 +107,7 @@ pub fn of_program(nf: &str, args: &[String], here: &host::Host) -> anyhow::Resul
 
 /// A service of a configuration, and its arguments.
 pub fn of_config(nf: &str, path: &Path, here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
-    let loaded = load::read(path)?;
-    for warning in &loaded.warnings {
-        eprintln!("{warning}");
-    }
-    let config = loaded.config;
+    let config = config(path)?;
     let Some(service) = config.services.iter().find(|service| service.name == nf) else {
         let known: Vec<&str> = config.services.iter().map(|service| service.name.as_str()).collect();
         return Err(Usage(format!("{} has no service {}; it has {}", path.display(), nf, known.join(", "))).into());
@@ -119,7 +115,17 @@ pub fn of_config(nf: &str, path: &Path, here: &host::Host) -> anyhow::Result<(Su
     Ok((subject_of(&config, service, here)?, service.args.clone()))
 }
 
-fn subject_of(config: &Config, service: &Service, here: &host::Host) -> anyhow::Result<Subject> {
+/// A configuration, with its warnings said.
+pub fn config(path: &Path) -> anyhow::Result<Config> {
+    let loaded = load::read(path)?;
+    for warning in &loaded.warnings {
+        eprintln!("{warning}");
+    }
+    Ok(loaded.config)
+}
+
+/// What a service is started with.
+pub fn subject_of(config: &Config, service: &Service, here: &host::Host) -> anyhow::Result<Subject> {
     if service.container.is_some() {
         let what = format!("service {} runs in a container; measure its program by its path on this host", service.name);
         return Err(Usage(what).into());

@@ -1,4 +1,4 @@
-//! `sluice profile`: what an NF can do, for the planner of SLOs.
+//! `sluice profile`: what an NF or a chain can do, for the planner of SLOs.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -8,15 +8,17 @@ use clap::{Args, ValueEnum};
 use sluice_cache::control::CacheControl;
 use sluice_cache::host::Processor;
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
+use sluice_cache::trace::chain::Traced;
 use sluice_manager::config::host;
+use sluice_manager::config::model::{Service, hop};
 use sluice_manager::estimate::Subject;
 use sluice_manager::profile::traffic::Traffic;
-use sluice_manager::profile::{self, MeasureError, Plan, Ways, chase};
+use sluice_manager::profile::{self, MeasureError, Plan, Ways, chain, chase};
 use sluice_slo::profile::{Curve, Digest, Key, Profile, Source};
 use sluice_slo::slo::Workload;
 
-use crate::commands::json;
-use crate::estimate::{of_config, of_program};
+use crate::commands::{Usage, json};
+use crate::estimate::{config, of_program, subject_of};
 use crate::table::{Table, colour};
 
 /// What `sluice profile --help` says below the options.
@@ -27,11 +29,14 @@ Examples:
   sluice profile fw --config edge.toml --traffic noon.pcap --out fw.json --plot fw.svg
                                         the service fw as edge.toml starts it, with captured packets
   sluice profile fw --config edge.toml --traffic flows=100000,zipf=1.1,size=590 --cache simulated
+  sluice profile web --config edge.toml --traffic flows=100000 --out web.json
+                                        the chain web: each of its NFs on a core, behind one cache
 
 Traffic is size (bytes with the Ethernet header), flows, zipf (the exponent; without, all flows alike) and spread (1: destinations all
 over), or a capture. Throughput against cache ways is measured where the kernel gives ways (resctrl); `simulated` takes the misses from a
-model, for which the NF has to be built by scripts/trace-nf too; `none` is one value, whatever the ways. No daemon is needed; other work
-on the host makes a profile promise less.";
+model, for which the NF has to be built by scripts/trace-nf too; `none` is one value, whatever the ways. The NFs of a chain are measured one
+after another, each with what the one before it sends on, and composed; ways of a chain are always modelled. No daemon is needed; other
+work on the host makes a profile promise less.";
 
 /// Where throughput with fewer cache ways comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -49,11 +54,14 @@ pub enum Cache {
 /// Arguments of `sluice profile`.
 #[derive(Debug, Args)]
 pub struct ProfileArgs {
-    /// A program that uses the NF library, or with --config the name of a service
+    /// A program that uses the NF library, or with --config the name of a service or of a chain
     pub nf: String,
-    /// Take program, arguments, environment and user from the service of this configuration
+    /// Take programs, arguments, environment and users from the services of this configuration
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
+    /// It is the chain of this name, where a service has the same
+    #[arg(long, requires = "config")]
+    pub chain: bool,
     /// What is sent: settings, or a capture (.pcap or .pcapng)
     #[arg(long, value_name = "SPEC|FILE", default_value = "size=60,flows=1000")]
     pub traffic: Traffic,
@@ -69,8 +77,8 @@ pub struct ProfileArgs {
     /// Where resctrl is mounted
     #[arg(long, value_name = "PATH", default_value = MOUNT_POINT)]
     pub resctrl: PathBuf,
-    /// The NF as scripts/trace-nf has built it; looked for beside the program without
-    #[arg(long, value_name = "FILE")]
+    /// The NF as scripts/trace-nf has built it, or the folder of such NFs; looked for beside the program without
+    #[arg(long, value_name = "FILE|FOLDER")]
     pub traced: Option<PathBuf>,
     /// What a cache miss costs, for the model; measured without
     #[arg(long, value_name = "NS", value_parser = parse_ns)]
@@ -90,30 +98,97 @@ fn parse_ns(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|ns: &f64| *ns >= 0.0 && ns.is_finite()).ok_or_else(|| "nanoseconds are 0 or more".into())
 }
 
+/// What is profiled: each NF with its arguments, in the order of the chain.
+struct Target {
+    workload: Workload,
+    nfs: Vec<(Subject, Vec<String>)>,
+}
+
+impl Target {
+    fn find(args: &ProfileArgs, here: &host::Host) -> anyhow::Result<Self> {
+        let nf = |found| Self { workload: Workload::Nf(args.nf.clone()), nfs: vec![found] };
+        let Some(path) = &args.config else { return Ok(nf(of_program(&args.nf, &args.args, here)?)) };
+        let config = config(path)?;
+        let found = |service: &Service| Ok::<_, anyhow::Error>((subject_of(&config, service, here)?, service.args.clone()));
+        if let Some(service) = config.services.iter().find(|service| service.name == args.nf && !args.chain) {
+            return Ok(nf(found(service)?));
+        }
+        let Some(chain) = config.chains.iter().find(|chain| chain.name == args.nf) else {
+            let services: Vec<&str> = config.services.iter().map(|service| service.name.as_str()).collect();
+            let chains: Vec<&str> = config.chains.iter().map(|chain| chain.name.as_str()).collect();
+            let (path, name) = (path.display(), &args.nf);
+            let known = format!("the services {} and the chains {}", services.join(", "), chains.join(", "));
+            return Err(Usage(format!("{path} has no service or chain {name}; it has {known}")).into());
+        };
+        let cannot = |why: String| Usage(format!("chain {}: {why}", chain.name));
+        let mut nfs = Vec::with_capacity(chain.services.len());
+        for (i, written) in chain.services.iter().enumerate() {
+            let (name, is_reverse) = hop(written);
+            if is_reverse || chain.services[..i].iter().any(|other| hop(other).0 == name) {
+                let why = format!("packets come to {name} twice, and only chains that meet a service once can be profiled");
+                return Err(cannot(why).into());
+            }
+            let service = config.services.iter().find(|service| service.name == name);
+            nfs.push(found(service.with_context(|| format!("there is no service {name}"))?)?);
+        }
+        if nfs.is_empty() {
+            return Err(cannot("it has no services, so there is nothing to profile".into()).into());
+        }
+        Ok(Self { workload: Workload::Chain(chain.services.clone()), nfs })
+    }
+
+    fn key(&self, traffic: String) -> anyhow::Result<Key> {
+        let mut binaries = Vec::with_capacity(self.nfs.len());
+        for (subject, _) in &self.nfs {
+            let program = std::fs::read(&subject.exec).with_context(|| format!("cannot read {}", subject.exec.display()))?;
+            binaries.push(Digest::of(&program));
+        }
+        let of: Vec<Digest> = self.nfs.iter().map(|(subject, args)| configuration(subject, args)).collect();
+        let configuration = match of.as_slice() {
+            [one] => one.clone(),
+            all => Digest::of(all.iter().map(Digest::to_string).collect::<String>().as_bytes()),
+        };
+        let cpu = Processor::read(Path::new("/")).model;
+        Ok(Key { workload: self.workload.clone(), binaries, configuration, traffic, cpu })
+    }
+
+    /// The traced programs.
+    fn traced(&self, given: Option<&Path>) -> Result<Vec<Traced>, MeasureError> {
+        let of = |(subject, args): &(Subject, Vec<String>)| {
+            let program = match given {
+                Some(folder) if folder.is_dir() => folder.join(subject.exec.file_name().unwrap_or_default()),
+                Some(program) => program.into(),
+                None => profile::traced(&subject.exec)?,
+            };
+            Ok(Traced { program, args: args.clone() })
+        };
+        self.nfs.iter().map(of).collect()
+    }
+}
+
 /// Measures, writes, and prints what was found.
 pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let here = host::Host::here();
-    let (subject, plain_args) = match &args.config {
-        Some(path) => of_config(&args.nf, path, &here)?,
-        None => of_program(&args.nf, &args.args, &here)?,
-    };
+    let target = Target::find(args, &here)?;
     let packets = args.traffic.packets()?;
-    let program = std::fs::read(&subject.exec).with_context(|| format!("cannot read {}", subject.exec.display()))?;
-    let key = Key {
-        workload: Workload::Nf(args.nf.clone()),
-        binaries: vec![Digest::of(&program)],
-        configuration: configuration(&subject, &plain_args),
-        traffic: packets.name.clone(),
-        cpu: Processor::read(Path::new("/")).model,
-    };
+    let key = target.key(packets.name.clone())?;
     // Files that cannot be written are said before the measurement, not after it.
     for path in [&args.out, &args.plot].into_iter().flatten() {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         anyhow::ensure!(folder.is_dir(), "there is no folder {} for {}", folder.display(), path.display());
     }
-    let (ways, note) = ways(args, &subject, &plain_args)?;
     let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
-    let mut found = profile::measure(&subject, Plan { core, packets, ways }, key)?;
+    let (mut found, note) = match (&target.workload, target.nfs.as_slice()) {
+        (Workload::Nf(_), [(subject, _)]) => {
+            let (ways, note) = ways(args, &target)?;
+            (profile::measure(subject, Plan { core, packets, ways }, key)?, note)
+        }
+        _ => {
+            let (model, note) = model(args, &target)?;
+            let subjects: Vec<Subject> = target.nfs.iter().map(|(subject, _)| subject.clone()).collect();
+            (chain::measure(&subjects, chain::Plan { core, packets, model }, key)?, note)
+        }
+    };
     found.throughput.notes.extend(note);
     found.check()?;
     if let Some(path) = &args.out {
@@ -150,38 +225,58 @@ fn configuration(subject: &Subject, args: &[String]) -> Digest {
 }
 
 /// Where throughput with fewer ways comes from, and what is to be said of it.
-fn ways(args: &ProfileArgs, subject: &Subject, plain_args: &[String]) -> anyhow::Result<(Ways, Option<String>)> {
+fn ways(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Ways, Option<String>)> {
+    let modelled = || {
+        let (misses, cache_bytes) = profile::misses(&target.traced(args.traced.as_deref())?[0], &args.traffic.followed()?)?;
+        let (miss_ns, note) = miss(args, cache_bytes);
+        Ok((Ways::Simulated { misses, miss_ns }, Some(note)))
+    };
     match args.cache {
         Cache::None => Ok((Ways::None, None)),
         Cache::Resctrl => Ok((Ways::Controlled(Box::new(Resctrl::open(&args.resctrl, Path::new("/"))?)), None)),
-        Cache::Simulated => simulated(args, subject, plain_args),
+        Cache::Simulated => modelled(),
         Cache::Auto => {
             if let Ok(control) = Resctrl::open(&args.resctrl, Path::new("/"))
                 && control.shape().ways > 0
             {
                 return Ok((Ways::Controlled(Box::new(control)), None));
             }
-            match simulated(args, subject, plain_args) {
-                Err(why) => {
-                    eprintln!("one throughput for all numbers of cache ways: {why:#}");
-                    Ok((Ways::None, Some(format!("no cache ways: {why:#}"))))
-                }
-                found => found,
-            }
+            modelled().or_else(|why| Ok((Ways::None, Some(without(&why)))))
         }
     }
 }
 
-fn simulated(args: &ProfileArgs, subject: &Subject, plain_args: &[String]) -> anyhow::Result<(Ways, Option<String>)> {
-    let traffic = args.traffic.traced().ok_or(MeasureError::CaptureTraced)?;
-    let traced = args.traced.clone().map_or_else(|| profile::traced(&subject.exec), Ok)?;
-    let (misses, cache_bytes) = profile::misses(&traced, plain_args, &traffic)?;
-    let (miss_ns, what) = match (args.miss_ns, args.miss_ns.is_none().then(|| chase::miss_ns(cache_bytes)).flatten()) {
+/// The misses of a chain, and what is to be said of them.
+fn model(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Option<chain::Model>, Option<String>)> {
+    let modelled = || {
+        let (misses, cache_bytes) = profile::chain_misses(&target.traced(args.traced.as_deref())?, &args.traffic.followed()?)?;
+        let (miss_ns, note) = miss(args, cache_bytes);
+        Ok((Some(chain::Model { misses, miss_ns }), Some(note)))
+    };
+    match args.cache {
+        Cache::None => Ok((None, None)),
+        Cache::Resctrl => {
+            Err(Usage("ways of a chain are modelled, not measured: use --cache simulated, or --cache none".into()).into())
+        }
+        Cache::Simulated => modelled(),
+        Cache::Auto => modelled().or_else(|why| Ok((None, Some(without(&why))))),
+    }
+}
+
+/// Says why there are no ways; for a note, too.
+fn without(why: &anyhow::Error) -> String {
+    eprintln!("one throughput for all numbers of cache ways: {why:#}");
+    format!("no cache ways: {why:#}")
+}
+
+/// What a miss costs, and where that comes from.
+fn miss(args: &ProfileArgs, cache_bytes: u64) -> (f64, String) {
+    let (ns, what) = match (args.miss_ns, args.miss_ns.is_none().then(|| chase::miss_ns(cache_bytes)).flatten()) {
         (Some(ns), _) => (ns, "as was said"),
         (None, Some(ns)) => (ns, "measured"),
         (None, None) => (chase::STATED_NS, "stated: there is too little memory to measure it"),
     };
-    Ok((Ways::Simulated { misses, miss_ns }, Some(format!("a miss costs {miss_ns:.0} ns, {what}"))))
+    (ns, format!("a miss costs {ns:.0} ns, {what}"))
 }
 
 fn print(found: &Profile, out: &mut dyn Write) -> std::io::Result<()> {

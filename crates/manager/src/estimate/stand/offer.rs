@@ -2,7 +2,8 @@
 //!
 //! # Approach
 //! Packets are due one after the other, evenly in time. Each is stamped with the moment at which it is due, not with that at which there was room
-//! for it, so a packet that had to wait to be sent has waited. What comes back is checked as in a [round](Stand::round).
+//! for it, so a packet that had to wait to be sent has waited. What comes back is checked as in a [round](Stand::round). Packets that go on
+//! to the next hop can be kept, for the next NF of a chain.
 //!
 //! # Limits
 //! As many packets as a ring holds are with the NF at most. Packets that come in bursts wait longer for each other than these.
@@ -84,6 +85,21 @@ impl Stand {
     /// # Errors
     /// [`EstimateError::NoPackets`], [`EstimateError::Keeps`], [`EstimateError::Broken`] or [`EstimateError::Ended`].
     pub fn offer(&mut self, sequence: &mut Sequence, offer: &Offer) -> Result<Offered, EstimateError> {
+        self.run(sequence, offer, None)
+    }
+
+    /// Offers all packets once, from the next on. What the NF sends on to the next hop, in the same order.
+    ///
+    /// # Errors
+    /// Those of [`offer`](Self::offer).
+    pub fn pass(&mut self, sequence: &mut Sequence) -> Result<Sequence, EstimateError> {
+        let mut on = Sequence::default();
+        let all = Offer { rate_pps: None, time_ns: u64::MAX / 4, packets: sequence.len() as u64 };
+        self.run(sequence, &all, Some(&mut on))?;
+        Ok(on)
+    }
+
+    fn run(&mut self, sequence: &mut Sequence, offer: &Offer, mut kept: Option<&mut Sequence>) -> Result<Offered, EstimateError> {
         if sequence.is_empty() {
             return Err(EstimateError::NoPackets);
         }
@@ -115,6 +131,13 @@ impl Stand {
                     latencies.push(now.saturating_sub(was_due));
                 }
                 self.dropped += u64::from(descriptor.verdict == Verdict::Drop as u8);
+                if let Some(kept) = kept.as_deref_mut()
+                    && descriptor.verdict == Verdict::Next as u8
+                {
+                    let mut packet = vec![0; usize::from(descriptor.len)];
+                    assert!(self.arena.read(descriptor.frame, descriptor.offset, &mut packet), "it was checked to be in its frame");
+                    kept.push(&packet)?;
+                }
                 free.push_back(descriptor.frame);
             }
             returned += n as u64;
