@@ -330,30 +330,49 @@ impl Draw {
     }
 }
 
-/// Writes a UDP packet of a flow over `bytes`.
-fn write_packet(bytes: &mut [u8], flow: u32, spread: bool) {
-    bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
-    bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-    bytes[12..14].copy_from_slice(&[8, 0]);
-    let ip_bytes = (bytes.len() - 14) as u16;
-    bytes[14..24].copy_from_slice(&[0x45, 0, (ip_bytes >> 8) as u8, ip_bytes as u8, 0, 0, 0x40, 0, 64, 17]);
-    bytes[24..26].copy_from_slice(&[0, 0]);
-    let [_, a, b, c] = flow.to_be_bytes();
-    bytes[26..30].copy_from_slice(&[10, a, b, c]);
-    let mut to = [198, 18, 0, 1];
-    if spread {
-        to = flow.wrapping_mul(0x9e37_79b1).to_be_bytes();
-        // Addresses of hosts: not 0/8, 127/8, or above 223.
-        to[0] = 1 + to[0] % 126;
+/// Makes UDP packets that differ in their flows alone, so that little is written for each.
+struct Maker {
+    /// A packet of no flow.
+    whole: Vec<u8>,
+    /// The sum of its header's words.
+    sum: u32,
+    spread: bool,
+}
+
+impl Maker {
+    fn new(bytes: usize, spread: bool) -> Self {
+        let mut whole = vec![0; bytes];
+        whole[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        whole[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+        whole[12..14].copy_from_slice(&[8, 0]);
+        let ip_bytes = (bytes - 14) as u16;
+        whole[14..24].copy_from_slice(&[0x45, 0, (ip_bytes >> 8) as u8, ip_bytes as u8, 0, 0, 0x40, 0, 64, 17]);
+        whole[36..38].copy_from_slice(&9u16.to_be_bytes());
+        whole[38..40].copy_from_slice(&(ip_bytes - 20).to_be_bytes());
+        let sum = u32::from(!checksum::compute(&whole[14..34]));
+        Self { whole, sum, spread }
     }
-    bytes[30..34].copy_from_slice(&to);
-    let port = 1_024 + (flow % 60_000) as u16;
-    bytes[34..36].copy_from_slice(&port.to_be_bytes());
-    bytes[36..38].copy_from_slice(&9u16.to_be_bytes());
-    bytes[38..40].copy_from_slice(&(ip_bytes - 20).to_be_bytes());
-    bytes[40..42].copy_from_slice(&[0, 0]);
-    let sum = checksum::compute(&bytes[14..34]);
-    bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+
+    /// Makes a packet one of this flow.
+    fn write(&self, packet: &mut [u8], flow: u32) {
+        let from = 10 << 24 | flow & 0xff_ffff;
+        let mut to = u32::from_be_bytes([198, 18, 0, 1]);
+        if self.spread {
+            to = flow.wrapping_mul(0x9e37_79b1);
+            // Addresses of hosts: not 0/8, 127/8, or above 223.
+            to = to & 0xff_ffff | (1 + (to >> 24) % 126) << 24;
+        }
+        let port = 1_024 + (flow % 60_000) as u16;
+        let addresses = u64::from(from) << 32 | u64::from(to);
+        let words = (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
+        let mut sum = self.sum + words;
+        sum = (sum & 0xffff) + (sum >> 16);
+        sum = (sum & 0xffff) + (sum >> 16);
+        // The checksum, both addresses and the source port.
+        packet[24..26].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+        packet[26..34].copy_from_slice(&addresses.to_be_bytes());
+        packet[34..36].copy_from_slice(&port.to_be_bytes());
+    }
 }
 
 /// Makes the handler, runs it on generated packets, and writes its accesses.
@@ -374,16 +393,18 @@ pub(crate) fn run<H: Handler>(
         std::mem::forget(harness);
         return done;
     }
-    let mut packets = vec![vec![0; traffic.bytes]; BURST];
+    let maker = Maker::new(traffic.bytes, traffic.spread);
+    let mut packets = vec![maker.whole.clone(); BURST];
     let mut send = |count: u64, next: &mut dyn FnMut(u64) -> u32| {
         for first in (0..count).step_by(BURST) {
             let n = (count - first).min(BURST as u64) as usize;
             for (i, packet) in packets[..n].iter_mut().enumerate() {
-                write_packet(packet, next(first + i as u64), traffic.spread);
+                maker.write(packet, next(first + i as u64));
             }
             now_ns += 1_000;
             harness.set_now(now_ns);
-            let back = harness.give(&packets[..n]);
+            // They are IP, and no fragments.
+            let back = harness.give_of_kind(&packets[..n], |_| 0);
             if traffic.output {
                 hand_on(&harness, &back);
             }
@@ -489,12 +510,17 @@ mod tests {
 
     #[test]
     fn packets_are_ones_that_nfs_take() {
-        let mut bytes = vec![0xff; 60];
-        for (flow, spread) in [(0, false), (70_000, true)] {
-            write_packet(&mut bytes, flow, spread);
-            let headers = crate::header::parse(&bytes).unwrap();
-            assert!(headers.flow(&bytes).is_some());
-            assert_eq!(checksum::compute(&bytes[14..34]), 0);
+        for (flow, bytes, spread) in [(0, 60, false), (70_000, 1_514, true), ((1 << 24) - 1, 60, true)] {
+            let maker = Maker::new(bytes, spread);
+            let mut packet = maker.whole.clone();
+            // Over another one, as in use.
+            for flow in [9, flow] {
+                maker.write(&mut packet, flow);
+            }
+            let headers = crate::header::parse(&packet).unwrap();
+            assert!(headers.flow(&packet).is_some());
+            assert_eq!(checksum::compute(&packet[14..34]), 0);
+            assert_eq!(u32::from_be_bytes(packet[26..30].try_into().unwrap()), 10 << 24 | flow);
         }
     }
 }

@@ -99,7 +99,7 @@ pub fn measure(subjects: &[Subject], plan: Plan, key: Key) -> Result<Profile, Me
     compose(&parts, model.as_ref(), key)
 }
 
-/// Of how many curves it is made, for people.
+/// What is odd about the curves that it is made of.
 fn notes(parts: &[Part], curve: fn(&Part) -> &Curve) -> Vec<String> {
     let of = |part: &Part| curve(part).notes.iter().map(|note| format!("{}: {note}", part.name)).collect::<Vec<_>>();
     parts.iter().flat_map(of).collect()
@@ -257,7 +257,7 @@ mod tests {
         }
         assert!(found.throughput.margin >= 0.02);
         // None of the cache: all that passes the cores' own misses.
-        assert!((found.floor_pps.unwrap() - 1e9 / (50.0 + 49.0 * 50.0)).abs() < 1.0);
+        assert!((found.floor_pps.unwrap() - 1e9 / (100.0 + 50.0 * 50.0)).abs() < 1.0);
         assert_eq!(found.cache, Some(CacheUse { references_per_packet: 100.0, miss_ns: 50.0 }));
     }
 }
