@@ -4,6 +4,7 @@
 //! [`run`]). An experiment changes nothing on the host that it does not put back. A new one is one file and one line in
 //! [`EXPERIMENTS`].
 
+pub mod curves;
 mod daemon;
 mod fair;
 mod flow;
@@ -127,6 +128,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     sched::estimate::EXPERIMENT,
     sched::repack::EXPERIMENT,
     leaky_dma::EXPERIMENT,
+    planner::accuracy::EXPERIMENT,
     planner::placement::EXPERIMENT,
     planner::optimiser::EXPERIMENT,
     slo_live::EXPERIMENT,

@@ -3,6 +3,7 @@
 //! They need no packets and no daemon: the sets of SLOs are random, of kinds of NF with stated parameters, and what would come of a
 //! placement is told by a stated model of contention ([`sluice_slo::samples`], [`sluice_slo::contention`]).
 
+pub mod accuracy;
 pub mod optimiser;
 pub mod placement;
 

@@ -4,8 +4,10 @@
 //! An NF that `scripts/trace-nf` has built runs without a manager when `SLUICE_TRACE` says on what packets, and writes its accesses to standard
 //! output (`crates/nf/src/trace.rs` has the form). They are read as they come, and given to a [`Model`].
 
+pub mod chain;
+
 use std::io::{self, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
@@ -124,15 +126,23 @@ impl Traffic {
     }
 }
 
+/// Where `scripts/trace-nf` has put the traced program of this one: below the folder of build outputs that it stands in. None if it is not built.
+pub fn beside(program: &Path) -> Option<PathBuf> {
+    let name = program.file_name()?;
+    let folders = program.ancestors().skip(1).take(4).map(|folder| folder.join("trace-traced"));
+    let hosts = folders.filter_map(|folder| std::fs::read_dir(folder).ok()).flatten().flatten();
+    hosts.map(|host| host.path().join("release").join(name)).find(|file| file.is_file())
+}
+
 /// Bytes of a line, and most lines of a first cache, that a traced NF knows.
 const LINE: u32 = 64;
 const MOST_LINES: u64 = 4_096;
 
-/// Runs a traced NF and models its misses. The NF is the first cache itself where it can be, so that only what that misses is written.
+/// The caches that are left to model where the NF is the first one itself, and what it is told of that one.
 ///
 /// # Errors
-/// It cannot be started, fails, or was not built to be traced; or lines are shorter than a trace's.
-pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hierarchy) -> Result<Curve, CacheError> {
+/// Lines that are shorter than a trace's, or sizes that no cache has.
+fn first_cache(hierarchy: Hierarchy) -> Result<(Hierarchy, String), CacheError> {
     if hierarchy.line < LINE {
         let what = format!("a trace is of lines of {LINE} bytes, not {}", hierarchy.line);
         return Err(CacheError::Model { what, cure: "model a cache with lines of 64 bytes or more" });
@@ -141,17 +151,31 @@ pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hi
     let lines = |l1: &Geometry| u64::from(l1.sets) * u64::from(l1.ways);
     let l1 = hierarchy.l1.filter(|l1| hierarchy.line == LINE && l1.sets.is_power_of_two() && lines(l1) <= MOST_LINES);
     let variable = l1.map_or(String::new(), |l1| format!(",l1={}x{}", l1.sets, l1.ways));
-    let mut model = Model::new(Hierarchy { l1: hierarchy.l1.filter(|_| l1.is_none()), ..hierarchy })?;
+    Ok((Hierarchy { l1: hierarchy.l1.filter(|_| l1.is_none()), ..hierarchy }, variable))
+}
+
+fn cannot_start(program: &Path, error: &io::Error) -> CacheError {
+    let what = format!("cannot start {}: {error}", program.display());
+    CacheError::Model { what, cure: "build it with scripts/trace-nf and try its arguments by hand" }
+}
+
+/// Runs a traced NF and models its misses. The NF is the first cache itself where it can be, so that only what that misses is written.
+///
+/// # Errors
+/// It cannot be started, fails, or was not built to be traced; or lines are shorter than a trace's.
+pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hierarchy) -> Result<Curve, CacheError> {
+    let (hierarchy, l1) = first_cache(hierarchy)?;
+    let mut model = Model::new(hierarchy)?;
     let cure = "build it with scripts/trace-nf and try its arguments by hand";
     let failed = |what: String| CacheError::Model { what, cure };
     let mut nf = Command::new(program)
         .args(args)
-        .env("SLUICE_TRACE", traffic.variable() + &variable)
+        .env("SLUICE_TRACE", traffic.variable() + &l1)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .map_err(|e| failed(format!("cannot start {}: {e}", program.display())))?;
+        .map_err(|e| cannot_start(program, &e))?;
     let mut marks = Vec::new();
     let stream = nf.stdout.take().ok_or_else(|| failed("the NF has no standard output".into()))?;
     let read = read(stream, |event| match event {
@@ -212,6 +236,17 @@ mod tests {
     fn traffic_is_written_as_the_nf_reads_it() {
         let traffic = Traffic { packets: 10, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 60, spread: true, seed: 4 };
         assert_eq!(traffic.variable(), "packets=10,warm_up=2,flows=3,zipf=1.1,bytes=60,spread=1,seed=4");
+    }
+
+    #[test]
+    fn a_traced_program_is_found_beside() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("debug/sluice-nf-x");
+        assert_eq!(beside(&program), None);
+        let file = folder.path().join("trace-traced/some-host/release/sluice-nf-x");
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(beside(&program), Some(file));
     }
 
     #[test]

@@ -42,4 +42,5 @@ pub mod control;
 pub mod estimate;
 
 pub mod pack;
+pub mod profile;
 pub mod simulate;

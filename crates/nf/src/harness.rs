@@ -114,20 +114,29 @@ impl<H: Handler> Harness<H> {
 
     fn chunk(&mut self, packets: &[&[u8]]) -> Vec<Outcome> {
         let descriptors = self.give(packets);
-        descriptors
-            .iter()
-            .map(|d| {
-                let mut bytes = vec![0; d.len as usize];
-                assert!(self.arena.read(d.frame, d.offset, &mut bytes), "a packet never leaves its frame");
-                Outcome { verdict: Verdict::of(d), bytes }
-            })
-            .collect()
+        descriptors.iter().map(|d| Outcome { verdict: Verdict::of(d), bytes: self.packet(d) }).collect()
+    }
+
+    /// The bytes of a packet of the last burst.
+    pub(crate) fn packet(&self, descriptor: &Descriptor) -> Vec<u8> {
+        let mut bytes = vec![0; descriptor.len as usize];
+        assert!(self.arena.read(descriptor.frame, descriptor.offset, &mut bytes), "a packet never leaves its frame");
+        bytes
     }
 
     /// Gives the handler one burst, and leaves the packets where they are.
     pub(crate) fn give<P: AsRef<[u8]>>(&mut self, packets: &[P]) -> Vec<Descriptor> {
+        self.give_of_kind(packets, |bytes| match header::parse(bytes).and_then(|h| h.ip) {
+            None => flags::NON_IP,
+            Some(ip) if ip.fragment.is_some() => flags::FRAGMENT,
+            Some(_) => 0,
+        })
+    }
+
+    /// The same, with flags by the caller.
+    pub(crate) fn give_of_kind<P: AsRef<[u8]>>(&mut self, packets: &[P], flags: impl Fn(&[u8]) -> u8) -> Vec<Descriptor> {
         let mut descriptors: Vec<Descriptor> =
-            packets.iter().zip(0..).map(|(bytes, frame)| self.place(frame, bytes.as_ref())).collect();
+            packets.iter().zip(0..).map(|(bytes, frame)| self.place(frame, bytes.as_ref(), flags(bytes.as_ref()))).collect();
         let geometry = self.arena.geometry();
         assert!(descriptors.iter().all(|d| geometry.contains(d.frame, d.offset, d.len)), "place() puts every packet in its frame");
         // SAFETY: the arena is this harness's own, the frames are numbered apart, and the last burst's slices ended with it.
@@ -136,15 +145,9 @@ impl<H: Handler> Harness<H> {
         descriptors
     }
 
-    fn place(&self, frame: u32, bytes: &[u8]) -> Descriptor {
+    fn place(&self, frame: u32, bytes: &[u8], flags: u8) -> Descriptor {
         assert!(!bytes.is_empty(), "a packet has at least one byte");
         assert!(self.arena.write(frame, HEADROOM as u16, bytes), "the packet fits a frame; see with_packet_bytes");
-        let ip = header::parse(bytes).and_then(|h| h.ip);
-        let flags = match ip {
-            None => flags::NON_IP,
-            Some(ip) if ip.fragment.is_some() => flags::FRAGMENT,
-            Some(_) => 0,
-        };
         Descriptor {
             frame,
             offset: HEADROOM as u16,

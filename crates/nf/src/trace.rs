@@ -7,7 +7,7 @@
 //! # Approach
 //! - With `SLUICE_TRACE` set, an NF that was built with the feature `trace` attaches to nobody: its handler is made by its own `main`, with its
 //!   own arguments, and run in the [`harness`](crate::harness). All flows once, then packets to warm up, then those that count. The value is
-//!   `packets=N,warm_up=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N,l1=NxN`; what is left out has a default.
+//!   `packets=N,warm_up=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N,l1=NxN,input=0|1,output=0|1`; what is left out has a default.
 //! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the flags). Without the flags nobody calls them,
 //!   and the same program runs under other tools, on the same packets.
 //! - A first cache of `l1=SETSxWAYS` stands here already, least recently used replaced: what it holds goes no further, which leaves a
@@ -16,6 +16,7 @@
 //!   the uppermost bit for a store. Of an access over two lines each that is not held has a record, as of one byte. With no size it is a
 //!   mark, and in place of the address the number of accesses until then, those included that were left out. The first mark ends the
 //!   warm-up, the second the trace.
+//! - NFs of a chain hand packets on: `input=1` takes them from standard input instead, `output=1` writes those that go on ([`relay`]).
 //! - The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion.
 //!
 //! # Limits
@@ -26,19 +27,27 @@
 //! # Source
 //! W. Hörmann and G. Derflinger, Rejection-inversion to generate variates from monotone discrete distributions, 1996.
 
+mod relay;
+
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use sluice_shm::BURST;
+use sluice_shm::descriptor::Descriptor;
 
 use crate::context::Context;
 use crate::error::NfError;
 use crate::harness::Harness;
 use crate::header::checksum;
+use crate::packet::Verdict;
 use crate::run::Handler;
+use relay::Part;
 
 /// Records that are gathered before they are written.
 const RECORDS: usize = 8_192;
+
+/// The harness's clock before the first burst.
+const START_NS: u64 = 1_000_000_000;
 
 /// Most lines that the first cache has.
 const MOST_LINES: usize = 4_096;
@@ -203,12 +212,26 @@ pub(crate) struct Traffic {
     seed: u64,
     /// Sets and ways of the first cache; one line is none.
     l1: (usize, usize),
+    /// Whether packets come from standard input.
+    input: bool,
+    /// Whether packets that go on are written.
+    output: bool,
 }
 
 impl Traffic {
     fn parse(text: &str) -> Result<Self, String> {
-        let mut found =
-            Self { packets: 100_000, warm_up: 0, flows: 1_000, zipf: None, bytes: 60, spread: false, seed: 1, l1: (1, 1) };
+        let mut found = Self {
+            packets: 100_000,
+            warm_up: 0,
+            flows: 1_000,
+            zipf: None,
+            bytes: 60,
+            spread: false,
+            seed: 1,
+            l1: (1, 1),
+            input: false,
+            output: false,
+        };
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
             let number = value.parse::<u64>();
@@ -219,6 +242,8 @@ impl Traffic {
                 ("bytes", Ok(n)) if (60..=1_514).contains(&n) => found.bytes = n as usize,
                 ("spread", Ok(n)) if n <= 1 => found.spread = n == 1,
                 ("seed", Ok(n)) => found.seed = n,
+                ("input", Ok(n)) if n <= 1 => found.input = n == 1,
+                ("output", Ok(n)) if n <= 1 => found.output = n == 1,
                 ("zipf", _) => {
                     let exponent = value.parse::<f64>().ok().filter(|s| *s > 0.0 && *s <= 8.0);
                     found.zipf =
@@ -238,7 +263,7 @@ impl Traffic {
                 _ => {
                     return Err(format!(
                         "SLUICE_TRACE: \"{part}\" is not understood; write packets, warm_up, flows (up to 16777216), zipf, bytes (60 to 1514), \
-                         spread (0 or 1), seed or l1, each with = and a number"
+                         spread (0 or 1), seed, l1, input (0 or 1) or output (0 or 1), each with = and a number"
                     ));
                 }
             }
@@ -305,30 +330,49 @@ impl Draw {
     }
 }
 
-/// Writes a UDP packet of a flow over `bytes`.
-fn write_packet(bytes: &mut [u8], flow: u32, spread: bool) {
-    bytes[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
-    bytes[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
-    bytes[12..14].copy_from_slice(&[8, 0]);
-    let ip_bytes = (bytes.len() - 14) as u16;
-    bytes[14..24].copy_from_slice(&[0x45, 0, (ip_bytes >> 8) as u8, ip_bytes as u8, 0, 0, 0x40, 0, 64, 17]);
-    bytes[24..26].copy_from_slice(&[0, 0]);
-    let [_, a, b, c] = flow.to_be_bytes();
-    bytes[26..30].copy_from_slice(&[10, a, b, c]);
-    let mut to = [198, 18, 0, 1];
-    if spread {
-        to = flow.wrapping_mul(0x9e37_79b1).to_be_bytes();
-        // Addresses of hosts: not 0/8, 127/8, or above 223.
-        to[0] = 1 + to[0] % 126;
+/// Makes UDP packets that differ in their flows alone, so that little is written for each.
+struct Maker {
+    /// A packet of no flow.
+    whole: Vec<u8>,
+    /// The sum of its header's words.
+    sum: u32,
+    spread: bool,
+}
+
+impl Maker {
+    fn new(bytes: usize, spread: bool) -> Self {
+        let mut whole = vec![0; bytes];
+        whole[..6].copy_from_slice(&[2, 0, 0, 0, 0, 1]);
+        whole[6..12].copy_from_slice(&[2, 0, 0, 0, 0, 2]);
+        whole[12..14].copy_from_slice(&[8, 0]);
+        let ip_bytes = (bytes - 14) as u16;
+        whole[14..24].copy_from_slice(&[0x45, 0, (ip_bytes >> 8) as u8, ip_bytes as u8, 0, 0, 0x40, 0, 64, 17]);
+        whole[36..38].copy_from_slice(&9u16.to_be_bytes());
+        whole[38..40].copy_from_slice(&(ip_bytes - 20).to_be_bytes());
+        let sum = u32::from(!checksum::compute(&whole[14..34]));
+        Self { whole, sum, spread }
     }
-    bytes[30..34].copy_from_slice(&to);
-    let port = 1_024 + (flow % 60_000) as u16;
-    bytes[34..36].copy_from_slice(&port.to_be_bytes());
-    bytes[36..38].copy_from_slice(&9u16.to_be_bytes());
-    bytes[38..40].copy_from_slice(&(ip_bytes - 20).to_be_bytes());
-    bytes[40..42].copy_from_slice(&[0, 0]);
-    let sum = checksum::compute(&bytes[14..34]);
-    bytes[24..26].copy_from_slice(&sum.to_be_bytes());
+
+    /// Makes a packet one of this flow.
+    fn write(&self, packet: &mut [u8], flow: u32) {
+        let from = 10 << 24 | flow & 0xff_ffff;
+        let mut to = u32::from_be_bytes([198, 18, 0, 1]);
+        if self.spread {
+            to = flow.wrapping_mul(0x9e37_79b1);
+            // Addresses of hosts: not 0/8, 127/8, or above 223.
+            to = to & 0xff_ffff | (1 + (to >> 24) % 126) << 24;
+        }
+        let port = 1_024 + (flow % 60_000) as u16;
+        let addresses = u64::from(from) << 32 | u64::from(to);
+        let words = (from >> 16) + (from & 0xffff) + (to >> 16) + (to & 0xffff);
+        let mut sum = self.sum + words;
+        sum = (sum & 0xffff) + (sum >> 16);
+        sum = (sum & 0xffff) + (sum >> 16);
+        // The checksum, both addresses and the source port.
+        packet[24..26].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+        packet[26..34].copy_from_slice(&addresses.to_be_bytes());
+        packet[34..36].copy_from_slice(&port.to_be_bytes());
+    }
 }
 
 /// Makes the handler, runs it on generated packets, and writes its accesses.
@@ -343,17 +387,27 @@ pub(crate) fn run<H: Handler>(
     let handler = make(&context).map_err(NfError::Handler)?;
     let mut harness = Harness::new(Followed(handler));
     let mut draw = Draw::new(&traffic);
-    let mut now_ns = 1_000_000_000;
-    let mut packets = vec![vec![0; traffic.bytes]; BURST];
+    let mut now_ns = START_NS;
+    if traffic.input {
+        let done = given(&mut harness, traffic.output);
+        std::mem::forget(harness);
+        return done;
+    }
+    let maker = Maker::new(traffic.bytes, traffic.spread);
+    let mut packets = vec![maker.whole.clone(); BURST];
     let mut send = |count: u64, next: &mut dyn FnMut(u64) -> u32| {
         for first in (0..count).step_by(BURST) {
             let n = (count - first).min(BURST as u64) as usize;
             for (i, packet) in packets[..n].iter_mut().enumerate() {
-                write_packet(packet, next(first + i as u64), traffic.spread);
+                maker.write(packet, next(first + i as u64));
             }
             now_ns += 1_000;
             harness.set_now(now_ns);
-            harness.give(&packets[..n]);
+            // They are IP, and no fragments.
+            let back = harness.give_of_kind(&packets[..n], |_| 0);
+            if traffic.output {
+                hand_on(&harness, &back);
+            }
         }
     };
     send(u64::from(traffic.flows), &mut |i| i as u32);
@@ -365,6 +419,40 @@ pub(crate) fn run<H: Handler>(
     // What the handler would say when it is dropped would be taken for records.
     std::mem::forget(harness);
     Ok(())
+}
+
+/// Runs the handler on packets from standard input.
+fn given<H: Handler>(harness: &mut Harness<H>, output: bool) -> Result<(), NfError> {
+    let lost = |e: std::io::Error| NfError::Handler(e.into());
+    let mut input = std::io::stdin().lock();
+    let mut now_ns = START_NS;
+    while let Some(parts) = relay::read(&mut input).map_err(lost)? {
+        for part in parts {
+            match part {
+                Part::Mark => mark(),
+                Part::Burst(packets) => {
+                    now_ns += 1_000;
+                    harness.set_now(now_ns);
+                    let back = if packets.is_empty() { Vec::new() } else { harness.give(&packets) };
+                    if output {
+                        hand_on(harness, &back);
+                    }
+                }
+            }
+        }
+        write_out();
+        std::io::stdout().flush().map_err(lost)?;
+    }
+    Ok(())
+}
+
+/// Writes the packets that go on to the next hop.
+fn hand_on<H: Handler>(harness: &Harness<H>, back: &[Descriptor]) {
+    let on = || back.iter().filter(|descriptor| Verdict::of(descriptor) == Verdict::Next);
+    put(relay::ON | on().count() as u64);
+    on().for_each(|descriptor| relay::words(&harness.packet(descriptor)).for_each(put));
+    // What follows is not the handler.
+    FOLLOWING.store(false, Relaxed);
 }
 
 /// A mark, with the accesses until then.
@@ -392,9 +480,10 @@ mod tests {
 
     #[test]
     fn words_are_read_and_wrong_ones_told() {
-        let found = Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,l1=64x12").unwrap();
+        let found = Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,l1=64x12,output=1").unwrap();
+        let (l1, input, output) = ((64, 12), false, true);
         let wanted =
-            Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9, l1: (64, 12) };
+            Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9, l1, input, output };
         assert_eq!(found, wanted);
         for wrong in
             ["flows=0", "zipf=0", "zipf=x", "bytes=59", "spread=2", "colour=1", "packets", "l1=48x8", "l1=64x0", "l1=4096x2"]
@@ -421,12 +510,17 @@ mod tests {
 
     #[test]
     fn packets_are_ones_that_nfs_take() {
-        let mut bytes = vec![0xff; 60];
-        for (flow, spread) in [(0, false), (70_000, true)] {
-            write_packet(&mut bytes, flow, spread);
-            let headers = crate::header::parse(&bytes).unwrap();
-            assert!(headers.flow(&bytes).is_some());
-            assert_eq!(checksum::compute(&bytes[14..34]), 0);
+        for (flow, bytes, spread) in [(0, 60, false), (70_000, 1_514, true), ((1 << 24) - 1, 60, true)] {
+            let maker = Maker::new(bytes, spread);
+            let mut packet = maker.whole.clone();
+            // Over another one, as in use.
+            for flow in [9, flow] {
+                maker.write(&mut packet, flow);
+            }
+            let headers = crate::header::parse(&packet).unwrap();
+            assert!(headers.flow(&packet).is_some());
+            assert_eq!(checksum::compute(&packet[14..34]), 0);
+            assert_eq!(u32::from_be_bytes(packet[26..30].try_into().unwrap()), 10 << 24 | flow);
         }
     }
 }

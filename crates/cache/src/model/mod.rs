@@ -18,10 +18,12 @@
 //! Mattson, Gecsei, Slutz and Traiger, Evaluation techniques for storage hierarchies, IBM Systems Journal 1970.
 
 mod filter;
+mod shared;
 mod stack;
 
 use serde::{Deserialize, Serialize};
 
+pub use shared::{Shared, Sharing};
 pub use stack::Stack;
 
 use filter::Filter;

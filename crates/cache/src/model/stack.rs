@@ -32,22 +32,27 @@ impl Stack {
 
     #[inline]
     pub(super) fn access(&mut self, line: u64) {
+        let distance = self.distance(line);
+        self.found[distance] += 1;
+    }
+
+    /// Uses a line, without counting: its distance, or the number of ways if it was not there.
+    #[inline]
+    pub(super) fn distance(&mut self, line: u64) -> usize {
         let from = self.sets.of(line) * self.ways;
         let set = &mut self.lines[from..from + self.ways];
         let mut before = line;
         for (distance, held) in set.iter_mut().enumerate() {
             std::mem::swap(held, &mut before);
             if before == line {
-                self.found[distance] += 1;
-                return;
+                return distance;
             }
             if before == EMPTY {
                 self.filled[distance] += 1;
-                self.found[self.ways] += 1;
-                return;
+                return self.ways;
             }
         }
-        self.found[self.ways] += 1;
+        self.ways
     }
 
     pub(super) fn start(&mut self) {

@@ -3,6 +3,8 @@
 //! The NF polls, on a core of its own; the caller waits on another one. What comes back is checked as in use: a frame that was not in
 //! the burst, or a packet that leaves its frame, ends the measurement.
 
+mod offer;
+
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
@@ -27,6 +29,8 @@ use crate::mechanism::affinity::{self, Saved};
 use crate::mechanism::process;
 use crate::nf::attach::{Attached, Event, Listener};
 use crate::nf::spawn::{self, SpawnSpec, Spawned, Stdio};
+
+pub use offer::{Offer, Offered, Sequence};
 
 /// Bytes of the largest packet.
 pub const ROOM: usize = 2048;

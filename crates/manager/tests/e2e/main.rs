@@ -23,6 +23,7 @@ mod overload;
 mod pack;
 mod pcap;
 mod pools;
+mod profile;
 mod promises;
 mod scheduling;
 mod support;

@@ -118,6 +118,9 @@ Examples:
     /// Measure what a packet costs an NF; no daemon is needed
     #[command(after_help = crate::estimate::HELP)]
     Estimate(crate::estimate::EstimateArgs),
+    /// Measure what an NF or a chain can do: throughput against cache, latency against load; no daemon is needed
+    #[command(after_help = crate::profile::HELP)]
+    Profile(crate::profile::ProfileArgs),
     /// Put NFs on as few cores as their load needs
     #[command(after_help = crate::pack::HELP)]
     Pack(crate::pack::PackArgs),

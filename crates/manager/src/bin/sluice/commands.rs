@@ -17,7 +17,7 @@ use sluice_manager::port;
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
 use crate::table::{Table, colour};
-use crate::{doctor, estimate, pack, plan, show, simulate, slo, top};
+use crate::{doctor, estimate, pack, plan, profile, show, simulate, slo, top};
 
 /// Something on the command line makes no sense: exit code 2.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +46,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Bench(args) => bench(args, out),
         Command::Simulate(args) => simulate::run(&args, client, out),
         Command::Estimate(args) => estimate::run(&args, out),
+        Command::Profile(args) => profile::run(&args, out),
         Command::Pack(args) => pack::run(&args, &mut client()?, out),
         Command::Doctor(args) => doctor::run(&args, out),
         Command::Slo(args) => slo::run(&args, client, out),

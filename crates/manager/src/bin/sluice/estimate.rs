@@ -64,8 +64,8 @@ pub struct EstimateArgs {
 pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let here = host::Host::here();
     let (subject, plain_args) = match &args.config {
-        Some(path) => of_config(args, path, &here)?,
-        None => of_program(args, &here)?,
+        Some(path) => of_config(&args.nf, path, &here)?,
+        None => of_program(&args.nf, &args.args, &here)?,
     };
     let reference =
         |program: &'static str| host::resolve_exec(Path::new(program), &here).map_err(|_| EstimateError::NoReference(program));
@@ -93,31 +93,39 @@ pub fn run(args: &EstimateArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn of_program(args: &EstimateArgs, here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
-    let exec = host::resolve_exec(Path::new(&args.nf), here).map_err(|why| Usage(format!("{}: {why}", args.nf)))?;
+/// A program by its name or path, with these arguments.
+pub fn of_program(nf: &str, args: &[String], here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
+    let exec = host::resolve_exec(Path::new(nf), here).map_err(|why| Usage(format!("{nf}: {why}")))?;
     let subject = Subject {
-        name: exec.file_name().map_or_else(|| args.nf.clone(), |name| name.to_string_lossy().into_owned()),
+        name: exec.file_name().map_or_else(|| nf.into(), |name| name.to_string_lossy().into_owned()),
         exec,
-        args: args.args.iter().map(Into::into).collect(),
+        args: args.iter().map(Into::into).collect(),
         ..Subject::default()
     };
-    Ok((subject, args.args.clone()))
+    Ok((subject, args.to_vec()))
 }
 
-fn of_config(args: &EstimateArgs, path: &Path, here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
-    let loaded = load::read(path)?;
-    for warning in &loaded.warnings {
-        eprintln!("{warning}");
-    }
-    let config = loaded.config;
-    let Some(service) = config.services.iter().find(|service| service.name == args.nf) else {
+/// A service of a configuration, and its arguments.
+pub fn of_config(nf: &str, path: &Path, here: &host::Host) -> anyhow::Result<(Subject, Vec<String>)> {
+    let config = config(path)?;
+    let Some(service) = config.services.iter().find(|service| service.name == nf) else {
         let known: Vec<&str> = config.services.iter().map(|service| service.name.as_str()).collect();
-        return Err(Usage(format!("{} has no service {}; it has {}", path.display(), args.nf, known.join(", "))).into());
+        return Err(Usage(format!("{} has no service {}; it has {}", path.display(), nf, known.join(", "))).into());
     };
     Ok((subject_of(&config, service, here)?, service.args.clone()))
 }
 
-fn subject_of(config: &Config, service: &Service, here: &host::Host) -> anyhow::Result<Subject> {
+/// A configuration, with its warnings said.
+pub fn config(path: &Path) -> anyhow::Result<Config> {
+    let loaded = load::read(path)?;
+    for warning in &loaded.warnings {
+        eprintln!("{warning}");
+    }
+    Ok(loaded.config)
+}
+
+/// What a service is started with.
+pub fn subject_of(config: &Config, service: &Service, here: &host::Host) -> anyhow::Result<Subject> {
     if service.container.is_some() {
         let what = format!("service {} runs in a container; measure its program by its path on this host", service.name);
         return Err(Usage(what).into());

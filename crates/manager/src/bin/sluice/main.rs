@@ -10,6 +10,7 @@ mod estimate;
 mod number;
 mod pack;
 mod plan;
+mod profile;
 mod show;
 mod simulate;
 mod slo;

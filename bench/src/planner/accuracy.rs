@@ -1,0 +1,266 @@
+//! `sluice bench profile-accuracy`: how many points a throughput curve takes, and how far it is from all points.
+//!
+//! # Approach
+//! Each NF that is built by `scripts/trace-nf` runs once on a million packets, with uniform and with Zipf flows, and the model tells its misses
+//! with each of 20 ways of 2,304 KiB, as the paper's machine has them. A packet takes `PACKET_NS` and `MISS_NS` for each miss. The curve is built
+//! from as few of the 20 points as [`sluice_slo::curve`] asks for, and compared with all 20: `error_percent` is the worst distance of the curve, and
+//! `over_percent` the most by which what is promised (less the margin) is above what there is: below 0, it is nowhere. `paper_percent` is the
+//! worst distance for the paper's own rule, which stops where the middle of an interval is within 1 % of the line. `cpu_s` is the processor time
+//! of model and traced NF, for these packets and those before them: one of each flow, and a tenth to warm up.
+//!
+//! # Limits
+//! The two times are stated, and shorter than those of real packets, so that misses weigh more and curves are steeper than they are. The model
+//! is exact, so noise is left out.
+
+use std::convert::Infallible;
+use std::path::Path;
+
+use anyhow::Context;
+use serde_json::json;
+use sluice_cache::model::{Curve as Misses, Geometry, Hierarchy};
+use sluice_cache::trace::{Traffic, beside, profile};
+use sluice_slo::curve;
+
+use super::params;
+use crate::lab::{Case, Lab, Miss, Plan, Row, Sample, nothing};
+use crate::table::{Column, Form, Group};
+use crate::{BenchArgs, Experiment};
+
+/// This experiment.
+pub const EXPERIMENT: Experiment = Experiment {
+    name: "profile-accuracy",
+    about: "points of a profile and its error against a full sweep of cache ways, for NFs that are built by scripts/trace-nf",
+    run,
+};
+
+const PACKET_NS: f64 = 50.0;
+const MISS_NS: f64 = 100.0;
+const PACKETS: u64 = 1_000_000;
+const WARM_UP: u64 = 100_000;
+const HIERARCHY: Hierarchy = Hierarchy {
+    line: 64,
+    l1: Some(Geometry { sets: 64, ways: 8 }),
+    l2: Some(Geometry { sets: 512, ways: 8 }),
+    llc: Geometry { sets: 36_864, ways: 20 },
+};
+const LAWS: [(&str, Option<f64>); 2] = [("uniform", None), ("zipf 1.1", Some(1.1))];
+/// Distance at which the paper's rule stops.
+const CLOSE: f64 = 0.01;
+
+/// An NF and what it gets.
+struct Example {
+    name: &'static str,
+    nf: &'static str,
+    /// `{}` is where its file is.
+    args: &'static [&'static str],
+    file: fn() -> String,
+    flows: u32,
+    spread: bool,
+    bytes: u32,
+}
+
+const fn example(name: &'static str, nf: &'static str, args: &'static [&'static str], flows: u32) -> Example {
+    Example { name, nf, args, file: String::new, flows, spread: false, bytes: 60 }
+}
+
+const NAT: &[&str] = &["--inside", "10.0.0.0/8", "--outside", "203.0.113.1,203.0.113.2,203.0.113.3"];
+const BALANCER: &[&str] = &["--vip", "198.18.0.1:9", "--protocol", "udp", "--backends", "{}", "--connections", "262144"];
+
+/// Those that use much of the cache have as many flows as fill some of it.
+const EXAMPLES: &[Example] = &[
+    example("monitor", "monitor", &["--flows", "262144"], 200_000),
+    example("nat", "nat", NAT, 150_000),
+    Example { file: stateful, ..example("firewall-stateful", "firewall", &["--rules", "{}", "--connections", "262144"], 200_000) },
+    Example { file: rules, ..example("firewall", "firewall", &["--rules", "{}"], 10_000) },
+    Example { file: backends, ..example("lb", "lb", BALANCER, 150_000) },
+    Example { file: routes, spread: true, ..example("router", "router", &["--routes", "{}"], 200_000) },
+    Example { file: patterns, bytes: 1_514, ..example("search", "search", &["--patterns", "{}"], 1_000) },
+    Example { file: keys, ..example("encrypt", "encrypt", &["--keys", "{}"], 1_000) },
+    example("single", "single", &[], 1_000),
+    example("bridge", "bridge", &[], 1_000),
+    example("macswap", "macswap", &[], 1_000),
+    example("mark", "mark", &[], 1_000),
+    example("vlan", "vlan", &["tag", "--id", "7"], 1_000),
+];
+
+const ERRORS: Group = Group {
+    title: "Throughput curves against a full sweep of 20 ways",
+    keys: &["law"],
+    columns: &[
+        Column::new("error_percent", "error %", 1.0, 2),
+        Column::new("over_percent", "promised above %", 1.0, 2),
+        Column::new("margin_percent", "margin %", 1.0, 2),
+        Column::new("points_count", "points", 1.0, 0),
+        Column::new("range_ratio", "20 ways / 1 way", 1.0, 2),
+        Column::new("paper_percent", "paper's rule: error %", 1.0, 2),
+        Column::new("paper_points_count", "its points", 1.0, 0),
+        Column::new("cpu_s", "CPU s", 1.0, 2),
+        Column::new("nf_s", "of it NF", 1.0, 2),
+    ],
+    plotted: 2,
+    form: Form::Bars,
+};
+
+fn stateful() -> String {
+    "stateful\ndefault deny\nallow udp from 10.0.0.0/8\n".into()
+}
+
+fn rules() -> String {
+    (0..100).map(|i| format!("deny udp from 172.16.{i}.0/24 port 53\n")).chain(["allow udp from 10.0.0.0/8\n".into()]).collect()
+}
+
+fn backends() -> String {
+    (1..=50).map(|i| format!("web{i} 192.0.2.{i}:8080\n")).collect()
+}
+
+/// A default and twenty thousand prefixes of 24 bits, all over the space.
+fn routes() -> String {
+    let nets = (0..20_000u32).map(|i| i.wrapping_mul(0x9e37_79b1) >> 8 & 0x7f_ffff).filter(|net| net >> 16 > 0);
+    let nets: std::collections::BTreeSet<u32> = nets.collect();
+    let lines = nets.iter().map(|net| format!("{}.{}.{}.0/24 mac 02:00:00:00:00:02\n", net >> 16, net >> 8 & 0xff, net & 0xff));
+    ["0.0.0.0/0 mac 02:00:00:00:00:01\n".into()].into_iter().chain(lines).collect()
+}
+
+fn patterns() -> String {
+    let word = |i: u32| (i.wrapping_mul(0x9e37_79b1), i.wrapping_mul(0x85eb_ca6b) | 1);
+    (0..2_000).map(word).map(|(a, b)| format!("alert hex {a:08x}{b:08x}\n")).collect()
+}
+
+fn keys() -> String {
+    format!("1 {}\n", "5a".repeat(16))
+}
+
+fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let lab = Lab::here(args, &[])?;
+    lab.run(&plan())
+}
+
+fn plan() -> Plan {
+    let groups: Vec<crate::lab::Shown> = vec![(ERRORS, |_| true)];
+    let mut plan = Plan::new(EXPERIMENT.name, nothing, groups);
+    for example in EXAMPLES {
+        for (law, zipf) in LAWS {
+            let of = params(&[("law", json!(law)), ("flows", json!(example.flows))]);
+            let row_params = of.clone();
+            let run = move |_: &Lab| Ok(vec![Row::new(example.name, &row_params, sample(example, zipf)?)]);
+            plan.cases.push(Case { name: example.name.into(), params: of, run: Box::new(run) });
+        }
+    }
+    plan
+}
+
+fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
+    let here = std::env::current_exe()?;
+    let program = here.with_file_name(format!("sluice-nf-{}", example.nf));
+    let missing = || Miss::LeaveOut(format!("it is not built to be traced: run `scripts/trace-nf {}`", example.nf));
+    let traced = beside(&program).ok_or_else(missing)?;
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("file");
+    std::fs::write(&file, (example.file)())?;
+    let args: Vec<String> = example.args.iter().map(|arg| arg.replace("{}", &file.display().to_string())).collect();
+    let Example { flows, bytes, spread, .. } = *example;
+    let traffic = Traffic { packets: PACKETS, warm_up: WARM_UP, flows, zipf, bytes, spread, seed: 1 };
+    let before = cpu_s(Path::new("/proc/self/stat"))?;
+    let misses = profile(&traced, &args, &traffic, HIERARCHY).context("the traced NF")?;
+    let after = cpu_s(Path::new("/proc/self/stat"))?;
+    let mut found = compare(&misses).map_err(anyhow::Error::from)?;
+    let [model_s, nf_s] = [0, 1].map(|i| after[i] - before[i]);
+    found.extend([("cpu_s".to_string(), model_s + nf_s), ("nf_s".to_string(), nf_s)]);
+    Ok(found)
+}
+
+/// A curve of few points against one of all.
+fn compare(misses: &Misses) -> Result<Sample, curve::CurveError<Infallible>> {
+    let all: Vec<f64> = (1..=HIERARCHY.llc.ways).map(|ways| misses.packets_per_second(ways, PACKET_NS, MISS_NS)).collect();
+    let plan = curve::Plan::throughput(1, HIERARCHY.llc.ways).exact();
+    let found = curve::build(&plan, |ways| Ok(vec![all[ways as usize - 1]]))?;
+    let (mut error, mut over) = (0.0f64, f64::NEG_INFINITY);
+    for (i, truth) in all.iter().enumerate() {
+        let value = found.at(i as f64 + 1.0).unwrap_or(0.0);
+        error = error.max((value / truth - 1.0).abs());
+        over = over.max(value * (1.0 - found.margin) / truth - 1.0);
+    }
+    let (paper, paper_points) = papers_rule(&all);
+    let last = all.len() - 1;
+    Ok(Sample::from([
+        ("error_percent".to_string(), error * 100.0),
+        ("over_percent".to_string(), over * 100.0),
+        ("margin_percent".to_string(), found.margin * 100.0),
+        ("points_count".to_string(), f64::from(found.measured)),
+        ("range_ratio".to_string(), all[last] / all[0]),
+        ("paper_percent".to_string(), paper * 100.0),
+        ("paper_points_count".to_string(), paper_points as f64),
+    ]))
+}
+
+/// The paper's rule on all points: its worst distance, and how many points it takes.
+fn papers_rule(all: &[f64]) -> (f64, usize) {
+    let mut taken = vec![0, all.len() - 1];
+    let mut open = vec![(0usize, all.len() - 1)];
+    while let Some((left, right)) = open.pop() {
+        let middle = left.midpoint(right);
+        if middle == left {
+            continue;
+        }
+        taken.push(middle);
+        if (line(all, left, right, middle) / all[middle] - 1.0).abs() > CLOSE {
+            open.extend([(left, middle), (middle, right)]);
+        }
+    }
+    taken.sort_unstable();
+    taken.dedup();
+    let gaps = taken.windows(2).flat_map(|pair| (pair[0]..pair[1]).map(|at| line(all, pair[0], pair[1], at) / all[at] - 1.0));
+    (gaps.fold(0.0, |worst: f64, off| worst.max(off.abs())), taken.len())
+}
+
+/// Between two points, on the straight line.
+fn line(all: &[f64], left: usize, right: usize, at: usize) -> f64 {
+    all[left] + (all[right] - all[left]) * (at - left) as f64 / (right - left) as f64
+}
+
+/// CPU time of a process, and of its children that have ended.
+fn cpu_s(stat: &Path) -> anyhow::Result<[f64; 2]> {
+    // utime, stime, cutime and cstime are the 14th to 17th word; the second is the name in brackets, which may hold blanks. In hundredths
+    // of a second, on all that Linux runs on.
+    let text = std::fs::read_to_string(stat)?;
+    let words = text.rsplit(')').next().unwrap_or("").split_whitespace();
+    let times: Vec<f64> = words.skip(11).take(4).filter_map(|word| word.parse().ok()).collect();
+    let [utime, stime, cutime, cstime] = times[..] else { anyhow::bail!("{} has no times", stat.display()) };
+    Ok([(utime + stime) / 100.0, (cutime + cstime) / 100.0])
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_cache::Origin;
+
+    use super::*;
+
+    fn misses(of: impl Fn(u64) -> u64) -> Misses {
+        let misses = (1..=20).map(of).collect();
+        Misses { origin: Origin::Simulated, way_bytes: 2304 << 10, packets: 1000, accesses: 9000, reads: 3000, misses }
+    }
+
+    #[test]
+    fn few_points_are_close_to_all_and_never_promised_above() {
+        for found in [compare(&misses(|ways| 3000 - ways * 100)), compare(&misses(|_| 10)), compare(&misses(|ways| 3000 / ways))] {
+            let found = found.unwrap();
+            assert!(found["over_percent"] <= 0.0 && found["error_percent"] <= 1.01 && found["points_count"] <= 12.0, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn the_papers_rule_stops_at_a_middle_that_lies_on_the_line() {
+        let (error, points) = papers_rule(&[1.0, 1.0, 1.0, 1.0, 1.0]);
+        assert_eq!((error, points), (0.0, 3));
+        // The middle is on the line, the quarters are not.
+        let (error, points) = papers_rule(&[1.0, 2.0, 3.0, 3.5, 5.0]);
+        assert_eq!(points, 3);
+        assert!((error - 0.5 / 3.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn every_example_runs_by_both_laws() {
+        assert_eq!(plan().cases.len(), 2 * EXAMPLES.len());
+        assert!(cpu_s(Path::new("/proc/self/stat")).unwrap()[0] >= 0.0 && cpu_s(Path::new("/nowhere")).is_err());
+    }
+}

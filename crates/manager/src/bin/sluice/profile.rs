@@ -1,0 +1,346 @@
+//! `sluice profile`: what an NF or a chain can do, for the planner of SLOs.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use sluice_cache::control::CacheControl;
+use sluice_cache::host::Processor;
+use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
+use sluice_cache::trace::chain::Traced;
+use sluice_manager::config::host;
+use sluice_manager::config::model::{Service, hop};
+use sluice_manager::estimate::Subject;
+use sluice_manager::profile::traffic::Traffic;
+use sluice_manager::profile::{self, MeasureError, Plan, Ways, chain, chase};
+use sluice_slo::profile::{Curve, Digest, Key, Profile, Source};
+use sluice_slo::slo::Workload;
+
+use crate::commands::{Usage, json};
+use crate::estimate::{config, of_program, subject_of};
+use crate::table::{Table, colour};
+
+/// What `sluice profile --help` says below the options.
+pub const HELP: &str = "\
+Examples:
+  sluice profile sluice-nf-nat --traffic flows=100000 --out nat.json -- --inside 10.0.0.0/8 --outside 203.0.113.1
+                                        a program beside sluice (or in PATH, or a path) with its arguments
+  sluice profile fw --config edge.toml --traffic noon.pcap --out fw.json --plot fw.svg
+                                        the service fw as edge.toml starts it, with captured packets
+  sluice profile fw --config edge.toml --traffic flows=100000,zipf=1.1,size=590 --cache simulated
+  sluice profile web --config edge.toml --traffic flows=100000 --out web.json
+                                        the chain web: each of its NFs on a core, behind one cache
+
+Traffic is size (bytes with the Ethernet header), flows, zipf (the exponent; without, all flows alike) and spread (1: destinations all
+over), or a capture. Throughput against cache ways is measured where the kernel gives ways (resctrl); `simulated` takes the misses from a
+model, for which the NF has to be built by scripts/trace-nf too; `none` is one value, whatever the ways. The NFs of a chain are measured one
+after another, each with what the one before it sends on, and composed; ways of a chain are always modelled. No daemon is needed; other
+work on the host makes a profile promise less.";
+
+/// Where throughput with fewer cache ways comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Cache {
+    /// resctrl where the kernel gives ways, or else simulated where there is a traced NF, or else none
+    Auto,
+    /// Classes of the cache, given by the kernel (root)
+    Resctrl,
+    /// A model of the cache, from one run of the traced NF
+    Simulated,
+    /// One value, whatever the ways
+    None,
+}
+
+/// Arguments of `sluice profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArgs {
+    /// A program that uses the NF library, or with --config the name of a service or of a chain
+    pub nf: String,
+    /// Take programs, arguments, environment and users from the services of this configuration
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// It is the chain of this name, where a service has the same
+    #[arg(long, requires = "config")]
+    pub chain: bool,
+    /// What is sent: settings, or a capture (.pcap or .pcapng)
+    #[arg(long, value_name = "SPEC|FILE", default_value = "size=60,flows=1000")]
+    pub traffic: Traffic,
+    /// Write the profile to this file
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Draw both curves, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Where throughput with fewer cache ways comes from
+    #[arg(long, value_enum, default_value_t = Cache::Auto)]
+    pub cache: Cache,
+    /// Where resctrl is mounted
+    #[arg(long, value_name = "PATH", default_value = MOUNT_POINT)]
+    pub resctrl: PathBuf,
+    /// The NF as scripts/trace-nf has built it, or the folder of such NFs; looked for beside the program without
+    #[arg(long, value_name = "FILE|FOLDER")]
+    pub traced: Option<PathBuf>,
+    /// What a cache miss costs, for the model; measured without
+    #[arg(long, value_name = "NS", value_parser = parse_ns)]
+    pub miss_ns: Option<f64>,
+    /// Core that the NF has for itself; the last that this process may use without
+    #[arg(long, value_name = "N")]
+    pub core: Option<usize>,
+    /// Print the profile as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Arguments of the program
+    #[arg(last = true, conflicts_with = "config")]
+    pub args: Vec<String>,
+}
+
+fn parse_ns(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|ns: &f64| *ns >= 0.0 && ns.is_finite()).ok_or_else(|| "nanoseconds are 0 or more".into())
+}
+
+/// What is profiled: each NF with its arguments, in the order of the chain.
+struct Target {
+    workload: Workload,
+    nfs: Vec<(Subject, Vec<String>)>,
+}
+
+impl Target {
+    fn find(args: &ProfileArgs, here: &host::Host) -> anyhow::Result<Self> {
+        let nf = |found| Self { workload: Workload::Nf(args.nf.clone()), nfs: vec![found] };
+        let Some(path) = &args.config else { return Ok(nf(of_program(&args.nf, &args.args, here)?)) };
+        let config = config(path)?;
+        let found = |service: &Service| Ok::<_, anyhow::Error>((subject_of(&config, service, here)?, service.args.clone()));
+        if let Some(service) = config.services.iter().find(|service| service.name == args.nf && !args.chain) {
+            return Ok(nf(found(service)?));
+        }
+        let Some(chain) = config.chains.iter().find(|chain| chain.name == args.nf) else {
+            let services: Vec<&str> = config.services.iter().map(|service| service.name.as_str()).collect();
+            let chains: Vec<&str> = config.chains.iter().map(|chain| chain.name.as_str()).collect();
+            let (path, name) = (path.display(), &args.nf);
+            let known = format!("the services {} and the chains {}", services.join(", "), chains.join(", "));
+            return Err(Usage(format!("{path} has no service or chain {name}; it has {known}")).into());
+        };
+        let cannot = |why: String| Usage(format!("chain {}: {why}", chain.name));
+        let mut nfs = Vec::with_capacity(chain.services.len());
+        for (i, written) in chain.services.iter().enumerate() {
+            let (name, is_reverse) = hop(written);
+            if is_reverse || chain.services[..i].iter().any(|other| hop(other).0 == name) {
+                let why = format!("packets come to {name} twice, and only chains that meet a service once can be profiled");
+                return Err(cannot(why).into());
+            }
+            let service = config.services.iter().find(|service| service.name == name);
+            nfs.push(found(service.with_context(|| format!("there is no service {name}"))?)?);
+        }
+        if nfs.is_empty() {
+            return Err(cannot("it has no services, so there is nothing to profile".into()).into());
+        }
+        Ok(Self { workload: Workload::Chain(chain.services.clone()), nfs })
+    }
+
+    fn key(&self, traffic: String) -> anyhow::Result<Key> {
+        let mut binaries = Vec::with_capacity(self.nfs.len());
+        for (subject, _) in &self.nfs {
+            let program = std::fs::read(&subject.exec).with_context(|| format!("cannot read {}", subject.exec.display()))?;
+            binaries.push(Digest::of(&program));
+        }
+        let of: Vec<Digest> = self.nfs.iter().map(|(subject, args)| configuration(subject, args)).collect();
+        let configuration = match of.as_slice() {
+            [one] => one.clone(),
+            all => Digest::of(all.iter().map(Digest::to_string).collect::<String>().as_bytes()),
+        };
+        let cpu = Processor::read(Path::new("/")).model;
+        Ok(Key { workload: self.workload.clone(), binaries, configuration, traffic, cpu })
+    }
+
+    /// The traced programs.
+    fn traced(&self, given: Option<&Path>) -> Result<Vec<Traced>, MeasureError> {
+        let of = |(subject, args): &(Subject, Vec<String>)| {
+            let program = match given {
+                Some(folder) if folder.is_dir() => folder.join(subject.exec.file_name().unwrap_or_default()),
+                Some(program) => program.into(),
+                None => profile::traced(&subject.exec)?,
+            };
+            Ok(Traced { program, args: args.clone() })
+        };
+        self.nfs.iter().map(of).collect()
+    }
+}
+
+/// Measures, writes, and prints what was found.
+pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
+    let here = host::Host::here();
+    let target = Target::find(args, &here)?;
+    let packets = args.traffic.packets()?;
+    let key = target.key(packets.name.clone())?;
+    // Files that cannot be written are said before the measurement, not after it.
+    for path in [&args.out, &args.plot].into_iter().flatten() {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        anyhow::ensure!(folder.is_dir(), "there is no folder {} for {}", folder.display(), path.display());
+    }
+    let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
+    let (mut found, note) = match (&target.workload, target.nfs.as_slice()) {
+        (Workload::Nf(_), [(subject, _)]) => {
+            let (ways, note) = ways(args, &target)?;
+            (profile::measure(subject, Plan { core, packets, ways }, key)?, note)
+        }
+        _ => {
+            let (model, note) = model(args, &target)?;
+            let subjects: Vec<Subject> = target.nfs.iter().map(|(subject, _)| subject.clone()).collect();
+            (chain::measure(&subjects, chain::Plan { core, packets, model }, key)?, note)
+        }
+    };
+    found.throughput.notes.extend(note);
+    found.check()?;
+    if let Some(path) = &args.out {
+        found.save(path)?;
+    }
+    if let Some(path) = &args.plot {
+        let picture = sluice_bench::curves::svg(&found).context("there is nothing to draw")?;
+        std::fs::write(path, picture).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    if args.json {
+        return json(out, &found);
+    }
+    Ok(print(&found, out)?)
+}
+
+/// What the NF is started with, and the files that its arguments name.
+fn configuration(subject: &Subject, args: &[String]) -> Digest {
+    let mut bytes = Vec::new();
+    let mut add = |part: &[u8]| {
+        bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(part);
+    };
+    for arg in args {
+        add(arg.as_bytes());
+        if let Some(file) = std::fs::metadata(arg).ok().filter(|file| file.is_file()).and_then(|_| std::fs::read(arg).ok()) {
+            add(&file);
+        }
+    }
+    for (key, value) in &subject.env {
+        add(key.as_encoded_bytes());
+        add(value.as_encoded_bytes());
+    }
+    Digest::of(&bytes)
+}
+
+/// Where throughput with fewer ways comes from, and what is to be said of it.
+fn ways(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Ways, Option<String>)> {
+    let modelled = || {
+        let (misses, cache_bytes) = profile::misses(&target.traced(args.traced.as_deref())?[0], &args.traffic.followed()?)?;
+        let (miss_ns, note) = miss(args, cache_bytes);
+        Ok((Ways::Simulated { misses, miss_ns }, Some(note)))
+    };
+    match args.cache {
+        Cache::None => Ok((Ways::None, None)),
+        Cache::Resctrl => Ok((Ways::Controlled(Box::new(Resctrl::open(&args.resctrl, Path::new("/"))?)), None)),
+        Cache::Simulated => modelled(),
+        Cache::Auto => {
+            if let Ok(control) = Resctrl::open(&args.resctrl, Path::new("/"))
+                && control.shape().ways > 0
+            {
+                return Ok((Ways::Controlled(Box::new(control)), None));
+            }
+            modelled().or_else(|why| Ok((Ways::None, Some(without(&why)))))
+        }
+    }
+}
+
+/// The misses of a chain, and what is to be said of them.
+fn model(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Option<chain::Model>, Option<String>)> {
+    let modelled = || {
+        let (misses, cache_bytes) = profile::chain_misses(&target.traced(args.traced.as_deref())?, &args.traffic.followed()?)?;
+        let (miss_ns, note) = miss(args, cache_bytes);
+        Ok((Some(chain::Model { misses, miss_ns }), Some(note)))
+    };
+    match args.cache {
+        Cache::None => Ok((None, None)),
+        Cache::Resctrl => {
+            Err(Usage("ways of a chain are modelled, not measured: use --cache simulated, or --cache none".into()).into())
+        }
+        Cache::Simulated => modelled(),
+        Cache::Auto => modelled().or_else(|why| Ok((None, Some(without(&why))))),
+    }
+}
+
+/// Says why there are no ways; for a note, too.
+fn without(why: &anyhow::Error) -> String {
+    eprintln!("one throughput for all numbers of cache ways: {why:#}");
+    format!("no cache ways: {why:#}")
+}
+
+/// What a miss costs, and where that comes from.
+fn miss(args: &ProfileArgs, cache_bytes: u64) -> (f64, String) {
+    let (ns, what) = match (args.miss_ns, args.miss_ns.is_none().then(|| chase::miss_ns(cache_bytes)).flatten()) {
+        (Some(ns), _) => (ns, "as was said"),
+        (None, Some(ns)) => (ns, "measured"),
+        (None, None) => (chase::STATED_NS, "stated: there is too little memory to measure it"),
+    };
+    (ns, format!("a miss costs {ns:.0} ns, {what}"))
+}
+
+fn print(found: &Profile, out: &mut dyn Write) -> std::io::Result<()> {
+    let source = match found.source {
+        Source::Measured => "measured with cache classes",
+        Source::Simulated => "simulated",
+        Source::None => "without cache ways",
+    };
+    writeln!(out, "{}, traffic {}, {source}, on {}", found.key.workload, found.key.traffic, found.key.cpu)?;
+    let mut table = Table::new(&[">WAYS", ">MPPS", ">PROMISED"]);
+    for point in &found.throughput.points {
+        let promised = point.y * (1.0 - found.throughput.margin) / 1e6;
+        table.row(vec![format!("{:.0}", point.x).into(), format!("{:.3}", point.y / 1e6).into(), format!("{promised:.3}").into()]);
+    }
+    table.print(out, colour())?;
+    let mut table = Table::new(&[">LOAD MPPS", ">95TH PERCENTILE µS", ">PROMISED"]);
+    for point in &found.latency.points {
+        let promised = point.y * (1.0 + found.latency.margin);
+        table.row(vec![format!("{:.3}", point.x / 1e6).into(), format!("{:.1}", point.y).into(), format!("{promised:.1}").into()]);
+    }
+    table.print(out, colour())?;
+    for (which, curve) in [("throughput", &found.throughput), ("latency", &found.latency)] {
+        writeln!(out, "{which}: {}", told(curve))?;
+    }
+    Ok(())
+}
+
+fn told(curve: &Curve) -> String {
+    let Curve { measured, error_bound, spread, margin, .. } = curve;
+    let [error, spread, margin] = [error_bound, spread, margin].map(|part| part * 100.0);
+    let points = if *measured == 1 { "1 point".into() } else { format!("{measured} points") };
+    let mut text = format!("{points}, within {error:.1} %, spread {spread:.1} %, margin {margin:.1} %");
+    for note in &curve.notes {
+        text.push_str("\n  ");
+        text.push_str(note);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_configuration_is_its_arguments_its_files_and_its_environment() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("rules");
+        let args = |words: &[&str]| words.iter().map(|word| (*word).to_string()).collect::<Vec<_>>();
+        let of = |words: &[&str]| configuration(&Subject::default(), &args(words));
+        assert_eq!(of(&[]), Digest::of(b""));
+        assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
+        let path = file.to_str().unwrap();
+        let missing = of(&["--rules", path]);
+        std::fs::write(&file, "deny\n").unwrap();
+        let deny = of(&["--rules", path]);
+        std::fs::write(&file, "allow\n").unwrap();
+        assert!(missing != deny && deny != of(&["--rules", path]));
+        let subject = Subject { env: vec![("A".into(), "b".into())], ..Subject::default() };
+        assert_ne!(configuration(&subject, &[]), of(&[]));
+    }
+
+    #[test]
+    fn what_is_odd_is_told_below_a_curve() {
+        let curve = Curve { measured: 1, spread: 0.012, margin: 0.05, notes: vec!["noisy".into()], ..Curve::default() };
+        assert_eq!(told(&curve), "1 point, within 0.0 %, spread 1.2 %, margin 5.0 %\n  noisy");
+    }
+}

@@ -1,0 +1,263 @@
+//! A chain, from its NFs: each measured with the packets that the one before it sends on.
+//!
+//! # Terms and units
+//! *Share* of an NF: packets that it gets for each packet that enters the chain; 1 unless NFs before it drop some. *Late*: the part of packets
+//! that a percentile leaves out.
+//!
+//! # Approach
+//! Each NF of the chain has a core for itself, and all share one class of the cache. The NFs are measured one after another, so that two cores
+//! suffice: throughput with all ways, and latency against load. What the chain can do is composed of that:
+//! - *Throughput* is that of the NF which needs most time for its share. With w ways each NF takes longer by the misses that it has more
+//!   than when it was measured alone; those come from one model of all NFs behind one cache ([`trace::chain`](sluice_cache::trace::chain)), in
+//!   which they take ways from each other.
+//! - *Latency* at a load is the sum of what each NF takes at its share of it. Of n NFs a part of 5 % / n of the packets is left out of each, so
+//!   that no more than 5 % are late in one or another: their sum is the 95th percentile of all or more.
+//!
+//! # Limits
+//! What the manager takes to hand a packet from one NF to the next is in it as far as the stand's rings take as long. Packets that are dropped
+//! later are taken to wait as long as others. Curves measured with the processor's own classes do not compose, so they are not offered.
+
+use std::convert::Infallible;
+
+use sluice_cache::model::Sharing;
+use sluice_slo::curve;
+use sluice_slo::profile::{CacheUse, Curve, FORM, Key, Point, Profile, Source};
+
+use super::traffic::Packets;
+use super::{Bench, LATE, MeasureError, no_curve, slowed};
+use crate::estimate::Subject;
+use crate::estimate::stand;
+
+/// The misses of all NFs of a chain, and what one costs.
+pub struct Model {
+    /// Of each NF, in order.
+    pub misses: Vec<Sharing>,
+    /// Nanoseconds.
+    pub miss_ns: f64,
+}
+
+/// How to measure.
+pub struct Plan {
+    /// Core of the NF that is measured. The caller has another one.
+    pub core: usize,
+    /// What is sent to the first.
+    pub packets: Packets,
+    /// Throughput with fewer ways; without, it is one value.
+    pub model: Option<Model>,
+}
+
+/// What an NF of the chain can do.
+#[derive(Debug, Clone, PartialEq)]
+struct Part {
+    name: String,
+    share: f64,
+    /// Throughput with all ways, alone: one point.
+    throughput: Curve,
+    /// Latency against its own load, with all packets but those that are late.
+    latency: Curve,
+    memory_mib: u64,
+}
+
+impl Part {
+    /// Its packets a second.
+    fn rate_pps(&self) -> f64 {
+        self.throughput.points.last().map_or(0.0, |point| point.y)
+    }
+
+    /// Its latency at a load of the chain. Below the least that was measured it is no higher than there.
+    fn latency_us(&self, load_pps: f64) -> Option<f64> {
+        let first = self.latency.points.first()?;
+        self.latency.at((load_pps * self.share).max(first.x))
+    }
+}
+
+/// Measures the NFs of a chain, in order.
+///
+/// # Errors
+/// [`MeasureError`].
+pub fn measure(subjects: &[Subject], plan: Plan, key: Key) -> Result<Profile, MeasureError> {
+    let Plan { core, mut packets, model } = plan;
+    let _pin = stand::Pin::away_from(core)?;
+    let late = LATE / subjects.len().max(1) as f64;
+    let mut share = 1.0;
+    let mut parts = Vec::with_capacity(subjects.len());
+    for (i, subject) in subjects.iter().enumerate() {
+        if packets.drawn.is_empty() {
+            return Err(MeasureError::Dropped { name: subjects[i.saturating_sub(1)].name.clone() });
+        }
+        let got = packets.drawn.len();
+        let (mut bench, on) = Bench::start(subject, core, packets)?;
+        let fill = |_| Ok(vec![bench.fill(super::SAMPLE_NS)?]);
+        let throughput = curve::build(&curve::Plan::throughput(1, 1), fill).map_err(|error| no_curve("throughput", error))?;
+        let latency = bench.latency(&throughput, late)?;
+        let memory_mib = bench.stand.memory_mib();
+        bench.stand.stop()?;
+        parts.push(Part { name: subject.name.clone(), share, throughput, latency, memory_mib });
+        share *= on.drawn.len() as f64 / got as f64;
+        packets = on;
+    }
+    compose(&parts, model.as_ref(), key)
+}
+
+/// What is odd about the curves that it is made of.
+fn notes(parts: &[Part], curve: fn(&Part) -> &Curve) -> Vec<String> {
+    let of = |part: &Part| curve(part).notes.iter().map(|note| format!("{}: {note}", part.name)).collect::<Vec<_>>();
+    parts.iter().flat_map(of).collect()
+}
+
+/// The curve of these points, with the worst of what its parts' curves have.
+fn composed(points: Vec<Point>, parts: &[Part], of: fn(&Part) -> &Curve) -> Curve {
+    let most = |value: fn(&Curve) -> f64| parts.iter().map(|part| value(of(part))).fold(0.0, f64::max);
+    Curve {
+        points,
+        measured: parts.iter().map(|part| of(part).measured).sum(),
+        error_bound: most(|curve| curve.error_bound),
+        spread: most(|curve| curve.spread),
+        margin: most(|curve| curve.margin),
+        notes: notes(parts, of),
+    }
+}
+
+fn compose(parts: &[Part], model: Option<&Model>, key: Key) -> Result<Profile, MeasureError> {
+    let empty = |which| MeasureError::Curve { which, why: "the chain has no NF".into() };
+    // Packets per second of the chain, if each packet of an NF has so many misses more than when it was measured.
+    let rate = |more: &dyn Fn(usize) -> f64, miss_ns: f64| {
+        let of = |(i, part): (usize, &Part)| slowed(part.rate_pps(), more(i), miss_ns) / part.share;
+        parts.iter().enumerate().map(of).min_by(f64::total_cmp)
+    };
+    let measured = rate(&|_| 0.0, 0.0).ok_or_else(|| empty("throughput"))?;
+    let mut throughput = composed(vec![Point { x: 1.0, y: measured }], parts, |part| &part.throughput);
+    let (mut floor_pps, mut cache) = (None, None);
+    if let Some(Model { misses, miss_ns }) = model {
+        let with = |ways: u32| {
+            let more = |i: usize| misses.get(i).map_or(0.0, |nf| nf.together.misses_per_packet(ways) - nf.alone_per_packet());
+            rate(&more, *miss_ns).unwrap_or(0.0)
+        };
+        let most = misses.iter().map(|nf| nf.together.misses.len() as u32).max().unwrap_or(1);
+        let built = curve::build(&curve::Plan::throughput(1, most).exact(), |ways| Ok::<_, Infallible>(vec![with(ways as u32)]));
+        let mut built = built.map_err(|error| MeasureError::Curve { which: "throughput", why: error.to_string() })?;
+        built.notes.append(&mut throughput.notes);
+        built.spread = throughput.spread;
+        built.margin = (built.margin + throughput.margin).min(0.99);
+        throughput = built;
+        floor_pps = throughput.points.first().map(|point| point.y.min(with(0)));
+        let references = |(part, nf): (&Part, &Sharing)| part.share * nf.together.misses_per_packet(0);
+        let references_per_packet = parts.iter().zip(misses).map(references).sum();
+        cache = Some(CacheUse { references_per_packet, miss_ns: *miss_ns });
+    }
+    Ok(Profile {
+        form: FORM,
+        key,
+        source: if model.is_some() { Source::Simulated } else { Source::None },
+        cores: u32::try_from(parts.len()).unwrap_or(u32::MAX),
+        memory_mib: parts.iter().map(|part| part.memory_mib).sum(),
+        best_ways: throughput.points.last().map_or(1, |point| point.x as u32),
+        throughput,
+        latency: latency(parts).ok_or_else(|| empty("latency"))?,
+        floor_pps,
+        cache,
+    })
+}
+
+/// The sum of all NFs' latencies, from where the first of them begins to where the first one ends.
+fn latency(parts: &[Part]) -> Option<Curve> {
+    let loads = |end: fn(&Curve) -> Option<&Point>| parts.iter().filter_map(move |part| Some(end(&part.latency)?.x / part.share));
+    let from = loads(|curve| curve.points.first()).min_by(f64::total_cmp)?;
+    let to = loads(|curve| curve.points.last()).min_by(f64::total_cmp)?;
+    // Between the points of all of them it is a straight line.
+    let points = parts.iter().flat_map(|part| part.latency.points.iter().map(|point| point.x / part.share));
+    let mut at: Vec<f64> = points.filter(|x| (from..=to).contains(x)).collect();
+    at.sort_by(f64::total_cmp);
+    // Two that differ by rounding alone are one.
+    at.dedup_by(|b, a| *b <= *a * (1.0 + 1e-9));
+    let sum = |x: f64| -> Option<f64> {
+        parts.iter().try_fold(0.0, |sum, part| {
+            // Rounding must not take it over the end.
+            let end = part.latency.points.last()?.x / part.share;
+            Some(sum + part.latency_us(x.min(end * (1.0 - 1e-12))).or_else(|| part.latency.points.last().map(|point| point.y))?)
+        })
+    };
+    let points = at.into_iter().map(|x| Some(Point { x, y: sum(x)? })).collect::<Option<Vec<_>>>()?;
+    Some(composed(points, parts, |part| &part.latency))
+}
+
+#[cfg(test)]
+mod tests {
+    use sluice_cache::Origin;
+    use sluice_cache::model::Curve as Misses;
+    use sluice_slo::profile::Digest;
+    use sluice_slo::slo::Workload;
+
+    use super::*;
+
+    fn key() -> Key {
+        let workload = Workload::Chain(vec!["a".into(), "b".into()]);
+        let digest = Digest::of(b"");
+        Key { workload, binaries: vec![digest.clone(); 2], configuration: digest, traffic: "t".into(), cpu: "c".into() }
+    }
+
+    fn part(name: &str, share: f64, rate_pps: f64, latency: &[(f64, f64)]) -> Part {
+        let curve = |points: &[(f64, f64)]| Curve {
+            points: points.iter().map(|(x, y)| Point { x: *x, y: *y }).collect(),
+            measured: points.len() as u32,
+            margin: 0.02,
+            ..Curve::default()
+        };
+        let throughput = Curve { notes: vec!["noisy".into()], ..curve(&[(1.0, rate_pps)]) };
+        Part { name: name.into(), share, throughput, latency: curve(latency), memory_mib: 3 }
+    }
+
+    /// Misses of a packet with 1 way, 2 ways and so on, and alone with all.
+    fn sharing(misses: &[u64], alone: u64) -> Sharing {
+        let origin = Origin::Simulated;
+        let together = Misses { origin, way_bytes: 64, packets: 1, accesses: 100, reads: 50, misses: misses.to_vec() };
+        Sharing { together, alone }
+    }
+
+    fn two() -> [Part; 2] {
+        // Half of the packets get to the second.
+        let first = part("a", 1.0, 1e7, &[(5e5, 2.0), (9e6, 10.0)]);
+        let second = part("b", 0.5, 4e6, &[(2e5, 3.0), (2e6, 5.0), (3.6e6, 20.0)]);
+        [first, second]
+    }
+
+    #[test]
+    fn the_slowest_nf_is_what_the_chain_can_do_and_latencies_add_up() {
+        let found = compose(&two(), None, key()).unwrap();
+        found.check().unwrap();
+        assert_eq!((found.source, found.cores, found.memory_mib, found.best_ways), (Source::None, 2, 6, 1));
+        assert_eq!(found.throughput.points, [Point { x: 1.0, y: 8e6 }]);
+        assert_eq!(
+            (found.throughput.notes.as_slice(), found.throughput.margin),
+            (&["a: noisy".into(), "b: noisy".into()][..], 0.02)
+        );
+        let loads: Vec<f64> = found.latency.points.iter().map(|point| point.x).collect();
+        assert_eq!(loads, [4e5, 5e5, 4e6, 7.2e6], "from where the first begins to where the first ends");
+        // Below its first point the first NF takes as long as there.
+        assert!((found.latency.points[0].y - 5.0).abs() < 1e-9);
+        for load in [6e5, 1e6, 4e6, 6e6, 7.1e6] {
+            let wanted = two()[0].latency.at(load).unwrap() + two()[1].latency.at(load / 2.0).unwrap();
+            assert!((found.latency.at(load).unwrap() - wanted).abs() < 1e-6, "{load}");
+        }
+        assert!(compose(&[], None, key()).unwrap_err().to_string().contains("no NF"));
+    }
+
+    #[test]
+    fn misses_of_all_nfs_slow_the_chain() {
+        // The second, with more misses, is slower with few ways; with many the first is.
+        let parts = [part("a", 1.0, 1e7, &[(1e5, 1.0), (9e6, 2.0)]), part("b", 1.0, 2e7, &[(1e5, 1.0), (1.9e7, 2.0)])];
+        let model = Model { misses: vec![sharing(&[0, 0, 0, 0], 0), sharing(&[9, 5, 1, 1], 1)], miss_ns: 50.0 };
+        let found = compose(&parts, Some(&model), key()).unwrap();
+        found.check().unwrap();
+        assert_eq!((found.source, found.best_ways), (Source::Simulated, 4));
+        // 50 ns and 8, 4 and no misses more; 100 ns is what the first takes.
+        for (ways, pps) in [(1.0, 1e9 / 450.0), (2.0, 1e9 / 250.0), (3.0, 1e7), (4.0, 1e7)] {
+            let at = found.throughput.at(ways).unwrap();
+            assert!((at / pps - 1.0).abs() < 0.011, "{ways}: {at} {pps}");
+        }
+        assert!(found.throughput.margin >= 0.02);
+        // None of the cache: all that passes the cores' own misses.
+        assert!((found.floor_pps.unwrap() - 1e9 / (100.0 + 50.0 * 50.0)).abs() < 1.0);
+        assert_eq!(found.cache, Some(CacheUse { references_per_packet: 100.0, miss_ns: 50.0 }));
+    }
+}

@@ -1,0 +1,92 @@
+//! What a miss of the last-level cache costs on this host.
+//!
+//! # Approach
+//! A chain of pointers through memory that is four times as large as the cache, one to a line, in an order that no prefetcher knows: each load waits
+//! for the one before it. What a step takes is a miss with nothing beside it, the way to the cache and, with pages of the usual size, a miss of
+//! the TLB included. An NF's misses cost it no more.
+//!
+//! # Limits
+//! Neighbours on the same memory make it longer while they run; the middle of three tries counts.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+/// Cost of a miss where it cannot be measured, in nanoseconds: taken to be more than loads from memory take.
+pub const STATED_NS: f64 = 200.0;
+
+/// A line, on which is where to go next.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line(u32);
+
+/// Steps of a try.
+const STEPS: u32 = 500_000;
+const TRIES: usize = 3;
+/// Most memory that is taken, in bytes.
+const MOST: u64 = 2 << 30;
+/// Times the size of the cache.
+const TIMES: u64 = 4;
+
+/// Nanoseconds of a miss behind a last-level cache of so many bytes. None where there is too little memory.
+pub fn miss_ns(cache_bytes: u64) -> Option<f64> {
+    let bytes = cache_bytes.checked_mul(TIMES)?;
+    if bytes > MOST || bytes > free_bytes()? / 2 {
+        return None;
+    }
+    let ring = ring(usize::try_from(bytes / 64).ok()?.max(2));
+    let mut at = 0u32;
+    let mut tries = [0.0; TRIES];
+    for took_ns in &mut tries {
+        let began = Instant::now();
+        for _ in 0..STEPS {
+            at = ring[at as usize].0;
+        }
+        black_box(at);
+        *took_ns = began.elapsed().as_nanos() as f64 / f64::from(STEPS);
+    }
+    tries.sort_by(f64::total_cmp);
+    Some(tries[TRIES / 2])
+}
+
+/// One ring through all lines, in a random order (Sattolo).
+fn ring(lines: usize) -> Vec<Line> {
+    let mut ring: Vec<Line> = (0..lines as u32).map(Line).collect();
+    let mut state = 0x9e37_79b9_7f4a_7c15u64;
+    for i in (1..lines).rev() {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        ring.swap(i, (state % i as u64) as usize);
+    }
+    ring
+}
+
+/// Memory that can be had, in bytes.
+fn free_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ring_goes_through_all_lines() {
+        for lines in [2, 3, 1000] {
+            let ring = ring(lines);
+            let (mut at, mut steps) = (ring[0].0, 1);
+            while at != 0 {
+                (at, steps) = (ring[at as usize].0, steps + 1);
+            }
+            assert_eq!(steps, lines);
+        }
+    }
+
+    #[test]
+    fn a_step_takes_time_and_too_much_memory_is_not_taken() {
+        assert!(miss_ns(1 << 16).is_some_and(|ns| ns > 0.0));
+        assert_eq!((miss_ns(MOST), miss_ns(u64::MAX)), (None, None));
+    }
+}

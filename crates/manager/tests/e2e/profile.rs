@@ -1,0 +1,191 @@
+//! `sluice profile`: real NFs, alone between two rings.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use sluice_resctrl_stand_in::{Machine, StandIn};
+use sluice_slo::profile::{Digest, Profile, Source};
+use sluice_slo::slo::Workload;
+
+use crate::support::{chain, nf, port, service};
+
+fn sluice(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_sluice")).arg("profile").args(args).output().expect("sluice runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Whether it could be measured; false, with the reason printed, where there is but one core.
+fn measured(out: &Output) -> bool {
+    if text(&out.stderr).contains("need a core each") {
+        println!("left out: {}", text(&out.stderr));
+        return false;
+    }
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    true
+}
+
+/// One line, besides what the NF itself has said.
+fn refusal(args: &[&str]) -> String {
+    let out = sluice(args);
+    assert!(!out.status.success(), "{args:?}: {}", text(&out.stdout));
+    let said = text(&out.stderr);
+    assert_eq!(said.lines().filter(|line| line.starts_with("sluice: ")).count(), 1, "{said}");
+    said
+}
+
+#[test]
+fn a_profile_is_written_drawn_and_read_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (program, traffic) = (nf("sluice-nf-cost"), "flows=50");
+    let files = ["--out", &path("cost.json"), "--plot", &path("cost.svg")];
+    let start = [program.as_str(), "--cache", "none", "--traffic", traffic];
+    let out = sluice(&[&start[..], &files[..], &["--", "--cycles", "2000"][..]].concat());
+    if !measured(&out) {
+        return;
+    }
+    let profile = Profile::load(Path::new(&path("cost.json"))).unwrap();
+    assert_eq!((profile.source, profile.best_ways, profile.throughput.points.len()), (Source::None, 1, 1));
+    assert_eq!(profile.key.workload, Workload::Nf(program.clone()));
+    assert_eq!(profile.key.binaries, [Digest::of(&std::fs::read(&program).unwrap())]);
+    assert_eq!(profile.key.traffic, "size=60,flows=50");
+    assert!((3..=12).contains(&profile.latency.measured), "{:?}", profile.latency);
+    assert!(profile.throughput_pps(1) > 0.0 && profile.least_latency_us() > 0.0);
+    let told = text(&out.stdout);
+    assert!(told.contains("MPPS") && told.contains("95TH PERCENTILE") && told.contains("margin"), "{told}");
+    assert!(std::fs::read_to_string(path("cost.svg")).unwrap().contains("</svg>"));
+}
+
+#[test]
+fn a_captures_packets_are_told_by_their_name_and_contents() {
+    let capture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures/host-traffic.pcap").display().to_string();
+    let out = sluice(&[&nf("sluice-nf-cost"), "--cache", "none", "--traffic", &capture, "--json", "--", "--cycles", "3000"]);
+    if measured(&out) {
+        let profile: Profile = serde_json::from_slice(&out.stdout).expect("it prints JSON and nothing else");
+        assert!(profile.key.traffic.starts_with("host-traffic.pcap "), "{}", profile.key.traffic);
+    }
+}
+
+/// A configuration with a chain of these services.
+fn config(folder: &Path, name: &str, services: &[(&str, &str, &str)]) -> String {
+    let names: Vec<&str> = services.iter().map(|(name, ..)| *name).collect();
+    let services = services.iter().map(|(name, program, more)| service(name, &nf(program), more));
+    let parts =
+        [port("in", "gen", ""), port("out", "sink", "")].into_iter().chain(services).chain([chain("c", "in", &names, "out", "")]);
+    let path = folder.join(name);
+    std::fs::write(&path, parts.collect::<String>()).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn a_chain_is_profiled_as_its_nfs_with_what_the_one_before_sends_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("rules");
+    // Half of the flows: sources are 10.0.0.0 and up.
+    std::fs::write(&rules, "default deny\nallow udp from 10.0.0.0/27\n").unwrap();
+    let fw = format!("args = [\"--rules\", {:?}]", rules.display().to_string());
+    let services = [("fw", "sluice-nf-firewall", fw.as_str()), ("work", "sluice-nf-cost", "args = [\"--cycles\", \"3000\"]")];
+    let edge = config(folder.path(), "edge.toml", &services);
+    let profile = |name: &str, cache: &str| {
+        let out = sluice(&[name, "--config", &edge, "--cache", cache, "--traffic", "flows=64", "--json"]);
+        measured(&out).then(|| serde_json::from_slice::<Profile>(&out.stdout).expect("it prints JSON and nothing else"))
+    };
+    let (Some(whole), Some(work)) = (profile("c", "none"), profile("work", "none")) else { return };
+    assert_eq!(whole.key.workload, Workload::Chain(vec!["fw".into(), "work".into()]));
+    let binaries = ["sluice-nf-firewall", "sluice-nf-cost"].map(|name| Digest::of(&std::fs::read(nf(name)).unwrap()));
+    assert_eq!((whole.key.binaries.as_slice(), whole.cores), (&binaries[..], 2));
+    assert_ne!(whole.key.configuration, work.key.configuration);
+    assert!(whole.throughput_pps(1) > 0.0 && whole.least_latency_us() > 0.0);
+
+    // The chain's NFs share one modelled cache, where they are built for it.
+    let beside = |name: &str| sluice_cache::trace::beside(Path::new(&nf(name))).is_some();
+    if beside("sluice-nf-firewall") && beside("sluice-nf-macswap") {
+        let services = [("fw", "sluice-nf-firewall", fw.as_str()), ("swap", "sluice-nf-macswap", "")];
+        let swap = config(folder.path(), "swap.toml", &services);
+        let out = sluice(&["c", "--config", &swap, "--cache", "simulated", "--miss-ns", "100", "--traffic", "flows=64", "--json"]);
+        assert!(out.status.success(), "{}", text(&out.stderr));
+        let found: Profile = serde_json::from_slice(&out.stdout).unwrap();
+        assert_eq!(found.source, Source::Simulated);
+        assert!((1..=12).contains(&found.throughput.measured) && found.best_ways > 1, "{found:?}");
+    } else {
+        println!("the modelled cache is left out: run `scripts/trace-nf firewall macswap`");
+    }
+}
+
+#[test]
+fn a_chain_that_cannot_be_profiled_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("rules");
+    std::fs::write(&rules, "default deny\n").unwrap();
+    let fw = format!("args = [\"--rules\", {:?}]", rules.display().to_string());
+    let services = [("fw", "sluice-nf-firewall", fw.as_str()), ("swap", "sluice-nf-macswap", "")];
+    let deny = config(folder.path(), "deny.toml", &services);
+    let said = text(&sluice(&["nowhere", "--config", &deny]).stderr);
+    assert!(said.contains("no service or chain nowhere") && said.contains("fw, swap") && said.contains("chains c"), "{said}");
+    let said = text(&sluice(&["swap", "--chain", "--config", &deny]).stderr);
+    assert!(said.contains("no service or chain swap"), "{said}");
+    let said = refusal(&["c", "--config", &deny, "--cache", "resctrl"]);
+    assert!(said.contains("--cache simulated"), "{said}");
+    // With one core, that is what is said.
+    let said = refusal(&["c", "--config", &deny, "--cache", "none"]);
+    assert!(said.contains("gets past fw.0") || said.contains("need a core each"), "{said}");
+    let twice = [("a", "sluice-nf-macswap", ""), ("b", "sluice-nf-bridge", "")];
+    let path = config(folder.path(), "twice.toml", &twice);
+    let written = std::fs::read_to_string(&path).unwrap().replace("[\"a\", \"b\"]", "[\"a\", \"b\", \"a\"]");
+    std::fs::write(&path, written).unwrap();
+    let said = refusal(&["c", "--config", &path, "--cache", "none"]);
+    assert!(said.contains("come to a twice"), "{said}");
+}
+
+#[test]
+fn the_kernel_s_classes_are_used_released_and_their_refusal_told() {
+    let kernel = match StandIn::mount(Machine::default()) {
+        Ok(kernel) => kernel,
+        Err(why) => return println!("left out: no FUSE file system can be mounted here ({why})"),
+    };
+    let (mount, program) = (kernel.path().display().to_string(), nf("sluice-nf-cost"));
+    let args = [program.as_str(), "--cache", "resctrl", "--resctrl", mount.as_str(), "--json", "--", "--cycles", "3000"];
+    let out = sluice(&args);
+    if !measured(&out) {
+        return;
+    }
+    let profile: Profile = serde_json::from_slice(&out.stdout).expect("it prints JSON and nothing else");
+    // Devices have two of the twenty ways.
+    assert_eq!((profile.source, profile.best_ways), (Source::Measured, 18));
+    assert!((3..=12).contains(&profile.throughput.measured), "{:?}", profile.throughput);
+    assert!(!kernel.path().join("sluice-profile").exists(), "the class is released");
+    // A new group has all ways, and leaves none to give.
+    std::fs::create_dir(kernel.path().join("other")).unwrap();
+    let said = refusal(&args);
+    assert!(said.contains("way"), "{said}");
+    assert!(!kernel.path().join("sluice-profile").exists(), "nothing is left behind");
+}
+
+#[test]
+fn what_cannot_be_profiled_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let empty = folder.path().join("empty.pcap");
+    let header = [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1].map(u32::to_le_bytes).concat();
+    std::fs::write(&empty, header).unwrap();
+    let empty = empty.display().to_string();
+    let cost = nf("sluice-nf-cost");
+    assert!(refusal(&["no-such-nf"]).contains("there is no program no-such-nf"));
+    let said = refusal(&[&cost, "--traffic", &empty]);
+    assert!(said.contains("empty.pcap") && said.contains("no packets"), "{said}");
+    assert!(refusal(&[&cost, "--cache", "simulated", "--traffic", &format!("{empty}ng")]).contains("empty.pcapng"));
+    assert!(refusal(&[&cost, "--out", "/nowhere/x.json"]).contains("there is no folder /nowhere"));
+    let copy = folder.path().join("sluice-nf-copy");
+    std::fs::copy(&cost, &copy).unwrap();
+    let said = refusal(&[copy.to_str().unwrap(), "--cache", "simulated"]);
+    assert!(said.contains("run `scripts/trace-nf copy`"), "{said}");
+    let said = refusal(&[&cost, "--cache", "resctrl", "--resctrl", "/nowhere"]);
+    assert!(said.contains("mount -t resctrl"), "{said}");
+    let said = text(&sluice(&[&cost, "--traffic", "colour=1"]).stderr);
+    assert!(said.contains("\"colour=1\" names no traffic"), "{said}");
+    // With one core, that is what is said.
+    let said = refusal(&["/bin/true", "--cache", "none"]);
+    assert!(said.contains("before it attached") || said.contains("need a core each"), "{said}");
+}

@@ -1,0 +1,137 @@
+//! Packets from one traced NF to the next of a chain: through whoever reads the traces, in words of eight bytes, least byte first.
+//!
+//! # Approach
+//! - *Input.* With `input=1` packets come from standard input, in batches. A batch is a word with the number of its bytes, then its bursts; it is
+//!   read whole before its first burst is handled, so that who writes it never waits for who waits for him. A burst is a word with the number of
+//!   its packets, then the packets; [`MARK`] in place of the number is a mark. A packet is a word with its length, then its bytes, filled up to
+//!   whole words. All that comes of a batch is written before the next one is read.
+//! - *Output.* With `output=1` there is, amid the records and behind those of each burst, [`ON`] with the number of packets that go on to the next
+//!   hop, and then these packets.
+
+use std::io::{self, Read};
+
+/// In place of a number of packets: a mark.
+pub(super) const MARK: u64 = u64::MAX;
+
+/// A store of no bytes, which no access is.
+pub(super) const ON: u64 = 1 << 63;
+
+/// Most bytes of a batch.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// Bytes of a word.
+const WORD: usize = 8;
+
+/// What a batch holds.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) enum Part {
+    /// Packets.
+    Burst(Vec<Vec<u8>>),
+    /// The end of the warm-up, or of all.
+    Mark,
+}
+
+fn broken(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("SLUICE_TRACE: {what}"))
+}
+
+/// Reads a batch; none at the end of the stream.
+///
+/// # Errors
+/// It cannot be read, ends too early, or is none.
+pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Vec<Part>>> {
+    let mut word = [0; WORD];
+    let mut have = 0;
+    while have < WORD {
+        match stream.read(&mut word[have..]) {
+            Ok(0) if have == 0 => return Ok(None),
+            Ok(0) => return Err(broken("standard input ends within a word")),
+            Ok(n) => have += n,
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    let bytes = u64::from_le_bytes(word);
+    if bytes > MOST_BYTES {
+        return Err(broken("a batch on standard input is too long"));
+    }
+    let mut batch = vec![0; bytes as usize];
+    stream.read_exact(&mut batch)?;
+    let mut rest = batch.as_slice();
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        parts.push(part(&mut rest).ok_or_else(|| broken("a batch on standard input ends within a burst"))?);
+    }
+    Ok(Some(parts))
+}
+
+fn word(rest: &mut &[u8]) -> Option<u64> {
+    let (first, others) = rest.split_first_chunk::<WORD>()?;
+    *rest = others;
+    Some(u64::from_le_bytes(*first))
+}
+
+fn part(rest: &mut &[u8]) -> Option<Part> {
+    let count = word(rest)?;
+    if count == MARK {
+        return Some(Part::Mark);
+    }
+    let mut packets = Vec::new();
+    for _ in 0..count {
+        let len = usize::try_from(word(rest)?).ok()?;
+        let (packet, others) = rest.split_at_checked(len.checked_next_multiple_of(WORD)?)?;
+        packets.push(packet[..len].to_vec());
+        *rest = others;
+    }
+    Some(Part::Burst(packets))
+}
+
+/// The words of a packet.
+pub(super) fn words(packet: &[u8]) -> impl Iterator<Item = u64> {
+    let padded = |chunk: &[u8]| {
+        let mut word = [0; WORD];
+        word[..chunk.len()].copy_from_slice(chunk);
+        u64::from_le_bytes(word)
+    };
+    std::iter::once(packet.len() as u64).chain(packet.chunks(WORD).map(padded))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A batch as it comes.
+    fn batch(parts: &[Part]) -> Vec<u8> {
+        let of = |part: &Part| match part {
+            Part::Mark => vec![MARK],
+            Part::Burst(packets) => {
+                std::iter::once(packets.len() as u64).chain(packets.iter().flat_map(|packet| words(packet))).collect()
+            }
+        };
+        let all: Vec<u64> = parts.iter().flat_map(of).collect();
+        std::iter::once(all.len() as u64 * 8).chain(all).flat_map(u64::to_le_bytes).collect()
+    }
+
+    #[test]
+    fn batches_are_read_as_they_were_written() {
+        let wanted = vec![Part::Burst(vec![vec![1; 60], vec![2; 61], vec![]]), Part::Mark, Part::Burst(Vec::new())];
+        let bytes = batch(&wanted);
+        let mut stream = bytes.as_slice();
+        assert_eq!(read(&mut stream).unwrap(), Some(wanted));
+        assert_eq!(read(&mut stream).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_no_batch_is_told() {
+        let bytes = batch(&[Part::Burst(vec![vec![1; 60]])]);
+        for cut in [3, 8, 20, bytes.len() - 1] {
+            assert!(read(&mut &bytes[..cut]).is_err(), "{cut}");
+        }
+        assert!(read(&mut &u64::MAX.to_le_bytes()[..]).unwrap_err().to_string().contains("too long"));
+        // More packets, and longer ones, than there are bytes.
+        for wrong in [vec![8, 5], vec![16, 1, 9], vec![16, 1, u64::MAX]] {
+            let bytes: Vec<u8> = wrong.into_iter().flat_map(u64::to_le_bytes).collect();
+            assert!(read(&mut bytes.as_slice()).unwrap_err().to_string().contains("ends within a burst"));
+        }
+    }
+}
