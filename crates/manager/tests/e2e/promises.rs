@@ -177,7 +177,13 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
         ("runs ids, and the chain of that name passes nf", of(&|a| a.slos[1].slo.workload = Workload::Nf("ids".into()))),
         ("with 5 cores for NFs", of(&|a| a.server.shape.cores = 5)),
         ("admitted by a profile of \"another\"", of(&|a| a.slos[1].profile = Some(key.clone()))),
-        ("a latency is above 0", of(&|a| a.slos[1].slo.promise = slo::Promise::OnDemand { latency_us: -1.0 })),
+        (
+            "a latency is above 0",
+            of(&|a| {
+                a.slos[1].slo.promise =
+                    slo::Promise::OnDemand { latency_us: -1.0, cap: slo::Cap { instances: Some(1), ..Default::default() } }
+            }),
+        ),
     ];
     for (why, wrong) in wrong {
         let error = refusal(daemon.client().place(&wrong));
