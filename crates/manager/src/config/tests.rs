@@ -113,7 +113,9 @@ fn sections_and_keys() {
         ("[manager]\nframes = 600\n", &["2:1: [manager] has no key \"frames\" | it is a key of [memory]"]),
         (
             "[memory]\nzebra = 1\n",
-            &["2:1: [memory] has no key \"zebra\" | write one of \"frames\", \"packet_bytes\", \"hugepages\", \"dpdk\", \"io_ways\", \"rx_frames\""],
+            &[
+                "2:1: [memory] has no key \"zebra\" | write one of \"frames\", \"packet_bytes\", \"hugepages\", \"dpdk\", \"io_ways\", \"rx_frames\"",
+            ],
         ),
         ("[[chain]]\nname = \"a\"\n", &["1:1: chain \"a\" lacks `egress` | write egress = \"…\""]),
         ("[[rule]]\n", &["1:1: this rule lacks `chain` | write chain = \"…\""]),
