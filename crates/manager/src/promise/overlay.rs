@@ -170,8 +170,11 @@ pub(crate) mod tests {
         ServerShape { cpu, cores, llc_ways: 11, way_bytes, ddio_ways: 2, min_ways: 1, classes: 16, memory_mib }
     }
 
-    /// An assignment: name, services, places of each instance, ways.
-    pub(crate) fn assignment(slos: &[(&str, &[&str], &[&[u32]], u32)]) -> Assignment {
+    /// An SLO: name, services, places of each instance, ways.
+    type Asked<'a> = (&'a str, &'a [&'a str], &'a [&'a [u32]], u32);
+
+    /// An assignment.
+    pub(crate) fn assignment(slos: &[Asked<'_>]) -> Assignment {
         let mut server = PlacedServer::empty("s0", &shape(4));
         let mut promised = Vec::new();
         for (name, services, instances, ways) in slos {

@@ -111,6 +111,9 @@ type Column<T> = (&'static str, &'static str, fn(&T) -> u64);
 /// The same, of a measure.
 type Measure<T> = (&'static str, &'static str, fn(&T) -> f64);
 
+/// The same, of a measure that may be unknown.
+type Unsure<T> = (&'static str, &'static str, fn(&T) -> Option<f64>);
+
 const PORT_COUNTERS: &[Column<Port>] = &[
     ("sluice_port_rx_packets_total", "Packets in.", |p| p.rx_packets),
     ("sluice_port_rx_bytes_total", "Bytes in.", |p| p.rx_bytes),
@@ -346,7 +349,7 @@ fn promises(out: &mut Text, promises: &[Promise]) {
         }
     }
     // What may be unknown.
-    let optional: [(&str, &str, fn(&Promise) -> Option<f64>); 3] = [
+    let optional: [Unsure<Promise>; 3] = [
         ("sluice_promise_promised_pps", "Packets per second that are promised here.", |p| p.promised_pps),
         ("sluice_promise_latency_seconds", "95th percentile of latency in the last window.", |p| p.latency_us.map(|us| us / US)),
         ("sluice_promise_cache_bytes", "Bytes that the tenant has in the cache.", |p| p.occupancy_bytes.map(|bytes| bytes as f64)),
