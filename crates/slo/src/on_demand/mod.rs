@@ -20,9 +20,9 @@
 //!    breaks in a class of its own that is full of lines raises the need by a way.
 //! 4. Where the sum of needs is more than there is, a class that is calm gives a way away, one for each that lacks one. If its promise
 //!    then breaks, it has the way back and gives none for a while. If none is calm, the shared class is divided further.
-//! 5. An instance goes back to the shared class once it has been calm for [`LEAVE`] periods and what was against it has gone: the misses
-//!    of the others, or its own load, are half of what they were beside its own class. If its promise breaks soon after, it has the class
-//!    back, and the next return is later, each time twice as late, and wants half of what there was at this one.
+//! 5. An instance goes back to the shared class once it has kept its promise for [`LEAVE`] periods and what was against it seems to have gone: an
+//!    instance has left, or the misses of the others, or its own load, are a quarter less than they were beside its own class. If its promise breaks soon after, it has the class
+//!    back, and the next return is later, each time twice as late, and wants a quarter less than there was at this one.
 //! 6. If sharing does not help (all of that is done, or it hardly misses, or it does not even fill its class), another instance is asked for;
 //!    at the cap, or when there is no room for one, its input is policed ([`police`]). Load above what was agreed is policed at once.
 //!
@@ -63,7 +63,7 @@ pub const SLACK: f64 = 0.85;
 pub const SETTLE: u32 = 2;
 /// Calm periods before a way is given away or a limit raised.
 pub const CALM: u32 = 3;
-/// Calm periods before an instance goes back to the shared class.
+/// Periods in which a promise is kept before an instance goes back to the shared class.
 pub const LEAVE: u32 = 8;
 
 /// Misses per packet from which on cache may be what is short.
@@ -71,7 +71,7 @@ const HIGH_MISSES: f64 = 0.02;
 /// Part of its class that an instance holds if it could use more.
 const FULL: f64 = 0.8;
 /// Part of load or misses that is left when they have gone.
-const GONE: f64 = 0.5;
+const GONE: f64 = 0.75;
 /// Judged periods in which sharing has failed before another instance is asked for.
 const PATIENCE: u32 = 4;
 /// Periods after a return in which a broken promise counts against it.

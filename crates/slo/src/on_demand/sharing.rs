@@ -44,6 +44,8 @@ struct Member {
     history: u32,
     /// Judged periods in a row in which it was calm.
     calm: u32,
+    /// Judged periods in a row in which the promise was kept, in the same class.
+    kept: u32,
     /// Periods in a row above the promise.
     above: u64,
     /// Judged periods in which nothing could be done with the cache.
@@ -70,6 +72,8 @@ struct Own {
     pause: Pause,
     /// Its own load and the others' misses, once things had settled.
     beside: Option<(f64, f64)>,
+    /// Whether an instance has left the server since.
+    left: bool,
 }
 
 /// A return to the shared class that may turn out wrong.
@@ -114,6 +118,7 @@ impl Member {
             own: None,
             history: 0,
             calm: 0,
+            kept: 0,
             above: 0,
             failed: 0,
             back: None,
@@ -209,6 +214,9 @@ impl Sharing {
             }
             self.members.push(member);
         }
+        if !before.is_empty() {
+            self.members.iter_mut().filter_map(|member| member.own.as_mut()).for_each(|own| own.left = true);
+        }
         self.shared.pause.step();
         self.exchange.step();
         let others = came || self.members.len() != had;
@@ -258,6 +266,7 @@ impl Sharing {
         for member in &mut self.members {
             member.history = member.history << 1 | u32::from(member.is_above());
             member.calm = if member.is_calm() { member.calm.saturating_add(1) } else { 0 };
+            member.kept = if member.is_above() { 0 } else { member.kept.saturating_add(1) };
             if member.recent() == 0 {
                 member.failed = 0;
             }
@@ -284,18 +293,18 @@ impl Sharing {
         }
     }
 
-    /// Who is calm, and was isolated for what has gone, goes back to the shared class.
+    /// Who keeps its promise, and was isolated for what has gone, goes back to the shared class.
     fn bring_back(&mut self, lease: &Lease) -> bool {
         let all: f64 = self.members.iter().map(|member| member.seen.misses_per_s).sum();
         let (mut ways, now) = (0, self.period);
         for member in &mut self.members {
             let (others, offered) = ((all - member.seen.misses_per_s).max(0.0), member.seen.offered_pps);
-            let (calm, may) = (member.calm, member.pause.is_over());
+            let (kept, may) = (member.kept, member.pause.is_over());
             match &mut member.own {
                 Some(own) => {
                     let (load, misses) = *own.beside.get_or_insert((offered, others));
-                    let gone = (misses > 0.0 && others <= GONE * misses) || (load > 0.0 && offered <= GONE * load);
-                    if gone && may && calm >= LEAVE {
+                    let gone = own.left || (misses > 0.0 && others <= GONE * misses) || (load > 0.0 && offered <= GONE * load);
+                    if gone && may && kept >= LEAVE {
                         member.back = Some(Back { since: now, need: own.need, beside: (offered, others) });
                         ways += own.ways;
                         member.own = None;
@@ -366,7 +375,7 @@ impl Sharing {
                 }
                 None => (fair, None),
             };
-            member.own = Some(Own { since, ways: 0, need, gave: false, pause: Pause::default(), beside });
+            member.own = Some(Own { since, ways: 0, need, gave: false, pause: Pause::default(), beside, left: false });
         }
         if !some.is_empty() {
             self.keep_shared(self.shared.ways, lease);
@@ -528,7 +537,7 @@ impl Sharing {
                 Some(i) => {
                     if let Some(own) = self.members[i].own.as_mut().filter(|own| own.ways != part.given) {
                         own.ways = part.given;
-                        self.members[i].history = 0;
+                        (self.members[i].history, self.members[i].kept) = (0, 0);
                     }
                 }
             }
