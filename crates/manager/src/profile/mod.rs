@@ -391,7 +391,7 @@ mod tests {
         for ways in 1..=20u32 {
             let truth = slowed(1e7, misses.misses_per_packet(ways) - misses.misses_per_packet(20), 80.0);
             let promised = curve.at(f64::from(ways)).unwrap() * (1.0 - curve.margin);
-            assert!(promised <= truth && promised > 0.95 * truth, "{ways}: {promised} {truth}");
+            assert!(promised <= truth * (1.0 + 1e-12) && promised > 0.95 * truth, "{ways}: {promised} {truth}");
         }
     }
 
