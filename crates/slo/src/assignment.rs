@@ -192,7 +192,7 @@ impl Assignment {
 mod tests {
     use super::*;
     use crate::placement::tests::shape;
-    use crate::slo::{Promise, Workload};
+    use crate::slo::{Cap, Promise, Workload};
 
     fn instance(slo: &str, number: u32, core: u32, load_pps: f64) -> Instance {
         Instance { slo: slo.into(), number, cores: vec![core], ways: 2, memory_mib: 64, capacity_pps: 2e6, load_pps }
@@ -240,7 +240,7 @@ mod tests {
         assert!(said(|a| a.server.instances[0].cores = vec![0]).contains("two instances"));
         assert!(said(|a| a.server.instances[0].cores.clear()).contains("no core"));
         assert!(said(|a| a.server.instances[0].load_pps = f64::NAN).contains("packets/s"));
-        assert!(said(|a| a.slos[0].slo.promise = Promise::OnDemand { latency_us: 0.0 }).contains("above 0"));
+        assert!(said(|a| a.slos[0].slo.promise = Promise::OnDemand { latency_us: 0.0, cap: Cap { instances: Some(1), load_pps: None } }).contains("above 0"));
     }
 
     #[test]
