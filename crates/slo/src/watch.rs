@@ -309,7 +309,7 @@ mod tests {
         assert!(told.iter().all(|judged| judged.violations.is_empty() && judged.excess.is_none()));
         assert_eq!((told[0].windows, told[0].violated), (1, [0, 0]));
         let stall = Seen { latency_us: None, ..seen("a", 0.0, 0.0, 0.0) };
-        assert!(watch.judge(S, 2 * S, &[stall.clone()])[0].violations.is_empty(), "nothing came");
+        assert!(watch.judge(S, 2 * S, std::slice::from_ref(&stall))[0].violations.is_empty(), "nothing came");
         let down = watch.judge(2 * S, 3 * S, &[Seen { is_down: true, ..stall }]);
         assert_eq!((down[0].violations[0].what, down[0].violations[0].promised), (What::Throughput, 1000.0));
     }
@@ -353,7 +353,7 @@ mod tests {
         assert_eq!(&*cause(&told).tenant, "free");
         let told = watch.judge(2 * S, 3 * S, &[victim.clone(), far]);
         assert_eq!(&*cause(&told).tenant, "far", "nobody on the core");
-        assert_eq!(&*cause(&watch.judge(3 * S, 4 * S, &[victim.clone()])).tenant, "far", "it goes on, and nobody else is to blame");
+        assert_eq!(&*cause(&watch.judge(3 * S, 4 * S, std::slice::from_ref(&victim))).tenant, "far", "it goes on, and nobody else is to blame");
         let mut alone = Watch::default();
         assert_eq!(alone.judge(0, S, &[victim])[0].violations[0].cause, None);
     }
