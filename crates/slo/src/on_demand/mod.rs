@@ -6,7 +6,7 @@
 //! Nobody knows how many ways an instance needs: only whether its promise holds with what it has.
 //!
 //! # Terms
-//! *Lease*: ways and classes for all instances on demand of a server ([`lease`]). *Shared class*: one of them, where each instance begins.
+//! *Lease*: ways and classes for all instances on demand of a server ([`mod@lease`]). *Shared class*: one of them, where each instance begins.
 //! *Own class*: that of an instance alone. *Fair share*: the ways of the lease over its instances. *Need*: the ways that a class is believed
 //! to need: one more than it had when the promise broke. *Broken*: above the promised latency in this period and [`CONFIRM`] of the last
 //! [`WINDOW`]. *Calm*: at most [`SLACK`] of the promised latency, or no packet. *Period*: a call of [`Sharing::step`].
