@@ -154,9 +154,11 @@ fn put(record: u64) {
         COUNT.store(count + 1, Relaxed);
     }
     if count + 1 >= RECORDS {
+        // Packets that are handed on get here too, while nobody is followed.
+        let followed = FOLLOWING.load(Relaxed);
         FOLLOWING.store(false, Relaxed);
         write_out();
-        FOLLOWING.store(true, Relaxed);
+        FOLLOWING.store(followed, Relaxed);
     }
 }
 
