@@ -359,7 +359,9 @@ mod tests {
             let words: String = words.iter().map(octal).collect();
             format!("dd bs=1 count={bytes} >/dev/null 2>&1; printf '{words}'\n")
         };
-        Traced { program: "/bin/sh".into(), args: vec!["-c".into(), parts.iter().map(part).collect()] }
+        // What it is told after its last word is read too: nobody writes to one that has ended.
+        let script = parts.iter().map(part).collect::<String>() + "cat >/dev/null";
+        Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script] }
     }
 
     const fn load(address: u64) -> u64 {
