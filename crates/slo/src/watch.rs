@@ -353,7 +353,11 @@ mod tests {
         assert_eq!(&*cause(&told).tenant, "free");
         let told = watch.judge(2 * S, 3 * S, &[victim.clone(), far]);
         assert_eq!(&*cause(&told).tenant, "far", "nobody on the core");
-        assert_eq!(&*cause(&watch.judge(3 * S, 4 * S, std::slice::from_ref(&victim))).tenant, "far", "it goes on, and nobody else is to blame");
+        assert_eq!(
+            &*cause(&watch.judge(3 * S, 4 * S, std::slice::from_ref(&victim))).tenant,
+            "far",
+            "it goes on, and nobody else is to blame"
+        );
         let mut alone = Watch::default();
         assert_eq!(alone.judge(0, S, &[victim])[0].violations[0].cause, None);
     }
