@@ -111,7 +111,7 @@ pub struct ThreadInfo {
     pub busy_ns: u64,
 }
 
-/// Place among `threads` Rx threads of the one that a queue of a port goes to, see [`Dataplane::owners`].
+/// Place among `threads` Rx threads of the one that a queue of a port goes to, see [`DataPlane::owners`].
 pub fn owner(port: u16, queue: usize, queues: usize, threads: usize) -> usize {
     let first = if queues.is_multiple_of(threads) { 0 } else { usize::from(port) };
     (first + queue) % threads.max(1)

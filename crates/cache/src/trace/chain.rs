@@ -6,7 +6,7 @@
 //!
 //! # Approach
 //! All NFs of the chain run, each traced, and the packets that one sends on are given to the next by whoever reads the traces
-//! (`crates/nf/src/trace/relay.rs` has the form), [`BATCH`] bursts at once so that processes seldom wait for each other. The accesses of a
+//! (`crates/nf/src/trace/relay.rs` has the form), `BATCH` bursts at once so that processes seldom wait for each other. The accesses of a
 //! batch are put in order before the model sees them: the first burst by the first NF, then by the second, and so on; then the next burst.
 //!
 //! # Limits

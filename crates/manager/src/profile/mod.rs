@@ -45,7 +45,7 @@ use traffic::{Followed, NoPackets, Packets};
 
 /// Length of a measurement of throughput.
 pub const SAMPLE_NS: u64 = 20_000_000;
-/// Of one of latency; longer, up to a second, where fewer packets than [`ENOUGH`] would be late.
+/// Of one of latency; longer, up to a second, where fewer packets than `ENOUGH` would be late.
 pub const LATENCY_NS: u64 = 40_000_000;
 const ENOUGH: f64 = 20.0;
 /// The part of packets that may take longer than a latency that is promised.

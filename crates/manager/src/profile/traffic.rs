@@ -6,7 +6,7 @@
 //! numbers that are the same each time.
 //!
 //! # Limits
-//! Draws come again after [`DRAWS`] packets, or fewer where packets are large.
+//! Draws come again after `DRAWS` packets, or fewer where packets are large.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

@@ -389,7 +389,8 @@ fn what_such_a_process_starts_has_its_turns_too() {
     }
     // A child that uses its core, and one more of it; the shell waits for them.
     let script = "sh -c 'while :; do :; done & while :; do :; done' & wait";
-    let family = Guest(Command::new("/bin/sh").args(["-c", script]).spawn().unwrap());
+    // On the core that its turns are of: elsewhere they would take the packet thread's.
+    let family = Guest(Command::new("taskset").args(["-c", "1", "/bin/sh", "-c", script]).spawn().unwrap());
     let pids = || {
         let mut all = vec![family.0.id()];
         let mut at = 0;

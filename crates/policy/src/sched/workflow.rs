@@ -26,6 +26,7 @@
 //!
 //! Some have work that nobody sees: a foreign program has timers and connections of its own ([`Reading::background`]). Such an NF has
 //! the core while nobody has packets and is never parked for that, and while others have packets it has a turn every [`BACKGROUND_NS`].
+//! Its slices are no longer than [`Settings::longest_wait_ns`]: what it does besides packets makes these look dear.
 //! It is not waited for: with nothing but that to do, whoever asks may sleep.
 //!
 //! A slice is the cost of a ring full of packets, divided by [`Settings::divisor`] (the report's C: cost of a burst × bursts in a ring
@@ -458,7 +459,10 @@ impl Workflow {
         let member = &self.circle[at].member;
         // Of the largest: a slice is never longer than a ring of packets takes.
         let largest = self.circle.iter().map(|entry| entry.member.weight).fold(f64::MIN_POSITIVE, f64::max);
-        self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, member.weight / largest)
+        let slice_ns = self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, member.weight / largest);
+        // What it does that nobody sees counts as cost too, and no empty input ends its turn: longer slices would cost more, and so on.
+        let longest_ns = self.settings.longest_wait_ns.max(self.settings.least_slice_ns());
+        if rings.read(member.nf).background { slice_ns.min(longest_ns) } else { slice_ns }
     }
 }
 

@@ -135,6 +135,26 @@ fn who_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
     core.run(&mut workflow, 50_000_000, |_| 0, |_, done| told.push(done));
     assert_eq!((workflow.running(), workflow.is_idle(), workflow.deadline_ns()), (Some(0), true, None), "{told:?}");
     assert!(told.len() <= 2 && !told.iter().any(|done| matches!(done, Move::Park(0, _))), "{told:?}");
+    // With packets its slice is bounded, however dear these seem.
+    let mut core = Core::new(&[2_000_000.0, 50.0], 2048);
+    core.background = vec![0];
+    let mut workflow = core.workflow(Settings::default());
+    core.work = vec![2048, 2048];
+    let mut began_ns = None;
+    let mut longest_ns = 0;
+    core.run(
+        &mut workflow,
+        100_000_000,
+        |_| 0,
+        |now_ns, done| match done {
+            Move::Run(0) | Move::Switch { to: 0, .. } => began_ns = Some(now_ns),
+            Move::Switch { from: 0, .. } => longest_ns = longest_ns.max(now_ns - began_ns.expect("it has begun")),
+            _ => {}
+        },
+    );
+    let settings = Settings::default();
+    // Another slice follows where nobody else has had work by then.
+    assert!((1..=2 * settings.longest_wait_ns + settings.switch_ns + LOOK_NS).contains(&longest_ns), "{longest_ns}");
     // Two such have it in turn.
     let mut core = Core::new(&[0.0, 0.0], 2048);
     core.background = vec![0, 1];
