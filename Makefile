@@ -1,7 +1,7 @@
 # Sluice's commands. `make help` lists them.
 #   make demo     two namespaces joined only through firewall → NAT → monitor, with real TCP (root; installs what is missing)
 #   make demo-container     the firewall as an OCI container, made of what was built here (root)
-#   make test     all tests, with and without DPDK and the solver, and the model check of the ring
+#   make test     all tests, with DPDK and the solver where they can be built, and the model check of the ring
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -17,6 +17,10 @@ DPDK ?= $(shell pkg-config --exists libdpdk 2>/dev/null && echo yes || echo no)
 # The optimiser's solver is built in where cmake and libclang are: OPTIMISER=no leaves it out, OPTIMISER=yes insists.
 OPTIMISER ?= $(shell scripts/deps --check optimiser 2>/dev/null && echo yes || echo no)
 comma := ,
+define newline
+
+
+endef
 with := $(strip $(if $(filter yes,$(DPDK)),sluice-manager/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-manager/optimiser))
 FEATURES := $(if $(with),--features $(subst $() $(),$(comma),$(with)))
 
@@ -47,17 +51,17 @@ build: ## release build of everything: daemon, client, NFs, C library, NFs in C
 	cargo build --release --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/release
 
-# One build without features and one with those that there is everything for; only what stands on them differs between the two.
+# All tests with the features that there is everything for; without them, the unit tests of the crates that have one, of which some say what
+# is missing. Integration tests run with the features only. The programs are built before the tests that start them.
 .PHONY: test
-test: ## all tests, without DPDK and the solver and (where they can be built) with them, and the model check of the ring
+test: ## all tests, with DPDK and the solver where they can be built, and the model check of the ring
 	scripts/deps --check test
-	cargo build --workspace $(CARGO_FLAGS)
-	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
-	cargo test --workspace $(CARGO_FLAGS)
 ifneq ($(FEATURES),)
-	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
-	cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
+	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-slo -p sluice-dpdk --lib --bins
 endif
+	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
+	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
+	cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
 ifneq ($(DPDK),yes)
 	@echo "DPDK is not installed (apt-get install libdpdk-dev), so the tests did not run with it"
 endif
@@ -74,7 +78,7 @@ cachegrind: ## compare the model of the caches with cachegrind, for the example 
 	scripts/deps --check test
 	scripts/trace-nf $(TRACED)
 	scripts/trace-nf --plain $(TRACED)
-	cargo test $(CARGO_FLAGS) -p sluice-cache --test cachegrind -- --nocapture
+	SLUICE_CACHEGRIND=required cargo test $(CARGO_FLAGS) -p sluice-cache --test cachegrind -- --nocapture
 
 # A target folder of its own: the flag changes every crate, and would make the next build start from nothing. With it, the models are
 # the only tests there are.
@@ -94,6 +98,7 @@ clippy:
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) -- -D warnings
 ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
+	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager --features $(feature)$(newline)	)
 endif
 
 .PHONY: doc
