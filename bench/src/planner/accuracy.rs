@@ -1,12 +1,14 @@
 //! `sluice bench profile-accuracy`: how many points a throughput curve takes, and how far it is from all points.
 //!
 //! # Approach
-//! Each NF that is built by `scripts/trace-nf` runs once on a million packets, with uniform and with Zipf flows, and the model tells its misses
+//! Each NF that is built by `scripts/trace-nf` runs once on a million packets, or as many as make the loads and stores that are enough
+//! ([`ENOUGH`]; `packets_count` tells), with uniform and with Zipf flows ([`EXAMPLES`]), and the model tells its misses
 //! with each of 20 ways of 2,304 KiB, as the paper's machine has them. A packet takes `PACKET_NS` and `MISS_NS` for each miss. The curve is built
 //! from as few of the 20 points as [`sluice_slo::curve`] asks for, and compared with all 20: `error_percent` is the worst distance of the curve, and
 //! `over_percent` the most by which what is promised (less the margin) is above what there is: below 0, it is nowhere. `paper_percent` is the
 //! worst distance for the paper's own rule, which stops where the middle of an interval is within 1 % of the line. `cpu_s` is the processor time
-//! of model and traced NF, for these packets and those before them: one of each flow, and a tenth to warm up.
+//! of model and traced NF, for these packets and those before them: one of each flow, and a tenth to warm up; `million_s` is what a million of
+//! all of them take.
 //!
 //! # Limits
 //! The two times are stated, and shorter than those of real packets, so that misses weigh more and curves are steeper than they are. The model
@@ -18,7 +20,8 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::json;
 use sluice_cache::model::{Curve as Misses, Geometry, Hierarchy};
-use sluice_cache::trace::{Traffic, beside, profile};
+use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
+use sluice_cache::trace::{ENOUGH, Traffic, beside, profile};
 use sluice_slo::curve;
 
 use super::params;
@@ -47,42 +50,6 @@ const LAWS: [(&str, Option<f64>); 2] = [("uniform", None), ("zipf 1.1", Some(1.1
 /// Distance at which the paper's rule stops.
 const CLOSE: f64 = 0.01;
 
-/// An NF and what it gets.
-struct Example {
-    name: &'static str,
-    nf: &'static str,
-    /// `{}` is where its file is.
-    args: &'static [&'static str],
-    file: fn() -> String,
-    flows: u32,
-    spread: bool,
-    bytes: u32,
-}
-
-const fn example(name: &'static str, nf: &'static str, args: &'static [&'static str], flows: u32) -> Example {
-    Example { name, nf, args, file: String::new, flows, spread: false, bytes: 60 }
-}
-
-const NAT: &[&str] = &["--inside", "10.0.0.0/8", "--outside", "203.0.113.1,203.0.113.2,203.0.113.3"];
-const BALANCER: &[&str] = &["--vip", "198.18.0.1:9", "--protocol", "udp", "--backends", "{}", "--connections", "262144"];
-
-/// Those that use much of the cache have as many flows as fill some of it.
-const EXAMPLES: &[Example] = &[
-    example("monitor", "monitor", &["--flows", "262144"], 200_000),
-    example("nat", "nat", NAT, 150_000),
-    Example { file: stateful, ..example("firewall-stateful", "firewall", &["--rules", "{}", "--connections", "262144"], 200_000) },
-    Example { file: rules, ..example("firewall", "firewall", &["--rules", "{}"], 10_000) },
-    Example { file: backends, ..example("lb", "lb", BALANCER, 150_000) },
-    Example { file: routes, spread: true, ..example("router", "router", &["--routes", "{}"], 200_000) },
-    Example { file: patterns, bytes: 1_514, ..example("search", "search", &["--patterns", "{}"], 1_000) },
-    Example { file: keys, ..example("encrypt", "encrypt", &["--keys", "{}"], 1_000) },
-    example("single", "single", &[], 1_000),
-    example("bridge", "bridge", &[], 1_000),
-    example("macswap", "macswap", &[], 1_000),
-    example("mark", "mark", &[], 1_000),
-    example("vlan", "vlan", &["tag", "--id", "7"], 1_000),
-];
-
 const ERRORS: Group = Group {
     title: "Throughput curves against a full sweep of 20 ways",
     keys: &["law"],
@@ -94,41 +61,14 @@ const ERRORS: Group = Group {
         Column::new("range_ratio", "20 ways / 1 way", 1.0, 2),
         Column::new("paper_percent", "paper's rule: error %", 1.0, 2),
         Column::new("paper_points_count", "its points", 1.0, 0),
+        Column::new("packets_count", "packets", 1.0, 0),
         Column::new("cpu_s", "CPU s", 1.0, 2),
         Column::new("nf_s", "of it NF", 1.0, 2),
+        Column::new("million_s", "CPU s per million", 1.0, 2),
     ],
     plotted: 2,
     form: Form::Bars,
 };
-
-fn stateful() -> String {
-    "stateful\ndefault deny\nallow udp from 10.0.0.0/8\n".into()
-}
-
-fn rules() -> String {
-    (0..100).map(|i| format!("deny udp from 172.16.{i}.0/24 port 53\n")).chain(["allow udp from 10.0.0.0/8\n".into()]).collect()
-}
-
-fn backends() -> String {
-    (1..=50).map(|i| format!("web{i} 192.0.2.{i}:8080\n")).collect()
-}
-
-/// A default and twenty thousand prefixes of 24 bits, all over the space.
-fn routes() -> String {
-    let nets = (0..20_000u32).map(|i| i.wrapping_mul(0x9e37_79b1) >> 8 & 0x7f_ffff).filter(|net| net >> 16 > 0);
-    let nets: std::collections::BTreeSet<u32> = nets.collect();
-    let lines = nets.iter().map(|net| format!("{}.{}.{}.0/24 mac 02:00:00:00:00:02\n", net >> 16, net >> 8 & 0xff, net & 0xff));
-    ["0.0.0.0/0 mac 02:00:00:00:00:01\n".into()].into_iter().chain(lines).collect()
-}
-
-fn patterns() -> String {
-    let word = |i: u32| (i.wrapping_mul(0x9e37_79b1), i.wrapping_mul(0x85eb_ca6b) | 1);
-    (0..2_000).map(word).map(|(a, b)| format!("alert hex {a:08x}{b:08x}\n")).collect()
-}
-
-fn keys() -> String {
-    format!("1 {}\n", "5a".repeat(16))
-}
 
 fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let lab = Lab::here(args, &[])?;
@@ -140,7 +80,7 @@ fn plan() -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, nothing, groups);
     for example in EXAMPLES {
         for (law, zipf) in LAWS {
-            let of = params(&[("law", json!(law)), ("flows", json!(example.flows))]);
+            let of = params(&[("law", json!(law)), ("flows", json!(example.flows(Scale::Large)))]);
             let row_params = of.clone();
             let run = move |_: &Lab| Ok(vec![Row::new(example.name, &row_params, sample(example, zipf)?)]);
             plan.cases.push(Case { name: example.name.into(), params: of, run: Box::new(run) });
@@ -156,16 +96,25 @@ fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let traced = beside(&program).ok_or_else(missing)?;
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("file");
-    std::fs::write(&file, (example.file)())?;
-    let args: Vec<String> = example.args.iter().map(|arg| arg.replace("{}", &file.display().to_string())).collect();
-    let Example { flows, bytes, spread, .. } = *example;
-    let traffic = Traffic { packets: PACKETS, warm_up: WARM_UP, flows, zipf, bytes, spread, seed: 1 };
-    let before = cpu_s(Path::new("/proc/self/stat"))?;
+    std::fs::write(&file, example.contents())?;
+    let args = example.args(Scale::Large, &file);
+    let Example { bytes, spread, .. } = *example;
+    let flows = example.flows(Scale::Large);
+    let traffic = Traffic { packets: PACKETS, warm_up: WARM_UP, accesses: Some(ENOUGH), flows, zipf, bytes, spread, seed: 1 };
+    let before = times(Path::new("/proc/self/stat"))?;
     let misses = profile(&traced, &args, &traffic, HIERARCHY).context("the traced NF")?;
-    let after = cpu_s(Path::new("/proc/self/stat"))?;
+    let after = times(Path::new("/proc/self/stat"))?;
     let mut found = compare(&misses).map_err(anyhow::Error::from)?;
     let [model_s, nf_s] = [0, 1].map(|i| after[i] - before[i]);
-    found.extend([("cpu_s".to_string(), model_s + nf_s), ("nf_s".to_string(), nf_s)]);
+    let cpu_s = model_s + nf_s;
+    // Those to warm up end with a tenth of what ends the others.
+    let all = misses.packets as f64 * (1.0 + WARM_UP as f64 / PACKETS as f64) + f64::from(flows);
+    found.extend([
+        ("packets_count".to_string(), misses.packets as f64),
+        ("cpu_s".to_string(), cpu_s),
+        ("nf_s".to_string(), nf_s),
+        ("million_s".to_string(), cpu_s / all * 1e6),
+    ]);
     Ok(found)
 }
 
@@ -219,7 +168,7 @@ fn line(all: &[f64], left: usize, right: usize, at: usize) -> f64 {
 }
 
 /// CPU time of a process, and of its children that have ended.
-fn cpu_s(stat: &Path) -> anyhow::Result<[f64; 2]> {
+fn times(stat: &Path) -> anyhow::Result<[f64; 2]> {
     // utime, stime, cutime and cstime are the 14th to 17th word; the second is the name in brackets, which may hold blanks. In hundredths
     // of a second, on all that Linux runs on.
     let text = std::fs::read_to_string(stat)?;
@@ -261,6 +210,6 @@ mod tests {
     #[test]
     fn every_example_runs_by_both_laws() {
         assert_eq!(plan().cases.len(), 2 * EXAMPLES.len());
-        assert!(cpu_s(Path::new("/proc/self/stat")).unwrap()[0] >= 0.0 && cpu_s(Path::new("/nowhere")).is_err());
+        assert!(times(Path::new("/proc/self/stat")).unwrap()[0] >= 0.0 && times(Path::new("/nowhere")).is_err());
     }
 }

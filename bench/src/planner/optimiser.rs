@@ -103,6 +103,11 @@ mod tests {
     use crate::lab::Miss;
 
     #[test]
+    fn one_more_is_tried_beside_all_the_others() {
+        assert_eq!(compare::admission_s(10, 4, 1, &server()).unwrap().len(), 4);
+    }
+
+    #[test]
     fn all_sizes_run_and_a_small_one_is_optimal() {
         assert_eq!(plan().cases.len(), SIZES.len() + BESIDE.len());
         let run = compare::optimum(10, false, 1, &server(), LIMIT).map_err(missed);

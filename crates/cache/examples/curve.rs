@@ -33,7 +33,7 @@ fn main() {
     let packets: u64 = packets.parse().expect("a number of packets");
     let flows = flows.parse().expect("a number of flows");
     let zipf = (law != "uniform").then(|| law.parse().expect("uniform or an exponent"));
-    let traffic = Traffic { packets, warm_up: packets / 10, flows, zipf, bytes: 60, spread, seed: 1 };
+    let traffic = Traffic { packets, warm_up: packets / 10, accesses: None, flows, zipf, bytes: 60, spread, seed: 1 };
     let size = |sets, ways| Some(Geometry { sets, ways });
     let paper = Hierarchy { line: 64, l1: size(64, 8), l2: size(512, 8), llc: Geometry { sets: 36_864, ways: 20 } };
     let before = cpu_s();

@@ -79,6 +79,24 @@ pub struct Shape {
     pub domains: Vec<Domain>,
 }
 
+impl Shape {
+    /// These caches, of which no class can be given anything, and nothing is counted.
+    pub fn without_control(domains: Vec<Domain>) -> Self {
+        Self {
+            ways: 0,
+            min_ways: 1,
+            io_mask: 0,
+            sparse: false,
+            code_and_data: false,
+            classes: 0,
+            bandwidth: None,
+            occupancy: false,
+            traffic: false,
+            domains,
+        }
+    }
+}
+
 /// A class that is wanted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassSpec {
@@ -192,7 +210,8 @@ pub trait CacheControl {
     /// There is no such class, or no such processor.
     fn assign_cpus(&mut self, name: &str, cpus: &[u32]) -> Result<(), CacheError>;
 
-    /// Counts some threads of a class apart, as `watch`, until the class is released.
+    /// Counts some threads of a class apart, as `watch`, until the class is released; "" is the root class, of which they are as long as this
+    /// lives. If there is such a watch, they are counted with it.
     ///
     /// # Errors
     /// There is no such class, its threads cannot be counted apart, or one is not of the class.
@@ -204,7 +223,16 @@ pub trait CacheControl {
     /// There is no such class or watch, or the counters cannot be read.
     fn usage(&self, name: &str, watch: Option<&str>) -> Result<BTreeMap<u32, Usage>, CacheError>;
 
-    /// Gives a class up. Its threads and processors go to the root class.
+    /// Whether a class still is as it was granted. Others may remove or change one that the kernel keeps.
+    ///
+    /// # Errors
+    /// There is no such class, it is another by now, or it cannot be read.
+    fn verify(&self, name: &str) -> Result<(), CacheError> {
+        let is_there = self.classes().iter().any(|class| class.name == name);
+        if is_there { Ok(()) } else { Err(CacheError::Unknown { name: name.into() }) }
+    }
+
+    /// Gives a class up. Its threads and processors go to the root class, and so do its ways, as far as others let it have them.
     ///
     /// # Errors
     /// There is no such class, or the kernel refuses.

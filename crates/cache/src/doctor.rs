@@ -13,7 +13,10 @@ use crate::buffers::{self, Queues};
 use crate::control::{BandwidthUnit, CacheControl, ClassSpec, Origin, Shape};
 use crate::error::CacheError;
 use crate::host::{self, Processor};
-use crate::resctrl::Resctrl;
+use crate::resctrl::{PREFIX, Resctrl};
+
+/// The class that a trial makes.
+pub const CLASS: &str = "doctor";
 
 /// How a finding is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +67,7 @@ pub fn examine(system: &Path, mount: &Path) -> Vec<Finding> {
         Ok(cache) => {
             found.extend(shape(cache.shape()));
             found.extend(others(mount));
+            found.extend(left(system, mount));
             Some(cache.shape().clone())
         }
         Err(e @ CacheError::NotMounted { .. }) if has_resctrl => {
@@ -179,11 +183,40 @@ fn shape(shape: &Shape) -> Vec<Finding> {
     found
 }
 
+/// Groups whose names begin as ours do, or the others.
+fn groups(mount: &Path, ours: bool) -> Vec<String> {
+    let entries = fs::read_dir(mount).into_iter().flatten().flatten().filter(|entry| entry.path().join("schemata").is_file());
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut found: Vec<String> = names.filter(|name| name.starts_with(PREFIX) == ours).collect();
+    found.sort_unstable();
+    found
+}
+
+/// Groups that a daemon or a tool has left that was killed: none runs that could have made them.
+fn left(system: &Path, mount: &Path) -> Option<Finding> {
+    let names = groups(mount, true);
+    (!names.is_empty() && !is_sluice_running(system)).then(|| {
+        let what = format!("a Sluice process that was killed has left: {}; the root class lacks their ways", names.join(", "));
+        wrong(
+            "classes that are left",
+            what,
+            "start sluiced, which removes them if it has [promises], or run the tool again that has left its own",
+        )
+    })
+}
+
+/// Whether a daemon, or a tool besides this process, runs where this process sees it.
+fn is_sluice_running(system: &Path) -> bool {
+    let own = std::process::id().to_string();
+    let processes = fs::read_dir(system.join("proc")).into_iter().flatten().flatten();
+    let others = processes.filter(|entry| entry.file_name().to_str().is_some_and(|name| name != own));
+    let mut names = others.filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok());
+    names.any(|name| matches!(name.trim(), "sluiced" | "sluice"))
+}
+
 /// Groups that somebody else has made: their ways cannot be given away.
 fn others(mount: &Path) -> Option<Finding> {
-    let entries = fs::read_dir(mount).ok()?.flatten().filter(|entry| entry.path().join("schemata").is_file());
-    let names: Vec<String> =
-        entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| !name.starts_with("sluice-")).collect();
+    let names = groups(mount, false);
     (!names.is_empty()).then(|| {
         let what = format!("other programs have made: {}", names.join(", "));
         wrong("groups", what, "their ways are not given to NFs: remove them if nobody uses them")
@@ -210,12 +243,11 @@ fn io_ways(system: &Path, shape: Option<&Shape>) -> Finding {
 
 /// Makes a class of the fewest ways, uses it, and releases it.
 pub fn try_out(cache: &mut dyn CacheControl) -> Vec<Finding> {
-    const NAME: &str = "doctor";
     const SUBJECT: &str = "trial";
     let todo = "the rest was not tried";
     let mut found = Vec::new();
     let ways = cache.shape().min_ways.max(1);
-    match cache.make(&ClassSpec::new(NAME, ways)) {
+    match cache.make(&ClassSpec::new(CLASS, ways)) {
         Err(e) => return vec![wrong(SUBJECT, format!("a class of {ways} ways cannot be made"), e.to_string())],
         Ok(class) if class.widened => {
             let what = format!("a class of {ways} ways was made, and the hardware made it wider: {:x?}", class.masks);
@@ -224,16 +256,16 @@ pub fn try_out(cache: &mut dyn CacheControl) -> Vec<Finding> {
         Ok(class) => found.push(good(SUBJECT, format!("a class of {ways} ways was made and read back: {:x?}", class.masks))),
     }
     let own = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or(0);
-    match cache.assign_tasks(NAME, &[own]).and_then(|_| cache.assign_tasks("", &[own])) {
+    match cache.assign_tasks(CLASS, &[own]).and_then(|_| cache.assign_tasks("", &[own])) {
         Ok(_) => found.push(good(SUBJECT, "a thread went there and back")),
         Err(e) => found.push(wrong(SUBJECT, "a thread cannot be moved", format!("{e}; {todo}"))),
     }
-    match cache.usage(NAME, None) {
+    match cache.usage(CLASS, None) {
         Ok(usage) => found.push(good(SUBJECT, format!("counters of {} caches were read", usage.len()))),
         Err(CacheError::NoMonitoring) => {}
         Err(e) => found.push(wrong(SUBJECT, "counters cannot be read", e.to_string())),
     }
-    match cache.release(NAME) {
+    match cache.release(CLASS) {
         Ok(()) => found.push(good(SUBJECT, "the class was released")),
         Err(e) => found.push(wrong(SUBJECT, "the class cannot be released", e.to_string())),
     }

@@ -59,6 +59,14 @@ pub enum CacheError {
         /// The name.
         name: String,
     },
+    /// Somebody else has removed or changed a class.
+    #[error(
+        "the cache class \"{name}\" is not as it was made any more: another program has removed or changed it; try again without that"
+    )]
+    Taken {
+        /// The name.
+        name: String,
+    },
     /// There is no such cache.
     #[error("there is no L3 cache {domain}; there are: {known}")]
     Domain {

@@ -11,9 +11,9 @@
 //!
 //! # Approach
 //! [`CacheControl`] is what everybody above uses. It is implemented by [`resctrl`] (the kernel), [`simulated`] (a model that is fed with loads
-//! and stores), and [`none`]. [`layout`] decides which ways a class gets, and is plain computation. The [`model`] behind `simulated` also gives
-//! the misses of an NF for every number of ways in one pass. [`buffers`] bounds receive queues so that packets are still cached when they are
-//! read; [`host`] reads what the machine is, and [`doctor`] says what is missing.
+//! and stores), and [`none`]. [`layout`] decides which ways a class gets, and is plain computation; [`others`] reads what groups of others have. The
+//! [`model`] behind `simulated` also gives the misses of an NF for every number of ways in one pass. [`buffers`] bounds receive queues so that
+//! packets are still cached when they are read; [`host`] reads what the machine is, and [`doctor`] says what is missing.
 
 pub mod buffers;
 pub mod control;
@@ -24,6 +24,7 @@ pub mod layout;
 pub mod leak;
 pub mod model;
 pub mod none;
+pub mod others;
 pub mod resctrl;
 pub mod schemata;
 pub mod simulated;

@@ -18,19 +18,7 @@ impl NoControl {
     /// For the host whose `/sys` is below `system`.
     pub fn new(system: &std::path::Path) -> Self {
         let domains = host::l3_caches(system).into_iter().map(|cache| cache.domain()).collect();
-        let shape = Shape {
-            ways: 0,
-            min_ways: 1,
-            io_mask: 0,
-            sparse: false,
-            code_and_data: false,
-            classes: 0,
-            bandwidth: None,
-            occupancy: false,
-            traffic: false,
-            domains,
-        };
-        Self { shape }
+        Self { shape: Shape::without_control(domains) }
     }
 }
 

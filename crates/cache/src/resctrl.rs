@@ -11,8 +11,11 @@
 //! - A change is a transaction under the lock that resctrl's users agree on (`flock` on the mount point): [`layout`] says the
 //!   masks of all classes and of the root class, those that differ are written, each is read back, and if one fails all are put back.
 //! - Threads go in lists; after a refusal the file is read to see who has moved. Threads that have ended meanwhile are told, and are no error.
-//! - The root class is narrowed to what no class has and widened again when classes go. [`Resctrl::sweep`] removes what a manager that was
-//!   killed has left.
+//! - The root class is narrowed to what no class has and widened again when classes go: to what it had before us, less what
+//!   groups have by now that share with nobody. Where classes of another Sluice process are found, what it had before is taken to
+//!   be all: that process may end first. [`Resctrl::sweep`] removes what a manager that was killed has left, [`Resctrl::take_over`]
+//!   what a tool with one class has; a tool holds the lock of `info` as long as it runs, so that no other run and no manager takes
+//!   its class away.
 //!
 //! # Limits
 //! No L2 masks, no pseudo-locking; files for them are not touched. A group of somebody else that has all ways (a new group has) leaves none to
@@ -32,6 +35,7 @@ use rustix::io::Errno;
 use crate::control::{
     BandwidthLimits, BandwidthUnit, CacheControl, ClassSpec, Count, Domain, Granted, Moved, Origin, Shape, Usage, check_name,
 };
+use crate::doctor;
 use crate::error::CacheError;
 use crate::host;
 use crate::layout::{self, Limits, Want};
@@ -41,7 +45,13 @@ use crate::schemata::{self, Base, Line};
 pub const MOUNT_POINT: &str = "/sys/fs/resctrl";
 
 /// What our groups' names begin with.
-const PREFIX: &str = "sluice-";
+pub(crate) const PREFIX: &str = "sluice-";
+
+/// The class of `sluice profile`.
+pub const PROFILE: &str = "profile";
+
+/// Classes of tools: one that runs holds the lock of `info`.
+const TOOLS: [&str; 2] = [PROFILE, doctor::CLASS];
 
 /// Bytes of one list of threads; the kernel takes a page.
 const LIST_BYTES: usize = 4_000;
@@ -68,6 +78,30 @@ pub struct Resctrl {
     /// The root class's masks before us.
     root: Line,
     classes: BTreeMap<String, Class>,
+    /// What is counted apart in the root class.
+    root_watches: BTreeSet<String>,
+    /// The lock of a tool that has taken over its class.
+    tool: Option<Lock>,
+}
+
+/// A lock that is held until this is dropped. It is unlocked, not only closed: a process that is being started has a copy of the open
+/// file until its program runs, and would hold the lock till then.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Fails only where it was not locked.
+        let _ = rustix::fs::flock(&self.0, rustix::fs::FlockOperation::Unlock);
+    }
+}
+
+/// A group of somebody else.
+struct Foreign {
+    name: String,
+    masks: Line,
+    /// Whether it shares its ways with nobody: the kernel refuses masks that overlap with it, or it is a class of another Sluice process.
+    is_exclusive: bool,
 }
 
 /// What the kernel answered to a command.
@@ -101,14 +135,22 @@ impl Resctrl {
             (false, true) => vec!["L3DATA", "L3CODE"],
             (false, false) => Vec::new(),
         };
-        let mut found =
-            Self { path: path.into(), shape: empty_shape(), all: 0, root: Line::new(), classes: BTreeMap::new(), lines };
+        let mut found = Self {
+            path: path.into(),
+            shape: Shape::without_control(Vec::new()),
+            all: 0,
+            root: Line::new(),
+            classes: BTreeMap::new(),
+            root_watches: BTreeSet::new(),
+            tool: None,
+            lines,
+        };
         found.read_shape(system)?;
         Ok(found)
     }
 
     fn read_shape(&mut self, system: &Path) -> Result<(), CacheError> {
-        let mut shape = empty_shape();
+        let mut shape = Shape::without_control(Vec::new());
         let root = self.schemata("")?;
         if let Some(line) = self.lines.first().copied() {
             self.all = self.info_number(line, "cbm_mask", 16)?;
@@ -118,6 +160,10 @@ impl Resctrl {
             shape.sparse = self.info_number(line, "sparse_masks", 10).is_ok_and(|value| value == 1);
             shape.code_and_data = self.lines.len() == 2;
             self.root = root.get(line).cloned().unwrap_or_default();
+            // Who made classes before us has narrowed it, and may give their ways back after we did.
+            if self.groups()?.iter().any(|name| name.starts_with(PREFIX)) {
+                self.root.values_mut().for_each(|mask| *mask = self.all);
+            }
         }
         if let Some(values) = root.get("MB") {
             shape.bandwidth = Some(self.bandwidth_limits(values)?);
@@ -229,12 +275,17 @@ impl Resctrl {
     }
 
     /// The lock that users of resctrl agree on; held until it is dropped.
-    fn lock(&self) -> Result<File, CacheError> {
-        let folder = File::open(&self.path).map_err(|e| self.system("open", "", e))?;
-        match rustix::fs::flock(&folder, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(folder),
-            Err(Errno::WOULDBLOCK) => Err(CacheError::Locked { path: self.path.clone() }),
-            Err(e) => Err(self.system("lock", "", e.into())),
+    fn lock(&self) -> Result<Lock, CacheError> {
+        self.lock_of("")
+    }
+
+    fn lock_of(&self, folder: &str) -> Result<Lock, CacheError> {
+        let path = if folder.is_empty() { self.path.clone() } else { self.path.join(folder) };
+        let opened = File::open(&path).map_err(|e| self.system("open", folder, e))?;
+        match rustix::fs::flock(&opened, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Lock(opened)),
+            Err(Errno::WOULDBLOCK) => Err(CacheError::Locked { path }),
+            Err(e) => Err(self.system("lock", folder, e.into())),
         }
     }
 
@@ -273,10 +324,59 @@ impl Resctrl {
         })
     }
 
-    /// Masks that groups of others have, and which groups they are.
-    fn foreign(&self) -> Result<Vec<(String, Line)>, CacheError> {
+    /// Groups of others, and the masks that they have.
+    fn foreign(&self) -> Result<Vec<Foreign>, CacheError> {
         let ours = |name: &String| self.classes.keys().any(|class| *name == group(class));
-        self.groups()?.into_iter().filter(|name| !ours(name)).map(|name| Ok((name.clone(), self.masks(&name)?))).collect()
+        let of = |name: String| {
+            // Kernels without modes share all.
+            let mode = fs::read_to_string(self.path.join(&name).join("mode")).unwrap_or_default();
+            let is_exclusive = !matches!(mode.trim(), "" | "shareable") || name.starts_with(PREFIX);
+            Ok(Foreign { masks: self.masks(&name)?, is_exclusive, name })
+        };
+        self.groups()?.into_iter().filter(|name| !ours(name)).map(of).collect()
+    }
+
+    /// What the root class may have in a domain where classes of ours have these ways: of what it had before us, what groups of others leave,
+    /// and what they would share if they leave too little; where we have none, as before us, it has both. None if even that is too little.
+    fn root_beside(&self, domain: u32, used: u32, foreign: &[Foreign]) -> Option<u32> {
+        let before = self.root.get(&domain).copied()?;
+        let taken = |groups: &dyn Fn(&&Foreign) -> bool| {
+            foreign.iter().filter(groups).filter_map(|group| group.masks.get(&domain)).fold(0u32, |all, mask| all | mask)
+        };
+        let left = |taken: u32| {
+            let free = before & !taken & !used;
+            let root = if free == before { before } else { layout::longest(free, self.shape.sparse) };
+            (root.count_ones() >= self.shape.min_ways.max(1)).then_some(root)
+        };
+        let shared = || left(taken(&|group| group.is_exclusive));
+        if used == 0 { shared() } else { left(taken(&|_| true)).or_else(shared) }
+    }
+
+    /// Gives the root class what classes of ours no longer have. These stay where they are, whatever groups of others have come meanwhile.
+    fn widen(&self) -> Result<(), CacheError> {
+        if self.root.is_empty() {
+            return Ok(());
+        }
+        let foreign = self.foreign()?;
+        let root_now = self.masks("")?;
+        let mut wanted: BTreeMap<String, Line> = BTreeMap::new();
+        for domain in self.root.keys().copied() {
+            let (own, others): (Vec<&Class>, Vec<&Class>) =
+                self.classes.values().partition(|class| wants_domain(&class.spec, domain));
+            let mut used = 0;
+            for class in own {
+                let Some(mask) = class.granted.masks.get(&domain).copied() else { continue };
+                wanted.entry(group(&class.spec.name)).or_default().insert(domain, mask);
+                used |= mask;
+            }
+            let root = self.root_beside(domain, used, &foreign).or_else(|| root_now.get(&domain).copied());
+            let Some(root) = root else { continue };
+            wanted.entry(String::new()).or_default().insert(domain, root);
+            for class in others {
+                wanted.entry(group(&class.spec.name)).or_default().insert(domain, root);
+            }
+        }
+        if wanted.is_empty() { Ok(()) } else { self.write_all(&wanted, &root_now).map(drop) }
     }
 
     /// Lays out the classes and writes what differs; `changed` is the class whose room is wanted. On an error all masks are as before.
@@ -292,17 +392,23 @@ impl Resctrl {
                 let class = &self.classes[*name];
                 Want { ways: class.spec.ways, io: class.spec.io_ways, mask: class.granted.masks.get(&domain).copied().unwrap_or(0) }
             };
-            let wants: Vec<Want> = names.iter().map(want).collect();
-            let taken = foreign.iter().filter_map(|(_, masks)| masks.get(&domain)).fold(0, |all, mask| all | mask);
-            let limits = self.limits(taken, before);
-            let Some(found) = layout::lay_out(&wants, &limits) else {
-                return Err(self.unfit(changed, domain, &names, &wants, &limits, &foreign));
+            let root = if names.is_empty() {
+                // With no class here there is nothing to lay out: the root class has again what it had.
+                let now = || root_now.get(&domain).copied().unwrap_or(before);
+                self.root_beside(domain, 0, &foreign).unwrap_or_else(now)
+            } else {
+                let wants: Vec<Want> = names.iter().map(want).collect();
+                let taken = foreign.iter().filter_map(|group| group.masks.get(&domain)).fold(0, |all, mask| all | mask);
+                let limits = self.limits(taken, before);
+                let Some(found) = layout::lay_out(&wants, &limits) else {
+                    return Err(self.unfit(changed, domain, &names, &wants, &limits, &foreign));
+                };
+                for (name, mask) in names.iter().zip(&found.masks) {
+                    wanted.entry(group(name)).or_default().insert(domain, *mask);
+                }
+                found.root
             };
-            for (name, mask) in names.iter().zip(&found.masks) {
-                wanted.entry(group(name)).or_default().insert(domain, *mask);
-            }
-            // With no class here the root class has again what it had; else what is left, and the classes of other domains are there too.
-            let root = if names.is_empty() { before } else { found.root };
+            // The classes of other domains are with the root class here.
             wanted.entry(String::new()).or_default().insert(domain, root);
             for name in self.classes.keys().filter(|name| !has(name)) {
                 wanted.entry(group(name)).or_default().insert(domain, root);
@@ -339,15 +445,15 @@ impl Resctrl {
         names: &[&String],
         wants: &[Want],
         limits: &Limits,
-        foreign: &[(String, Line)],
+        foreign: &[Foreign],
     ) -> CacheError {
         let others: Vec<Want> =
             names.iter().zip(wants).filter(|(name, _)| ***name != changed.name).map(|(_, want)| *want).collect();
         let free = layout::room(&others, changed.io_ways, limits);
         let alone = layout::room(&others, changed.io_ways, &Limits { taken: 0, ..*limits });
-        let biggest = foreign.iter().max_by_key(|(_, masks)| masks.get(&domain).map_or(0, |mask| mask.count_ones()));
+        let biggest = foreign.iter().max_by_key(|group| group.masks.get(&domain).map_or(0, |mask| mask.count_ones()));
         match biggest {
-            Some((group, _)) if alone >= changed.ways => CacheError::Foreign { group: group.clone(), path: self.path.clone() },
+            Some(group) if alone >= changed.ways => CacheError::Foreign { group: group.name.clone(), path: self.path.clone() },
             _ => CacheError::NoRoom { domain, asked: changed.ways, free },
         }
     }
@@ -489,25 +595,50 @@ impl Resctrl {
         Ok(())
     }
 
-    /// Removes groups that a manager before this one has left, and gives their ways to the root class. Tells which.
+    /// Removes groups that a manager before this one has left, or a tool that does not run any more, and gives their ways to the root class.
+    /// Tells which.
     ///
     /// # Errors
-    /// resctrl cannot be read or changed.
+    /// resctrl cannot be read or changed; what can be removed has been, and the root class has what it may have.
     pub fn sweep(&mut self) -> Result<Vec<String>, CacheError> {
+        // Held until all is removed, so that no tool begins meanwhile.
+        let alone = match self.lock_of("info") {
+            Ok(lock) => Some(lock),
+            Err(CacheError::Locked { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let is_of_tool = |name: &str| name.strip_prefix(PREFIX).is_some_and(|class| TOOLS.contains(&class));
+        self.remove_left(|name| name.starts_with(PREFIX) && (alone.is_some() || !is_of_tool(name)))
+    }
+
+    /// For a tool that has one class while it runs, of this name ([`PROFILE`] or [`doctor::CLASS`]): removes the class that a run
+    /// before it has left, and gives its ways to the root class. Tells whether there was one. As long as this lives, other tools
+    /// are refused.
+    ///
+    /// # Errors
+    /// [`CacheError::Locked`] while another tool runs; resctrl cannot be read or changed.
+    pub fn take_over(&mut self, name: &str) -> Result<bool, CacheError> {
+        check_name(name)?;
+        if self.tool.is_none() {
+            self.tool = Some(self.lock_of("info")?);
+        }
+        let own = group(name);
+        Ok(!self.remove_left(|name| name == own)?.is_empty())
+    }
+
+    /// Removes groups that somebody before us has left, as far as they can be, and widens the root class.
+    fn remove_left(&mut self, is_left: impl Fn(&str) -> bool) -> Result<Vec<String>, CacheError> {
         let _lock = self.lock()?;
         let ours = |name: &String| self.classes.keys().any(|class| *name == group(class));
-        let left: Vec<String> = self.groups()?.into_iter().filter(|name| name.starts_with(PREFIX) && !ours(name)).collect();
-        for name in &left {
-            self.remove_folder(name)?;
+        let left: Vec<String> = self.groups()?.into_iter().filter(|name| is_left(name) && !ours(name)).collect();
+        if left.is_empty() {
+            return Ok(left);
         }
-        if !left.is_empty() {
-            // The one before us had narrowed it.
-            self.root.values_mut().for_each(|mask| *mask = self.all);
-            if self.classes.is_empty() && !self.lines.is_empty() {
-                self.write_masks("", &self.root)?;
-            }
-        }
-        Ok(left)
+        // One that cannot be removed is no reason to keep the others.
+        let removed: Vec<Result<(), CacheError>> = left.iter().map(|name| self.remove_folder(name)).collect();
+        let widened = self.widen();
+        removed.into_iter().collect::<Result<(), CacheError>>()?;
+        widened.map(|()| left)
     }
 
     /// Puts all threads of a process into a class, those too that it makes meanwhile.
@@ -606,7 +737,7 @@ impl CacheControl for Resctrl {
             // Masks that were written before the bandwidth was refused go back too.
             self.classes = before;
             let _ = self.remove_folder(&folder);
-            let _ = self.apply(spec);
+            let _ = self.widen();
             return Err(e);
         }
         Ok(self.classes[&spec.name].granted.clone())
@@ -642,7 +773,8 @@ impl CacheControl for Resctrl {
         let list = schemata::cpu_list(cpus);
         let _lock = self.lock()?;
         self.command(&file, &format!("{list}\n")).map_err(|refusal| {
-            if refusal.is(Errno::INVAL) {
+            // Out of range is a processor that the kernel has no number for.
+            if refusal.is(Errno::INVAL) || refusal.is(Errno::RANGE) {
                 CacheError::Cpus { group: shown(&group).into(), cpus: list.clone(), status: refusal.words() }
             } else {
                 self.refused("write", &file, refusal)
@@ -657,12 +789,20 @@ impl CacheControl for Resctrl {
         }
         let folder = format!("{}mon_groups/{watch}", slashed(&self.group_of(name)?));
         let _lock = self.lock()?;
-        self.make_folder(&folder)?;
+        let known = if name.is_empty() { Some(&self.root_watches) } else { self.classes.get(name).map(|class| &class.watches) };
+        let is_known = known.is_some_and(|watches| watches.contains(watch));
+        if !is_known {
+            self.make_folder(&folder)?;
+        }
         let moved = self.move_tasks(&folder, tasks).inspect_err(|_| {
-            let _ = self.remove_folder(&folder);
+            if !is_known {
+                let _ = self.remove_folder(&folder);
+            }
         })?;
-        if let Some(class) = self.classes.get_mut(name) {
-            class.watches.insert(watch.into());
+        let known =
+            if name.is_empty() { Some(&mut self.root_watches) } else { self.classes.get_mut(name).map(|class| &mut class.watches) };
+        if let Some(watches) = known {
+            watches.insert(watch.into());
         }
         Ok(moved)
     }
@@ -690,12 +830,26 @@ impl CacheControl for Resctrl {
         self.shape.domains.iter().map(of).collect()
     }
 
+    fn verify(&self, name: &str) -> Result<(), CacheError> {
+        let class = self.class(name)?;
+        let found = match self.masks(&group(name)) {
+            Err(CacheError::System { source, .. }) if source.kind() == io::ErrorKind::NotFound => Line::new(),
+            found => found?,
+        };
+        let is_same = class.granted.masks.iter().all(|(domain, mask)| found.get(domain) == Some(mask));
+        if is_same { Ok(()) } else { Err(CacheError::Taken { name: name.into() }) }
+    }
+
     fn release(&mut self, name: &str) -> Result<(), CacheError> {
-        let spec = self.class(name)?.spec.clone();
+        self.class(name)?;
         let _lock = self.lock()?;
         self.remove_folder(&group(name))?;
         self.classes.remove(name);
-        self.apply(&spec)
+        // It is released, whatever becomes of its ways; the next change gives them to the root class if this one cannot.
+        if let Err(error) = self.widen() {
+            eprintln!("the cache class {name} is released, and its ways are nobody's for now: {error}");
+        }
+        Ok(())
     }
 }
 
@@ -706,21 +860,9 @@ impl Drop for Resctrl {
             // Nobody is left to be told; `sweep` of the next one finds what stays.
             let _ = self.release(&name);
         }
-    }
-}
-
-fn empty_shape() -> Shape {
-    Shape {
-        ways: 0,
-        min_ways: 1,
-        io_mask: 0,
-        sparse: false,
-        code_and_data: false,
-        classes: 0,
-        bandwidth: None,
-        occupancy: false,
-        traffic: false,
-        domains: Vec::new(),
+        for watch in &self.root_watches {
+            let _ = self.remove_folder(&format!("mon_groups/{watch}"));
+        }
     }
 }
 

@@ -57,18 +57,9 @@ impl Simulated {
     pub fn new(hierarchy: Hierarchy, io_mask: u32, most: u32) -> Result<Self, CacheError> {
         Model::new(hierarchy)?;
         let ways = hierarchy.llc.ways;
-        let shape = Shape {
-            ways,
-            min_ways: 1,
-            io_mask: io_mask & layout::low(ways),
-            sparse: false,
-            code_and_data: false,
-            classes: most,
-            bandwidth: None,
-            occupancy: true,
-            traffic: true,
-            domains: vec![Domain { id: DOMAIN, cpus: Vec::new(), way_bytes: Some(hierarchy.way_bytes()) }],
-        };
+        let domain = Domain { id: DOMAIN, cpus: Vec::new(), way_bytes: Some(hierarchy.way_bytes()) };
+        let io_mask = io_mask & layout::low(ways);
+        let shape = Shape { ways, io_mask, classes: most, occupancy: true, traffic: true, ..Shape::without_control(vec![domain]) };
         Ok(Self { shape, hierarchy, classes: BTreeMap::new() })
     }
 
@@ -198,6 +189,11 @@ impl CacheControl for Simulated {
     }
 
     fn usage(&self, name: &str, watch: Option<&str>) -> Result<BTreeMap<u32, Usage>, CacheError> {
+        if name.is_empty() && watch.is_none() {
+            // Nobody says what the root class does.
+            let nothing = Usage { occupancy: Count::Absent, total: Count::Absent, local: Count::Absent };
+            return Ok(BTreeMap::from([(DOMAIN, nothing)]));
+        }
         let class = self.classes.get(name).filter(|_| watch.is_none());
         let class = class.ok_or_else(|| CacheError::Unknown { name: watch.unwrap_or(name).into() })?;
         let line = u64::from(self.hierarchy.line);
@@ -269,5 +265,7 @@ mod tests {
         cache.assign_tasks("b", &[2]).unwrap();
         assert_eq!((cache.classes["a"].tasks.len(), cache.classes["b"].cpus.len()), (1, 1));
         assert!(matches!(cache.watch("a", "w", &[]), Err(CacheError::NoMonitoring)));
+        assert_eq!(cache.usage("", None).unwrap()[&0].occupancy, Count::Absent);
+        assert!(cache.usage("", Some("w")).is_err());
     }
 }

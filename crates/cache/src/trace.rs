@@ -5,6 +5,7 @@
 //! output (`crates/nf/src/trace.rs` has the form). They are read as they come, and given to a [`Model`].
 
 pub mod chain;
+pub mod examples;
 
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -21,6 +22,9 @@ const RECORD: usize = 8;
 /// Bytes that are read at once.
 const CHUNK: usize = 256 << 10;
 
+/// Loads and stores that are enough for a curve, of an NF that makes very many for a packet: some seconds of the model's time.
+pub const ENOUGH: u64 = 400_000_000;
+
 /// What is in a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
@@ -33,10 +37,10 @@ pub enum Event {
         /// Whether it is a store.
         store: bool,
     },
-    /// The end of the warm-up, and the second time of the trace.
+    /// The end of the warm-up, and the second time of the trace; the third, of one that was to end sooner, has the packets that count.
     Mark {
-        /// Loads and stores until then, with those that have no record because the first cache held them.
-        accesses: u64,
+        /// Loads and stores until then, with those that have no record because the first cache held them; or packets.
+        number: u64,
     },
 }
 
@@ -47,7 +51,7 @@ pub enum Event {
 pub fn decode(record: u64) -> Option<Event> {
     let (store, size, address) = (record >> 63 == 1, record >> 56 & 0x7f, record & ((1 << 56) - 1));
     match size {
-        0 if !store => Some(Event::Mark { accesses: address }),
+        0 if !store => Some(Event::Mark { number: address }),
         1..=5 => Some(Event::Access { address, bytes: 1 << (size - 1), store }),
         _ => None,
     }
@@ -98,6 +102,9 @@ pub struct Traffic {
     pub packets: u64,
     /// Packets before them, after one of each flow.
     pub warm_up: u64,
+    /// Loads and stores of those that count, after which there are enough of these. None: all packets are given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accesses: Option<u64>,
     /// Flows.
     pub flows: u32,
     /// Zipf's exponent; none is all flows alike.
@@ -114,8 +121,9 @@ impl Traffic {
     /// As `SLUICE_TRACE` wants it.
     pub fn variable(&self) -> String {
         let zipf = self.zipf.map_or(String::new(), |s| format!(",zipf={s}"));
+        let accesses = self.accesses.map_or(String::new(), |n| format!(",accesses={n}"));
         format!(
-            "packets={},warm_up={},flows={}{zipf},bytes={},spread={},seed={}",
+            "packets={},warm_up={}{accesses},flows={}{zipf},bytes={},spread={},seed={}",
             self.packets,
             self.warm_up,
             self.flows,
@@ -180,11 +188,11 @@ pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hi
     let stream = nf.stdout.take().ok_or_else(|| failed("the NF has no standard output".into()))?;
     let read = read(stream, |event| match event {
         Event::Access { address, bytes, .. } => model.access(address, bytes),
-        Event::Mark { accesses } => {
+        Event::Mark { number } => {
             if marks.is_empty() {
                 model.start();
             }
-            marks.push(accesses);
+            marks.push(number);
         }
     });
     if read.is_err() {
@@ -195,8 +203,9 @@ pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hi
     if !ended.status.success() {
         return Err(failed(format!("{} failed: {}", program.display(), String::from_utf8_lossy(&ended.stderr).trim())));
     }
-    match marks[..] {
-        [start, end] if end > start => Ok(Curve { accesses: end - start, ..model.curve(traffic.packets) }),
+    match (&marks[..], traffic.accesses) {
+        (&[start, end], None) if end > start => Ok(Curve { accesses: end - start, ..model.curve(traffic.packets) }),
+        (&[start, end, packets], Some(_)) if end > start => Ok(Curve { accesses: end - start, ..model.curve(packets) }),
         _ => Err(failed(format!("{} wrote no loads and stores", program.display()))),
     }
 }
@@ -226,7 +235,7 @@ mod tests {
             assert_eq!(read(Pieces(bytes.clone(), piece), |event| found.push(event)).unwrap(), 4);
             assert_eq!(found[0], Event::Access { address: 0x7fff_1234, bytes: 8, store: false });
             assert_eq!(found[1], Event::Access { address: 7, bytes: 1, store: true });
-            assert_eq!((found[2], found.len()), (Event::Mark { accesses: 77 }, 4));
+            assert_eq!((found[2], found.len()), (Event::Mark { number: 77 }, 4));
         }
         assert!(read(&bytes[..20], |_| ()).is_err());
         assert!(read(&b"listening\n"[..8], |_| ()).is_err());
@@ -234,8 +243,11 @@ mod tests {
 
     #[test]
     fn traffic_is_written_as_the_nf_reads_it() {
-        let traffic = Traffic { packets: 10, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 60, spread: true, seed: 4 };
+        let traffic =
+            Traffic { packets: 10, warm_up: 2, accesses: None, flows: 3, zipf: Some(1.1), bytes: 60, spread: true, seed: 4 };
         assert_eq!(traffic.variable(), "packets=10,warm_up=2,flows=3,zipf=1.1,bytes=60,spread=1,seed=4");
+        let traffic = Traffic { accesses: Some(9), zipf: None, ..traffic };
+        assert_eq!(traffic.variable(), "packets=10,warm_up=2,accesses=9,flows=3,bytes=60,spread=1,seed=4");
     }
 
     #[test]
@@ -251,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_no_traced_nf_is_told() {
-        let traffic = Traffic { packets: 1, warm_up: 0, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let traffic = Traffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 16, ways: 2 } };
         for (program, words) in [("/bin/true", "no loads"), ("/bin/false", "failed"), ("/nowhere/nf", "cannot start")] {
             let error = profile(Path::new(program), &[], &traffic, hierarchy).unwrap_err().to_string();

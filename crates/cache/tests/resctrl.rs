@@ -205,7 +205,7 @@ fn monitoring_ids_run_out_and_come_back_late() {
     cache.watch("a", "w", &[]).unwrap();
     assert!(matches!(cache.make(&ClassSpec::new("b", 2)), Err(CacheError::NoMonitor { .. })));
     assert!(matches!(cache.watch("a", "v", &[]), Err(CacheError::NoMonitor { .. })));
-    assert!(matches!(cache.watch("a", "w", &[]), Err(CacheError::Exists { .. })));
+    cache.watch("a", "w", &[]).unwrap();
     kernel.kernel().set_dirty(true);
     cache.release("a").unwrap();
     cache.make(&ClassSpec::new("b", 2)).unwrap_err();
@@ -261,6 +261,8 @@ fn the_kernels_words_are_in_the_message() {
         ("L3\n", "Missing ':'"),
         ("L3:\n", "Missing 'L3' value"),
         ("L3:a=f\n", "non-numeric domain"),
+        ("L3:0=f;;2=f\n", "Missing '='"),
+        ("L3:;0=f\n", "Missing '='"),
         ("L2:0=f\n", "resource name 'L2'"),
         ("MB:0=5\n", "out of range"),
         ("MB:0=x\n", "Invalid MB value x"),
@@ -272,6 +274,8 @@ fn the_kernels_words_are_in_the_message() {
     // Without the end of the line it is no command at all.
     fs::write(kernel.path().join("schemata"), "L3:0=f").unwrap_err();
     assert_eq!(masks(&kernel, ""), all(0xf_ffff));
+    fs::write(kernel.path().join("schemata"), "L3:0=f;\n").unwrap();
+    assert_eq!(masks(&kernel, ""), BTreeMap::from([(0, 0xf), (2, 0xf_ffff)]), "a semicolon may end a line");
     drop(cache);
     let kernel = mount(Machine { min_cbm_bits: 3, ..Machine::default() }).unwrap();
     fs::write(kernel.path().join("schemata"), "L3:0=3\n").unwrap_err();
@@ -351,6 +355,12 @@ fn processors_belong_to_one_class() {
         matches!(&error, CacheError::Cpus { cpus, .. } if cpus == "99") && error.to_string().contains("online CPUs"),
         "{error}"
     );
+    // One that the kernel has no number for is another error number, and the same to us.
+    let error = cache.assign_cpus("a", &[5_000]).unwrap_err();
+    assert!(
+        matches!(&error, CacheError::Cpus { cpus, .. } if cpus == "5000") && error.to_string().contains("Bad CPU list"),
+        "{error}"
+    );
     // The root class gives processors to classes, and not to nobody.
     let error = cache.assign_cpus("", &[0]).unwrap_err();
     assert!(error.to_string().contains("default group"), "{error}");
@@ -396,7 +406,9 @@ fn a_host_may_have_only_a_part() {
     assert!(matches!(cache.make(&ClassSpec::new("a", 2)), Err(CacheError::NoWays { .. })));
     cache.watch("", "w", &[std::process::id()]).unwrap();
     assert!(cache.usage("", Some("w")).is_ok());
+    cache.watch("", "w", &[std::process::id()]).unwrap();
     drop(cache);
+    assert!(!kernel.path().join("mon_groups/w").exists(), "nothing is left");
     let kernel = mount(Machine { monitoring: None, ..Machine::default() }).unwrap();
     let mut cache = open(&kernel);
     cache.make(&ClassSpec::new("a", 2)).unwrap();
@@ -429,6 +441,155 @@ fn groups_of_a_manager_that_was_killed_are_removed() {
     assert_eq!((groups(&kernel), masks(&kernel, "")), (vec!["theirs".to_string()], all(0xf_ffff)));
     assert_eq!(cache.make(&ClassSpec::new("a", 18)).err().map(|e| e.to_string().contains("theirs")), Some(true));
     assert_eq!(cache.make(&ClassSpec::new("a", 17)).unwrap().masks, all(0x1_ffff));
+}
+
+/// A group of somebody else that shares ways 8 to 15 with nobody. For that, the root class has to be out of its way.
+fn theirs_alone(kernel: &StandIn) {
+    fs::create_dir(kernel.path().join("theirs")).unwrap();
+    fs::write(kernel.path().join("theirs/schemata"), "L3:0=ff00;2=ff00\n").unwrap();
+    fs::write(kernel.path().join("schemata"), "L3:0=f0000;2=f0000\n").unwrap();
+    fs::write(kernel.path().join("theirs/mode"), "exclusive\n").unwrap();
+}
+
+#[test]
+fn classes_are_released_beside_a_group_that_has_all_ways() {
+    let Some(kernel) = mount(Machine::default()) else { return };
+    let mut cache = open(&kernel);
+    cache.make(&ClassSpec::new("a", 4)).unwrap();
+    cache.make(&ClassSpec::new("b", 4)).unwrap();
+    // A new group has all ways, and shares them.
+    fs::create_dir(kernel.path().join("theirs")).unwrap();
+    cache.release("b").unwrap();
+    assert_eq!((masks(&kernel, "sluice-a"), masks(&kernel, "")), (all(0xf), all(0xf_fff0)));
+    assert!(matches!(cache.make(&ClassSpec::new("b", 4)), Err(CacheError::Foreign { .. })));
+    assert_eq!((masks(&kernel, "sluice-a"), masks(&kernel, "")), (all(0xf), all(0xf_fff0)));
+    cache.release("a").unwrap();
+    assert_eq!((groups(&kernel), masks(&kernel, "")), (vec!["theirs".to_string()], all(0xf_ffff)));
+    assert!(cache.classes().is_empty());
+}
+
+#[test]
+fn a_class_of_one_cache_does_not_care_who_has_the_other() {
+    let Some(kernel) = mount(Machine::default()) else { return };
+    let mut cache = open(&kernel);
+    fs::create_dir(kernel.path().join("theirs")).unwrap();
+    fs::write(kernel.path().join("theirs/schemata"), "L3:2=f0000\n").unwrap();
+    let spec = ClassSpec { domains: vec![2], ..ClassSpec::new("a", 4) };
+    assert_eq!(cache.make(&spec).unwrap().masks, BTreeMap::from([(2, 0xf)]));
+    assert_eq!(masks(&kernel, "")[&0], 0xf_ffff, "they share all of it, as before");
+}
+
+#[test]
+fn the_root_class_is_widened_as_far_as_a_group_that_shares_with_nobody_allows() {
+    let Some(kernel) = mount(Machine::default()) else { return };
+    let mut cache = open(&kernel);
+    cache.make(&ClassSpec::new("a", 4)).unwrap();
+    theirs_alone(&kernel);
+    cache.make(&ClassSpec::new("b", 4)).unwrap();
+    cache.release("a").unwrap();
+    assert_eq!((groups(&kernel), masks(&kernel, "")), (vec!["sluice-b".into(), "theirs".to_string()], all(0xf)));
+    drop(cache);
+    // The longer one of the two runs that are left.
+    assert_eq!((groups(&kernel), masks(&kernel, "")), (vec!["theirs".to_string()], all(0xff)));
+}
+
+#[test]
+fn what_was_left_is_swept_beside_a_group_that_shares_with_nobody() {
+    let Some(kernel) = mount(Machine::default()) else { return };
+    let mut before = open(&kernel);
+    before.make(&ClassSpec::new("a", 4)).unwrap();
+    theirs_alone(&kernel);
+    std::mem::forget(before);
+    let mut cache = open(&kernel);
+    assert_eq!(cache.sweep().unwrap(), ["sluice-a"]);
+    assert_eq!((groups(&kernel), masks(&kernel, "")), (vec!["theirs".to_string()], all(0xff)));
+    assert_eq!(cache.make(&ClassSpec::new("a", 4)).unwrap().masks, all(0xf));
+}
+
+#[test]
+fn a_tool_takes_over_the_class_that_a_run_before_it_has_left() {
+    let Some(kernel) = mount(Machine::default()) else { return };
+    let mut daemon = open(&kernel);
+    daemon.make(&ClassSpec::new("a", 4)).unwrap();
+    // As a tool leaves it that is killed.
+    fs::create_dir(kernel.path().join("sluice-profile")).unwrap();
+    fs::write(kernel.path().join("sluice-profile/schemata"), "L3:0=ff0;2=ff0\n").unwrap();
+    fs::write(kernel.path().join("schemata"), "L3:0=ff000;2=ff000\n").unwrap();
+    let mut tool = open(&kernel);
+    assert!(matches!(open(&kernel).take_over("a/b"), Err(CacheError::Name { .. })));
+    assert!(tool.take_over("profile").unwrap());
+    // The daemon's class stays, and keeps its ways alone.
+    assert_eq!((groups(&kernel), masks(&kernel, "")), (vec!["sluice-a".to_string()], all(0xf_fff0)));
+    let error = open(&kernel).take_over("profile").unwrap_err();
+    assert!(matches!(error, CacheError::Locked { .. }), "{error}");
+    assert_eq!(tool.make(&ClassSpec::new("profile", 8)).unwrap().masks, all(0xff0));
+    assert!(!tool.take_over("profile").unwrap(), "its own is not left");
+    drop(tool);
+    assert_eq!((groups(&kernel), masks(&kernel, "")), (vec!["sluice-a".to_string()], all(0xf_fff0)));
+    assert!(!open(&kernel).take_over("profile").unwrap());
+}
+
+#[test]
+fn a_starting_daemon_leaves_the_class_of_a_tool_that_runs() {
+    let Some(kernel) = mount(Machine::default()) else { return };
+    let mut tool = open(&kernel);
+    tool.take_over("profile").unwrap();
+    tool.make(&ClassSpec::new("profile", 8)).unwrap();
+    fs::create_dir(kernel.path().join("sluice-left")).unwrap();
+    fs::write(kernel.path().join("sluice-left/schemata"), "L3:0=f00;2=f00\n").unwrap();
+    let mut daemon = open(&kernel);
+    assert_eq!(daemon.sweep().unwrap(), ["sluice-left"]);
+    assert_eq!((groups(&kernel), masks(&kernel, "")), (vec!["sluice-profile".to_string()], all(0xf_ff00)));
+    tool.verify("profile").unwrap();
+    fs::remove_dir(kernel.path().join("sluice-profile")).unwrap();
+    assert!(matches!(tool.verify("profile"), Err(CacheError::Taken { .. })), "who has lost its class is told");
+    assert!(matches!(tool.verify("other"), Err(CacheError::Unknown { .. })));
+    drop(tool);
+    // Of one that was killed, nothing holds the lock.
+    fs::create_dir(kernel.path().join("sluice-profile")).unwrap();
+    assert_eq!(open(&kernel).sweep().unwrap(), ["sluice-profile"]);
+    assert_eq!((groups(&kernel), masks(&kernel, "")), (Vec::new(), all(0xf_ffff)));
+    // A sweep that is over keeps no tool out.
+    assert!(!open(&kernel).take_over("profile").unwrap());
+}
+
+#[test]
+fn ways_come_back_whoever_ends_first() {
+    let Some(kernel) = mount(Machine::default()) else { return };
+    for tool_first in [true, false] {
+        let mut tool = open(&kernel);
+        tool.take_over("profile").unwrap();
+        tool.make(&ClassSpec::new("profile", 8)).unwrap();
+        let mut daemon = open(&kernel);
+        assert_eq!(daemon.make(&ClassSpec::new("a", 4)).unwrap().masks, all(0xf00));
+        assert_eq!(masks(&kernel, ""), all(0xf_f000));
+        if tool_first {
+            drop(tool);
+            drop(daemon);
+        } else {
+            drop(daemon);
+            assert_eq!(masks(&kernel, ""), all(0xf_ff00));
+            drop(tool);
+        }
+        assert_eq!((groups(&kernel), masks(&kernel, "")), (Vec::new(), all(0xf_ffff)), "{tool_first}");
+    }
+}
+
+#[test]
+fn the_doctor_tells_classes_that_are_left() {
+    use sluice_cache::doctor::{Level, examine};
+    let Some(kernel) = mount(Machine::default()) else { return };
+    let system = tempfile::tempdir().unwrap();
+    let left = || examine(system.path(), kernel.path()).into_iter().find(|finding| finding.subject == "classes that are left");
+    assert_eq!(left(), None);
+    fs::create_dir(kernel.path().join("sluice-profile")).unwrap();
+    let found = left().unwrap();
+    assert!(found.level == Level::Wrong && found.what.contains("sluice-profile"), "{found:?}");
+    // A daemon that runs may have made it.
+    let daemon = system.path().join("proc/7");
+    fs::create_dir_all(&daemon).unwrap();
+    fs::write(daemon.join("comm"), "sluiced\n").unwrap();
+    assert_eq!(left(), None);
 }
 
 #[test]

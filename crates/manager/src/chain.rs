@@ -57,6 +57,12 @@ impl Counter {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
+    /// Makes it another value.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
     /// Its value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
@@ -141,6 +147,8 @@ impl Drop {
 pub struct ChainCounters {
     /// Packets let in.
     pub entered: Counter,
+    /// How many will have been let in when the next one is timed.
+    pub timed_at: Counter,
     /// Packets that left through a port.
     pub left: Counter,
     /// Packets dropped, by [`Drop`].

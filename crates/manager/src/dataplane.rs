@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -109,6 +109,27 @@ pub struct ThreadInfo {
     pub roles: Roles,
     /// Nanoseconds that it had packets to handle.
     pub busy_ns: u64,
+}
+
+/// What the packet threads are told last of all, and answer when they have done what they were told before.
+#[derive(Debug)]
+pub struct Fence {
+    answers: Receiver<()>,
+    left: usize,
+}
+
+impl Fence {
+    /// Whether all of them have answered, or have ended.
+    pub fn is_passed(&mut self) -> bool {
+        while self.left > 0 {
+            match self.answers.try_recv() {
+                Ok(()) => self.left -= 1,
+                Err(TryRecvError::Disconnected) => self.left = 0,
+                Err(TryRecvError::Empty) => return false,
+            }
+        }
+        true
+    }
 }
 
 /// Place among `threads` Rx threads of the one that a queue of a port goes to, see [`DataPlane::owners`].
@@ -234,7 +255,6 @@ impl DataPlane {
                 nf_down: Counter::default(),
                 none_idle: Counter::default(),
                 sample_every: manager.latency_sample,
-                sample_left: manager.latency_sample,
                 now_ns: 0,
                 trace: None,
                 backpressure: config.sched.backpressure,
@@ -520,6 +540,13 @@ impl DataPlane {
     /// [`PlaneError::Silent`].
     pub fn meet(&self) -> Result<(), PlaneError> {
         self.ask_all(Command::Meet).map(drop)
+    }
+
+    /// The same for one who does not wait.
+    pub fn fence(&self) -> Fence {
+        let (to, answers) = channel();
+        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Meet(to.clone())));
+        Fence { answers, left: self.links.len() }
     }
 
     /// Whether two NFs are drained by one thread.

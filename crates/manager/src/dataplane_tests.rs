@@ -18,12 +18,16 @@ use crate::nf::handle::Sentence;
 #[derive(Clone, Default)]
 struct Wire {
     to_read: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// Reads that have begun, and those that are over.
+    reads: Arc<[AtomicU64; 2]>,
     written: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl PortQueue for Wire {
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        self.reads[0].fetch_add(1, Ordering::Relaxed);
         let mut waiting = self.to_read.lock().unwrap();
+        self.reads[1].fetch_add(1, Ordering::Relaxed);
         let n = waiting.len().min(out.len());
         let mut fresh = vec![0; n];
         let n = frames.alloc(&mut fresh);
@@ -436,4 +440,23 @@ fn what_a_successor_returns_waits_for_the_last_packet_of_the_one_before() {
     assert_eq!(*rig.wire.written.lock().unwrap(), (0..8).map(|i| udp(1, i)).collect::<Vec<_>>());
     wait_for("all frames", || rig.is_empty());
     assert!(!rig.handles[1].is_behind.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a_thread_passes_a_fence_when_it_has_sent_what_it_had_decided_before() {
+    let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
+    let wire = rig.wire.clone();
+    let mut to_read = wire.to_read.lock().unwrap();
+    wait_for("a read that waits", || wire.reads[0].load(Ordering::Relaxed) > wire.reads[1].load(Ordering::Relaxed));
+    rig.tables.services[0].clear();
+    rig.publish();
+    let mut fence = rig.plane.fence();
+    assert!(!fence.is_passed(), "the thread reads with the old tables");
+    to_read.push(udp(1, 0));
+    drop(to_read);
+    wait_for("the thread", || fence.is_passed());
+    assert_eq!(rig.handles[0].in_flight.load(Ordering::Relaxed), 1);
+    assert!(fence.is_passed(), "and remains so");
+    rig.plane.stop();
+    assert!(rig.plane.fence().is_passed(), "nobody is left to wait for");
 }

@@ -4,6 +4,7 @@
 
 pub mod config;
 
+pub mod file;
 pub mod frame;
 pub mod port;
 

@@ -30,7 +30,7 @@ use crate::config::model::{Idle, Overload, Sched};
 use crate::controller::load::Loads;
 use crate::director::{Asked, Director, Env, PoolTable, Wanted};
 use crate::foreign;
-use crate::forward::{Drain, NfEnd, Plane, TX_BUFFER, TraceRequest, TxBuffer, judge};
+use crate::forward::{Drain, Plane, TX_BUFFER, TraceRequest, judge};
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::succession::Succession;
@@ -38,11 +38,12 @@ use crate::port::PortQueue;
 use crate::pressure::Throttling;
 use crate::workflow::CoreSchedule;
 
+mod command;
 mod drain;
 mod entry;
 
 use drain::{MOST_LOOKED_AT, Place};
-use entry::{classify, direct, gather, generation, is_urgent, refuse, turn_away, urgent_of, wait};
+use entry::{Groups, classify, direct, gather, generation, is_urgent, read, refuse, traceable_of, turn_away, urgent_of, wait};
 
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
@@ -66,6 +67,8 @@ const NAP_PART: u64 = 20;
 const WINDOW_NS: u64 = 80_000;
 /// Flow table entries looked at for ageing in each duty.
 const AGE_BUDGET: usize = 64;
+/// Most bursts that are read before packets are let in.
+const MOST_BURSTS: usize = 8;
 /// Rounds that a port is left alone after a burst of which nothing was let in: under overload the time goes to packets inside.
 const MAX_BACKOFF: u32 = 32;
 
@@ -128,6 +131,35 @@ pub struct QueueCounters {
     pub entry_drops: Counter,
 }
 
+/// Packets that are read at most before they are let in.
+const VECTOR: usize = MOST_BURSTS * BURST;
+
+/// Packets of a port queue, with what was found about each.
+struct Batch {
+    packets: [Packet; VECTOR],
+    paths: [u32; VECTOR],
+    /// Flags of their descriptors.
+    flags: [u8; VECTOR],
+    /// TCP flags, where a director or a waker wants to know.
+    tcp: [u8; VECTOR],
+    traceable: [bool; VECTOR],
+    /// As which of them it came.
+    came: [u8; VECTOR],
+}
+
+impl Default for Batch {
+    fn default() -> Self {
+        Self {
+            packets: [Packet::default(); VECTOR],
+            paths: [0; VECTOR],
+            flags: [0; VECTOR],
+            tcp: [0; VECTOR],
+            traceable: [false; VECTOR],
+            came: [0; VECTOR],
+        }
+    }
+}
+
 /// A port queue with its thread.
 pub struct OwnedQueue {
     /// Number of the port.
@@ -137,23 +169,24 @@ pub struct OwnedQueue {
     /// Its counters.
     pub counters: Arc<QueueCounters>,
     waits: bool,
-    packets: [Packet; BURST],
-    paths: [u32; BURST],
-    flags: [u8; BURST],
-    /// TCP flags, where a director or a waker wants to know.
-    tcp: [u8; BURST],
-    /// A bit for each packet that NFs are woken for at once.
-    urgent: u32,
-    /// Keys of the packets whose path is [`chain::WAIT`].
-    waiting: [(FlowKey, Wanted); BURST],
-    /// A bit for each packet that the trace that goes on is about; all if it is about all rules.
-    traceable: u32,
-    /// Copies of the first bytes of the packets.
+    batch: Box<Batch>,
+    /// What gathered packets are put into.
+    spare: Box<Batch>,
+    groups: Box<Groups>,
+    /// Whether there is a packet that NFs are woken for at once.
+    has_urgent: bool,
+    /// Keys of the packets whose path is [`chain::WAIT`], by where they came.
+    waiting: Box<[(FlowKey, Wanted); VECTOR]>,
+    /// Whether the trace that goes on is about packets of one rule: those that are [`Batch::traceable`].
+    traces_rule: bool,
+    /// Copies of the first bytes of the packets of a burst.
     headers: [[u8; SHORT]; BURST],
-    /// Packets of the last burst that still have to be let in: `from..to`.
+    /// Packets that were read last and still have to be let in: `from..to`.
     from: usize,
     to: usize,
-    /// Bursts that are not gathered, because the last one was not worth it.
+    /// How many bursts are read before packets are let in.
+    bursts: usize,
+    /// Reads that are not gathered, because the last one was not worth it.
     ungathered: u32,
     /// Generation of the tables that decided the paths of the packets held, and what [`Director::moved`] was.
     generation: u32,
@@ -170,16 +203,16 @@ impl OwnedQueue {
             queue,
             counters,
             waits: overload == Overload::Wait,
-            packets: [Packet::default(); BURST],
-            paths: [0; BURST],
-            flags: [0; BURST],
-            tcp: [0; BURST],
-            urgent: 0,
-            waiting: [Default::default(); BURST],
-            traceable: u32::MAX,
+            batch: Box::default(),
+            spare: Box::default(),
+            groups: Box::default(),
+            has_urgent: false,
+            waiting: Box::new([Default::default(); VECTOR]),
+            traces_rule: false,
             headers: [[0; SHORT]; BURST],
             from: 0,
             to: 0,
+            bursts: 1,
             ungathered: 0,
             generation: 0,
             moved: 0,
@@ -497,7 +530,7 @@ impl Worker {
         (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
     }
 
-    /// Takes a burst from a port queue, or what is left of the last one, and lets in what there is room for.
+    /// Takes packets from a port queue, or what is left of the last ones, and lets in what there is room for.
     #[inline]
     fn receive(&mut self, index: usize) -> usize {
         let WorkerSetup { plane, classifier, registry, director, clock, .. } = &mut self.setup;
@@ -507,20 +540,15 @@ impl Worker {
                 owned.skip -= 1;
                 return 0;
             }
-            let n = owned.queue.rx_burst(&mut owned.packets, &mut plane.frames, plane.now_ns);
-            if n == 0 {
+            if !read(classifier, registry, plane, director, clock, owned) {
                 return 0;
             }
-            owned.counters.rx_packets.add(n as u64);
-            owned.counters.rx_bytes.add(owned.packets[..n].iter().map(|p| u64::from(p.len)).sum());
-            (owned.from, owned.to) = (0, n);
-            classify(classifier, registry, plane, director, clock, owned, false);
         } else if owned.generation != generation(plane, director) || owned.moved != director.moved() {
-            classify(classifier, registry, plane, director, clock, owned, true);
+            classify(classifier, registry, plane, director, clock, owned);
         }
         if owned.moved != director.moved() {
-            // A packet of this burst has ended a connection that packets before it still went to.
-            classify(classifier, registry, plane, director, clock, owned, true);
+            // A packet has ended a connection that packets before it still went to.
+            classify(classifier, registry, plane, director, clock, owned);
         }
         if !owned.waits {
             gather(owned);
@@ -529,9 +557,10 @@ impl Worker {
         let mut let_in = 0;
         while owned.from < owned.to {
             let first = owned.from;
-            let number = owned.paths[first];
+            let number = owned.batch.paths[first];
+            let most = owned.to.min(first + BURST);
             let mut end = first + 1;
-            while end < owned.to && owned.paths[end] == number {
+            while end < most && owned.batch.paths[end] == number {
                 end += 1;
             }
             let Some(path) = registry.get(number) else {
@@ -550,8 +579,9 @@ impl Worker {
             let within = path.chain.police.as_ref().map_or(end - first, |bucket| bucket.take(plane.now_ns, end - first));
             let m = plane.admit(path, within);
             if m > 0 {
-                let (traceable, urgent) = (owned.traceable >> first, urgent_of(owned.urgent, first, m));
-                plane.enter(path, number, &owned.packets[first..first + m], &owned.flags[first..first + m], traceable, urgent);
+                let (traceable, urgent) = (traceable_of(owned, first, m), urgent_of(owned, first, m));
+                let Batch { packets, flags, .. } = &*owned.batch;
+                plane.enter(path, number, &packets[first..first + m], &flags[first..first + m], traceable, urgent);
                 let_in += m;
             }
             owned.from += m;
@@ -747,153 +777,6 @@ impl Worker {
         }
     }
 
-    /// Carries out what was asked. False: stop.
-    #[cold]
-    fn obey(&mut self) -> bool {
-        while let Ok(command) = self.setup.commands.try_recv() {
-            match command {
-                Command::Tables(tables) => self.use_tables(tables),
-                Command::Advice(advice) => {
-                    self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
-                    asker::follow(&mut self.setup.plane, &self.setup.registry, advice);
-                }
-                Command::Release(buffer, answer) => {
-                    asker::release(&mut self.setup.plane, &self.setup.registry, buffer, answer);
-                }
-                Command::Inject(ingress, answer, bytes) => {
-                    asker::inject(&mut self.setup.plane, &self.setup.registry, ingress, answer, &bytes);
-                }
-                Command::Attach(handle, producer, consumer, done) => {
-                    let number = handle.number as usize;
-                    let plane = &mut self.setup.plane;
-                    if plane.nfs.len() <= number {
-                        plane.nfs.resize_with(number + 1, || None);
-                        plane.in_flight.resize(number + 1, None);
-                    }
-                    plane.in_flight[number] = Some(handle.in_flight.clone());
-                    // Members of pools come without new tables.
-                    handle.place(&plane.tables.depths(), plane.tables.downstream_first);
-                    if let Some(wakeup) = handle.wakeup {
-                        plane.timers.make_room(handle.number, wakeup.timer_ns);
-                    }
-                    plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
-                    self.drains.extend(consumer.map(|consumer| Drain::new(handle, consumer)));
-                    if let Some(progress) = self.progress.get_mut(number) {
-                        *progress = Progress { returned: 0, since_ns: plane.now_ns, turns: 0 };
-                    }
-                    self.arrange();
-                    let _ = done.send(());
-                }
-                Command::Feed(hop, done) => {
-                    self.foreign.push(*hop);
-                    let _ = done.send(());
-                }
-                Command::Unfeed(number, done) => {
-                    let mut hop = self.foreign.extract_if(.., |hop| hop.number() == number).next();
-                    if let Some(hop) = &mut hop {
-                        hop.leave(&mut self.setup.plane);
-                    }
-                    let _ = done.send(hop.map(Box::new));
-                }
-                Command::Detach(number, done) => {
-                    if let Some(Some(end)) = self.setup.plane.nfs.get_mut(number as usize) {
-                        end.producer = None;
-                    }
-                    let _ = done.send(());
-                }
-                Command::Reclaim(number, done) => {
-                    let mut taken = 0;
-                    for mut drain in self.drains.extract_if(.., |d| d.handle.number == number) {
-                        taken += self.setup.plane.reclaim(&self.setup.registry, &mut drain);
-                    }
-                    self.forget(number);
-                    let _ = done.send(taken);
-                }
-                Command::Follow(number, succession, done) => {
-                    if let Some(drain) = self.drains.iter_mut().find(|drain| drain.handle.number == number) {
-                        drain.handle.is_behind.store(true, Ordering::Relaxed);
-                        drain.behind = Some(succession);
-                    }
-                    let _ = done.send(());
-                }
-                Command::Meet(done) => {
-                    let _ = done.send(());
-                }
-                Command::Forget(number, done) => {
-                    self.forget(number);
-                    let _ = done.send(());
-                }
-                Command::AddQueue(owned, done) => {
-                    self.queues.push(*owned);
-                    let _ = done.send(());
-                }
-                Command::OpenPort(port, waits) => {
-                    let out = &mut self.setup.plane.out;
-                    if out.len() <= port as usize {
-                        out.resize_with(port as usize + 1, TxBuffer::default);
-                    }
-                    out[port as usize] = TxBuffer { packets: Vec::with_capacity(TX_BUFFER), waits, open: true };
-                }
-                Command::ClosePort(port, done) => {
-                    if let Some(buffer) = self.setup.plane.out.get_mut(port as usize) {
-                        buffer.open = false;
-                    }
-                    self.closing.push(Closing { port, until_ns: self.setup.plane.now_ns + CLOSE_NS, done });
-                    self.finish_closing();
-                }
-                Command::Free(frames) => frames.into_iter().for_each(|frame| self.setup.plane.discard(frame)),
-                Command::Pool(table) => {
-                    let WorkerSetup { plane, classifier, director, roles, .. } = &mut self.setup;
-                    if roles.rx {
-                        director.use_pool(&table, &plane.nfs, classifier.table());
-                    }
-                }
-                Command::Dismiss(service, n) => self.setup.director.dismiss(service, n),
-                Command::StartRx => self.rx_stopped = false,
-                Command::StopRx(done) => {
-                    self.rx_stopped = true;
-                    asker::let_go(&mut self.setup.plane);
-                    let pooled = self.setup.plane.asker.as_mut().map_or(Vec::new(), |asker| asker.take_pooled());
-                    for (packet, ..) in pooled {
-                        self.setup.plane.none_idle.add(1);
-                        self.setup.plane.discard(packet.frame);
-                    }
-                    while let Some(waiting) = self.setup.director.take_waiting() {
-                        self.setup.plane.none_idle.add(1);
-                        self.setup.plane.discard(waiting.packet.frame);
-                    }
-                    for owned in &mut self.queues {
-                        owned.counters.entry_drops.add((owned.to - owned.from) as u64);
-                        for packet in &owned.packets[owned.from..owned.to] {
-                            self.setup.plane.discard(packet.frame);
-                        }
-                        owned.from = owned.to;
-                    }
-                    let _ = done.send(());
-                }
-                Command::Schedule(schedule, done) => {
-                    self.schedules.push(*schedule);
-                    let _ = done.send(());
-                }
-                Command::Lend(core, to) => {
-                    let at = self.schedules.iter().position(|schedule| schedule.core() == core);
-                    let _ = to.send(at.map(|at| Box::new(self.schedules.swap_remove(at))));
-                }
-                Command::Trace(trace) => self.setup.plane.trace = trace,
-                Command::Snapshot(to) => {
-                    let _ = to.send(self.snapshot());
-                }
-                Command::Stop => {
-                    let ports: Vec<u16> = self.queues.iter().map(|q| q.port).collect();
-                    ports.into_iter().for_each(|port| drop(self.close(port)));
-                    self.setup.plane.frames.release();
-                    return false;
-                }
-            }
-        }
-        true
-    }
-
     fn use_tables(&mut self, tables: Arc<Tables>) {
         let depths = tables.depths();
         self.setup.plane.nfs.iter().flatten().for_each(|end| end.handle.place(&depths, tables.downstream_first));
@@ -961,7 +844,7 @@ impl Worker {
         let mut queues = Vec::new();
         for owned in self.queues.extract_if(.., |q| q.port == port) {
             owned.counters.entry_drops.add((owned.to - owned.from) as u64);
-            for packet in &owned.packets[owned.from..owned.to] {
+            for packet in &owned.batch.packets[owned.from..owned.to] {
                 plane.table.set(packet.frame, 0);
                 plane.frames.free(packet.frame);
             }

@@ -411,7 +411,20 @@ fn a_placement_is_sent_told_and_withdrawn() {
         daemon.fails(1, &["slo", "--plan", at, "apply", "--server", "s1"]).contains("the plan has no server \"s1\"; it has s0")
     );
     assert_eq!(daemon.client().placement().unwrap().server.name, "s0");
-    assert!(daemon.fails(1, &["slo", "show", "acme", "--live"]).contains("no SLO \"acme\" is placed here; there are: none"));
+    // An SLO on demand needs no profile; what the daemon adds for it stays when the plan is applied again.
+    let web = plan.path().join("web.toml");
+    let footprint = "footprint = { cores = 1, memory_mib = 1 }";
+    let promise = "promise = { on_demand = { latency_us = 80, cap = { instances = 4 } } }";
+    std::fs::write(&web, format!("name = \"web\"\nworkload = {{ nf = \"fw\" }}\n{footprint}\n{promise}\n")).unwrap();
+    daemon.ok(&["slo", "--plan", at, "add", web.to_str().unwrap()]);
+    daemon.ok(&["slo", "--plan", at, "apply"]);
+    let mut more = daemon.client().placement().unwrap();
+    let first = more.server.instances[0].clone();
+    more.server.instances.push(sluice_slo::placement::Instance { number: 1, cores: vec![2], ..first });
+    daemon.client().place(&more).unwrap();
+    daemon.ok(&["slo", "--plan", at, "apply"]);
+    assert_eq!(daemon.client().placement().unwrap(), more);
+    assert!(daemon.fails(1, &["slo", "show", "acme", "--live"]).contains("no SLO \"acme\" is placed here; there are: web"));
     assert_eq!(daemon.ok(&["slo", "withdraw"]), "nothing to change\n");
     assert!(daemon.client().placement().is_err());
 }

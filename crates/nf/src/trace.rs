@@ -7,7 +7,7 @@
 //! # Approach
 //! - With `SLUICE_TRACE` set, an NF that was built with the feature `trace` attaches to nobody: its handler is made by its own `main`, with its
 //!   own arguments, and run in the [`harness`](crate::harness). All flows once, then packets to warm up, then those that count. The value is
-//!   `packets=N,warm_up=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N,l1=NxN,input=0|1,output=0|1`; what is left out has a default.
+//!   `packets=N,warm_up=N,accesses=N,flows=N,zipf=S,bytes=N,spread=0|1,seed=N,l1=NxN,input=0|1,output=0|1`; what is left out has a default.
 //! - The compiler's coverage pass calls a function at each load and store (scripts/trace-nf has the flags). Without the flags nobody calls them,
 //!   and the same program runs under other tools, on the same packets.
 //! - A first cache of `l1=SETSxWAYS` stands here already, least recently used replaced: what it holds goes no further, which leaves a
@@ -16,6 +16,8 @@
 //!   the uppermost bit for a store. Of an access over two lines each that is not held has a record, as of one byte. With no size it is a
 //!   mark, and in place of the address the number of accesses until then, those included that were left out. The first mark ends the
 //!   warm-up, the second the trace.
+//! - `accesses=N` ends the trace with the burst in which so many have been made since the first mark, and the warm-up with a tenth of them: an NF
+//!   that makes thousands for a packet tells as much with fewer packets. A third mark then has, for its number, the packets that count.
 //! - NFs of a chain hand packets on: `input=1` takes them from standard input instead, `output=1` writes those that go on ([`relay`]).
 //! - The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion.
 //!
@@ -48,6 +50,9 @@ const RECORDS: usize = 8_192;
 
 /// The harness's clock before the first burst.
 const START_NS: u64 = 1_000_000_000;
+
+/// The part of the accesses that are enough after which a warm-up is too.
+const WARM_UP_PART: u64 = 10;
 
 /// Most lines that the first cache has.
 const MOST_LINES: usize = 4_096;
@@ -205,6 +210,8 @@ called! {
 pub(crate) struct Traffic {
     packets: u64,
     warm_up: u64,
+    /// Accesses that are enough, if there is such a number.
+    accesses: Option<u64>,
     flows: u32,
     /// Exponent; none is every flow as often as the others.
     zipf: Option<f64>,
@@ -225,6 +232,7 @@ impl Traffic {
         let mut found = Self {
             packets: 100_000,
             warm_up: 0,
+            accesses: None,
             flows: 1_000,
             zipf: None,
             bytes: 60,
@@ -240,6 +248,7 @@ impl Traffic {
             match (key, number) {
                 ("packets", Ok(n)) => found.packets = n,
                 ("warm_up", Ok(n)) => found.warm_up = n,
+                ("accesses", Ok(n)) if n > 0 => found.accesses = Some(n),
                 ("flows", Ok(n)) if (1..=1 << 24).contains(&n) => found.flows = n as u32,
                 ("bytes", Ok(n)) if (60..=1_514).contains(&n) => found.bytes = n as usize,
                 ("spread", Ok(n)) if n <= 1 => found.spread = n == 1,
@@ -264,7 +273,7 @@ impl Traffic {
                 }
                 _ => {
                     return Err(format!(
-                        "SLUICE_TRACE: \"{part}\" is not understood; write packets, warm_up, flows (up to 16777216), zipf, bytes (60 to 1514), \
+                        "SLUICE_TRACE: \"{part}\" is not understood; write packets, warm_up, accesses, flows (up to 16777216), zipf, bytes (60 to 1514), \
                          spread (0 or 1), seed, l1, input (0 or 1) or output (0 or 1), each with = and a number"
                     ));
                 }
@@ -397,8 +406,13 @@ pub(crate) fn run<H: Handler>(
     }
     let maker = Maker::new(traffic.bytes, traffic.spread);
     let mut packets = vec![maker.whole.clone(); BURST];
-    let mut send = |count: u64, next: &mut dyn FnMut(u64) -> u32| {
+    // Until there have been so many accesses. Says how many packets there were.
+    let mut send = |count: u64, accesses: Option<u64>, next: &mut dyn FnMut(u64) -> u32| {
+        let last = accesses.map_or(u64::MAX, |accesses| ACCESSES.load(Relaxed) + accesses);
         for first in (0..count).step_by(BURST) {
+            if ACCESSES.load(Relaxed) >= last {
+                return first;
+            }
             let n = (count - first).min(BURST as u64) as usize;
             for (i, packet) in packets[..n].iter_mut().enumerate() {
                 maker.write(packet, next(first + i as u64));
@@ -411,12 +425,16 @@ pub(crate) fn run<H: Handler>(
                 hand_on(&harness, &back);
             }
         }
+        count
     };
-    send(u64::from(traffic.flows), &mut |i| i as u32);
-    send(traffic.warm_up, &mut |_| draw.flow());
-    mark();
-    send(traffic.packets, &mut |_| draw.flow());
-    mark();
+    send(u64::from(traffic.flows), None, &mut |i| i as u32);
+    send(traffic.warm_up, traffic.accesses.map(|accesses| accesses / WARM_UP_PART), &mut |_| draw.flow());
+    mark(ACCESSES.load(Relaxed));
+    let sent = send(traffic.packets, traffic.accesses, &mut |_| draw.flow());
+    mark(ACCESSES.load(Relaxed));
+    if traffic.accesses.is_some() {
+        mark(sent);
+    }
     write_out();
     // What the handler would say when it is dropped would be taken for records.
     std::mem::forget(harness);
@@ -431,7 +449,7 @@ fn given<H: Handler>(harness: &mut Harness<H>, output: bool) -> Result<(), NfErr
     while let Some(parts) = relay::read(&mut input).map_err(lost)? {
         for part in parts {
             match part {
-                Part::Mark => mark(),
+                Part::Mark => mark(ACCESSES.load(Relaxed)),
                 Part::Burst(packets) => {
                     now_ns += 1_000;
                     harness.set_now(now_ns);
@@ -457,9 +475,9 @@ fn hand_on<H: Handler>(harness: &Harness<H>, back: &[Descriptor]) {
     FOLLOWING.store(false, Relaxed);
 }
 
-/// A mark, with the accesses until then.
-fn mark() {
-    put(ACCESSES.load(Relaxed));
+/// A mark, with the accesses until then; the third with the packets that count.
+fn mark(number: u64) {
+    put(number & ADDRESS);
     // What follows is not the handler.
     FOLLOWING.store(false, Relaxed);
 }
@@ -482,14 +500,36 @@ mod tests {
 
     #[test]
     fn words_are_read_and_wrong_ones_told() {
-        let found = Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,l1=64x12,output=1").unwrap();
+        let found =
+            Traffic::parse("packets=5,flows=3,zipf=1.1,bytes=1514,spread=1,seed=9,warm_up=2,accesses=7,l1=64x12,output=1").unwrap();
         let (l1, input, output) = ((64, 12), false, true);
-        let wanted =
-            Traffic { packets: 5, warm_up: 2, flows: 3, zipf: Some(1.1), bytes: 1_514, spread: true, seed: 9, l1, input, output };
+        let wanted = Traffic {
+            packets: 5,
+            warm_up: 2,
+            accesses: Some(7),
+            flows: 3,
+            zipf: Some(1.1),
+            bytes: 1_514,
+            spread: true,
+            seed: 9,
+            l1,
+            input,
+            output,
+        };
         assert_eq!(found, wanted);
-        for wrong in
-            ["flows=0", "zipf=0", "zipf=x", "bytes=59", "spread=2", "colour=1", "packets", "l1=48x8", "l1=64x0", "l1=4096x2"]
-        {
+        for wrong in [
+            "flows=0",
+            "accesses=0",
+            "zipf=0",
+            "zipf=x",
+            "bytes=59",
+            "spread=2",
+            "colour=1",
+            "packets",
+            "l1=48x8",
+            "l1=64x0",
+            "l1=4096x2",
+        ] {
             assert!(Traffic::parse(wrong).unwrap_err().starts_with("SLUICE_TRACE"), "{wrong}");
         }
     }

@@ -14,7 +14,7 @@ fn main() -> Result<(), CompareError> {
                 println!("{} {seed}", mix.name());
                 for one in placement(mix, 200, seed, &shape, Duration::from_secs(60))? {
                     println!(
-                        "  {:14} {:4} servers {:4} violated {:8.3} s {:?}",
+                        "  {:16} {:4} servers {:4} violated {:8.3} s {:?}",
                         one.name, one.servers, one.violations, one.solve_s, one.bound
                     );
                 }

@@ -89,11 +89,11 @@ pub fn admit(placement: &mut Placement, slo: &Slo, profile: &Profile) -> Result<
 pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Result<Vec<(usize, Instance)>, Refusal>> {
     let shape_of =
         |profile: &Profile| placement.servers.iter().map(|server| &server.shape).find(|shape| shape.cpu == profile.key.cpu);
-    let takes = |(slo, profile): &(&Slo, &Profile)| {
-        shape_of(profile).and_then(|shape| Some(largest(&Demand::of(slo, profile, shape).ok()?, shape))).unwrap_or(0.0)
+    let takes_of = |(slo, profile): &(&Slo, &Profile)| {
+        shape_of(profile).and_then(|shape| Some(takes(&Demand::of(slo, profile, shape).ok()?, shape))).unwrap_or_default()
     };
-    let mut order: Vec<(usize, f64)> = slos.iter().map(takes).enumerate().collect();
-    order.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut order: Vec<(usize, (f64, f64))> = slos.iter().map(takes_of).enumerate().collect();
+    order.sort_by(|(_, a), (_, b)| b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)));
     let mut results: Vec<_> = slos.iter().map(|_| None).collect();
     for (i, _) in order {
         results[i] = Some(admit(placement, slos[i].0, slos[i].1));
@@ -101,11 +101,11 @@ pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Re
     results.into_iter().flatten().collect()
 }
 
-/// How hard a demand is to place: the largest part of a server that one of its instances takes.
-fn largest(demand: &Demand, shape: &ServerShape) -> f64 {
-    let (_, recipe) = demand.cheapest(&prices(demand, shape, 1.0));
+/// How hard a demand is to place: the largest part of a server that one of its instances takes, and what all of them take.
+fn takes(demand: &Demand, shape: &ServerShape) -> (f64, f64) {
+    let (all, recipe) = demand.cheapest(&prices(demand, shape, 1.0));
     let ways = recipe.iter().max().map_or(0.0, |size| f64::from(*size) / f64::from(shape.ways()));
-    ways.max(f64::from(demand.counted_cores) / f64::from(shape.cores))
+    (ways.max(f64::from(demand.counted_cores) / f64::from(shape.cores)), all)
 }
 
 /// What each size costs: a part of a server's cores, and of its ways at `way` times their part.
@@ -239,7 +239,9 @@ impl Floor {
     /// The smallest throughput that an instance may be given a share for.
     fn smallest(&self, profile: &Profile, shape: &ServerShape) -> f64 {
         let shared = profile.shared_pps();
-        if shared > 0.0 { shared } else { profile.throughput_pps(shape.min_ways).max(f64::MIN_POSITIVE) }
+        // Fewer ways than were measured carry nothing.
+        let least = || (shape.min_ways..=shape.ways()).map(|ways| profile.throughput_pps(ways)).find(|pps| *pps > 0.0);
+        if shared > 0.0 { shared } else { least().unwrap_or(f64::MIN_POSITIVE) }
     }
 }
 

@@ -162,13 +162,14 @@ fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &
     })
 }
 
-/// Packets per second within the latency, where throughput is so much.
+/// Packets per second within the latency by the profile, where throughput is so much.
 fn carries(one: &Asked<'_>, throughput: f64, promised: f64, latency_us: f64) -> f64 {
     let best = Behaviour::throughput_pps(one.profile, f64::from(one.profile.best_ways));
     promised * one.profile.load_part(throughput / best, latency_us)
 }
 
-/// SLOs of which an instance is given more than it carries in truth.
+/// SLOs of which an instance is given more than it carries within its latency, in truth: throughput and latency are those of what the NF is
+/// like, not those of a profile. A hundredth too much is none.
 pub fn violations(floor: &Floor, asked: &[Asked<'_>], shape: &ServerShape, cache: Cache) -> Vec<usize> {
     let mut violated = std::collections::BTreeSet::new();
     for server in floor.iter().filter(|server| !server.is_empty()) {
@@ -185,8 +186,7 @@ pub fn violations(floor: &Floor, asked: &[Asked<'_>], shape: &ServerShape, cache
         };
         for (put, held) in server.iter().zip(held) {
             let one = &asked[put.slo];
-            let throughput = one.truth.throughput_pps(held);
-            if carries(one, throughput, throughput, one.latency_us) < put.load_pps * (1.0 - VIOLATED) {
+            if one.truth.carries_pps(held, one.latency_us) < put.load_pps * (1.0 - VIOLATED) {
                 violated.insert(put.slo);
             }
         }

@@ -1,5 +1,6 @@
 //! What experiments and tests run: one set of SLOs placed in every way, and the optimiser on sets of any size.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use crate::admission;
@@ -8,8 +9,10 @@ use crate::demand::{Demand, Recipe};
 use crate::optimiser::partition::{PART, solve_in_parts};
 use crate::optimiser::{IS_BUILT, OptimiserError, assign, solve};
 use crate::packing;
-use crate::placement::{Placement, ServerShape};
+use crate::placement::{Instance, Placement, ServerShape};
+use crate::profile::Profile;
 use crate::samples::{Mix, OnServer, Set, set};
+use crate::slo::Slo;
 
 /// What came of one way of placing.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,8 +64,48 @@ fn with_classes(demands: &[Demand], recipes: &[Recipe]) -> Floor {
     instances.collect()
 }
 
-/// Places a set of SLOs in every way, and looks what would come of it. The optimum is the last one, and left out if this build has no
-/// solver ([`IS_BUILT`]).
+/// The SLOs of a set, each with its profile.
+fn with_profiles(set: &Set) -> Vec<(&Slo, &Profile)> {
+    set.samples.iter().map(|sample| (&sample.slo, &set.profiles[sample.profile])).collect()
+}
+
+/// In what order SLOs are admitted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    /// As they come.
+    Arrival,
+    /// Those that take most first: all must be known.
+    Sorted,
+}
+
+/// Admits all SLOs, each to where there is room for it, without moving any; on no more than so many servers.
+fn admitted(slos: &[(&Slo, &Profile)], order: Order, servers: usize, shape: &ServerShape) -> Result<Placement, CompareError> {
+    let mut placement = Placement::empty(servers, shape);
+    let results = match order {
+        Order::Arrival => slos.iter().map(|(slo, profile)| admission::admit(&mut placement, slo, profile)).collect(),
+        Order::Sorted => admission::admit_all(&mut placement, slos),
+    };
+    for (result, (slo, _)) in results.into_iter().zip(slos) {
+        result.map_err(|refusal| CompareError::Refused(format!("\"{}\" is not admitted: {refusal}", slo.name)))?;
+    }
+    placement.check().map_err(|e| CompareError::Refused(e.to_string()))?;
+    Ok(placement)
+}
+
+/// The servers of a placement that are in use, as the model of contention wants them.
+fn in_use(placement: &Placement, slos: &[(&Slo, &Profile)]) -> Floor {
+    let places: BTreeMap<&str, usize> = slos.iter().enumerate().map(|(i, (slo, _))| (slo.name.as_str(), i)).collect();
+    let put = |instance: &Instance| {
+        let slo = *places.get(instance.slo.as_str())?;
+        Some(Put { slo, load_pps: instance.load_pps, ways: Some(instance.ways) })
+    };
+    let used = placement.servers.iter().filter(|server| !server.instances.is_empty());
+    used.map(|server| server.instances.iter().filter_map(put).collect()).collect()
+}
+
+/// Places a set of SLOs in every way, and looks what would come of it. *Admission* is what tenants meet: one SLO after the other, as they
+/// come, and nobody is moved; *admission/sorted* has all of them beforehand and takes the largest first; *greedy* packs all at once. The
+/// optimum is the last one, and left out if this build has no solver ([`IS_BUILT`]).
 ///
 /// # Errors
 /// [`CompareError`].
@@ -101,6 +144,13 @@ pub fn placement(mix: Mix, slos: usize, seed: u64, shape: &ServerShape, limit: D
     add("agnostic/even", Cache::Even, &mut || plain(agnostic(&asked, shape)))?;
     add("elastic", Cache::Shared, &mut || plain(elastic(&asked, shape)))?;
     add("prediction", Cache::Shared, &mut || plain(predicted(&asked, shape)))?;
+    for (name, order) in [("admission", Order::Arrival), ("admission/sorted", Order::Sorted)] {
+        add(name, Cache::Classes, &mut || {
+            let slos = with_profiles(&set);
+            let placed = admitted(&slos, order, slos.len(), shape)?;
+            Ok((in_use(&placed, &slos), placed.used(), None))
+        })?;
+    }
     add("greedy", Cache::Classes, &mut || {
         let packed = packing::pack(&demands, shape).map_err(CompareError::Refused)?;
         Ok((with_classes(&demands, &packed.recipes), packed.patterns.len(), None))
@@ -149,17 +199,22 @@ pub fn optimum(slos: usize, in_parts: bool, seed: u64, shape: &ServerShape, limi
     Ok(Run { servers: solution.servers(), bound: solution.bound, greedy, solve_s, greedy_s })
 }
 
-/// Time in seconds that the admission of one SLO takes, each of `tries`, beside `slos` others on as many servers as those take: the last
-/// ones are refused, and what would fit is searched for.
+/// Time in seconds that the admission of one SLO takes, each of `tries`, beside `slos` others on as many servers as those take and two more:
+/// the last ones are refused, and what would fit is searched for.
 ///
 /// # Errors
-/// [`CompareError`].
+/// [`CompareError`], also if not all of the others are admitted.
 pub fn admission_s(slos: usize, tries: usize, seed: u64, shape: &ServerShape) -> Result<Vec<f64>, CompareError> {
     let (set, demands) = demands(Mix::Mixed, slos + tries, seed, shape)?;
     let servers = packing::pack(&demands[..slos], shape).map_err(CompareError::Refused)?.patterns.len();
-    let mut placement = Placement::empty(servers + 2, shape);
-    let all: Vec<_> = set.samples.iter().map(|sample| (&sample.slo, &set.profiles[sample.profile])).collect();
-    admission::admit_all(&mut placement, &all[..slos]);
+    let all = with_profiles(&set);
+    // Admission needs more than packing; what it does not need goes.
+    let mut placement = admitted(&all[..slos], Order::Sorted, servers * 3 / 2 + 8, shape)?;
+    let mut empty = 0;
+    placement.servers.retain(|server| {
+        empty += usize::from(server.instances.is_empty());
+        !server.instances.is_empty() || empty <= 2
+    });
     let mut times = Vec::new();
     for (slo, profile) in &all[slos..] {
         let began = Instant::now();
@@ -168,4 +223,31 @@ pub fn admission_s(slos: usize, tries: usize, seed: u64, shape: &ServerShape) ->
     }
     placement.check().map_err(|e| CompareError::Refused(e.to_string()))?;
     Ok(times)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::samples::server;
+
+    #[test]
+    fn tenants_are_admitted_as_they_come() {
+        let shape = server();
+        let (set, _) = demands(Mix::Sensitive, 30, 1, &shape).unwrap();
+        let slos = with_profiles(&set);
+        let by_hand = {
+            let mut placement = Placement::empty(slos.len(), &shape);
+            slos.iter().for_each(|(slo, profile)| drop(admission::admit(&mut placement, slo, profile).unwrap()));
+            placement
+        };
+        let as_they_come = admitted(&slos, Order::Arrival, slos.len(), &shape).unwrap();
+        assert!(as_they_come == by_hand);
+        let is_same = as_they_come == admitted(&slos, Order::Sorted, slos.len(), &shape).unwrap();
+        assert!(!is_same, "the order is to make a difference");
+        // Both are compared, each under its name.
+        let outcomes = placement(Mix::Sensitive, 30, 1, &shape, Duration::from_secs(60)).unwrap();
+        let servers = |name| outcomes.iter().find(|one| one.name == name).unwrap().servers;
+        assert_eq!(servers("admission"), as_they_come.used());
+        assert!(outcomes.iter().any(|one| one.name == "admission/sorted"));
+    }
 }

@@ -29,6 +29,8 @@ pub trait Behaviour {
     fn references_per_packet(&self) -> f64;
     /// Misses of the LLC per packet with this many ways.
     fn misses_per_packet(&self, ways: f64) -> f64;
+    /// Packets per second that it carries with this many ways, if 95 % of them are to take no longer than this.
+    fn carries_pps(&self, ways: f64, latency_us: f64) -> f64;
 }
 
 impl Behaviour for Profile {
@@ -54,6 +56,11 @@ impl Behaviour for Profile {
         let at = |ways| 1e9 / Behaviour::throughput_pps(self, ways);
         let longer_ns = at(0.0) - at(ways);
         (cache.references_per_packet - longer_ns / cache.miss_ns).clamp(0.0, cache.references_per_packet)
+    }
+
+    fn carries_pps(&self, ways: f64, latency_us: f64) -> f64 {
+        let throughput = Behaviour::throughput_pps(self, ways);
+        throughput * self.load_part(throughput / Behaviour::throughput_pps(self, f64::from(self.best_ways)), latency_us)
     }
 }
 
@@ -120,6 +127,9 @@ mod tests {
         fn misses_per_packet(&self, ways: f64) -> f64 {
             self.references * (1.0 - ways / self.set_ways).max(0.0)
         }
+        fn carries_pps(&self, ways: f64, _latency_us: f64) -> f64 {
+            self.throughput_pps(ways)
+        }
     }
 
     #[test]
@@ -152,5 +162,6 @@ mod tests {
         assert_eq!(profile.misses_per_packet(0.0), 20.0);
         // 2,000 ns without cache, 100 ns with ten ways.
         assert!((profile.misses_per_packet(10.0) - 1.0).abs() < 1e-9);
+        assert_eq!((profile.carries_pps(10.0, 20.0), profile.carries_pps(5.0, 40.0)), (5e6, 2.5e6));
     }
 }

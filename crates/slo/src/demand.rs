@@ -8,8 +8,9 @@
 //! # Limits
 //! [`Demand::cheapest`] is exact unless its search takes more than `STEPS` steps; it says how low the price may be at least either way.
 
+use crate::on_demand::Footprint;
 use crate::placement::ServerShape;
-use crate::profile::Profile;
+use crate::profile::{Profile, Source};
 use crate::slo::{Promise, Slo, SloError};
 
 /// Steps of a search for a recipe.
@@ -55,6 +56,31 @@ pub enum DemandError {
         /// The shortest.
         least_us: f64,
     },
+    /// No server gives an instance as much cache as was measured.
+    #[error(
+        "its profile says what an instance carries with {measured} ways of the cache and more, and on a server {of_ways} are for NFs: profile \
+         with fewer ways (sluice profile --cache resctrl, or simulated)"
+    )]
+    Ways {
+        /// The fewest with which an instance carries anything.
+        measured: f64,
+        /// The most that a server gives.
+        of_ways: u32,
+    },
+    /// No server gives an instance the whole cache.
+    #[error(
+        "its profile was made without cache control, so it says what an instance carries with the whole cache only, and on a server \
+         {of_ways} of {llc_ways} ways are for NFs: profile with fewer ways (sluice profile --cache resctrl, or simulated){}",
+        if *measured <= f64::from(*llc_ways) { ", or give an instance all of them (ddio_ways = 0)" } else { "" }
+    )]
+    WholeCache {
+        /// The ways with which it was measured; [`MOST_WAYS`](crate::placement::MOST_WAYS) where it is not known how many the cache has.
+        measured: f64,
+        /// The most that a server gives.
+        of_ways: u32,
+        /// The ways of its cache.
+        llc_ways: u32,
+    },
     /// An instance is too large for an empty server.
     #[error(
         "an instance takes {cores} cores and {memory_mib} MiB, and a server has {of_cores} cores and {of_memory_mib} MiB for NFs"
@@ -83,6 +109,13 @@ pub enum DemandError {
     },
 }
 
+/// The cores that an instance counts for on a server of this shape.
+fn counted(cores: u32, memory_mib: u64, shape: &ServerShape) -> Result<u32, DemandError> {
+    let counted = shape.cores_with_memory(cores, memory_mib);
+    let (of_cores, of_memory_mib) = (shape.cores, shape.memory_mib);
+    if counted > of_cores { Err(DemandError::Server { cores, memory_mib, of_cores, of_memory_mib }) } else { Ok(counted) }
+}
+
 impl Demand {
     /// What an SLO needs by its profile.
     ///
@@ -90,15 +123,7 @@ impl Demand {
     /// [`DemandError`].
     pub fn of(slo: &Slo, profile: &Profile, shape: &ServerShape) -> Result<Self, DemandError> {
         slo.check()?;
-        let counted_cores = shape.cores_with_memory(profile.cores, profile.memory_mib);
-        if counted_cores > shape.cores {
-            return Err(DemandError::Server {
-                cores: profile.cores,
-                memory_mib: profile.memory_mib,
-                of_cores: shape.cores,
-                of_memory_mib: shape.memory_mib,
-            });
-        }
+        let counted_cores = counted(profile.cores, profile.memory_mib, shape)?;
         let latency_us = slo.promise.latency_us();
         let mut best = 0.0;
         let capacity_pps: Vec<f64> = (0..=shape.ways())
@@ -113,13 +138,22 @@ impl Demand {
             Promise::Reserved { throughput_pps, .. } => throughput_pps,
             Promise::OnDemand { .. } => 0.0,
         };
+        let of_ways = shape.ways();
+        if profile.shared_pps() <= 0.0 && profile.throughput_pps(of_ways) <= 0.0 {
+            let carries = profile.throughput.points.iter().find(|point| point.y > 0.0);
+            let measured = carries.map_or(f64::INFINITY, |point| point.x);
+            return Err(match profile.source {
+                Source::None => DemandError::WholeCache { measured, of_ways, llc_ways: shape.llc_ways },
+                Source::Measured | Source::Simulated => DemandError::Ways { measured, of_ways },
+            });
+        }
         // On demand, the agent finds the cache; what no load keeps, it cannot either.
         if best <= 0.0 {
             let latency = |ways| {
                 let slower = profile.throughput_pps(profile.best_ways) / profile.throughput_pps(ways);
                 profile.least_latency_us() * slower.max(1.0)
             };
-            return Err(DemandError::Latency { asked_us: latency_us, least_us: latency(shape.ways()) });
+            return Err(DemandError::Latency { asked_us: latency_us, least_us: latency(of_ways) });
         }
         let instances = (target_pps / best).ceil() as usize;
         if instances > MOST_INSTANCES {
@@ -133,6 +167,18 @@ impl Demand {
             .collect();
         let (cores, memory_mib) = (profile.cores, profile.memory_mib);
         Ok(Self { slo: slo.name.clone(), target_pps, cores, memory_mib, counted_cores, capacity_pps, sizes })
+    }
+
+    /// What an SLO on demand needs of which nothing was measured: a place in the shared class, for an instance with this footprint.
+    ///
+    /// # Errors
+    /// [`DemandError::Slo`] and [`DemandError::Server`].
+    pub fn unmeasured(slo: &Slo, footprint: Footprint, shape: &ServerShape) -> Result<Self, DemandError> {
+        slo.check()?;
+        let Footprint { cores, memory_mib } = footprint;
+        let counted_cores = counted(cores, memory_mib, shape)?;
+        let capacity_pps = vec![0.0; shape.ways() as usize + 1];
+        Ok(Self { slo: slo.name.clone(), target_pps: 0.0, cores, memory_mib, counted_cores, capacity_pps, sizes: vec![0] })
     }
 
     /// What is asked for, with what rounding may take.
@@ -340,7 +386,7 @@ pub mod tests {
 
     use super::*;
     use crate::placement::tests::shape;
-    use crate::profile::tests::profile;
+    use crate::profile::tests::{profile, whole};
     use crate::slo::Workload;
 
     /// An SLO of the profile of the tests.
@@ -381,6 +427,28 @@ pub mod tests {
         assert!(said(&slo(1e6, 1000.0), &large).contains("takes 10 cores"));
         let fat = Profile { memory_mib: 1 << 20, ..profile() };
         assert!(said(&slo(1e6, 1000.0), &fat).contains("1048576 MiB"));
+    }
+
+    #[test]
+    fn a_profile_of_the_whole_cache_takes_all_of_it() {
+        // Two of the twenty ways are DDIO's.
+        let said = |profile: &Profile| Demand::of(&slo(1e6, 1000.0), profile, &shape()).unwrap_err().to_string();
+        let two = said(&whole());
+        assert!(
+            two.contains("with the whole cache only") && two.contains("18 of 20 ways") && two.contains("ddio_ways = 0"),
+            "{two}"
+        );
+        // It is not known how many ways it was made with; more than there are, to be sure.
+        let mut unknown = whole();
+        (unknown.throughput.points[0].x, unknown.best_ways) = (64.0, 64);
+        let unknown = said(&unknown);
+        assert!(!unknown.contains("64") && !unknown.contains("ddio_ways = 0"), "{unknown}");
+        let mut measured = whole();
+        measured.source = Source::Measured;
+        assert!(said(&measured).contains("with 20 ways of the cache and more"));
+        let without = ServerShape { ddio_ways: 0, ..shape() };
+        let demand = Demand::of(&slo(12e6, 1000.0), &whole(), &without).unwrap();
+        assert_eq!((demand.sizes.as_slice(), demand.in_turn(2, None)), (&[20][..], Some(vec![20, 20])));
     }
 
     #[test]

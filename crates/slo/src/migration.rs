@@ -6,13 +6,15 @@
 //!
 //! # Approach
 //! Steps are taken on a copy of the current placement, and one is taken only if the copy holds afterwards: a server has what its instances
-//! are given, and what the instances of an SLO carry together never falls below what it is promised. Steps that move nobody come first
-//! (fewer ways, more ways), then starts, then stops, then again what they made room for. Where nothing is possible and something is left
-//! (two instances that are to change places), an instance in the way is given a stand-in on any server with room. Without such room
-//! there is no plan, and the current placement stands.
+//! are given, what the instances of an SLO carry together never falls below what it is promised, and none is sent more than it carries.
+//! Steps that move nobody come first (fewer ways, more ways), then starts, then stops, then again what they made room for. Where nothing is
+//! possible and something is left (two instances that are to change places), an instance in the way is given a stand-in on any server with
+//! room. Without such room there is no plan, and the current placement stands.
 //!
-//! New flows are sent to a new instance as soon as it runs ([`Step::Redirect`]); in the mode [`Old::Stay`], the old instance keeps its flows
-//! until they end, and is stopped then. In the mode [`Old::Follow`] they are sent to the new instance too.
+//! New flows are divided anew ([`Step::Redirect`]) after a step that makes room for more of them, and before one that takes room away. Instances
+//! that are to go get only what the others cannot carry yet. In the mode [`Old::Stay`], an instance keeps its flows until they end; the step
+//! after such a division waits for that: a stop until it has no flows, and a change to fewer ways until what still comes to it is no more than
+//! the instance carries then. In the mode [`Old::Follow`] old flows are divided as the new ones are, at once.
 //!
 //! # Limits
 //! A plan says nothing of time. State that an NF has of its flows is lost with [`Old::Follow`], unless the NF itself moves it.
@@ -31,11 +33,14 @@ pub enum Old {
     Follow,
 }
 
+/// The parts of an SLO's flows, by the numbers of its instances.
+pub type Parts = BTreeMap<u32, f64>;
+
 /// One step; the next is taken when it is done.
 #[derive(Debug, Clone, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// The class of an instance gets another number of ways.
+    /// The class of an instance gets another number of ways; where it carries less then, once it is given no more than that.
     Resize {
         /// Its server.
         server: String,
@@ -57,10 +62,12 @@ pub enum Step {
         /// The instance.
         instance: Instance,
     },
-    /// New flows of an SLO are divided anew among its instances, by what they carry; those named get none.
+    /// New flows of an SLO are divided anew among its instances.
     Redirect {
         /// The SLO.
         slo: String,
+        /// The part of each instance that gets any; together they are 1.
+        parts: Parts,
         /// Instances that get no more new flows.
         away_from: Vec<u32>,
         /// What becomes of their old flows.
@@ -146,6 +153,40 @@ enum Left {
     Stop { at: usize, slo: String, number: u32 },
 }
 
+/// What an instance carries.
+struct Carries {
+    number: u32,
+    capacity_pps: f64,
+    /// Whether it is to go.
+    is_going: bool,
+}
+
+/// How flows are divided: by what instances carry, and to those that are to go only what is too much for the others. So none is given more than
+/// it carries, if all together carry what is promised.
+fn divided(instances: &[Carries], promised_pps: f64) -> Parts {
+    let of = |going: bool| instances.iter().filter(move |one| one.is_going == going);
+    let sum = |going: bool| of(going).map(|one| one.capacity_pps).sum::<f64>();
+    let (staying, going) = (sum(false), sum(true));
+    // What those get that are to go.
+    let left = match () {
+        () if of(false).next().is_none() => 1.0,
+        () if going <= 0.0 || promised_pps <= staying * (1.0 + 1e-9) => 0.0,
+        () => 1.0 - staying / promised_pps,
+    };
+    let part = |one: &Carries| {
+        let (all, sum) = if one.is_going { (left, going) } else { (1.0 - left, staying) };
+        // On demand, nobody knows what they carry.
+        let part = if sum > 0.0 { one.capacity_pps / sum } else { 1.0 / of(one.is_going).count() as f64 };
+        (one.number, all * part)
+    };
+    instances.iter().map(part).filter(|(_, part)| *part > 0.0).collect()
+}
+
+/// Whether flows are divided alike.
+fn alike(a: &Parts, b: &Parts) -> bool {
+    a.len() == b.len() && a.iter().all(|(number, part)| b.get(number).is_some_and(|other| (part - other).abs() <= 1e-9))
+}
+
 struct Walk {
     now: Placement,
     left: Vec<Left>,
@@ -156,8 +197,10 @@ struct Walk {
     new: BTreeMap<String, f64>,
     /// The next free number of each SLO.
     numbers: BTreeMap<String, u32>,
-    /// Instances that get no more new flows.
+    /// Instances that are to go.
     leaving: BTreeSet<(String, u32)>,
+    /// How the flows of each SLO are divided.
+    parts: BTreeMap<String, Parts>,
     old: Old,
 }
 
@@ -203,7 +246,15 @@ impl Walk {
         }
         let mut new = owned(target.loads_pps());
         new.retain(|slo, _| !promised.contains_key(slo));
-        Self { now: current.clone(), left, steps: Vec::new(), promised, new, numbers, leaving, old }
+        let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
+        for (slo, sum) in current.loads_pps() {
+            let own = || current.instances().map(|(_, instance)| instance).filter(move |instance| instance.slo == slo);
+            let given = || own().filter(|i| i.load_pps > 0.0).map(|i| (i.number, i.load_pps / sum)).collect::<Parts>();
+            let carries = |i: &Instance| Carries { number: i.number, capacity_pps: i.capacity_pps, is_going: false };
+            let of = if sum > 0.0 { given() } else { divided(&own().map(carries).collect::<Vec<_>>(), 0.0) };
+            parts.insert(slo.to_string(), of);
+        }
+        Self { now: current.clone(), left, steps: Vec::new(), promised, new, numbers, leaving, parts, old }
     }
 
     fn all(&mut self) -> Result<(), MigrationError> {
@@ -217,7 +268,7 @@ impl Walk {
         }
         for (slo, promised) in std::mem::take(&mut self.new) {
             self.promised.insert(slo.clone(), promised);
-            self.divide(&slo);
+            self.give(&slo);
         }
         Ok(())
     }
@@ -244,12 +295,15 @@ impl Walk {
         let before = self.now.servers[at].instances.clone();
         let server = &mut self.now.servers[at];
         let name = server.name.clone();
+        // What takes room away is done once flows are divided so that it is not needed.
+        let mut is_less = matches!(left, Left::Stop { .. });
         let step = match left {
             Left::Resize { slo, number, to, capacity_pps, .. } => {
                 let Some(instance) = server.instances.iter_mut().find(|i| i.slo == *slo && i.number == *number) else {
                     return true;
                 };
                 let from = std::mem::replace(&mut instance.ways, *to);
+                is_less = *capacity_pps < instance.capacity_pps;
                 instance.capacity_pps = *capacity_pps;
                 Step::Resize { server: name, slo: slo.clone(), number: *number, from, to: *to, capacity_pps: *capacity_pps }
             }
@@ -270,32 +324,54 @@ impl Walk {
             return false;
         }
         let slo = slo.clone();
-        let is_start = matches!(step, Step::Start { .. });
-        self.steps.push(step);
-        self.divide(&slo);
-        if is_start {
-            let going = self.leaving.iter().filter(|(of, _)| *of == slo).map(|(_, number)| *number);
-            let away_from = going.filter(|number| self.now.instances().any(|(_, i)| i.slo == slo && i.number == *number)).collect();
-            self.steps.push(Step::Redirect { slo, away_from, old: self.old });
+        if is_less {
+            self.redirect(&slo, &before);
+            self.steps.push(step);
+        } else {
+            self.steps.push(step);
+            self.redirect(&slo, &[]);
         }
         true
     }
 
-    /// Whether the instances of an SLO carry what it is promised.
+    /// Whether the instances of an SLO carry what it is promised; on demand, whether there is any.
     fn is_kept(&self, slo: &str) -> bool {
-        let carries: f64 = self.now.instances().filter(|(_, i)| i.slo == slo).map(|(_, i)| i.capacity_pps).sum();
-        self.promised.get(slo).is_none_or(|promised| carries >= promised * (1.0 - 1e-9))
+        let own = || self.now.instances().map(|(_, instance)| instance).filter(move |instance| instance.slo == slo);
+        let carries: f64 = own().map(|instance| instance.capacity_pps).sum();
+        self.promised.get(slo).is_none_or(|promised| own().next().is_some() && carries >= promised * (1.0 - 1e-9))
     }
 
-    /// Divides what an SLO is promised by what its instances carry.
-    fn divide(&mut self, slo: &str) {
-        let promised = self.promised.get(slo).copied();
-        let sum: f64 = self.now.instances().filter(|(_, i)| i.slo == slo).map(|(_, i)| i.capacity_pps).sum();
-        for instance in self.now.servers.iter_mut().flat_map(|server| &mut server.instances).filter(|i| i.slo == slo) {
-            instance.load_pps = match promised {
-                Some(promised) if sum > 0.0 => promised * instance.capacity_pps / sum,
-                _ => 0.0,
+    /// Divides the flows of an SLO by what its instances carry now, with a step if that changes anything. Those that are about to be stopped are
+    /// no longer among the instances, but among these.
+    fn redirect(&mut self, slo: &str, stopped: &[Instance]) {
+        if !self.promised.contains_key(slo) && !self.new.contains_key(slo) {
+            // It goes altogether.
+            return;
+        }
+        let going: BTreeSet<u32> = self.leaving.iter().filter(|(of, _)| of == slo).map(|(_, number)| *number).collect();
+        let carries =
+            |i: &Instance| Carries { number: i.number, capacity_pps: i.capacity_pps, is_going: going.contains(&i.number) };
+        let own: Vec<Carries> = self.now.instances().filter(|(_, i)| i.slo == slo).map(|(_, i)| carries(i)).collect();
+        let parts = divided(&own, self.promised.get(slo).copied().unwrap_or(0.0));
+        if self.parts.get(slo).is_none_or(|now| !alike(now, &parts)) {
+            let runs = |number: &u32| {
+                let stops = stopped.iter().any(|i| i.slo == slo && i.number == *number);
+                stops || own.iter().any(|one| one.number == *number)
             };
+            let away_from = going.iter().copied().filter(|number| runs(number) && !parts.contains_key(number)).collect();
+            self.steps.push(Step::Redirect { slo: slo.into(), parts: parts.clone(), away_from, old: self.old });
+        }
+        self.parts.insert(slo.into(), parts);
+        self.give(slo);
+    }
+
+    /// Gives the instances of an SLO their parts of what it is promised.
+    fn give(&mut self, slo: &str) {
+        let promised = self.promised.get(slo).copied().unwrap_or(0.0);
+        let parts = self.parts.get(slo);
+        for instance in self.now.servers.iter_mut().flat_map(|server| &mut server.instances).filter(|i| i.slo == slo) {
+            let part = parts.and_then(|parts| parts.get(&instance.number)).copied().unwrap_or(0.0);
+            instance.load_pps = promised * part;
         }
     }
 
@@ -355,7 +431,8 @@ mod tests {
         placement
     }
 
-    /// Takes the steps one by one and looks whether everything holds at each.
+    /// Takes the steps one by one and looks whether everything holds at each: what servers have, what SLOs are promised, and that no instance is
+    /// given more than it carries, or anything when it stops.
     fn assert_holds(current: &Placement, migration: &Migration) {
         let promised: BTreeMap<String, f64> = current.loads_pps().into_iter().map(|(slo, pps)| (slo.to_string(), pps)).collect();
         let mut now = current.clone();
@@ -370,9 +447,18 @@ mod tests {
                 }
                 Step::Start { server, instance } => now.servers[place[server]].instances.push(instance.clone()),
                 Step::Stop { server, slo, number } => {
-                    now.servers[place[server]].instances.retain(|i| i.slo != *slo || i.number != *number)
+                    let stopped = |i: &Instance| i.slo == *slo && i.number == *number;
+                    let server = &mut now.servers[place[server]];
+                    assert!(server.instances.iter().filter(|i| stopped(i)).all(|i| i.load_pps == 0.0), "{step:?}");
+                    server.instances.retain(|i| !stopped(i));
                 }
-                Step::Redirect { .. } => {}
+                Step::Redirect { slo, parts, away_from, .. } => {
+                    assert!((parts.values().sum::<f64>() - 1.0).abs() < 1e-6, "{step:?}");
+                    assert!(away_from.iter().all(|number| !parts.contains_key(number)), "{step:?}");
+                    for i in now.servers.iter_mut().flat_map(|server| &mut server.instances).filter(|i| i.slo == *slo) {
+                        i.load_pps = promised[slo] * parts.get(&i.number).copied().unwrap_or(0.0);
+                    }
+                }
             }
             for server in &now.servers {
                 server.room().unwrap();
@@ -380,6 +466,11 @@ mod tests {
             for (slo, promised) in &promised {
                 let carries: f64 = now.instances().filter(|(_, i)| i.slo == *slo).map(|(_, i)| i.capacity_pps).sum();
                 assert!(carries >= promised * 0.999, "{slo} at {step:?}");
+                let given = now.loads_pps()[slo.as_str()];
+                assert!((given - promised).abs() <= promised * 1e-6, "{slo} at {step:?}: {given}");
+            }
+            for (_, i) in now.instances() {
+                assert!(i.load_pps <= i.capacity_pps * (1.0 + 1e-6), "{i:?} at {step:?}");
             }
         }
         migration.placement.check().unwrap();
@@ -398,18 +489,58 @@ mod tests {
         let migration = plan(&current, &target, 0.1, Old::Stay).unwrap();
         assert_holds(&current, &migration);
         assert_eq!((migration.saves, migration.starts), (1, 1));
-        let names: Vec<&str> = migration
-            .steps
-            .iter()
-            .map(|step| match step {
-                Step::Resize { .. } => "resize",
-                Step::Start { .. } => "start",
-                Step::Redirect { away_from, .. } if away_from == &[0] => "redirect",
-                Step::Redirect { .. } => "?",
-                Step::Stop { .. } => "stop",
-            })
-            .collect();
-        assert_eq!(names, ["start", "redirect", "stop"]);
+        assert_eq!(names(&migration), ["start", "redirect", "stop"]);
+        let Step::Redirect { parts, away_from, .. } = &migration.steps[1] else { panic!("{migration:?}") };
+        assert_eq!((parts, away_from.as_slice()), (&Parts::from([(1, 1.0)]), &[0][..]));
+    }
+
+    fn names(migration: &Migration) -> Vec<&'static str> {
+        let name = |step: &Step| match step {
+            Step::Resize { .. } => "resize",
+            Step::Start { .. } => "start",
+            Step::Redirect { .. } => "redirect",
+            Step::Stop { .. } => "stop",
+        };
+        migration.steps.iter().map(name).collect()
+    }
+
+    #[test]
+    fn flows_are_led_away_before_an_instance_carries_less() {
+        // Six million are promised: what is over is taken away.
+        let given = |instance: Instance, load_pps: f64| Instance { load_pps, ..instance };
+        let one = given(instance("a", 0, 0, 6), 3.6e6);
+        let current = placement(&[&[one], &[given(instance("a", 1, 0, 4), 2.4e6)]], 4, 10);
+        let target = placement(&[&[instance("a", 0, 0, 3)], &[instance("a", 1, 0, 4)]], 4, 10);
+        let migration = plan(&current, &target, 0.0, Old::Stay).unwrap();
+        assert_holds(&current, &migration);
+        assert_eq!(names(&migration), ["redirect", "resize"]);
+        let Step::Redirect { parts, away_from, .. } = &migration.steps[0] else { panic!("{migration:?}") };
+        assert!((parts[&0] - 3.0 / 7.0).abs() < 1e-9 && away_from.is_empty(), "{parts:?}");
+        // More ways first, and then more flows.
+        let back = plan(&migration.placement, &current, 0.0, Old::Stay).unwrap();
+        assert_holds(&migration.placement, &back);
+        assert_eq!(names(&back), ["resize", "redirect"]);
+    }
+
+    #[test]
+    fn those_that_are_to_go_get_what_the_others_cannot_carry_yet() {
+        let current = placement(&[&[instance("a", 0, 0, 4)], &[instance("a", 1, 0, 4)], &[]], 4, 10);
+        let target = placement(&[&[], &[], &[instance("a", 0, 0, 4), instance("a", 1, 1, 4)]], 4, 10);
+        let migration = plan(&current, &target, 0.0, Old::Stay).unwrap();
+        assert_holds(&current, &migration);
+        assert_eq!(names(&migration), ["start", "redirect", "start", "redirect", "stop", "stop"]);
+        let away = |step: &Step| if let Step::Redirect { away_from, .. } = step { away_from.clone() } else { Vec::new() };
+        assert_eq!((away(&migration.steps[1]), away(&migration.steps[3])), (vec![], vec![0, 1]));
+    }
+
+    #[test]
+    fn on_demand_one_starts_before_the_other_stops() {
+        let lease = |core: u32| Instance { capacity_pps: 0.0, load_pps: 0.0, ..instance("d", 0, core, 0) };
+        let current = placement(&[&[instance("a", 0, 0, 4)], &[lease(0)]], 4, 10);
+        let target = placement(&[&[instance("a", 0, 0, 4), lease(1)], &[]], 4, 10);
+        let migration = plan(&current, &target, 0.0, Old::Stay).unwrap();
+        assert_holds(&current, &migration);
+        assert_eq!(names(&migration), ["start", "redirect", "stop"]);
     }
 
     #[test]

@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+/// Ways of an LLC at most: masks are of 64 bits.
+pub const MOST_WAYS: u32 = 64;
+
 /// What a server has for NFs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -65,7 +68,7 @@ impl ServerShape {
         if self.cores == 0 {
             return Err(ShapeError::NoCores);
         }
-        if min_ways == 0 || llc_ways > 64 || llc_ways < ddio_ways.saturating_add(min_ways) {
+        if min_ways == 0 || llc_ways > MOST_WAYS || llc_ways < ddio_ways.saturating_add(min_ways) {
             return Err(ShapeError::NoWays { llc_ways, ddio_ways, min_ways });
         }
         if classes < 2 {

@@ -16,7 +16,7 @@
 //! # Limits
 //! A profile is of one processor model, one binary for each NF, one configuration and one traffic; [`Profile::is_for`] says what differs.
 //! A profile of a file is checked before it is used: curves are monotone because [`crate::curve`] makes them so, and one that is not
-//! was not made by it.
+//! was not made by it. What was measured with all of the cache is promised with all of it only: below its first point a curve is 0.
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, sections 4 and 5.
 
@@ -74,7 +74,7 @@ pub enum Source {
     Measured,
     /// A model of the cache, fed by the loads and stores of the NF.
     Simulated,
-    /// No cache control: the curve is one value, whatever the ways.
+    /// No cache control: the curve is one point, at all ways of the processor that it was made on, and says nothing of fewer.
     None,
 }
 
@@ -98,7 +98,7 @@ pub struct Curve {
     pub measured: u32,
     /// How far the lines may be from the truth, as a part of the value.
     pub error_bound: f64,
-    /// How far repeated measurements of a point lay apart at most, as a part of the value.
+    /// How far the 95 % interval of a point's median reaches from it at most, as a part of the value.
     pub spread: f64,
     /// The part of a value that is not promised.
     pub margin: f64,
@@ -433,6 +433,12 @@ pub mod tests {
         }
     }
 
+    /// The same without cache control, on a processor of twenty ways.
+    pub fn whole() -> Profile {
+        let throughput = curve(&[(20.0, 10e6)]);
+        Profile { source: Source::None, throughput, best_ways: 20, floor_pps: None, ..profile() }
+    }
+
     fn slo() -> Slo {
         Slo {
             name: "acme".into(),
@@ -459,6 +465,14 @@ pub mod tests {
         assert_eq!(profile.capacity_pps(1, 20.0), 0.0, "ten times as slow");
         assert_eq!(profile.capacity_pps(20, 20.0), 5e6, "what is more than was measured is no better");
         assert_eq!(profile.capacity_pps(0, 400.0), 0.25e6, "the floor is a twentieth");
+    }
+
+    #[test]
+    fn what_was_measured_with_the_whole_cache_is_promised_with_no_less() {
+        let profile = whole();
+        profile.check().unwrap();
+        assert_eq!((0..20).map(|ways| profile.capacity_pps(ways, 1000.0)).fold(0.0, f64::max), 0.0);
+        assert_eq!((profile.throughput_pps(20), profile.capacity_pps(20, 20.0)), (10e6, 5e6));
     }
 
     #[test]

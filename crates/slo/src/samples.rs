@@ -1,9 +1,20 @@
 //! Sets of SLOs for experiments and tests: twelve kinds of NF with stated parameters, and random SLOs of them.
 //!
-//! The shapes are those of the paper's figure 6 and of what was measured of our own NFs: longest prefix match, statistics and NAT with
-//! Zipf flows saturate; a firewall is flat; a NAT with uniform flows is convex until its table fits. A packet takes `base_ns`, and `miss_ns` for
-//! each of its references that miss; a reference misses by the law of the working set. Latency is that of a queue with batches of 32.
-//! Profiles of kinds are made by [`crate::curve`], as those of real NFs are.
+//! # Model
+//! A packet takes `base_ns`, and [`MISS_NS`] for each of its references that miss; a reference misses by the law of the working set. Latency is
+//! that of a queue with batches of 32. Profiles of kinds are made by [`crate::curve`], as those of real NFs are.
+//!
+//! # Parameters
+//! They are chosen, and not measured of any NF; the kinds' names say what they are to be like. Of an NF on a core, without misses, that is 1 to
+//! 22 million packets per second (`base_ns` 45 to 900); half a reference to 22 of a packet reach the LLC; working sets are 0.3 to 70 MiB, beside
+//! the 45 MiB of the paper's machine. What was matched is the shape of curves, with those of the paper's figure 6 (section 4.2) and of our
+//! own NFs in `sluice bench profile-accuracy`: longest prefix match, statistics and NAT with Zipf flows saturate; a firewall is flat; a NAT
+//! with uniform flows is convex until its table fits. The kinds and their mixes stand for the sets of section 6.3, whose NFs are not
+//! ours. SLOs ask for what [`set`] says, which is chosen too.
+//!
+//! # Limits
+//! So figures of these sets compare ways of placing, and say nothing of how many servers real NFs need. Profiles of real NFs (`sluice profile`)
+//! are not read here: a set needs what an NF is like in truth beside its profile, to tell violations, and a file has the profile only.
 
 use std::convert::Infallible;
 
@@ -14,7 +25,7 @@ use crate::placement::ServerShape;
 use crate::profile::{CacheUse, Digest, FORM, Key, Profile, Source};
 use crate::slo::{Promise, Slo, Workload};
 
-/// What a miss costs, in ns: part of DRAM's latency is hidden by other work of the burst.
+/// What a miss costs, in ns; chosen, less than DRAM's latency, of which other work of the burst hides a part.
 pub const MISS_NS: f64 = 30.0;
 /// Load at which latency is measured at most, as a part of the throughput.
 const HIGHEST_LOAD: f64 = 0.97;
@@ -45,7 +56,7 @@ pub struct Kind {
     pub law: Law,
 }
 
-/// The kinds: the first five hardly need the cache, the others do.
+/// The kinds: the first five hardly need the cache, the others do. Their numbers are chosen.
 pub const KINDS: [Kind; 12] = [
     kind("l2-forward", 45.0, 0.5, 0.3, Law::Uniform),
     kind("firewall", 80.0, 1.0, 0.5, Law::Uniform),
@@ -105,6 +116,13 @@ impl Behaviour for OnServer<'_> {
         };
         self.kind.references * (1.0 - hits)
     }
+
+    /// By what it is, and not by its profile.
+    fn carries_pps(&self, ways: f64, latency_us: f64) -> f64 {
+        let throughput = self.throughput_pps(ways);
+        let waits = latency_us / (32.0 * 1e6 / throughput) - 1.0;
+        if waits <= 0.0 { 0.0 } else { throughput * (waits / (waits + 1.5)).min(1.0) }
+    }
 }
 
 impl OnServer<'_> {
@@ -112,13 +130,6 @@ impl OnServer<'_> {
     pub fn latency_us(&self, ways: f64, part: f64) -> f64 {
         let packet_us = 1e6 / self.throughput_pps(ways);
         packet_us * 32.0 * (1.0 + 1.5 * part / (1.0 - part).max(1e-9))
-    }
-
-    /// Packets per second that it carries within a latency, by what it is and not by its profile.
-    pub fn carries_pps(&self, ways: f64, latency_us: f64) -> f64 {
-        let throughput = self.throughput_pps(ways);
-        let waits = latency_us / (32.0 * 1e6 / throughput) - 1.0;
-        if waits <= 0.0 { 0.0 } else { throughput * (waits / (waits + 1.5)).min(1.0) }
     }
 
     /// Its profile, measured as a real one is.

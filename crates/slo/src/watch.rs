@@ -220,6 +220,11 @@ pub struct Watch {
 }
 
 impl Watch {
+    /// Forgets tenants, but for those of which this says that their promise is the same.
+    pub fn forget_unless(&mut self, same: impl Fn(&str) -> bool) {
+        self.tenants.retain(|name, _| same(name));
+    }
+
     /// Judges a window, from `began_ns` to `now_ns`. Says something of each tenant with a promise, in the order of `seen`. Tenants that are
     /// not seen are forgotten.
     pub fn judge(&mut self, began_ns: u64, now_ns: u64, seen: &[Seen]) -> Vec<Judged> {

@@ -111,7 +111,7 @@ impl Step {
             }
             match decode(record) {
                 Some(Event::Access { address, bytes, .. }) => accesses.push((address, bytes)),
-                Some(Event::Mark { accesses: until }) if accesses.is_empty() => return Ok(Self::Mark { accesses: until }),
+                Some(Event::Mark { number: until }) if accesses.is_empty() => return Ok(Self::Mark { accesses: until }),
                 _ => return Err(Lost::Broken(format!("{record:#x} is no record"))),
             }
         }
@@ -283,7 +283,8 @@ pub fn profile(nfs: &[Traced], feed: Feed<'_>, hierarchy: Hierarchy) -> Result<V
     };
     let start = |(i, nf): (usize, &Traced)| {
         let made = match feed {
-            Feed::Made(traffic) if i == 0 => traffic.variable(),
+            // The packets that count are counted here.
+            Feed::Made(traffic) if i == 0 => Traffic { accesses: None, ..traffic.clone() }.variable(),
             _ => "input=1".into(),
         };
         Running::start(nf, format!("{made}{l1},output=1"), made == "input=1")
@@ -376,7 +377,7 @@ mod tests {
         let first = says(&[(0, &[load(64), ON | 1, 8, PACKET, 1, load(64), load(128), ON | 1, 5, PACKET, 3])]);
         // Eight bytes for the length; two bursts of one packet, and two marks.
         let second = says(&[(8 + 2 * 24 + 2 * 8, &[load(64), ON, 1, load(64), load(64), load(256), ON | 1, 8, PACKET, 4])]);
-        let traffic = Traffic { packets: 2, warm_up: 1, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let traffic = Traffic { packets: 2, warm_up: 1, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let found = profile(&[first, second], Feed::Made(&traffic), HIERARCHY).unwrap();
         assert_eq!((found[0].together.packets, found[1].together.packets), (2, 1));
         assert_eq!((found[0].together.accesses, found[1].together.accesses), (2, 3));
@@ -399,7 +400,7 @@ mod tests {
 
     #[test]
     fn a_program_that_is_no_traced_nf_is_told() {
-        let traffic = Traffic { packets: 1, warm_up: 0, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let traffic = Traffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let good = says(&[(0, &[0, ON | 1, 8, PACKET, 1])]);
         let fails = Traced { program: "/bin/sh".into(), args: vec!["-c".into(), "echo no rules >&2; exit 1".into()] };
         let nowhere = Traced { program: "/nowhere/nf".into(), args: Vec::new() };

@@ -457,8 +457,11 @@ impl Kernel {
     }
 
     fn write_cpus(&mut self, name: &str, watched: Option<&str>, text: &str, list: bool) -> Result<(), Errno> {
-        let wanted = if list { parse_list(text.trim()) } else { parse_bits(text.trim()) };
-        let Some(wanted) = wanted else { return self.refuse("Bad CPU list/mask", libc::EINVAL) };
+        let wanted = if list { parse_list(text.trim()) } else { parse_bits(text.trim()).ok_or(libc::EINVAL) };
+        let wanted = match wanted {
+            Ok(wanted) => wanted,
+            Err(errno) => return self.refuse("Bad CPU list/mask", errno),
+        };
         let online: BTreeSet<u32> = self.machine.domains.values().flatten().copied().collect();
         if !wanted.is_subset(&online) {
             return self.refuse("Can only assign online CPUs", libc::EINVAL);
@@ -530,11 +533,11 @@ impl Kernel {
             if cache.is_none() && !(resource == "MB" && self.machine.bandwidth.is_some()) {
                 return self.refuse(format!("Unknown or unsupported resource name '{resource}'"), libc::EINVAL);
             }
-            for part in values.split(';') {
-                // As in the kernel, nothing behind an empty part is looked at.
-                if part.is_empty() {
-                    break;
-                }
+            let mut rest = values;
+            // As in the kernel, the line may end with a semicolon, and an empty part before another is none.
+            while !rest.is_empty() {
+                let (part, next) = rest.split_once(';').unwrap_or((rest, ""));
+                rest = next;
                 let parsed = part.split_once('=').and_then(|(id, value)| Some((id.parse::<u32>().ok()?, value.trim())));
                 let Some((domain, value)) = parsed else { return self.refuse("Missing '=' or non-numeric domain", libc::EINVAL) };
                 if !self.machine.domains.contains_key(&domain) {
@@ -750,17 +753,24 @@ fn ranges(cpus: &BTreeSet<u32>) -> String {
     format!("{}\n", words.join(","))
 }
 
-fn parse_list(text: &str) -> Option<BTreeSet<u32>> {
+/// Processors that the kernel has numbers for (`nr_cpu_ids`), online or not.
+const NUMBERS: u32 = 1024;
+
+fn parse_list(text: &str) -> Result<BTreeSet<u32>, Errno> {
     let mut found = BTreeSet::new();
     for part in text.split(',').filter(|part| !part.is_empty()) {
         let (from, to) = part.split_once('-').unwrap_or((part, part));
-        let (from, to): (u32, u32) = (from.parse().ok()?, to.parse().ok()?);
-        if from > to || to > 1023 {
-            return None;
+        let number = |text: &str| text.parse::<u32>().map_err(|_| libc::EINVAL);
+        let (from, to) = (number(from)?, number(to)?);
+        if from > to {
+            return Err(libc::EINVAL);
+        }
+        if to >= NUMBERS {
+            return Err(libc::ERANGE);
         }
         found.extend(from..=to);
     }
-    Some(found)
+    Ok(found)
 }
 
 fn parse_bits(text: &str) -> Option<BTreeSet<u32>> {

@@ -50,12 +50,14 @@ pub enum Change {
         /// The service as it shall be.
         service: Service,
     },
-    /// Start instances of a service.
+    /// Start instances of a service. Those that it has stay.
     AddInstances {
         /// Name of the service.
         service: String,
         /// How many there shall be then.
         instances: u32,
+        /// The cores that they are on, in turn.
+        cores: Vec<usize>,
     },
     /// Make a chain.
     AddChain {
@@ -107,7 +109,7 @@ impl fmt::Display for Change {
                 write!(f, "replace service {} ({} instances)", service.name, service.first_instances())
             }
             Self::ChangePool { service } => write!(f, "change the pool of service {}", service.name),
-            Self::AddInstances { service, instances } => write!(f, "add instances of service {service}, up to {instances}"),
+            Self::AddInstances { service, instances, .. } => write!(f, "add instances of service {service}, up to {instances}"),
             Self::AddChain { chain } => write!(f, "add chain {}", chain.name),
             Self::ReplaceChain { chain } => write!(f, "replace chain {}", chain.name),
             Self::ReplaceRules { rules } => write!(f, "replace the rules ({} of them)", rules.len()),
@@ -134,10 +136,10 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
         let name = service.name.clone();
         if is_living_change(&before, &service) {
             changes.push(Change::ChangePool { service });
+        } else if grows(&before, &service) {
+            changes.push(Change::AddInstances { service: name, instances: service.instances, cores: service.cores });
         } else if before.instances == service.instances || (Service { instances: service.instances, ..before.clone() }) != service {
             changes.push(Change::ReplaceService { service });
-        } else if before.instances < service.instances {
-            changes.push(Change::AddInstances { service: name, instances: service.instances });
         } else {
             removals.push(Change::RemoveInstances { service: name, instances: service.instances });
         }
@@ -154,6 +156,13 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     changes.extend(services.removed.into_iter().map(|service| Change::RemoveService { service }));
     changes.extend(ports.removed.into_iter().map(|port| Change::RemovePort { port }));
     changes
+}
+
+/// Whether two services differ in nothing but that there are more instances then, and on which cores those are.
+pub(crate) fn grows(before: &Service, after: &Service) -> bool {
+    let alike = Service { instances: after.instances, cores: after.cores.clone(), ..before.clone() } == *after;
+    let core = |service: &Service, i: usize| service.cores.get(i % service.cores.len().max(1)).copied();
+    alike && before.instances < after.instances && (0..before.instances as usize).all(|i| core(before, i) == core(after, i))
 }
 
 /// Whether two services differ in nothing but keys of their pool that one which lives can take: not the size of rings, which instances
@@ -234,7 +243,11 @@ impl Change {
             Self::ReplaceService { service } | Self::ChangePool { service } => {
                 replace(&mut config.services, service, |a, b| a.name == b.name)
             }
-            Self::AddInstances { service, instances } | Self::RemoveInstances { service, instances } => {
+            Self::AddInstances { service, instances, cores } => {
+                let known = config.services.iter_mut().filter(|s| s.name == *service);
+                known.for_each(|s| (s.instances, s.cores) = (*instances, cores.clone()));
+            }
+            Self::RemoveInstances { service, instances } => {
                 config.services.iter_mut().filter(|s| s.name == *service).for_each(|s| s.instances = *instances);
             }
             Self::AddChain { chain } => config.chains.push(chain.clone()),
@@ -309,6 +322,16 @@ mod tests {
     fn a_changed_program_replaces_the_instances() {
         let new = OLD.replace("exec = \"nat\", instances = 3", "exec = \"nat2\", instances = 2");
         assert_eq!(told(OLD, &new), ["replace service nat (2 instances)"]);
+    }
+
+    #[test]
+    fn instances_on_more_cores_leave_the_others_where_they_are() {
+        let of = |instances: u32, cores: &str| {
+            OLD.replace("exec = \"nat\", instances = 3", &format!("exec = \"nat\", instances = {instances}, cores = [{cores}]"))
+        };
+        assert_eq!(told(&of(2, "0, 1"), &of(3, "0, 1, 1")), ["add instances of service nat, up to 3"]);
+        assert_eq!(told(&of(2, "0, 1"), &of(3, "1, 0, 1")), ["replace service nat (3 instances)"]);
+        assert_eq!(told(&of(1, "0"), &of(1, "0, 1")), ["replace service nat (1 instances)"]);
     }
 
     #[test]

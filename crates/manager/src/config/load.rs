@@ -60,6 +60,7 @@ impl Config {
         anchor(&mut self.manager.runtime_dir);
         anchor(&mut self.manager.estimates);
         anchor(&mut self.promises.resctrl);
+        self.promises.placement.iter_mut().for_each(anchor);
         for port in &mut self.ports {
             if let PortKind::Pcap(pcap) = &mut port.kind {
                 pcap.read.iter_mut().chain(&mut pcap.write).for_each(anchor);

@@ -1,10 +1,8 @@
 //! Configuration: one TOML file, typed, validated before anything takes effect.
 //!
-//! [`model`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be
-//! known
-//! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small
-//! languages
-//! inside values, [`wakeup`] has the keys of wake policies, [`promise`] those of promises to tenants.
+//! [`model`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
+//! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
+//! inside values. [`pool`] has the keys of pools, [`wakeup`] those of wake policies, [`promise`] those of promises to tenants.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
 pub mod class;
@@ -15,6 +13,7 @@ pub mod load;
 pub mod model;
 pub mod nearest;
 pub mod parse;
+pub mod pool;
 pub mod problem;
 pub mod promise;
 pub mod schema;

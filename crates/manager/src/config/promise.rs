@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::schema::Key;
 use super::schema::Preset::{Unset, Value};
 use super::schema::Type::{Bool, Cores, Integer, Path, Text, Words};
+use super::schema::{Key, key};
 
 /// Promises to tenants (SLOs): where the instances of a placement may run, and by what means promises are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -18,6 +18,8 @@ pub struct Promises {
     pub cache: Cache,
     /// Where resctrl is mounted.
     pub resctrl: std::path::PathBuf,
+    /// File in which a placement is kept, and from which it is taken again after a restart. Left out: it is not.
+    pub placement: Option<std::path::PathBuf>,
     /// Whether packets above a promised rate are dropped at the entry.
     pub police: bool,
     /// What may come at once, as a time at the promised rate, in microseconds; 64 packets at least.
@@ -45,6 +47,7 @@ impl Default for Promises {
             cores: Vec::new(),
             cache: Cache::Auto,
             resctrl: sluice_cache::resctrl::MOUNT_POINT.into(),
+            placement: None,
             police: true,
             burst_us: 10_000,
             isolate: true,
@@ -54,41 +57,32 @@ impl Default for Promises {
 
 /// The keys.
 pub(super) const PROMISES: &[Key] = &[
-    Key {
-        name: "server",
-        takes: Text,
-        default: Unset,
-        meaning: "Name of this server in placements. Left out: any placement is for it.",
-    },
-    Key {
-        name: "cores",
-        takes: Cores,
-        default: Value("[]"),
-        meaning: "The cores that a placement counts from 0 on. One that is there several times is shared in equal parts.",
-    },
-    Key {
-        name: "cache",
-        takes: Words(&["auto", "resctrl", "none"]),
-        default: Value("\"auto\""),
-        meaning: "Shares of the last-level cache: by the kernel's resctrl, by nothing, or `auto`, which takes what there is.",
-    },
-    Key { name: "resctrl", takes: Path, default: Value("\"/sys/fs/resctrl\""), meaning: "Where resctrl is mounted." },
-    Key {
-        name: "police",
-        takes: Bool,
-        default: Value("true"),
-        meaning: "Whether packets above a promised rate are dropped at the entry.",
-    },
-    Key {
-        name: "burst_us",
-        takes: Integer(1, 10_000_000),
-        default: Value("10000"),
-        meaning: "What may come at once, as a time at the promised rate, in microseconds; 64 packets at least.",
-    },
-    Key {
-        name: "isolate",
-        takes: Bool,
-        default: Value("true"),
-        meaning: "Whether instances keep their part of a core, whatever load the others have.",
-    },
+    key("server", Text, Unset, "Name of this server in placements. Left out: any placement is for it."),
+    key(
+        "cores",
+        Cores,
+        Value("[]"),
+        "The cores that a placement counts from 0 on. One that is there several times is shared in equal parts.",
+    ),
+    key(
+        "cache",
+        Words(&["auto", "resctrl", "none"]),
+        Value("\"auto\""),
+        "Shares of the last-level cache: by the kernel's resctrl, by nothing, or `auto`, which takes what there is.",
+    ),
+    key("resctrl", Path, Value("\"/sys/fs/resctrl\""), "Where resctrl is mounted."),
+    key(
+        "placement",
+        Path,
+        Unset,
+        "File in which a placement is kept, and from which it is taken again after a restart. Left out: it is not.",
+    ),
+    key("police", Bool, Value("true"), "Whether packets above a promised rate are dropped at the entry."),
+    key(
+        "burst_us",
+        Integer(1, 10_000_000),
+        Value("10000"),
+        "What may come at once, as a time at the promised rate, in microseconds; 64 packets at least.",
+    ),
+    key("isolate", Bool, Value("true"), "Whether instances keep their part of a core, whatever load the others have."),
 ];

@@ -11,6 +11,7 @@ use self::Type::{
     Address, Bool, Cores, Integer, Keys, Mix, Names, Number, NumberTable, Path, Ports, Text, TextTable, Texts, Words,
 };
 use super::model::Config;
+use super::pool::POOL;
 use super::promise::PROMISES;
 use super::wakeup::WAKEUP;
 
@@ -116,13 +117,13 @@ impl Type {
     }
 }
 
-const fn key(name: &'static str, takes: Type, default: Preset, meaning: &'static str) -> Key {
+pub(super) const fn key(name: &'static str, takes: Type, default: Preset, meaning: &'static str) -> Key {
     Key { name, takes, default, meaning }
 }
 
 /// Largest number of a core.
 pub const MAX_CORE: i64 = 65_535;
-const U32: i64 = u32::MAX as i64;
+pub(super) const U32: i64 = u32::MAX as i64;
 const U16: i64 = u16::MAX as i64;
 /// Largest packet: the largest stride of a frame, less the headroom.
 const MAX_PACKET: i64 = (sluice_shm::arena::MAX_STRIDE - sluice_shm::arena::HEADROOM) as i64;
@@ -139,65 +140,6 @@ const CONTAINER: &[Key] = &[
     key("root", Path, Unset, "Root directory, without a `config.json`. The program is `exec`, as it is called in there."),
     key("runtime", Path, Value("\"auto\""), "The host's OCI runtime: `auto` (crun, else runc), a name or a path."),
     key("writable", Bool, Value("false"), "Whether instances may write to their root directory, which they share."),
-];
-
-/// The keys of `[service.pool]`.
-pub const POOL: &[Key] = &[
-    key(
-        "min",
-        Integer(0, 65_000),
-        Value("1"),
-        "Least number of instances. There are so many at the start, and always so many with `per = \"rss\"` and `per = \"round-robin\"`.",
-    ),
-    key("max", Integer(1, 65_000), Value("64"), "Most instances. There are as many as flows come and last."),
-    key(
-        "class",
-        Text,
-        Unset,
-        "With `per = \"class\"`: what flows of one class have in common. `vlan` (tenants, where each has one), `port` (where they come in), \
-         `dscp`, `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first \
-         packet of a connection says it, for both directions.",
-    ),
-    key(
-        "ring",
-        Integer(2, 1 << 20),
-        Value("64"),
-        "Capacity of each ring of an instance, a power of two: small where it has one flow at a time.",
-    ),
-    key(
-        "linger_ms",
-        Integer(0, 3_600_000),
-        Value("100"),
-        "How long late packets of a flow that has ended still meet its instance, in milliseconds. A class ends with its last flow.",
-    ),
-    key(
-        "tcp_idle_ms",
-        Integer(1, U32),
-        Value("300000"),
-        "An established TCP connection without packets for so long is over, in milliseconds.",
-    ),
-    key(
-        "half_open_ms",
-        Integer(1, U32),
-        Value("10000"),
-        "A TCP connection that only one side has spoken in, or that one side has ended, is over without packets for so long, in \
-         milliseconds.",
-    ),
-    key("idle_ms", Integer(1, U32), Value("30000"), "A flow that is not TCP is over without packets for so long, in milliseconds."),
-    key(
-        "when_empty",
-        Words(&["wait", "fallback", "drop"]),
-        Value("\"wait\""),
-        "What happens to a new flow when no instance is idle.",
-    ),
-    key(
-        "queue",
-        Integer(1, 1 << 16),
-        Value("256"),
-        "With `when_empty = \"wait\"`: most packets that wait, at each Rx thread. For one more, the one that has waited longest is dropped.",
-    ),
-    key("fallback", Text, Unset, "With `when_empty = \"fallback\"`: the shared service that has the flow instead, to its end."),
-    key("isolation", Words(&["reset", "strict"]), Value("\"reset\""), "How an instance is made as new for the next flow."),
 ];
 
 /// All sections, in the order of the reference. The common keys of ports come first, then those of each kind.
@@ -265,7 +207,12 @@ pub const SECTIONS: &[Section] = &[
                 Value("10000"),
                 "An NF that holds packets and returns none for so long is stopped, in milliseconds; 0 never stops one (for a debugger).",
             ),
-            key("latency_sample", Integer(0, U32), Value("128"), "One packet in so many is timed through its chain; 0 times none."),
+            key(
+                "latency_sample",
+                Integer(0, U32),
+                Value("128"),
+                "One packet in so many of each chain is timed through it; 0 times none.",
+            ),
             key(
                 "drain_ms",
                 Integer(0, 600_000),
@@ -960,7 +907,10 @@ mod tests {
         // Doc comments of fields, by structure and by name on the wire.
         let mut docs: BTreeMap<(String, String), String> = BTreeMap::new();
         let (mut owner, mut doc, mut rename) = (String::new(), String::new(), None);
-        for line in concat!(include_str!("model.rs"), include_str!("promise.rs"), include_str!("wakeup.rs")).lines() {
+        for line in
+            concat!(include_str!("model.rs"), include_str!("pool.rs"), include_str!("promise.rs"), include_str!("wakeup.rs"))
+                .lines()
+        {
             let line = line.trim();
             if let Some(text) = line.strip_prefix("/// ") {
                 doc += if doc.is_empty() { "" } else { " " };

@@ -1,6 +1,9 @@
 //! What the control API says of promises: how each is kept, and what was placed.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
+use sluice_slo::on_demand::Remedy;
 use sluice_slo::watch::{Excess, Violation};
 
 use super::model::Change;
@@ -30,8 +33,46 @@ pub struct Promises {
     pub window_s: f64,
     /// What is lacking, in words.
     pub notes: Vec<String>,
+    /// What was decided about SLOs on demand, the last decision last.
+    #[serde(default)]
+    pub decisions: Vec<Decided>,
     /// The promises, by name.
     pub promises: Vec<Promise>,
+}
+
+/// A decision about an SLO on demand.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Decided {
+    /// How long ago, in seconds.
+    pub age_s: f64,
+    /// Name of the SLO.
+    pub slo: String,
+    /// What, in words.
+    pub what: String,
+}
+
+/// How an SLO on demand is steered.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+pub struct Steered {
+    /// Ways of instances that have a cache class of their own, by instance.
+    pub own_ways: BTreeMap<String, u32>,
+    /// Ways of the class that all others share; none if there is no such class.
+    pub shared_ways: Option<u32>,
+    /// Packets per second that are let in; none lets all in.
+    pub limit_pps: Option<f64>,
+    /// Instances that it should have and that this server cannot give.
+    pub asks_for: Option<Asked>,
+    /// What is done about its latency, while that is not kept: `wait`, `share`, `ask` or `police`.
+    pub remedy: Option<Remedy>,
+}
+
+/// Instances that are asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Asked {
+    /// How many the SLO should have, on all servers.
+    pub instances: u32,
+    /// Why there are not so many here.
+    pub why: String,
 }
 
 /// How a promise is kept.
@@ -79,6 +120,9 @@ pub struct Promise {
     pub excess: Option<Excess>,
     /// What is not kept.
     pub violations: Vec<Violation>,
+    /// How it is steered; none if it is reserved.
+    #[serde(default)]
+    pub steered: Option<Steered>,
 }
 
 impl Promise {

@@ -6,13 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use super::Estimate;
+use crate::file;
 
 /// Where estimates are kept if nothing else is said, for root.
 pub const DEFAULT: &str = "/var/lib/sluice/estimates.json";
@@ -135,18 +136,8 @@ impl Kept {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder).map_err(system("make the folder of"))?;
         }
-        let new = path.with_extension(format!("new-{}", std::process::id()));
-        let written = (|| {
-            let mut file = fs::File::create(&new)?;
-            serde_json::to_writer_pretty(&mut file, self)?;
-            file.write_all(b"\n")?;
-            file.sync_all()?;
-            fs::rename(&new, path)
-        })();
-        written.map_err(|source| {
-            let _ = fs::remove_file(&new);
-            system("write")(source)
-        })
+        let text = serde_json::to_vec_pretty(self).map_err(io::Error::from);
+        text.and_then(|text| file::replace(path, &text)).map_err(system("write"))
     }
 }
 

@@ -35,17 +35,16 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::container;
+use crate::file::Lock;
 use crate::mechanism::netns::{self, Netns};
 use crate::mechanism::process::{self, Identity, Proc};
 
@@ -241,7 +240,7 @@ pub struct Record {
     journal: File,
     lines: usize,
     // Last: what comes before is over when the lock is given back.
-    _lock: OwnedFd,
+    _lock: Lock,
 }
 
 impl Record {
@@ -446,27 +445,27 @@ fn trust(path: &Path, metadata: &fs::Metadata) -> Result<(), RecordError> {
 }
 
 /// Takes the lock of a directory, for as long as the result lives.
-fn take_lock(dir: &Path) -> Result<OwnedFd, RecordError> {
+fn take_lock(dir: &Path) -> Result<Lock, RecordError> {
     let path = dir.join(LOCK);
     loop {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&path).map_err(system("open", &path))?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(Errno::WOULDBLOCK) => {
+        let lock = match file.try_clone().and_then(Lock::take) {
+            Ok(lock) => lock,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let mut text = String::new();
                 let _ = file.read_to_string(&mut text);
                 return Err(RecordError::Busy { dir: dir.into(), pid: text.trim().parse().ok() });
             }
-            Err(error) => return Err(system("lock", &path)(error.into())),
-        }
+            Err(error) => return Err(system("lock", &path)(error)),
+        };
         // A manager that ended just now may have removed the file between our open and our lock; then a third may have made a new one.
         let ours = file.metadata().map_err(system("read", &path))?;
         let there = fs::symlink_metadata(&path);
         if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
             file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(system("write", &path))?;
-            return Ok(file.into());
+            return Ok(lock);
         }
     }
 }
@@ -601,6 +600,7 @@ mod tests {
     use crate::mechanism::class::{self, Class};
     use rustix::process::getpid;
     use std::io::{BufRead, BufReader};
+    use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixListener;
     use std::os::unix::process::CommandExt;
     use std::process::{Child, Command, Stdio};

@@ -18,6 +18,7 @@
 //! later are taken to wait as long as others. Curves measured with the processor's own classes do not compose, so they are not offered.
 
 use std::convert::Infallible;
+use std::path::Path;
 
 use sluice_cache::model::Sharing;
 use sluice_slo::curve;
@@ -42,7 +43,7 @@ pub struct Plan {
     pub core: usize,
     /// What is sent to the first.
     pub packets: Packets,
-    /// Throughput with fewer ways; without, it is one value.
+    /// Throughput with fewer ways; without, it is one value, with all of them.
     pub model: Option<Model>,
 }
 
@@ -96,7 +97,7 @@ pub fn measure(subjects: &[Subject], plan: Plan, key: Key) -> Result<Profile, Me
         share *= on.drawn.len() as f64 / got as f64;
         packets = on;
     }
-    compose(&parts, model.as_ref(), key)
+    compose(&parts, model.as_ref(), super::all_ways(Path::new("/")), key)
 }
 
 /// What is odd about the curves that it is made of.
@@ -118,7 +119,8 @@ fn composed(points: Vec<Point>, parts: &[Part], of: fn(&Part) -> &Curve) -> Curv
     }
 }
 
-fn compose(parts: &[Part], model: Option<&Model>, key: Key) -> Result<Profile, MeasureError> {
+/// What the chain of these NFs can do; without a model, with all ways of the cache, of which there are so many.
+fn compose(parts: &[Part], model: Option<&Model>, all_ways: u32, key: Key) -> Result<Profile, MeasureError> {
     let empty = |which| MeasureError::Curve { which, why: "the chain has no NF".into() };
     // Packets per second of the chain, if each packet of an NF has so many misses more than when it was measured.
     let rate = |more: &dyn Fn(usize) -> f64, miss_ns: f64| {
@@ -126,7 +128,7 @@ fn compose(parts: &[Part], model: Option<&Model>, key: Key) -> Result<Profile, M
         parts.iter().enumerate().map(of).min_by(f64::total_cmp)
     };
     let measured = rate(&|_| 0.0, 0.0).ok_or_else(|| empty("throughput"))?;
-    let mut throughput = composed(vec![Point { x: 1.0, y: measured }], parts, |part| &part.throughput);
+    let mut throughput = composed(vec![Point { x: f64::from(all_ways), y: measured }], parts, |part| &part.throughput);
     let (mut floor_pps, mut cache) = (None, None);
     if let Some(Model { misses, miss_ns }) = model {
         let with = |ways: u32| {
@@ -151,7 +153,7 @@ fn compose(parts: &[Part], model: Option<&Model>, key: Key) -> Result<Profile, M
         source: if model.is_some() { Source::Simulated } else { Source::None },
         cores: u32::try_from(parts.len()).unwrap_or(u32::MAX),
         memory_mib: parts.iter().map(|part| part.memory_mib).sum(),
-        best_ways: throughput.points.last().map_or(1, |point| point.x as u32),
+        best_ways: throughput.points.last().map_or(all_ways, |point| point.x as u32),
         throughput,
         latency: latency(parts).ok_or_else(|| empty("latency"))?,
         floor_pps,
@@ -223,10 +225,10 @@ mod tests {
 
     #[test]
     fn the_slowest_nf_is_what_the_chain_can_do_and_latencies_add_up() {
-        let found = compose(&two(), None, key()).unwrap();
+        let found = compose(&two(), None, 20, key()).unwrap();
         found.check().unwrap();
-        assert_eq!((found.source, found.cores, found.memory_mib, found.best_ways), (Source::None, 2, 6, 1));
-        assert_eq!(found.throughput.points, [Point { x: 1.0, y: 8e6 }]);
+        assert_eq!((found.source, found.cores, found.memory_mib, found.best_ways), (Source::None, 2, 6, 20));
+        assert_eq!(found.throughput.points, [Point { x: 20.0, y: 8e6 }], "with all ways, and with no less");
         assert_eq!(
             (found.throughput.notes.as_slice(), found.throughput.margin),
             (&["a: noisy".into(), "b: noisy".into()][..], 0.02)
@@ -239,7 +241,7 @@ mod tests {
             let wanted = two()[0].latency.at(load).unwrap() + two()[1].latency.at(load / 2.0).unwrap();
             assert!((found.latency.at(load).unwrap() - wanted).abs() < 1e-6, "{load}");
         }
-        assert!(compose(&[], None, key()).unwrap_err().to_string().contains("no NF"));
+        assert!(compose(&[], None, 20, key()).unwrap_err().to_string().contains("no NF"));
     }
 
     #[test]
@@ -247,7 +249,7 @@ mod tests {
         // The second, with more misses, is slower with few ways; with many the first is.
         let parts = [part("a", 1.0, 1e7, &[(1e5, 1.0), (9e6, 2.0)]), part("b", 1.0, 2e7, &[(1e5, 1.0), (1.9e7, 2.0)])];
         let model = Model { misses: vec![sharing(&[0, 0, 0, 0], 0), sharing(&[9, 5, 1, 1], 1)], miss_ns: 50.0 };
-        let found = compose(&parts, Some(&model), key()).unwrap();
+        let found = compose(&parts, Some(&model), 20, key()).unwrap();
         found.check().unwrap();
         assert_eq!((found.source, found.best_ways), (Source::Simulated, 4));
         // 50 ns and 8, 4 and no misses more; 100 ns is what the first takes.

@@ -62,7 +62,7 @@ fn ring(lines: usize) -> Vec<Line> {
 }
 
 /// Memory that can be had, in bytes.
-fn free_bytes() -> Option<u64> {
+pub(super) fn free_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.split_whitespace().next()?.parse::<u64>().ok()? << 10)

@@ -8,16 +8,17 @@
 //! The NF runs alone, on a core of its own, between two rings ([`stand`]), after one packet of each flow. *Throughput* is how many packets a
 //! second come back while its ring never runs dry, over [`SAMPLE_NS`]. *Latency* is the 95th percentile of the time from when a packet is due
 //! until it is back, at loads from 5 to 95 % of the throughput, offered evenly in an open loop. Both curves are built by
-//! [`sluice_slo::curve`]: few points, each repeated until its spread is small, monotone, with a margin; what is odd is noted.
+//! [`sluice_slo::curve`]: few points, each repeated, and more often if its spread is not small, monotone, with a margin; what is odd is noted.
 //!
 //! Where the cache comes from ([`Ways`]):
-//! - `resctrl`: the core of the NF is given a class, and each point is measured.
+//! - `resctrl`: the core of the NF is given a class, and each point is measured; what it has in ways that it loses is evicted before
+//!   ([`eviction`]), or the notes say that it could not be.
 //! - `simulated`: the traced NF tells its loads and stores once, and a model ([`sluice_cache::trace`]) the misses of a packet for every number of
 //!   ways. Throughput with all ways is measured; with w ways a packet takes longer by the misses that it then has more, times what a miss
 //!   costs ([`chase`]). That has each miss wait for the one before it, where a processor has several under way, and it counts the whole
 //!   latency of the memory, where a hit would have taken a part of it. So it promises less than there is, as far as the model's misses are
 //!   right.
-//! - `none`: one value, whatever the ways.
+//! - `none`: one value, with all ways that the processor has. What there is with fewer is not known, and not promised.
 //!
 //! # Limits
 //! The stand is one thread, which writes the packets: an NF that takes less time for a packet than that is promised what the stand sends. Traffic in
@@ -28,6 +29,7 @@
 
 pub mod chain;
 pub mod chase;
+pub mod eviction;
 pub mod traffic;
 
 use std::path::{Path, PathBuf};
@@ -37,10 +39,12 @@ use sluice_cache::model::{Curve as Misses, Hierarchy, Sharing};
 use sluice_cache::trace::chain::Traced;
 use sluice_cache::{CacheError, trace};
 use sluice_slo::curve::{self, CurveError};
+use sluice_slo::placement::MOST_WAYS;
 use sluice_slo::profile::{CacheUse, Curve, FORM, Key, Profile, Source};
 
 use crate::estimate::stand::{self, Offer, Sequence, Stand};
 use crate::estimate::{EstimateError, Subject};
+use eviction::Behind;
 use traffic::{Followed, NoPackets, Packets};
 
 /// Length of a measurement of throughput.
@@ -51,12 +55,17 @@ const ENOUGH: f64 = 20.0;
 /// The part of packets that may take longer than a latency that is promised.
 const LATE: f64 = 0.05;
 const LONGEST_NS: f64 = 1e9;
-/// Before the first, and after a change of the class, whose new ways have to fill and whose lost ones are still full.
+/// Before the first, and after a change of the class, whose new ways have to fill.
 const SETTLE_NS: u64 = 100_000_000;
+/// What is noted where lost ways stay full.
+const NOT_EMPTIED: &str = "ways that the class lost were not emptied, for want of memory or of a core behind the same cache: with few \
+                           ways it may have been measured with more";
 /// Least and most load of the latency curve, as parts of the throughput.
 const LOADS: (f64, f64) = (0.05, 0.95);
-/// The class that the NF's core has while it is profiled.
-const CLASS: &str = "profile";
+/// The class that the NF's core has while it is profiled; one that is interrupted leaves it, and [`Resctrl::take_over`] removes it.
+///
+/// [`Resctrl::take_over`]: sluice_cache::resctrl::Resctrl::take_over
+pub const CLASS: &str = sluice_cache::resctrl::PROFILE;
 
 /// Where throughput with fewer ways comes from.
 pub enum Ways {
@@ -69,7 +78,7 @@ pub enum Ways {
         /// What one costs, in nanoseconds.
         miss_ns: f64,
     },
-    /// Nowhere.
+    /// Nowhere: only what there is with all of them is known.
     None,
 }
 
@@ -248,6 +257,10 @@ pub fn measure(subject: &Subject, plan: Plan, key: Key) -> Result<Profile, Measu
     let (mut bench, _) = Bench::start(subject, core, packets)?;
     let measured = throughput(&mut bench, &mut ways, core).and_then(|throughput| {
         let latency = bench.latency(&throughput.curve, LATE)?;
+        // Without its class, the NF was not measured as the curve says.
+        if let Ways::Controlled(control) = &ways {
+            control.verify(CLASS)?;
+        }
         Ok((throughput, latency))
     });
     // The class goes whatever came of it.
@@ -277,7 +290,8 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
     let fail = |error| no_curve("throughput", error);
     match ways {
         Ways::None => {
-            let curve = curve::build(&curve::Plan::throughput(1, 1), |_| Ok(vec![bench.fill(SAMPLE_NS)?])).map_err(fail)?;
+            let all = all_ways(Path::new("/"));
+            let curve = curve::build(&curve::Plan::throughput(all, all), |_| Ok(vec![bench.fill(SAMPLE_NS)?])).map_err(fail)?;
             Ok(Throughput::plain(Source::None, curve))
         }
         Ways::Simulated { misses, miss_ns } => {
@@ -300,10 +314,14 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
             let cpu = u32::try_from(core).unwrap_or(u32::MAX);
             control.make(&ClassSpec::new(CLASS, most))?;
             control.assign_cpus(CLASS, &[cpu])?;
-            let mut now = most;
+            let behind = Behind::of(control.shape(), core);
+            let (mut now, mut is_emptied) = (most, true);
             let mut give = |bench: &mut Bench, ways: u32| -> Result<(), MeasureError> {
                 if ways != now {
                     control.resize(CLASS, ways)?;
+                    if ways < now {
+                        is_emptied &= behind.as_ref().is_some_and(Behind::fill);
+                    }
                     now = ways;
                     bench.fill(SETTLE_NS)?;
                 }
@@ -313,12 +331,22 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
                 give(bench, ways as u32)?;
                 Ok(vec![bench.fill(SAMPLE_NS)?])
             });
-            let curve = curve.map_err(fail)?;
+            let mut curve = curve.map_err(fail)?;
             // Latency is measured with all of them.
             give(bench, most)?;
+            if !is_emptied {
+                curve.notes.push(NOT_EMPTIED.into());
+            }
             Ok(Throughput::plain(Source::Measured, curve))
         }
     }
+}
+
+/// All ways of the last-level cache of the host whose root directory is `system`. Where the kernel does not tell them, as many as no server
+/// has more of, so that nothing is promised with less than there is.
+fn all_ways(system: &Path) -> u32 {
+    let ways = sluice_cache::host::l3_caches(system).iter().map(|cache| cache.ways).max();
+    ways.filter(|ways| (1..=MOST_WAYS).contains(ways)).unwrap_or(MOST_WAYS)
 }
 
 /// The smallest and the largest class that can be made beside the root class, without the ways that devices use too.
@@ -386,7 +414,7 @@ mod tests {
         let misses = model(&falling, 5000);
         let mut rates = Vec::new();
         let curve = simulated(&misses, 80.0, &mut rates, || Ok::<_, Infallible>(1e7)).unwrap();
-        assert_eq!(rates.len(), 3, "what is always the same is measured three times, for all ways together");
+        assert_eq!(rates.len(), 7, "what is always the same is measured seven times, for all ways together");
         assert_eq!(curve.points.last().unwrap().y, 1e7);
         for ways in 1..=20u32 {
             let truth = slowed(1e7, misses.misses_per_packet(ways) - misses.misses_per_packet(20), 80.0);
@@ -420,6 +448,12 @@ mod tests {
         assert_eq!((sizes(0xc_0000), sizes(0)), ((1, 18), (1, 19)));
         // None at all: the class is refused, with the reason.
         assert_eq!(class_sizes(&NoControl::new(Path::new("/nowhere"))), (1, 1));
+    }
+
+    #[test]
+    fn a_cache_that_is_not_described_has_more_ways_than_a_server_gives() {
+        assert_eq!(all_ways(Path::new("/nowhere")), MOST_WAYS);
+        assert!((1..=MOST_WAYS).contains(&all_ways(Path::new("/"))));
     }
 
     #[test]

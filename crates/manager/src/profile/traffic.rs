@@ -161,7 +161,16 @@ impl Traffic {
             Self::Crafted(Crafted { size, flows, zipf, spread }) => {
                 let (packets, warm_up) = (FOLLOWED, WARM_UP);
                 let (flows, zipf, bytes, spread) = (*flows, *zipf, *size, *spread);
-                Ok(Followed::Made(trace::Traffic { packets, warm_up, flows, zipf, bytes, spread, seed: 1 }))
+                Ok(Followed::Made(trace::Traffic {
+                    packets,
+                    warm_up,
+                    accesses: Some(trace::ENOUGH),
+                    flows,
+                    zipf,
+                    bytes,
+                    spread,
+                    seed: 1,
+                }))
             }
             Self::Captured(path) => Ok(Followed::Given(packets::captured(path)?)),
         }

@@ -6,7 +6,7 @@
 //! taking for a whole burst of packets is one atomic step.
 //!
 //! # Limits
-//! Times are kept in 1/256 ns, differences up to 1.1 years. A rate above 25,600 million packets a second is none.
+//! Times are kept in 1/256 ns, differences up to 1.1 years: for so long may nothing come. A rate above 25,600 million packets a second is none.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,11 +25,20 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// From now on so many packets a second, and so many at once; without, all.
-    pub fn limit(&self, limit: Option<(f64, u64)>) {
+    /// From now on so many packets a second, and so many at once; without, all. Packets that were let in ahead of the clock stay so many packets.
+    pub fn limit(&self, now_ns: u64, limit: Option<(f64, u64)>) {
         let packet = limit.map_or(0, |(pps, _)| (1e9 * TICKS as f64 / pps.max(1e-3)) as u64);
+        let most = packet.saturating_mul(limit.map_or(0, |(_, burst)| burst.max(1)));
         // Relaxed: the packets of one burst may be judged by a mixture of old and new.
-        self.ahead.store(packet.saturating_mul(limit.map_or(0, |(_, burst)| burst.max(1))), Ordering::Relaxed);
+        let was = self.packet.load(Ordering::Relaxed);
+        if (was, self.ahead.load(Ordering::Relaxed)) == (packet, most) {
+            return;
+        }
+        let now = now_ns.wrapping_mul(TICKS);
+        let ahead = self.arrival.load(Ordering::Relaxed).wrapping_sub(now).cast_signed().max(0).cast_unsigned();
+        let packets = ahead.checked_div(was).unwrap_or(0);
+        self.arrival.store(now.wrapping_add(packets.saturating_mul(packet).min(most)), Ordering::Relaxed);
+        self.ahead.store(most, Ordering::Relaxed);
         self.packet.store(packet, Ordering::Relaxed);
     }
 
@@ -51,7 +60,9 @@ impl Bucket {
         let mut arrival = self.arrival.load(Ordering::Relaxed);
         loop {
             let ahead = arrival.wrapping_sub(now).cast_signed().max(0).cast_unsigned();
-            let taken = ((most.saturating_sub(ahead) / packet) as usize).min(n);
+            // No division as long as all may come in.
+            let all = ahead.saturating_add(packet.saturating_mul(n as u64)) <= most;
+            let taken = if all { n } else { (most.saturating_sub(ahead) / packet) as usize };
             if taken == 0 {
                 return 0;
             }
@@ -82,22 +93,37 @@ mod tests {
     fn a_burst_and_then_the_rate() {
         let bucket = Bucket::default();
         assert_eq!(bucket.take(0, 1 << 20), 1 << 20, "nothing is limited yet");
-        bucket.limit(Some((1e6, 64)));
-        let now = 7 * MS;
+        // After two years, the clock has gone round and the sign has changed.
+        let now = 7 * MS + (1 << 56);
+        bucket.limit(now, Some((1e6, 64)));
         assert_eq!((bucket.take(now, 100), bucket.take(now, 1)), (64, 0));
         assert_eq!(bucket.take(now + 10_000, 32), 10);
         bucket.give_back(4);
         assert_eq!(bucket.take(now + 10_000, 32), 4);
         assert_eq!(bucket.take(now + 1000 * MS, 100), 64, "what was not used is not saved up");
-        bucket.limit(None);
+        bucket.limit(now, None);
         assert!(!bucket.is_limiting());
         assert_eq!(bucket.take(now, 100), 100);
     }
 
     #[test]
+    fn another_limit_counts_what_was_let_in_as_so_many_packets() {
+        let bucket = Bucket::default();
+        let now = 9 * MS;
+        bucket.limit(now, Some((100.0, 64)));
+        assert_eq!(bucket.take(now, 100), 64, "640 ms ahead");
+        bucket.limit(now, Some((1e6, 64)));
+        assert_eq!((bucket.take(now, 1), bucket.take(now + 64_000, 100)), (0, 64), "64 us ahead");
+        bucket.limit(now + 64_000, Some((1e6, 16)));
+        assert_eq!(bucket.take(now + 80_000, 100), 16);
+        bucket.limit(now + 80_000, Some((1e6, 16)));
+        assert_eq!(bucket.take(now + 80_000, 100), 0, "the same limit forgets nothing");
+    }
+
+    #[test]
     fn threads_share_it() {
         let bucket = Bucket::default();
-        bucket.limit(Some((1.0, 1000)));
+        bucket.limit(MS, Some((1.0, 1000)));
         let taken: usize = std::thread::scope(|scope| {
             let take = || (0..1000).map(|_| bucket.take(MS, 3)).sum::<usize>();
             let threads: Vec<_> = (0..4).map(|_| scope.spawn(take)).collect();
@@ -109,15 +135,32 @@ mod tests {
     proptest! {
         /// Over any time no more than the rate and a burst, and no less if enough comes.
         #[test]
-        fn the_rate_is_kept(pps in 10.0..2e7f64, burst in 1u64..1000, gaps in prop::collection::vec((0u64..200_000, 1usize..64), 1..200)) {
+        fn the_rate_is_kept(
+            pps in 10.0..2e7f64,
+            burst in 1u64..1000,
+            steps in prop::collection::vec((0u64..200_000, 1usize..64, any::<bool>()), 1..200),
+        ) {
             let bucket = Bucket::default();
-            bucket.limit(Some((pps, burst)));
             let (mut now, mut taken, began) = (1u64 << 40, 0usize, 1u64 << 40);
-            for (gap, n) in gaps {
+            bucket.limit(now, Some((pps, burst)));
+            // Packets that may come in now.
+            let mut spare = burst as f64;
+            for (gap, n, is_flood) in steps {
                 now += gap;
-                taken += bucket.take(now, n);
+                spare = (spare + gap as f64 * pps / 1e9).min(burst as f64);
+                let mut got = 0;
+                loop {
+                    let more = bucket.take(now, n);
+                    got += more;
+                    if !is_flood || more == 0 {
+                        break;
+                    }
+                }
+                taken += got;
                 let most = (now - began) as f64 * pps / 1e9 + burst as f64;
                 prop_assert!(taken as f64 <= most * 1.001 + 1.0, "{taken} of {most}");
+                prop_assert!(got as f64 + 1.0 >= if is_flood { spare } else { spare.min(n as f64) } * 0.999 - 0.5, "{got} of {n}, {spare}");
+                spare = (spare - got as f64).max(0.0);
             }
         }
     }

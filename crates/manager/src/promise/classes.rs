@@ -1,9 +1,11 @@
 //! Ways of the cache for the instances of an assignment, by whatever control there is.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use sluice_cache::layout::{self, Limits};
 use sluice_cache::none::NoControl;
+use sluice_cache::others::Others;
 use sluice_cache::resctrl::Resctrl;
 use sluice_cache::{CacheControl, CacheError, ClassSpec, Origin};
 use sluice_slo::assignment::Assignment;
@@ -12,7 +14,7 @@ use sluice_slo::placement::Instance;
 use crate::config::promise::{Cache, Promises};
 
 /// The class of all instances that have no ways of their own.
-const SHARED: &str = "shared";
+pub const SHARED: &str = "shared";
 
 /// Times that the threads of a process are gone through, as it may make new ones meanwhile.
 const PASSES: usize = 16;
@@ -50,6 +52,15 @@ pub fn wanted(assignment: &Assignment) -> BTreeMap<String, u32> {
     assignment.server.instances.iter().map(|instance| (class_of(instance).0, ways(instance))).collect()
 }
 
+/// What classes may have of the cache, all together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Ways that there are, and what groups of others have of them.
+    pub limits: Limits,
+    /// Classes that others leave.
+    pub classes: u32,
+}
+
 /// What a class, or a part of it that is counted apart, uses of all caches.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Use {
@@ -57,6 +68,35 @@ pub struct Use {
     pub occupancy: Option<u64>,
     /// Bytes between cache and memory, ever.
     pub traffic: Option<u64>,
+}
+
+/// Why a process is not where it should be.
+#[derive(Debug, thiserror::Error)]
+pub enum PutError {
+    /// It has no part of its class's ways.
+    #[error("is not in its cache class: {0}")]
+    Class(CacheError),
+    /// It has, and what it uses of the cache is not known.
+    #[error("is in its cache class, and is not counted apart there: {0}")]
+    Watch(CacheError),
+}
+
+/// Where a process is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Inside {
+    class: String,
+    count: Count,
+}
+
+/// Whether a process is counted apart in a class that it shares.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Count {
+    /// It is, or need not be.
+    Done,
+    /// That was refused.
+    Refused,
+    /// It is to be tried.
+    Due,
 }
 
 /// A step that was done, and how it is undone.
@@ -71,9 +111,11 @@ pub struct Classes {
     control: Box<dyn CacheControl + Send>,
     /// Why there is no control, if so.
     why_none: Option<String>,
+    /// Where groups of others are seen, if there may be any.
+    groups: Option<PathBuf>,
     classes: BTreeMap<String, u32>,
-    /// The class that each process is in.
-    inside: BTreeMap<u32, String>,
+    /// Where each process is.
+    inside: BTreeMap<u32, Inside>,
 }
 
 impl Classes {
@@ -92,11 +134,12 @@ impl Classes {
                 Err(error) => (Box::new(NoControl::new(system)), Some(error.to_string())),
             },
         };
-        Ok(Self::with(control, why_none))
+        let groups = (control.origin() == Origin::Resctrl).then(|| settings.resctrl.clone());
+        Ok(Self { groups, ..Self::with(control, why_none) })
     }
 
     fn with(control: Box<dyn CacheControl + Send>, why_none: Option<String>) -> Self {
-        Self { control, why_none, classes: BTreeMap::new(), inside: BTreeMap::new() }
+        Self { control, why_none, groups: None, classes: BTreeMap::new(), inside: BTreeMap::new() }
     }
 
     /// By what classes are made.
@@ -132,7 +175,8 @@ impl Classes {
     /// Makes these classes the ones that there are. What is smaller than before gives its ways up first.
     ///
     /// # Errors
-    /// The control refuses; the classes are as they were then.
+    /// The control refuses; the classes are as they were then, as far as it lets them be put back. What there is after all is in
+    /// [`classes`](Self::classes).
     pub fn change(&mut self, wanted: BTreeMap<String, u32>) -> Result<(), ClassesError> {
         if self.origin() == Origin::None {
             return Ok(());
@@ -141,21 +185,31 @@ impl Classes {
         match self.steps(&wanted, &mut done) {
             Ok(()) => {
                 self.classes = wanted;
-                self.inside.retain(|_, class| self.classes.contains_key(class));
+                self.inside.retain(|_, inside| self.classes.contains_key(&inside.class));
                 Ok(())
             }
             Err(error) => {
                 for step in done.into_iter().rev() {
-                    let undone = match step {
-                        Done::Made(name) => self.control.release(&name),
-                        Done::Resized(name, ways) => self.control.resize(&name, ways).map(drop),
+                    let undone = match &step {
+                        Done::Made(name) => self.control.release(name),
+                        Done::Resized(name, ways) => self.control.resize(name, *ways).map(drop),
                         Done::Released(name, ways) => {
-                            self.inside.retain(|_, class| *class != name);
-                            self.control.make(&ClassSpec::new(name, ways)).map(drop)
+                            self.inside.retain(|_, inside| inside.class != *name);
+                            self.control.make(&ClassSpec::new(name.clone(), *ways)).map(drop)
                         }
                     };
                     if let Err(error) = undone {
                         eprintln!("sluiced: a cache class cannot be put back as it was: {error}");
+                        // The next change begins with what there is.
+                        match step {
+                            Done::Made(name) | Done::Resized(name, _) => {
+                                let now = wanted[&name];
+                                self.classes.insert(name, now);
+                            }
+                            Done::Released(name, _) => {
+                                self.classes.remove(&name);
+                            }
+                        }
                     }
                 }
                 Err(error.into())
@@ -189,24 +243,40 @@ impl Classes {
         &self.classes
     }
 
-    /// Gives a class another number of ways.
-    ///
-    /// # Errors
-    /// There is no such class, or not so many ways.
-    pub fn resize(&mut self, name: &str, ways: u32) -> Result<(), CacheError> {
-        self.control.resize(name, ways)?;
-        self.classes.insert(name.into(), ways);
-        Ok(())
+    /// Whether ways can be given.
+    pub fn gives_ways(&self) -> bool {
+        self.control.shape().ways > 0
+    }
+
+    /// What there is for classes now; none without a control that gives ways. I/O ways are left to the system, or as many as it must have.
+    pub fn room(&self) -> Option<Room> {
+        let shape = self.control.shape();
+        let others = self.groups.as_ref().map(|path| Others::read(path, &self.control.classes())).unwrap_or_default();
+        let all = layout::low(shape.ways);
+        let limits =
+            Limits { all, io: shape.io_mask, taken: others.ways, root: all, min_ways: shape.min_ways, sparse: shape.sparse };
+        self.gives_ways().then_some(Room { limits, classes: shape.classes.saturating_sub(others.groups) })
+    }
+
+    /// Ways of the shared class; none if there is none.
+    pub fn shared_ways(&self) -> Option<u32> {
+        self.classes.get(SHARED).copied()
     }
 
     /// Puts a process into a class, if it is not there yet; in a class that it shares it is counted apart under `watch`, where that can be.
+    /// What could not be counted is tried again after [`try_again`](Self::try_again).
     ///
     /// # Errors
-    /// The control refuses.
-    pub fn put(&mut self, pid: u32, class: &str, watch: Option<&str>) -> Result<(), CacheError> {
-        if !self.classes.contains_key(class) || self.inside.get(&pid).is_some_and(|known| known == class) {
+    /// The control refuses one or the other.
+    pub fn put(&mut self, pid: u32, class: &str, watch: Option<&str>) -> Result<(), PutError> {
+        if !self.classes.contains_key(class) {
             return Ok(());
         }
+        let is_there = match self.inside.get(&pid).filter(|inside| inside.class == class) {
+            Some(inside) if inside.count != Count::Due => return Ok(()),
+            known => known.is_some(),
+        };
+        let watch = watch.filter(|_| self.control.shape().occupancy);
         let mut seen: Vec<u32> = Vec::new();
         for _ in 0..PASSES {
             let threads = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
@@ -215,14 +285,26 @@ impl Classes {
             if fresh.is_empty() {
                 break;
             }
-            self.control.assign_tasks(class, &fresh)?;
-            if let Some(watch) = watch.filter(|_| self.control.shape().occupancy) {
-                self.control.watch(class, watch, &fresh)?;
+            if !is_there && let Err(error) = self.control.assign_tasks(class, &fresh) {
+                self.inside.remove(&pid);
+                return Err(PutError::Class(error));
+            }
+            // Counted apart or not, it is in there.
+            self.inside.insert(pid, Inside { class: class.into(), count: Count::Refused });
+            if let Some(watch) = watch {
+                self.control.watch(class, watch, &fresh).map_err(PutError::Watch)?;
             }
             seen.extend(fresh);
         }
-        self.inside.insert(pid, class.into());
+        if let Some(inside) = self.inside.get_mut(&pid) {
+            inside.count = Count::Done;
+        }
         Ok(())
+    }
+
+    /// A moment later, what could not be counted may be.
+    pub fn try_again(&mut self) {
+        self.inside.values_mut().filter(|inside| inside.count == Count::Refused).for_each(|inside| inside.count = Count::Due);
     }
 
     /// Forgets processes that are none of these.
@@ -255,15 +337,120 @@ fn open_resctrl(settings: &Promises) -> Result<Resctrl, CacheError> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex, PoisonError};
+
     use sluice_cache::model::{Geometry, Hierarchy};
     use sluice_cache::simulated::Simulated;
+    use sluice_cache::{Granted, Moved, Shape, Usage};
 
     use super::super::overlay::tests::assignment;
     use super::*;
 
-    fn eight_ways() -> Classes {
+    fn simulated() -> Simulated {
         let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 64, ways: 8 } };
-        Classes::with(Box::new(Simulated::new(hierarchy, 0, 4).unwrap()), None)
+        Simulated::new(hierarchy, 0, 4).unwrap()
+    }
+
+    fn eight_ways() -> Classes {
+        Classes::with(Box::new(simulated()), None)
+    }
+
+    /// What a control refuses at the moment, and the watches that were asked of it.
+    #[derive(Default)]
+    struct Mood {
+        refuses: &'static [&'static str],
+        watches: u32,
+    }
+
+    /// A model that refuses what it is told to, and counts whom it is told to.
+    struct Moody {
+        model: Simulated,
+        mood: Arc<Mutex<Mood>>,
+    }
+
+    impl Moody {
+        fn does(&self, what: &str) -> Result<(), CacheError> {
+            let mood = self.mood.lock().unwrap_or_else(PoisonError::into_inner);
+            if mood.refuses.contains(&what) { Err(CacheError::Locked { path: "/here".into() }) } else { Ok(()) }
+        }
+    }
+
+    impl CacheControl for Moody {
+        fn origin(&self) -> Origin {
+            self.model.origin()
+        }
+        fn shape(&self) -> &Shape {
+            self.model.shape()
+        }
+        fn make(&mut self, spec: &ClassSpec) -> Result<Granted, CacheError> {
+            self.does("make").and_then(|()| self.model.make(spec))
+        }
+        fn resize(&mut self, name: &str, ways: u32) -> Result<Granted, CacheError> {
+            self.does("resize").and_then(|()| self.model.resize(name, ways))
+        }
+        fn classes(&self) -> Vec<Granted> {
+            self.model.classes()
+        }
+        fn assign_tasks(&mut self, name: &str, tasks: &[u32]) -> Result<Moved, CacheError> {
+            self.does("assign").and_then(|()| self.model.assign_tasks(name, tasks))
+        }
+        fn assign_cpus(&mut self, name: &str, cpus: &[u32]) -> Result<(), CacheError> {
+            self.model.assign_cpus(name, cpus)
+        }
+        fn watch(&mut self, _name: &str, _watch: &str, tasks: &[u32]) -> Result<Moved, CacheError> {
+            self.mood.lock().unwrap_or_else(PoisonError::into_inner).watches += 1;
+            self.does("watch").map(|()| Moved { tasks: tasks.to_vec(), gone: Vec::new() })
+        }
+        fn usage(&self, name: &str, watch: Option<&str>) -> Result<BTreeMap<u32, Usage>, CacheError> {
+            self.model.usage(name, watch)
+        }
+        fn release(&mut self, name: &str) -> Result<(), CacheError> {
+            self.does("release").and_then(|()| self.model.release(name))
+        }
+    }
+
+    fn moody() -> (Classes, Arc<Mutex<Mood>>) {
+        let mood = Arc::new(Mutex::new(Mood::default()));
+        (Classes::with(Box::new(Moody { model: simulated(), mood: mood.clone() }), None), mood)
+    }
+
+    #[test]
+    fn what_is_not_counted_is_counted_later_and_is_in_its_class_all_the_same() {
+        let (mut classes, mood) = moody();
+        classes.change(of(&[(SHARED, 4)])).unwrap();
+        mood.lock().unwrap().refuses = &["watch"];
+        let pid = std::process::id();
+        let put = |classes: &mut Classes| classes.put(pid, SHARED, Some("web.0"));
+        let said = put(&mut classes).unwrap_err().to_string();
+        assert!(said.contains("is in its cache class, and is not counted apart"), "{said}");
+        put(&mut classes).unwrap();
+        assert_eq!(mood.lock().unwrap().watches, 1, "not before its time");
+        classes.try_again();
+        assert!(put(&mut classes).is_err());
+        // It is in there: the control is not asked for that again.
+        mood.lock().unwrap().refuses = &["assign"];
+        classes.try_again();
+        put(&mut classes).unwrap();
+        let watches = mood.lock().unwrap().watches;
+        classes.try_again();
+        put(&mut classes).unwrap();
+        assert_eq!((mood.lock().unwrap().watches, watches >= 3), (watches, true));
+        // In another class it is not, and never was.
+        classes.change(of(&[("web.0", 4)])).unwrap();
+        let said = classes.put(pid, "web.0", None).unwrap_err().to_string();
+        assert!(said.contains("is not in its cache class"), "{said}");
+    }
+
+    #[test]
+    fn a_change_that_cannot_be_undone_leaves_what_there_is() {
+        let (mut classes, mood) = moody();
+        classes.change(of(&[("a", 2), ("b", 2)])).unwrap();
+        mood.lock().unwrap().refuses = &["make"];
+        assert!(classes.change(of(&[("b", 3), ("c", 2)])).is_err());
+        assert_eq!(classes.classes(), &of(&[("b", 2)]), "\"a\" is gone, and cannot be made");
+        mood.lock().unwrap().refuses = &[];
+        classes.change(of(&[("b", 3), ("c", 2)])).unwrap();
+        assert_eq!(classes.classes(), &of(&[("b", 3), ("c", 2)]));
     }
 
     fn of(classes: &[(&str, u32)]) -> BTreeMap<String, u32> {

@@ -18,20 +18,19 @@
 //! - [`classes`] gives instances their ways of the cache.
 //! - Weights keep each place its part of its core ([`sluice_policy::sched::reserve`]).
 //! - [`sight`] takes windows of about a second from the counters, and [`sluice_slo::watch`] judges them.
+//! - [`steer`] feeds those of SLOs on demand to [`sluice_slo::on_demand`] and makes classes, limits and instances of what it decides.
 //!
-//! The supervisor does all of it ([`crate::supervisor`], `promises.rs`).
+//! The supervisor does all of it ([`crate::supervisor`], `promises.rs` and `steering.rs`).
 //!
 //! # Limits
 //! Packets that wait for an NF of a pool, and packets that an SDN controller lets go on, are not policed. A tenant's packets are known by the
 //! rules: a rogue that pretends to be another is that other.
 //!
-//! SLOs on demand get a place in the shared class, their latency is watched, and nothing is policed. Who decides more for them finds all that
-//! it needs in [`sight::OnDemand`], each window, and carries it out by `resize` and `put` of [`classes::Classes`], by
-//! [`bucket::Bucket::limit`], and by an assignment with one instance more.
-//!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.
 
 pub mod bucket;
 pub mod classes;
+pub mod kept;
 pub mod overlay;
 pub mod sight;
+pub mod steer;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_slo::assignment::Assignment;
 
+use crate::config::diff;
 use crate::config::model::{Config, Service, hop};
 
 /// A configuration that keeps an assignment.
@@ -65,8 +66,8 @@ pub enum OverlayError {
     },
 }
 
-/// Makes it. `places` are the cores that the assignment counts; `made` are services that were made for an assignment before: those that fit keep
-/// their names, and so their instances. A service that changes gets another name, so that the new one is there before the old one goes.
+/// Makes it. `places` are the cores that the assignment counts; `made` are services that were made for an assignment before: those that fit, or
+/// fit when they have more instances, keep their names, and so the instances that they have. A service that changes gets another name, so that the new one is there before the old one goes.
 ///
 /// # Errors
 /// [`OverlayError`]. What the result lacks otherwise, its check as a configuration tells.
@@ -108,10 +109,16 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
             let cores: Vec<usize> =
                 instances.iter().filter_map(|i| places.get(*i.cores.get(nth % i.cores.len().max(1))? as usize).copied()).collect();
             let wanted = Service { name: String::new(), instances: instances.len() as u32, cores, ..found.clone() };
-            let same = made.iter().find(|service| Service { name: String::new(), ..(*service).clone() } == wanted);
-            let same = same.filter(|service| {
-                is_of(&service.name, &slo.name, template) && !overlaid.services.values().any(|n| *n == service.name)
-            });
+            let own_made = || {
+                made.iter().filter(|service| {
+                    is_of(&service.name, &slo.name, template) && !overlaid.services.values().any(|n| *n == service.name)
+                })
+            };
+            let fits = |service: &Service| {
+                let unnamed = Service { name: String::new(), ..service.clone() };
+                unnamed == wanted || diff::grows(&unnamed, &wanted)
+            };
+            let same = own_made().find(|service| fits(service));
             let name = same.map_or_else(|| fresh(&slo.name, template, &taken), |service| service.name.clone());
             taken.insert(name.clone());
             own.push((template.into(), name.clone()));
@@ -249,6 +256,11 @@ pub(crate) mod tests {
         assert_eq!(moved.services[&("acme".into(), "nat".into())], "acme-nat-2");
         let again = overlay(&base, &assignment(&[("acme", &["nat"], &[&[0]], 2)]), &PLACES, &made(&moved)).unwrap();
         assert_eq!(again.services[&("acme".into(), "nat".into())], "acme-nat");
+        let grown = overlay(&base, &assignment(&[("acme", &["nat"], &[&[0], &[3]], 2)]), &PLACES, &made(&before)).unwrap();
+        assert_eq!(
+            made(&grown).into_iter().map(|s| (s.name, s.cores, s.instances)).collect::<Vec<_>>(),
+            [("acme-nat".into(), vec![1, 3], 2)]
+        );
     }
 
     #[test]

@@ -134,11 +134,56 @@ pub struct InstanceUse {
     pub misses_per_s: Option<f64>,
 }
 
+/// Windows in a row in which the count of an instance is waited for: two moments are needed, and at one the counter may have no value.
+const UNCOUNTED_WINDOWS: u32 = 2;
+
+/// Instances that are not counted, and for how many windows in a row. The counter of one may be somebody else's, or its NF may never have been there:
+/// the others are not to wait for it for ever.
+#[derive(Debug, Default)]
+pub struct Uncounted {
+    windows: BTreeMap<(String, u32), u32>,
+}
+
+impl Uncounted {
+    /// One window: whether there is somebody whose count is to be waited for.
+    pub fn awaits(&mut self, seen: &[OnDemand]) -> bool {
+        let is_uncounted = |one: &&InstanceUse| one.misses_per_s.is_none();
+        let before = std::mem::take(&mut self.windows);
+        for slo in seen {
+            for one in slo.instances.iter().filter(is_uncounted) {
+                let id = (slo.slo.clone(), one.number);
+                let windows = before.get(&id).map_or(1, |windows| windows.saturating_add(1));
+                self.windows.insert(id, windows);
+            }
+        }
+        self.windows.values().any(|windows| *windows <= UNCOUNTED_WINDOWS)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn who_is_not_counted_is_waited_for_and_not_for_ever() {
+        let seen = |counted: &[bool]| {
+            let one = |(number, is_counted): (u32, &bool)| InstanceUse {
+                number,
+                misses_per_s: is_counted.then_some(0.0),
+                ..InstanceUse::default()
+            };
+            [OnDemand { slo: "a".into(), instances: (0..).zip(counted).map(one).collect(), ..OnDemand::default() }]
+        };
+        let mut uncounted = Uncounted::default();
+        let mut awaits = |counted: &[bool]| uncounted.awaits(&seen(counted));
+        assert!(!awaits(&[true]));
+        assert_eq!([(); 4].map(|()| awaits(&[true, false])), [true, true, false, false]);
+        // Another one has gone to another class: that one is waited for.
+        assert_eq!([(); 3].map(|()| awaits(&[false, false])), [true, true, false]);
+        assert!(!awaits(&[true, true]) && awaits(&[true, false]), "and the next time again");
+    }
 
     #[test]
     fn a_window_is_the_difference_of_two_moments() {

@@ -239,6 +239,7 @@ impl Backend for Remote {
         let service = service.to_string();
         self.change(move |s| {
             s.not_upgrading(&service)?;
+            s.not_kept(&service)?;
             let wanted = s.with(|c| {
                 if let Some(service) = c.services.iter_mut().find(|x| x.name == service) {
                     service.instances += 1;
@@ -284,7 +285,9 @@ impl Backend for Remote {
                 return Err(ApiError::not_found("NF", &name, &s.nf_names()));
             };
             let service = s.nfs.get(&number).and_then(|nf| s.services[nf.service as usize].as_ref()).map(|x| x.config.name.clone());
-            service.as_ref().map_or(Ok(()), |service| s.not_upgrading(service)).map_err(ApiError::from)?;
+            if let Some(service) = &service {
+                s.not_upgrading(service).and_then(|()| s.not_kept(service)).map_err(ApiError::from)?;
+            }
             for known in s.config.services.iter_mut().filter(|x| Some(&x.name) == service.as_ref() && !x.is_pooled()) {
                 known.instances = known.instances.saturating_sub(1);
             }
@@ -314,6 +317,8 @@ impl Backend for Remote {
                 )));
             }
             s.not_upgrading(&name)?;
+            s.not_kept(&name)?;
+            s.not_copied(&name)?;
             s.remove_service(&name)
         })?;
         wait_for(gone)

@@ -120,6 +120,28 @@ impl Supervisor {
 
     /// Makes one more instance of a service and starts it.
     pub(super) fn new_instance(&mut self, service_number: u16, core: Option<usize>) -> Result<u16, SupervisorError> {
+        let number = self.make_instance(service_number, core)?;
+        self.count_in(number);
+        self.launch(number);
+        Ok(number)
+    }
+
+    /// Starts one more instance on a core, beside those that the service has: it is given no packets before it is one of them.
+    pub(super) fn start_beside(&mut self, service_number: u16, core: usize) -> Result<u16, SupervisorError> {
+        let number = self.make_instance(service_number, Some(core))?;
+        self.launch(number);
+        Ok(number)
+    }
+
+    /// Makes an instance one of those that its service has.
+    pub(super) fn count_in(&mut self, number: u16) {
+        let service = self.nfs.get(&number).map(|nf| nf.service as usize);
+        if let Some(Some(service)) = service.and_then(|service| self.services.get_mut(service)) {
+            service.instances.push(number);
+        }
+    }
+
+    fn make_instance(&mut self, service_number: u16, core: Option<usize>) -> Result<u16, SupervisorError> {
         self.has_room_for(1)?;
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
@@ -132,13 +154,27 @@ impl Supervisor {
                 (self.next_nf - 1, service.next_index - 1)
             }
         };
-        service.instances.push(number);
         let core = core.unwrap_or_else(|| service.core_of(index));
         let nf = NfState::new(number, service_number, format!("{}.{index}", service.config.name), core);
         self.names.insert(nf.name.clone(), number);
         self.nfs.insert(number, nf);
-        self.launch(number);
         Ok(number)
+    }
+
+    /// NFs that changes start.
+    pub(super) fn starts(&self, changes: &[Change]) -> u32 {
+        let started = |change: &Change| match change {
+            Change::AddService { service } | Change::ReplaceService { service } => service.first_instances(),
+            Change::AddInstances { service, instances, .. } => instances.saturating_sub(self.instances_of(service)),
+            _ => 0,
+        };
+        changes.iter().map(started).sum()
+    }
+
+    /// How many instances a service has.
+    pub(super) fn instances_of(&self, service: &str) -> u32 {
+        let number = self.service_number(service);
+        number.and_then(|number| self.services[number as usize].as_ref()).map_or(0, |service| service.instances.len() as u32)
     }
 
     /// Removes an instance: it is given no new flows, and told to stop when its packets have gone.
@@ -291,9 +327,20 @@ impl Supervisor {
             Change::ReplaceService { service } => return self.replace_service(service),
             Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
-            Change::AddInstances { service, instances } | Change::RemoveInstances { service, instances } => {
+            Change::AddInstances { service, instances, cores } => {
+                let number = self.service_number(&service).ok_or_else(|| no_such("service", &service))?;
+                self.has_room_for(self.starts(std::slice::from_ref(change)))?;
+                if let Some(Some(state)) = self.services.get_mut(number as usize) {
+                    state.config.cores.clone_from(&cores);
+                }
+                self.config
+                    .services
+                    .iter_mut()
+                    .filter(|known| known.name == service)
+                    .for_each(|known| known.cores.clone_from(&cores));
                 return self.set_instances(&service, instances);
             }
+            Change::RemoveInstances { service, instances } => return self.set_instances(&service, instances),
             Change::AddChain { chain } => self.add_chain(chain)?,
             Change::ReplaceChain { chain } => self.replace_chain(chain)?,
             Change::RemoveChain { chain } => self.remove_chain(&chain)?,
@@ -307,8 +354,10 @@ impl Supervisor {
         let mut gone = Gone::new();
         let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         self.has_room_for(wanted.saturating_sub(instances.len() as u32))?;
-        for _ in instances.len()..wanted as usize {
-            self.new_instance(number, None)?;
+        let cores = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.config.cores.clone());
+        for place in instances.len()..wanted as usize {
+            // By its place among those that are there: the numbers of instances go on after an upgrade.
+            self.new_instance(number, cores.get(place % cores.len().max(1)).copied())?;
         }
         for nf in instances.iter().skip(wanted as usize) {
             gone.push(self.watch_and_retire(*nf));

@@ -17,6 +17,7 @@ use sluice_shm::page::Control;
 use super::priorities::own_priority;
 use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, token};
 use crate::config::model::{Mode, OnFailure};
+use crate::dataplane::Fence;
 use crate::estimate::kept::Of;
 use crate::mechanism::process;
 use crate::nf::container::Life;
@@ -545,6 +546,10 @@ impl Supervisor {
                 if !self.publish_pool(service) {
                     self.publish();
                 }
+                let fence = self.plane.fence();
+                if let Some(nf) = self.nfs.get_mut(&number) {
+                    nf.fence = Some(fence);
+                }
             }
             State::Starting => {
                 nf.state = State::Stopping;
@@ -566,7 +571,7 @@ impl Supervisor {
     /// Tells an NF to stop.
     fn tell_to_stop(nf: &mut NfState) {
         nf.state = State::Stopping;
-        nf.draining = false;
+        (nf.draining, nf.fence) = (false, None);
         nf.deadline = Some(Instant::now() + STOP_PATIENCE);
         if let Some(handle) = &nf.handle {
             handle.wants_core.store(true, Ordering::Relaxed);
@@ -591,6 +596,7 @@ impl Supervisor {
         self.govern_late();
         self.tick_zygotes(now);
         self.size_pools(now);
+        self.see_restored();
         self.tend_promises();
         let (mut starting, mut settled, mut late) = (Vec::new(), Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
@@ -614,11 +620,13 @@ impl Supervisor {
                     foreign.is_leaving = true;
                 }
                 if nf.draining {
+                    // In this order: what a thread was about to send it is counted when the thread has passed.
+                    let passed = nf.fence.as_mut().is_none_or(Fence::is_passed);
                     let empty = nf.handle.as_ref().is_none_or(|h| {
                         let (posted, returned) = h.posted_returned();
                         h.in_flight.load(Ordering::Relaxed) == 0 && posted <= returned
                     });
-                    if empty || nf.deadline.is_some_and(|d| now >= d) {
+                    if passed && empty || nf.deadline.is_some_and(|d| now >= d) {
                         Self::tell_to_stop(nf);
                     }
                     continue;

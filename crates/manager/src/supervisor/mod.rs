@@ -16,6 +16,7 @@ mod ports;
 mod priorities;
 mod promises;
 mod report;
+mod steering;
 mod tuning;
 mod upgrade;
 mod zygote;
@@ -36,7 +37,7 @@ use crate::classify::hits::RuleHits;
 use crate::classify::rule::{Rule, RuleSet};
 use crate::config::model::{self, Config};
 use crate::controller::Controller;
-use crate::dataplane::{DataPlane, Place, PlaneError};
+use crate::dataplane::{DataPlane, Fence, Place, PlaneError};
 use crate::estimate::kept::Kept;
 use crate::forward::TraceRequest;
 use crate::nf::State;
@@ -142,6 +143,8 @@ struct NfState {
     reclaim_ns: Option<u64>,
     /// It is on its way out: when its packets are gone it is told to stop.
     draining: bool,
+    /// What packet threads pass when they send it nothing more. Until then, one may be about to.
+    fence: Option<Fence>,
     /// Counters of its former processes, so that totals never go back.
     before: report::NfTotals,
     cpu: report::CpuMeter,
@@ -179,6 +182,7 @@ impl NfState {
             welcomed_ns: None,
             reclaim_ns: None,
             draining: false,
+            fence: None,
             before: report::NfTotals::default(),
             cpu: report::CpuMeter::default(),
             waiters: Vec::new(),
@@ -279,7 +283,7 @@ impl Supervisor {
     /// # Errors
     /// The first thing that failed.
     pub fn start(config: Config, config_path: Option<PathBuf>, record: Record) -> Result<Self, SupervisorError> {
-        let promises = promises::Promises::open(&config.promises)?;
+        let promises = promises::Promises::open(&config)?;
         let plane = DataPlane::start(&config)?;
         let controller =
             Controller::start(&config.sched).map_err(|source| PlaneError::Thread { core: config.manager.monitor[0], source })?;
@@ -375,6 +379,7 @@ impl Supervisor {
         self.tell_agent();
         // Only now: a generator that begins before the sink is there would lose packets.
         self.plane.start_rx();
+        self.restore_placement();
         Ok(())
     }
 

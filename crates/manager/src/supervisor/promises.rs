@@ -1,13 +1,13 @@
 //! The agent: keeps an assignment on the running system, measures how, and says who breaks what. What it does is in [`crate::promise`].
 //!
 //! An assignment is taken in three steps, between which packets flow and other requests are served: everything is checked, cache classes
-//! are changed, and new services are started; when their instances are ready, chains are led to them, and what nobody needs any more goes. What
-//! fails before the last step leaves everything as it was.
+//! are changed, and new services and instances are started; when these are ready, packets are led to them, and what nobody needs any more goes.
+//! What fails before the last step leaves everything as it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use sluice_cache::Origin;
@@ -16,7 +16,8 @@ use sluice_policy::sched::reserve::Part;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Counter;
-use sluice_slo::assignment::Assignment;
+use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::on_demand::Request;
 use sluice_slo::placement::Instance;
 use sluice_slo::profile::Digest;
 use sluice_slo::slo::Slo;
@@ -30,9 +31,11 @@ use crate::control::model as api;
 use crate::control::promise::{self as report, Placed};
 use crate::nf::State;
 use crate::promise::bucket::Bucket;
-use crate::promise::classes::{self, Classes, class_of};
+use crate::promise::classes::Classes;
+use crate::promise::kept;
 use crate::promise::overlay::{Overlaid, overlay, strip};
-use crate::promise::sight::{Counts, InstanceUse, OnDemand, Rates, Windows};
+use crate::promise::sight::{Counts, InstanceUse, OnDemand, Rates, Uncounted, Windows};
+use crate::promise::steer::{Steering, is_on_demand};
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -54,14 +57,23 @@ struct Kept {
 }
 
 /// One that is about to be.
-struct Placing {
+pub(super) struct Placing {
     assignment: Assignment,
-    /// Services that were started for it, and what the cache classes were before.
+    /// Services that were started for it, and instances beside those of services that there are.
     started: Vec<String>,
+    beside: Vec<u16>,
+    /// What the cache classes were before, and those of instances on demand among them.
     classes: BTreeMap<String, u32>,
+    own: BTreeMap<String, u32>,
     changes: Vec<api::Change>,
     until: Instant,
     asker: Sender<Outcome>,
+}
+
+/// An instance that is about to be added, for an SLO on demand.
+pub(super) struct Adding {
+    pub(super) request: Request,
+    pub(super) outcome: Receiver<Outcome>,
 }
 
 /// What was seen of a promise in the last window.
@@ -76,28 +88,39 @@ struct Last {
 
 /// What the supervisor has of promises.
 pub(super) struct Promises {
-    settings: model::Promises,
-    classes: Classes,
+    pub(super) settings: model::Promises,
+    /// Whether packets are timed.
+    times: bool,
+    pub(super) classes: Classes,
     kept: Option<Kept>,
-    placing: Option<Placing>,
-    buckets: BTreeMap<String, Arc<Bucket>>,
+    pub(super) placing: Option<Placing>,
+    pub(super) buckets: BTreeMap<String, Arc<Bucket>>,
     windows: Windows,
     window_s: f64,
     watch: Watch,
     last: BTreeMap<String, Last>,
     /// Bytes from memory for each class or watch, at the end of the last window.
-    traffic: BTreeMap<String, u64>,
+    pub(super) traffic: BTreeMap<String, u64>,
+    pub(super) uncounted: Uncounted,
     on_demand: Vec<OnDemand>,
+    pub(super) steering: Steering,
+    pub(super) adding: Option<Adding>,
+    /// What comes of the placement of before a restart.
+    restoring: Option<Receiver<Outcome>>,
+    /// Whether it was said that SLOs on demand share no cache.
+    pub(super) said_unshared: bool,
     /// What went wrong with processes and classes, said once each.
-    troubles: BTreeSet<String>,
+    pub(super) troubles: BTreeSet<String>,
 }
 
 impl Promises {
     /// With nothing promised yet.
-    pub(super) fn open(settings: &model::Promises) -> Result<Self, SupervisorError> {
+    pub(super) fn open(config: &Config) -> Result<Self, SupervisorError> {
+        let settings = &config.promises;
         let classes = Classes::open(settings).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         Ok(Self {
             settings: settings.clone(),
+            times: config.manager.latency_sample > 0,
             classes,
             kept: None,
             placing: None,
@@ -107,9 +130,19 @@ impl Promises {
             watch: Watch::default(),
             last: BTreeMap::new(),
             traffic: BTreeMap::new(),
+            uncounted: Uncounted::default(),
             on_demand: Vec::new(),
+            steering: Steering::new(settings.police),
+            adding: None,
+            restoring: None,
+            said_unshared: false,
             troubles: BTreeSet::new(),
         })
+    }
+
+    /// What was placed before a restart is not any more.
+    fn not_restored(&mut self, why: &str) {
+        self.trouble(format!("what was placed before the restart is not kept: {why}; place it anew"));
     }
 
     /// What may come into a chain, if it is one that something is promised of.
@@ -138,7 +171,7 @@ impl Promises {
     }
 
     /// Of each promise: its name and what is told of it.
-    fn slos(&self) -> impl Iterator<Item = &Slo> {
+    pub(super) fn slos(&self) -> impl Iterator<Item = &Slo> {
         self.kept.iter().flat_map(|kept| &kept.assignment.slos).map(|promised| &promised.slo)
     }
 
@@ -149,20 +182,23 @@ impl Promises {
     }
 
     /// What may come of an SLO.
-    fn limit(&self, assignment: &Assignment, slo: &Slo) -> Option<(f64, u64)> {
-        let pps = assignment.throughput_pps(slo).filter(|_| self.settings.police)?;
+    pub(super) fn limit(&self, assignment: &Assignment, slo: &Slo) -> Option<(f64, u64)> {
+        let pps = if is_on_demand(slo) { self.steering.limit(slo) } else { assignment.throughput_pps(slo) };
+        let pps = pps.filter(|_| self.settings.police)?;
         Some((pps, LEAST_BURST.max((pps * f64::from(self.settings.burst_us) / 1e6) as u64)))
     }
 
-    /// What the instances of an SLO use of the cache, by number.
-    fn uses(&mut self, assignment: &Assignment, slo: &Slo, seconds: f64) -> Vec<InstanceUse> {
+    /// What the instances of an SLO use of the cache, by number; `before` is the traffic at the end of the window before.
+    fn uses(&mut self, assignment: &Assignment, slo: &Slo, seconds: f64, before: &BTreeMap<String, u64>) -> Vec<InstanceUse> {
         let mut all = Vec::new();
         for instance in assignment.instances(&slo.name) {
-            let (class, watch) = class_of(instance);
+            let (class, watch) = self.steering.class_of(instance);
             let found = self.classes.usage(&class, watch.as_deref());
-            let name = watch.unwrap_or_else(|| class.clone());
-            let before = found.traffic.and_then(|now| self.traffic.insert(name, now));
-            let lines = found.traffic.zip(before).map(|(now, before)| now.saturating_sub(before) as f64 / 64.0);
+            // By both names: an instance that has gone to another class is counted anew.
+            let name = format!("{class}/{}", watch.unwrap_or_default());
+            let was = before.get(&name).copied();
+            self.traffic.extend(found.traffic.map(|now| (name, now)));
+            let lines = found.traffic.zip(was).map(|(now, before)| now.saturating_sub(before) as f64 / 64.0);
             all.push(InstanceUse {
                 number: instance.number,
                 ways: self.classes.classes().get(&class).copied().unwrap_or(0),
@@ -175,9 +211,13 @@ impl Promises {
     }
 
     fn notes(&self) -> Vec<String> {
-        let classes = self.kept.as_ref().map_or(0, |kept| classes::wanted(&kept.assignment).len());
-        let none = self.classes.why_none().filter(|_| classes > 0);
+        let none = self.classes.why_none().filter(|_| self.kept.is_some());
         let mut notes: Vec<String> = none.map(|why| format!("no cache classes: {why}")).into_iter().collect();
+        notes.extend(self.why_unshared());
+        if !self.times && self.kept.is_some() {
+            let why = "latencies are not measured (manager.latency_sample = 0): nobody knows whether they are kept, and SLOs on demand are not helped";
+            notes.push(why.into());
+        }
         notes.extend(self.troubles.iter().cloned());
         notes
     }
@@ -193,8 +233,17 @@ struct Member {
 }
 
 impl Supervisor {
-    /// Begins to keep an assignment. The receiver is told what came of it.
+    /// Begins to keep an assignment that somebody asks for. The receiver is told what came of it.
     pub(super) fn begin_placing(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
+        let told = self.begin(assignment)?;
+        self.promises.steering.ask_anew();
+        // What comes of an instance that was to be added is of the placement before.
+        self.promises.adding = None;
+        Ok(told)
+    }
+
+    /// Begins to keep an assignment.
+    pub(super) fn begin(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
         self.not_placing()?;
         let invalid = |why: &dyn std::fmt::Display| SupervisorError::Invalid(format!("{why}; the placement before stands"));
         assignment.check().map_err(|error| invalid(&error))?;
@@ -207,39 +256,72 @@ impl Supervisor {
         assignment.check_profiles(&cpu, &programs).map_err(|error| invalid(&error))?;
         self.promises.classes.check(&assignment).map_err(|error| invalid(&error))?;
         let changes = self.plan_as_is(&overlaid.config).map_err(|error| invalid(&error))?;
-        let fresh: Vec<Service> = changes
-            .iter()
-            .filter_map(|c| if let Change::AddService { service } = c { Some(service.clone()) } else { None })
-            .collect();
-        self.has_room_for(fresh.iter().map(Service::first_instances).sum())?;
+        self.has_room_for(self.starts(&changes))?;
 
         let before = self.promises.classes.classes().clone();
-        self.promises.classes.change(classes::wanted(&assignment)).map_err(|error| invalid(&error))?;
+        let room = self.promises.classes.room();
+        let own = self.promises.steering.all_own().clone();
+        let wanted = self.promises.steering.lay_out(&assignment, room);
+        // Who has no class of its own any more is in the shared class before that goes.
+        self.attend();
+        if let Err(error) = self.promises.classes.change(wanted) {
+            let said = invalid(&error);
+            self.promises.steering.put_back(own);
+            self.promises.steering.made(self.promises.classes.classes());
+            self.attend();
+            return Err(said);
+        }
         let (asker, told) = channel();
         let until = Instant::now() + READY_PATIENCE;
-        self.promises.placing =
-            Some(Placing { assignment, started: Vec::new(), classes: before, changes: Vec::new(), until, asker });
-        for service in fresh {
-            let (name, change) = (service.name.clone(), api::Change::from(&Change::AddService { service: service.clone() }));
-            match self.add_service(service) {
-                Ok(()) => self.promises.placing.iter_mut().for_each(|placing| {
-                    placing.started.push(name.clone());
-                    placing.changes.push(change.clone());
-                }),
-                Err(error) => {
-                    self.abandon_placing();
-                    return Err(error);
-                }
+        let (started, beside, changed) = (Vec::new(), Vec::new(), Vec::new());
+        let placing = Placing { assignment, started, beside, classes: before, own, changes: changed, until, asker };
+        self.promises.placing = Some(placing);
+        for change in &changes {
+            if let Err(error) = self.start_for_placing(change) {
+                self.abandon_placing();
+                return Err(error);
             }
         }
         self.publish();
         Ok(told)
     }
 
+    /// Starts what an assignment needs, before packets are led to it.
+    fn start_for_placing(&mut self, change: &Change) -> Result<(), SupervisorError> {
+        match change {
+            Change::AddService { service } => {
+                self.add_service(service.clone())?;
+                self.promises.placing.iter_mut().for_each(|placing| {
+                    placing.started.push(service.name.clone());
+                    placing.changes.push(api::Change::from(change));
+                });
+            }
+            Change::AddInstances { service, instances, cores } => {
+                let Some(number) = self.service_number(service) else { return Ok(()) };
+                for index in self.instances_of(service)..*instances {
+                    let core = cores[index as usize % cores.len()];
+                    let nf = self.start_beside(number, core)?;
+                    self.promises.placing.iter_mut().for_each(|placing| placing.beside.push(nf));
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
     /// Ends what is kept: an assignment of nothing.
     pub(super) fn begin_withdrawing(&mut self) -> Result<Receiver<Outcome>, SupervisorError> {
         self.not_placing()?;
-        let kept = self.promises.kept.as_ref().ok_or_else(|| SupervisorError::NoSuch("nothing is placed here".into()))?;
+        let Some(kept) = &self.promises.kept else {
+            let nothing = || SupervisorError::NoSuch("nothing is placed here".into());
+            // What could not be taken again after a restart is withdrawn too.
+            let path = self.promises.settings.placement.clone().filter(|path| path.exists()).ok_or_else(nothing)?;
+            kept::write(&path, None).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
+            self.promises.troubles.clear();
+            let (asker, told) = channel();
+            let _ = asker.send(Ok((Placed { changes: Vec::new(), notes: self.promises.notes() }, Gone::new())));
+            return Ok(told);
+        };
         let mut nothing = kept.assignment.clone();
         nothing.server.instances.clear();
         nothing.slos.clear();
@@ -262,6 +344,34 @@ impl Supervisor {
             }
             false => Ok(()),
         }
+    }
+
+    /// Whether the instances of a service are not those of a promise, and none is being placed.
+    pub(super) fn not_kept(&self, service: &str) -> Result<(), SupervisorError> {
+        self.not_placing()?;
+        let mut kept = self.promises.kept.iter().flat_map(|kept| &kept.services);
+        match kept.find(|(_, name)| *name == service) {
+            Some(((slo, _), _)) => Err(SupervisorError::Conflict(format!(
+                "the instances of `{service}` keep the SLO `{slo}`, and a placement says how many there are and where: place it anew"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether no promise is kept by copies of a service.
+    pub(super) fn not_copied(&self, service: &str) -> Result<(), SupervisorError> {
+        let mut kept = self.promises.kept.iter().flat_map(|kept| kept.services.keys());
+        match kept.find(|(_, template)| template == service) {
+            Some((slo, _)) => Err(SupervisorError::Conflict(format!(
+                "the SLO `{slo}` is kept by instances like those of `{service}`; take it out of the placement first"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a placement says where the instances of a service are.
+    pub(super) fn is_kept(&self, service: &str) -> bool {
+        self.promises.kept.iter().any(|kept| kept.services.values().any(|name| name == service))
     }
 
     /// What a configuration becomes so that it keeps what is placed; none if nothing is.
@@ -296,13 +406,11 @@ impl Supervisor {
 
     /// Leads packets to new instances when they are ready; gives up if they will not be.
     pub(super) fn go_on_placing(&mut self) {
-        let Some(placing) = &self.promises.placing else { return };
+        let Some(placing) = self.promises.placing.as_ref().filter(|_| !self.stopping) else { return };
         let numbers = placing.started.iter().filter_map(|name| self.service_number(name));
-        let nfs: Vec<&NfState> = numbers
-            .filter_map(|number| self.services[number as usize].as_ref())
-            .flat_map(|service| &service.instances)
-            .filter_map(|number| self.nfs.get(number))
-            .collect();
+        let services = numbers.filter_map(|number| self.services[number as usize].as_ref());
+        let all = services.flat_map(|service| &service.instances).chain(&placing.beside);
+        let nfs: Vec<&NfState> = all.filter_map(|number| self.nfs.get(number)).collect();
         let is_ready = |nf: &&NfState| {
             // Acquire: goes with the library's word that its handler is made.
             let is_made = |h: &crate::nf::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
@@ -330,21 +438,33 @@ impl Supervisor {
         for name in &placing.started {
             let _ = self.remove_service(name);
         }
+        placing.beside.iter().for_each(|nf| self.retire(*nf));
         if let Err(error) = self.promises.classes.change(placing.classes.clone()) {
             eprintln!("sluiced: {error}");
         }
+        self.promises.steering.put_back(placing.own.clone());
+        self.promises.steering.made(self.promises.classes.classes());
+        self.attend();
         self.publish();
         Some(placing)
     }
 
     fn finish_placing(&mut self) {
         let Some(placing) = &self.promises.placing else { return };
-        let assignment = placing.assignment.clone();
+        let (assignment, beside) = (placing.assignment.clone(), placing.beside.len());
         // Asked again: something else may have changed meanwhile.
         let made = self
             .overlaid(&self.promises.base(&self.config), &assignment)
             .map_err(|error| SupervisorError::Conflict(error.to_string()));
         let planned = made.and_then(|overlaid| Ok((self.plan_as_is(&overlaid.config)?, overlaid)));
+        let planned = planned.and_then(|(changes, overlaid)| {
+            // From here on nothing is started, so nothing can fail.
+            if self.starts(&changes) as usize > beside {
+                let why = "services have changed while the placement was taken, and the one before stands; place it anew";
+                return Err(SupervisorError::Conflict(why.into()));
+            }
+            Ok((changes, overlaid))
+        });
         let (changes, overlaid) = match planned {
             Ok(planned) => planned,
             Err(error) => {
@@ -358,18 +478,31 @@ impl Supervisor {
         for slo in assignment.slos.iter().map(|promised| &promised.slo) {
             let limit = self.promises.limit(&assignment, slo);
             let bucket = self.promises.buckets.entry(slo.name.clone()).or_default();
-            bucket.limit(limit);
+            bucket.limit(monotonic_ns(), limit);
         }
         let is_promised = |name: &String| assignment.slos.iter().any(|promised| promised.slo.name == *name);
         self.promises.buckets.retain(|name, bucket| {
             if !is_promised(name) {
-                bucket.limit(None);
+                bucket.limit(monotonic_ns(), None);
             }
             is_promised(name)
         });
+        // What was seen of other promises says nothing of these.
+        let before = self.promises.kept.as_ref().map_or(&[][..], |kept| &kept.assignment.slos);
+        let same = |name: &str| {
+            let of =
+                |slos: &[Promised]| slos.iter().find(|promised| promised.slo.name == name).map(|promised| promised.slo.promise);
+            of(before).is_some() && of(before) == of(&assignment.slos)
+        };
+        self.promises.watch.forget_unless(same);
+        self.promises.last.retain(|name, _| same(name));
         self.promises.kept = Some(Kept { assignment, services: overlaid.services, base: overlaid.base })
             .filter(|kept| !kept.assignment.slos.is_empty());
+        self.promises.steering.follow(self.promises.kept.as_ref().map(|kept| &kept.assignment));
         self.promises.troubles.clear();
+        placing.beside.iter().for_each(|nf| self.count_in(*nf));
+        // Before packets come to them.
+        self.attend();
         let mut gone = Gone::new();
         let mut result = Ok(());
         for change in &changes {
@@ -381,11 +514,48 @@ impl Supervisor {
                 }
             }
         }
+        self.publish();
         placing.changes.extend(changes.iter().map(api::Change::from));
+        if result.is_ok() {
+            self.keep_placement();
+        }
         self.attend();
         self.promises.windows.restart(monotonic_ns());
         let placed = Placed { changes: std::mem::take(&mut placing.changes), notes: self.promises.notes() };
         let _ = placing.asker.send(result.map(|()| (placed, gone)));
+    }
+
+    /// Keeps what is placed over a restart, if it is to be.
+    fn keep_placement(&mut self) {
+        let Some(path) = &self.promises.settings.placement else { return };
+        if let Err(error) = kept::write(path, self.promises.kept.as_ref().map(|kept| &kept.assignment)) {
+            self.promises.trouble(format!("the placement is not kept over a restart: {error}"));
+        }
+    }
+
+    /// Begins to take again what was placed before a restart. Packets flow meanwhile, as the configuration says.
+    pub(super) fn restore_placement(&mut self) {
+        let Some(path) = self.promises.settings.placement.clone() else { return };
+        let began = match kept::read(&path) {
+            Ok(None) => return,
+            Ok(Some(assignment)) => self.begin_placing(assignment).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match began {
+            Ok(outcome) => self.promises.restoring = Some(outcome),
+            Err(why) => self.promises.not_restored(&why),
+        }
+    }
+
+    /// What became of it.
+    pub(super) fn see_restored(&mut self) {
+        let Some(outcome) = &self.promises.restoring else { return };
+        match outcome.try_recv() {
+            Err(TryRecvError::Empty) => return,
+            Ok(Err(error)) => self.promises.not_restored(&error.to_string()),
+            Ok(Ok(_)) | Err(TryRecvError::Disconnected) => {}
+        }
+        self.promises.restoring = None;
     }
 
     /// The assignment that is kept.
@@ -409,10 +579,9 @@ impl Supervisor {
                 seen.push(template);
                 let name = kept.services.get(&(slo.name.clone(), template.to_string()));
                 let service = name.and_then(|name| self.services[self.service_number(name)? as usize].as_ref());
-                for number in service.map_or(&[][..], |service| &service.instances) {
-                    // Cores are given in turn, and instances have them in that order.
-                    let index = self.nfs.get(number).and_then(|nf| nf.name.rsplit_once('.')?.1.parse::<usize>().ok());
-                    if let Some(instance) = index.and_then(|index| instances.get(index % instances.len().max(1))) {
+                // Places are given in turn, and instances have them in the order in which they came.
+                for (index, number) in service.map_or(&[][..], |service| &service.instances).iter().enumerate() {
+                    if let Some(instance) = instances.get(index % instances.len().max(1)) {
                         members.push(Member { nf: *number, slo: slo.name.clone(), instance: (*instance).clone(), nth });
                     }
                 }
@@ -435,7 +604,7 @@ impl Supervisor {
     }
 
     /// Gives instances that are new what they were promised of their core and of the cache.
-    fn attend(&mut self) {
+    pub(super) fn attend(&mut self) {
         let members = self.members();
         let (mut pids, mut troubles) = (Vec::new(), Vec::new());
         for member in &members {
@@ -447,29 +616,27 @@ impl Supervisor {
                 handle.load.reserve.set(Some(part).filter(|_| self.promises.settings.isolate));
             }
             if let Some(process) = &nf.process {
-                let (class, watch) = class_of(&member.instance);
+                let (class, watch) = self.promises.steering.class_of(&member.instance);
                 pids.push(process.number());
                 if let Err(error) = self.promises.classes.put(process.number(), &class, watch.as_deref()) {
-                    troubles.push(format!("{} is not in its cache class: {error}", nf.name));
+                    troubles.push(format!("{} {error}", nf.name));
                 }
             }
         }
         self.promises.classes.keep(&pids);
-        for trouble in troubles {
-            if self.promises.troubles.insert(trouble.clone()) {
-                eprintln!("sluiced: {trouble}");
-            }
-        }
+        troubles.into_iter().for_each(|trouble| self.promises.trouble(trouble));
     }
 
     /// Looks after promises: instances that are new, and the window that ends.
     pub(super) fn tend_promises(&mut self) {
-        if self.promises.kept.is_none() {
+        // What is promised ends with the input: nothing is begun any more.
+        if self.promises.kept.is_none() || self.stopping {
             return;
         }
         self.attend();
         let now = monotonic_ns();
         if now.saturating_sub(self.promises.windows.began_ns()) >= WINDOW_NS {
+            self.promises.classes.try_again();
             self.end_window(now);
         }
     }
@@ -484,6 +651,7 @@ impl Supervisor {
             |number: &u16| self.nfs.get(number).map_or(0.0, |nf| if nf.process.is_some() { nf.cpu.percent() / 100.0 } else { 0.0 });
         let runs = |number: &u16| self.nfs.get(number).is_some_and(|nf| nf.state == State::Running);
         let (mut seen, mut on_demand) = (Vec::new(), Vec::new());
+        let traffic = std::mem::take(&mut self.promises.traffic);
         let mut last: BTreeMap<String, Last> = BTreeMap::new();
         for slo in assignment.slos.iter().map(|promised| &promised.slo) {
             let Some(chain) = self.chains.iter().flatten().find(|chain| chain.name == slo.name) else { continue };
@@ -498,6 +666,8 @@ impl Supervisor {
             });
             let cpu: f64 = own.iter().map(|member| cpu_of(&member.nf)).sum();
             let part = self.part(&assignment, slo);
+            // Of the first one too: what it has from memory is what the next one begins with.
+            let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9, &traffic);
             let Some((rates, latency_us)) = ended else { continue };
             let terms = Terms { throughput_pps: assignment.throughput_pps(slo), latency_us: slo.promise.latency_us() };
             seen.push(Seen {
@@ -512,7 +682,6 @@ impl Supervisor {
                 part,
                 cores: cores.into_iter().collect(),
             });
-            let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9);
             let occupancy_bytes = uses.iter().filter_map(|one| one.occupancy_bytes).reduce(|a, b| a + b);
             if terms.throughput_pps.is_none() {
                 let (promised_us, offered_pps) = (terms.latency_us, rates.offered_pps);
@@ -529,11 +698,11 @@ impl Supervisor {
                 }
             }
             self.promises.last = last;
-            // Here an algorithm for SLOs on demand would have its turn.
-            self.promises.on_demand = on_demand;
+            self.promises.on_demand.clone_from(&on_demand);
         }
         let names: Vec<&str> = assignment.slos.iter().map(|promised| promised.slo.name.as_str()).collect();
         self.promises.windows.next(now, &names);
+        self.steer(now, &assignment, &on_demand);
     }
 
     /// Cores that an SLO was given.
@@ -597,7 +766,8 @@ impl Supervisor {
                 latency_us: last.latency_us,
                 part: self.part(&kept.assignment, slo),
                 cpu: last.cpu,
-                ways: kept.assignment.instances(&slo.name).iter().map(|instance| instance.ways).sum(),
+                ways: kept.assignment.instances(&slo.name).iter().map(|instance| instance.ways).sum::<u32>()
+                    + self.promises.steering.own(&kept.assignment, &slo.name).values().sum::<u32>(),
                 occupancy_bytes: last.occupancy_bytes,
                 policed: chain.map_or(0, |chain| Counts::of(chain).policed),
                 windows: last.judged.windows,
@@ -606,6 +776,7 @@ impl Supervisor {
                 exceeded: last.judged.exceeded,
                 excess: last.judged.excess,
                 violations: last.judged.violations.clone(),
+                steered: self.promises.steered(&kept.assignment, &slo.name),
             }
         };
         let mut all: Vec<report::Promise> = self.promises.slos().map(tell).collect();
@@ -632,6 +803,7 @@ impl Supervisor {
             isolation: settings.isolate && self.config.sched.weights,
             window_s: self.promises.window_s,
             notes,
+            decisions: self.promises.decisions(monotonic_ns()),
             promises: self.promise_reports(),
         }
     }

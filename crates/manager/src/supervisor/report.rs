@@ -279,7 +279,7 @@ impl Supervisor {
                 .map(|c| c.display().to_string()),
             args: s.config.args.clone(),
             attach: s.config.attach,
-            moves: s.config.can_be_moved(),
+            moves: s.config.can_be_moved() && !self.is_kept(&s.config.name),
             cores: s.config.cores.clone(),
             mode: if s.config.is_foreign() { "foreign" } else { mode(s.config.mode) }.into(),
             ring: s.config.ring_slots(),

@@ -74,6 +74,7 @@ impl Supervisor {
     pub(super) fn begin_upgrade(&mut self, name: &str, to: &api::Upgrade) -> Result<Receiver<Outcome>, SupervisorError> {
         let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
         self.not_upgrading(name)?;
+        self.not_kept(name)?;
         let Some(Some(service)) = self.services.get(number as usize) else { return Err(no_such("service", name)) };
         let refused = |why: &str| Err(SupervisorError::Conflict(format!("service {name} cannot be upgraded: {why}")));
         if service.config.attach {
@@ -113,6 +114,7 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(at as usize) else { return Err(no_such("NF", name)) };
         let (of, can_move) = (service.config.name.clone(), service.config.can_be_moved());
         self.not_upgrading(&of)?;
+        self.not_kept(&of)?;
         let refused = |why: &str| Err(SupervisorError::Conflict(format!("{name} cannot be moved to core {core}: {why}")));
         if !can_move {
             return refused("who attaches by himself, a foreign program, and an NF that has a flow to itself stay where they are");

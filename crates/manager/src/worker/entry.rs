@@ -1,5 +1,6 @@
 //! The entry: from the packets that a port queue holds to the path of each, or what is done with it instead.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use sluice_policy::pool::life::flag;
@@ -7,7 +8,7 @@ use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 
-use super::OwnedQueue;
+use super::{Batch, MOST_BURSTS, OwnedQueue, VECTOR};
 use crate::asker;
 use crate::chain::{self, Chain, Drop, Path, PathRegistry, Tables};
 use crate::classify::advice::{Answer, UNASKED};
@@ -47,14 +48,56 @@ pub(super) fn is_urgent(tcp_flags: u8) -> bool {
     tcp_flags & (flag::FIN | flag::RST) != 0
 }
 
-/// The bits of `n` packets from `first` on.
-#[inline(always)]
-pub(super) fn urgent_of(urgent: u32, first: usize, n: usize) -> u32 {
-    if urgent == 0 { 0 } else { (u64::from(urgent >> first) & ((1u64 << n) - 1)) as u32 }
+/// A bit for each of `n` packets from `first` on, at most [`BURST`].
+fn mask(n: usize, is: impl Fn(usize) -> bool) -> u32 {
+    (0..n.min(BURST)).fold(0, |mask, i| mask | u32::from(is(i)) << i)
 }
 
-/// Finds the paths of the packets that a queue holds. `again`: not for the first time.
+/// A bit for each of `n` packets from `first` on that NFs are woken for at once.
+#[inline(always)]
+pub(super) fn urgent_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
+    if owned.has_urgent { mask(n, |i| is_urgent(owned.batch.tcp[first + i])) } else { 0 }
+}
+
+/// A bit for each of `n` packets from `first` on that the trace that goes on is about; all if it is about all rules.
+#[inline(always)]
+pub(super) fn traceable_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
+    if owned.traces_rule { mask(n, |i| owned.batch.traceable[first + i]) } else { u32::MAX }
+}
+
+/// Takes packets from a queue, a burst or, where those of a burst go to many NFs, as many bursts as are worth gathering; and finds
+/// their paths. False: there are none.
 #[inline]
+pub(super) fn read(
+    classifier: &mut Classifier,
+    registry: &PathRegistry,
+    plane: &mut Plane,
+    director: &mut Director,
+    clock: &Clock,
+    owned: &mut OwnedQueue,
+) -> bool {
+    let bursts = if owned.waits { 1 } else { owned.bursts };
+    (owned.from, owned.to) = (0, 0);
+    look_anew(plane, director, owned);
+    for _ in 0..bursts {
+        let from = owned.to;
+        let n = owned.queue.rx_burst(&mut owned.batch.packets[from..from + BURST], &mut plane.frames, plane.now_ns);
+        owned.to = from + n;
+        let is_plain = n == 0 || classify_burst(classifier, registry, plane, director, clock, owned, from..from + n, false);
+        // What a decision changes is for the packets behind it: these are not read before it is carried out.
+        if n < BURST || !is_plain {
+            break;
+        }
+    }
+    if owned.to == 0 {
+        return false;
+    }
+    owned.counters.rx_packets.add(owned.to as u64);
+    owned.counters.rx_bytes.add(owned.batch.packets[..owned.to].iter().map(|p| u64::from(p.len)).sum());
+    true
+}
+
+/// Finds the paths of the packets that a queue holds again.
 pub(super) fn classify(
     classifier: &mut Classifier,
     registry: &PathRegistry,
@@ -62,20 +105,47 @@ pub(super) fn classify(
     director: &mut Director,
     clock: &Clock,
     owned: &mut OwnedQueue,
-    again: bool,
 ) {
-    let (from, to) = (owned.from, owned.to);
-    let held = &owned.packets[from..to];
+    look_anew(plane, director, owned);
+    for from in (owned.from..owned.to).step_by(BURST) {
+        let to = owned.to.min(from + BURST);
+        classify_burst(classifier, registry, plane, director, clock, owned, from..to, true);
+    }
+}
+
+/// Notes by what decisions are made from here on.
+#[inline(always)]
+fn look_anew(plane: &Plane, director: &Director, owned: &mut OwnedQueue) {
+    (owned.generation, owned.moved) = (generation(plane, director), director.moved());
+    owned.traces_rule = plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
+    owned.has_urgent = false;
+}
+
+/// Finds the paths of a burst of packets that a queue holds. `again`: not for the first time. Says whether all of them are of flows that are known
+/// and go on.
+#[inline]
+#[allow(clippy::too_many_arguments)]
+fn classify_burst(
+    classifier: &mut Classifier,
+    registry: &PathRegistry,
+    plane: &mut Plane,
+    director: &mut Director,
+    clock: &Clock,
+    owned: &mut OwnedQueue,
+    burst: Range<usize>,
+    again: bool,
+) -> bool {
+    let mut is_plain = true;
+    let (from, to) = (burst.start, burst.end);
+    let Batch { packets, paths, flags: descriptor_flags, tcp: tcp_seen, traceable, came } = &mut *owned.batch;
+    let held = &packets[from..to];
     let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
-    owned.traceable = if wanted_rule.is_some() { 0 } else { u32::MAX };
     let now_ms = plane.now_ns / 1_000_000;
     let generation = generation(plane, director);
     let ingress = owned.port;
-    (owned.generation, owned.moved) = (generation, director.moved());
     let watches = director.watches();
     // NFs that are not woken for each packet are for the end of a connection.
     let hurries = plane.timers.are_used();
-    owned.urgent = 0;
     let mut lens = [0; BURST];
     let mut found = [Lookup::Miss; BURST];
     let arena = plane.frames.arena();
@@ -95,36 +165,44 @@ pub(super) fn classify(
         misses.for_each(|i| director.foresee(classifier.key(i)));
     }
     for (i, found) in found[..to - from].iter().enumerate() {
-        owned.flags[from + i] = classifier.key(i).flags();
-        if wanted_rule.is_some() && plane.tables.rules.first_rule(classifier.key(i)) == wanted_rule {
-            owned.traceable |= 1 << (from + i);
+        descriptor_flags[from + i] = classifier.key(i).flags();
+        came[from + i] = (from + i) as u8;
+        if wanted_rule.is_some() {
+            traceable[from + i] = plane.tables.rules.first_rule(classifier.key(i)) == wanted_rule;
         }
         let mut found = *found;
         if watches || hurries {
             let flags =
                 tcp_flags(classifier.key(i), &headers[i], held[i].len, |bytes| copy_long(plane.frames.arena(), &held[i], bytes));
-            owned.tcp[from + i] = flags;
-            owned.urgent |= u32::from(is_urgent(flags)) << (from + i);
+            tcp_seen[from + i] = flags;
+            owned.has_urgent |= is_urgent(flags);
             if watches && !again && flags & (flag::SYN | flag::FIN | flag::RST) != 0 && matches!(found, Lookup::Hit(_)) {
                 let key = *classifier.key(i);
+                is_plain = false;
                 if director.note(&key, flags, classifier.table(), plane.now_ns) {
                     found = Lookup::Miss;
                 }
             }
         }
-        owned.paths[from + i] = match found {
+        paths[from + i] = match found {
             Lookup::Hit(decision) if decision.generation == generation => {
                 if decision.note != 0 {
                     noted(classifier, plane, held[i], i, decision);
                 }
                 decision.path
             }
-            found => decide(classifier, registry, plane, director, clock, held[i], (i, found, owned.tcp[from + i]), again),
+            found => {
+                is_plain = false;
+                // One that was to wait, or had no way, has not begun or ended anything yet.
+                let counted = again && paths[from + i] < chain::LEAST_SPECIAL;
+                decide(classifier, registry, plane, director, clock, held[i], (i, found, tcp_seen[from + i]), counted)
+            }
         };
-        if owned.paths[from + i] == chain::WAIT {
+        if paths[from + i] == chain::WAIT {
             owned.waiting[from + i] = (*classifier.key(i), director.wanted());
         }
     }
+    is_plain
 }
 
 /// Copies the header of a packet so near the end of its frame that there are fewer than [`SHORT`] bytes. A function of its own, so
@@ -143,8 +221,8 @@ fn copy_long(arena: &Arena, packet: &Packet, bytes: &mut [u8; LONG]) -> usize {
     if arena.read(packet.frame, packet.offset, &mut bytes[..n]) { n } else { 0 }
 }
 
-/// Decides about a flow that is new, or was decided under older tables: `i` is its packet's number in the last burst. A packet that is
-/// looked at `again` does not begin or end a connection a second time.
+/// Decides about a flow that is new, or was decided under older tables: `i` is its packet's number in the last burst. A packet that has
+/// `counted` does not begin or end a connection a second time.
 #[cold]
 #[allow(clippy::too_many_arguments)]
 fn decide(
@@ -155,9 +233,9 @@ fn decide(
     clock: &Clock,
     packet: Packet,
     (i, found, flags): (usize, Lookup, u8),
-    again: bool,
+    counted: bool,
 ) -> u32 {
-    let flags = if again { 0 } else { flags };
+    let flags = if counted { 0 } else { flags };
     let generation = generation(plane, director);
     let now_ms = plane.now_ns / 1_000_000;
     // An earlier packet of the burst may have made the flow known.
@@ -199,7 +277,7 @@ fn decide(
         let tables = &plane.tables;
         let wakeup = rule.and_then(|rule| tables.rules.rules()[rule].wakeup);
         let weight = rule.map_or_else(Default::default, |rule| tables.rules.rules()[rule].weight);
-        let (hash, note, settles) = (classifier.hash(i), advised.note, advised.settles && !again);
+        let (hash, note, settles) = (classifier.hash(i), advised.note, advised.settles && !counted);
         let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, weight, wakeup };
         let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
         if let Some(rule) = rule {
@@ -243,8 +321,9 @@ fn noted(classifier: &mut Classifier, plane: &mut Plane, packet: Packet, i: usiz
 #[cold]
 pub(super) fn wait(plane: &mut Plane, director: &mut Director, owned: &OwnedQueue, from: usize, to: usize) {
     for i in from..to {
-        let (key, wanted) = &owned.waiting[i];
-        if let Some(gone) = director.wait(*wanted, owned.packets[i], key, owned.flags[i], owned.tcp[i], plane.now_ns) {
+        let Batch { packets, flags, tcp, came, .. } = &*owned.batch;
+        let (key, wanted) = &owned.waiting[usize::from(came[i])];
+        if let Some(gone) = director.wait(*wanted, packets[i], key, flags[i], tcp[i], plane.now_ns) {
             plane.none_idle.add(1);
             owned.counters.entry_drops.add(1);
             plane.discard(gone.frame);
@@ -319,7 +398,7 @@ pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: u
         chain::REFUSED | chain::POOLED => plane.nf_down.add(n),
         chain::NONE_IDLE => plane.none_idle.add(n),
         chain::HELD => {
-            owned.packets[from..to].iter().for_each(|packet| asker::hold(plane, *packet, owned.port));
+            owned.batch.packets[from..to].iter().for_each(|packet| asker::hold(plane, *packet, owned.port));
             return;
         }
         chain::FORBIDDEN | chain::UNANSWERED => {
@@ -330,7 +409,7 @@ pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: u
         _ => plane.no_path.add(n),
     }
     owned.counters.entry_drops.add(n);
-    for packet in &owned.packets[from..to] {
+    for packet in &owned.batch.packets[from..to] {
         plane.discard(packet.frame);
     }
 }
@@ -339,49 +418,102 @@ pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: u
 pub(super) fn turn_away(plane: &mut Plane, path: &Path, owned: &mut OwnedQueue, why: Drop, from: usize, to: usize) {
     path.chain.counters[plane.index].drops[why as usize].add((to - from) as u64);
     owned.counters.entry_drops.add((to - from) as u64);
-    for packet in &owned.packets[from..to] {
+    for packet in &owned.batch.packets[from..to] {
         plane.discard(packet.frame);
     }
     owned.from = to;
 }
 
-/// Bursts that are left as they are after one in which no path had packets in several places.
+/// Reads that are left as they are after one in which no path had packets in several places.
 const UNGATHERED: u32 = 64;
+/// Packets for each path from which on less is read at a time, and below which more is: many for each, and packets need not wait in the
+/// caches for those behind them; few, and each posting costs more than what it carries.
+const ENOUGH: (usize, usize) = (16, 8);
 
 /// Puts packets of one path behind each other, in the order in which they came, so that each NF is posted to once: where flows come in turn,
-/// that is most of what a packet costs here. Packets of different paths change places; those of one do not.
+/// that is most of what a packet costs here. Packets of different paths change places; those of one do not. How many bursts are read next
+/// follows from what there was to gather.
 #[inline]
 pub(super) fn gather(owned: &mut OwnedQueue) {
     let (from, to) = (owned.from, owned.to);
-    let runs = owned.paths[from..to].windows(2).filter(|pair| pair[0] != pair[1]).count();
-    // One that waits, that is urgent, or that a trace is about, is known by its place.
-    let by_place = !matches!(owned.traceable, 0 | u32::MAX)
-        || owned.urgent != 0
-        || owned.paths[from..to].iter().any(|path| *path >= chain::LEAST_SPECIAL);
-    if runs < 2 || by_place {
+    let runs = owned.batch.paths[from..to].windows(2).filter(|pair| pair[0] != pair[1]).count();
+    if runs < 2 {
+        owned.bursts = 1;
         return;
     }
     if owned.ungathered > 0 {
         owned.ungathered -= 1;
         return;
     }
-    let (packets, paths, flags) = (owned.packets, owned.paths, owned.flags);
-    let (mut done, mut at, mut groups) = (0u32, from, 0);
-    for i in from..to {
-        if done >> i & 1 != 0 {
-            continue;
-        }
-        groups += 1;
-        for j in i..to {
-            if paths[j] == paths[i] {
-                done |= 1 << j;
-                (owned.packets[at], owned.paths[at], owned.flags[at]) = (packets[j], paths[j], flags[j]);
-                at += 1;
-            }
-        }
+    let groups = owned.groups.gather(&owned.batch, from, to, &mut owned.spare);
+    std::mem::swap(&mut owned.batch, &mut owned.spare);
+    let each = (to - from) / groups;
+    if groups > runs && (owned.bursts == MOST_BURSTS || each >= ENOUGH.1) {
+        (owned.bursts, owned.ungathered) = (1, UNGATHERED);
+    } else if each < ENOUGH.1 {
+        owned.bursts = (owned.bursts * 2).min(MOST_BURSTS);
+    } else if each >= ENOUGH.0 {
+        owned.bursts = (owned.bursts / 2).max(1);
     }
-    if groups > runs {
-        owned.ungathered = UNGATHERED;
+}
+
+/// What packets are gathered with.
+pub(super) struct Groups {
+    /// Number of a path's group, plus 1, at the low bits of the path's number or the next free place: numbers are given in turn. 0: none.
+    slots: [u16; 2 * VECTOR],
+    /// Path of each group.
+    paths: [u32; VECTOR],
+    /// Packets of each group; then, where its next one goes.
+    places: [u16; VECTOR],
+    /// Group of each packet.
+    of: [u8; VECTOR],
+}
+
+impl Default for Groups {
+    fn default() -> Self {
+        Self { slots: [0; 2 * VECTOR], paths: [0; VECTOR], places: [0; VECTOR], of: [0; VECTOR] }
+    }
+}
+
+impl Groups {
+    /// Copies packets `from..to` so that those of one path are together. Says how many paths there are.
+    fn gather(&mut self, batch: &Batch, from: usize, to: usize, into: &mut Batch) -> usize {
+        let last = (2 * (to - from)).next_power_of_two() - 1;
+        self.slots[..=last].fill(0);
+        let mut groups = 0;
+        for (path, of) in batch.paths[from..to].iter().zip(&mut self.of[from..to]) {
+            let mut slot = *path as usize & last;
+            let group = loop {
+                match usize::from(self.slots[slot]) {
+                    0 => {
+                        (self.paths[groups], self.places[groups]) = (*path, 0);
+                        groups += 1;
+                        self.slots[slot] = groups as u16;
+                        break groups - 1;
+                    }
+                    group if self.paths[group - 1] == *path => break group - 1,
+                    _ => slot = (slot + 1) & last,
+                }
+            };
+            *of = group as u8;
+            self.places[group] += 1;
+        }
+        let mut next = from as u16;
+        for place in &mut self.places[..groups] {
+            next += std::mem::replace(place, next);
+        }
+        for i in from..to {
+            let place = &mut self.places[usize::from(self.of[i])];
+            let at = usize::from(*place);
+            *place += 1;
+            into.packets[at] = batch.packets[i];
+            into.paths[at] = batch.paths[i];
+            into.flags[at] = batch.flags[i];
+            into.tcp[at] = batch.tcp[i];
+            into.traceable[at] = batch.traceable[i];
+            into.came[at] = batch.came[i];
+        }
+        groups
     }
 }
 
@@ -393,25 +525,67 @@ mod tests {
     use crate::config::model::Overload;
     use crate::port::sink::SinkQueue;
 
+    /// A queue that holds packets of these paths, each known by its place.
+    fn holding(paths: &[u32]) -> OwnedQueue {
+        let mut owned = OwnedQueue::new(0, Box::new(SinkQueue::default()), Overload::Drop, Arc::default());
+        hold(&mut owned, paths);
+        owned
+    }
+
+    fn hold(owned: &mut OwnedQueue, paths: &[u32]) {
+        let batch = &mut owned.batch;
+        batch.paths[..paths.len()].copy_from_slice(paths);
+        for i in 0..paths.len() {
+            batch.packets[i].frame = i as u32;
+            let mark = i as u8;
+            (batch.flags[i], batch.tcp[i], batch.came[i], batch.traceable[i]) = (mark, mark ^ 1, mark, i.is_multiple_of(3));
+        }
+        (owned.from, owned.to) = (0, paths.len());
+    }
+
     proptest! {
         #[test]
-        fn gathered_packets_are_the_same_in_order_by_path(paths in prop::collection::vec(0u32..6, 1..=BURST), from in 0usize..4) {
-            let mut owned = OwnedQueue::new(0, Box::new(SinkQueue::default()), Overload::Drop, Arc::default());
+        fn gathered_packets_are_the_same_in_order_by_path(
+            paths in (1u32..300).prop_flat_map(|most| prop::collection::vec(0..most, 1..=VECTOR)),
+            step in 1u32..1000,
+            from in 0usize..4,
+        ) {
+            let paths: Vec<u32> = paths.iter().map(|path| path * step).collect();
+            let mut owned = holding(&paths);
             let to = paths.len();
             let from = from.min(to);
-            owned.paths[..to].copy_from_slice(&paths);
-            for i in 0..to {
-                owned.packets[i].frame = i as u32;
-                owned.flags[i] = i as u8;
-            }
-            (owned.from, owned.to) = (from, to);
+            owned.from = from;
             gather(&mut owned);
             // As a stable sort by the place of a path's first packet would have it.
             let mut wanted: Vec<usize> = (from..to).collect();
             wanted.sort_by_key(|i| paths[from..to].iter().position(|path| *path == paths[*i]));
-            let got: Vec<(u32, u32, u8)> = (from..to).map(|i| (owned.packets[i].frame, owned.paths[i], owned.flags[i])).collect();
-            let wanted: Vec<(u32, u32, u8)> = wanted.iter().map(|i| (*i as u32, paths[*i], *i as u8)).collect();
-            prop_assert_eq!(got, wanted);
+            let Batch { packets, paths: got, flags, tcp, traceable, came } = &*owned.batch;
+            let all = |i: usize| (packets[i].frame, got[i], flags[i], tcp[i], traceable[i], came[i]);
+            let got: Vec<_> = (from..to).map(all).collect();
+            let came = |i: &usize| (*i as u32, paths[*i], *i as u8, *i as u8 ^ 1, i.is_multiple_of(3), *i as u8);
+            prop_assert_eq!(got, wanted.iter().map(came).collect::<Vec<_>>());
         }
+    }
+
+    #[test]
+    fn more_is_read_where_that_gathers_more() {
+        let mut owned = holding(&[]);
+        let mut after = |packets: usize, paths: u32| {
+            let paths: Vec<u32> = (0..packets as u32).map(|i| i % paths).collect();
+            hold(&mut owned, &paths);
+            gather(&mut owned);
+            owned.bursts
+        };
+        assert_eq!([after(32, 45), after(64, 45), after(128, 45), after(256, 45)], [2, 4, 8, 8]);
+        assert_eq!([after(256, 20), after(256, 16), after(128, 4), after(64, 4)], [8, 4, 2, 1]);
+        assert_eq!([after(32, 32), after(32, 2)], [2, 1], "16 for each are enough, and more would stay longer in no cache");
+        assert_eq!([after(32, 45), after(32, 1)], [2, 1]);
+        assert_eq!([after(32, 900), after(64, 900), after(128, 900), after(256, 900)], [2, 4, 8, 1], "nothing was worth it");
+        assert_eq!(after(32, 4), 1);
+        assert_eq!(owned.ungathered, UNGATHERED - 1, "for a while it is not tried");
+        let runs: Vec<u32> = (0..32).map(|i| i / 8).collect();
+        let mut owned = holding(&runs);
+        gather(&mut owned);
+        assert_eq!((owned.bursts, owned.ungathered), (1, UNGATHERED), "each path is in one place already");
     }
 }

@@ -213,10 +213,9 @@ fn open_v_switch(folder: &Path) -> String {
     )
 }
 
-/// A command that waits until so many packet sockets are open in its namespace: what comes before is nobody's.
-fn listens(sockets: usize) -> String {
-    format!("until [ $(wc -l < /proc/net/packet) -gt {sockets} ]; do sleep 0.01; done")
-}
+/// A command that waits until a packet socket listens on an interface of its namespace: what comes before is nobody's. One that is
+/// open and not bound yet will let packets pass while it is being bound.
+const LISTENS: &str = "until awk '$5 > 0 && $6 == 1 { found = 1 } END { exit !found }' /proc/net/packet; do sleep 0.01; done";
 
 fn program(stats: &Stats, name: &str) -> (Nf, NfForeign) {
     let nf = find_nf(stats, name).clone();
@@ -462,7 +461,7 @@ fn a_slow_program_is_a_bottleneck_and_loses_nothing() {
         + &port("all", "sink", "")
         + &foreign(
             "slow",
-            &format!("exec = \"python3\"\nargs = [{script:?}]\nready = [{:?}]\nring = 256\ninside_ms = 20000", listens(2)),
+            &format!("exec = \"python3\"\nargs = [{script:?}]\nready = [{LISTENS:?}]\nring = 256\ninside_ms = 20000"),
         )
         + &service("bridge", "sluice-nf-bridge", "")
         + &chain("c", "fast", &["slow", "bridge"], "all", "");
@@ -525,15 +524,13 @@ fn sniffers_see_what_passes_and_hold_nothing_up() {
             "sniffer",
             &format!(
                 "exec = \"tcpdump\"\nargs = [\"-i\", \"in\", \"-U\", \"-Z\", \"root\", \"-B\", \"16384\", \"-w\", {capture:?}]\n\
-                 ready = [{:?}]\ninterfaces = [\"in\"]\ndrops = \"by-design\"",
-                listens(1)
+                 ready = [{LISTENS:?}]\ninterfaces = [\"in\"]\ndrops = \"by-design\""
             ),
         )
         + &foreign(
             "dpi",
             &format!(
-                "exec = \"/bin/sh\"\nargs = [\"-c\", {reader:?}]\nready = [{:?}]\ninterfaces = [\"in\"]\ndrops = \"by-design\"",
-                listens(1)
+                "exec = \"/bin/sh\"\nargs = [\"-c\", {reader:?}]\nready = [{LISTENS:?}]\ninterfaces = [\"in\"]\ndrops = \"by-design\""
             ),
         )
         + &service("bridge", "sluice-nf-bridge", "")

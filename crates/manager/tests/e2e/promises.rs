@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use sluice_manager::control::client::ClientError;
+use sluice_manager::control::model::{Apply, NfState, Upgrade};
 use sluice_manager::control::promise::Promise;
 use sluice_manager::control::{ApiError, ErrorKind};
-use sluice_resctrl_stand_in::{Machine, StandIn};
+use sluice_resctrl_stand_in::{Count, Machine, StandIn};
 use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::on_demand::Remedy;
 use sluice_slo::placement::{Instance, PlacedServer, ServerShape};
 use sluice_slo::profile::{Digest, Key};
 use sluice_slo::slo::{self, Slo, Workload};
 
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, nf, port, service};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, port, service};
 
 /// A server of four places.
 fn shape(cpu: &str) -> ServerShape {
@@ -90,8 +92,8 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     assert!(find_chain(&stats, "rogue").drops["policed"] > 0 && stats.drops["policed"] > 0);
     assert!(!find_chain(&stats, "acme").drops.contains_key("policed"));
     assert!(find_port(&stats, "rogue-in").entry_drops > 0);
-    daemon.wait("parts of cores", |s| find_nf(s, "rogue-nf.0").sched.share >= 0.45);
-    assert!(stats.status.promises.iter().any(|(_, names)| names.contains(&"rogue".to_string())));
+    daemon.wait("parts of cores", |s| ["rogue-nf.0", "acme-nf.1"].iter().all(|nf| find_nf(s, nf).sched.share >= 0.45));
+    assert!(stats.status.promises["exceeded"].contains(&"rogue".to_string()), "{:?}", stats.status.promises);
     let metrics = daemon.client().metrics().unwrap();
     assert!(metrics.contains("sluice_promise_promised_pps{slo=\"rogue\"} 2000\n"), "{metrics}");
 
@@ -106,8 +108,29 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
         rogue.windows > 1 && rogue.excess.is_none()
     });
 
-    // Another configuration keeps it too, and a chain that it needs cannot go.
-    assert_eq!(refusal(daemon.client().remove_chain("acme")).kind, ErrorKind::Conflict);
+    // Another configuration keeps it too.
+    let config =
+        head(daemon.folder(), "") + &two("cache = \"none\"", &nf("sluice-nf-bridge")).replace("rate = 20000", "rate = 21000");
+    let applied = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
+    assert_eq!(applied.changes.len(), 1, "a port: {applied:?}");
+    let stats = daemon.stats();
+    assert_eq!((find_chain(&stats, "acme").services.as_slice(), stats.promises.len()), (&["acme-nf".to_string()][..], 2));
+    assert_eq!(find_nf(&stats, "rogue-nf.0").pid, before);
+
+    // What it is kept by stays as it was placed.
+    daemon.client().remove_rule("acme").unwrap();
+    let mut client = daemon.client();
+    let refused = [
+        (refusal(client.remove_chain("acme")), "an SLO is kept by chain"),
+        (refusal(client.remove_service("nf")), "instances like those"),
+        (refusal(client.add_nf("acme-nf", None)), "place it anew"),
+        (refusal(client.remove_nf("acme-nf.1")), "place it anew"),
+        (refusal(client.move_nf("acme-nf.1", 0)), "place it anew"),
+        (refusal(client.upgrade("acme-nf", &Upgrade { exec: nf("sluice-nf-bridge"), args: None })), "place it anew"),
+    ];
+    for (error, why) in refused {
+        assert!(error.kind == ErrorKind::Conflict && error.error.contains(why), "{why}: {error}");
+    }
     daemon.client().withdraw().unwrap();
     let stats = daemon.stats();
     assert!(stats.promises.is_empty() && stats.nfs.len() == 1, "{:?}", stats.nfs);
@@ -126,7 +149,7 @@ fn no_packet_is_lost_when_a_placement_comes_moves_and_goes() {
         + PROMISES;
     let mut daemon = Daemon::start("", &body);
     let mut client = daemon.client();
-    for places in [&[0][..], &[2, 3], &[1]] {
+    for places in [&[0][..], &[0, 2], &[2, 3], &[1]] {
         client.place(&assignment(&[("acme", places, 0, 1e6)])).unwrap();
         let before = find_chain(&daemon.stats(), "acme").exit_packets;
         daemon.wait("packets go on", |s| find_chain(s, "acme").exit_packets > before || find_port(s, "in").finished);
@@ -142,14 +165,20 @@ fn no_packet_is_lost_when_a_placement_comes_moves_and_goes() {
     daemon.stop();
 }
 
-#[test]
-fn a_placement_that_cannot_be_kept_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let (script, flag) = (folder.path().join("nf"), folder.path().join("good"));
+/// A program of an NF that starts as long as a file is there: both paths.
+fn flagged(folder: &Path) -> (String, PathBuf) {
+    let (script, flag) = (folder.join("nf"), folder.join("good"));
     std::fs::write(&script, format!("#!/bin/sh\n[ -e {flag:?} ] || exit 1\nexec {} \"$@\"\n", nf("sluice-nf-bridge"))).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::write(&flag, "").unwrap();
-    let mut daemon = Daemon::start("", &two("", &script.display().to_string()));
+    (script.display().to_string(), flag)
+}
+
+#[test]
+fn a_placement_that_cannot_be_kept_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (script, flag) = flagged(folder.path());
+    let mut daemon = Daemon::start("", &two("", &script));
     let good = assignment(&[("acme", &[0], 0, 5e3)]);
     daemon.client().place(&good).unwrap();
     let nfs = |daemon: &mut Daemon| -> Vec<String> { daemon.stats().nfs.into_iter().map(|nf| nf.name).collect() };
@@ -203,6 +232,68 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
     daemon.stop();
 }
 
+#[test]
+fn instances_that_are_added_are_ready_before_they_count() {
+    let folder = tempfile::tempdir().unwrap();
+    let (script, flag) = flagged(folder.path());
+    let mut daemon = Daemon::start("max_nfs = 3", &two("", &script));
+    let one = assignment(&[("acme", &[0], 0, 5e3)]);
+    daemon.client().place(&one).unwrap();
+    // One that does not start is none.
+    let mut more = assignment(&[("acme", &[0, 2], 0, 5e3)]);
+    std::fs::remove_file(&flag).unwrap();
+    let error = refusal(daemon.client().place(&more));
+    assert!(error.error.contains("acme-nf.1 ended before it was ready") && error.kind == ErrorKind::Conflict, "{error}");
+    daemon.wait("it is gone", |s| s.nfs.len() == 2);
+    assert_eq!(daemon.client().placement().unwrap(), one);
+    let first = find_nf(&daemon.stats(), "acme-nf.0").pid;
+    std::fs::write(&flag, "").unwrap();
+    daemon.client().place(&more).unwrap();
+    let stats = daemon.stats();
+    let nfs = promise(&stats.promises, "acme").nfs.clone();
+    assert_eq!((nfs.len(), find_nf(&stats, "acme-nf.0").pid), (2, first), "{nfs:?}");
+    assert_eq!(nfs.iter().map(|nf| find_nf(&stats, nf).core).collect::<Vec<_>>(), [0, 1]);
+
+    // Who asks for one more than there may be is told so.
+    on_demand(&mut more, "acme", NEVER, 9);
+    daemon.client().place(&more).unwrap();
+    let asked = |s: &sluice_manager::control::model::Stats| promise(&s.promises, "acme").steered.clone()?.asks_for;
+    let stats = daemon.wait("a request that is told", |s| asked(s).is_some());
+    assert!(asked(&stats).unwrap().why.contains("max_nfs is 3"), "{stats:?}");
+    daemon.stop();
+}
+
+#[test]
+fn instances_for_which_there_is_no_room_leave_all_as_it_is() {
+    let spare = port("spare-in", "gen", "rate = 1000\nflows = 64")
+        + &service("spare", &nf("sluice-nf-bridge"), "instances = 2")
+        + &chain("spare", "spare-in", &["spare"], "out", "");
+    let body = two("cache = \"none\"", &nf("sluice-nf-bridge")) + &spare;
+    let mut daemon = Daemon::start("max_nfs = 4\ndrain_ms = 60000\nstall_ms = 60000", &body);
+    let one = assignment(&[("acme", &[0], 0, 5e3)]);
+    let more = assignment(&[("acme", &[0, 2], 0, 5e3)]);
+    daemon.client().place(&one).unwrap();
+    // One that goes is there as long as it has packets; the configuration does not know it any more.
+    let leaving = find_nf(&daemon.stats(), "spare.0").clone();
+    crate::support::signal(&leaving, rustix::process::Signal::STOP);
+    daemon.wait("packets in it", |s| find_nf(s, "spare.0").frames_held > 0);
+    let mut client = daemon.client();
+    let removed = std::thread::spawn(move || client.remove_nf("spare.0"));
+    daemon.wait("it is leaving", |s| find_nf(s, "spare.0").state == NfState::Stopping);
+    let error = refusal(daemon.client().place(&more));
+    assert!(error.error.contains("there are 4 NFs, 1 more are wanted") && error.kind == ErrorKind::Conflict, "{error}");
+    assert_eq!(daemon.client().placement().unwrap(), one);
+    assert_eq!(promise(&daemon.stats().promises, "acme").promised_pps, Some(5e3));
+    assert!(daemon.client().place(&one).unwrap().changes.is_empty(), "this is what there is");
+    crate::support::signal(&leaving, rustix::process::Signal::CONT);
+    // However long that took, it goes now.
+    let _ = removed.join().unwrap();
+    daemon.wait("it is gone", |s| s.nfs.iter().all(|nf| nf.name != "spare.0"));
+    daemon.client().place(&more).unwrap();
+    assert_eq!(promise(&daemon.stats().promises, "acme").nfs.len(), 2);
+    daemon.stop();
+}
+
 /// The group that a thread is in, by the files of all groups.
 fn groups(kernel: &StandIn) -> BTreeMap<String, Vec<u32>> {
     let read = |folder: &Path| {
@@ -251,4 +342,315 @@ fn instances_have_their_ways_of_the_cache() {
     daemon.client().place(&assignment(&[("acme", &[0], 4, 5e3)])).unwrap();
     daemon.stop();
     assert!(groups(&kernel).is_empty(), "nothing is left behind");
+}
+
+/// A latency that no packet keeps, and one that all keep, in microseconds.
+const NEVER: f64 = 0.001;
+const ALWAYS: f64 = 1e8;
+
+/// Makes an SLO one on demand, with a latency in microseconds and most instances.
+fn on_demand(assignment: &mut Assignment, name: &str, latency_us: f64, most: u32) {
+    let promised = assignment.slos.iter_mut().find(|promised| promised.slo.name == name).unwrap();
+    let cap = slo::Cap { instances: Some(most), load_pps: None };
+    promised.slo.promise = slo::Promise::OnDemand { latency_us, cap };
+    for instance in assignment.server.instances.iter_mut().filter(|instance| instance.slo == name) {
+        (instance.ways, instance.capacity_pps, instance.load_pps) = (0, 0.0, 0.0);
+    }
+}
+
+/// A port and a chain for each of some tenants.
+fn tenants(names: &[&str], keys: &str) -> String {
+    let each =
+        |name: &&str| port(&format!("{name}-in"), "gen", "rate = 2000") + &chain(name, &format!("{name}-in"), &["nf"], "out", "");
+    names.iter().map(each).collect::<String>()
+        + &port("out", "sink", "")
+        + &service("nf", &nf("sluice-nf-bridge"), "")
+        + &format!("{PROMISES}{keys}\n")
+}
+
+#[test]
+fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() {
+    let kernel = match StandIn::mount(Machine::default()) {
+        Ok(kernel) => kernel,
+        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
+    };
+    let mut daemon = Daemon::start("", &tenants(&["acme", "rogue", "firm"], &format!("resctrl = {:?}", kernel.path())));
+    let promised = |acme: f64| {
+        let mut wanted = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1], 0, 0.0), ("firm", &[2], 4, 1e6)]);
+        on_demand(&mut wanted, "acme", acme, 1);
+        on_demand(&mut wanted, "rogue", ALWAYS, 1);
+        wanted
+    };
+    // What the hardware counts: both fill the cache between them, the one misses, and the other as long as it is noisy.
+    let mut moment = 0;
+    let mut play = |is_noisy: bool| {
+        moment += 1;
+        let mut hardware = kernel.kernel();
+        for (name, bytes) in [("acme", 1u64 << 24), ("rogue", if is_noisy { 1 << 28 } else { 0 })] {
+            for group in [format!("sluice-shared/mon_groups/{name}.0"), format!("sluice-{name}.0")] {
+                let of = |event: &str| format!("{group}/mon_data/mon_L3_00/{event}");
+                hardware.count(&of("llc_occupancy"), Count::Bytes(9 << 20));
+                hardware.count(&of("mbm_total_bytes"), Count::Bytes(1 + moment * bytes));
+            }
+        }
+    };
+    daemon.client().place(&promised(ALWAYS)).unwrap();
+    let schemata = |group: &str| std::fs::read_to_string(kernel.path().join(group).join("schemata")).unwrap_or_default();
+    let ways = |group: &str| {
+        let text = schemata(group);
+        let mask =
+            text.lines().find_map(|line| line.trim().strip_prefix("L3:")?.split(';').next()?.split('=').nth(1).map(String::from));
+        mask.map_or(0, |mask| u32::from_str_radix(&mask, 16).unwrap().count_ones())
+    };
+    let firm = schemata("sluice-firm.0");
+    assert_eq!((ways("sluice-shared"), ways("sluice-firm.0")), (14, 4), "the whole lease");
+    let stats = daemon.stats();
+    let pid = find_nf(&stats, "acme-nf.0").pid.unwrap();
+    assert!(groups(&kernel)["sluice-shared"].contains(&pid));
+
+    daemon.client().place(&promised(NEVER)).unwrap();
+    let own = |s: &sluice_manager::control::model::Stats, name: &str| promise(&s.promises, name).steered.clone().unwrap().own_ways;
+    daemon.wait("a class of its own", |s| {
+        play(true);
+        !own(s, "acme").is_empty() && groups(&kernel).get("sluice-acme.0").is_some_and(|tasks| tasks.contains(&pid))
+    });
+    assert!(ways("sluice-acme.0") >= 7, "its fair share of what is leased");
+    // It keeps its promise there, as long as the neighbour goes on.
+    daemon.client().place(&promised(ALWAYS)).unwrap();
+    assert!(groups(&kernel)["sluice-acme.0"].contains(&pid), "a placement that leaves it room leaves it its class");
+    let before = promise(&daemon.stats().promises, "acme").windows;
+    daemon.wait("windows beside a neighbour that misses", |s| {
+        play(true);
+        promise(&s.promises, "acme").windows > before + 6
+    });
+    daemon.wait("it goes back", |s| {
+        play(false);
+        own(s, "acme").is_empty() && groups(&kernel)["sluice-shared"].contains(&pid)
+    });
+    assert!(!groups(&kernel).contains_key("sluice-acme.0"));
+    assert_eq!((ways("sluice-shared"), schemata("sluice-firm.0")), (14, firm), "what is reserved is not touched");
+    daemon.wait("it is counted apart again", |s| promise(&s.promises, "acme").occupancy_bytes == Some(9 << 20));
+    let promises = daemon.client().promises().unwrap();
+    let told: Vec<&str> = promises.decisions.iter().map(|decided| decided.what.as_str()).collect();
+    let expected = ["acme.0 is given a cache class of its own, with 7 ways", "acme.0 goes back to the shared cache class"];
+    assert_eq!(told, expected, "{promises:?}");
+    assert_eq!(promises.notes, Vec::<String>::new());
+    daemon.stop();
+    assert!(groups(&kernel).is_empty());
+}
+
+#[test]
+fn what_the_kernel_refuses_or_does_not_count_holds_up_nobody() {
+    let kernel = match StandIn::mount(Machine::default()) {
+        Ok(kernel) => kernel,
+        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
+    };
+    let mut daemon = Daemon::start("", &tenants(&["acme", "rogue"], &format!("resctrl = {:?}", kernel.path())));
+    let promised = |acme: f64| {
+        let mut wanted = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1], 0, 0.0)]);
+        on_demand(&mut wanted, "acme", acme, 1);
+        on_demand(&mut wanted, "rogue", ALWAYS, 1);
+        wanted
+    };
+    // One of them has no counter, ever.
+    let mut moment = 0;
+    let mut play = || {
+        moment += 1;
+        let mut hardware = kernel.kernel();
+        for (name, total) in [("acme", Count::Bytes(1 + (moment << 24))), ("rogue", Count::Unassigned)] {
+            for group in [format!("sluice-shared/mon_groups/{name}.0"), format!("sluice-{name}.0")] {
+                for domain in ["00", "02"] {
+                    let of = |event: &str| format!("{group}/mon_data/mon_L3_{domain}/{event}");
+                    hardware.count(&of("llc_occupancy"), Count::Bytes(18 << 20));
+                    hardware.count(&of("mbm_total_bytes"), total.clone());
+                }
+            }
+        }
+    };
+    play();
+    daemon.client().place(&promised(ALWAYS)).unwrap();
+    daemon.wait("what it uses is counted", |s| promise(&s.promises, "acme").occupancy_bytes.is_some());
+    // Somebody else changes classes, and takes his time.
+    let other = std::fs::File::open(kernel.path()).unwrap();
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    daemon.client().place(&promised(NEVER)).unwrap();
+    let own = |s: &sluice_manager::control::model::Stats| promise(&s.promises, "acme").steered.clone().unwrap().own_ways;
+    let mut notes = daemon.client();
+    daemon.wait("a class is wanted", |_| {
+        play();
+        let notes = notes.promises().unwrap().notes;
+        notes.iter().any(|note| note.contains("cache classes of SLOs on demand stay as they were"))
+    });
+    let before = promise(&daemon.stats().promises, "acme").windows;
+    daemon.wait("windows without it", |s| {
+        play();
+        assert!(own(s).is_empty(), "it is not there");
+        promise(&s.promises, "acme").windows > before + 2
+    });
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::Unlock).unwrap();
+    let pid = find_nf(&daemon.stats(), "acme-nf.0").pid.unwrap();
+    daemon.wait("a class of its own", |s| {
+        play();
+        !own(s).is_empty() && groups(&kernel).get("sluice-acme.0").is_some_and(|tasks| tasks.contains(&pid))
+    });
+    daemon.stop();
+}
+
+#[test]
+fn ways_that_others_have_are_not_leased() {
+    let kernel = match StandIn::mount(Machine::default()) {
+        Ok(kernel) => kernel,
+        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
+    };
+    let other = kernel.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::write(other.join("schemata"), "L3:0=f;2=f\n").unwrap();
+    let mut daemon = Daemon::start("", &tenants(&["acme", "firm"], &format!("resctrl = {:?}", kernel.path())));
+    let mut wanted = assignment(&[("acme", &[0], 0, 0.0), ("firm", &[2], 4, 1e6)]);
+    on_demand(&mut wanted, "acme", ALWAYS, 1);
+    daemon.client().place(&wanted).unwrap();
+    let steered = promise(&daemon.stats().promises, "acme").steered.clone().unwrap();
+    assert_eq!(steered.shared_ways, Some(10), "eighteen less the other's and those of \"firm\"");
+    daemon.stop();
+}
+
+#[test]
+fn a_placement_that_is_not_taken_leaves_classes_to_those_who_had_them() {
+    let kernel = match StandIn::mount(Machine::default()) {
+        Ok(kernel) => kernel,
+        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (script, flag) = flagged(folder.path());
+    let body = tenants(&["acme", "rogue", "firm"], &format!("resctrl = {:?}", kernel.path()));
+    let mut daemon = Daemon::start("", &body.replace(&nf("sluice-nf-bridge"), &script));
+    let mut wanted = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1], 0, 0.0)]);
+    on_demand(&mut wanted, "acme", NEVER, 1);
+    on_demand(&mut wanted, "rogue", ALWAYS, 1);
+    daemon.client().place(&wanted).unwrap();
+    let pid = find_nf(&daemon.stats(), "acme-nf.0").pid.unwrap();
+    let own = |s: &sluice_manager::control::model::Stats| promise(&s.promises, "acme").steered.clone().unwrap().own_ways;
+    let mut moment = 0;
+    let stats = daemon.wait("a class of its own", |s| {
+        moment += 1;
+        let mut hardware = kernel.kernel();
+        for (name, bytes) in [("acme", 1u64 << 24), ("rogue", 1 << 28)] {
+            let group = format!("sluice-shared/mon_groups/{name}.0/mon_data/mon_L3_00");
+            hardware.count(&format!("{group}/llc_occupancy"), Count::Bytes(9 << 20));
+            hardware.count(&format!("{group}/mbm_total_bytes"), Count::Bytes(1 + moment * bytes));
+        }
+        !own(s).is_empty()
+    });
+    let before = own(&stats);
+    // It would leave no room for that class, and does not come.
+    std::fs::remove_file(&flag).unwrap();
+    let mut more = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1], 0, 0.0), ("firm", &[2], 16, 1e6)]);
+    on_demand(&mut more, "acme", NEVER, 1);
+    on_demand(&mut more, "rogue", ALWAYS, 1);
+    let error = refusal(daemon.client().place(&more));
+    assert!(error.error.contains("firm-nf.0 ended before it was ready"), "{error}");
+    let stats = daemon.stats();
+    assert_eq!(own(&stats), before);
+    assert!(groups(&kernel)["sluice-acme.0"].contains(&pid), "{:?}", groups(&kernel));
+    let windows = promise(&stats.promises, "acme").windows;
+    daemon.wait("windows", |s| promise(&s.promises, "acme").windows > windows + 2);
+    let promises = daemon.client().promises().unwrap();
+    let given = promises.decisions.iter().filter(|decided| decided.what.starts_with("acme.0 is given a cache class")).count();
+    assert_eq!(given, 1, "it was not taken away: {promises:?}");
+    daemon.stop();
+}
+
+#[test]
+fn what_no_cache_helps_is_given_an_instance_and_then_policed() {
+    let mut daemon = Daemon::start("", &tenants(&["acme", "rogue"], "cache = \"none\""));
+    let mut wanted = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1, 2], 0, 0.0)]);
+    on_demand(&mut wanted, "acme", NEVER, 2);
+    on_demand(&mut wanted, "rogue", ALWAYS, 9);
+    let placed = daemon.client().place(&wanted).unwrap();
+    assert!(placed.notes.iter().any(|note| note.contains("SLOs on demand share no cache: it is off")), "{placed:?}");
+    let first = find_nf(&daemon.stats(), "acme-nf.0").pid;
+    let stats = daemon.wait("another instance, on the free place", |s| promise(&s.promises, "acme").nfs.len() == 2);
+    assert_eq!(find_nf(&stats, "acme-nf.0").pid, first, "the one that there was goes on");
+    let placement = daemon.client().placement().unwrap();
+    assert_eq!(placement.instances("acme").iter().map(|instance| &instance.cores[..]).collect::<Vec<_>>(), [&[0], &[3]]);
+
+    // That is all that the cap allows.
+    let stats = daemon.wait("policed", |s| promise(&s.promises, "acme").policed > 0);
+    let (acme, rogue) = (promise(&stats.promises, "acme"), promise(&stats.promises, "rogue"));
+    let steered = acme.steered.clone().unwrap();
+    assert!(steered.limit_pps.is_some() && steered.asks_for.is_none() && acme.burst.is_some(), "{acme:?}");
+    assert!(rogue.policed == 0 && rogue.steered.as_ref().unwrap().limit_pps.is_none(), "{rogue:?}");
+    daemon
+        .wait("it is said what is done", |s| promise(&s.promises, "acme").steered.as_ref().unwrap().remedy == Some(Remedy::Police));
+
+    // Another asks, and there is no place.
+    let mut wanted = placement;
+    on_demand(&mut wanted, "acme", ALWAYS, 2);
+    on_demand(&mut wanted, "rogue", NEVER, 9);
+    daemon.client().place(&wanted).unwrap();
+    let stats = daemon.wait("a request for others to meet", |s| {
+        promise(&s.promises, "rogue").steered.as_ref().unwrap().asks_for.as_ref().is_some_and(|asked| asked.instances == 3)
+    });
+    let asked = promise(&stats.promises, "rogue").steered.clone().unwrap().asks_for.unwrap();
+    assert!(asked.why.contains("no server has 1 cores"), "{asked:?}");
+    daemon.wait("policed meanwhile", |s| promise(&s.promises, "rogue").policed > 0);
+    assert_eq!(daemon.client().placement().unwrap(), wanted);
+    assert!(daemon.log().matches("SLOs on demand share no cache").count() == 1, "{}", daemon.log());
+    daemon.stop();
+}
+
+#[test]
+fn latencies_that_nobody_measures_are_told() {
+    let daemon = Daemon::start("latency_sample = 0", &two("cache = \"none\"", &nf("sluice-nf-bridge")));
+    let notes = |daemon: &Daemon| daemon.client().promises().unwrap().notes;
+    assert!(notes(&daemon).is_empty(), "nothing is promised");
+    let placed = daemon.client().place(&assignment(&[("acme", &[0], 0, 5e3)])).unwrap();
+    assert!(placed.notes.iter().any(|note| note.contains("manager.latency_sample = 0")), "{placed:?}");
+    assert_eq!(notes(&daemon), placed.notes);
+    daemon.stop();
+}
+
+#[test]
+fn nothing_is_decided_while_the_daemon_ends() {
+    let mut daemon = Daemon::start("drain_ms = 6000", &tenants(&["acme", "rogue"], "cache = \"none\""));
+    let mut wanted = assignment(&[("acme", &[0], 0, 0.0), ("rogue", &[1], 0, 0.0)]);
+    on_demand(&mut wanted, "acme", NEVER, 1);
+    on_demand(&mut wanted, "rogue", ALWAYS, 1);
+    daemon.client().place(&wanted).unwrap();
+    daemon.wait("policed", |s| promise(&s.promises, "acme").policed > 0);
+    // Packets that do not leave: their end is waited for some windows long, and nothing comes in.
+    crate::support::signal(find_nf(&daemon.stats(), "rogue-nf.0"), rustix::process::Signal::STOP);
+    daemon.wait("packets inside", |s| find_nf(s, "rogue-nf.0").frames_held > 0);
+    let status = daemon.end(rustix::process::Signal::TERM);
+    let log = daemon.log();
+    assert!(status.success() && log.contains("input is policed"), "{status}: {log}");
+    assert!(!log.contains("input is not policed any more"), "{log}");
+}
+
+#[test]
+fn what_is_placed_is_there_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("placed.json");
+    let body = two(&format!("placement = {file:?}"), &nf("sluice-nf-bridge"));
+    let daemon = Daemon::start("", &body);
+    let wanted = assignment(&[("acme", &[0], 0, 5e3)]);
+    daemon.client().place(&wanted).unwrap();
+    daemon.stop();
+
+    let mut daemon = Daemon::start("", &body);
+    daemon.wait("the placement again", |s| s.promises.iter().any(|promise| promise.slo == "acme" && !promise.nfs.is_empty()));
+    assert_eq!(daemon.client().placement().unwrap(), wanted);
+    daemon.client().withdraw().unwrap();
+    assert!(!file.exists(), "nothing is placed");
+    daemon.stop();
+
+    // One that cannot be kept any more is told, and the daemon serves all the same.
+    std::fs::write(&file, serde_json::to_string(&assignment(&[("stranger", &[0], 0, 5e3)])).unwrap()).unwrap();
+    let daemon = Daemon::start("", &body);
+    let notes = daemon.client().promises().unwrap().notes;
+    assert!(notes.iter().any(|note| note.contains("before the restart is not kept") && note.contains("stranger")), "{notes:?}");
+    daemon.client().withdraw().unwrap();
+    assert!(!file.exists() && daemon.client().promises().unwrap().notes.is_empty(), "it does not come back");
+    assert_eq!(refusal(daemon.client().withdraw()).kind, ErrorKind::NotFound);
+    daemon.stop();
 }

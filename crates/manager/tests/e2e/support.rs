@@ -129,6 +129,14 @@ pub fn refusal(folder: &Path, config: &str) -> Output {
     command(folder).output().unwrap()
 }
 
+/// What each thread of a process waits for: its name, the kernel's function, and its system call with arguments.
+fn threads(pid: u32) -> Vec<[String; 3]> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    tasks
+        .map(|task| ["comm", "wchan", "syscall"].map(|file| std::fs::read_to_string(task.path().join(file)).unwrap_or_default()))
+        .collect()
+}
+
 impl Daemon {
     /// Starts a daemon with more keys of `[manager]` and the sections of `body`, and waits until it is ready.
     pub fn start(manager: &str, body: &str) -> Self {
@@ -236,7 +244,7 @@ impl Daemon {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(Instant::now() < until, "sluiced does not end:\n{}", self.log());
+            assert!(Instant::now() < until, "sluiced does not end: {:#?}\n{}", threads(self.pid()), self.log());
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -257,7 +265,11 @@ impl Daemon {
         self.stats();
         let status = self.end(Signal::TERM);
         assert!(status.success(), "{status}:\n{}", self.log());
-        assert!(!self.run_dir().exists(), "{:?}", std::fs::read_dir(self.run_dir()).map(Iterator::collect::<Vec<_>>));
+        if let Ok(left) = std::fs::read_dir(self.run_dir()) {
+            let left: Vec<_> = left.flatten().map(|entry| entry.file_name()).collect();
+            let record = std::fs::read_to_string(self.run_dir().join("record"));
+            panic!("{left:?} is left in the runtime directory; record: {record:?}; log:\n{}", self.log());
+        }
         if let Some(pid) = self.seen.iter().find(|pid| is_alive(**pid)) {
             panic!("NF process {pid} is left");
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
-use sluice_manager::control::model::{Apply, NfState, Stats, Upgrade};
+use sluice_manager::control::model::{Action, Apply, NfState, Stats, Upgrade};
 
 use crate::support::{
     Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, flow_nf, head, nf, port, service, signal, test_nf,
@@ -129,6 +129,21 @@ fn shared_nfs_hand_over_their_places_under_load_without_a_loss_and_in_order() {
     let now = now.replace("\"sluice-nf-bridge\"", &format!("\"{}\"", folder.path().join("t-3").display()));
     let config = head(daemon.folder(), "") + &now;
     assert_eq!(daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes, vec![]);
+    // One more goes to the core that the list has for it, however many there have been.
+    let cores: BTreeSet<usize> = daemon.stats().nfs.iter().filter(|nf| nf.service == "s").map(|nf| nf.core as usize).collect();
+    let allowed = sluice_manager::mechanism::affinity::allowed().expect("the kernel says which cores there are");
+    if let (Some(own), Some(other)) =
+        (cores.first().filter(|_| cores.len() == 1), allowed.iter().find(|core| !cores.contains(core)))
+    {
+        let more = now.replacen("instances = 2", &format!("instances = 3\ncores = [{own}, {own}, {other}]"), 1);
+        let config = head(daemon.folder(), "") + &more;
+        let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
+        assert_eq!(changes.iter().map(|change| change.action).collect::<Vec<_>>(), [Action::Add], "{changes:?}");
+        let stats = daemon.stats();
+        let on_other = stats.nfs.iter().filter(|nf| nf.service == "s" && nf.core as usize == *other).count();
+        assert_eq!(on_other, 1, "{:?}", stats.nfs);
+        goes_on(&mut daemon);
+    }
     settle(daemon);
 }
 

@@ -9,7 +9,8 @@
 //! milliseconds.
 //!
 //! # Approach
-//! A connection has *ended* when both directions have said FIN, or one RST: late packets may follow. A new connection between the
+//! A connection has *ended* when both directions have said FIN, or one RST: late packets may follow. One whose first packet says FIN had ended
+//! before it was known: somebody who was not answered says it again, and is answered by a packet or two. A new connection between the
 //! same ends (a SYN without ACK) ends the old one at once. One that says nothing is *silent*, after a time that depends on what is known
 //! of it: TCP is established when both directions have carried something without SYN; before, and when one direction has said FIN, it
 //! is half-open. So a SYN that nobody answers, a scan, and a stray packet of a connection long gone hold an NF for a short time only.
@@ -81,6 +82,7 @@ const CARRIED: u8 = 1;
 const FINISHED: u8 = 4;
 const ENDED: u8 = 16;
 const TCP: u8 = 32;
+const SEEN: u8 = 64;
 const BOTH: u8 = 3;
 
 impl Life {
@@ -99,13 +101,16 @@ impl Life {
         if self.has_ended() {
             return if flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN { Event::BeginsAnew } else { Event::Late };
         }
+        let is_first = self.bits & SEEN == 0;
+        self.bits |= SEEN;
         if flags & flag::SYN == 0 {
             self.bits |= CARRIED << direction;
         }
         if flags & flag::FIN != 0 {
             self.bits |= FINISHED << direction;
         }
-        if flags & flag::RST != 0 || (self.bits / FINISHED) & BOTH == BOTH {
+        let again = is_first && flags & (flag::SYN | flag::FIN) == flag::FIN;
+        if flags & flag::RST != 0 || again || (self.bits / FINISHED) & BOTH == BOTH {
             self.bits |= ENDED;
             return Event::Ends;
         }
@@ -170,6 +175,18 @@ mod tests {
     }
 
     #[test]
+    fn one_that_is_met_at_its_end_has_ended() {
+        let mut life = Life::new(true);
+        assert_eq!(life.packet(0, FIN | ACK), Event::Ends, "said again, because nobody answered");
+        assert_eq!(life.packet(1, ACK), Event::Late);
+        let mut life = Life::new(true);
+        assert_eq!(life.packet(0, SYN), Event::GoesOn);
+        assert_eq!(life.packet(0, FIN | ACK), Event::GoesOn, "its beginning was seen");
+        let mut life = Life::new(true);
+        assert_eq!(life.packet(0, SYN | FIN), Event::GoesOn);
+    }
+
+    #[test]
     fn what_is_not_tcp_ends_by_silence_alone() {
         let mut life = Life::new(false);
         assert!((0..=255).all(|flags| life.packet(flags & 1, flags) == Event::GoesOn));
@@ -178,17 +195,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_ends_once_and_by_both_fins_or_a_reset(packets in prop::collection::vec((0..2u8, any::<u8>()), 0..40)) {
+        fn it_ends_once_and_by_both_fins_or_a_reset_or_a_fin_alone(packets in prop::collection::vec((0..2u8, any::<u8>()), 0..40)) {
             let mut life = Life::new(true);
             let (mut fins, mut ended) = ([false; 2], false);
-            for (direction, flags) in packets {
+            for (i, (direction, flags)) in packets.into_iter().enumerate() {
                 let event = life.packet(direction, flags);
                 if ended {
                     let anew = flags & SYN != 0 && flags & (ACK | RST) == 0;
                     prop_assert_eq!(event, if anew { Event::BeginsAnew } else { Event::Late });
                 } else {
                     fins[direction as usize] |= flags & FIN != 0;
-                    ended = fins == [true; 2] || flags & RST != 0;
+                    ended = fins == [true; 2] || flags & RST != 0 || i == 0 && flags & (SYN | FIN) == FIN;
                     prop_assert_eq!(event, if ended { Event::Ends } else { Event::GoesOn });
                 }
                 prop_assert_eq!(life.has_ended(), ended);

@@ -63,6 +63,8 @@ pub const SLACK: f64 = 0.85;
 pub const SETTLE: u32 = 2;
 /// Calm periods before a way is given away or a limit raised.
 pub const CALM: u32 = 3;
+/// Periods in which packets came and no latency is known, after which a limit is raised all the same: it may be what leaves too few to tell.
+pub const UNKNOWN: u32 = 12;
 /// Periods in which a promise is kept before an instance goes back to the shared class.
 pub const LEAVE: u32 = 8;
 

@@ -47,7 +47,7 @@ pub struct Terms {
 pub struct Seen {
     /// Which.
     pub id: InstanceId,
-    /// 95th percentile of latency, in ns; none if no packet came.
+    /// 95th percentile of latency, in ns; none if no packet came, or if too few were timed to tell: what came says which.
     pub latency_p95_ns: Option<u64>,
     /// Bytes of the LLC that it holds.
     pub occupancy_bytes: u64,

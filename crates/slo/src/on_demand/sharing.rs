@@ -10,7 +10,7 @@ use super::observation::{
     Class, Decision, InstanceId, Observation, ObservationError, Policed, Remedy, Request, Seen, Terms, Violation,
 };
 use super::police::Police;
-use super::{CALM, CONFIRM, FULL, GONE, HIGH_MISSES, LEAVE, PATIENCE, PROBATION, Pause, SETTLE, SLACK, WINDOW};
+use super::{CALM, CONFIRM, FULL, GONE, HIGH_MISSES, LEAVE, PATIENCE, PROBATION, Pause, SETTLE, SLACK, UNKNOWN, WINDOW};
 use crate::placement::bits;
 
 /// How the lease of a server is shared out. Begins with nobody; the instances are those of each observation.
@@ -48,6 +48,8 @@ struct Member {
     kept: u32,
     /// Periods in a row above the promise.
     above: u64,
+    /// Periods in a row that told nothing.
+    unknown: u32,
     /// Judged periods in which nothing could be done with the cache.
     failed: u32,
     /// Its return to the shared class.
@@ -120,6 +122,7 @@ impl Member {
             calm: 0,
             kept: 0,
             above: 0,
+            unknown: 0,
             failed: 0,
             back: None,
             pause: Pause::default(),
@@ -132,8 +135,13 @@ impl Member {
         self.history & ((1 << WINDOW) - 1)
     }
 
+    /// Whether this period tells anything: with packets and no latency it does not.
+    fn is_known(&self) -> bool {
+        self.seen.latency_p95_ns.is_some() || self.seen.offered_pps <= 0.0
+    }
+
     fn is_broken(&self) -> bool {
-        self.history & 1 == 1 && self.recent().count_ones() >= CONFIRM
+        self.is_known() && self.history & 1 == 1 && self.recent().count_ones() >= CONFIRM
     }
 
     /// The promised latency over the measured one; none without packets.
@@ -146,7 +154,10 @@ impl Member {
     }
 
     fn is_calm(&self) -> bool {
-        self.part().is_none_or(|part| part >= 1.0 / SLACK)
+        match self.part() {
+            Some(part) => part >= 1.0 / SLACK,
+            None => self.is_known() || self.calm > 0,
+        }
     }
 
     /// Whether it misses so much that cache may be what is short.
@@ -172,6 +183,11 @@ fn fills(bytes: f64, ways: u32, lease: &Lease) -> bool {
 }
 
 impl Sharing {
+    /// Whether another instance of an SLO is asked for: until its promise has held for a while, or the number of its instances changes.
+    pub fn asks_for(&self, slo: &str) -> bool {
+        self.asked.contains_key(slo)
+    }
+
     /// One period: what was seen, and what is to be done.
     ///
     /// # Errors
@@ -207,7 +223,10 @@ impl Sharing {
             let mut member = known.unwrap_or_else(|| Member::new(now));
             member.seen = now.clone();
             member.latency_ns = promised.get(now.id.slo.as_str()).copied().unwrap_or(u64::MAX);
-            member.above = if member.is_above() { member.above + 1 } else { 0 };
+            member.unknown = if member.is_known() { 0 } else { member.unknown.saturating_add(1) };
+            if member.is_known() {
+                member.above = if member.is_above() { member.above + 1 } else { 0 };
+            }
             member.pause.step();
             if let Some(own) = &mut member.own {
                 own.pause.step();
@@ -263,7 +282,7 @@ impl Sharing {
     fn judge(&mut self, lease: &Lease) {
         let held: f64 = self.in_shared().map(|i| self.members[i].seen.occupancy_bytes as f64).sum();
         self.shared.full = lease.riders || fills(held, self.shared.ways, lease);
-        for member in &mut self.members {
+        for member in self.members.iter_mut().filter(|member| member.is_known()) {
             member.history = member.history << 1 | u32::from(member.is_above());
             member.calm = if member.is_calm() { member.calm.saturating_add(1) } else { 0 };
             member.kept = if member.is_above() { 0 } else { member.kept.saturating_add(1) };
@@ -584,7 +603,12 @@ impl Sharing {
                 let member = &mut self.members[i];
                 let part = member.part().filter(|_| has_asked && at_cap && settled && member.is_broken() && member.failed > 0);
                 let offered = agreed.as_ref().map_or(offered[k], |agreed| agreed[k].min(offered[k]));
-                member.police.step(part, member.calm, offered);
+                let calm = match member.unknown {
+                    0 => member.calm,
+                    periods if periods < UNKNOWN => 0,
+                    _ => CALM,
+                };
+                member.police.step(part, calm, offered);
                 let limits = [member.police.limit_pps, agreed.as_ref().map(|agreed| agreed[k])];
                 member.limit_pps = limits.into_iter().flatten().min_by(f64::total_cmp);
                 if let Some(limit_pps) = member.limit_pps {

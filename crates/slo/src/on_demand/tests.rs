@@ -284,6 +284,25 @@ fn no_room_is_as_the_cap_and_the_agreed_load_is_kept() {
 }
 
 #[test]
+fn a_limit_that_leaves_too_few_packets_to_tell_rises_and_goes() {
+    let one = runs("nat", "nat-zipf", 18.0, 0.9, 0.001);
+    let mut seen = World::new(lease_of(18, 15), vec![one]).observe();
+    seen.slos[0].refused = true;
+    let mut sharing = Sharing::default();
+    let mut limit = |seen: &Observation| sharing.step(seen).unwrap().policed.first().map(|policed| policed.limit_pps);
+    let mut low = f64::INFINITY;
+    for _ in 0..100 {
+        low = limit(&seen).unwrap_or(low);
+    }
+    assert!(low <= seen.instances[0].offered_pps * 0.011, "no load keeps it: {low}");
+    // So few are let in now that none of them is timed.
+    seen.instances[0].latency_p95_ns = None;
+    assert!((1..UNKNOWN).all(|_| limit(&seen) == Some(low)), "a few periods say nothing");
+    assert!((0..2000).any(|_| limit(&seen).is_some_and(|now| now > low * 1.04)), "it is tried again");
+    assert!((0..2000).any(|_| limit(&seen).is_none()), "and is gone in the end");
+}
+
+#[test]
 fn one_that_does_not_miss_is_not_given_cache() {
     let mut slow = runs("fw", "firewall", 1.0, 0.6, 0.7);
     slow.cap = Cap { instances: Some(3), load_pps: None };

@@ -4,7 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use sluice_cache::doctor::{Finding, Level, examine, try_out};
+use sluice_cache::CacheError;
+use sluice_cache::doctor::{CLASS, Finding, Level, examine, try_out};
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
 
 use crate::commands::json;
@@ -16,7 +17,8 @@ Examples:
   sluice doctor                         look, and change nothing
   sluice doctor --try                   make a cache class, use it, and release it (root)
 
-Exit code 1 if something is there and does not work; what is not there at all is no failure.";
+Exit code 1 if something is there and does not work, or what is to be tried cannot be; what is not there at all is no failure. A trial waits
+for nobody: while `sluice profile` or another trial has a class, it says so.";
 
 /// Arguments of `sluice doctor`.
 #[derive(Debug, Args)]
@@ -35,12 +37,12 @@ pub struct DoctorArgs {
 /// Looks, and tells.
 ///
 /// # Errors
-/// Something is there and does not work, or the trial cannot begin.
+/// Something is there and does not work, or the trial cannot begin; what was found is told before.
 pub fn run(args: &DoctorArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let system = Path::new("/");
     let mut found = examine(system, &args.resctrl);
     if args.try_out {
-        found.extend(try_out(&mut Resctrl::open(&args.resctrl, system)?));
+        found.extend(trial(system, &args.resctrl));
     }
     if args.json {
         json(out, &found)?;
@@ -50,6 +52,30 @@ pub fn run(args: &DoctorArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let wrong = found.iter().filter(|finding| finding.level == Level::Wrong).count();
     anyhow::ensure!(wrong == 0, "{wrong} of the findings need something to be done");
     Ok(())
+}
+
+/// Tries a class out, or says why it cannot.
+fn trial(system: &Path, mount: &Path) -> Vec<Finding> {
+    let begun = Resctrl::open(mount, system).and_then(|mut control| {
+        let had = control.take_over(CLASS)?;
+        Ok((control, had))
+    });
+    match begun {
+        Ok((mut control, had)) => {
+            if had {
+                eprintln!("removed the cache class {CLASS}, which a trial before this one has left");
+            }
+            try_out(&mut control)
+        }
+        Err(error) => {
+            let what = match error {
+                CacheError::Locked { .. } => "another trial or a profile has a class, or another program changes classes",
+                _ => "it cannot begin",
+            };
+            let (subject, what, todo) = ("trial".into(), what.into(), Some(error.to_string()));
+            vec![Finding { subject, level: Level::Wrong, what, todo }]
+        }
+    }
 }
 
 fn show(found: &[Finding], colour: bool, out: &mut dyn Write) -> std::io::Result<()> {
@@ -89,8 +115,34 @@ mod tests {
     }
 
     #[test]
-    fn there_must_be_something_to_try() {
-        let args = DoctorArgs { try_out: true, resctrl: "/nowhere".into(), json: false };
-        assert!(run(&args, &mut Vec::new()).unwrap_err().to_string().contains("resctrl"));
+    fn what_was_found_is_told_if_nothing_can_be_tried() {
+        for json in [false, true] {
+            let args = DoctorArgs { try_out: true, resctrl: "/nowhere".into(), json };
+            let mut out = Vec::new();
+            let error = run(&args, &mut out).unwrap_err().to_string();
+            assert!(error.contains("of the findings"), "{error}");
+            let told = String::from_utf8(out).unwrap();
+            for word in ["L3 cache", "cache classes", "trial", "it cannot begin", "resctrl is not mounted at /nowhere"] {
+                assert!(told.contains(word), "{word} is not in\n{told}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_trial_beside_a_profile_says_so() {
+        let Ok(kernel) = sluice_resctrl_stand_in::StandIn::mount(sluice_resctrl_stand_in::Machine::default()) else {
+            return println!("left out: no FUSE file system can be mounted here");
+        };
+        let system = Path::new("/nowhere");
+        let mut tool = Resctrl::open(kernel.path(), system).unwrap();
+        tool.take_over(sluice_cache::resctrl::PROFILE).unwrap();
+        let found = trial(system, kernel.path());
+        assert!(
+            matches!(&found[..], [one] if one.level == Level::Wrong && one.what.contains("a profile has a class")),
+            "{found:?}"
+        );
+        drop(tool);
+        let found = trial(system, kernel.path());
+        assert!(found.iter().all(|finding| finding.level == Level::Good), "{found:?}");
     }
 }

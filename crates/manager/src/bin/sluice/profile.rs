@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use sluice_cache::CacheError;
 use sluice_cache::control::CacheControl;
 use sluice_cache::host::Processor;
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
@@ -34,9 +35,13 @@ Examples:
 
 Traffic is size (bytes with the Ethernet header), flows, zipf (the exponent; without, all flows alike) and spread (1: destinations all
 over), or a capture. Throughput against cache ways is measured where the kernel gives ways (resctrl); `simulated` takes the misses from a
-model, for which the NF has to be built by scripts/trace-nf too; `none` is one value, whatever the ways. The NFs of a chain are measured one
+model, for which the NF has to be built by scripts/trace-nf too; `none` is one value with the whole cache, and nothing is promised with
+less of it: an SLO by such a profile takes all ways of a server, one with ddio_ways = 0 in the plan. The NFs of a chain are measured one
 after another, each with what the one before it sends on, and composed; ways of a chain are always modelled. No daemon is needed; other
 work on the host makes a profile promise less.";
+
+/// What it means that a profile is with the whole cache.
+const WHOLE: &str = "by this profile, an SLO takes all cache ways of a server, and fits on one with ddio_ways = 0 only";
 
 /// Where throughput with fewer cache ways comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -47,7 +52,7 @@ pub enum Cache {
     Resctrl,
     /// A model of the cache, from one run of the traced NF
     Simulated,
-    /// One value, whatever the ways
+    /// One value, with the whole cache: an SLO by it takes all ways of a server with ddio_ways = 0
     None,
 }
 
@@ -191,6 +196,9 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     };
     found.throughput.notes.extend(note);
     found.check()?;
+    if found.source == Source::None {
+        eprintln!("{WHOLE}");
+    }
     if let Some(path) = &args.out {
         found.save(path)?;
     }
@@ -211,9 +219,12 @@ fn configuration(subject: &Subject, args: &[String]) -> Digest {
         bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
         bytes.extend_from_slice(part);
     };
+    let contents = |path: &str| std::fs::metadata(path).ok().filter(|file| file.is_file()).and_then(|_| std::fs::read(path).ok());
     for arg in args {
         add(arg.as_bytes());
-        if let Some(file) = std::fs::metadata(arg).ok().filter(|file| file.is_file()).and_then(|_| std::fs::read(arg).ok()) {
+        // `--rules FILE`, and `--rules=FILE` too.
+        let value = arg.strip_prefix('-').and_then(|option| option.split_once('=')).map(|(_, value)| value);
+        if let Some(file) = contents(arg).or_else(|| contents(value?)) {
             add(&file);
         }
     }
@@ -233,17 +244,28 @@ fn ways(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Ways, Option<Str
     };
     match args.cache {
         Cache::None => Ok((Ways::None, None)),
-        Cache::Resctrl => Ok((Ways::Controlled(Box::new(Resctrl::open(&args.resctrl, Path::new("/"))?)), None)),
+        Cache::Resctrl => {
+            let control = Resctrl::open(&args.resctrl, Path::new("/"))?;
+            Ok((Ways::Controlled(Box::new(alone(control)?)), None))
+        }
         Cache::Simulated => modelled(),
         Cache::Auto => {
             if let Ok(control) = Resctrl::open(&args.resctrl, Path::new("/"))
                 && control.shape().ways > 0
             {
-                return Ok((Ways::Controlled(Box::new(control)), None));
+                return Ok((Ways::Controlled(Box::new(alone(control)?)), None));
             }
             modelled().or_else(|why| Ok((Ways::None, Some(without(&why)))))
         }
     }
+}
+
+/// resctrl for this profile alone; the class of one that was interrupted goes first.
+fn alone(mut control: Resctrl) -> Result<Resctrl, CacheError> {
+    if control.take_over(profile::CLASS)? {
+        eprintln!("removed the cache class {}, which a profile before this one has left", profile::CLASS);
+    }
+    Ok(control)
 }
 
 /// The misses of a chain, and what is to be said of them.
@@ -265,7 +287,7 @@ fn model(args: &ProfileArgs, target: &Target) -> anyhow::Result<(Option<chain::M
 
 /// Says why there are no ways; for a note, too.
 fn without(why: &anyhow::Error) -> String {
-    eprintln!("one throughput for all numbers of cache ways: {why:#}");
+    eprintln!("one throughput, with the whole cache: {why:#}");
     format!("no cache ways: {why:#}")
 }
 
@@ -289,7 +311,8 @@ fn print(found: &Profile, out: &mut dyn Write) -> std::io::Result<()> {
     let mut table = Table::new(&[">WAYS", ">MPPS", ">PROMISED"]);
     for point in &found.throughput.points {
         let promised = point.y * (1.0 - found.throughput.margin) / 1e6;
-        table.row(vec![format!("{:.0}", point.x).into(), format!("{:.3}", point.y / 1e6).into(), format!("{promised:.3}").into()]);
+        let ways = if found.source == Source::None { "all".into() } else { format!("{:.0}", point.x) };
+        table.row(vec![ways.into(), format!("{:.3}", point.y / 1e6).into(), format!("{promised:.3}").into()]);
     }
     table.print(out, colour())?;
     let mut table = Table::new(&[">LOAD MPPS", ">95TH PERCENTILE µS", ">PROMISED"]);
@@ -334,6 +357,10 @@ mod tests {
         let deny = of(&["--rules", path]);
         std::fs::write(&file, "allow\n").unwrap();
         assert!(missing != deny && deny != of(&["--rules", path]));
+        let joined = format!("--rules={path}");
+        let allow = of(&[joined.as_str()]);
+        std::fs::write(&file, "deny\n").unwrap();
+        assert_ne!(allow, of(&[joined.as_str()]));
         let subject = Subject { env: vec![("A".into(), "b".into())], ..Subject::default() };
         assert_ne!(configuration(&subject, &[]), of(&[]));
     }

@@ -2,7 +2,7 @@
 
 mod live;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,16 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use sluice_manager::control::client::{Client, ClientError};
 use sluice_slo::admission::{Refusal, admit, admit_all};
+use sluice_slo::on_demand::{Footprint, LeaseError, lease};
 use sluice_slo::placement::{Instance, Placement};
-use sluice_slo::profile::{Digest, Profile, Source};
-use sluice_slo::slo::Slo;
+use sluice_slo::profile::{Digest, Key, Profile, Source};
+use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::args::Json;
 use crate::commands::{Usage, json, read};
 use crate::number;
 use crate::plan::folder::{Admitted, Folder, Plan};
-use crate::plan::profiles::{Asked, Profiles, Programs};
+use crate::plan::profiles::{Asked, Profiles, Programs, UNMEASURED};
 use crate::table::{Table, colour};
 
 /// What `sluice slo --help` says below the options.
@@ -35,9 +36,10 @@ Examples:
 An SLO is a file of TOML or JSON:
   name = \"acme\"
   workload = { nf = \"nat\" }               or { chain = [\"firewall\", \"nat\"] }
-  traffic = \"64 B, 1000 flows\"            as its profile names it
+  traffic = \"size=60,flows=1000\"          as its profile names it
   promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
                                           or { on_demand = { latency_us = 80, cap = { instances = 4, load_pps = 2e6 } } }
+On demand, no profile and no traffic are needed, and footprint = { cores = 1, memory_mib = 64 } says what an instance takes.
 The latency is that of 95 % of the packets. `configuration`, the digest in the profile, is needed only where several are profiled.
 What runs already is not moved. `sluice plan` shows the servers. Only apply, withdraw and --live need a daemon.";
 
@@ -159,7 +161,7 @@ struct TellAdded<'a> {
 struct TellRefused {
     name: String,
     reason: String,
-    nearest: Option<sluice_slo::slo::Promise>,
+    nearest: Option<Promise>,
 }
 
 /// Runs a command.
@@ -188,12 +190,14 @@ fn add(folder: &Folder, args: &AddArgs, out: &mut dyn Write) -> anyhow::Result<(
     let chosen = choose(&asked, &programs, &plan, &profiles)?;
     let (admitted, refused) = place(&mut plan.placement, chosen);
     if !refused.is_empty() {
-        let text = refused.iter().map(|(name, refusal)| format!("\"{name}\" is refused: {refusal}")).collect::<Vec<_>>().join("\n");
+        let text = refused.iter().map(|(name, refused)| format!("\"{name}\" is refused: {refused}")).collect::<Vec<_>>().join("\n");
         if args.json {
-            let tell = |(name, refusal): (String, Refusal)| TellRefused {
-                name,
-                reason: refusal.reason.to_string(),
-                nearest: refusal.nearest,
+            let tell = |(name, refused): (String, Refused)| {
+                let (reason, nearest) = match refused {
+                    Refused::Reserved(refusal) => (refusal.reason.to_string(), refusal.nearest),
+                    other => (other.to_string(), None),
+                };
+                TellRefused { name, reason, nearest }
             };
             let refused = refused.into_iter().map(tell).collect();
             json(out, &TellAdded { dry_run: args.dry_run, added: Vec::new(), refused })?;
@@ -216,7 +220,10 @@ fn add(folder: &Folder, args: &AddArgs, out: &mut dyn Write) -> anyhow::Result<(
             "{word}: {}, {}{}",
             admitted.slo.name,
             admitted.slo.promise,
-            source(profiles.of(&admitted.slo.name, &admitted.profile)?)
+            match &admitted.profile {
+                Some(key) => source(profiles.of(&admitted.slo.name, key)?),
+                None => "",
+            }
         )?;
         instances(&tell(&plan, admitted)).print(out, colour())?;
     }
@@ -249,26 +256,58 @@ fn programs(given: &[String]) -> anyhow::Result<Programs> {
     Ok(programs)
 }
 
+/// An SLO that makes sense.
+#[derive(Debug)]
+enum Chosen<'a> {
+    /// By one of these profiles, of one processor each.
+    Reserved(Slo, Vec<&'a Profile>),
+    /// By what its first instance takes.
+    OnDemand(Slo, Footprint),
+}
+
+impl Chosen<'_> {
+    fn slo(&self) -> &Slo {
+        match self {
+            Self::Reserved(slo, _) | Self::OnDemand(slo, _) => slo,
+        }
+    }
+}
+
+/// Why one has no room.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error(transparent)]
+    Reserved(Refusal),
+    #[error(transparent)]
+    OnDemand(LeaseError),
+    /// Nothing says what a reserved one takes.
+    #[error("no profile of it is of a server's processor: profile it there")]
+    NoProfile,
+}
+
 /// The SLOs and their profiles, once all of them make sense.
-fn choose<'a>(
-    asked: &[Asked],
-    programs: &Programs,
-    plan: &Plan,
-    profiles: &'a Profiles,
-) -> anyhow::Result<Vec<(Slo, Vec<&'a Profile>)>> {
+fn choose<'a>(asked: &[Asked], programs: &Programs, plan: &Plan, profiles: &'a Profiles) -> anyhow::Result<Vec<Chosen<'a>>> {
     let mut names: BTreeSet<&str> = plan.slos.iter().map(|admitted| admitted.slo.name.as_str()).collect();
     let mut chosen = Vec::new();
     for one in asked {
-        one.with(&Digest::of(b"")).check()?;
+        let unmeasured = one.with(&Digest::of(b""));
+        unmeasured.check()?;
         if !names.insert(&one.name) {
             bail!("an SLO named \"{}\" is there already: choose another name, or remove it first", one.name);
         }
-        chosen.push(profiles.choose(one, programs, &plan.placement).with_context(|| format!("\"{}\" is refused", one.name))?);
+        chosen.push(match one.promise {
+            Promise::OnDemand { .. } => Chosen::OnDemand(unmeasured, one.footprint.unwrap_or(UNMEASURED)),
+            Promise::Reserved { .. } => {
+                let found = profiles.choose(one, programs, &plan.placement);
+                let (slo, fit) = found.with_context(|| format!("\"{}\" is refused", one.name))?;
+                Chosen::Reserved(slo, fit)
+            }
+        });
     }
     for nf in programs.keys() {
         let runs = |one: &Asked| match &one.workload {
-            sluice_slo::slo::Workload::Nf(service) => service == nf,
-            sluice_slo::slo::Workload::Chain(services) => services.contains(nf),
+            Workload::Nf(service) => service == nf,
+            Workload::Chain(services) => services.contains(nf),
         };
         if !asked.iter().any(runs) {
             return Err(Usage(format!("--binary {nf}=…: no SLO here runs an NF named \"{nf}\"")).into());
@@ -277,19 +316,42 @@ fn choose<'a>(
     Ok(chosen)
 }
 
-/// Finds room, largest first; who finds none on servers of one processor is tried on those of the next. Admitted ones are in the
-/// order given.
-fn place(placement: &mut Placement, chosen: Vec<(Slo, Vec<&Profile>)>) -> (Vec<Admitted>, Vec<(String, Refusal)>) {
-    let firsts: Vec<(&Slo, &Profile)> = chosen.iter().filter_map(|(slo, fit)| Some((slo, *fit.first()?))).collect();
+/// Finds room: for reserved ones, largest first, where who finds none on servers of one processor is tried on those of the next; then for
+/// those on demand, which take what is left. Admitted ones are in the order given.
+fn place(placement: &mut Placement, chosen: Vec<Chosen<'_>>) -> (Vec<Admitted>, Vec<(String, Refused)>) {
+    let mut found: BTreeMap<usize, Result<Option<Key>, Refused>> = BTreeMap::new();
+    let mut reserved: Vec<(usize, &[&Profile])> = Vec::new();
+    let mut firsts: Vec<(&Slo, &Profile)> = Vec::new();
+    for (i, one) in chosen.iter().enumerate() {
+        let Chosen::Reserved(slo, fit) = one else { continue };
+        if let Some((first, others)) = fit.split_first() {
+            reserved.push((i, others));
+            firsts.push((slo, first));
+        } else {
+            found.insert(i, Err(Refused::NoProfile));
+        }
+    }
     let results = admit_all(placement, &firsts);
-    let (mut admitted, mut refused) = (Vec::new(), Vec::new());
-    for ((slo, fit), result) in chosen.iter().zip(results) {
-        let found = match result {
-            Ok(_) => Ok(fit[0]),
-            Err(refusal) => fit[1..].iter().find(|other| admit(placement, slo, other).is_ok()).copied().ok_or(refusal),
+    for (((i, others), (slo, first)), result) in reserved.into_iter().zip(firsts).zip(results) {
+        let by = match result {
+            Ok(_) => Ok(first),
+            Err(refusal) => {
+                let other = others.iter().find(|other| admit(placement, slo, other).is_ok()).copied();
+                other.ok_or(Refused::Reserved(refusal))
+            }
         };
+        found.insert(i, by.map(|profile| Some(profile.key.clone())));
+    }
+    for (i, one) in chosen.iter().enumerate() {
+        if let Chosen::OnDemand(slo, footprint) = one {
+            found.insert(i, lease(placement, slo, *footprint).map(|_| None).map_err(Refused::OnDemand));
+        }
+    }
+    let (mut admitted, mut refused) = (Vec::new(), Vec::new());
+    for (i, found) in found {
+        let slo = chosen[i].slo();
         match found {
-            Ok(profile) => admitted.push(Admitted { slo: slo.clone(), profile: profile.key.clone() }),
+            Ok(profile) => admitted.push(Admitted { slo: slo.clone(), profile }),
             Err(refusal) => refused.push((slo.name.clone(), refusal)),
         }
     }
@@ -311,6 +373,8 @@ fn tell<'a>(plan: &'a Plan, admitted: &'a Admitted) -> TellSlo<'a> {
 }
 
 fn instances(slo: &TellSlo<'_>) -> Table {
+    // On demand, nobody knows.
+    let pps = |pps: f64| if pps > 0.0 { number::rate(pps) } else { "-".into() };
     let mut table = Table::new(&["INSTANCE", "SERVER", "CORES", "WAYS", ">CARRIES", ">IS GIVEN"]);
     for TellInstance { server, instance, mask } in &slo.instances {
         let cores = instance.cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
@@ -320,8 +384,8 @@ fn instances(slo: &TellSlo<'_>) -> Table {
             (*server).into(),
             cores.into(),
             ways.into(),
-            number::rate(instance.capacity_pps).into(),
-            number::rate(instance.load_pps).into(),
+            pps(instance.capacity_pps).into(),
+            pps(instance.load_pps).into(),
         ]);
     }
     table
@@ -364,9 +428,19 @@ fn show(plan: &Plan, name: &str, as_json: bool, out: &mut dyn Write) -> anyhow::
     }
     let Admitted { slo, profile } = told.admitted;
     writeln!(out, "{}: {}", slo.name, slo.promise)?;
-    writeln!(out, "runs {} with configuration {}", slo.workload, slo.configuration)?;
-    writeln!(out, "traffic: {}", slo.traffic)?;
-    writeln!(out, "admitted by the profile on \"{}\"", profile.cpu)?;
+    match profile {
+        Some(profile) => {
+            writeln!(out, "runs {} with configuration {}", slo.workload, slo.configuration)?;
+            writeln!(out, "traffic: {}\nadmitted by the profile on \"{}\"", slo.traffic, profile.cpu)?;
+        }
+        // Of its configuration nothing is known, unless it was told.
+        None => {
+            let known = Some(&slo.configuration).filter(|digest| **digest != Digest::of(b""));
+            let with = known.map(|digest| format!(" with configuration {digest}")).unwrap_or_default();
+            writeln!(out, "runs {}{with}", slo.workload)?;
+            writeln!(out, "admitted without a profile: the daemon finds out what it needs, up to its cap")?;
+        }
+    }
     Ok(instances(&told).print(out, colour())?)
 }
 
@@ -429,13 +503,87 @@ mod tests {
         let chosen = choose(&[asked("a", 1e6), asked("b", 9e8)], &Programs::new(), &plan, &profiles).unwrap();
         let (admitted, refused) = place(&mut plan.placement, chosen);
         assert_eq!(admitted.iter().map(|one| one.slo.name.as_str()).collect::<Vec<_>>(), ["a"]);
-        assert!(refused[0].0 == "b" && refused[0].1.nearest.is_some(), "{refused:?}");
+        let (name, Refused::Reserved(refusal)) = &refused[0] else { panic!("{refused:?}") };
+        assert!(name == "b" && refusal.nearest.is_some(), "{refused:?}");
         let twice = choose(&[asked("a", 1e6), asked("a", 1e6)], &Programs::new(), &plan, &profiles).unwrap_err();
         assert!(twice.to_string().contains("named \"a\" is there already"));
         let nonsense = choose(&[asked("a", -1.0)], &Programs::new(), &plan, &profiles).unwrap_err();
         assert!(nonsense.to_string().contains("above 0 and finite"), "{nonsense}");
         let unused = Programs::from([("ids".into(), Digest::of(b""))]);
         assert!(choose(&[asked("a", 1e6)], &unused, &plan, &profiles).unwrap_err().is::<Usage>());
+    }
+
+    #[test]
+    fn one_on_demand_needs_no_profile_and_takes_a_place() {
+        let (_dir, folder) = plan(1);
+        let (mut plan, profiles) = (folder.read().unwrap(), Profiles::read(&folder).unwrap());
+        let asked = |more: &str| {
+            let text = format!(
+                "name = \"web\"\nworkload = {{ nf = \"anything\" }}\n{more}\n\
+                 promise = {{ on_demand = {{ latency_us = 80, cap = {{ instances = 4 }} }} }}"
+            );
+            Asked::parse(&text).unwrap()
+        };
+        let chosen = choose(&[asked("")], &Programs::new(), &plan, &profiles).unwrap();
+        let (admitted, refused) = place(&mut plan.placement, chosen);
+        assert!(refused.is_empty() && admitted[0].profile.is_none(), "{refused:?}");
+        plan.slos.extend(admitted);
+        folder.write(&plan).unwrap();
+        let plan = folder.read().unwrap();
+        let shown = text(|out| show(&plan, "web", false, out));
+        assert!(shown.contains("on demand up to 4 instances") && shown.contains("without a profile"), "{shown}");
+        assert!(shown.contains("runs anything\n"), "of what was not said nothing is told: {shown}");
+        let row: Vec<&str> = shown.lines().last().unwrap().split_whitespace().collect();
+        assert_eq!((row[0], row[2], &row[row.len() - 2..]), ("web.0", "0", &["-", "-"][..]), "{shown}");
+        let big = Asked { name: "big".into(), ..asked("footprint = { cores = 99, memory_mib = 1 }") };
+        let chosen = choose(&[big], &Programs::new(), &plan, &profiles).unwrap();
+        let (_, refused) = place(&mut plan.placement.clone(), chosen);
+        assert!(refused[0].1.to_string().contains("no server has 99 cores"), "{refused:?}");
+        let reserved =
+            "name = \"a\"\nworkload = { nf = \"nat-zipf\" }\npromise = { reserved = { throughput_pps = 1, latency_us = 100 } }\n";
+        for (more, why) in
+            [("", "names no traffic"), ("traffic = \"sample\"\nfootprint = { cores = 1, memory_mib = 1 }", "`footprint`")]
+        {
+            let asked = Asked::parse(&format!("{reserved}{more}")).unwrap();
+            let error = choose(&[asked], &Programs::new(), &plan, &profiles).err().unwrap();
+            assert!(format!("{error:#}").contains(why), "{error:#}");
+        }
+    }
+
+    #[test]
+    fn those_on_demand_take_what_reserved_ones_leave() {
+        // Two servers of a core each, with different processors: the second of two finds room by its second profile only.
+        let (_dir, folder) = plan(1);
+        let toml = std::fs::read_to_string(folder.path().join("servers.toml")).unwrap();
+        let other = toml.replace("\"s0\"", "\"s1\"").replace("\"sample\"", "\"other\"");
+        let small = toml.replace("cores = 9", "cores = 1");
+        std::fs::write(folder.path().join("servers.toml"), small + &other.replace("cores = 9", "cores = 1")).unwrap();
+        let at = |name: &str| folder.path().join("profiles").join(name);
+        let mut profile = Profile::load(&at("nat-zipf.json")).unwrap();
+        profile.key.cpu = "other".into();
+        profile.save(&at("other.json")).unwrap();
+        let (mut plan, profiles) = (folder.read().unwrap(), Profiles::read(&folder).unwrap());
+        let reserved = |name: &str| {
+            format!(
+                "name = \"{name}\"\nworkload = {{ nf = \"nat-zipf\" }}\ntraffic = \"sample\"\n\
+                 promise = {{ reserved = {{ throughput_pps = 1e5, latency_us = 100 }} }}"
+            )
+        };
+        let web = "name = \"web\"\nworkload = { nf = \"anything\" }\n\
+                   promise = { on_demand = { latency_us = 80, cap = { instances = 1 } } }";
+        let asked = [web.to_string(), reserved("a"), reserved("b")].map(|text| Asked::parse(&text).unwrap());
+        let chosen = choose(&asked, &Programs::new(), &plan, &profiles).unwrap();
+        let (admitted, refused) = place(&mut plan.placement, chosen);
+        assert_eq!(admitted.iter().map(|one| one.slo.name.as_str()).collect::<Vec<_>>(), ["a", "b"]);
+        assert!(matches!(&refused[..], [(name, Refused::OnDemand(_))] if name == "web"), "{refused:?}");
+    }
+
+    #[test]
+    fn a_reserved_one_without_a_profile_is_refused() {
+        let (_dir, folder) = plan(1);
+        let mut plan = folder.read().unwrap();
+        let (admitted, refused) = place(&mut plan.placement, vec![Chosen::Reserved(slo("a", "nat-zipf", 1e6, 100.0), Vec::new())]);
+        assert!(admitted.is_empty() && refused[0].1.to_string().contains("profile it there"), "{refused:?}");
     }
 
     #[test]

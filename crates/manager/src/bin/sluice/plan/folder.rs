@@ -10,14 +10,14 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
-use std::os::fd::OwnedFd;
+use std::io::ErrorKind;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
 use clap::Args;
-use rustix::fs::{FlockOperation, Mode, OFlags};
 use serde::{Deserialize, Serialize};
+use sluice_manager::file::{self, Lock};
 use sluice_slo::placement::{PlacedServer, Placement, ServerShape};
 use sluice_slo::profile::Key;
 use sluice_slo::slo::Slo;
@@ -42,8 +42,9 @@ pub struct Folder {
 pub struct Admitted {
     /// What was asked for.
     pub slo: Slo,
-    /// The profile by which it was admitted.
-    pub profile: Key,
+    /// The profile by which it was admitted; none on demand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<Key>,
 }
 
 /// What is promised and placed.
@@ -112,13 +113,11 @@ impl Folder {
     }
 
     /// Waits until nobody else changes the plan. It is locked until what is returned is dropped.
-    pub fn lock(&self) -> anyhow::Result<OwnedFd> {
+    pub fn lock(&self) -> anyhow::Result<Lock> {
         // The folder itself, so that a command that changes nothing leaves nothing.
-        let folder = rustix::fs::open(&self.path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty());
-        let folder = folder.map_err(|e| self.missing(&e.into()))?;
-        rustix::io::retry_on_intr(|| rustix::fs::flock(&folder, FlockOperation::LockExclusive))
-            .with_context(|| format!("{} cannot be locked: name a folder on this host with --plan", self.path.display()))?;
-        Ok(folder)
+        let folder = File::options().read(true).custom_flags(libc::O_DIRECTORY).open(&self.path).map_err(|e| self.missing(&e))?;
+        Lock::wait(folder)
+            .with_context(|| format!("{} cannot be locked: name a folder on this host with --plan", self.path.display()))
     }
 
     fn missing(&self, why: &std::io::Error) -> anyhow::Error {
@@ -172,18 +171,9 @@ impl Folder {
         plan.placement.check().context("nothing was changed, for the new placement does not hold")?;
         let kept = Kept { form: FORM, slos: plan.slos.clone(), placement: plan.placement.clone() };
         let text = serde_json::to_string_pretty(&kept)? + "\n";
-        let (path, new) = (self.placement(), self.path.join(format!("placement.json.new-{}", std::process::id())));
-        let written = (|| {
-            let mut file = File::create(&new)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new, &path)?;
-            File::open(&self.path)?.sync_all()
-        })();
-        written.map_err(|error| {
-            let _ = fs::remove_file(&new);
-            anyhow::anyhow!("cannot write {} ({error}): run as who may, or name another folder with --plan", path.display())
-        })
+        let path = self.placement();
+        file::replace(&path, text.as_bytes())
+            .with_context(|| format!("cannot write {}: run as who may, or name another folder with --plan", path.display()))
     }
 }
 
@@ -276,7 +266,7 @@ pub mod tests {
         let Workload::Nf(nf) = &slo.workload else { panic!("{slo:?}") };
         let profile = sluice_slo::profile::Profile::load(&folder.path().join(format!("profiles/{nf}.json"))).unwrap();
         sluice_slo::admission::admit(&mut plan.placement, &slo, &profile).unwrap();
-        plan.slos.push(Admitted { slo, profile: profile.key });
+        plan.slos.push(Admitted { slo, profile: Some(profile.key) });
     }
 
     fn said(folder: &Folder) -> String {
@@ -346,8 +336,7 @@ pub mod tests {
     fn one_at_a_time_has_the_lock() {
         let (_dir, folder) = plan(1);
         let held = folder.lock().unwrap();
-        let other = rustix::fs::open(folder.path(), OFlags::RDONLY, Mode::empty()).unwrap();
-        let take = || rustix::fs::flock(&other, FlockOperation::NonBlockingLockExclusive);
+        let take = || Lock::take(File::open(folder.path()).unwrap());
         assert!(take().is_err());
         drop(held);
         assert!(take().is_ok());

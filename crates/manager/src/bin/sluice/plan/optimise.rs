@@ -11,12 +11,13 @@ use clap::Args;
 use serde::Serialize;
 use sluice_slo::demand::Demand;
 use sluice_slo::migration::{self, Migration, Old, Step};
+use sluice_slo::on_demand::Footprint;
 use sluice_slo::optimiser::background::Background;
 use sluice_slo::optimiser::{IS_BUILT, OptimiserError};
 use sluice_slo::placement::ServerShape;
 
 use super::folder::{Folder, Plan};
-use super::profiles::Profiles;
+use super::profiles::{Profiles, UNMEASURED};
 use crate::args::seconds;
 use crate::commands::json;
 
@@ -140,8 +141,17 @@ fn demands(plan: &Plan, profiles: &Profiles, shape: &ServerShape) -> anyhow::Res
     };
     let mut demands = Vec::new();
     for admitted in plan.slos.iter().filter(|admitted| own(&admitted.slo.name)) {
-        let profile = profiles.of(&admitted.slo.name, &admitted.profile)?;
-        demands.push(Demand::of(&admitted.slo, profile, shape).with_context(|| format!("SLO \"{}\"", admitted.slo.name))?);
+        let slo = &admitted.slo;
+        let demand = match &admitted.profile {
+            Some(key) => Demand::of(slo, profiles.of(&slo.name, key)?, shape),
+            None => {
+                let instance = plan.placement.instances().map(|(_, instance)| instance).find(|instance| instance.slo == slo.name);
+                let footprint =
+                    instance.map_or(UNMEASURED, |one| Footprint { cores: one.cores.len() as u32, memory_mib: one.memory_mib });
+                Demand::unmeasured(slo, footprint, shape)
+            }
+        };
+        demands.push(demand.with_context(|| format!("SLO \"{}\"", slo.name))?);
     }
     Ok(demands)
 }
@@ -184,12 +194,15 @@ fn said(step: &Step) -> String {
             let cores = instance.cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             format!("start {}.{} on {server}: core {cores}, {}", instance.slo, instance.number, ways(instance.ways))
         }
-        Step::Redirect { slo, away_from, old } => {
+        Step::Redirect { slo, parts, away_from, old } => {
+            let part = |(number, part): (&u32, &f64)| format!("{:.0} % to {slo}.{number}", part * 100.0);
+            let parts = parts.iter().map(part).collect::<Vec<_>>().join(", ");
             let away = away_from.iter().map(|number| format!("{slo}.{number}")).collect::<Vec<_>>().join(", ");
             match (away_from.is_empty(), old) {
-                (true, _) => format!("divide new flows of {slo} anew"),
-                (false, Old::Stay) => format!("send no new flows to {away}; its old ones stay until they end"),
-                (false, Old::Follow) => format!("send no flows to {away}, old ones neither"),
+                (true, Old::Stay) => format!("divide new flows of {slo}: {parts}"),
+                (true, Old::Follow) => format!("divide the flows of {slo}: {parts}"),
+                (false, Old::Stay) => format!("send no new flows to {away}: {parts}; its old ones stay until they end"),
+                (false, Old::Follow) => format!("send no flows to {away}, old ones neither: {parts}"),
             }
         }
         Step::Stop { server, slo, number } => format!("stop {slo}.{number} on {server}"),
@@ -198,6 +211,11 @@ fn said(step: &Step) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluice_slo::on_demand::lease;
+    use sluice_slo::placement::Instance;
+    use sluice_slo::slo::{Cap, Promise, Slo};
+
+    use super::super::folder::Admitted;
     use super::super::folder::tests::{admit, plan, slo};
     use super::*;
 
@@ -255,6 +273,30 @@ mod tests {
         assert!(text(&folder, &args(true)).unwrap().contains("written to "));
         let after = folder.read().unwrap();
         assert_eq!((after.placement.used(), after.slos.len()), (1, 2));
+    }
+
+    #[test]
+    fn one_on_demand_moves_with_the_others() {
+        let (_dir, folder) = spread();
+        if !IS_BUILT {
+            return;
+        }
+        let mut plan = folder.read().unwrap();
+        let cap = Cap { instances: Some(2), load_pps: None };
+        let dns = Slo { promise: Promise::OnDemand { latency_us: 100.0, cap }, ..slo("dns", "unknown", 1.0, 1.0) };
+        lease(&mut plan.placement, &dns, UNMEASURED).unwrap();
+        let leased = plan.placement.servers.iter_mut().find_map(|server| {
+            let at = server.instances.iter().position(|instance| instance.slo == "dns")?;
+            Some(server.instances.remove(at))
+        });
+        plan.placement.servers[1].instances.push(Instance { cores: vec![5], ..leased.unwrap() });
+        plan.slos.push(Admitted { slo: dns, profile: None });
+        folder.write(&plan).unwrap();
+        let told = text(&folder, &args(true)).unwrap();
+        assert!(told.starts_with("2 servers in use, 1 would do"), "{told}");
+        let placement = folder.read().unwrap().placement;
+        let dns: Vec<_> = placement.instances().filter(|(_, instance)| instance.slo == "dns").collect();
+        assert_eq!((placement.used(), dns.len(), dns[0].1.ways, dns[0].1.cores.len()), (1, 1, 0, 1));
     }
 
     #[test]

@@ -1,10 +1,12 @@
 //! The profiles of a plan, and which of them an SLO is admitted by.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
+use sluice_slo::on_demand::Footprint;
 use sluice_slo::placement::Placement;
 use sluice_slo::profile::{Digest, Key, Profile, ProfileError};
 use sluice_slo::slo::{Promise, Slo, Workload};
@@ -21,11 +23,17 @@ pub struct Asked {
     pub workload: Workload,
     /// Digest of its configuration.
     pub configuration: Option<Digest>,
-    /// Its traffic.
+    /// Its traffic, as the profile names it. Not needed on demand.
+    #[serde(default)]
     pub traffic: String,
     /// What is promised.
     pub promise: Promise,
+    /// What an instance takes, on demand; [`UNMEASURED`] without. A profile says what a reserved one takes.
+    pub footprint: Option<Footprint>,
 }
+
+/// What an instance takes if nobody says: a core, and what an NF with tables of some size has.
+pub const UNMEASURED: Footprint = Footprint { cores: 1, memory_mib: 64 };
 
 impl Asked {
     /// Reads one from TOML, or from JSON if it begins as that does.
@@ -52,14 +60,20 @@ pub struct Profiles {
 }
 
 impl Profiles {
-    /// Reads them. One that cannot be used matters only to who needs it.
+    /// Reads them; without the folder there are none. One that cannot be used matters only to who needs it.
     pub fn read(plan: &Folder) -> anyhow::Result<Self> {
         let folder = plan.path().join("profiles");
         let (mut good, mut bad) = (Vec::new(), Vec::new());
         let cannot = || format!("cannot read {}: put profiles there, as `sluice plan --help` shows", folder.display());
         let mut paths = Vec::new();
-        for entry in std::fs::read_dir(&folder).with_context(cannot)? {
-            paths.push(entry.with_context(cannot)?.path());
+        match std::fs::read_dir(&folder) {
+            Ok(entries) => {
+                for entry in entries {
+                    paths.push(entry.with_context(cannot)?.path());
+                }
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(cannot),
         }
         paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
         paths.sort();
@@ -91,6 +105,8 @@ impl Profiles {
 
     /// The profiles of what an SLO asks for, one for each processor that servers have, and the SLO with its configuration.
     pub fn choose(&self, asked: &Asked, programs: &Programs, placement: &Placement) -> anyhow::Result<(Slo, Vec<&Profile>)> {
+        ensure!(asked.footprint.is_none(), "a profile says what a reserved SLO takes: leave `footprint` out");
+        ensure!(!asked.traffic.is_empty(), "it names no traffic: write traffic = \"…\", as its profile does");
         let own: Vec<_> = self.good.iter().filter(|(_, profile)| profile.key.workload == asked.workload).collect();
         if own.is_empty() {
             let folder = self.folder.display();
@@ -219,6 +235,18 @@ promise = { reserved = { throughput_pps = 2e6, latency_us = 80 } }
         assert!(said(&folder, &configured, &none).contains("the profile is of configuration"));
         change(&folder, "nat-zipf.json", |profile| profile.key.cpu = "A".into());
         assert!(said(&folder, &asked, &none).contains("made on \"A\" and the server has \"sample\": profile there"));
+    }
+
+    #[test]
+    fn without_the_folder_there_are_no_profiles() {
+        let (_dir, folder) = plan(1);
+        let asked = Asked::parse(TOML).unwrap();
+        std::fs::remove_dir_all(folder.path().join("profiles")).unwrap();
+        let said = said(&folder, &asked, &Programs::new());
+        assert!(said.contains("put one there; there are profiles of: none"), "{said}");
+        // What is no folder is a mistake.
+        std::fs::write(folder.path().join("profiles"), "").unwrap();
+        assert!(Profiles::read(&folder).err().unwrap().to_string().contains("put profiles there"));
     }
 
     #[test]

@@ -3,9 +3,12 @@
 use std::io::Write;
 
 use anyhow::{Context, bail};
-use sluice_manager::control::client::Client;
-use sluice_manager::control::promise::{Placed, Promise, Promises};
+use sluice_manager::control::ErrorKind;
+use sluice_manager::control::client::{Client, ClientError};
+use sluice_manager::control::promise::{Decided, Placed, Promise, Promises, Steered};
 use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::placement::Instance;
+use sluice_slo::slo::Promise as SloPromise;
 use sluice_slo::watch::{By, Cause, What};
 
 use crate::commands::json;
@@ -13,7 +16,11 @@ use crate::number;
 use crate::plan::folder::{Admitted, Plan};
 use crate::table::{Cell, Table, Tone, colour};
 
-/// Gives the daemon the part of the plan that is for its server.
+/// Decisions about SLOs on demand that are listed.
+const DECISIONS: usize = 5;
+
+/// Gives the daemon the part of the plan that is for its server. What it has added itself for SLOs on demand is kept where the plan
+/// leaves it its cores; what it adds at this very moment is not known here, and it would add it again.
 pub fn apply(plan: &Plan, server: Option<&str>, client: &mut Client, as_json: bool, out: &mut dyn Write) -> anyhow::Result<()> {
     let own = client.promises()?.server;
     let names: Vec<&str> = plan.placement.servers.iter().map(|server| server.name.as_str()).collect();
@@ -24,10 +31,53 @@ pub fn apply(plan: &Plan, server: Option<&str>, client: &mut Client, as_json: bo
             bail!("the plan has the servers {}: say which this is, by --server or `server` in [promises]", names.join(", "))
         }
     };
-    let slos = plan.slos.iter().map(|Admitted { slo, profile }| Promised { slo: slo.clone(), profile: Some(profile.clone()) });
+    let slos = plan.slos.iter().map(|Admitted { slo, profile }| Promised { slo: slo.clone(), profile: profile.clone() });
     let assignment = Assignment::of(&plan.placement, name, slos);
-    let assignment = assignment.with_context(|| format!("the plan has no server \"{name}\"; it has {}", names.join(", ")))?;
-    told(&client.place(&assignment)?, as_json, out)
+    let mut assignment = assignment.with_context(|| format!("the plan has no server \"{name}\"; it has {}", names.join(", ")))?;
+    let gone = match client.placement() {
+        Ok(now) => keep_added(&mut assignment, &now, plan),
+        // Nothing is placed yet.
+        Err(ClientError::Api(error)) if error.kind == ErrorKind::NotFound => Vec::new(),
+        Err(error) => return Err(error.into()),
+    };
+    let mut placed = client.place(&assignment)?;
+    placed.notes.extend(gone);
+    told(&placed, as_json, out)
+}
+
+/// Adds to an assignment what a daemon has that the plan does not know: instances that it has added for SLOs on demand. Tells which cannot
+/// stay, and why.
+fn keep_added(assignment: &mut Assignment, now: &Assignment, plan: &Plan) -> Vec<String> {
+    let mut gone = Vec::new();
+    if now.server.name != assignment.server.name {
+        return gone;
+    }
+    let planned = |slo: &str| plan.placement.instances().map(|(_, one)| one).filter(move |one| one.slo == slo).collect::<Vec<_>>();
+    for added in &now.server.instances {
+        let promise = plan.slos.iter().find(|admitted| admitted.slo.name == added.slo).map(|admitted| admitted.slo.promise);
+        // What is promised no more goes.
+        let Some(SloPromise::OnDemand { cap, .. }) = promise else { continue };
+        let planned = planned(&added.slo);
+        if planned.iter().any(|one| one.number == added.number) {
+            continue;
+        }
+        let mut with = assignment.clone();
+        with.server.instances.push(added.clone());
+        let is_added = |one: &&Instance| one.slo == added.slo && planned.iter().all(|known| known.number != one.number);
+        let instances = planned.len() + with.server.instances.iter().filter(is_added).count();
+        let why = if assignment.instances(&added.slo).is_empty() {
+            Some("the plan has the SLO on other servers".into())
+        } else if cap.instances.is_some_and(|most| instances > most as usize) {
+            Some("its cap is reached without it".into())
+        } else {
+            with.check().err().map(|error| error.to_string())
+        };
+        match why {
+            None => *assignment = with,
+            Some(why) => gone.push(format!("{}.{}, which was added on demand, is not kept: {why}", added.slo, added.number)),
+        }
+    }
+    gone
 }
 
 /// Has the daemon keep nothing any more.
@@ -61,6 +111,9 @@ pub fn list(promises: &Promises, as_json: bool, out: &mut dyn Write) -> anyhow::
     }
     for line in promises.promises.iter().flat_map(lines).chain(promises.notes.iter().map(|note| format!("note: {note}"))) {
         writeln!(out, "{line}")?;
+    }
+    for Decided { age_s, slo, what } in promises.decisions.iter().rev().take(DECISIONS).rev() {
+        writeln!(out, "{} ago: {slo}: {what}", number::age(*age_s))?;
     }
     Ok(())
 }
@@ -146,6 +199,7 @@ fn lines(promise: &Promise) -> Vec<String> {
         let since = number::age(violation.since_s);
         all.push(format!("{}: {what} is not kept for {since}: {measured} instead of {promised}; {why}", promise.slo));
     }
+    all.extend(promise.steered.iter().flat_map(|steered| steering(&promise.slo, steered)));
     if let Some(excess) = &promise.excess {
         let (offered, promised) = (number::rate(excess.offered_pps), number::rate(excess.promised_pps));
         let times = excess.offered_pps / excess.promised_pps;
@@ -153,6 +207,16 @@ fn lines(promise: &Promise) -> Vec<String> {
         all.push(format!("{}: sends {times:.1} times what was promised for {since}: {offered} instead of {promised}", promise.slo));
     }
     all
+}
+
+/// What is done for an SLO on demand, a line each.
+fn steering(slo: &str, steered: &Steered) -> Vec<String> {
+    let shared = steered.shared_ways.map(|ways| format!("; the shared class has {ways}")).unwrap_or_default();
+    let own = steered.own_ways.iter().map(|(name, ways)| format!("{slo}: {name} has {ways} cache ways of its own{shared}"));
+    let limit = steered.limit_pps.map(|pps| format!("{slo}: no more than {} are let in", number::rate(pps)));
+    let asks = steered.asks_for.as_ref();
+    let asks = asks.map(|asks| format!("{slo}: asks for {} instances, which are not to be had here: {}", asks.instances, asks.why));
+    own.chain(limit).chain(asks).collect()
 }
 
 fn blame(cause: &Cause) -> String {
@@ -169,9 +233,53 @@ fn blame(cause: &Cause) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluice_manager::control::promise::Asked;
+    use sluice_slo::on_demand::{Footprint, lease};
+    use sluice_slo::slo::{Cap, Slo};
     use sluice_slo::watch::{Excess, Violation};
 
     use super::*;
+    use crate::plan::folder::tests::{admit, plan, slo};
+
+    #[test]
+    fn what_was_added_on_demand_is_kept_where_there_is_room() {
+        let (_dir, folder) = plan(1);
+        let mut plan = folder.read().unwrap();
+        let cap = Cap { instances: Some(3), load_pps: None };
+        let web = Slo { promise: SloPromise::OnDemand { latency_us: 80.0, cap }, ..slo("web", "ids", 1.0, 1.0) };
+        let small = Footprint { cores: 1, memory_mib: 1 };
+        let more = |plan: &mut Plan| drop(lease(&mut plan.placement, &web, small).unwrap());
+        more(&mut plan);
+        plan.slos.push(Admitted { slo: web.clone(), profile: None });
+        let of = |plan: &Plan| {
+            let slos = plan.slos.iter().map(|Admitted { slo, profile }| Promised { slo: slo.clone(), profile: profile.clone() });
+            Assignment::of(&plan.placement, "s0", slos).unwrap()
+        };
+        // The daemon adds two.
+        let mut grown = plan.clone();
+        more(&mut grown);
+        more(&mut grown);
+        let now = of(&grown);
+        let mut kept = of(&plan);
+        assert_eq!(keep_added(&mut kept, &now, &plan), Vec::<String>::new());
+        assert_eq!(kept, now);
+        // What was admitted since takes the core of the first.
+        admit(&folder, &mut plan, slo("acme", "ids", 1e5, 1e4));
+        let mut kept = of(&plan);
+        let gone = keep_added(&mut kept, &now, &plan);
+        assert!(gone[0].starts_with("web.1, which was added on demand, is not kept: ") && gone.len() == 1, "{gone:?}");
+        assert_eq!(kept.instances("web").iter().map(|one| one.number).collect::<Vec<_>>(), [0, 2]);
+        kept.check().unwrap();
+        // A cap that has become smaller, and an SLO that is gone.
+        plan.slos[0].slo.promise = SloPromise::OnDemand { latency_us: 80.0, cap: Cap { instances: Some(1), load_pps: None } };
+        let mut kept = of(&plan);
+        let gone = keep_added(&mut kept, &now, &plan);
+        assert!(gone.len() == 2 && gone.iter().all(|line| line.contains("cap")) && kept == of(&plan), "{gone:?}");
+        plan.slos.remove(0);
+        plan.placement.remove("web");
+        let mut kept = of(&plan);
+        assert!(keep_added(&mut kept, &now, &plan).is_empty() && kept == of(&plan));
+    }
 
     #[test]
     fn who_breaks_what_is_said() {
@@ -198,6 +306,27 @@ mod tests {
         );
         assert!(listed.contains("rogue: sends 10.0 times what was promised for 4 s"), "{listed}");
         assert!(listed.ends_with("note: no cache classes: it is off\n"), "{listed}");
+        let steered = Steered {
+            own_ways: [("web.0".to_string(), 4)].into(),
+            shared_ways: Some(5),
+            limit_pps: Some(8e4),
+            asks_for: Some(Asked { instances: 3, why: "no place".into() }),
+            remedy: None,
+        };
+        let decided = Decided { age_s: 12.0, slo: "web".into(), what: "goes back".into() };
+        let web = Promises {
+            promises: vec![Promise { slo: "web".into(), windows: 5, steered: Some(steered), ..Promise::default() }],
+            decisions: vec![decided],
+            ..Promises::default()
+        };
+        let listed = text(&|out| list(&web, false, out));
+        for line in [
+            "web.0 has 4 cache ways of its own; the shared class has 5\n",
+            "asks for 3 instances, which are not to be had here: no place\n",
+        ] {
+            assert!(listed.contains(&format!("\nweb: {line}")), "{listed}");
+        }
+        assert!(listed.contains(" are let in\n") && listed.ends_with("12 s ago: web: goes back\n"), "{listed}");
         assert!(text(&|out| show(&promises, "rogue", false, out)).contains("64 packets may come at once"));
         assert!(show(&promises, "web", false, &mut Vec::new()).unwrap_err().to_string().contains("acme, rogue"));
         assert_eq!(text(&|out| list(&Promises::default(), false, out)), "nothing is placed here\n");

@@ -1,0 +1,361 @@
+use super::super::filter::*;
+use super::*;
+use rustix::process::Signal;
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio as CommandStdio};
+
+const ROLE: &str = "SLUICE_TEST_ROLE";
+
+fn shell(script: &str) -> SpawnSpec {
+    let mut spec = SpawnSpec::new("test.0", "/bin/sh");
+    spec.args = vec!["-c".into(), script.into()];
+    spec.stdio = Stdio::Null;
+    spec
+}
+
+fn run_to_end(spec: &SpawnSpec) -> Exit {
+    let spawned = spawn(spec).unwrap();
+    let exit = process::wait(spawned.pidfd.as_fd()).unwrap();
+    assert_eq!(reap(&spawned).unwrap_err(), Errno::CHILD, "collected once");
+    exit
+}
+
+/// Runs to the end with the output in a file, and gives the output.
+fn output_of(mut spec: SpawnSpec) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("log");
+    spec.stdio = Stdio::Log(log.clone());
+    let exit = run_to_end(&spec);
+    let output = std::fs::read_to_string(log).unwrap();
+    assert_eq!(exit, Exit::Code(0), "{output}");
+    output
+}
+
+/// The fields of the process's own `/proc/PID/status`.
+fn status_of(mut spec: SpawnSpec) -> HashMap<String, String> {
+    spec.exec = "/bin/cat".into();
+    spec.args = vec!["/proc/self/status".into()];
+    let fields = output_of(spec);
+    let pairs = fields.lines().filter_map(|line| line.split_once(':'));
+    pairs.map(|(key, value)| (key.to_owned(), value.split_ascii_whitespace().collect::<Vec<_>>().join(" "))).collect()
+}
+
+/// This test program, to run as what [`roles`] does.
+fn role(name: &str) -> SpawnSpec {
+    let mut spec = SpawnSpec::new("test.0", std::env::current_exe().unwrap());
+    spec.args = ["--exact", "nf::spawn::tests::roles", "--nocapture"].map(Into::into).to_vec();
+    spec.env = vec![(ROLE.into(), name.into())];
+    spec
+}
+
+fn role_command(name: &str) -> Command {
+    let spec = role(name);
+    let mut command = Command::new(spec.exec);
+    command.args(spec.args).envs(spec.env).stdin(CommandStdio::null());
+    command
+}
+
+/// No test of its own: what other tests run in a process of its own.
+#[test]
+fn roles() {
+    match std::env::var(ROLE).as_deref() {
+        Ok("denied") => try_what_is_denied(),
+        Ok("parent") => {
+            let mut spec = SpawnSpec::new("test.0", "/bin/sleep");
+            spec.args = vec!["1000".into()];
+            spec.stdio = Stdio::Null;
+            let apart = SpawnSpec { apart: rustix::process::geteuid().is_root(), ..spec.clone() };
+            let children = [spawn(&spec).unwrap(), spawn(&apart).unwrap()];
+            for child in &children {
+                println!("child {}", child.pid.as_raw_nonzero());
+            }
+            // The streams' other end closes when the test that started this process fails.
+            process::wait(children[0].pidfd.as_fd()).unwrap();
+        }
+        Ok("thousand") => spawn_a_thousand(),
+        _ => {}
+    }
+}
+
+#[test]
+fn a_process_runs_ends_and_is_collected() {
+    assert_eq!(run_to_end(&shell("exit 0")), Exit::Code(0));
+    assert_eq!(run_to_end(&shell("exit 7")), Exit::Code(7));
+    assert_eq!(run_to_end(&shell("kill -SEGV $$")), Exit::Signal(libc::SIGSEGV));
+
+    let sleeper = spawn(&shell("exec sleep 1000")).unwrap();
+    assert_eq!(reap(&sleeper), Ok(None));
+    process::send_signal(sleeper.pidfd.as_fd(), Signal::TERM).unwrap();
+    assert_eq!(process::wait(sleeper.pidfd.as_fd()), Ok(Exit::Signal(libc::SIGTERM)));
+}
+
+#[test]
+fn arguments_and_environment_are_exactly_those_given() {
+    let mut spec = shell(r#"printf '%s\n' "$0" "$@"; exec /usr/bin/env"#);
+    spec.args.extend(["zero", "with space", "", "$HOME"].map(OsString::from));
+    spec.env = vec![("SLUICE_NF".into(), "ids.0".into()), ("EMPTY".into(), "".into()), ("E".into(), "a=b".into())];
+    let output = output_of(spec);
+    // PWD is the shell's own addition.
+    let lines: Vec<&str> = output.lines().filter(|l| !l.starts_with("PWD=") && !l.starts_with("_=")).collect();
+    let (args, env) = lines.split_at(4);
+    assert_eq!(args, ["zero", "with space", "", "$HOME"]);
+    let mut env = env.to_vec();
+    env.sort_unstable();
+    assert_eq!(env, ["E=a=b", "EMPTY=", "SLUICE_NF=ids.0"]);
+}
+
+#[test]
+fn nothing_of_the_manager_is_inherited() {
+    // Not close-on-exec, as a C library may leave them.
+    let (reader, _writer) = rustix::pipe::pipe().unwrap();
+    // ls has the folder itself open as 3.
+    assert_eq!(output_of(shell("ls /proc/self/fd; readlink /proc/self/fd/0")), "0\n1\n2\n3\n/dev/null\n");
+    // And the manager keeps what it had.
+    assert!(rustix::io::fcntl_getfd(&reader).is_ok());
+
+    let status = status_of(shell(""));
+    // This program, like every Rust program, ignores SIGPIPE.
+    assert_eq!(status["SigIgn"], "0000000000000000");
+    assert_eq!(status["SigBlk"], "0000000000000000");
+    assert_eq!(status["NoNewPrivs"], "1");
+    assert_eq!(status["Seccomp"], "0");
+    assert_eq!(status["PPid"], std::process::id().to_string());
+    assert_eq!(
+        output_of(shell("cut -d ' ' -f 5 /proc/$$/stat; echo $$")).lines().collect::<std::collections::HashSet<_>>().len(),
+        1
+    );
+}
+
+#[test]
+fn this_threads_signals_are_as_before() {
+    let blocked = |text: String| text.lines().find_map(|l| l.strip_prefix("SigBlk:").map(str::to_owned)).unwrap();
+    let before = blocked(std::fs::read_to_string("/proc/thread-self/status").unwrap());
+    run_to_end(&shell("exit 0"));
+    spawn(&SpawnSpec::new("test.0", "/no/such")).unwrap_err();
+    assert_eq!(blocked(std::fs::read_to_string("/proc/thread-self/status").unwrap()), before);
+}
+
+#[test]
+fn the_core_is_taken() {
+    let core = *crate::mechanism::affinity::allowed().unwrap().last().unwrap();
+    let spec = SpawnSpec { core: Some(core), ..shell("") };
+    assert_eq!(status_of(spec)["Cpus_allowed_list"], core.to_string());
+}
+
+#[test]
+fn the_limit_of_descriptors_is_the_one_from_before_it_was_raised() {
+    process::raise_nofile(0).unwrap();
+    let soft = process::nofile_before().unwrap().current.unwrap();
+    assert_eq!(output_of(shell("ulimit -S -n")).trim(), soft.to_string());
+}
+
+#[test]
+fn logs_are_appended_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("ids.0.log");
+    for word in ["first", "second"] {
+        let spec = SpawnSpec { stdio: Stdio::Log(log.clone()), ..shell(&format!("echo {word}; echo {word} >&2")) };
+        assert_eq!(run_to_end(&spec), Exit::Code(0));
+    }
+    assert_eq!(std::fs::read_to_string(log).unwrap(), "first\nfirst\nsecond\nsecond\n");
+}
+
+fn message(spec: &SpawnSpec) -> String {
+    spawn(spec).unwrap_err().to_string()
+}
+
+#[test]
+fn each_failure_says_what_to_do() {
+    let bare = SpawnSpec::new("ids.0", "bridge");
+    assert_eq!(message(&bare), "NF ids.0: the program bridge is not an absolute path; give the whole path");
+    let missing = SpawnSpec::new("ids.0", "/no/such/program");
+    assert_eq!(
+        message(&missing),
+        "NF ids.0: cannot execute /no/such/program: No such file or directory (os error 2); there is no such program, or not \
+         the interpreter that its first line names"
+    );
+    assert!(message(&SpawnSpec::new("ids.0", "/etc/passwd")).contains("it is not executable"));
+    let zero = SpawnSpec { args: vec!["a\0b".into()], ..shell("") };
+    assert!(message(&zero).contains("an argument contains a zero byte"), "{}", message(&zero));
+    let equals = SpawnSpec { env: vec![("A=B".into(), "c".into())], ..shell("") };
+    assert!(message(&equals).contains("the variable A=B contains"), "{}", message(&equals));
+    for core in [1023, 70_000, usize::MAX] {
+        let text = message(&SpawnSpec { core: Some(core), ..shell("") });
+        assert!(text.starts_with(&format!("NF test.0: cannot pin it to core {core}: Invalid argument")), "{text}");
+    }
+    let log = SpawnSpec { stdio: Stdio::Log("/no/such/folder/log".into()), ..shell("") };
+    assert!(message(&log).starts_with("NF test.0: cannot open its log /no/such/folder/log: No such file"));
+}
+
+#[test]
+fn the_user_and_its_groups_are_taken_or_refused() {
+    let user = User { uid: 65534, gid: 65533, groups: vec![7, 8] };
+    let spec = SpawnSpec { user: Some(user), seccomp: true, ..shell("") };
+    if !rustix::process::geteuid().is_root() {
+        assert!(message(&spec).contains("become user 65534: Operation not permitted"), "{}", message(&spec));
+        return;
+    }
+    let status = status_of(spec);
+    assert_eq!(status["Uid"], "65534 65534 65534 65534");
+    assert_eq!(status["Gid"], "65533 65533 65533 65533");
+    assert_eq!(status["Groups"], "7 8");
+    assert_eq!(status["CapEff"], "0000000000000000");
+    assert_eq!(status["CapPrm"], "0000000000000000");
+    assert_eq!(status["Seccomp"], "2");
+    assert_eq!(rustix::process::geteuid().as_raw(), 0, "the manager stays who it is");
+}
+
+/// Tries each denied call with arguments that no kernel accepts, and a few things that must go on working.
+fn try_what_is_denied() {
+    let errno_of = |number: c_long| {
+        // SAFETY: -1 is no valid pointer, length, descriptor or flag: the kernel refuses the call one way or the other.
+        let result = unsafe { libc::syscall(number, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long, -1 as c_long) };
+        if result < 0 { std::io::Error::last_os_error().raw_os_error().unwrap() } else { 0 }
+    };
+    let mut numbers: Vec<c_long> = denied().collect();
+    #[cfg(target_arch = "x86_64")]
+    if has_x32() {
+        numbers.extend(denied().chain(X32_OWN).map(|number| number | X32_BIT));
+    }
+    for number in numbers {
+        println!("call {number} {}", errno_of(number));
+    }
+    assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
+    assert!(std::fs::read("/proc/self/stat").is_ok());
+    println!("worked");
+}
+
+#[test]
+fn the_filter_denies_its_list_and_nothing_else() {
+    let with = output_of(SpawnSpec { seccomp: true, ..role("denied") });
+    let without = output_of(SpawnSpec { seccomp: false, ..role("denied") });
+    let calls = |text: &str| text.lines().filter(|l| l.starts_with("call ")).map(str::to_owned).collect::<Vec<_>>();
+    assert!(calls(&with).len() > DENIED.len() - 1);
+    for line in calls(&with) {
+        assert!(line.ends_with(&format!(" {}", libc::EPERM)), "{line}");
+    }
+    let ptrace = format!("call {} ", libc::SYS_ptrace);
+    assert!(calls(&without).iter().any(|l| l.starts_with(&ptrace) && !l.ends_with(&format!(" {}", libc::EPERM))));
+    assert!(with.contains("worked") && without.contains("worked"), "{with}");
+    assert!(SpawnSpec::seccomp_default(Some(&User { uid: 1, gid: 1, groups: vec![] })));
+    assert!(!SpawnSpec::seccomp_default(None));
+}
+
+#[test]
+fn children_die_with_a_killed_parent() {
+    let mut parent = role_command("parent").stdout(CommandStdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(parent.stdout.take().unwrap()).lines();
+    // The test harness writes its own words before, without an end of line.
+    let pids = lines.map_while(Result::ok).filter_map(|l| Pid::from_raw(l.split("child ").nth(1)?.parse().ok()?));
+    let pidfds: Vec<OwnedFd> = pids.take(2).map(|pid| process::pidfd_open(pid).unwrap()).collect();
+    assert_eq!(pidfds.len(), 2);
+    for pidfd in &pidfds {
+        assert_eq!(process::wait_readable(pidfd.as_fd(), Some(0)), Ok(false));
+    }
+    parent.kill().unwrap();
+    parent.wait().unwrap();
+    for pidfd in &pidfds {
+        assert_eq!(process::wait_readable(pidfd.as_fd(), Some(30_000)), Ok(true));
+    }
+}
+
+#[test]
+fn what_is_apart_ends_with_its_first_process() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("left out: only root can make namespaces");
+        return;
+    }
+    let apart = |script: &str| SpawnSpec { apart: true, ..shell(script) };
+    assert_eq!(output_of(apart("echo $$; cat /proc/1/comm")), "1\nsh\n", "and the processes in /proc are its own");
+    // A grandchild that has left its parents, its session and its terminal.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("inside");
+    let script = format!("(setsid sleep 1000 & readlink /proc/$!/ns/pid > {}; exit); exec sleep 1000", file.display());
+    let first = spawn(&apart(&script)).unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    let inside = loop {
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        if text.ends_with('\n') {
+            break text;
+        }
+        assert!(std::time::Instant::now() < until, "it does not start");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    };
+    process::send_signal(first.pidfd.as_fd(), Signal::KILL).unwrap();
+    assert_eq!(process::wait(first.pidfd.as_fd()), Ok(Exit::Signal(libc::SIGKILL)));
+    // Whoever waits for the first has waited for all.
+    let left = std::fs::read_dir("/proc")
+        .unwrap()
+        .flatten()
+        .filter(|entry| std::fs::read_link(entry.path().join("ns/pid")).is_ok_and(|ns| ns.as_os_str() == inside.trim_end()));
+    assert_eq!(left.count(), 0);
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn spawn_a_thousand() {
+    let failing = SpawnSpec::new("test.0", "/no/such/program");
+    let mut spec = SpawnSpec::new("test.0", "/bin/true");
+    spec.stdio = Stdio::Null;
+    // The first of each makes the stack and the filter.
+    run_to_end(&spec);
+    spawn(&failing).unwrap_err();
+    let before = open_descriptors();
+    for seccomp in [false, true] {
+        spec.seccomp = seccomp;
+        let mut times = Vec::new();
+        for _ in 0..500 {
+            let start = std::time::Instant::now();
+            let spawned = spawn(&spec).unwrap();
+            times.push(start.elapsed());
+            assert_eq!(process::wait(spawned.pidfd.as_fd()), Ok(Exit::Code(0)));
+        }
+        times.sort_unstable();
+        println!("spawn with seccomp = {seccomp}: median {:?}, 99 % {:?}", times[250], times[495]);
+        for _ in 0..100 {
+            spawn(&failing).unwrap_err();
+        }
+    }
+    assert_eq!(open_descriptors(), before);
+    // No child is left, running or not.
+    assert_eq!(rustix::process::wait(rustix::process::WaitOptions::NOHANG).unwrap_err(), Errno::CHILD);
+}
+
+#[test]
+fn a_thousand_spawns_leave_no_descriptor_and_no_zombie() {
+    // In a process of its own: other tests of this one open descriptors and have children.
+    let output = role_command("thousand").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    println!("{text}");
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("seccomp = true"));
+}
+
+#[test]
+fn threads_may_spawn_at_once() {
+    let spawn_some = |base: i32| {
+        for i in 0..25 {
+            assert_eq!(run_to_end(&shell(&format!("exit {}", base + i))), Exit::Code(base + i));
+        }
+    };
+    std::thread::scope(|scope| (0..4).for_each(|n| drop(scope.spawn(move || spawn_some(n * 50)))));
+}
+
+#[test]
+fn programs_are_found_beside_the_manager_then_in_path() {
+    let (beside, path) = (tempfile::tempdir().unwrap(), OsString::from("relative:/bin:/usr/bin"));
+    let find = |name: &str| find_program(Path::new(name), Some(beside.path()), Some(&path));
+    assert_eq!(find("sh").unwrap(), Path::new("/bin/sh"));
+    assert_eq!(find("bridge"), None);
+    let program = beside.path().join("sh");
+    std::fs::write(&program, "").unwrap();
+    assert_eq!(find("sh").unwrap(), Path::new("/bin/sh"), "not executable");
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    assert_eq!(find("sh").unwrap(), program);
+    assert_eq!(find("/bin/sh").unwrap(), Path::new("/bin/sh"));
+    assert_eq!(find("/no/such"), None);
+    assert_eq!(find("./no-such"), None);
+}

@@ -1,0 +1,133 @@
+//! Carries out what is decided about SLOs on demand ([`crate::promise::steer`]): classes, limits, and instances where there is a place.
+
+use std::sync::mpsc::TryRecvError;
+
+use sluice_slo::assignment::Assignment;
+use sluice_slo::on_demand::Request;
+
+use super::promises::{Adding, Promises};
+use super::{Supervisor, SupervisorError};
+use crate::control::promise::{self as report, Steered};
+use crate::promise::sight::OnDemand;
+use crate::promise::steer::{is_on_demand, one_more};
+
+impl Promises {
+    /// Says what went wrong, once.
+    pub(super) fn trouble(&mut self, trouble: String) {
+        if self.troubles.insert(trouble.clone()) {
+            eprintln!("sluiced: {trouble}");
+        }
+    }
+
+    /// Why SLOs on demand share no cache, if any are kept and they cannot.
+    pub(super) fn why_unshared(&self) -> Option<String> {
+        let any = self.slos().any(is_on_demand);
+        let why = self.classes.why_none().unwrap_or("the processor cannot give ways of its cache");
+        let said = || format!("SLOs on demand share no cache: {why}; they get instances, and their input is policed");
+        (any && !self.classes.gives_ways()).then(said)
+    }
+
+    /// Whether what comes from memory is counted here.
+    fn counts_traffic(&self) -> bool {
+        !self.traffic.is_empty()
+    }
+
+    /// How an SLO on demand is steered.
+    pub(super) fn steered(&self, assignment: &Assignment, slo: &str) -> Option<Steered> {
+        let slo = assignment.slos.iter().map(|promised| &promised.slo).find(|other| other.name == slo && is_on_demand(other))?;
+        let lacking = self.steering.lacking(&slo.name);
+        Some(Steered {
+            own_ways: self.steering.own(assignment, &slo.name),
+            shared_ways: self.classes.shared_ways(),
+            limit_pps: self.steering.limit(slo).filter(|_| self.settings.police),
+            asks_for: lacking.map(|lacking| report::Asked { instances: lacking.instances, why: lacking.why.clone() }),
+            remedy: self.steering.remedy(&slo.name),
+        })
+    }
+
+    /// The last decisions.
+    pub(super) fn decisions(&self, now_ns: u64) -> Vec<report::Decided> {
+        let age = |at_ns: u64| now_ns.saturating_sub(at_ns) as f64 / 1e9;
+        let told = self.steering.told();
+        told.map(|told| report::Decided { age_s: age(told.at_ns), slo: told.slo.clone(), what: told.what.clone() }).collect()
+    }
+}
+
+impl Supervisor {
+    /// The end of a window for SLOs on demand.
+    pub(super) fn steer(&mut self, now: u64, assignment: &Assignment, seen: &[OnDemand]) {
+        self.see_added(now);
+        // While a placement is being taken, ways are spoken for; and who is not seen yet must not be taken for gone.
+        let all = assignment.slos.iter().filter(|promised| is_on_demand(&promised.slo)).count();
+        // Nor is who has not been counted yet one who misses nothing.
+        let is_counted = !self.promises.uncounted.awaits(seen) || !self.promises.counts_traffic();
+        if all > 0 && seen.len() == all && self.promises.placing.is_none() && is_counted {
+            self.decide(now, assignment, seen);
+        }
+        for told in self.promises.steering.unsaid() {
+            eprintln!("sluiced: {}: {}", told.slo, told.what);
+        }
+    }
+
+    fn decide(&mut self, now: u64, assignment: &Assignment, seen: &[OnDemand]) {
+        if let Some(why) = self.promises.why_unshared().filter(|_| !std::mem::replace(&mut self.promises.said_unshared, true)) {
+            eprintln!("sluiced: {why}");
+        }
+        let room = self.promises.classes.room();
+        let requests = match self.promises.steering.step(now, assignment, room, seen) {
+            Ok(requests) => requests,
+            Err(error) => return self.promises.trouble(error.to_string()),
+        };
+        let wanted = self.promises.steering.lay_out(assignment, room);
+        if room.is_some() && wanted != *self.promises.classes.classes() {
+            // Who goes back is in the shared class before its own goes.
+            self.attend();
+            if let Err(error) = self.promises.classes.change(wanted) {
+                self.promises.trouble(format!("cache classes of SLOs on demand stay as they were: {error}"));
+            }
+        }
+        self.promises.steering.made(self.promises.classes.classes());
+        self.attend();
+        for slo in assignment.slos.iter().map(|promised| &promised.slo).filter(|slo| is_on_demand(slo)) {
+            let limit = self.promises.limit(assignment, slo);
+            if let Some(bucket) = self.promises.buckets.get(&slo.name) {
+                bucket.limit(now, limit);
+            }
+        }
+        for request in requests {
+            if self.add_instance(now, assignment, &request) {
+                // One at a time: the next one is for the assignment that comes of it.
+                break;
+            }
+        }
+    }
+
+    /// Begins to place one more instance; whether it did.
+    fn add_instance(&mut self, now: u64, assignment: &Assignment, request: &Request) -> bool {
+        let began = one_more(assignment, &request.slo)
+            .map_err(|error| SupervisorError::Invalid(error.to_string()))
+            .and_then(|more| self.begin(more));
+        match began {
+            Ok(outcome) => {
+                self.promises.adding = Some(Adding { request: request.clone(), outcome });
+                true
+            }
+            Err(error) => {
+                self.promises.steering.refuse(now, request, error.to_string());
+                false
+            }
+        }
+    }
+
+    /// What became of an instance that was to be added.
+    fn see_added(&mut self, now: u64) {
+        let Some(adding) = self.promises.adding.take() else { return };
+        let Request { slo, instances } = &adding.request;
+        match adding.outcome.try_recv() {
+            Ok(Ok(_)) => self.promises.steering.tell(now, slo, format!("has {instances} instances now, as it asked for")),
+            Ok(Err(error)) => self.promises.steering.refuse(now, &adding.request, error.to_string()),
+            Err(TryRecvError::Empty) => self.promises.adding = Some(adding),
+            Err(TryRecvError::Disconnected) => {}
+        }
+    }
+}
