@@ -417,11 +417,11 @@ impl DataPlane {
         self.rx.iter().for_each(|thread| self.tell(*thread, Command::Pool(table.clone())));
     }
 
-    /// Has so many idle members of a service's pool let go, if there are as many.
-    pub fn dismiss(&self, service: u16, n: u32) {
-        let (each, more) = (n / self.rx.len() as u32, n % self.rx.len() as u32);
-        for (i, thread) in self.rx.iter().enumerate() {
-            self.tell(*thread, Command::Dismiss(service, each + u32::from((i as u32) < more)));
+    /// Has so many idle members of a service's pool let go, if there are as many: where most are idle, by `idle`, which says how many a thread
+    /// has.
+    pub fn dismiss(&self, service: u16, n: u32, idle: impl Fn(usize) -> u32) {
+        for (thread, n) in shares(n, self.rx.iter().map(|thread| (*thread, idle(*thread))).collect()) {
+            self.tell(thread, Command::Dismiss(service, n));
         }
     }
 
@@ -687,6 +687,21 @@ impl Drop for DataPlane {
     fn drop(&mut self) {
         self.stop();
     }
+}
+
+/// Takes `n` from those that have most, one by one: who gives how many. `has` says what each has.
+fn shares(n: u32, mut has: Vec<(usize, u32)>) -> Vec<(usize, u32)> {
+    let mut given: Vec<(usize, u32)> = Vec::new();
+    for _ in 0..n {
+        // Of several with as much, the first.
+        let Some((who, left)) = has.iter_mut().rev().max_by_key(|(_, left)| *left).filter(|(_, left)| *left > 0) else { break };
+        *left -= 1;
+        match given.iter_mut().find(|(known, _)| known == who) {
+            Some((_, given)) => *given += 1,
+            None => given.push((*who, 1)),
+        }
+    }
+    given
 }
 
 #[cfg(test)]

@@ -105,8 +105,7 @@ impl Rig {
             dst_port: None,
             dscp: None,
             chain: 0,
-            weight: Default::default(),
-            wakeup: None,
+            terms: Default::default(),
         };
         let tables = Tables {
             generation: 1,

@@ -2,6 +2,7 @@
 //!
 //! The modules stand in the order in which a packet meets them, then those that only the supervisor's thread enters.
 
+pub mod bell;
 pub mod config;
 
 pub mod file;

@@ -623,7 +623,7 @@ impl Worker {
                 continue;
             }
             let tables = plane.tables.clone();
-            let Wanted { chain, note, weight, wakeup, .. } = waiting.wanted;
+            let Wanted { chain, note, terms, .. } = waiting.wanted;
             let Some(Some(chain)) = tables.chains.get(usize::from(chain)) else {
                 director.leaves(&waiting);
                 plane.no_rule.add(1);
@@ -634,8 +634,8 @@ impl Worker {
             let hash = classifier.table().hash_of(&key);
             // What is behind it in line goes first.
             let settles = note == 0 && director.is_last(&waiting);
-            let (flags, old, has_waited) = (waiting.tcp, None, true);
-            let asked = Asked { key: &key, hash, chain, flags, old, has_waited, settles, note, weight, wakeup };
+            let (flags, old, has_waited, since_ns) = (waiting.tcp, None, true, clock.now_ns());
+            let asked = Asked { key: &key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
             let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
             let number = director.decide(&asked, &mut env);
             if number == chain::WAIT {

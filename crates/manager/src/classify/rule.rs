@@ -129,10 +129,19 @@ pub struct Rule {
     pub dscp: Option<u8>,
     /// Number of the chain of the packets that match.
     pub chain: u16,
-    /// What their flows are worth.
+    /// What their flows are given.
+    pub terms: Terms,
+}
+
+/// What flows of a rule are given, where they meet NFs that are not shared.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// What they are worth.
     pub weight: Weight,
-    /// When NFs that have one flow at a time are woken for its packets, if not as their service says.
+    /// When NFs that have one flow at a time are woken for their packets, if not as the service says.
     pub wakeup: Option<threshold::Rules>,
+    /// Number of their tenant, from 1; 0 if the rule names none.
+    pub tenant: u32,
 }
 
 impl Rule {
@@ -179,8 +188,11 @@ impl Rule {
             dst_port: range("dst_port", &rule.dst_port)?,
             dscp: at_most("dscp", rule.dscp.map(u16::from), 63, "DSCP")?.map(|d| d as u8),
             chain: *chains.get(&rule.chain).ok_or_else(|| RuleError::NoSuchChain { rule: name(), chain: rule.chain.clone() })?,
-            weight: rule.priority.map_or(Weight::ORDINARY, Weight::new),
-            wakeup: rule.wakeup.map(|wakeup| wakeup.rules_of_flow()),
+            terms: Terms {
+                weight: rule.priority.map_or(Weight::ORDINARY, Weight::new),
+                wakeup: rule.wakeup.map(|wakeup| wakeup.rules_of_flow()),
+                tenant: 0,
+            },
         };
         match compiled.contradiction() {
             Some(why) => Err(RuleError::NeverMatches { rule: name(), why }),
@@ -429,7 +441,7 @@ impl Default for RuleSet {
 impl RuleSet {
     /// Lengths of the timers that rules name, in nanoseconds.
     pub fn timers_ns(&self) -> impl Iterator<Item = u64> + '_ {
-        self.rules.iter().filter_map(|rule| Some(rule.wakeup?.timer_ns))
+        self.rules.iter().filter_map(|rule| Some(rule.terms.wakeup?.timer_ns))
     }
 
     /// Compiles rules; the first that matches wins.

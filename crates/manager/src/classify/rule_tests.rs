@@ -101,8 +101,7 @@ fn configured_rules_compile() {
         dst_port: Some(80..=80),
         dscp: Some(46),
         chain: 9,
-        weight: Weight::new(2.5),
-        wakeup: None,
+        terms: Terms { weight: Weight::new(2.5), ..Terms::default() },
     };
     assert_eq!(compile(all), Ok(expected));
     assert_eq!(

@@ -7,6 +7,8 @@ use super::parse;
 /// What packets of one class have in common.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Class {
+    /// The tenant that their rule names. Packets of rules that name none are a class too.
+    Tenant,
     /// The VLAN: of tenants, where each has one.
     Vlan,
     /// The port where they come in: of customers, where each has one.
@@ -31,9 +33,10 @@ impl FromStr for Class {
     type Err = &'static str;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = "write `vlan`, `port`, `dscp`, `source-prefix/24` or `destination-prefix/24` (and `/24/56` for another length of IPv6 \
-                     networks than 64)";
+        let known = "write `tenant`, `vlan`, `port`, `dscp`, `source-prefix/24` or `destination-prefix/24` (and `/24/56` for another \
+                     length of IPv6 networks than 64)";
         match text {
+            "tenant" => return Ok(Self::Tenant),
             "vlan" => return Ok(Self::Vlan),
             "port" => return Ok(Self::Port),
             "dscp" => return Ok(Self::Dscp),
@@ -65,6 +68,7 @@ mod tests {
     #[test]
     fn classes_are_said_in_words() {
         for (text, class) in [
+            ("tenant", Class::Tenant),
             ("vlan", Class::Vlan),
             ("port", Class::Port),
             ("dscp", Class::Dscp),
@@ -75,7 +79,7 @@ mod tests {
         }
         for text in [
             "",
-            "tenant",
+            "tenants",
             "source-prefix",
             "source-prefix/33",
             "source-prefix/24/129",

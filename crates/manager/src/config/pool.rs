@@ -14,7 +14,7 @@ pub struct Pool {
     pub min: u32,
     /// Most instances. There are as many as flows come and last.
     pub max: u32,
-    /// With `per = "class"`: what flows of one class have in common. `vlan` (tenants, where each has one), `port` (where they come in), `dscp`,
+    /// With `per = "class"`: what flows of one class have in common. `tenant` (of their rule), `vlan`, `port` (where they come in), `dscp`,
     /// `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first packet of
     /// a connection says it, for both directions.
     pub class: Option<String>,
@@ -128,7 +128,7 @@ pub const POOL: &[Key] = &[
         "class",
         Text,
         Unset,
-        "With `per = \"class\"`: what flows of one class have in common. `vlan` (tenants, where each has one), `port` (where they come in), \
+        "With `per = \"class\"`: what flows of one class have in common. `tenant` (of their rule), `vlan`, `port` (where they come in), \
          `dscp`, `source-prefix/24` or `destination-prefix/24`, with `/24/56` where IPv6 networks have other than 64 bits. The first \
          packet of a connection says it, for both directions.",
     ),

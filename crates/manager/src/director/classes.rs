@@ -18,9 +18,10 @@ pub struct ClassKey {
 }
 
 impl ClassKey {
-    /// The class of a packet.
-    pub fn of(class: Class, key: &FlowKey) -> Self {
+    /// The class of a packet, whose rule names tenant number `tenant`.
+    pub fn of(class: Class, key: &FlowKey, tenant: u32) -> Self {
         match class {
+            Class::Tenant => Self { kind: 1, word: tenant.into() },
             Class::Vlan => Self { kind: 1, word: key.vlan().into() },
             Class::Port => Self { kind: 1, word: key.ingress().into() },
             Class::Dscp => Self { kind: 1, word: key.dscp().into() },

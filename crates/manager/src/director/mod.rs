@@ -41,16 +41,16 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_policy::pool::life::{Event, Life, Timeouts, flag};
 use sluice_policy::pool::{Pool, State};
-use sluice_policy::sched::priority::Weight;
-use sluice_policy::sched::threshold::Rules;
 use sluice_policy::spread;
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Control;
 
+use crate::bell::Bell;
 use crate::chain::{self, Chain, Counter, PathRegistry, Tables};
 use crate::classify::flow_table::{Decision, FlowTable};
 use crate::classify::key::{FlowKey, HashKeys, protocol};
+use crate::classify::rule::Terms;
 use crate::config::class::Class;
 use crate::config::model::{self, Isolation, OnFailure, Per, WhenEmpty};
 use crate::config::validate::MAX_POOLED_HOPS;
@@ -129,6 +129,20 @@ pub struct PoolTable {
     pub counters: Arc<[PoolCounters]>,
     /// Where members are told of whose priority the kernel has to learn; none if its classes have none.
     pub assigned: Option<Arc<Assigned>>,
+    /// Most members that there may be.
+    pub most: u32,
+    /// Rung when a flow finds no idle member and there may be more, and when a process is to be replaced.
+    pub bell: Option<Arc<Bell>>,
+}
+
+impl PoolTable {
+    /// A flow found no idle member: somebody may start one.
+    #[cold]
+    fn lacks_one(&self) {
+        if let Some(bell) = self.bell.as_ref().filter(|_| (self.members.len() as u32) < self.most) {
+            bell.ring();
+        }
+    }
 }
 
 /// What decisions need besides.
@@ -164,10 +178,10 @@ pub struct Asked<'a> {
     pub settles: bool,
     /// What the flow table is to remember besides: see [`Decision::note`].
     pub note: u32,
-    /// What its flow is worth, if it is a new one.
-    pub weight: Weight,
-    /// When NFs that have one flow at a time are woken for it, if its rule says so.
-    pub wakeup: Option<Rules>,
+    /// What its flow is given, if it is a new one.
+    pub terms: Terms,
+    /// When it was found to be of no known flow, or its turn came, in nanoseconds of [`Env::clock`].
+    pub since_ns: u64,
 }
 
 /// What a connection finds at a pool that it has no member of.
@@ -234,8 +248,8 @@ impl Seats {
     }
 
     /// The member that the class of a packet has, if it takes further connections.
-    fn of_class(&self, key: &FlowKey) -> Option<u32> {
-        let slot = self.classes.find(&ClassKey::of(self.class?, key))?;
+    fn of_class(&self, asked: &Asked<'_>) -> Option<u32> {
+        let slot = self.classes.find(&ClassKey::of(self.class?, asked.key, asked.terms.tenant))?;
         (self.pool.state(slot) == State::Assigned && !self.leaves[slot as usize]).then_some(slot)
     }
 
@@ -634,7 +648,10 @@ impl Director {
                     seats.pool.ready(slot);
                     self.freed = true;
                 }
-                Isolation::Strict => handle.condemn(Sentence::Spent),
+                Isolation::Strict => {
+                    handle.condemn(Sentence::Spent);
+                    seats.table.bell.iter().for_each(|bell| bell.ring());
+                }
             }
             self.stirred = true;
         }
@@ -675,8 +692,7 @@ impl Director {
     /// The path of a packet of a chain that has pooled services, or one of [`chain::WAIT`], [`chain::NONE_IDLE`], [`chain::REFUSED`] and
     /// [`chain::NO_PATH`]. What holds for further packets of the flow is put into the flow table.
     pub fn decide(&mut self, asked: &Asked<'_>, env: &mut Env<'_>) -> u32 {
-        let began_ns = env.clock.now_ns();
-        let (now_ns, now_ms) = (began_ns, began_ns / 1_000_000);
+        let (now_ns, now_ms) = (asked.since_ns, asked.since_ns / 1_000_000);
         let chain = asked.chain;
         let mut place = NONE;
         let mut is_new = None;
@@ -742,15 +758,15 @@ impl Director {
         if let Some(service) = is_new
             && let Some(seats) = self.seats_mut(service)
         {
-            seats.setup.record(env.clock.now_ns().saturating_sub(began_ns));
+            seats.setup.record(env.clock.now_ns().saturating_sub(asked.since_ns));
         }
         number
     }
 
     /// Notes what a packet wants that is told to wait.
     fn waits_for(&mut self, service: u16, chain: &Chain, asked: &Asked<'_>) -> u32 {
-        let Asked { note, weight, wakeup, .. } = *asked;
-        self.wanted = Wanted { service, chain: chain.number, note, weight, wakeup };
+        let Asked { note, terms, .. } = *asked;
+        self.wanted = Wanted { service, chain: chain.number, note, terms };
         chain::WAIT
     }
 
@@ -788,7 +804,7 @@ impl Director {
             if n == SEATS || known.is_some_and(|c| c.seat(*service).is_none() && c.room() <= n) {
                 return Err(chain::NO_PATH);
             }
-            if let Some(slot) = seats.of_class(asked.key) {
+            if let Some(slot) = seats.of_class(asked) {
                 lacking[n] = (*service, Finds::Class(slot));
                 n += 1;
                 continue;
@@ -796,6 +812,9 @@ impl Director {
             let others_wait = self.waiting.of(*service) > 0 && !asked.has_waited;
             let idle = seats.pool.count(State::Idle) > 0 && !others_wait;
             lacked |= seats.pool.count(State::Idle) == 0 && seats.pool.count(State::Lingering) > 0;
+            if !idle {
+                seats.table.lacks_one();
+            }
             match seats.table.pool.when_empty {
                 WhenEmpty::Wait if !idle => {
                     self.lacked |= lacked;
@@ -839,19 +858,19 @@ impl Director {
                         first.get_or_insert(*service);
                     }
                     if let Some(handle) = &seats.nfs[slot as usize] {
-                        let changes = if joins { handle.join(asked.weight) } else { handle.assign(asked.weight) };
+                        let changes = if joins { handle.join(asked.terms.weight) } else { handle.assign(asked.terms.weight) };
                         if changes && let Some(assigned) = &seats.table.assigned {
                             assigned.tell(handle.number);
                         }
                         if !joins && handle.wakeup.is_some() {
-                            handle.start.begin(asked.wakeup);
+                            handle.start.begin(asked.terms.wakeup);
                         }
                     }
                     match seats.class {
                         None => seats.holders[slot as usize] = place,
                         Some(class) => {
                             if matches!(finds, Finds::Idle) {
-                                seats.classes.give(ClassKey::of(class, asked.key), slot);
+                                seats.classes.give(ClassKey::of(class, asked.key, asked.terms.tenant), slot);
                             }
                             seats.classes.sit(slot);
                         }

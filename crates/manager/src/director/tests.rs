@@ -1,4 +1,6 @@
 use proptest::prelude::*;
+use rustix::event::{EventfdFlags, eventfd};
+use sluice_policy::sched::priority::Weight;
 
 use super::waiting::LONGEST_WAIT_NS;
 use super::*;
@@ -19,8 +21,9 @@ struct Rig {
     counters: Vec<Arc<[PoolCounters]>>,
     assigned: Arc<Assigned>,
     /// Of the flows that come.
-    weight: Weight,
+    terms: Terms,
     per: Per,
+    bell: Arc<Bell>,
 }
 
 fn chain(number: u16, services: &[u16]) -> Option<Arc<Chain>> {
@@ -43,6 +46,11 @@ impl Rig {
     }
 
     fn of(per: Per, pool: model::Pool) -> Self {
+        Self::part(Part { of: 1, this: 0 }, per, pool)
+    }
+
+    /// The director of one of several Rx threads.
+    fn part(part: Part, per: Per, pool: model::Pool) -> Self {
         let page = fake::core_page(32);
         let nfs: Vec<_> = (0..17).map(|number| Some(fake::end(&Fake::default().on(&page, number)))).collect();
         let tables = Tables {
@@ -52,7 +60,7 @@ impl Rig {
             ..Default::default()
         };
         let mut rig = Self {
-            director: Director::new(0, Part { of: 1, this: 0 }, 64, 256, 7),
+            director: Director::new(0, part, 64, 256, 7),
             nfs,
             tables,
             registry: PathRegistry::new(256),
@@ -61,7 +69,8 @@ impl Rig {
             per,
             counters: (0..2).map(|_| [PoolCounters::default()].into()).collect(),
             assigned: Arc::new(Assigned::new(32)),
-            weight: Weight::ORDINARY,
+            terms: Terms::default(),
+            bell: Arc::new(Bell::new(Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap()))),
         };
         rig.has(0, 0..8, &pool);
         rig.has(1, 8..16, &pool);
@@ -83,6 +92,8 @@ impl Rig {
             members: members.into_iter().map(|nf| PoolMember { nf, part: nf, leaves: leaves.contains(&nf) }).collect(),
             counters: self.counters[service as usize].clone(),
             assigned: Some(self.assigned.clone()),
+            most: 8,
+            bell: Some(self.bell.clone()),
         };
         self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows);
     }
@@ -91,7 +102,7 @@ impl Rig {
     fn packet(&mut self, chain: usize, n: u16, back: bool, flags: u8) -> Result<Vec<u16>, u32> {
         let key = key(n, back);
         let hash = self.flows.hash_of(&key);
-        let Rig { director, tables, registry, flows, clock, weight, .. } = self;
+        let Rig { director, tables, registry, flows, clock, terms, .. } = self;
         let now_ns = clock.now_ns();
         if let Some(known) = flows.lookup(&key, hash, now_ns / MS)
             && !director.note(&key, flags, flows, now_ns)
@@ -109,8 +120,8 @@ impl Rig {
             has_waited: false,
             settles: true,
             note: 0,
-            weight: *weight,
-            wakeup: None,
+            terms: *terms,
+            since_ns: now_ns,
         };
         let number = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
         registry.get(number).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(number)
@@ -155,7 +166,7 @@ fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
     };
     rig.packet(0, 0, false, flag::SYN).unwrap();
     assert!(told(&rig).is_empty(), "an ordinary flow changes nothing");
-    rig.weight = Weight::new(4.0);
+    rig.terms.weight = Weight::new(4.0);
     rig.packet(0, 1, false, flag::SYN).unwrap();
     rig.packet(0, 1, true, flag::SYN | flag::ACK).unwrap();
     assert_eq!(told(&rig), [1, 9], "once for each member, and not the shared one");
@@ -169,7 +180,7 @@ fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
     // Its flow ends, and an ordinary one gets the member when all others are taken.
     rig.packet(0, 1, false, flag::RST).unwrap();
     rig.step();
-    rig.weight = Weight::ORDINARY;
+    rig.terms.weight = Weight::ORDINARY;
     for n in 2..9 {
         rig.packet(0, n, false, flag::SYN).unwrap();
     }
@@ -337,6 +348,75 @@ fn classes() -> model::Pool {
 }
 
 #[test]
+fn each_thread_gives_its_own_members_and_lets_those_go() {
+    let mut rig = Rig::part(Part { of: 2, this: 1 }, Per::Flow, drops());
+    for n in 0..4 {
+        let met = rig.packet(0, n, false, flag::SYN).unwrap();
+        assert!(met[0] % 2 == 1 && met[2] % 2 == 1, "{met:?}");
+    }
+    assert_eq!(rig.packet(0, 4, false, flag::SYN), Err(chain::NONE_IDLE), "the others are another thread's");
+    rig.packet(0, 0, false, flag::RST).unwrap();
+    rig.step();
+    rig.director.dismiss(0, 3);
+    let gone: Vec<u16> =
+        (0..8).filter(|nf| rig.nfs[*nf].as_ref().unwrap().handle.dismissed.load(Ordering::Relaxed)).map(|nf| nf as u16).collect();
+    assert!(gone.len() == 1 && gone[0] % 2 == 1, "as many as are idle here: {gone:?}");
+}
+
+#[test]
+fn the_bell_rings_where_there_may_be_more_members_and_where_one_is_spent() {
+    let mut rig = Rig::new(drops());
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::SYN).unwrap()));
+    rig.packet(0, 8, false, flag::SYN).unwrap_err();
+    assert!(!rig.bell.take(), "there are as many as there may be");
+    rig.has(0, 0..7, &drops());
+    rig.packet(0, 9, false, flag::SYN).unwrap_err();
+    assert!(rig.bell.take());
+
+    let mut rig = Rig::new(model::Pool { isolation: Isolation::Strict, ..drops() });
+    rig.packet(0, 0, false, flag::SYN).unwrap();
+    rig.packet(0, 0, false, flag::RST).unwrap();
+    assert!(!rig.bell.is_rung());
+    rig.step();
+    assert!(rig.bell.take());
+}
+
+#[test]
+fn with_rss_a_flow_keeps_its_nf_in_both_directions() {
+    let mut rig = Rig::of(Per::Rss, drops());
+    let mut met = HashSet::new();
+    for n in 0..32 {
+        let there = rig.packet(0, n, false, flag::ACK).unwrap();
+        assert_eq!(rig.packet(0, n, false, flag::ACK).unwrap(), there);
+        let back = rig.packet(1, n, true, flag::ACK).unwrap();
+        assert_eq!(back, [there[2], there[0]]);
+        met.insert(there[0]);
+    }
+    assert!(met.len() > 4, "{met:?}");
+}
+
+#[test]
+fn what_makes_a_class_is_what_the_service_says() {
+    let packet = |vlan: u16, dscp: u8, ingress: u16| {
+        let mut bytes = vec![0u8; 12];
+        bytes.extend([0x81, 0, (vlan >> 8) as u8, vlan as u8, 0x08, 0, 0x45, dscp << 2]);
+        bytes.resize(80, 1);
+        FlowKey::parse(&bytes, 80, ingress)
+    };
+    let base = packet(5, 10, 1);
+    for (class, same, other) in [
+        (Class::Vlan, packet(5, 46, 2), packet(6, 10, 1)),
+        (Class::Dscp, packet(6, 10, 2), packet(5, 46, 1)),
+        (Class::Port, packet(6, 46, 1), packet(5, 10, 2)),
+    ] {
+        let of = |key: &FlowKey| ClassKey::of(class, key, 3);
+        assert!(of(&base) == of(&same) && of(&base) != of(&other), "{class:?}");
+    }
+    let of = |tenant| ClassKey::of(Class::Tenant, &base, tenant);
+    assert!(of(3) == ClassKey::of(Class::Tenant, &packet(6, 46, 2), 3) && of(3) != of(4) && of(0) != of(3));
+}
+
+#[test]
 fn all_connections_of_a_class_have_one_member_until_the_last_is_over() {
     let mut rig = Rig::of(Per::Class, classes());
     let one = rig.packet(0, 1, false, flag::ACK).unwrap();
@@ -359,7 +439,7 @@ fn all_connections_of_a_class_have_one_member_until_the_last_is_over() {
 fn the_member_of_a_class_is_worth_what_its_most_important_connection_is() {
     let mut rig = Rig::of(Per::Class, classes());
     let mut worth = |n: u16, weight: f64| {
-        rig.weight = Weight::new(weight);
+        rig.terms.weight = Weight::new(weight);
         let met = rig.packet(0, n, false, flag::ACK).unwrap();
         let handle = &rig.nfs[usize::from(met[0])].as_ref().unwrap().handle;
         let mut told = Vec::new();

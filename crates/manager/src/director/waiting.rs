@@ -12,11 +12,10 @@ use std::collections::{HashMap, VecDeque};
 
 use slab::Slab;
 use sluice_policy::pool::State;
-use sluice_policy::sched::priority::Weight;
-use sluice_policy::sched::threshold::Rules;
 
 use super::Director;
 use crate::classify::key::FlowKey;
+use crate::classify::rule::Terms;
 use crate::frame::Packet;
 
 /// How long a packet waits for an idle member at most, in nanoseconds.
@@ -52,10 +51,8 @@ pub struct Wanted {
     pub chain: u16,
     /// As [`Asked::note`](super::Asked::note).
     pub note: u32,
-    /// What its flow is worth.
-    pub weight: Weight,
-    /// As [`Asked::wakeup`](super::Asked::wakeup).
-    pub wakeup: Option<Rules>,
+    /// What its flow is given.
+    pub terms: Terms,
 }
 
 #[derive(Debug)]
@@ -77,8 +74,8 @@ struct Line {
     packets: u32,
     /// Packets that there is room for.
     room: usize,
-    /// Its first flow found no member in this look.
-    passed: bool,
+    /// Flows that have not been looked at in this look.
+    unseen: usize,
 }
 
 /// The lines of one thread.
@@ -173,12 +170,12 @@ impl Lines {
 
     /// A look begins: all lines may be served.
     pub fn look(&mut self) {
-        self.lines.iter_mut().for_each(|line| line.passed = false);
+        self.lines.iter_mut().for_each(|line| line.unseen = line.flows.len());
     }
 
-    /// The first packet of a line that was not passed over in this look.
+    /// The first packet of a line that is to be looked at in this look.
     pub fn first(&self) -> Option<Waiting> {
-        let line = self.lines.iter().find(|line| !line.passed && line.packets > 0)?;
+        let line = self.lines.iter().find(|line| line.unseen > 0 && line.packets > 0)?;
         let flow = self.flows.get(*line.flows.front()?)?;
         Some(self.nodes[flow.first].waiting)
     }
@@ -191,6 +188,7 @@ impl Lines {
         line.packets -= 1;
         if next == NONE {
             line.flows.pop_front();
+            line.unseen = line.unseen.saturating_sub(1);
             let Flow { connection, .. } = self.flows.remove(flow);
             self.by_connection.remove(&connection);
         } else {
@@ -200,11 +198,18 @@ impl Lines {
     }
 
     /// The first flow of a service's line waits on, for `lacking`: in that service's line, at the end, if it is another and has room for
-    /// `most`. The line where it waits then is passed over until the next look.
-    pub fn pass(&mut self, service: u16, lacking: u16, most: u32) {
+    /// `most`. The line where it waits then is not looked at until the next look: whoever is behind it lacks the same. If `alone`, only this flow
+    /// does: the others of its line are looked at, and it goes behind them.
+    pub fn pass(&mut self, service: u16, lacking: u16, most: u32, alone: bool) {
         let moves = service != lacking && self.move_first(service, lacking, most).is_some();
-        if let Some(line) = self.lines.get_mut(if moves { lacking } else { service } as usize) {
-            line.passed = true;
+        let Some(line) = self.lines.get_mut(if moves { lacking } else { service } as usize) else { return };
+        match (alone, moves) {
+            (false, _) => line.unseen = 0,
+            (true, true) => {}
+            (true, false) => {
+                line.flows.rotate_left(1.min(line.flows.len()));
+                line.unseen = line.unseen.saturating_sub(1);
+            }
         }
     }
 
@@ -220,6 +225,7 @@ impl Lines {
         let line = &mut self.lines[from as usize];
         line.packets -= moved;
         line.flows.pop_front();
+        line.unseen = line.unseen.saturating_sub(1);
         let line = &mut self.lines[to as usize];
         line.packets += moved;
         line.flows.push_back(flow);
@@ -308,14 +314,17 @@ impl Director {
     /// waits on.
     pub fn waits_on(&mut self, waiting: &Waiting) {
         let lacking = self.wanted.service;
-        let most = self.seats(lacking).map_or(0, |seats| seats.table.pool.queue);
-        self.waiting.pass(waiting.wanted.service, lacking, most);
+        let seats = self.seats(lacking);
+        let most = seats.map_or(0, |seats| seats.table.pool.queue);
+        // Flows of another class may find that their class has a member by now.
+        let alone = seats.is_some_and(|seats| seats.class.is_some());
+        self.waiting.pass(waiting.wanted.service, lacking, most, alone);
     }
 
     /// Its NF takes no packets now: the line where it is first stands until the next look.
     pub fn stands(&mut self, waiting: &Waiting) {
         let service = waiting.wanted.service;
-        self.waiting.pass(service, service, 0);
+        self.waiting.pass(service, service, 0, false);
     }
 
     /// Any packet that waits, no more.
@@ -382,11 +391,11 @@ mod tests {
         lines.look();
         assert_eq!((lines.first().unwrap().packet.frame, lines.is_last(0)), (0, false));
         assert!(lines.holds(&key(1)) && !lines.holds(&key(3)));
-        lines.pass(0, 3, 2);
+        lines.pass(0, 3, 2, false);
         assert_eq!((lines.of(0), lines.of(3), lines.flows_of(3)), (1, 2, 1));
         assert_eq!((lines.first().unwrap().packet.frame, lines.is_last(0)), (1, true));
         // There is no room for another flow.
-        lines.pass(0, 3, 2);
+        lines.pass(0, 3, 2, false);
         assert_eq!((lines.of(0), lines.of(3)), (1, 2));
         assert!(lines.first().is_none(), "until the next look");
         // What comes of it goes where it waits.
@@ -396,6 +405,22 @@ mod tests {
         assert_eq!(frames(&mut lines, 3), [0, 2, 4]);
         assert_eq!(lines.pop_any().unwrap().packet.frame, 1);
         assert!(lines.pop_any().is_none());
+    }
+
+    #[test]
+    fn a_flow_that_waits_alone_lets_those_behind_it_go() {
+        let mut lines = Lines::default();
+        for (flow, frame) in [(1, 0), (2, 1), (1, 2), (3, 3)] {
+            lines.push(key(flow), waiting(flow, 0, frame), 8);
+        }
+        lines.look();
+        lines.pass(0, 0, 8, true);
+        assert_eq!(lines.pop(0).unwrap().packet.frame, 1, "the second flow may go");
+        assert_eq!(lines.first().unwrap().packet.frame, 3);
+        lines.pass(0, 0, 8, true);
+        assert!(lines.first().is_none(), "all were looked at");
+        lines.look();
+        assert_eq!(frames(&mut lines, 0), [0, 2, 3]);
     }
 
     proptest! {

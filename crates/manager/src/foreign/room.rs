@@ -193,7 +193,7 @@ impl Room {
     }
 
     fn furnish(&mut self, group: Option<&Group>) -> Result<Wires, ForeignError> {
-        match group.map(|group| group.add_nf(&self.plan.name)) {
+        match group.map(|group| group.add_nf(&self.plan.name, self.plan.core)) {
             Some(Ok(cgroup)) => self.cgroup = Some(cgroup),
             Some(Err(error)) => eprintln!("sluiced: {} gets no weight from the kernel: {error}", self.plan.name),
             None => {}

@@ -204,7 +204,7 @@ fn a_cgroup_without_budget_is_named_both_ways_round() {
         Err(error) => panic!("{error}"),
     };
     let sleeper = Running::sleep();
-    let nf = group.add_nf("ids.0").unwrap();
+    let nf = group.add_nf("ids.0", 1).unwrap();
     let has_budgets = fs::read_to_string(nf.path().join("cpu.rt_runtime_us")).is_ok_and(|text| text.trim() == "0");
     nf.join(sleeper.pid()).unwrap();
     let given = set(slash(), sleeper.pid(), Class::Rr(1));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 
-use super::pools::PoolState;
+use super::pools::{PoolState, index_of};
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
 use crate::config::container::find_runtime;
@@ -146,7 +146,12 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
-        let (number, index) = match service.pool.as_mut().and_then(PoolState::spare) {
+        let mut of_part = vec![0; self.plane.rx_threads()];
+        for nf in service.instances.iter().filter_map(|number| self.nfs.get(number)) {
+            let part = usize::from(index_of(&nf.name)) % of_part.len();
+            of_part[part] += 1;
+        }
+        let (number, index) = match service.pool.as_mut().and_then(|pool| pool.spare(&of_part)) {
             Some(former) => former,
             None => {
                 service.next_index += 1;

@@ -94,7 +94,10 @@ impl Supervisor {
         // One that is there already and is not being cleared is somebody else's.
         let is_theirs = clearing.is_none() && path.exists();
         let mut noted: Vec<(Thing, PathBuf)> = if is_theirs { Vec::new() } else { vec![(Thing::Netns, path)] };
-        noted.extend(self.grouping().map(|grouping| (Thing::Cgroup, grouping.path_of(&plan.name))));
+        if let Some([of_core, own]) = self.grouping().map(|grouping| grouping.paths_of(&plan.name, plan.core)) {
+            self.note(|r| r.made(Thing::Cgroup, &of_core));
+            noted.push((Thing::Cgroup, own));
+        }
         for (thing, path) in noted {
             self.note(|r| r.made(thing, &path));
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(path.clone()));

@@ -53,9 +53,9 @@ impl Grouping {
         Ok(Self { group, jobs: Some(jobs), removed, thread: Some(thread) })
     }
 
-    /// The folder that [`add`](Self::add) makes for an NF, to be noted before.
-    pub(super) fn path_of(&self, nf: &str) -> PathBuf {
-        self.group.path_of(nf)
+    /// The folders that [`add`](Self::add) makes for an NF, to be noted before: its core's, and its own.
+    pub(super) fn paths_of(&self, nf: &str, core: usize) -> [PathBuf; 2] {
+        [self.group.path_of_core(core), self.group.path_of(nf, core)]
     }
 
     /// The daemon's cgroup, for those that make a folder in it themselves. They give it back before [`finish`](Self::finish).
@@ -93,9 +93,10 @@ impl Grouping {
             let _ = thread.join();
         }
         let mut gone = self.removed();
-        let path = self.group.path().to_path_buf();
+        let (path, cores) = (self.group.path().to_path_buf(), self.group.cores());
         let result = Arc::into_inner(self.group).map_or(Ok(()), Group::remove);
         if result.is_ok() {
+            gone.extend(cores);
             gone.push(path);
         }
         (gone, result)
@@ -120,7 +121,7 @@ fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: 
                 if !handle.alive.load(Ordering::Relaxed) {
                     continue;
                 }
-                match group.add_nf(&handle.name).and_then(|nf| nf.join(pid).map(|()| nf)) {
+                match group.add_nf(&handle.name, handle.core).and_then(|nf| nf.join(pid).map(|()| nf)) {
                     Ok(nf) => {
                         controller.give(&handle, Box::new(nf.handle()));
                         nfs.insert(handle.number, nf);

@@ -589,6 +589,15 @@ impl Supervisor {
         }
     }
 
+    /// Ends members of pools that had the one flow that they may have.
+    pub(super) fn end_spent(&mut self) {
+        for nf in self.nfs.values_mut() {
+            if nf.state == State::Running && nf.handle.as_ref().is_some_and(|handle| handle.sentence() == Sentence::Spent) {
+                kill(nf);
+            }
+        }
+    }
+
     /// Timers, sentences, measurements.
     pub(super) fn tick(&mut self, now: Instant) {
         self.sample_cpu(now);

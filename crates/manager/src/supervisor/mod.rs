@@ -32,6 +32,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use sluice_policy::restart;
 use sluice_policy::sched::priority::Weight;
 
+use crate::bell::Bell;
 use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
 use crate::classify::hits::RuleHits;
 use crate::classify::rule::{Rule, RuleSet};
@@ -52,6 +53,8 @@ pub use backend::Remote;
 
 /// How often sentences are carried out, timers looked at and processes measured.
 const TICK: Duration = Duration::from_millis(20);
+/// Least time between two answers to the bell: what is done then looks at every NF.
+const ANSWERS: Duration = Duration::from_millis(2);
 /// How long a spawned NF may take to say hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
 /// How long an NF that was told to stop may take.
@@ -252,6 +255,12 @@ pub struct Supervisor {
     tracing: Option<(Arc<TraceRequest>, Instant)>,
     /// Decisions of each rule in force, with what the rule is known by.
     hits: Vec<(String, RuleHits)>,
+    /// Numbers of tenants that rules have named, from 1. They stay, so that a class of a pool is the same after a change of rules.
+    tenants: HashMap<String, u32>,
+    /// Rung by packet threads that wait for what only this thread does.
+    bell: Arc<Bell>,
+    /// When the bell was answered last.
+    answered: Instant,
     stopping: bool,
     /// Told once everything has stopped.
     quit: bool,
@@ -330,7 +339,7 @@ impl Supervisor {
             record: Some(record),
             epoll,
             jobs,
-            wake,
+            wake: wake.clone(),
             remote,
             started: Instant::now(),
             ticked: Instant::now(),
@@ -338,6 +347,9 @@ impl Supervisor {
             meter: report::ThreadMeter::default(),
             tracing: None,
             hits: Vec::new(),
+            tenants: HashMap::new(),
+            bell: Arc::new(Bell::new(wake)),
+            answered: Instant::now(),
             stopping: false,
             quit: false,
         };
@@ -409,7 +421,10 @@ impl Supervisor {
     /// Waits for events for so long, and handles them.
     fn turn(&mut self, timeout: Duration) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
-        let timeout = timeout.min(TICK.saturating_sub(self.ticked.elapsed()));
+        let mut timeout = timeout.min(TICK.saturating_sub(self.ticked.elapsed()));
+        if self.bell.is_rung() {
+            timeout = timeout.min(ANSWERS.saturating_sub(self.answered.elapsed()));
+        }
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
         // EINTR is an empty turn.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
@@ -437,6 +452,11 @@ impl Supervisor {
         self.publish_stirred_pools();
         // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
         let now = Instant::now();
+        if now.duration_since(self.answered) >= ANSWERS && self.bell.take() {
+            self.answered = now;
+            self.end_spent();
+            self.size_pools(now);
+        }
         if now.duration_since(self.ticked) >= TICK {
             self.ticked = now;
             self.tick(now);
@@ -507,7 +527,12 @@ impl Supervisor {
             match Rule::compile(rule, number, &ports, &chains) {
                 Ok(mut compiled) => {
                     let of_tenant = self.config.sched.priority_of(rule.tenant.as_deref());
-                    compiled.weight = Weight::new(compiled.weight.get() * of_tenant);
+                    let terms = &mut compiled.terms;
+                    terms.weight = Weight::new(terms.weight.get() * of_tenant);
+                    terms.tenant = rule.tenant.as_ref().map_or(0, |tenant| {
+                        let next = self.tenants.len() as u32 + 1;
+                        *self.tenants.entry(tenant.clone()).or_insert(next)
+                    });
                     rules.push(compiled);
                     hits.push(own.clone());
                 }

@@ -31,6 +31,8 @@ pub(super) struct PoolState {
     counters: Arc<[PoolCounters]>,
     sizing: Sizing,
     looked: Instant,
+    /// Flows that had found no idle member by the last look.
+    unmet: u64,
     /// Members have come since the packet threads were told.
     stirred: bool,
     /// Numbers and indices of members that were let go.
@@ -44,6 +46,7 @@ impl PoolState {
             counters: (0..threads).map(|_| PoolCounters::default()).collect(),
             sizing: sizing(service),
             looked: Instant::now(),
+            unmet: 0,
             stirred: true,
             spare: VecDeque::new(),
         })
@@ -68,9 +71,22 @@ impl PoolState {
         self.spare.iter().any(|(spare, _)| *spare == number)
     }
 
-    /// The number and index of a member that was let go.
-    pub(super) fn spare(&mut self) -> Option<(u16, u32)> {
-        self.spare.pop_front()
+    /// The number and index of a member that was let go: of those, the one whose packet thread has the fewest by `of_part`, which is by index
+    /// modulo their number.
+    pub(super) fn spare(&mut self, of_part: &[u32]) -> Option<(u16, u32)> {
+        let few = |(_, index): &&(u16, u32)| of_part.get(*index as usize % of_part.len().max(1)).copied();
+        let at = self.spare.iter().min_by_key(few)?;
+        let at = self.spare.iter().position(|spare| spare == at)?;
+        self.spare.remove(at)
+    }
+
+    fn unmet(&self) -> u64 {
+        self.sum(|c| c.waits.get() + c.fallbacks.get() + c.drops.get())
+    }
+
+    /// Members that wait for a flow at a packet thread.
+    fn idle_at(&self, thread: usize) -> u32 {
+        self.counters.get(thread).map_or(0, |counters| counters.idle.load(Ordering::Relaxed))
     }
 
     fn sum(&self, what: impl Fn(&PoolCounters) -> u64) -> u64 {
@@ -144,6 +160,8 @@ impl Supervisor {
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),
+            most: service.config.most_instances(),
+            bell: Some(self.bell.clone()),
         };
         self.plane.use_pool(&Arc::new(table));
         if let Some(Some(service)) = self.services.get_mut(number as usize)
@@ -164,11 +182,14 @@ impl Supervisor {
             members: Vec::new(),
             counters: former.counters.clone(),
             assigned: None,
+            most: 0,
+            bell: None,
         };
         self.plane.use_pool(&Arc::new(table));
     }
 
-    /// Starts members where flows ask for more, and has idle ones let go where fewer do.
+    /// Starts members where flows ask for more, and has idle ones let go where fewer do. Where flows wait for a member and none is being
+    /// started, at once; otherwise each [`EVERY`].
     pub(super) fn size_pools(&mut self, now: Instant) {
         if self.stopping || self.services.iter().flatten().all(|s| s.pool.is_none()) {
             return;
@@ -185,35 +206,52 @@ impl Supervisor {
             }
             let Some(service) = &mut self.services[number] else { continue };
             let Some(pool) = &mut service.pool else { continue };
-            if service.config.name.is_empty() || now.duration_since(pool.looked) < EVERY {
+            let unmet = pool.unmet();
+            let is_due = now.duration_since(pool.looked) >= EVERY;
+            if service.config.name.is_empty() || !is_due && unmet == pool.unmet {
                 continue;
             }
-            pool.looked = now;
             let stays = |nf: &&super::NfState| {
                 !nf.draining && !nf.leaves && !matches!(nf.state, State::Failed | State::Stopping | State::Gone)
             };
             let members = service.instances.iter().filter_map(|n| self.nfs.get(n)).filter(stays).count() as u32;
+            if !is_due {
+                let starts = |nf: &super::NfState| nf.state == State::Starting && !nf.draining;
+                if service.instances.iter().filter_map(|n| self.nfs.get(n)).any(starts) {
+                    // It may be what they wait for.
+                    continue;
+                }
+                pool.unmet = unmet;
+                let wanted = pool.sizing.demand(unmet, members);
+                self.grow_pool(number as u16, wanted.saturating_sub(members));
+                continue;
+            }
+            (pool.looked, pool.unmet) = (now, unmet);
             let leaving = service.instances.iter().filter_map(|n| self.nfs.get(n)).filter(|nf| nf.leaves && !nf.draining).count();
             let in_use = |c: &PoolCounters| {
                 [&c.assigned, &c.lingering, &c.resetting].into_iter().map(|n| u64::from(n.load(Ordering::Relaxed))).sum::<u64>()
             };
             let counts = Counts {
                 met: pool.sum(|c| c.activations.get()),
-                unmet: pool.sum(|c| c.waits.get() + c.fallbacks.get() + c.drops.get()),
+                unmet,
                 ended: pool.sum(|c| c.ended.get()),
                 lifetimes_ns: pool.sum(|c| c.lifetimes_ns.get()),
                 members,
                 in_use: (pool.sum(in_use) as u32).saturating_sub(leaving as u32),
             };
             let wanted = pool.sizing.look(monotonic_ns(), counts);
-            for _ in 0..wanted.saturating_sub(members).min(STARTS) {
-                // Where there may be no more NFs, the pool is as large as it can be.
-                if self.new_instance(number as u16, None).is_err() {
-                    break;
-                }
-            }
             if wanted < members {
-                self.plane.dismiss(number as u16, members - wanted);
+                self.plane.dismiss(number as u16, members - wanted, |thread| pool.idle_at(thread));
+            }
+            self.grow_pool(number as u16, wanted.saturating_sub(members));
+        }
+    }
+
+    fn grow_pool(&mut self, service: u16, more: u32) {
+        for _ in 0..more.min(STARTS) {
+            // Where there may be no more NFs, the pool is as large as it can be.
+            if self.new_instance(service, None).is_err() {
+                break;
             }
         }
     }
@@ -259,6 +297,7 @@ impl Supervisor {
     }
 }
 
-fn index_of(name: &str) -> u16 {
+/// The part that a member belongs to: its index, by its name.
+pub(super) fn index_of(name: &str) -> u16 {
     name.rsplit('.').next().and_then(|index| index.parse::<u32>().ok()).unwrap_or(0) as u16
 }

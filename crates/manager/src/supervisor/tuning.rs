@@ -134,10 +134,11 @@ impl Supervisor {
         if poll || self.has_turns(handle.core) {
             return Ok(());
         }
-        let path = grouping.path_of(&handle.name);
-        if let Some(record) = &mut self.record {
-            // A full disk is no reason to stop packets.
-            let _ = record.made(Thing::Cgroup, &path);
+        for path in grouping.paths_of(&handle.name, handle.core) {
+            if let Some(record) = &mut self.record {
+                // A full disk is no reason to stop packets.
+                let _ = record.made(Thing::Cgroup, &path);
+            }
         }
         grouping.add(handle, pid);
         Ok(())

@@ -14,6 +14,7 @@ use crate::chain::{self, Chain, Drop, Path, PathRegistry, Tables};
 use crate::classify::advice::{Answer, UNASKED};
 use crate::classify::flow_table::Decision;
 use crate::classify::key::{FlowKey, LONG, SHORT, protocol};
+use crate::classify::rule::Terms;
 use crate::classify::{Classifier, Lookup, tcp};
 use crate::director::{Asked, Director, Env};
 use crate::forward::Plane;
@@ -236,6 +237,8 @@ fn decide(
     counted: bool,
 ) -> u32 {
     let flags = if counted { 0 } else { flags };
+    // Setting up a connection is measured from here.
+    let since_ns = if director.watches() { clock.now_ns() } else { plane.now_ns };
     let generation = generation(plane, director);
     let now_ms = plane.now_ns / 1_000_000;
     // An earlier packet of the burst may have made the flow known.
@@ -271,14 +274,12 @@ fn decide(
     };
     let old = found.map(|d| d.path);
     if advised.instead.is_none()
-        && let Some((rule, chain)) = chain_of(&plane.tables, &key, advised.answer)
+        && let Some((rule, chain, terms)) = chain_of(&plane.tables, &key, advised.answer)
         && director.concerns(chain)
     {
         let tables = &plane.tables;
-        let wakeup = rule.and_then(|rule| tables.rules.rules()[rule].wakeup);
-        let weight = rule.map_or_else(Default::default, |rule| tables.rules.rules()[rule].weight);
         let (hash, note, settles) = (classifier.hash(i), advised.note, advised.settles && !counted);
-        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, weight, wakeup };
+        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, terms, since_ns };
         let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
         if let Some(rule) = rule {
             tables.rules.count(rule, plane.index);
@@ -292,17 +293,22 @@ fn decide(
     path
 }
 
-/// The chain that an answer names, and the rule by which it does, if it is one.
-fn chain_of<'a>(tables: &'a Tables, key: &FlowKey, answer: Answer) -> Option<(Option<usize>, &'a Arc<Chain>)> {
-    let (rule, chain) = match answer {
-        Answer::Chain(chain) => (None, chain),
+/// The chain that an answer names, the rule by which it does, if it is one, and what its flows are given there. A controller names a
+/// chain alone: its flows are given what the rules would give them on that chain, and else what is ordinary.
+fn chain_of<'a>(tables: &'a Tables, key: &FlowKey, answer: Answer) -> Option<(Option<usize>, &'a Arc<Chain>, Terms)> {
+    let matching = |rule: usize| &tables.rules.rules()[rule];
+    let (rule, chain, terms) = match answer {
+        Answer::Chain(chain) => {
+            let rule = tables.rules.first_rule(key).map(matching).filter(|rule| rule.chain == chain);
+            (None, chain, rule.map(|rule| rule.terms).unwrap_or_default())
+        }
         Answer::Drop | Answer::Ask(_) => return None,
         Answer::Rules => {
             let rule = tables.rules.first_rule(key)?;
-            (Some(rule), tables.rules.rules()[rule].chain)
+            (Some(rule), matching(rule).chain, matching(rule).terms)
         }
     };
-    Some((rule, tables.chains.get(usize::from(chain))?.as_ref()?))
+    Some((rule, tables.chains.get(usize::from(chain))?.as_ref()?, terms))
 }
 
 /// Counts a packet, number `i` of the last burst, by what was noted of its flow.
@@ -344,7 +350,7 @@ pub(super) fn direct(
     let generation = generation(plane, director);
     for (packet, key, answer) in &packets {
         let tables = plane.tables.clone();
-        let Some((_, way)) = chain_of(&tables, key, *answer).filter(|(_, way)| director.concerns(way)) else {
+        let Some((_, way, terms)) = chain_of(&tables, key, *answer).filter(|(_, way, _)| director.concerns(way)) else {
             plane.nf_down.add(1);
             plane.discard(packet.frame);
             continue;
@@ -353,9 +359,8 @@ pub(super) fn direct(
         let is_tcp = key.protocol() == protocol::TCP && key.flags() == 0;
         let flags = tcp::flags(&head[..n]).filter(|_| is_tcp).unwrap_or(0);
         let hash = classifier.table().hash_of(key);
-        let weight = Default::default();
-        let (has_waited, settles) = (false, false);
-        let asked = Asked { key, hash, chain: way, flags, old: None, has_waited, settles, note: 0, weight, wakeup: None };
+        let (has_waited, settles, since_ns) = (false, false, clock.now_ns());
+        let asked = Asked { key, hash, chain: way, flags, old: None, has_waited, settles, note: 0, terms, since_ns };
         let mut env = Env { tables: &tables, registry, flows: classifier.table(), generation, clock };
         let number = director.decide(&asked, &mut env);
         // The next packet of the flow asks the advice, and is counted by what that says.

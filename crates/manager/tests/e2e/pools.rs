@@ -274,8 +274,47 @@ fn a_pool_grows_with_its_flows_and_shrinks_after_them() {
 }
 
 #[test]
+fn each_rx_thread_has_its_part_of_a_pool_and_keeps_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = port("in", "gen", "flows = 12\nrate = 3000\nqueues = 2\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &ids("ids", folder.path(), "", "min = 2\nmax = 32\nidle_ms = 300")
+        + &chain("c", "in", &["ids"], "out", "");
+    let mut daemon = Daemon::start("rx = [0, 1]", &config);
+    daemon.wait("each flow has an NF", |s| pool(s, "ids").assigned == 12);
+    daemon.silence("c", "in");
+    let stats = daemon.wait("two are left", |s| {
+        let pool = pool(s, "ids");
+        pool.ended >= 12 && (pool.idle, pool.size) == (2, 2) && s.nfs.len() == 2
+    });
+    let part = |name: &str| name.rsplit('.').next().unwrap().parse::<u32>().unwrap() % 2;
+    assert_eq!(stats.nfs.iter().map(|nf| part(&nf.name)).collect::<BTreeSet<_>>().len(), 2, "one for each thread");
+    let seen = seen(folder.path(), "ids");
+    assert!(lines(&seen, "mixed").is_empty(), "{seen:?}");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn tenants_have_an_nf_each_by_the_rule_of_their_packets() {
+    let config = port("in", "gen", "flows = 64\nrate = 4000\ncount = 4000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("each", "sluice-nf-bridge", "per = \"class\"\n[service.pool]\nclass = \"tenant\"\nmin = 3\nring = 512")
+        + "[[chain]]\nname = \"c\"\nservices = [\"each\"]\negress = \"out\"\n\
+           [[rule]]\nport = \"in\"\nprotocol = \"udp\"\nsrc_port = \"32768-32799\"\ntenant = \"gold\"\nchain = \"c\"\n\
+           [[rule]]\nport = \"in\"\ntenant = \"free\"\nchain = \"c\"\n\
+           [sched]\ntenants = { gold = 2, free = 1 }\n";
+    let mut daemon = Daemon::start("", &config);
+    let stats = daemon.wait("all have passed", |s| find_port(s, "out").tx_packets == 4000);
+    let packets: Vec<u64> = stats.nfs.iter().map(|nf| nf.tx_packets).filter(|n| *n > 0).collect();
+    assert!(packets.len() == 2 && packets.iter().sum::<u64>() == 4000, "{packets:?}");
+    assert_eq!((pool(&stats, "each").activations, pool(&stats, "each").drops), (2, 0));
+    daemon.stop();
+}
+
+#[test]
 fn flows_are_spread_by_their_hash_or_packets_in_turn() {
-    for (per, flows) in [("rss", 64), ("round-robin", 1)] {
+    for (per, flows) in [("rss", 64), ("rss", 1), ("round-robin", 1)] {
         let config = port("in", "gen", &format!("flows = {flows}\nrate = 5000\ncount = 4000\noverload = \"wait\""))
             + &port("out", "sink", "")
             + &service("each", "sluice-nf-bridge", &format!("per = {per:?}\n[service.pool]\nmin = 4\nring = 256"))
@@ -284,7 +323,12 @@ fn flows_are_spread_by_their_hash_or_packets_in_turn() {
         let stats = daemon.wait("all have passed", |s| find_port(s, "out").tx_packets == 4000);
         let packets: BTreeMap<&str, u64> = stats.nfs.iter().map(|nf| (nf.name.as_str(), nf.tx_packets)).collect();
         assert_eq!(packets.len(), 4);
-        assert!(packets.values().all(|n| if per == "rss" { *n > 0 } else { n.abs_diff(1000) < 100 }), "{per}: {packets:?}");
+        let is_spread = |n: &u64| match (per, flows) {
+            ("rss", 1) => *n == 0 || *n == 4000,
+            ("rss", _) => *n > 0,
+            _ => n.abs_diff(1000) < 100,
+        };
+        assert!(packets.values().all(is_spread), "{per}: {packets:?}");
         assert_eq!(pool(&stats, "each").per, per);
         daemon.stop();
     }
@@ -373,4 +417,12 @@ fn what_a_pool_cannot_be_is_refused_with_its_line() {
         let text = String::from_utf8_lossy(&said.stderr);
         assert!(!said.status.success() && text.contains(words) && text.contains("sluice.toml:"), "{keys}: {text}");
     }
+    let config = crate::support::head(folder.path(), "rx = [0, 1]")
+        + &port("in", "gen", "queues = 2")
+        + &port("out", "sink", "")
+        + &service("ids", "sluice-nf-bridge", "per = \"flow\"\n[service.pool]\nmax = 1")
+        + &chain("c", "in", &["ids"], "out", "");
+    let said = refusal(folder.path(), &config);
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(!said.status.success() && text.contains("there are 2 Rx threads") && text.contains("max = 2"), "{text}");
 }

@@ -39,6 +39,11 @@ pub fn group_of(folder: &Path, name: &str) -> Option<PathBuf> {
     folders.iter().find(|f| f.ends_with(name)).cloned().or_else(|| folders.iter().find_map(|f| group_of(f, name)))
 }
 
+/// The cgroup of an NF in its daemon's.
+fn folder_of(group: &Path, nf: &Nf) -> PathBuf {
+    group.join(format!("core-{}", nf.core)).join(format!("nf-{}", nf.name))
+}
+
 /// The cgroups of a daemon's NFs, checked: each holds the process of its NF, and has a weight. None where the kernel gives none.
 fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
     if ["get no weights from the kernel", "gets no weight from the kernel"].iter().any(|words| daemon.log().contains(words)) {
@@ -47,7 +52,7 @@ fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
     }
     let group = group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)).expect("the daemon's cgroup");
     for nf in &stats.nfs {
-        let folder = group.join(format!("nf-{}", nf.name));
+        let folder = folder_of(&group, nf);
         // It is moved there beside its start.
         let until = Instant::now() + PATIENCE;
         let pids = || std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
@@ -68,10 +73,10 @@ fn each_nf_has_a_cgroup_as_long_as_it_runs() {
     daemon.wait("shares are given", |s| s.nfs.iter().all(|nf| nf.sched.share_writes > 0 && nf.sched.share > 0.0));
     daemon.client().add_nf("b", None).unwrap();
     let more = daemon.wait("one more runs", |s| s.nfs.len() == 3 && s.nfs.iter().all(|nf| nf.pid.is_some()));
-    daemon.wait("it has its cgroup", |_| group.join("nf-b.1").exists());
+    daemon.wait("it has its cgroup", |_| folder_of(&group, find_nf(&more, "b.1")).exists());
     assert_eq!(cgroups(&daemon, &more), Some(group.clone()));
     daemon.client().remove_nf("b.1").unwrap();
-    daemon.wait("its cgroup is gone with it", |s| s.nfs.len() == 2 && !group.join("nf-b.1").exists());
+    daemon.wait("its cgroup is gone with it", |s| s.nfs.len() == 2 && !folder_of(&group, find_nf(&more, "b.1")).exists());
     // Another process of the NF takes the place of the former.
     let former = find_nf(&stats, "a.0").pid;
     signal(find_nf(&stats, "a.0"), Signal::KILL);
@@ -115,7 +120,7 @@ fn has_more(stats: &Stats, more: &str, less: &str) -> bool {
 
 /// Whether the kernel has the share that is told of an NF.
 pub fn has_weight(group: &Path, nf: &Nf) -> bool {
-    let read = |version: Version| std::fs::read_to_string(group.join(format!("nf-{}", nf.name)).join(version.file()));
+    let read = |version: Version| std::fs::read_to_string(folder_of(group, nf).join(version.file()));
     [Version::V1, Version::V2].into_iter().any(|version| match read(version) {
         Ok(text) => text.trim().parse() == Ok(version.weight(nf.sched.share)),
         Err(_) => false,
@@ -147,7 +152,7 @@ fn a_weight_that_somebody_takes_away_is_told_once_and_packets_go_on() {
     }
     daemon.wait("the dear one has more of the core", |s| has_more(s, "odd.0", "even.0"));
     let odd = find_nf(&stats, "odd.0");
-    let folder = group.join("nf-odd.0");
+    let folder = folder_of(&group, odd);
     std::fs::write(group.parent().unwrap().join("cgroup.procs"), odd.pid.unwrap().to_string()).unwrap();
     let until = Instant::now() + PATIENCE;
     while let Err(error) = std::fs::remove_dir(&folder) {

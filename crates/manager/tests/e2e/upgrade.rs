@@ -226,6 +226,39 @@ fn a_zygote_is_replaced_with_its_service() {
 }
 
 #[test]
+fn flows_begin_and_end_while_a_pool_is_upgraded_and_none_is_lost_or_mixed() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = folder.path().join("flows");
+    let config = port("in", "gen", "flows = 4\nsize = 80\nflow_packets = 40\nprotocol = \"tcp\"\nrate = 4000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service(
+            "ids",
+            &flow_nf(),
+            &format!("args = [{log:?}]\nper = \"flow\"\n[service.pool]\nmin = 8\nmax = 24\nidle_ms = 3000\nlinger_ms = 20"),
+        )
+        + &chain("c", "in", &["ids"], "out", "");
+    let mut daemon = Daemon::start("", &config);
+    let ended = |s: &Stats| s.status.pools[0].ended;
+    daemon.wait("flows come and go", |s| ended(s) > 50);
+    for name in ["ids-2", "ids-3"] {
+        let exec = version(&flow_nf(), folder.path(), name);
+        daemon.client().upgrade("ids", &to(&exec)).unwrap();
+        let after = daemon.wait("the old ones have left", |s| programs(s, "ids") == BTreeSet::from([PathBuf::from(&exec)]));
+        daemon.wait("flows come and go", |s| ended(s) > ended(&after) + 50);
+    }
+    daemon.silence("c", "in");
+    daemon.wait_until_empty();
+    let stats = daemon.stats();
+    // What came after the rule had gone.
+    assert_eq!(stats.drops.values().sum::<u64>(), stats.drops["no_rule"], "{:?}", stats.drops);
+    let out = find_port(&stats, "out");
+    assert_eq!(out.details.get("lost"), Some(&0.0));
+    let seen = std::fs::read_to_string(&log).unwrap();
+    assert!(seen.matches("begin").count() > 150 && !seen.contains("mixed"), "{seen}");
+    daemon.stop();
+}
+
+#[test]
 fn flows_end_on_the_old_members_of_a_pool_and_begin_on_the_new() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("flows");

@@ -102,6 +102,14 @@ impl Sizing {
         }
         wanted.max(members - (members / 8).max(1))
     }
+
+    /// How many members there should be at once, because flows have found none since the last look, if they have: as many more as flows, up to
+    /// a quarter (or [`Sizing::FIRST`], if it is small). `unmet` is since the start, as in [`Counts`]. Nothing is learned of the rate.
+    pub fn demand(&mut self, unmet: u64, members: u32) -> u32 {
+        let lacking = unmet.saturating_sub(self.last.unmet).min(u64::from((members / 4).max(Self::FIRST))) as u32;
+        self.last.unmet = unmet;
+        members.saturating_add(lacking).min(self.max).max(members)
+    }
 }
 
 /// Moves an average towards a value: quickly up, slowly down.
@@ -159,6 +167,18 @@ mod tests {
         assert!(sizing.look(0, counts) >= 25);
         // The pool is empty, and another flow came.
         assert!(sizing.look(LOOK_NS, Counts { unmet: 1, members: 25, in_use: 25, ..counts }) >= 31);
+    }
+
+    #[test]
+    fn flows_that_found_none_are_given_members_between_two_looks() {
+        let mut sizing = Sizing::new(1, 40);
+        sizing.look(0, Counts { members: 1, ..Counts::default() });
+        assert_eq!(sizing.demand(1, 1), 2);
+        assert_eq!(sizing.demand(1, 2), 2, "the same flow is counted once");
+        assert_eq!(sizing.demand(100, 2), 2 + Sizing::FIRST);
+        assert_eq!(sizing.demand(200, 20), 25);
+        assert_eq!((sizing.demand(300, 38), sizing.demand(400, 50)), (40, 50), "up to the most, and it never shrinks");
+        assert_eq!(sizing.look(LOOK_NS, Counts { members: 40, unmet: 400, in_use: 40, ..Counts::default() }), 40);
     }
 
     proptest! {

@@ -93,7 +93,7 @@ impl Validation<'_> {
             (None, Per::Class) => self.error(
                 in_pool,
                 format!("service \"{name}\" has an instance for each class, and nothing says what makes one"),
-                "write class = \"vlan\", \"port\", \"dscp\" or \"source-prefix/24\" in [service.pool]",
+                "write class = \"tenant\", \"vlan\", \"port\", \"dscp\" or \"source-prefix/24\" in [service.pool]",
             ),
             (Some(class), Per::Class) => {
                 if let Err(known) = class.parse::<Class>() {
@@ -148,6 +148,17 @@ impl Validation<'_> {
         let threads = self.config.manager.rx.len() as u32;
         if !service.per.is_held() || threads < 2 {
             return;
+        }
+        let most = service.pool().max;
+        if most < threads {
+            self.error(
+                At::entry("service", i, if service.pool.is_some() { "pool" } else { "per" }),
+                format!(
+                    "the pool of service \"{}\" has at most {most} instances, and there are {threads} Rx threads",
+                    service.name
+                ),
+                format!("write max = {threads} or more in [service.pool]: an instance belongs to one thread"),
+            );
         }
         let comes = |kind: &PortKind| match kind {
             PortKind::Sink(_) => false,

@@ -13,22 +13,26 @@
 //!
 //! # Approach
 //! ```text
-//! base ─┬─ sluice-PID ─┬─ nf-ids.0     one process and its threads; weight by the policy
-//!       │              └─ nf-nat.0
+//! base ─┬─ sluice-PID ─┬─ core-1 ─┬─ nf-ids.0     one process and its threads; weight by the policy
+//!       │              │          └─ nf-nat.0
+//!       │              └─ core-2 ─── nf-lb.0
 //!       └─ everything else on the host
 //! ```
 //! - [`Hierarchy::find`] reads what is mounted. In version 1 the base is the home. In version 2 a cgroup with processes cannot pass the
 //!   cpu controller on, so the base is the nearest folder from the home upwards that does, or could.
 //! - A weight is written through a descriptor that stays open, which costs a quarter of opening, writing and closing.
-//! - The manager's folder weighs as much as its NFs would weigh one by one. Otherwise all NFs together would get what one process
-//!   outside gets.
+//! - The manager's folder weighs as much as its NFs would weigh one by one, and so does each core's. Otherwise all NFs together would
+//!   get what one process outside gets.
+//! - NFs of a core have a folder of their own. The kernel splits the weight of a folder over the cores by the weights of those that run
+//!   there: with all NFs in one, an NF of small weight alone on its core, besides a heavy one on another, got 2 % of it from a process
+//!   outside that was busy there, where it should have had half.
 //! - A folder is removed when it is empty. Processes that still run go to the home first: in version 2 the manager's folder may not
 //!   hold any.
 //! - What the kernel does with these files is behind a trait, so that both versions are tested on any host against a model that
 //!   refuses what the kernel refuses; the version that the host has is tested on the kernel itself.
 //!
 //! Nothing here writes the [record](crate::nf::record): note what [`Hierarchy::path_of`], [`Hierarchy::setting`] and [`Group::path_of`]
-//! say before calling what makes it.
+//! and [`Group::path_of_core`] say before calling what makes it.
 //!
 //! # Limits
 //! The scheduler follows a new weight after 4 to 6 ms and is exact over a second, not over 10 ms. Weights mean nothing to real-time
@@ -47,6 +51,7 @@ mod model;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -322,14 +327,20 @@ impl Hierarchy {
         }
         let made = self.kernel.make(&path).map_err(refused("make cgroup", &path));
         // From here on the drop of the group cleans up.
-        let mut group = Group { hierarchy: self.clone(), path, herd: Arc::default(), is_made: made.is_ok() };
+        let (herd, cores) = (Arc::default(), Mutex::default());
+        let mut group = Group { hierarchy: self.clone(), path, herd, cores, is_made: made.is_ok() };
         made?;
         if self.version == Version::V2 {
             self.pass_on_cpu(&group.path.join(SUBTREE))?;
         }
-        let weight = Weight::open(&self.kernel, self.version, &group.path)?;
-        group.herd = Arc::new(Mutex::new(Herd { nfs: 0, weight: Some(weight) }));
+        group.herd = self.herd(&group.path)?;
         Ok(group)
+    }
+
+    /// What a folder of NFs, which has none yet, weighs.
+    fn herd(&self, path: &Path) -> Result<Arc<Mutex<Herd>>, CgroupError> {
+        let weight = Weight::open(&self.kernel, self.version, path)?;
+        Ok(Arc::new(Mutex::new(Herd { nfs: 0, weight: Some(weight) })))
     }
 
     fn pass_on_cpu(&self, file: &Path) -> Result<(), CgroupError> {
@@ -400,6 +411,8 @@ pub struct Group {
     hierarchy: Hierarchy,
     path: PathBuf,
     herd: Arc<Mutex<Herd>>,
+    /// The folders of cores that there are.
+    cores: Mutex<BTreeMap<usize, Arc<Mutex<Herd>>>>,
     is_made: bool,
 }
 
@@ -411,24 +424,58 @@ impl Group {
 
     /// The folder that [`add_nf`](Self::add_nf) makes, to be noted before as
     /// [`Thing::Cgroup`](crate::nf::record::Thing::Cgroup).
-    pub fn path_of(&self, nf: &str) -> PathBuf {
+    pub fn path_of(&self, nf: &str, core: usize) -> PathBuf {
         // The prefix keeps NFs from having the names of the kernel's files.
-        self.path.join(format!("nf-{}", component(nf)))
+        self.path_of_core(core).join(format!("nf-{}", component(nf)))
     }
 
-    /// Makes a folder for an NF, with the kernel's default weight and no process in it.
+    /// The folder of a core's NFs, which [`add_nf`](Self::add_nf) makes with the first of them, and which goes with the group.
+    pub fn path_of_core(&self, core: usize) -> PathBuf {
+        self.path.join(format!("core-{core}"))
+    }
+
+    /// The folders of all cores that have one.
+    pub fn cores(&self) -> Vec<PathBuf> {
+        self.cores.lock().unwrap_or_else(PoisonError::into_inner).keys().map(|core| self.path_of_core(*core)).collect()
+    }
+
+    /// The folder of a core, made if it is not there.
+    fn of_core(&self, core: usize) -> Result<Arc<Mutex<Herd>>, CgroupError> {
+        let mut cores = self.cores.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(herd) = cores.get(&core) {
+            return Ok(herd.clone());
+        }
+        let path = self.path_of_core(core);
+        self.hierarchy.kernel.make(&path).map_err(refused("make cgroup", &path))?;
+        let passed_on = match self.hierarchy.version {
+            Version::V1 => Ok(()),
+            Version::V2 => self.hierarchy.pass_on_cpu(&path.join(SUBTREE)),
+        };
+        match passed_on.and_then(|()| self.hierarchy.herd(&path)) {
+            Ok(herd) => Ok(cores.entry(core).or_insert(herd).clone()),
+            Err(error) => {
+                // The first error is the one to tell.
+                let _ = self.hierarchy.remove(&path);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes a folder for an NF of a core, with the kernel's default weight and no process in it.
     ///
     /// # Errors
-    /// [`CgroupError::Exists`] if the NF has one, [`CgroupError::NotPermitted`], [`CgroupError::System`]. Then nothing has changed.
-    pub fn add_nf(&self, nf: &str) -> Result<NfGroup, CgroupError> {
-        let (kernel, path) = (&self.hierarchy.kernel, self.path_of(nf));
+    /// [`CgroupError::Exists`] if the NF has one, [`CgroupError::NotPermitted`], [`CgroupError::System`]. Then nothing has changed, but that
+    /// the core may have a folder.
+    pub fn add_nf(&self, nf: &str, core: usize) -> Result<NfGroup, CgroupError> {
+        let herds = [self.of_core(core)?, self.herd.clone()];
+        let (kernel, path) = (&self.hierarchy.kernel, self.path_of(nf, core));
         kernel.make(&path).map_err(refused("make cgroup", &path))?;
         let made = Weight::open(kernel, self.hierarchy.version, &path).and_then(|weight| {
-            Herd::change(&self.herd, |nfs| nfs + 1)?;
+            herds.iter().try_for_each(|herd| Herd::change(herd, |nfs| nfs + 1))?;
             Ok(weight)
         });
         match made {
-            Ok(weight) => Ok(NfGroup { hierarchy: self.hierarchy.clone(), path, herd: self.herd.clone(), weight, is_made: true }),
+            Ok(weight) => Ok(NfGroup { hierarchy: self.hierarchy.clone(), path, herds, weight, is_made: true }),
             Err(error) => {
                 // The first error is the one to tell.
                 let _ = self.hierarchy.remove(&path);
@@ -451,10 +498,17 @@ impl Group {
         }
         let kernel = &self.hierarchy.kernel;
         // There is no use in a weight for what is about to go.
-        self.herd.lock().unwrap_or_else(PoisonError::into_inner).weight = None;
+        let cores = std::mem::take(self.cores.get_mut().unwrap_or_else(PoisonError::into_inner));
+        for herd in cores.values().chain([&self.herd]) {
+            herd.lock().unwrap_or_else(PoisonError::into_inner).weight = None;
+        }
         let mut first = Ok(());
-        for folder in kernel.folders(&self.path).unwrap_or_default() {
-            first = first.and(self.hierarchy.remove(&folder));
+        for core in kernel.folders(&self.path).unwrap_or_default() {
+            let nfs = kernel.folders(&core).unwrap_or_default();
+            // The core's is removed if all of its NFs' could be.
+            for folder in nfs.iter().chain([&core]) {
+                first = first.and(self.hierarchy.remove(folder));
+            }
         }
         first?;
         self.hierarchy.remove(&self.path)?;
@@ -484,7 +538,8 @@ impl Drop for Group {
 pub struct NfGroup {
     hierarchy: Hierarchy,
     path: PathBuf,
-    herd: Arc<Mutex<Herd>>,
+    /// Of its core, and of all.
+    herds: [Arc<Mutex<Herd>>; 2],
     weight: Weight,
     is_made: bool,
 }
@@ -546,11 +601,11 @@ impl NfGroup {
             return Ok(());
         }
         self.hierarchy.remove(&self.path)?;
-        match Herd::change(&self.herd, |nfs| nfs.saturating_sub(1)) {
+        self.herds.iter().try_for_each(|herd| match Herd::change(herd, |nfs| nfs.saturating_sub(1)) {
             // The group went before.
             Err(CgroupError::Gone { .. }) => Ok(()),
             other => other,
-        }
+        })
     }
 }
 

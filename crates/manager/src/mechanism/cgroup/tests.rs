@@ -74,9 +74,9 @@ fn any_name_is_one_path_component_and_no_two_are_the_same() {
     let model = Model::new(Version::V1, "/");
     let group = find(&model).unwrap().create("../x").unwrap();
     assert_eq!(group.path(), model.folder("%2E.%2Fx"));
-    let nf = group.add_nf("../../cpu.shares").unwrap();
-    assert_eq!(nf.path(), group.path().join("nf-%2E.%2F..%2Fcpu.shares"));
-    group.add_nf("cpu.shares").unwrap();
+    let nf = group.add_nf("../../cpu.shares", 1).unwrap();
+    assert_eq!(nf.path(), group.path().join("core-1/nf-%2E.%2F..%2Fcpu.shares"));
+    group.add_nf("cpu.shares", 1).unwrap();
 }
 
 #[test]
@@ -99,11 +99,11 @@ fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
 
         let group = hierarchy.create("sluice-1").unwrap();
         assert_eq!(group.path(), hierarchy.path_of("sluice-1"));
-        let (ids, nat) = (group.add_nf("ids.0").unwrap(), group.add_nf("nat.0").unwrap());
-        assert_eq!(ids.path(), group.path_of("ids.0"));
+        let (ids, nat) = (group.add_nf("ids.0", 1).unwrap(), group.add_nf("nat.0", 1).unwrap());
+        assert_eq!(ids.path(), group.path_of("ids.0", 1));
         ids.join(pid(42)).unwrap();
         nat.join(pid(43)).unwrap();
-        assert_eq!(model.cgroup_of(42), Path::new(&format!("{base}sluice-1/nf-ids.0")));
+        assert_eq!(model.cgroup_of(42), Path::new(&format!("{base}sluice-1/core-1/nf-ids.0")));
 
         assert_eq!(ids.weight().unwrap(), version.default_weight());
         assert_eq!(ids.set_weight(0.75).unwrap(), version.weight(0.75));
@@ -133,6 +133,27 @@ fn an_nf_is_weighed_on_both_versions_and_nothing_stays() {
 }
 
 #[test]
+fn nfs_of_a_core_have_a_folder_that_weighs_what_they_would() {
+    for version in BOTH {
+        let model = Model::new(version, "/");
+        let group = find(&model).unwrap().create("sluice-1").unwrap();
+        let weight = |path: &Path| fs::read_to_string(path.join(version.file())).unwrap().trim().parse::<u64>().unwrap();
+        let (ids, lb) = (group.add_nf("ids.0", 1).unwrap(), group.add_nf("lb.0", 2).unwrap());
+        let nat = group.add_nf("nat.0", 1).unwrap();
+        let one = version.default_weight();
+        let of_core = |core| weight(&group.path_of_core(core));
+        assert_eq!((of_core(1), of_core(2), weight(group.path())), (2 * one, one, 3 * one));
+        lb.set_weight(0.0).unwrap();
+        assert_eq!(of_core(2), one, "whatever it weighs itself");
+        ids.remove().unwrap();
+        assert_eq!((of_core(1), of_core(2), weight(group.path())), (one, one, 2 * one));
+        assert_eq!(group.cores(), [group.path_of_core(1), group.path_of_core(2)]);
+        group.remove().unwrap();
+        nat.remove().unwrap();
+    }
+}
+
+#[test]
 fn a_panic_leaves_nothing() {
     for version in BOTH {
         let model = Model::new(version, "/");
@@ -141,7 +162,7 @@ fn a_panic_leaves_nothing() {
         let unwound = std::thread::spawn(move || {
             let group = find(&host).unwrap().create("sluice-1").unwrap();
             host.start(42, false);
-            let nf = group.add_nf("ids.0").unwrap();
+            let nf = group.add_nf("ids.0", 1).unwrap();
             nf.join(pid(42)).unwrap();
             panic!("as expected");
         });
@@ -159,7 +180,7 @@ fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
     let cpu = || fs::read_to_string(&file).unwrap().contains("cpu");
     let group = hierarchy.create("sluice-1").unwrap();
     assert!(cpu());
-    group.add_nf("ids.0").unwrap().set_weight(0.5).unwrap();
+    group.add_nf("ids.0", 1).unwrap().set_weight(0.5).unwrap();
     // One that cannot be made changes nothing.
     assert!(matches!(hierarchy.create("sluice-1"), Err(CgroupError::Exists { .. })));
     assert!(cpu(), "the first one needs it");
@@ -188,7 +209,7 @@ fn version_2_uses_the_nearest_folder_that_may_have_children() {
     model.write(&model.folder("sluiced.service").join(SUBTREE), "+cpu").unwrap();
     let hierarchy = find(&model).unwrap();
     assert_eq!(hierarchy.base(), model.folder("sluiced.service"));
-    let nf = hierarchy.create("sluice-1").unwrap().add_nf("ids.0").unwrap();
+    let nf = hierarchy.create("sluice-1").unwrap().add_nf("ids.0", 1).unwrap();
     assert!(nf.path().starts_with(model.folder("sluiced.service")));
 }
 
@@ -234,14 +255,14 @@ fn refusals_say_what_they_are() {
     for version in BOTH {
         let model = Model::new(version, "/");
         let group = find(&model).unwrap().create("sluice-1").unwrap();
-        let nf = group.add_nf("ids.0").unwrap();
+        let nf = group.add_nf("ids.0", 1).unwrap();
         let text = nf.join(pid(999)).unwrap_err().to_string();
         assert!(text.starts_with("no process has pid 999"), "{text}");
         model.start(42, true);
         let error = nf.join(pid(42)).unwrap_err();
         assert!(matches!(&error, CgroupError::RealTime { path } if path == nf.path()), "{error}");
         assert!(error.to_string().contains("set [sched] weights = false, or another class than rr"), "{error}");
-        let error = group.add_nf("ids.0").unwrap_err();
+        let error = group.add_nf("ids.0", 1).unwrap_err();
         assert!(matches!(&error, CgroupError::Exists { path } if path == nf.path()), "{error}");
         assert!(nf.path().exists());
     }
@@ -256,13 +277,13 @@ fn refusals_say_what_they_are() {
 fn a_process_that_cannot_be_moved_keeps_its_folder_and_moves_nobody_else() {
     let model = Model::new(Version::V1, "/daemon");
     let group = find(&model).unwrap().create("sluice-1").unwrap();
-    let nf = group.add_nf("ids.0").unwrap();
+    let nf = group.add_nf("ids.0", 1).unwrap();
     // Shown as 0; who writes 0 moves itself.
     model.start_foreign(7, nf.path());
     let error = nf.remove().unwrap_err();
     assert!(matches!(error, CgroupError::Busy { .. }), "{error}");
     assert_eq!(model.cgroup_of(1), Path::new("daemon"));
-    assert_eq!(model.cgroup_of(7), Path::new("daemon/sluice-1/nf-ids.0"));
+    assert_eq!(model.cgroup_of(7), Path::new("daemon/sluice-1/core-1/nf-ids.0"));
     assert!(matches!(group.remove(), Err(CgroupError::Busy { .. })));
 }
 
@@ -317,7 +338,7 @@ fn the_kernel_of_this_host_weighs_a_process() {
     let sleeper = Running::sleep();
     let member = || mount::find(&Linux, Path::new("/"), &sleeper.pid().to_string()).unwrap().unwrap().1;
     let home = member();
-    let nf = group.add_nf("ids.0").unwrap();
+    let nf = group.add_nf("ids.0", 1).unwrap();
     assert_eq!(nf.weight().unwrap(), version.default_weight());
     nf.join(sleeper.pid()).unwrap();
     assert_eq!(member(), nf.path());
@@ -332,8 +353,8 @@ fn the_kernel_of_this_host_weighs_a_process() {
     }
     assert_eq!(Linux.remove(nf.path()).unwrap_err().raw_os_error(), Some(libc::EBUSY));
     assert_eq!(Linux.write(&nf.path().join(PROCS), "999999999").unwrap_err().raw_os_error(), Some(libc::ESRCH));
-    assert!(matches!(group.add_nf("ids.0"), Err(CgroupError::Exists { .. })));
-    let idle = group.add_nf("idle.0").unwrap();
+    assert!(matches!(group.add_nf("ids.0", 1), Err(CgroupError::Exists { .. })));
+    let idle = group.add_nf("idle.0", 1).unwrap();
     let all = fs::read_to_string(group.path().join(version.file())).unwrap();
     assert_eq!(all.trim(), (2 * version.default_weight()).to_string());
 
@@ -360,7 +381,7 @@ fn the_kernel_of_this_host_is_left_clean_by_a_panic() {
     let path = group.path().to_owned();
     let unwound = std::thread::spawn(move || {
         let sleeper = Running::sleep();
-        let nf = group.add_nf("ids.0").unwrap();
+        let nf = group.add_nf("ids.0", 1).unwrap();
         nf.join(sleeper.pid()).unwrap();
         panic!("as expected, in {:?}", group.path());
     });
@@ -376,11 +397,12 @@ fn what_a_killed_manager_left_goes_by_its_record() {
     let dir = tempfile::tempdir().unwrap();
     let (mut record, _) = Record::open(dir.path(), Proc::default()).unwrap();
     record.made(Thing::Cgroup, group.path()).unwrap();
-    record.made(Thing::Cgroup, &group.path_of("ids.0")).unwrap();
-    let nf = group.add_nf("ids.0").unwrap();
+    record.made(Thing::Cgroup, &group.path_of_core(1)).unwrap();
+    record.made(Thing::Cgroup, &group.path_of("ids.0", 1)).unwrap();
+    let nf = group.add_nf("ids.0", 1).unwrap();
     let mut sleeper = Running::sleep();
     nf.join(sleeper.pid()).unwrap();
-    let paths = [nf.path().to_owned(), group.path().to_owned()];
+    let paths = [nf.path().to_owned(), group.path_of_core(1), group.path().to_owned()];
     // As a kill leaves it: nothing has been removed when the next manager comes.
     drop(record);
 
