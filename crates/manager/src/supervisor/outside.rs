@@ -359,6 +359,9 @@ impl Supervisor {
                 eprintln!("sluiced: core {core}: {warning}");
             }
         }
+        if let Some(why) = mechanism.outlives_a_kill() {
+            eprintln!("sluiced: core {core}: {why}");
+        }
         self.outside.chosen.insert(core, (mechanism, switch_ns, because.clone()));
         Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns })
     }

@@ -99,6 +99,21 @@ impl Mechanism {
         }
     }
 
+    /// Why a process that it has parked does not end by SIGKILL until it runs again, in words; None if it does at once.
+    pub const fn outlives_a_kill(self) -> Option<&'static str> {
+        match self {
+            Self::Realtime => Some(
+                "a process that waits for its turn by a low real-time priority gets no CPU time, not even to end: `kill -9` takes effect in \
+                 its next turn; `sluice nf remove` or a stop of the daemon gives it one",
+            ),
+            Self::Freezer => Some(
+                "a process that is frozen by version 1 of control groups cannot be killed: `kill -9` takes effect in its next turn; \
+                 `sluice nf remove` or a stop of the daemon gives it one",
+            ),
+            Self::Doorbell | Self::Freeze | Self::Signal | Self::Gate => None,
+        }
+    }
+
     /// Whether it stops a process that knows nothing of it.
     pub const fn works_uncooperatively(self) -> bool {
         !matches!(self, Self::Doorbell | Self::Gate)
