@@ -53,7 +53,7 @@ mod undo;
 #[cfg(test)]
 mod tests;
 
-pub use target::{Gates, Member, Target, ThreadWatch};
+pub use target::{Gates, Member, Target, ThreadWatch, processes_below};
 
 use std::fmt;
 use std::path::PathBuf;
