@@ -360,7 +360,7 @@ pub struct Settings {
     pub root: PathBuf,
     /// Name of the folder that is made for cgroups, one for each controller: must be the only one of its name.
     pub folder: String,
-    /// Folder of version 2 below which that one is made. None: the manager's own, or the nearest above that takes it.
+    /// Folder of version 2 below which that one is made. None: the one that this process is in, and no other if that refuses.
     pub freeze_parent: Option<PathBuf>,
     /// The same in the freezer hierarchy of version 1.
     pub freezer_parent: Option<PathBuf>,
