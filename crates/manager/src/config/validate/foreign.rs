@@ -50,8 +50,8 @@ impl Validation<'_> {
             self.warn(
                 at("pid_file"),
                 format!(
-                    "the process of service \"{name}\" runs already, so it cannot be in the network namespace that is made for it, where \
-                     its interfaces are"
+                    "the process of service \"{name}\" is there before the network namespace that is made for its interfaces, so it cannot \
+                     be in it"
                 ),
                 "write netns = \"NAME\", the one that the process was started in (`ip netns add NAME`, `ip netns exec NAME PROGRAM`); where \
                  `setup` passes packets without it, all is well",
@@ -254,7 +254,7 @@ mod tests {
                  [[chain]]\nname = \"c\"\nservices = [\"f\"]\negress = \"p\"\n"
             );
             let loaded = crate::config::load::read_text(&text, "a.toml").unwrap();
-            let about = |p: &&crate::config::Problem| p.message.contains("runs already");
+            let about = |p: &&crate::config::Problem| p.message.contains("is there before the network namespace");
             loaded.warnings.iter().filter(about).map(|p| p.help.clone()).collect::<Vec<_>>()
         };
         assert_eq!(warnings("netns = \"theirs\""), Vec::<String>::new());
