@@ -345,7 +345,9 @@ fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("busy.pid");
         std::fs::write(&file, format!("{}\n", busy.0.id())).unwrap();
-        let config = with_foreign(&format!("pid_file = {file:?}"), &format!("mechanism = \"{mechanism}\""));
+        // NFs get another class; it does not.
+        let workflow = format!("mechanism = \"{mechanism}\"\n[sched]\nclass = \"batch\"");
+        let config = with_foreign(&format!("pid_file = {file:?}"), &workflow);
         for end in [Signal::TERM, Signal::KILL] {
             let mut daemon = Daemon::start("", &config);
             if schedule(&mut daemon, 3).is_none() {
