@@ -114,7 +114,7 @@ const QUIET_NS: u64 = 10_000_000;
 /// What is seen of a program that knows nothing of Sluice.
 ///
 /// Packets that wait in it cannot be told apart from those that it has eaten. As long as packets come out, those that are inside count
-/// as its work. After turns of [`QUIET_NS`] in which none came out, and of a program that eats packets by design after each turn, only those
+/// as its work. After turns of 10 ms in which none came out, and of a program that eats packets by design after each turn, only those
 /// count that went in since that turn began; the rest has turns as what nobody sees has.
 #[derive(Debug)]
 pub struct Program {
