@@ -243,18 +243,58 @@ impl Tables {
         self.services.iter().flatten().any(|m| m.nf == nf)
     }
 
-    /// How far down their chains the instances of each service are: the largest hop number, by service.
+    /// How far down the chains the instances of each service are, by service: the hops of the longest way to it over all chains
+    /// together, so that a service lies behind all that may send it packets. Where chains contradict each other, or come back to a
+    /// service, the hop that closes the circle does not count; chains of lower numbers go before others.
     pub fn depths(&self) -> Vec<u32> {
-        let mut depths = vec![0; self.services.len()];
-        for chain in self.chains.iter().flatten() {
-            for (hop, service) in chain.services.iter().enumerate() {
-                if let Some(depth) = depths.get_mut(*service as usize) {
-                    *depth = (*depth).max(hop as u32);
-                }
+        let mut behind = vec![Vec::new(); self.services.len()];
+        let ways = || self.chains.iter().flatten().map(|chain| &chain.services);
+        for pair in ways().flat_map(|services| services.windows(2)) {
+            let (from, to) = (usize::from(pair[0]), usize::from(pair[1]));
+            if from != to && to < behind.len() && from < behind.len() {
+                behind[from].push(to);
+            }
+        }
+        let order = in_order(ways().flat_map(|services| services.iter()).map(|service| usize::from(*service)), &behind);
+        let mut place = vec![0; behind.len()];
+        order.iter().enumerate().for_each(|(at, service)| place[*service] = at);
+        let mut depths = vec![0; behind.len()];
+        for service in order {
+            // What comes before it in the order closes a circle.
+            for to in behind[service].iter().filter(|to| place[**to] > place[service]) {
+                depths[*to] = depths[*to].max(depths[service] + 1);
             }
         }
         depths
     }
+}
+
+/// The services that are met from `first` on, each before all that are behind it; of a circle, the one that is met first goes first.
+fn in_order(first: impl Iterator<Item = usize>, behind: &[Vec<usize>]) -> Vec<usize> {
+    let mut is_met = vec![false; behind.len()];
+    // The way to who is looked at, with what of each was looked at.
+    let (mut way, mut done) = (Vec::new(), Vec::new());
+    for service in first.filter(|service| *service < behind.len()) {
+        if !std::mem::replace(&mut is_met[service], true) {
+            way.push((service, 0));
+        }
+        while let Some((at, next)) = way.last_mut() {
+            match behind[*at].get(*next) {
+                Some(to) => {
+                    *next += 1;
+                    if !std::mem::replace(&mut is_met[*to], true) {
+                        way.push((*to, 0));
+                    }
+                }
+                None => {
+                    done.push(*at);
+                    way.pop();
+                }
+            }
+        }
+    }
+    done.reverse();
+    done
 }
 
 /// One hop of a path.
@@ -596,12 +636,21 @@ mod tests {
     }
 
     #[test]
-    fn depth_is_the_furthest_hop() {
-        let tables = tables(
-            vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 1, &[2, 0, 1], OnFailure::Drop)],
-            vec![vec![], vec![], vec![]],
-        );
-        assert_eq!(tables.depths(), [1, 2, 0]);
+    fn depth_is_the_longest_way_over_all_chains() {
+        let depths = |chains: &[&[u16]]| {
+            let chains = chains.iter().enumerate().map(|(number, services)| chain(number as u16, 1, services, OnFailure::Drop));
+            tables(chains.collect(), vec![vec![]; 4]).depths()
+        };
+        assert_eq!(depths(&[&[0, 1], &[2, 0, 1]]), [1, 2, 0, 0]);
+        // What comes behind the second chain's first hop is behind all of the first chain.
+        assert_eq!(depths(&[&[0, 1, 2], &[2, 3]]), [0, 1, 2, 3]);
+        assert_eq!(depths(&[&[2, 3], &[0, 1, 2]]), [0, 1, 2, 3]);
+        // Circles: on the way back, within a chain, and a service twice in a row. Who comes before one is not cut off from it.
+        assert_eq!(depths(&[&[0, 1, 2], &[2, 1, 0]]), [0, 1, 2, 0]);
+        assert_eq!(depths(&[&[0, 1, 2, 1, 3]]), [0, 1, 2, 2]);
+        assert_eq!(depths(&[&[0, 0, 1]]), [0, 1, 0, 0]);
+        assert_eq!(depths(&[&[3], &[0, 1, 0, 3]]), [0, 1, 0, 1]);
+        assert_eq!(depths(&[]), [0; 4]);
     }
 
     #[test]

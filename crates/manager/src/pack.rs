@@ -1,17 +1,24 @@
 //! Which NFs of a running daemon should share which cores, by what is measured of them.
 //!
-//! Loads are those of the statistics (arrivals, those refused at an entry with them, times service time), over several readings: what one
-//! of them tells is of the last milliseconds, in which a generator or the manager may just have had its core to itself, and who plans
-//! by that moves NFs to and fro ([`over`]). The decision is [`sluice_policy::plan::packing`]'s. A move is made as an upgrade is: an
-//! instance on the new core takes the place of the old one, and no packet is lost or overtakes another; what the old one knew of its flows is
-//! not handed over. Instances that attach by themselves, foreign ones, and those that have a flow to themselves stay where they are.
+//! Loads are those of the statistics (arrivals, those refused at an entry with them, times what a packet costs the core: the larger of
+//! service time and what is told from outside), over several readings: what one of them tells is of the last milliseconds, in which a
+//! generator or the manager may just have had its core to itself, and who plans by that moves NFs to and fro ([`over`]). The decision is
+//! [`sluice_policy::plan::packing`]'s. A move is made as an upgrade is: an instance on the new core takes the place of the old one, and no
+//! packet is lost or overtakes another; what the old one knew of its flows is not handed over.
+//!
+//! Instances that attach by themselves, foreign ones, and those that have a flow to themselves stay where they are. Those on other cores
+//! than the plan's are left out of it, and a core where they alone have more to do than may be planned (a program that polls is always
+//! busy) is closed to others.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use sluice_policy::plan::packing::{self, Cores, Item, PackingError};
 
-use crate::control::model::{Nf, NfState, Stats};
+use crate::control::model::{Nf, NfSched, NfState, Stats};
+
+/// Loads closer than this are the same, in cores.
+const ROUNDING: f64 = 1e-9;
 
 /// What is wanted.
 #[derive(Debug, Clone, PartialEq)]
@@ -105,6 +112,17 @@ pub enum PackError {
         /// What a core may carry.
         capacity: f64,
     },
+    /// What was measured is no load.
+    #[error("{nf} is said to need {load} cores, which cannot be; wait for new measurements")]
+    Load {
+        /// The NF.
+        nf: String,
+        /// Its load.
+        load: f64,
+    },
+    /// It cannot be moved from where it is, which is no core for NFs.
+    #[error("{0} cannot be moved, and its core is not among those for NFs: add that with --cores")]
+    Pinned(String),
     /// They do not fit.
     #[error(transparent)]
     Packing(#[from] PackingError),
@@ -114,8 +132,9 @@ impl PackError {
     /// Whether it may be otherwise the next time, without another request.
     pub fn passes(&self) -> bool {
         match self {
-            Self::Unsettled(_) | Self::Nothing | Self::Unknown(_) | Self::TooBig { .. } | Self::Packing(_) => true,
-            Self::NoService(_) | Self::Margin(_) | Self::NoCores => false,
+            Self::Unsettled(_) | Self::Nothing | Self::Unknown(_) => true,
+            Self::TooBig { .. } | Self::Load { .. } | Self::Packing(_) => true,
+            Self::NoService(_) | Self::Margin(_) | Self::NoCores | Self::Pinned(_) => false,
         }
     }
 }
@@ -126,7 +145,7 @@ impl PackError {
 /// # Errors
 /// [`PackError::Unsettled`] if an NF was not running in each of them; [`PackError::Nothing`] if there is no reading.
 pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
-    let mut seen: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
+    let mut seen: BTreeMap<String, Vec<NfSched>> = BTreeMap::new();
     for nf in readings.iter().flat_map(|stats| &stats.nfs) {
         // One that is awaited, or has failed for good, is nobody to plan for.
         if matches!(nf.state, NfState::Expected | NfState::Failed) {
@@ -134,7 +153,7 @@ pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
         }
         let known = seen.entry(nf.name.clone()).or_default();
         if nf.state == NfState::Running {
-            known.push((nf.sched.arrival_pps, nf.sched.service_ns));
+            known.push(nf.sched);
         }
     }
     if let Some((name, _)) = seen.iter().find(|(_, known)| known.len() != readings.len()) {
@@ -143,13 +162,27 @@ pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
     let mut last = readings.into_iter().next_back().ok_or(PackError::Nothing)?;
     for nf in &mut last.nfs {
         let Some(known) = seen.get(&nf.name) else { continue };
-        nf.sched.arrival_pps = known.iter().map(|(pps, _)| pps).sum::<f64>() / known.len() as f64;
+        nf.sched.arrival_pps = known.iter().map(|sched| sched.arrival_pps).sum::<f64>() / known.len() as f64;
         // Before its first sample it is not known, which is no measurement.
-        let mut costs: Vec<f64> = known.iter().map(|(_, ns)| *ns).filter(|ns| *ns > 0.0).collect();
-        costs.sort_by(f64::total_cmp);
-        nf.sched.service_ns = costs.get(costs.len() / 2).copied().unwrap_or(0.0);
+        let median = |cost: fn(&NfSched) -> f64| {
+            let mut costs: Vec<f64> = known.iter().map(cost).filter(|ns| *ns > 0.0).collect();
+            costs.sort_by(f64::total_cmp);
+            costs.get(costs.len() / 2).copied().unwrap_or(0.0)
+        };
+        nf.sched.service_ns = median(|sched| sched.service_ns);
+        nf.sched.outside_ns = median(|sched| sched.outside_ns);
     }
     Ok(last)
+}
+
+/// What a packet costs the core of an NF, in nanoseconds; 0 until known. From outside, taking and returning packets counts with the rest.
+fn cost_ns(nf: &Nf) -> f64 {
+    nf.sched.service_ns.max(nf.sched.outside_ns)
+}
+
+/// What an NF needs, in cores.
+fn load(nf: &Nf) -> f64 {
+    nf.sched.arrival_pps * cost_ns(nf) / 1e9
 }
 
 /// Plans for what runs.
@@ -167,38 +200,56 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     if nfs.is_empty() {
         return Err(PackError::Nothing);
     }
-    let has_unknown_cost = |nf: &&&Nf| nf.sched.arrival_pps >= 1.0 && nf.sched.service_ns <= 0.0;
-    let unknown: Vec<String> = nfs.iter().filter(has_unknown_cost).map(|nf| nf.name.clone()).collect();
+    let capacity = 1.0 - request.margin;
+    let moves = |nf: &Nf| stats.services.iter().any(|s| s.name == nf.service && s.moves);
+    let mut numbers = cores(stats, request)?;
+    let is_left_out = |nf: &Nf, numbers: &[usize]| !moves(nf) && !numbers.contains(&(nf.core as usize));
+    let has_unknown_cost = |nf: &&&Nf| nf.sched.arrival_pps >= 1.0 && cost_ns(nf) <= 0.0;
+    let unknown: Vec<String> =
+        nfs.iter().filter(|nf| !is_left_out(nf, &numbers)).filter(has_unknown_cost).map(|nf| nf.name.clone()).collect();
     if !unknown.is_empty() {
         return Err(PackError::Unknown(unknown));
     }
-    let numbers = cores(stats, request)?;
+    numbers.retain(|core| {
+        let stays = nfs.iter().filter(|nf| nf.core as usize == *core && !moves(nf)).map(|nf| load(nf)).sum::<f64>();
+        // What is no number is told of below.
+        stays <= capacity + ROUNDING || !stays.is_finite()
+    });
     let place = |core: u32| numbers.iter().position(|number| *number == core as usize);
-    let moves = |nf: &Nf| stats.services.iter().any(|s| s.name == nf.service && s.moves);
+    let (others, nfs): (Vec<&Nf>, Vec<&Nf>) = nfs.into_iter().partition(|nf| is_left_out(nf, &numbers));
     let items: Vec<Item> = nfs
         .iter()
         .map(|nf| Item {
-            load: nf.sched.arrival_pps * nf.sched.service_ns / 1e9,
+            load: load(nf),
             sensitive: request.sensitive.contains(&nf.service),
             at: place(nf.core),
             pinned: !moves(nf),
         })
         .collect();
-    let all = Cores { count: numbers.len(), capacity: 1.0 - request.margin };
+    let all = Cores { count: numbers.len(), capacity };
     let now = packing::as_it_is(&items, all);
     let packed = packing::pack(&items, all).map_err(|error| match error {
         PackingError::TooBig { item, load, capacity } => PackError::TooBig { nf: nfs[item].name.clone(), load, capacity },
-        other => other.into(),
+        PackingError::Load { item, load } => PackError::Load { nf: nfs[item].name.clone(), load },
+        PackingError::Pinned { item } => PackError::Pinned(nfs[item].name.clone()),
+        other @ PackingError::TooMuch { .. } => other.into(),
     })?;
 
-    let mut cores = Vec::new();
-    for (place, core) in numbers.iter().enumerate() {
-        let here = || packed.at.iter().zip(&items).zip(&nfs).filter(|((at, _), _)| **at == place);
-        if here().next().is_some() {
-            let load = here().map(|((_, item), _)| item.load).sum();
-            cores.push(Core { core: *core, load, nfs: here().map(|(_, nf)| nf.name.clone()).collect() });
-        }
+    let mut then: BTreeMap<usize, Vec<&Nf>> = BTreeMap::new();
+    for (nf, at) in nfs.iter().zip(&packed.at) {
+        then.entry(numbers[*at]).or_default().push(nf);
     }
+    for nf in &others {
+        then.entry(nf.core as usize).or_default().push(nf);
+    }
+    let cores: Vec<Core> = then
+        .into_iter()
+        .map(|(core, nfs)| Core {
+            core,
+            load: nfs.iter().map(|nf| load(nf)).sum(),
+            nfs: nfs.iter().map(|nf| nf.name.clone()).collect(),
+        })
+        .collect();
     let mut moves: Vec<(f64, Move)> = Vec::new();
     for ((nf, at), item) in nfs.iter().zip(&packed.at).zip(&items) {
         let (from, to) = (nf.core as usize, numbers[*at]);
@@ -208,11 +259,11 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     }
     // The lightest first: what is moved runs in two places for a moment.
     moves.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let cores_now: BTreeSet<u32> = nfs.iter().map(|nf| nf.core).collect();
+    let cores_now: BTreeSet<u32> = nfs.iter().chain(&others).map(|nf| nf.core).collect();
     Ok(Plan {
         cores_now: cores_now.len(),
         fits_now: now.is_some(),
-        cores_needed: packed.cores,
+        cores_needed: cores.len(),
         is_least: packed.is_least,
         conflicts: packed.conflicts,
         cores,
@@ -233,7 +284,7 @@ fn cores(stats: &Stats, request: &Request) -> Result<Vec<usize>, PackError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::model::{NfSched, Service, Status, Thread};
+    use crate::control::model::{Service, Status, Thread};
 
     fn nf(name: &str, core: u32, arrival_pps: f64, service_ns: f64) -> Nf {
         let service = name.split('.').next().unwrap().to_string();
@@ -319,6 +370,52 @@ mod tests {
     }
 
     #[test]
+    fn who_stays_on_a_core_that_is_not_for_others_is_no_reason_against_a_plan() {
+        // A program that polls and is always busy, on a core of the list, and one that nobody knows the cost of on the manager's.
+        let mut all = vec![nf("a.0", 1, 1e6, 990.0), nf("b.0", 0, 1e6, 0.0), nf("c.0", 2, 1e6, 300.0), nf("d.0", 3, 1e6, 200.0)];
+        let planned = |all: &[Nf]| {
+            let mut stats = stats(all.to_vec());
+            stats.services[..2].iter_mut().for_each(|service| service.moves = false);
+            plan(&stats, &request())
+        };
+        let got = planned(&all).unwrap();
+        assert_eq!(moves(&got), [("d.0", 3, 2)]);
+        assert_eq!((got.cores_now, got.fits_now, got.cores_needed), (4, true, 3));
+        assert_eq!(got.cores.iter().map(|core| (core.core, core.nfs.len())).collect::<Vec<_>>(), [(0, 1), (1, 1), (2, 2)]);
+        // Whoever is beside the one that polls has to leave.
+        all[3].core = 1;
+        let got = planned(&all).unwrap();
+        assert_eq!((moves(&got), got.fits_now), (vec![("d.0", 1, 2)], false));
+        // Nobody else is there: there is nothing to do.
+        let got = planned(&all[..2]).unwrap();
+        assert_eq!((got.moves.len(), got.fits_now, got.is_worth_it(), got.cores_needed), (0, true, false, 2));
+        // With the list's cores all closed, there is no room.
+        all[3].core = 3;
+        let list = Request { cores: vec![1], ..request() };
+        let mut stats = stats(all);
+        stats.services[..2].iter_mut().for_each(|service| service.moves = false);
+        assert!(plan(&stats, &list).unwrap_err().to_string().contains("add cores"));
+    }
+
+    #[test]
+    fn a_packet_costs_the_core_what_is_seen_from_outside_if_that_is_more() {
+        let reading = |outside_ns: f64| {
+            let mut stats = stats(vec![nf("a.0", 1, 1e6, 300.0), nf("b.0", 2, 1e6, 500.0)]);
+            stats.nfs[0].sched.outside_ns = outside_ns;
+            stats
+        };
+        let load = |stats: &Stats| plan(stats, &request()).unwrap().cores.iter().map(|core| core.load).sum::<f64>();
+        assert!((load(&reading(350.0)) - 0.85).abs() < 1e-9);
+        assert!((load(&reading(250.0)) - 0.8).abs() < 1e-9, "it was told in other turns");
+        let all = over(vec![reading(350.0), reading(0.0), reading(340.0), reading(9000.0)]).unwrap();
+        assert_eq!((all.nfs[0].sched.service_ns, all.nfs[0].sched.outside_ns), (300.0, 350.0));
+        // Known from outside alone.
+        let mut only = reading(350.0);
+        only.nfs[0].sched.service_ns = 0.0;
+        assert!((load(&only) - 0.85).abs() < 1e-9);
+    }
+
+    #[test]
     fn what_cannot_be_planned_is_said() {
         let one = |pps, ns| stats(vec![nf("a.0", 1, pps, ns)]);
         let refusal = |stats: &Stats, request: &Request| plan(stats, request).unwrap_err().to_string();
@@ -326,6 +423,10 @@ mod tests {
         assert!(refusal(&one(1e6, 0.0), &request()).contains("costs a.0"));
         assert!(refusal(&one(1e6, 950.0), &request()).contains("a.0 needs 0.95 cores"));
         assert!(refusal(&one(1e6, 9.0), &Request { margin: 0.95, ..request() }).contains("margin"));
+        assert!(refusal(&one(f64::INFINITY, 9.0), &request()).contains("a.0 is said to need inf cores"));
+        let mut stays = one(f64::INFINITY, 9.0);
+        stays.services[0].moves = false;
+        assert!(refusal(&stays, &request()).contains("a.0 is said to need inf cores"));
         assert!(refusal(&one(1e6, 9.0), &Request { sensitive: vec!["x".into()], ..request() }).contains("no service x"));
         let full = stats((0..9).map(|i| nf(&format!("a.{i}"), 1, 1e6, 800.0)).collect());
         assert!(refusal(&full, &request()).contains("add cores"));

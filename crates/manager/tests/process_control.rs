@@ -369,6 +369,24 @@ fn processes_that_are_found_by_their_cgroup_are_found_while_they_are_frozen() {
         assert_eq!((Former::of(&a), pids().len()), (former, 2), "{mechanism}");
         runs(&b);
     }
+    // One that has made a cgroup of its own below is one of them, and is frozen with it.
+    let (below, c) = (folder.join("below"), spinner(1, false));
+    std::fs::create_dir(&below).unwrap();
+    std::fs::write(below.join("cgroup.procs"), c.pid().to_string()).unwrap();
+    until("who has ended is gone", || pids().len() == 2);
+    let mut both = pids();
+    both.sort_unstable();
+    let mut expected = [a.pid(), c.pid()];
+    expected.sort_unstable();
+    assert_eq!(both, expected);
+    if let Ok(mut controller) = make(Mechanism::Freeze, &settings("finder"), &guard) {
+        let slot = controller.add(&who.target(&proc, "found", &both).unwrap()).unwrap();
+        only_runs(&other, &c);
+        controller.remove(slot).unwrap();
+        runs(&c);
+    }
+    drop(c);
+    until("the cgroup below is removed", || std::fs::remove_dir(&below).is_ok());
     drop(a);
     until("the cgroup is removed", || std::fs::remove_dir(&folder).is_ok());
 }

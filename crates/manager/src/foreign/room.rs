@@ -30,7 +30,7 @@ use crate::mechanism::cgroup::{Group, NfGroup};
 use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
 use crate::mechanism::process::{self, Exit, Identity, Proc};
-use crate::mechanism::processes::{Refused, Target};
+use crate::mechanism::processes::{Refused, Target, processes_below};
 use crate::nf::spawn::{self, SpawnSpec};
 use crate::port::af_packet::InterfaceQueue;
 use crate::port::af_packet::socket::SocketOptions;
@@ -377,7 +377,7 @@ impl Room {
     }
 }
 
-/// Finds the processes of a program: who is in its cgroup, or where there is none, in its namespace.
+/// Finds the processes of a program: who is in its cgroup or in one that it has made below, or where there is none, in its namespace.
 #[derive(Debug, Clone, Default)]
 pub struct Who {
     cgroup: Option<PathBuf>,
@@ -391,7 +391,7 @@ impl Who {
         Self { only: Some(identity), ..Self::default() }
     }
 
-    /// Whoever is in a cgroup that nobody else is in.
+    /// Whoever is in a cgroup, or below it, that nobody else is in.
     pub fn in_cgroup(folder: &Path) -> Self {
         Self { cgroup: Some(folder.into()), ..Self::default() }
     }
@@ -418,8 +418,10 @@ impl Who {
         }
         match (&self.cgroup, &self.ns) {
             (Some(folder), _) => {
-                let text = std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
-                let pids = text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?));
+                let mut pids = Vec::new();
+                // Of what cannot be read nothing is known; what was read before counts.
+                let _ = processes_below(folder, &mut pids);
+                let pids = pids.into_iter().filter_map(Pid::from_raw);
                 // One that has ended and was not collected runs no more.
                 pids.filter(|pid| proc.identity(*pid).is_some()).collect()
             }

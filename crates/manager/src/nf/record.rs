@@ -14,8 +14,9 @@
 //!   the manager (see [`super::spawn`]): the record is for those that have escaped that.
 //! - A process is recorded with its start time and the boot's id, and opened before it is compared
 //!   ([`Identity::open`](crate::mechanism::process::Identity::open)), so a reused pid is never killed.
-//! - Undoing never recurses, but in the folder of a container, and there not deep: a file is unlinked if it is one, a socket if it is one, a directory or cgroup only if it is empty (of a
-//!   cgroup: after its processes were killed). What cannot be undone stays in the record for the next time.
+//! - Undoing never recurses, but in the folder of a container, and there not deep: a file is unlinked if it is one, a socket if it is
+//!   one, a directory or cgroup only if it is empty (of a cgroup: after the processes in it and below it were killed, and empty cgroups
+//!   below it removed). What cannot be undone stays in the record for the next time.
 //! - The record is an order to kill and to delete, so it is believed only in a directory that nobody else can write to.
 //!
 //! | entry | undone by |
@@ -23,7 +24,7 @@
 //! | process of an NF | killing it and its process group |
 //! | socket, file | unlinking it |
 //! | directory | removing it if it is empty |
-//! | cgroup | killing who is in it, removing it |
+//! | cgroup | killing who is in it or below it, removing it |
 //! | network namespace | killing who is in it, taking its name away |
 //! | folder of a container | removing it with what the runtime keeps there; its processes have ended with the manager |
 //! | changed setting | writing the value from before |
@@ -47,6 +48,7 @@ use super::container;
 use crate::file::Lock;
 use crate::mechanism::netns::{self, Netns};
 use crate::mechanism::process::{self, Identity, Proc};
+use crate::mechanism::processes::processes_below;
 
 /// File of the lock.
 const LOCK: &str = "lock";
@@ -565,12 +567,14 @@ fn remove(thing: Thing, path: &Path, proc: &Proc) -> io::Result<bool> {
     }
 }
 
-/// Kills who is in a cgroup of ours, and removes it. The kernel says "busy" until the last of them has gone.
+/// Kills who is in a cgroup of ours or in one that was made below it, and removes them. The kernel says "busy" until the last process has
+/// gone.
 fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
-    let procs = path.join("cgroup.procs");
     let members = || -> Vec<Pid> {
-        let text = fs::read_to_string(&procs).unwrap_or_default();
-        text.lines().filter_map(|line| Pid::from_raw(line.trim().parse().ok()?)).collect()
+        let mut pids = Vec::new();
+        // What cannot be read is not empty, and is not removed.
+        let _ = processes_below(path, &mut pids);
+        pids.into_iter().filter_map(Pid::from_raw).collect()
     };
     let own = std::process::id() as i32;
     let end = Instant::now() + PATIENCE;
@@ -584,7 +588,7 @@ fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
                 process::wait_readable(pidfd.as_fd(), Some(end.saturating_duration_since(Instant::now()).as_millis() as u64))?;
             }
         }
-        match fs::remove_dir(path) {
+        match remove_folders(path) {
             // Nothing tells when the kernel has let go of the last member, so ask again a little later.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(1));
@@ -592,6 +596,20 @@ fn remove_cgroup(path: &Path, proc: &Proc) -> io::Result<()> {
             other => return other,
         }
     }
+}
+
+/// Removes an empty cgroup, and empty ones below it before.
+fn remove_folders(path: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            match remove_folders(&entry.path()) {
+                Err(error) if !is_gone(&error) => return Err(error),
+                _ => {}
+            }
+        }
+    }
+    fs::remove_dir(path)
 }
 
 #[cfg(test)]
@@ -907,11 +925,13 @@ mod tests {
         }
         if let Some(cgroup) = &cgroup {
             record.made(Thing::Cgroup, cgroup).unwrap();
-            // In the cgroup and not in the record: a child of an NF.
+            // In the cgroup and not in the record: a child of an NF, in a cgroup that it has made itself.
             let child = sleeper();
+            let below = cgroup.join("below");
+            fs::create_dir(&below).unwrap();
             // Whoever runs the tests may have given them a real-time class, which goes to children and not into cgroups.
             class::set(Path::new("/"), Pid::from_child(&child), Class::Other).unwrap();
-            fs::write(cgroup.join("cgroup.procs"), child.id().to_string()).unwrap();
+            fs::write(below.join("cgroup.procs"), child.id().to_string()).unwrap();
             children.push(child);
         }
         for child in &children {

@@ -21,7 +21,7 @@ use sluice_shm::page::Counter;
 use super::life::Process;
 use super::priorities::own_priority;
 use super::{Job, Supervisor, token};
-use crate::config::model::{Drops, Service};
+use crate::config::model::{Drops, Mode, Service};
 use crate::foreign::{Counters, End, ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
 use crate::mechanism::netns;
 use crate::mechanism::process::{Identity, Proc};
@@ -326,11 +326,13 @@ impl Supervisor {
         nf.deadline = None;
         nf.started_at = Instant::now();
         (nf.handle, nf.place) = (Some(handle.clone()), Some(place));
-        let members = nf.foreign.as_ref().map_or(Vec::new(), |foreign| foreign.who.members());
+        // A process of somebody else keeps the class that it has: nobody would give it back.
+        let is_theirs = nf.process.as_ref().is_some_and(|process| process.theirs);
+        let ours = nf.foreign.as_ref().filter(|_| !is_theirs).map_or(Vec::new(), |foreign| foreign.who.members());
         self.plane.feed(Box::new(hop))?;
-        for pid in members {
+        for pid in ours {
             // One that has ended meanwhile needs no class.
-            if let Err(error) = self.schedule(None, pid, false) {
+            if let Err(error) = self.schedule(None, pid, core, config.mode == Mode::Poll) {
                 eprintln!("sluiced: {name}: {error}");
             }
         }

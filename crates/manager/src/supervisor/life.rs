@@ -345,7 +345,7 @@ impl Supervisor {
         if let Some(handle) = &handle {
             self.controller.add(handle.clone());
         }
-        if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, poll)) {
+        if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, core, poll)) {
             // It has its memory already: what it was given comes back when its process has ended, and not before.
             eprintln!("sluiced: {name} is stopped: {error}");
             self.nfs.get(&number).into_iter().for_each(kill);

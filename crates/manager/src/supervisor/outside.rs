@@ -19,7 +19,7 @@ use sluice_policy::sched::workflow::{Settings, Why};
 use sluice_shm::page::Counter;
 
 use super::{NfState, Supervisor, SupervisorError};
-use crate::config::model::{self, ByWhat, Mode};
+use crate::config::model::{self, ByWhat, Drops, Mode};
 use crate::control::model as api;
 use crate::mechanism::process::Proc;
 use crate::mechanism::processes::auto;
@@ -27,6 +27,7 @@ use crate::mechanism::processes::guard::Guard;
 use crate::mechanism::processes::realtime;
 use crate::mechanism::processes::{self, Controller, Gates, Mechanism, Refused, Target, ThreadWatch};
 use crate::nf::State;
+use crate::workflow::rings::Program;
 use crate::workflow::{CoreSchedule, Counters};
 
 /// The program that becomes the guard: this one.
@@ -315,7 +316,12 @@ impl Supervisor {
             (None, None) => return,
         };
         let depth = self.tables.depths().get(usize::from(nf.service)).copied().unwrap_or(0);
-        let foreign = nf.foreign.as_ref().map(|foreign| foreign.counters.clone());
+        let service = self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
+        let foreign = nf.foreign.as_ref().map(|foreign| {
+            let is = |what: fn(&model::Service) -> bool| service.is_some_and(|service| what(&service.config));
+            let eats = is(|service| service.drops == Drops::ByDesign);
+            Program::new(foreign.counters.clone(), is(model::Service::is_tap), eats)
+        });
         let pid = nf.process.as_ref().map(|process| process.pid);
         let added = target.and_then(|target| {
             // Before its threads are looked for: what comes while they are is seen.
@@ -358,6 +364,9 @@ impl Supervisor {
             for warning in realtime::warnings(&settings) {
                 eprintln!("sluiced: core {core}: {warning}");
             }
+        }
+        if let Some(why) = mechanism.outlives_a_kill() {
+            eprintln!("sluiced: core {core}: {why}");
         }
         self.outside.chosen.insert(core, (mechanism, switch_ns, because.clone()));
         Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns })

@@ -112,8 +112,17 @@ impl Supervisor {
         self.tuning.grouping.as_ref()
     }
 
-    /// Gives a process its class at once, and soon its cgroup where there are any.
-    pub(super) fn schedule(&mut self, handle: Option<Arc<NfHandle>>, pid: Pid, poll: bool) -> Result<(), SupervisorError> {
+    /// Gives a process that runs on `core` its class at once, and soon its cgroup where there are any; `poll`: it never sleeps.
+    ///
+    /// # Errors
+    /// The kernel refuses the class.
+    pub(super) fn schedule(
+        &mut self,
+        handle: Option<Arc<NfHandle>>,
+        pid: Pid,
+        core: usize,
+        poll: bool,
+    ) -> Result<(), SupervisorError> {
         let downstream_first = self.config.sched.downstream_first;
         let class = match (&self.tuning.priorities, self.config.sched.class) {
             (Some(_), _) => Some(handle.as_ref().map_or(priorities::ORDINARY, |handle| class_of(handle, downstream_first))),
@@ -121,7 +130,7 @@ impl Supervisor {
             (None, _) => None,
         };
         // One that polls would keep everybody else from its core, unless that is what was asked for.
-        let left_alone = handle.as_ref().is_some_and(|handle| self.config.workflow.of_core(handle.core) == model::ByWhat::None);
+        let left_alone = self.config.workflow.of_core(core) == model::ByWhat::None;
         if let Some(class) = class.filter(|_| !poll || left_alone) {
             class::set(Path::new("/"), pid, class)?;
             if let (Some(priorities), Some(handle)) = (&self.tuning.priorities, &handle) {
@@ -131,7 +140,7 @@ impl Supervisor {
         let (Some(handle), Some(grouping)) = (handle, &self.tuning.grouping) else { return Ok(()) };
         // One that polls has its core for itself, or turns, and so have those beside it: shares mean nothing to them, and a real-time class
         // is not to be had in a cgroup without a budget for it.
-        if poll || self.has_turns(handle.core) {
+        if poll || self.has_turns(core) {
             return Ok(());
         }
         for path in grouping.paths_of(&handle.name, handle.core) {

@@ -15,9 +15,10 @@
 //! never ran dry ([`Outside`]). Before the first such turn, what `sluice estimate` kept or the NF's own samples say.
 //!
 //! # Weights
-//! Among each other NFs have slices, whose lengths go by priority and cost; how often they come goes by their packets. Against processes
-//! that have no turns, an NF has its weight from the kernel, by the same share as every other NF has: where the mechanism has put it
-//! into a cgroup of its own, it is told the share at the beginning of a turn, when that has changed.
+//! Among each other NFs have slices, whose lengths go by weight (priority of the service, and of the flow that it has) and cost; how often
+//! they come goes by their packets. Against processes that have no turns, an NF has its weight from the kernel, by the same share as
+//! every other NF has: where the mechanism has put it into a cgroup of its own, it is told the share at the beginning of a turn, when
+//! that has changed.
 //!
 //! # Limits
 //! A controller's calls cost the packet thread some microseconds each. An NF that starts or ends gets turns for it, without packets.
@@ -33,9 +34,8 @@ use sluice_policy::sched::workflow::{Member, Move, Reading, Rings, Settings, Why
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::AtomicHistogram;
 
-use self::rings::NfRings;
+use self::rings::{NfRings, Program};
 use crate::chain::{PathRegistry, Tables};
-use crate::foreign;
 use crate::forward::NfEnd;
 use crate::mechanism::process::CpuClock;
 use crate::mechanism::processes::{Controller, Failed, Mechanism, Refused, Slot, Target};
@@ -89,6 +89,11 @@ impl Rings for View<'_> {
         let outside = load.outside_ns.get();
         if outside > 0.0 { outside } else { load.service_ns.get() }
     }
+
+    fn weight(&self, nf: u16) -> f64 {
+        // A pool gives its members flows of different weight, so it is read for each turn.
+        self.0.get(usize::from(nf)).and_then(Option::as_ref).map_or(1.0, |governed| governed.rings.handle().weight())
+    }
 }
 
 /// Who has a core whose NFs do not cooperate.
@@ -130,7 +135,7 @@ impl CoreSchedule {
         self.nfs.iter().position(|nf| nf.as_ref().is_some_and(|nf| nf.rings.handle().number == number))
     }
 
-    /// Takes an NF in: it is parked until its turn. `pid` is its process, if it is one; `foreign` what is counted of it if it knows
+    /// Takes an NF in: it is parked until its turn. `pid` is its process, if it is one; `foreign` what is known of it if it knows
     /// nothing of Sluice.
     ///
     /// # Errors
@@ -140,7 +145,7 @@ impl CoreSchedule {
         handle: &Arc<NfHandle>,
         target: &Target,
         pid: Option<Pid>,
-        foreign: Option<Arc<foreign::Counters>>,
+        foreign: Option<Program>,
         depth: u32,
     ) -> Result<(), Refused> {
         let slot = self.controller.add(target)?;
@@ -153,7 +158,7 @@ impl CoreSchedule {
         handle.governed.store(true, Ordering::Relaxed);
         let rings = NfRings::new(handle.clone(), foreign);
         self.nfs[free] = Some(Governed { rings, slot, cost, clock, share: 0.0, has_weight: true });
-        self.workflow.add(Member { nf: free as u16, depth, ring: handle.limit.min(handle.capacity()), weight: handle.priority });
+        self.workflow.add(Member { nf: free as u16, depth, ring: handle.limit.min(handle.capacity()) });
         self.made_of = (0, 0);
         Ok(())
     }
@@ -244,10 +249,14 @@ impl CoreSchedule {
         if let Move::Switch { from, why, .. } | Move::Park(from, why) = done {
             self.counters.ended[why as usize].fetch_add(1, Ordering::Relaxed);
             self.tell_cost(from, now_ns);
+            if let Some(Some(nf)) = self.nfs.get_mut(usize::from(from)) {
+                nf.rings.turn_ended(now_ns);
+            }
         }
         if let Move::Run(to) | Move::Switch { to, .. } = done
-            && let Some(Some(nf)) = self.nfs.get(usize::from(to))
+            && let Some(Some(nf)) = self.nfs.get_mut(usize::from(to))
         {
+            nf.rings.turn_began(now_ns);
             let handle = nf.rings.handle();
             handle.load.turns.fetch_add(1, Ordering::Relaxed);
             if !handle.poll {

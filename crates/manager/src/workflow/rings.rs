@@ -19,15 +19,15 @@ pub struct NfRings {
     handle: Arc<NfHandle>,
     rx: Vec<Gauge>,
     tx: Gauge,
-    /// Of a program that knows nothing of Sluice.
-    foreign: Option<Arc<foreign::Counters>>,
+    /// If it is a program that knows nothing of Sluice.
+    foreign: Option<Program>,
     /// Who may come after it on a path.
     next: Vec<Arc<NfHandle>>,
 }
 
 impl NfRings {
     /// Of an NF; `foreign` if it is a program that knows nothing of Sluice.
-    pub fn new(handle: Arc<NfHandle>, foreign: Option<Arc<foreign::Counters>>) -> Self {
+    pub fn new(handle: Arc<NfHandle>, foreign: Option<Program>) -> Self {
         let rings = handle.region.page.layout().rx_rings;
         let rx = (0..rings).filter_map(|ring| handle.region.rx_gauge(ring)).collect();
         Self { rx, tx: handle.region.tx_gauge(), handle, foreign, next: Vec::new() }
@@ -55,6 +55,28 @@ impl NfRings {
         self.rx.iter().map(Gauge::fill).sum()
     }
 
+    /// Its turn begins, at a time in nanoseconds.
+    pub fn turn_began(&mut self, now_ns: u64) {
+        self.foreign.iter_mut().for_each(|program| program.turn_began(now_ns));
+    }
+
+    /// Its turn has ended.
+    pub fn turn_ended(&mut self, now_ns: u64) {
+        self.foreign.iter_mut().for_each(|program| program.turn_ended(now_ns));
+    }
+
+    /// Packets that whoever comes after it can still take.
+    #[inline]
+    fn behind(&self) -> u32 {
+        let room = |next: &Arc<NfHandle>| {
+            let (posted, returned) = next.posted_returned();
+            let room = u64::from(next.limit).saturating_sub(posted.saturating_sub(returned));
+            // One that is gone takes nothing, and what it had does not come back to be counted. Half of a small ring is room enough.
+            if !next.alive.load(Ordering::Relaxed) || 2 * room >= u64::from(next.limit) { u64::MAX } else { room }
+        };
+        u32::try_from(self.next.iter().map(room).min().unwrap_or(u64::MAX)).unwrap_or(u32::MAX)
+    }
+
     /// What is seen of it now.
     #[inline]
     pub fn read(&self) -> Reading {
@@ -69,26 +91,72 @@ impl NfRings {
             // It has something else to do than packets: to end.
             return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, ..Reading::default() };
         }
-        if let Some(foreign) = &self.foreign {
-            // What is in it cannot be told apart from what it has eaten; both are written off in time. And it may have timers,
-            // connections of its own, or a tap's copies to look at.
-            work = work.saturating_add(u32::try_from(foreign.inside.load(Ordering::Relaxed)).unwrap_or(u32::MAX));
-            return Reading { work, unread: u32::MAX, room: u32::MAX, held, background: true };
+        if let Some(program) = &self.foreign {
+            // What it has taken from its wire and what lies there look the same from here: its input is empty when all is back. And it
+            // may have timers, or connections of its own.
+            work = work.saturating_add(program.work());
+            return Reading { work, unread: u32::MAX, room: self.behind(), held, background: true };
         }
         if handle.region.page.counter(Counter::Ready).load(Ordering::Relaxed) == 0 {
             // It has still to begin.
             return Reading { work: u32::MAX, unread: u32::MAX, room: u32::MAX, ..Reading::default() };
         }
         // What an NF puts on its own ring goes to the manager, which takes it at once if it can pass it on.
-        let behind = |next: &Arc<NfHandle>| {
-            let (posted, returned) = next.posted_returned();
-            let room = u64::from(next.limit).saturating_sub(posted.saturating_sub(returned));
-            // One that is gone takes nothing, and what it had does not come back to be counted. Half of a small ring is room enough.
-            if !next.alive.load(Ordering::Relaxed) || 2 * room >= u64::from(next.limit) { u64::MAX } else { room }
-        };
-        let behind = self.next.iter().map(behind).min().unwrap_or(u64::MAX);
-        let room = self.tx.room().min(u32::try_from(behind).unwrap_or(u32::MAX));
+        let room = self.tx.room().min(self.behind());
         Reading { work, unread: self.unread().min(work), room, held, background: false }
+    }
+}
+
+/// How long a program may have turns without that a packet comes out, until those that were in it before are taken for eaten, in
+/// nanoseconds.
+const QUIET_NS: u64 = 10_000_000;
+
+/// What is seen of a program that knows nothing of Sluice.
+///
+/// Packets that wait in it cannot be told apart from those that it has eaten. As long as packets come out, those that are inside count
+/// as its work. After turns of 10 ms in which none came out, and of a program that eats packets by design after each turn, only those
+/// count that went in since that turn began; the rest has turns as what nobody sees has.
+#[derive(Debug)]
+pub struct Program {
+    counters: Arc<foreign::Counters>,
+    /// It has one interface: nothing comes out, and nobody counts what is inside.
+    is_tap: bool,
+    /// It eats packets by design.
+    eats: bool,
+    /// Packets that had gone in when its last turn began, those that had come out by then, and that time.
+    began: (u64, u64, u64),
+    /// Packets that have gone in and are no work any more, whatever has become of them.
+    past: u64,
+    /// Length of its last turns, in which no packet came out.
+    quiet_ns: u64,
+}
+
+impl Program {
+    /// One that has nothing to do yet.
+    pub fn new(counters: Arc<foreign::Counters>, is_tap: bool, eats: bool) -> Self {
+        let entered = counters.entered.get();
+        Self { began: (entered, counters.returned.get(), 0), past: entered, quiet_ns: 0, counters, is_tap, eats }
+    }
+
+    /// Packets that went in and are its work.
+    #[inline]
+    fn work(&self) -> u32 {
+        let since = self.counters.entered.get().saturating_sub(self.past);
+        let inside = if self.is_tap { u64::MAX } else { self.counters.inside.load(Ordering::Relaxed) };
+        u32::try_from(since.min(inside)).unwrap_or(u32::MAX)
+    }
+
+    fn turn_began(&mut self, now_ns: u64) {
+        self.began = (self.counters.entered.get(), self.counters.returned.get(), now_ns);
+    }
+
+    fn turn_ended(&mut self, now_ns: u64) {
+        let (entered, returned, began_ns) = self.began;
+        let is_quiet = self.counters.returned.get() == returned;
+        self.quiet_ns = if is_quiet { self.quiet_ns + now_ns.saturating_sub(began_ns) } else { 0 };
+        if self.eats || self.quiet_ns >= QUIET_NS {
+            self.past = entered;
+        }
     }
 }
 
@@ -154,14 +222,79 @@ mod tests {
         assert_eq!(rings.read(), Reading { held: true, ..Reading::default() });
     }
 
+    /// A program with two interfaces, as packets go in and come out.
+    fn program(is_tap: bool, eats: bool) -> (NfRings, Arc<NfHandle>, Arc<foreign::Counters>, Attached) {
+        let (handle, nf) = nf(0);
+        let counters = Arc::new(foreign::Counters::default());
+        let program = Program::new(counters.clone(), is_tap, eats);
+        (NfRings::new(handle.clone(), Some(program)), handle, counters, nf)
+    }
+
+    fn go_in(counters: &foreign::Counters, n: u64) {
+        counters.entered.add(n);
+        counters.inside.fetch_add(n, Ordering::Relaxed);
+    }
+
+    fn come_out(counters: &foreign::Counters, n: u64) {
+        counters.returned.add(n);
+        counters.inside.fetch_sub(n, Ordering::Relaxed);
+    }
+
     #[test]
     fn what_is_inside_a_foreign_program_is_its_work() {
-        let (handle, _nf) = nf(0);
-        let counters = Arc::new(foreign::Counters::default());
-        let rings = NfRings::new(handle.clone(), Some(counters.clone()));
+        let (rings, handle, counters, _nf) = program(false, false);
         assert_eq!((rings.read().work, rings.read().background), (0, true), "it may have something to do that nobody sees");
-        counters.inside.store(7, Ordering::Relaxed);
+        go_in(&counters, 7);
         handle.counters[1].posted.add(2);
         assert_eq!((rings.read().work, rings.read().held), (9, false));
+    }
+
+    #[test]
+    fn what_a_foreign_program_keeps_is_no_work_for_ever() {
+        let (mut rings, _, counters, _nf) = program(false, false);
+        let mut now_ns = 0;
+        let mut turn = |rings: &mut NfRings, ns: u64, come: u64| {
+            rings.turn_began(now_ns);
+            come_out(&counters, come);
+            now_ns += ns;
+            rings.turn_ended(now_ns);
+            rings.read().work
+        };
+        go_in(&counters, 10);
+        // It is slow, and has turns until it has had time enough.
+        assert_eq!(turn(&mut rings, QUIET_NS - 1, 0), 10);
+        assert_eq!(turn(&mut rings, 1_000_000, 4), 6, "one that comes out says that it works");
+        assert_eq!(turn(&mut rings, QUIET_NS - 1, 0), 6);
+        assert_eq!(turn(&mut rings, 1, 0), 0, "it has eaten them");
+        go_in(&counters, 3);
+        assert_eq!(rings.read().work, 3);
+        assert_eq!(turn(&mut rings, 1, 0), 0);
+        // What comes out after all changes nothing but that it is not quiet any more.
+        go_in(&counters, 3);
+        assert_eq!(turn(&mut rings, 1, 2), 3);
+    }
+
+    #[test]
+    fn what_is_eaten_by_design_is_work_for_one_turn() {
+        for is_tap in [false, true] {
+            let (mut rings, _, counters, _nf) = program(is_tap, true);
+            let show = |n| if is_tap { counters.entered.add(n) } else { go_in(&counters, n) };
+            show(5);
+            assert_eq!(rings.read().work, 5);
+            rings.turn_began(0);
+            show(2);
+            assert_eq!(rings.read().work, 7);
+            rings.turn_ended(1);
+            assert_eq!(rings.read().work, 2, "they went in when the turn had begun");
+        }
+    }
+
+    #[test]
+    fn a_foreign_program_has_the_room_that_is_behind_it() {
+        let ((mut rings, ..), (behind, _)) = (program(false, false), nf(1));
+        assert_eq!(rings.read().room, u32::MAX);
+        rings.lead_to(vec![behind.clone()]);
+        behind.counters[0].posted.add(60);
+        assert_eq!(rings.read().room, behind.limit - 60);
     }
 }

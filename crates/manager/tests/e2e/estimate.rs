@@ -5,8 +5,9 @@ use std::process::{Command, Output};
 use std::time::Instant;
 
 use serde_json::Value;
+use sluice_manager::control::model::NfState;
 
-use crate::support::{PATIENCE, chain, nf, port, service};
+use crate::support::{Daemon, PATIENCE, chain, find_nf, nf, port, service};
 
 fn sluice(args: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_sluice")).args(args).output().expect("sluice runs")
@@ -75,6 +76,15 @@ fn a_cost_is_found_kept_and_used() {
     let entries: Vec<&Value> = file.as_object().unwrap().values().collect();
     assert_eq!(entries.len(), 1);
     assert_eq!(entries[0]["estimate"], kept);
+
+    // And it is the daemon's first guess: no packet comes.
+    let chain = "[[chain]]\nname = \"c\"\nservices = [\"work\"]\negress = \"out\"\n";
+    let body = port("out", "sink", "") + &service("work", &nf("sluice-nf-macswap"), "") + chain;
+    let mut daemon = Daemon::start(&format!("estimates = {:?}", path("state/kept.json")), &body);
+    let stats = daemon.wait("it runs", |s| find_nf(s, "work.0").state == NfState::Running);
+    let (guess, kept) = (find_nf(&stats, "work.0").sched.service_ns, median(&kept, "ns_per_packet"));
+    assert!((guess / kept - 1.0).abs() < 1e-9, "{guess}, kept {kept}");
+    daemon.stop();
 }
 
 #[test]

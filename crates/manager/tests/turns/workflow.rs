@@ -80,6 +80,20 @@ fn every_mechanism_passes_every_packet_in_order() {
 }
 
 #[test]
+fn what_a_packet_costs_is_told_from_outside() {
+    let _alone = alone();
+    // Rings that hold enough for a sample, and always packets for the first.
+    let mut daemon = Daemon::start("", &polling("", "").replace("ring = 256", "ring = 1024"));
+    if schedule(&mut daemon, 3).is_none() {
+        return;
+    }
+    let stats = daemon.wait("a cost is told", |s| find_nf(s, "a.0").sched.outside_ns > 0.0);
+    let sched = &find_nf(&stats, "a.0").sched;
+    assert!(sched.outside_ns.is_finite() && sched.turns > 0, "{sched:?}");
+    daemon.end(Signal::KILL);
+}
+
+#[test]
 fn turns_are_made_on_a_core_that_has_a_packet_thread_too() {
     let _alone = alone();
     let here = |workflow: &str| polling("count = 20000", workflow).replace("mode = \"poll\"", "mode = \"poll\"\ncores = [0]");
@@ -345,7 +359,9 @@ fn a_process_of_somebody_else_has_turns_and_outlives_the_daemon() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("busy.pid");
         std::fs::write(&file, format!("{}\n", busy.0.id())).unwrap();
-        let config = with_foreign(&format!("pid_file = {file:?}"), &format!("mechanism = \"{mechanism}\""));
+        // NFs get another class; it does not.
+        let workflow = format!("mechanism = \"{mechanism}\"\n[sched]\nclass = \"batch\"");
+        let config = with_foreign(&format!("pid_file = {file:?}"), &workflow);
         for end in [Signal::TERM, Signal::KILL] {
             let mut daemon = Daemon::start("", &config);
             if schedule(&mut daemon, 3).is_none() {

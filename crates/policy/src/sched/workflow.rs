@@ -25,8 +25,10 @@
 //! has work the NF keeps the core, for who polls may as well be the last one; after [`Settings::park_after_ns`] it is parked.
 //!
 //! Some have work that nobody sees: a foreign program has timers and connections of its own ([`Reading::background`]). Such an NF has
-//! the core while nobody has packets and is never parked for that, and while others have packets it has a turn every [`BACKGROUND_NS`].
-//! Its slices are no longer than [`Settings::longest_wait_ns`]: what it does besides packets makes these look dear.
+//! the core while nobody has packets and is never parked for that, and while others have packets it has a turn of the least length
+//! every [`BACKGROUND_NS`]. A turn that was given for packets ends when they are done, as those of others do, and counts as one for the
+//! rest only if it was as long as that. Slices are no longer than [`Settings::longest_wait_ns`]: what it does besides packets makes these
+//! look dear.
 //! It is not waited for: with nothing but that to do, whoever asks may sleep.
 //!
 //! A slice is the cost of a ring full of packets, divided by [`Settings::divisor`] (the report's C: cost of a burst × bursts in a ring
@@ -99,8 +101,6 @@ pub struct Member {
     pub depth: u32,
     /// Places of its ring.
     pub ring: u32,
-    /// Weight of its slices; 1 is usual.
-    pub weight: f64,
 }
 
 impl Member {
@@ -131,6 +131,8 @@ pub trait Rings {
     fn read(&self, nf: u16) -> Reading;
     /// What a packet costs it, in nanoseconds; 0 if unknown.
     fn cost_ns(&self, nf: u16) -> f64;
+    /// Weight of its slices; 1 is usual.
+    fn weight(&self, nf: u16) -> f64;
 }
 
 /// Why a turn ended.
@@ -199,6 +201,10 @@ struct Entry {
 struct Turn {
     began_ns: u64,
     ends_ns: u64,
+    /// It was given for what nobody sees, and not for packets alone.
+    is_background: bool,
+    /// Since when the NF had had no turn for that.
+    background_ns: Option<u64>,
     /// When the input was almost empty: until when what is in hand may still be returned.
     finishing_ns: Option<u64>,
     /// Since when it has had nothing to do.
@@ -222,7 +228,7 @@ pub struct Workflow {
 impl Workflow {
     /// Of nobody.
     pub fn new(settings: Settings) -> Self {
-        let turn = Turn { began_ns: 0, ends_ns: 0, finishing_ns: None, idle_ns: None };
+        let turn = Turn { began_ns: 0, ends_ns: 0, is_background: false, background_ns: None, finishing_ns: None, idle_ns: None };
         Self { settings, circle: Vec::new(), current: None, turn, looked_ns: 0, longest_ns: 0 }
     }
 
@@ -315,7 +321,7 @@ impl Workflow {
             return Some(Why::Full);
         }
         if reading.work == 0 {
-            let may_stay = reading.background && now_ns < self.turn.ends_ns;
+            let may_stay = self.turn.is_background && reading.background && now_ns < self.background_until_ns();
             return (!may_stay).then_some(Why::Empty);
         }
         self.turn.idle_ns = None;
@@ -333,6 +339,11 @@ impl Workflow {
             now_ns.max(self.turn.began_ns + self.settings.switch_ns) + patience
         });
         (now_ns >= until).then_some(Why::Empty)
+    }
+
+    /// When the turn that goes on is as long as one for what nobody sees.
+    fn background_until_ns(&self) -> u64 {
+        self.turn.began_ns + self.settings.switch_ns + self.settings.least_slice_ns()
     }
 
     /// Nobody has the core.
@@ -362,7 +373,9 @@ impl Workflow {
             if reading.work > 0 {
                 self.circle[at].waits_ns = Some(now_ns);
             }
-            self.circle[at].background_ns = reading.background.then_some(now_ns);
+            // One that was too short for it was no turn for what nobody sees.
+            let since_ns = self.turn.background_ns.filter(|_| now_ns < self.background_until_ns()).unwrap_or(now_ns);
+            self.circle[at].background_ns = reading.background.then_some(since_ns);
             self.give(next, now_ns, rings);
             return Move::Switch { from, to: self.circle[next].member.nf, why };
         }
@@ -403,7 +416,7 @@ impl Workflow {
         for step in 1..self.circle.len() {
             let place = (at + step) % self.circle.len();
             let Entry { member, waits_ns, background_ns } = self.circle[place];
-            let is_due = background_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= BACKGROUND_NS);
+            let is_due = is_due(background_ns, now_ns);
             if waits_ns.is_none() && !is_due {
                 continue;
             }
@@ -447,23 +460,30 @@ impl Workflow {
     }
 
     fn give(&mut self, at: usize, now_ns: u64, rings: &impl Rings) {
-        (self.circle[at].waits_ns, self.circle[at].background_ns) = (None, None);
+        self.circle[at].waits_ns = None;
+        let background_ns = self.circle[at].background_ns.take();
         self.current = Some(at);
         let has_packets = rings.read(self.circle[at].member.nf).work > 0;
         let slice_ns = if has_packets { self.slice_ns(at, rings) } else { self.settings.least_slice_ns() };
         let ends_ns = now_ns + self.settings.switch_ns + slice_ns;
-        self.turn = Turn { began_ns: now_ns, ends_ns, finishing_ns: None, idle_ns: None };
+        let is_background = !has_packets || is_due(background_ns, now_ns);
+        self.turn = Turn { began_ns: now_ns, ends_ns, is_background, background_ns, finishing_ns: None, idle_ns: None };
     }
 
     fn slice_ns(&self, at: usize, rings: &impl Rings) -> u64 {
         let member = &self.circle[at].member;
         // Of the largest: a slice is never longer than a ring of packets takes.
-        let largest = self.circle.iter().map(|entry| entry.member.weight).fold(f64::MIN_POSITIVE, f64::max);
-        let slice_ns = self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, member.weight / largest);
+        let largest = self.circle.iter().map(|entry| rings.weight(entry.member.nf)).fold(f64::MIN_POSITIVE, f64::max);
+        let slice_ns = self.settings.slice_ns(rings.cost_ns(member.nf), member.ring, rings.weight(member.nf) / largest);
         // What it does that nobody sees counts as cost too, and no empty input ends its turn: longer slices would cost more, and so on.
         let longest_ns = self.settings.longest_wait_ns.max(self.settings.least_slice_ns());
         if rings.read(member.nf).background { slice_ns.min(longest_ns) } else { slice_ns }
     }
+}
+
+/// Whether an NF that has had no turn since then for what nobody sees is to have one.
+fn is_due(background_ns: Option<u64>, now_ns: u64) -> bool {
+    background_ns.is_some_and(|since_ns| now_ns.saturating_sub(since_ns) >= BACKGROUND_NS)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ struct Core {
     /// Places on each output; usually as many as one wants.
     room: Vec<u32>,
     held: Vec<bool>,
+    weight: Vec<f64>,
     /// NFs that may have something to do which nobody sees.
     background: Vec<usize>,
     /// Nanoseconds that who has the core has worked on its next packet.
@@ -26,20 +27,33 @@ impl Rings for Core {
     fn cost_ns(&self, nf: u16) -> f64 {
         self.cost_ns[usize::from(nf)]
     }
+    fn weight(&self, nf: u16) -> f64 {
+        self.weight[usize::from(nf)]
+    }
 }
 
 impl Core {
     fn new(cost_ns: &[f64], ring: u32) -> Self {
         let n = cost_ns.len();
-        let (work, room, held) = (vec![0; n], vec![u32::MAX; n], vec![false; n]);
-        Self { cost_ns: cost_ns.to_vec(), ring, work, room, held, background: Vec::new(), spent_ns: 0.0, at_ns: 0, delivered: 0 }
+        Self {
+            cost_ns: cost_ns.to_vec(),
+            ring,
+            work: vec![0; n],
+            room: vec![u32::MAX; n],
+            held: vec![false; n],
+            weight: vec![1.0; n],
+            background: Vec::new(),
+            spent_ns: 0.0,
+            at_ns: 0,
+            delivered: 0,
+        }
     }
 
     fn workflow(&self, settings: Settings) -> Workflow {
         let mut workflow = Workflow::new(settings);
         // Not in their order.
         for nf in (0..self.cost_ns.len() as u16).rev() {
-            workflow.add(Member { nf, depth: nf.into(), ring: self.ring, weight: 1.0 });
+            workflow.add(Member { nf, depth: nf.into(), ring: self.ring });
         }
         workflow
     }
@@ -166,6 +180,31 @@ fn who_may_have_work_that_nobody_sees_has_turns_and_keeps_nobody_awake() {
 }
 
 #[test]
+fn a_turn_for_packets_ends_with_them_whatever_else_there_is_to_do() {
+    let mut core = Core::new(&[1000.0, 100.0], 2048);
+    core.background = vec![0];
+    let settings = Settings { switch_ns: 10_000, ..Settings::default() };
+    let mut workflow = core.workflow(settings);
+    core.work = vec![100, 2048];
+    assert_eq!(workflow.step(0, &core), Move::Run(0));
+    assert_eq!(workflow.step(30_000, &core), Move::Stay);
+    core.work[0] = 0;
+    assert_eq!(workflow.step(40_000, &core), Move::Switch { from: 0, to: 1, why: Why::Empty });
+    // Such turns are too short for the rest: one of full length comes each 10 ms all the same.
+    let (mut began_ns, mut lengths) = (0, Vec::new());
+    for now_ns in (50_000..50_000_000).step_by(10_000) {
+        core.work[0] = if workflow.running() == Some(0) { 0 } else { 32 };
+        match workflow.step(now_ns, &core) {
+            Move::Switch { to: 0, .. } => began_ns = now_ns,
+            Move::Switch { from: 0, .. } => lengths.push(now_ns - began_ns),
+            _ => {}
+        }
+    }
+    let long = lengths.iter().filter(|ns| **ns >= settings.least_slice_ns()).count();
+    assert!((4..=5).contains(&long) && lengths.len() > 10 * long, "{lengths:?}");
+}
+
+#[test]
 fn nfs_have_their_turns_in_the_order_of_their_chain() {
     let mut core = Core::new(&[50.0, 60.0, 70.0, 40.0], 2048);
     let mut workflow = core.workflow(Settings::default());
@@ -275,15 +314,17 @@ fn small_rings_are_no_reason_to_stand_still() {
 fn weights_make_slices_longer_and_shorter() {
     let mut core = Core::new(&[100.0; 2], 1024);
     let settings = Settings { switch_ns: 10_000, ..Settings::default() };
-    let mut workflow = Workflow::new(settings);
-    for (nf, weight) in [(0, 3.0), (1, 1.5)] {
-        workflow.add(Member { nf, depth: nf.into(), ring: 1024, weight });
-    }
+    let mut workflow = core.workflow(settings);
+    core.weight = vec![3.0, 1.5];
     core.work = vec![1000; 2];
     assert_eq!(workflow.step(0, &core), Move::Run(0));
     assert_eq!(workflow.deadline_ns(), Some(112_400));
     assert_eq!(workflow.step(112_400, &core), Move::Switch { from: 0, to: 1, why: Why::Slice });
     assert_eq!(workflow.deadline_ns(), Some(112_400 + 61_200), "half the weight, half the slice");
+    // A weight that changes counts from the next turn on.
+    core.weight[0] = 0.75;
+    assert_eq!(workflow.step(200_000, &core), Move::Switch { from: 1, to: 0, why: Why::Slice });
+    assert_eq!(workflow.deadline_ns(), Some(200_000 + 61_200));
 }
 
 #[test]

@@ -46,6 +46,17 @@ impl Validation<'_> {
                 "remove `exec` or `pid_file`",
             );
         }
+        if service.pid_file.is_some() && service.netns.is_none() {
+            self.warn(
+                at("pid_file"),
+                format!(
+                    "the process of service \"{name}\" is there before the network namespace that is made for its interfaces, so it cannot \
+                     be in it"
+                ),
+                "write netns = \"NAME\", the one that the process was started in (`ip netns add NAME`, `ip netns exec NAME PROGRAM`); where \
+                 `setup` passes packets without it, all is well",
+            );
+        }
         if service.pid_file.is_some() && service.instances > 1 {
             self.error(
                 at("instances"),
@@ -233,6 +244,22 @@ mod tests {
             let said = said(f, chain);
             assert!(said.contains(wanted) && said.lines().count() == 1, "{chain}:\n{said}");
         }
+    }
+
+    #[test]
+    fn a_process_that_runs_already_is_in_a_namespace_that_is_there() {
+        let warnings = |netns: &str| {
+            let text = format!(
+                "[[port]]\nname = \"p\"\nkind = \"sink\"\n[[service]]\nname = \"f\"\nkind = \"foreign\"\npid_file = \"/run/f.pid\"\n{netns}\n\
+                 [[chain]]\nname = \"c\"\nservices = [\"f\"]\negress = \"p\"\n"
+            );
+            let loaded = crate::config::load::read_text(&text, "a.toml").unwrap();
+            let about = |p: &&crate::config::Problem| p.message.contains("is there before the network namespace");
+            loaded.warnings.iter().filter(about).map(|p| p.help.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(warnings("netns = \"theirs\""), Vec::<String>::new());
+        let said = warnings("");
+        assert!(said.len() == 1 && said[0].contains("write netns"), "{said:?}");
     }
 
     #[test]

@@ -351,7 +351,7 @@ impl Hierarchy {
         })
     }
 
-    /// Empties a folder and removes it. That it is gone already is no error.
+    /// Empties a folder, with those that were made below it, and removes it. That it is gone already is no error.
     fn remove(&self, path: &Path) -> Result<(), CgroupError> {
         let (procs, home) = (path.join(PROCS), self.home.join(PROCS));
         let end = Instant::now() + PATIENCE;
@@ -364,6 +364,10 @@ impl Hierarchy {
                     return Err(CgroupError::Busy { path: path.into() });
                 }
                 Err(error) => return Err(refused("remove cgroup", path)(error)),
+            }
+            // A program in it may have made some of its own.
+            for folder in self.kernel.folders(path).unwrap_or_default() {
+                self.remove(&folder)?;
             }
             let text = self.kernel.read(&procs).unwrap_or_default();
             // A process outside of our pid namespace is shown as 0, which would mean this process when written.

@@ -12,6 +12,10 @@ use super::guard::Guard;
 use super::measure::{self, Effort, Figures};
 use super::{Mechanism, Settings, make};
 
+/// Part of the switches that may be missed. A mechanism of which more take no effect in time would stop and start NFs late again and again,
+/// however quick its other switches are.
+const MISSED: f64 = 0.1;
+
 /// What is best when nothing can be measured, as where there is one core: those of which a switch costs least elsewhere, first.
 const BY_REPUTE: [Mechanism; 6] =
     [Mechanism::Doorbell, Mechanism::Gate, Mechanism::Freeze, Mechanism::Signal, Mechanism::Freezer, Mechanism::Realtime];
@@ -37,10 +41,10 @@ pub struct Tried {
 }
 
 impl Tried {
-    /// Median time from the decision until the new process runs, in nanoseconds.
+    /// Median time from the decision until the new process runs, in nanoseconds. None if it does not work well enough.
     pub fn latency_ns(&self) -> Option<f64> {
         match &self.outcome {
-            Outcome::Works(figures) => figures.latency_ns(),
+            Outcome::Works(figures) if figures.missed as f64 <= MISSED * figures.switches() as f64 => figures.latency_ns(),
             _ => None,
         }
     }
@@ -100,7 +104,7 @@ impl fmt::Display for Reason<'_> {
                 )
             }
             (Outcome::Works(figures), ..) => {
-                write!(f, "{mechanism}: refused, because none of {} switches took effect", figures.missed)
+                write!(f, "{mechanism}: refused, because {} of {} switches took no effect", figures.missed, figures.switches())
             }
             (Outcome::Unmeasured(why), ..) if is_chosen => {
                 write!(f, "{mechanism}: chosen for what it does elsewhere, because it works but could not be measured: {why}")
@@ -159,9 +163,28 @@ mod tests {
             "signal: not chosen, because its switch takes effect after 14.2 µs here, the chosen one's after 13.0 µs",
             "realtime: refused, because it is not permitted: EPERM",
             "freeze: chosen, because its switch takes effect after 13.0 µs here, the fastest that works",
-            "freezer: refused, because none of 7 switches took effect",
+            "freezer: refused, because 7 of 7 switches took no effect",
         ];
         assert_eq!(choice.reasons(), want);
+    }
+
+    #[test]
+    fn one_that_misses_many_switches_is_refused_however_quick_the_others_are() {
+        let missing = |missed| {
+            let figures = Figures { new_runs_ns: vec![9_000.0; 90], missed, ..Figures::default() };
+            Tried { mechanism: Mechanism::Realtime, outcome: Outcome::Works(figures) }
+        };
+        let of = |missed| Choice::of(vec![missing(missed), works(Mechanism::Signal, 14_200.0)]);
+        assert_eq!(of(10).mechanism, Some(Mechanism::Realtime), "a tenth");
+        let choice = of(11);
+        assert_eq!((choice.mechanism, choice.latency_ns()), (Some(Mechanism::Signal), Some(14_200.0)));
+        let want = [
+            "realtime: refused, because 11 of 101 switches took no effect",
+            "signal: chosen, because its switch takes effect after 14.2 µs here, the fastest that works",
+        ];
+        assert_eq!(choice.reasons(), want);
+        // Alone it is refused as well.
+        assert_eq!(Choice::of(vec![missing(11)]).mechanism, None);
     }
 
     #[test]

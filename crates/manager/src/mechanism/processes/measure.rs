@@ -79,6 +79,11 @@ impl Figures {
         sorted.get(((sorted.len().saturating_sub(1)) as f64 * q).round() as usize).copied()
     }
 
+    /// Switches that were timed, with those that were missed.
+    pub fn switches(&self) -> usize {
+        self.new_runs_ns.len() + self.missed
+    }
+
     /// What the scheduler calls the latency of a switch: the median time until the new one runs, in nanoseconds; None if no switch
     /// took effect.
     pub fn latency_ns(&self) -> Option<f64> {

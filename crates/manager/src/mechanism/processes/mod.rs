@@ -53,7 +53,7 @@ mod undo;
 #[cfg(test)]
 mod tests;
 
-pub use target::{Gates, Member, Target, ThreadWatch};
+pub use target::{Gates, Member, Target, ThreadWatch, processes_below};
 
 use std::fmt;
 use std::path::PathBuf;
@@ -96,6 +96,21 @@ impl Mechanism {
             Self::Signal => "signal",
             Self::Freezer => "freezer",
             Self::Gate => "gate",
+        }
+    }
+
+    /// Why a process that it has parked does not end by SIGKILL until it runs again, in words; None if it does at once.
+    pub const fn outlives_a_kill(self) -> Option<&'static str> {
+        match self {
+            Self::Realtime => Some(
+                "a process that waits for its turn by a low real-time priority gets no CPU time, not even to end: `kill -9` takes effect in \
+                 its next turn; `sluice nf remove` or a stop of the daemon gives it one",
+            ),
+            Self::Freezer => Some(
+                "a process that is frozen by version 1 of control groups cannot be killed: `kill -9` takes effect in its next turn; \
+                 `sluice nf remove` or a stop of the daemon gives it one",
+            ),
+            Self::Doorbell | Self::Freeze | Self::Signal | Self::Gate => None,
         }
     }
 
@@ -345,7 +360,7 @@ pub struct Settings {
     pub root: PathBuf,
     /// Name of the folder that is made for cgroups, one for each controller: must be the only one of its name.
     pub folder: String,
-    /// Folder of version 2 below which that one is made. None: the manager's own, or the nearest above that takes it.
+    /// Folder of version 2 below which that one is made. None: the one that this process is in, and no other if that refuses.
     pub freeze_parent: Option<PathBuf>,
     /// The same in the freezer hierarchy of version 1.
     pub freezer_parent: Option<PathBuf>,

@@ -302,7 +302,10 @@ impl Threads {
 }
 
 /// The processes of a cgroup and of those below it.
-pub(super) fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<()> {
+///
+/// # Errors
+/// The system's; `pids` has those that were found before.
+pub fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<()> {
     let text = fs::read_to_string(folder.join("cgroup.procs"))?;
     pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
     for entry in fs::read_dir(folder)? {

@@ -355,6 +355,11 @@ fn the_rules_for_real_time_classes_are_read_where_the_root_says() {
     assert!(warnings[0].contains("takes 50 ms of each 1000 ms"), "{}", warnings[0]);
     set("-1\n");
     assert!(realtime::warnings(&settings).is_empty());
+    // Whatever the rules are: who is parked so does not end.
+    let outlive = Mechanism::ALL.into_iter().filter_map(|mechanism| Some((mechanism, mechanism.outlives_a_kill()?)));
+    let outlive: Vec<(Mechanism, &str)> = outlive.collect();
+    assert_eq!(outlive.iter().map(|(mechanism, _)| *mechanism).collect::<Vec<_>>(), [Mechanism::Realtime, Mechanism::Freezer]);
+    assert!(outlive.iter().all(|(_, why)| why.contains("`kill -9` takes effect in its next turn")), "{outlive:?}");
     set("0\n");
     let (guard, _socket) = guard();
     let error = make(Mechanism::Realtime, &settings, &guard).err().unwrap();
