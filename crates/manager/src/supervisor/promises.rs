@@ -16,7 +16,7 @@ use sluice_policy::sched::reserve::Part;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Counter;
-use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::assignment::{Assignment, AssignmentError, Program, Promised};
 use sluice_slo::on_demand::Request;
 use sluice_slo::placement::Instance;
 use sluice_slo::profile::Digest;
@@ -26,6 +26,7 @@ use sluice_slo::watch::{Judged, Seen, Terms, Watch};
 use super::change::Gone;
 use super::{NfState, Supervisor, SupervisorError};
 use crate::config::diff::{self, Change};
+use crate::config::host;
 use crate::config::model::{self, Config, Service};
 use crate::control::model as api;
 use crate::control::promise::{self as report, Placed};
@@ -235,6 +236,31 @@ struct Member {
 impl Supervisor {
     /// Begins to keep an assignment that somebody asks for. The receiver is told what came of it.
     pub(super) fn begin_placing(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
+/// Whether profiles are of this host and of the services of a configuration.
+fn check_profiles(base: &Config, assignment: &Assignment) -> Result<(), AssignmentError> {
+    let profiled: Vec<&Promised> = assignment.slos.iter().filter(|promised| promised.profile.is_some()).collect();
+    if profiled.is_empty() {
+        return Ok(());
+    }
+    let names: BTreeSet<&str> = profiled.into_iter().flat_map(|promised| promised.slo.workload.services()).collect();
+    let programs = base.services.iter().filter(|service| names.contains(service.name.as_str()));
+    let programs = programs.map(|service| (service.name.clone(), program_of(service))).collect();
+    assignment.check_profiles(&Processor::read(std::path::Path::new("/")).model, &programs)
+}
+
+/// What a service runs, as far as it can be read. What is in a container is not.
+fn program_of(service: &Service) -> Program {
+    if service.container.is_some() {
+        return Program::default();
+    }
+    let exec = service.exec.as_ref().and_then(|exec| host::resolve_exec(exec, &host::Host::here()).ok());
+    let env: Vec<_> = service.env.iter().map(|(key, value)| (key.into(), value.into())).collect();
+    Program {
+        binary: exec.and_then(|exec| std::fs::read(exec).ok()).map(|program| Digest::of(&program)),
+        configuration: Some(Digest::of_configuration(&service.args, &env)),
+    }
+}
+
         let told = self.begin(assignment)?;
         self.promises.steering.ask_anew();
         // What comes of an instance that was to be added is of the placement before.
@@ -250,10 +276,9 @@ impl Supervisor {
         if let Some(name) = self.promises.settings.server.as_ref().filter(|name| **name != assignment.server.name) {
             return Err(invalid(&format!("the placement is for server \"{}\", and this is \"{name}\"", assignment.server.name)));
         }
-        let overlaid = self.overlaid(&self.promises.base(&self.config), &assignment).map_err(|error| invalid(&error))?;
-        let programs = self.programs(&assignment);
-        let cpu = Processor::read(std::path::Path::new("/")).model;
-        assignment.check_profiles(&cpu, &programs).map_err(|error| invalid(&error))?;
+        let base = self.promises.base(&self.config);
+        let overlaid = self.overlaid(&base, &assignment).map_err(|error| invalid(&error))?;
+        check_profiles(&base, &assignment).map_err(|error| invalid(&error))?;
         self.promises.classes.check(&assignment).map_err(|error| invalid(&error))?;
         let changes = self.plan_as_is(&overlaid.config).map_err(|error| invalid(&error))?;
         self.has_room_for(self.starts(&changes))?;
@@ -393,15 +418,17 @@ impl Supervisor {
         overlay(base, assignment, &self.promises.settings.cores, &self.promises.made(&self.config))
     }
 
-    /// Digests of the programs of an assignment's NFs, as far as they can be read.
-    fn programs(&self, assignment: &Assignment) -> BTreeMap<String, Digest> {
-        let profiled = assignment.slos.iter().filter(|promised| promised.profile.is_some());
-        let names: BTreeSet<&str> = profiled.flat_map(|promised| promised.slo.workload.services()).collect();
-        let of = |name: &str| {
-            let service = self.services.iter().flatten().find(|service| service.config.name == name)?;
-            Some((name.to_string(), Digest::of(&std::fs::read(service.exec.as_ref()?).ok()?)))
+    /// Whether what is placed runs as it was profiled by another configuration too. SLOs whose services that leaves as they are are not looked at.
+    pub(super) fn keeps_profiles(&self, wanted: &Config) -> Result<(), SupervisorError> {
+        let Some(kept) = &self.promises.kept else { return Ok(()) };
+        let of = |config: &Config, name: &str| config.services.iter().find(|service| service.name == name).cloned();
+        let changes = |promised: &&Promised| {
+            promised.slo.workload.services().into_iter().any(|name| of(wanted, name) != of(&self.config, name))
         };
-        names.into_iter().filter_map(of).collect()
+        let slos = kept.assignment.slos.iter().filter(changes).cloned().collect();
+        let changed = Assignment { slos, ..kept.assignment.clone() };
+        let refuse = |error| SupervisorError::Conflict(format!("this configuration does not keep what is placed: {error}"));
+        check_profiles(wanted, &changed).map_err(refuse)
     }
 
     /// Leads packets to new instances when they are ready; gives up if they will not be.
