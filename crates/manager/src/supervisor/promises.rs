@@ -55,6 +55,8 @@ struct Kept {
     assignment: Assignment,
     services: BTreeMap<(String, String), String>,
     base: BTreeMap<String, Vec<String>>,
+    /// What is not as it was profiled.
+    notes: Vec<String>,
 }
 
 /// One that is about to be.
@@ -219,6 +221,7 @@ impl Promises {
             let why = "latencies are not measured (manager.latency_sample = 0): nobody knows whether they are kept, and SLOs on demand are not helped";
             notes.push(why.into());
         }
+        notes.extend(self.kept.iter().flat_map(|kept| kept.notes.iter().cloned()));
         notes.extend(self.troubles.iter().cloned());
         notes
     }
@@ -233,9 +236,6 @@ struct Member {
     nth: usize,
 }
 
-impl Supervisor {
-    /// Begins to keep an assignment that somebody asks for. The receiver is told what came of it.
-    pub(super) fn begin_placing(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
 /// Whether profiles are of this host and of the services of a configuration.
 fn check_profiles(base: &Config, assignment: &Assignment) -> Result<(), AssignmentError> {
     let profiled: Vec<&Promised> = assignment.slos.iter().filter(|promised| promised.profile.is_some()).collect();
@@ -261,6 +261,9 @@ fn program_of(service: &Service) -> Program {
     }
 }
 
+impl Supervisor {
+    /// Begins to keep an assignment that somebody asks for. The receiver is told what came of it.
+    pub(super) fn begin_placing(&mut self, assignment: Assignment) -> Result<Receiver<Outcome>, SupervisorError> {
         let told = self.begin(assignment)?;
         self.promises.steering.ask_anew();
         // What comes of an instance that was to be added is of the placement before.
@@ -410,7 +413,7 @@ fn program_of(service: &Service) -> Program {
     /// That configuration is in force.
     pub(super) fn promises_follow(&mut self, overlaid: Overlaid) {
         if let Some(kept) = &mut self.promises.kept {
-            (kept.services, kept.base) = (overlaid.services, overlaid.base);
+            (kept.services, kept.base, kept.notes) = (overlaid.services, overlaid.base, overlaid.notes);
         }
     }
 
@@ -523,8 +526,8 @@ fn program_of(service: &Service) -> Program {
         };
         self.promises.watch.forget_unless(same);
         self.promises.last.retain(|name, _| same(name));
-        self.promises.kept = Some(Kept { assignment, services: overlaid.services, base: overlaid.base })
-            .filter(|kept| !kept.assignment.slos.is_empty());
+        let Overlaid { services, base, notes, .. } = overlaid;
+        self.promises.kept = Some(Kept { assignment, services, base, notes }).filter(|kept| !kept.assignment.slos.is_empty());
         self.promises.steering.follow(self.promises.kept.as_ref().map(|kept| &kept.assignment));
         self.promises.troubles.clear();
         placing.beside.iter().for_each(|nf| self.count_in(*nf));
