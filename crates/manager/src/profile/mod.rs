@@ -60,8 +60,6 @@ const SETTLE_NS: u64 = 100_000_000;
 /// What is noted where lost ways stay full.
 const NOT_EMPTIED: &str = "ways that the class lost were not emptied, for want of memory or of a core behind the same cache: with few \
                            ways it may have been measured with more";
-/// Least and most load of the latency curve, as parts of the throughput.
-const LOADS: (f64, f64) = (0.05, 0.95);
 /// The class that the NF's core has while it is profiled; one that is interrupted leaves it, and [`Resctrl::take_over`] removes it.
 ///
 /// [`Resctrl::take_over`]: sluice_cache::resctrl::Resctrl::take_over
@@ -217,7 +215,7 @@ impl Bench {
             return Err(MeasureError::Curve { which: "throughput", why: "it has no points".into() });
         };
         let best_pps = best.y * (1.0 - throughput.margin);
-        let loads = curve::Plan::latency(best_pps * LOADS.0, best_pps * LOADS.1);
+        let loads = curve::Plan::latency_below(best_pps);
         curve::build(&loads, |load_pps| Ok(vec![self.latency_us(load_pps, late)?])).map_err(|error| no_curve("latency", error))
     }
 }
