@@ -21,6 +21,11 @@
 //! - `none`: one value, with all ways that the processor has. What there is with fewer is not known, and not promised.
 //!
 //! # Limits
+//! The NF polls and has a core for itself: one that sleeps when it has nothing to do (`mode = "sleep"`), as most services do, takes tens of
+//! microseconds longer at low load, and one on a part of a core carries less. [`crate::promise::overlay`] has instances poll where they can, and tells
+//! where they cannot. A profile by `resctrl` has no floor, for nobody thrashes the class while it is measured: an SLO by it takes ways of its own
+//! for every instance, and never a place in the shared class.
+//!
 //! The stand is one thread, which writes the packets: an NF that takes less time for a packet than that is promised what the stand sends. Traffic in
 //! bursts waits longer than traffic that comes evenly. A traced NF that is older than the NF is not noticed. The model's limits are told in
 //! [`sluice_cache::model`]. NFs of a [`chain`] share a class and take its ways from each other, so that their own curves do not add up.
