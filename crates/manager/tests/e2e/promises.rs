@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use sluice_cache::host::Processor;
 use sluice_manager::control::client::ClientError;
 use sluice_manager::control::model::{Apply, NfState, Upgrade};
 use sluice_manager::control::promise::Promise;
@@ -174,6 +175,36 @@ fn flagged(folder: &Path) -> (String, PathBuf) {
     (script.display().to_string(), flag)
 }
 
+/// What a profile of the NF is of.
+fn key(cpu: &str, binary: &[u8], configuration: &[u8]) -> Key {
+    let (workload, traffic) = (Workload::Nf("nf".into()), "64 B".into());
+    Key { workload, binaries: vec![Digest::of(binary)], configuration: Digest::of(configuration), traffic, cpu: cpu.into() }
+}
+
+#[test]
+fn what_was_profiled_polls_on_a_core_of_its_own() {
+    let body = two("cache = \"none\"", &nf("sluice-nf-bridge"))
+        .replace("cores = [0, 0, 1, 1]", "cores = [1]")
+        .replace("[[service]]\n", "[[service]]\ncores = [0]\n");
+    let mut daemon = Daemon::start("", &body);
+    let mut wanted = assignment(&[("acme", &[0], 0, 5e3)]);
+    wanted.server.shape.cores = 1;
+    let cpu = Processor::read(Path::new("/")).model;
+    wanted.slos[0].profile = Some(key(&cpu, &std::fs::read(nf("sluice-nf-bridge")).unwrap(), b""));
+    let placed = daemon.client().place(&wanted).unwrap();
+    assert!(placed.notes.len() == 1 && placed.notes[0].contains("no cache classes"), "{placed:?}");
+    let stats = daemon.stats();
+    assert_eq!(["nf.0", "acme-nf.0"].map(|name| find_nf(&stats, name).mode.clone()), ["sleep", "poll"]);
+    assert_eq!(find_nf(&stats, "acme-nf.0").core, 1);
+    let before = find_chain(&stats, "acme").exit_packets;
+    let stats = daemon.wait("packets and windows", |s| {
+        find_chain(s, "acme").exit_packets > before + 1000 && promise(&s.promises, "acme").windows > 1
+    });
+    assert!(promise(&stats.promises, "acme").excess.is_none(), "its whole core is its part: {:?}", stats.promises);
+    daemon.client().withdraw().unwrap();
+    daemon.stop();
+}
+
 #[test]
 fn a_placement_that_cannot_be_kept_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -188,14 +219,8 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
         change(&mut wrong);
         wrong
     };
-    let key = Key {
-        workload: Workload::Nf("nf".into()),
-        binaries: vec![Digest::of(b"another")],
-        configuration: Digest::of(b""),
-        traffic: "64 B".into(),
-        cpu: "another".into(),
-    };
-    let wrong: [(&str, Assignment); 8] = [
+    let (cpu, program) = (Processor::read(Path::new("/")).model, std::fs::read(&script).unwrap());
+    let wrong: [(&str, Assignment); 10] = [
         ("for server \"s1\", and this is \"s0\"", of(&|a| a.server.name = "s1".into())),
         ("is given to two instances", of(&|a| a.server.instances[1].cores = vec![0])),
         ("is to be given", of(&|a| a.server.instances[1].load_pps = 1e9)),
@@ -205,7 +230,9 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
         ),
         ("runs ids, and the chain of that name passes nf", of(&|a| a.slos[1].slo.workload = Workload::Nf("ids".into()))),
         ("with 5 cores for NFs", of(&|a| a.server.shape.cores = 5)),
-        ("admitted by a profile of \"another\"", of(&|a| a.slos[1].profile = Some(key.clone()))),
+        ("admitted by a profile of \"another\"", of(&|a| a.slos[1].profile = Some(key("another", b"another", b"")))),
+        ("another binary of \"nf\"", of(&|a| a.slos[1].profile = Some(key(&cpu, b"another", b"")))),
+        ("another configuration of nf", of(&|a| a.slos[1].profile = Some(key(&cpu, &program, b"another")))),
         (
             "a latency is above 0",
             of(&|a| {
@@ -229,6 +256,16 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
     assert_eq!(daemon.client().placement().unwrap(), good);
     std::fs::write(&flag, "").unwrap();
     daemon.client().place(&of(&|_| {})).unwrap();
+    // As it was profiled, but for the core, it stays so: another configuration that changes it is refused, and one that does not is not.
+    let placed = daemon.client().place(&of(&|a| a.slos[1].profile = Some(key(&cpu, &program, b"")))).unwrap();
+    assert!(placed.notes.iter().any(|note| note.contains("\"rogue\" is kept on a part of a core (1/2 of core 0)")), "{placed:?}");
+    let same = head(daemon.folder(), "") + &two("", &script).replace("rate = 20000", "rate = 21000");
+    let other = same.replace("[[service]]\n", "[[service]]\nenv = { A = \"b\" }\n");
+    let mut client = daemon.client();
+    let error = refusal(client.apply(&Apply { config: other, file: None, dry_run: false }));
+    assert!(error.error.contains("does not keep what is placed") && error.error.contains("another configuration of nf"), "{error}");
+    assert_eq!(error.kind, ErrorKind::Conflict);
+    assert_eq!(client.apply(&Apply { config: same, file: None, dry_run: false }).unwrap().changes.len(), 1);
     daemon.stop();
 }
 
