@@ -698,6 +698,7 @@ impl Supervisor {
             let part = self.part(&assignment, slo);
             // Of the first one too: what it has from memory is what the next one begins with.
             let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9, &traffic);
+            self.promises.classes.lost().into_iter().for_each(|lost| self.promises.trouble(lost));
             let Some((rates, latency_us)) = ended else { continue };
             let terms = Terms { throughput_pps: assignment.throughput_pps(slo), latency_us: slo.promise.latency_us() };
             seen.push(Seen {

@@ -360,6 +360,12 @@ fn instances_have_their_ways_of_the_cache() {
         "{inside:?}"
     );
     assert!(inside["sluice-shared"].contains(&pid("rogue-nf.0")), "{inside:?}");
+    // A second daemon leaves the classes of the first as they are, and says what goes on without.
+    let second = Daemon::start("", &two(&format!("resctrl = {:?}", kernel.path()), &nf("sluice-nf-bridge")));
+    let placed = second.client().place(&assignment(&[("acme", &[0], 4, 5e3)])).unwrap();
+    assert!(placed.notes[0].contains("no cache classes: another sluiced that runs here has the cache classes"), "{placed:?}");
+    second.stop();
+    assert_eq!(groups(&kernel).keys().collect::<Vec<_>>(), inside.keys().collect::<Vec<_>>());
     // An instance that is started again is put there again.
     crate::support::signal(find_nf(&stats, "acme-nf.0"), rustix::process::Signal::KILL);
     let stats = daemon.wait("it is back", |s| find_nf(s, "acme-nf.0").restarts > 0 && find_nf(s, "acme-nf.0").pid.is_some());
