@@ -2,7 +2,8 @@
 //!
 //! An assignment is taken in three steps, between which packets flow and other requests are served: everything is checked, cache classes
 //! are changed, and new services and instances are started; when these are ready, packets are led to them, and what nobody needs any more goes.
-//! What fails before the last step leaves everything as it was.
+//! Classes are changed in the last step instead if one would become smaller, or go, that an SLO has now and in the assignment too: its
+//! instances carry its packets until then. What fails before packets are led leaves everything as it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,7 +33,7 @@ use crate::control::model as api;
 use crate::control::promise::{self as report, Placed};
 use crate::nf::State;
 use crate::promise::bucket::Bucket;
-use crate::promise::classes::Classes;
+use crate::promise::classes::{Classes, ClassesError, Room};
 use crate::promise::kept;
 use crate::promise::overlay::{Overlaid, overlay, strip};
 use crate::promise::sight::{Counts, InstanceUse, OnDemand, Rates, Uncounted, Windows};
@@ -68,6 +69,8 @@ pub(super) struct Placing {
     /// What the cache classes were before, and those of instances on demand among them.
     classes: BTreeMap<String, u32>,
     own: BTreeMap<String, u32>,
+    /// Whether the classes are changed when all is ready.
+    is_late: bool,
     changes: Vec<api::Change>,
     until: Instant,
     asker: Sender<Outcome>,
@@ -236,6 +239,18 @@ struct Member {
     nth: usize,
 }
 
+/// Whether an assignment's classes take ways from one that an SLO has now and keeps.
+fn takes_away(promises: &Promises, assignment: &Assignment, room: Option<Room>) -> bool {
+    let wanted = promises.steering.clone().lay_out(assignment, room);
+    let shrinks = |class: &str| {
+        let before = promises.classes.classes().get(class).copied().unwrap_or(0);
+        wanted.get(class).copied().unwrap_or(0) < before
+    };
+    let stays = |slo: &str| assignment.slos.iter().any(|promised| promised.slo.name == slo);
+    let now = promises.kept.iter().flat_map(|kept| &kept.assignment.server.instances);
+    now.filter(|instance| stays(&instance.slo)).any(|instance| shrinks(&promises.steering.class_of(instance).0))
+}
+
 /// Whether profiles are of this host and of the services of a configuration.
 fn check_profiles(base: &Config, assignment: &Assignment) -> Result<(), AssignmentError> {
     let profiled: Vec<&Promised> = assignment.slos.iter().filter(|promised| promised.profile.is_some()).collect();
@@ -289,20 +304,14 @@ impl Supervisor {
         let before = self.promises.classes.classes().clone();
         let room = self.promises.classes.room();
         let own = self.promises.steering.all_own().clone();
-        let wanted = self.promises.steering.lay_out(&assignment, room);
-        // Who has no class of its own any more is in the shared class before that goes.
-        self.attend();
-        if let Err(error) = self.promises.classes.change(wanted) {
-            let said = invalid(&error);
-            self.promises.steering.put_back(own);
-            self.promises.steering.made(self.promises.classes.classes());
-            self.attend();
-            return Err(said);
+        let is_late = takes_away(&self.promises, &assignment, room);
+        if !is_late {
+            self.change_classes(&assignment).map_err(|error| invalid(&error))?;
         }
         let (asker, told) = channel();
         let until = Instant::now() + READY_PATIENCE;
         let (started, beside, changed) = (Vec::new(), Vec::new(), Vec::new());
-        let placing = Placing { assignment, started, beside, classes: before, own, changes: changed, until, asker };
+        let placing = Placing { assignment, started, beside, classes: before, own, is_late, changes: changed, until, asker };
         self.promises.placing = Some(placing);
         for change in &changes {
             if let Err(error) = self.start_for_placing(change) {
@@ -312,6 +321,22 @@ impl Supervisor {
         }
         self.publish();
         Ok(told)
+    }
+
+    /// Makes the classes those of an assignment; if one is refused, all is as it was.
+    fn change_classes(&mut self, assignment: &Assignment) -> Result<(), ClassesError> {
+        let room = self.promises.classes.room();
+        let own = self.promises.steering.all_own().clone();
+        let wanted = self.promises.steering.lay_out(assignment, room);
+        // Who has no class of its own any more is in the shared class before that goes.
+        self.attend();
+        let changed = self.promises.classes.change(wanted);
+        if changed.is_err() {
+            self.promises.steering.put_back(own);
+            self.promises.steering.made(self.promises.classes.classes());
+            self.attend();
+        }
+        changed
     }
 
     /// Starts what an assignment needs, before packets are led to it.
@@ -495,6 +520,12 @@ impl Supervisor {
             }
             Ok((changes, overlaid))
         });
+        let is_late = placing.is_late;
+        let planned = planned.and_then(|planned| {
+            let changed = if is_late { self.change_classes(&assignment) } else { Ok(()) };
+            changed.map_err(|error| SupervisorError::Invalid(format!("{error}; the placement before stands")))?;
+            Ok(planned)
+        });
         let (changes, overlaid) = match planned {
             Ok(planned) => planned,
             Err(error) => {
@@ -667,6 +698,7 @@ impl Supervisor {
         let now = monotonic_ns();
         if now.saturating_sub(self.promises.windows.began_ns()) >= WINDOW_NS {
             self.promises.classes.try_again();
+            self.promises.classes.lost().into_iter().for_each(|lost| self.promises.trouble(lost));
             self.end_window(now);
         }
     }
@@ -698,7 +730,6 @@ impl Supervisor {
             let part = self.part(&assignment, slo);
             // Of the first one too: what it has from memory is what the next one begins with.
             let uses = self.promises.uses(&assignment, slo, (now - began) as f64 / 1e9, &traffic);
-            self.promises.classes.lost().into_iter().for_each(|lost| self.promises.trouble(lost));
             let Some((rates, latency_us)) = ended else { continue };
             let terms = Terms { throughput_pps: assignment.throughput_pps(slo), latency_us: slo.promise.latency_us() };
             seen.push(Seen {

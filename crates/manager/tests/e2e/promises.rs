@@ -387,6 +387,43 @@ fn instances_have_their_ways_of_the_cache() {
     assert!(groups(&kernel).is_empty(), "nothing is left behind");
 }
 
+/// Ways of a group in the first cache; 0 if there is no such group.
+fn ways_of(kernel: &StandIn, group: &str) -> u32 {
+    let text = std::fs::read_to_string(kernel.path().join(group).join("schemata")).unwrap_or_default();
+    let mask =
+        text.lines().find_map(|line| line.trim().strip_prefix("L3:")?.split(';').next()?.split('=').nth(1).map(String::from));
+    mask.map_or(0, |mask| u32::from_str_radix(&mask, 16).unwrap().count_ones())
+}
+
+#[test]
+fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
+    let kernel = match StandIn::mount(Machine::default()) {
+        Ok(kernel) => kernel,
+        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (script, flag) = (folder.path().join("nf"), folder.path().join("go"));
+    let text = format!("#!/bin/sh\nwhile [ ! -e {flag:?} ]; do sleep 0.02; done\nexec {} \"$@\"\n", nf("sluice-nf-bridge"));
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(&flag, "").unwrap();
+    let mut daemon = Daemon::start("", &two(&format!("resctrl = {:?}", kernel.path()), &script.display().to_string()));
+    daemon.client().place(&assignment(&[("acme", &[0], 10, 5e3)])).unwrap();
+    std::fs::remove_file(&flag).unwrap();
+    let mut client = daemon.client();
+    let next = std::thread::spawn(move || client.place(&assignment(&[("acme", &[0], 4, 5e3), ("rogue", &[1], 12, 2e3)])));
+    daemon.wait("the new one starts", |s| s.nfs.iter().any(|nf| nf.name == "rogue-nf.0" && nf.pid.is_some()));
+    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [10, 0]);
+    std::fs::write(&flag, "").unwrap();
+    next.join().unwrap().unwrap();
+    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [4, 12]);
+    let grown = assignment(&[("acme", &[0], 5, 5e3), ("rogue", &[1], 12, 2e3)]);
+    daemon.client().place(&grown).unwrap();
+    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [5, 12]);
+    daemon.stop();
+    assert!(groups(&kernel).is_empty());
+}
+
 /// A latency that no packet keeps, and one that all keep, in microseconds.
 const NEVER: f64 = 0.001;
 const ALWAYS: f64 = 1e8;
@@ -439,12 +476,7 @@ fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() 
     };
     daemon.client().place(&promised(ALWAYS)).unwrap();
     let schemata = |group: &str| std::fs::read_to_string(kernel.path().join(group).join("schemata")).unwrap_or_default();
-    let ways = |group: &str| {
-        let text = schemata(group);
-        let mask =
-            text.lines().find_map(|line| line.trim().strip_prefix("L3:")?.split(';').next()?.split('=').nth(1).map(String::from));
-        mask.map_or(0, |mask| u32::from_str_radix(&mask, 16).unwrap().count_ones())
-    };
+    let ways = |group: &str| ways_of(&kernel, group);
     let firm = schemata("sluice-firm.0");
     assert_eq!((ways("sluice-shared"), ways("sluice-firm.0")), (14, 4), "the whole lease");
     let stats = daemon.stats();
