@@ -183,7 +183,7 @@ fn slo(name: &str, throughput_pps: f64, latency_us: f64) -> Slo {
     Slo {
         name: name.into(),
         workload: Workload::Nf(NF.into()),
-        configuration: Digest::of(CYCLES.to_string().as_bytes()),
+        configuration: Digest::of_configuration(&nf_of(NF, 0, CYCLES).args, &[]),
         traffic: TRAFFIC.into(),
         promise: Promise::Reserved { throughput_pps, latency_us },
     }

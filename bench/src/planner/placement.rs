@@ -5,7 +5,7 @@
 //! servers in use, SLOs that get less than promised by the model of contention, and servers over those of our greedy and of the optimum.
 //! `admission` is what tenants meet: one SLO after the other, as they come, and nobody is moved; `admission/sorted` has all of them
 //! beforehand and takes those first that take most; `greedy` packs all at once.
-//! Profiles are built from the model's curves as those of real NFs are, margins included; violations are by the model itself, throughput
+//! Profiles are built from the model's values with the profiler's plans (points, loads, margins), and without a measurement's noise; violations are by the model itself, throughput
 //! and latency: an SLO is violated if an instance is given more than it carries within the latency, by more than 1 %. A build without the
 //! solver leaves the optimum out.
 //!

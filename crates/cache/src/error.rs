@@ -186,6 +186,14 @@ pub enum CacheError {
         /// Where resctrl is.
         path: PathBuf,
     },
+    /// Another manager has the classes.
+    #[error(
+        "another sluiced that runs here has the cache classes of {path}: stop one of both, or write cache = \"none\" in [promises] of one"
+    )]
+    Claimed {
+        /// Where resctrl is.
+        path: PathBuf,
+    },
     /// This user may not.
     #[error("not permitted to change {path}; run sluiced as root, and where it sees {path} writable")]
     NotPermitted {

@@ -15,7 +15,8 @@
 //!   groups have by now that share with nobody. Where classes of another Sluice process are found, what it had before is taken to
 //!   be all: that process may end first. [`Resctrl::sweep`] removes what a manager that was killed has left, [`Resctrl::take_over`]
 //!   what a tool with one class has; a tool holds the lock of `info` as long as it runs, so that no other run and no manager takes
-//!   its class away.
+//!   its class away. A manager holds the lock of `info/L3` (`info/L3DATA` where code and data are apart) as long as it lives
+//!   ([`Resctrl::claim`]), so that no other one takes its groups for left ones.
 //!
 //! # Limits
 //! No L2 masks, no pseudo-locking; files for them are not touched. A group of somebody else that has all ways (a new group has) leaves none to
@@ -82,6 +83,8 @@ pub struct Resctrl {
     root_watches: BTreeSet<String>,
     /// The lock of a tool that has taken over its class.
     tool: Option<Lock>,
+    /// The lock of the manager whose classes these are.
+    manager: Option<Lock>,
 }
 
 /// A lock that is held until this is dropped. It is unlocked, not only closed: a process that is being started has a copy of the open
@@ -143,6 +146,7 @@ impl Resctrl {
             classes: BTreeMap::new(),
             root_watches: BTreeSet::new(),
             tool: None,
+            manager: None,
             lines,
         };
         found.read_shape(system)?;
@@ -592,6 +596,21 @@ impl Resctrl {
         if let Some(class) = self.classes.get_mut(&spec.name) {
             class.granted.bandwidth = values;
         }
+        Ok(())
+    }
+
+    /// For a manager, before it sweeps and makes classes: no other one has them as long as this lives. Where the kernel gives no ways, there is
+    /// nothing to claim.
+    ///
+    /// # Errors
+    /// [`CacheError::Claimed`] while another manager lives; resctrl cannot be read.
+    pub fn claim(&mut self) -> Result<(), CacheError> {
+        let Some(line) = self.lines.first().filter(|_| self.manager.is_none()) else { return Ok(()) };
+        let lock = self.lock_of(&format!("info/{line}")).map_err(|error| match error {
+            CacheError::Locked { .. } => CacheError::Claimed { path: self.path.clone() },
+            other => other,
+        })?;
+        self.manager = Some(lock);
         Ok(())
     }
 

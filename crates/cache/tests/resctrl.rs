@@ -554,6 +554,40 @@ fn a_starting_daemon_leaves_the_class_of_a_tool_that_runs() {
 }
 
 #[test]
+fn one_manager_at_a_time_has_classes() {
+    for cdp in [false, true] {
+        let Some(kernel) = mount(Machine { cdp, ..Machine::default() }) else { return };
+        let mut first = open(&kernel);
+        first.claim().unwrap();
+        first.claim().unwrap();
+        first.make(&ClassSpec::new("a", 4)).unwrap();
+        let mut second = open(&kernel);
+        let error = second.claim().unwrap_err();
+        assert!(matches!(error, CacheError::Claimed { .. }) && error.to_string().contains("another sluiced"), "{error}");
+        assert_eq!(groups(&kernel), ["sluice-a"]);
+        // A tool is no manager, and a manager no tool.
+        assert!(!second.take_over("profile").unwrap());
+        drop(second);
+        first.sweep().unwrap();
+        first.verify("a").unwrap();
+        drop(first);
+        let mut third = open(&kernel);
+        third.claim().unwrap();
+        assert_eq!((third.sweep().unwrap().len(), groups(&kernel).len()), (0, 0));
+        // Of one that was killed, nothing holds the lock, and its groups are swept.
+        third.make(&ClassSpec::new("a", 4)).unwrap();
+        fs::create_dir(kernel.path().join("sluice-left")).unwrap();
+        drop(third);
+        let mut next = open(&kernel);
+        next.claim().unwrap();
+        assert_eq!(next.sweep().unwrap(), ["sluice-left"]);
+    }
+    // Without ways there is nothing to claim.
+    let Some(kernel) = mount(Machine { cat: false, ..Machine::default() }) else { return };
+    open(&kernel).claim().unwrap();
+}
+
+#[test]
 fn ways_come_back_whoever_ends_first() {
     let Some(kernel) = mount(Machine::default()) else { return };
     for tool_first in [true, false] {

@@ -9,9 +9,9 @@
 //! 2. Each candidate is placed, largest instance first, each where what is left of the server is smallest in cores and ways together, so
 //!    that neither is left over alone; a server that is not in use is taken only if no other has room.
 //! 3. Of those that fit, the one that takes fewest new servers is taken, and of these the one that takes the smallest part of all that
-//!    servers have.
+//!    servers have. Servers of one processor may have several shapes: each is tried, and the instances of an SLO are all on servers of one.
 //! 4. No fit: the largest throughput that would fit at the same latency is searched for, or else the shortest latency at which what is asked
-//!    for fits, or both; what is offered has been tried.
+//!    for fits, or both; what is offered has been tried. Of several shapes, what is nearest counts.
 //!
 //! Many SLOs at once ([`admit_all`]) are admitted one after the other, those that take most first: first-fit decreasing, and best-fit
 //! within it.
@@ -77,20 +77,34 @@ pub fn admit(placement: &mut Placement, slo: &Slo, profile: &Profile) -> Result<
     if placement.instances().any(|(_, instance)| instance.slo == slo.name) {
         return Err(no(Reason::Twice(slo.name.clone())));
     }
-    let floor = Floor::of(placement, &profile.key.cpu).map_err(|e| no(e.into()))?;
-    let Some(shape) = floor.shape.clone() else { return Err(no(Reason::NoServer { cpu: profile.key.cpu.clone() })) };
-    let refuse = |reason| Refusal { reason, nearest: floor.nearest(slo, profile, &shape) };
-    let demand = Demand::of(slo, profile, &shape).map_err(|e| refuse(e.into()))?;
-    let Some(fit) = floor.fit(&demand, &shape) else { return Err(refuse(floor.full(&demand))) };
-    Ok(settle(placement, &demand, &fit))
+    let floors = Floor::all(placement, &profile.key.cpu).map_err(|e| no(e.into()))?;
+    let (mut possible, mut impossible) = (Vec::new(), None);
+    for floor in &floors {
+        match Demand::of(slo, profile, &floor.shape) {
+            Ok(demand) => possible.push((floor, demand)),
+            Err(error) => impossible = impossible.or(Some(error)),
+        }
+    }
+    let fits = possible.iter().filter_map(|(floor, demand)| Some((floor.fit(demand)?, demand)));
+    if let Some((fit, demand)) = fits.min_by(|(a, _), (b, _)| a.new.cmp(&b.new).then(a.part.total_cmp(&b.part))) {
+        return Ok(settle(placement, demand, &fit));
+    }
+    let reason = match (full(&possible), impossible) {
+        (Some(full), _) => full,
+        (None, Some(error)) => error.into(),
+        (None, None) => Reason::NoServer { cpu: profile.key.cpu.clone() },
+    };
+    let nearest = floors.iter().filter_map(|floor| floor.nearest(slo, profile));
+    Err(Refusal { reason, nearest: nearest.min_by(|a, b| nearness(a, slo).total_cmp(&nearness(b, slo))) })
 }
 
 /// Admits SLOs one after the other, those that take most first. Returns what came of each, in the order given.
 pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Result<Vec<(usize, Instance)>, Refusal>> {
-    let shape_of =
-        |profile: &Profile| placement.servers.iter().map(|server| &server.shape).find(|shape| shape.cpu == profile.key.cpu);
+    let shapes = distinct(placement);
     let takes_of = |(slo, profile): &(&Slo, &Profile)| {
-        shape_of(profile).and_then(|shape| Some(takes(&Demand::of(slo, profile, shape).ok()?, shape))).unwrap_or_default()
+        let own = shapes.iter().filter(|shape| shape.cpu == profile.key.cpu);
+        let all = own.filter_map(|shape| Some(takes(&Demand::of(slo, profile, shape).ok()?, shape)));
+        all.min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1))).unwrap_or_default()
     };
     let mut order: Vec<(usize, (f64, f64))> = slos.iter().map(takes_of).enumerate().collect();
     order.sort_by(|(_, a), (_, b)| b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1)));
@@ -99,6 +113,30 @@ pub fn admit_all(placement: &mut Placement, slos: &[(&Slo, &Profile)]) -> Vec<Re
         results[i] = Some(admit(placement, slos[i].0, slos[i].1));
     }
     results.into_iter().flatten().collect()
+}
+
+/// The shapes of servers, each once.
+fn distinct(placement: &Placement) -> Vec<&ServerShape> {
+    let mut shapes: Vec<&ServerShape> = Vec::new();
+    for server in &placement.servers {
+        if !shapes.contains(&&server.shape) {
+            shapes.push(&server.shape);
+        }
+    }
+    shapes
+}
+
+/// How far a promise is from what is asked for: first by throughput alone, then by latency alone, then by both.
+fn nearness(promise: &Promise, asked: &Slo) -> f64 {
+    let longer = promise.latency_us() / asked.promise.latency_us();
+    let part = promise.throughput_pps().zip(asked.promise.throughput_pps()).map_or(1.0, |(pps, asked)| pps / asked);
+    // Each is between 0 and 1, so that they count in this order.
+    let (less, longer) = (1.0 - part, 1.0 - 1.0 / longer);
+    match (less > 0.0, longer > 0.0) {
+        (_, false) => less,
+        (false, true) => 1.0 + longer,
+        (true, true) => 2.0 + less + longer,
+    }
 }
 
 /// How hard a demand is to place: the largest part of a server that one of its instances takes, and what all of them take.
@@ -124,21 +162,25 @@ struct Fit {
     part: f64,
 }
 
-/// What all servers have left.
+/// What all servers of one shape have left.
 struct Floor {
     rooms: Vec<(usize, Room, bool)>,
-    shape: Option<ServerShape>,
+    shape: ServerShape,
 }
 
 impl Floor {
-    /// That of the servers with this processor. The first of them gives the shape, others are used if they are the same.
-    fn of(placement: &Placement, cpu: &str) -> Result<Self, PlacementError> {
-        let shape = placement.servers.iter().map(|server| &server.shape).find(|shape| shape.cpu == cpu).cloned();
+    /// Those of the servers with this processor, one for each shape.
+    fn all(placement: &Placement, cpu: &str) -> Result<Vec<Self>, PlacementError> {
+        let shapes = distinct(placement).into_iter().filter(|shape| shape.cpu == cpu);
+        shapes.map(|shape| Self::of(placement, shape)).collect()
+    }
+
+    fn of(placement: &Placement, shape: &ServerShape) -> Result<Self, PlacementError> {
         let mut rooms = Vec::new();
-        for (i, server) in placement.servers.iter().enumerate().filter(|(_, server)| Some(&server.shape) == shape.as_ref()) {
+        for (i, server) in placement.servers.iter().enumerate().filter(|(_, server)| server.shape == *shape) {
             rooms.push((i, server.room()?, !server.instances.is_empty()));
         }
-        Ok(Self { rooms, shape })
+        Ok(Self { rooms, shape: shape.clone() })
     }
 
     fn candidates(demand: &Demand, shape: &ServerShape) -> Vec<Recipe> {
@@ -155,12 +197,13 @@ impl Floor {
     }
 
     /// The best candidate that fits.
-    fn fit(&self, demand: &Demand, shape: &ServerShape) -> Option<Fit> {
-        let fits = Self::candidates(demand, shape).into_iter().filter_map(|recipe| self.place(&recipe, demand, shape));
+    fn fit(&self, demand: &Demand) -> Option<Fit> {
+        let fits = Self::candidates(demand, &self.shape).into_iter().filter_map(|recipe| self.place(&recipe, demand));
         fits.min_by(|a, b| a.new.cmp(&b.new).then(a.part.total_cmp(&b.part)))
     }
 
-    fn place(&self, recipe: &Recipe, demand: &Demand, shape: &ServerShape) -> Option<Fit> {
+    fn place(&self, recipe: &Recipe, demand: &Demand) -> Option<Fit> {
+        let shape = &self.shape;
         // Only servers that this recipe touches are copied.
         let mut touched: Vec<(usize, Room)> = Vec::new();
         let mut fit = Fit { at: Vec::new(), new: 0, part: 0.0 };
@@ -188,29 +231,18 @@ impl Floor {
         Some(fit)
     }
 
-    fn full(&self, demand: &Demand) -> Reason {
-        let free = |of: fn(&Room) -> u32| self.rooms.iter().map(|(_, room, _)| u64::from(of(room))).sum::<u64>();
-        let most = demand.capacity_pps.last().copied().unwrap_or(0.0);
-        let (cores, ways, classes) = (free(|room| room.cores), free(|room| room.ways), free(|room| room.classes));
-        Reason::Full {
-            instances: (demand.target_pps / most).ceil().max(1.0) as usize,
-            servers: self.rooms.len(),
-            free: format!("{cores} cores, {ways} ways and {classes} classes are free on all together"),
-        }
-    }
-
     /// Whether a promise would fit now.
-    fn fits(&self, slo: &Slo, profile: &Profile, shape: &ServerShape, promise: Promise) -> bool {
+    fn fits(&self, slo: &Slo, profile: &Profile, promise: Promise) -> bool {
         let slo = Slo { promise, ..slo.clone() };
-        Demand::of(&slo, profile, shape).is_ok_and(|demand| self.fit(&demand, shape).is_some())
+        Demand::of(&slo, profile, &self.shape).is_ok_and(|demand| self.fit(&demand).is_some())
     }
 
     /// The nearest promise that fits.
-    fn nearest(&self, slo: &Slo, profile: &Profile, shape: &ServerShape) -> Option<Promise> {
+    fn nearest(&self, slo: &Slo, profile: &Profile) -> Option<Promise> {
         slo.check().ok()?;
         let asked_us = slo.promise.latency_us();
         // The latency at which every load that was measured is allowed.
-        let slowest = profile.throughput_pps(profile.best_ways) / self.smallest(profile, shape);
+        let slowest = profile.throughput_pps(profile.best_ways) / self.smallest(profile);
         let last = profile.latency.points.last()?.y * (1.0 + profile.latency.margin);
         let longest_us = last * slowest.max(1.0) * 1.000_001;
         let (asked_pps, cap) = match slo.promise {
@@ -219,30 +251,45 @@ impl Floor {
         };
         let Some(asked_pps) = asked_pps else {
             let at = |latency_us| Promise::OnDemand { latency_us, cap };
-            return least(asked_us, longest_us, |us| self.fits(slo, profile, shape, at(us))).map(|us| at(rounded(us, f64::ceil)));
+            return least(asked_us, longest_us, |us| self.fits(slo, profile, at(us))).map(|us| at(rounded(us, f64::ceil)));
         };
         let at = |throughput_pps, latency_us| Promise::Reserved { throughput_pps, latency_us };
         let most = |latency_us: f64| {
             // Parts of what is asked for, from nothing.
-            let part = least(0.0, 1.0, |less| self.fits(slo, profile, shape, at(asked_pps * (1.0 - less), latency_us)))?;
+            let part = least(0.0, 1.0, |less| self.fits(slo, profile, at(asked_pps * (1.0 - less), latency_us)))?;
             let pps = rounded(asked_pps * (1.0 - part), f64::floor);
-            (pps > 0.0 && self.fits(slo, profile, shape, at(pps, latency_us))).then(|| at(pps, latency_us))
+            (pps > 0.0 && self.fits(slo, profile, at(pps, latency_us))).then(|| at(pps, latency_us))
         };
         let longer = || {
-            let us = least(asked_us, longest_us, |us| self.fits(slo, profile, shape, at(asked_pps, us)))?;
+            let us = least(asked_us, longest_us, |us| self.fits(slo, profile, at(asked_pps, us)))?;
             let us = rounded(us, f64::ceil);
-            self.fits(slo, profile, shape, at(asked_pps, us)).then(|| at(asked_pps, us))
+            self.fits(slo, profile, at(asked_pps, us)).then(|| at(asked_pps, us))
         };
         most(asked_us).or_else(longer).or_else(|| most(rounded(longest_us, f64::ceil)))
     }
 
     /// The smallest throughput that an instance may be given a share for.
-    fn smallest(&self, profile: &Profile, shape: &ServerShape) -> f64 {
+    fn smallest(&self, profile: &Profile) -> f64 {
+        let shape = &self.shape;
         let shared = profile.shared_pps();
         // Fewer ways than were measured carry nothing.
         let least = || (shape.min_ways..=shape.ways()).map(|ways| profile.throughput_pps(ways)).find(|pps| *pps > 0.0);
         if shared > 0.0 { shared } else { least().unwrap_or(f64::MIN_POSITIVE) }
     }
+}
+
+/// Why none of these has room; none if there are none.
+fn full(floors: &[(&Floor, Demand)]) -> Option<Reason> {
+    let rooms = || floors.iter().flat_map(|(floor, _)| &floor.rooms);
+    let free = |of: fn(&Room) -> u32| rooms().map(|(_, room, _)| u64::from(of(room))).sum::<u64>();
+    let least = |demand: &Demand| {
+        let most = demand.capacity_pps.last().copied().unwrap_or(0.0);
+        (demand.target_pps / most).ceil().max(1.0) as usize
+    };
+    let instances = floors.iter().map(|(_, demand)| least(demand)).min()?;
+    let (cores, ways, classes) = (free(|room| room.cores), free(|room| room.ways), free(|room| room.classes));
+    let free = format!("{cores} cores, {ways} ways and {classes} classes are free on all together");
+    Some(Reason::Full { instances, servers: rooms().count(), free })
 }
 
 /// How much of a server is left, and how unevenly: what is over alone cannot be used.
@@ -302,7 +349,7 @@ mod tests {
     use super::*;
     use crate::demand::tests::slo;
     use crate::placement::tests::shape;
-    use crate::profile::tests::profile;
+    use crate::profile::tests::{profile, whole};
 
     fn named(name: &str, throughput_pps: f64) -> Slo {
         Slo { name: name.into(), ..slo(throughput_pps, 1000.0) }
@@ -360,6 +407,60 @@ mod tests {
         assert!(said(&mut placement, &named("b", 1e6), &other).contains("no server has the processor of the profile, \"B\""));
         placement.servers[0].instances[0].ways = 40;
         assert!(said(&mut placement, &named("b", 1e6), &profile()).contains("does not have the ways"));
+    }
+
+    #[test]
+    fn servers_of_one_processor_may_have_several_shapes() {
+        let mut placement = Placement::empty(2, &shape());
+        placement.servers[1].shape.cores = 10;
+        let taken = Instance {
+            slo: "old".into(),
+            number: 0,
+            cores: (0..9).collect(),
+            ways: 0,
+            memory_mib: 64,
+            capacity_pps: 1.0,
+            load_pps: 0.0,
+        };
+        placement.servers[0].instances.push(taken.clone());
+        let added = admit(&mut placement, &named("a", 5e6), &profile()).unwrap();
+        assert!(added.iter().all(|(at, _)| *at == 1), "the first shape is full: {added:?}");
+        placement.check().unwrap();
+        // What is offered is the best that either has.
+        let refusal = admit(&mut placement, &named("c", 60e6), &profile()).unwrap_err();
+        assert!(matches!(refusal.reason, Reason::Full { servers: 2, .. }), "{refusal}");
+        let nearest = refusal.nearest.unwrap();
+        assert!(admit(&mut placement, &Slo { promise: nearest, ..named("c", 1.0) }, &profile()).is_ok(), "{nearest}");
+        // Servers in use are taken first, whatever their shape.
+        let mut placement = Placement::empty(2, &shape());
+        placement.servers[1].shape.cores = 10;
+        placement.servers[1].instances.push(Instance { cores: vec![0], ..taken });
+        let added = admit(&mut placement, &named("a", 1e6), &profile()).unwrap();
+        assert!(added.iter().all(|(at, _)| *at == 1));
+    }
+
+    #[test]
+    fn a_profile_with_the_whole_cache_goes_where_an_instance_can_have_it() {
+        let mut placement = Placement::empty(2, &shape());
+        placement.servers[1].shape.ddio_ways = 0;
+        let whole = whole();
+        let added = admit(&mut placement, &named("a", 1e6), &whole).unwrap();
+        assert_eq!(added.iter().map(|(at, instance)| (*at, instance.ways)).collect::<Vec<_>>(), [(1, 20)]);
+        placement.check().unwrap();
+        // The other shape can never take one, and this one has no room left.
+        let refusal = admit(&mut placement, &named("b", 1e6), &whole).unwrap_err();
+        assert!(matches!(refusal.reason, Reason::Full { servers: 1, .. }), "{refusal}");
+        placement.servers.truncate(1);
+        let refusal = admit(&mut placement, &named("b", 1e6), &whole).unwrap_err();
+        assert!(matches!(refusal.reason, Reason::Impossible(DemandError::WholeCache { .. })), "{refusal}");
+    }
+
+    #[test]
+    fn the_nearest_of_several_is_that_with_most_throughput_then_that_with_least_latency() {
+        let asked = named("a", 10e6);
+        let at = |throughput_pps, latency_us| nearness(&Promise::Reserved { throughput_pps, latency_us }, &asked);
+        let falling = [at(9e6, 1000.0), at(5e6, 1000.0), at(10e6, 1100.0), at(10e6, 5000.0), at(5e6, 2000.0), at(4e6, 2000.0)];
+        assert!(falling.is_sorted(), "{falling:?}");
     }
 
     #[test]

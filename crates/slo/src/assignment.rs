@@ -96,6 +96,21 @@ pub enum AssignmentError {
         /// That of the program here.
         here: Digest,
     },
+    /// Made with another configuration.
+    #[error(
+        "\"{slo}\" was admitted by a profile of another configuration of {runs} ({profile}, here {here}): its arguments, the files that they \
+         name or its environment differ; start it as it was profiled, or profile it as it is and admit it again"
+    )]
+    Configuration {
+        /// The SLO.
+        slo: String,
+        /// What it runs.
+        runs: String,
+        /// The profile's digest.
+        profile: Digest,
+        /// That of the configuration here.
+        here: Digest,
+    },
     /// A profile of something else.
     #[error("\"{slo}\" runs {runs}, and the profile that it was admitted by is of {profile}")]
     Other {
@@ -106,6 +121,15 @@ pub enum AssignmentError {
         /// What was profiled.
         profile: String,
     },
+}
+
+/// What an NF is here, as far as it is known.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Program {
+    /// Digest of its binary.
+    pub binary: Option<Digest>,
+    /// Digest of its configuration ([`Digest::of_configuration`]).
+    pub configuration: Option<Digest>,
 }
 
 impl Assignment {
@@ -166,22 +190,30 @@ impl Assignment {
         Ok(())
     }
 
-    /// Whether the profiles are of this processor and of these programs (by name of the NF). What has no profile is let pass, and so is a program
-    /// whose digest is not known.
+    /// Whether the profiles are of this processor and of these programs (by name of the NF) as they are configured. What has no profile is let
+    /// pass, and so is what is not known.
     ///
     /// # Errors
-    /// [`AssignmentError::Cpu`], [`AssignmentError::Binary`].
-    pub fn check_profiles(&self, cpu: &str, programs: &BTreeMap<String, Digest>) -> Result<(), AssignmentError> {
+    /// [`AssignmentError::Cpu`], [`AssignmentError::Binary`], [`AssignmentError::Configuration`].
+    pub fn check_profiles(&self, cpu: &str, programs: &BTreeMap<String, Program>) -> Result<(), AssignmentError> {
         for (slo, key) in self.slos.iter().filter_map(|promised| Some((&promised.slo, promised.profile.as_ref()?))) {
             let name = || slo.name.clone();
             if key.cpu != cpu {
                 return Err(AssignmentError::Cpu { slo: name(), profile: key.cpu.clone(), here: cpu.into() });
             }
-            for (nf, profile) in slo.workload.services().iter().zip(&key.binaries) {
-                if let Some(here) = programs.get(*nf).filter(|here| *here != profile) {
+            let services = slo.workload.services();
+            for (nf, profile) in services.iter().zip(&key.binaries) {
+                let here = programs.get(*nf).and_then(|program| program.binary.as_ref());
+                if let Some(here) = here.filter(|here| *here != profile) {
                     let (profile, here) = (profile.clone(), here.clone());
                     return Err(AssignmentError::Binary { slo: name(), nf: nf.to_string(), profile, here });
                 }
+            }
+            let here = services.iter().map(|nf| programs.get(*nf)?.configuration.clone()).collect::<Option<Vec<_>>>();
+            let here = here.map(|here| Digest::of_configurations(&here));
+            if let Some(here) = here.filter(|here| *here != key.configuration) {
+                let (runs, profile) = (slo.workload.to_string(), key.configuration.clone());
+                return Err(AssignmentError::Configuration { slo: name(), runs, profile, here });
             }
         }
         Ok(())
@@ -254,12 +286,29 @@ mod tests {
             cpu: "A".into(),
         };
         assignment.slos[0].profile = Some(key.clone());
-        let programs = |text: &[u8]| BTreeMap::from([("nat".to_string(), Digest::of(text))]);
+        let program = |binary: &[u8], configuration: &[u8]| {
+            let (binary, configuration) = (Some(Digest::of(binary)), Some(Digest::of(configuration)));
+            BTreeMap::from([("nat".to_string(), Program { binary, configuration })])
+        };
+        let programs = |text: &[u8]| program(text, b"");
         assert_eq!(assignment.check_profiles("A", &programs(b"nat")), Ok(()));
+        let unknown = BTreeMap::from([("nat".to_string(), Program::default())]);
+        assert_eq!(assignment.check_profiles("A", &unknown), Ok(()));
+        let other = assignment.check_profiles("A", &program(b"nat", b"--log")).unwrap_err().to_string();
+        assert!(other.contains("another configuration of nat") && other.contains("admit it again"), "{other}");
         assert_eq!(assignment.check_profiles("A", &BTreeMap::new()), Ok(()));
         assert!(assignment.check_profiles("B", &programs(b"nat")).unwrap_err().to_string().contains("profile it here"));
         assert!(assignment.check_profiles("A", &programs(b"new")).unwrap_err().to_string().contains("another binary of \"nat\""));
-        assignment.slos[0].profile = Some(Key { workload: Workload::Nf("ids".into()), ..key });
+        assignment.slos[0].profile = Some(Key { workload: Workload::Nf("ids".into()), ..key.clone() });
         assert!(assignment.check().unwrap_err().to_string().contains("runs nat"));
+        // That of a chain is of all its NFs.
+        let workload = Workload::Chain(vec!["nat".into(), "ids".into()]);
+        let all = [Digest::of(b"1"), Digest::of(b"2")];
+        assignment.slos[0].slo.workload = workload.clone();
+        assignment.slos[0].profile = Some(Key { workload, configuration: Digest::of_configurations(&all), ..key });
+        let of = |nf: &str, digest: &Digest| (nf.to_string(), Program { configuration: Some(digest.clone()), binary: None });
+        assert_eq!(assignment.check_profiles("A", &BTreeMap::from([of("nat", &all[0]), of("ids", &all[1])])), Ok(()));
+        assert_eq!(assignment.check_profiles("A", &BTreeMap::from([of("nat", &all[1])])), Ok(()), "not all is known");
+        assert!(assignment.check_profiles("A", &BTreeMap::from([of("nat", &all[1]), of("ids", &all[0])])).is_err());
     }
 }

@@ -63,6 +63,9 @@ pub enum Side {
     Above,
 }
 
+/// Least and most load of a profile's latency curve, as parts of the throughput that is promised.
+pub const LOADS: (f64, f64) = (0.05, 0.95);
+
 /// How a curve is built.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
@@ -116,6 +119,11 @@ impl Plan {
             spread: 0.05,
             ..Self::throughput(1, 1)
         }
+    }
+
+    /// Latency against load, as profiles have it: at loads that are parts ([`LOADS`]) of the most that is promised, in packets per second.
+    pub fn latency_below(most_pps: f64) -> Self {
+        Self::latency(most_pps * LOADS.0, most_pps * LOADS.1)
     }
 
     /// For measurements that are always the same.

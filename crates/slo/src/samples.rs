@@ -2,7 +2,9 @@
 //!
 //! # Model
 //! A packet takes `base_ns`, and [`MISS_NS`] for each of its references that miss; a reference misses by the law of the working set. Latency is
-//! that of a queue with batches of 32. Profiles of kinds are made by [`crate::curve`], as those of real NFs are.
+//! that of a queue with batches of 32. Profiles of kinds are made of the model's values by [`crate::curve`], with the plans that `sluice profile`
+//! has: as many points, the same loads, the same margins for what lies between points. What a measurement adds is not there: nothing is repeated,
+//! no spread is part of a margin, and the throughput without any cache is known.
 //!
 //! # Parameters
 //! They are chosen, and not measured of any NF; the kinds' names say what they are to be like. Of an NF on a core, without misses, that is 1 to
@@ -27,8 +29,6 @@ use crate::slo::{Promise, Slo, Workload};
 
 /// What a miss costs, in ns; chosen, less than DRAM's latency, of which other work of the burst hides a part.
 pub const MISS_NS: f64 = 30.0;
-/// Load at which latency is measured at most, as a part of the throughput.
-const HIGHEST_LOAD: f64 = 0.97;
 
 /// How references spread over the working set.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -132,7 +132,7 @@ impl OnServer<'_> {
         packet_us * 32.0 * (1.0 + 1.5 * part / (1.0 - part).max(1e-9))
     }
 
-    /// Its profile, measured as a real one is.
+    /// Its profile: that of an NF that does exactly this, by the plans of `sluice profile`.
     ///
     /// # Errors
     /// The curve cannot be built.
@@ -140,8 +140,9 @@ impl OnServer<'_> {
         let plan = Plan::throughput(shape.min_ways, shape.ways()).exact();
         let throughput = build(&plan, |ways| Ok(vec![self.throughput_pps(ways)]))?;
         let best = self.throughput_pps(f64::from(shape.ways()));
-        let plan = Plan { points: 16, ..Plan::latency(0.02 * best, HIGHEST_LOAD * best).exact() };
-        let latency = build(&plan, |load| Ok(vec![self.latency_us(f64::from(shape.ways()), load / best)]))?;
+        let promised = throughput.points.last().map_or(best, |point| point.y) * (1.0 - throughput.margin);
+        let latency =
+            build(&Plan::latency_below(promised).exact(), |load| Ok(vec![self.latency_us(f64::from(shape.ways()), load / best)]))?;
         Ok(Profile {
             form: FORM,
             key: Key {
@@ -280,6 +281,7 @@ impl Set {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::curve::LOADS;
 
     #[test]
     fn profiles_of_all_kinds_take_few_points_and_promise_no_more_than_there_is() {
@@ -288,7 +290,12 @@ mod tests {
             let on = OnServer { kind, way_bytes: shape.way_bytes };
             let profile = on.profile(&shape).unwrap();
             profile.check().unwrap();
-            assert!(profile.throughput.measured <= 12, "{}: {}", kind.name, profile.throughput.measured);
+            let measured = [&profile.throughput, &profile.latency].map(|curve| curve.measured);
+            assert!(measured.iter().all(|points| *points <= Plan::throughput(1, 1).points), "{}: {measured:?}", kind.name);
+            assert_eq!(Plan::latency_below(1.0).points, 12);
+            let (loads, most) = (&profile.latency.points, profile.throughput_pps(shape.ways()));
+            let ends = [loads.first().unwrap().x, loads.last().unwrap().x];
+            assert!((ends[0] / most - LOADS.0).abs() < 1e-9 && (ends[1] / most - LOADS.1).abs() < 1e-9, "{}: {ends:?}", kind.name);
             for ways in 1..=shape.ways() {
                 assert!(profile.throughput_pps(ways) <= on.throughput_pps(f64::from(ways)) * (1.0 + 1e-9), "{} {ways}", kind.name);
                 for latency_us in [20.0, 50.0, 100.0, 400.0] {

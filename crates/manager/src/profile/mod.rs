@@ -21,6 +21,11 @@
 //! - `none`: one value, with all ways that the processor has. What there is with fewer is not known, and not promised.
 //!
 //! # Limits
+//! The NF polls and has a core for itself: one that sleeps when it has nothing to do (`mode = "sleep"`), as most services do, takes tens of
+//! microseconds longer at low load, and one on a part of a core carries less. [`crate::promise::overlay`] has instances poll where they can, and tells
+//! where they cannot. A profile by `resctrl` has no floor, for nobody thrashes the class while it is measured: an SLO by it takes ways of its own
+//! for every instance, and never a place in the shared class.
+//!
 //! The stand is one thread, which writes the packets: an NF that takes less time for a packet than that is promised what the stand sends. Traffic in
 //! bursts waits longer than traffic that comes evenly. A traced NF that is older than the NF is not noticed. The model's limits are told in
 //! [`sluice_cache::model`]. NFs of a [`chain`] share a class and take its ways from each other, so that their own curves do not add up.
@@ -60,8 +65,6 @@ const SETTLE_NS: u64 = 100_000_000;
 /// What is noted where lost ways stay full.
 const NOT_EMPTIED: &str = "ways that the class lost were not emptied, for want of memory or of a core behind the same cache: with few \
                            ways it may have been measured with more";
-/// Least and most load of the latency curve, as parts of the throughput.
-const LOADS: (f64, f64) = (0.05, 0.95);
 /// The class that the NF's core has while it is profiled; one that is interrupted leaves it, and [`Resctrl::take_over`] removes it.
 ///
 /// [`Resctrl::take_over`]: sluice_cache::resctrl::Resctrl::take_over
@@ -217,7 +220,7 @@ impl Bench {
             return Err(MeasureError::Curve { which: "throughput", why: "it has no points".into() });
         };
         let best_pps = best.y * (1.0 - throughput.margin);
-        let loads = curve::Plan::latency(best_pps * LOADS.0, best_pps * LOADS.1);
+        let loads = curve::Plan::latency_below(best_pps);
         curve::build(&loads, |load_pps| Ok(vec![self.latency_us(load_pps, late)?])).map_err(|error| no_curve("latency", error))
     }
 }

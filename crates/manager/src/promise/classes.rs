@@ -131,7 +131,12 @@ impl Classes {
             Cache::Auto => match open_resctrl(settings) {
                 Ok(control) if control.shape().ways > 0 => (Box::new(control), None),
                 Ok(_) => (Box::new(NoControl::new(system)), Some("the processor cannot give ways of its cache".into())),
-                Err(error) => (Box::new(NoControl::new(system)), Some(error.to_string())),
+                Err(error) => {
+                    if matches!(error, CacheError::Claimed { .. }) {
+                        eprintln!("sluiced: promises are kept without cache classes, by cores and by policing alone: {error}");
+                    }
+                    (Box::new(NoControl::new(system)), Some(error.to_string()))
+                }
             },
         };
         let groups = (control.origin() == Origin::Resctrl).then(|| settings.resctrl.clone());
@@ -238,6 +243,19 @@ impl Classes {
         Ok(())
     }
 
+    /// What is wrong with classes that are not as they were made: somebody else has removed or changed them.
+    pub fn lost(&self) -> Vec<String> {
+        let lost = |name: &String| match self.control.verify(name) {
+            Err(CacheError::Taken { .. }) => Some(format!(
+                "the cache class {name} is not as it was made: another program has removed or changed it, and whom it was for shares the \
+                 cache with others; stop that program, and withdraw and place anew"
+            )),
+            // What cannot be read at the moment is read again with the next window.
+            _ => None,
+        };
+        self.classes.keys().filter_map(lost).collect()
+    }
+
     /// The classes that there are, and their ways.
     pub fn classes(&self) -> &BTreeMap<String, u32> {
         &self.classes
@@ -329,6 +347,7 @@ fn open_resctrl(settings: &Promises) -> Result<Resctrl, CacheError> {
         // Nothing is placed here: whatever groups there are, they are another's.
         return Ok(control);
     }
+    control.claim()?;
     for left in control.sweep()? {
         eprintln!("sluiced: removed the cache class {left}, which a daemon before this one has left");
     }
@@ -404,6 +423,9 @@ mod tests {
         fn usage(&self, name: &str, watch: Option<&str>) -> Result<BTreeMap<u32, Usage>, CacheError> {
             self.model.usage(name, watch)
         }
+        fn verify(&self, name: &str) -> Result<(), CacheError> {
+            self.does("verify").map_err(|_| CacheError::Taken { name: name.into() })
+        }
         fn release(&mut self, name: &str) -> Result<(), CacheError> {
             self.does("release").and_then(|()| self.model.release(name))
         }
@@ -412,6 +434,16 @@ mod tests {
     fn moody() -> (Classes, Arc<Mutex<Mood>>) {
         let mood = Arc::new(Mutex::new(Mood::default()));
         (Classes::with(Box::new(Moody { model: simulated(), mood: mood.clone() }), None), mood)
+    }
+
+    #[test]
+    fn classes_that_another_has_changed_are_told() {
+        let (mut classes, mood) = moody();
+        classes.change(of(&[(SHARED, 4), ("a.0", 2)])).unwrap();
+        assert_eq!(classes.lost(), Vec::<String>::new());
+        mood.lock().unwrap().refuses = &["verify"];
+        let lost = classes.lost();
+        assert!(lost.len() == 2 && lost[0].contains("the cache class a.0 is not as it was made"), "{lost:?}");
     }
 
     #[test]

@@ -1,11 +1,19 @@
 //! The configuration that keeps an assignment, made of one that knows nothing of it; and back.
+//!
+//! # As profiled
+//! A profile is measured of an NF that polls, alone on a core. Where the instances of a reserved SLO with a profile have their cores to
+//! themselves, they poll too: one that sleeps would need tens of microseconds at low load to wake, which its profile does not know. Where they
+//! have not, beside an NF that polls all would need turns from outside; so they stay as their service says, and a note tells what is
+//! less than profiled. What polls is written in the configuration, so it has a core of its own as any service with `mode = "poll"` does.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_slo::assignment::Assignment;
+use sluice_slo::placement::Instance;
+use sluice_slo::slo::Promise;
 
 use crate::config::diff;
-use crate::config::model::{Config, Service, hop};
+use crate::config::model::{Config, Mode, Service, hop};
 
 /// A configuration that keeps an assignment.
 #[derive(Debug, Clone)]
@@ -16,6 +24,8 @@ pub struct Overlaid {
     pub services: BTreeMap<(String, String), String>,
     /// What the chains of SLOs pass without it.
     pub base: BTreeMap<String, Vec<String>>,
+    /// What is not as profiled, for people.
+    pub notes: Vec<String>,
 }
 
 /// Why a configuration cannot keep an assignment.
@@ -76,9 +86,14 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
     if cores as usize > places.len() {
         return Err(OverlayError::Places { cores, places: places.len() });
     }
-    let mut overlaid = Overlaid { config: base.clone(), services: BTreeMap::new(), base: BTreeMap::new() };
+    let mut overlaid = Overlaid { config: base.clone(), services: BTreeMap::new(), base: BTreeMap::new(), notes: Vec::new() };
+    let crowd = Crowd::of(base, assignment, places);
     let mut taken: BTreeSet<String> = base.services.iter().chain(made).map(|service| service.name.clone()).collect();
-    for slo in assignment.slos.iter().map(|promised| &promised.slo) {
+    for promised in &assignment.slos {
+        let slo = &promised.slo;
+        let is_profiled = promised.profile.is_some() && matches!(slo.promise, Promise::Reserved { .. });
+        let instances = assignment.instances(&slo.name);
+        overlaid.notes.extend(crowd.parts(&slo.name, &instances).filter(|_| is_profiled));
         let chain = overlaid.config.chains.iter_mut().find(|chain| chain.name == slo.name);
         let chain = chain.ok_or_else(|| OverlayError::NoChain(slo.name.clone()))?;
         let passes: Vec<&str> = chain.services.iter().map(|written| hop(written).0).collect();
@@ -105,10 +120,21 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
                 return Err(refuse("has one network namespace or process, which cannot be there twice"));
             }
             let nth = own.len();
-            let instances = assignment.instances(&slo.name);
             let cores: Vec<usize> =
                 instances.iter().filter_map(|i| places.get(*i.cores.get(nth % i.cores.len().max(1))? as usize).copied()).collect();
-            let wanted = Service { name: String::new(), instances: instances.len() as u32, cores, ..found.clone() };
+            let mut wanted = Service { name: String::new(), instances: instances.len() as u32, cores, ..found.clone() };
+            if is_profiled && wanted.mode == Mode::Sleep && !wanted.is_foreign() {
+                match crowd.why_not_alone(&wanted) {
+                    None => wanted.mode = Mode::Poll,
+                    // Of a part of a core it has been said.
+                    Some(Company::Places) => {}
+                    Some(why) => overlaid.notes.push(format!(
+                        "\"{}\" was profiled while it polled, and {template} sleeps here when it has nothing to do, because {why}: at low \
+                         load its packets wait for it to wake, tens of microseconds that its profile does not count",
+                        slo.name
+                    )),
+                }
+            }
             let own_made = || {
                 made.iter().filter(|service| {
                     is_of(&service.name, &slo.name, template) && !overlaid.services.values().any(|n| *n == service.name)
@@ -132,6 +158,99 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
         }
     }
     Ok(overlaid)
+}
+
+/// Who is on which core.
+struct Crowd<'a> {
+    config: &'a Config,
+    places: &'a [usize],
+    /// NFs of the assignment on each core.
+    placed: BTreeMap<usize, usize>,
+}
+
+/// Why an NF has to let others on its core.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Company {
+    /// Its service says when it is woken.
+    Wakeup,
+    /// The core is several places.
+    Places,
+    /// Packet threads of the manager.
+    Manager(usize),
+    /// Another service.
+    Service(usize, String),
+    /// Other NFs of the same instance.
+    Chain(usize),
+}
+
+impl std::fmt::Display for Company {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Wakeup => f.write_str("its service says when it is woken (wakeup)"),
+            Self::Places => f.write_str("it has a part of a core"),
+            Self::Manager(core) => write!(f, "packet threads of the manager are on core {core}"),
+            Self::Service(core, name) => write!(f, "service \"{name}\" is on core {core} too"),
+            Self::Chain(core) => write!(f, "another NF of its chain is on core {core} too"),
+        }
+    }
+}
+
+impl<'a> Crowd<'a> {
+    fn of(config: &'a Config, assignment: &Assignment, places: &'a [usize]) -> Self {
+        let mut placed: BTreeMap<usize, usize> = BTreeMap::new();
+        for slo in assignment.slos.iter().map(|promised| &promised.slo) {
+            let nfs = slo.workload.services().into_iter().collect::<BTreeSet<_>>().len();
+            for instance in assignment.instances(&slo.name) {
+                let cores = (0..nfs).filter_map(|nth| places.get(*instance.cores.get(nth % instance.cores.len().max(1))? as usize));
+                cores.for_each(|core| *placed.entry(*core).or_default() += 1);
+            }
+        }
+        Self { config, places, placed }
+    }
+
+    /// How many places a core is.
+    fn places_of(&self, core: usize) -> usize {
+        self.places.iter().filter(|other| **other == core).count()
+    }
+
+    /// Why a service's NFs do not have their cores to themselves, if so.
+    fn why_not_alone(&self, service: &Service) -> Option<Company> {
+        let one = |core: usize| {
+            let instances =
+                |s: &Service| (0..s.most_instances() as usize).any(|i| s.cores.get(i % s.cores.len().max(1)) == Some(&core));
+            if self.places_of(core) > 1 {
+                return Some(Company::Places);
+            }
+            if self.config.manager.cores().any(|thread| thread == core) {
+                return Some(Company::Manager(core));
+            }
+            if let Some(other) = self.config.services.iter().find(|other| instances(other)) {
+                return Some(Company::Service(core, other.name.clone()));
+            }
+            (self.placed.get(&core).copied().unwrap_or(0) > 1).then_some(Company::Chain(core))
+        };
+        let first = service.cores.iter().find_map(|core| one(*core));
+        first.or_else(|| service.wakeup.as_ref().map(|_| Company::Wakeup))
+    }
+
+    /// What is said of an SLO that has parts of cores.
+    fn parts(&self, slo: &str, instances: &[&Instance]) -> Option<String> {
+        let core_of = |place: &u32| self.places.get(*place as usize).copied();
+        let cores: BTreeSet<usize> = instances.iter().flat_map(|instance| &instance.cores).filter_map(core_of).collect();
+        let parts: Vec<String> = cores
+            .into_iter()
+            .map(|core| (core, self.places_of(core)))
+            .filter(|(_, places)| *places > 1)
+            .map(|(core, places)| format!("1/{places} of core {core}"))
+            .collect();
+        let has = parts.join(", ");
+        (!parts.is_empty()).then(|| {
+            format!(
+                "\"{slo}\" is kept on a part of a core ({has}): a profile that `sluice profile` made is of a whole one, with an NF that polls, so \
+                 less is carried here than it says, and later"
+            )
+        })
+    }
 }
 
 fn first_name(slo: &str, template: &str) -> String {
@@ -166,9 +285,9 @@ pub fn strip(config: &Config, services: &BTreeMap<(String, String), String>, bas
 #[cfg(test)]
 pub(crate) mod tests {
     use sluice_slo::assignment::Promised;
-    use sluice_slo::placement::{Instance, PlacedServer, ServerShape};
-    use sluice_slo::profile::Digest;
-    use sluice_slo::slo::{Promise, Slo, Workload};
+    use sluice_slo::placement::{PlacedServer, ServerShape};
+    use sluice_slo::profile::{Digest, Key};
+    use sluice_slo::slo::{Slo, Workload};
 
     use super::*;
 
@@ -261,6 +380,67 @@ pub(crate) mod tests {
             made(&grown).into_iter().map(|s| (s.name, s.cores, s.instances)).collect::<Vec<_>>(),
             [("acme-nat".into(), vec![1, 3], 2)]
         );
+    }
+
+    /// An assignment whose SLOs were admitted by profiles.
+    fn profiled(slos: &[Asked<'_>]) -> Assignment {
+        let mut assignment = assignment(slos);
+        for Promised { slo, profile } in &mut assignment.slos {
+            *profile = Some(Key {
+                workload: slo.workload.clone(),
+                binaries: slo.workload.services().into_iter().map(|nf| Digest::of(nf.as_bytes())).collect(),
+                configuration: slo.configuration.clone(),
+                traffic: slo.traffic.clone(),
+                cpu: "A".into(),
+            });
+        }
+        assignment
+    }
+
+    #[test]
+    fn what_was_profiled_polls_where_it_is_alone_on_its_cores() {
+        let modes = |config: &Config, assignment: &Assignment, places: &[usize]| {
+            let overlaid = overlay(config, assignment, places, &[]).unwrap();
+            let modes: Vec<Mode> = made(&overlaid).into_iter().map(|service| service.mode).collect();
+            (modes, overlaid.notes)
+        };
+        let base = config();
+        let alone = profiled(&[("acme", &["nat"], &[&[0], &[1]], 2)]);
+        assert_eq!(modes(&base, &alone, &[1, 2, 4, 5]), (vec![Mode::Poll], Vec::new()));
+        // Nobody has profiled it, or nothing is reserved.
+        assert_eq!(modes(&base, &assignment(&[("acme", &["nat"], &[&[0]], 2)]), &[1, 2, 4, 5]), (vec![Mode::Sleep], Vec::new()));
+        let mut on_demand = alone.clone();
+        on_demand.slos[0].slo.promise = Promise::OnDemand { latency_us: 1.0, cap: Default::default() };
+        assert_eq!(modes(&base, &on_demand, &[1, 2, 4, 5]), (vec![Mode::Sleep], Vec::new()));
+        // Each NF of a chain has a core, or one has all of them.
+        let chain = profiled(&[("web", &["fw", "nat", "fw"], &[&[0, 1]], 2)]);
+        assert_eq!(modes(&base, &chain, &[1, 2, 4, 5]), (vec![Mode::Poll; 2], Vec::new()));
+        let one = profiled(&[("web", &["fw", "nat", "fw"], &[&[0]], 2)]);
+        let (found, notes) = modes(&base, &one, &[1, 2, 4, 5]);
+        assert!(
+            found == [Mode::Sleep; 2] && notes.len() == 2 && notes[0].contains("another NF of its chain is on core 1"),
+            "{notes:?}"
+        );
+        // Both services of the configuration run on core 3, and packet threads on core 0.
+        for (core, why) in [(3, "service \"fw\" is on core 3 too"), (0, "packet threads of the manager are on core 0")] {
+            let (found, notes) = modes(&base, &alone, &[1, core, 4, 5]);
+            assert!(found == [Mode::Sleep] && notes.len() == 1 && notes[0].contains(why), "{notes:?}");
+        }
+        let mut woken = base.clone();
+        woken.services[1].wakeup = Some(Default::default());
+        let (found, notes) = modes(&woken, &alone, &[1, 2, 4, 5]);
+        assert!(found == [Mode::Sleep] && notes[0].contains("when it is woken"), "{notes:?}");
+    }
+
+    #[test]
+    fn parts_of_a_core_are_told_of_what_was_profiled() {
+        let base = config();
+        let notes = |assignment: &Assignment| overlay(&base, assignment, &PLACES, &[]).unwrap().notes;
+        let half = profiled(&[("acme", &["nat"], &[&[0], &[1]], 2)]);
+        let told = notes(&half);
+        assert!(told.len() == 1 && told[0].contains("\"acme\" is kept on a part of a core (1/2 of core 2)"), "{told:?}");
+        assert_eq!(notes(&assignment(&[("acme", &["nat"], &[&[1]], 2)])), Vec::<String>::new());
+        assert_eq!(made(&overlay(&base, &half, &PLACES, &[]).unwrap())[0].mode, Mode::Sleep);
     }
 
     #[test]

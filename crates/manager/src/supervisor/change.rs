@@ -279,8 +279,10 @@ impl Supervisor {
     /// that is to be opened could not be.
     pub(super) fn plan(&self, wanted: &Config) -> Result<Vec<Change>, SupervisorError> {
         let kept = self.with_promises(wanted)?;
+        let base = wanted;
         let wanted = kept.as_ref().map_or(wanted, |kept| &kept.config);
         self.check(wanted)?;
+        self.keeps_profiles(base)?;
         let changes = diff::diff(&self.config, wanted);
         let restart: Vec<String> = changes
             .iter()

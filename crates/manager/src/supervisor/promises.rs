@@ -2,7 +2,8 @@
 //!
 //! An assignment is taken in three steps, between which packets flow and other requests are served: everything is checked, cache classes
 //! are changed, and new services and instances are started; when these are ready, packets are led to them, and what nobody needs any more goes.
-//! What fails before the last step leaves everything as it was.
+//! Classes are changed in the last step instead if one would become smaller, or go, that an SLO has now and in the assignment too: its
+//! instances carry its packets until then. What fails before packets are led leaves everything as it was.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use sluice_policy::sched::reserve::Part;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Counter;
-use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::assignment::{Assignment, AssignmentError, Program, Promised};
 use sluice_slo::on_demand::Request;
 use sluice_slo::placement::Instance;
 use sluice_slo::profile::Digest;
@@ -26,12 +27,13 @@ use sluice_slo::watch::{Judged, Seen, Terms, Watch};
 use super::change::Gone;
 use super::{NfState, Supervisor, SupervisorError};
 use crate::config::diff::{self, Change};
+use crate::config::host;
 use crate::config::model::{self, Config, Service};
 use crate::control::model as api;
 use crate::control::promise::{self as report, Placed};
 use crate::nf::State;
 use crate::promise::bucket::Bucket;
-use crate::promise::classes::Classes;
+use crate::promise::classes::{Classes, ClassesError, Room};
 use crate::promise::kept;
 use crate::promise::overlay::{Overlaid, overlay, strip};
 use crate::promise::sight::{Counts, InstanceUse, OnDemand, Rates, Uncounted, Windows};
@@ -54,6 +56,8 @@ struct Kept {
     assignment: Assignment,
     services: BTreeMap<(String, String), String>,
     base: BTreeMap<String, Vec<String>>,
+    /// What is not as it was profiled.
+    notes: Vec<String>,
 }
 
 /// One that is about to be.
@@ -65,6 +69,8 @@ pub(super) struct Placing {
     /// What the cache classes were before, and those of instances on demand among them.
     classes: BTreeMap<String, u32>,
     own: BTreeMap<String, u32>,
+    /// Whether the classes are changed when all is ready.
+    is_late: bool,
     changes: Vec<api::Change>,
     until: Instant,
     asker: Sender<Outcome>,
@@ -218,6 +224,7 @@ impl Promises {
             let why = "latencies are not measured (manager.latency_sample = 0): nobody knows whether they are kept, and SLOs on demand are not helped";
             notes.push(why.into());
         }
+        notes.extend(self.kept.iter().flat_map(|kept| kept.notes.iter().cloned()));
         notes.extend(self.troubles.iter().cloned());
         notes
     }
@@ -230,6 +237,43 @@ struct Member {
     instance: Instance,
     /// Number among the different NFs of the SLO.
     nth: usize,
+}
+
+/// Whether an assignment's classes take ways from one that an SLO has now and keeps.
+fn takes_away(promises: &Promises, assignment: &Assignment, room: Option<Room>) -> bool {
+    let wanted = promises.steering.clone().lay_out(assignment, room);
+    let shrinks = |class: &str| {
+        let before = promises.classes.classes().get(class).copied().unwrap_or(0);
+        wanted.get(class).copied().unwrap_or(0) < before
+    };
+    let stays = |slo: &str| assignment.slos.iter().any(|promised| promised.slo.name == slo);
+    let now = promises.kept.iter().flat_map(|kept| &kept.assignment.server.instances);
+    now.filter(|instance| stays(&instance.slo)).any(|instance| shrinks(&promises.steering.class_of(instance).0))
+}
+
+/// Whether profiles are of this host and of the services of a configuration.
+fn check_profiles(base: &Config, assignment: &Assignment) -> Result<(), AssignmentError> {
+    let profiled: Vec<&Promised> = assignment.slos.iter().filter(|promised| promised.profile.is_some()).collect();
+    if profiled.is_empty() {
+        return Ok(());
+    }
+    let names: BTreeSet<&str> = profiled.into_iter().flat_map(|promised| promised.slo.workload.services()).collect();
+    let programs = base.services.iter().filter(|service| names.contains(service.name.as_str()));
+    let programs = programs.map(|service| (service.name.clone(), program_of(service))).collect();
+    assignment.check_profiles(&Processor::read(std::path::Path::new("/")).model, &programs)
+}
+
+/// What a service runs, as far as it can be read. What is in a container is not.
+fn program_of(service: &Service) -> Program {
+    if service.container.is_some() {
+        return Program::default();
+    }
+    let exec = service.exec.as_ref().and_then(|exec| host::resolve_exec(exec, &host::Host::here()).ok());
+    let env: Vec<_> = service.env.iter().map(|(key, value)| (key.into(), value.into())).collect();
+    Program {
+        binary: exec.and_then(|exec| std::fs::read(exec).ok()).map(|program| Digest::of(&program)),
+        configuration: Some(Digest::of_configuration(&service.args, &env)),
+    }
 }
 
 impl Supervisor {
@@ -250,10 +294,9 @@ impl Supervisor {
         if let Some(name) = self.promises.settings.server.as_ref().filter(|name| **name != assignment.server.name) {
             return Err(invalid(&format!("the placement is for server \"{}\", and this is \"{name}\"", assignment.server.name)));
         }
-        let overlaid = self.overlaid(&self.promises.base(&self.config), &assignment).map_err(|error| invalid(&error))?;
-        let programs = self.programs(&assignment);
-        let cpu = Processor::read(std::path::Path::new("/")).model;
-        assignment.check_profiles(&cpu, &programs).map_err(|error| invalid(&error))?;
+        let base = self.promises.base(&self.config);
+        let overlaid = self.overlaid(&base, &assignment).map_err(|error| invalid(&error))?;
+        check_profiles(&base, &assignment).map_err(|error| invalid(&error))?;
         self.promises.classes.check(&assignment).map_err(|error| invalid(&error))?;
         let changes = self.plan_as_is(&overlaid.config).map_err(|error| invalid(&error))?;
         self.has_room_for(self.starts(&changes))?;
@@ -261,20 +304,14 @@ impl Supervisor {
         let before = self.promises.classes.classes().clone();
         let room = self.promises.classes.room();
         let own = self.promises.steering.all_own().clone();
-        let wanted = self.promises.steering.lay_out(&assignment, room);
-        // Who has no class of its own any more is in the shared class before that goes.
-        self.attend();
-        if let Err(error) = self.promises.classes.change(wanted) {
-            let said = invalid(&error);
-            self.promises.steering.put_back(own);
-            self.promises.steering.made(self.promises.classes.classes());
-            self.attend();
-            return Err(said);
+        let is_late = takes_away(&self.promises, &assignment, room);
+        if !is_late {
+            self.change_classes(&assignment).map_err(|error| invalid(&error))?;
         }
         let (asker, told) = channel();
         let until = Instant::now() + READY_PATIENCE;
         let (started, beside, changed) = (Vec::new(), Vec::new(), Vec::new());
-        let placing = Placing { assignment, started, beside, classes: before, own, changes: changed, until, asker };
+        let placing = Placing { assignment, started, beside, classes: before, own, is_late, changes: changed, until, asker };
         self.promises.placing = Some(placing);
         for change in &changes {
             if let Err(error) = self.start_for_placing(change) {
@@ -284,6 +321,22 @@ impl Supervisor {
         }
         self.publish();
         Ok(told)
+    }
+
+    /// Makes the classes those of an assignment; if one is refused, all is as it was.
+    fn change_classes(&mut self, assignment: &Assignment) -> Result<(), ClassesError> {
+        let room = self.promises.classes.room();
+        let own = self.promises.steering.all_own().clone();
+        let wanted = self.promises.steering.lay_out(assignment, room);
+        // Who has no class of its own any more is in the shared class before that goes.
+        self.attend();
+        let changed = self.promises.classes.change(wanted);
+        if changed.is_err() {
+            self.promises.steering.put_back(own);
+            self.promises.steering.made(self.promises.classes.classes());
+            self.attend();
+        }
+        changed
     }
 
     /// Starts what an assignment needs, before packets are led to it.
@@ -385,7 +438,7 @@ impl Supervisor {
     /// That configuration is in force.
     pub(super) fn promises_follow(&mut self, overlaid: Overlaid) {
         if let Some(kept) = &mut self.promises.kept {
-            (kept.services, kept.base) = (overlaid.services, overlaid.base);
+            (kept.services, kept.base, kept.notes) = (overlaid.services, overlaid.base, overlaid.notes);
         }
     }
 
@@ -393,15 +446,17 @@ impl Supervisor {
         overlay(base, assignment, &self.promises.settings.cores, &self.promises.made(&self.config))
     }
 
-    /// Digests of the programs of an assignment's NFs, as far as they can be read.
-    fn programs(&self, assignment: &Assignment) -> BTreeMap<String, Digest> {
-        let profiled = assignment.slos.iter().filter(|promised| promised.profile.is_some());
-        let names: BTreeSet<&str> = profiled.flat_map(|promised| promised.slo.workload.services()).collect();
-        let of = |name: &str| {
-            let service = self.services.iter().flatten().find(|service| service.config.name == name)?;
-            Some((name.to_string(), Digest::of(&std::fs::read(service.exec.as_ref()?).ok()?)))
+    /// Whether what is placed runs as it was profiled by another configuration too. SLOs whose services that leaves as they are are not looked at.
+    pub(super) fn keeps_profiles(&self, wanted: &Config) -> Result<(), SupervisorError> {
+        let Some(kept) = &self.promises.kept else { return Ok(()) };
+        let of = |config: &Config, name: &str| config.services.iter().find(|service| service.name == name).cloned();
+        let changes = |promised: &&Promised| {
+            promised.slo.workload.services().into_iter().any(|name| of(wanted, name) != of(&self.config, name))
         };
-        names.into_iter().filter_map(of).collect()
+        let slos = kept.assignment.slos.iter().filter(changes).cloned().collect();
+        let changed = Assignment { slos, ..kept.assignment.clone() };
+        let refuse = |error| SupervisorError::Conflict(format!("this configuration does not keep what is placed: {error}"));
+        check_profiles(wanted, &changed).map_err(refuse)
     }
 
     /// Leads packets to new instances when they are ready; gives up if they will not be.
@@ -465,6 +520,12 @@ impl Supervisor {
             }
             Ok((changes, overlaid))
         });
+        let is_late = placing.is_late;
+        let planned = planned.and_then(|planned| {
+            let changed = if is_late { self.change_classes(&assignment) } else { Ok(()) };
+            changed.map_err(|error| SupervisorError::Invalid(format!("{error}; the placement before stands")))?;
+            Ok(planned)
+        });
         let (changes, overlaid) = match planned {
             Ok(planned) => planned,
             Err(error) => {
@@ -496,8 +557,8 @@ impl Supervisor {
         };
         self.promises.watch.forget_unless(same);
         self.promises.last.retain(|name, _| same(name));
-        self.promises.kept = Some(Kept { assignment, services: overlaid.services, base: overlaid.base })
-            .filter(|kept| !kept.assignment.slos.is_empty());
+        let Overlaid { services, base, notes, .. } = overlaid;
+        self.promises.kept = Some(Kept { assignment, services, base, notes }).filter(|kept| !kept.assignment.slos.is_empty());
         self.promises.steering.follow(self.promises.kept.as_ref().map(|kept| &kept.assignment));
         self.promises.troubles.clear();
         placing.beside.iter().for_each(|nf| self.count_in(*nf));
@@ -637,6 +698,7 @@ impl Supervisor {
         let now = monotonic_ns();
         if now.saturating_sub(self.promises.windows.began_ns()) >= WINDOW_NS {
             self.promises.classes.try_again();
+            self.promises.classes.lost().into_iter().for_each(|lost| self.promises.trouble(lost));
             self.end_window(now);
         }
     }

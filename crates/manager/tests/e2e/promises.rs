@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use sluice_cache::host::Processor;
 use sluice_manager::control::client::ClientError;
 use sluice_manager::control::model::{Apply, NfState, Upgrade};
 use sluice_manager::control::promise::Promise;
@@ -174,6 +175,36 @@ fn flagged(folder: &Path) -> (String, PathBuf) {
     (script.display().to_string(), flag)
 }
 
+/// What a profile of the NF is of.
+fn key(cpu: &str, binary: &[u8], configuration: &[u8]) -> Key {
+    let (workload, traffic) = (Workload::Nf("nf".into()), "64 B".into());
+    Key { workload, binaries: vec![Digest::of(binary)], configuration: Digest::of(configuration), traffic, cpu: cpu.into() }
+}
+
+#[test]
+fn what_was_profiled_polls_on_a_core_of_its_own() {
+    let body = two("cache = \"none\"", &nf("sluice-nf-bridge"))
+        .replace("cores = [0, 0, 1, 1]", "cores = [1]")
+        .replace("[[service]]\n", "[[service]]\ncores = [0]\n");
+    let mut daemon = Daemon::start("", &body);
+    let mut wanted = assignment(&[("acme", &[0], 0, 5e3)]);
+    wanted.server.shape.cores = 1;
+    let cpu = Processor::read(Path::new("/")).model;
+    wanted.slos[0].profile = Some(key(&cpu, &std::fs::read(nf("sluice-nf-bridge")).unwrap(), b""));
+    let placed = daemon.client().place(&wanted).unwrap();
+    assert!(placed.notes.len() == 1 && placed.notes[0].contains("no cache classes"), "{placed:?}");
+    let stats = daemon.stats();
+    assert_eq!(["nf.0", "acme-nf.0"].map(|name| find_nf(&stats, name).mode.clone()), ["sleep", "poll"]);
+    assert_eq!(find_nf(&stats, "acme-nf.0").core, 1);
+    let before = find_chain(&stats, "acme").exit_packets;
+    let stats = daemon.wait("packets and windows", |s| {
+        find_chain(s, "acme").exit_packets > before + 1000 && promise(&s.promises, "acme").windows > 1
+    });
+    assert!(promise(&stats.promises, "acme").excess.is_none(), "its whole core is its part: {:?}", stats.promises);
+    daemon.client().withdraw().unwrap();
+    daemon.stop();
+}
+
 #[test]
 fn a_placement_that_cannot_be_kept_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -188,14 +219,8 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
         change(&mut wrong);
         wrong
     };
-    let key = Key {
-        workload: Workload::Nf("nf".into()),
-        binaries: vec![Digest::of(b"another")],
-        configuration: Digest::of(b""),
-        traffic: "64 B".into(),
-        cpu: "another".into(),
-    };
-    let wrong: [(&str, Assignment); 8] = [
+    let (cpu, program) = (Processor::read(Path::new("/")).model, std::fs::read(&script).unwrap());
+    let wrong: [(&str, Assignment); 10] = [
         ("for server \"s1\", and this is \"s0\"", of(&|a| a.server.name = "s1".into())),
         ("is given to two instances", of(&|a| a.server.instances[1].cores = vec![0])),
         ("is to be given", of(&|a| a.server.instances[1].load_pps = 1e9)),
@@ -205,7 +230,9 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
         ),
         ("runs ids, and the chain of that name passes nf", of(&|a| a.slos[1].slo.workload = Workload::Nf("ids".into()))),
         ("with 5 cores for NFs", of(&|a| a.server.shape.cores = 5)),
-        ("admitted by a profile of \"another\"", of(&|a| a.slos[1].profile = Some(key.clone()))),
+        ("admitted by a profile of \"another\"", of(&|a| a.slos[1].profile = Some(key("another", b"another", b"")))),
+        ("another binary of \"nf\"", of(&|a| a.slos[1].profile = Some(key(&cpu, b"another", b"")))),
+        ("another configuration of nf", of(&|a| a.slos[1].profile = Some(key(&cpu, &program, b"another")))),
         (
             "a latency is above 0",
             of(&|a| {
@@ -229,6 +256,16 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
     assert_eq!(daemon.client().placement().unwrap(), good);
     std::fs::write(&flag, "").unwrap();
     daemon.client().place(&of(&|_| {})).unwrap();
+    // As it was profiled, but for the core, it stays so: another configuration that changes it is refused, and one that does not is not.
+    let placed = daemon.client().place(&of(&|a| a.slos[1].profile = Some(key(&cpu, &program, b"")))).unwrap();
+    assert!(placed.notes.iter().any(|note| note.contains("\"rogue\" is kept on a part of a core (1/2 of core 0)")), "{placed:?}");
+    let same = head(daemon.folder(), "") + &two("", &script).replace("rate = 20000", "rate = 21000");
+    let other = same.replace("[[service]]\n", "[[service]]\nenv = { A = \"b\" }\n");
+    let mut client = daemon.client();
+    let error = refusal(client.apply(&Apply { config: other, file: None, dry_run: false }));
+    assert!(error.error.contains("does not keep what is placed") && error.error.contains("another configuration of nf"), "{error}");
+    assert_eq!(error.kind, ErrorKind::Conflict);
+    assert_eq!(client.apply(&Apply { config: same, file: None, dry_run: false }).unwrap().changes.len(), 1);
     daemon.stop();
 }
 
@@ -323,6 +360,12 @@ fn instances_have_their_ways_of_the_cache() {
         "{inside:?}"
     );
     assert!(inside["sluice-shared"].contains(&pid("rogue-nf.0")), "{inside:?}");
+    // A second daemon leaves the classes of the first as they are, and says what goes on without.
+    let second = Daemon::start("", &two(&format!("resctrl = {:?}", kernel.path()), &nf("sluice-nf-bridge")));
+    let placed = second.client().place(&assignment(&[("acme", &[0], 4, 5e3)])).unwrap();
+    assert!(placed.notes[0].contains("no cache classes: another sluiced that runs here has the cache classes"), "{placed:?}");
+    second.stop();
+    assert_eq!(groups(&kernel).keys().collect::<Vec<_>>(), inside.keys().collect::<Vec<_>>());
     // An instance that is started again is put there again.
     crate::support::signal(find_nf(&stats, "acme-nf.0"), rustix::process::Signal::KILL);
     let stats = daemon.wait("it is back", |s| find_nf(s, "acme-nf.0").restarts > 0 && find_nf(s, "acme-nf.0").pid.is_some());
@@ -342,6 +385,43 @@ fn instances_have_their_ways_of_the_cache() {
     daemon.client().place(&assignment(&[("acme", &[0], 4, 5e3)])).unwrap();
     daemon.stop();
     assert!(groups(&kernel).is_empty(), "nothing is left behind");
+}
+
+/// Ways of a group in the first cache; 0 if there is no such group.
+fn ways_of(kernel: &StandIn, group: &str) -> u32 {
+    let text = std::fs::read_to_string(kernel.path().join(group).join("schemata")).unwrap_or_default();
+    let mask =
+        text.lines().find_map(|line| line.trim().strip_prefix("L3:")?.split(';').next()?.split('=').nth(1).map(String::from));
+    mask.map_or(0, |mask| u32::from_str_radix(&mask, 16).unwrap().count_ones())
+}
+
+#[test]
+fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
+    let kernel = match StandIn::mount(Machine::default()) {
+        Ok(kernel) => kernel,
+        Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (script, flag) = (folder.path().join("nf"), folder.path().join("go"));
+    let text = format!("#!/bin/sh\nwhile [ ! -e {flag:?} ]; do sleep 0.02; done\nexec {} \"$@\"\n", nf("sluice-nf-bridge"));
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    std::fs::write(&flag, "").unwrap();
+    let mut daemon = Daemon::start("", &two(&format!("resctrl = {:?}", kernel.path()), &script.display().to_string()));
+    daemon.client().place(&assignment(&[("acme", &[0], 10, 5e3)])).unwrap();
+    std::fs::remove_file(&flag).unwrap();
+    let mut client = daemon.client();
+    let next = std::thread::spawn(move || client.place(&assignment(&[("acme", &[0], 4, 5e3), ("rogue", &[1], 12, 2e3)])));
+    daemon.wait("the new one starts", |s| s.nfs.iter().any(|nf| nf.name == "rogue-nf.0" && nf.pid.is_some()));
+    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [10, 0]);
+    std::fs::write(&flag, "").unwrap();
+    next.join().unwrap().unwrap();
+    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [4, 12]);
+    let grown = assignment(&[("acme", &[0], 5, 5e3), ("rogue", &[1], 12, 2e3)]);
+    daemon.client().place(&grown).unwrap();
+    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [5, 12]);
+    daemon.stop();
+    assert!(groups(&kernel).is_empty());
 }
 
 /// A latency that no packet keeps, and one that all keep, in microseconds.
@@ -396,12 +476,7 @@ fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() 
     };
     daemon.client().place(&promised(ALWAYS)).unwrap();
     let schemata = |group: &str| std::fs::read_to_string(kernel.path().join(group).join("schemata")).unwrap_or_default();
-    let ways = |group: &str| {
-        let text = schemata(group);
-        let mask =
-            text.lines().find_map(|line| line.trim().strip_prefix("L3:")?.split(';').next()?.split('=').nth(1).map(String::from));
-        mask.map_or(0, |mask| u32::from_str_radix(&mask, 16).unwrap().count_ones())
-    };
+    let ways = |group: &str| ways_of(&kernel, group);
     let firm = schemata("sluice-firm.0");
     assert_eq!((ways("sluice-shared"), ways("sluice-firm.0")), (14, 4), "the whole lease");
     let stats = daemon.stats();

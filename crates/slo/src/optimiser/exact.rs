@@ -42,6 +42,11 @@ pub fn solve_with_prices(demands: &[Demand], shape: &ServerShape, limit: Duratio
     // Columns of little reduced cost, then all that a better solution may have.
     let mut reach = LITTLE;
     loop {
+        // A solver without time may or may not answer, so it is not asked.
+        if left().is_zero() {
+            best.timed_out = true;
+            break;
+        }
         let budget = best.servers() as f64 - 1.0 - relaxed.bound + EPSILON;
         let is_all = reach >= budget;
         let is_complete = more_columns(&groups, shape, &slots, &prices, reach.min(budget), is_all, &mut columns);

@@ -148,11 +148,8 @@ impl Target {
             let program = std::fs::read(&subject.exec).with_context(|| format!("cannot read {}", subject.exec.display()))?;
             binaries.push(Digest::of(&program));
         }
-        let of: Vec<Digest> = self.nfs.iter().map(|(subject, args)| configuration(subject, args)).collect();
-        let configuration = match of.as_slice() {
-            [one] => one.clone(),
-            all => Digest::of(all.iter().map(Digest::to_string).collect::<String>().as_bytes()),
-        };
+        let of = |(subject, args): &(Subject, Vec<String>)| Digest::of_configuration(args, &subject.env);
+        let configuration = Digest::of_configurations(&self.nfs.iter().map(of).collect::<Vec<_>>());
         let cpu = Processor::read(Path::new("/")).model;
         Ok(Key { workload: self.workload.clone(), binaries, configuration, traffic, cpu })
     }
@@ -210,29 +207,6 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         return json(out, &found);
     }
     Ok(print(&found, out)?)
-}
-
-/// What the NF is started with, and the files that its arguments name.
-fn configuration(subject: &Subject, args: &[String]) -> Digest {
-    let mut bytes = Vec::new();
-    let mut add = |part: &[u8]| {
-        bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
-        bytes.extend_from_slice(part);
-    };
-    let contents = |path: &str| std::fs::metadata(path).ok().filter(|file| file.is_file()).and_then(|_| std::fs::read(path).ok());
-    for arg in args {
-        add(arg.as_bytes());
-        // `--rules FILE`, and `--rules=FILE` too.
-        let value = arg.strip_prefix('-').and_then(|option| option.split_once('=')).map(|(_, value)| value);
-        if let Some(file) = contents(arg).or_else(|| contents(value?)) {
-            add(&file);
-        }
-    }
-    for (key, value) in &subject.env {
-        add(key.as_encoded_bytes());
-        add(value.as_encoded_bytes());
-    }
-    Digest::of(&bytes)
 }
 
 /// Where throughput with fewer ways comes from, and what is to be said of it.
@@ -342,28 +316,6 @@ fn told(curve: &Curve) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_configuration_is_its_arguments_its_files_and_its_environment() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("rules");
-        let args = |words: &[&str]| words.iter().map(|word| (*word).to_string()).collect::<Vec<_>>();
-        let of = |words: &[&str]| configuration(&Subject::default(), &args(words));
-        assert_eq!(of(&[]), Digest::of(b""));
-        assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
-        let path = file.to_str().unwrap();
-        let missing = of(&["--rules", path]);
-        std::fs::write(&file, "deny\n").unwrap();
-        let deny = of(&["--rules", path]);
-        std::fs::write(&file, "allow\n").unwrap();
-        assert!(missing != deny && deny != of(&["--rules", path]));
-        let joined = format!("--rules={path}");
-        let allow = of(&[joined.as_str()]);
-        std::fs::write(&file, "deny\n").unwrap();
-        assert_ne!(allow, of(&[joined.as_str()]));
-        let subject = Subject { env: vec![("A".into(), "b".into())], ..Subject::default() };
-        assert_ne!(configuration(&subject, &[]), of(&[]));
-    }
 
     #[test]
     fn what_is_odd_is_told_below_a_curve() {

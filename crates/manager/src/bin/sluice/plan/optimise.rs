@@ -26,9 +26,12 @@ pub const HELP: &str = "\
 Examples:
   sluice plan optimise                            how few servers would do, within a minute
   sluice plan optimise --limit 10 --threshold 3   ten seconds, and only if three servers or more are saved
-  sluice plan optimise --leave-old --apply        old flows stay where they are until they end
+  sluice plan optimise --leave-old                steps that leave old flows where they are until they end
+  sluice plan optimise --apply                    write the end result into the plan
 
-At each step every promise is kept: steps that move nobody come first, new instances run before old ones stop. If time is out, the best
+The steps say how to get there with every promise kept at each: those that move nobody come first, new instances run before old ones stop.
+They are told, and carried out by nobody: --apply writes their end result into the plan, and `sluice slo apply` has a daemon go over to that
+at once, where new instances are ready before old ones go, and flows move. If time is out, the best
 answer counts that was found, with how far it may be from the least; if none is better, the placement stays as it is.
 A build with `--features optimiser` is needed.";
 
@@ -41,10 +44,10 @@ pub struct OptimiseArgs {
     /// Servers that it must save, or nobody is moved
     #[arg(long, value_name = "SERVERS", default_value_t = 1)]
     threshold: usize,
-    /// Flows of an instance that is to go stay until they end; without it, they move with the new ones
+    /// In the steps, flows of an instance that is to go stay until they end; without it, they move with the new ones
     #[arg(long)]
     leave_old: bool,
-    /// Take the answer as the new placement
+    /// Write the end result into the plan as the new placement
     #[arg(long)]
     apply: bool,
     /// Print JSON
