@@ -5,6 +5,11 @@
 //! themselves, they poll too: one that sleeps would need tens of microseconds at low load to wake, which its profile does not know. Where they
 //! have not, beside an NF that polls all would need turns from outside; so they stay as their service says, and a note tells what is
 //! less than profiled. What polls is written in the configuration, so it has a core of its own as any service with `mode = "poll"` does.
+//!
+//! # Limits
+//! When such a core changes hands, or another configuration puts somebody else there, two are on it for a while, one of which polls: the core
+//! is given turns from outside meanwhile, as any core that a polling NF shares. The first time, a mechanism for that is measured on the core:
+//! tens of milliseconds for each that is tried, and seconds on a host whose cores are overloaded, in which the supervisor serves nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
 
