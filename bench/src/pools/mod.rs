@@ -5,8 +5,8 @@
 //! for a traffic class, and flow i is with member i for as long as it goes on.
 //!
 //! # Metrics
-//! Beside those of all experiments, but for the ones of a single NF: `activations_per_s`, `setup_ns_p50`, `setup_ns_p99` (time from the look at
-//! the first packet of a flow until it can go to its NF), `switches_per_s` and `nf_cpu_percent` of all members together.
+//! Beside those of all experiments, but for the ones of a single NF: `activations_per_s`, `setup_ns_p50`, `setup_ns_p99` (time from when the
+//! flow table does not know the first packet of a flow until it can go to its NF), `switches_per_s` and `nf_cpu_percent` of all members together.
 //!
 //! # Source
 //! Zhang et al., *Flurries: Countless Fine-Grained NFs for Flexible Per-Flow Customization*, CoNEXT 2016, section 5. Each module names
