@@ -73,7 +73,7 @@ fn table(name: &str, flows: u32, build: fn(u32) -> [u8; 64], ghz: f64) {
     let mut out = [Lookup::Miss; BURST];
     let whole = |_: usize, _: &mut [u8; 256]| 0;
     for flow in 0..flows {
-        classifier.classify_burst(&[build(flow)], &lens, 1, 0, whole, |_, _| (), &mut out);
+        classifier.classify_burst(&[build(flow)], &lens, 1, 0, whole, &mut out);
         classifier.remember(0, Decision { path: flow, generation: 1, note: 0 }, 0);
     }
     // Headers are made ahead, in a ring that the L2 cache holds, as packets that just came in are; with more flows than that ring
@@ -99,7 +99,7 @@ fn table(name: &str, flows: u32, build: fn(u32) -> [u8; 64], ghz: f64) {
                     }
                 }
                 if classify {
-                    classifier.classify_burst(headers, &lens, 1, burst as u64 >> 10, whole, |_, _| (), &mut out);
+                    classifier.classify_burst(headers, &lens, 1, burst as u64 >> 10, whole, &mut out);
                     hits += out.iter().filter(|o| matches!(o, Lookup::Hit(_))).count();
                 } else {
                     black_box(headers);

@@ -47,8 +47,7 @@ impl Classifier {
     /// [`BURST`], and says how many.
     ///
     /// For a packet whose headers reach past its copy, `more(i, bytes)` copies the packet's first [`LONG`] bytes, or all of a shorter
-    /// one, and says how many it copied. `ahead(i, key)` is told of each key before any is looked up, to fetch what it needs itself while
-    /// the table's lines come from memory.
+    /// one, and says how many it copied.
     #[inline]
     pub fn classify_burst(
         &mut self,
@@ -57,7 +56,6 @@ impl Classifier {
         ingress: u16,
         now_ms: u64,
         mut more: impl FnMut(usize, &mut [u8; LONG]) -> usize,
-        mut ahead: impl FnMut(usize, &FlowKey),
         out: &mut [Lookup],
     ) -> usize {
         let n = headers.len().min(lens.len()).min(out.len()).min(BURST);
@@ -70,7 +68,6 @@ impl Classifier {
         for (key, hash) in keys.iter().zip(hashes.iter_mut()) {
             *hash = self.table.hash_of(key);
         }
-        keys.iter().enumerate().for_each(|(i, key)| ahead(i, key));
         self.table.lookup_burst(keys, hashes, now_ms, |i, found| {
             out[i] = found.map_or(Lookup::Miss, Lookup::Hit);
         });
@@ -160,7 +157,7 @@ mod tests {
                 bytes[..140].copy_from_slice(&packets[i]);
                 140
             };
-            classifier.classify_burst(&headers, &lens, 7, 0, more, |_, _| (), out)
+            classifier.classify_burst(&headers, &lens, 7, 0, more, out)
         };
         assert_eq!(burst(&mut classifier, &mut out), 5);
         assert_eq!(out[..5], [Lookup::Miss; 5]);

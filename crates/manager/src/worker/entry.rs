@@ -160,13 +160,7 @@ fn classify_burst(
         }
     }
     let more = |i: usize, bytes: &mut [u8; LONG]| copy_long(arena, &held[i], bytes);
-    // A packet that begins a connection is one that the table does not know.
-    let ahead = |i: usize, key: &FlowKey| {
-        if watches && tcp_flags(key, &headers[i], lens[i], |_| 0) & flag::SYN != 0 {
-            director.foresee(key);
-        }
-    };
-    classifier.classify_burst(&headers[..held.len()], &lens, ingress, now_ms, more, ahead, &mut found);
+    classifier.classify_burst(&headers[..held.len()], &lens, ingress, now_ms, more, &mut found);
     if watches {
         let misses = (0..to - from).filter(|i| matches!(found[*i], Lookup::Miss));
         misses.for_each(|i| director.foresee(classifier.key(i)));
