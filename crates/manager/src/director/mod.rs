@@ -129,8 +129,6 @@ pub struct PoolTable {
     pub counters: Arc<[PoolCounters]>,
     /// Where members are told of whose priority the kernel has to learn; none if its classes have none.
     pub assigned: Option<Arc<Assigned>>,
-    /// Most members that there may be.
-    pub most: u32,
     /// Rung when a flow finds no idle member and there may be more, and when a process is to be replaced.
     pub bell: Option<Arc<Bell>>,
 }
@@ -139,7 +137,7 @@ impl PoolTable {
     /// A flow found no idle member: somebody may start one.
     #[cold]
     fn lacks_one(&self) {
-        if let Some(bell) = self.bell.as_ref().filter(|_| (self.members.len() as u32) < self.most) {
+        if let Some(bell) = self.bell.as_ref().filter(|_| (self.members.len() as u32) < self.pool.max) {
             bell.ring();
         }
     }

@@ -92,7 +92,6 @@ impl Rig {
             members: members.into_iter().map(|nf| PoolMember { nf, part: nf, leaves: leaves.contains(&nf) }).collect(),
             counters: self.counters[service as usize].clone(),
             assigned: Some(self.assigned.clone()),
-            most: 8,
             bell: Some(self.bell.clone()),
         };
         self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows);
@@ -365,11 +364,12 @@ fn each_thread_gives_its_own_members_and_lets_those_go() {
 
 #[test]
 fn the_bell_rings_where_there_may_be_more_members_and_where_one_is_spent() {
-    let mut rig = Rig::new(drops());
+    let eight = model::Pool { max: 8, ..drops() };
+    let mut rig = Rig::new(eight.clone());
     (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::SYN).unwrap()));
     rig.packet(0, 8, false, flag::SYN).unwrap_err();
     assert!(!rig.bell.take(), "there are as many as there may be");
-    rig.has(0, 0..7, &drops());
+    rig.has(0, 0..7, &eight);
     rig.packet(0, 9, false, flag::SYN).unwrap_err();
     assert!(rig.bell.take());
 

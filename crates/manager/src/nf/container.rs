@@ -26,7 +26,8 @@
 //! # Limits
 //! - The runtime's own view is that of its process namespace: `crun list` and `crun exec` from the host know no process of it. Enter with
 //!   `nsenter --all --target PID`, PID being what `sluice nf list` says.
-//! - Mount points that a root directory lacks (`/proc`, `/dev`, `/run`) are made in it by the runtime.
+//! - Mount points that a root directory lacks (`/proc`, `/dev`, `/run`) are made in it, before the runtime starts: two runtimes that start in the
+//!   same root would otherwise make them at once, and one of them fail.
 //! - Limits of a bundle (`linux.resources`) are refused: the NF's cgroup is the manager's. A second user namespace is passed on.
 //! - Root only: there are no rootless containers here.
 
@@ -435,6 +436,7 @@ impl Life {
         let file = self.folder.join("config.json");
         let written = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file);
         written.and_then(|mut to| to.write_all(config.to_string().as_bytes())).map_err(system("write", &file))?;
+        make_mount_points(&config);
 
         let mut args: Vec<OsString> = vec!["--root".into(), state.into()];
         if is_crun(&template.runtime) {
@@ -466,6 +468,17 @@ impl Life {
         let removed = remove_folder(&self.folder);
         is_gone(self.folder, removed);
         (gone, failed)
+    }
+}
+
+/// Makes those mount points that are missing right below the root directory. Where that cannot be, the runtime says why.
+fn make_mount_points(config: &Value) {
+    let Some(root) = config["root"]["path"].as_str().map(Path::new) else { return };
+    for mount in list(&config["mounts"]) {
+        let mut parts = Path::new(mount["destination"].as_str().unwrap_or_default()).components();
+        if let (Some(Component::RootDir), Some(Component::Normal(name)), None) = (parts.next(), parts.next(), parts.next()) {
+            let _ = DirBuilder::new().mode(0o755).create(root.join(name));
+        }
     }
 }
 
@@ -665,6 +678,21 @@ mod tests {
         assert!(outside.join("file").exists(), "links are not followed");
         assert_eq!(fs::read_dir(folder.path().join("containers")).unwrap().count(), 0);
         assert_eq!(remove_folder(&outside).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn mount_points_that_the_root_lacks_are_made_in_it_and_nowhere_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("root");
+        fs::create_dir_all(root.join("dev")).unwrap();
+        symlink("/nowhere", root.join("run")).unwrap();
+        let mounts = ["/proc", "/dev", "/dev/pts", "/run", "/../up", "relative", "/"].map(|at| json!({ "destination": at }));
+        make_mount_points(&json!({ "root": { "path": root }, "mounts": mounts }));
+        let mut made: Vec<_> = fs::read_dir(&root).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        made.sort();
+        assert_eq!(made, ["dev", "proc", "run"]);
+        assert!(fs::read_link(root.join("run")).is_ok() && fs::read_dir(root.join("dev")).unwrap().next().is_none());
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]

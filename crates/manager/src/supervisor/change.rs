@@ -146,12 +146,8 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
-        let mut of_part = vec![0; self.plane.rx_threads()];
-        for nf in service.instances.iter().filter_map(|number| self.nfs.get(number)) {
-            let part = usize::from(index_of(&nf.name)) % of_part.len();
-            of_part[part] += 1;
-        }
-        let (number, index) = match service.pool.as_mut().and_then(|pool| pool.spare(&of_part)) {
+        let members = service.instances.iter().filter_map(|number| self.nfs.get(number)).map(|nf| index_of(&nf.name));
+        let (number, index) = match service.pool.as_mut().and_then(|pool| pool.spare(self.plane.rx_threads(), members)) {
             Some(former) => former,
             None => {
                 service.next_index += 1;

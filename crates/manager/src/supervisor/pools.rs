@@ -31,8 +31,6 @@ pub(super) struct PoolState {
     counters: Arc<[PoolCounters]>,
     sizing: Sizing,
     looked: Instant,
-    /// Flows that had found no idle member by the last look.
-    unmet: u64,
     /// Members have come since the packet threads were told.
     stirred: bool,
     /// Numbers and indices of members that were let go.
@@ -44,9 +42,8 @@ impl PoolState {
     pub(super) fn of(service: &model::Service, threads: usize) -> Option<Self> {
         service.is_pooled().then(|| Self {
             counters: (0..threads).map(|_| PoolCounters::default()).collect(),
-            sizing: sizing(service),
+            sizing: Sizing::new(service.first_instances(), service.most_instances()),
             looked: Instant::now(),
-            unmet: 0,
             stirred: true,
             spare: VecDeque::new(),
         })
@@ -55,10 +52,10 @@ impl PoolState {
     /// The same pool after a change of its service.
     pub(super) fn after(former: Option<Self>, service: &model::Service, threads: usize) -> Option<Self> {
         let new = Self::of(service, threads)?;
-        Some(match former {
-            Some(former) => Self { sizing: new.sizing, stirred: true, ..former },
-            None => new,
-        })
+        let Some(mut former) = former else { return Some(new) };
+        former.sizing.bound(service.first_instances(), service.most_instances());
+        former.stirred = true;
+        Some(former)
     }
 
     /// Keeps the number of a member that is gone for the next one.
@@ -71,12 +68,16 @@ impl PoolState {
         self.spare.iter().any(|(spare, _)| *spare == number)
     }
 
-    /// The number and index of a member that was let go: of those, the one whose packet thread has the fewest by `of_part`, which is by index
-    /// modulo their number.
-    pub(super) fn spare(&mut self, of_part: &[u32]) -> Option<(u16, u32)> {
-        let few = |(_, index): &&(u16, u32)| of_part.get(*index as usize % of_part.len().max(1)).copied();
-        let at = self.spare.iter().min_by_key(few)?;
-        let at = self.spare.iter().position(|spare| spare == at)?;
+    /// The number and index of a member that was let go: of those, the one whose part has the fewest of `members`, which are indices too. There
+    /// are so many parts as `threads`.
+    pub(super) fn spare(&mut self, threads: usize, members: impl Iterator<Item = u16>) -> Option<(u16, u32)> {
+        if self.spare.is_empty() {
+            return None;
+        }
+        let mut of_part = vec![0u32; threads];
+        members.for_each(|index| of_part[usize::from(index) % threads] += 1);
+        let few = |(_, (_, index)): &(usize, &(u16, u32))| of_part[*index as usize % threads];
+        let (at, _) = self.spare.iter().enumerate().min_by_key(few)?;
         self.spare.remove(at)
     }
 
@@ -94,10 +95,6 @@ impl PoolState {
     }
 }
 
-fn sizing(service: &model::Service) -> Sizing {
-    Sizing::new(service.first_instances(), service.most_instances())
-}
-
 impl Supervisor {
     /// Starts the process of a member. All members start here, whether they are the first, one more, or take the place of another.
     pub(super) fn start_member(&mut self, number: u16) {
@@ -113,7 +110,7 @@ impl Supervisor {
         if let Some(Some(service)) = self.services.get_mut(number as usize)
             && let Some(pool) = &mut service.pool
         {
-            pool.sizing = sizing(&config);
+            pool.sizing.bound(config.first_instances(), config.most_instances());
             service.config = config;
         }
         self.publish_pool(number);
@@ -160,7 +157,6 @@ impl Supervisor {
             pool: config,
             counters: pool.counters.clone(),
             assigned: self.tuning.assigned(),
-            most: service.config.most_instances(),
             bell: Some(self.bell.clone()),
         };
         self.plane.use_pool(&Arc::new(table));
@@ -182,7 +178,6 @@ impl Supervisor {
             members: Vec::new(),
             counters: former.counters.clone(),
             assigned: None,
-            most: 0,
             bell: None,
         };
         self.plane.use_pool(&Arc::new(table));
@@ -208,7 +203,7 @@ impl Supervisor {
             let Some(pool) = &mut service.pool else { continue };
             let unmet = pool.unmet();
             let is_due = now.duration_since(pool.looked) >= EVERY;
-            if service.config.name.is_empty() || !is_due && unmet == pool.unmet {
+            if service.config.name.is_empty() || !is_due && !pool.sizing.lacks(unmet) {
                 continue;
             }
             let stays = |nf: &&super::NfState| {
@@ -221,12 +216,11 @@ impl Supervisor {
                     // It may be what they wait for.
                     continue;
                 }
-                pool.unmet = unmet;
                 let wanted = pool.sizing.demand(unmet, members);
                 self.grow_pool(number as u16, wanted.saturating_sub(members));
                 continue;
             }
-            (pool.looked, pool.unmet) = (now, unmet);
+            pool.looked = now;
             let leaving = service.instances.iter().filter_map(|n| self.nfs.get(n)).filter(|nf| nf.leaves && !nf.draining).count();
             let in_use = |c: &PoolCounters| {
                 [&c.assigned, &c.lingering, &c.resetting].into_iter().map(|n| u64::from(n.load(Ordering::Relaxed))).sum::<u64>()

@@ -66,6 +66,16 @@ impl Sizing {
         Self { min, max, last: Counts::default(), last_ns: None, rate: 0.0, lifetime_ns: 0.0, low_since_ns: None }
     }
 
+    /// From now on there are `min` to `max` members. What is known of the flows stays.
+    pub fn bound(&mut self, min: u32, max: u32) {
+        (self.min, self.max) = (min, max.max(min));
+    }
+
+    /// Whether flows have found no idle member since the last look; `unmet` as in [`Counts`].
+    pub fn lacks(&self, unmet: u64) -> bool {
+        unmet > self.last.unmet
+    }
+
     /// How many members there should be now.
     pub fn look(&mut self, now_ns: u64, counts: Counts) -> u32 {
         let members = counts.members;
@@ -173,12 +183,16 @@ mod tests {
     fn flows_that_found_none_are_given_members_between_two_looks() {
         let mut sizing = Sizing::new(1, 40);
         sizing.look(0, Counts { members: 1, ..Counts::default() });
+        assert!(!sizing.lacks(0) && sizing.lacks(1));
         assert_eq!(sizing.demand(1, 1), 2);
+        assert!(!sizing.lacks(1));
         assert_eq!(sizing.demand(1, 2), 2, "the same flow is counted once");
         assert_eq!(sizing.demand(100, 2), 2 + Sizing::FIRST);
         assert_eq!(sizing.demand(200, 20), 25);
         assert_eq!((sizing.demand(300, 38), sizing.demand(400, 50)), (40, 50), "up to the most, and it never shrinks");
         assert_eq!(sizing.look(LOOK_NS, Counts { members: 40, unmet: 400, in_use: 40, ..Counts::default() }), 40);
+        sizing.bound(1, 80);
+        assert_eq!((sizing.demand(400, 40), sizing.demand(401, 40)), (40, 41), "with other bounds, what was is not lacking again");
     }
 
     proptest! {
