@@ -8,7 +8,9 @@
 //! `over_percent` the most by which what is promised (less the margin) is above what there is: below 0, it is nowhere. `paper_percent` is the
 //! worst distance for the paper's own rule, which stops where the middle of an interval is within 1 % of the line. `cpu_s` is the processor time
 //! of model and traced NF, for these packets and those before them: one of each flow, and a tenth to warm up; `million_s` is what a million of
-//! all of them take.
+//! all of them take. An NF that works on another one's packets is traced behind that one, and shares the cache with it.
+//!
+//! Whole profiles of the same NFs are made and measured again ([`whole`]).
 //!
 //! # Limits
 //! The two times are stated, and shorter than those of real packets, so that misses weigh more and curves are steeper than they are. The model
@@ -21,10 +23,11 @@ use anyhow::Context;
 use serde_json::json;
 use sluice_cache::model::{Curve as Misses, Geometry, Hierarchy};
 use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
+use sluice_cache::trace::chain::{self, Feed, Traced};
 use sluice_cache::trace::{ENOUGH, Traffic, beside, profile};
 use sluice_slo::curve;
 
-use super::params;
+use super::{params, whole};
 use crate::lab::{Case, Lab, Miss, Plan, Row, Sample, nothing};
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
@@ -76,36 +79,55 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 }
 
 fn plan() -> Plan {
-    let groups: Vec<crate::lab::Shown> = vec![(ERRORS, |_| true)];
+    let groups: Vec<crate::lab::Shown> =
+        vec![(ERRORS, |v| !v.name.starts_with(whole::WHOLE)), (whole::GROUP, |v| v.name.starts_with(whole::WHOLE))];
     let mut plan = Plan::new(EXPERIMENT.name, nothing, groups);
-    for example in EXAMPLES {
-        for (law, zipf) in LAWS {
-            let of = params(&[("law", json!(law)), ("flows", json!(example.flows(Scale::Large)))]);
-            let row_params = of.clone();
-            let run = move |_: &Lab| Ok(vec![Row::new(example.name, &row_params, sample(example, zipf)?)]);
-            plan.cases.push(Case { name: example.name.into(), params: of, run: Box::new(run) });
-        }
+    let examples = || EXAMPLES.iter().flat_map(|example| LAWS.map(|(law, zipf)| (example, law, zipf)));
+    for (example, law, zipf) in examples() {
+        plan.cases.push(case(example.name.into(), example, law, move || sample(example, zipf)));
     }
+    for (example, law, zipf) in examples() {
+        let name = format!("{}{}", whole::WHOLE, example.name);
+        plan.cases.push(case(name, example, law, move || whole::sample(example, law, zipf)));
+    }
+    plan.leave_out("lookup", params(&[]), "it reads its packets itself (sluice_nf::pull), and such NFs cannot be traced");
     plan
 }
 
-fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
-    let here = std::env::current_exe()?;
-    let program = here.with_file_name(format!("sluice-nf-{}", example.nf));
+fn case(name: String, example: &Example, law: &str, run: impl Fn() -> Result<Sample, Miss> + 'static) -> Case {
+    let params = params(&[("law", json!(law)), ("flows", json!(example.flows(Scale::Large)))]);
+    let (row_name, row_params) = (name.clone(), params.clone());
+    Case { name, params, run: Box::new(move |_| Ok(vec![Row::new(&row_name, &row_params, run()?)])) }
+}
+
+/// An NF of the examples with what it gets, as it is traced.
+fn traced(example: &Example, folder: &Path) -> Result<Traced, Miss> {
+    let program = std::env::current_exe()?.with_file_name(format!("sluice-nf-{}", example.nf));
     let missing = || Miss::LeaveOut(format!("it is not built to be traced: run `scripts/trace-nf {}`", example.nf));
-    let traced = beside(&program).ok_or_else(missing)?;
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("file");
+    let program = beside(&program).ok_or_else(missing)?;
+    let file = folder.join(example.name);
     std::fs::write(&file, example.contents())?;
-    let args = example.args(Scale::Large, &file);
+    Ok(Traced { program, args: example.args(Scale::Large, &file) })
+}
+
+fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
+    let folder = tempfile::tempdir()?;
+    let nf = traced(example, folder.path())?;
+    let before = example.before().map(|before| traced(before, folder.path())).transpose()?;
     let Example { bytes, spread, .. } = *example;
     let flows = example.flows(Scale::Large);
     let traffic = Traffic { packets: PACKETS, warm_up: WARM_UP, accesses: Some(ENOUGH), flows, zipf, bytes, spread, seed: 1 };
-    let before = times(Path::new("/proc/self/stat"))?;
-    let misses = profile(&traced, &args, &traffic, HIERARCHY).context("the traced NF")?;
-    let after = times(Path::new("/proc/self/stat"))?;
+    let began = times(Path::new("/proc/self/stat"))?;
+    let misses = match before {
+        None => profile(&nf.program, &nf.args, &traffic, HIERARCHY).context("the traced NF")?,
+        Some(before) => {
+            let of_each = chain::profile(&[before, nf], Feed::Made(&traffic), HIERARCHY).context("the traced NFs")?;
+            of_each.into_iter().next_back().context("the chain has no NF")?.together
+        }
+    };
+    let ended = times(Path::new("/proc/self/stat"))?;
     let mut found = compare(&misses).map_err(anyhow::Error::from)?;
-    let [model_s, nf_s] = [0, 1].map(|i| after[i] - before[i]);
+    let [model_s, nf_s] = [0, 1].map(|i| ended[i] - began[i]);
     let cpu_s = model_s + nf_s;
     // Those to warm up end with a tenth of what ends the others.
     let all = misses.packets as f64 * (1.0 + WARM_UP as f64 / PACKETS as f64) + f64::from(flows);
@@ -209,7 +231,7 @@ mod tests {
 
     #[test]
     fn every_example_runs_by_both_laws() {
-        assert_eq!(plan().cases.len(), 2 * EXAMPLES.len());
+        assert_eq!(plan().cases.len(), 4 * EXAMPLES.len());
         assert!(times(Path::new("/proc/self/stat")).unwrap()[0] >= 0.0 && times(Path::new("/nowhere")).is_err());
     }
 }

@@ -6,6 +6,7 @@
 pub mod accuracy;
 pub mod optimiser;
 pub mod placement;
+pub mod whole;
 
 use std::time::Duration;
 

@@ -83,6 +83,11 @@ impl Nf {
     /// # Errors
     /// As [`Nf::attach`].
     pub fn attach_with(options: &Options) -> Result<Self, NfError> {
+        #[cfg(feature = "trace")]
+        if crate::trace::asked().is_some() {
+            let why = "an NF in pull style reads its packets itself, and cannot be traced: profile it with --cache resctrl, or --cache none";
+            return Err(NfError::Handler(why.into()));
+        }
         if options.zygote {
             zygote::decline(options, "it is written in pull style")?;
             return Err(AttachError::PullZygote.into());

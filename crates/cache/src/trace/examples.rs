@@ -19,11 +19,13 @@ pub struct Example {
     pub name: &'static str,
     /// What follows `sluice-nf-` in the name of its program.
     pub nf: &'static str,
-    /// `FILE` is where its file is, and `CONNECTIONS` how many connections it keeps.
+    /// `FILE` is where its file is (what else begins so is beside it), and `CONNECTIONS` how many connections it keeps.
     args: &'static [&'static str],
     file: fn() -> String,
     /// Small and large.
     flows: [u32; 2],
+    /// The NF that makes its packets of the traffic, as the examples name it, if there is one before it.
+    pub behind: Option<&'static str>,
     /// Whether destinations are all over.
     pub spread: bool,
     /// Bytes of a packet.
@@ -43,6 +45,11 @@ impl Example {
         self.args.iter().map(given).collect()
     }
 
+    /// The example before it.
+    pub fn before(&self) -> Option<&'static Example> {
+        EXAMPLES.iter().find(|example| Some(example.name) == self.behind)
+    }
+
     /// What is in its file; nothing where it has none.
     pub fn contents(&self) -> String {
         (self.file)()
@@ -50,7 +57,7 @@ impl Example {
 }
 
 const fn example(name: &'static str, args: &'static [&'static str], file: fn() -> String, flows: [u32; 2]) -> Example {
-    Example { name, nf: name, args, file, flows, spread: false, bytes: 60 }
+    Example { name, nf: name, args, file, flows, behind: None, spread: false, bytes: 60 }
 }
 
 const NAT: &[&str] = &["--inside", "10.0.0.0/8", "--outside", "203.0.113.1,203.0.113.2,203.0.113.3"];
@@ -59,7 +66,7 @@ const STATEFUL: &[&str] = &["--rules", "FILE", "--connections", "CONNECTIONS"];
 /// Flows of NFs that keep nothing of them.
 const FEW: [u32; 2] = [1_000, 1_000];
 
-/// All of them.
+/// All of them but `lookup`, which reads its packets itself (`sluice_nf::pull`) and cannot be traced.
 pub const EXAMPLES: &[Example] = &[
     example("monitor", &["--flows", "262144"], String::new, [100_000, 200_000]),
     example("nat", NAT, String::new, [50_000, 150_000]),
@@ -69,6 +76,9 @@ pub const EXAMPLES: &[Example] = &[
     Example { spread: true, ..example("router", &["--routes", "FILE"], routes, [50_000, 200_000]) },
     Example { bytes: 1_514, ..example("search", &["--patterns", "FILE"], patterns, FEW) },
     example("encrypt", &["--keys", "FILE"], keys, FEW),
+    Example { behind: Some("encrypt"), ..example("decrypt", &["--keys", "FILE"], keys, FEW) },
+    example("logger", &["--write", "FILE.pcap", "--rotate-mib", "16", "--keep", "1"], String::new, FEW),
+    example("cost", &["--cycles", "200"], String::new, FEW),
     example("single", &[], String::new, FEW),
     example("bridge", &[], String::new, FEW),
     example("macswap", &[], String::new, FEW),
@@ -115,6 +125,7 @@ mod tests {
         let stateful = &EXAMPLES[2];
         assert_eq!(stateful.args(Scale::Small, Path::new("/f")), ["--rules", "/f", "--connections", "131072"]);
         assert_eq!((stateful.flows(Scale::Small), stateful.flows(Scale::Large)), (100_000, 200_000));
+        assert!(EXAMPLES.iter().all(|example| example.before().is_some() == example.behind.is_some()));
         // Every one that names a file has something to put there.
         assert!(EXAMPLES.iter().all(|example| example.args.contains(&"FILE") != example.contents().is_empty()));
     }

@@ -32,6 +32,7 @@
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2.
 
+pub mod again;
 pub mod chain;
 pub mod chase;
 pub mod eviction;

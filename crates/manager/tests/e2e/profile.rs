@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
+use sluice_manager::profile::again::Again;
 use sluice_resctrl_stand_in::{Machine, StandIn};
 use sluice_slo::profile::{Digest, Profile, Source};
 use sluice_slo::slo::Workload;
@@ -18,7 +19,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Whether it could be measured; false, with the reason printed, where there is but one core.
-fn measured(out: &Output) -> bool {
+pub fn measured(out: &Output) -> bool {
     if text(&out.stderr).contains("need a core each") {
         println!("left out: {}", text(&out.stderr));
         return false;
@@ -59,6 +60,21 @@ fn a_profile_is_written_drawn_and_read_back() {
     let told = text(&out.stdout);
     assert!(told.contains("MPPS") && told.contains("95TH PERCENTILE") && told.contains("margin"), "{told}");
     assert!(std::fs::read_to_string(path("cost.svg")).unwrap().contains("</svg>"));
+
+    // Measured again, it is what it was, or another NF's.
+    let check = [program.as_str(), "--check", &path("cost.json"), "--traffic", traffic, "--loads", "4"];
+    let out = sluice(&[&check[..], &["--json", "--", "--cycles", "2000"][..]].concat());
+    assert!(out.status.success(), "{}", text(&out.stderr));
+    let again: Again = serde_json::from_slice(&out.stdout).expect("it prints JSON and nothing else");
+    let (ends, loads) = ([0, 3].map(|i| again.latency[i].load_pps), &profile.latency.points);
+    assert_eq!((ends, again.latency.len()), ([loads.first().unwrap().x, loads.last().unwrap().x], 4));
+    let promised = profile.throughput_pps(profile.best_ways);
+    assert!(again.now_pps > 0.0 && (again.promised_pps / promised - 1.0).abs() < 1e-9, "{again:?}");
+    assert!(again.latency.iter().all(|at| at.now_us > 0.0 && at.curve_us > 0.0 && at.promised_us >= at.curve_us), "{again:?}");
+    let out = sluice(&[&check[..], &["--", "--cycles", "2000"][..]].concat());
+    assert!(text(&out.stdout).contains("of 4 loads"), "{}", text(&out.stdout));
+    let said = refusal(&[&check[..], &["--", "--cycles", "2001"][..]].concat());
+    assert!(said.contains("configuration") && said.contains("profile that"), "{said}");
 }
 
 #[test]

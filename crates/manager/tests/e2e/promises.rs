@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use sluice_cache::host::Processor;
 use sluice_manager::control::client::ClientError;
@@ -13,9 +14,10 @@ use sluice_resctrl_stand_in::{Count, Machine, StandIn};
 use sluice_slo::assignment::{Assignment, Promised};
 use sluice_slo::on_demand::Remedy;
 use sluice_slo::placement::{Instance, PlacedServer, ServerShape};
-use sluice_slo::profile::{Digest, Key};
+use sluice_slo::profile::{Digest, Key, Profile};
 use sluice_slo::slo::{self, Slo, Workload};
 
+use crate::profile::measured;
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, port, service};
 
 /// A server of four places.
@@ -202,6 +204,77 @@ fn what_was_profiled_polls_on_a_core_of_its_own() {
     });
     assert!(promise(&stats.promises, "acme").excess.is_none(), "its whole core is its part: {:?}", stats.promises);
     daemon.client().withdraw().unwrap();
+    daemon.stop();
+}
+
+#[test]
+fn what_is_profiled_is_admitted_applied_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().to_path_buf();
+    let path = |name: &str| root.join(name);
+    let config = head(&root, "")
+        + &port("in", "gen", "rate = 80\nflows = 64\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("work", &nf("sluice-nf-cost"), "args = [\"--cycles\", \"3000\"]")
+        + &chain("acme", "in", &["work"], "out", "")
+        + "[promises]\nserver = \"s0\"\ncores = [1]\ncache = \"none\"\n";
+    std::fs::write(path("sluice.toml"), config).unwrap();
+    std::fs::create_dir_all(path("plan/profiles")).unwrap();
+    let sluice = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.args(args).env("SLUICE_PLAN", path("plan")).env("SLUICE_CONTROL", path("run/control.sock"));
+        command.output().expect("sluice runs")
+    };
+    let shown = |name: &str| path(name).display().to_string();
+    let (file, out) = (shown("sluice.toml"), shown("plan/profiles/work.json"));
+    let profiled = ["profile", "work", "--config", &file, "--traffic", "flows=64", "--cache", "none", "--out", &out];
+    // Beside other tests an NF may look as if it carried next to nothing, and then that is what its profile promises.
+    let enough = |profile: &Profile| profile.throughput_pps(profile.best_ways) >= 200.0;
+    for _ in 0..5 {
+        if !measured(&sluice(&profiled)) {
+            return;
+        }
+        if enough(&Profile::load(Path::new(&out)).unwrap()) {
+            break;
+        }
+    }
+    // As `sluice doctor` would tell of this host, and with all ways for NFs, as the profile is of the whole cache.
+    let profile = Profile::load(Path::new(&out)).unwrap();
+    let (cpu, ways) = (&profile.key.cpu, profile.best_ways);
+    let server = format!(
+        "[[server]]\nname = \"s0\"\ncpu = {cpu:?}\ncores = 1\nllc_ways = {ways}\nway_bytes = 1048576\nddio_ways = 0\nmin_ways = 1\n\
+         classes = 2\nmemory_mib = 4096\n"
+    );
+    std::fs::write(path("plan/servers.toml"), server).unwrap();
+    let slo = |pps: f64| {
+        format!(
+            "name = \"acme\"\nworkload = {{ nf = \"work\" }}\ntraffic = \"size=60,flows=64\"\n\
+             promise = {{ reserved = {{ throughput_pps = {pps:?}, latency_us = 1e6 }} }}\n"
+        )
+    };
+    let asked = shown("acme.toml");
+    let most = profile.throughput_pps(ways);
+    std::fs::write(&asked, slo(most * 1.1)).unwrap();
+    let too_much = sluice(&["slo", "add", &asked]);
+    let said = String::from_utf8_lossy(&too_much.stderr).into_owned();
+    assert!(!too_much.status.success() && said.contains("acme"), "more than its profile says: {said}");
+    std::fs::write(&asked, slo(100.0)).unwrap();
+
+    let mut daemon = Daemon::again(folder);
+    daemon.wait("packets flow", |s| find_chain(s, "acme").exit_packets > 10);
+    for args in [&["slo", "add", asked.as_str()][..], &["slo", "apply"]] {
+        let out = sluice(args);
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+    }
+    let stats = daemon.wait("three windows, all kept", |s| {
+        let acme = s.promises.iter().find(|promise| promise.slo == "acme");
+        acme.is_some_and(|acme| acme.windows >= 3 && acme.violations.is_empty() && acme.excess.is_none())
+    });
+    let acme = promise(&stats.promises, "acme");
+    assert_eq!((acme.promised_pps, acme.promised_us, acme.policed), (Some(100.0), 1e6, 0));
+    assert!(acme.offered_pps > 0.0 && acme.delivered_pps > 0.0, "{acme:?}");
+    let told = sluice(&["slo", "list", "--live"]);
+    assert!(String::from_utf8_lossy(&told.stdout).contains("acme"), "{told:?}");
     daemon.stop();
 }
 

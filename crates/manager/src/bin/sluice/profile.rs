@@ -14,9 +14,10 @@ use sluice_manager::config::host;
 use sluice_manager::config::model::{Service, hop};
 use sluice_manager::estimate::Subject;
 use sluice_manager::profile::traffic::Traffic;
+use sluice_manager::profile::again::{self, Again};
 use sluice_manager::profile::{self, MeasureError, Plan, Ways, chain, chase};
 use sluice_slo::profile::{Curve, Digest, Key, Profile, Source};
-use sluice_slo::slo::Workload;
+use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::commands::{Usage, json};
 use crate::estimate::{config, of_program, subject_of};
@@ -32,6 +33,8 @@ Examples:
   sluice profile fw --config edge.toml --traffic flows=100000,zipf=1.1,size=590 --cache simulated
   sluice profile web --config edge.toml --traffic flows=100000 --out web.json
                                         the chain web: each of its NFs on a core, behind one cache
+  sluice profile fw --config edge.toml --traffic noon.pcap --check fw.json
+                                        is what fw.json promises still true here?
 
 Traffic is size (bytes with the Ethernet header), flows, zipf (the exponent; without, all flows alike) and spread (1: destinations all
 over), or a capture. Throughput against cache ways is measured where the kernel gives ways (resctrl); `simulated` takes the misses from a
@@ -91,7 +94,13 @@ pub struct ProfileArgs {
     /// Core that the NF has for itself; the last that this process may use without
     #[arg(long, value_name = "N")]
     pub core: Option<usize>,
-    /// Print the profile as JSON
+    /// Measure again what this profile of the same NF, configuration and traffic says, at loads close together, and put both side by side
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "plot", "cache", "traced", "miss_ns"])]
+    pub check: Option<PathBuf>,
+    /// Loads at which --check measures latency
+    #[arg(long, value_name = "N", default_value_t = again::LOADS, requires = "check", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    pub loads: u32,
+    /// Print the profile, or what --check found, as JSON
     #[arg(long)]
     pub json: bool,
     /// Arguments of the program
@@ -174,12 +183,21 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let target = Target::find(args, &here)?;
     let packets = args.traffic.packets()?;
     let key = target.key(packets.name.clone())?;
+    let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
+    if let Some(path) = &args.check {
+        let kept = Profile::load(path)?;
+        is_of(&kept, &key)?;
+        let [(subject, _)] = target.nfs.as_slice() else {
+            return Err(Usage("a chain's profile is composed of its NFs': check those, one by one".into()).into());
+        };
+        let found = again::measure(subject, core, packets, &kept, args.loads)?;
+        return if args.json { json(out, &found) } else { Ok(print_again(&found, out)?) };
+    }
     // Files that cannot be written are said before the measurement, not after it.
     for path in [&args.out, &args.plot].into_iter().flatten() {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         anyhow::ensure!(folder.is_dir(), "there is no folder {} for {}", folder.display(), path.display());
     }
-    let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
     let (mut found, note) = match (&target.workload, target.nfs.as_slice()) {
         (Workload::Nf(_), [(subject, _)]) => {
             let (ways, note) = ways(args, &target)?;
@@ -299,6 +317,28 @@ fn print(found: &Profile, out: &mut dyn Write) -> std::io::Result<()> {
         writeln!(out, "{which}: {}", told(curve))?;
     }
     Ok(())
+}
+
+/// Whether a profile is of what is to be measured.
+fn is_of(profile: &Profile, key: &Key) -> anyhow::Result<()> {
+    let Key { workload, binaries, configuration, traffic, cpu } = key.clone();
+    let promise = Promise::Reserved { throughput_pps: 1.0, latency_us: 1.0 };
+    let slo = Slo { name: String::new(), workload, configuration, traffic, promise };
+    Ok(profile.is_for(&slo, &binaries, &cpu)?)
+}
+
+fn print_again(found: &Again, out: &mut dyn Write) -> std::io::Result<()> {
+    let mut table = Table::new(&[">LOAD MPPS", ">95TH PERCENTILE µS", ">CURVE", ">PROMISED"]);
+    for at in &found.latency {
+        let [now, curve, promised] = [at.now_us, at.curve_us, at.promised_us].map(|us| format!("{us:.1}"));
+        table.row(vec![format!("{:.3}", at.load_pps / 1e6).into(), now.into(), curve.into(), promised.into()]);
+    }
+    table.print(out, colour())?;
+    let [now, promised] = [found.now_pps, found.promised_pps].map(|pps| pps / 1e6);
+    writeln!(out, "throughput: {now:.3} Mpps, promised {promised:.3}")?;
+    let (above, of) = (found.loads_above(), found.latency.len());
+    let worst = found.above().filter(|above| *above > 0.0).map_or(String::new(), |part| format!(", by {:.1} % at most", part * 100.0));
+    writeln!(out, "latency: {:.1} % from the curve (median); above what is promised at {above} of {of} loads{worst}", found.distance() * 100.0)
 }
 
 fn told(curve: &Curve) -> String {
