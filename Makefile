@@ -61,7 +61,8 @@ ifneq ($(FEATURES),)
 endif
 	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
-	cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
+	scripts/trace-nf firewall macswap nat
+	SLUICE_TRACED=required cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
 ifneq ($(DPDK),yes)
 	@echo "DPDK is not installed (apt-get install libdpdk-dev), so the tests did not run with it"
 endif
@@ -70,8 +71,8 @@ ifneq ($(OPTIMISER),yes)
 endif
 	$(MAKE) loom
 
-# Those that handle bursts and need no disk.
-TRACED = bridge crypt firewall lb macswap mark monitor nat router search single vlan
+# Those that handle bursts.
+TRACED = bridge cost crypt firewall lb logger macswap mark monitor nat router search single vlan
 
 .PHONY: cachegrind
 cachegrind: ## compare the model of the caches with cachegrind, for the example NFs (a quarter of an hour)

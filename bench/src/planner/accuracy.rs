@@ -22,8 +22,8 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::json;
 use sluice_cache::model::{Curve as Misses, Geometry, Hierarchy};
-use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
 use sluice_cache::trace::chain::{self, Feed, Traced};
+use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
 use sluice_cache::trace::{ENOUGH, Traffic, beside, profile};
 use sluice_slo::curve;
 

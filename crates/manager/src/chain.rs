@@ -194,6 +194,18 @@ pub struct Member {
     pub id: u64,
     /// Number of the NF whose place it took. Flows that were with that one are with this one now.
     pub former: Option<u16>,
+    /// Whether it gets new flows, or only has the old ones to their end. One of a service does.
+    pub is_open: bool,
+}
+
+/// The instance that gets a flow by its hash, as hashes are spread over those that get new ones.
+pub fn picked(members: &[Member], hash: u32) -> Option<u16> {
+    let open = || members.iter().filter(|m| m.is_open);
+    match members {
+        [] => None,
+        [only] => Some(only.nf),
+        _ => open().nth(spread::pick_of(hash, open().map(|m| m.id))).map(|m| m.nf),
+    }
 }
 
 /// The instance that has a flow now that was with an NF: that one if it lives, or the one that took its place.
@@ -459,14 +471,7 @@ impl PathRegistry {
             // A service that comes twice in a chain is met in the same instance.
             let same =
                 chain.services[..i].iter().position(|s| s == service).filter(|_| !bypasses).and_then(|at| nfs.get(at)).copied();
-            let chosen = same_as_before.or(same).or_else(|| match members {
-                [] => None,
-                [only] => Some(only.nf),
-                _ => {
-                    let ids: Vec<u64> = members.iter().map(|m| m.id).collect();
-                    Some(members[spread::pick(spread_by, &ids)].nf)
-                }
-            });
+            let chosen = same_as_before.or(same).or_else(|| picked(members, spread_by));
             match chosen {
                 Some(nf) => {
                     nfs.push(nf);
@@ -498,6 +503,22 @@ fn mixed(hash: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_is_to_end_its_flows_keeps_them_and_gets_no_new_ones() {
+        let open = [member(0), member(1), member(2)];
+        let ending = [member(0), Member { is_open: false, ..member(1) }, member(2)];
+        let mut moved = 0;
+        for flow in 0..3000u32 {
+            let hash = flow.wrapping_mul(2_654_435_769);
+            let (before, after) = (picked(&open, hash).unwrap(), picked(&ending, hash).unwrap());
+            assert!(after != 1 && (before == 1 || after == before), "{before} {after}");
+            moved += u32::from(before == 1);
+            assert_eq!(kept(&ending, before), Some(before));
+        }
+        assert!(moved.abs_diff(1000) < 150, "{moved}");
+        assert_eq!((picked(&[], 7), picked(&ending[1..2], 7)), (None, Some(1)));
+    }
 
     #[test]
     fn many_combinations_need_few_paths_and_spread_evenly() {
@@ -549,7 +570,7 @@ mod tests {
     }
 
     fn member(nf: u16) -> Member {
-        Member { nf, id: u64::from(nf) * 7919, former: None }
+        Member { nf, id: u64::from(nf) * 7919, former: None, is_open: true }
     }
 
     fn tables(chains: Vec<Arc<Chain>>, services: Vec<Vec<u16>>) -> Tables {
@@ -594,7 +615,7 @@ mod tests {
         let c = chain(0, 1, &[0], OnFailure::Drop);
         let before = tables(vec![c.clone()], vec![vec![4, 5]]);
         let mut after = tables(vec![c], vec![vec![4]]);
-        after.services[0].push(Member { nf: 6, id: member(5).id, former: Some(5) });
+        after.services[0].push(Member { nf: 6, id: member(5).id, former: Some(5), is_open: true });
         for hash in 0..200 {
             let old = registry.decide(&before, 0, 0, hash, None);
             let now = registry.decide(&after, 0, 0, hash, Some(old));

@@ -111,7 +111,7 @@ impl Rig {
             generation: 1,
             rules: RuleSet::new(vec![rule]),
             chains: vec![Some(chain.clone())],
-            services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf), former: None }]).collect(),
+            services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
             pooled: Vec::new(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0] })],
             downstream_first: false,
@@ -333,7 +333,7 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
     wait_for("the packets to be held", || rig.plane.snapshots().unwrap()[0].waiting == 3);
     let place = rig.plane.place(0, None).unwrap();
     rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, false, None).unwrap();
-    rig.tables.services[0].push(Member { nf: 0, id: 0, former: None });
+    rig.tables.services[0].push(Member { nf: 0, id: 0, former: None, is_open: true });
     rig.publish();
     let mut nf = rig.nf(0);
     for _ in 0..3 {
@@ -391,7 +391,7 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     let place = rig.plane.place(0, None).unwrap();
     rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false, None).unwrap();
     assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 8);
-    rig.tables.services[1].push(Member { nf: 1, id: 1, former: None });
+    rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true });
     rig.publish();
     let mut second = rig.nf(1);
     first.tx.enqueue(&packets[8..]).unwrap();
@@ -420,7 +420,7 @@ fn what_a_successor_returns_waits_for_the_last_packet_of_the_one_before() {
     rig.handles.push(rig.plane.attach(1, "s0.1", 0, 0, true, 16, &place, 1.0, false, None).unwrap());
     let succession = Succession::after(rig.handles[0].in_flight.clone());
     rig.plane.follow(1, &succession).unwrap();
-    rig.tables.services[0] = vec![Member { nf: 1, id: 0, former: Some(0) }];
+    rig.tables.services[0] = vec![Member { nf: 1, id: 0, former: Some(0), is_open: true }];
     rig.publish();
     rig.plane.meet().unwrap();
     succession.settle();

@@ -26,7 +26,7 @@ use sluice_policy::sched::backpressure::Limits;
 use sluice_policy::sched::ecn::{self, Marker};
 
 use crate::asker::Asker;
-use crate::chain::{Chain, ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
+use crate::chain::{self, Chain, ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
 use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, URGENT, owner};
@@ -867,12 +867,11 @@ impl Plane {
     fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
         let hop = held.hop as usize;
         let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);
-        let ids: Vec<u64> = members.iter().map(|m| m.id).collect();
         let mut header = [0; 64];
         let len = (descriptor.len as usize).min(header.len());
         self.frames.arena().read(descriptor.frame, descriptor.offset, &mut header[..len]);
         let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
-        let Some(nf) = (!ids.is_empty()).then(|| members[sluice_policy::spread::pick(hash, &ids)].nf) else {
+        let Some(nf) = chain::picked(members, hash) else {
             let why = if self.tables.is_pooled(service) { Drop::NotShared } else { Drop::NoSuchPort };
             return self.lose(path, held, hop, descriptor.frame, why);
         };

@@ -148,10 +148,13 @@ impl Assignment {
         found
     }
 
-    /// Packets per second that are promised to an SLO on this server: what its instances here are to be given. None on demand.
+    /// Packets per second that are promised to an SLO on this server: all of its promise, as far as its instances here carry it. How flows are
+    /// divided over servers is not said here: they are not divided evenly, and some stay where they are while others are led elsewhere. So over
+    /// all servers it may be more than the promise. None on demand.
     pub fn throughput_pps(&self, slo: &Slo) -> Option<f64> {
         let promised = slo.promise.throughput_pps()?;
-        let here: f64 = self.instances(&slo.name).iter().map(|instance| instance.load_pps).sum();
+        let instances = self.instances(&slo.name);
+        let here: f64 = instances.iter().map(|instance| instance.capacity_pps.max(instance.load_pps)).sum();
         Some(here.min(promised))
     }
 
@@ -248,11 +251,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_promised_here_is_what_instances_here_are_given() {
+    fn what_is_promised_here_is_all_of_it_as_far_as_instances_here_carry_it() {
         let assignment = assignment();
+        let slo = &assignment.slos[0].slo;
         assert_eq!(assignment.check(), Ok(()));
         assert_eq!(assignment.instances("acme")[0].number, 0);
-        assert_eq!(assignment.throughput_pps(&assignment.slos[0].slo), Some(1.5e6));
+        assert_eq!(assignment.throughput_pps(slo), Some(3e6));
+        let mut fewer = assignment.clone();
+        fewer.server.instances.pop();
+        assert_eq!(fewer.throughput_pps(slo), Some(2e6), "the others are elsewhere");
+        // It gets no new flows, and its old ones are let in.
+        fewer.server.instances[0].load_pps = 0.0;
+        assert_eq!(fewer.throughput_pps(slo), Some(2e6));
+        let cap = Cap { instances: Some(1), load_pps: None };
+        let on_demand = Slo { promise: Promise::OnDemand { latency_us: 50.0, cap }, ..slo.clone() };
+        assert_eq!(fewer.throughput_pps(&on_demand), None);
         let placement = Placement { servers: vec![assignment.server.clone()] };
         let all = [promised("acme", 3e6), promised("elsewhere", 1e6)];
         assert_eq!(Assignment::of(&placement, "s0", all).unwrap(), assignment);

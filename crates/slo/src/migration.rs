@@ -121,6 +121,56 @@ pub enum MigrationError {
     /// Not the same servers.
     #[error("the placements are not of the same servers")]
     Servers,
+    /// A step of another placement.
+    #[error("the step is of another placement: {slo}.{number} is not on {server}")]
+    Another {
+        /// The SLO of the instance.
+        slo: String,
+        /// Which instance.
+        number: u32,
+        /// Where it should be.
+        server: String,
+    },
+}
+
+impl Step {
+    /// Makes a placement what it is once this step is done, with what its SLOs are given in all as it was.
+    ///
+    /// # Errors
+    /// [`MigrationError::Another`]; the placement stays as it is.
+    pub fn take(&self, placement: &mut Placement) -> Result<(), MigrationError> {
+        match self {
+            Self::Resize { server, slo, number, to, capacity_pps, .. } => {
+                let (at, i) = find(placement, server, slo, *number)?;
+                let instance = &mut placement.servers[at].instances[i];
+                (instance.ways, instance.capacity_pps) = (*to, *capacity_pps);
+            }
+            Self::Start { server, instance } => {
+                let at = placement.servers.iter().position(|known| known.name == *server);
+                let another =
+                    || MigrationError::Another { slo: instance.slo.clone(), number: instance.number, server: server.clone() };
+                placement.servers[at.ok_or_else(another)?].instances.push(instance.clone());
+            }
+            Self::Redirect { slo, parts, .. } => {
+                let sum = placement.loads_pps().get(slo.as_str()).copied().unwrap_or(0.0);
+                let own = placement.servers.iter_mut().flat_map(|server| &mut server.instances).filter(|i| i.slo == *slo);
+                own.for_each(|instance| instance.load_pps = sum * parts.get(&instance.number).copied().unwrap_or(0.0));
+            }
+            Self::Stop { server, slo, number } => {
+                let (at, i) = find(placement, server, slo, *number)?;
+                placement.servers[at].instances.remove(i);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The places of a server and of an instance on it.
+fn find(placement: &Placement, server: &str, slo: &str, number: u32) -> Result<(usize, usize), MigrationError> {
+    let at = placement.servers.iter().position(|known| known.name == server);
+    let is_it = |instance: &Instance| instance.slo == slo && instance.number == number;
+    let found = at.and_then(|at| Some((at, placement.servers[at].instances.iter().position(is_it)?)));
+    found.ok_or_else(|| MigrationError::Another { slo: slo.into(), number, server: server.into() })
 }
 
 /// The plan from `current` to `target`, if that saves at least this part of the servers in use.
@@ -437,29 +487,18 @@ mod tests {
         let promised: BTreeMap<String, f64> = current.loads_pps().into_iter().map(|(slo, pps)| (slo.to_string(), pps)).collect();
         let mut now = current.clone();
         for step in &migration.steps {
-            let place: BTreeMap<String, usize> =
-                now.servers.iter().enumerate().map(|(i, server)| (server.name.clone(), i)).collect();
             match step {
-                Step::Resize { server, slo, number, to, capacity_pps, .. } => {
-                    let found =
-                        now.servers[place[server]].instances.iter_mut().find(|i| i.slo == *slo && i.number == *number).unwrap();
-                    (found.ways, found.capacity_pps) = (*to, *capacity_pps);
+                Step::Stop { slo, number, .. } => {
+                    let of = now.instances().map(|(_, i)| i).filter(|i| i.slo == *slo && i.number == *number);
+                    assert_eq!(of.map(|i| i.load_pps).collect::<Vec<_>>(), [0.0], "{step:?}");
                 }
-                Step::Start { server, instance } => now.servers[place[server]].instances.push(instance.clone()),
-                Step::Stop { server, slo, number } => {
-                    let stopped = |i: &Instance| i.slo == *slo && i.number == *number;
-                    let server = &mut now.servers[place[server]];
-                    assert!(server.instances.iter().filter(|i| stopped(i)).all(|i| i.load_pps == 0.0), "{step:?}");
-                    server.instances.retain(|i| !stopped(i));
-                }
-                Step::Redirect { slo, parts, away_from, .. } => {
+                Step::Redirect { parts, away_from, .. } => {
                     assert!((parts.values().sum::<f64>() - 1.0).abs() < 1e-6, "{step:?}");
                     assert!(away_from.iter().all(|number| !parts.contains_key(number)), "{step:?}");
-                    for i in now.servers.iter_mut().flat_map(|server| &mut server.instances).filter(|i| i.slo == *slo) {
-                        i.load_pps = promised[slo] * parts.get(&i.number).copied().unwrap_or(0.0);
-                    }
                 }
+                Step::Resize { .. } | Step::Start { .. } => {}
             }
+            step.take(&mut now).unwrap();
             for server in &now.servers {
                 server.room().unwrap();
             }
@@ -492,6 +531,21 @@ mod tests {
         assert_eq!(names(&migration), ["start", "redirect", "stop"]);
         let Step::Redirect { parts, away_from, .. } = &migration.steps[1] else { panic!("{migration:?}") };
         assert_eq!((parts, away_from.as_slice()), (&Parts::from([(1, 1.0)]), &[0][..]));
+    }
+
+    #[test]
+    fn a_step_of_another_placement_changes_nothing() {
+        let current = placement(&[&[instance("a", 0, 0, 4)], &[instance("b", 0, 0, 4)]], 4, 10);
+        let (server, slo) = (String::from("s0"), String::from("b"));
+        let stop = Step::Stop { server: server.clone(), slo: slo.clone(), number: 0 };
+        let resize = Step::Resize { server, slo, number: 0, from: 4, to: 2, capacity_pps: 2e6 };
+        let start = Step::Start { server: "s9".into(), instance: instance("b", 1, 0, 4) };
+        for step in [stop, resize, start] {
+            let mut now = current.clone();
+            let error = step.take(&mut now).unwrap_err();
+            assert!(matches!(&error, MigrationError::Another { slo, .. } if slo == "b"), "{error}");
+            assert_eq!(now, current);
+        }
     }
 
     fn names(migration: &Migration) -> Vec<&'static str> {

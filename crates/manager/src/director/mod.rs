@@ -41,7 +41,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_policy::pool::life::{Event, Life, Timeouts, flag};
 use sluice_policy::pool::{Pool, State};
-use sluice_policy::spread;
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Control;
@@ -947,12 +946,8 @@ impl Director {
 fn shared(tables: &Tables, service: u16, hash: u32, kept: Option<u16>) -> Option<u16> {
     let members = tables.services.get(service as usize).map_or(&[][..], |m| m);
     match members {
-        [] => None,
         [only] => Some(only.nf),
-        _ => match kept.and_then(|nf| chain::kept(members, nf)) {
-            Some(nf) => Some(nf),
-            None => Some(members[spread::pick_of(hash, members.iter().map(|m| m.id))].nf),
-        },
+        _ => kept.and_then(|nf| chain::kept(members, nf)).or_else(|| chain::picked(members, hash)),
     }
 }
 

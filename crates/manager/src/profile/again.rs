@@ -3,7 +3,8 @@
 //! # Approach
 //! The NF is started once more, on the same stand with the same traffic. Throughput is the median of [`SAMPLES`] measurements, latency that of as
 //! many at each of the loads, which lie evenly between the ends of the profile's latency curve. Each is put beside the curve and beside what is
-//! promised, which is the curve with its margin.
+//! promised, which is the curve with its margin. The lowest of the measurements stands there too: where even that is above the promise, it is
+//! not a host that was disturbed for a moment.
 //!
 //! # Limits
 //! With all ways of the cache: of a profile by classes (resctrl), whose best class is smaller, it says less. A host that is busier than it was
@@ -29,6 +30,8 @@ pub struct At {
     pub load_pps: f64,
     /// 95th percentile in microseconds, measured again.
     pub now_us: f64,
+    /// The lowest that was measured.
+    pub least_us: f64,
     /// By the profile's curve.
     pub curve_us: f64,
     /// What the profile promises.
@@ -57,9 +60,10 @@ impl Again {
         self.latency.iter().map(|at| at.now_us / at.promised_us - 1.0).max_by(f64::total_cmp)
     }
 
-    /// Loads at which it is above.
-    pub fn loads_above(&self) -> usize {
-        self.latency.iter().filter(|at| at.now_us > at.promised_us).count()
+    /// Loads at which it is above; and at which even the lowest is.
+    pub fn loads_above(&self) -> (usize, usize) {
+        let count = |of: fn(&At) -> f64| self.latency.iter().filter(|at| of(at) > at.promised_us).count();
+        (count(|at| at.now_us), count(|at| at.least_us))
     }
 }
 
@@ -70,17 +74,21 @@ impl Again {
 pub fn measure(subject: &Subject, core: usize, packets: Packets, profile: &Profile, loads: u32) -> Result<Again, MeasureError> {
     let _pin = stand::Pin::away_from(core)?;
     let (mut bench, _) = Bench::start(subject, core, packets)?;
-    let median = |of: &mut dyn FnMut() -> Result<f64, MeasureError>| {
-        let samples = (0..SAMPLES).map(|_| of()).collect::<Result<Vec<_>, _>>()?;
-        Ok::<_, MeasureError>(percentile(samples, 0.5))
-    };
-    let now_pps = median(&mut || bench.fill(SAMPLE_NS))?;
+    let samples = |of: &mut dyn FnMut() -> Result<f64, MeasureError>| (0..SAMPLES).map(|_| of()).collect::<Result<Vec<_>, _>>();
+    let now_pps = percentile(samples(&mut || bench.fill(SAMPLE_NS))?, 0.5);
     let curve = &profile.latency;
     let mut latency = Vec::with_capacity(loads as usize);
     for load_pps in between(profile, loads) {
-        let now_us = median(&mut || bench.latency_us(load_pps, LATE))?;
+        let found = samples(&mut || bench.latency_us(load_pps, LATE))?;
         let curve_us = curve.at(load_pps).unwrap_or(f64::INFINITY);
-        latency.push(At { load_pps, now_us, curve_us, promised_us: curve_us * (1.0 + curve.margin) });
+        let promised_us = curve_us * (1.0 + curve.margin);
+        latency.push(At {
+            load_pps,
+            least_us: percentile(found.clone(), 0.0),
+            now_us: percentile(found, 0.5),
+            curve_us,
+            promised_us,
+        });
     }
     bench.stand.stop()?;
     Ok(Again { now_pps, promised_pps: profile.throughput_pps(profile.best_ways), latency })
@@ -100,17 +108,19 @@ mod tests {
     use super::*;
 
     fn at(now_us: f64, curve_us: f64) -> At {
-        At { load_pps: 1e6, now_us, curve_us, promised_us: curve_us * 1.1 }
+        At { load_pps: 1e6, now_us, least_us: now_us - 2.0, curve_us, promised_us: curve_us * 1.1 }
     }
 
     #[test]
     fn what_is_above_the_promise_is_told_and_by_how_much() {
         let again = Again { now_pps: 1e6, promised_pps: 1e6, latency: vec![at(10.0, 10.0), at(12.0, 10.0), at(19.0, 20.0)] };
-        assert_eq!(again.loads_above(), 1);
+        assert_eq!(again.loads_above(), (1, 0));
         assert!((again.above().unwrap() - (12.0 / 11.0 - 1.0)).abs() < 1e-12);
         assert!((again.distance() - 0.05).abs() < 1e-12);
         let kept = Again { latency: vec![at(10.9, 10.0)], ..again.clone() };
-        assert!(kept.loads_above() == 0 && kept.above().unwrap() < 0.0);
+        assert!(kept.loads_above() == (0, 0) && kept.above().unwrap() < 0.0);
+        let far = Again { latency: vec![at(14.0, 10.0)], ..again.clone() };
+        assert_eq!(far.loads_above(), (1, 1));
         assert_eq!(Again { latency: Vec::new(), ..again }.above(), None);
     }
 

@@ -26,6 +26,8 @@
 //! where they cannot. A profile by `resctrl` has no floor, for nobody thrashes the class while it is measured: an SLO by it takes ways of its own
 //! for every instance, and never a place in the shared class.
 //!
+//! An NF of some thousand packets a second takes longer than a minute: at low load each sample lasts up to a second.
+//!
 //! The stand is one thread, which writes the packets: an NF that takes less time for a packet than that is promised what the stand sends. Traffic in
 //! bursts waits longer than traffic that comes evenly. A traced NF that is older than the NF is not noticed. The model's limits are told in
 //! [`sluice_cache::model`]. NFs of a [`chain`] share a class and take its ways from each other, so that their own curves do not add up.
@@ -56,11 +58,13 @@ use traffic::{Followed, NoPackets, Packets};
 /// Length of a measurement of throughput.
 pub const SAMPLE_NS: u64 = 20_000_000;
 /// Of one of latency; longer, up to a second, where fewer packets than `ENOUGH` would be late.
-pub const LATENCY_NS: u64 = 40_000_000;
+pub const LATENCY_NS: u64 = 20_000_000;
 const ENOUGH: f64 = 20.0;
 /// The part of packets that may take longer than a latency that is promised.
 const LATE: f64 = 0.05;
 const LONGEST_NS: f64 = 1e9;
+/// A point of a latency curve is not measured for longer, beyond the fewest samples.
+const POINT_NS: u64 = 2_000_000_000;
 /// Before the first, and after a change of the class, whose new ways have to fill.
 const SETTLE_NS: u64 = 100_000_000;
 /// What is noted where lost ways stay full.
@@ -209,8 +213,7 @@ impl Bench {
 
     /// What all packets but a part take at a load, in microseconds.
     fn latency_us(&mut self, load_pps: f64, late: f64) -> Result<f64, MeasureError> {
-        let enough_ns = (ENOUGH / late * 1e9 / load_pps.max(f64::MIN_POSITIVE)).min(LONGEST_NS) as u64;
-        let offer = Offer { rate_pps: Some(load_pps), time_ns: LATENCY_NS.max(enough_ns), packets: u64::MAX };
+        let offer = Offer { rate_pps: Some(load_pps), time_ns: time_ns(load_pps, late), packets: u64::MAX };
         let found = self.stand.offer(&mut self.packets.drawn, &offer)?;
         Ok(percentile(found.latency_ns, 1.0 - late) / 1e3)
     }
@@ -221,9 +224,17 @@ impl Bench {
             return Err(MeasureError::Curve { which: "throughput", why: "it has no points".into() });
         };
         let best_pps = best.y * (1.0 - throughput.margin);
-        let loads = curve::Plan::latency_below(best_pps);
+        let mut loads = curve::Plan::latency_below(best_pps);
+        // At the least load a sample takes longest.
+        let most_samples = (POINT_NS / time_ns(loads.from, late)) as usize;
+        loads.most_samples = most_samples.clamp(loads.samples, loads.most_samples);
         curve::build(&loads, |load_pps| Ok(vec![self.latency_us(load_pps, late)?])).map_err(|error| no_curve("latency", error))
     }
+}
+
+/// How long latency is measured at a load.
+fn time_ns(load_pps: f64, late: f64) -> u64 {
+    LATENCY_NS.max((ENOUGH / late * 1e9 / load_pps.max(f64::MIN_POSITIVE)).min(LONGEST_NS) as u64)
 }
 
 /// The value that this part of the values does not exceed; 0 of none.
@@ -302,10 +313,10 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
             let (misses, miss_ns) = (&*misses, *miss_ns);
             let mut rates: Vec<f64> = Vec::new();
             let curve = simulated(misses, miss_ns, &mut rates, || bench.fill(SAMPLE_NS)).map_err(fail)?;
-            rates.sort_by(f64::total_cmp);
             let most = misses.misses.len() as u32;
             let references_per_packet = misses.misses_per_packet(0);
-            let floor = slowed(rates[rates.len() / 2], references_per_packet - misses.misses_per_packet(most), miss_ns);
+            let with_all = curve.points.last().map_or(0.0, |point| point.y);
+            let floor = slowed(with_all, references_per_packet - misses.misses_per_packet(most), miss_ns);
             Ok(Throughput {
                 source: Source::Simulated,
                 floor_pps: curve.points.first().map(|point| point.y.min(floor)),

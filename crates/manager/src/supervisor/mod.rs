@@ -476,8 +476,16 @@ impl Supervisor {
                 let instances = shared.map_or(&[][..], |s| &s.instances);
                 let runs = |nf: &&NfState| nf.state == State::Running && !nf.draining;
                 let living = instances.iter().filter_map(|n| self.nfs.get(n)).filter(runs);
-                let member = |nf: &NfState| Member { nf: nf.number, id: nf.spread_id, former: nf.former };
-                living.flat_map(|nf| several(member(nf), parts.get(&nf.number).copied().unwrap_or(1))).collect()
+                let parts_of = |nf: &NfState| parts.get(&nf.number).copied().unwrap_or(1);
+                // Where all that live are to end their flows, new ones are with them all the same.
+                let none_open = living.clone().all(|nf| parts_of(nf) == 0);
+                let member = |nf: &NfState, parts: u32| Member {
+                    nf: nf.number,
+                    id: nf.spread_id,
+                    former: nf.former,
+                    is_open: none_open || parts > 0,
+                };
+                living.flat_map(|nf| several(member(nf, parts_of(nf)), parts_of(nf).max(1))).collect()
             })
             .collect();
         let ports = self

@@ -651,14 +651,16 @@ impl Supervisor {
         members
     }
 
-    /// How often an NF stands among those that flows are spread over: in proportion to what its instance is to be given.
+    /// How often an NF stands among those that flows are spread over: in proportion to what its instance is to be given; not at all if that is
+    /// nothing, beside others that are given something.
     pub(super) fn spread_parts(&self) -> BTreeMap<u16, u32> {
         let members = self.members();
         let most = |slo: &str| members.iter().filter(|m| m.slo == slo).map(|m| m.instance.load_pps).fold(0.0, f64::max);
         let parts = |member: &Member| {
             let most = most(&member.slo);
-            let part = if most > 0.0 { (member.instance.load_pps / most * SPREAD_PARTS).round() as u32 } else { 1 };
-            (member.nf, part.max(1))
+            let given = member.instance.load_pps;
+            let part = if given > 0.0 { ((given / most * SPREAD_PARTS).round() as u32).max(1) } else { 0 };
+            (member.nf, part)
         };
         let alike = |slo: &str| members.iter().filter(|m| m.slo == slo).all(|m| m.instance.load_pps == most(slo));
         members.iter().filter(|member| !alike(&member.slo)).map(parts).collect()

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use sluice_cache::host::Processor;
 use sluice_manager::control::client::ClientError;
-use sluice_manager::control::model::{Apply, NfState, Upgrade};
+use sluice_manager::control::model::{Apply, NfState, Stats, Upgrade};
 use sluice_manager::control::promise::Promise;
 use sluice_manager::control::{ApiError, ErrorKind};
 use sluice_resctrl_stand_in::{Count, Machine, StandIn};
@@ -208,6 +208,33 @@ fn what_was_profiled_polls_on_a_core_of_its_own() {
 }
 
 #[test]
+fn an_instance_that_is_given_nothing_ends_its_old_flows_and_gets_no_new_ones() {
+    let mut daemon = Daemon::start("", &two("cache = \"none\"", &nf("sluice-nf-bridge")));
+    daemon.wait("packets flow", |s| find_chain(s, "acme").exit_packets > 100);
+    let with = |loads: [f64; 2]| {
+        let mut wanted = assignment(&[("acme", &[0, 2], 2, 5e3), ("rogue", &[3], 0, 2e4)]);
+        let acme = wanted.server.instances.iter_mut().filter(|one| one.slo == "acme");
+        acme.zip(loads).for_each(|(one, load_pps)| one.load_pps = load_pps);
+        wanted
+    };
+    let passed = |stats: &Stats| [0, 1].map(|i| find_nf(stats, &format!("acme-nf.{i}")).tx_packets);
+    daemon.client().place(&with([5e3, 0.0])).unwrap();
+    let stats = daemon.wait("the first has all flows", |s| passed(s)[0] > 500);
+    assert_eq!(passed(&stats)[1], 0);
+    // The other way round: old flows stay, and there are no others.
+    daemon.client().place(&with([0.0, 5e3])).unwrap();
+    let before = passed(&daemon.stats())[0];
+    let stats = daemon.wait("the first keeps them", |s| passed(s)[0] > before + 500);
+    assert_eq!(passed(&stats)[1], 0);
+    // What is on the way out is not policed.
+    daemon.client().place(&with([0.0, 0.0])).unwrap();
+    let before = passed(&daemon.stats())[0];
+    let stats = daemon.wait("they are let in", |s| passed(s)[0] > before + 500);
+    assert_eq!(promise(&stats.promises, "acme").promised_pps, Some(1e4));
+    daemon.stop();
+}
+
+#[test]
 fn what_is_profiled_is_admitted_applied_and_kept() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().to_path_buf();
@@ -230,13 +257,14 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
     let profiled = ["profile", "work", "--config", &file, "--traffic", "flows=64", "--cache", "none", "--out", &out];
     // Beside other tests an NF may look as if it carried next to nothing, and then that is what its profile promises.
     let enough = |profile: &Profile| profile.throughput_pps(profile.best_ways) >= 200.0;
-    for _ in 0..5 {
+    for tries in 1.. {
         if !measured(&sluice(&profiled)) {
             return;
         }
         if enough(&Profile::load(Path::new(&out)).unwrap()) {
             break;
         }
+        assert!(tries < 5, "the NF carried less than 200 packets/s each time");
     }
     // As `sluice doctor` would tell of this host, and with all ways for NFs, as the profile is of the whole cache.
     let profile = Profile::load(Path::new(&out)).unwrap();

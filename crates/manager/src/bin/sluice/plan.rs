@@ -4,6 +4,7 @@ mod bars;
 pub mod folder;
 mod optimise;
 pub mod profiles;
+mod steps;
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -22,7 +23,9 @@ Examples:
   sluice plan show                      servers as bars of cores and cache ways
   sluice plan show --svg plan.svg       the same as a picture
   sluice plan optimise                  how few servers would do, and the steps to get there
-  sluice plan optimise --apply          and take them as the new placement
+  sluice plan optimise --apply          and take the end of them as the new placement
+  sluice plan optimise --in-steps       or keep them, and take one after the other:
+  sluice plan step
 
 A plan is a folder with servers.toml, a folder `profiles` of JSON files, and placement.json, which `sluice slo` writes.
 servers.toml has for each server, which is what shares one last-level cache:
@@ -57,6 +60,9 @@ A letter is an SLO on that server, `=` the class that instances without a class 
     /// Find the least number of servers, and the steps to get there
     #[command(visible_alias = "optimize", after_help = optimise::HELP)]
     Optimise(optimise::OptimiseArgs),
+    /// Take the next of the steps that `optimise --in-steps` has kept
+    #[command(after_help = steps::HELP)]
+    Step(steps::StepArgs),
 }
 
 #[derive(Debug, Args)]
@@ -81,6 +87,7 @@ pub fn run(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.command {
         PlanCommand::Show(show) => self::show(&args.folder.read()?, show, out),
         PlanCommand::Optimise(optimise) => optimise::run(&args.folder, optimise, out),
+        PlanCommand::Step(step) => steps::run(&args.folder, step, out),
     }
 }
 

@@ -13,8 +13,8 @@ use sluice_cache::trace::chain::Traced;
 use sluice_manager::config::host;
 use sluice_manager::config::model::{Service, hop};
 use sluice_manager::estimate::Subject;
-use sluice_manager::profile::traffic::Traffic;
 use sluice_manager::profile::again::{self, Again};
+use sluice_manager::profile::traffic::Traffic;
 use sluice_manager::profile::{self, MeasureError, Plan, Ways, chain, chase};
 use sluice_slo::profile::{Curve, Digest, Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
@@ -94,11 +94,12 @@ pub struct ProfileArgs {
     /// Core that the NF has for itself; the last that this process may use without
     #[arg(long, value_name = "N")]
     pub core: Option<usize>,
-    /// Measure again what this profile of the same NF, configuration and traffic says, at loads close together, and put both side by side
+    /// Measure again, at loads close together, what this profile of the same NF, configuration and traffic says
     #[arg(long, value_name = "FILE", conflicts_with_all = ["out", "plot", "cache", "traced", "miss_ns"])]
     pub check: Option<PathBuf>,
     /// Loads at which --check measures latency
-    #[arg(long, value_name = "N", default_value_t = again::LOADS, requires = "check", value_parser = clap::value_parser!(u32).range(2..=1000))]
+    #[arg(long, value_name = "N", default_value_t = again::LOADS, requires = "check")]
+    #[arg(value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub loads: u32,
     /// Print the profile, or what --check found, as JSON
     #[arg(long)]
@@ -185,11 +186,11 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     let key = target.key(packets.name.clone())?;
     let core = args.core.or_else(|| here.allowed.last().copied()).unwrap_or(0);
     if let Some(path) = &args.check {
-        let kept = Profile::load(path)?;
-        is_of(&kept, &key)?;
         let [(subject, _)] = target.nfs.as_slice() else {
             return Err(Usage("a chain's profile is composed of its NFs': check those, one by one".into()).into());
         };
+        let kept = Profile::load(path)?;
+        is_of(&kept, &key)?;
         let found = again::measure(subject, core, packets, &kept, args.loads)?;
         return if args.json { json(out, &found) } else { Ok(print_again(&found, out)?) };
     }
@@ -328,17 +329,20 @@ fn is_of(profile: &Profile, key: &Key) -> anyhow::Result<()> {
 }
 
 fn print_again(found: &Again, out: &mut dyn Write) -> std::io::Result<()> {
-    let mut table = Table::new(&[">LOAD MPPS", ">95TH PERCENTILE µS", ">CURVE", ">PROMISED"]);
+    let mut table = Table::new(&[">LOAD MPPS", ">95TH PERCENTILE µS", ">LOWEST", ">CURVE", ">PROMISED"]);
     for at in &found.latency {
-        let [now, curve, promised] = [at.now_us, at.curve_us, at.promised_us].map(|us| format!("{us:.1}"));
-        table.row(vec![format!("{:.3}", at.load_pps / 1e6).into(), now.into(), curve.into(), promised.into()]);
+        let us = [at.now_us, at.least_us, at.curve_us, at.promised_us].map(|us| format!("{us:.1}").into());
+        table.row([format!("{:.3}", at.load_pps / 1e6).into()].into_iter().chain(us).collect());
     }
     table.print(out, colour())?;
     let [now, promised] = [found.now_pps, found.promised_pps].map(|pps| pps / 1e6);
     writeln!(out, "throughput: {now:.3} Mpps, promised {promised:.3}")?;
-    let (above, of) = (found.loads_above(), found.latency.len());
-    let worst = found.above().filter(|above| *above > 0.0).map_or(String::new(), |part| format!(", by {:.1} % at most", part * 100.0));
-    writeln!(out, "latency: {:.1} % from the curve (median); above what is promised at {above} of {of} loads{worst}", found.distance() * 100.0)
+    let ((above, always), of) = (found.loads_above(), found.latency.len());
+    let worst =
+        found.above().filter(|above| *above > 0.0).map_or(String::new(), |part| format!(", by {:.1} % at most", part * 100.0));
+    let distance = found.distance() * 100.0;
+    writeln!(out, "latency: {distance:.1} % from the curve (median); above what is promised at {above} of {of} loads{worst}")?;
+    writeln!(out, "  and at {always} of them whenever it was measured: there the profile promises too much, or the host is busier")
 }
 
 fn told(curve: &Curve) -> String {

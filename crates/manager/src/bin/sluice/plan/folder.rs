@@ -4,6 +4,7 @@
 //! - `profiles/*.json`, written by the profiler ([`super::profiles`]).
 //! - `placement.json`, written here alone: admitted SLOs, and where their instances run. It is replaced as a whole, so a reader sees the old
 //!   one or the new one. Who changes it holds a lock on the folder from before it is read until it is replaced.
+//! - `steps.json`, written here too: the steps to another placement that are still to be taken ([`super::steps`]).
 //!
 //! The servers of `servers.toml` count; an unused one may come, go and change. One in use may change as long as what its profiles
 //! depend on stays, and what runs there still fits.
@@ -21,6 +22,8 @@ use sluice_manager::file::{self, Lock};
 use sluice_slo::placement::{PlacedServer, Placement, ServerShape};
 use sluice_slo::profile::Key;
 use sluice_slo::slo::Slo;
+
+use super::steps::Steps;
 
 /// Where a plan is if nothing else is said, for root.
 pub const DEFAULT: &str = "/var/lib/sluice/plan";
@@ -110,6 +113,47 @@ impl Folder {
     /// The file that is written here.
     pub fn placement(&self) -> PathBuf {
         self.path.join("placement.json")
+    }
+
+    /// The file with the steps that are left.
+    pub fn steps_file(&self) -> PathBuf {
+        self.path.join("steps.json")
+    }
+
+    /// Reads the steps that are left, if any are kept.
+    pub fn steps(&self) -> anyhow::Result<Option<Steps>> {
+        let path = self.steps_file();
+        match fs::read(&path) {
+            Ok(text) => Ok(Some(Steps::parse(&text).with_context(|| {
+                format!(
+                    "{} has no steps of this program: remove it, and make them anew with `sluice plan optimise --in-steps`",
+                    path.display()
+                )
+            })?)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => bail!("cannot read {} ({error}): run as who may, or name another folder with --plan", path.display()),
+        }
+    }
+
+    /// Keeps the steps that are left; without any, the file goes.
+    pub fn keep_steps(&self, steps: &Steps) -> anyhow::Result<()> {
+        if steps.is_done() {
+            return self.forget_steps();
+        }
+        let (path, text) = (self.steps_file(), serde_json::to_string_pretty(steps)? + "\n");
+        file::replace(&path, text.as_bytes())
+            .with_context(|| format!("cannot write {}: run as who may, or name another folder with --plan", path.display()))
+    }
+
+    /// Keeps no steps any more.
+    pub fn forget_steps(&self) -> anyhow::Result<()> {
+        let path = self.steps_file();
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                bail!("cannot remove {} ({error}): run as who may", path.display())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Waits until nobody else changes the plan. It is locked until what is returned is dropped.

@@ -18,6 +18,7 @@ use sluice_slo::placement::ServerShape;
 
 use super::folder::{Folder, Plan};
 use super::profiles::{Profiles, UNMEASURED};
+use super::steps::Steps;
 use crate::args::seconds;
 use crate::commands::json;
 
@@ -28,11 +29,12 @@ Examples:
   sluice plan optimise --limit 10 --threshold 3   ten seconds, and only if three servers or more are saved
   sluice plan optimise --leave-old                steps that leave old flows where they are until they end
   sluice plan optimise --apply                    write the end result into the plan
+  sluice plan optimise --in-steps                 keep the steps, for `sluice plan step` to take one by one
 
 The steps say how to get there with every promise kept at each: those that move nobody come first, new instances run before old ones stop.
-They are told, and carried out by nobody: --apply writes their end result into the plan, and `sluice slo apply` has a daemon go over to that
-at once, where new instances are ready before old ones go, and flows move. If time is out, the best
-answer counts that was found, with how far it may be from the least; if none is better, the placement stays as it is.
+--in-steps keeps them, and changes nothing yet. --apply writes their end result into the plan, and `sluice slo apply` has a daemon go over to
+that at once, where new instances are ready before old ones go, and flows move. If time is out, the best answer counts that was found, with
+how far it may be from the least; if none is better, the placement stays as it is.
 A build with `--features optimiser` is needed.";
 
 /// Arguments of `sluice plan optimise`.
@@ -50,6 +52,9 @@ pub struct OptimiseArgs {
     /// Write the end result into the plan as the new placement
     #[arg(long)]
     apply: bool,
+    /// Keep the steps in the plan, to be taken one by one with `sluice plan step`
+    #[arg(long, conflicts_with = "apply")]
+    in_steps: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -70,6 +75,8 @@ struct Answer {
     timed_out: bool,
     /// Whether the placement was replaced.
     applied: bool,
+    /// Whether the steps were kept.
+    kept: bool,
     /// The steps; none if they save too little.
     migration: Option<Migration>,
 }
@@ -81,15 +88,23 @@ pub fn run(folder: &Folder, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow:
     }
     let mut plan = folder.read()?;
     let mut answer = solve(&plan, &Profiles::read(folder)?, args)?;
-    if let Some(migration) = answer.migration.as_ref().filter(|migration| args.apply && !migration.steps.is_empty()) {
+    let is_wanted = |migration: &&Migration| (args.apply || args.in_steps) && !migration.steps.is_empty();
+    if let Some(migration) = answer.migration.as_ref().filter(is_wanted) {
         let _lock = folder.lock()?;
         ensure!(
             folder.read()? == plan,
             "the plan was changed while the optimiser ran, so its answer is for another one: nothing was moved; run it again"
         );
-        plan.placement = migration.placement.clone();
-        folder.write(&plan)?;
-        answer.applied = true;
+        if args.in_steps {
+            folder.keep_steps(&Steps::of(&plan, migration))?;
+        } else {
+            plan.placement = migration.placement.clone();
+            folder.write(&plan)?;
+        }
+        (answer.applied, answer.kept) = (args.apply, args.in_steps);
+    } else if args.in_steps {
+        let _lock = folder.lock()?;
+        folder.forget_steps()?;
     }
     if args.json {
         return json(out, &answer);
@@ -97,6 +112,9 @@ pub fn run(folder: &Folder, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow:
     print(&answer, args, out)?;
     if answer.applied {
         writeln!(out, "written to {}", folder.placement().display())?;
+    }
+    if answer.kept {
+        writeln!(out, "kept in {}; `sluice plan step` takes the first", folder.steps_file().display())?;
     }
     Ok(())
 }
@@ -115,7 +133,8 @@ fn shapes(plan: &Plan) -> Vec<ServerShape> {
 fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Result<Answer> {
     let until = Instant::now() + Duration::from_secs_f64(args.limit);
     let servers_now = plan.placement.used();
-    let mut answer = Answer { servers_now, servers: 0, at_least: 0, gap: 0.0, timed_out: false, applied: false, migration: None };
+    let mut answer =
+        Answer { servers_now, servers: 0, at_least: 0, gap: 0.0, timed_out: false, applied: false, kept: false, migration: None };
     let mut target = plan.placement.clone();
     for shape in shapes(plan) {
         let demands = demands(plan, profiles, &shape)?;
@@ -130,7 +149,8 @@ fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Resul
         answer.gap = answer.servers.saturating_sub(answer.at_least) as f64 / answer.servers as f64;
     }
     if servers_now.saturating_sub(answer.servers) >= args.threshold {
-        let old = if args.leave_old { Old::Stay } else { Old::Follow };
+        // In steps, daemons leave old flows where they are.
+        let old = if args.leave_old || args.in_steps { Old::Stay } else { Old::Follow };
         answer.migration = Some(migration::plan(&plan.placement, &target, 0.0, old)?);
     }
     Ok(answer)
@@ -187,7 +207,8 @@ fn print(answer: &Answer, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow::R
     Ok(())
 }
 
-fn said(step: &Step) -> String {
+/// A step in words.
+pub fn said(step: &Step) -> String {
     let ways = |ways: u32| if ways == 0 { "shared class".into() } else { format!("{ways} ways") };
     match step {
         Step::Resize { server, slo, number, from, to, .. } => {
@@ -223,7 +244,7 @@ mod tests {
     use super::*;
 
     fn args(apply: bool) -> OptimiseArgs {
-        OptimiseArgs { limit: 60.0, threshold: 1, leave_old: true, apply, json: false }
+        OptimiseArgs { limit: 60.0, threshold: 1, leave_old: true, apply, in_steps: false, json: false }
     }
 
     fn text(folder: &Folder, args: &OptimiseArgs) -> anyhow::Result<String> {
@@ -273,6 +294,11 @@ mod tests {
         let many = text(&folder, &OptimiseArgs { threshold: 2, ..args(true) }).unwrap();
         assert!(many.ends_with("less than the threshold of 2: the placement stays as it is\n"), "{many}");
         assert_eq!(std::fs::read(folder.placement()).unwrap(), before);
+        let kept = text(&folder, &OptimiseArgs { in_steps: true, leave_old: false, ..args(false) }).unwrap();
+        assert!(kept.contains("stay until they end") && kept.contains("`sluice plan step` takes the first"), "{kept}");
+        assert!(folder.steps().unwrap().is_some() && std::fs::read(folder.placement()).unwrap() == before);
+        text(&folder, &OptimiseArgs { in_steps: true, threshold: 2, ..args(false) }).unwrap();
+        assert!(folder.steps().unwrap().is_none(), "those of before are no longer wanted");
         assert!(text(&folder, &args(true)).unwrap().contains("written to "));
         let after = folder.read().unwrap();
         assert_eq!((after.placement.used(), after.slos.len()), (1, 2));
