@@ -34,7 +34,7 @@ pub const EXPERIMENT: Experiment = Experiment {
 };
 
 const SLOS: usize = 200;
-const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
+const SEEDS: std::ops::RangeInclusive<u64> = 1..=10;
 
 const GROUP: Group = Group {
     title: "200 SLOs on servers of 9 cores and 18 ways",
