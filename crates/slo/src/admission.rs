@@ -6,6 +6,8 @@
 //! # Approach
 //! 1. *Candidates*: the recipe of the paper (instances by the throughput of a fair share, then a way more for one after the other until
 //!    the sum suffices), the same with one instance more or less, and the cheapest recipes for several prices of a way against a core.
+//!    What a way costs follows what is taken of the servers in use: where more of the cores is taken than of the ways, ways are cheap, and recipes
+//!    with fewer and larger instances are preferred, and the other way round; so neither is left over when the servers are full.
 //! 2. Each candidate is placed, largest instance first, each where what is left of the server is smallest in cores and ways together, so
 //!    that neither is left over alone; a server that is not in use is taken only if no other has room.
 //! 3. Of those that fit, the one that takes fewest new servers is taken, and of these the one that takes the smallest part of all that
@@ -23,8 +25,12 @@ use crate::placement::{Instance, Placement, PlacementError, Room, ServerShape};
 use crate::profile::Profile;
 use crate::slo::{Cap, Promise, Slo};
 
-/// Prices of all ways of a server together, where its cores together cost 1.
+/// For which prices of a way candidates are made, as multiples of what it costs now.
 const PRICES: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
+/// How strongly the price of a way follows what is taken: this power of the ratio of ways to cores. From 2 to 16 it makes little difference.
+const FOLLOWS: i32 = 4;
+/// The least and the most that all ways of a server cost, where its cores together cost 1.
+const WAYS: (f64, f64) = (1.0 / 64.0, 64.0);
 /// How closely a nearest promise is searched for, as a part.
 const NEAREST: f64 = 0.002;
 
@@ -152,6 +158,14 @@ fn prices(demand: &Demand, shape: &ServerShape, way: f64) -> Vec<f64> {
     (0..=shape.ways()).map(|ways| core + way * f64::from(ways) / f64::from(shape.ways())).collect()
 }
 
+/// What all ways of a server cost, where its cores together cost 1, by what the servers in use have left.
+fn price<'a>(in_use: impl Iterator<Item = &'a Room>, shape: &ServerShape) -> f64 {
+    let part = |left: u32, of: u32| f64::from(of.saturating_sub(left)) / f64::from(of.max(1));
+    let taken = in_use.map(|room| (part(room.cores, shape.cores), part(room.ways, shape.ways())));
+    let (cores, ways) = taken.fold((0.0, 0.0), |(cores, ways), (more_cores, more_ways)| (cores + more_cores, ways + more_ways));
+    if cores > 0.0 { (ways / cores).powi(FOLLOWS).clamp(WAYS.0, WAYS.1) } else { 1.0 }
+}
+
 /// Where the instances of a recipe go.
 struct Fit {
     /// Server and size of each.
@@ -166,6 +180,8 @@ struct Fit {
 struct Floor {
     rooms: Vec<(usize, Room, bool)>,
     shape: ServerShape,
+    /// What all ways of a server cost, where its cores together cost 1.
+    way: f64,
 }
 
 impl Floor {
@@ -180,16 +196,18 @@ impl Floor {
         for (i, server) in placement.servers.iter().enumerate().filter(|(_, server)| server.shape == *shape) {
             rooms.push((i, server.room()?, !server.instances.is_empty()));
         }
-        Ok(Self { rooms, shape: shape.clone() })
+        let way = price(rooms.iter().filter(|(.., used)| *used).map(|(_, room, _)| room), shape);
+        Ok(Self { rooms, shape: shape.clone(), way })
     }
 
-    fn candidates(demand: &Demand, shape: &ServerShape) -> Vec<Recipe> {
+    fn candidates(&self, demand: &Demand) -> Vec<Recipe> {
+        let shape = &self.shape;
         let fair = (shape.ways() / shape.cores * demand.cores).max(shape.min_ways);
         let mut recipes: Vec<Recipe> = demand.in_turn(fair, None).into_iter().collect();
         if let Some(n) = recipes.first().map(Vec::len) {
             recipes.extend([n - 1, n + 1].iter().filter_map(|n| demand.in_turn(fair, Some(*n))));
         }
-        recipes.extend(PRICES.iter().map(|way| demand.cheapest(&prices(demand, shape, *way)).1));
+        recipes.extend(PRICES.iter().map(|times| demand.cheapest(&prices(demand, shape, self.way * times)).1));
         recipes.sort_unstable();
         recipes.dedup();
         recipes.retain(|recipe| demand.is_enough(recipe));
@@ -198,7 +216,7 @@ impl Floor {
 
     /// The best candidate that fits.
     fn fit(&self, demand: &Demand) -> Option<Fit> {
-        let fits = Self::candidates(demand, &self.shape).into_iter().filter_map(|recipe| self.place(&recipe, demand));
+        let fits = self.candidates(demand).into_iter().filter_map(|recipe| self.place(&recipe, demand));
         fits.min_by(|a, b| a.new.cmp(&b.new).then(a.part.total_cmp(&b.part)))
     }
 
@@ -226,7 +244,7 @@ impl Floor {
             touched.push((k, left));
             fit.at.push((self.rooms[k].0, size));
             fit.new += usize::from(is_new);
-            fit.part += prices(demand, shape, 1.0)[size as usize];
+            fit.part += prices(demand, shape, self.way)[size as usize];
         }
         Some(fit)
     }
@@ -368,6 +386,18 @@ mod tests {
         admit(&mut placement, &named("b", 5e6), &profile()).unwrap();
         assert_eq!(placement.servers[0].instances[..before.len()], before);
         placement.check().unwrap();
+    }
+
+    #[test]
+    fn what_there_is_more_of_is_cheap() {
+        let shape = shape();
+        let left = |cores: u32, ways: u32| Room { cores, ways, ..Room::of(&shape) };
+        let (all, none) = (Room::of(&shape), left(0, 0));
+        assert_eq!(price([].iter(), &shape), 1.0);
+        assert_eq!(price([none, none].iter(), &shape), 1.0);
+        let (few_cores, few_ways) = (left(0, all.ways / 2), left(all.cores / 2, 0));
+        assert!(price([few_cores].iter(), &shape) < 0.1 && price([few_ways].iter(), &shape) > 10.0);
+        assert_eq!(price([left(0, all.ways)].iter(), &shape), WAYS.0);
     }
 
     #[test]
