@@ -67,8 +67,10 @@ struct Answer {
     servers_now: usize,
     /// Servers that the solution takes.
     servers: usize,
-    /// Servers that are needed at least.
+    /// Servers that are needed at least, if each SLO stays on servers of its shape.
     at_least: usize,
+    /// Shapes of the servers in use.
+    shapes: usize,
     /// How many servers too many it may be, as a part of those that it takes.
     gap: f64,
     /// Whether time was out.
@@ -133,8 +135,17 @@ fn shapes(plan: &Plan) -> Vec<ServerShape> {
 fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Result<Answer> {
     let until = Instant::now() + Duration::from_secs_f64(args.limit);
     let servers_now = plan.placement.used();
-    let mut answer =
-        Answer { servers_now, servers: 0, at_least: 0, gap: 0.0, timed_out: false, applied: false, kept: false, migration: None };
+    let mut answer = Answer {
+        servers_now,
+        servers: 0,
+        at_least: 0,
+        shapes: 0,
+        gap: 0.0,
+        timed_out: false,
+        applied: false,
+        kept: false,
+        migration: None,
+    };
     let mut target = plan.placement.clone();
     for shape in shapes(plan) {
         let demands = demands(plan, profiles, &shape)?;
@@ -143,6 +154,7 @@ fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Resul
         answer.servers += outcome.solution.servers();
         answer.at_least += outcome.solution.bound;
         answer.timed_out |= outcome.solution.timed_out;
+        answer.shapes += 1;
         target = outcome.placement;
     }
     if answer.servers > 0 {
@@ -180,7 +192,7 @@ fn demands(plan: &Plan, profiles: &Profiles, shape: &ServerShape) -> anyhow::Res
 }
 
 fn print(answer: &Answer, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let Answer { servers_now, servers, at_least, gap, timed_out, .. } = *answer;
+    let Answer { servers_now, servers, at_least, shapes, gap, timed_out, .. } = *answer;
     if servers_now == 0 {
         return Ok(writeln!(out, "nothing is promised, so no server is in use")?);
     }
@@ -189,8 +201,9 @@ fn print(answer: &Answer, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow::R
         0.0 => "no fewer would do".into(),
         gap => format!("at least {at_least} are needed (gap {:.1} %)", gap * 100.0),
     };
+    let shapes = if shapes > 1 { ", where each SLO stays on servers of its shape" } else { "" };
     let time = if timed_out { "; the solver ran out of time" } else { "" };
-    writeln!(out, "{} in use, {servers} would do, and {proof}{time}", count(servers_now, "server"))?;
+    writeln!(out, "{} in use, {servers} would do, and {proof}{shapes}{time}", count(servers_now, "server"))?;
     let Some(migration) = &answer.migration else {
         let saves = count(servers_now.saturating_sub(servers), "server");
         let threshold = args.threshold;

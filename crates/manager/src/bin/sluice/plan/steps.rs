@@ -141,7 +141,7 @@ pub fn run(folder: &Folder, args: &StepArgs, out: &mut dyn Write) -> anyhow::Res
 /// What to wait for before a step.
 fn wait(next: &Step) -> Option<String> {
     match next {
-        Step::Stop { slo, number, .. } => Some(format!("{slo}.{number} has no flows")),
+        Step::Stop { slo, number, .. } => Some(format!("no packets come to {slo}.{number} any more")),
         Step::Resize { slo, number, from, to, capacity_pps, .. } if to < from && *capacity_pps > 0.0 => {
             Some(format!("no more than {capacity_pps:.0} packets/s come to {slo}.{number}"))
         }
@@ -230,7 +230,7 @@ mod tests {
         let told = step(&folder, false).unwrap();
         assert!(told.starts_with("step 2 of 3: send no new flows to web.0: 100 % to web.1"), "{told}");
         assert!(told.contains("  lead packets of web to its servers"), "{told}");
-        assert!(told.contains("on s0, s1\n  and before the next step, wait until web.0 has no flows\n"), "{told}");
+        assert!(told.contains("on s0, s1\n  and before the next step, wait until no packets come to web.0 any more\n"), "{told}");
         assert!((promised(&folder) / before - 1.0).abs() < 1e-9);
         let told = step(&folder, false).unwrap();
         assert!(told.starts_with("step 3 of 3: stop web.0 on s1") && told.ends_with("that was the last step\n"), "{told}");
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn each_stop_waits_for_its_own_flows_and_says_whom_it_takes_along() {
         let stop = |slo: &str| Step::Stop { server: "s0".into(), slo: slo.into(), number: 3 };
-        assert_eq!(wait(&stop("a")).unwrap(), "a.3 has no flows");
+        assert_eq!(wait(&stop("a")).unwrap(), "no packets come to a.3 any more");
         let resize = |from, to| Step::Resize { server: "s0".into(), slo: "a".into(), number: 1, from, to, capacity_pps: 2e6 };
         assert_eq!(wait(&resize(4, 2)).unwrap(), "no more than 2000000 packets/s come to a.1");
         assert_eq!(wait(&resize(2, 4)), None);
