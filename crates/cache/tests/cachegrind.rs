@@ -66,19 +66,6 @@ fn cachegrind(program: &Path, args: &[String], traffic: &Traffic, ways: u32) -> 
     line.split("misses:").nth(1).unwrap().split_whitespace().next().unwrap().replace(',', "").parse().unwrap()
 }
 
-fn median(mut values: [f64; 3]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[1]
-}
-
-fn error_percent(got: f64, wanted: f64, packets: u64) -> f64 {
-    if got == wanted { 0.0 } else { (got - wanted) / wanted.max(1.0 / packets as f64) * 100.0 }
-}
-
-fn is_off(got: f64, wanted: f64, packets: u64) -> bool {
-    (got - wanted).abs() > NEXT_TO_NONE && error_percent(got, wanted, packets).abs() > WITHIN_PERCENT
-}
-
 #[test]
 fn the_model_says_what_cachegrind_says() {
     if Command::new("valgrind").arg("--version").output().is_err() {
@@ -105,26 +92,20 @@ fn the_model_says_what_cachegrind_says() {
             let flows = example.flows(Scale::Small);
             let traffic = Traffic { packets, warm_up: packets / 2, accesses: None, flows, zipf, bytes, spread, seed: 7 };
             let hierarchy = Hierarchy { line: LINE, l1: Some(L1), l2: None, llc: LLC };
-            let model = || profile(&traced, &args, &traffic, hierarchy).unwrap();
-            let curve = model();
+            let curve = profile(&traced, &args, &traffic, hierarchy).unwrap();
             for ways in words.split(',').map(|word| word.parse().unwrap()) {
-                let simulator = || {
-                    let whole = cachegrind(&plain, &args, &traffic, ways);
-                    let warm_up = cachegrind(&plain, &args, &Traffic { packets: 0, ..traffic.clone() }, ways);
-                    whole.saturating_sub(warm_up) as f64 / packets as f64
-                };
-                let (mut got, mut wanted) = (curve.misses_per_packet(ways), simulator());
-                if is_off(got, wanted, packets) {
-                    got = median([got, model().misses_per_packet(ways), model().misses_per_packet(ways)]);
-                    wanted = median([wanted, simulator(), simulator()]);
-                }
-                let error = error_percent(got, wanted, packets);
+                let whole = cachegrind(&plain, &args, &traffic, ways);
+                let warm_up = cachegrind(&plain, &args, &Traffic { packets: 0, ..traffic.clone() }, ways);
+                let wanted = whole.saturating_sub(warm_up) as f64 / packets as f64;
+                let got = curve.misses_per_packet(ways);
+                let error = if got == wanted { 0.0 } else { (got - wanted) / wanted.max(1.0 / packets as f64) * 100.0 };
                 let law = zipf.map_or("uniform".into(), |s| format!("Zipf {s}"));
                 compared += 1;
+                let none = (got - wanted).abs() <= NEXT_TO_NONE;
                 let line =
                     format!("{name:17} {law:8} {ways:2} ways: {got:8.4} misses a packet, cachegrind {wanted:8.4} ({error:+.2} %)");
                 println!("{line}");
-                if is_off(got, wanted, packets) {
+                if !none && error.abs() > WITHIN_PERCENT {
                     wrong.push(line);
                 }
             }

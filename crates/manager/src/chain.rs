@@ -204,7 +204,7 @@ pub fn picked(members: &[Member], hash: u32) -> Option<u16> {
     match members {
         [] => None,
         [only] => Some(only.nf),
-        _ => open().nth(spread::pick_of(hash, open().map(|m| m.id))).map(|m| m.nf),
+        _ => open().nth(spread::pick(hash, open().map(|m| m.id))).map(|m| m.nf),
     }
 }
 

@@ -372,32 +372,23 @@ impl Plan {
     /// Moves points that are known badly to where they may be on the safe side, but no further than a point is that can be no better, since the
     /// curve is monotone. What is left of their spread is what noise explains.
     fn settle(&self, points: &mut [Measured]) {
-        let one = |point: &mut Measured, bound: &mut f64| {
+        // Where the last one is that can be no better.
+        let mut bound = if self.side == Side::Below { f64::INFINITY } else { 0.0 };
+        let one = |point: &mut Measured| {
             let noise = self.noise(*point);
-            let (median, mut safe) = (point.y, point.y);
             if point.spread > noise {
                 point.spread = noise;
-                safe = match self.side {
-                    Side::Below => (median / (1.0 - point.safe).max(WORST)).min(*bound).max(median),
-                    Side::Above => (median / (1.0 + point.safe)).max(*bound).min(median),
+                point.y = match self.side {
+                    Side::Below => (point.y / (1.0 - point.safe).max(WORST)).min(bound).max(point.y),
+                    Side::Above => (point.y / (1.0 + point.safe)).max(bound).min(point.y),
                 };
             }
-            point.y = safe;
-            *bound = match self.side {
-                Side::Below => bound.min(safe),
-                Side::Above => bound.max(safe),
-            };
+            bound = if self.side == Side::Below { bound.min(point.y) } else { bound.max(point.y) };
         };
         match self.side {
-            Side::Below => points.iter_mut().fold(f64::INFINITY, |mut bound, point| {
-                one(point, &mut bound);
-                bound
-            }),
-            Side::Above => points.iter_mut().rev().fold(0.0, |mut bound, point| {
-                one(point, &mut bound);
-                bound
-            }),
-        };
+            Side::Below => points.iter_mut().for_each(one),
+            Side::Above => points.iter_mut().rev().for_each(one),
+        }
     }
 
     /// Moves points to the safe side until the curve never falls.

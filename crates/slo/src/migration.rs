@@ -342,34 +342,28 @@ impl Walk {
             Left::Resize { at, slo, .. } | Left::Stop { at, slo, .. } => (*at, slo),
             Left::Start { at, instance } => (*at, &instance.slo),
         };
-        let before = self.now.servers[at].instances.clone();
-        let server = &mut self.now.servers[at];
-        let name = server.name.clone();
+        let server = &self.now.servers[at];
+        let (name, before) = (server.name.clone(), server.instances.clone());
         // What takes room away is done once flows are divided so that it is not needed.
         let mut is_less = matches!(left, Left::Stop { .. });
         let step = match left {
             Left::Resize { slo, number, to, capacity_pps, .. } => {
-                let Some(instance) = server.instances.iter_mut().find(|i| i.slo == *slo && i.number == *number) else {
-                    return true;
-                };
-                let from = std::mem::replace(&mut instance.ways, *to);
+                let Some(instance) = before.iter().find(|i| i.slo == *slo && i.number == *number) else { return true };
                 is_less = *capacity_pps < instance.capacity_pps;
-                instance.capacity_pps = *capacity_pps;
-                Step::Resize { server: name, slo: slo.clone(), number: *number, from, to: *to, capacity_pps: *capacity_pps }
+                let (slo, number, from) = (slo.clone(), *number, instance.ways);
+                Step::Resize { server: name, slo, number, from, to: *to, capacity_pps: *capacity_pps }
             }
             Left::Start { instance, .. } => {
                 let Some(cores) = server.free_cores(instance.cores.len() as u32) else { return false };
-                let instance = Instance { cores, load_pps: 0.0, ..instance.clone() };
-                server.instances.push(instance.clone());
-                Step::Start { server: name, instance }
+                Step::Start { server: name, instance: Instance { cores, load_pps: 0.0, ..instance.clone() } }
             }
-            Left::Stop { slo, number, .. } => {
-                server.instances.retain(|i| i.slo != *slo || i.number != *number);
-                Step::Stop { server: name, slo: slo.clone(), number: *number }
-            }
+            Left::Stop { slo, number, .. } => Step::Stop { server: name, slo: slo.clone(), number: *number },
         };
-        let holds = server.room().is_ok() && self.is_kept(slo);
-        if !holds {
+        if step.take(&mut self.now).is_err() {
+            // It is gone already.
+            return true;
+        }
+        if self.now.servers[at].room().is_err() || !self.is_kept(slo) {
             self.now.servers[at].instances = before;
             return false;
         }
