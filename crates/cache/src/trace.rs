@@ -142,9 +142,10 @@ pub fn beside(program: &Path) -> Option<PathBuf> {
     hosts.map(|host| host.path().join("release").join(name)).find(|file| file.is_file())
 }
 
-/// Bytes of a line, and most lines of a first cache, that a traced NF knows.
+/// Bytes of a line, and most sets and ways of a first cache, that a traced NF knows.
 const LINE: u32 = 64;
-const MOST_LINES: u64 = 4_096;
+const MOST_SETS: u32 = 256;
+const MOST_WAYS: u32 = 16;
 
 /// The caches that are left to model where the NF is the first one itself, and what it is told of that one.
 ///
@@ -156,8 +157,8 @@ fn first_cache(hierarchy: Hierarchy) -> Result<(Hierarchy, String), CacheError> 
         return Err(CacheError::Model { what, cure: "model a cache with lines of 64 bytes or more" });
     }
     Model::new(hierarchy)?;
-    let lines = |l1: &Geometry| u64::from(l1.sets) * u64::from(l1.ways);
-    let l1 = hierarchy.l1.filter(|l1| hierarchy.line == LINE && l1.sets.is_power_of_two() && lines(l1) <= MOST_LINES);
+    let is_known = |l1: &Geometry| l1.sets.is_power_of_two() && l1.sets <= MOST_SETS && l1.ways <= MOST_WAYS;
+    let l1 = hierarchy.l1.filter(|l1| hierarchy.line == LINE && is_known(l1));
     let variable = l1.map_or(String::new(), |l1| format!(",l1={}x{}", l1.sets, l1.ways));
     Ok((Hierarchy { l1: hierarchy.l1.filter(|_| l1.is_none()), ..hierarchy }, variable))
 }

@@ -47,3 +47,12 @@ pub use run::{Handler, run, run_each, run_with};
 pub fn now_ns() -> u64 {
     sluice_shm::clock::monotonic_ns()
 }
+
+/// Whether this program's loads and stores are written, instead of it being run by a manager. An NF that places its data at random should not
+/// do so then, or no two traces are alike.
+pub fn is_traced() -> bool {
+    #[cfg(feature = "trace")]
+    return trace::asked().is_some();
+    #[cfg(not(feature = "trace"))]
+    return false;
+}

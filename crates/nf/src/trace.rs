@@ -54,8 +54,13 @@ const START_NS: u64 = 1_000_000_000;
 /// The part of the accesses that are enough after which a warm-up is too.
 const WARM_UP_PART: u64 = 10;
 
-/// Most lines that the first cache has.
-const MOST_LINES: usize = 4_096;
+/// Most sets and ways that the first cache has; both powers of two.
+const MOST_SETS: usize = 256;
+const MOST_WAYS: usize = 16;
+
+/// Loads and stores of 1, 2, 4, 8 and 16 bytes.
+const SIZES: u64 = 5;
+const KINDS: usize = 2 * SIZES as usize;
 
 /// A line is 64 bytes.
 const LINE_BITS: u32 = 6;
@@ -66,93 +71,101 @@ const ADDRESS: u64 = (1 << 56) - 1;
 
 // One thread runs the handler and is followed; other threads of an NF are not, but must do no harm. So all is relaxed: a torn trace is
 // refused by its reader.
-static FOLLOWING: AtomicBool = AtomicBool::new(false);
-static ACCESSES: AtomicU64 = AtomicU64::new(0);
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BUFFER: [AtomicU64; RECORDS] = [const { AtomicU64::new(0) }; RECORDS];
+static FIRST: First = First {
+    lines: [const { AtomicU64::new(0) }; MOST_SETS * MOST_WAYS],
+    following: AtomicBool::new(false),
+    mask: AtomicUsize::new(0),
+    ways: AtomicUsize::new(1),
+    accesses: [const { AtomicU64::new(0) }; KINDS],
+};
 
-// The first cache: its sets less one, its ways, of each set the line used last, all its lines, and after how many accesses each was used.
-// No line has the number 0.
-static MASK: AtomicUsize = AtomicUsize::new(0);
-static WAYS: AtomicUsize = AtomicUsize::new(1);
-static LAST: [AtomicU64; MOST_LINES] = [const { AtomicU64::new(0) }; MOST_LINES];
-static LINES: [AtomicU64; MOST_LINES] = [const { AtomicU64::new(0) }; MOST_LINES];
-static USED: [AtomicU64; MOST_LINES] = [const { AtomicU64::new(0) }; MOST_LINES];
+/// The first cache, and what came to it: together, so that an access finds all of it from one address.
+#[repr(C, align(64))]
+struct First {
+    /// The lines of each set, that used last first. No line has the number 0.
+    lines: [AtomicU64; MOST_SETS * MOST_WAYS],
+    /// Whether anybody is followed.
+    following: AtomicBool,
+    /// Sets, less one.
+    mask: AtomicUsize,
+    ways: AtomicUsize,
+    /// Loads and stores so far, of each kind: one number would be waited for at each access.
+    accesses: [AtomicU64; KINDS],
+}
 
 // What the compiler's calls lead to is a part of them (`inline(always)`) or has a name that begins as theirs do: the pass would put calls
 // into other functions.
 
-/// Where a line's set is.
+/// The first place of a line's set.
 #[inline(always)]
 fn set(line: u64) -> usize {
-    line as usize & MASK.load(Relaxed) & (MOST_LINES - 1)
+    (line as usize & FIRST.mask.load(Relaxed) & (MOST_SETS - 1)) * MOST_WAYS
+}
+
+/// Loads and stores so far.
+fn made() -> u64 {
+    FIRST.accesses.iter().map(|of_kind| of_kind.load(Relaxed)).sum()
+}
+
+fn follow(is_followed: bool) {
+    FIRST.following.store(is_followed, Relaxed);
 }
 
 #[inline(always)]
-fn record(address: usize, size: u64, kind: u64) {
-    if !FOLLOWING.load(Relaxed) {
+fn record(address: usize, kind: usize) {
+    if !FIRST.following.load(Relaxed) {
         return;
     }
-    ACCESSES.store(ACCESSES.load(Relaxed) + 1, Relaxed);
+    FIRST.accesses[kind].store(FIRST.accesses[kind].load(Relaxed) + 1, Relaxed);
+    let (size, store) = (kind as u64 % SIZES + 1, kind as u64 / SIZES * STORE);
     let (address, bytes) = (address as u64, 1 << (size - 1));
     let line = address >> LINE_BITS;
-    // Most accesses are to the line of its set that was used last, and change nothing.
-    let within = address % LINE_BYTES + bytes <= LINE_BYTES;
-    if within && LAST[set(line)].load(Relaxed) == line {
-        return;
+    if address % LINE_BYTES + bytes > LINE_BYTES {
+        return __sanitizer_sluice_two(store | line << LINE_BITS);
     }
-    __sanitizer_sluice_seldom(kind | size << 56 | (address & ADDRESS), within);
+    // Most accesses are to the line of its set that was used last, and change nothing.
+    if FIRST.lines[set(line)].load(Relaxed) != line {
+        __sanitizer_sluice_seldom(store | size << 56 | (address & ADDRESS));
+    }
 }
 
-/// The rest of [`record`], in a function of its own so that the first part saves no registers.
+/// The rest of [`record`], in functions of their own so that the first part saves no registers, nor the second.
 // SAFETY: no other code has this name.
 #[unsafe(no_mangle)]
 #[inline(never)]
-extern "C" fn __sanitizer_sluice_seldom(record: u64, within: bool) {
+extern "C" fn __sanitizer_sluice_seldom(record: u64) {
     let line = (record & ADDRESS) >> LINE_BITS;
-    if within {
-        if !is_held(line) {
-            put(record);
+    let set = set(line);
+    let ways = FIRST.ways.load(Relaxed).min(MOST_WAYS);
+    // Those used later than this one move one place back; where it is not held, the last one goes.
+    let mut next = line;
+    for place in &FIRST.lines[set..set + ways] {
+        let held = place.load(Relaxed);
+        place.store(next, Relaxed);
+        if held == line {
+            return;
         }
-        return;
+        next = held;
     }
-    for line in [line, line + 1] {
-        if !is_held(line) {
-            put(record & STORE | 1 << 56 | line << LINE_BITS);
-        }
+    __sanitizer_sluice_put(record);
+}
+
+/// An access to two lines, this one and the next.
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[cold]
+extern "C" fn __sanitizer_sluice_two(line: u64) {
+    for line in [line, line + LINE_BYTES] {
+        __sanitizer_sluice_seldom(1 << 56 | line);
     }
 }
 
-/// Whether the first cache holds a line; it does from then on.
-#[inline(always)]
-fn is_held(line: u64) -> bool {
-    let (set, ways) = (set(line), WAYS.load(Relaxed));
-    LAST[set].store(line, Relaxed);
-    let slots = set * ways..(set + 1) * ways;
-    let (Some(lines), Some(used)) = (LINES.get(slots.clone()), USED.get(slots)) else { return false };
-    // All are looked at: where a line is cannot be foretold, and a branch that is foretold wrongly costs more.
-    let mut place = ways;
-    for (way, held) in lines.iter().enumerate() {
-        place = if held.load(Relaxed) == line { way } else { place };
-    }
-    let is_held = place < ways;
-    if !is_held {
-        let mut first = u64::MAX;
-        for (way, used) in used.iter().enumerate() {
-            let used = used.load(Relaxed);
-            place = if used < first { way } else { place };
-            first = used.min(first);
-        }
-    }
-    if let (Some(held), Some(used)) = (lines.get(place), used.get(place)) {
-        held.store(line, Relaxed);
-        used.store(ACCESSES.load(Relaxed), Relaxed);
-    }
-    is_held
-}
-
-#[inline(always)]
-fn put(record: u64) {
+// SAFETY: as above.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn __sanitizer_sluice_put(record: u64) {
     let count = COUNT.load(Relaxed);
     if let Some(slot) = BUFFER.get(count) {
         slot.store(record, Relaxed);
@@ -160,10 +173,10 @@ fn put(record: u64) {
     }
     if count + 1 >= RECORDS {
         // Packets that are handed on get here too, while nobody is followed.
-        let followed = FOLLOWING.load(Relaxed);
-        FOLLOWING.store(false, Relaxed);
+        let is_followed = FIRST.following.load(Relaxed);
+        follow(false);
         write_out();
-        FOLLOWING.store(followed, Relaxed);
+        follow(is_followed);
     }
 }
 
@@ -187,22 +200,22 @@ macro_rules! called {
         // SAFETY: the name is one that the compiler's pass looks for and that no other code has, and the signature is the pass's.
         #[unsafe(no_mangle)]
         extern "C" fn $load(address: usize) {
-            record(address, $size, 0);
+            record(address, $size);
         }
         // SAFETY: as above.
         #[unsafe(no_mangle)]
         extern "C" fn $store(address: usize) {
-            record(address, $size, STORE);
+            record(address, SIZES as usize + $size);
         }
     )* };
 }
 
 called! {
-    __sanitizer_cov_load1, __sanitizer_cov_store1: 1
-    __sanitizer_cov_load2, __sanitizer_cov_store2: 2
-    __sanitizer_cov_load4, __sanitizer_cov_store4: 3
-    __sanitizer_cov_load8, __sanitizer_cov_store8: 4
-    __sanitizer_cov_load16, __sanitizer_cov_store16: 5
+    __sanitizer_cov_load1, __sanitizer_cov_store1: 0
+    __sanitizer_cov_load2, __sanitizer_cov_store2: 1
+    __sanitizer_cov_load4, __sanitizer_cov_store4: 2
+    __sanitizer_cov_load8, __sanitizer_cov_store8: 3
+    __sanitizer_cov_load16, __sanitizer_cov_store16: 4
 }
 
 /// What the packets are.
@@ -263,11 +276,11 @@ impl Traffic {
                 ("l1", _) => {
                     let cache = value.split_once('x').and_then(|(sets, ways)| Some((sets.parse().ok()?, ways.parse().ok()?)));
                     let fits = |(sets, ways): &(usize, usize)| {
-                        sets.is_power_of_two() && *ways > 0 && sets.checked_mul(*ways).is_some_and(|lines| lines <= MOST_LINES)
+                        usize::is_power_of_two(*sets) && *sets <= MOST_SETS && (1..=MOST_WAYS).contains(ways)
                     };
                     found.l1 = cache.filter(fits).ok_or_else(|| {
                         format!(
-                            "SLUICE_TRACE: l1 is SETSxWAYS, the sets a power of two, and up to {MOST_LINES} lines, not \"{value}\""
+                            "SLUICE_TRACE: l1 is SETSxWAYS, the sets a power of two up to {MOST_SETS}, up to {MOST_WAYS} ways, not \"{value}\""
                         )
                     })?;
                 }
@@ -392,8 +405,8 @@ pub(crate) fn run<H: Handler>(
     make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>,
 ) -> Result<(), NfError> {
     let traffic = traffic.map_err(|why| NfError::Handler(why.into()))?;
-    MASK.store(traffic.l1.0 - 1, Relaxed);
-    WAYS.store(traffic.l1.1, Relaxed);
+    FIRST.mask.store(traffic.l1.0 - 1, Relaxed);
+    FIRST.ways.store(traffic.l1.1, Relaxed);
     let context = Context::for_test("trace", &["in", "out"], &[], &["trace"]);
     let handler = make(&context).map_err(NfError::Handler)?;
     let mut harness = Harness::new(Followed(handler));
@@ -408,9 +421,9 @@ pub(crate) fn run<H: Handler>(
     let mut packets = vec![maker.whole.clone(); BURST];
     // Until there have been so many accesses. Says how many packets there were.
     let mut send = |count: u64, accesses: Option<u64>, next: &mut dyn FnMut(u64) -> u32| {
-        let last = accesses.map_or(u64::MAX, |accesses| ACCESSES.load(Relaxed) + accesses);
+        let last = accesses.map_or(u64::MAX, |accesses| made() + accesses);
         for first in (0..count).step_by(BURST) {
-            if ACCESSES.load(Relaxed) >= last {
+            if made() >= last {
                 return first;
             }
             let n = (count - first).min(BURST as u64) as usize;
@@ -429,9 +442,9 @@ pub(crate) fn run<H: Handler>(
     };
     send(u64::from(traffic.flows), None, &mut |i| i as u32);
     send(traffic.warm_up, traffic.accesses.map(|accesses| accesses / WARM_UP_PART), &mut |_| draw.flow());
-    mark(ACCESSES.load(Relaxed));
+    mark(made());
     let sent = send(traffic.packets, traffic.accesses, &mut |_| draw.flow());
-    mark(ACCESSES.load(Relaxed));
+    mark(made());
     if traffic.accesses.is_some() {
         mark(sent);
     }
@@ -449,7 +462,7 @@ fn given<H: Handler>(harness: &mut Harness<H>, output: bool) -> Result<(), NfErr
     while let Some(parts) = relay::read(&mut input).map_err(lost)? {
         for part in parts {
             match part {
-                Part::Mark => mark(ACCESSES.load(Relaxed)),
+                Part::Mark => mark(made()),
                 Part::Burst(packets) => {
                     now_ns += 1_000;
                     harness.set_now(now_ns);
@@ -469,17 +482,17 @@ fn given<H: Handler>(harness: &mut Harness<H>, output: bool) -> Result<(), NfErr
 /// Writes the packets that go on to the next hop.
 fn hand_on<H: Handler>(harness: &Harness<H>, back: &[Descriptor]) {
     let on = || back.iter().filter(|descriptor| Verdict::of(descriptor) == Verdict::Next);
-    put(relay::ON | on().count() as u64);
-    on().for_each(|descriptor| relay::words(&harness.packet(descriptor)).for_each(put));
+    __sanitizer_sluice_put(relay::ON | on().count() as u64);
+    on().for_each(|descriptor| relay::words(&harness.packet(descriptor)).for_each(|word| __sanitizer_sluice_put(word)));
     // What follows is not the handler.
-    FOLLOWING.store(false, Relaxed);
+    follow(false);
 }
 
 /// A mark, with the accesses until then; the third with the packets that count.
 fn mark(number: u64) {
-    put(number & ADDRESS);
+    __sanitizer_sluice_put(number & ADDRESS);
     // What follows is not the handler.
-    FOLLOWING.store(false, Relaxed);
+    follow(false);
 }
 
 /// Follows the handler alone, not the harness.
@@ -488,9 +501,9 @@ struct Followed<H>(H);
 impl<H: Handler> Handler for Followed<H> {
     #[inline(always)]
     fn burst(&mut self, burst: &mut crate::packet::Burst<'_>) {
-        FOLLOWING.store(true, Relaxed);
+        follow(true);
         self.0.burst(burst);
-        FOLLOWING.store(false, Relaxed);
+        follow(false);
     }
 }
 

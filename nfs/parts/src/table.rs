@@ -13,12 +13,13 @@
 //! Ageing is by [`Table::age`]: a few entries at each tick, in turn, so that all are looked at every two seconds.
 //!
 //! # Limits
-//! At most 2³¹ entries. The hash is seeded at random: a sender cannot aim at one slot, and no two runs iterate alike.
+//! At most 2³¹ entries. The hash is seeded at random: a sender cannot aim at one slot, and no two runs iterate alike. An NF that is traced
+//! ([`sluice_nf::is_traced`]) has the same seed each time, so that its misses can be compared.
 
 use std::hash::{BuildHasher, Hash};
 use std::time::Duration;
 
-use foldhash::fast::RandomState;
+use foldhash::fast::SeedableRandomState;
 
 /// Names an entry until it is removed; then the number may be used again.
 pub type Handle = u32;
@@ -41,7 +42,7 @@ pub struct Table<K, V> {
     limit: usize,
     /// Where the next sweep starts.
     hand: usize,
-    state: RandomState,
+    state: SeedableRandomState,
 }
 
 impl<K: Copy + Eq + Hash, V> Table<K, V> {
@@ -56,7 +57,7 @@ impl<K: Copy + Eq + Hash, V> Table<K, V> {
             free: Vec::with_capacity(limit),
             limit,
             hand: 0,
-            state: RandomState::default(),
+            state: if sluice_nf::is_traced() { SeedableRandomState::fixed() } else { SeedableRandomState::random() },
         }
     }
 
