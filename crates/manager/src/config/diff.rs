@@ -79,12 +79,14 @@ pub enum Change {
         /// Its name.
         chain: String,
     },
-    /// Stop the last instances of a service.
+    /// Stop instances of a service: those on cores that it shall not have, or have less often, the last first. The others stay.
     RemoveInstances {
         /// Name of the service.
         service: String,
         /// How many there shall be then.
         instances: u32,
+        /// The cores that they are on, in turn.
+        cores: Vec<usize>,
     },
     /// Stop a service and all its instances.
     RemoveService {
@@ -114,7 +116,9 @@ impl fmt::Display for Change {
             Self::ReplaceChain { chain } => write!(f, "replace chain {}", chain.name),
             Self::ReplaceRules { rules } => write!(f, "replace the rules ({} of them)", rules.len()),
             Self::RemoveChain { chain } => write!(f, "remove chain {chain}"),
-            Self::RemoveInstances { service, instances } => write!(f, "remove instances of service {service}, down to {instances}"),
+            Self::RemoveInstances { service, instances, .. } => {
+                write!(f, "remove instances of service {service}, down to {instances}")
+            }
             Self::RemoveService { service } => write!(f, "remove service {service}"),
             Self::RemovePort { port } => write!(f, "remove port {port}"),
         }
@@ -136,12 +140,19 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
         let name = service.name.clone();
         if is_living_change(&before, &service) {
             changes.push(Change::ChangePool { service });
-        } else if grows(&before, &service) {
-            changes.push(Change::AddInstances { service: name, instances: service.instances, cores: service.cores });
-        } else if before.instances == service.instances || (Service { instances: service.instances, ..before.clone() }) != service {
-            changes.push(Change::ReplaceService { service });
+        } else if let Some(Turnover { comes, goes }) = turnover(&before, &service) {
+            let Service { instances, cores, .. } = service;
+            if goes == 0 {
+                changes.push(Change::AddInstances { service: name, instances, cores });
+                continue;
+            }
+            if !comes.is_empty() {
+                let both = [cores_of(before.instances, &before.cores), comes].concat();
+                changes.push(Change::AddInstances { service: name.clone(), instances: both.len() as u32, cores: both });
+            }
+            removals.push(Change::RemoveInstances { service: name, instances, cores });
         } else {
-            removals.push(Change::RemoveInstances { service: name, instances: service.instances });
+            changes.push(Change::ReplaceService { service });
         }
     }
 
@@ -158,11 +169,40 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     changes
 }
 
-/// Whether two services differ in nothing but that there are more instances then, and on which cores those are.
-pub(crate) fn grows(before: &Service, after: &Service) -> bool {
+/// Instances that come to a service, or leave it, while others stay.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Turnover {
+    /// The cores of those that come.
+    comes: Vec<usize>,
+    /// How many go.
+    goes: usize,
+}
+
+/// How the instances of a service become those of another, if they differ in nothing else and some stay.
+pub(crate) fn turnover(before: &Service, after: &Service) -> Option<Turnover> {
     let alike = Service { instances: after.instances, cores: after.cores.clone(), ..before.clone() } == *after;
-    let core = |service: &Service, i: usize| service.cores.get(i % service.cores.len().max(1)).copied();
-    alike && before.instances < after.instances && (0..before.instances as usize).all(|i| core(before, i) == core(after, i))
+    let [old, new] = [before, after].map(|service| cores_of(service.instances, &service.cores));
+    let comes: Vec<usize> = beyond(&new, &old).into_iter().map(|place| new[place]).collect();
+    let goes = beyond(&old, &new).len();
+    (alike && !after.is_pooled() && goes < old.len() && comes.len() + goes > 0).then_some(Turnover { comes, goes })
+}
+
+/// The core of each of so many instances.
+pub(crate) fn cores_of(instances: u32, cores: &[usize]) -> Vec<usize> {
+    cores.iter().copied().cycle().take(instances as usize).collect()
+}
+
+/// The places in a list of what is more often in it than in another: the last ones.
+pub(crate) fn beyond(list: &[usize], other: &[usize]) -> Vec<usize> {
+    let mut left = other.to_vec();
+    let mut is_beyond = |core: &usize| match left.iter().position(|known| known == core) {
+        Some(place) => {
+            left.swap_remove(place);
+            false
+        }
+        None => true,
+    };
+    (0..list.len()).filter(|place| is_beyond(&list[*place])).collect()
 }
 
 /// Whether two services differ in nothing but keys of their pool that one which lives can take: not the size of rings, which instances
@@ -243,12 +283,9 @@ impl Change {
             Self::ReplaceService { service } | Self::ChangePool { service } => {
                 replace(&mut config.services, service, |a, b| a.name == b.name)
             }
-            Self::AddInstances { service, instances, cores } => {
+            Self::AddInstances { service, instances, cores } | Self::RemoveInstances { service, instances, cores } => {
                 let known = config.services.iter_mut().filter(|s| s.name == *service);
                 known.for_each(|s| (s.instances, s.cores) = (*instances, cores.clone()));
-            }
-            Self::RemoveInstances { service, instances } => {
-                config.services.iter_mut().filter(|s| s.name == *service).for_each(|s| s.instances = *instances);
             }
             Self::AddChain { chain } => config.chains.push(chain.clone()),
             Self::ReplaceChain { chain } => replace(&mut config.chains, chain, |a, b| a.name == b.name),
@@ -325,13 +362,19 @@ mod tests {
     }
 
     #[test]
-    fn instances_on_more_cores_leave_the_others_where_they_are() {
+    fn instances_on_other_cores_leave_those_that_stay_where_they_are() {
         let of = |instances: u32, cores: &str| {
             OLD.replace("exec = \"nat\", instances = 3", &format!("exec = \"nat\", instances = {instances}, cores = [{cores}]"))
         };
         assert_eq!(told(&of(2, "0, 1"), &of(3, "0, 1, 1")), ["add instances of service nat, up to 3"]);
-        assert_eq!(told(&of(2, "0, 1"), &of(3, "1, 0, 1")), ["replace service nat (3 instances)"]);
+        assert_eq!(told(&of(2, "0, 1"), &of(3, "1, 0, 1")), ["add instances of service nat, up to 3"]);
         assert_eq!(told(&of(1, "0"), &of(1, "0, 1")), ["replace service nat (1 instances)"]);
+        assert_eq!(told(&of(1, "0"), &of(1, "1")), ["replace service nat (1 instances)"]);
+        assert_eq!(told(&of(3, "0, 1, 0"), &of(1, "1")), ["remove instances of service nat, down to 1"]);
+        // One goes and one comes; the second one stays.
+        let both = diff(&config(&of(2, "0, 1")), &config(&of(2, "1, 2")));
+        let add = Change::AddInstances { service: "nat".into(), instances: 3, cores: vec![0, 1, 2] };
+        assert_eq!(both, [add, Change::RemoveInstances { service: "nat".into(), instances: 2, cores: vec![1, 2] }]);
     }
 
     #[test]
@@ -369,7 +412,7 @@ mod tests {
         fn some_config()(
             frames in 512u32..515,
             ports in prop::collection::btree_map(0usize..4, 1u32..3, 1..4),
-            services in prop::collection::btree_map(0usize..4, (1u32..4, 0u32..2), 1..4),
+            services in prop::collection::btree_map(0usize..4, (1u32..4, 0u32..2, prop::collection::vec(0usize..3, 1..4)), 1..4),
             chains in prop::collection::btree_map(0usize..4, (prop::collection::vec(0usize..9, 0..4), 0usize..9), 1..4),
             rules in prop::collection::vec((0usize..9, prop::option::of(0usize..9), 0u16..3), 0..4),
         ) -> Config {
@@ -382,8 +425,8 @@ mod tests {
                 "port": ports.iter().map(|(n, queues)| serde_json::json!({
                     "name": format!("p{n}"), "kind": "sink", "overload": if *queues == 1 { "drop" } else { "wait" },
                 })).collect::<Vec<_>>(),
-                "service": services.iter().map(|(n, (instances, exec))| serde_json::json!({
-                    "name": format!("s{n}"), "exec": format!("e{exec}"), "instances": instances,
+                "service": services.iter().map(|(n, (instances, exec, cores))| serde_json::json!({
+                    "name": format!("s{n}"), "exec": format!("e{exec}"), "instances": instances, "cores": cores,
                 })).collect::<Vec<_>>(),
                 "chain": chains.iter().map(|(n, (hops, egress))| {
                     let mut hops: Vec<String> = hops.iter().map(|h| pick(&service_names, *h)).collect();

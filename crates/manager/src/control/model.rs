@@ -806,7 +806,9 @@ impl From<&diff::Change> for Change {
             }
             Step::ChangePool { service } => (Action::Change, "pool", &service.name, "its instances stay".into()),
             Step::AddInstances { service, instances, .. } => (Action::Add, "instances", service, format!("up to {instances}")),
-            Step::RemoveInstances { service, instances } => (Action::Remove, "instances", service, format!("down to {instances}")),
+            Step::RemoveInstances { service, instances, .. } => {
+                (Action::Remove, "instances", service, format!("down to {instances}"))
+            }
             Step::AddChain { chain } => (Action::Add, "chain", &chain.name, String::new()),
             Step::ReplaceChain { chain } => (Action::Change, "chain", &chain.name, "packets go another way".into()),
             Step::ReplaceRules { rules } => {

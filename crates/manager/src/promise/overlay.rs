@@ -82,7 +82,7 @@ pub enum OverlayError {
 }
 
 /// Makes it. `places` are the cores that the assignment counts; `made` are services that were made for an assignment before: those that fit, or
-/// fit when they have more instances, keep their names, and so the instances that they have. A service that changes gets another name, so that the new one is there before the old one goes.
+/// fit but for some of their instances, keep their names, and so the instances that stay. A service that changes gets another name, so that the new one is there before the old one goes.
 ///
 /// # Errors
 /// [`OverlayError`]. What the result lacks otherwise, its check as a configuration tells.
@@ -145,11 +145,9 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
                     is_of(&service.name, &slo.name, template) && !overlaid.services.values().any(|n| *n == service.name)
                 })
             };
-            let fits = |service: &Service| {
-                let unnamed = Service { name: String::new(), ..service.clone() };
-                unnamed == wanted || diff::grows(&unnamed, &wanted)
-            };
-            let same = own_made().find(|service| fits(service));
+            let unnamed = |service: &Service| Service { name: String::new(), ..service.clone() };
+            let same = own_made().find(|service| unnamed(service) == wanted);
+            let same = same.or_else(|| own_made().find(|service| diff::turnover(&unnamed(service), &wanted).is_some()));
             let name = same.map_or_else(|| fresh(&slo.name, template, &taken), |service| service.name.clone());
             taken.insert(name.clone());
             own.push((template.into(), name.clone()));
@@ -385,6 +383,9 @@ pub(crate) mod tests {
             made(&grown).into_iter().map(|s| (s.name, s.cores, s.instances)).collect::<Vec<_>>(),
             [("acme-nat".into(), vec![1, 3], 2)]
         );
+        // The first one goes: that is the same service, with the second one alone.
+        let shrunk = overlay(&base, &assignment(&[("acme", &["nat"], &[&[3]], 2)]), &PLACES, &made(&grown)).unwrap();
+        assert_eq!(made(&shrunk).into_iter().map(|s| (s.name, s.cores)).collect::<Vec<_>>(), [("acme-nat".into(), vec![3])]);
     }
 
     /// An assignment whose SLOs were admitted by profiles.

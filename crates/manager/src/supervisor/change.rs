@@ -166,16 +166,33 @@ impl Supervisor {
     pub(super) fn starts(&self, changes: &[Change]) -> u32 {
         let started = |change: &Change| match change {
             Change::AddService { service } | Change::ReplaceService { service } => service.first_instances(),
-            Change::AddInstances { service, instances, .. } => instances.saturating_sub(self.instances_of(service)),
+            Change::AddInstances { service, instances, cores } => self.missing(service, *instances, cores).len() as u32,
             _ => 0,
         };
         changes.iter().map(started).sum()
     }
 
-    /// How many instances a service has.
-    pub(super) fn instances_of(&self, service: &str) -> u32 {
-        let number = self.service_number(service);
-        number.and_then(|number| self.services[number as usize].as_ref()).map_or(0, |service| service.instances.len() as u32)
+    /// The instances of a service that are not on their way out, and their cores.
+    fn staying(&self, service: &str) -> (Vec<u16>, Vec<usize>) {
+        let state = self.service_number(service).and_then(|number| self.services[number as usize].as_ref());
+        let all = state.into_iter().flat_map(|state| &state.instances).filter_map(|number| self.nfs.get(number));
+        all.filter(|nf| nf.stays()).map(|nf| (nf.number, nf.core)).unzip()
+    }
+
+    /// The cores of the instances that a service lacks, of so many on these cores.
+    pub(super) fn missing(&self, service: &str, instances: u32, cores: &[usize]) -> Vec<usize> {
+        let ((_, there), wanted) = (self.staying(service), diff::cores_of(instances, cores));
+        let lacks = wanted.len().saturating_sub(there.len());
+        diff::beyond(&wanted, &there).into_iter().map(|place| wanted[place]).take(lacks).collect()
+    }
+
+    /// The instances that a service has more than it shall have, of so many on these cores: those on other cores, and then the last.
+    fn surplus(&self, service: &str, instances: u32, cores: &[usize]) -> Vec<u16> {
+        let ((numbers, there), wanted) = (self.staying(service), diff::cores_of(instances, cores));
+        let beyond = diff::beyond(&there, &wanted);
+        let others = (0..there.len()).filter(|place| !beyond.contains(place));
+        let last_first = beyond.iter().copied().rev().chain(others.rev());
+        last_first.take(numbers.len().saturating_sub(wanted.len())).map(|place| numbers[place]).collect()
     }
 
     /// Removes an instance: it is given no new flows, and told to stop when its packets have gone.
@@ -330,20 +347,10 @@ impl Supervisor {
             Change::ReplaceService { service } => return self.replace_service(service),
             Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
-            Change::AddInstances { service, instances, cores } => {
-                let number = self.service_number(&service).ok_or_else(|| no_such("service", &service))?;
+            Change::AddInstances { service, instances, cores } | Change::RemoveInstances { service, instances, cores } => {
                 self.has_room_for(self.starts(std::slice::from_ref(change)))?;
-                if let Some(Some(state)) = self.services.get_mut(number as usize) {
-                    state.config.cores.clone_from(&cores);
-                }
-                self.config
-                    .services
-                    .iter_mut()
-                    .filter(|known| known.name == service)
-                    .for_each(|known| known.cores.clone_from(&cores));
-                return self.set_instances(&service, instances);
+                return self.set_instances(&service, instances, &cores);
             }
-            Change::RemoveInstances { service, instances } => return self.set_instances(&service, instances),
             Change::AddChain { chain } => self.add_chain(chain)?,
             Change::ReplaceChain { chain } => self.replace_chain(chain)?,
             Change::RemoveChain { chain } => self.remove_chain(&chain)?,
@@ -352,25 +359,15 @@ impl Supervisor {
         Ok(Gone::new())
     }
 
-    fn set_instances(&mut self, name: &str, wanted: u32) -> Result<Gone, SupervisorError> {
+    fn set_instances(&mut self, name: &str, instances: u32, cores: &[usize]) -> Result<Gone, SupervisorError> {
         let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
-        let mut gone = Gone::new();
-        let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
-        self.has_room_for(wanted.saturating_sub(instances.len() as u32))?;
-        let cores = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.config.cores.clone());
-        for place in instances.len()..wanted as usize {
-            // By its place among those that are there: the numbers of instances go on after an upgrade.
-            self.new_instance(number, cores.get(place % cores.len().max(1)).copied())?;
+        for core in self.missing(name, instances, cores) {
+            self.new_instance(number, Some(core))?;
         }
-        for nf in instances.iter().skip(wanted as usize) {
-            gone.push(self.watch_and_retire(*nf));
-        }
-        if let Some(service) = self.config.services.iter_mut().find(|s| s.name == name) {
-            service.instances = wanted;
-        }
-        if let Some(Some(service)) = self.services.get_mut(number as usize) {
-            service.config.instances = wanted;
-        }
+        let gone = self.surplus(name, instances, cores).into_iter().map(|nf| self.watch_and_retire(nf)).collect();
+        let set = |service: &mut model::Service| (service.instances, service.cores) = (instances, cores.to_vec());
+        self.config.services.iter_mut().filter(|known| known.name == name).for_each(set);
+        self.services[number as usize].iter_mut().for_each(|service| set(&mut service.config));
         Ok(gone)
     }
 

@@ -197,6 +197,11 @@ impl NfState {
             name,
         }
     }
+
+    /// Whether it is not on its way out.
+    fn stays(&self) -> bool {
+        !self.draining && !self.leaves && self.state != State::Stopping
+    }
 }
 
 impl ServiceState {

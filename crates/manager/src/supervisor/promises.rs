@@ -181,6 +181,12 @@ impl Promises {
         self.kept.iter().flat_map(|kept| &kept.assignment.slos).map(|promised| &promised.slo)
     }
 
+    /// The core of the nth different NF of an instance.
+    fn core_of(&self, instance: &Instance, nth: usize) -> Option<usize> {
+        let place = instance.cores.get(nth % instance.cores.len().max(1))?;
+        self.settings.cores.get(*place as usize).copied()
+    }
+
     /// What part of its core a place is.
     fn part_of(&self, place: u32) -> f64 {
         let core = self.settings.cores.get(place as usize);
@@ -351,8 +357,7 @@ impl Supervisor {
             }
             Change::AddInstances { service, instances, cores } => {
                 let Some(number) = self.service_number(service) else { return Ok(()) };
-                for index in self.instances_of(service)..*instances {
-                    let core = cores[index as usize % cores.len()];
+                for core in self.missing(service, *instances, cores) {
                     let nf = self.start_beside(number, core)?;
                     self.promises.placing.iter_mut().for_each(|placing| placing.beside.push(nf));
                 }
@@ -640,10 +645,13 @@ impl Supervisor {
                 seen.push(template);
                 let name = kept.services.get(&(slo.name.clone(), template.to_string()));
                 let service = name.and_then(|name| self.services[self.service_number(name)? as usize].as_ref());
-                // Places are given in turn, and instances have them in the order in which they came.
-                for (index, number) in service.map_or(&[][..], |service| &service.instances).iter().enumerate() {
-                    if let Some(instance) = instances.get(index % instances.len().max(1)) {
-                        members.push(Member { nf: *number, slo: slo.name.clone(), instance: (*instance).clone(), nth });
+                // An NF is of the instance whose core it is on; of several on one core, in the order in which they came.
+                let mut left = instances.clone();
+                for nf in service.into_iter().flat_map(|service| &service.instances).filter_map(|number| self.nfs.get(number)) {
+                    let is_its = |instance: &&Instance| self.promises.core_of(instance, nth) == Some(nf.core);
+                    if let Some(place) = left.iter().position(is_its) {
+                        let instance = left.remove(place).clone();
+                        members.push(Member { nf: nf.number, slo: slo.name.clone(), instance, nth });
                     }
                 }
             }

@@ -94,7 +94,7 @@ impl Supervisor {
         host::resolve(&mut all, &Host::here());
         let wanted = all.services.into_iter().find(|s| s.name == name).ok_or_else(|| no_such("service", name))?;
         let start = start_of(&wanted)?;
-        let stays = |n: &&u16| self.nfs.get(n).is_some_and(|nf| !nf.draining && !nf.leaves && nf.state != State::Stopping);
+        let stays = |n: &&u16| self.nfs.get(n).is_some_and(NfState::stays);
         let old: Vec<u16> = service.instances.iter().filter(stays).copied().collect();
         let tried: Vec<Option<u16>> = if wanted.has_members_for_flows() { vec![None] } else { old.into_iter().map(Some).collect() };
         self.has_room_for(tried.len() as u32)?;

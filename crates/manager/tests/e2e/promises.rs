@@ -5,6 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::json;
 use sluice_cache::host::Processor;
 use sluice_manager::control::client::ClientError;
 use sluice_manager::control::model::{Apply, NfState, Stats, Upgrade};
@@ -12,8 +13,9 @@ use sluice_manager::control::promise::Promise;
 use sluice_manager::control::{ApiError, ErrorKind};
 use sluice_resctrl_stand_in::{Count, Machine, StandIn};
 use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::migration::{Old, Step};
 use sluice_slo::on_demand::Remedy;
-use sluice_slo::placement::{Instance, PlacedServer, ServerShape};
+use sluice_slo::placement::{Instance, PlacedServer, Placement, ServerShape};
 use sluice_slo::profile::{Digest, Key, Profile};
 use sluice_slo::slo::{self, Slo, Workload};
 
@@ -165,6 +167,79 @@ fn no_packet_is_lost_when_a_placement_comes_moves_and_goes() {
         "{:?}",
         stats.drops
     );
+    daemon.stop();
+}
+
+#[test]
+fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
+    const PACKETS: u64 = 60_000;
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().to_path_buf();
+    let config = head(&root, "")
+        + &port("in", "gen", &format!("rate = 30000\noverload = \"wait\"\ncount = {PACKETS}\nflows = 64"))
+        + &port("out", "sink", "")
+        + &service("nf", &nf("sluice-nf-bridge"), "")
+        + &chain("acme", "in", &["nf"], "out", "")
+        + PROMISES
+        + "cache = \"none\"\n";
+    std::fs::write(root.join("sluice.toml"), config).unwrap();
+    std::fs::create_dir(root.join("plan")).unwrap();
+    let Assignment { server, slos } = assignment(&[("acme", &[0], 0, 1e6)]);
+    let ServerShape { cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib, .. } = server.shape;
+    let shape = format!(
+        "[[server]]\nname = \"s0\"\ncpu = \"any\"\ncores = {cores}\nllc_ways = {llc_ways}\nway_bytes = {way_bytes}\n\
+         ddio_ways = {ddio_ways}\nmin_ways = {min_ways}\nclasses = {classes}\nmemory_mib = {memory_mib}\n"
+    );
+    let second = Instance { number: 1, cores: vec![2], load_pps: 0.0, ..server.instances[0].clone() };
+    let placement = Placement { servers: vec![server] };
+    let steps = [
+        Step::Start { server: "s0".into(), instance: second },
+        Step::Redirect { slo: "acme".into(), parts: [(1, 1.0)].into(), away_from: vec![0], old: Old::Stay },
+        Step::Stop { server: "s0".into(), slo: "acme".into(), number: 0 },
+    ];
+    let written = |name: &str, value: serde_json::Value| std::fs::write(root.join("plan").join(name), value.to_string()).unwrap();
+    std::fs::write(root.join("plan/servers.toml"), shape).unwrap();
+    written("placement.json", json!({ "form": 1, "slos": [{ "slo": slos[0].slo }], "placement": placement }));
+    written("steps.json", json!({ "form": 1, "now": placement, "taken": 0, "left": steps }));
+    let mut daemon = Daemon::again(folder);
+    let sluice = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        command.args(args).env("SLUICE_PLAN", root.join("plan")).env("SLUICE_CONTROL", root.join("run/control.sock"));
+        let out = command.output().expect("sluice runs");
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    // Of those that are not on their way out.
+    let pids = |stats: &Stats| -> BTreeMap<String, Option<u32>> {
+        let own = stats.nfs.iter().filter(|nf| nf.service == "acme-nf" && nf.state == NfState::Running);
+        own.map(|nf| (nf.name.clone(), nf.pid)).collect()
+    };
+    let mut names = Vec::new();
+    let mut seen = BTreeMap::new();
+    for said in ["", "step 1 of 3: start acme.1", "step 2 of 3: send no new flows to acme.0", "step 3 of 3: stop acme.0"] {
+        if !said.is_empty() {
+            let told = sluice(&["plan", "step"]);
+            assert!(told.starts_with(said), "{told}");
+        }
+        sluice(&["slo", "apply"]);
+        let stats = daemon.stats();
+        let now = pids(&stats);
+        assert!(now.iter().all(|(name, pid)| *seen.entry(name.clone()).or_insert(*pid) == *pid), "{said}: {now:?} {seen:?}");
+        names.push(now.into_keys().collect::<Vec<_>>());
+        let before = find_chain(&stats, "acme").exit_packets;
+        daemon.wait("packets go on", |s| find_chain(s, "acme").exit_packets > before || find_port(s, "in").finished);
+    }
+    assert_eq!(names, [&["acme-nf.0"][..], &["acme-nf.0", "acme-nf.1"], &["acme-nf.0", "acme-nf.1"], &["acme-nf.1"]]);
+    // One comes whose number is lower, and who is there has the same place as before.
+    let Assignment { mut server, slos } = daemon.client().placement().unwrap();
+    let place = |number, core, ways| Instance { number, cores: vec![core], ways, ..server.instances[0].clone() };
+    server.instances = vec![place(0, 0, 1), place(1, 2, 2)];
+    daemon.client().place(&Assignment { server, slos }).unwrap();
+    let stats = daemon.stats();
+    let cores = ["acme-nf.1", "acme-nf.2"].map(|name| find_nf(&stats, name).core);
+    assert_eq!((cores, pids(&stats)["acme-nf.1"]), ([1, 0], seen["acme-nf.1"]));
+    let stats = daemon.wait("all packets", |s| find_port(s, "out").tx_packets >= PACKETS);
+    assert_eq!(find_port(&stats, "out").details["lost"], 0.0, "{:?}", stats.drops);
     daemon.stop();
 }
 
