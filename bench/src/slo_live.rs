@@ -2,9 +2,10 @@
 //!
 //! # Approach
 //! All four run the same NF, on a quarter of one core each, from generators to a sink. First the NF is profiled in this very setup: the
-//! 95th percentile of its latency against its load, on its quarter, while its three neighbours have more packets than they can do
-//! ([`Profiled`]). There is no cache control in that profile: it says one throughput whatever the ways. With the profile, SLOs that ask
-//! for [`LOAD`] of the throughput are admitted by the planner, and their placement is given to the daemon, which keeps it. A look is
+//! throughput, and 95th percentile of its latency against its load, from port to port, on its quarter, while its three neighbours have more packets
+//! than they can do ([`Profiled`]). How its throughput depends on ways of the cache is what `sluice profile` says of it, by the model; where it is
+//! not built to be traced, it is taken not to. With the profile, SLOs that ask for [`LOAD`] of the throughput within the latency at [`LATENCY_AT`]
+//! of it are admitted by the planner, and their placement is given to the daemon, which keeps it. A look is
 //! taken twice a second at what the daemon says of its promises, and what was delivered and how late is also counted by itself.
 //!
 //! Variants: `kept` polices the input and keeps each place its part of the core; `policed` and `isolated` do one of them, `open`
@@ -23,15 +24,15 @@
 //! # Limits
 //! One core for NFs and one for the manager, so that it runs on two. Whatever else the host does is no tenant, and breaks promises too.
 //!
-//! The profile is made here, and `sluice profile` makes none like it: without cache control that promises nothing with less than
-//! the whole cache, by which no two tenants fit on a server. This one says the same throughput for any share, unmeasured, which
-//! holds for an NF that only burns cycles. So the experiment tells nothing of promises that depend on the cache.
+//! Throughput and latency are measured here, because `sluice profile` measures NFs on whole cores. The NF only burns cycles, and hardly needs the
+//! cache, so the experiment tells nothing of promises that depend on it.
 //!
 //! # Source
 //! ResQ (NSDI 2018) keeps SLOs beside neighbours that do not keep to theirs; the experiment is ours.
 
 use std::cell::OnceCell;
 use std::path::Path;
+use std::process::Command;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -47,6 +48,7 @@ use sluice_slo::slo::{Promise, Slo, Workload};
 use crate::daemon::Daemon;
 use crate::lab::{Case, Lab, Miss, Plan, Row, Sample, nothing};
 use crate::measure::sample;
+use crate::planner::whole::answer;
 use crate::report::Params;
 use crate::sched::{COST, Mode, chain_of, nf_of, params};
 use crate::setup::{Class, Setup, Traffic};
@@ -74,8 +76,8 @@ const LOADS: [f64; 4] = [0.2, 0.4, 0.6, 0.8];
 /// Parts of the profile's values that are not promised: the host is not quiet.
 const MARGINS: (f64, f64) = (0.1, 0.5);
 /// What an SLO asks for, as a part of the profiled throughput, and at which load the latency was that it asks for.
-const LOAD: f64 = 0.4;
-const LATENCY_AT: f64 = 0.6;
+const LOAD: f64 = 0.7;
+const LATENCY_AT: f64 = 0.8;
 /// Part of a promised throughput that counts as kept: windows cut bursts.
 const ENOUGH: f64 = 0.98;
 /// Least time that a variant is measured for, in seconds: the daemon judges windows of one.
@@ -176,7 +178,7 @@ fn shape() -> ServerShape {
     let cache = l3_caches(system).into_iter().find(|cache| cache.ways > 2);
     let (llc_ways, way_bytes) = cache.map_or((11, 1 << 20), |cache| (cache.ways.min(64), cache.bytes / u64::from(cache.ways)));
     let cpu = Processor::read(system).model;
-    ServerShape { cpu, cores: 4, llc_ways, way_bytes, ddio_ways: 1, min_ways: 1, classes: 2, memory_mib: 1024 }
+    ServerShape { cpu, cores: 4, llc_ways, way_bytes, ddio_ways: 1, min_ways: 1, classes: 2, memory_mib: 1024, path_us: 0 }
 }
 
 fn slo(name: &str, throughput_pps: f64, latency_us: f64) -> Slo {
@@ -229,6 +231,21 @@ fn point(lab: &Lab, offered_pps: f64) -> Result<(f64, f64), Miss> {
     Ok((window.exit_pps(TENANTS[0]), latency))
 }
 
+/// What `sluice profile` says of the NF on a whole core, if it is built to be traced.
+fn modelled(lab: &Lab) -> Result<Option<Profile>, Miss> {
+    let program = lab.programs.sluiced.with_file_name(COST);
+    let mut command = Command::new(lab.programs.sluiced.with_file_name("sluice"));
+    command.arg("profile").arg(&program).args(["--traffic", "flows=16", "--cache", "simulated", "--json", "--"]);
+    match answer(command.args(nf_of(NF, 0, CYCLES).args)) {
+        Ok(profile) => Ok(Some(serde_json::from_value(profile).context("sluice profile printed no profile")?)),
+        Err(Miss::LeaveOut(why)) => {
+            eprintln!("  its throughput is taken to be the same with any share of the cache: {why}");
+            Ok(None)
+        }
+        Err(failed) => Err(failed),
+    }
+}
+
 /// The curves of the NF on its quarter of a core.
 fn profile(lab: &Lab) -> Result<Profile, Miss> {
     eprintln!("  profile of the NF on a quarter of a core, beside neighbours that have more than they can do");
@@ -240,9 +257,15 @@ fn profile(lab: &Lab) -> Result<Profile, Miss> {
         let highest = latency.last().map_or(0.0, |point| point.y);
         latency.push(Point { x: load * throughput, y: highest.max(ns / 1e3) });
     }
+    let modelled = modelled(lab)?;
     let ways = f64::from(shape().ways());
-    // It is not measured with fewer ways; it needs none.
-    let flat = vec![Point { x: 1.0, y: throughput }, Point { x: ways, y: throughput }];
+    let against_ways = |profile: &Profile| {
+        let most = profile.throughput_pps(profile.best_ways).max(f64::MIN_POSITIVE);
+        let part = |x: f64| throughput * profile.throughput_pps(x as u32) / most;
+        profile.throughput.points.iter().map(|point| Point { x: point.x, y: part(point.x) }).collect()
+    };
+    let same = || vec![Point { x: 1.0, y: throughput }, Point { x: ways, y: throughput }];
+    let points = modelled.as_ref().map_or_else(same, against_ways);
     let curve = |points: Vec<Point>, margin| Curve { measured: points.len() as u32, points, margin, ..Curve::default() };
     let program = lab.programs.sluiced.with_file_name(COST);
     let bytes = std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
@@ -255,14 +278,15 @@ fn profile(lab: &Lab) -> Result<Profile, Miss> {
             traffic: TRAFFIC.into(),
             cpu: shape().cpu,
         },
-        source: Source::None,
+        source: modelled.as_ref().map_or(Source::None, |profile| profile.source),
         cores: 1,
         memory_mib: 1,
-        throughput: curve(flat, MARGINS.0),
+        best_ways: points.last().map_or(0, |point| point.x as u32),
+        floor_pps: points.first().map(|point| point.y),
+        throughput: curve(points, MARGINS.0),
         latency: curve(latency, MARGINS.1),
-        best_ways: shape().ways(),
-        floor_pps: Some(throughput),
-        cache: None,
+        cache: modelled.and_then(|profile| profile.cache),
+        stages: Vec::new(),
     };
     profile.check().map_err(|error| anyhow!("the profile makes no sense: {error}"))?;
     Ok(profile)
@@ -441,6 +465,7 @@ mod tests {
             best_ways: shape().ways(),
             floor_pps: Some(2e5),
             cache: None,
+            stages: Vec::new(),
         }
     }
 
@@ -454,7 +479,7 @@ mod tests {
         assert!(assignment.server.instances.iter().all(|instance| instance.ways == 0), "no cache makes it faster");
         let promised = assignment.throughput_pps(&assignment.slos[3].slo).unwrap();
         assert!((promised - LOAD * 2e5 * 0.9).abs() < 1.0, "{promised}");
-        assert_eq!(assignment.slos[0].slo.promise.latency_us(), 1_500.0);
+        assert_eq!(assignment.slos[0].slo.promise.latency_us(), 6_000.0);
     }
 
     #[test]

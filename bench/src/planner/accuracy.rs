@@ -10,6 +10,10 @@
 //! of model and traced NF, for these packets and those before them: one of each flow, and a tenth to warm up; `million_s` is what a million of
 //! all of them take. An NF that works on another one's packets is traced behind that one, and shares the cache with it.
 //!
+//! Of some chains, too, it is told what their NFs miss that share the cache ([`CHAINS`]), and how good a curve of few points is: that of the chain
+//! at the slowest of its NFs. Variants' metrics hold what each NF misses of a packet: `references.NF`, and `misses.NF.01` for one way to
+//! `misses.NF.20`; with the times of packets (`base_ns` of whole profiles) they are what sets of SLOs are made of (scripts/sample-kinds).
+//!
 //! Whole profiles of the same NFs are made and measured again ([`whole`]).
 //!
 //! # Limits
@@ -49,6 +53,9 @@ const HIERARCHY: Hierarchy = Hierarchy {
     l2: Some(Geometry { sets: 512, ways: 8 }),
     llc: Geometry { sets: 36_864, ways: 20 },
 };
+/// Chains, of examples by name, and the flows that they get.
+const CHAINS: [&[&str]; 3] = [&["firewall-stateful", "nat"], &["monitor", "lb"], &["firewall-stateful", "monitor", "nat"]];
+const CHAIN_FLOWS: u32 = 150_000;
 const LAWS: [(&str, Option<f64>); 2] = [("uniform", None), ("zipf 1.1", Some(1.1))];
 /// Distance at which the paper's rule stops.
 const CLOSE: f64 = 0.01;
@@ -84,18 +91,25 @@ fn plan() -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, nothing, groups);
     let examples = || EXAMPLES.iter().flat_map(|example| LAWS.map(|(law, zipf)| (example, law, zipf)));
     for (example, law, zipf) in examples() {
-        plan.cases.push(case(example.name.into(), example, law, move || sample(example, zipf)));
+        plan.cases.push(case(example.name.into(), example.flows(Scale::Large), law, move || sample(example, zipf)));
+    }
+    for (names, (law, zipf)) in CHAINS.into_iter().flat_map(|chain| LAWS.map(|law| (chain, law))) {
+        let run = move || {
+            let examples: Vec<&Example> = names.iter().filter_map(|name| EXAMPLES.iter().find(|one| one.name == *name)).collect();
+            chain_sample(&examples, zipf)
+        };
+        plan.cases.push(case(names.join("+"), CHAIN_FLOWS, law, run));
     }
     for (example, law, zipf) in examples() {
         let name = format!("{}{}", whole::WHOLE, example.name);
-        plan.cases.push(case(name, example, law, move || whole::sample(example, law, zipf)));
+        plan.cases.push(case(name, example.flows(Scale::Large), law, move || whole::sample(example, zipf)));
     }
     plan.leave_out("lookup", params(&[]), "it reads its packets itself (sluice_nf::pull), and such NFs cannot be traced");
     plan
 }
 
-fn case(name: String, example: &Example, law: &str, run: impl Fn() -> Result<Sample, Miss> + 'static) -> Case {
-    let params = params(&[("law", json!(law)), ("flows", json!(example.flows(Scale::Large)))]);
+fn case(name: String, flows: u32, law: &str, run: impl Fn() -> Result<Sample, Miss> + 'static) -> Case {
+    let params = params(&[("law", json!(law)), ("flows", json!(flows))]);
     let (row_name, row_params) = (name.clone(), params.clone());
     Case { name, params, run: Box::new(move |_| Ok(vec![Row::new(&row_name, &row_params, run()?)])) }
 }
@@ -110,13 +124,18 @@ fn traced(example: &Example, folder: &Path) -> Result<Traced, Miss> {
     Ok(Traced { program, args: example.args(Scale::Large, &file) })
 }
 
+/// The packets of an example, for so many flows.
+fn traffic(example: &Example, flows: u32, zipf: Option<f64>, accesses: Option<u64>) -> Traffic {
+    let Example { bytes, spread, .. } = *example;
+    Traffic { packets: PACKETS, warm_up: WARM_UP, accesses, flows, zipf, bytes, spread, seed: 1 }
+}
+
 fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let folder = tempfile::tempdir()?;
     let nf = traced(example, folder.path())?;
     let before = example.before().map(|before| traced(before, folder.path())).transpose()?;
-    let Example { bytes, spread, .. } = *example;
     let flows = example.flows(Scale::Large);
-    let traffic = Traffic { packets: PACKETS, warm_up: WARM_UP, accesses: Some(ENOUGH), flows, zipf, bytes, spread, seed: 1 };
+    let traffic = traffic(example, flows, zipf, Some(ENOUGH));
     let began = times(Path::new("/proc/self/stat"))?;
     let misses = match before {
         None => profile(&nf.program, &nf.args, &traffic, HIERARCHY).context("the traced NF")?,
@@ -126,7 +145,7 @@ fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
         }
     };
     let ended = times(Path::new("/proc/self/stat"))?;
-    let mut found = compare(&misses).map_err(anyhow::Error::from)?;
+    let mut found = compare(std::slice::from_ref(&misses)).map_err(anyhow::Error::from)?;
     let [model_s, nf_s] = [0, 1].map(|i| ended[i] - began[i]);
     let cpu_s = model_s + nf_s;
     // Those to warm up end with a tenth of what ends the others.
@@ -137,12 +156,34 @@ fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
         ("nf_s".to_string(), nf_s),
         ("million_s".to_string(), cpu_s / all * 1e6),
     ]);
+    found.extend(each_way(example.name, &misses));
     Ok(found)
 }
 
-/// A curve of few points against one of all.
-fn compare(misses: &Misses) -> Result<Sample, curve::CurveError<Infallible>> {
-    let all: Vec<f64> = (1..=HIERARCHY.llc.ways).map(|ways| misses.packets_per_second(ways, PACKET_NS, MISS_NS)).collect();
+/// The same of a chain, without times.
+fn chain_sample(examples: &[&Example], zipf: Option<f64>) -> Result<Sample, Miss> {
+    let folder = tempfile::tempdir()?;
+    let nfs = examples.iter().map(|example| traced(example, folder.path())).collect::<Result<Vec<_>, _>>()?;
+    let first = examples.first().context("a chain has an NF")?;
+    let traffic = traffic(first, CHAIN_FLOWS, zipf, None);
+    let shared = chain::profile(&nfs, Feed::Made(&traffic), HIERARCHY).context("the traced NFs")?;
+    let misses: Vec<Misses> = shared.into_iter().map(|nf| nf.together).collect();
+    let mut found = compare(&misses).map_err(anyhow::Error::from)?;
+    found.insert("packets_count".into(), misses[0].packets as f64);
+    found.extend(examples.iter().zip(&misses).flat_map(|(example, misses)| each_way(example.name, misses)));
+    Ok(found)
+}
+
+/// What an NF misses of a packet.
+fn each_way(nf: &str, misses: &Misses) -> Vec<(String, f64)> {
+    let name = |ways| if ways == 0 { format!("references.{nf}") } else { format!("misses.{nf}.{ways:02}") };
+    (0..=HIERARCHY.llc.ways).map(|ways| (name(ways), misses.misses_per_packet(ways))).collect()
+}
+
+/// A curve of few points against one of all, of NFs that run at the rate of the slowest.
+fn compare(nfs: &[Misses]) -> Result<Sample, curve::CurveError<Infallible>> {
+    let slowest = |ways| nfs.iter().map(|nf| nf.packets_per_second(ways, PACKET_NS, MISS_NS)).fold(f64::INFINITY, f64::min);
+    let all: Vec<f64> = (1..=HIERARCHY.llc.ways).map(slowest).collect();
     let plan = curve::Plan::throughput(1, HIERARCHY.llc.ways).exact();
     let found = curve::build(&plan, |ways| Ok(vec![all[ways as usize - 1]]))?;
     let (mut error, mut over) = (0.0f64, f64::NEG_INFINITY);
@@ -213,7 +254,8 @@ mod tests {
 
     #[test]
     fn few_points_are_close_to_all_and_never_promised_above() {
-        for found in [compare(&misses(|ways| 3000 - ways * 100)), compare(&misses(|_| 10)), compare(&misses(|ways| 3000 / ways))] {
+        let falling = [misses(|ways| 3000 - ways * 100), misses(|_| 10), misses(|ways| 3000 / ways)];
+        for found in [&falling[..1], &falling[1..2], &falling[2..], &falling].map(compare) {
             let found = found.unwrap();
             assert!(found["over_percent"] <= 1e-9 && found["error_percent"] <= 1.01 && found["points_count"] <= 12.0, "{found:?}");
         }
@@ -231,7 +273,8 @@ mod tests {
 
     #[test]
     fn every_example_runs_by_both_laws() {
-        assert_eq!(plan().cases.len(), 4 * EXAMPLES.len());
+        assert_eq!(plan().cases.len(), 4 * EXAMPLES.len() + 2 * CHAINS.len());
+        assert!(CHAINS.concat().iter().all(|name| EXAMPLES.iter().any(|example| example.name == *name)));
         assert!(times(Path::new("/proc/self/stat")).unwrap()[0] >= 0.0 && times(Path::new("/nowhere")).is_err());
     }
 }

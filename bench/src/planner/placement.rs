@@ -1,7 +1,9 @@
 //! `sluice bench placement`: the same SLOs, placed in eight ways.
 //!
 //! # Approach
-//! 200 SLOs, every one different, of NFs that need the cache, that hardly do, and of both; ten random sets of each. Of each way of placing:
+//! 200 SLOs, every one different, of NFs that need the cache, that hardly do, and of both; ten random sets of each. Half of the mixes are of kinds
+//! of NF whose parameters are chosen, after the paper's; the others (`traced`) are of the NFs and chains that come along, with
+//! parameters from their profiles and traces ([`sluice_slo::samples`]). Of each way of placing:
 //! servers in use, SLOs that get less than promised by the model of contention, and servers over those of our greedy and of the optimum.
 //! `admission` is what tenants meet: one SLO after the other, as they come, and nobody is moved; `admission/sorted` has all of them
 //! beforehand and takes those first that take most; `greedy` packs all at once.
@@ -10,7 +12,7 @@
 //! solver leaves the optimum out.
 //!
 //! # Limits
-//! The NFs are kinds with chosen parameters ([`sluice_slo::samples`]), not profiles of real ones.
+//! What comes of instances that share a cache is told by a model ([`sluice_slo::contention`]), and not measured.
 //!
 //! # Source
 //! ResQ, figures 8 to 10.
@@ -102,7 +104,7 @@ mod tests {
     #[test]
     fn every_mix_is_placed() {
         let plan = plan();
-        assert_eq!(plan.cases.len(), 30);
+        assert_eq!(plan.cases.len(), 60);
         let outcomes = compare::placement(Mix::Insensitive, 10, 1, &server(), LIMIT).unwrap();
         assert_eq!(outcomes.len(), if IS_BUILT { 8 } else { 7 });
         let last = if IS_BUILT { "optimum" } else { "greedy" };

@@ -6,7 +6,8 @@
 //! `distance_percent` is how far latency is from the curve in the median of the loads; `above_percent` the most by which it is above what is
 //! promised at any load, `loads_above_percent` at how many it is, and `always_above_percent` at how many it is even in the lowest of seven
 //! measurements, which a host that was disturbed for a moment does not explain. `throughput_above_percent` is by how much more is promised than there is now.
-//! Of an NF that works on another one's packets it is the chain of both, which is not measured again.
+//! Of an NF that works on another one's packets it is the chain of both, which is not measured again. `base_ns` is what a packet takes without
+//! misses, and `miss_ns` what one costs, by the profile.
 //!
 //! # Limits
 //! On a host where others run, latency is theirs too: what is above is that of a moment.
@@ -49,7 +50,7 @@ pub const GROUP: Group = Group {
 ///
 /// # Errors
 /// The NF cannot be profiled here.
-pub fn sample(example: &Example, law: &str, zipf: Option<f64>) -> Result<Sample, Miss> {
+pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let folder = tempfile::tempdir()?;
     let file = |name: &str| folder.path().join(name);
     let here = std::env::current_exe()?;
@@ -74,7 +75,7 @@ pub fn sample(example: &Example, law: &str, zipf: Option<f64>) -> Result<Sample,
         if !args.is_empty() {
             command.arg("--").args(&args);
         }
-        answer(command, law)
+        answer(&mut command)
     };
     let kept = file("profile.json").display().to_string();
     let began = Instant::now();
@@ -85,6 +86,11 @@ pub fn sample(example: &Example, law: &str, zipf: Option<f64>) -> Result<Sample,
         put(&format!("{name}points_count"), number(&curve["measured"])?);
         put(&format!("{name}margin_percent"), number(&curve["margin"])? * 100.0);
     }
+    // Without misses.
+    let (floor_pps, cache) = (number(&profile["floor_pps"])?, &profile["cache"]);
+    let (references, miss_ns) = (number(&cache["references_per_packet"])?, number(&cache["miss_ns"])?);
+    put("miss_ns", miss_ns);
+    put("base_ns", 1e9 / floor_pps - references * miss_ns);
     if example.before().is_none() {
         compare(&run(&["--check", &kept])?, &mut put)?;
     }
@@ -114,14 +120,17 @@ fn chain(programs: &[Program]) -> String {
 }
 
 /// What a command prints as JSON. It is left out where the NF is not built to be traced.
-fn answer(mut command: Command, law: &str) -> Result<Value, Miss> {
+///
+/// # Errors
+/// It is left out, or fails.
+pub fn answer(command: &mut Command) -> Result<Value, Miss> {
     let out = command.output().with_context(|| format!("cannot run {}", Path::new(command.get_program()).display()))?;
     let said = String::from_utf8_lossy(&out.stderr);
     if !out.status.success() {
         let why = said.trim().to_string();
         return Err(match why.contains("scripts/trace-nf") && why.contains("no traced") {
             true => Miss::LeaveOut(why),
-            false => Miss::Failed(anyhow::anyhow!("sluice profile, {law}: {why}")),
+            false => Miss::Failed(anyhow::anyhow!("sluice profile: {why}")),
         });
     }
     Ok(serde_json::from_slice(&out.stdout).context("sluice profile printed no JSON")?)
@@ -181,7 +190,7 @@ mod tests {
         let say = |words: &str| {
             let mut command = Command::new("sh");
             command.args(["-c", &format!("echo '{words}' >&2; exit 1")]);
-            answer(command, "uniform").unwrap_err()
+            answer(&mut command).unwrap_err()
         };
         assert!(matches!(say("there is no traced x: run `scripts/trace-nf x`"), Miss::LeaveOut(_)));
         assert!(matches!(say("no such service"), Miss::Failed(_)));

@@ -17,14 +17,14 @@ impl Plan {
         let plan = Self(tempfile::tempdir().unwrap());
         plan.servers(servers);
         std::fs::create_dir(plan.path("profiles")).unwrap();
-        for kind in &KINDS {
-            on(kind).profile(&server()).unwrap().save(&plan.profile(kind.name)).unwrap();
+        for kind in KINDS.iter() {
+            on(kind).profile(&server()).unwrap().save(&plan.profile(&kind.name)).unwrap();
         }
         plan
     }
 
     fn servers(&self, servers: usize) {
-        let ServerShape { cpu, cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib } = server();
+        let ServerShape { cpu, cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib, .. } = server();
         let one = |i| {
             format!(
                 "[[server]]\nname = \"s{i}\"\ncpu = \"{cpu}\"\ncores = {cores}\nllc_ways = {llc_ways}\nway_bytes = {way_bytes}\n\

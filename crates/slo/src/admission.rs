@@ -260,9 +260,9 @@ impl Floor {
         slo.check().ok()?;
         let asked_us = slo.promise.latency_us();
         // The latency at which every load that was measured is allowed.
-        let slowest = profile.throughput_pps(profile.best_ways) / self.smallest(profile);
+        let slowest = profile.slower(self.fewest(profile));
         let last = profile.latency.points.last()?.y * (1.0 + profile.latency.margin);
-        let longest_us = last * slowest.max(1.0) * 1.000_001;
+        let longest_us = last * slowest * 1.000_001 + f64::from(self.shape.path_us);
         let (asked_pps, cap) = match slo.promise {
             Promise::Reserved { throughput_pps, .. } => (Some(throughput_pps), Cap::default()),
             Promise::OnDemand { cap, .. } => (None, cap),
@@ -286,13 +286,11 @@ impl Floor {
         most(asked_us).or_else(longer).or_else(|| most(rounded(longest_us, f64::ceil)))
     }
 
-    /// The smallest throughput that an instance may be given a share for.
-    fn smallest(&self, profile: &Profile) -> f64 {
+    /// The fewest ways with which an instance carries anything: fewer than were measured carry nothing.
+    fn fewest(&self, profile: &Profile) -> u32 {
         let shape = &self.shape;
-        let shared = profile.shared_pps();
-        // Fewer ways than were measured carry nothing.
-        let least = || (shape.min_ways..=shape.ways()).map(|ways| profile.throughput_pps(ways)).find(|pps| *pps > 0.0);
-        if shared > 0.0 { shared } else { least().unwrap_or(f64::MIN_POSITIVE) }
+        let carries = |ways: &u32| if *ways == 0 { profile.shared_pps() > 0.0 } else { profile.throughput_pps(*ways) > 0.0 };
+        std::iter::once(0).chain(shape.min_ways..=shape.ways()).find(carries).unwrap_or(shape.ways())
     }
 }
 

@@ -241,11 +241,14 @@ mod tests {
                 assert!(of(name).is_none_or(|one| one.violations == 0), "{mix:?} {name}: {outcomes:#?}");
             }
             let least = of("optimum").map_or(greedy.servers, |one| one.servers);
-            for name in ["greedy", "admission", "admission/sorted"] {
-                assert!(of(name).unwrap().servers as f64 <= 1.10 * least as f64, "{mix:?} {name}: {outcomes:#?}");
+            // Chains, which take several cores at once, leave more over when nobody is moved.
+            let has_chains = mix.kinds().iter().any(|kind| kind.nfs.len() > 1);
+            let online = if has_chains { 1.20 } else { 1.10 };
+            for (name, most) in [("greedy", 1.10), ("admission", online), ("admission/sorted", online)] {
+                assert!(of(name).unwrap().servers as f64 <= most * least as f64, "{mix:?} {name}: {outcomes:#?}");
             }
             let predicted = of("prediction").unwrap().servers as f64;
-            if mix != Mix::Insensitive {
+            if !matches!(mix, Mix::Insensitive | Mix::TracedInsensitive) {
                 assert!(predicted >= 1.6 * greedy.servers as f64, "{mix:?}: {outcomes:#?}");
             }
         }

@@ -20,6 +20,7 @@
 //! NSDI 2012.
 
 use crate::profile::Profile;
+use crate::stage;
 
 /// How an instance behaves with some of the cache.
 pub trait Behaviour {
@@ -60,6 +61,9 @@ impl Behaviour for Profile {
 
     fn carries_pps(&self, ways: f64, latency_us: f64) -> f64 {
         let throughput = Behaviour::throughput_pps(self, ways);
+        if !self.stages.is_empty() {
+            return throughput.min(stage::within(&self.stages, ways, latency_us));
+        }
         throughput * self.load_part(throughput / Behaviour::throughput_pps(self, f64::from(self.best_ways)), latency_us)
     }
 }

@@ -49,7 +49,9 @@ pub enum DemandError {
     #[error(transparent)]
     Slo(#[from] SloError),
     /// Too short a latency.
-    #[error("no load is low enough for {asked_us:.1} µs: the shortest latency that its profile allows is {least_us:.1} µs")]
+    #[error(
+        "no load is low enough for {asked_us:.1} µs: the shortest that its profile and the server's path_us allow is {least_us:.1} µs"
+    )]
     Latency {
         /// What was asked.
         asked_us: f64,
@@ -124,7 +126,9 @@ impl Demand {
     pub fn of(slo: &Slo, profile: &Profile, shape: &ServerShape) -> Result<Self, DemandError> {
         slo.check()?;
         let counted_cores = counted(profile.cores, profile.memory_mib, shape)?;
-        let latency_us = slo.promise.latency_us();
+        // What is left to the NFs.
+        let path_us = f64::from(shape.path_us);
+        let latency_us = (slo.promise.latency_us() - path_us).max(0.0);
         let mut best = 0.0;
         let capacity_pps: Vec<f64> = (0..=shape.ways())
             .map(|ways| {
@@ -149,11 +153,8 @@ impl Demand {
         }
         // On demand, the agent finds the cache; what no load keeps, it cannot either.
         if best <= 0.0 {
-            let latency = |ways| {
-                let slower = profile.throughput_pps(profile.best_ways) / profile.throughput_pps(ways);
-                profile.least_latency_us() * slower.max(1.0)
-            };
-            return Err(DemandError::Latency { asked_us: latency_us, least_us: latency(of_ways) });
+            let least_us = profile.least_latency_us() * profile.slower(of_ways) + path_us;
+            return Err(DemandError::Latency { asked_us: slo.promise.latency_us(), least_us });
         }
         let instances = (target_pps / best).ceil() as usize;
         if instances > MOST_INSTANCES {
@@ -418,9 +419,21 @@ pub mod tests {
     }
 
     #[test]
+    fn nfs_have_what_the_path_leaves_of_the_latency() {
+        let (short, long) = (shape(), ServerShape { path_us: 30, ..shape() });
+        let of = |latency_us, shape| Demand::of(&slo(1e6, latency_us), &profile(), shape);
+        assert_eq!(of(45.0, &long).unwrap().capacity_pps, of(15.0, &short).unwrap().capacity_pps);
+        assert_ne!(of(45.0, &long).unwrap().capacity_pps, of(45.0, &short).unwrap().capacity_pps);
+        let said = [39.0, 10.0].map(|latency_us| of(latency_us, &long).unwrap_err().to_string());
+        assert!(said.iter().all(|said| said.contains("allow is 40.0 µs")), "{said:?}");
+    }
+
+    #[test]
     fn what_cannot_be_is_said() {
         let said = |slo: &Slo, profile: &Profile| Demand::of(slo, profile, &shape()).unwrap_err().to_string();
-        assert!(said(&slo(1e6, 5.0), &profile()).contains("the shortest latency that its profile allows is 10.0 µs"));
+        assert!(
+            said(&slo(1e6, 5.0), &profile()).contains("the shortest that its profile and the server's path_us allow is 10.0 µs")
+        );
         assert!(said(&slo(1e10, 1000.0), &profile()).contains("more than 256"));
         assert!(said(&slo(-1.0, 1000.0), &profile()).contains("above 0"));
         let large = Profile { cores: 10, ..profile() };

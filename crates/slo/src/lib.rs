@@ -28,4 +28,5 @@ pub mod placement;
 pub mod profile;
 pub mod samples;
 pub mod slo;
+pub mod stage;
 pub mod watch;

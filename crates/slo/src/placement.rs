@@ -32,6 +32,9 @@ pub struct ServerShape {
     pub classes: u32,
     /// Memory that NFs may have, in MiB.
     pub memory_mib: u64,
+    /// What packets take there from port to port beside their NFs, 95 % of them at most, in µs: no profile knows it.
+    #[serde(default)]
+    pub path_us: u32,
 }
 
 /// Why a shape makes no sense.
@@ -397,6 +400,7 @@ pub mod tests {
             min_ways: 1,
             classes: 16,
             memory_mib: 64 << 10,
+            path_us: 0,
         }
     }
 

@@ -13,6 +13,8 @@
 //! which the latency curve is still below L / k. What does not slow down with the cache (wires, timers) makes this promise less than
 //! there is, never more.
 //!
+//! Of a chain, each NF is slowed by a part of its own, and the latency is the sum of theirs ([`crate::stage`]).
+//!
 //! # Limits
 //! A profile is of one processor model, one binary for each NF, one configuration and one traffic; [`Profile::is_for`] says what differs.
 //! A profile of a file is checked before it is used: curves are monotone because [`crate::curve`] makes them so, and one that is not
@@ -27,6 +29,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::slo::{Slo, Workload};
+use crate::stage::{self, Stage};
 
 /// Version of the form of a profile.
 pub const FORM: u32 = 1;
@@ -231,6 +234,9 @@ pub struct Profile {
     /// How it uses the cache, if that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheUse>,
+    /// The NFs of a chain, where the cache slows them by different parts; none of one NF, or where nothing is said of fewer ways.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stages: Vec<Stage>,
 }
 
 /// Why a profile cannot be used.
@@ -377,6 +383,13 @@ impl Profile {
         if self.cache.is_some_and(|cache| !sane(cache.references_per_packet) || !sane(cache.miss_ns)) {
             return shape("a use of the cache that is no number");
         }
+        for stage in &self.stages {
+            stage.latency.check("latency of an NF")?;
+            stage.speed.check("speed")?;
+            if stage.speed.points.iter().any(|point| point.y <= 0.0) {
+                return shape("that an NF of the chain does not move");
+            }
+        }
         Ok(())
     }
 
@@ -427,7 +440,22 @@ impl Profile {
     pub fn capacity_pps(&self, ways: u32, latency_us: f64) -> f64 {
         let throughput = if ways == 0 { self.shared_pps() } else { self.throughput_pps(ways) };
         let best = self.throughput_pps(self.best_ways);
-        if best <= 0.0 { 0.0 } else { throughput * self.load_part(throughput / best, latency_us / (1.0 + self.latency.margin)) }
+        let latency_us = latency_us / (1.0 + self.latency.margin);
+        if best <= 0.0 {
+            return 0.0;
+        }
+        if self.stages.is_empty() {
+            return throughput * self.load_part(throughput / best, latency_us);
+        }
+        throughput.min(stage::within(&self.stages, f64::from(ways), latency_us) * (1.0 - self.throughput.margin))
+    }
+
+    /// How many times longer a packet takes with a class of `ways` ways, or with 0 in one that others thrash, than when latency was measured; of a
+    /// chain, at the NF that is slowed most. Infinitely many if nothing is known.
+    pub fn slower(&self, ways: u32) -> f64 {
+        let throughput = if ways == 0 { self.shared_pps() } else { self.throughput_pps(ways) };
+        let whole = self.throughput_pps(self.best_ways) / throughput;
+        self.stages.iter().map(|stage| 1.0 / stage.speed(f64::from(ways))).fold(whole, f64::max).max(1.0)
     }
 
     /// The part of its throughput that an instance may be loaded with to keep a latency, where its throughput is this part of the best.
@@ -477,6 +505,7 @@ pub mod tests {
             best_ways: 10,
             floor_pps: Some(0.5e6),
             cache: None,
+            stages: Vec::new(),
         }
     }
 

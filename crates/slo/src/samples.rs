@@ -1,79 +1,194 @@
-//! Sets of SLOs for experiments and tests: twelve kinds of NF with stated parameters, and random SLOs of them.
+//! Sets of SLOs for experiments and tests: kinds of NF, chosen and traced, and random SLOs of them.
 //!
 //! # Model
-//! A packet takes `base_ns`, and [`MISS_NS`] for each of its references that miss; a reference misses by the law of the working set. Latency is
-//! that of a queue with batches of 32. Profiles of kinds are made of the model's values by [`crate::curve`], with the plans that `sluice profile`
-//! has: as many points, the same loads, the same margins for what lies between points. What a measurement adds is not there: nothing is repeated,
-//! no spread is part of a margin, and the throughput without any cache is known.
+//! A packet takes an NF `base_ns`, and `miss_ns` for each of its references that miss. A chain has a core for each NF, and goes at the rate
+//! of the slowest, while all of them share what there is of the cache. Latency is that of a queue with batches of 32 before each NF. Profiles of
+//! kinds are made of the model's values by [`crate::curve`], with the plans that `sluice profile` has: as many points, the same loads, the same
+//! margins for what lies between points. What a measurement adds is not there: nothing is repeated, no spread is part of a margin, and the
+//! throughput without any cache is known.
 //!
 //! # Parameters
-//! They are chosen, and not measured of any NF; the kinds' names say what they are to be like. Of an NF on a core, without misses, that is 1 to
-//! 22 million packets per second (`base_ns` 45 to 900); half a reference to 22 of a packet reach the LLC; working sets are 0.3 to 70 MiB, beside
-//! the 45 MiB of the paper's machine. What was matched is the shape of curves, with those of the paper's figure 6 (section 4.2) and of our
-//! own NFs in `sluice bench profile-accuracy`: longest prefix match, statistics and NAT with Zipf flows saturate; a firewall is flat; a NAT
-//! with uniform flows is convex until its table fits. The kinds and their mixes stand for the sets of section 6.3, whose NFs are not
-//! ours. SLOs ask for what [`set`] says, which is chosen too.
+//! Of the traced kinds ([`TRACED`]) they are of profiles: `base_ns` and `miss_ns` as `sluice profile` found them on a host that `traced.json` names,
+//! and misses of each number of ways as the model of the caches found them in the NFs' loads and stores, with uniform and with Zipf flows;
+//! NFs of chains were traced together (scripts/sample-kinds). What is measured of latency is left out: it was that host's, with its neighbours.
+//!
+//! Of the chosen kinds ([`KINDS`]) they are not measured of any NF; the kinds' names say what they are to be like. Of an NF on a core, without misses,
+//! that is 1 to 22 million packets per second (`base_ns` 45 to 900); half a reference to 22 of a packet reach the LLC, by the law of the working
+//! set, which is 0.3 to 70 MiB, beside the 45 MiB of the paper's machine; a miss costs [`MISS_NS`]. What was matched is the shape of curves,
+//! with those of the paper's figure 6 (section 4.2) and of our own NFs in `sluice bench profile-accuracy`: longest prefix match, statistics and NAT
+//! with Zipf flows saturate; a firewall is flat; a NAT with uniform flows is convex until its table fits. The kinds and their mixes stand
+//! for the sets of section 6.3, whose NFs are not ours.
+//!
+//! SLOs of both ask for what [`set`] says, which is chosen.
 //!
 //! # Limits
-//! So figures of these sets compare ways of placing, and say nothing of how many servers real NFs need. Profiles of real NFs (`sluice profile`)
-//! are not read here: a set needs what an NF is like in truth beside its profile, to tell violations, and a file has the profile only.
+//! Figures of the chosen kinds compare ways of placing, and say nothing of how many servers real NFs need. Those of traced kinds do as far as the
+//! model of the caches and a fixed cost of a miss are right.
 
 use std::convert::Infallible;
+use std::sync::LazyLock;
+
+use serde::Deserialize;
 
 use crate::contention::Behaviour;
 use crate::curve::{CurveError, Plan, build};
 use crate::demand::Demand;
 use crate::placement::ServerShape;
-use crate::profile::{CacheUse, Digest, FORM, Key, Profile, Source};
+use crate::profile::{CacheUse, Curve, Digest, FORM, Key, Point, Profile, Source};
 use crate::slo::{Promise, Slo, Workload};
+use crate::stage::{self, Stage};
 
-/// What a miss costs, in ns; chosen, less than DRAM's latency, of which other work of the burst hides a part.
+/// What a miss costs the chosen kinds, in ns: less than DRAM's latency, of which other work of the burst hides a part.
 pub const MISS_NS: f64 = 30.0;
 
-/// How references spread over the working set.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Law {
-    /// All lines alike.
-    Uniform,
+/// How often an NF's references miss.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Misses {
+    /// All lines of a working set of so many MiB alike.
+    Uniform(f64),
     /// Some lines more than others: a cache of a part p of the set serves p^(1 − exponent) of the references.
-    Zipf(f64),
+    Zipf {
+        /// The set, in MiB.
+        set_mib: f64,
+        /// The exponent.
+        exponent: f64,
+    },
+    /// What was counted.
+    Traced {
+        /// Bytes of a way.
+        way_bytes: f64,
+        /// Misses of a packet with no way, one, two, and so on.
+        with_ways: Vec<f64>,
+    },
 }
 
-/// A kind of NF.
+/// An NF.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Kind {
-    /// Its name.
-    pub name: &'static str,
-    /// Cores of an instance.
-    pub cores: u32,
+pub struct Nf {
     /// A packet without misses, in ns.
     pub base_ns: f64,
     /// References per packet that reach the LLC.
     pub references: f64,
-    /// Working set, in MiB.
-    pub set_mib: f64,
-    /// How references spread.
-    pub law: Law,
+    /// Which of them miss.
+    pub misses: Misses,
+    /// What a miss costs, in ns.
+    pub miss_ns: f64,
 }
 
-/// The kinds: the first five hardly need the cache, the others do. Their numbers are chosen.
-pub const KINDS: [Kind; 12] = [
-    kind("l2-forward", 45.0, 0.5, 0.3, Law::Uniform),
-    kind("firewall", 80.0, 1.0, 0.5, Law::Uniform),
-    kind("rate-limit", 70.0, 0.8, 0.8, Law::Zipf(0.6)),
-    kind("ipsec", 620.0, 2.0, 0.5, Law::Uniform),
-    kind("regex", 900.0, 3.0, 1.5, Law::Zipf(0.7)),
-    kind("lpm", 70.0, 2.5, 40.0, Law::Zipf(0.7)),
-    kind("nat-uniform", 95.0, 3.0, 26.0, Law::Uniform),
-    kind("nat-zipf", 95.0, 3.0, 60.0, Law::Zipf(0.8)),
-    kind("statistics", 75.0, 3.0, 45.0, Law::Zipf(0.5)),
-    kind("ids", 360.0, 11.0, 30.0, Law::Zipf(0.6)),
-    kind("epc", 420.0, 13.0, 36.0, Law::Uniform),
-    kind("redundancy", 520.0, 22.0, 70.0, Law::Zipf(0.3)),
-];
+impl Nf {
+    /// Misses of a packet with so much cache.
+    fn misses_per_packet(&self, bytes: f64) -> f64 {
+        let part = |set_mib: f64| (bytes / (set_mib * f64::from(1 << 20))).clamp(0.0, 1.0);
+        match &self.misses {
+            Misses::Uniform(set_mib) => self.references * (1.0 - part(*set_mib)),
+            Misses::Zipf { set_mib, exponent } => self.references * (1.0 - part(*set_mib).powf(1.0 - exponent)),
+            Misses::Traced { way_bytes, with_ways } => {
+                let ways = (bytes / way_bytes).clamp(0.0, with_ways.len() as f64 - 1.0);
+                let (below, above) = (with_ways[ways.floor() as usize], with_ways[ways.ceil() as usize]);
+                below + (above - below) * ways.fract()
+            }
+        }
+    }
 
-const fn kind(name: &'static str, base_ns: f64, references: f64, set_mib: f64, law: Law) -> Kind {
-    Kind { name, cores: 1, base_ns, references, set_mib, law }
+    /// How long a packet takes.
+    fn packet_ns(&self, bytes: f64) -> f64 {
+        self.base_ns + self.miss_ns * self.misses_per_packet(bytes)
+    }
+}
+
+/// A kind of NF, or of chain.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Kind {
+    /// Its name.
+    pub name: String,
+    /// Its NFs, each on a core of its own.
+    pub nfs: Vec<Nf>,
+}
+
+/// The chosen kinds: the first five hardly need the cache, the others do.
+pub static KINDS: LazyLock<Vec<Kind>> = LazyLock::new(|| {
+    let kind = |name: &str, base_ns: f64, references: f64, misses: Misses| {
+        let nfs = vec![Nf { base_ns, references, misses, miss_ns: MISS_NS }];
+        Kind { name: name.into(), nfs }
+    };
+    let zipf = |set_mib, exponent| Misses::Zipf { set_mib, exponent };
+    vec![
+        kind("l2-forward", 45.0, 0.5, Misses::Uniform(0.3)),
+        kind("firewall", 80.0, 1.0, Misses::Uniform(0.5)),
+        kind("rate-limit", 70.0, 0.8, zipf(0.8, 0.6)),
+        kind("ipsec", 620.0, 2.0, Misses::Uniform(0.5)),
+        kind("regex", 900.0, 3.0, zipf(1.5, 0.7)),
+        kind("lpm", 70.0, 2.5, zipf(40.0, 0.7)),
+        kind("nat-uniform", 95.0, 3.0, Misses::Uniform(26.0)),
+        kind("nat-zipf", 95.0, 3.0, zipf(60.0, 0.8)),
+        kind("statistics", 75.0, 3.0, zipf(45.0, 0.5)),
+        kind("ids", 360.0, 11.0, zipf(30.0, 0.6)),
+        kind("epc", 420.0, 13.0, Misses::Uniform(36.0)),
+        kind("redundancy", 520.0, 22.0, zipf(70.0, 0.3)),
+    ]
+});
+
+/// What scripts/sample-kinds has written.
+#[derive(Deserialize)]
+struct Written {
+    way_bytes: f64,
+    miss_ns: f64,
+    kinds: Vec<WrittenKind>,
+}
+
+#[derive(Deserialize)]
+struct WrittenKind {
+    name: String,
+    nfs: Vec<WrittenNf>,
+}
+
+#[derive(Deserialize)]
+struct WrittenNf {
+    base_ns: f64,
+    references: f64,
+    misses: Vec<f64>,
+}
+
+/// The NFs that come along, and chains of them, as they were traced and profiled; those that hardly need the cache first.
+pub static TRACED: LazyLock<Vec<Kind>> = LazyLock::new(|| {
+    let Written { way_bytes, miss_ns, kinds } =
+        serde_json::from_str(include_str!("samples/traced.json")).unwrap_or_else(|error| panic!("samples/traced.json: {error}"));
+    let nf = |WrittenNf { base_ns, references, misses }| {
+        let with_ways = std::iter::once(references).chain(misses).collect();
+        Nf { base_ns, references, misses: Misses::Traced { way_bytes, with_ways }, miss_ns }
+    };
+    let kind = |WrittenKind { name, nfs }| Kind { name, nfs: nfs.into_iter().map(nf).collect() };
+    let mut kinds: Vec<Kind> = kinds.into_iter().map(kind).collect();
+    kinds.sort_by_key(Kind::is_sensitive);
+    kinds
+});
+
+/// Part by which a kind is faster with all ways of the server than with its fair share, from which on it needs the cache.
+const SENSITIVE: f64 = 0.1;
+
+impl Kind {
+    /// Whether it needs the cache.
+    fn is_sensitive(&self) -> bool {
+        let (shape, on) = (server(), OnServer { kind: self, way_bytes: server().way_bytes });
+        on.throughput_pps(f64::from(shape.ways())) > on.throughput_pps(fair(&shape)) * (1.0 + SENSITIVE)
+    }
+
+    /// What runs.
+    fn workload(&self) -> Workload {
+        match self.nfs.len() {
+            1 => Workload::Nf(self.name.clone()),
+            nfs => Workload::Chain((0..nfs).map(|nf| format!("{} {nf}", self.name)).collect()),
+        }
+    }
+
+    fn references(&self) -> f64 {
+        self.nfs.iter().map(|nf| nf.references).sum()
+    }
+}
+
+/// Ways of an equal share for each core.
+fn fair(shape: &ServerShape) -> f64 {
+    f64::from(shape.ways()) / f64::from(shape.cores)
 }
 
 /// The server of the experiments: as the paper's, 20 ways of 2.25 MiB of which DDIO has 2, and 9 cores for NFs.
@@ -87,6 +202,7 @@ pub fn server() -> ServerShape {
         min_ways: 1,
         classes: 16,
         memory_mib: 64 << 10,
+        path_us: 0,
     }
 }
 
@@ -101,35 +217,60 @@ pub struct OnServer<'a> {
 
 impl Behaviour for OnServer<'_> {
     fn throughput_pps(&self, ways: f64) -> f64 {
-        1e9 / (self.kind.base_ns + MISS_NS * self.misses_per_packet(ways))
+        self.packets_ns(ways).map(|ns| 1e9 / ns).fold(f64::INFINITY, f64::min)
     }
 
     fn references_per_packet(&self) -> f64 {
-        self.kind.references
+        self.kind.references()
     }
 
     fn misses_per_packet(&self, ways: f64) -> f64 {
-        let part = (ways * self.way_bytes as f64 / (self.kind.set_mib * f64::from(1 << 20))).clamp(0.0, 1.0);
-        let hits = match self.kind.law {
-            Law::Uniform => part,
-            Law::Zipf(exponent) => part.powf(1.0 - exponent),
-        };
-        self.kind.references * (1.0 - hits)
+        self.kind.nfs.iter().map(|nf| nf.misses_per_packet(ways * self.way_bytes as f64)).sum()
     }
 
     /// By what it is, and not by its profile.
     fn carries_pps(&self, ways: f64, latency_us: f64) -> f64 {
         let throughput = self.throughput_pps(ways);
-        let waits = latency_us / (32.0 * 1e6 / throughput) - 1.0;
-        if waits <= 0.0 { 0.0 } else { throughput * (waits / (waits + 1.5)).min(1.0) }
+        let (mut carries, mut too_much) = (0.0, 1.0);
+        for _ in 0..HALVINGS {
+            let part = f64::midpoint(carries, too_much);
+            *(if self.latency_us(ways, part) <= latency_us { &mut carries } else { &mut too_much }) = part;
+        }
+        throughput * carries
     }
 }
 
+/// 95th percentile of latency in µs, at a load, before an NF that a packet takes so long.
+fn queue_us(packet_ns: f64, load_pps: f64) -> f64 {
+    let part = load_pps * packet_ns / 1e9;
+    packet_ns / 1e3 * 32.0 * (1.0 + 1.5 * part / (1.0 - part).max(1e-9))
+}
+
+/// After so many a load is known to a number's last digits.
+const HALVINGS: u32 = 52;
+
 impl OnServer<'_> {
+    /// How long a packet takes each NF with this many ways.
+    fn packets_ns(&self, ways: f64) -> impl Iterator<Item = f64> {
+        self.kind.nfs.iter().map(move |nf| nf.packet_ns(ways * self.way_bytes as f64))
+    }
+
     /// 95th percentile of latency in µs, at a part of its throughput with this many ways.
     pub fn latency_us(&self, ways: f64, part: f64) -> f64 {
-        let packet_us = 1e6 / self.throughput_pps(ways);
-        packet_us * 32.0 * (1.0 + 1.5 * part / (1.0 - part).max(1e-9))
+        let load_pps = part * self.throughput_pps(ways);
+        self.packets_ns(ways).map(|packet_ns| queue_us(packet_ns, load_pps)).sum()
+    }
+
+    /// The NFs of a chain, as they are profiled: each at loads of its own, and with what its speed is with every number of ways.
+    fn stages(&self, shape: &ServerShape) -> Result<Vec<Stage>, CurveError<Infallible>> {
+        let best = f64::from(shape.ways());
+        let one = |(nf, best_ns): (&Nf, f64)| {
+            let latency = build(&Plan::latency_below(1e9 / best_ns).exact(), |load| Ok(vec![queue_us(best_ns, load)]))?;
+            let speed = |ways: u32| best_ns / nf.packet_ns(f64::from(ways) * self.way_bytes as f64);
+            let points = (0..=shape.ways()).map(|ways| Point { x: f64::from(ways), y: speed(ways) }).collect();
+            Ok(Stage { latency, speed: Curve { points, ..Curve::default() } })
+        };
+        self.kind.nfs.iter().zip(self.packets_ns(best)).map(one).collect()
     }
 
     /// Its profile: that of an NF that does exactly this, by the plans of `sluice profile`.
@@ -141,25 +282,32 @@ impl OnServer<'_> {
         let throughput = build(&plan, |ways| Ok(vec![self.throughput_pps(ways)]))?;
         let best = self.throughput_pps(f64::from(shape.ways()));
         let promised = throughput.points.last().map_or(best, |point| point.y) * (1.0 - throughput.margin);
-        let latency =
-            build(&Plan::latency_below(promised).exact(), |load| Ok(vec![self.latency_us(f64::from(shape.ways()), load / best)]))?;
+        let stages = if self.kind.nfs.len() > 1 { self.stages(shape)? } else { Vec::new() };
+        let latency = match stage::together(&stages) {
+            Some(latency) => latency,
+            None => build(&Plan::latency_below(promised).exact(), |load| {
+                Ok(vec![self.latency_us(f64::from(shape.ways()), load / best)])
+            })?,
+        };
         Ok(Profile {
             form: FORM,
             key: Key {
-                workload: Workload::Nf(self.kind.name.into()),
-                binaries: vec![Digest::of(self.kind.name.as_bytes())],
+                workload: self.kind.workload(),
+                binaries: self.kind.workload().services().into_iter().map(|nf| Digest::of(nf.as_bytes())).collect(),
                 configuration: Digest::of(b""),
                 traffic: "sample".into(),
                 cpu: shape.cpu.clone(),
             },
             source: Source::Simulated,
-            cores: self.kind.cores,
+            cores: self.kind.nfs.len() as u32,
             memory_mib: 256,
-            throughput,
             latency,
             best_ways: shape.ways(),
-            floor_pps: Some(self.throughput_pps(0.0)),
-            cache: Some(CacheUse { references_per_packet: self.kind.references, miss_ns: MISS_NS }),
+            // Rounding must not take it above.
+            floor_pps: throughput.points.first().map(|point| point.y.min(self.throughput_pps(0.0))),
+            throughput,
+            cache: Some(CacheUse { references_per_packet: self.kind.references(), miss_ns: self.kind.nfs[0].miss_ns }),
+            stages,
         })
     }
 }
@@ -169,22 +317,33 @@ impl OnServer<'_> {
 pub enum Mix {
     /// Those that hardly need the cache.
     Insensitive,
-    /// Those that need it.
-    Sensitive,
     /// All.
     Mixed,
+    /// Those that need it.
+    Sensitive,
+    /// Traced ones that hardly need the cache.
+    TracedInsensitive,
+    /// All traced ones.
+    Traced,
+    /// Traced ones that need it.
+    TracedSensitive,
 }
 
 impl Mix {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Insensitive, Self::Mixed, Self::Sensitive];
+    pub const ALL: [Self; 6] =
+        [Self::Insensitive, Self::Mixed, Self::Sensitive, Self::TracedInsensitive, Self::Traced, Self::TracedSensitive];
 
     /// Its kinds.
     pub fn kinds(self) -> &'static [Kind] {
+        let traced = || TRACED.split_at(TRACED.partition_point(|kind| !kind.is_sensitive()));
         match self {
             Self::Insensitive => &KINDS[..5],
             Self::Sensitive => &KINDS[5..],
             Self::Mixed => &KINDS,
+            Self::TracedInsensitive => traced().0,
+            Self::TracedSensitive => traced().1,
+            Self::Traced => &TRACED,
         }
     }
 
@@ -192,8 +351,11 @@ impl Mix {
     pub fn name(self) -> &'static str {
         match self {
             Self::Insensitive => "insensitive",
-            Self::Sensitive => "sensitive",
             Self::Mixed => "mixed",
+            Self::Sensitive => "sensitive",
+            Self::TracedInsensitive => "traced, insensitive",
+            Self::Traced => "traced, mixed",
+            Self::TracedSensitive => "traced, sensitive",
         }
     }
 }
@@ -247,7 +409,7 @@ pub fn set(mix: Mix, slos: usize, seed: u64, shape: &ServerShape) -> Result<Set,
     let kinds = mix.kinds();
     let on = |kind| OnServer { kind, way_bytes: shape.way_bytes };
     let profiles = kinds.iter().map(|kind| on(kind).profile(shape)).collect::<Result<Vec<_>, _>>()?;
-    let fair = f64::from(shape.ways()) / f64::from(shape.cores);
+    let fair = fair(shape);
     let mut random = Random::new(seed);
     let samples = (0..slos)
         .map(|i| {
@@ -257,7 +419,7 @@ pub fn set(mix: Mix, slos: usize, seed: u64, shape: &ServerShape) -> Result<Set,
             let latency_us = on(kind).latency_us(fair, 0.75 + 0.2 * random.part());
             let slo = Slo {
                 name: format!("slo{i}"),
-                workload: Workload::Nf(kind.name.into()),
+                workload: kind.workload(),
                 configuration: Digest::of(b""),
                 traffic: "sample".into(),
                 promise: Promise::Reserved { throughput_pps, latency_us },
@@ -286,16 +448,21 @@ mod tests {
     #[test]
     fn profiles_of_all_kinds_take_few_points_and_promise_no_more_than_there_is() {
         let shape = server();
-        for kind in &KINDS {
+        for kind in KINDS.iter().chain(TRACED.iter()) {
             let on = OnServer { kind, way_bytes: shape.way_bytes };
             let profile = on.profile(&shape).unwrap();
             profile.check().unwrap();
-            let measured = [&profile.throughput, &profile.latency].map(|curve| curve.measured);
-            assert!(measured.iter().all(|points| *points <= Plan::throughput(1, 1).points), "{}: {measured:?}", kind.name);
-            assert_eq!(Plan::latency_below(1.0).points, 12);
-            let (loads, most) = (&profile.latency.points, profile.throughput_pps(shape.ways()));
+            let most = Plan::throughput(1, 1).points;
+            assert_eq!((most, Plan::latency_below(1.0).points), (12, 12));
+            let [throughput, latency] = [&profile.throughput, &profile.latency].map(|curve| curve.measured);
+            let each = latency.div_ceil(kind.nfs.len() as u32);
+            assert!(throughput <= most && each <= most, "{}: {throughput} {latency}", kind.name);
+            // Of a chain, by what its slowest NF can do.
+            let margin = if kind.nfs.len() > 1 { profile.throughput.margin } else { 0.0 };
+            let (loads, most) = (&profile.latency.points, profile.throughput_pps(shape.ways()) / (1.0 - margin));
             let ends = [loads.first().unwrap().x, loads.last().unwrap().x];
             assert!((ends[0] / most - LOADS.0).abs() < 1e-9 && (ends[1] / most - LOADS.1).abs() < 1e-9, "{}: {ends:?}", kind.name);
+            assert_eq!(profile.stages.len(), if kind.nfs.len() > 1 { kind.nfs.len() } else { 0 });
             for ways in 1..=shape.ways() {
                 assert!(profile.throughput_pps(ways) <= on.throughput_pps(f64::from(ways)) * (1.0 + 1e-9), "{} {ways}", kind.name);
                 for latency_us in [20.0, 50.0, 100.0, 400.0] {

@@ -10,7 +10,7 @@
 //! - *Throughput* is that of the NF which needs most time for its share. With w ways each NF takes longer by the misses that it has more
 //!   than when it was measured alone; those come from one model of all NFs behind one cache ([`trace::chain`](sluice_cache::trace::chain)), in
 //!   which they take ways from each other.
-//! - *Latency* at a load is the sum of what each NF takes at its share of it. Of n NFs a part of 5 % / n of the packets is left out of each, so
+//! - *Latency* at a load is the sum of what each NF takes at its share of it, by how much each is slowed ([`sluice_slo::stage`]). Of n NFs a part of 5 % / n of the packets is left out of each, so
 //!   that no more than 5 % are late in one or another: their sum is the 95th percentile of all or more.
 //!
 //! # Limits
@@ -23,6 +23,7 @@ use std::path::Path;
 use sluice_cache::model::Sharing;
 use sluice_slo::curve;
 use sluice_slo::profile::{CacheUse, Curve, FORM, Key, Point, Profile, Source};
+use sluice_slo::stage::{self, Stage};
 
 use super::traffic::Packets;
 use super::{Bench, LATE, MeasureError, no_curve, slowed};
@@ -63,12 +64,6 @@ impl Part {
     /// Its packets a second.
     fn rate_pps(&self) -> f64 {
         self.throughput.points.last().map_or(0.0, |point| point.y)
-    }
-
-    /// Its latency at a load of the chain. Below the least that was measured it is no higher than there.
-    fn latency_us(&self, load_pps: f64) -> Option<f64> {
-        let first = self.latency.points.first()?;
-        self.latency.at((load_pps * self.share).max(first.x))
     }
 }
 
@@ -147,6 +142,8 @@ fn compose(parts: &[Part], model: Option<&Model>, all_ways: u32, key: Key) -> Re
         let references_per_packet = parts.iter().zip(misses).map(references).sum();
         cache = Some(CacheUse { references_per_packet, miss_ns: *miss_ns });
     }
+    let stages = stages(parts, model);
+    let latency = stage::together(&stages).ok_or_else(|| empty("latency"))?;
     Ok(Profile {
         form: FORM,
         key,
@@ -155,32 +152,29 @@ fn compose(parts: &[Part], model: Option<&Model>, all_ways: u32, key: Key) -> Re
         memory_mib: parts.iter().map(|part| part.memory_mib).sum(),
         best_ways: throughput.points.last().map_or(all_ways, |point| point.x as u32),
         throughput,
-        latency: latency(parts).ok_or_else(|| empty("latency"))?,
+        latency: Curve { notes: notes(parts, |part| &part.latency), ..latency },
         floor_pps,
         cache,
+        // Without a model nothing is said of fewer ways.
+        stages: if model.is_some() { stages } else { Vec::new() },
     })
 }
 
-/// The sum of all NFs' latencies, from where the first of them begins to where the first one ends.
-fn latency(parts: &[Part]) -> Option<Curve> {
-    let loads = |end: fn(&Curve) -> Option<&Point>| parts.iter().filter_map(move |part| Some(end(&part.latency)?.x / part.share));
-    let from = loads(|curve| curve.points.first()).min_by(f64::total_cmp)?;
-    let to = loads(|curve| curve.points.last()).min_by(f64::total_cmp)?;
-    // Between the points of all of them it is a straight line.
-    let points = parts.iter().flat_map(|part| part.latency.points.iter().map(|point| point.x / part.share));
-    let mut at: Vec<f64> = points.filter(|x| (from..=to).contains(x)).collect();
-    at.sort_by(f64::total_cmp);
-    // Two that differ by rounding alone are one.
-    at.dedup_by(|b, a| *b <= *a * (1.0 + 1e-9));
-    let sum = |x: f64| -> Option<f64> {
-        parts.iter().try_fold(0.0, |sum, part| {
-            // Rounding must not take it over the end.
-            let end = part.latency.points.last()?.x / part.share;
-            Some(sum + part.latency_us(x.min(end * (1.0 - 1e-12))).or_else(|| part.latency.points.last().map(|point| point.y))?)
-        })
+/// The NFs as a profile has them: latency against what comes into the chain, and speed with so many ways, by the misses that each has more than
+/// when it was measured.
+fn stages(parts: &[Part], model: Option<&Model>) -> Vec<Stage> {
+    let one = |(i, part): (usize, &Part)| {
+        let mut latency = part.latency.clone();
+        latency.points.iter_mut().for_each(|point| point.x /= part.share);
+        let speed = |(nf, miss_ns): (&Sharing, f64)| {
+            let more = |ways| nf.together.misses_per_packet(ways) - nf.alone_per_packet();
+            let at = |ways| slowed(part.rate_pps(), more(ways), miss_ns) / part.rate_pps();
+            (0..=nf.together.misses.len() as u32).map(|ways| Point { x: f64::from(ways), y: at(ways) }).collect()
+        };
+        let misses = model.and_then(|model| Some((model.misses.get(i)?, model.miss_ns)));
+        Stage { latency, speed: Curve { points: misses.map_or_else(Vec::new, speed), ..Curve::default() } }
     };
-    let points = at.into_iter().map(|x| Some(Point { x, y: sum(x)? })).collect::<Option<Vec<_>>>()?;
-    Some(composed(points, parts, |part| &part.latency))
+    parts.iter().enumerate().map(one).collect()
 }
 
 #[cfg(test)]
@@ -261,5 +255,13 @@ mod tests {
         // None of the cache: all that passes the cores' own misses.
         assert!((found.floor_pps.unwrap() - 1e9 / (100.0 + 50.0 * 50.0)).abs() < 1.0);
         assert_eq!(found.cache, Some(CacheUse { references_per_packet: 100.0, miss_ns: 50.0 }));
+        // The first is as fast as ever; the second takes 50 ns, and with one way 450.
+        let speeds: Vec<f64> = found.stages.iter().map(|stage| stage.speed(1.0)).collect();
+        assert!(speeds[0] == 1.0 && (speeds[1] - 50.0 / 450.0).abs() < 1e-9, "{speeds:?}");
+        assert!(
+            found.capacity_pps(1, 1.02 * 10.1) > 0.0 && found.capacity_pps(1, 1.02 * 9.9) == 0.0,
+            "1 µs and nine times as much"
+        );
+        assert!(compose(&parts, None, 20, key()).unwrap().stages.is_empty());
     }
 }

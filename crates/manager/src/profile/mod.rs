@@ -298,6 +298,7 @@ pub fn measure(subject: &Subject, plan: Plan, key: Key) -> Result<Profile, Measu
         best_ways: best.x as u32,
         floor_pps: throughput.floor_pps,
         cache: throughput.cache,
+        stages: Vec::new(),
     })
 }
 

@@ -296,7 +296,7 @@ pub(crate) mod tests {
 
     pub(crate) fn shape(cores: u32) -> ServerShape {
         let (cpu, memory_mib, way_bytes) = ("A".into(), 1 << 10, 1 << 20);
-        ServerShape { cpu, cores, llc_ways: 11, way_bytes, ddio_ways: 2, min_ways: 1, classes: 16, memory_mib }
+        ServerShape { cpu, cores, llc_ways: 11, way_bytes, ddio_ways: 2, min_ways: 1, classes: 16, memory_mib, path_us: 0 }
     }
 
     /// An SLO: name, services, places of each instance, ways.

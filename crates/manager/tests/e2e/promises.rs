@@ -25,7 +25,7 @@ use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, po
 /// A server of four places.
 fn shape(cpu: &str) -> ServerShape {
     let (cpu, memory_mib, way_bytes) = (cpu.to_string(), 1 << 10, 1 << 20);
-    ServerShape { cpu, cores: 4, llc_ways: 20, way_bytes, ddio_ways: 2, min_ways: 1, classes: 8, memory_mib }
+    ServerShape { cpu, cores: 4, llc_ways: 20, way_bytes, ddio_ways: 2, min_ways: 1, classes: 8, memory_mib, path_us: 0 }
 }
 
 /// SLOs of one NF each: name, places of its instances, ways, packets per second of each.

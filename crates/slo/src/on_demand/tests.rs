@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::contention::{Behaviour, Running, occupancies};
 use crate::placement::bits;
-use crate::samples::{KINDS, OnServer, server};
+use crate::samples::{KINDS, Misses, OnServer, server};
 use crate::slo::Cap;
 
 fn lease_of(ways: u32, classes: u32) -> Lease {
@@ -91,7 +91,10 @@ impl World {
         }
         let seen = |(runs, held): (&Runs, f64)| {
             let load = self.load(runs);
-            let set = runs.on.kind.set_mib * f64::from(1 << 20);
+            let set = match runs.on.kind.nfs[0].misses {
+                Misses::Uniform(set_mib) | Misses::Zipf { set_mib, .. } => set_mib * f64::from(1 << 20),
+                Misses::Traced { .. } => f64::INFINITY,
+            };
             Seen {
                 id: runs.id(),
                 latency_p95_ns: (load > 0.0).then(|| (runs.latency_us(held, load) * 1e3) as u64),
@@ -386,7 +389,7 @@ proptest! {
         for (i, &(kind, part, load, times)) in of.iter().enumerate() {
             let more = (f64::from(left) * part) as u32;
             left -= more;
-            all.push(runs(&format!("s{i}"), KINDS[kind].name, f64::from(1 + more), load, times / SLACK));
+            all.push(runs(&format!("s{i}"), &KINDS[kind].name, f64::from(1 + more), load, times / SLACK));
         }
         for i in 0..hogs {
             all.push(Runs { slo: format!("hog{i}"), ..runs("", "redundancy", 1.0, 0.9, 2.0) });

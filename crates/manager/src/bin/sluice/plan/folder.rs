@@ -88,12 +88,14 @@ struct Server {
     min_ways: u32,
     classes: u32,
     memory_mib: u64,
+    #[serde(default)]
+    path_us: u32,
 }
 
 impl Server {
     fn empty(self) -> PlacedServer {
-        let Self { name, cpu, cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib } = self;
-        let shape = ServerShape { cpu, cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib };
+        let Self { name, cpu, cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib, path_us } = self;
+        let shape = ServerShape { cpu, cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib, path_us };
         PlacedServer { name, shape, instances: Vec::new() }
     }
 }
@@ -239,6 +241,14 @@ fn united(mut servers: Vec<PlacedServer>, placed: Placement) -> anyhow::Result<P
              SLOs first",
             was.name
         );
+        ensure!(
+            now.shape.path_us <= was.shape.path_us,
+            "servers.toml gives server \"{}\" a longer path_us ({} µs) than instances of {who} were admitted with ({} µs): put it back, or \
+             remove these SLOs first and add them again",
+            was.name,
+            now.shape.path_us,
+            was.shape.path_us
+        );
         now.instances = was.instances;
     }
     let placement = Placement { servers };
@@ -271,7 +281,7 @@ pub mod tests {
 
     /// `servers.toml` with servers of the samples' shape.
     pub fn servers_toml(servers: usize) -> String {
-        let ServerShape { cpu, cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib } = server();
+        let ServerShape { cpu, cores, llc_ways, way_bytes, ddio_ways, min_ways, classes, memory_mib, .. } = server();
         let one = |i| {
             format!(
                 "[[server]]\nname = \"s{i}\"\ncpu = \"{cpu}\"\ncores = {cores}\nllc_ways = {llc_ways}\nway_bytes = {way_bytes}\n\
@@ -286,7 +296,7 @@ pub mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("servers.toml"), servers_toml(servers)).unwrap();
         fs::create_dir(dir.path().join("profiles")).unwrap();
-        for kind in KINDS.iter().filter(|kind| ["firewall", "nat-zipf", "ids"].contains(&kind.name)) {
+        for kind in KINDS.iter().filter(|kind| ["firewall", "nat-zipf", "ids"].contains(&kind.name.as_str())) {
             let profile = OnServer { kind, way_bytes: server().way_bytes }.profile(&server()).unwrap();
             profile.save(&dir.path().join(format!("profiles/{}.json", kind.name))).unwrap();
         }
@@ -351,6 +361,8 @@ pub mod tests {
         assert!(said(&folder).contains("lacks server \"s0\", where instances of acme run"));
         servers(&servers_toml(1).replace("\"sample\"", "\"other\""));
         assert!(said(&folder).contains("another processor"));
+        servers(&servers_toml(1).replace("memory_mib", "path_us = 20\nmemory_mib"));
+        assert!(said(&folder).contains("a longer path_us (20 µs) than instances of acme were admitted with (0 µs)"));
         servers(&servers_toml(1).replace("cores", "cors"));
         assert!(said(&folder).contains("servers.toml describes no servers: ") && said(&folder).contains("cors"));
         servers("server = []");

@@ -1,0 +1,136 @@
+//! Latency of a chain whose NFs are slowed by different parts when it has less of the cache.
+//!
+//! # Approach
+//! An NF that takes s times as long for a packet as when it was measured is late at a load λ as it was then at s λ, and s times as much: all that
+//! happens in its queue happens s times as slowly. So the latency of a chain is the sum of what each NF's curve says, by the slowness of each. By
+//! that of the slowest alone it would be promised too short where another one, with time to spare, is slowed more.
+//!
+//! # Limits
+//! What does not slow down with the NF, such as the time that a wakeup takes, is taken to: too long, and so safe.
+
+use serde::{Deserialize, Serialize};
+
+use crate::profile::{Curve, Point};
+
+/// Halvings after which a load is known: to a millionth of the most.
+const HALVINGS: u32 = 20;
+
+/// An NF of a chain.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// What it takes, in microseconds, against packets per second that come into the chain: all packets but its part of those that are late.
+    pub latency: Curve,
+    /// Its speed against ways, as a part of the one that its latency was measured at: from 0, where others thrash the class, on.
+    pub speed: Curve,
+}
+
+impl Stage {
+    /// Its speed with so many ways; those beyond the last are as good as that. 0 if it is not known.
+    pub fn speed(&self, ways: f64) -> f64 {
+        let last = self.speed.points.last().map_or(0.0, |point| point.x);
+        self.speed.at(ways.min(last)).unwrap_or(0.0)
+    }
+
+    /// Most packets per second at which its latency is known, at a speed.
+    fn most_pps(&self, speed: f64) -> f64 {
+        self.latency.points.last().map_or(0.0, |point| point.x * speed)
+    }
+
+    /// Its latency at a load. Below the least that was measured it is no higher than there; beyond the most, it is not known.
+    fn latency_us(&self, speed: f64, load_pps: f64) -> Option<f64> {
+        let (first, last) = (self.latency.points.first()?, self.latency.points.last()?);
+        let load_pps = load_pps / speed;
+        // Rounding must not take it over the end.
+        let load_pps = if load_pps <= last.x * (1.0 + 1e-9) { load_pps.min(last.x) } else { return None };
+        Some(self.latency.at(load_pps.max(first.x))? / speed)
+    }
+}
+
+/// Packets per second that a chain carries with this many ways, within so many microseconds. 0 if it cannot, or its latency is not known.
+pub fn within(stages: &[Stage], ways: f64, latency_us: f64) -> f64 {
+    let speeds: Vec<f64> = stages.iter().map(|stage| stage.speed(ways)).collect();
+    if speeds.iter().any(|speed| *speed <= 0.0) {
+        return 0.0;
+    }
+    let at = |load_pps: f64| -> Option<f64> {
+        stages.iter().zip(&speeds).try_fold(0.0, |sum, (stage, speed)| Some(sum + stage.latency_us(*speed, load_pps)?))
+    };
+    let fits = |load_pps: f64| at(load_pps).is_some_and(|us| us <= latency_us);
+    let most = stages.iter().zip(&speeds).map(|(stage, speed)| stage.most_pps(*speed)).fold(f64::INFINITY, f64::min);
+    if fits(most) {
+        return most;
+    }
+    let (mut carries, mut too_much) = (0.0, most);
+    for _ in 0..HALVINGS {
+        let load_pps = f64::midpoint(carries, too_much);
+        *(if fits(load_pps) { &mut carries } else { &mut too_much }) = load_pps;
+    }
+    carries
+}
+
+/// The latency of all NFs together at the speed that they were measured at, from where the first of them begins to where the first one ends. None
+/// if there are none, or one has no curve.
+pub fn together(stages: &[Stage]) -> Option<Curve> {
+    let least = |end: fn(&Curve) -> Option<&Point>| -> Option<f64> {
+        let ends = stages.iter().map(|stage| Some(end(&stage.latency)?.x)).collect::<Option<Vec<_>>>();
+        ends?.into_iter().min_by(f64::total_cmp)
+    };
+    let from = least(|latency| latency.points.first())?;
+    let to = least(|latency| latency.points.last())?;
+    // Between the points of all of them it is a straight line.
+    let points = stages.iter().flat_map(|stage| stage.latency.points.iter().map(|point| point.x));
+    let mut at: Vec<f64> = points.filter(|x| (from..=to).contains(x)).collect();
+    at.sort_by(f64::total_cmp);
+    // Two that differ by rounding alone are one.
+    at.dedup_by(|b, a| *b <= *a * (1.0 + 1e-9));
+    let sum = |x: f64| stages.iter().try_fold(0.0, |sum, stage| Some(sum + stage.latency_us(1.0, x)?));
+    let points = at.into_iter().map(|x| Some(Point { x, y: sum(x)? })).collect::<Option<Vec<_>>>()?;
+    let most = |value: fn(&Curve) -> f64| stages.iter().map(|stage| value(&stage.latency)).fold(0.0, f64::max);
+    Some(Curve {
+        points,
+        measured: stages.iter().map(|stage| stage.latency.measured).sum(),
+        error_bound: most(|curve| curve.error_bound),
+        spread: most(|curve| curve.spread),
+        margin: most(|curve| curve.margin),
+        notes: Vec::new(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::tests::curve;
+
+    fn stage(latency: &[(f64, f64)], speed: &[(f64, f64)]) -> Stage {
+        Stage { latency: curve(latency), speed: curve(speed) }
+    }
+
+    #[test]
+    fn the_one_that_is_slowed_most_counts_by_its_own_curve() {
+        // The second is fast, and with one way it takes four times as long.
+        let slow = stage(&[(1e5, 10.0), (1e6, 100.0)], &[(0.0, 0.5), (1.0, 1.0), (2.0, 1.0)]);
+        let fast = stage(&[(1e5, 4.0), (4e6, 40.0)], &[(0.0, 0.1), (1.0, 0.25), (2.0, 1.0)]);
+        let both = [slow, fast];
+        assert_eq!(within(&both, 2.0, 1e3), 1e6, "as far as the first was measured");
+        // 10 + 4 µs at the least load with two ways; 10 + 16 with one.
+        assert!(within(&both, 2.0, 14.1) > 1e5 && within(&both, 2.0, 13.9) == 0.0);
+        assert!(within(&both, 1.0, 26.5) > 0.0 && within(&both, 1.0, 25.9) == 0.0);
+        let at = within(&both, 1.0, 60.0);
+        let sum = both[0].latency.at(at).unwrap() + 4.0 * both[1].latency.at(4.0 * at).unwrap();
+        assert!((sum - 60.0).abs() < 0.01 && sum <= 60.0, "{at} {sum}");
+        assert!(within(&both, 0.0, 1e3) <= 0.4e6, "no further than its curve goes, at its speed");
+        assert_eq!(within(&[], 1.0, 1e3), f64::INFINITY, "nothing holds it up");
+        assert_eq!(within(&[stage(&[(1e5, 1.0)], &[(2.0, 1.0)])], 1.0, 1e3), 0.0, "fewer ways than are known");
+    }
+
+    #[test]
+    fn latencies_add_up_where_all_are_known() {
+        let both =
+            [stage(&[(5e5, 2.0), (9e6, 10.0)], &[(1.0, 1.0)]), stage(&[(4e5, 3.0), (4e6, 5.0), (7.2e6, 20.0)], &[(1.0, 1.0)])];
+        let sum = together(&both).unwrap();
+        assert_eq!(sum.points.iter().map(|point| point.x).collect::<Vec<_>>(), [4e5, 5e5, 4e6, 7.2e6]);
+        assert_eq!(sum.points[0].y, 5.0, "below its first point the first takes as long as there");
+        assert!(together(&[]).is_none() && together(&[stage(&[], &[])]).is_none());
+    }
+}
