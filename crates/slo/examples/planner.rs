@@ -24,12 +24,12 @@ fn main() -> Result<(), CompareError> {
     if what != "placement" {
         for (slos, in_parts) in [(50, false), (100, false), (200, false), (500, false), (1000, false), (5000, true)] {
             for seed in 1..=3 {
-                let run = optimum(slos, in_parts, seed, &shape, Duration::from_secs(60))?;
+                let run = optimum(Mix::Mixed, slos, in_parts, seed, &shape, Duration::from_secs(60))?;
                 println!("{slos} {in_parts} {run:?} greedy/bound {:.3}", run.greedy as f64 / run.bound as f64);
             }
         }
         for slos in [200, 5000] {
-            let mut times = admission_s(slos, 40, 1, &shape)?;
+            let mut times = admission_s(Mix::Mixed, slos, 40, 1, &shape)?;
             times.sort_by(f64::total_cmp);
             println!("admission beside {slos}: median {:.3} ms, most {:.3} ms", times[20] * 1e3, times[39] * 1e3);
         }

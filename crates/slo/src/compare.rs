@@ -181,12 +181,19 @@ pub struct Run {
     pub greedy_s: f64,
 }
 
-/// Runs the optimiser on a mixed set, whole or (from a size on) in parts.
+/// Runs the optimiser on a set, whole or (from a size on) in parts.
 ///
 /// # Errors
 /// [`CompareError`].
-pub fn optimum(slos: usize, in_parts: bool, seed: u64, shape: &ServerShape, limit: Duration) -> Result<Run, CompareError> {
-    let (_, demands) = demands(Mix::Mixed, slos, seed, shape)?;
+pub fn optimum(
+    mix: Mix,
+    slos: usize,
+    in_parts: bool,
+    seed: u64,
+    shape: &ServerShape,
+    limit: Duration,
+) -> Result<Run, CompareError> {
+    let (_, demands) = demands(mix, slos, seed, shape)?;
     let began = Instant::now();
     let greedy = packing::pack(&demands, shape).map_err(CompareError::Refused)?.patterns.len();
     let greedy_s = began.elapsed().as_secs_f64();
@@ -204,8 +211,8 @@ pub fn optimum(slos: usize, in_parts: bool, seed: u64, shape: &ServerShape, limi
 ///
 /// # Errors
 /// [`CompareError`], also if not all of the others are admitted.
-pub fn admission_s(slos: usize, tries: usize, seed: u64, shape: &ServerShape) -> Result<Vec<f64>, CompareError> {
-    let (set, demands) = demands(Mix::Mixed, slos + tries, seed, shape)?;
+pub fn admission_s(mix: Mix, slos: usize, tries: usize, seed: u64, shape: &ServerShape) -> Result<Vec<f64>, CompareError> {
+    let (set, demands) = demands(mix, slos + tries, seed, shape)?;
     let servers = packing::pack(&demands[..slos], shape).map_err(CompareError::Refused)?.patterns.len();
     let all = with_profiles(&set);
     // Admission needs more than packing; what it does not need goes.

@@ -353,9 +353,9 @@ impl Mix {
             Self::Insensitive => "insensitive",
             Self::Mixed => "mixed",
             Self::Sensitive => "sensitive",
-            Self::TracedInsensitive => "traced, insensitive",
-            Self::Traced => "traced, mixed",
-            Self::TracedSensitive => "traced, sensitive",
+            Self::TracedInsensitive => "traced/insensitive",
+            Self::Traced => "traced/mixed",
+            Self::TracedSensitive => "traced/sensitive",
         }
     }
 }
