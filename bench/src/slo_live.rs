@@ -265,7 +265,13 @@ fn profile(lab: &Lab) -> Result<Profile, Miss> {
         profile.throughput.points.iter().map(|point| Point { x: point.x, y: part(point.x) }).collect()
     };
     let same = || vec![Point { x: 1.0, y: throughput }, Point { x: ways, y: throughput }];
-    let points = modelled.as_ref().map_or_else(same, against_ways);
+    let points: Vec<Point> = modelled.as_ref().map_or_else(same, against_ways);
+    let floor = |profile: &Profile| {
+        let most = profile.throughput.points.last()?.y;
+        Some(throughput * profile.floor_pps? / most)
+    };
+    let floor_pps = modelled.as_ref().map_or(Some(throughput), floor);
+    let floor_pps = floor_pps.and_then(|floor| Some(floor.min(points.first()?.y)));
     let curve = |points: Vec<Point>, margin| Curve { measured: points.len() as u32, points, margin, ..Curve::default() };
     let program = lab.programs.sluiced.with_file_name(COST);
     let bytes = std::fs::read(&program).with_context(|| format!("cannot read {}", program.display()))?;
@@ -282,7 +288,7 @@ fn profile(lab: &Lab) -> Result<Profile, Miss> {
         cores: 1,
         memory_mib: 1,
         best_ways: points.last().map_or(0, |point| point.x as u32),
-        floor_pps: points.first().map(|point| point.y),
+        floor_pps,
         throughput: curve(points, MARGINS.0),
         latency: curve(latency, MARGINS.1),
         cache: modelled.and_then(|profile| profile.cache),

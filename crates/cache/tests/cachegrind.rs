@@ -2,7 +2,8 @@
 //! scripts/trace-nf has built, with `--plain` and without.
 //!
 //! Both have an L1 of 32 KiB in 8 ways, no L2, and a last-level cache of 8,192 sets; cachegrind runs once for each number of ways, the
-//! model once. For some NFs the model runs a second time, with its L2 in the place of the L1 ([`SECOND`]): cachegrind knows no third cache. Cachegrind counts from the start of the program, so the misses of a second run that ends after the warm-up are taken off. It
+//! model once. For some NFs the model runs a second time, with its L2 in the place of the L1 ([`SECOND`]): cachegrind knows no third cache.
+//! Cachegrind counts from the start of the program, so the misses of a second run that ends after the warm-up are taken off. It
 //! sees what the model does not: the harness, the standard library, instructions; and other addresses. What these fill of a cache of two
 //! ways (1 MiB) costs the NF a hundredth of a miss for each packet, which is more than a percent where there are few misses.
 //!
@@ -27,6 +28,8 @@ const LINE: u32 = 64;
 const WITHIN_PERCENT: f64 = 1.0;
 const NEXT_TO_NONE: f64 = 0.01;
 
+/// Examples that end under valgrind 3.19, with a fault in rustix (`auxv::check_elf_base`).
+const ENDS: [&str; 1] = ["logger"];
 /// Examples that use much of the cache, and make few accesses for a packet.
 const SECOND: [&str; 2] = ["monitor", "nat"];
 
@@ -83,7 +86,7 @@ fn the_model_says_what_cachegrind_says() {
     let (mut wrong, mut compared) = (Vec::new(), 0);
     let is_asked = |of: &&Example| only.as_ref().is_none_or(|only| only.split(',').any(|nf| nf == of.nf));
     // What needs another NF's packets cannot make its own.
-    for example in EXAMPLES.iter().filter(|of| of.behind.is_none()).filter(is_asked) {
+    for example in EXAMPLES.iter().filter(|of| of.behind.is_none() && !ENDS.contains(&of.name)).filter(is_asked) {
         let (Some(traced), Some(plain)) = (built("traced", example.nf), built("plain", example.nf)) else {
             skipped(&format!("{} is not built; make cachegrind does it", example.nf));
             continue;

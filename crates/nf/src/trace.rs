@@ -54,7 +54,7 @@ const START_NS: u64 = 1_000_000_000;
 /// The part of the accesses that are enough after which a warm-up is too.
 const WARM_UP_PART: u64 = 10;
 
-/// Most sets and ways that the first cache has; both powers of two.
+/// Most sets and ways that the first cache has; sets are a power of two.
 const MOST_SETS: usize = 256;
 const MOST_WAYS: usize = 16;
 

@@ -248,16 +248,19 @@ mod tests {
                 assert!(of(name).is_none_or(|one| one.violations == 0), "{mix:?} {name}: {outcomes:#?}");
             }
             let least = of("optimum").map_or(greedy.servers, |one| one.servers);
-            // Chains, which take several cores at once, leave more over when nobody is moved.
-            let has_chains = mix.kinds().iter().any(|kind| kind.nfs.len() > 1);
-            let online = if has_chains { 1.20 } else { 1.10 };
+            // Chains that need the cache, and several cores at once, leave more over when nobody is moved; and many of the NFs that were traced hardly
+            // need the cache.
+            let (online, more) = match mix {
+                Mix::TracedSensitive => (1.17, 1.6),
+                Mix::Traced => (1.12, 1.3),
+                Mix::Mixed | Mix::Sensitive => (1.10, 1.6),
+                Mix::Insensitive | Mix::TracedInsensitive => (1.10, 1.0),
+            };
             for (name, most) in [("greedy", 1.10), ("admission", online), ("admission/sorted", online)] {
                 assert!(of(name).unwrap().servers as f64 <= most * least as f64, "{mix:?} {name}: {outcomes:#?}");
             }
             let predicted = of("prediction").unwrap().servers as f64;
-            if !matches!(mix, Mix::Insensitive | Mix::TracedInsensitive) {
-                assert!(predicted >= 1.6 * greedy.servers as f64, "{mix:?}: {outcomes:#?}");
-            }
+            assert!(predicted >= more * greedy.servers as f64, "{mix:?}: {outcomes:#?}");
         }
     }
 

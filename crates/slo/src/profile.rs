@@ -386,8 +386,11 @@ impl Profile {
         for stage in &self.stages {
             stage.latency.check("latency of an NF")?;
             stage.speed.check("speed")?;
-            if stage.speed.points.iter().any(|point| point.y <= 0.0) {
-                return shape("that an NF of the chain does not move");
+            if stage.speed.points.iter().any(|point| point.y <= 0.0 || point.y > 1.0) {
+                return shape("that an NF of the chain stands still, or is faster than when it was measured");
+            }
+            if self.floor_pps.is_some() && stage.speed.points[0].x > 0.0 {
+                return shape("what the chain does without cache, and of one of its NFs not how fast it is then");
             }
         }
         Ok(())

@@ -19,7 +19,7 @@
 //! 64,512 mappings for a pool and outside address (65,536 ICMP identifiers), and as many in all as the table holds. Sequence numbers
 //! are not followed.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher, Hash, RandomState};
 use std::net::Ipv4Addr;
 
 use sluice_nf_parts::table::{Handle, Table};
@@ -110,7 +110,8 @@ pub struct Mappings {
     /// A bit for each of `by_port` that is taken.
     taken: Vec<u64>,
     timeouts: Timeouts,
-    random: RandomState,
+    /// None in a trace, which is to be the same each time.
+    random: Option<RandomState>,
     draws: u64,
 }
 
@@ -124,8 +125,16 @@ impl Mappings {
             by_port: vec![0; places],
             taken: vec![0; places / 64],
             timeouts,
-            random: RandomState::new(),
+            random: (!sluice_nf::is_traced()).then(RandomState::new),
             draws: 0,
+        }
+    }
+
+    /// A number that nobody outside can tell.
+    fn random(&self, of: impl Hash) -> u64 {
+        match &self.random {
+            Some(random) => random.hash_one(of),
+            None => BuildHasherDefault::<DefaultHasher>::default().hash_one(of),
         }
     }
 
@@ -199,7 +208,7 @@ impl Mappings {
         if self.table.is_full() {
             return Err(Full::Table);
         }
-        let number = self.random.hash_one(inside.address) as usize % self.outside.len();
+        let number = self.random(inside.address) as usize % self.outside.len();
         let port = self.free_port(number, inside).ok_or(Full::Ports)?;
         let mapping =
             Mapping { address: number as u16, port, last_ns: now_ns, answered: false, reset: false, fin_out: false, fin_in: false };
@@ -220,7 +229,7 @@ impl Mappings {
         self.draws += 1;
         let pool = place(number, inside.pool, 0) / 64;
         let words = &self.taken[pool + first / 64..pool + PORTS / 64];
-        let start = self.random.hash_one((inside, self.draws)) as usize % words.len();
+        let start = self.random((inside, self.draws)) as usize % words.len();
         let places = (start..words.len()).chain(0..start);
         let free = places.map(|word| (word, words[word])).find(|(_, bits)| *bits != u64::MAX);
         free.map(|(word, bits)| (first + word * 64 + bits.trailing_ones() as usize) as u16)

@@ -1,13 +1,12 @@
 //! What has to change on a running daemon to get from one configuration to another.
 //!
-//! Pure: two valid configurations in, a list of changes out. Approach: the changes are ordered so that after each of them the
-//! daemon
+//! Pure: two valid configurations in, a list of changes out. Approach: the changes are ordered so that after each of them the daemon
 //! has a valid configuration in which every reference holds, so that packets of chains that do not change are never without a way:
 //! what is new is added from the ports inwards, then chains and rules are switched over to it, then what nobody uses any longer is
 //! removed in the opposite order. Terms: an entry is *changed* if its name is in both configurations and anything else of it
 //! differs.
-//! Limits: a changed port or service is replaced, which its own packets notice; a changed name is a removal and an addition; keys
-//! of
+//! Limits: a changed port or service is replaced, which its own packets notice, but a service of which only the number or the cores of instances
+//! change keeps those on cores that stay; a changed name is a removal and an addition; keys of
 //! `[manager]`, `[memory]`, `[sched]`, `[workflow]`, `[openflow]` and `[promises]` take effect only at a restart.
 
 use std::fmt;
@@ -54,7 +53,7 @@ pub enum Change {
     AddInstances {
         /// Name of the service.
         service: String,
-        /// How many there shall be then.
+        /// How many there shall be then, with those that a later step removes.
         instances: u32,
         /// The cores that they are on, in turn.
         cores: Vec<usize>,
@@ -190,6 +189,14 @@ pub(crate) fn turnover(before: &Service, after: &Service) -> Option<Turnover> {
 /// The core of each of so many instances.
 pub(crate) fn cores_of(instances: u32, cores: &[usize]) -> Vec<usize> {
     cores.iter().copied().cycle().take(instances as usize).collect()
+}
+
+/// The cores of instances that are wanted and not there. Of cores that instances were moved away from, those count that are last in the list, where
+/// those are that come.
+pub(crate) fn lacking(wanted: &[usize], there: &[usize]) -> Vec<usize> {
+    let beyond = beyond(wanted, there);
+    let lacks = wanted.len().saturating_sub(there.len());
+    beyond[beyond.len().saturating_sub(lacks)..].iter().map(|place| wanted[*place]).collect()
 }
 
 /// The places in a list of what is more often in it than in another: the last ones.
@@ -375,6 +382,14 @@ mod tests {
         let both = diff(&config(&of(2, "0, 1")), &config(&of(2, "1, 2")));
         let add = Change::AddInstances { service: "nat".into(), instances: 3, cores: vec![0, 1, 2] };
         assert_eq!(both, [add, Change::RemoveInstances { service: "nat".into(), instances: 2, cores: vec![1, 2] }]);
+    }
+
+    #[test]
+    fn what_comes_is_started_where_it_is_wanted_though_others_were_moved() {
+        assert_eq!(lacking(&[0, 1, 2], &[3, 1]), [2], "the one of core 0 was moved to 3");
+        assert_eq!(lacking(&[0, 1, 1], &[3, 1]), [1]);
+        assert_eq!(lacking(&[0, 1], &[]), [0, 1]);
+        assert_eq!(lacking(&[0, 1], &[2, 3, 4]), Vec::<usize>::new());
     }
 
     #[test]

@@ -172,27 +172,34 @@ impl Supervisor {
         changes.iter().map(started).sum()
     }
 
-    /// The instances of a service that are not on their way out, and their cores.
-    fn staying(&self, service: &str) -> (Vec<u16>, Vec<usize>) {
+    /// The instances of a service that are not on their way out.
+    fn staying(&self, service: &str) -> impl Iterator<Item = &NfState> {
         let state = self.service_number(service).and_then(|number| self.services[number as usize].as_ref());
         let all = state.into_iter().flat_map(|state| &state.instances).filter_map(|number| self.nfs.get(number));
-        all.filter(|nf| nf.stays()).map(|nf| (nf.number, nf.core)).unzip()
+        all.filter(|nf| nf.stays())
+    }
+
+    /// Those of them that live, and their cores; those that a placement has first.
+    fn living(&self, service: &str) -> (Vec<u16>, Vec<usize>) {
+        let mut living: Vec<&NfState> = self.staying(service).filter(|nf| !nf.is_lost()).collect();
+        living.sort_by_key(|nf| nf.instance.is_none());
+        living.into_iter().map(|nf| (nf.number, nf.core)).unzip()
     }
 
     /// The cores of the instances that a service lacks, of so many on these cores.
     pub(super) fn missing(&self, service: &str, instances: u32, cores: &[usize]) -> Vec<usize> {
-        let ((_, there), wanted) = (self.staying(service), diff::cores_of(instances, cores));
-        let lacks = wanted.len().saturating_sub(there.len());
-        diff::beyond(&wanted, &there).into_iter().map(|place| wanted[place]).take(lacks).collect()
+        diff::lacking(&diff::cores_of(instances, cores), &self.living(service).1)
     }
 
-    /// The instances that a service has more than it shall have, of so many on these cores: those on other cores, and then the last.
+    /// The instances that a service has more than it shall have, of so many on these cores: those that nobody starts again, those that are of no
+    /// instance of a placement any more, those on other cores, and then the last.
     fn surplus(&self, service: &str, instances: u32, cores: &[usize]) -> Vec<u16> {
-        let ((numbers, there), wanted) = (self.staying(service), diff::cores_of(instances, cores));
+        let ((numbers, there), wanted) = (self.living(service), diff::cores_of(instances, cores));
         let beyond = diff::beyond(&there, &wanted);
         let others = (0..there.len()).filter(|place| !beyond.contains(place));
         let last_first = beyond.iter().copied().rev().chain(others.rev());
-        last_first.take(numbers.len().saturating_sub(wanted.len())).map(|place| numbers[place]).collect()
+        let too_many = last_first.take(numbers.len().saturating_sub(wanted.len())).map(|place| numbers[place]);
+        self.staying(service).filter(|nf| nf.is_lost()).map(|nf| nf.number).chain(too_many).collect()
     }
 
     /// Removes an instance: it is given no new flows, and told to stop when its packets have gone.
@@ -347,9 +354,19 @@ impl Supervisor {
             Change::ReplaceService { service } => return self.replace_service(service),
             Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
-            Change::AddInstances { service, instances, cores } | Change::RemoveInstances { service, instances, cores } => {
-                self.has_room_for(self.starts(std::slice::from_ref(change)))?;
-                return self.set_instances(&service, instances, &cores);
+            Change::AddInstances { service, instances, cores } => {
+                let number = self.service_number(&service).ok_or_else(|| no_such("service", &service))?;
+                let missing = self.missing(&service, instances, &cores);
+                self.has_room_for(missing.len() as u32)?;
+                for core in missing {
+                    self.new_instance(number, Some(core))?;
+                }
+                self.set_instances(&service, instances, &cores);
+            }
+            Change::RemoveInstances { service, instances, cores } => {
+                let surplus = self.surplus(&service, instances, &cores);
+                self.set_instances(&service, instances, &cores);
+                return Ok(surplus.into_iter().map(|nf| self.watch_and_retire(nf)).collect());
             }
             Change::AddChain { chain } => self.add_chain(chain)?,
             Change::ReplaceChain { chain } => self.replace_chain(chain)?,
@@ -359,16 +376,12 @@ impl Supervisor {
         Ok(Gone::new())
     }
 
-    fn set_instances(&mut self, name: &str, instances: u32, cores: &[usize]) -> Result<Gone, SupervisorError> {
-        let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
-        for core in self.missing(name, instances, cores) {
-            self.new_instance(number, Some(core))?;
-        }
-        let gone = self.surplus(name, instances, cores).into_iter().map(|nf| self.watch_and_retire(nf)).collect();
+    /// Writes down how many instances a service has, and on which cores.
+    fn set_instances(&mut self, name: &str, instances: u32, cores: &[usize]) {
         let set = |service: &mut model::Service| (service.instances, service.cores) = (instances, cores.to_vec());
         self.config.services.iter_mut().filter(|known| known.name == name).for_each(set);
-        self.services[number as usize].iter_mut().for_each(|service| set(&mut service.config));
-        Ok(gone)
+        let state = self.services.iter_mut().flatten().find(|service| service.config.name == name);
+        state.into_iter().for_each(|service| set(&mut service.config));
     }
 
     /// The configuration in force with a change made to it, if that is valid.

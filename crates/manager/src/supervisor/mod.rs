@@ -162,6 +162,8 @@ struct NfState {
     former: Option<u16>,
     /// What it is known by when flows are spread.
     spread_id: u64,
+    /// Number of the placement's instance that it is of, if it keeps a promise.
+    instance: Option<u32>,
 }
 
 impl NfState {
@@ -194,6 +196,7 @@ impl NfState {
             leaves: false,
             former: None,
             spread_id: restart_stable_id(&name),
+            instance: None,
             name,
         }
     }
@@ -201,6 +204,11 @@ impl NfState {
     /// Whether it is not on its way out.
     fn stays(&self) -> bool {
         !self.draining && !self.leaves && self.state != State::Stopping
+    }
+
+    /// Whether nobody starts it again.
+    fn is_lost(&self) -> bool {
+        matches!(self.state, State::Failed | State::Gone)
     }
 }
 

@@ -518,7 +518,7 @@ impl Supervisor {
             .map_err(|error| SupervisorError::Conflict(error.to_string()));
         let planned = made.and_then(|overlaid| Ok((self.plan_as_is(&overlaid.config)?, overlaid)));
         let planned = planned.and_then(|(changes, overlaid)| {
-            // From here on nothing is started, so nothing can fail.
+            // From here on nothing is started but what ends meanwhile, so nothing can fail.
             if self.starts(&changes) as usize > beside {
                 let why = "services have changed while the placement was taken, and the one before stands; place it anew";
                 return Err(SupervisorError::Conflict(why.into()));
@@ -630,29 +630,61 @@ impl Supervisor {
         kept.ok_or_else(|| SupervisorError::NoSuch("nothing is placed here".into()))
     }
 
-    /// The NFs of all promises.
-    fn members(&self) -> Vec<Member> {
-        let mut members = Vec::new();
-        let Some(kept) = &self.promises.kept else { return members };
+    /// The different NFs of all promises: of which SLO, which of its NFs, and the service.
+    fn kept_services(&self) -> Vec<(String, usize, u16)> {
+        let mut found = Vec::new();
+        let Some(kept) = &self.promises.kept else { return found };
         for slo in self.promises.slos() {
-            let instances = kept.assignment.instances(&slo.name);
             let mut seen: Vec<&str> = Vec::new();
             for template in slo.workload.services() {
                 if seen.contains(&template) {
                     continue;
                 }
-                let nth = seen.len();
-                seen.push(template);
                 let name = kept.services.get(&(slo.name.clone(), template.to_string()));
-                let service = name.and_then(|name| self.services[self.service_number(name)? as usize].as_ref());
-                // An NF is of the instance whose core it is on; of several on one core, in the order in which they came.
-                let mut left = instances.clone();
-                for nf in service.into_iter().flat_map(|service| &service.instances).filter_map(|number| self.nfs.get(number)) {
-                    let is_its = |instance: &&Instance| self.promises.core_of(instance, nth) == Some(nf.core);
-                    if let Some(place) = left.iter().position(is_its) {
-                        let instance = left.remove(place).clone();
-                        members.push(Member { nf: nf.number, slo: slo.name.clone(), instance, nth });
-                    }
+                found.extend(name.and_then(|name| Some((slo.name.clone(), seen.len(), self.service_number(name)?))));
+                seen.push(template);
+            }
+        }
+        found
+    }
+
+    /// Finds for each instance of the placement its NFs: those that it has, as long as they are on its core, and otherwise one there that is nobody's.
+    fn bind(&mut self) {
+        for (slo, nth, service) in self.kept_services() {
+            let Some(kept) = &self.promises.kept else { return };
+            let cores: Vec<(u32, Option<usize>)> =
+                kept.assignment.instances(&slo).into_iter().map(|one| (one.number, self.promises.core_of(one, nth))).collect();
+            let nfs = self.services[service as usize].as_ref().map_or(Vec::new(), |service| service.instances.clone());
+            let mut left = cores.clone();
+            let (mut bound, mut free) = (Vec::new(), Vec::new());
+            for nf in nfs.iter().filter_map(|number| self.nfs.get(number)).filter(|nf| nf.stays()) {
+                match left.iter().position(|(number, core)| nf.instance == Some(*number) && *core == Some(nf.core)) {
+                    Some(place) => bound.push((nf.number, Some(left.remove(place).0))),
+                    None => free.push((nf.number, nf.core)),
+                }
+            }
+            for (nf, on) in free {
+                let place = left.iter().position(|(_, core)| *core == Some(on));
+                bound.push((nf, place.map(|place| left.remove(place).0)));
+            }
+            for (nf, instance) in bound {
+                self.nfs.get_mut(&nf).into_iter().for_each(|nf| nf.instance = instance);
+            }
+        }
+    }
+
+    /// The NFs of all promises. One on its way out counts for an instance that is on its core, or else for the first.
+    fn members(&self) -> Vec<Member> {
+        let mut members = Vec::new();
+        let Some(kept) = &self.promises.kept else { return members };
+        for (slo, nth, service) in self.kept_services() {
+            let instances = kept.assignment.instances(&slo);
+            let nfs = self.services[service as usize].as_ref().map_or(&[][..], |service| &service.instances);
+            for nf in nfs.iter().filter_map(|number| self.nfs.get(number)) {
+                let own = instances.iter().find(|instance| nf.instance == Some(instance.number));
+                let there = || instances.iter().find(|instance| self.promises.core_of(instance, nth) == Some(nf.core));
+                if let Some(instance) = own.or_else(there).or(instances.first()) {
+                    members.push(Member { nf: nf.number, slo: slo.clone(), instance: (*instance).clone(), nth });
                 }
             }
         }
@@ -676,6 +708,7 @@ impl Supervisor {
 
     /// Gives instances that are new what they were promised of their core and of the cache.
     pub(super) fn attend(&mut self) {
+        self.bind();
         let members = self.members();
         let (mut pids, mut troubles) = (Vec::new(), Vec::new());
         for member in &members {

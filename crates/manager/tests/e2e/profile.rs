@@ -116,7 +116,7 @@ fn a_chain_is_profiled_as_its_nfs_with_what_the_one_before_sends_on() {
     let binaries = ["sluice-nf-firewall", "sluice-nf-cost"].map(|name| Digest::of(&std::fs::read(nf(name)).unwrap()));
     assert_eq!((whole.key.binaries.as_slice(), whole.cores), (&binaries[..], 2));
     assert_ne!(whole.key.configuration, work.key.configuration);
-    assert!(whole.throughput_pps(whole.best_ways) > 0.0 && whole.least_latency_us() > 0.0);
+    assert!(whole.throughput_pps(whole.best_ways) > 0.0 && whole.least_latency_us() > 0.0 && whole.stages.is_empty());
 
     // The chain's NFs share one modelled cache.
     if are_traced(&["firewall", "macswap"]) {
@@ -127,6 +127,10 @@ fn a_chain_is_profiled_as_its_nfs_with_what_the_one_before_sends_on() {
         let found: Profile = serde_json::from_slice(&out.stdout).unwrap();
         assert_eq!(found.source, Source::Simulated);
         assert!((1..=12).contains(&found.throughput.measured) && found.best_ways > 1, "{found:?}");
+        found.check().unwrap();
+        // Neither needs much of the cache.
+        let speeds: Vec<f64> = found.stages.iter().map(|stage| stage.speed(f64::from(found.best_ways))).collect();
+        assert!(speeds.len() == 2 && speeds.iter().all(|speed| *speed > 0.5), "{speeds:?}");
     }
 }
 

@@ -243,6 +243,30 @@ fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
     daemon.stop();
 }
 
+#[test]
+fn of_two_instances_on_one_core_the_one_goes_that_is_taken_away() {
+    let body = two("cache = \"none\"", &nf("sluice-nf-bridge")).replace("cores = [0, 0, 1, 1]", "cores = [1, 1, 0]");
+    let mut daemon = Daemon::start("", &body);
+    let with = |numbers: &[u32]| {
+        let mut wanted = assignment(&[("acme", &[0, 1, 2], 0, 5e3)]);
+        wanted.server.shape.cores = 3;
+        wanted.server.instances.retain(|one| numbers.contains(&one.number));
+        wanted
+    };
+    daemon.client().place(&with(&[0, 1])).unwrap();
+    let pid = |stats: &Stats, nf: &str| find_nf(stats, nf).pid;
+    let before = pid(&daemon.stats(), "acme-nf.1");
+    daemon.client().place(&with(&[1])).unwrap();
+    let stats = daemon.wait("the first is gone", |s| s.nfs.iter().filter(|nf| nf.service == "acme-nf").count() == 1);
+    assert_eq!(pid(&stats, "acme-nf.1"), before);
+    // One comes back whose number is lower, and one goes at the same time: who stays is the same one.
+    daemon.client().place(&with(&[1, 2])).unwrap();
+    daemon.client().place(&with(&[0, 1])).unwrap();
+    let stats = daemon.wait("the third is gone", |s| s.nfs.iter().filter(|nf| nf.service == "acme-nf").count() == 2);
+    assert_eq!((pid(&stats, "acme-nf.1"), find_nf(&stats, "acme-nf.3").core), (before, 1));
+    daemon.stop();
+}
+
 /// A program of an NF that starts as long as a file is there: both paths.
 fn flagged(folder: &Path) -> (String, PathBuf) {
     let (script, flag) = (folder.join("nf"), folder.join("good"));

@@ -39,7 +39,7 @@ servers.toml has for each server, which is what shares one last-level cache:
   min_ways = 1             least ways of a class
   classes = 16             classes (CLOS), the system's own included
   memory_mib = 65536       memory that NFs may have
-  path_us = 30             what packets take beside NFs, from port to port, 95 % of them at most; 0 if left out
+  path_us = 30             what packets take beside NFs, from port to port, 99.9 % of them at most; 0 if left out
 No daemon is needed.";
 
 /// Arguments of `sluice plan`.
