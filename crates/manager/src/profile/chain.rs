@@ -168,7 +168,8 @@ fn stages(parts: &[Part], model: Option<&Model>) -> Vec<Stage> {
         latency.points.iter_mut().for_each(|point| point.x /= part.share);
         let speed = |(nf, miss_ns): (&Sharing, f64)| {
             let more = |ways| nf.together.misses_per_packet(ways) - nf.alone_per_packet();
-            let at = |ways| slowed(part.rate_pps(), more(ways), miss_ns) / part.rate_pps();
+            // Rounding must not make it faster than it was.
+            let at = |ways| (slowed(part.rate_pps(), more(ways), miss_ns) / part.rate_pps()).min(1.0);
             (0..=nf.together.misses.len() as u32).map(|ways| Point { x: f64::from(ways), y: at(ways) }).collect()
         };
         let misses = model.and_then(|model| Some((model.misses.get(i)?, model.miss_ns)));
