@@ -91,7 +91,7 @@ struct First {
     /// Sets, less one.
     mask: AtomicUsize,
     ways: AtomicUsize,
-    /// Loads and stores so far, of each kind: one number would be waited for at each access.
+    /// Loads and stores so far, of each kind.
     accesses: [AtomicU64; KINDS],
 }
 

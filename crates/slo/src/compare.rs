@@ -252,7 +252,7 @@ mod tests {
             // need the cache.
             let (online, more) = match mix {
                 Mix::TracedSensitive => (1.17, 1.6),
-                Mix::Traced => (1.12, 1.3),
+                Mix::Traced => (1.15, 1.3),
                 Mix::Mixed | Mix::Sensitive => (1.10, 1.6),
                 Mix::Insensitive | Mix::TracedInsensitive => (1.10, 1.0),
             };

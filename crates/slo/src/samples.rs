@@ -170,7 +170,7 @@ impl Kind {
     /// Whether it needs the cache.
     fn is_sensitive(&self) -> bool {
         let (shape, on) = (server(), OnServer { kind: self, way_bytes: server().way_bytes });
-        on.throughput_pps(f64::from(shape.ways())) > on.throughput_pps(fair(&shape)) * (1.0 + SENSITIVE)
+        on.throughput_pps(f64::from(shape.ways())) > on.throughput_pps(self.fair(&shape)) * (1.0 + SENSITIVE)
     }
 
     /// What runs.
@@ -184,11 +184,11 @@ impl Kind {
     fn references(&self) -> f64 {
         self.nfs.iter().map(|nf| nf.references).sum()
     }
-}
 
-/// Ways of an equal share for each core.
-fn fair(shape: &ServerShape) -> f64 {
-    f64::from(shape.ways()) / f64::from(shape.cores)
+    /// Its part of the ways of a server, if each core has an equal one.
+    fn fair(&self, shape: &ServerShape) -> f64 {
+        f64::from(shape.ways()) / f64::from(shape.cores) * self.nfs.len() as f64
+    }
 }
 
 /// The server of the experiments: as the paper's, 20 ways of 2.25 MiB of which DDIO has 2, and 9 cores for NFs.
@@ -409,12 +409,12 @@ pub fn set(mix: Mix, slos: usize, seed: u64, shape: &ServerShape) -> Result<Set,
     let kinds = mix.kinds();
     let on = |kind| OnServer { kind, way_bytes: shape.way_bytes };
     let profiles = kinds.iter().map(|kind| on(kind).profile(shape)).collect::<Result<Vec<_>, _>>()?;
-    let fair = fair(shape);
     let mut random = Random::new(seed);
     let samples = (0..slos)
         .map(|i| {
             let profile = ((random.part() * kinds.len() as f64) as usize).min(kinds.len() - 1);
             let kind = &kinds[profile];
+            let fair = kind.fair(shape);
             let throughput_pps = on(kind).throughput_pps(fair) * (0.3 + 2.2 * random.part());
             let latency_us = on(kind).latency_us(fair, 0.75 + 0.2 * random.part());
             let slo = Slo {

@@ -10,8 +10,9 @@
 //! - *Throughput* is that of the NF which needs most time for its share. With w ways each NF takes longer by the misses that it has more
 //!   than when it was measured alone; those come from one model of all NFs behind one cache ([`trace::chain`](sluice_cache::trace::chain)), in
 //!   which they take ways from each other.
-//! - *Latency* at a load is the sum of what each NF takes at its share of it, by how much each is slowed
-//!   ([`sluice_slo::stage`]). Of n NFs a part of 5 % / n of the packets is left out of each, so that no more than 5 % are late in one or another: their sum is the 95th percentile of all or more.
+//! - *Latency* at a load is the sum of what each NF takes at its share of it, by how much each is slowed ([`sluice_slo::stage`]). Of n NFs a
+//!   part of 5 % / n of the packets is left out of each, so that no more than 5 % are late in one or another: their sum is the 95th percentile
+//!   of all or more.
 //!
 //! # Limits
 //! What the manager takes to hand a packet from one NF to the next is in it as far as the stand's rings take as long. Packets that are dropped

@@ -82,7 +82,8 @@ pub enum OverlayError {
 }
 
 /// Makes it. `places` are the cores that the assignment counts; `made` are services that were made for an assignment before: those that fit, or
-/// fit but for some of their instances, keep their names, and so the instances that stay. A service that changes gets another name, so that the new one is there before the old one goes.
+/// fit but for some of their instances, keep their names, and so the instances that stay. A service that changes gets another name, so
+/// that the new one is there before the old one goes.
 ///
 /// # Errors
 /// [`OverlayError`]. What the result lacks otherwise, its check as a configuration tells.

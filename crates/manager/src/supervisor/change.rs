@@ -191,15 +191,20 @@ impl Supervisor {
         diff::lacking(&diff::cores_of(instances, cores), &self.living(service).1)
     }
 
-    /// The instances that a service has more than it shall have, of so many on these cores: those that nobody starts again, those that are of no
-    /// instance of a placement any more, those on other cores, and then the last.
+    /// The living instances that a service has more than it shall have, of so many on these cores: those that are of no instance of a placement any
+    /// more, those on other cores, and then the last.
     fn surplus(&self, service: &str, instances: u32, cores: &[usize]) -> Vec<u16> {
         let ((numbers, there), wanted) = (self.living(service), diff::cores_of(instances, cores));
         let beyond = diff::beyond(&there, &wanted);
         let others = (0..there.len()).filter(|place| !beyond.contains(place));
         let last_first = beyond.iter().copied().rev().chain(others.rev());
-        let too_many = last_first.take(numbers.len().saturating_sub(wanted.len())).map(|place| numbers[place]);
-        self.staying(service).filter(|nf| nf.is_lost()).map(|nf| nf.number).chain(too_many).collect()
+        last_first.take(numbers.len().saturating_sub(wanted.len())).map(|place| numbers[place]).collect()
+    }
+
+    /// Removes instances that nobody starts again: others have come for them, or they are not wanted.
+    fn retire_lost(&mut self, service: &str) -> Gone {
+        let lost: Vec<u16> = self.staying(service).filter(|nf| nf.is_lost()).map(|nf| nf.number).collect();
+        lost.into_iter().map(|nf| self.watch_and_retire(nf)).collect()
     }
 
     /// Removes an instance: it is given no new flows, and told to stop when its packets have gone.
@@ -362,11 +367,13 @@ impl Supervisor {
                     self.new_instance(number, Some(core))?;
                 }
                 self.set_instances(&service, instances, &cores);
+                return Ok(self.retire_lost(&service));
             }
             Change::RemoveInstances { service, instances, cores } => {
                 let surplus = self.surplus(&service, instances, &cores);
                 self.set_instances(&service, instances, &cores);
-                return Ok(surplus.into_iter().map(|nf| self.watch_and_retire(nf)).collect());
+                let gone: Gone = surplus.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
+                return Ok(gone.into_iter().chain(self.retire_lost(&service)).collect());
             }
             Change::AddChain { chain } => self.add_chain(chain)?,
             Change::ReplaceChain { chain } => self.replace_chain(chain)?,

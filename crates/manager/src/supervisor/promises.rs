@@ -657,7 +657,7 @@ impl Supervisor {
             let nfs = self.services[service as usize].as_ref().map_or(Vec::new(), |service| service.instances.clone());
             let mut left = cores.clone();
             let (mut bound, mut free) = (Vec::new(), Vec::new());
-            for nf in nfs.iter().filter_map(|number| self.nfs.get(number)).filter(|nf| nf.stays()) {
+            for nf in nfs.iter().filter_map(|number| self.nfs.get(number)).filter(|nf| nf.stays() && !nf.is_lost()) {
                 match left.iter().position(|(number, core)| nf.instance == Some(*number) && *core == Some(nf.core)) {
                     Some(place) => bound.push((nf.number, Some(left.remove(place).0))),
                     None => free.push((nf.number, nf.core)),
