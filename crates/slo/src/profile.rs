@@ -383,6 +383,9 @@ impl Profile {
         if self.cache.is_some_and(|cache| !sane(cache.references_per_packet) || !sane(cache.miss_ns)) {
             return shape("a use of the cache that is no number");
         }
+        if self.cores > 1 && self.source == Source::Simulated && self.stages.len() != self.cores as usize {
+            return shape("nothing of the single NFs of a chain, without which nobody knows how late it is with less cache");
+        }
         for stage in &self.stages {
             stage.latency.check("latency of an NF")?;
             stage.speed.check("speed")?;
@@ -592,6 +595,20 @@ pub mod tests {
         assert!(refused(|p| p.cores = 0).contains("no core"));
         assert!(refused(|p| p.floor_pps = Some(2e6)).contains("without cache"));
         assert!(refused(|p| p.form = 9).contains("form 9"));
+        assert!(refused(|p| p.cores = 2).contains("single NFs of a chain"));
+        let staged = |speed: &[(f64, f64)]| {
+            let stage = Stage { latency: curve(&[(1e6, 10.0)]), speed: curve(speed) };
+            Profile { cores: 2, stages: vec![stage; 2], ..profile() }.check()
+        };
+        assert!(staged(&[(0.0, 0.5), (10.0, 1.0)]).is_ok());
+        for (speed, why) in [
+            (&[][..], "no points"),
+            (&[(0.0, 0.0), (10.0, 1.0)], "stands still"),
+            (&[(0.0, 0.5), (10.0, 1.1)], "faster than when"),
+            (&[(1.0, 0.5), (10.0, 1.0)], "without cache"),
+        ] {
+            assert!(staged(speed).unwrap_err().to_string().contains(why), "{speed:?}");
+        }
     }
 
     #[test]

@@ -652,10 +652,9 @@ impl Supervisor {
     fn bind(&mut self) {
         for (slo, nth, service) in self.kept_services() {
             let Some(kept) = &self.promises.kept else { return };
-            let cores: Vec<(u32, Option<usize>)> =
+            let mut left: Vec<(u32, Option<usize>)> =
                 kept.assignment.instances(&slo).into_iter().map(|one| (one.number, self.promises.core_of(one, nth))).collect();
             let nfs = self.services[service as usize].as_ref().map_or(Vec::new(), |service| service.instances.clone());
-            let mut left = cores.clone();
             let (mut bound, mut free) = (Vec::new(), Vec::new());
             for nf in nfs.iter().filter_map(|number| self.nfs.get(number)).filter(|nf| nf.stays() && !nf.is_lost()) {
                 match left.iter().position(|(number, core)| nf.instance == Some(*number) && *core == Some(nf.core)) {
