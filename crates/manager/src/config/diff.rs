@@ -9,6 +9,7 @@
 //! change keeps those on cores that stay; a changed name is a removal and an addition; keys of
 //! `[manager]`, `[memory]`, `[sched]`, `[workflow]`, `[openflow]` and `[promises]` take effect only at a restart.
 
+use std::cmp::Ordering;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -49,11 +50,13 @@ pub enum Change {
         /// The service as it shall be.
         service: Service,
     },
-    /// Start instances of a service. Those that it has stay.
-    AddInstances {
+    /// Start and stop instances of a service, so that they are on these cores. Those on cores that it keeps stay.
+    ChangeInstances {
         /// Name of the service.
         service: String,
-        /// How many there shall be then, with those that a later step removes.
+        /// How many it was to have.
+        before: u32,
+        /// How many there shall be then.
         instances: u32,
         /// The cores that they are on, in turn.
         cores: Vec<usize>,
@@ -78,15 +81,6 @@ pub enum Change {
         /// Its name.
         chain: String,
     },
-    /// Stop instances of a service: those on cores that it shall not have, or have less often, the last first. The others stay.
-    RemoveInstances {
-        /// Name of the service.
-        service: String,
-        /// How many there shall be then.
-        instances: u32,
-        /// The cores that they are on, in turn.
-        cores: Vec<usize>,
-    },
     /// Stop a service and all its instances.
     RemoveService {
         /// Its name.
@@ -110,14 +104,15 @@ impl fmt::Display for Change {
                 write!(f, "replace service {} ({} instances)", service.name, service.first_instances())
             }
             Self::ChangePool { service } => write!(f, "change the pool of service {}", service.name),
-            Self::AddInstances { service, instances, .. } => write!(f, "add instances of service {service}, up to {instances}"),
+            Self::ChangeInstances { service, before, instances, .. } => match instances.cmp(before) {
+                Ordering::Greater => write!(f, "add instances of service {service}, up to {instances}"),
+                Ordering::Equal => write!(f, "change the cores of instances of service {service}"),
+                Ordering::Less => write!(f, "remove instances of service {service}, down to {instances}"),
+            },
             Self::AddChain { chain } => write!(f, "add chain {}", chain.name),
             Self::ReplaceChain { chain } => write!(f, "replace chain {}", chain.name),
             Self::ReplaceRules { rules } => write!(f, "replace the rules ({} of them)", rules.len()),
             Self::RemoveChain { chain } => write!(f, "remove chain {chain}"),
-            Self::RemoveInstances { service, instances, .. } => {
-                write!(f, "remove instances of service {service}, down to {instances}")
-            }
             Self::RemoveService { service } => write!(f, "remove service {service}"),
             Self::RemovePort { port } => write!(f, "remove port {port}"),
         }
@@ -136,20 +131,12 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     let services = compare(&old.services, &new.services, |s| &s.name);
     changes.extend(services.added.into_iter().map(|service| Change::AddService { service }));
     for (before, service) in services.changed {
-        let name = service.name.clone();
         if is_living_change(&before, &service) {
             changes.push(Change::ChangePool { service });
-        } else if let Some(Turnover { comes, goes }) = turnover(&before, &service) {
-            let Service { instances, cores, .. } = service;
-            if goes == 0 {
-                changes.push(Change::AddInstances { service: name, instances, cores });
-                continue;
-            }
-            if !comes.is_empty() {
-                let both = [cores_of(before.instances, &before.cores), comes].concat();
-                changes.push(Change::AddInstances { service: name.clone(), instances: both.len() as u32, cores: both });
-            }
-            removals.push(Change::RemoveInstances { service: name, instances, cores });
+        } else if some_stay(&before, &service) {
+            let Service { name, instances, cores, .. } = service;
+            let change = Change::ChangeInstances { service: name, before: before.instances, instances, cores };
+            if instances < before.instances { &mut removals } else { &mut changes }.push(change);
         } else {
             changes.push(Change::ReplaceService { service });
         }
@@ -168,22 +155,11 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
     changes
 }
 
-/// Instances that come to a service, or leave it, while others stay.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Turnover {
-    /// The cores of those that come.
-    comes: Vec<usize>,
-    /// How many go.
-    goes: usize,
-}
-
-/// How the instances of a service become those of another, if they differ in nothing else and some stay.
-pub(crate) fn turnover(before: &Service, after: &Service) -> Option<Turnover> {
+/// Whether services differ in nothing but the number and the cores of instances, and some stay where they are.
+pub(crate) fn some_stay(before: &Service, after: &Service) -> bool {
     let alike = Service { instances: after.instances, cores: after.cores.clone(), ..before.clone() } == *after;
     let [old, new] = [before, after].map(|service| cores_of(service.instances, &service.cores));
-    let comes: Vec<usize> = beyond(&new, &old).into_iter().map(|place| new[place]).collect();
-    let goes = beyond(&old, &new).len();
-    (alike && !after.is_pooled() && goes < old.len() && comes.len() + goes > 0).then_some(Turnover { comes, goes })
+    alike && !after.is_pooled() && beyond(&old, &new).len() < old.len()
 }
 
 /// The core of each of so many instances.
@@ -191,16 +167,37 @@ pub(crate) fn cores_of(instances: u32, cores: &[usize]) -> Vec<usize> {
     cores.iter().copied().cycle().take(instances as usize).collect()
 }
 
-/// The cores of instances that are wanted and not there. Of cores that instances were moved away from, those count that are last in the list, where
-/// those are that come.
-pub(crate) fn lacking(wanted: &[usize], there: &[usize]) -> Vec<usize> {
-    let beyond = beyond(wanted, there);
-    let lacks = wanted.len().saturating_sub(there.len());
-    beyond[beyond.len().saturating_sub(lacks)..].iter().map(|place| wanted[*place]).collect()
+/// What brings a service's instances to the cores where they shall be.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Turnover {
+    /// The cores of those to be started.
+    pub starts: Vec<usize>,
+    /// Those to be stopped, by their places among those that live.
+    pub stops: Vec<usize>,
+}
+
+/// What is to be started and stopped where instances live on some cores, were wanted on others before, and are wanted on others now. One that lives
+/// where none was wanted was moved there: it stands for one that is not where it was. Of those that live on the same core the first stay.
+pub(crate) fn turnover(before: &[usize], wanted: &[usize], living: &[usize]) -> Turnover {
+    let cores = |of: &[usize], places: Vec<usize>| places.into_iter().map(|place| of[place]).collect::<Vec<_>>();
+    let lacks = cores(wanted, beyond(wanted, living));
+    let rest = beyond(living, wanted);
+    let rest_cores = cores(living, rest.clone());
+    let comes = cores(wanted, beyond(wanted, before));
+    let goes = cores(before, beyond(before, wanted));
+    // What lacks and is not new was moved away, or is lost.
+    let (vacant, moved) = (beyond(&lacks, &comes), beyond(&rest_cores, &goes));
+    let stand_in = vacant.len().min(moved.len());
+    let filled = &vacant[..stand_in];
+    let stay = &moved[..stand_in];
+    Turnover {
+        starts: (0..lacks.len()).filter(|place| !filled.contains(place)).map(|place| lacks[place]).collect(),
+        stops: (0..rest.len()).filter(|place| !stay.contains(place)).map(|place| rest[place]).collect(),
+    }
 }
 
 /// The places in a list of what is more often in it than in another: the last ones.
-pub(crate) fn beyond(list: &[usize], other: &[usize]) -> Vec<usize> {
+fn beyond(list: &[usize], other: &[usize]) -> Vec<usize> {
     let mut left = other.to_vec();
     let mut is_beyond = |core: &usize| match left.iter().position(|known| known == core) {
         Some(place) => {
@@ -270,9 +267,7 @@ impl Change {
     pub fn service(&self) -> Option<&str> {
         match self {
             Self::AddService { service } | Self::ReplaceService { service } | Self::ChangePool { service } => Some(&service.name),
-            Self::AddInstances { service, .. } | Self::RemoveInstances { service, .. } | Self::RemoveService { service } => {
-                Some(service)
-            }
+            Self::ChangeInstances { service, .. } | Self::RemoveService { service } => Some(service),
             _ => None,
         }
     }
@@ -290,7 +285,7 @@ impl Change {
             Self::ReplaceService { service } | Self::ChangePool { service } => {
                 replace(&mut config.services, service, |a, b| a.name == b.name)
             }
-            Self::AddInstances { service, instances, cores } | Self::RemoveInstances { service, instances, cores } => {
+            Self::ChangeInstances { service, instances, cores, .. } => {
                 let known = config.services.iter_mut().filter(|s| s.name == *service);
                 known.for_each(|s| (s.instances, s.cores) = (*instances, cores.clone()));
             }
@@ -375,21 +370,44 @@ mod tests {
         };
         assert_eq!(told(&of(2, "0, 1"), &of(3, "0, 1, 1")), ["add instances of service nat, up to 3"]);
         assert_eq!(told(&of(2, "0, 1"), &of(3, "1, 0, 1")), ["add instances of service nat, up to 3"]);
-        assert_eq!(told(&of(1, "0"), &of(1, "0, 1")), ["replace service nat (1 instances)"]);
+        assert_eq!(told(&of(1, "0"), &of(1, "0, 1")), ["change the cores of instances of service nat"]);
+        assert_eq!(told(&of(2, "0, 1"), &of(2, "1, 0")), ["change the cores of instances of service nat"]);
+        assert_eq!(told(&of(2, "0, 1"), &of(2, "1, 2")), ["change the cores of instances of service nat"]);
         assert_eq!(told(&of(1, "0"), &of(1, "1")), ["replace service nat (1 instances)"]);
         assert_eq!(told(&of(3, "0, 1, 0"), &of(1, "1")), ["remove instances of service nat, down to 1"]);
-        // One goes and one comes; the second one stays.
-        let both = diff(&config(&of(2, "0, 1")), &config(&of(2, "1, 2")));
-        let add = Change::AddInstances { service: "nat".into(), instances: 3, cores: vec![0, 1, 2] };
-        assert_eq!(both, [add, Change::RemoveInstances { service: "nat".into(), instances: 2, cores: vec![1, 2] }]);
+    }
+
+    /// What is started, by cores, and what is stopped, by places among those that live.
+    fn turned(before: &[usize], wanted: &[usize], living: &[usize]) -> (Vec<usize>, Vec<usize>) {
+        let turnover = turnover(before, wanted, living);
+        (turnover.starts, turnover.stops)
     }
 
     #[test]
-    fn what_comes_is_started_where_it_is_wanted_though_others_were_moved() {
-        assert_eq!(lacking(&[0, 1, 2], &[3, 1]), [2], "the one of core 0 was moved to 3");
-        assert_eq!(lacking(&[0, 1, 1], &[3, 1]), [1]);
-        assert_eq!(lacking(&[0, 1], &[]), [0, 1]);
-        assert_eq!(lacking(&[0, 1], &[2, 3, 4]), Vec::<usize>::new());
+    fn what_comes_is_started_and_what_goes_is_stopped() {
+        assert_eq!(turned(&[0, 1], &[0, 1, 1], &[0, 1]), (vec![1], vec![]));
+        assert_eq!(turned(&[0, 1], &[1, 2], &[0, 1]), (vec![2], vec![0]));
+        assert_eq!(turned(&[0, 1], &[1, 0], &[0, 1]), (vec![], vec![]));
+        assert_eq!(turned(&[0, 1, 0], &[0], &[0, 1, 0]), (vec![], vec![1, 2]));
+        assert_eq!(turned(&[0, 1], &[1, 2], &[0, 1, 2]), (vec![], vec![0]), "the new one stands ready");
+    }
+
+    #[test]
+    fn lost_instances_are_started_again_where_they_stay_and_not_where_they_go() {
+        assert_eq!(turned(&[0, 1, 2], &[1, 2], &[0, 2]), (vec![1], vec![0]));
+        assert_eq!(turned(&[0, 1], &[1, 2], &[1]), (vec![2], vec![]));
+        assert_eq!(turned(&[0, 1], &[0, 1, 2], &[]), (vec![0, 1, 2], vec![]));
+        assert_eq!(turned(&[0, 0], &[0], &[0]), (vec![], vec![]));
+    }
+
+    #[test]
+    fn moved_instances_stand_for_those_where_they_were() {
+        assert_eq!(turned(&[0, 1], &[0, 1, 2], &[3, 1]), (vec![2], vec![]), "the one of core 0 was moved to 3");
+        assert_eq!(turned(&[0, 1], &[0, 1, 1], &[3, 1]), (vec![1], vec![]));
+        assert_eq!(turned(&[0, 1], &[1, 2], &[3, 1]), (vec![2], vec![0]), "and goes from there");
+        assert_eq!(turned(&[0, 1], &[1, 2], &[2, 1]), (vec![], vec![]), "and is where it is wanted");
+        assert_eq!(turned(&[0, 1, 2], &[0, 1], &[3, 4, 5]), (vec![], vec![2]));
+        assert_eq!(turned(&[0, 1], &[0, 1], &[3]), (vec![1], vec![]), "and the other one is lost");
     }
 
     #[test]

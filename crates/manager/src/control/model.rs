@@ -6,6 +6,7 @@
 //! are nanoseconds unless the name says otherwise. `deploy/openapi.json` describes the same objects, and a test keeps both equal.
 //! A later version may add fields; a reader ignores those it does not know.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
@@ -805,9 +806,13 @@ impl From<&diff::Change> for Change {
                 (Action::Change, "service", &service.name, format!("{} instances, one after another", service.first_instances()))
             }
             Step::ChangePool { service } => (Action::Change, "pool", &service.name, "its instances stay".into()),
-            Step::AddInstances { service, instances, .. } => (Action::Add, "instances", service, format!("up to {instances}")),
-            Step::RemoveInstances { service, instances, .. } => {
-                (Action::Remove, "instances", service, format!("down to {instances}"))
+            Step::ChangeInstances { service, before, instances, cores } => {
+                let (action, detail) = match instances.cmp(before) {
+                    Ordering::Greater => (Action::Add, format!("up to {instances}")),
+                    Ordering::Equal => (Action::Change, format!("{instances}, on cores {cores:?}")),
+                    Ordering::Less => (Action::Remove, format!("down to {instances}")),
+                };
+                (action, "instances", service, detail)
             }
             Step::AddChain { chain } => (Action::Add, "chain", &chain.name, String::new()),
             Step::ReplaceChain { chain } => (Action::Change, "chain", &chain.name, "packets go another way".into()),

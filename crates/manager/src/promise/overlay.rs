@@ -148,7 +148,7 @@ pub fn overlay(base: &Config, assignment: &Assignment, places: &[usize], made: &
             };
             let unnamed = |service: &Service| Service { name: String::new(), ..service.clone() };
             let same = own_made().find(|service| unnamed(service) == wanted);
-            let same = same.or_else(|| own_made().find(|service| diff::turnover(&unnamed(service), &wanted).is_some()));
+            let same = same.or_else(|| own_made().find(|service| diff::some_stay(&unnamed(service), &wanted)));
             let name = same.map_or_else(|| fresh(&slo.name, template, &taken), |service| service.name.clone());
             taken.insert(name.clone());
             own.push((template.into(), name.clone()));

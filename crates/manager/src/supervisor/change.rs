@@ -9,7 +9,7 @@ use super::pools::{PoolState, index_of};
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
 use crate::config::container::find_runtime;
-use crate::config::diff::{self, Change};
+use crate::config::diff::{self, Change, Turnover};
 use crate::config::model::{self, Config};
 use crate::config::{ConfigErrors, Problem, host, validate};
 use crate::nf::container::{Source, Template};
@@ -166,45 +166,24 @@ impl Supervisor {
     pub(super) fn starts(&self, changes: &[Change]) -> u32 {
         let started = |change: &Change| match change {
             Change::AddService { service } | Change::ReplaceService { service } => service.first_instances(),
-            Change::AddInstances { service, instances, cores } => self.missing(service, *instances, cores).len() as u32,
+            Change::ChangeInstances { service, instances, cores, .. } => self.turnover(service, *instances, cores).0.len() as u32,
             _ => 0,
         };
         changes.iter().map(started).sum()
     }
 
-    /// The instances of a service that are not on their way out.
-    fn staying(&self, service: &str) -> impl Iterator<Item = &NfState> {
-        let state = self.service_number(service).and_then(|number| self.services[number as usize].as_ref());
+    /// The cores of the instances that a service lacks, of so many on these cores, and those that it has beyond them, with all that nobody starts
+    /// again.
+    pub(super) fn turnover(&self, service: &str, instances: u32, cores: &[usize]) -> (Vec<usize>, Vec<u16>) {
+        let state = self.services.iter().flatten().find(|state| state.config.name == service);
         let all = state.into_iter().flat_map(|state| &state.instances).filter_map(|number| self.nfs.get(number));
-        all.filter(|nf| nf.stays())
-    }
-
-    /// Those of them that live, and their cores; those that a placement has first.
-    fn living(&self, service: &str) -> (Vec<u16>, Vec<usize>) {
-        let mut living: Vec<&NfState> = self.staying(service).filter(|nf| !nf.is_lost()).collect();
+        let (lost, mut living): (Vec<&NfState>, Vec<&NfState>) = all.filter(|nf| nf.stays()).partition(|nf| nf.is_lost());
+        // Of those on a core the first stay.
         living.sort_by_key(|nf| nf.instance.is_none());
-        living.into_iter().map(|nf| (nf.number, nf.core)).unzip()
-    }
-
-    /// The cores of the instances that a service lacks, of so many on these cores.
-    pub(super) fn missing(&self, service: &str, instances: u32, cores: &[usize]) -> Vec<usize> {
-        diff::lacking(&diff::cores_of(instances, cores), &self.living(service).1)
-    }
-
-    /// The living instances that a service has more than it shall have, of so many on these cores: those that are of no instance of a placement any
-    /// more, those on other cores, and then the last.
-    fn surplus(&self, service: &str, instances: u32, cores: &[usize]) -> Vec<u16> {
-        let ((numbers, there), wanted) = (self.living(service), diff::cores_of(instances, cores));
-        let beyond = diff::beyond(&there, &wanted);
-        let others = (0..there.len()).filter(|place| !beyond.contains(place));
-        let last_first = beyond.iter().copied().rev().chain(others.rev());
-        last_first.take(numbers.len().saturating_sub(wanted.len())).map(|place| numbers[place]).collect()
-    }
-
-    /// Removes instances that nobody starts again: others have come for them, or they are not wanted.
-    fn retire_lost(&mut self, service: &str) -> Gone {
-        let lost: Vec<u16> = self.staying(service).filter(|nf| nf.is_lost()).map(|nf| nf.number).collect();
-        lost.into_iter().map(|nf| self.watch_and_retire(nf)).collect()
+        let there: Vec<usize> = living.iter().map(|nf| nf.core).collect();
+        let before = state.map_or(Vec::new(), |state| diff::cores_of(state.config.instances, &state.config.cores));
+        let Turnover { starts, stops } = diff::turnover(&before, &diff::cores_of(instances, cores), &there);
+        (starts, stops.into_iter().map(|place| living[place]).chain(lost).map(|nf| nf.number).collect())
     }
 
     /// Removes an instance: it is given no new flows, and told to stop when its packets have gone.
@@ -359,21 +338,15 @@ impl Supervisor {
             Change::ReplaceService { service } => return self.replace_service(service),
             Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
-            Change::AddInstances { service, instances, cores } => {
+            Change::ChangeInstances { service, instances, cores, .. } => {
                 let number = self.service_number(&service).ok_or_else(|| no_such("service", &service))?;
-                let missing = self.missing(&service, instances, &cores);
-                self.has_room_for(missing.len() as u32)?;
-                for core in missing {
+                let (starts, stops) = self.turnover(&service, instances, &cores);
+                self.has_room_for(starts.len() as u32)?;
+                for core in starts {
                     self.new_instance(number, Some(core))?;
                 }
                 self.set_instances(&service, instances, &cores);
-                return Ok(self.retire_lost(&service));
-            }
-            Change::RemoveInstances { service, instances, cores } => {
-                let surplus = self.surplus(&service, instances, &cores);
-                self.set_instances(&service, instances, &cores);
-                let gone: Gone = surplus.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
-                return Ok(gone.into_iter().chain(self.retire_lost(&service)).collect());
+                return Ok(stops.into_iter().map(|nf| self.watch_and_retire(nf)).collect());
             }
             Change::AddChain { chain } => self.add_chain(chain)?,
             Change::ReplaceChain { chain } => self.replace_chain(chain)?,

@@ -478,6 +478,8 @@ impl Supervisor {
 
     /// Makes tables of what there is now and gives them to the packet threads.
     fn publish(&mut self) {
+        // Parts of flows are of instances of the placement, and an NF may have become one of them just now.
+        self.bind();
         let rules = self.rules();
         let parts = self.spread_parts();
         let services = self

@@ -355,9 +355,9 @@ impl Supervisor {
                     placing.changes.push(api::Change::from(change));
                 });
             }
-            Change::AddInstances { service, instances, cores } => {
+            Change::ChangeInstances { service, instances, cores, .. } => {
                 let Some(number) = self.service_number(service) else { return Ok(()) };
-                for core in self.missing(service, *instances, cores) {
+                for core in self.turnover(service, *instances, cores).0 {
                     let nf = self.start_beside(number, core)?;
                     self.promises.placing.iter_mut().for_each(|placing| placing.beside.push(nf));
                 }
@@ -518,7 +518,7 @@ impl Supervisor {
             .map_err(|error| SupervisorError::Conflict(error.to_string()));
         let planned = made.and_then(|overlaid| Ok((self.plan_as_is(&overlaid.config)?, overlaid)));
         let planned = planned.and_then(|(changes, overlaid)| {
-            // From here on nothing is started but what ends meanwhile, so nothing can fail.
+            // More are to be started than stand ready if an instance was lost meanwhile, or a change of something else was let in.
             if self.starts(&changes) as usize > beside {
                 let why = "services have changed while the placement was taken, and the one before stands; place it anew";
                 return Err(SupervisorError::Conflict(why.into()));
@@ -649,7 +649,7 @@ impl Supervisor {
     }
 
     /// Finds for each instance of the placement its NFs: those that it has, as long as they are on its core, and otherwise one there that is nobody's.
-    fn bind(&mut self) {
+    pub(super) fn bind(&mut self) {
         for (slo, nth, service) in self.kept_services() {
             let Some(kept) = &self.promises.kept else { return };
             let mut left: Vec<(u32, Option<usize>)> =

@@ -1,9 +1,9 @@
 //! NFs that die, panic and stand still: their chains follow their policy, their frames come back, and other chains lose nothing.
 
 use rustix::process::Signal;
-use sluice_manager::control::model::{ChainState, NfState};
+use sluice_manager::control::model::{Apply, ChainState, NfState, Stats};
 
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, hostile_nf, port, service, signal};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, hostile_nf, port, service, signal};
 use crate::support::{is_alive, nf, parent, wait_until_gone};
 
 const PACKETS: u64 = 5_000;
@@ -73,6 +73,33 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     daemon.client().add_nf("b", None).unwrap();
     let before = find_port(&stats, "away").tx_packets;
     daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
+    settle(daemon);
+}
+
+#[test]
+fn other_instances_come_for_those_that_have_failed_and_go_where_none_is_wanted() {
+    let on = |cores: &str| {
+        let instances = cores.split(',').count();
+        let keys = format!("instances = {instances}\ncores = [{cores}]");
+        two_chains(&service("b", "sluice-nf-bridge", &keys), "drop")
+    };
+    let mut daemon = Daemon::start("", &on("0, 1, 1"));
+    daemon.wait("all run", |s| (0..3).all(|i| find_nf(s, &format!("b.{i}")).state == NfState::Running));
+    let stats = daemon.stats();
+    signal(find_nf(&stats, "b.1"), Signal::KILL);
+    daemon.wait("one has failed", |s| find_nf(s, "b.1").state == NfState::Failed);
+    let third = find_nf(&stats, "b.2").pid;
+    // The one of core 0 is not wanted any more, and one of core 1 is not there.
+    let config = head(daemon.folder(), "") + &on("1, 1");
+    let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
+    assert_eq!(changes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["- instances b: down to 2"]);
+    let names = |s: &Stats| {
+        let own = s.nfs.iter().filter(|nf| nf.service == "b");
+        own.map(|nf| (nf.name.clone(), nf.core, nf.state)).collect::<Vec<_>>()
+    };
+    let running = |name: &str| (name.to_string(), 1, NfState::Running);
+    let stats = daemon.wait("two on core 1", |s| names(s) == [running("b.2"), running("b.3")]);
+    assert_eq!(find_nf(&stats, "b.2").pid, third, "it goes on");
     settle(daemon);
 }
 
