@@ -26,9 +26,9 @@ use std::path::Path;
 use anyhow::Context;
 use serde_json::json;
 use sluice_cache::model::{Curve as Misses, Geometry, Hierarchy};
-use sluice_cache::trace::chain::{self, Feed, Traced};
+use sluice_cache::trace::chain::{self, Feed};
 use sluice_cache::trace::examples::{EXAMPLES, Example, Scale};
-use sluice_cache::trace::{ENOUGH, Traffic, beside, profile};
+use sluice_cache::trace::{ENOUGH, Traced, Traffic, beside, profile};
 use sluice_slo::curve;
 
 use super::{params, whole};
@@ -121,7 +121,7 @@ fn traced(example: &Example, folder: &Path) -> Result<Traced, Miss> {
     let program = beside(&program).ok_or_else(missing)?;
     let file = folder.join(example.name);
     std::fs::write(&file, example.contents())?;
-    Ok(Traced { program, args: example.args(Scale::Large, &file) })
+    Ok(Traced { program, args: example.args(Scale::Large, &file), env: Vec::new() })
 }
 
 /// The packets of an example, for so many flows.
@@ -138,7 +138,7 @@ fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let traffic = traffic(example, flows, zipf, Some(ENOUGH));
     let began = times(Path::new("/proc/self/stat"))?;
     let misses = match before {
-        None => profile(&nf.program, &nf.args, &traffic, HIERARCHY).context("the traced NF")?,
+        None => profile(&nf, &traffic, HIERARCHY).context("the traced NF")?,
         Some(before) => {
             let of_each = chain::profile(&[before, nf], Feed::Made(&traffic), HIERARCHY).context("the traced NFs")?;
             of_each.into_iter().next_back().context("the chain has no NF")?.together

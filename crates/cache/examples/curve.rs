@@ -8,10 +8,8 @@
 //! The words are packets, flows, `uniform` or Zipf's exponent (with `spread:` before it for destinations all over), and the NF with its
 //! arguments. It prints the curve, and the CPU time of the model and of the traced NF.
 
-use std::path::Path;
-
 use sluice_cache::model::{Geometry, Hierarchy};
-use sluice_cache::trace::{Traffic, profile};
+use sluice_cache::trace::{Traced, Traffic, profile};
 
 /// CPU time of this process, and of its children that have ended.
 fn cpu_s() -> [f64; 2] {
@@ -37,7 +35,8 @@ fn main() {
     let size = |sets, ways| Some(Geometry { sets, ways });
     let paper = Hierarchy { line: 64, l1: size(64, 8), l2: size(512, 8), llc: Geometry { sets: 36_864, ways: 20 } };
     let before = cpu_s();
-    match profile(Path::new(program), args, &traffic, paper) {
+    let nf = Traced { program: program.into(), args: args.to_vec(), env: std::env::vars_os().collect() };
+    match profile(&nf, &traffic, paper) {
         Ok(curve) => {
             let after = cpu_s();
             let [model, nf] = [0, 1].map(|i| after[i] - before[i]);

@@ -7,6 +7,7 @@
 pub mod chain;
 pub mod examples;
 
+use std::ffi::OsString;
 use std::io::{self, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,6 +25,26 @@ const CHUNK: usize = 256 << 10;
 
 /// Loads and stores that are enough for a curve, of an NF that makes very many for a packet: some seconds of the model's time.
 pub const ENOUGH: u64 = 400_000_000;
+
+/// An NF that scripts/trace-nf has built.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Traced {
+    /// Its program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Its environment; nothing is left of the caller's.
+    pub env: Vec<(OsString, OsString)>,
+}
+
+impl Traced {
+    /// What runs it, told what to trace.
+    fn command(&self, traced: String) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.args).env_clear().envs(self.env.iter().cloned()).env("SLUICE_TRACE", traced);
+        command
+    }
+}
 
 /// What is in a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -172,14 +193,14 @@ fn cannot_start(program: &Path, error: &io::Error) -> CacheError {
 ///
 /// # Errors
 /// It cannot be started, fails, or was not built to be traced; or lines are shorter than a trace's.
-pub fn profile(program: &Path, args: &[String], traffic: &Traffic, hierarchy: Hierarchy) -> Result<Curve, CacheError> {
+pub fn profile(nf: &Traced, traffic: &Traffic, hierarchy: Hierarchy) -> Result<Curve, CacheError> {
+    let program = &nf.program;
     let (hierarchy, l1) = first_cache(hierarchy)?;
     let mut model = Model::new(hierarchy)?;
     let cure = "build it with scripts/trace-nf and try its arguments by hand";
     let failed = |what: String| CacheError::Model { what, cure };
-    let mut nf = Command::new(program)
-        .args(args)
-        .env("SLUICE_TRACE", traffic.variable() + &l1)
+    let mut nf = nf
+        .command(traffic.variable() + &l1)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -267,7 +288,8 @@ mod tests {
         let traffic = Traffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 16, ways: 2 } };
         for (program, words) in [("/bin/true", "no loads"), ("/bin/false", "failed"), ("/nowhere/nf", "cannot start")] {
-            let error = profile(Path::new(program), &[], &traffic, hierarchy).unwrap_err().to_string();
+            let nf = Traced { program: program.into(), args: Vec::new(), env: Vec::new() };
+            let error = profile(&nf, &traffic, hierarchy).unwrap_err().to_string();
             assert!(error.contains(words) && error.contains("scripts/trace-nf"), "{error}");
         }
     }

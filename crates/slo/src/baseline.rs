@@ -14,7 +14,7 @@
 //! Sources: ResQ, section 6.3, which compares with these; elastic scaling: Palkar et al., "E2", SOSP 2015; prediction: Dobrescu et al.,
 //! "Toward predictable performance in software packet-processing platforms", NSDI 2012.
 
-use crate::contention::{Behaviour, Running, beside_references, occupancies};
+use crate::contention::{Behaviour, Running, held_beside_references, occupancies};
 use crate::demand::Demand;
 use crate::placement::ServerShape;
 use crate::profile::Profile;
@@ -156,16 +156,10 @@ fn is_kept_by_prediction(server: &[Put], new: Put, asked: &[Asked<'_>], shape: &
     all.iter().all(|put| {
         let one = &asked[put.slo];
         let running = Running { behaviour: one.profile, load_pps: put.load_pps };
-        let throughput = beside_references(&running, (sum - references(put)).max(0.0), f64::from(shape.ways()));
-        let promised = throughput * (1.0 - one.profile.throughput.margin);
-        carries(one, throughput, promised, one.latency_us / (1.0 + one.profile.latency.margin)) * (1.0 + 1e-9) >= put.load_pps
+        let held = held_beside_references(&running, (sum - references(put)).max(0.0), f64::from(shape.ways()));
+        let carries = one.profile.carries_pps(held, one.latency_us / (1.0 + one.profile.latency.margin));
+        carries * (1.0 - one.profile.throughput.margin) * (1.0 + 1e-9) >= put.load_pps
     })
-}
-
-/// Packets per second within the latency by the profile, where throughput is so much.
-fn carries(one: &Asked<'_>, throughput: f64, promised: f64, latency_us: f64) -> f64 {
-    let best = Behaviour::throughput_pps(one.profile, f64::from(one.profile.best_ways));
-    promised * one.profile.load_part(throughput / best, latency_us)
 }
 
 /// SLOs of which an instance is given more than it carries within its latency, in truth: throughput and latency are those of what the NF is

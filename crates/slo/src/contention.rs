@@ -8,8 +8,8 @@
 //!
 //! # Parameters
 //! Throughput against ways, references per packet past the private caches, and the cost of a miss: all from the profile
-//! ([`crate::profile::CacheUse`]), or from what a profile was made of. Misses per packet at some ways are how much longer a packet takes
-//! there than it would without any, over the cost of one; without any cache, every reference misses.
+//! ([`crate::profile::CacheUse`]), or from what a profile was made of. An NF's misses per packet at some ways are how much longer a packet takes
+//! there than it would without any, over the cost of one; without any cache, every reference misses. Of a chain the profile says them.
 //!
 //! # Limits
 //! Memory bandwidth, the processor's interconnect and lines shared between NFs are left out, and so is what DDIO brings in beyond its own
@@ -48,11 +48,16 @@ impl Behaviour for Profile {
     }
 
     fn references_per_packet(&self) -> f64 {
-        self.cache.map_or(0.0, |cache| cache.references_per_packet)
+        self.cache.as_ref().map_or(0.0, |cache| cache.references_per_packet)
     }
 
     fn misses_per_packet(&self, ways: f64) -> f64 {
-        let Some(cache) = self.cache.filter(|cache| cache.miss_ns > 0.0) else { return 0.0 };
+        let Some(cache) = self.cache.as_ref().filter(|cache| cache.miss_ns > 0.0) else { return 0.0 };
+        if let Some(most) = cache.misses_per_packet.len().checked_sub(1) {
+            let ways = ways.clamp(0.0, most as f64);
+            let [below, above] = [ways.floor(), ways.ceil()].map(|ways| cache.misses_per_packet[ways as usize]);
+            return below + (above - below) * ways.fract();
+        }
         // Without any cache, every reference misses.
         let at = |ways| 1e9 / Behaviour::throughput_pps(self, ways);
         let longer_ns = at(0.0) - at(ways);
@@ -99,16 +104,16 @@ pub fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
     held
 }
 
-/// Packets per second of an instance beside competitors that refer to the LLC so often a second, each time to another line: what a
+/// How many of `ways` ways an instance holds beside competitors that refer to the LLC so often a second, each time to another line: what a
 /// prediction from references alone gives.
-pub fn beside_references(one: &Running<'_>, references_per_s: f64, ways: f64) -> f64 {
+pub fn held_beside_references(one: &Running<'_>, references_per_s: f64, ways: f64) -> f64 {
     let mut held = ways;
     for _ in 0..ROUNDS {
         let misses = one.load_pps.min(one.behaviour.throughput_pps(held)) * one.behaviour.misses_per_packet(held);
         let part = if references_per_s > 0.0 { misses / (misses + references_per_s) } else { 1.0 };
         held = 0.8 * held + 0.2 * ways * part;
     }
-    one.behaviour.throughput_pps(held)
+    held
 }
 
 #[cfg(test)]
@@ -154,18 +159,22 @@ mod tests {
         let one = Running { behaviour: &small, load_pps: 5e6 };
         let held = occupancies(&[Running { ..one }, Running { behaviour: &small, load_pps: 5e6 }], 18.0);
         assert!(held.iter().all(|ways| *ways >= 4.0));
-        assert!(beside_references(&one, 20e6, 18.0) < small.throughput_pps(4.0), "references that hit count as well");
-        assert_eq!(beside_references(&one, 0.0, 18.0), small.throughput_pps(18.0));
+        assert!(held_beside_references(&one, 20e6, 18.0) < 4.0, "references that hit count as well");
+        assert_eq!(held_beside_references(&one, 0.0, 18.0), 18.0);
     }
 
     #[test]
     fn a_profile_behaves_as_its_curve() {
         let mut profile = crate::profile::tests::profile();
-        profile.cache = Some(crate::profile::CacheUse { references_per_packet: 20.0, miss_ns: 100.0 });
+        profile.cache =
+            Some(crate::profile::CacheUse { references_per_packet: 20.0, miss_ns: 100.0, misses_per_packet: Vec::new() });
         assert_eq!(Behaviour::throughput_pps(&profile, 0.0), 0.5e6);
         assert_eq!(profile.misses_per_packet(0.0), 20.0);
         // 2,000 ns without cache, 100 ns with ten ways.
         assert!((profile.misses_per_packet(10.0) - 1.0).abs() < 1e-9);
         assert_eq!((profile.carries_pps(10.0, 20.0), profile.carries_pps(5.0, 40.0)), (5e6, 2.5e6));
+        // Of a chain its throughput says nothing of that.
+        profile.cache.as_mut().unwrap().misses_per_packet = vec![20.0, 8.0, 2.0];
+        assert_eq!([0.0, 1.5, 2.0, 18.0].map(|ways| profile.misses_per_packet(ways)), [20.0, 5.0, 2.0, 2.0]);
     }
 }

@@ -153,7 +153,7 @@ impl Demand {
         }
         // On demand, the agent finds the cache; what no load keeps, it cannot either.
         if best <= 0.0 {
-            let least_us = profile.least_latency_us() * profile.slower(of_ways) + path_us;
+            let least_us = profile.least_latency_us(of_ways) + path_us;
             return Err(DemandError::Latency { asked_us: slo.promise.latency_us(), least_us });
         }
         let instances = (target_pps / best).ceil() as usize;
@@ -416,6 +416,20 @@ pub mod tests {
         assert_eq!(demand.capacity_pps.len(), 19);
         assert_eq!(demand.sizes, (0..=10).collect::<Vec<_>>(), "11 ways carry no more than 10");
         assert!(demand.is_enough(&[4]) && !demand.is_enough(&[3]) && demand.is_enough(&[2, 2]));
+    }
+
+    #[test]
+    fn the_shortest_latency_of_a_chain_counts_each_nf_as_it_is_slowed() {
+        use crate::profile::tests::curve;
+        let stage = |us: f64, speed: f64| crate::stage::Stage {
+            latency: curve(&[(1e5, us), (5e6, 10.0 * us)]),
+            speed: curve(&[(0.0, speed), (20.0, speed)]),
+        };
+        let chain = Profile { cores: 2, stages: vec![stage(10.0, 1.0), stage(4.0, 0.25)], ..profile() };
+        chain.check().unwrap();
+        let error = Demand::of(&slo(1e5, 20.0), &chain, &shape()).unwrap_err();
+        let DemandError::Latency { least_us, .. } = error else { panic!("{error}") };
+        assert!((least_us - 26.0 * (1.0 + chain.latency.margin)).abs() < 1e-9, "{least_us}");
     }
 
     #[test]

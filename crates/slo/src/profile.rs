@@ -199,13 +199,17 @@ impl Curve {
 }
 
 /// How an instance uses the cache, for models of contention; not needed for promises.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct CacheUse {
     /// References that pass the processor's private caches, per packet.
     pub references_per_packet: f64,
     /// What a reference costs more that misses the LLC, in nanoseconds.
     pub miss_ns: f64,
+    /// Of a chain, what its NFs miss together per packet with no way, one, two and so on: its throughput, which is that of one of them, does not
+    /// say that.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub misses_per_packet: Vec<f64>,
 }
 
 /// What one instance can do.
@@ -380,11 +384,22 @@ impl Profile {
             return shape(&format!("that its throughput without cache is not between 0 and {lowest:.0}, that with least cache"));
         }
         let sane = |value: f64| value.is_finite() && value >= 0.0;
-        if self.cache.is_some_and(|cache| !sane(cache.references_per_packet) || !sane(cache.miss_ns)) {
+        let mut of_cache = self
+            .cache
+            .iter()
+            .flat_map(|cache| [&cache.references_per_packet, &cache.miss_ns].into_iter().chain(&cache.misses_per_packet));
+        if !of_cache.all(|value| sane(*value)) {
             return shape("a use of the cache that is no number");
         }
-        if self.cores > 1 && self.source == Source::Simulated && self.stages.len() != self.cores as usize {
+        if self.cores > 1 && self.source == Source::Simulated && self.stages.is_empty() {
             return shape("nothing of the single NFs of a chain, without which nobody knows how late it is with less cache");
+        }
+        if !self.stages.is_empty() && self.stages.len() != self.cores as usize {
+            return shape(&format!(
+                "something of {} NFs, where a chain has one on each of its {} cores",
+                self.stages.len(),
+                self.cores
+            ));
         }
         for stage in &self.stages {
             stage.latency.check("latency of an NF")?;
@@ -474,9 +489,14 @@ impl Profile {
         }
     }
 
-    /// The shortest latency that can be promised at all, in microseconds: that of the least load that was measured.
-    pub fn least_latency_us(&self) -> f64 {
-        self.latency.points.first().map_or(f64::INFINITY, |point| point.y) * (1.0 + self.latency.margin)
+    /// The shortest latency that can be promised at all, in microseconds, with a class of `ways` ways, or with 0 in one that others thrash: that of
+    /// the least load that was measured.
+    pub fn least_latency_us(&self, ways: u32) -> f64 {
+        let first = |latency: &Curve| latency.points.first().map_or(f64::INFINITY, |point| point.y);
+        let one = |stage: &Stage| first(&stage.latency) / stage.speed(f64::from(ways));
+        let least =
+            if self.stages.is_empty() { first(&self.latency) * self.slower(ways) } else { self.stages.iter().map(one).sum() };
+        least * (1.0 + self.latency.margin)
     }
 }
 
@@ -564,7 +584,7 @@ pub mod tests {
         profile.latency.margin = 1.0;
         assert_eq!(profile.throughput_pps(10), 9e6);
         assert!((profile.capacity_pps(10, 40.0) - 4.5e6).abs() < 1.0, "half of what is promised");
-        assert_eq!(profile.least_latency_us(), 20.0);
+        assert_eq!(profile.least_latency_us(profile.best_ways), 20.0);
     }
 
     #[test]

@@ -306,7 +306,15 @@ impl OnServer<'_> {
             // Rounding must not take it above.
             floor_pps: throughput.points.first().map(|point| point.y.min(self.throughput_pps(0.0))),
             throughput,
-            cache: Some(CacheUse { references_per_packet: self.kind.references(), miss_ns: self.kind.nfs[0].miss_ns }),
+            cache: Some(CacheUse {
+                references_per_packet: self.kind.references(),
+                miss_ns: self.kind.nfs[0].miss_ns,
+                misses_per_packet: if stages.is_empty() {
+                    Vec::new()
+                } else {
+                    (0..=shape.ways()).map(|ways| self.misses_per_packet(f64::from(ways))).collect()
+                },
+            }),
             stages,
         })
     }

@@ -14,21 +14,11 @@
 //! full ones.
 
 use std::io::{self, BufReader, ErrorKind, Read, Write};
-use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use super::{Event, RECORD, Traffic, cannot_start, decode, first_cache};
+use super::{Event, RECORD, Traced, Traffic, cannot_start, decode, first_cache};
 use crate::error::CacheError;
 use crate::model::{Hierarchy, Shared, Sharing};
-
-/// An NF that scripts/trace-nf has built.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Traced {
-    /// Its program.
-    pub program: PathBuf,
-    /// Its arguments.
-    pub args: Vec<String>,
-}
 
 /// What the first NF gets.
 #[derive(Debug, Clone, Copy)]
@@ -165,9 +155,8 @@ struct Running {
 
 impl Running {
     fn start(nf: &Traced, variable: String, input: bool) -> Result<Self, CacheError> {
-        let mut child = Command::new(&nf.program)
-            .args(&nf.args)
-            .env("SLUICE_TRACE", variable)
+        let mut child = nf
+            .command(variable)
             .stdin(if input { Stdio::piped() } else { Stdio::null() })
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -362,7 +351,7 @@ mod tests {
         };
         // What it is told after its last word is read too: nobody writes to one that has ended.
         let script = parts.iter().map(part).collect::<String>() + "cat >/dev/null";
-        Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script] }
+        Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script], env: Vec::new() }
     }
 
     const fn load(address: u64) -> u64 {
@@ -402,9 +391,10 @@ mod tests {
     fn a_program_that_is_no_traced_nf_is_told() {
         let traffic = Traffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
         let good = says(&[(0, &[0, ON | 1, 8, PACKET, 1])]);
-        let fails = Traced { program: "/bin/sh".into(), args: vec!["-c".into(), "echo no rules >&2; exit 1".into()] };
-        let nowhere = Traced { program: "/nowhere/nf".into(), args: Vec::new() };
-        let silent = Traced { program: "/bin/true".into(), args: Vec::new() };
+        let fails =
+            Traced { program: "/bin/sh".into(), args: vec!["-c".into(), "echo no rules >&2; exit 1".into()], env: Vec::new() };
+        let nowhere = Traced { program: "/nowhere/nf".into(), args: Vec::new(), env: Vec::new() };
+        let silent = Traced { program: "/bin/true".into(), args: Vec::new(), env: Vec::new() };
         let garbage = says(&[(8 + 8 + 24, &[u64::MAX])]);
         for (chain, words) in [
             (vec![nowhere], "cannot start"),

@@ -139,9 +139,10 @@ fn compose(parts: &[Part], model: Option<&Model>, all_ways: u32, key: Key) -> Re
         built.margin = (built.margin + throughput.margin).min(0.99);
         throughput = built;
         floor_pps = throughput.points.first().map(|point| point.y.min(with(0)));
-        let references = |(part, nf): (&Part, &Sharing)| part.share * nf.together.misses_per_packet(0);
-        let references_per_packet = parts.iter().zip(misses).map(references).sum();
-        cache = Some(CacheUse { references_per_packet, miss_ns: *miss_ns });
+        let missed =
+            |ways| -> f64 { parts.iter().zip(misses).map(|(part, nf)| part.share * nf.together.misses_per_packet(ways)).sum() };
+        let misses_per_packet: Vec<f64> = (0..=most).map(missed).collect();
+        cache = Some(CacheUse { references_per_packet: misses_per_packet[0], miss_ns: *miss_ns, misses_per_packet });
     }
     let stages = stages(parts, model);
     let latency = stage::together(&stages).ok_or_else(|| empty("latency"))?;
@@ -256,7 +257,10 @@ mod tests {
         assert!(found.throughput.margin >= 0.02);
         // None of the cache: all that passes the cores' own misses.
         assert!((found.floor_pps.unwrap() - 1e9 / (100.0 + 50.0 * 50.0)).abs() < 1.0);
-        assert_eq!(found.cache, Some(CacheUse { references_per_packet: 100.0, miss_ns: 50.0 }));
+        assert_eq!(
+            found.cache,
+            Some(CacheUse { references_per_packet: 100.0, miss_ns: 50.0, misses_per_packet: vec![100.0, 9.0, 5.0, 1.0, 1.0] })
+        );
         // The first is as fast as ever; the second takes 50 ns, and with one way 450.
         let speeds: Vec<f64> = found.stages.iter().map(|stage| stage.speed(1.0)).collect();
         assert!(speeds[0] == 1.0 && (speeds[1] - 50.0 / 450.0).abs() < 1e-9, "{speeds:?}");

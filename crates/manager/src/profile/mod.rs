@@ -44,7 +44,7 @@ use std::path::{Path, PathBuf};
 
 use sluice_cache::control::{CacheControl, ClassSpec};
 use sluice_cache::model::{Curve as Misses, Hierarchy, Sharing};
-use sluice_cache::trace::chain::Traced;
+use sluice_cache::trace::Traced;
 use sluice_cache::{CacheError, trace};
 use sluice_slo::curve::{self, CurveError};
 use sluice_slo::placement::MOST_WAYS;
@@ -161,7 +161,7 @@ fn host_caches() -> Result<(Hierarchy, u64), MeasureError> {
 pub fn misses(nf: &Traced, traffic: &Followed) -> Result<(Misses, u64), MeasureError> {
     if let Followed::Made(traffic) = traffic {
         let (hierarchy, bytes) = host_caches()?;
-        return Ok((trace::profile(&nf.program, &nf.args, traffic, hierarchy)?, bytes));
+        return Ok((trace::profile(nf, traffic, hierarchy)?, bytes));
     }
     let (mut found, bytes) = chain_misses(std::slice::from_ref(nf), traffic)?;
     Ok((found.remove(0).together, bytes))
@@ -321,7 +321,7 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
             Ok(Throughput {
                 source: Source::Simulated,
                 floor_pps: curve.points.first().map(|point| point.y.min(floor)),
-                cache: Some(CacheUse { references_per_packet, miss_ns }),
+                cache: Some(CacheUse { references_per_packet, miss_ns, misses_per_packet: Vec::new() }),
                 curve,
             })
         }

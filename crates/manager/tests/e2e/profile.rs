@@ -56,7 +56,7 @@ fn a_profile_is_written_drawn_and_read_back() {
     assert_eq!(profile.key.binaries, [Digest::of(&std::fs::read(&program).unwrap())]);
     assert_eq!(profile.key.traffic, "size=60,flows=50");
     assert!((3..=12).contains(&profile.latency.measured), "{:?}", profile.latency);
-    assert!(profile.throughput_pps(profile.best_ways) > 0.0 && profile.least_latency_us() > 0.0);
+    assert!(profile.throughput_pps(profile.best_ways) > 0.0 && profile.least_latency_us(profile.best_ways) > 0.0);
     let told = text(&out.stdout);
     assert!(told.contains("MPPS") && told.contains("95TH PERCENTILE") && told.contains("margin"), "{told}");
     assert!(std::fs::read_to_string(path("cost.svg")).unwrap().contains("</svg>"));
@@ -116,7 +116,9 @@ fn a_chain_is_profiled_as_its_nfs_with_what_the_one_before_sends_on() {
     let binaries = ["sluice-nf-firewall", "sluice-nf-cost"].map(|name| Digest::of(&std::fs::read(nf(name)).unwrap()));
     assert_eq!((whole.key.binaries.as_slice(), whole.cores), (&binaries[..], 2));
     assert_ne!(whole.key.configuration, work.key.configuration);
-    assert!(whole.throughput_pps(whole.best_ways) > 0.0 && whole.least_latency_us() > 0.0 && whole.stages.is_empty());
+    assert!(
+        whole.throughput_pps(whole.best_ways) > 0.0 && whole.least_latency_us(whole.best_ways) > 0.0 && whole.stages.is_empty()
+    );
 
     // The chain's NFs share one modelled cache.
     if are_traced(&["firewall", "macswap"]) {
@@ -162,7 +164,7 @@ fn a_traced_nf_s_profile_tells_what_it_does_with_less_cache() {
     assert_eq!((found.source, first.x, last.x), (Source::Simulated, 1.0, f64::from(found.best_ways)));
     assert!(first.y <= last.y && found.throughput.measured <= 12, "{found:?}");
     // Packets of other flows meet lines of the table that the private caches do not hold.
-    let (cache, floor) = (found.cache.unwrap(), found.floor_pps.unwrap());
+    let (cache, floor) = (found.cache.as_ref().unwrap(), found.floor_pps.unwrap());
     assert!(cache.references_per_packet > 0.01 && cache.miss_ns == 100.0, "{cache:?}");
     assert!(floor > 0.0 && floor <= first.y && floor < last.y, "{floor}: {found:?}");
 }

@@ -9,7 +9,7 @@ use sluice_cache::CacheError;
 use sluice_cache::control::CacheControl;
 use sluice_cache::host::Processor;
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
-use sluice_cache::trace::chain::Traced;
+use sluice_cache::trace::Traced;
 use sluice_manager::config::host;
 use sluice_manager::config::model::{Service, hop};
 use sluice_manager::estimate::Subject;
@@ -172,7 +172,7 @@ impl Target {
                 Some(program) => program.into(),
                 None => profile::traced(&subject.exec)?,
             };
-            Ok(Traced { program, args: args.clone() })
+            Ok(Traced { program, args: args.clone(), env: subject.env.clone() })
         };
         self.nfs.iter().map(of).collect()
     }
