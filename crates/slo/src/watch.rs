@@ -11,8 +11,9 @@
 //! than its part.
 //!
 //! # Approach
-//! A throughput is violated if less is delivered than was both offered and promised, a latency if the 95th percentile is above the promise; both
-//! only while the tenant itself keeps to its rate. A violation begins with its first window and ends with the second window in a row without
+//! A throughput is violated if less is delivered than was both offered and promised: who offers more has a right to what was promised, and no
+//! more. A latency is violated if the 95th percentile is above the promise, while what comes to the NFs keeps to the rate, because the tenant does or
+//! because the rest was policed; otherwise nothing is said of it, neither good nor bad. A violation begins with its first window and ends with the second window in a row without
 //! it. The cause is whoever is rogue in the same window and exceeds what it may by the largest factor, those first that share a core with the
 //! victim. Time is an argument.
 //!
@@ -165,7 +166,7 @@ pub struct Judged {
     pub violations: Vec<Violation>,
     /// Windows since its promise was made.
     pub windows: u64,
-    /// Of these, the ones in which it kept to its rate and the throughput was not kept, and in which the latency was not.
+    /// Of these, the ones in which the throughput was not kept, and in which the latency was not.
     pub violated: [u64; 2],
     /// Windows in which it left its profile.
     pub exceeded: u64,
@@ -235,12 +236,14 @@ impl Watch {
             let tenant = self.tenants.entry(one.tenant.clone()).or_default();
             let excess = one.excess().map(|_| (one.offered_pps, terms.throughput_pps.unwrap_or(0.0)));
             let cause = blame(one, &rogues);
-            let keeps_to_it = excess.is_none();
-            let broken = [throughput(one, terms), latency(one, terms)].map(|broken| broken.filter(|_| keeps_to_it));
+            let broken = [throughput(one, terms), latency(one, terms)];
+            // What is too much waits for itself, unless it is kept out.
+            let is_judged = [true, excess.is_none() || one.policed_pps > 0.0];
             tenant.windows += 1;
             tenant.exceeded += u64::from(excess.is_some());
             tenant.excess.add(began_ns, excess);
-            for ((track, count), broken) in tenant.broken.iter_mut().zip(&mut tenant.violated).zip(broken) {
+            let tracks = tenant.broken.iter_mut().zip(&mut tenant.violated).zip(broken);
+            for ((track, count), broken) in tracks.zip(is_judged).filter_map(|(track, is_judged)| is_judged.then_some(track)) {
                 *count += u64::from(broken.is_some());
                 // Who was to blame for it stays so until another is.
                 let before = track.last.as_ref().and_then(|(_, (.., cause))| cause.clone());
@@ -332,7 +335,7 @@ mod tests {
         assert_eq!((latency.what, latency.measured, latency.promised), (What::Latency, 250.0, 100.0));
         let cause = throughput.cause.clone().unwrap();
         assert_eq!((&*cause.tenant, cause.by, cause.times, cause.allowed), ("rogue", By::Rate, 10.0, 1000.0));
-        assert!(told[1].violations.is_empty(), "who does not keep to its rate is promised nothing");
+        assert!(told[1].violations.is_empty(), "it gets what was promised, and nobody knows how late that alone would be");
         assert_eq!(told[1].excess, Some(Excess { offered_pps: 10_000.0, promised_pps: 1000.0, since_s: 1.0 }));
         // A good window is not the end, two are.
         let good = || seen("a", 1000.0, 1000.0, 50.0);
@@ -341,6 +344,24 @@ mod tests {
         let told = watch.judge(2 * S, 3 * S, &[good(), rogue]);
         assert!(told[0].violations.is_empty());
         assert_eq!((told[0].windows, told[0].violated, told[1].exceeded), (3, [1, 1], 3));
+    }
+
+    #[test]
+    fn who_sends_more_has_a_right_to_what_was_promised() {
+        let mut watch = Watch::default();
+        let broken = |told: &[Judged]| told[0].violations.iter().map(|one| (one.what, one.measured)).collect::<Vec<_>>();
+        let starved = Seen { policed_pps: 100.0, ..seen("a", 1100.0, 300.0, 250.0) };
+        let told = watch.judge(0, S, std::slice::from_ref(&starved));
+        assert_eq!(broken(&told), [(What::Throughput, 300.0), (What::Latency, 250.0)]);
+        assert_eq!((told[0].violated, told[0].exceeded), ([1, 1], 1));
+        // What is not judged ends no violation of before.
+        for window in 1..5 {
+            let unpoliced = seen("a", 10_000.0, 1000.0, 900.0);
+            let told = watch.judge(window * S, (window + 1) * S, &[unpoliced]);
+            assert_eq!(told[0].violated, [1, 1]);
+            let still = told[0].violations.iter().any(|one| one.what == What::Latency && one.measured == 250.0);
+            assert!(still, "{told:?}");
+        }
     }
 
     #[test]

@@ -110,9 +110,9 @@ pub struct Promise {
     pub policed: u64,
     /// Windows since it was promised.
     pub windows: u64,
-    /// Of these, the ones in which it kept to its rate and its throughput was not kept.
+    /// Of these, the ones in which its throughput was not kept.
     pub throughput_violated: u64,
-    /// Of these, the ones in which it kept to its rate and its latency was not kept.
+    /// Of these, the ones in which its latency was not kept, and no more than its rate came to its NFs.
     pub latency_violated: u64,
     /// Of these, the ones in which it sent more than was promised.
     pub exceeded: u64,

@@ -365,7 +365,7 @@ fn promises(out: &mut Text, promises: &[Promise]) {
     out.family(
         "sluice_promise_violated_windows_total",
         "counter",
-        "Windows in which the tenant kept to its rate, and its throughput or latency was not kept.",
+        "Windows in which the tenant's throughput or latency was not kept; its latency is not judged while more than its rate comes to its NFs.",
     );
     for promise in promises {
         for (what, n) in [("throughput", promise.throughput_violated), ("latency", promise.latency_violated)] {

@@ -93,7 +93,6 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     assert_eq!((acme.promised_pps, acme.part, acme.burst, acme.policed), (Some(1e4), 1.0, Some(64), 0));
     assert!(acme.excess.is_none() && acme.offered_pps > 0.0, "{acme:?}");
     assert!(rogue.excess.is_some() && rogue.exceeded > 0 && rogue.policed_pps > 0.0 && rogue.policed > 0, "{rogue:?}");
-    assert!(rogue.violations.is_empty(), "who does not keep to its rate is promised nothing: {rogue:?}");
     assert!(find_chain(&stats, "rogue").drops["policed"] > 0 && stats.drops["policed"] > 0);
     assert!(!find_chain(&stats, "acme").drops.contains_key("policed"));
     assert!(find_port(&stats, "rogue-in").entry_drops > 0);
