@@ -74,6 +74,15 @@ pub struct Refusal {
     pub nearest: Option<Promise>,
 }
 
+impl Refusal {
+    /// This one or another of the same SLO: the one whose promise is nearer to what was asked for.
+    #[must_use]
+    pub fn or_nearer(self, other: Self, asked: &Slo) -> Self {
+        let far = |refusal: &Self| refusal.nearest.as_ref().map_or(f64::INFINITY, |promise| nearness(promise, asked));
+        if far(&other) < far(&self) { other } else { self }
+    }
+}
+
 /// Finds room for an SLO and adds its instances to the placement; returns them with the place of their server. Others do not move.
 ///
 /// # Errors
@@ -411,6 +420,19 @@ mod tests {
         admit(&mut placement, &Slo { promise: nearest, ..named("a", 1.0) }, &profile()).unwrap();
         let full = admit(&mut placement, &named("b", 9e6), &profile()).unwrap_err();
         assert!(full.to_string().contains("no room"), "{full}");
+    }
+
+    #[test]
+    fn of_two_refusals_the_nearer_promise_counts() {
+        let asked = named("a", 10e6);
+        let refusal = |throughput_pps: Option<f64>| Refusal {
+            reason: Reason::NoServer { cpu: "c".into() },
+            nearest: throughput_pps.map(|throughput_pps| Promise::Reserved { throughput_pps, latency_us: 1000.0 }),
+        };
+        for (first, second) in [(Some(1e6), Some(9e6)), (Some(9e6), Some(1e6)), (None, Some(9e6)), (Some(9e6), None)] {
+            assert_eq!(refusal(first).or_nearer(refusal(second), &asked), refusal(Some(9e6)));
+        }
+        assert_eq!(refusal(None).or_nearer(refusal(None), &asked), refusal(None));
     }
 
     #[test]

@@ -40,7 +40,8 @@ pub type Parts = BTreeMap<u32, f64>;
 #[derive(Debug, Clone, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Step {
-    /// The class of an instance gets another number of ways; where it carries less then, once it is given no more than that.
+    /// The class of an instance gets another number of ways, or with as many it counts for another number of packets than before; where it carries
+    /// less then, once it is given no more than that.
     Resize {
         /// Its server.
         server: String,
@@ -232,6 +233,11 @@ fn divided(instances: &[Carries], promised_pps: f64) -> Parts {
     instances.iter().map(part).filter(|(_, part)| *part > 0.0).collect()
 }
 
+/// Whether an instance carries the same: not so where its profile was made anew meanwhile.
+fn is_alike(a: f64, b: f64) -> bool {
+    (a - b).abs() <= 1e-9 * a.max(b)
+}
+
 /// Whether flows are divided alike.
 fn alike(a: &Parts, b: &Parts) -> bool {
     a.len() == b.len() && a.iter().all(|(number, part)| b.get(number).is_some_and(|other| (part - other).abs() <= 1e-9))
@@ -280,7 +286,7 @@ impl Walk {
             for (instance, stay) in has.instances.iter().zip(stays) {
                 let (slo, number) = (instance.slo.clone(), instance.number);
                 match stay {
-                    Some(want) if want.ways == instance.ways => {}
+                    Some(want) if want.ways == instance.ways && is_alike(want.capacity_pps, instance.capacity_pps) => {}
                     Some(want) => left.push(Left::Resize { at, slo, number, to: want.ways, capacity_pps: want.capacity_pps }),
                     None => {
                         leaving.insert((slo.clone(), number));
@@ -568,6 +574,23 @@ mod tests {
         let back = plan(&migration.placement, &current, 0.0, Old::Stay).unwrap();
         assert_holds(&migration.placement, &back);
         assert_eq!(names(&back), ["resize", "redirect"]);
+    }
+
+    #[test]
+    fn what_carries_less_by_its_profile_of_now_is_given_less() {
+        let given = |instance: Instance, capacity_pps: f64, load_pps: f64| Instance { capacity_pps, load_pps, ..instance };
+        // Four million with four ways once, and three now.
+        let current = placement(&[&[given(instance("a", 0, 0, 4), 4e6, 4e6)], &[]], 4, 10);
+        let second = given(instance("a", 1, 0, 1), 1e6, 1e6);
+        let target = placement(&[&[given(instance("a", 0, 0, 4), 3e6, 3e6)], &[second]], 4, 10);
+        let migration = plan(&current, &target, 0.0, Old::Stay).unwrap();
+        assert_holds(&current, &migration);
+        assert_eq!(names(&migration), ["start", "redirect", "redirect", "resize"]);
+        let at = |at: usize| &migration.placement.servers[at].instances[0];
+        assert!((at(0).load_pps - 3e6).abs() < 1.0 && at(0).capacity_pps == 3e6, "{:?}", at(0));
+        assert!((at(1).load_pps - 1e6).abs() < 1.0, "{:?}", at(1));
+        // As many ways and as many packets: nothing to do.
+        assert!(plan(&target, &target, 0.0, Old::Stay).unwrap().steps.is_empty());
     }
 
     #[test]

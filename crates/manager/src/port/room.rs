@@ -9,7 +9,7 @@
 
 use std::path::Path;
 
-use sluice_cache::buffers::{Bound, EXTRA_LINES, IoCache, Queues, Source, bound, io_cache};
+use sluice_cache::buffers::{Bound, BufferError, EXTRA_LINES, IoCache, LEAST_FRAMES, Queues, Source, bound, io_cache};
 
 use crate::config::model::{Memory, Port, PortKind};
 use crate::control::promise::Buffers;
@@ -49,15 +49,19 @@ impl Room {
         Self { cache, given: memory.rx_frames, packet_bytes: memory.packet_bytes, stride }
     }
 
-    fn bound(&self, queues: u32) -> Option<Result<Bound, String>> {
+    fn bound(&self, queues: u32) -> Option<Result<Bound, BufferError>> {
         let (cache, _) = self.cache.as_ref().ok()?;
         let queues = Queues { queues, packet_bytes: self.packet_bytes, extra_lines: EXTRA_LINES, stride: self.stride };
-        Some(bound(*cache, queues).map_err(|error| error.to_string()))
+        Some(bound(*cache, queues))
     }
 
-    /// Most packets that wait in each of so many queues.
+    /// Most packets that wait in each of so many queues: no fewer than a burst, even if that is too many.
     fn per_queue(&self, queues: u32) -> Option<u32> {
-        self.given.or_else(|| Some(self.bound(queues.max(1))?.ok()?.per_queue))
+        self.given.or_else(|| match self.bound(queues.max(1))? {
+            Ok(bound) => Some(bound.per_queue),
+            Err(BufferError::TooFew { .. }) => Some(LEAST_FRAMES),
+            Err(BufferError::Zero(_)) => None,
+        })
     }
 
     /// A port as it is opened, beside `all` (it may be among them).
@@ -92,7 +96,8 @@ impl Room {
             _ => None,
         });
         let of_ways = match (&self.cache, &found) {
-            (Err(why), _) | (_, Some(Err(why))) => Some(why.clone()),
+            (Err(why), _) => Some(why.clone()),
+            (_, Some(Err(why))) => Some(why.to_string()),
             _ => None,
         };
         let source = self.cache.as_ref().ok().map(|(_, source)| match source {
@@ -161,6 +166,17 @@ mod tests {
         let told = room.report(&ports);
         assert_eq!((told.queues, told.per_queue, told.ways, told.by.as_deref()), (12, Some(224), Some(2), Some("resctrl")));
         assert!(told.why.unwrap().contains("port b has 2048 descriptors, and 224"));
+    }
+
+    #[test]
+    fn many_queues_are_bounded_by_a_burst_each_and_that_is_said() {
+        let root = host();
+        let room = Room::read(root.path(), &memory(1_518), 0xc_0000, 0);
+        let ports = [nic("a", 100, None)];
+        assert_eq!(descriptors(&room.bounded(&ports[0], &ports)), Some(32));
+        let told = room.report(&ports);
+        assert_eq!((told.per_queue, told.by.as_deref()), (Some(32), Some("resctrl")));
+        assert!(told.why.unwrap().contains("26 frames each, fewer than 32"));
     }
 
     #[test]

@@ -45,9 +45,12 @@ pub fn class_of(instance: &Instance) -> (String, Option<String>) {
     if instance.ways == 0 { (SHARED.into(), Some(own)) } else { (own, None) }
 }
 
-/// The classes of an assignment, and their ways.
+/// The classes of an assignment, and their ways. An instance that has the whole cache is alone there, and in no class: the system has to have ways too.
 pub fn wanted(assignment: &Assignment) -> BTreeMap<String, u32> {
-    let least = assignment.server.shape.min_ways;
+    let (least, all) = (assignment.server.shape.min_ways, assignment.server.shape.llc_ways);
+    if assignment.server.instances.iter().any(|instance| instance.ways >= all) {
+        return BTreeMap::new();
+    }
     let ways = |instance: &Instance| if instance.ways == 0 { least } else { instance.ways };
     assignment.server.instances.iter().map(|instance| (class_of(instance).0, ways(instance))).collect()
 }
@@ -364,6 +367,13 @@ mod tests {
 
     use super::super::overlay::tests::assignment;
     use super::*;
+
+    #[test]
+    fn who_has_the_whole_cache_is_in_no_class() {
+        let all = assignment(&[]).server.shape.llc_ways;
+        assert_eq!(wanted(&assignment(&[("acme", &["nf"], &[&[0]], all - 1)])).len(), 1);
+        assert_eq!(wanted(&assignment(&[("acme", &["nf"], &[&[0]], all)])), BTreeMap::new());
+    }
 
     fn simulated() -> Simulated {
         let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 64, ways: 8 } };

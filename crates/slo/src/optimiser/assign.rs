@@ -4,7 +4,7 @@
 //! what runs already is left where it is as far as possible: patterns go to the servers whose instances are most like them, and
 //! instances are exchanged as long as one of them comes home by it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::pattern::{Pattern, Slot};
 use super::{OptimiserError, Solution};
@@ -22,8 +22,8 @@ struct Wanted {
     slot: Slot,
 }
 
-/// The placement of a solution, on the servers of the current one of this shape; servers of other shapes stay as they are, and so do SLOs
-/// there.
+/// The placement of a solution, on the servers of the current one of this shape; servers of other shapes stay as they are, and so do instances
+/// there, of the same SLOs or others.
 ///
 /// # Errors
 /// [`OptimiserError::Solver`]: the solution has too few slots, or there are fewer servers than it takes.
@@ -57,13 +57,20 @@ pub fn assign(
     }
     let sums: Vec<f64> =
         (0..demands.len()).map(|i| solution.recipes[i].iter().map(|size| demands[i].capacity_pps[*size as usize]).sum()).collect();
+    // Those that an SLO has on servers of other shapes stay.
+    let taken: BTreeSet<(String, u32)> =
+        placement.instances().map(|(_, instance)| (instance.slo.clone(), instance.number)).collect();
     let mut numbers = vec![0; demands.len()];
     for wanted in &wanted {
         let (demand, sum) = (&demands[wanted.demand], sums[wanted.demand]);
         let server: &mut PlacedServer = &mut placement.servers[homes[wanted.at]];
         let carries = demand.capacity_pps[wanted.size as usize];
-        let number = numbers[wanted.demand];
-        numbers[wanted.demand] += 1;
+        let next = &mut numbers[wanted.demand];
+        while taken.contains(&(demand.slo.clone(), *next)) {
+            *next += 1;
+        }
+        let number = *next;
+        *next += 1;
         server.instances.push(Instance {
             slo: demand.slo.clone(),
             number,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::assign::assign;
 use super::partition::{PART, solve_in_parts};
-use super::{OptimiserError, Solution};
+use super::{OptimiserError, Solution, by_volume};
 use crate::demand::Demand;
 use crate::placement::{Placement, ServerShape};
 
@@ -14,7 +14,7 @@ use crate::placement::{Placement, ServerShape};
 pub struct Outcome {
     /// The solution, with its bound.
     pub solution: Solution,
-    /// Where everything would run; what runs now is left where it is as far as possible.
+    /// Where everything would run; what runs now is left where it is as far as possible, and all of it where the solution takes more servers.
     pub placement: Placement,
     /// Servers in use before.
     pub before: usize,
@@ -65,16 +65,21 @@ impl Background {
     }
 }
 
-/// One run: the best placement within the time that takes no more servers than the current one.
+/// One run: the best placement within the time that takes no more servers than the current one. Where memory is rounded up to cores, nothing more is
+/// proved than what cores and memory need, each for itself.
 ///
 /// # Errors
 /// [`OptimiserError`]; [`OptimiserError::OutOfTime`] if time was out and nothing was better than what is placed now.
 pub fn run(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: Duration) -> Result<Outcome, OptimiserError> {
-    let solution = solve_in_parts(demands, shape, PART, limit)?;
+    let mut solution = solve_in_parts(demands, shape, PART, limit)?;
+    if demands.iter().any(|demand| demand.counted_cores > demand.cores) {
+        solution.bound = solution.bound.min(by_volume(demands, shape));
+    }
     let before = current.servers.iter().filter(|server| server.shape == *shape && !server.instances.is_empty()).count();
     if solution.timed_out && solution.servers() >= before && before > 0 {
         return Err(OptimiserError::OutOfTime { bound: solution.bound });
     }
-    let placement = assign(&solution, demands, shape, current)?;
+    let takes_more = before > 0 && solution.servers() > before;
+    let placement = if takes_more { current.clone() } else { assign(&solution, demands, shape, current)? };
     Ok(Outcome { solution, placement, before })
 }

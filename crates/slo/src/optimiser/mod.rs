@@ -22,7 +22,9 @@
 //! (same profile, same promise) are one row. Cores are counted with memory ([`crate::placement::ServerShape::cores_with_memory`]).
 //!
 //! # Limits
-//! The solver is built with the feature `optimiser`; without it, [`solve`] says so. All servers have one shape; servers of another are another problem. Which instance gets which slot is decided afterwards
+//! The solver is built with the feature `optimiser`; without it, [`solve`] says so. Memory is counted in whole cores: where an instance takes more of
+//! it than its cores' part, a server may be taken for full that is not, and what is proved is proved of that count ([`background::run`] says less
+//! then). All servers have one shape; servers of another are another problem. Which instance gets which slot is decided afterwards
 //! ([`assign`]) and has no influence on the number of servers.
 //!
 //! Source: the problem is that of Tootoonchian et al., "ResQ", NSDI 2018, section 5.3; patterns go back to Gilmore and Gomory, "A linear
@@ -169,6 +171,18 @@ impl Prices {
         });
         costs.sum::<f64>() / worth.max(f64::MIN_POSITIVE)
     }
+}
+
+/// Servers that are needed at least for the cores, and for the memory, of as few instances as there can be.
+fn by_volume(demands: &[Demand], shape: &ServerShape) -> usize {
+    let instances = |demand: &Demand| {
+        let most = demand.capacity_pps.last().copied().unwrap_or(0.0);
+        if most > 0.0 { (demand.target_pps / most * (1.0 - EPSILON)).ceil().max(1.0) } else { 1.0 }
+    };
+    let sum = |of: fn(&Demand) -> f64| demands.iter().map(|demand| instances(demand) * of(demand)).sum::<f64>();
+    let cores = sum(|demand| f64::from(demand.cores)) / f64::from(shape.cores);
+    let memory = sum(|demand| demand.memory_mib as f64) / shape.memory_mib.max(1) as f64;
+    whole(cores.max(memory))
 }
 
 /// Rounds up, but not because of the last bits.

@@ -147,6 +147,37 @@ fn a_shared_class_saves_servers_where_classes_are_few() {
     assert_holds(&shared, &flat(1.0), &shape);
 }
 
+#[test]
+fn memory_in_whole_cores_proves_nothing_of_what_runs() {
+    // Eight on nine cores by their memory; each counts for two cores.
+    let shape = ServerShape { cores: 9, memory_mib: 65_536, ..shape() };
+    let demands: Vec<Demand> = (0..8)
+        .map(|i| {
+            let counted_cores = shape.cores_with_memory(1, 7_300);
+            Demand { memory_mib: 7_300, counted_cores, ..demand(&format!("s{i}"), 1.0, 1, &[1.0, 1.0]) }
+        })
+        .collect();
+    let mut current = Placement::empty(1, &shape);
+    for (core, demand) in demands.iter().enumerate() {
+        current.servers[0].instances.push(crate::placement::Instance {
+            slo: demand.slo.clone(),
+            number: 0,
+            cores: vec![core as u32],
+            ways: 0,
+            memory_mib: demand.memory_mib,
+            capacity_pps: 1.0,
+            load_pps: 1.0,
+        });
+    }
+    current.check().unwrap();
+    for servers in [1, 3] {
+        let mut current = current.clone();
+        current.servers.extend(Placement::empty(servers, &shape).servers.into_iter().skip(1));
+        let outcome = background::run(&demands, &shape, &current, LONG).unwrap();
+        assert!(outcome.placement == current && outcome.solution.bound == 1, "{outcome:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 

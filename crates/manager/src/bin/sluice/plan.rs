@@ -35,7 +35,8 @@ servers.toml has for each server, which is what shares one last-level cache:
   cores = 9                cores that NFs may have
   llc_ways = 11            ways of the last-level cache
   way_bytes = 2883584      bytes of one way
-  ddio_ways = 2            ways that DDIO writes to; 0 where SLOs are admitted by profiles of the whole cache (--cache none)
+  ddio_ways = 2            ways that DDIO writes to, which are the system's too: with cache classes, min_ways or more;
+                           0 where SLOs are admitted by profiles of the whole cache (--cache none)
   min_ways = 1             least ways of a class
   classes = 16             classes (CLOS), the system's own included
   memory_mib = 65536       memory that NFs may have

@@ -335,9 +335,18 @@ fn place(placement: &mut Placement, chosen: Vec<Chosen<'_>>) -> (Vec<Admitted>, 
     for (((i, others), (slo, first)), result) in reserved.into_iter().zip(firsts).zip(results) {
         let by = match result {
             Ok(_) => Ok(first),
-            Err(refusal) => {
-                let other = others.iter().find(|other| admit(placement, slo, other).is_ok()).copied();
-                other.ok_or(Refused::Reserved(refusal))
+            Err(mut refusal) => {
+                let mut found = None;
+                for other in others {
+                    match admit(placement, slo, other) {
+                        Ok(_) => found = Some(*other),
+                        Err(also) => refusal = refusal.or_nearer(also, slo),
+                    }
+                    if found.is_some() {
+                        break;
+                    }
+                }
+                found.ok_or(Refused::Reserved(refusal))
             }
         };
         found.insert(i, by.map(|profile| Some(profile.key.clone())));

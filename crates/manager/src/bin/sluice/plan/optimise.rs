@@ -14,10 +14,11 @@ use sluice_slo::migration::{self, Migration, Old, Step};
 use sluice_slo::on_demand::Footprint;
 use sluice_slo::optimiser::background::Background;
 use sluice_slo::optimiser::{IS_BUILT, OptimiserError};
-use sluice_slo::placement::ServerShape;
+use sluice_slo::placement::{Instance, ServerShape};
+use sluice_slo::slo::Promise;
 
 use super::folder::{Folder, Plan};
-use super::profiles::{Profiles, UNMEASURED};
+use super::profiles::Profiles;
 use super::steps::Steps;
 use crate::args::seconds;
 use crate::commands::json;
@@ -147,16 +148,30 @@ fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Resul
         migration: None,
     };
     let mut target = plan.placement.clone();
+    let mut out_of_time = 0;
     for shape in shapes(plan) {
         let demands = demands(plan, profiles, &shape)?;
         let left = until.saturating_duration_since(Instant::now());
-        let outcome = Background::start(demands, shape, target, left).context("the system gives no thread")?.wait()?;
-        answer.servers += outcome.solution.servers();
-        answer.at_least += outcome.solution.bound;
-        answer.timed_out |= outcome.solution.timed_out;
         answer.shapes += 1;
-        target = outcome.placement;
+        match Background::start(demands, shape, target.clone(), left).context("the system gives no thread")?.wait() {
+            Ok(outcome) => {
+                answer.at_least += outcome.solution.bound;
+                answer.timed_out |= outcome.solution.timed_out;
+                target = outcome.placement;
+            }
+            // What runs on servers of this shape stays.
+            Err(OptimiserError::OutOfTime { bound }) => {
+                answer.at_least += bound;
+                answer.timed_out = true;
+                out_of_time += 1;
+            }
+            Err(error) => return Err(error.into()),
+        }
     }
+    if out_of_time > 0 && out_of_time == answer.shapes {
+        return Err(OptimiserError::OutOfTime { bound: answer.at_least }.into());
+    }
+    answer.servers = target.used();
     if answer.servers > 0 {
         answer.gap = answer.servers.saturating_sub(answer.at_least) as f64 / answer.servers as f64;
     }
@@ -168,22 +183,32 @@ fn solve(plan: &Plan, profiles: &Profiles, args: &OptimiseArgs) -> anyhow::Resul
     Ok(answer)
 }
 
-/// What the SLOs on servers of this shape need.
+/// What the SLOs on servers of this shape need there: of one that has instances on servers of others too, its part.
 fn demands(plan: &Plan, profiles: &Profiles, shape: &ServerShape) -> anyhow::Result<Vec<Demand>> {
-    let own = |slo: &str| {
-        let mut there = plan.placement.instances().filter(|(at, _)| plan.placement.servers[*at].shape == *shape);
-        there.any(|(_, instance)| instance.slo == slo)
+    let all = plan.placement.loads_pps();
+    let own = |slo: &str| -> Vec<&Instance> {
+        let there = plan.placement.instances().filter(|(at, _)| plan.placement.servers[*at].shape == *shape);
+        there.map(|(_, instance)| instance).filter(|instance| instance.slo == slo).collect()
     };
     let mut demands = Vec::new();
-    for admitted in plan.slos.iter().filter(|admitted| own(&admitted.slo.name)) {
-        let slo = &admitted.slo;
+    for admitted in &plan.slos {
+        let mut slo = admitted.slo.clone();
+        let own = own(&slo.name);
+        let Some(first) = own.first() else { continue };
+        if let Promise::Reserved { throughput_pps, .. } = &mut slo.promise {
+            let (here, all) = (own.iter().map(|instance| instance.load_pps).sum::<f64>(), all[slo.name.as_str()]);
+            if here <= 0.0 {
+                // They are to be given nothing, so they can go.
+                continue;
+            }
+            // The same number where that is all of it.
+            *throughput_pps *= if here >= all * (1.0 - 1e-9) { 1.0 } else { here / all };
+        }
         let demand = match &admitted.profile {
-            Some(key) => Demand::of(slo, profiles.of(&slo.name, key)?, shape),
+            Some(key) => Demand::of(&slo, profiles.of(&slo.name, key)?, shape),
             None => {
-                let instance = plan.placement.instances().map(|(_, instance)| instance).find(|instance| instance.slo == slo.name);
-                let footprint =
-                    instance.map_or(UNMEASURED, |one| Footprint { cores: one.cores.len() as u32, memory_mib: one.memory_mib });
-                Demand::unmeasured(slo, footprint, shape)
+                let footprint = Footprint { cores: first.cores.len() as u32, memory_mib: first.memory_mib };
+                Demand::unmeasured(&slo, footprint, shape)
             }
         };
         demands.push(demand.with_context(|| format!("SLO \"{}\"", slo.name))?);
@@ -224,9 +249,10 @@ fn print(answer: &Answer, args: &OptimiseArgs, out: &mut dyn Write) -> anyhow::R
 pub fn said(step: &Step) -> String {
     let ways = |ways: u32| if ways == 0 { "shared class".into() } else { format!("{ways} ways") };
     match step {
-        Step::Resize { server, slo, number, from, to, .. } => {
-            format!("resize {slo}.{number} on {server}: {} → {}", ways(*from), ways(*to))
-        }
+        Step::Resize { server, slo, number, from, to, .. } => match from == to {
+            true => format!("{slo}.{number} on {server}: {}, by its profile of now", ways(*to)),
+            false => format!("resize {slo}.{number} on {server}: {} → {}", ways(*from), ways(*to)),
+        },
         Step::Start { server, instance } => {
             let cores = instance.cores.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
             format!("start {}.{} on {server}: core {cores}, {}", instance.slo, instance.number, ways(instance.ways))
@@ -249,11 +275,11 @@ pub fn said(step: &Step) -> String {
 #[cfg(test)]
 mod tests {
     use sluice_slo::on_demand::lease;
-    use sluice_slo::placement::Instance;
-    use sluice_slo::slo::{Cap, Promise, Slo};
+    use sluice_slo::slo::{Cap, Slo};
 
     use super::super::folder::Admitted;
     use super::super::folder::tests::{admit, plan, slo};
+    use super::super::profiles::UNMEASURED;
     use super::*;
 
     fn args(apply: bool) -> OptimiseArgs {
@@ -315,6 +341,36 @@ mod tests {
         assert!(text(&folder, &args(true)).unwrap().contains("written to "));
         let after = folder.read().unwrap();
         assert_eq!((after.placement.used(), after.slos.len()), (1, 2));
+    }
+
+    #[test]
+    fn an_slo_on_servers_of_two_shapes_has_its_part_on_each() {
+        let (_dir, folder) = spread();
+        if !IS_BUILT {
+            return;
+        }
+        let mut plan = folder.read().unwrap();
+        // Half of it on a server with more memory, and a third server like that with another SLO.
+        let servers = &mut plan.placement.servers;
+        let first = servers[0].instances[0].clone();
+        assert_eq!((first.slo.as_str(), servers[0].instances.len()), ("acme", 1));
+        servers[0].instances[0].load_pps /= 2.0;
+        let second = Instance { number: 1, cores: vec![0], load_pps: first.load_pps / 2.0, ..first.clone() };
+        servers[2].instances.push(second);
+        servers[1].shape.memory_mib += 1;
+        servers[2].shape = servers[1].shape.clone();
+        let Answer { servers_now, servers, shapes, migration, .. } =
+            solve(&plan, &Profiles::read(&folder).unwrap(), &args(false)).unwrap();
+        assert_eq!((servers_now, servers, shapes), (3, 2, 2));
+        let migration = migration.unwrap();
+        migration.placement.check().unwrap();
+        let loads = migration.placement.loads_pps();
+        assert!((loads["acme"] / first.load_pps - 1.0).abs() < 1e-9 && loads.len() == 2, "{loads:?}");
+        let is_on = |memory: u64| {
+            let own = migration.placement.servers.iter().filter(|server| server.shape.memory_mib == memory);
+            own.flat_map(|server| &server.instances).filter(|one| one.slo == "acme").map(|one| one.load_pps).sum::<f64>()
+        };
+        assert!((is_on(plan.placement.servers[0].shape.memory_mib) - first.load_pps / 2.0).abs() < 1.0);
     }
 
     #[test]
