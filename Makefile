@@ -62,7 +62,8 @@ endif
 	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
 	scripts/trace-nf firewall macswap nat
-	SLUICE_TRACED=required cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
+	scripts/trace-nf --plain nat
+	SLUICE_TRACED=required $(SOME_OF_CACHEGRIND) cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
 ifneq ($(DPDK),yes)
 	@echo "DPDK is not installed (apt-get install libdpdk-dev), so the tests did not run with it"
 endif
@@ -71,6 +72,8 @@ ifneq ($(OPTIMISER),yes)
 endif
 	$(MAKE) loom
 
+# One NF at few ways, where the model would be wrong first; `make cachegrind` compares all of them.
+SOME_OF_CACHEGRIND = SLUICE_CACHEGRIND=required SLUICE_CACHE_NFS=nat SLUICE_CACHE_WAYS=1,3
 # Those that handle bursts.
 TRACED = bridge cost crypt firewall lb logger macswap mark monitor nat router search single vlan
 

@@ -19,7 +19,8 @@
 //! - `accesses=N` ends the trace with the burst in which so many have been made since the first mark, and the warm-up with a tenth of them: an NF
 //!   that makes thousands for a packet tells as much with fewer packets. A third mark then has, for its number, the packets that count.
 //! - NFs of a chain hand packets on: `input=1` takes them from standard input instead, `output=1` writes those that go on ([`relay`]).
-//! - The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion.
+//! - The generator keeps no table, so that nothing but the NF fills a cache: Zipf by rejection-inversion, and powers by series, where the C
+//!   library's have tables of some KiB.
 //!
 //! # Limits
 //! Code that comes compiled (the standard library's, memcpy, memcmp) is not followed, nor what the code generator makes of copies and
@@ -301,6 +302,33 @@ pub(crate) fn asked() -> Option<Result<Traffic, String>> {
     std::env::var("SLUICE_TRACE").ok().map(|text| Traffic::parse(&text))
 }
 
+/// The natural logarithm of a number above 0, to nine digits.
+fn ln(x: f64) -> f64 {
+    const MANTISSA: u64 = (1 << 52) - 1;
+    let bits = x.to_bits();
+    let (mut exponent, mut part) = ((bits >> 52) as f64 - 1023.0, f64::from_bits(bits & MANTISSA | 1023 << 52));
+    if part > std::f64::consts::SQRT_2 {
+        (exponent, part) = (exponent + 1.0, part / 2.0);
+    }
+    // 2 artanh(z), where z is at most .172.
+    let z = (part - 1.0) / (part + 1.0);
+    let square = z * z;
+    let series = (0..7).rev().fold(0.0, |sum, k| sum * square + 1.0 / f64::from(2 * k + 1));
+    2.0 * z * series + exponent * std::f64::consts::LN_2
+}
+
+/// e to the power of a number that keeps it within what a float is, to nine digits.
+fn exp(y: f64) -> f64 {
+    let twos = (y / std::f64::consts::LN_2).round().clamp(-1022.0, 1023.0);
+    let rest = y - twos * std::f64::consts::LN_2;
+    let series = (1..11).rev().fold(1.0, |sum, k| 1.0 + rest / f64::from(k) * sum);
+    series * f64::from_bits(((twos + 1023.0) as u64) << 52)
+}
+
+fn pow(x: f64, y: f64) -> f64 {
+    if x <= 0.0 { 0.0 } else { exp(y * ln(x)) }
+}
+
 /// Numbers from 0 to 1, and from 1 to `n` by Zipf's law.
 struct Draw {
     state: u64,
@@ -318,7 +346,7 @@ impl Draw {
         let mut draw = Self { state: traffic.seed | 1 << 63, n, s, first: 0.0, last: 0.0, near: 0.0 };
         draw.first = draw.area(1.5) - 1.0;
         draw.last = draw.area(n + 0.5);
-        draw.near = 2.0 - draw.area_inverse(draw.area(2.5) - 2f64.powf(-s));
+        draw.near = 2.0 - draw.area_inverse(draw.area(2.5) - pow(2.0, -s));
         draw
     }
 
@@ -331,11 +359,11 @@ impl Draw {
     }
 
     fn area(&self, x: f64) -> f64 {
-        if (self.s - 1.0).abs() < 1e-9 { x.ln() } else { (x.powf(1.0 - self.s) - 1.0) / (1.0 - self.s) }
+        if (self.s - 1.0).abs() < 1e-9 { ln(x) } else { (pow(x, 1.0 - self.s) - 1.0) / (1.0 - self.s) }
     }
 
     fn area_inverse(&self, y: f64) -> f64 {
-        if (self.s - 1.0).abs() < 1e-9 { y.exp() } else { (1.0 + y * (1.0 - self.s)).max(0.0).powf(1.0 / (1.0 - self.s)) }
+        if (self.s - 1.0).abs() < 1e-9 { exp(y) } else { pow(1.0 + y * (1.0 - self.s), 1.0 / (1.0 - self.s)) }
     }
 
     /// A flow's number, from 0.
@@ -347,7 +375,7 @@ impl Draw {
             let u = self.last + self.unit() * (self.first - self.last);
             let x = self.area_inverse(u);
             let k = x.round().clamp(1.0, self.n);
-            if k - x <= self.near || u >= self.area(k + 0.5) - k.powf(-self.s) {
+            if k - x <= self.near || u >= self.area(k + 0.5) - pow(k, -self.s) {
                 return k as u32 - 1;
             }
         }
@@ -545,6 +573,18 @@ mod tests {
         ] {
             assert!(Traffic::parse(wrong).unwrap_err().starts_with("SLUICE_TRACE"), "{wrong}");
         }
+    }
+
+    #[test]
+    fn powers_by_series_are_those_of_the_library() {
+        for x in [1e-9, 0.3, 0.999, 1.0, 1.4142, 1.4143, 2.0, 777.5, 1.7e7] {
+            for y in [-8.0, -1.3, -0.01, 0.3, 1.0, 7.0] {
+                let wanted = f64::powf(x, y);
+                assert!((pow(x, y) / wanted - 1.0).abs() < 1e-6, "{x} {y}: {} {wanted}", pow(x, y));
+            }
+            assert!((ln(x) - x.ln()).abs() < 1e-8, "{x}");
+        }
+        assert_eq!(pow(0.0, 3.0), 0.0);
     }
 
     #[test]

@@ -15,6 +15,8 @@ const MOST_COLUMNS: usize = 40_000;
 const MOST_PATTERNS: usize = 400;
 /// Recipes of an SLO that it has.
 const MOST_RECIPES: usize = 24;
+/// Nodes of an integer program of which a part is kept.
+const FEW_NODES: i32 = 200;
 /// What counts as little reduced cost, in servers.
 const LITTLE: f64 = 0.02;
 /// The same, and the dual prices at the end of the relaxation.
@@ -51,13 +53,22 @@ pub fn solve_with_prices(demands: &[Demand], shape: &ServerShape, limit: Duratio
         let is_all = reach >= budget;
         let is_complete = more_columns(&groups, shape, &slots, &prices, reach.min(budget), is_all, &mut columns);
         let master = Master { groups: &groups, slots: &slots, columns: &columns };
-        let found = master.integers(&best, best.bound, left())?;
-        let (ended, found) = (found.ended, found.solution);
-        if let Some((patterns, recipes)) = found
-            && patterns.len() < best.servers()
-        {
-            let recipes = hand_out(&groups, recipes, demands.len());
-            best = Solution { patterns, recipes, ..best };
+        // What the relaxation uses whole is kept first, then only its patterns: what is left is small, and mostly enough. Where it is not, that proves
+        // nothing.
+        let whole = master.whole_parts()?;
+        let mut ended = false;
+        for (kept, nodes) in [(&whole[..], FEW_NODES), (&whole[..columns.patterns.len()], FEW_NODES), (&[], i32::MAX)] {
+            if best.is_optimal() || left().is_zero() {
+                break;
+            }
+            let found = master.integers(&best, kept, nodes, left())?;
+            ended = found.ended;
+            if let Some((patterns, recipes)) = found.solution
+                && patterns.len() < best.servers()
+            {
+                let recipes = hand_out(&groups, recipes, demands.len());
+                best = Solution { patterns, recipes, ..best };
+            }
         }
         if best.is_optimal() || left().is_zero() || !ended {
             best.timed_out = !best.is_optimal();

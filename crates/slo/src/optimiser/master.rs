@@ -6,7 +6,7 @@ use std::time::Duration;
 use highs::{HighsModelStatus, HighsSolutionStatus, HighsStatus, Model, Row, RowProblem, Sense};
 
 use super::pattern::{Pattern, Slot};
-use super::{Group, OptimiserError, Prices, Solution};
+use super::{EPSILON, Group, OptimiserError, Prices, Solution};
 use crate::demand::Recipe;
 
 /// Patterns and recipes that the program may use.
@@ -101,15 +101,21 @@ pub struct Relaxation {
 }
 
 impl Relaxation {
-    /// Its value and its dual prices.
-    pub fn solve(&mut self) -> Result<(f64, Prices), OptimiserError> {
+    /// Its value, and what HiGHS says of columns and rows.
+    fn solved(&mut self) -> Result<(f64, highs::Solution), OptimiserError> {
         let lost = || OptimiserError::Solver("the model was lost".into());
         let solved = self.model.take().ok_or_else(lost)?.try_solve().map_err(failed)?;
         if solved.status() != HighsModelStatus::Optimal {
             return Err(OptimiserError::Solver(format!("relaxation: {:?}", solved.status())));
         }
-        let value = solved.objective_value();
-        let solution = solved.get_solution();
+        let found = (solved.objective_value(), solved.get_solution());
+        self.model = Some(solved.into());
+        Ok(found)
+    }
+
+    /// Its value and its dual prices.
+    pub fn solve(&mut self) -> Result<(f64, Prices), OptimiserError> {
+        let (value, solution) = self.solved()?;
         let duals = solution.dual_rows();
         let mut prices = Prices::default();
         // A slot is worth the duals of all rows that it counts in: its own size and all smaller ones of as many cores.
@@ -121,7 +127,6 @@ impl Relaxation {
             prices.slots.insert(*slot, below + duals[i].max(0.0));
         }
         prices.recipes = duals[self.slots.len()..].iter().map(|dual| dual.max(0.0)).collect();
-        self.model = Some(solved.into());
         Ok((value, prices))
     }
 
@@ -168,19 +173,29 @@ impl Master<'_> {
         Ok(relaxation)
     }
 
-    /// The integer program over the columns that there are: anything better than `start`, down to `bound` servers.
-    pub fn integers(&self, start: &Solution, bound: usize, limit: Duration) -> Result<Found, OptimiserError> {
+    /// What the relaxation uses whole of each column: of patterns, then of recipes, group by group.
+    pub fn whole_parts(&self) -> Result<Vec<f64>, OptimiserError> {
+        let (_, solution) = self.relaxation()?.solved()?;
+        Ok(solution.columns().iter().map(|amount| (amount + EPSILON).floor().max(0.0)).collect())
+    }
+
+    /// The integer program over the columns that there are: anything better than `start`, down to its bound. Of each column it uses what is in
+    /// `kept`, in the order of [`whole_parts`](Self::whole_parts), or more; it gives up after so many nodes.
+    pub fn integers(&self, start: &Solution, kept: &[f64], nodes: i32, limit: Duration) -> Result<Found, OptimiserError> {
         let mut problem = RowProblem::default();
         let mut rows: Vec<Vec<(highs::Col, f64)>> = vec![Vec::new(); self.slots.len() + self.groups.len()];
         let most = start.servers() as f64;
-        let patterns: Vec<highs::Col> = self.columns.patterns.iter().map(|_| problem.add_integer_column(1.0, 0.0..=most)).collect();
+        let mut kept = kept.iter().copied();
+        let mut least = || kept.next().unwrap_or(0.0);
+        let pattern = |_| problem.add_integer_column(1.0, least()..=most);
+        let patterns: Vec<highs::Col> = self.columns.patterns.iter().map(pattern).collect();
         for (col, pattern) in patterns.iter().zip(&self.columns.patterns) {
             of_pattern(self.slots, pattern).into_iter().for_each(|(i, n)| rows[i].push((*col, n)));
         }
         for (i, recipes) in self.columns.recipes.iter().enumerate() {
             let members = self.groups[i].members.len() as f64;
             for recipe in recipes {
-                let col = problem.add_integer_column(0.0, 0.0..=members);
+                let col = problem.add_integer_column(0.0, least()..=members);
                 of_recipe(self.slots, &self.groups[i], recipe).into_iter().for_each(|(i, n)| rows[i].push((col, -n)));
                 rows[self.slots.len() + i].push((col, 1.0));
             }
@@ -195,7 +210,7 @@ impl Master<'_> {
             }
         }
         // No fewer than the bound, and fewer than the start.
-        problem.add_row(bound as f64..=most - 1.0, patterns.iter().map(|col| (*col, 1.0)));
+        problem.add_row(start.bound as f64..=most - 1.0, patterns.iter().map(|col| (*col, 1.0)));
         let mut model = problem.try_optimise(Sense::Minimise).map_err(failed)?;
         model.make_quiet();
         model.set_option("threads", 1);
@@ -203,10 +218,11 @@ impl Master<'_> {
         // A number of servers is whole.
         model.set_option("mip_abs_gap", 0.999);
         model.set_option("mip_rel_gap", 0.0);
+        model.set_option("mip_max_nodes", nodes);
         let solved = model.try_solve().map_err(failed)?;
         let ended = match solved.status() {
             HighsModelStatus::Optimal | HighsModelStatus::Infeasible | HighsModelStatus::UnboundedOrInfeasible => true,
-            HighsModelStatus::ReachedTimeLimit => false,
+            HighsModelStatus::ReachedTimeLimit | HighsModelStatus::ReachedSolutionLimit => false,
             status => return Err(OptimiserError::Solver(format!("{status:?}"))),
         };
         if solved.primal_solution_status() != HighsSolutionStatus::Feasible {

@@ -13,8 +13,8 @@
 //! 1. The linear relaxation is solved by generating columns: the dual prices of sizes make each SLO's cheapest recipe and the most
 //!    worthy pattern, exactly, and what improves is added until nothing does. So the bound is the relaxation's over *all* patterns
 //!    and recipes, however many.
-//! 2. The integer program is solved over these columns and others of little reduced cost. If it reaches the bound, rounded up, it is
-//!    proved optimal: so it is, nearly always.
+//! 2. The integer program is solved over these columns and others of little reduced cost: first with all kept that the relaxation uses whole, which
+//!    leaves few columns, then with nothing kept. If it reaches the bound, rounded up, it is proved optimal: so it is, nearly always.
 //! 3. If not, all columns are added whose reduced cost leaves room for a better solution; no other can be part of one. If that
 //!    program finds nothing better, what there is is optimal. If there are too many such columns, or time is out, the gap is told.
 //!
