@@ -6,8 +6,8 @@
 //! `distance_percent` is how far latency is from the curve in the median of the loads; `above_percent` the most by which it is above what is
 //! promised at any load, `loads_above_percent` at how many it is, and `always_above_percent` at how many it is even in the lowest of seven
 //! measurements, which a host that was disturbed for a moment does not explain. `throughput_above_percent` is by how much more is promised than there is now.
-//! Of an NF that works on another one's packets it is the chain of both, which is not measured again. `base_ns` is what a packet takes without
-//! misses, and `miss_ns` what one costs, by the profile.
+//! Of an NF that works on another one's packets it is the chain of both, which is not measured again. `miss_ns` is what a miss costs by the
+//! profile, and `base_ns` what a packet takes without, which a chain's profile does not say of its NFs.
 //!
 //! # Limits
 //! On a host where others run, latency is theirs too: what is above is that of a moment.

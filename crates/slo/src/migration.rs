@@ -199,9 +199,27 @@ pub fn plan(current: &Placement, target: &Placement, least: f64, old: Old) -> Re
 /// Something that is left to do.
 #[derive(Debug, Clone, PartialEq)]
 enum Left {
-    Resize { at: usize, slo: String, number: u32, to: u32, capacity_pps: f64 },
-    Start { at: usize, instance: Instance },
-    Stop { at: usize, slo: String, number: u32 },
+    /// Instances that keep their ways and carry another number of packets by a profile made anew: server, number, ways and packets of each.
+    Recount {
+        slo: String,
+        instances: Vec<(usize, u32, u32, f64)>,
+    },
+    Resize {
+        at: usize,
+        slo: String,
+        number: u32,
+        to: u32,
+        capacity_pps: f64,
+    },
+    Start {
+        at: usize,
+        instance: Instance,
+    },
+    Stop {
+        at: usize,
+        slo: String,
+        number: u32,
+    },
 }
 
 /// What an instance carries.
@@ -272,7 +290,7 @@ impl Walk {
             let next = numbers.entry(instance.slo.clone()).or_insert(0);
             *next = (*next).max(instance.number + 1);
         }
-        let (mut left, mut leaving) = (Vec::new(), BTreeSet::new());
+        let (mut left, mut leaving, mut recounts) = (Vec::new(), BTreeSet::new(), BTreeMap::new());
         for (at, (has, wants)) in current.servers.iter().zip(&target.servers).enumerate() {
             let mut wanted: Vec<&Instance> = wants.instances.iter().collect();
             // Those of the same size first.
@@ -286,7 +304,12 @@ impl Walk {
             for (instance, stay) in has.instances.iter().zip(stays) {
                 let (slo, number) = (instance.slo.clone(), instance.number);
                 match stay {
-                    Some(want) if want.ways == instance.ways && is_alike(want.capacity_pps, instance.capacity_pps) => {}
+                    Some(want) if want.ways == instance.ways => {
+                        if !is_alike(want.capacity_pps, instance.capacity_pps) {
+                            let counted: &mut Vec<_> = recounts.entry(slo).or_default();
+                            counted.push((at, number, want.ways, want.capacity_pps));
+                        }
+                    }
                     Some(want) => left.push(Left::Resize { at, slo, number, to: want.ways, capacity_pps: want.capacity_pps }),
                     None => {
                         leaving.insert((slo.clone(), number));
@@ -300,6 +323,7 @@ impl Walk {
                 *next += 1;
             }
         }
+        left.extend(recounts.into_iter().map(|(slo, instances)| Left::Recount { slo, instances }));
         let mut new = owned(target.loads_pps());
         new.retain(|slo, _| !promised.contains_key(slo));
         let mut parts: BTreeMap<String, Parts> = BTreeMap::new();
@@ -315,9 +339,10 @@ impl Walk {
 
     fn all(&mut self) -> Result<(), MigrationError> {
         while !self.left.is_empty() {
-            let moved_nobody = self.some(|left| matches!(left, Left::Resize { .. }));
+            let moved_nobody = self.some(|left| matches!(left, Left::Recount { .. } | Left::Resize { .. }));
             let started = self.some(|left| matches!(left, Left::Start { .. }));
-            let stopped = self.some(|left| matches!(left, Left::Stop { .. }));
+            // What could not be counted anew before others came is so before any goes.
+            let stopped = !started && self.some(|left| matches!(left, Left::Stop { .. }));
             if !moved_nobody && !started && !stopped {
                 self.stand_in()?;
             }
@@ -342,9 +367,35 @@ impl Walk {
         done
     }
 
+    /// Counts what instances carry by a profile made anew, if that is enough: first those that carry more, then, when flows are divided by that,
+    /// those that carry less.
+    fn recount(&mut self, slo: &str, instances: &[(usize, u32, u32, f64)]) -> bool {
+        let (mut more, mut less) = (Vec::new(), Vec::new());
+        let before = self.now.clone();
+        for (at, number, ways, capacity_pps) in instances.iter().copied() {
+            let server = &self.now.servers[at];
+            let Some(instance) = server.instances.iter().find(|i| i.slo == slo && i.number == number) else { continue };
+            let is_more = capacity_pps > instance.capacity_pps;
+            let server = server.name.clone();
+            let step = Step::Resize { server, slo: slo.into(), number, from: ways, to: ways, capacity_pps };
+            if step.take(&mut self.now).is_ok() {
+                if is_more { &mut more } else { &mut less }.push(step);
+            }
+        }
+        if !self.is_kept(slo) {
+            self.now = before;
+            return false;
+        }
+        self.steps.append(&mut more);
+        self.redirect(slo, &[]);
+        self.steps.append(&mut less);
+        true
+    }
+
     /// Takes a step if everything holds afterwards.
     fn take(&mut self, left: &Left) -> bool {
         let (at, slo) = match left {
+            Left::Recount { slo, instances } => return self.recount(slo, instances),
             Left::Resize { at, slo, .. } | Left::Stop { at, slo, .. } => (*at, slo),
             Left::Start { at, instance } => (*at, &instance.slo),
         };
@@ -359,6 +410,7 @@ impl Walk {
                 let (slo, number, from) = (slo.clone(), *number, instance.ways);
                 Step::Resize { server: name, slo, number, from, to: *to, capacity_pps: *capacity_pps }
             }
+            Left::Recount { .. } => return false,
             Left::Start { instance, .. } => {
                 let Some(cores) = server.free_cores(instance.cores.len() as u32) else { return false };
                 Step::Start { server: name, instance: Instance { cores, load_pps: 0.0, ..instance.clone() } }
@@ -432,7 +484,7 @@ impl Walk {
         let in_the_way = self.left.iter().position(|left| matches!(left, Left::Stop { at, .. } if starts.contains(at)));
         let in_the_way = in_the_way.or_else(|| self.left.iter().position(|left| matches!(left, Left::Stop { .. })));
         let slo_of = |left: &Left| match left {
-            Left::Resize { slo, .. } | Left::Stop { slo, .. } => slo.clone(),
+            Left::Recount { slo, .. } | Left::Resize { slo, .. } | Left::Stop { slo, .. } => slo.clone(),
             Left::Start { instance, .. } => instance.slo.clone(),
         };
         let first = self.left.first().map(slo_of).unwrap_or_default();
@@ -589,6 +641,18 @@ mod tests {
         let at = |at: usize| &migration.placement.servers[at].instances[0];
         assert!((at(0).load_pps - 3e6).abs() < 1.0 && at(0).capacity_pps == 3e6, "{:?}", at(0));
         assert!((at(1).load_pps - 1e6).abs() < 1.0, "{:?}", at(1));
+        // Alike, so that flows stay as they are; one more and one less, so that they do not.
+        let two = |a: f64, b: f64, loads: [f64; 2]| {
+            let one = |number, pps, load_pps| given(instance("a", number, 0, 4), pps, load_pps);
+            placement(&[&[one(0, a, loads[0])], &[one(1, b, loads[1])]], 4, 10)
+        };
+        let current = two(4.2e6, 4.2e6, [4e6, 4e6]);
+        let migration = plan(&current, &two(4.1e6, 4.1e6, [4e6, 4e6]), 0.0, Old::Stay).unwrap();
+        assert_holds(&current, &migration);
+        assert_eq!(names(&migration), ["resize", "resize"]);
+        let migration = plan(&current, &two(5e6, 3e6, [5e6, 3e6]), 0.0, Old::Stay).unwrap();
+        assert_holds(&current, &migration);
+        assert_eq!(names(&migration), ["resize", "redirect", "resize"]);
         // As many ways and as many packets: nothing to do.
         assert!(plan(&target, &target, 0.0, Old::Stay).unwrap().steps.is_empty());
     }

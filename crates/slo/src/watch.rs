@@ -11,7 +11,7 @@
 //! than its part.
 //!
 //! # Approach
-//! A throughput is violated if less is delivered than was both offered and promised: who offers more has a right to what was promised, and no
+//! A throughput is violated if less is delivered than was offered, let in and promised: who offers more has a right to what was promised, and no
 //! more. A latency is violated if the 95th percentile is above the promise, while what comes to the NFs keeps to the rate, because the tenant does or
 //! because the rest was policed; otherwise nothing is said of it, neither good nor bad. A violation begins with its first window and ends with the second window in a row without
 //! it. The cause is whoever is rogue in the same window and exceeds what it may by the largest factor, those first that share a core with the
@@ -272,7 +272,8 @@ impl Watch {
 
 fn throughput(one: &Seen, terms: Terms) -> Option<(f64, f64)> {
     let promised = terms.throughput_pps?;
-    let due = if one.is_down { promised } else { one.offered_pps.min(promised) };
+    // Of bursts that are more than the rate, the rest of the window makes up for nothing.
+    let due = if one.is_down { promised } else { (one.offered_pps - one.policed_pps).min(promised) };
     (one.delivered_pps < due * (1.0 - DELIVERY_TOLERANCE)).then_some((one.delivered_pps, due))
 }
 
@@ -354,6 +355,9 @@ mod tests {
         let told = watch.judge(0, S, std::slice::from_ref(&starved));
         assert_eq!(broken(&told), [(What::Throughput, 300.0), (What::Latency, 250.0)]);
         assert_eq!((told[0].violated, told[0].exceeded), ([1, 1], 1));
+        // It came in bursts, of which much was policed; what was let in was delivered.
+        let bursts = Seen { policed_pps: 600.0, ..seen("b", 1200.0, 600.0, 50.0) };
+        assert!(Watch::default().judge(0, S, &[bursts])[0].violations.is_empty());
         // What is not judged ends no violation of before.
         for window in 1..5 {
             let unpoliced = seen("a", 10_000.0, 1000.0, 900.0);

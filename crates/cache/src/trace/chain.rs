@@ -394,12 +394,17 @@ mod tests {
         let fails =
             Traced { program: "/bin/sh".into(), args: vec!["-c".into(), "echo no rules >&2; exit 1".into()], env: Vec::new() };
         let nowhere = Traced { program: "/nowhere/nf".into(), args: Vec::new(), env: Vec::new() };
+        let script = "echo \"$TABLE/$HOME\" >&2; exit 1";
+        let env = vec![("TABLE".into(), "7".into())];
+        let told = Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script.into()], env };
         let silent = Traced { program: "/bin/true".into(), args: Vec::new(), env: Vec::new() };
         let garbage = says(&[(8 + 8 + 24, &[u64::MAX])]);
         for (chain, words) in [
             (vec![nowhere], "cannot start"),
             (vec![silent.clone()], "no loads"),
             (vec![fails.clone()], "no rules"),
+            // Its own environment, and nothing of the caller's.
+            (vec![told], "failed: 7/;"),
             (vec![good.clone(), fails], "no rules"),
             (vec![good.clone(), silent], "too early"),
             (vec![good, garbage], "cannot be read"),

@@ -142,7 +142,7 @@ impl Promise {
 pub struct Buffers {
     /// Most packets that wait in each queue; none if nothing bounds them.
     pub per_queue: Option<u32>,
-    /// By what: `given` (`memory.rx_frames`), or the number of I/O ways: `ways` (`memory.io_ways`), `register` or `resctrl`.
+    /// By what: `given` (`memory.rx_frames`), the number of I/O ways: `ways` (`memory.io_ways`), `register` or `resctrl`; or `burst`, where these have less room.
     pub by: Option<String>,
     /// Why nothing bounds them, or what to look at, in words.
     pub why: Option<String>,

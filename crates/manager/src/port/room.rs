@@ -105,7 +105,12 @@ impl Room {
             Source::Register => "register",
             Source::Resctrl => "resctrl",
         });
-        let by = if self.given.is_some() { Some("given") } else { source.filter(|_| per_queue.is_some()) };
+        let of_ways_alone = source.filter(|_| matches!(found, Some(Ok(_))));
+        let by = match per_queue {
+            None => None,
+            Some(_) if self.given.is_some() => Some("given"),
+            Some(_) => of_ways_alone.or(Some("burst")),
+        };
         Buffers {
             per_queue,
             by: by.map(String::from),
@@ -175,7 +180,7 @@ mod tests {
         let ports = [nic("a", 100, None)];
         assert_eq!(descriptors(&room.bounded(&ports[0], &ports)), Some(32));
         let told = room.report(&ports);
-        assert_eq!((told.per_queue, told.by.as_deref()), (Some(32), Some("resctrl")));
+        assert_eq!((told.per_queue, told.by.as_deref()), (Some(32), Some("burst")));
         assert!(told.why.unwrap().contains("26 frames each, fewer than 32"));
     }
 

@@ -166,7 +166,10 @@ impl Supervisor {
     pub(super) fn starts(&self, changes: &[Change]) -> u32 {
         let started = |change: &Change| match change {
             Change::AddService { service } | Change::ReplaceService { service } => service.first_instances(),
-            Change::ChangeInstances { service, instances, cores, .. } => self.turnover(service, *instances, cores).0.len() as u32,
+            Change::ChangeInstances { service, instances, cores, .. } => {
+                let (starts, _) = self.turnover(service, *instances, cores);
+                starts.len() as u32
+            }
             _ => 0,
         };
         changes.iter().map(started).sum()
@@ -181,7 +184,9 @@ impl Supervisor {
         // Of those on a core the first stay.
         living.sort_by_key(|nf| nf.instance.is_none());
         let there: Vec<usize> = living.iter().map(|nf| nf.core).collect();
-        let before = state.map_or(Vec::new(), |state| diff::cores_of(state.config.instances, &state.config.cores));
+        // As the changes were found: an instance that was added or removed by itself is counted in it.
+        let known = self.config.services.iter().find(|known| known.name == service);
+        let before = known.map_or(Vec::new(), |known| diff::cores_of(known.instances, &known.cores));
         let Turnover { starts, stops } = diff::turnover(&before, &diff::cores_of(instances, cores), &there);
         (starts, stops.into_iter().map(|place| living[place]).chain(lost).map(|nf| nf.number).collect())
     }

@@ -248,13 +248,17 @@ struct Member {
 /// Whether an assignment's classes take ways from one that an SLO has now and keeps.
 fn takes_away(promises: &Promises, assignment: &Assignment, room: Option<Room>) -> bool {
     let wanted = promises.steering.clone().lay_out(assignment, room);
-    let shrinks = |class: &str| {
-        let before = promises.classes.classes().get(class).copied().unwrap_or(0);
-        wanted.get(class).copied().unwrap_or(0) < before
+    let all = promises.kept.as_ref().map_or(0, |kept| kept.assignment.server.shape.llc_ways);
+    let shrinks = |instance: &Instance| {
+        let class = promises.steering.class_of(instance).0;
+        // Who has the whole cache is in no class.
+        let whole = Some(instance.ways).filter(|ways| *ways >= all);
+        let before = whole.or_else(|| promises.classes.classes().get(&class).copied()).unwrap_or(0);
+        wanted.get(&class).copied().unwrap_or(0) < before
     };
     let stays = |slo: &str| assignment.slos.iter().any(|promised| promised.slo.name == slo);
     let now = promises.kept.iter().flat_map(|kept| &kept.assignment.server.instances);
-    now.filter(|instance| stays(&instance.slo)).any(|instance| shrinks(&promises.steering.class_of(instance).0))
+    now.filter(|instance| stays(&instance.slo)).any(shrinks)
 }
 
 /// Whether profiles are of this host and of the services of a configuration.
@@ -357,7 +361,8 @@ impl Supervisor {
             }
             Change::ChangeInstances { service, instances, cores, .. } => {
                 let Some(number) = self.service_number(service) else { return Ok(()) };
-                for core in self.turnover(service, *instances, cores).0 {
+                let (starts, _) = self.turnover(service, *instances, cores);
+                for core in starts {
                     let nf = self.start_beside(number, core)?;
                     self.promises.placing.iter_mut().for_each(|placing| placing.beside.push(nf));
                 }

@@ -93,6 +93,7 @@ fn a_placement_is_kept_and_a_tenant_that_sends_too_much_is_named() {
     assert_eq!((acme.promised_pps, acme.part, acme.burst, acme.policed), (Some(1e4), 1.0, Some(64), 0));
     assert!(acme.excess.is_none() && acme.offered_pps > 0.0, "{acme:?}");
     assert!(rogue.excess.is_some() && rogue.exceeded > 0 && rogue.policed_pps > 0.0 && rogue.policed > 0, "{rogue:?}");
+    assert!(rogue.violations.is_empty(), "it gets what it was promised: {rogue:?}");
     assert!(find_chain(&stats, "rogue").drops["policed"] > 0 && stats.drops["policed"] > 0);
     assert!(!find_chain(&stats, "acme").drops.contains_key("policed"));
     assert!(find_port(&stats, "rogue-in").entry_drops > 0);
@@ -608,17 +609,29 @@ fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
     std::fs::write(&flag, "").unwrap();
     let mut daemon = Daemon::start("", &two(&format!("resctrl = {:?}", kernel.path()), &script.display().to_string()));
     daemon.client().place(&assignment(&[("acme", &[0], 10, 5e3)])).unwrap();
-    std::fs::remove_file(&flag).unwrap();
-    let mut client = daemon.client();
-    let next = std::thread::spawn(move || client.place(&assignment(&[("acme", &[0], 4, 5e3), ("rogue", &[1], 12, 2e3)])));
-    daemon.wait("the new one starts", |s| s.nfs.iter().any(|nf| nf.name == "rogue-nf.0" && nf.pid.is_some()));
-    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [10, 0]);
-    std::fs::write(&flag, "").unwrap();
-    next.join().unwrap().unwrap();
-    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [4, 12]);
+    let ways = || [ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")];
+    let both = || assignment(&[("acme", &[0], 4, 5e3), ("rogue", &[1], 12, 2e3)]);
+    let place_both = |daemon: &mut Daemon, meanwhile: [u32; 2]| {
+        std::fs::remove_file(&flag).unwrap();
+        let mut client = daemon.client();
+        let next = std::thread::spawn(move || client.place(&both()));
+        daemon.wait("the new one starts", |s| s.nfs.iter().any(|nf| nf.service.starts_with("rogue-nf") && nf.pid.is_some()));
+        assert_eq!(ways(), meanwhile);
+        std::fs::write(&flag, "").unwrap();
+        next.join().unwrap().unwrap();
+        assert_eq!(ways(), [4, 12]);
+    };
+    place_both(&mut daemon, [10, 0]);
+    // Who has the whole cache is in no class until then.
+    let mut whole = assignment(&[("acme", &[0], 20, 5e3)]);
+    whole.server.shape.ddio_ways = 0;
+    daemon.client().place(&whole).unwrap();
+    daemon.wait("the other one is gone", |s| s.nfs.iter().all(|nf| !nf.service.starts_with("rogue-nf")));
+    assert_eq!(ways(), [0, 0]);
+    place_both(&mut daemon, [0, 0]);
     let grown = assignment(&[("acme", &[0], 5, 5e3), ("rogue", &[1], 12, 2e3)]);
     daemon.client().place(&grown).unwrap();
-    assert_eq!([ways_of(&kernel, "sluice-acme.0"), ways_of(&kernel, "sluice-rogue.0")], [5, 12]);
+    assert_eq!(ways(), [5, 12]);
     daemon.stop();
     assert!(groups(&kernel).is_empty());
 }

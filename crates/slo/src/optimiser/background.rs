@@ -1,11 +1,11 @@
 //! The optimiser beside everything else: it takes its time, and the last good placement stands until there is a better one.
 
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::assign::assign;
 use super::partition::{PART, solve_in_parts};
-use super::{OptimiserError, Solution, by_volume};
+use super::{OptimiserError, Solution, by_memory};
 use crate::demand::Demand;
 use crate::placement::{Placement, ServerShape};
 
@@ -14,7 +14,8 @@ use crate::placement::{Placement, ServerShape};
 pub struct Outcome {
     /// The solution, with its bound.
     pub solution: Solution,
-    /// Where everything would run; what runs now is left where it is as far as possible, and all of it where the solution takes more servers.
+    /// Where everything would run; what runs now is left where it is as far as possible, and all of it where the solution takes more servers only
+    /// because memory is rounded up to cores.
     pub placement: Placement,
     /// Servers in use before.
     pub before: usize,
@@ -66,20 +67,32 @@ impl Background {
 }
 
 /// One run: the best placement within the time that takes no more servers than the current one. Where memory is rounded up to cores, nothing more is
-/// proved than what cores and memory need, each for itself.
+/// proved than what cores with ways, and memory, need each for itself.
 ///
 /// # Errors
 /// [`OptimiserError`]; [`OptimiserError::OutOfTime`] if time was out and nothing was better than what is placed now.
 pub fn run(demands: &[Demand], shape: &ServerShape, current: &Placement, limit: Duration) -> Result<Outcome, OptimiserError> {
+    let began = Instant::now();
     let mut solution = solve_in_parts(demands, shape, PART, limit)?;
-    if demands.iter().any(|demand| demand.counted_cores > demand.cores) {
-        solution.bound = solution.bound.min(by_volume(demands, shape));
+    let is_rounded = demands.iter().any(|demand| demand.counted_cores > demand.cores);
+    if is_rounded {
+        // By cores and ways alone.
+        let bare = |demand: &Demand| Demand { counted_cores: demand.cores, ..demand.clone() };
+        let bare: Vec<Demand> = demands.iter().map(bare).collect();
+        let least = solve_in_parts(&bare, shape, PART, limit.saturating_sub(began.elapsed()))?.bound;
+        solution.bound = solution.bound.min(least.max(by_memory(demands, shape)));
     }
-    let before = current.servers.iter().filter(|server| server.shape == *shape && !server.instances.is_empty()).count();
+    let own = || current.servers.iter().filter(|server| server.shape == *shape && !server.instances.is_empty());
+    let before = own().count();
     if solution.timed_out && solution.servers() >= before && before > 0 {
         return Err(OptimiserError::OutOfTime { bound: solution.bound });
     }
-    let takes_more = before > 0 && solution.servers() > before;
-    let placement = if takes_more { current.clone() } else { assign(&solution, demands, shape, current)? };
+    // What runs fits, whatever the rounding says; unless its profiles were made anew.
+    let carries = |demand: &Demand| {
+        let instances = own().flat_map(|server| &server.instances).filter(|instance| instance.slo == demand.slo);
+        demand.is_enough(&instances.map(|instance| instance.ways.min(shape.ways())).collect::<Vec<_>>())
+    };
+    let stays = is_rounded && solution.servers() > before && demands.iter().all(carries);
+    let placement = if stays { current.clone() } else { assign(&solution, demands, shape, current)? };
     Ok(Outcome { solution, placement, before })
 }

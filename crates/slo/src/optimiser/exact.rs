@@ -55,9 +55,18 @@ pub fn solve_with_prices(demands: &[Demand], shape: &ServerShape, limit: Duratio
         let master = Master { groups: &groups, slots: &slots, columns: &columns };
         // What the relaxation uses whole is kept first, then only its patterns: what is left is small, and mostly enough. Where it is not, that proves
         // nothing.
-        let whole = master.whole_parts()?;
+        let kept = master.whole_parts(left());
+        let (of_patterns, of_recipes) = kept.split_at(columns.patterns.len().min(kept.len()));
+        let is_used = |parts: &[f64]| parts.iter().any(|part| *part > 0.0);
+        let mut programs = vec![(&[][..], i32::MAX)];
+        if is_used(of_patterns) {
+            programs.insert(0, (of_patterns, FEW_NODES));
+        }
+        if is_used(of_recipes) {
+            programs.insert(0, (&kept, FEW_NODES));
+        }
         let mut ended = false;
-        for (kept, nodes) in [(&whole[..], FEW_NODES), (&whole[..columns.patterns.len()], FEW_NODES), (&[], i32::MAX)] {
+        for (kept, nodes) in programs {
             if best.is_optimal() || left().is_zero() {
                 break;
             }

@@ -173,10 +173,14 @@ impl Master<'_> {
         Ok(relaxation)
     }
 
-    /// What the relaxation uses whole of each column: of patterns, then of recipes, group by group.
-    pub fn whole_parts(&self) -> Result<Vec<f64>, OptimiserError> {
-        let (_, solution) = self.relaxation()?.solved()?;
-        Ok(solution.columns().iter().map(|amount| (amount + EPSILON).floor().max(0.0)).collect())
+    /// What the relaxation uses whole of each column: of patterns, then of recipes, group by group. Nothing if it is not solved within the time.
+    pub fn whole_parts(&self, limit: Duration) -> Vec<f64> {
+        let solved = self.relaxation().and_then(|mut relaxation| {
+            relaxation.model.iter_mut().for_each(|model| model.set_option("time_limit", limit.as_secs_f64()));
+            relaxation.solved()
+        });
+        let whole = |amount: &f64| (amount + EPSILON).floor().max(0.0);
+        solved.map_or_else(|_| Vec::new(), |(_, solution)| solution.columns().iter().map(whole).collect())
     }
 
     /// The integer program over the columns that there are: anything better than `start`, down to its bound. Of each column it uses what is in

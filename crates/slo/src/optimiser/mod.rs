@@ -173,16 +173,14 @@ impl Prices {
     }
 }
 
-/// Servers that are needed at least for the cores, and for the memory, of as few instances as there can be.
-fn by_volume(demands: &[Demand], shape: &ServerShape) -> usize {
+/// Servers that are needed at least for the memory of as few instances as there can be.
+fn by_memory(demands: &[Demand], shape: &ServerShape) -> usize {
     let instances = |demand: &Demand| {
         let most = demand.capacity_pps.last().copied().unwrap_or(0.0);
         if most > 0.0 { (demand.target_pps / most * (1.0 - EPSILON)).ceil().max(1.0) } else { 1.0 }
     };
-    let sum = |of: fn(&Demand) -> f64| demands.iter().map(|demand| instances(demand) * of(demand)).sum::<f64>();
-    let cores = sum(|demand| f64::from(demand.cores)) / f64::from(shape.cores);
-    let memory = sum(|demand| demand.memory_mib as f64) / shape.memory_mib.max(1) as f64;
-    whole(cores.max(memory))
+    let memory_mib: f64 = demands.iter().map(|demand| instances(demand) * demand.memory_mib as f64).sum();
+    whole(memory_mib / shape.memory_mib.max(1) as f64)
 }
 
 /// Rounds up, but not because of the last bits.

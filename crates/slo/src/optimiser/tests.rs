@@ -176,6 +176,13 @@ fn memory_in_whole_cores_proves_nothing_of_what_runs() {
         let outcome = background::run(&demands, &shape, &current, LONG).unwrap();
         assert!(outcome.placement == current && outcome.solution.bound == 1, "{outcome:?}");
     }
+    // By a profile made anew they carry half, and that is said.
+    let weak: Vec<Demand> = demands.iter().map(|demand| Demand { capacity_pps: vec![0.5, 0.5], ..demand.clone() }).collect();
+    let outcome = background::run(&weak, &shape, &current, LONG);
+    assert!(
+        matches!(&outcome, Err(OptimiserError::Solver(why)) if why.contains("servers are needed and there are 1")),
+        "{outcome:?}"
+    );
 }
 
 proptest! {

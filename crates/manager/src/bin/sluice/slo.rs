@@ -336,17 +336,14 @@ fn place(placement: &mut Placement, chosen: Vec<Chosen<'_>>) -> (Vec<Admitted>, 
         let by = match result {
             Ok(_) => Ok(first),
             Err(mut refusal) => {
-                let mut found = None;
-                for other in others {
-                    match admit(placement, slo, other) {
-                        Ok(_) => found = Some(*other),
-                        Err(also) => refusal = refusal.or_nearer(also, slo),
+                let fits = others.iter().find(|other| match admit(placement, slo, other) {
+                    Ok(_) => true,
+                    Err(also) => {
+                        refusal = refusal.clone().or_nearer(also, slo);
+                        false
                     }
-                    if found.is_some() {
-                        break;
-                    }
-                }
-                found.ok_or(Refused::Reserved(refusal))
+                });
+                fits.copied().ok_or(Refused::Reserved(refusal))
             }
         };
         found.insert(i, by.map(|profile| Some(profile.key.clone())));

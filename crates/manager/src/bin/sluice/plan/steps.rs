@@ -142,7 +142,7 @@ pub fn run(folder: &Folder, args: &StepArgs, out: &mut dyn Write) -> anyhow::Res
 fn wait(next: &Step) -> Option<String> {
     match next {
         Step::Stop { slo, number, .. } => Some(format!("no packets come to {slo}.{number} any more")),
-        Step::Resize { slo, number, from, to, capacity_pps, .. } if to < from && *capacity_pps > 0.0 => {
+        Step::Resize { slo, number, from, to, capacity_pps, .. } if to <= from && *capacity_pps > 0.0 => {
             Some(format!("no more than {capacity_pps:.0} packets/s come to {slo}.{number}"))
         }
         _ => None,
