@@ -83,7 +83,8 @@ fn a_cost_is_found_kept_and_used() {
     let mut daemon = Daemon::start(&format!("estimates = {:?}", path("state/kept.json")), &body);
     let stats = daemon.wait("it runs", |s| find_nf(s, "work.0").state == NfState::Running);
     let (guess, kept) = (find_nf(&stats, "work.0").sched.service_ns, median(&kept, "ns_per_packet"));
-    assert!((guess / kept - 1.0).abs() < 1e-9, "{guess}, kept {kept}");
+    // Of so light an NF a busy machine may find nothing at all, beside its rings.
+    assert!((guess - kept).abs() <= kept * 1e-9, "{guess}, kept {kept}");
     daemon.stop();
 }
 
