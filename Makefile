@@ -61,8 +61,9 @@ ifneq ($(FEATURES),)
 endif
 	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
 	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
-	scripts/trace-nf firewall macswap nat
-	scripts/trace-nf --plain nat
+	scripts/trace-nf firewall lookup macswap nat
+	scripts/trace-nf --plain lookup nat
+	cargo test $(CARGO_FLAGS) -p sluice-nf --features trace --lib trace
 	SLUICE_TRACED=required $(SOME_OF_CACHEGRIND) cargo test --workspace $(CARGO_FLAGS) $(FEATURES)
 ifneq ($(DPDK),yes)
 	@echo "DPDK is not installed (apt-get install libdpdk-dev), so the tests did not run with it"
@@ -72,10 +73,9 @@ ifneq ($(OPTIMISER),yes)
 endif
 	$(MAKE) loom
 
-# One NF at few ways, where the model would be wrong first; `make cachegrind` compares all of them.
-SOME_OF_CACHEGRIND = SLUICE_CACHEGRIND=required SLUICE_CACHE_NFS=nat SLUICE_CACHE_WAYS=1,3
-# Those that handle bursts.
-TRACED = bridge cost crypt firewall lb logger macswap mark monitor nat router search single vlan
+# One NF at few ways, where the model would be wrong first, and one that owns its loop; `make cachegrind` compares all of them.
+SOME_OF_CACHEGRIND = SLUICE_CACHEGRIND=required SLUICE_CACHE_NFS=nat,lookup SLUICE_CACHE_WAYS=1,3,8
+TRACED = bridge cost crypt firewall lb logger lookup macswap mark monitor nat router search single vlan
 
 .PHONY: cachegrind
 cachegrind: ## compare the model of the caches with cachegrind, for the example NFs (a quarter of an hour)
@@ -100,6 +100,7 @@ fmt:
 .PHONY: clippy
 clippy:
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) -- -D warnings
+	cargo clippy -p sluice-nf --features trace --all-targets $(CARGO_FLAGS) -- -D warnings
 ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
 	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager --features $(feature)$(newline)	)

@@ -104,7 +104,6 @@ fn plan() -> Plan {
         let name = format!("{}{}", whole::WHOLE, example.name);
         plan.cases.push(case(name, example.flows(Scale::Large), law, move || whole::sample(example, zipf)));
     }
-    plan.leave_out("lookup", params(&[]), "it reads its packets itself (sluice_nf::pull), and such NFs cannot be traced");
     plan
 }
 
@@ -120,7 +119,7 @@ fn traced(example: &Example, folder: &Path) -> Result<Traced, Miss> {
     let missing = || Miss::LeaveOut(format!("it is not built to be traced: run `scripts/trace-nf {}`", example.nf));
     let program = beside(&program).ok_or_else(missing)?;
     let file = folder.join(example.name);
-    std::fs::write(&file, example.contents())?;
+    example.make_file(&program, &file)?;
     Ok(Traced { program, args: example.args(Scale::Large, &file), env: Vec::new() })
 }
 

@@ -56,8 +56,9 @@ pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     let here = std::env::current_exe()?;
     let of = |nf: &Example| -> Result<Program, Miss> {
         let input = file(nf.name);
-        std::fs::write(&input, nf.contents())?;
-        Ok(Program { path: here.with_file_name(format!("sluice-nf-{}", nf.nf)), args: nf.args(Scale::Large, &input) })
+        let path = here.with_file_name(format!("sluice-nf-{}", nf.nf));
+        nf.make_file(&path, &input)?;
+        Ok(Program { path, args: nf.args(Scale::Large, &input) })
     };
     let traffic = traffic(example, zipf);
     let target = match example.before() {

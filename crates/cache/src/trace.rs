@@ -60,7 +60,8 @@ pub enum Event {
     },
     /// The end of the warm-up, and the second time of the trace; the third, of one that was to end sooner, has the packets that count.
     Mark {
-        /// Loads and stores until then, with those that have no record because the first cache held them; or packets.
+        /// Loads and stores until then, with those before the first packet and those that have no record because the first cache held them:
+        /// 0 is a program that was not built to be traced. Or packets.
         number: u64,
     },
 }
@@ -184,6 +185,11 @@ fn first_cache(hierarchy: Hierarchy) -> Result<(Hierarchy, String), CacheError> 
     Ok((Hierarchy { l1: hierarchy.l1.filter(|_| l1.is_none()), ..hierarchy }, variable))
 }
 
+/// Whether accesses until both marks are those of a program that was built to be traced. Its handler may have none.
+fn is_traced(start: u64, end: u64) -> bool {
+    start > 0 && end >= start
+}
+
 fn cannot_start(program: &Path, error: &io::Error) -> CacheError {
     let what = format!("cannot start {}: {error}", program.display());
     CacheError::Model { what, cure: "build it with scripts/trace-nf and try its arguments by hand" }
@@ -226,8 +232,8 @@ pub fn profile(nf: &Traced, traffic: &Traffic, hierarchy: Hierarchy) -> Result<C
         return Err(failed(format!("{} failed: {}", program.display(), String::from_utf8_lossy(&ended.stderr).trim())));
     }
     match (&marks[..], traffic.accesses) {
-        (&[start, end], None) if end > start => Ok(Curve { accesses: end - start, ..model.curve(traffic.packets) }),
-        (&[start, end, packets], Some(_)) if end > start => Ok(Curve { accesses: end - start, ..model.curve(packets) }),
+        (&[start, end], None) if is_traced(start, end) => Ok(Curve { accesses: end - start, ..model.curve(traffic.packets) }),
+        (&[start, end, packets], Some(_)) if is_traced(start, end) => Ok(Curve { accesses: end - start, ..model.curve(packets) }),
         _ => Err(failed(format!("{} wrote no loads and stores", program.display()))),
     }
 }
@@ -261,6 +267,20 @@ mod tests {
         }
         assert!(read(&bytes[..20], |_| ()).is_err());
         assert!(read(&b"listening\n"[..8], |_| ()).is_err());
+    }
+
+    #[test]
+    fn a_handler_that_touches_nothing_is_traced() {
+        let traffic = Traffic { packets: 9, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
+        let hierarchy = Hierarchy { line: 64, l1: None, l2: None, llc: Geometry { sets: 16, ways: 2 } };
+        let marks = |number| {
+            let script = format!("printf '\\{number}\\0\\0\\0\\0\\0\\0\\0%.0s' 1 2");
+            Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script], env: Vec::new() }
+        };
+        let curve = profile(&marks(5), &traffic, hierarchy).unwrap();
+        assert_eq!((curve.packets, curve.accesses, curve.misses), (9, 0, vec![0, 0]));
+        // One that was not built to be traced.
+        assert!(profile(&marks(0), &traffic, hierarchy).is_err());
     }
 
     #[test]

@@ -110,27 +110,41 @@ impl Engine {
         let arena = Arena::map(arena.as_fd(), welcome.geometry)?;
         let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;
         let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
-        let (slot, poll) = (welcome.slot, welcome.poll);
-        let seat = Seat::new(Place { core, slot, poll, page: page.clone() });
+        let poll = welcome.poll;
+        let place = Place { core, slot: welcome.slot, poll, page: page.clone() };
         let context = Context::of(&welcome);
         pin(context.core);
         if options.signals {
             signals::install(core.bell(welcome.slot));
         }
         gate::prepare(&page, &socket, poll, options.signals);
-        let taken = rx.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.cursor()));
         let clock = Clock::with_scale(welcome.clock_scale);
+        Ok((Self::new(arena, rx, tx, place, u64::from(welcome.linger_ns), socket, clock), context))
+    }
+
+    /// One with these rings, at this place. It lingers so many nanoseconds.
+    pub(crate) fn new(
+        arena: Arena,
+        rx: Vec<Consumer>,
+        tx: Producer,
+        place: Place,
+        linger_ns: u64,
+        socket: OwnedFd,
+        clock: Clock,
+    ) -> Self {
+        let Place { core, slot, poll, ref page } = place;
+        let taken = rx.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.cursor()));
         let now = clock.now_ns();
-        let engine = Self {
+        Self {
             arena,
             rx,
             tx,
-            page,
+            page: page.clone(),
             core,
             slot,
-            linger_ns: u64::from(welcome.linger_ns),
+            linger_ns,
             poll,
-            seat,
+            seat: Seat::new(place),
             socket,
             clock,
             turn: 0,
@@ -142,8 +156,7 @@ impl Engine {
             sample_at: 0,
             sampled_at: taken,
             cleaned: 0,
-        };
-        Ok((engine, context))
+        }
     }
 
     /// Tells the manager that packets can come.

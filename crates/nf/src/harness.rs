@@ -118,10 +118,16 @@ impl<H: Handler> Harness<H> {
     }
 
     /// The bytes of a packet of the last burst.
-    pub(crate) fn packet(&self, descriptor: &Descriptor) -> Vec<u8> {
-        let mut bytes = vec![0; descriptor.len as usize];
-        assert!(self.arena.read(descriptor.frame, descriptor.offset, &mut bytes), "a packet never leaves its frame");
+    fn packet(&self, descriptor: &Descriptor) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.read(descriptor, &mut bytes);
         bytes
+    }
+
+    /// The same, in place of what is there.
+    pub(crate) fn read(&self, descriptor: &Descriptor, bytes: &mut Vec<u8>) {
+        bytes.resize(descriptor.len as usize, 0);
+        assert!(self.arena.read(descriptor.frame, descriptor.offset, bytes), "a packet never leaves its frame");
     }
 
     /// Gives the handler one burst, and leaves the packets where they are.

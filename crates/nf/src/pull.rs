@@ -29,6 +29,19 @@ use crate::packet::Packet;
 use crate::signals;
 use crate::zygote;
 
+#[cfg(feature = "trace")]
+use crate::trace::pull::{Feed, apart, before, within};
+
+/// The same where nothing is traced.
+#[cfg(not(feature = "trace"))]
+#[inline(always)]
+fn apart<T>(library: impl FnOnce() -> T) -> T {
+    library()
+}
+
+#[cfg(not(feature = "trace"))]
+use {apart as before, apart as within};
+
 struct Shared {
     engine: RefCell<Engine>,
 }
@@ -39,6 +52,9 @@ pub struct Nf {
     context: Context,
     /// When the packets that the NF works on were read, if their service time is sampled, and how many they are.
     sampling: Option<(u64, usize)>,
+    /// Where packets come from that it is traced on.
+    #[cfg(feature = "trace")]
+    feed: Option<Feed>,
 }
 
 /// A packet that was read and not yet written.
@@ -65,7 +81,7 @@ impl Drop for OwnedPacket {
     fn drop(&mut self) {
         self.descriptor.verdict = RawVerdict::Drop as u8;
         // A manager that is gone or broken takes nothing back, and the next read says so.
-        let _ = self.shared.engine.borrow_mut().send(&[self.descriptor]);
+        let _ = apart(|| self.shared.engine.borrow_mut().send(&[self.descriptor]));
     }
 }
 
@@ -84,9 +100,8 @@ impl Nf {
     /// As [`Nf::attach`].
     pub fn attach_with(options: &Options) -> Result<Self, NfError> {
         #[cfg(feature = "trace")]
-        if crate::trace::asked().is_some() {
-            let why = "an NF in pull style reads its packets itself, and cannot be traced: profile it with --cache resctrl, or --cache none";
-            return Err(NfError::Handler(why.into()));
+        if let Some(traffic) = crate::trace::asked() {
+            return Self::traced(traffic);
         }
         if options.zygote {
             zygote::decline(options, "it is written in pull style")?;
@@ -94,7 +109,24 @@ impl Nf {
         }
         let (mut engine, context) = Engine::attach(options)?;
         engine.ready();
-        Ok(Self { shared: Rc::new(Shared { engine: RefCell::new(engine) }), context, sampling: None })
+        Ok(Self::new(engine, context))
+    }
+
+    /// One without a manager, on packets that are made for it.
+    #[cfg(feature = "trace")]
+    pub(crate) fn traced(traffic: Result<crate::trace::Traffic, String>) -> Result<Self, NfError> {
+        let (engine, context, feed) = crate::trace::pull::attach(traffic)?;
+        Ok(Self { feed: Some(feed), ..Self::new(engine, context) })
+    }
+
+    fn new(engine: Engine, context: Context) -> Self {
+        Self {
+            shared: Rc::new(Shared { engine: RefCell::new(engine) }),
+            context,
+            sampling: None,
+            #[cfg(feature = "trace")]
+            feed: None,
+        }
     }
 
     /// What the manager told about ports, services and chains.
@@ -176,7 +208,7 @@ impl Nf {
     }
 
     pub(crate) fn send(&mut self, descriptors: &[Descriptor]) -> Result<(), NfError> {
-        self.shared.engine.borrow_mut().send(descriptors)
+        apart(|| self.shared.engine.borrow_mut().send(descriptors))
     }
 
     /// Runs `f` with the arena that packets lie in.
@@ -187,6 +219,11 @@ impl Nf {
     /// Waits for descriptors, checks them and sets their verdicts to `Next`. None is a stop, 0 the timeout or that callbacks of the
     /// storage have run.
     pub(crate) fn take(&mut self, out: &mut [Descriptor], timeout: Option<Duration>) -> Result<Option<usize>, NfError> {
+        before(|| self.wait_for(out, timeout))
+    }
+
+    #[inline(always)]
+    fn wait_for(&mut self, out: &mut [Descriptor], timeout: Option<Duration>) -> Result<Option<usize>, NfError> {
         let seat = self.shared.engine.borrow().seat();
         let deadline = self.begin(timeout)?;
         if signals::stopped() {
@@ -195,7 +232,11 @@ impl Nf {
         }
         loop {
             // Not while the engine is borrowed: a callback may return packets.
-            let called = seat.poll();
+            let called = within(|| seat.poll());
+            #[cfg(feature = "trace")]
+            if let Some(feed) = &mut self.feed {
+                feed.turn(self.shared.engine.borrow().arena())?;
+            }
             let engine = &mut *self.shared.engine.borrow_mut();
             if engine.is_shut_out() {
                 engine.stand()?;

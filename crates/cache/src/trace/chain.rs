@@ -16,7 +16,7 @@
 use std::io::{self, BufReader, ErrorKind, Read, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 
-use super::{Event, RECORD, Traced, Traffic, cannot_start, decode, first_cache};
+use super::{Event, RECORD, Traced, Traffic, cannot_start, decode, first_cache, is_traced};
 use crate::error::CacheError;
 use crate::model::{Hierarchy, Shared, Sharing};
 
@@ -327,7 +327,7 @@ pub fn profile(nfs: &[Traced], feed: Feed<'_>, hierarchy: Hierarchy) -> Result<V
     for (i, nf) in nfs.iter().enumerate() {
         let mut sharing = model.sharing(i, got[i]).unwrap_or_else(|| unreachable!("it was made for all"));
         match marks[i][..] {
-            [start, end] if end >= start && (end > start || got[i] == 0) => sharing.together.accesses = end - start,
+            [start, end] if is_traced(start, end) => sharing.together.accesses = end - start,
             _ => return Err(failed(format!("{} wrote no loads and stores", nf.program.display()))),
         }
         found.push(sharing);
@@ -390,7 +390,8 @@ mod tests {
     #[test]
     fn a_program_that_is_no_traced_nf_is_told() {
         let traffic = Traffic { packets: 1, warm_up: 0, accesses: None, flows: 1, zipf: None, bytes: 60, spread: false, seed: 1 };
-        let good = says(&[(0, &[0, ON | 1, 8, PACKET, 1])]);
+        let good = says(&[(0, &[1, ON | 1, 8, PACKET, 1])]);
+        let plain = says(&[(0, &[0, ON | 1, 8, PACKET, 0])]);
         let fails =
             Traced { program: "/bin/sh".into(), args: vec!["-c".into(), "echo no rules >&2; exit 1".into()], env: Vec::new() };
         let nowhere = Traced { program: "/nowhere/nf".into(), args: Vec::new(), env: Vec::new() };
@@ -402,6 +403,7 @@ mod tests {
         for (chain, words) in [
             (vec![nowhere], "cannot start"),
             (vec![silent.clone()], "no loads"),
+            (vec![plain], "no loads"),
             (vec![fails.clone()], "no rules"),
             // Its own environment, and nothing of the caller's.
             (vec![told], "failed: 7/;"),

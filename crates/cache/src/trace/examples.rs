@@ -1,7 +1,9 @@
 //! The NFs that come along, with arguments, files and traffic that make each of them work: what experiments and tests trace.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 /// How much of the cache the NFs use that use much of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub struct Example {
     /// `FILE` is where its file is (what else begins so is beside it), and `CONNECTIONS` how many connections it keeps.
     args: &'static [&'static str],
     file: fn() -> String,
+    /// Arguments with which it makes its file of `FILE.text`, if the text is not the file itself.
+    build: &'static [&'static str],
     /// Small and large.
     flows: [u32; 2],
     /// The NF that makes its packets of the traffic, as the examples name it, if there is one before it.
@@ -38,26 +42,39 @@ impl Example {
         self.flows[usize::from(scale == Scale::Large)]
     }
 
-    /// Its arguments, once what [`contents`](Self::contents) gives is in this file.
+    /// Its arguments, once its file has been [made](Self::make_file).
     pub fn args(&self, scale: Scale, file: &Path) -> Vec<String> {
         let connections = if scale == Scale::Large { "262144" } else { "131072" };
-        let given = |arg: &&str| arg.replace("FILE", &file.display().to_string()).replace("CONNECTIONS", connections);
-        self.args.iter().map(given).collect()
+        filled(self.args, file).map(|arg| arg.replace("CONNECTIONS", connections)).collect()
+    }
+
+    /// Makes its file; an empty one where it has none. It is its own program that does, where it reads no text.
+    ///
+    /// # Errors
+    /// The file cannot be written, or the program does not make it.
+    pub fn make_file(&self, program: &Path, file: &Path) -> io::Result<()> {
+        if self.build.is_empty() {
+            return std::fs::write(file, (self.file)());
+        }
+        std::fs::write(format!("{}.text", file.display()), (self.file)())?;
+        let made = Command::new(program).args(filled(self.build, file)).stdout(Stdio::null()).status()?;
+        if made.success() { Ok(()) } else { Err(io::Error::other(format!("{} cannot make its file: {made}", program.display()))) }
     }
 
     /// The example before it.
     pub fn before(&self) -> Option<&'static Example> {
         EXAMPLES.iter().find(|example| Some(example.name) == self.behind)
     }
+}
 
-    /// What is in its file; nothing where it has none.
-    pub fn contents(&self) -> String {
-        (self.file)()
-    }
+/// Arguments with the file's name in them.
+fn filled<'a>(args: &'a [&str], file: &Path) -> impl Iterator<Item = String> + 'a {
+    let file = file.display().to_string();
+    args.iter().map(move |arg| arg.replace("FILE", &file))
 }
 
 const fn example(name: &'static str, args: &'static [&'static str], file: fn() -> String, flows: [u32; 2]) -> Example {
-    Example { name, nf: name, args, file, flows, behind: None, spread: false, bytes: 60 }
+    Example { name, nf: name, args, file, build: &[], flows, behind: None, spread: false, bytes: 60 }
 }
 
 const NAT: &[&str] = &["--inside", "10.0.0.0/8", "--outside", "203.0.113.1,203.0.113.2,203.0.113.3"];
@@ -66,7 +83,7 @@ const STATEFUL: &[&str] = &["--rules", "FILE", "--connections", "CONNECTIONS"];
 /// Flows of NFs that keep nothing of them.
 const FEW: [u32; 2] = [1_000, 1_000];
 
-/// All of them but `lookup`, which reads its packets itself (`sluice_nf::pull`) and cannot be traced.
+/// All of them.
 pub const EXAMPLES: &[Example] = &[
     example("monitor", &["--flows", "262144"], String::new, [100_000, 200_000]),
     example("nat", NAT, String::new, [50_000, 150_000]),
@@ -74,6 +91,11 @@ pub const EXAMPLES: &[Example] = &[
     example("firewall", &["--rules", "FILE"], rules, [10_000, 10_000]),
     example("lb", BALANCER, backends, [50_000, 150_000]),
     Example { spread: true, ..example("router", &["--routes", "FILE"], routes, [50_000, 200_000]) },
+    Example {
+        build: &["--build", "FILE.text", "--table", "FILE"],
+        spread: true,
+        ..example("lookup", &["--table", "FILE"], hosts, [10_000, 20_000])
+    },
     Example { bytes: 1_514, ..example("search", &["--patterns", "FILE"], patterns, FEW) },
     example("encrypt", &["--keys", "FILE"], keys, FEW),
     Example { behind: Some("encrypt"), ..example("decrypt", &["--keys", "FILE"], keys, FEW) },
@@ -107,6 +129,15 @@ fn routes() -> String {
     ["0.0.0.0/0 mac 02:00:00:00:00:01\n".into()].into_iter().chain(lines).collect()
 }
 
+/// Twenty thousand, the destinations of the traffic's flows that are all over.
+fn hosts() -> String {
+    let host = |flow: u32| {
+        let to = flow.wrapping_mul(0x9e37_79b1).to_be_bytes();
+        format!("{}.{}.{}.{} pass\n", 1 + to[0] % 126, to[1], to[2], to[3])
+    };
+    (0..20_000).map(host).collect()
+}
+
 fn patterns() -> String {
     let word = |i: u32| (i.wrapping_mul(0x9e37_79b1), i.wrapping_mul(0x85eb_ca6b) | 1);
     (0..2_000).map(word).map(|(a, b)| format!("alert hex {a:08x}{b:08x}\n")).collect()
@@ -127,6 +158,21 @@ mod tests {
         assert_eq!((stateful.flows(Scale::Small), stateful.flows(Scale::Large)), (100_000, 200_000));
         assert!(EXAMPLES.iter().all(|example| example.before().is_some() == example.behind.is_some()));
         // Every one that names a file has something to put there.
-        assert!(EXAMPLES.iter().all(|example| example.args.contains(&"FILE") != example.contents().is_empty()));
+        assert!(EXAMPLES.iter().all(|example| example.args.contains(&"FILE") != (example.file)().is_empty()));
+    }
+
+    #[test]
+    fn a_file_is_the_text_or_made_of_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("f");
+        let read = || std::fs::read_to_string(&file).unwrap();
+        let plain = example("x", &[], || "text".into(), FEW);
+        plain.make_file(Path::new("/nowhere"), &file).unwrap();
+        assert_eq!(read(), "text");
+        Example { build: &["FILE.text", "FILE"], ..example("x", &[], || "other".into(), FEW) }
+            .make_file(Path::new("/bin/cp"), &file)
+            .unwrap();
+        assert_eq!(read(), "other");
+        assert!(Example { build: &["FILE.text"], ..plain }.make_file(Path::new("/bin/false"), &file).is_err());
     }
 }

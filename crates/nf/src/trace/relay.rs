@@ -24,9 +24,9 @@ const WORD: usize = 8;
 
 /// What a batch holds.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Part {
+pub(super) enum Part<'a> {
     /// Packets.
-    Burst(Vec<Vec<u8>>),
+    Burst(Vec<&'a [u8]>),
     /// The end of the warm-up, or of all.
     Mark,
 }
@@ -39,7 +39,7 @@ fn broken(what: &'static str) -> io::Error {
 ///
 /// # Errors
 /// It cannot be read, ends too early, or is none.
-pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Vec<Part>>> {
+pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     let mut word = [0; WORD];
     let mut have = 0;
     while have < WORD {
@@ -57,12 +57,19 @@ pub(super) fn read(stream: &mut impl Read) -> io::Result<Option<Vec<Part>>> {
     }
     let mut batch = vec![0; bytes as usize];
     stream.read_exact(&mut batch)?;
-    let mut rest = batch.as_slice();
+    Ok(Some(batch))
+}
+
+/// What a batch holds.
+///
+/// # Errors
+/// It ends too early.
+pub(super) fn parts(mut batch: &[u8]) -> io::Result<Vec<Part<'_>>> {
     let mut parts = Vec::new();
-    while !rest.is_empty() {
-        parts.push(part(&mut rest).ok_or_else(|| broken("a batch on standard input ends within a burst"))?);
+    while !batch.is_empty() {
+        parts.push(part(&mut batch).ok_or_else(|| broken("a batch on standard input ends within a burst"))?);
     }
-    Ok(Some(parts))
+    Ok(parts)
 }
 
 fn word(rest: &mut &[u8]) -> Option<u64> {
@@ -71,7 +78,7 @@ fn word(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(*first))
 }
 
-fn part(rest: &mut &[u8]) -> Option<Part> {
+fn part<'a>(rest: &mut &'a [u8]) -> Option<Part<'a>> {
     let count = word(rest)?;
     if count == MARK {
         return Some(Part::Mark);
@@ -80,7 +87,7 @@ fn part(rest: &mut &[u8]) -> Option<Part> {
     for _ in 0..count {
         let len = usize::try_from(word(rest)?).ok()?;
         let (packet, others) = rest.split_at_checked(len.checked_next_multiple_of(WORD)?)?;
-        packets.push(packet[..len].to_vec());
+        packets.push(&packet[..len]);
         *rest = others;
     }
     Some(Part::Burst(packets))
@@ -88,12 +95,11 @@ fn part(rest: &mut &[u8]) -> Option<Part> {
 
 /// The words of a packet.
 pub(super) fn words(packet: &[u8]) -> impl Iterator<Item = u64> {
-    let padded = |chunk: &[u8]| {
-        let mut word = [0; WORD];
-        word[..chunk.len()].copy_from_slice(chunk);
-        u64::from_le_bytes(word)
-    };
-    std::iter::once(packet.len() as u64).chain(packet.chunks(WORD).map(padded))
+    let (whole, rest) = packet.as_chunks::<WORD>();
+    let mut last = [0; WORD];
+    last[..rest.len()].copy_from_slice(rest);
+    let last = (!rest.is_empty()).then_some(last);
+    std::iter::once(packet.len() as u64).chain(whole.iter().copied().chain(last).map(u64::from_le_bytes))
 }
 
 #[cfg(test)]
@@ -101,8 +107,8 @@ mod tests {
     use super::*;
 
     /// A batch as it comes.
-    fn batch(parts: &[Part]) -> Vec<u8> {
-        let of = |part: &Part| match part {
+    fn batch(parts: &[Part<'_>]) -> Vec<u8> {
+        let of = |part: &Part<'_>| match part {
             Part::Mark => vec![MARK],
             Part::Burst(packets) => {
                 std::iter::once(packets.len() as u64).chain(packets.iter().flat_map(|packet| words(packet))).collect()
@@ -114,16 +120,16 @@ mod tests {
 
     #[test]
     fn batches_are_read_as_they_were_written() {
-        let wanted = vec![Part::Burst(vec![vec![1; 60], vec![2; 61], vec![]]), Part::Mark, Part::Burst(Vec::new())];
+        let wanted = vec![Part::Burst(vec![&[1; 60], &[2; 61], &[]]), Part::Mark, Part::Burst(Vec::new())];
         let bytes = batch(&wanted);
         let mut stream = bytes.as_slice();
-        assert_eq!(read(&mut stream).unwrap(), Some(wanted));
+        assert_eq!(parts(&read(&mut stream).unwrap().unwrap()).unwrap(), wanted);
         assert_eq!(read(&mut stream).unwrap(), None);
     }
 
     #[test]
     fn what_is_no_batch_is_told() {
-        let bytes = batch(&[Part::Burst(vec![vec![1; 60]])]);
+        let bytes = batch(&[Part::Burst(vec![&[1; 60]])]);
         for cut in [3, 8, 20, bytes.len() - 1] {
             assert!(read(&mut &bytes[..cut]).is_err(), "{cut}");
         }
@@ -131,7 +137,8 @@ mod tests {
         // More packets, and longer ones, than there are bytes.
         for wrong in [vec![8, 5], vec![16, 1, 9], vec![16, 1, u64::MAX]] {
             let bytes: Vec<u8> = wrong.into_iter().flat_map(u64::to_le_bytes).collect();
-            assert!(read(&mut bytes.as_slice()).unwrap_err().to_string().contains("ends within a burst"));
+            let batch = read(&mut bytes.as_slice()).unwrap().unwrap();
+            assert!(parts(&batch).unwrap_err().to_string().contains("ends within a burst"));
         }
     }
 }

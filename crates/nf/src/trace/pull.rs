@@ -1,0 +1,212 @@
+//! An NF that owns its loop, traced: what stands in for its manager.
+//!
+//! # Approach
+//! The NF has rings as if it had attached, and a [`Feed`] at their other ends, in its own thread. Whenever the NF asks for packets, the feed takes
+//! back what has been written, and posts the next burst if none waits. Frames that came back last go out first: an NF that writes what it
+//! has read before it reads on sees the frames of one burst, and one whose packets wait for something as many as wait.
+//!
+//! It is followed from when it reads first, but for what the library does where packets are read and written; callbacks of its storage are its own.
+//! The process ends with the trace: the loop is not ours to leave, and what the NF would say at its end would be taken for records.
+//!
+//! # Limits
+//! Packets that wait when the warm-up ends are among those that count, and those that wait at the end are not. The clock is the machine's.
+//! What the kernel writes (a read of the storage) is not followed. One of these hands no packets on to another traced NF.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use sluice_shm::BURST;
+use sluice_shm::arena::{Arena, Geometry, HEADROOM};
+use sluice_shm::clock::Clock;
+use sluice_shm::core_page::CorePage;
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::page::{Region, RegionLayout};
+use sluice_shm::ring::{self, Consumer, Producer, WildCursor};
+
+use super::packets::Source;
+use super::{Traffic, begin, context, follow, write_out};
+use crate::context::Context;
+use crate::engine::Engine;
+use crate::error::NfError;
+use crate::seat::Place;
+
+/// Frames, and slots of the ring that they come back by: an NF may keep all but a burst of them. No more, as the ring takes up cache of who looks
+/// at a program that is not traced.
+const FRAMES: u32 = 1_024;
+/// How long an NF may keep so many that there is no burst to give it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Longest packet, as in the harness.
+const PACKET_BYTES: usize = 2_112;
+
+/// Whether the NF of this process owns its loop and is traced.
+static IS_TRACED: AtomicBool = AtomicBool::new(false);
+
+/// What the library does on behalf of the NF.
+#[inline(always)]
+pub(crate) fn apart<T>(library: impl FnOnce() -> T) -> T {
+    change(false, library)
+}
+
+/// What the library does when the NF reads, which is followed from then on.
+#[inline(always)]
+pub(crate) fn before<T>(read: impl FnOnce() -> T) -> T {
+    let done = apart(read);
+    if IS_TRACED.load(Relaxed) {
+        follow(true);
+    }
+    done
+}
+
+/// What the NF does, called by the library.
+#[inline(always)]
+pub(crate) fn within<T>(nf: impl FnOnce() -> T) -> T {
+    change(true, nf)
+}
+
+#[inline(always)]
+fn change<T>(is_followed: bool, what: impl FnOnce() -> T) -> T {
+    if !IS_TRACED.load(Relaxed) {
+        return what();
+    }
+    let before = follow(is_followed);
+    let done = what();
+    follow(before);
+    done
+}
+
+/// The manager's ends of the rings.
+pub(crate) struct Feed {
+    source: Source,
+    rx: Producer,
+    tx: Consumer,
+    /// Frames that no packet is in, those that came back last at the end.
+    free: Vec<u32>,
+    /// When there was a burst to give last.
+    given: Instant,
+    /// The other end of the NF's connection.
+    _peer: OwnedFd,
+}
+
+/// An NF with its feed.
+///
+/// # Errors
+/// What was asked for cannot be understood or is not for such NFs, or there is no memory.
+pub(crate) fn attach(traffic: Result<Traffic, String>) -> Result<(Engine, Context, Feed), NfError> {
+    let traffic = traffic.map_err(|why| NfError::Handler(why.into()))?;
+    if traffic.input || traffic.output {
+        let why = "an NF in pull style is traced neither in a chain nor on a capture: profile it alone on generated packets, or with \
+                   --cache resctrl or --cache none";
+        return Err(NfError::Handler(why.into()));
+    }
+    begin(&traffic);
+    let none = |error: &dyn std::fmt::Display| NfError::Handler(format!("there is no memory for packets: {error}").into());
+    let geometry = Geometry { frames: FRAMES, stride: Geometry::stride_for(PACKET_BYTES) as u32 };
+    let (_memory, arena) = Arena::create(geometry, false).map_err(|e| none(&e))?;
+    let layout = RegionLayout::new(1, FRAMES).expect("the constants are within the limits");
+    let page = Region::create(layout).map_err(|e| none(&e))?.page;
+    let (_memory, core) = CorePage::create(1, false).map_err(|e| none(&e))?;
+    let place = Place { core: Box::leak(Box::new(core)), slot: 0, poll: true, page };
+    let (socket, peer) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(|e| none(&e))?;
+    // A burst is posted where none waits.
+    let ((to_nf, rx), (tx, from_nf)) = (ring::private(BURST as u32), ring::private(FRAMES));
+    let engine = Engine::new(arena, vec![rx], tx, place, 0, socket, Clock::new());
+    let free = (0..FRAMES).rev().collect();
+    let feed = Feed { source: Source::new(traffic), rx: to_nf, tx: from_nf, free, given: Instant::now(), _peer: peer };
+    IS_TRACED.store(true, Relaxed);
+    Ok((engine, context(), feed))
+}
+
+impl Feed {
+    /// Takes packets back and posts others. The end of the trace ends the process.
+    ///
+    /// # Errors
+    /// [`NfError::Broken`], and what to do about an NF that keeps too many packets.
+    pub(crate) fn turn(&mut self, arena: &Arena) -> Result<(), NfError> {
+        let broken = |_: WildCursor| NfError::Broken("a ring cursor is where it cannot be");
+        let mut back = [Descriptor::default(); BURST];
+        loop {
+            let n = self.tx.dequeue(&mut back).map_err(broken)?;
+            if n == 0 {
+                break;
+            }
+            self.free.extend(back[..n].iter().rev().map(|descriptor| descriptor.frame));
+        }
+        if self.rx.room().map_err(broken)? < self.rx.capacity() {
+            return Ok(());
+        }
+        if self.free.len() < BURST {
+            if self.given.elapsed() < PATIENCE {
+                return Ok(());
+            }
+            let kept = FRAMES as usize - self.free.len();
+            let why =
+                format!("it keeps {kept} packets and writes none: traced, let it keep fewer than {}", FRAMES as usize - BURST);
+            return Err(NfError::Handler(why.into()));
+        }
+        self.given = Instant::now();
+        let Some(packets) = self.source.burst() else {
+            write_out();
+            std::process::exit(0);
+        };
+        let mut descriptors = Vec::with_capacity(BURST);
+        for packet in packets {
+            let frame = self.free.pop().expect("there are as many as a burst has");
+            assert!(arena.write(frame, HEADROOM as u16, packet), "every packet that can be asked for fits a frame");
+            descriptors.push(Descriptor { frame, offset: HEADROOM as u16, len: packet.len() as u16, ..Default::default() });
+        }
+        self.rx.enqueue(&descriptors).map_err(broken)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pull::{Nf, OwnedPacket};
+
+    /// Frames and flows of packets.
+    fn seen(packets: &mut [OwnedPacket]) -> (Vec<usize>, Vec<u32>) {
+        let of = |packet: &mut OwnedPacket| {
+            let packet = packet.packet();
+            let data = packet.data();
+            (data.as_ptr() as usize, u32::from_be_bytes(data[26..30].try_into().unwrap()) & 0xff_ffff)
+        };
+        packets.iter_mut().map(of).unzip()
+    }
+
+    #[test]
+    fn an_nf_reads_burst_after_burst_in_the_frames_that_it_gave_back() {
+        let mut nf = Nf::traced(Traffic::parse("flows=300,packets=1000000")).unwrap();
+        assert!(nf.context().port("in").is_some());
+        let (mut burst, mut kept) = (Vec::new(), Vec::new());
+        assert_eq!(nf.read_burst(&mut burst, None).unwrap(), Some(BURST));
+        let (frames, flows) = seen(&mut burst);
+        assert_eq!(flows, (0..32).collect::<Vec<_>>(), "one of each flow, in turn");
+        nf.write_burst(&mut burst).unwrap();
+        assert_eq!(nf.read_burst(&mut burst, None).unwrap(), Some(BURST));
+        let (again, flows) = seen(&mut burst);
+        assert_eq!((again, flows[0]), (frames.clone(), 32));
+        // While these wait, others come elsewhere; what is dropped comes back too.
+        kept.append(&mut burst);
+        assert_eq!(nf.read_burst(&mut burst, None).unwrap(), Some(BURST));
+        let (others, flows) = seen(&mut burst);
+        assert!(others.iter().all(|frame| !frames.contains(frame)) && flows[0] == 64);
+        burst.clear();
+        // One at a time, of the burst that was posted.
+        let mut one = [nf.read().unwrap().unwrap()];
+        assert_eq!(seen(&mut one), (vec![others[0]], vec![96]));
+        assert_eq!(nf.read_burst(&mut burst, None).unwrap(), Some(BURST - 1), "no other burst before this one is read");
+    }
+
+    #[test]
+    fn what_it_cannot_do_is_told() {
+        for (traffic, words) in [("output=1", "neither in a chain"), ("input=1", "neither in a chain"), ("flows=0", "SLUICE_TRACE")]
+        {
+            let error = Nf::traced(Traffic::parse(traffic)).err().unwrap().to_string();
+            assert!(error.contains(words), "{traffic}: {error}");
+        }
+    }
+}
