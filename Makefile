@@ -78,7 +78,7 @@ SOME_OF_CACHEGRIND = SLUICE_CACHEGRIND=required SLUICE_CACHE_NFS=nat,lookup SLUI
 TRACED = bridge cost crypt firewall lb logger lookup macswap mark monitor nat router search single vlan
 
 .PHONY: cachegrind
-cachegrind: ## compare the model of the caches with cachegrind, for the example NFs (a quarter of an hour)
+cachegrind: ## compare the model of the caches with cachegrind, for the example NFs (twenty minutes)
 	scripts/deps --check test
 	scripts/trace-nf $(TRACED)
 	scripts/trace-nf --plain $(TRACED)
