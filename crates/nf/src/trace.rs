@@ -67,7 +67,7 @@ const STORE: u64 = 1 << 63;
 const ADDRESS: u64 = (1 << 56) - 1;
 
 // One thread runs the handler and is followed; other threads of an NF are not, but must do no harm. So all is relaxed: a torn trace is
-// refused by its reader, and a call that is counted by none of two threads is one in millions.
+// refused by its reader. Calls that two threads make at once may be counted as one.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 static BUFFER: [AtomicU64; RECORDS] = [const { AtomicU64::new(0) }; RECORDS];
 static FIRST: First = First::new();
@@ -165,12 +165,15 @@ fn follow(is_followed: bool) -> bool {
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "C" fn __sanitizer_sluice_follow(is_followed: bool) -> bool {
-    if !FIRST.instrumented.load(Relaxed) || FIRST.following.swap(is_followed, Relaxed) == is_followed {
-        return is_followed;
+    if !FIRST.instrumented.load(Relaxed) {
+        return false;
     }
-    let calls = if is_followed { calls().wrapping_neg() } else { calls() };
-    FIRST.made.store(FIRST.made.load(Relaxed).wrapping_add(calls), Relaxed);
-    !is_followed
+    let was_followed = FIRST.following.swap(is_followed, Relaxed);
+    if was_followed != is_followed {
+        let calls = if is_followed { calls().wrapping_neg() } else { calls() };
+        FIRST.made.store(FIRST.made.load(Relaxed).wrapping_add(calls), Relaxed);
+    }
+    was_followed
 }
 
 /// Calls so far, of whoever made them.
