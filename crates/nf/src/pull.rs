@@ -30,7 +30,7 @@ use crate::signals;
 use crate::zygote;
 
 #[cfg(feature = "trace")]
-use crate::trace::pull::{Feed, apart, before, within};
+use crate::trace::pull::{Feed, apart, reading, within};
 
 /// The same where nothing is traced.
 #[cfg(not(feature = "trace"))]
@@ -40,7 +40,7 @@ fn apart<T>(library: impl FnOnce() -> T) -> T {
 }
 
 #[cfg(not(feature = "trace"))]
-use {apart as before, apart as within};
+use {apart as reading, apart as within};
 
 struct Shared {
     engine: RefCell<Engine>,
@@ -219,7 +219,7 @@ impl Nf {
     /// Waits for descriptors, checks them and sets their verdicts to `Next`. None is a stop, 0 the timeout or that callbacks of the
     /// storage have run.
     pub(crate) fn take(&mut self, out: &mut [Descriptor], timeout: Option<Duration>) -> Result<Option<usize>, NfError> {
-        before(|| self.wait_for(out, timeout))
+        reading(|| self.wait_for(out, timeout))
     }
 
     #[inline(always)]

@@ -51,7 +51,7 @@ pub(crate) fn apart<T>(library: impl FnOnce() -> T) -> T {
 
 /// What the library does when the NF reads, which is followed from then on.
 #[inline(always)]
-pub(crate) fn before<T>(read: impl FnOnce() -> T) -> T {
+pub(crate) fn reading<T>(read: impl FnOnce() -> T) -> T {
     let done = apart(read);
     if IS_TRACED.load(Relaxed) {
         follow(true);
@@ -70,9 +70,9 @@ fn change<T>(is_followed: bool, what: impl FnOnce() -> T) -> T {
     if !IS_TRACED.load(Relaxed) {
         return what();
     }
-    let before = follow(is_followed);
+    let was_followed = follow(is_followed);
     let done = what();
-    follow(before);
+    follow(was_followed);
     done
 }
 
@@ -104,7 +104,8 @@ pub(crate) fn attach(traffic: Result<Traffic, String>) -> Result<(Engine, Contex
     let none = |error: &dyn std::fmt::Display| NfError::Handler(format!("there is no memory for packets: {error}").into());
     let geometry = Geometry { frames: FRAMES, stride: Geometry::stride_for(PACKET_BYTES) as u32 };
     let (_memory, arena) = Arena::create(geometry, false).map_err(|e| none(&e))?;
-    let layout = RegionLayout::new(1, FRAMES).expect("the constants are within the limits");
+    // Of the region the page alone is used: the rings are this process's own.
+    let layout = RegionLayout::new(1, BURST as u32).expect("the constants are within the limits");
     let page = Region::create(layout).map_err(|e| none(&e))?.page;
     let (_memory, core) = CorePage::create(1, false).map_err(|e| none(&e))?;
     let place = Place { core: Box::leak(Box::new(core)), slot: 0, poll: true, page };
