@@ -19,7 +19,7 @@ use std::sync::mpsc::Sender;
 
 use crossbeam_queue::ArrayQueue;
 
-use crate::chain::{self, Counter, Drop, PathRegistry};
+use crate::chain::{self, Counter, Drop, PathRegistry, Tables};
 use crate::classify::advice::{Advice, Answer, MAX_NUMBER, Meanwhile, Tally, UNASKED, beyond};
 use crate::classify::key::{FlowKey, LONG};
 use crate::classify::rss::queue_of;
@@ -257,19 +257,22 @@ fn key_of(plane: &Plane, packet: Packet, ingress: u16) -> FlowKey {
     FlowKey::parse(&bytes[..len], packet.len, ingress)
 }
 
-/// The path of a flow about which an answer is known, or what stands instead of one. `old` is the path that it had.
-pub fn way(registry: &PathRegistry, plane: &Plane, key: &FlowKey, answer: Answer, old: Option<u32>) -> u32 {
-    let tables = &plane.tables;
-    let chain = match answer {
-        Answer::Chain(chain) => chain,
-        Answer::Drop => return chain::FORBIDDEN,
-        Answer::Ask(_) => return chain::UNANSWERED,
+/// The chain of a flow about which an answer is known, with the rule that names it, if one does; or what stands instead of a path.
+pub fn chain_of(tables: &Tables, key: &FlowKey, answer: Answer) -> Result<(u16, Option<usize>), u32> {
+    match answer {
+        Answer::Chain(chain) => Ok((chain, None)),
+        Answer::Drop => Err(chain::FORBIDDEN),
+        Answer::Ask(_) => Err(chain::UNANSWERED),
         Answer::Rules => {
-            let Some(rule) = tables.rules.first_rule(key) else { return chain::NO_RULE };
-            tables.rules.count(rule, plane.index);
-            tables.rules.rules()[rule].chain
+            let rule = tables.rules.first_rule(key).ok_or(chain::NO_RULE)?;
+            Ok((tables.rules.rules()[rule].chain, Some(rule)))
         }
-    };
+    }
+}
+
+/// The path of a flow on a chain, or what stands instead of one. `old` is the path that it had.
+pub fn way(registry: &PathRegistry, plane: &mut Plane, key: &FlowKey, chain: u16, old: Option<u32>) -> u32 {
+    let tables = &plane.tables;
     if let Some(Some(named)) = tables.chains.get(usize::from(chain))
         && named.services.iter().any(|service| tables.is_pooled(*service))
     {
@@ -277,7 +280,7 @@ pub fn way(registry: &PathRegistry, plane: &Plane, key: &FlowKey, answer: Answer
     }
     match old {
         Some(path) if registry.still_valid(tables, path, chain) => path,
-        old => registry.decide(tables, key.ingress(), chain, key.symmetric_hash(), old),
+        old => registry.decide(&mut plane.ways, tables, key.ingress(), chain, key.symmetric_hash(), old),
     }
 }
 
@@ -441,15 +444,21 @@ impl Asker {
             }
             None => advice.otherwise(),
         });
-        let number = way(registry, plane, key, answer, None);
+        let number = match chain_of(&plane.tables, key, answer) {
+            Ok((chain, rule)) => {
+                rule.into_iter().for_each(|rule| plane.tables.rules.count(rule, plane.index));
+                way(registry, plane, key, chain, None)
+            }
+            Err(instead) => instead,
+        };
         if number == chain::POOLED {
             self.pooled.push((packet, *key, answer));
             return;
         }
-        let Some(path) = registry.get(number) else {
+        let Some(path) = registry.get(number).filter(|path| !path.refuses()) else {
             match number {
                 chain::NO_RULE => plane.no_rule.add(1),
-                chain::REFUSED => plane.nf_down.add(1),
+                _ if registry.get(number).is_some() => plane.nf_down.add(1),
                 chain::FORBIDDEN => self.forbidden.add(1),
                 chain::UNANSWERED => self.unanswered.add(1),
                 _ => plane.no_path.add(1),

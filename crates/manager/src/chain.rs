@@ -2,20 +2,24 @@
 //!
 //! A chain names services; a *path* names the NFs: one instance of each service, fixed when a flow is first seen, from the port where
 //! the flow enters to the port where it leaves. A frame in use carries the number of its path and the hop that it is at, so that
-//! forwarding is two array accesses and no hash. Paths are immutable and never removed while the daemon runs: a packet follows the
-//! path that it started on, whatever happens to rules and chains meanwhile. How many there are is bounded by `manager.max_paths`. A
-//! flow shares its path with all flows that took the same instances; where a chain has many combinations of them, flows are spread over
-//! some thousands and not over all. At the bound, new flows share the paths that their chain has.
+//! forwarding is two array accesses and no hash. Paths are immutable, and a packet follows the path that it started on, whatever happens to
+//! rules and chains meanwhile; when no packet can any more, a path that has ended is freed ([`registry`]). How many there are is bounded by
+//! `manager.max_paths`. A flow shares its path with all flows that took the same instances; where a chain has many combinations of them,
+//! flows are spread over some thousands and not over all. At the bound, new flows share the paths that their chain has.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+pub mod registry;
+pub mod ways;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use sluice_policy::spread;
 
 use crate::classify::rule::RuleSet;
 use crate::config::model::{OnFailure, Overload};
 use crate::promise::bucket::Bucket;
+
+pub use registry::PathRegistry;
 
 /// Combinations of instances up to which flows are spread over all of them; with more, over so many.
 const SPREAD: usize = 4096;
@@ -228,7 +232,7 @@ pub struct PortInfo {
 /// Everything that decides where packets go, as one immutable value. A change makes a new one.
 #[derive(Debug, Default)]
 pub struct Tables {
-    /// Grows with each change; flows decided under an older one are decided anew.
+    /// Grows with each change. Flows are decided anew where their paths end ([`registry`]), and where the rules are others.
     pub generation: u32,
     /// The rules.
     pub rules: RuleSet,
@@ -248,11 +252,6 @@ impl Tables {
     /// Whether the instances of a service are a pool, which directors give to flows.
     pub fn is_pooled(&self, service: u16) -> bool {
         self.pooled.get(service as usize).copied().unwrap_or(false)
-    }
-
-    /// Whether an NF is a living instance of a service.
-    fn lives(&self, nf: u16) -> bool {
-        self.services.iter().flatten().any(|m| m.nf == nf)
     }
 
     /// How far down the chains the instances of each service are, by service: the hops of the longest way to it over all chains
@@ -320,6 +319,26 @@ pub struct Hop {
     pub reverse: bool,
 }
 
+/// What kind of path it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Through an instance of each service of its chain.
+    Whole,
+    /// A service was left out because it had no instance.
+    Bypasses,
+    /// A service has no instance, and the chain lets nobody in without it.
+    Refuses,
+    /// Where an NF sends packets that are inside: to an instance of a service, and out.
+    Detour,
+}
+
+impl Kind {
+    /// Whether a service was left out, or lets nobody in, because it had no instance.
+    pub fn goes_without(self) -> bool {
+        matches!(self, Self::Bypasses | Self::Refuses)
+    }
+}
+
 /// The NFs that a flow's packets meet, in order.
 #[derive(Debug)]
 pub struct Path {
@@ -331,10 +350,13 @@ pub struct Path {
     pub hops: Box<[Hop]>,
     /// The NFs, each once.
     pub nfs: Box<[u16]>,
-    /// Port where its packets leave.
+    /// Port where its packets leave; none of one that lets nobody in.
     pub egress: u16,
-    /// Whether a service was left out because it had no instance.
-    pub bypasses: bool,
+    /// What kind of path it is.
+    pub kind: Kind,
+    /// Whether packets that come may not go on by it without another look: it has ended, or lets nobody in.
+    stops: AtomicBool,
+    has_ended: AtomicBool,
 }
 
 /// Where a packet goes next.
@@ -347,14 +369,46 @@ pub enum Step {
 }
 
 impl Path {
-    fn new(ingress: u16, chain: Arc<Chain>, nfs: &[u16], reversed: &[bool], egress: u16, bypasses: bool) -> Self {
+    fn new(course: &registry::Course<'_>) -> Self {
+        let registry::Course { ingress, chain, nfs, reversed, kind, .. } = *course;
         let reverse = |i: usize| reversed.get(i).copied().unwrap_or(false);
         let hop = |(i, nf): (usize, &u16)| Hop { nf: *nf, last_visit: !nfs[i + 1..].contains(nf), reverse: reverse(i) };
         let hops = nfs.iter().enumerate().map(hop).collect();
         let mut once = nfs.to_vec();
         once.sort_unstable();
         once.dedup();
-        Self { ingress, chain, hops, nfs: once.into(), egress, bypasses }
+        let refuses = kind == Kind::Refuses;
+        let egress = if refuses { u16::MAX } else { chain.egress };
+        let (stops, has_ended) = (AtomicBool::new(refuses), AtomicBool::new(false));
+        Self { ingress, chain: chain.clone(), hops, nfs: once.into(), egress, kind, stops, has_ended }
+    }
+
+    /// Whether packets may go by it: it has not ended, and lets packets in.
+    #[inline(always)]
+    pub fn goes(&self) -> bool {
+        // Relaxed: whoever goes by it a round longer finds its NFs there, or is refused by them.
+        !self.stops.load(Ordering::Relaxed)
+    }
+
+    /// Whether flows that took it are decided anew.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
+    fn end(&self) {
+        // Relaxed: tables and commands that tell of the end pass through queues, which order them after this.
+        self.has_ended.store(true, Ordering::Relaxed);
+        self.stops.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it lets nobody in, because a service has no instance.
+    pub fn refuses(&self) -> bool {
+        self.kind == Kind::Refuses
+    }
+
+    /// Whether it goes without a service that its chain names.
+    pub fn goes_without(&self) -> bool {
+        self.kind.goes_without()
     }
 
     /// Where a packet goes at hop number `hop`.
@@ -367,134 +421,6 @@ impl Path {
     }
 }
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct PathKey {
-    ingress: u16,
-    chain: u16,
-    version: u32,
-    nfs: Box<[u16]>,
-    reversed: Box<[bool]>,
-    egress: u16,
-}
-
-/// All paths, by number. Reading takes no lock; making one does, and happens once for each combination of instances.
-#[derive(Debug)]
-pub struct PathRegistry {
-    paths: Box<[OnceLock<Path>]>,
-    numbers: Mutex<Numbers>,
-    len: AtomicUsize,
-}
-
-#[derive(Debug, Default)]
-struct Numbers {
-    of: HashMap<PathKey, u32>,
-    /// The paths of each version of a chain from each ingress port.
-    by_chain: HashMap<(u16, u16, u32), Vec<u32>>,
-}
-
-impl PathRegistry {
-    /// For up to `most` paths.
-    pub fn new(most: usize) -> Self {
-        Self { paths: (0..most).map(|_| OnceLock::new()).collect(), numbers: Mutex::default(), len: AtomicUsize::new(0) }
-    }
-
-    /// The path with a number, if there is one.
-    #[inline(always)]
-    pub fn get(&self, number: u32) -> Option<&Path> {
-        self.paths.get(number as usize)?.get()
-    }
-
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.len.load(Ordering::Acquire)
-    }
-
-    /// Whether there is none yet.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// All of them, in the order of their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = &Path> {
-        self.paths[..self.len()].iter().filter_map(OnceLock::get)
-    }
-
-    /// The number of a path, made if it is new. [`NO_PATH`] when there are too many.
-    #[cold]
-    pub fn number(&self, ingress: u16, chain: &Arc<Chain>, nfs: &[u16], reversed: &[bool], egress: u16, bypasses: bool) -> u32 {
-        let key =
-            PathKey { ingress, chain: chain.number, version: chain.version, nfs: nfs.into(), reversed: reversed.into(), egress };
-        let mut numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(number) = numbers.of.get(&key) {
-            return *number;
-        }
-        let number = numbers.of.len();
-        if number >= self.paths.len() {
-            return NO_PATH;
-        }
-        self.paths[number].get_or_init(|| Path::new(ingress, chain.clone(), nfs, reversed, egress, bypasses));
-        numbers.of.insert(key, number as u32);
-        numbers.by_chain.entry((ingress, chain.number, chain.version)).or_default().push(number as u32);
-        // Release: the path is there before its number counts.
-        self.len.store(number + 1, Ordering::Release);
-        number as u32
-    }
-
-    /// A path that a chain has already and whose NFs all live, chosen by a flow's hash. [`NO_PATH`] if there is none.
-    #[cold]
-    fn shared(&self, tables: &Tables, ingress: u16, chain: &Chain, hash: u32) -> u32 {
-        let numbers = self.numbers.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let Some(paths) = numbers.by_chain.get(&(ingress, chain.number, chain.version)) else { return NO_PATH };
-        let from = hash as usize % paths.len();
-        let mut in_turn = paths[from..].iter().chain(&paths[..from]);
-        in_turn.find(|number| self.still_valid(tables, **number, chain.number)).copied().unwrap_or(NO_PATH)
-    }
-
-    /// The path for a flow of a chain: an instance of each service by the flow's symmetric hash, keeping those of `old` (the path
-    /// that the flow had) that still live. [`REFUSED`] or [`NO_PATH`] if there is none.
-    #[cold]
-    pub fn decide(&self, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> u32 {
-        let Some(Some(chain)) = tables.chains.get(chain as usize) else { return NO_RULE };
-        let old = old
-            .and_then(|number| self.get(number))
-            .filter(|p| p.chain.number == chain.number && p.chain.services == chain.services);
-        let mut nfs = Vec::with_capacity(chain.services.len());
-        let mut reversed = Vec::with_capacity(chain.services.len());
-        let mut bypasses = false;
-        let instances = |service: &u16| tables.services.get(*service as usize).map_or(1, |m| m.len().max(1));
-        let combinations = chain.services.iter().fold(1usize, |n, service| n.saturating_mul(instances(service)));
-        let spread_by = if combinations > SPREAD { mixed(hash) % SPREAD as u32 } else { hash };
-        for (i, service) in chain.services.iter().enumerate() {
-            let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
-            // The flow's former instance of this very hop stays, if it lives. A path that bypassed has its hops shifted.
-            let same_as_before = old.filter(|p| !p.bypasses).and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf));
-            // A service that comes twice in a chain is met in the same instance.
-            let same =
-                chain.services[..i].iter().position(|s| s == service).filter(|_| !bypasses).and_then(|at| nfs.get(at)).copied();
-            let chosen = same_as_before.or(same).or_else(|| picked(members, spread_by));
-            match chosen {
-                Some(nf) => {
-                    nfs.push(nf);
-                    reversed.push(chain.is_reversed(i));
-                }
-                None if chain.on_failure == OnFailure::Bypass => bypasses = true,
-                None => return REFUSED,
-            }
-        }
-        match self.number(ingress, chain, &nfs, &reversed, chain.egress, bypasses) {
-            NO_PATH => self.shared(tables, ingress, chain, hash),
-            number => number,
-        }
-    }
-
-    /// Whether a flow may stay on its path under new tables, given the chain that the rules name now.
-    pub fn still_valid(&self, tables: &Tables, number: u32, chain: u16) -> bool {
-        let Some(path) = self.get(number) else { return false };
-        let current = matches!(tables.chains.get(chain as usize), Some(Some(c)) if c.number == path.chain.number && c.version == path.chain.version);
-        current && !path.bypasses && path.nfs.iter().all(|nf| tables.lives(*nf))
-    }
-}
-
 /// A hash of which the low bits depend on all bits: Fibonacci hashing.
 fn mixed(hash: u32) -> u32 {
     hash.wrapping_mul(0x9e37_79b1) >> 16
@@ -502,7 +428,20 @@ fn mixed(hash: u32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use super::registry::ends;
+    use super::ways::Ways;
     use super::*;
+
+    /// What a thread decides that has noted nothing.
+    fn decide(registry: &PathRegistry, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> u32 {
+        registry.decide(&mut Ways::new(16), tables, ingress, chain, hash, old)
+    }
+
+    /// From here on there are these tables.
+    fn change(registry: &PathRegistry, before: &Tables, after: &mut Tables) {
+        after.generation = before.generation + 1;
+        registry.end(&ends(before, after), Some(after.generation));
+    }
 
     #[test]
     fn who_is_to_end_its_flows_keeps_them_and_gets_no_new_ones() {
@@ -527,7 +466,7 @@ mod tests {
         let tables = tables(vec![chain(0, 1, &[0, 1, 2, 3, 4, 5], OnFailure::Drop)], services);
         let mut used = [0u32; 48];
         for flow in 0..100_000u32 {
-            let path = registry.decide(&tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
+            let path = decide(&registry, &tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
             registry.get(path).unwrap().hops.iter().for_each(|hop| used[hop.nf as usize] += 1);
         }
         assert!(registry.len() <= SPREAD, "{} paths", registry.len());
@@ -540,21 +479,25 @@ mod tests {
         let chains = vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 1, &[0], OnFailure::Drop)];
         let mut tables = tables(chains, vec![(0..8).collect(), (8..16).collect()]);
         for flow in 0..1000u32 {
-            let path = registry.decide(&tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
+            let path = decide(&registry, &tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
             assert!(registry.still_valid(&tables, path, 0), "flow {flow}");
         }
         assert_eq!(registry.len(), 4);
-        assert_eq!(registry.decide(&tables, 0, 1, 5, None), NO_PATH, "another chain has none to share");
+        assert_eq!(decide(&registry, &tables, 0, 1, 5, None), NO_PATH, "another chain has none to share");
         // Of those whose NFs live, that is.
         let gone = registry.get(0).unwrap().hops[0].nf;
-        tables.services[0].retain(|m| m.nf != gone);
+        let mut services: Vec<Vec<Member>> = tables.services.clone();
+        services[0].retain(|m| m.nf != gone);
+        let mut fewer = Tables { chains: tables.chains.clone(), services, ..Default::default() };
+        change(&registry, &tables, &mut fewer);
+        tables = fewer;
         for flow in 0..1000u32 {
-            let path = registry.decide(&tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
+            let path = decide(&registry, &tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
             assert!(path == NO_PATH || registry.still_valid(&tables, path, 0), "flow {flow}");
         }
     }
 
-    fn chain(number: u16, version: u32, services: &[u16], on_failure: OnFailure) -> Arc<Chain> {
+    pub(super) fn chain(number: u16, version: u32, services: &[u16], on_failure: OnFailure) -> Arc<Chain> {
         let counters = Arc::new([ChainCounters::default()]);
         Arc::new(Chain {
             number,
@@ -573,7 +516,7 @@ mod tests {
         Member { nf, id: u64::from(nf) * 7919, former: None, is_open: true }
     }
 
-    fn tables(chains: Vec<Arc<Chain>>, services: Vec<Vec<u16>>) -> Tables {
+    pub(super) fn tables(chains: Vec<Arc<Chain>>, services: Vec<Vec<u16>>) -> Tables {
         let services = services.into_iter().map(|m| m.into_iter().map(member).collect()).collect();
         Tables { generation: 1, chains: chains.into_iter().map(Some).collect(), services, ..Default::default() }
     }
@@ -582,15 +525,15 @@ mod tests {
     fn a_path_has_one_instance_of_each_service_and_ends_at_the_port() {
         let registry = PathRegistry::new(64);
         let tables = tables(vec![chain(0, 1, &[0, 1, 0], OnFailure::Drop)], vec![vec![4, 5], vec![6]]);
-        let number = registry.decide(&tables, 2, 0, 12345, None);
+        let number = decide(&registry, &tables, 2, 0, 12345, None);
         let path = registry.get(number).unwrap();
         assert_eq!(path.hops.len(), 3);
         assert_eq!(path.hops[0].nf, path.hops[2].nf, "a service that comes twice is met in the same instance");
         assert!(!path.hops[0].last_visit && path.hops[1].last_visit && path.hops[2].last_visit);
         assert_eq!(path.step(1), Step::Nf(6));
         assert_eq!(path.step(3), Step::Port(9));
-        assert_eq!(registry.decide(&tables, 2, 0, 12345, None), number, "the same combination has one number");
-        assert_ne!(registry.decide(&tables, 3, 0, 12345, None), number, "another ingress port is another path");
+        assert_eq!(decide(&registry, &tables, 2, 0, 12345, None), number, "the same combination has one number");
+        assert_ne!(decide(&registry, &tables, 3, 0, 12345, None), number, "another ingress port is another path");
     }
 
     #[test]
@@ -600,12 +543,12 @@ mod tests {
         let before = tables(vec![c.clone()], vec![vec![4]]);
         let after = tables(vec![c.clone()], vec![vec![4, 5, 6, 7]]);
         for hash in 0..200 {
-            let old = registry.decide(&before, 0, 0, hash, None);
-            assert_eq!(registry.decide(&after, 0, 0, hash, Some(old)), old);
+            let old = decide(&registry, &before, 0, 0, hash, None);
+            assert_eq!(decide(&registry, &after, 0, 0, hash, Some(old)), old);
             assert!(registry.still_valid(&after, old, 0));
         }
         let moved =
-            (0..200).filter(|hash| registry.get(registry.decide(&after, 0, 0, *hash, None)).unwrap().hops[0].nf != 4).count();
+            (0..200).filter(|hash| registry.get(decide(&registry, &after, 0, 0, *hash, None)).unwrap().hops[0].nf != 4).count();
         assert!(moved > 100, "new flows are spread over all instances");
     }
 
@@ -617,11 +560,15 @@ mod tests {
         let mut after = tables(vec![c], vec![vec![4]]);
         after.services[0].push(Member { nf: 6, id: member(5).id, former: Some(5), is_open: true });
         for hash in 0..200 {
-            let old = registry.decide(&before, 0, 0, hash, None);
-            let now = registry.decide(&after, 0, 0, hash, Some(old));
+            let old = decide(&registry, &before, 0, 0, hash, None);
+            let now = decide(&registry, &after, 0, 0, hash, Some(old));
             let nf = |number| registry.get(number).unwrap().hops[0].nf;
             assert_eq!(nf(now), if nf(old) == 5 { 6 } else { 4 });
-            assert_eq!(registry.decide(&after, 0, 0, hash, None), now, "and so does one that comes later, the other direction too");
+            assert_eq!(
+                decide(&registry, &after, 0, 0, hash, None),
+                now,
+                "and so does one that comes later, the other direction too"
+            );
         }
     }
 
@@ -631,29 +578,34 @@ mod tests {
         let whole = vec![vec![4], vec![5]];
         let broken = vec![vec![4], vec![]];
         let bypass = chain(0, 1, &[0, 1], OnFailure::Bypass);
-        let full = registry.decide(&tables(vec![bypass.clone()], whole.clone()), 0, 0, 1, None);
-        let number = registry.decide(&tables(vec![bypass.clone()], broken.clone()), 0, 0, 1, Some(full));
+        let all = tables(vec![bypass.clone()], whole.clone());
+        let full = decide(&registry, &all, 0, 0, 1, None);
+        let mut without = tables(vec![bypass.clone()], broken.clone());
+        change(&registry, &all, &mut without);
+        assert!(!registry.still_valid(&without, full, 0));
+        let number = decide(&registry, &without, 0, 0, 1, Some(full));
         let path = registry.get(number).unwrap();
-        assert!(path.bypasses);
-        assert_eq!(path.hops.len(), 1);
-        assert!(
-            !registry.still_valid(&tables(vec![bypass.clone()], whole.clone()), number, 0),
-            "back to the full path when the NF is back"
-        );
-        assert!(!registry.still_valid(&tables(vec![bypass], broken.clone()), full, 0));
+        assert_eq!((path.kind, path.hops.len()), (Kind::Bypasses, 1));
+        assert!(registry.still_valid(&without, number, 0));
+        let mut again = tables(vec![bypass], whole.clone());
+        change(&registry, &without, &mut again);
+        assert!(!registry.still_valid(&again, number, 0), "back to the full path when the NF is back");
         for policy in [OnFailure::Drop, OnFailure::Restart] {
-            assert_eq!(registry.decide(&tables(vec![chain(0, 1, &[0, 1], policy)], broken.clone()), 0, 0, 1, None), REFUSED);
+            let registry = PathRegistry::new(64);
+            let number = decide(&registry, &tables(vec![chain(0, 1, &[0, 1], policy)], broken.clone()), 0, 0, 1, None);
+            let path = registry.get(number).unwrap();
+            assert!(path.refuses() && !path.goes() && path.nfs.is_empty() && path.step(0) == Step::Port(u16::MAX));
         }
     }
 
     #[test]
     fn a_chain_that_was_replaced_is_decided_anew() {
         let registry = PathRegistry::new(64);
-        let old = registry.decide(&tables(vec![chain(0, 1, &[0], OnFailure::Drop)], vec![vec![4], vec![5]]), 0, 0, 1, None);
+        let old = decide(&registry, &tables(vec![chain(0, 1, &[0], OnFailure::Drop)], vec![vec![4], vec![5]]), 0, 0, 1, None);
         let now = tables(vec![chain(0, 2, &[1], OnFailure::Drop)], vec![vec![4], vec![5]]);
         assert!(!registry.still_valid(&now, old, 0));
-        assert_eq!(registry.get(registry.decide(&now, 0, 0, 1, Some(old))).unwrap().hops[0].nf, 5);
-        assert_eq!(registry.decide(&now, 0, 7, 1, None), NO_RULE, "no such chain");
+        assert_eq!(registry.get(decide(&registry, &now, 0, 0, 1, Some(old))).unwrap().hops[0].nf, 5);
+        assert_eq!(decide(&registry, &now, 0, 7, 1, None), NO_RULE, "no such chain");
     }
 
     #[test]

@@ -3,6 +3,9 @@
 //! Every change goes to all threads in the same order, and those that others build on are waited for, so that an NF is never given
 //! packets by a thread after the thread that takes back its frames has begun to.
 
+#![allow(unsafe_code)]
+
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -19,6 +22,8 @@ use sluice_shm::page::{Region, RegionLayout};
 use sluice_shm::ring;
 
 use crate::asker::{Adviser, Asker, Line};
+use crate::chain::registry::ends;
+use crate::chain::ways::Ways;
 use crate::chain::{Counter, PathRegistry, Tables};
 use crate::classify::Classifier;
 use crate::classify::flow_table::random_seed;
@@ -40,6 +45,8 @@ use crate::workflow::CoreSchedule;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the end of a port's file or device is waited for.
 const LETTING_GO: Duration = Duration::from_secs(2);
+/// Paths that a packet thread notes, so that it need not ask for their numbers again.
+const WAYS: usize = 4096;
 /// Free frames that a packet thread keeps to itself.
 const FRAMES_PER_THREAD: usize = 8192;
 /// Packets that may wait between two packet threads.
@@ -156,6 +163,24 @@ pub struct DataPlane {
     hands_over: bool,
     tuning_ns: Arc<AtomicU64>,
     line: Option<Arc<Line>>,
+    /// The tables and pools that the threads use now.
+    tables: Arc<Tables>,
+    pools: HashMap<u16, Arc<PoolTable>>,
+    /// What they used before, until they do not any more.
+    former: Vec<(Fence, Arc<dyn Any + Send + Sync>)>,
+    collecting: Collecting,
+    /// Paths that have ended and that frames name still.
+    lingering: Vec<u32>,
+}
+
+/// How far the paths are that are being freed: see [`crate::chain::registry`].
+#[derive(Debug)]
+enum Collecting {
+    Nothing,
+    /// These have ended.
+    Ended(Vec<u32>, Fence),
+    /// These are hidden.
+    Hidden(Vec<u32>, Fence),
 }
 
 /// A slot on a core's page, given to an NF.
@@ -265,6 +290,7 @@ impl DataPlane {
                 jammed: jammed.clone(),
                 timers: Timers::default(),
                 urgent: false,
+                ways: Ways::new(WAYS.min(manager.max_paths as usize)),
             };
             let setup = WorkerSetup {
                 roles,
@@ -324,6 +350,11 @@ impl DataPlane {
             hands_over: config.sched.handover,
             tuning_ns,
             line,
+            tables: Arc::default(),
+            pools: HashMap::new(),
+            former: Vec::new(),
+            collecting: Collecting::Nothing,
+            lingering: Vec::new(),
         })
     }
 
@@ -407,14 +438,61 @@ impl DataPlane {
             .collect()
     }
 
-    /// Makes all threads use new tables. They begin within a round of their loops; commands that follow find them in use.
-    pub fn use_tables(&self, tables: &Arc<Tables>) {
-        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Tables(tables.clone())));
+    /// Makes all threads use new tables. They begin within a round of their loops; commands that follow find them in use. Paths whose NFs,
+    /// chains or ports are gone end, and flows that took them are decided anew; all flows are if the rules are others.
+    pub fn use_tables(&mut self, tables: &Arc<Tables>) {
+        let former = std::mem::replace(&mut self.tables, tables.clone());
+        self.registry.end(&ends(&former, tables), Some(tables.generation));
+        let anew = former.rules.rules() != tables.rules.rules();
+        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Tables(tables.clone(), anew)));
+        self.former.push((self.fence(), former));
     }
 
     /// Makes the Rx threads use a pool as it stands now. Commands that follow find it in use.
-    pub fn use_pool(&self, table: &Arc<PoolTable>) {
+    pub fn use_pool(&mut self, table: &Arc<PoolTable>) {
         self.rx.iter().for_each(|thread| self.tell(*thread, Command::Pool(table.clone())));
+        if let Some(former) = self.pools.insert(table.service, table.clone()) {
+            self.former.push((self.fence(), former));
+        }
+    }
+
+    /// Frees what no thread uses any more: former tables, and paths that have ended. Does not wait; call it again.
+    pub fn collect(&mut self) {
+        self.former.retain_mut(|(fence, _)| !fence.is_passed());
+        let mut collecting = std::mem::replace(&mut self.collecting, Collecting::Nothing);
+        if let Collecting::Ended(_, fence) | Collecting::Hidden(_, fence) = &mut collecting
+            && !fence.is_passed()
+        {
+            self.collecting = collecting;
+            return;
+        }
+        self.collecting = match collecting {
+            Collecting::Ended(ended, _) => {
+                // No thread lets packets in by them any more, so those inside become fewer alone.
+                let inside = self.table.paths();
+                let (inside, hidden): (Vec<u32>, Vec<u32>) = ended.into_iter().partition(|number| inside.contains(number));
+                self.lingering = inside;
+                self.registry.hide(&hidden);
+                // One that has just taken the last packet of a path may be using the path still.
+                Collecting::Hidden(hidden, self.fence())
+            }
+            Collecting::Hidden(hidden, _) => {
+                // SAFETY: all packet threads have begun another round since the paths were hidden, or have ended; nobody else but who calls
+                // this looks paths up.
+                unsafe { self.registry.free(&hidden) };
+                Collecting::Nothing
+            }
+            Collecting::Nothing => {
+                let mut ended = self.registry.take_ended();
+                ended.append(&mut self.lingering);
+                if ended.is_empty() { Collecting::Nothing } else { Collecting::Ended(ended, self.fence()) }
+            }
+        };
+    }
+
+    /// Whether nothing waits to be freed.
+    pub fn is_collected(&self) -> bool {
+        self.former.is_empty() && self.lingering.is_empty() && matches!(self.collecting, Collecting::Nothing)
     }
 
     /// Has so many idle members of a service's pool let go, if there are as many: where most are idle, by `idle`, which says how many a thread

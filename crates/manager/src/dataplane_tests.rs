@@ -77,11 +77,16 @@ fn udp(flow: u8, payload: u32) -> Vec<u8> {
 
 impl Rig {
     fn new(nfs: u16, ring: u32, overload: Overload, on_failure: OnFailure) -> Self {
+        Self::with(nfs, ring, overload, on_failure, |_| {})
+    }
+
+    fn with(nfs: u16, ring: u32, overload: Overload, on_failure: OnFailure, set: impl FnOnce(&mut Config)) -> Self {
         let mut config = Config::default();
         config.memory.frames = FRAMES;
         config.memory.hugepages = Hugepages::Never;
         config.manager.max_violations = 3;
         config.manager.idle = crate::config::model::Idle::Sleep;
+        set(&mut config);
         let mut plane = DataPlane::start(&config).unwrap();
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
         let chain = Arc::new(Chain {
@@ -458,4 +463,130 @@ fn a_thread_passes_a_fence_when_it_has_sent_what_it_had_decided_before() {
     assert!(fence.is_passed(), "and remains so");
     rig.plane.stop();
     assert!(rig.plane.fence().is_passed(), "nobody is left to wait for");
+}
+
+/// A rule that sends packets with this last byte of the source address to a chain.
+fn rule_of(flow: u8, chain: u16) -> Rule {
+    let text = format!("src = \"10.0.0.{flow}\"\nchain = \"c\"");
+    let rule: crate::config::model::Rule = toml::from_str(&text).unwrap();
+    Rule::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
+}
+
+/// Makes the rig one of two chains with one NF each: flow 1 goes by chain 0, flow 2 by chain 1. Gives what the rules count.
+fn part(rig: &mut Rig) -> [crate::classify::hits::RuleHits; 2] {
+    use crate::classify::hits::RuleHits;
+    let hits = [RuleHits::new(1), RuleHits::new(1)];
+    let chain = |number: u16| {
+        let old = &rig.chain;
+        let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
+        let (name, reversed, on_failure) = (format!("c{number}"), Vec::new(), old.on_failure);
+        Arc::new(Chain {
+            number,
+            version: 2,
+            name,
+            services: vec![number],
+            reversed,
+            egress: 0,
+            on_failure,
+            counters,
+            police: None,
+        })
+    };
+    rig.tables.chains = vec![Some(chain(0)), Some(chain(1))];
+    rig.tables.rules = RuleSet::new(vec![rule_of(1, 0), rule_of(2, 1)]).counting(hits.to_vec());
+    rig.publish();
+    hits
+}
+
+/// A packet of a flow comes, its NF passes it on, and it leaves.
+fn pass(rig: &Rig, nf: &mut Attached, flow: u8) {
+    let before = rig.wire.written.lock().unwrap().len();
+    rig.put([udp(flow, 0)]);
+    let packet = read(nf);
+    nf.tx.enqueue(&[packet]).unwrap();
+    wait_for("the packet", || rig.wire.written.lock().unwrap().len() == before + 1);
+}
+
+#[test]
+fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
+    let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Restart);
+    let hits = part(&mut rig);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    pass(&rig, &mut first, 1);
+    pass(&rig, &mut second, 2);
+    assert_eq!(hits.each_ref().map(|hits| hits.total()), [1, 1]);
+    for round in 1..4 {
+        rig.tables.services[1].clear();
+        rig.publish();
+        rig.plane.detach(1).unwrap();
+        pass(&rig, &mut first, 1);
+        rig.put([udp(2, 0)]);
+        wait_for("the packet that waits for the other NF", || rig.plane.snapshots().unwrap()[0].waiting == 1);
+        let place = rig.plane.place(0, None).unwrap();
+        rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false, None).unwrap();
+        rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true });
+        rig.publish();
+        second = rig.nf(1);
+        let packet = read(&mut second);
+        second.tx.enqueue(&[packet]).unwrap();
+        pass(&rig, &mut first, 1);
+        assert_eq!(hits[0].total(), 1, "round {round}: nobody asked the rules about a flow that went on");
+        assert!(hits[1].total() > round, "round {round}: those of the NF were decided anew");
+    }
+    // Another chain, another port, and other instances elsewhere change nothing either.
+    let another = Arc::new(Chain {
+        number: 2,
+        version: 9,
+        name: "c2".into(),
+        services: vec![0],
+        reversed: Vec::new(),
+        egress: 0,
+        on_failure: OnFailure::Drop,
+        counters: Arc::new([ChainCounters::default()]),
+        police: None,
+    });
+    rig.tables.chains.push(Some(another));
+    rig.tables.ports.push(Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0] }));
+    rig.publish();
+    pass(&rig, &mut first, 1);
+    assert_eq!(hits[0].total(), 1);
+    // Other rules do.
+    rig.tables.rules = RuleSet::new(vec![rule_of(1, 2), rule_of(2, 1)]).counting(hits.to_vec());
+    rig.publish();
+    pass(&rig, &mut first, 1);
+    assert_eq!(hits[0].total(), 2);
+}
+
+#[test]
+fn a_chain_that_is_replaced_again_and_again_uses_no_more_paths_than_there_are() {
+    let mut rig = Rig::with(1, 16, Overload::Wait, OnFailure::Restart, |config| config.manager.max_paths = 4);
+    let mut nf = rig.nf(0);
+    let mut one = [Descriptor::default()];
+    for n in 0..1000 {
+        let old = &rig.chain;
+        let (name, services, counters) = (old.name.clone(), old.services.clone(), old.counters.clone());
+        let on_failure = if n % 2 == 0 { OnFailure::Bypass } else { OnFailure::Restart };
+        let (number, version, reversed, egress, police) = (0, n + 2, Vec::new(), 0, None);
+        let chain = Chain { number, version, name, services, reversed, egress, on_failure, counters, police };
+        rig.tables.chains[0] = Some(Arc::new(chain));
+        rig.publish();
+        rig.put([udp(1, n), udp(2, n)]);
+        let mut passed = 0;
+        wait_for("both packets", || {
+            rig.plane.collect();
+            if nf.rx[0].dequeue(&mut one).unwrap() == 1 {
+                nf.tx.enqueue(&one).unwrap();
+                passed += 1;
+            }
+            passed == 2
+        });
+    }
+    wait_for("all packets", || rig.wire.written.lock().unwrap().len() == 2000);
+    assert!(Drop::ALL.into_iter().all(|why| rig.dropped(why) == 0));
+    assert_eq!(rig.plane.snapshots().unwrap()[0].no_path, 0);
+    wait_for("former paths to be freed", || {
+        rig.plane.collect();
+        rig.plane.is_collected() && rig.plane.registry().len() == 1
+    });
+    assert_eq!(Arc::strong_count(&rig.chain), 1, "nobody has the chain that there was at first");
 }

@@ -26,7 +26,9 @@ use sluice_policy::sched::backpressure::Limits;
 use sluice_policy::sched::ecn::{self, Marker};
 
 use crate::asker::Asker;
-use crate::chain::{self, Chain, ChainCounters, Counter, Drop, Path, PathRegistry, Step, Tables};
+use crate::chain::registry::Course;
+use crate::chain::ways::Ways;
+use crate::chain::{self, Chain, ChainCounters, Counter, Drop, Kind, Path, PathRegistry, Step, Tables};
 use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, URGENT, owner};
@@ -280,6 +282,8 @@ pub struct Plane {
     pub timers: Timers,
     /// A packet that is passed on now is [`URGENT`].
     pub urgent: bool,
+    /// The paths that this thread has decided for.
+    pub ways: Ways,
 }
 
 /// Of so many packets one is timed where something is promised, if not more are anyway: the 95th percentile of a second needs twenty of them.
@@ -875,7 +879,9 @@ impl Plane {
             let why = if self.tables.is_pooled(service) { Drop::NotShared } else { Drop::NoSuchPort };
             return self.lose(path, held, hop, descriptor.frame, why);
         };
-        let number = registry.number(path.ingress, &path.chain, &[nf], &[], path.egress, true);
+        let (ingress, chain, under) = (path.ingress, &path.chain, self.tables.generation);
+        let number =
+            registry.find(&mut self.ways, &Course { ingress, chain, nfs: &[nf], reversed: &[], kind: Kind::Detour, under });
         let Some(detour) = registry.get(number) else {
             return self.lose(path, held, hop, descriptor.frame, Drop::NoSuchPort);
         };

@@ -2,7 +2,7 @@
 //!
 //! All of this is in the manager's private memory: no NF can corrupt it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -283,6 +283,13 @@ impl FrameTable {
     pub fn of(&self, owner: u16) -> Vec<u32> {
         let owned = |w: &AtomicU64| Held::unpack(w.load(Ordering::Relaxed)).owner == owner;
         self.words.iter().enumerate().filter(|(_, w)| owned(w)).map(|(i, _)| i as u32).collect()
+    }
+
+    /// Numbers of the paths that packets are on which NFs have.
+    pub fn paths(&self) -> HashSet<u32> {
+        // Relaxed: a path that no thread lets packets in by any more leaves a frame's word once and for ever.
+        let words = self.words.iter().map(|w| w.load(Ordering::Relaxed));
+        words.filter(|word| *word != 0).map(|word| Held::unpack(word).path).collect()
     }
 
     /// Frames that an NF has.

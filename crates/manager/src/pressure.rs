@@ -100,7 +100,7 @@ pub struct Throttling {
     watched: Vec<u16>,
     pressure: Pressure,
     /// Paths, NFs and generation of the tables that `pressure` was made of.
-    made_of: (usize, usize, u32),
+    made_of: (u32, usize, u32),
 }
 
 impl Throttling {
@@ -217,7 +217,7 @@ impl Throttling {
                 word.store(held, Ordering::Relaxed);
             }
         }
-        let now = (registry.len(), nfs.len(), tables.generation);
+        let now = (registry.changes(), nfs.len(), tables.generation);
         if now == self.made_of {
             return;
         }

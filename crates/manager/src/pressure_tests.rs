@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicU32;
 use sluice_shm::core_page::CorePage;
 
 use super::*;
-use crate::chain::{Chain, ChainCounters};
+use crate::chain::registry::Course;
+use crate::chain::{Chain, ChainCounters, Kind};
 use crate::config::model::OnFailure;
 use crate::nf::fake::{Fake, RING, core_page, end, give_back, post};
 
@@ -79,7 +80,7 @@ impl Rig {
             counters,
             police: None,
         });
-        self.registry.number(0, &chain, hops, &[], 0, false);
+        self.registry.number(&Course { ingress: 0, chain: &chain, nfs: hops, reversed: &[], kind: Kind::Whole, under: 1 });
         self.tables.chains.push(Some(chain));
         self.tables.generation += 1;
     }
@@ -334,7 +335,7 @@ fn new_paths_and_chains_are_taken_in() {
         counters,
         police: None,
     });
-    rig.registry.number(0, &new, &[1], &[], 0, false);
+    rig.registry.number(&Course { ingress: 0, chain: &new, nfs: &[1], reversed: &[], kind: Kind::Whole, under: 1 });
     rig.tables.chains[2] = Some(new);
     rig.tables.generation += 1;
     rig.refresh();

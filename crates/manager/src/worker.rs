@@ -43,7 +43,10 @@ mod drain;
 mod entry;
 
 use drain::{MOST_LOOKED_AT, Place};
-use entry::{Groups, classify, direct, gather, generation, is_urgent, read, refuse, traceable_of, turn_away, urgent_of, wait};
+use entry::{
+    Groups, Instead, classify, direct, gather, generation, instead_of, is_urgent, read, refuse, traceable_of, turn_away, urgent_of,
+    wait,
+};
 
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
@@ -257,8 +260,8 @@ pub struct Snapshot {
 
 /// Changes that the supervisor asks for.
 pub enum Command {
-    /// Use these tables from now on.
-    Tables(Arc<Tables>),
+    /// Use these tables from now on; `true`: flows are decided anew.
+    Tables(Arc<Tables>, bool),
     /// Follow this advice from now on.
     Advice(Arc<Advice>),
     /// Let a packet that is held go where this says; without, where the advice says.
@@ -464,7 +467,7 @@ impl Worker {
             }
             if round.is_multiple_of(ROUNDS_PER_DUTY) {
                 self.setup.classifier.age(now / 1_000_000, self.setup.flow_timeout_ms, AGE_BUDGET);
-                self.setup.director.age(self.setup.classifier.table(), now / 1_000_000);
+                self.setup.director.age(self.setup.classifier.table(), now / 1_000_000, self.setup.flow_timeout_ms);
                 if work > 0 {
                     // The share of busy rounds, told in time: one of so many stands for all.
                     let spent = self.setup.clock.now_ns().saturating_sub(now) * u64::from(ROUNDS_PER_DUTY);
@@ -555,6 +558,7 @@ impl Worker {
         }
         let before = owned.from;
         let mut let_in = 0;
+        let mut looked = false;
         while owned.from < owned.to {
             let first = owned.from;
             let number = owned.batch.paths[first];
@@ -563,18 +567,31 @@ impl Worker {
             while end < most && owned.batch.paths[end] == number {
                 end += 1;
             }
-            let Some(path) = registry.get(number) else {
-                if number == chain::REFUSED && owned.waits {
-                    break;
-                }
-                if number == chain::WAIT {
-                    wait(plane, director, owned, first, end);
-                    owned.from = end;
+            let path = registry.get(number);
+            let path = match path.filter(|path| path.goes() || looked && !path.refuses()) {
+                Some(path) => path,
+                None => {
+                    match instead_of(path, number, looked) {
+                        Instead::LookAgain => {
+                            looked = true;
+                            classify(classifier, registry, plane, director, clock, owned);
+                            if owned.moved != director.moved() {
+                                classify(classifier, registry, plane, director, clock, owned);
+                            }
+                        }
+                        // They come again when there is an NF, or a place for their path.
+                        Instead::Refuse(chain::REFUSED | chain::NO_PATH) if owned.waits => break,
+                        Instead::Refuse(chain::WAIT) => {
+                            wait(plane, director, owned, first, end);
+                            owned.from = end;
+                        }
+                        Instead::Refuse(number) => {
+                            refuse(plane, owned, number, first, end);
+                            owned.from = end;
+                        }
+                    }
                     continue;
                 }
-                refuse(plane, owned, number, first, end);
-                owned.from = end;
-                continue;
             };
             let within = path.chain.police.as_ref().map_or(end - first, |bucket| bucket.take(plane.now_ns, end - first));
             let m = plane.admit(path, within);
@@ -777,12 +794,13 @@ impl Worker {
         }
     }
 
-    fn use_tables(&mut self, tables: Arc<Tables>) {
+    fn use_tables(&mut self, tables: Arc<Tables>, anew: bool) {
         let depths = tables.depths();
         self.setup.plane.nfs.iter().flatten().for_each(|end| end.handle.place(&depths, tables.downstream_first));
         tables.rules.timers_ns().for_each(|timer_ns| self.setup.plane.timers.learn(timer_ns));
+        // The supervisor keeps the old ones until all threads have these: freeing them would take time here.
         self.setup.plane.tables = tables;
-        self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
+        self.setup.plane.generation = self.setup.plane.generation.wrapping_add(u32::from(anew));
         self.arrange();
     }
 

@@ -1,7 +1,7 @@
 //! How many decisions each rule has made.
 //!
-//! A rule decides about a flow when its first packet comes, and about each known flow once more after a change of rules, chains, ports or
-//! NFs; the flow table answers for all other packets. The counters outlive the tables that refer to them, so they never go back.
+//! A rule decides about a flow when its first packet comes, and about a known flow once more when the rules change or its path ends; the flow
+//! table answers for all other packets. The counters outlive the tables that refer to them, so they never go back.
 
 use std::sync::Arc;
 

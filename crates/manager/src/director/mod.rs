@@ -32,7 +32,6 @@
 
 pub mod classes;
 pub mod connections;
-pub mod paths;
 pub mod waiting;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -46,13 +45,14 @@ use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Control;
 
 use crate::bell::Bell;
-use crate::chain::{self, Chain, Counter, PathRegistry, Tables};
+use crate::chain::registry::{Course, End};
+use crate::chain::ways::{MAX_NFS, Ways};
+use crate::chain::{self, Chain, Counter, Kind, PathRegistry, Tables};
 use crate::classify::flow_table::{Decision, FlowTable};
 use crate::classify::key::{FlowKey, HashKeys, protocol};
 use crate::classify::rule::Terms;
 use crate::config::class::Class;
 use crate::config::model::{self, Isolation, OnFailure, Per, WhenEmpty};
-use crate::config::validate::MAX_POOLED_HOPS;
 use crate::controller::assigned::Assigned;
 use crate::forward::NfEnd;
 use crate::nf::handle::{NfHandle, Sentence};
@@ -60,7 +60,6 @@ use crate::worker::Part;
 
 use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};
-use paths::{Paths, Way};
 use waiting::Lines;
 pub use waiting::{Waiting, Wanted};
 
@@ -282,8 +281,10 @@ pub struct Director {
     pools: Vec<Option<Seats>>,
     per_flow: bool,
     connections: Connections,
-    paths: Paths,
-    has_paths: bool,
+    ways: Ways,
+    has_ways: bool,
+    /// Paths that end with what was told of a pool.
+    ends: Vec<End>,
     /// Members whose last packets are awaited.
     draining: VecDeque<(u16, u32)>,
     waiting: Lines,
@@ -317,8 +318,9 @@ impl Director {
             pools: Vec::new(),
             per_flow: false,
             connections: Connections::new(0),
-            paths: Paths::new(1),
-            has_paths: false,
+            ways: Ways::new(1),
+            has_ways: false,
+            ends: Vec::new(),
             draining: VecDeque::new(),
             waiting: Lines::default(),
             wanted: Wanted::default(),
@@ -360,6 +362,12 @@ impl Director {
         self.pools.get_mut(service as usize)?.as_mut()
     }
 
+    /// Whether there are pools.
+    #[inline]
+    pub fn has_pools(&self) -> bool {
+        !self.pools.is_empty()
+    }
+
     /// Whether a chain has a pooled service.
     #[inline]
     pub fn concerns(&self, chain: &Chain) -> bool {
@@ -381,9 +389,14 @@ impl Director {
         self.pools.iter().flatten().map(|seats| (seats.table.service, seats.setup.clone())).collect()
     }
 
-    /// Takes in how a pool stands now: who came and who is gone.
+    /// Takes in how a pool stands now: who came and who is gone. Flows whose way that changes are decided anew.
     #[cold]
-    pub fn use_pool(&mut self, table: &Arc<PoolTable>, nfs: &[Option<NfEnd>], flows: &mut FlowTable) {
+    pub fn use_pool(&mut self, table: &Arc<PoolTable>, nfs: &[Option<NfEnd>], flows: &mut FlowTable, registry: &PathRegistry) {
+        self.learn_pool(table, nfs, flows);
+        registry.end(&std::mem::take(&mut self.ends), None);
+    }
+
+    fn learn_pool(&mut self, table: &Arc<PoolTable>, nfs: &[Option<NfEnd>], flows: &mut FlowTable) {
         let service = table.service;
         let at = service as usize;
         if self.pools.len() <= at {
@@ -392,9 +405,9 @@ impl Director {
         if table.per.is_held() && self.connections.most() == 0 {
             self.connections = Connections::new(self.most);
         }
-        if !self.has_paths {
-            self.has_paths = true;
-            self.paths = Paths::new(self.most_paths);
+        if !self.has_ways {
+            self.has_ways = true;
+            self.ways = Ways::new(self.most_paths);
         }
         let changes_kind =
             self.pools[at].as_ref().is_none_or(|seats| seats.table.per != table.per || seats.table.pool.class != table.pool.class);
@@ -414,7 +427,7 @@ impl Director {
         let former = std::mem::replace(&mut seats.table, table.clone());
         if !table.per.is_held() {
             if former.members != table.members {
-                self.shift += 1;
+                self.ends.push(End::Service(service));
             }
             return;
         }
@@ -422,7 +435,8 @@ impl Director {
         let here: HashSet<u16> = table.members.iter().filter(mine).map(|m| m.nf).collect();
         let gone: Vec<u32> = seats.slots.iter().filter(|(nf, _)| !here.contains(nf)).map(|(_, slot)| *slot).collect();
         // Chains that bypass an empty pool do so no more, or from now on.
-        self.shift += u32::from(former.members.is_empty() != table.members.is_empty());
+        let ends = (former.members.is_empty() != table.members.is_empty()).then_some(End::Service(service));
+        self.ends.extend(ends);
         gone.into_iter().for_each(|slot| self.leave(service, slot, flows));
         let Some(seats) = self.seats_mut(service) else { return };
         for member in table.members.iter().filter(mine) {
@@ -474,13 +488,14 @@ impl Director {
         self.stirred = true;
         let Some(seats) = self.seats_mut(service) else { return };
         let was = seats.pool.leave(slot);
-        if let Some(handle) = seats.nfs[slot as usize].take() {
-            seats.slots.remove(&handle.number);
+        let nf = seats.nfs[slot as usize].take().map(|handle| handle.number);
+        if let Some(nf) = nf {
+            seats.slots.remove(&nf);
         }
         if seats.class.is_some() {
             seats.classes.lose(slot);
             // Whoever of its connections is in the flow table is decided about anew.
-            self.shift += u32::from(was != State::Idle);
+            self.ends.extend(nf.filter(|_| was != State::Idle).map(End::Nf));
             return;
         }
         let holder = std::mem::replace(&mut seats.holders[slot as usize], NONE);
@@ -654,8 +669,9 @@ impl Director {
         }
     }
 
-    /// Ends connections that said nothing for too long, among the next ones: so many that all are looked at in about two seconds.
-    pub fn age(&mut self, flows: &mut FlowTable, now_ms: u64) {
+    /// Ends connections that said nothing for too long, among the next ones: so many that all are looked at in about two seconds. The flow table
+    /// forgets a flow after `flow_timeout_ms` without packets, and with it when the last one came: that is asked in time.
+    pub fn age(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64) {
         let elapsed_ms = now_ms.saturating_sub(std::mem::replace(&mut self.aged_ms, now_ms)).min(AGE_ROUND_MS);
         let places = self.connections.places();
         if places == 0 || elapsed_ms == 0 {
@@ -671,12 +687,12 @@ impl Director {
             let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
             let timeout = connection.life.timeout_ms(&timeouts);
             let silent = now_ms.saturating_sub(connection.seen_ms);
-            if silent * 2 < timeout {
+            if silent * 2 < timeout.min(flow_timeout_ms) {
                 continue;
             }
             // The flow table knows when each of its keys was seen last. Packets that go elsewhere by now, or nowhere, are none of its members'.
             let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms));
-            let idle = idle.filter(|(_, path)| self.paths.knows(*path)).map(|(idle_ms, _)| idle_ms).min();
+            let idle = idle.filter(|(_, path)| self.ways.knows(*path)).map(|(idle_ms, _)| idle_ms).min();
             let silent = idle.map_or(silent, |idle| idle.min(silent));
             if silent >= timeout {
                 self.finish(place, flows);
@@ -892,11 +908,12 @@ impl Director {
     fn path(&mut self, asked: &Asked<'_>, place: u32, env: &Env<'_>) -> u32 {
         let chain = asked.chain;
         let ingress = asked.key.ingress();
-        let old =
-            asked.old.and_then(|number| env.registry.get(number)).filter(|p| !p.bypasses && p.chain.services == chain.services);
-        let mut way = Way { version: chain.version, ingress, len: 0, nfs: [0; MAX_POOLED_HOPS] };
-        let mut reversed = [false; MAX_POOLED_HOPS];
-        let mut bypasses = false;
+        let old = asked
+            .old
+            .and_then(|number| env.registry.get(number))
+            .filter(|p| p.kind == Kind::Whole && p.chain.services == chain.services);
+        let (mut nfs, mut reversed, mut len) = ([0; MAX_NFS], [false; MAX_NFS], 0);
+        let mut kind = Kind::Whole;
         let hash = asked.key.symmetric_hash();
         for (i, service) in chain.services.iter().enumerate() {
             let nf = match self.pools.get_mut(*service as usize).and_then(Option::as_mut) {
@@ -918,27 +935,19 @@ impl Director {
                     }
                 },
             };
-            let at = way.len as usize;
             match nf {
-                Some(nf) if at < MAX_POOLED_HOPS => {
-                    way.nfs[at] = nf;
-                    reversed[at] = chain.is_reversed(i);
-                    way.len += 1;
+                Some(nf) if len < MAX_NFS => {
+                    (nfs[len], reversed[len]) = (nf, chain.is_reversed(i));
+                    len += 1;
                 }
                 Some(_) => return chain::NO_PATH,
-                None if chain.on_failure == OnFailure::Bypass => bypasses = true,
+                None if chain.on_failure == OnFailure::Bypass => kind = Kind::Bypasses,
                 None => return chain::REFUSED,
             }
         }
-        if let Some(number) = self.paths.find(&way) {
-            return number;
-        }
-        let n = way.len as usize;
-        let number = env.registry.number(ingress, chain, &way.nfs[..n], &reversed[..n], chain.egress, bypasses);
-        if number != chain::NO_PATH {
-            self.paths.insert(&way, number);
-        }
-        number
+        let (nfs, reversed) = (&nfs[..len], &reversed[..len]);
+        let course = Course { ingress, chain, nfs, reversed, kind, under: env.tables.generation };
+        env.registry.find(&mut self.ways, &course)
     }
 }
 

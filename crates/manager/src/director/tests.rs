@@ -9,6 +9,8 @@ use crate::frame::Packet;
 use crate::nf::fake::{self, Fake};
 
 const MS: u64 = 1_000_000;
+/// After so long without a packet the flow table forgets a flow, in milliseconds.
+const FLOW_MS: u64 = 30_000;
 
 /// A director with pools of services 0 and 1, whose NFs are 0 to 7 and 8 to 15; service 2 is shared and has NF 16.
 struct Rig {
@@ -94,7 +96,7 @@ impl Rig {
             assigned: Some(self.assigned.clone()),
             bell: Some(self.bell.clone()),
         };
-        self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows);
+        self.director.use_pool(&Arc::new(table), &self.nfs, &mut self.flows, &self.registry);
     }
 
     /// A packet of connection `n` on a chain: the NFs that it meets, or what is done instead.
@@ -103,7 +105,7 @@ impl Rig {
         let hash = self.flows.hash_of(&key);
         let Rig { director, tables, registry, flows, clock, terms, .. } = self;
         let now_ns = clock.now_ns();
-        if let Some(known) = flows.lookup(&key, hash, now_ns / MS)
+        if let Some(known) = flows.lookup(&key, hash, now_ns / MS).filter(|known| registry.holds(known.path))
             && !director.note(&key, flags, flows, now_ns)
         {
             return Ok(registry.get(known.path).unwrap().hops.iter().map(|hop| hop.nf).collect());
@@ -457,12 +459,22 @@ fn a_class_whose_member_dies_or_leaves_gets_another_one() {
     let mut rig = Rig::of(Per::Class, classes());
     let before = rig.packet(0, 1, false, flag::ACK).unwrap();
     let shift = rig.director.shift();
+    rig.packet(0, 256, false, flag::ACK).unwrap();
+    let path_of = |rig: &mut Rig, n: u16| {
+        let key = key(n, false);
+        rig.flows.lookup(&key, rig.flows.hash_of(&key), 0).unwrap().path
+    };
+    let paths = [path_of(&mut rig, 1), path_of(&mut rig, 256)];
     rig.has(0, (0..8).filter(|nf| *nf != before[0]), &classes());
-    assert_ne!(rig.director.shift(), shift, "what is in the flow table is decided about anew");
+    assert_eq!(rig.director.shift(), shift);
+    let holds = paths.map(|path| rig.registry.holds(path));
+    assert_eq!(holds, [false, true], "flows of the member are decided anew, and no others");
+    rig.packet(0, 256, false, flag::RST).unwrap();
+    rig.step();
     let after = rig.packet(0, 2, false, flag::ACK).unwrap();
     assert!(after[0] != before[0] && after[2] == before[2], "{before:?} {after:?}");
     // The one from before is over: it held the member that died, and holds the other pool's still.
-    rig.packet(0, 1, false, flag::RST).unwrap();
+    let _ = rig.packet(0, 1, false, flag::RST);
     rig.step();
     assert_eq!(rig.count(State::Assigned), 2);
     // A member of a former version keeps the connections that it has.
@@ -486,13 +498,38 @@ fn silence_ends_what_is_half_open_before_what_is_established() {
     rig.packet(1, 1, true, flag::ACK).unwrap();
     rig.packet(0, 2, false, flag::SYN).unwrap();
     let now_ms = rig.clock.now_ns() / MS;
-    rig.director.age(&mut rig.flows, now_ms + 500);
+    rig.director.age(&mut rig.flows, now_ms + 500, FLOW_MS);
     assert_eq!(rig.director.connections(), 2);
-    rig.director.age(&mut rig.flows, now_ms + 2_000);
+    rig.director.age(&mut rig.flows, now_ms + 2_000, FLOW_MS);
     assert_eq!(rig.director.connections(), 1);
-    rig.director.age(&mut rig.flows, now_ms + 2_000_000_000);
+    rig.director.age(&mut rig.flows, now_ms + 2_000_000_000, FLOW_MS);
     rig.step();
     assert_eq!((rig.director.connections(), rig.count(State::Idle), rig.flows.stats().entries), (0, 16, 0));
+}
+
+#[test]
+fn a_connection_ends_after_its_time_although_the_flow_table_has_forgotten_it_before() {
+    const SECOND: u64 = 1_000;
+    let mut rig = Rig::new(model::Pool { tcp_idle_ms: 300_000, half_open_ms: 300_000, ..drops() });
+    rig.packet(0, 1, false, flag::ACK).unwrap();
+    let (key, began_ms) = (key(1, false), rig.clock.now_ns() / MS);
+    let hash = rig.flows.hash_of(&key);
+    let pass = |rig: &mut Rig, seconds: std::ops::Range<u64>, has_packets: bool| {
+        for second in seconds {
+            let now_ms = began_ms + second * SECOND;
+            if has_packets {
+                assert!(rig.flows.lookup(&key, hash, now_ms).is_some());
+            }
+            rig.flows.age(now_ms, FLOW_MS, rig.flows.capacity());
+            rig.director.age(&mut rig.flows, now_ms, FLOW_MS);
+        }
+        rig.director.connections()
+    };
+    assert_eq!(pass(&mut rig, 0..111, true), 1);
+    // Its last packet came at second 110, and the flow table forgets it at about second 140.
+    assert_eq!(pass(&mut rig, 111..400, false), 1, "silent for less than 300 s");
+    assert_eq!(rig.flows.stats().entries, 0);
+    assert_eq!(pass(&mut rig, 400..430, false), 0);
 }
 
 #[test]
@@ -507,7 +544,7 @@ fn packets_that_go_elsewhere_by_now_hold_no_member() {
         seen.path = path.unwrap_or(seen.path);
         for after_ms in (0..4_000).step_by(100) {
             rig.flows.insert(&key, hash, seen, now_ms + after_ms);
-            rig.director.age(&mut rig.flows, now_ms + after_ms);
+            rig.director.age(&mut rig.flows, now_ms + after_ms, FLOW_MS);
         }
         assert_eq!(rig.director.connections(), held, "{path:?}");
     }
@@ -578,7 +615,7 @@ proptest! {
             end.handle.release(left);
         }
         rig.step();
-        rig.director.age(&mut rig.flows, u64::MAX / 2);
+        rig.director.age(&mut rig.flows, u64::MAX / 2, FLOW_MS);
         rig.step();
         prop_assert_eq!(rig.count(State::Idle), rig.director.pools.iter().flatten().map(|s| s.pool.size()).sum::<u32>());
         prop_assert_eq!((rig.director.connections(), rig.flows.stats().entries), (0, 0));

@@ -227,6 +227,7 @@ impl Hop {
             self.recognise(plane, side);
         }
         let before = self.wires[side].from;
+        let mut relead = false;
         while self.wires[side].from < self.wires[side].to {
             let first = self.wires[side].from;
             for at in first..self.wires[side].to {
@@ -239,8 +240,16 @@ impl Hop {
             let number = wire.paths[first];
             let end = (first + 1..wire.to).find(|at| wire.paths[*at] != number).unwrap_or(wire.to);
             let n = end - first;
-            let way = registry.get(number).and_then(|path| Some((path, self.position(plane, path, side)?)));
+            let path = registry.get(number);
+            if number < UNDECIDED && !relead && path.is_none_or(chain::Path::has_ended) {
+                // It has ended since it was found.
+                self.wires[side].paths[first..].fill(UNDECIDED);
+                relead = true;
+                continue;
+            }
+            let way = path.filter(|path| !path.refuses()).and_then(|path| Some((path, self.position(plane, path, side)?)));
             let Some((path, hop)) = way else {
+                let number = if path.is_some_and(chain::Path::refuses) { chain::REFUSED } else { number };
                 self.refuse(plane, number, side, first, end);
                 continue;
             };
@@ -340,13 +349,12 @@ impl Hop {
     }
 
     /// The path of a packet that came out at a side.
-    fn lead(&mut self, plane: &Plane, registry: &PathRegistry, side: usize, packet: Packet) -> u32 {
-        let tables = &plane.tables;
+    fn lead(&mut self, plane: &mut Plane, registry: &PathRegistry, side: usize, packet: Packet) -> u32 {
         let key = key_of(plane, packet, COMES_OUT[side]);
         let hash = self.flows.hash_of(&key);
         let now_ms = plane.now_ns / 1_000_000;
         let known = self.flows.lookup(&key, hash, now_ms);
-        if let Some(decision) = known.filter(|d| d.generation == tables.generation) {
+        if let Some(decision) = known.filter(|d| d.generation == plane.generation && registry.holds(d.path)) {
             return decision.path;
         }
         let mut candidates = self.visits.iter().enumerate().filter(|(_, visit)| visit.out == side);
@@ -361,10 +369,15 @@ impl Hop {
         let visit = &self.visits[at];
         let old = known.map(|d| d.path);
         let path = match old {
-            Some(path) if registry.still_valid(tables, path, visit.chain.number) => path,
-            old => registry.decide(tables, visit.ingress, visit.chain.number, key.symmetric_hash(), old),
+            Some(path) if registry.still_valid(&plane.tables, path, visit.chain.number) => path,
+            old => {
+                let hash = key.symmetric_hash();
+                registry.decide(&mut plane.ways, &plane.tables, visit.ingress, visit.chain.number, hash, old)
+            }
         };
-        self.flows.insert(&key, hash, Decision { path, generation: tables.generation, note: 0 }, now_ms);
+        if path < chain::POOLED {
+            self.flows.insert(&key, hash, Decision { path, generation: plane.generation, note: 0 }, now_ms);
+        }
         path
     }
 

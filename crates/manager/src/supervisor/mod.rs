@@ -463,6 +463,7 @@ impl Supervisor {
         self.go_on_upgrading();
         self.go_on_placing();
         self.publish_stirred_pools();
+        self.plane.collect();
         // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
         let now = Instant::now();
         if now.duration_since(self.answered) >= ANSWERS && self.bell.take() {

@@ -12,7 +12,7 @@ impl Worker {
     pub(super) fn obey(&mut self) -> bool {
         while let Ok(command) = self.setup.commands.try_recv() {
             match command {
-                Command::Tables(tables) => self.use_tables(tables),
+                Command::Tables(tables, anew) => self.use_tables(tables, anew),
                 Command::Advice(advice) => {
                     self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
                     asker::follow(&mut self.setup.plane, &self.setup.registry, advice);
@@ -103,9 +103,9 @@ impl Worker {
                 }
                 Command::Free(frames) => frames.into_iter().for_each(|frame| self.setup.plane.discard(frame)),
                 Command::Pool(table) => {
-                    let WorkerSetup { plane, classifier, director, roles, .. } = &mut self.setup;
+                    let WorkerSetup { plane, classifier, director, roles, registry, .. } = &mut self.setup;
                     if roles.rx {
-                        director.use_pool(&table, &plane.nfs, classifier.table());
+                        director.use_pool(&table, &plane.nfs, classifier.table(), registry);
                     }
                 }
                 Command::Dismiss(service, n) => self.setup.director.dismiss(service, n),

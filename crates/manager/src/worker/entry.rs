@@ -1,7 +1,6 @@
 //! The entry: from the packets that a port queue holds to the path of each, or what is done with it instead.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use sluice_policy::pool::life::flag;
 use sluice_shm::BURST;
@@ -10,7 +9,7 @@ use sluice_shm::clock::Clock;
 
 use super::{Batch, MOST_BURSTS, OwnedQueue, VECTOR};
 use crate::asker;
-use crate::chain::{self, Chain, Drop, Path, PathRegistry, Tables};
+use crate::chain::{self, Drop, Path, PathRegistry, Tables};
 use crate::classify::advice::{Answer, UNASKED};
 use crate::classify::flow_table::Decision;
 use crate::classify::key::{FlowKey, LONG, SHORT, protocol};
@@ -186,7 +185,8 @@ fn classify_burst(
             }
         }
         paths[from + i] = match found {
-            Lookup::Hit(decision) if decision.generation == generation => {
+            // Only those that are looked at again may have a path that has ended: the others are looked at again when that is noticed.
+            Lookup::Hit(decision) if decision.generation == generation && (!again || registry.holds(decision.path)) => {
                 if decision.note != 0 {
                     noted(classifier, plane, held[i], i, decision);
                 }
@@ -257,6 +257,7 @@ fn decide(
     let found = known;
     if let Some(decision) = found
         && decision.generation == generation
+        && registry.holds(decision.path)
     {
         if decision.note != 0 {
             noted(classifier, plane, packet, i, decision);
@@ -273,42 +274,41 @@ fn decide(
         None => asker::Advised { answer: Answer::Rules, instead: None, note: 0, settles: true },
     };
     let old = found.map(|d| d.path);
-    if advised.instead.is_none()
-        && let Some((rule, chain, terms)) = chain_of(&plane.tables, &key, advised.answer)
-        && director.concerns(chain)
-    {
-        let tables = &plane.tables;
-        let (hash, note, settles) = (classifier.hash(i), advised.note, advised.settles && !counted);
-        let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, terms, since_ns };
-        let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
-        if let Some(rule) = rule {
-            tables.rules.count(rule, plane.index);
+    let mut settles = advised.settles;
+    let path = match advised.instead.map_or_else(|| asker::chain_of(&plane.tables, &key, advised.answer), Err) {
+        Err(instead) => instead,
+        Ok((number, rule)) => {
+            if let Some(rule) = rule {
+                plane.tables.rules.count(rule, plane.index);
+            }
+            if director.has_pools()
+                && let Some(Some(chain)) = plane.tables.chains.get(usize::from(number))
+                && director.concerns(chain)
+            {
+                let tables = &plane.tables;
+                let terms = terms_of(tables, &key, number, rule);
+                let (hash, note, settles) = (classifier.hash(i), advised.note, settles && !counted);
+                let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, terms, since_ns };
+                return director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
+            }
+            let path = asker::way(registry, plane, &key, number, old);
+            // What may be otherwise in a moment without a change of rules is asked about again.
+            settles &= path < chain::POOLED;
+            path
         }
-        return path;
-    }
-    let path = advised.instead.unwrap_or_else(|| asker::way(registry, plane, &key, advised.answer, old));
-    if advised.settles {
+    };
+    if settles {
         classifier.remember(i, Decision { path, generation, note: advised.note }, now_ms);
     }
     path
 }
 
-/// The chain that an answer names, the rule by which it does, if it is one, and what its flows are given there. A controller names a
-/// chain alone: its flows are given what the rules would give them on that chain, and else what is ordinary.
-fn chain_of<'a>(tables: &'a Tables, key: &FlowKey, answer: Answer) -> Option<(Option<usize>, &'a Arc<Chain>, Terms)> {
-    let matching = |rule: usize| &tables.rules.rules()[rule];
-    let (rule, chain, terms) = match answer {
-        Answer::Chain(chain) => {
-            let rule = tables.rules.first_rule(key).map(matching).filter(|rule| rule.chain == chain);
-            (None, chain, rule.map(|rule| rule.terms).unwrap_or_default())
-        }
-        Answer::Drop | Answer::Ask(_) => return None,
-        Answer::Rules => {
-            let rule = tables.rules.first_rule(key)?;
-            (Some(rule), matching(rule).chain, matching(rule).terms)
-        }
-    };
-    Some((rule, tables.chains.get(usize::from(chain))?.as_ref()?, terms))
+/// What flows are given on a chain: by the rule that names it. A controller names a chain alone: its flows are given what the rules would give
+/// them on that chain, and else what is ordinary.
+fn terms_of(tables: &Tables, key: &FlowKey, chain: u16, rule: Option<usize>) -> Terms {
+    let rules = tables.rules.rules();
+    let rule = rule.or_else(|| tables.rules.first_rule(key)).map(|rule| &rules[rule]);
+    rule.filter(|rule| rule.chain == chain).map(|rule| rule.terms).unwrap_or_default()
 }
 
 /// Counts a packet, number `i` of the last burst, by what was noted of its flow.
@@ -350,11 +350,14 @@ pub(super) fn direct(
     let generation = generation(plane, director);
     for (packet, key, answer) in &packets {
         let tables = plane.tables.clone();
-        let Some((_, way, terms)) = chain_of(&tables, key, *answer).filter(|(_, way, _)| director.concerns(way)) else {
+        let named = asker::chain_of(&tables, key, *answer).ok();
+        let way = |(number, rule)| Some((tables.chains.get(usize::from(number))?.as_ref()?, number, rule));
+        let Some((way, chain, rule)) = named.and_then(way).filter(|(way, ..)| director.concerns(way)) else {
             plane.nf_down.add(1);
             plane.discard(packet.frame);
             continue;
         };
+        let terms = terms_of(&tables, key, chain, rule);
         let (head, n) = asker::head_of(plane, *packet);
         let is_tcp = key.protocol() == protocol::TCP && key.flags() == 0;
         let flags = tcp::flags(&head[..n]).filter(|_| is_tcp).unwrap_or(0);
@@ -391,6 +394,27 @@ pub(super) fn direct(
         }
     }
     packets.len()
+}
+
+/// What is done with packets of a number that does not stand for a path that goes.
+pub(super) enum Instead {
+    /// They are looked at again: their path has ended.
+    LookAgain,
+    /// They wait, or are dropped, as this number says.
+    Refuse(u32),
+}
+
+/// What is done with packets of a number that does not stand for a path that goes. `looked`: they have been looked at again.
+#[cold]
+pub(super) fn instead_of(path: Option<&Path>, number: u32, looked: bool) -> Instead {
+    match path {
+        Some(path) if path.refuses() && !path.has_ended() => Instead::Refuse(chain::REFUSED),
+        // A service may have an instance again, and a path a place.
+        _ if (number < chain::POOLED || matches!(number, chain::REFUSED | chain::NO_PATH)) && !looked => Instead::LookAgain,
+        Some(path) if path.refuses() => Instead::Refuse(chain::REFUSED),
+        None if number < chain::POOLED => Instead::Refuse(chain::NO_PATH),
+        _ => Instead::Refuse(number),
+    }
 }
 
 /// Drops packets that have no path, at the door.
@@ -524,6 +548,8 @@ impl Groups {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use proptest::prelude::*;
 
     use super::*;

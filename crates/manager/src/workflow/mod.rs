@@ -105,7 +105,7 @@ pub struct CoreSchedule {
     nfs: Vec<Option<Governed>>,
     counters: Arc<Counters>,
     /// Paths and generation of the tables that the NFs' ways were made of.
-    made_of: (usize, u32),
+    made_of: (u32, u32),
 }
 
 impl std::fmt::Debug for CoreSchedule {
@@ -318,7 +318,7 @@ impl CoreSchedule {
 
     /// Takes in new tables: order of the NFs, and who comes after whom. Cheap if there are none.
     pub fn learn(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
-        let now = (registry.len(), tables.generation);
+        let now = (registry.changes(), tables.generation);
         if now == self.made_of {
             return;
         }
