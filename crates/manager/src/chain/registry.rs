@@ -657,7 +657,7 @@ mod tests {
                         kept.push(latest.load(Ordering::Relaxed));
                         for number in &kept {
                             if let Some(path) = registry.get(*number) {
-                                assert_eq!(path.nfs[0] as u32, path.chain.version % 1000);
+                                assert_eq!(u32::from(path.nfs[0]), path.chain.version);
                             }
                         }
                         if kept.len() > 50 {
@@ -665,13 +665,14 @@ mod tests {
                         }
                         // A fence: what was found is not used any more.
                         round.fetch_add(1, Ordering::Release);
+                        std::thread::yield_now();
                     }
                 });
             }
-            for version in 1..2000 {
+            for version in 1..300 {
                 let c = chain(0, version, &[0], OnFailure::Drop);
                 registry.end(&[End::Chain { number: 0, version }], Some(version));
-                let number = registry.number(&course(&c, &[(version % 1000) as u16], version));
+                let number = registry.number(&course(&c, &[version as u16], version));
                 assert_ne!(number, NO_PATH);
                 latest.store(number, Ordering::Relaxed);
                 let ended = registry.take_ended();

@@ -1,7 +1,7 @@
 //! Pools: how many members they have, and what the packet threads know of them.
 //!
-//! Members are NFs as all others: started, watched, restarted, measured. What differs: packet threads learn of them by tables of their own,
-//! so that packets find those of their flows ([`crate::director`]); how many there are follows the flows; and the number of a
+//! Members are NFs as all others: started, watched, restarted, measured. What differs: packet threads learn of them by tables of their own
+//! ([`crate::director`]); how many there are follows the flows; and the number of a
 //! member that was let go is given to the next one, so that its paths need not be made again.
 
 use std::collections::VecDeque;
