@@ -119,36 +119,79 @@ fn run_dir(folder: &TempDir) -> PathBuf {
     folder.path().join("run")
 }
 
+/// The configuration and the log are in `folder`; what an earlier daemon has said there stays.
+fn spawn(programs: &Programs, folder: &Path, config: &str) -> anyhow::Result<Child> {
+    let file = folder.join("sluice.toml");
+    std::fs::write(&file, config).context("cannot write the configuration")?;
+    let log = File::options().create(true).append(true).open(folder.join("log")).context("cannot write the log")?;
+    Command::new(&programs.sluiced)
+        .arg(&file)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("cannot start {}", programs.sluiced.display()))
+}
+
 impl Daemon {
     /// Starts one and waits until it is ready.
     ///
     /// # Errors
     /// It does not start; with what it said.
     pub fn start(programs: &Programs, setup: &Setup) -> anyhow::Result<Self> {
+        Self::start_with(programs, |run_dir| setup.toml(run_dir))
+    }
+
+    /// The same, with the configuration that is written for the folder of its sockets.
+    ///
+    /// # Errors
+    /// It does not start; with what it said.
+    pub fn start_with(programs: &Programs, config: impl FnOnce(&Path) -> String) -> anyhow::Result<Self> {
         let folder = tempfile::Builder::new().prefix("sluice-bench-").tempdir().context("cannot make a temporary folder")?;
-        let config = folder.path().join("sluice.toml");
-        std::fs::write(&config, setup.toml(&run_dir(&folder))).context("cannot write the configuration")?;
-        let log = File::create(folder.path().join("log")).context("cannot write the log")?;
         let began = Instant::now();
-        let child = Command::new(&programs.sluiced)
-            .arg(&config)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {}", programs.sluiced.display()))?;
+        let child = spawn(programs, folder.path(), &config(&run_dir(&folder)))?;
         let mut daemon = Self { programs: programs.clone(), child, folder, ready_after: Duration::ZERO };
+        daemon.wait_until_ready(began)?;
+        Ok(daemon)
+    }
+
+    /// Kills it, and waits for the end of its process; what it had started may still be there.
+    ///
+    /// # Errors
+    /// It cannot be killed.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        self.child.kill().context("cannot kill sluiced")?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    /// Starts it again after its end, in the same folder.
+    ///
+    /// # Errors
+    /// It does not start; with what it said.
+    pub fn start_again(&mut self, config: &str) -> anyhow::Result<()> {
+        let began = Instant::now();
+        self.child = spawn(&self.programs, self.folder.path(), config)?;
+        self.wait_until_ready(began)
+    }
+
+    fn wait_until_ready(&mut self, began: Instant) -> anyhow::Result<()> {
         loop {
-            if daemon.socket().exists() && daemon.ask("GET", "/v1/status", None).is_ok() {
-                daemon.ready_after = began.elapsed();
-                return Ok(daemon);
+            if self.socket().exists() && self.ask("GET", "/v1/status", None).is_ok() {
+                self.ready_after = began.elapsed();
+                return Ok(());
             }
-            if let Some(status) = daemon.child.try_wait()? {
-                bail!("sluiced does not start ({status}): {}", daemon.log());
+            if let Some(status) = self.child.try_wait()? {
+                bail!("sluiced does not start ({status}): {}", self.log());
             }
-            ensure!(began.elapsed() < START_PATIENCE, "sluiced is not ready after {START_PATIENCE:?}: {}", daemon.log());
-            daemon.wait_a_little()?;
+            ensure!(began.elapsed() < START_PATIENCE, "sluiced is not ready after {START_PATIENCE:?}: {}", self.log());
+            self.wait_a_little()?;
         }
+    }
+
+    /// Where its sockets are.
+    pub fn run_dir(&self) -> PathBuf {
+        run_dir(&self.folder)
     }
 
     /// Its process.

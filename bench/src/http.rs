@@ -18,6 +18,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// # Errors
 /// Nobody answers, or the daemon refuses; with its own words.
 pub fn ask(socket: &Path, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<Value> {
+    let (status, json) = call(socket, method, address, body)?;
+    if !(200..300).contains(&status) {
+        bail!("sluiced answers {status} to {method} {address}: {}", json["error"].as_str().unwrap_or("no reason given"));
+    }
+    Ok(json)
+}
+
+/// The same, and a refusal is an answer like any other: the status, and the JSON that came with it.
+///
+/// # Errors
+/// No answer comes, or one that is no HTTP.
+pub fn call(socket: &Path, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
     let talk = || -> anyhow::Result<Vec<u8>> {
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -35,11 +47,7 @@ pub fn ask(socket: &Path, method: &str, address: &str, body: Option<&Value>) -> 
     };
     let answer = talk().with_context(|| format!("cannot ask sluiced at {} for {method} {address}", socket.display()))?;
     let (status, body) = parse(&answer).with_context(|| format!("cannot understand the answer to {method} {address}"))?;
-    let json: Value = serde_json::from_slice(body).unwrap_or(Value::Null);
-    if !(200..300).contains(&status) {
-        bail!("sluiced answers {status} to {method} {address}: {}", json["error"].as_str().unwrap_or("no reason given"));
-    }
-    Ok(json)
+    Ok((status, serde_json::from_slice(body).unwrap_or(Value::Null)))
 }
 
 /// Status and body of an answer.

@@ -4,6 +4,7 @@
 //! [`run`]). An experiment changes nothing on the host that it does not put back. A new one is one file and one line in
 //! [`EXPERIMENTS`].
 
+pub mod chaos;
 pub mod curves;
 mod daemon;
 mod fair;
@@ -50,6 +51,8 @@ pub struct BenchArgs {
     pub seconds: f64,
     /// How often each variant runs.
     pub repeats: u32,
+    /// What random choices are made of, where there are any.
+    pub seed: u64,
 }
 
 /// A parameter of variants, and the values of it that are wanted.
@@ -143,6 +146,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     flow::affinity::EXPERIMENT,
     wakeup::mixed::EXPERIMENT,
     wakeup::idle_pool::EXPERIMENT,
+    chaos::EXPERIMENT,
 ];
 
 /// Runs an experiment, prints its table, and writes its JSON if asked to.

@@ -24,6 +24,40 @@ pub struct Stats {
     pub chains: Vec<Chain>,
     /// Packets dropped, by reason.
     pub drops: BTreeMap<String, u64>,
+    /// Services.
+    pub services: Vec<Service>,
+}
+
+/// A service.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Service {
+    /// Name.
+    pub name: String,
+    /// Names of its instances.
+    pub instances: Vec<String>,
+    /// The process that its NFs are forked from, if there is one.
+    pub zygote: Option<Zygote>,
+}
+
+/// A process that NFs are forked from.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct Zygote {
+    /// Its process, while there is one.
+    pub pid: Option<u32>,
+}
+
+/// Frames of packet memory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Frames {
+    /// All.
+    pub total: u64,
+    /// Those that no packet is in.
+    pub free: u64,
+    /// The others.
+    pub in_use: u64,
 }
 
 /// The instances of a service that has one for each flow.
@@ -60,6 +94,8 @@ pub struct Status {
     pub threads: Vec<Thread>,
     /// Flows that the flow table remembers.
     pub flows: u64,
+    /// Frames of packet memory.
+    pub frames: Frames,
     /// Pools of instances.
     pub pools: Vec<Pool>,
     /// Cores whose NFs have turns from outside.
@@ -123,6 +159,8 @@ pub struct Nf {
     pub queue: u64,
     /// Its core.
     pub core: u32,
+    /// What goes through it, if it is a program that knows nothing of Sluice.
+    pub foreign: Option<NfForeign>,
     /// What is measured of its load.
     pub sched: NfSched,
     /// Share of its core, 0 to 100.
@@ -145,6 +183,22 @@ pub struct Nf {
     pub reclaim_ns: Option<u64>,
 }
 
+/// What goes through a program that knows nothing of Sluice.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+pub struct NfForeign {
+    /// Packets that went in.
+    pub entered: u64,
+    /// Packets that came out.
+    pub returned: u64,
+    /// Of these, the ones that are none of those that went in, or are so no more.
+    pub originated: u64,
+    /// Packets that have not come out in time.
+    pub not_back: u64,
+    /// Packets that are in there.
+    pub inside: u64,
+}
+
 /// What is measured of an NF's load.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
@@ -161,10 +215,16 @@ pub struct NfSched {
 pub struct Chain {
     /// Name.
     pub name: String,
+    /// Its services.
+    pub services: Vec<String>,
     /// Packets let in.
     pub entry_packets: u64,
     /// Packets that left.
     pub exit_packets: u64,
+    /// Packets that did not leave, by reason.
+    pub drops: BTreeMap<String, u64>,
+    /// Its egress.
+    pub egress: String,
     /// From entry to exit.
     pub latency_ns: Distribution,
 }

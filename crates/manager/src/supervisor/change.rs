@@ -269,7 +269,9 @@ impl Supervisor {
     /// Removes a chain that no rule names. Packets inside follow it to its end.
     pub(super) fn remove_chain(&mut self, name: &str) -> Result<(), SupervisorError> {
         let number = self.chain_number(name).ok_or_else(|| no_such("chain", name))?;
-        self.chains[number as usize] = None;
+        if let Some(chain) = self.chains[number as usize].take() {
+            self.past.chain(&chain.counters);
+        }
         self.config.chains.retain(|c| c.name != name);
         self.publish();
         Ok(())

@@ -11,6 +11,7 @@ mod foreign;
 mod grouping;
 mod life;
 mod outside;
+mod past;
 mod pools;
 mod ports;
 mod priorities;
@@ -264,6 +265,8 @@ pub struct Supervisor {
     ticked: Instant,
     next_sample: u16,
     meter: report::ThreadMeter,
+    /// What chains and ports that are gone have counted.
+    past: past::Past,
     /// The trace that goes on, and until when at the latest.
     tracing: Option<(Arc<TraceRequest>, Instant)>,
     /// Decisions of each rule in force, with what the rule is known by.
@@ -358,6 +361,7 @@ impl Supervisor {
             ticked: Instant::now(),
             next_sample: 0,
             meter: report::ThreadMeter::default(),
+            past: past::Past::default(),
             tracing: None,
             hits: Vec::new(),
             tenants: HashMap::new(),

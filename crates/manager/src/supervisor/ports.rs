@@ -95,7 +95,8 @@ impl Supervisor {
         if let Some(known) = self.config.ports.iter_mut().find(|p| p.name == config.name) {
             known.clone_from(&config);
         }
-        self.ports[number as usize] = Some(PortState { config, description: String::new(), counters: Vec::new() });
+        let old = self.ports[number as usize].replace(PortState { config, description: String::new(), counters: Vec::new() });
+        old.iter().for_each(|old| self.past.port(&old.counters));
         self.put_port(number, open)
     }
 
@@ -117,7 +118,8 @@ impl Supervisor {
     pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
         let number = self.port_number(name).ok_or_else(|| no_such("port", name))?;
         self.close(number)?;
-        self.ports[number as usize] = None;
+        let old = self.ports[number as usize].take();
+        old.iter().for_each(|old| self.past.port(&old.counters));
         self.config.ports.retain(|p| p.name != name);
         self.publish();
         Ok(())

@@ -198,6 +198,7 @@ impl Supervisor {
         more("no_path", snapshots.iter().map(|s| s.no_path).sum());
         let ports = self.port_reports(&snapshots);
         more("port_tx", ports.iter().map(|p| p.tx_drops).sum());
+        self.past.add_to(&mut drops);
         api::Stats {
             time_ns: sluice_shm::clock::monotonic_ns(),
             status: self.status(&snapshots),

@@ -7,6 +7,7 @@ mod acceptance;
 mod apply;
 mod attach;
 mod changes;
+mod chaos;
 mod container;
 #[cfg(feature = "dpdk")]
 mod dpdk;

@@ -24,7 +24,7 @@ fn target() -> &'static Path {
 /// Builds the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them. If they are there they are
 /// taken as they are (`make test` has just built them): to build in the target folder of a `cargo test` that goes on would take
 /// libraries away that its later parts need.
-fn build_nfs() {
+pub fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
         let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));

@@ -110,8 +110,15 @@ Examples:
   sluice bench                                         what there is
   sluice bench forward --json forward.json --repeats 5
   sluice bench chain --only default,sluice,ideal/other --svg chain.svg
-  sluice bench pool-scale --only heavy --where nfs=1,900")]
+  sluice bench pool-scale --only heavy --where nfs=1,900
+  sluice bench chaos --seconds 600 --seed 7 --repeats 1")]
     Bench(BenchCommand),
+    /// An NF that breaks the rules, which `sluice bench chaos` has its daemon start
+    #[command(hide = true)]
+    HostileNf {
+        /// How
+        mode: String,
+    },
     /// Say what a configuration would carry on so many cores; nothing is started
     #[command(after_help = crate::simulate::HELP)]
     Simulate(crate::simulate::SimulateArgs),
@@ -508,6 +515,9 @@ pub struct BenchCommand {
     /// How often each variant runs
     #[arg(long, value_name = "R", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub repeats: u32,
+    /// What random choices are made of: the same ones for the same number (chaos)
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    pub seed: u64,
 }
 
 #[derive(Debug, Args)]

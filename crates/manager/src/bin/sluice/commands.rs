@@ -44,6 +44,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Apply(args) => apply(&mut client()?, &args, out),
         Command::Trace(args) => trace(&mut client()?, args, out),
         Command::Bench(args) => bench(args, out),
+        Command::HostileNf { mode } => sluice_bench::chaos::hostile::run(&mode),
         Command::Simulate(args) => simulate::run(&args, client, out),
         Command::Estimate(args) => estimate::run(&args, out),
         Command::Profile(args) => profile::run(&args, out),
@@ -385,8 +386,8 @@ fn bench(args: BenchCommand, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         return Ok(());
     };
-    let BenchCommand { json, svg, only, given, seconds, repeats, .. } = args;
-    sluice_bench::run(sluice_bench::BenchArgs { name, json, svg, only, given, seconds, repeats })
+    let BenchCommand { json, svg, only, given, seconds, repeats, seed, .. } = args;
+    sluice_bench::run(sluice_bench::BenchArgs { name, json, svg, only, given, seconds, repeats, seed })
 }
 
 fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result<()> {

@@ -1,0 +1,241 @@
+//! What must hold of a chaotic run, whatever was done: the books of packets, and what is left on the host.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+
+use super::site::is_protected;
+use crate::stats::{Chain, Stats};
+
+/// Reasons for which a packet did not enter its chain.
+const AT_THE_ENTRY: [&str; 3] = ["entry", "nf_down", "policed"];
+/// What a port that counts stamps must count none of.
+const AMISS: [&str; 5] = ["lost", "reordered", "duplicated", "stale", "unstamped"];
+
+/// Packets of a chain that have entered, and neither left nor been dropped since. Below 0, something was counted twice.
+pub fn inside(chain: &Chain) -> i64 {
+    let dropped: u64 = chain.drops.iter().filter(|(why, _)| !AT_THE_ENTRY.contains(&why.as_str())).map(|(_, n)| n).sum();
+    chain.entry_packets as i64 - chain.exit_packets as i64 - dropped as i64
+}
+
+/// What is wrong with protected chains and their sinks, one line each; with the numbers of `before` taken off.
+pub fn amiss(before: &Stats, after: &Stats) -> Vec<String> {
+    let mut found = Vec::new();
+    for chain in after.chains.iter().filter(|c| is_protected(&c.name)) {
+        let then = before.chains.iter().find(|c| c.name == chain.name);
+        for (why, n) in &chain.drops {
+            let more = n.saturating_sub(then.and_then(|c| c.drops.get(why)).copied().unwrap_or(0));
+            if more > 0 {
+                found.push(format!("{} has dropped {more} packets: {why}", chain.name));
+            }
+        }
+    }
+    for port in after.ports.iter().filter(|p| is_protected(&p.name)) {
+        let then = before.ports.iter().find(|p| p.name == port.name);
+        for what in AMISS {
+            let of = |p: &crate::stats::Port| p.details.get(what).copied().unwrap_or(0.0);
+            let more = of(port) - then.map_or(0.0, of);
+            if more > 0.0 {
+                found.push(format!("{} counts {more} packets {what}", port.name));
+            }
+        }
+    }
+    found
+}
+
+/// Protected chains that no packet has left since `before`, and protected NFs that are not the processes they were.
+pub fn disturbed(before: &Stats, after: &Stats) -> Vec<String> {
+    let mut found = Vec::new();
+    for chain in before.chains.iter().filter(|c| is_protected(&c.name)) {
+        match after.chains.iter().find(|c| c.name == chain.name) {
+            Some(now) if now.exit_packets > chain.exit_packets => {}
+            Some(_) => found.push(format!("no packet has left {} since the last check", chain.name)),
+            None => found.push(format!("{} is gone", chain.name)),
+        }
+    }
+    for nf in before.nfs.iter().filter(|nf| is_protected(&nf.name)) {
+        let now = after.nfs.iter().find(|n| n.name == nf.name);
+        if now.is_none_or(|n| n.pid != nf.pid || n.state != "running") {
+            let what = now.map_or("gone".into(), |n| format!("{} (process {:?}, was {:?})", n.state, n.pid, nf.pid));
+            found.push(format!("{} was not to be touched, and is {what}", nf.name));
+        }
+    }
+    found
+}
+
+/// Totals that went back: what was dropped is counted for the daemon's whole life.
+pub fn gone_back(before: &Stats, after: &Stats) -> Vec<String> {
+    let now = |why: &str| after.drops.get(why).copied().unwrap_or(0);
+    let less = before.drops.iter().filter(|(why, n)| now(why) < **n);
+    less.map(|(why, n)| format!("the total of packets dropped for {why} went back from {n} to {}", now(why))).collect()
+}
+
+/// The books of chains that nothing enters any more; none are wrong once nothing is inside. A chain that passes a foreign program may have
+/// more that left: what the program makes itself, and what comes back after it was given up.
+pub fn unbalanced(stats: &Stats, of: impl Fn(&str) -> bool) -> Vec<String> {
+    let made = |c: &Chain| {
+        let foreign = stats.nfs.iter().filter(|nf| c.services.contains(&nf.service)).filter_map(|nf| nf.foreign.as_ref());
+        let given_up = c.drops.get("not_back").copied().unwrap_or(0);
+        given_up as i64 + foreign.map(|foreign| foreign.originated as i64).sum::<i64>()
+    };
+    let wrong = stats.chains.iter().filter(|c| of(&c.name) && !(-made(c)..=0).contains(&inside(c)));
+    let say = |c: &Chain| {
+        let (entered, left) = (c.entry_packets, c.exit_packets);
+        format!("{} {:?}: {entered} packets entered, {left} left, dropped {:?}: {} too few", c.name, c.services, c.drops, inside(c))
+    };
+    wrong.map(say).collect()
+}
+
+/// Descriptors and memory of a process.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Size {
+    /// Open descriptors.
+    pub descriptors: u64,
+    /// Private memory in KiB.
+    pub memory_kib: u64,
+}
+
+impl Size {
+    /// Of a process.
+    ///
+    /// # Errors
+    /// It is gone.
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let memory = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.trim().parse().ok());
+        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
+        Ok(Self { descriptors, memory_kib: memory.context("the kernel does not tell how much memory it has")? })
+    }
+
+    /// What has grown beyond bounds since `first`, with as many NFs, ports and chains as then.
+    pub fn grown_since(&self, first: &Self) -> Vec<String> {
+        let mut found = Vec::new();
+        if self.descriptors > first.descriptors + MORE_DESCRIPTORS {
+            found.push(format!("sluiced had {} descriptors open at first, and has {}", first.descriptors, self.descriptors));
+        }
+        if self.memory_kib > first.memory_kib + MORE_KIB {
+            found.push(format!("sluiced had {} KiB of memory at first, and has {}", first.memory_kib, self.memory_kib));
+        }
+        found
+    }
+}
+
+/// Descriptors that a daemon may have more than at first.
+const MORE_DESCRIPTORS: u64 = 16;
+/// KiB of memory that it may have more than at first: tables that grow with what was seen once, and no more.
+const MORE_KIB: u64 = 128 * 1024;
+
+/// Processes that were started with something below `folder` in their environment or their arguments, and their names.
+pub fn processes_of(folder: &Path) -> Vec<(u32, String)> {
+    let wanted = folder.as_os_str().as_encoded_bytes();
+    let mentions = |file: PathBuf| std::fs::read(file).is_ok_and(|bytes| bytes.windows(wanted.len()).any(|part| part == wanted));
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let of = |entry: std::fs::DirEntry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let is_it = pid != std::process::id() && (mentions(entry.path().join("environ")) || mentions(entry.path().join("cmdline")));
+        let name = || std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default().trim().to_string();
+        is_it.then(|| (pid, name()))
+    };
+    entries.flatten().filter_map(of).collect()
+}
+
+/// Cgroups and namespaces that have the number of one of these daemons in their names.
+pub fn things_of(daemons: &[u32]) -> Vec<String> {
+    let mut found = Vec::new();
+    let names: Vec<String> = daemons.iter().map(|pid| format!("sluice-{pid}")).collect();
+    // After the number comes an end, or a word: 12 is not 123.
+    let is_ours = |name: &str| {
+        names.iter().any(|n| name.strip_prefix(n.as_str()).is_some_and(|rest| rest.is_empty() || rest.starts_with('-')))
+    };
+    let mut folders = vec![(PathBuf::from("/sys/fs/cgroup"), 0), (PathBuf::from("/run/netns"), 5), (PathBuf::from("/dev/shm"), 5)];
+    while let Some((folder, depth)) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if entry.file_name().to_str().is_some_and(is_ours) {
+                found.push(path.display().to_string());
+            } else if depth < 5 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                folders.push((path, depth + 1));
+            }
+        }
+    }
+    found
+}
+
+/// Packets that left each protected chain.
+pub fn left(stats: &Stats) -> BTreeMap<String, u64> {
+    stats.chains.iter().filter(|c| is_protected(&c.name)).map(|c| (c.name.clone(), c.exit_packets)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn stats(value: serde_json::Value) -> Stats {
+        serde_json::from_value(value).unwrap()
+    }
+
+    #[test]
+    fn the_books_of_a_chain() {
+        let of = |entered: u64, left: u64| {
+            stats(json!({"chains": [{"name": "k0", "entry_packets": entered, "exit_packets": left,
+                "drops": {"entry": 50, "nf_down": 9, "nf_died": 3, "verdict": 2}}]}))
+        };
+        assert_eq!(inside(&of(105, 100).chains[0]), 0);
+        assert!(unbalanced(&of(105, 100), |_| true).is_empty());
+        assert_eq!(unbalanced(&of(107, 100), |_| true).len(), 1);
+        assert_eq!(inside(&of(104, 100).chains[0]), -1, "counted twice");
+        assert!(unbalanced(&of(104, 100), |name| name != "k0").is_empty());
+    }
+
+    #[test]
+    fn a_protected_chain_loses_nothing() {
+        let of = |lost: f64, drops: serde_json::Value, left: u64, pid: u32| {
+            stats(json!({
+                "ports": [{"name": "calm-out", "details": {"lost": lost, "stamped": 9.0}}, {"name": "x0", "details": {"lost": 7.0 * lost}}],
+                "chains": [{"name": "calm", "exit_packets": left, "drops": drops}, {"name": "k0", "drops": {"nf_died": 5}}],
+                "nfs": [{"name": "calm.0", "pid": pid, "state": "running"}, {"name": "s0.0", "pid": pid, "state": "running"}],
+            }))
+        };
+        let before = of(0.0, json!({}), 10, 7);
+        let good = of(0.0, json!({}), 20, 7);
+        assert_eq!((amiss(&before, &good), disturbed(&before, &good)), (vec![], vec![]));
+        assert_eq!(amiss(&before, &of(2.0, json!({}), 20, 7)), ["calm-out counts 2 packets lost"]);
+        assert_eq!(amiss(&before, &of(0.0, json!({"ring_full": 4}), 20, 7)), ["calm has dropped 4 packets: ring_full"]);
+        assert_eq!(disturbed(&before, &of(0.0, json!({}), 10, 8)).len(), 2, "it stands, and its NF was started again");
+        assert!(amiss(&of(2.0, json!({}), 20, 7), &of(2.0, json!({}), 30, 7)).is_empty(), "told before");
+    }
+
+    #[test]
+    fn totals_do_not_go_back() {
+        let of = |n: u64| stats(json!({"drops": {"nf_died": n, "entry": 5}}));
+        assert!(gone_back(&of(3), &of(4)).is_empty());
+        assert_eq!(gone_back(&of(3), &of(2)), ["the total of packets dropped for nf_died went back from 3 to 2"]);
+        assert_eq!(gone_back(&of(3), &Stats::default()).len(), 2);
+    }
+
+    #[test]
+    fn a_process_is_found_by_its_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child =
+            std::process::Command::new("sleep").arg("60").env("SOME_SOCKET", folder.path().join("nf.sock")).spawn().unwrap();
+        // Between fork and exec it is still as its parent is.
+        let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !processes_of(folder.path()).iter().any(|(pid, _)| *pid == child.id()) {
+            assert!(std::time::Instant::now() < until);
+            std::thread::yield_now();
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(processes_of(folder.path()), []);
+        assert_eq!(things_of(&[u32::MAX]), Vec::<String>::new());
+        let size = Size::of(std::process::id()).unwrap();
+        assert!(size.memory_kib > 0 && size.grown_since(&size).is_empty());
+        assert_eq!(
+            size.grown_since(&Size { descriptors: 0, memory_kib: 0 }).len() as u64,
+            u64::from(size.descriptors > MORE_DESCRIPTORS)
+        );
+    }
+}
