@@ -7,12 +7,13 @@
 
 use std::any::Any;
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
 use sluice_policy::sched::threshold::Rules;
 use sluice_shm::arena::{Arena, Geometry};
 use sluice_shm::clock::Clock;
@@ -33,6 +34,8 @@ use crate::foreign::Hop;
 use crate::forward::{Plane, TraceRequest};
 use crate::frame::{FrameCache, FramePool, FrameTable};
 use crate::mechanism::affinity;
+use crate::mechanism::process::Proc;
+use crate::mechanism::silence::{Look, Silence};
 use crate::nf::handle::NfHandle;
 use crate::nf::succession::Succession;
 use crate::port::{self, PortQueue};
@@ -41,8 +44,10 @@ use crate::wake::Timers;
 use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
 use crate::workflow::CoreSchedule;
 
-/// How long a packet thread may take to carry out a command before it is given up.
+/// How long a packet thread may run, or be blocked, without carrying out a command. What it waits for its core does not count.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Time between two looks at a packet thread that does not answer.
+const LOOK: Duration = Duration::from_millis(100);
 /// How long the end of a port's file or device is waited for.
 const LETTING_GO: Duration = Duration::from_secs(2);
 /// Paths that a packet thread notes, so that it need not ask for their numbers again.
@@ -69,9 +74,21 @@ pub enum PlaneError {
         /// The system's answer.
         source: std::io::Error,
     },
-    /// A thread does not answer.
-    #[error("packet thread {0} does not answer; this is a defect of sluiced: please report it")]
+    /// A thread runs and does not answer, or has ended.
+    #[error("packet thread {0} does not answer, though it has had its core; this is a defect of sluiced: please report it")]
     Silent(usize),
+    /// A thread waits for something else than its core.
+    #[error(
+        "packet thread {thread} (core {core}) has been blocked for {} s; if a disk or device that a port uses hangs, see to that, or \
+         else this is a defect of sluiced: please report it",
+        PATIENCE.as_secs()
+    )]
+    Blocked {
+        /// The thread.
+        thread: usize,
+        /// Its core.
+        core: usize,
+    },
     /// A core has no slot left for an NF.
     #[error("core {core} has {slots} NFs already, the most that manager.max_nfs allows; raise it and restart")]
     NoSlot {
@@ -99,6 +116,62 @@ struct Link {
     flag: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
     busy_ns: Arc<AtomicU64>,
+    seen: Arc<Seen>,
+}
+
+/// What is known of a packet thread that may not answer.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Its number for the kernel; none before it has run.
+    id: OnceLock<Pid>,
+    /// It was said that it does not have its core.
+    was_said: AtomicBool,
+}
+
+impl Seen {
+    /// Waits for an answer of the thread: as long as it takes while it does not have its core, which is said once.
+    fn wait_for<T>(&self, thread: usize, core: usize, answer: &Receiver<T>) -> Result<T, PlaneError> {
+        self.wait_with(thread, core, answer, LOOK, PATIENCE)
+    }
+
+    fn wait_with<T>(
+        &self,
+        thread: usize,
+        core: usize,
+        answer: &Receiver<T>,
+        every: Duration,
+        patience: Duration,
+    ) -> Result<T, PlaneError> {
+        let (proc, mut silence, mut at) = (Proc::default(), Silence::default(), Instant::now());
+        loop {
+            match answer.recv_timeout(every) {
+                Ok(answer) => return Ok(answer),
+                Err(RecvTimeoutError::Disconnected) => return Err(PlaneError::Silent(thread)),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            // This thread may not have had its own core meanwhile.
+            let (now, before) = (Instant::now(), at);
+            at = now;
+            match self.id.get() {
+                Some(id) => silence.note(Look::at_own(&proc, *id), now.duration_since(before)),
+                None => silence.queued += now.duration_since(before),
+            }
+            if silence.ran >= patience {
+                return Err(PlaneError::Silent(thread));
+            }
+            if silence.blocked >= patience {
+                return Err(PlaneError::Blocked { thread, core });
+            }
+            // Relaxed: one thread asks.
+            if silence.queued >= patience && !self.was_said.swap(true, Ordering::Relaxed) {
+                eprintln!(
+                    "sluiced: packet thread {thread} has waited {} s for core {core}, where other programs run, and goes on waiting; keep \
+                     them off that core (taskset, cpusets, isolcpus), or give `[manager]` another one",
+                    silence.queued.as_secs()
+                );
+            }
+        }
+    }
 }
 
 struct Core {
@@ -316,7 +389,10 @@ impl DataPlane {
             };
             let (pinned, answer) = channel();
             let frames = pool.clone();
+            let seen = Arc::new(Seen::default());
+            let own = seen.clone();
             let thread = std::thread::Builder::new().name(format!("sluice-{core}")).spawn(move || {
+                let _ = own.id.set(rustix::thread::gettid());
                 let result = affinity::pin(core)
                     .map_err(std::io::Error::other)
                     .and_then(|_| frames.enter_thread().map_err(std::io::Error::other));
@@ -331,8 +407,8 @@ impl DataPlane {
             });
             let failed = |source| PlaneError::Thread { core, source };
             let thread = thread.map_err(failed)?;
-            answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(index))?.map_err(failed)?;
-            links.push(Link { core, roles, commands, flag, thread: Some(thread), busy_ns });
+            seen.wait_for(index, core, &answer)?.map_err(failed)?;
+            links.push(Link { core, roles, commands, flag, thread: Some(thread), busy_ns, seen });
         }
         Ok(Self {
             links,
@@ -417,10 +493,16 @@ impl DataPlane {
         link.flag.store(true, Ordering::Release);
     }
 
+    /// Waits for the answer of a thread.
+    fn wait_for<T>(&self, thread: usize, answer: &Receiver<T>) -> Result<T, PlaneError> {
+        let link = &self.links[thread];
+        link.seen.wait_for(thread, link.core, answer)
+    }
+
     fn ask<T>(&self, thread: usize, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, PlaneError> {
         let (to, answer) = channel();
         self.tell(thread, command(to));
-        answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(thread))
+        self.wait_for(thread, &answer)
     }
 
     fn ask_all<T>(&self, command: impl Fn(Sender<T>) -> Command) -> Result<Vec<T>, PlaneError> {
@@ -431,11 +513,7 @@ impl DataPlane {
                 answer
             })
             .collect();
-        answers
-            .into_iter()
-            .enumerate()
-            .map(|(i, answer)| answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(i)))
-            .collect()
+        answers.into_iter().enumerate().map(|(i, answer)| self.wait_for(i, &answer)).collect()
     }
 
     /// Makes all threads use new tables. They begin within a round of their loops; commands that follow find them in use. Paths whose NFs,
@@ -583,7 +661,7 @@ impl DataPlane {
             })
             .collect();
         for (thread, answer) in answers.into_iter().enumerate() {
-            answer.recv_timeout(PATIENCE).map_err(|_| PlaneError::Silent(thread))?;
+            self.wait_for(thread, &answer)?;
         }
         Ok(handle)
     }

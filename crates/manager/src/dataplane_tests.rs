@@ -590,3 +590,41 @@ fn a_chain_that_is_replaced_again_and_again_uses_no_more_paths_than_there_are() 
     });
     assert_eq!(Arc::strong_count(&rig.chain), 1, "nobody has the chain that there was at first");
 }
+
+#[test]
+fn a_thread_that_has_not_had_its_core_is_waited_for_and_one_that_is_stuck_is_not() {
+    const MS: Duration = Duration::from_millis(1);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // It has never run, as if its core had always been another's: it is waited for past all patience.
+        let (to, answer) = channel();
+        let queued = Arc::new(Seen::default());
+        let own = queued.clone();
+        let waiter = scope.spawn(move || own.wait_with(0, 1, &answer, MS, 5 * MS));
+        wait_for("the patience to be over", || queued.was_said.load(Ordering::Relaxed));
+        to.send(()).unwrap();
+        assert!(waiter.join().unwrap().is_ok());
+
+        // One that runs and does not answer, and one that waits for something.
+        let (busy, stuck) = (Arc::new(Seen::default()), Arc::new(Seen::default()));
+        let (own, stop) = (busy.clone(), &stop);
+        scope.spawn(move || {
+            own.id.set(rustix::thread::gettid()).unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        let (own, (_release, wait)) = (stuck.clone(), channel::<()>());
+        scope.spawn(move || {
+            own.id.set(rustix::thread::gettid()).unwrap();
+            wait.recv().unwrap_err();
+        });
+        wait_for("both", || busy.id.get().is_some() && stuck.id.get().is_some());
+        let (_to, answer) = channel::<()>();
+        let of_busy = busy.wait_with(2, 1, &answer, MS, 50 * MS);
+        assert!(matches!(of_busy, Err(PlaneError::Silent(2))), "{of_busy:?}");
+        let of_stuck = stuck.wait_with(3, 1, &answer, MS, 50 * MS);
+        assert!(matches!(of_stuck, Err(PlaneError::Blocked { thread: 3, core: 1 })), "{of_stuck:?}");
+        stop.store(true, Ordering::Relaxed);
+    });
+}

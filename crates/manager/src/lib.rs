@@ -4,6 +4,7 @@
 
 pub mod bell;
 pub mod config;
+pub mod notice;
 
 pub mod file;
 pub mod frame;

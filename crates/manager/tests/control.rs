@@ -704,6 +704,21 @@ fn clients_that_say_nothing_or_half_are_closed() {
 }
 
 #[test]
+fn a_client_that_never_reads_is_closed() {
+    let limits = Limits { write: Duration::from_millis(20), clients: 1, ..Limits::default() };
+    let daemon = Daemon::with(Mock::new(), limits);
+    let mut deaf = UnixStream::connect(daemon.socket()).unwrap();
+    // More than a socket holds is answered.
+    let request = "GET /v1/openapi.json HTTP/1.1\r\nhost: x\r\n\r\n";
+    deaf.write_all(request.repeat(50).as_bytes()).unwrap();
+    // It has the only place.
+    assert_eq!(daemon.client().status().unwrap().cores, 2);
+    let mut answers = Vec::new();
+    let end = deaf.read_to_end(&mut answers);
+    assert!(end.is_err() || answers.len() < 50 * sluice_manager::control::server::OPENAPI.len(), "it was closed");
+}
+
+#[test]
 fn a_long_call_holds_up_nobody_and_may_take_only_so_long() {
     let mut mock = Arc::into_inner(Mock::new()).unwrap();
     let tracing = Arc::new(Barrier::new(2));

@@ -43,7 +43,9 @@ pub struct Patience {
 pub struct Session {
     patience: Patience,
     inbox: Vec<u8>,
-    whole: VecDeque<(u32, Message, Vec<u8>)>,
+    whole: VecDeque<(u32, Message, Vec<u8>, usize)>,
+    /// Bytes of those.
+    waiting: usize,
     /// The beginning of the message that was taken last.
     taken: Vec<u8>,
     out: Vec<u8>,
@@ -61,6 +63,7 @@ impl Session {
             patience,
             inbox: Vec::new(),
             whole: VecDeque::new(),
+            waiting: 0,
             taken: Vec::new(),
             out: Vec::new(),
             is_up: false,
@@ -109,6 +112,12 @@ impl Session {
     /// Bytes that are to be sent.
     pub fn backlog(&self) -> usize {
         self.out.len()
+    }
+
+    /// Bytes of the messages that have come and that [`Session::next`] has not given yet. Whoever receives stops for a while where there are
+    /// many: they take several times as much memory.
+    pub fn waiting(&self) -> usize {
+        self.waiting
     }
 
     /// Takes bytes of the controller's.
@@ -168,7 +177,10 @@ impl Session {
                     return Err(Close::Version);
                 }
             }
-            Ok(message) => self.whole.push_back((header.xid, message, bytes[..bytes.len().min(SHOWN)].to_vec())),
+            Ok(message) => {
+                self.waiting += bytes.len();
+                self.whole.push_back((header.xid, message, bytes[..bytes.len().min(SHOWN)].to_vec(), bytes.len()));
+            }
             Err(fault) => self.refuse(header.xid, fault, bytes),
         }
         Ok(())
@@ -177,7 +189,8 @@ impl Session {
     /// The next whole message, with its number.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Option<(u32, Message)> {
-        let (xid, message, beginning) = self.whole.pop_front()?;
+        let (xid, message, beginning, bytes) = self.whole.pop_front()?;
+        self.waiting -= bytes;
         self.taken = beginning;
         Some((xid, message))
     }
@@ -194,6 +207,10 @@ impl Session {
     /// # Errors
     /// [`Close::Silent`] if it was for too long.
     pub fn tick(&mut self, now_ms: u64) -> Result<(), Close> {
+        if self.waiting > 0 && self.out.is_empty() {
+            // It has read all that was said to it, and is not heard for as long as what it has asked for is not done.
+            self.heard_ms = now_ms;
+        }
         let silent_ms = now_ms.saturating_sub(self.heard_ms);
         if silent_ms >= self.patience.dead_ms {
             return Err(Close::Silent);
@@ -304,6 +321,24 @@ mod tests {
         // Half a message is no sign of life.
         session.receive(&[4, 2], 4999).unwrap();
         assert_eq!(session.tick(5000), Err(Close::Silent));
+    }
+
+    #[test]
+    fn what_waits_is_known_and_is_no_silence_of_one_who_reads() {
+        let mut session = Session::new(PATIENCE, 0);
+        session.receive(&hello(), 0).unwrap();
+        said(&mut session);
+        let flood: Vec<u8> = (0..1000).flat_map(|xid| bytes(xid, &Message::BarrierRequest)).collect();
+        session.receive(&flood, 0).unwrap();
+        assert_eq!(session.waiting(), flood.len());
+        session.tick(10_000).unwrap();
+        session.next().unwrap();
+        assert_eq!(session.waiting(), flood.len() - HEADER);
+        // It does not read what it was told.
+        session.send(0, &Message::BarrierReply);
+        assert_eq!(session.tick(13_000), Err(Close::Silent));
+        while session.next().is_some() {}
+        assert_eq!(session.waiting(), 0);
     }
 
     proptest! {

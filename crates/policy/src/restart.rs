@@ -9,13 +9,16 @@
 //! *Failure*: the end of a run that nobody asked for. *Streak*: failures since the last good run.
 //!
 //! # Approach
-//! The first failure of a streak is answered at once. The second waits [`Backoff::first_ns`], and each further one twice as long as
+//! The first failure of a streak is answered at once ([`Backoff::after_failure`]). The second waits [`Backoff::first_ns`], and each further one twice as long as
 //! the one before, up to [`Backoff::longest_ns`]. The failure that ends a good run is the first of a new streak. With
 //! [`Backoff::give_up_after`] = n, a streak is answered by at most n starts.
 //!
 //! | failure of the streak | 1 | 2 | 3 | 4 | 5 | 6 | 7 | 8 | 9 | 10 | 11 and later |
 //! |---|---|---|---|---|---|---|---|---|---|---|---|
 //! | wait, by default | 0 | 10 ms | 20 ms | 40 ms | 80 ms | 160 ms | 320 ms | 640 ms | 1.28 s | 2.56 s | 5 s |
+//!
+//! A run that was ended for cause is no mishap: its NF broke a rule, and most likely breaks it again. Such ends have a streak and a
+//! `Backoff` of their own, and the first waits [`Backoff::first_ns`] already ([`Backoff::after_offence`]).
 //!
 //! # Limits
 //! There is no jitter: the NFs of one host share no server that a common beat could overrun. The policy does not ask why a run
@@ -68,6 +71,15 @@ impl Backoff {
             return Decision::GiveUp;
         }
         Decision::StartAfter(self.wait_ns(streak.failures))
+    }
+
+    /// Decides after a run of `ran_ns` that was ended for cause, and counts it in `streak`: as after a failure, but the first waits
+    /// [`Backoff::first_ns`], the second twice as long, and so on.
+    pub fn after_offence(&self, streak: &mut Streak, ran_ns: u64) -> Decision {
+        match self.after_failure(streak, ran_ns) {
+            Decision::StartAfter(_) => Decision::StartAfter(self.wait_ns(streak.failures.saturating_add(1))),
+            Decision::GiveUp => Decision::GiveUp,
+        }
     }
 
     /// Wait after the failure number `failure` (from 1) of a streak, in nanoseconds.
@@ -136,5 +148,17 @@ mod tests {
         assert_eq!(streak.failures, u32::MAX);
         // A first wait past the longest is cut, too.
         assert_eq!(Backoff { first_ns: 9 * S, ..Backoff::default() }.wait_ns(2), 5 * S);
+    }
+
+    #[test]
+    fn no_end_for_cause_is_answered_at_once() {
+        let mut streak = Streak::default();
+        let after = |ran_ns| Backoff::default().after_offence(&mut streak, ran_ns);
+        let got = [MS, MS, MS, 60 * S, MS].map(after);
+        assert_eq!(got, [10, 20, 40, 10, 20].map(|ms| Decision::StartAfter(ms * MS)));
+        let policy = Backoff { give_up_after: Some(1), ..Backoff::default() };
+        let mut streak = Streak::default();
+        assert_eq!(policy.after_offence(&mut streak, 0), Decision::StartAfter(10 * MS));
+        assert_eq!(policy.after_offence(&mut streak, 0), Decision::GiveUp);
     }
 }

@@ -252,6 +252,9 @@ pub struct Nf {
     /// Time that it took to take back the frames of its last process that died, from the news of its end, in nanoseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaim_ns: Option<u64>,
+    /// Times that it was stopped for its violations, or because it stood still.
+    #[serde(default)]
+    pub stops: u64,
     /// Its private memory in KiB, where the daemon looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub private_kib: Option<u64>,

@@ -5,15 +5,20 @@
 //! router is built from and the test of the OpenAPI document reads.
 //!
 //! Limits ([`Limits`]): so many clients at a time, the next ones wait in the socket's backlog; a client that sends no request, or
-//! half of one, is closed; a body over the limit is refused; a call that takes too long is answered with 504 (and ends by itself).
+//! half of one, or does not read its answer, is closed; a body over the limit is refused; a call that takes too long is answered with 504 (and ends by itself).
+//! When the daemon has no file descriptors left, clients are let in with the [`SPARE`] ones that this server keeps, so that whoever has
+//! to remove something can.
 
 use std::future::Future;
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::mpsc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context as Poller, Poll};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -29,8 +34,10 @@ use rustix::fs::Mode;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_slo::assignment::Assignment;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::time::Sleep;
 
 use super::model::{AddNf, AddRule, Applied, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, TraceRequest, Upgrade};
 use super::{ApiError, Backend, ErrorBody, ErrorKind};
@@ -39,6 +46,9 @@ use crate::telemetry::prometheus;
 
 /// The description of this API, as `routes` serve it.
 pub const OPENAPI: &str = include_str!("../../../../deploy/openapi.json");
+
+/// Descriptors that are kept for clients.
+pub const SPARE: usize = 8;
 
 /// What a client may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +59,8 @@ pub struct Limits {
     pub body_bytes: usize,
     /// How long a client may take to send a request, and may be silent between two.
     pub read: Duration,
+    /// How long a client may take none of an answer's bytes, while there is no room for more of them.
+    pub write: Duration,
     /// How long a call may take.
     pub call: Duration,
     /// How long a stop waits for calls that are under way.
@@ -61,6 +73,7 @@ impl Default for Limits {
             clients: 64,
             body_bytes: 4 << 20,
             read: Duration::from_secs(30),
+            write: Duration::from_secs(10),
             call: Duration::from_millis(MAX_TRACE_MS) + Duration::from_secs(60),
             stop: Duration::from_secs(2),
         }
@@ -193,6 +206,8 @@ async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits
     let places = Arc::new(Semaphore::new(limits.clients.max(1)));
     let app = router(backend, limits);
     let own_uid = rustix::process::geteuid().as_raw();
+    let spare = Spare::default();
+    spare.fill();
     loop {
         let place = tokio::select! {
             place = places.clone().acquire_owned() => place.expect("the semaphore is never closed"),
@@ -203,16 +218,19 @@ async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits
             _ = stopped.wait_for(|stop| *stop) => break,
         };
         let Ok((stream, _)) = stream else {
-            // Out of file descriptors, most likely; clients that leave give some back.
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            // Out of file descriptors, most likely. A spare one may do; clients that leave give some back.
+            if !spare.give() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
             continue;
         };
         // Asked of the kernel, which noted it when the peer connected. A peer without credentials is nobody.
         let allowed = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own_uid);
         let app = if allowed { app.clone() } else { refusal() };
-        let stopped = stopped.clone();
+        let (stopped, spare) = (stopped.clone(), spare.clone());
         tokio::spawn(async move {
             converse(stream, app, limits, stopped).await;
+            spare.fill();
             drop(place);
         });
     }
@@ -226,7 +244,7 @@ async fn converse(stream: UnixStream, app: Router, limits: Limits, mut stopped: 
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.read)
-        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(app));
+        .serve_connection(TokioIo::new(Patient { stream, limit: limits.write, timer: None }), TowerToHyperService::new(app));
     tokio::pin!(connection);
     let stop = stopped.wait_for(|stop| *stop);
     tokio::select! {
@@ -236,6 +254,62 @@ async fn converse(stream: UnixStream, app: Router, limits: Limits, mut stopped: 
     }
     connection.as_mut().graceful_shutdown();
     let _ = connection.await;
+}
+
+/// Descriptors for clients who come when there are no others.
+#[derive(Clone, Default)]
+struct Spare(Arc<Mutex<Vec<OwnedFd>>>);
+
+impl Spare {
+    /// Gives one back to the system. False if there is none.
+    fn give(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).pop().is_some()
+    }
+
+    /// Takes as many as are missing, as far as there are any.
+    fn fill(&self) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while all.len() < SPARE {
+            match rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC) {
+                Ok(fd) => all.push(fd),
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// A client's connection, which fails when the client takes nothing of what is written for too long.
+struct Patient {
+    stream: UnixStream,
+    limit: Duration,
+    /// Runs while there is no room.
+    timer: Option<Pin<Box<Sleep>>>,
+}
+
+impl AsyncRead for Patient {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Poller<'_>, bytes: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, bytes)
+    }
+}
+
+impl AsyncWrite for Patient {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Poller<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(written) = Pin::new(&mut self.stream).poll_write(cx, bytes) {
+            self.timer = None;
+            return Poll::Ready(written);
+        }
+        let limit = self.limit;
+        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        timer.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 /// What the other users get.

@@ -8,3 +8,4 @@ pub mod netns;
 pub mod process;
 pub mod processes;
 pub mod redirect;
+pub mod silence;

@@ -255,6 +255,12 @@ pub fn nofile_before() -> Option<Rlimit> {
     NOFILE_BEFORE.get().copied()
 }
 
+/// Generations that are looked through for the ancestors of a process. More than the processes of an NF make in earnest.
+const GENERATIONS: usize = 64;
+
+/// How often they are looked at for two looks that say the same.
+const LOOKS: usize = 4;
+
 /// The process file system.
 #[derive(Debug, Clone)]
 pub struct Proc {
@@ -332,6 +338,33 @@ impl Proc {
             _ => error,
         })?;
         Stat::parse(&text).ok_or_else(|| malformed(&path))
+    }
+
+    /// The parent of a process, the parent's parent, and so on, [`GENERATIONS`] at most. Of one moment, though each is read by itself: the
+    /// list is read until it is the same twice, and who loses its parent does not get it back.
+    ///
+    /// # Errors
+    /// As [`Self::stat`]; [`io::ErrorKind::Interrupted`] if it changes with each look.
+    pub fn ancestors(&self, pid: Pid) -> io::Result<Vec<Pid>> {
+        let look = || -> io::Result<Vec<Pid>> {
+            let mut found = Vec::new();
+            let mut at = pid;
+            // None above the first process of the host, and for one that this process namespace does not know.
+            while let (true, Some(parent)) = (found.len() < GENERATIONS, Pid::from_raw(self.stat(at)?.ppid)) {
+                found.push(parent);
+                at = parent;
+            }
+            Ok(found)
+        };
+        let mut before = look()?;
+        for _ in 0..LOOKS {
+            let now = look()?;
+            if now == before {
+                return Ok(now);
+            }
+            before = now;
+        }
+        Err(io::ErrorKind::Interrupted.into())
     }
 
     /// The processes that a process has started and that live, with theirs, as far as the parents between them live too. Who is made or

@@ -1,7 +1,7 @@
 //! One NF process as the packet threads and the supervisor share it.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use sluice_policy::sched::priority::{self, Weight, level};
 use sluice_policy::sched::reserve::Part;
@@ -10,6 +10,7 @@ use sluice_policy::sched::wakeup;
 use sluice_shm::core_page::{CorePage, WHOLE};
 use sluice_shm::page::Region;
 
+use crate::bell::Bell;
 use crate::chain::Counter;
 use crate::frame::owner;
 use crate::wake::{CAUSES, Start};
@@ -148,6 +149,8 @@ pub struct NfHandle {
     /// Forged descriptors and cursors.
     pub violations: AtomicU64,
     sentence: AtomicU8,
+    /// Rung when it is condemned, so that it is stopped at once.
+    pub bell: OnceLock<Arc<Bell>>,
     /// When it returned its first packet, in nanoseconds of the monotonic clock; 0 before.
     pub first_return_ns: AtomicU64,
     /// Counters, by manager thread.
@@ -227,6 +230,7 @@ impl NfHandle {
             alive: AtomicBool::new(true),
             violations: AtomicU64::new(0),
             sentence: AtomicU8::new(Sentence::None as u8),
+            bell: OnceLock::new(),
             first_return_ns: AtomicU64::new(0),
             counters: (0..threads).map(|_| NfCounters::default()).collect(),
             gate: Gate::default(),
@@ -318,9 +322,13 @@ impl NfHandle {
         change(&self.in_flight, n.wrapping_neg(), self.counters.len());
     }
 
-    /// Notes that it has to be stopped; the first reason stays.
+    /// Notes that it has to be stopped, and rings for whoever does it; the first reason stays.
     pub fn condemn(&self, sentence: Sentence) {
-        let _ = self.sentence.compare_exchange(Sentence::None as u8, sentence as u8, Ordering::Release, Ordering::Relaxed);
+        let raised = self.sentence.compare_exchange(Sentence::None as u8, sentence as u8, Ordering::Release, Ordering::Relaxed);
+        if let (Ok(_), Some(bell)) = (raised, self.bell.get()) {
+            // Once in the life of a process, and one system call at most.
+            bell.ring();
+        }
     }
 
     /// Whether it has to be stopped, and why.

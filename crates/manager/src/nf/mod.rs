@@ -14,14 +14,14 @@
 //! | | | stopping | it is removed, or the manager stops |
 //! | running | attached | stopping | it is removed, or the manager stops |
 //! | | | restarting | it ended and is to be started again |
-//! | | | failed | it ended or was stopped for its violations, and is not to be started again |
+//! | | | failed | it ended and is not to be started again, or it had come by itself and was stopped for cause: a pause begins |
 //! | | | expected | it came by itself and left: another process may come in its name |
 //! | stopping | told to end | gone | its process has ended, by itself or killed |
 //! | restarting | none, waits its back-off | starting | the wait is over |
 //! | | | failed | a further start cannot succeed, or the policy gives up |
 //! | | | gone | it is removed; there is no process to stop |
 //! | failed | none | starting | the operator has it started again |
-//! | | | expected | the operator lets an NF that comes by itself in again |
+//! | | | expected | the pause of an NF that comes by itself is over |
 //! | | | gone | it is removed |
 //! | gone | none | nothing | its name may be given to a new NF, which starts as expected |
 //!

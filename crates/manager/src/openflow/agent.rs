@@ -3,7 +3,7 @@
 //! One loop: take what the controller says, carry it out, show it packets, let entries expire, look after the connection. It sleeps in
 //! poll(2) on the connection; Rx threads make no system calls, so their questions are looked for each millisecond, while there are any.
 //!
-//! What is bounded: bytes that wait to be sent (a controller that does not read is not read from either, is shown no packets, and is given
+//! What is bounded: messages that wait behind a barrier, bytes that wait to be sent (a controller that does not read is not read from either, is shown no packets, and is given
 //! up when it has been silent for too long), questions, held packets, entries. Entries in force are kept until no Rx thread has them any
 //! more: then their numbers are given out again, and barriers that waited for it are answered.
 
@@ -40,6 +40,8 @@ const CONNECT: Duration = Duration::from_secs(1);
 const EXPIRE_MS: u64 = 100;
 /// Bytes that wait to be sent from which the controller is not listened to any more, and is shown no packets.
 const BACKLOG: usize = 1 << 20;
+/// Bytes of messages that wait behind a barrier from which the controller is not listened to either.
+const WAITING: usize = 1 << 16;
 /// Bytes that are taken from the controller at a time.
 const CHUNK: usize = 1 << 16;
 /// Questions that are handled in one round.
@@ -313,7 +315,7 @@ impl Speaker {
     fn listen(&mut self, now: u64) {
         let Some(line) = &mut self.line else { return };
         // What was asked before comes first, and a controller that does not read is not listened to.
-        if line.over.is_some() || !self.events.is_empty() || line.session.backlog() > BACKLOG {
+        if line.over.is_some() || is_deaf(&self.events, &line.session) {
             return;
         }
         let mut bytes = [0; CHUNK];
@@ -546,8 +548,7 @@ impl Speaker {
         let timeout = Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 };
         match &mut self.line {
             Some(line) => {
-                let deaf = !self.events.is_empty() || line.session.backlog() > BACKLOG;
-                let mut flags = if deaf { PollFlags::empty() } else { PollFlags::IN };
+                let mut flags = if is_deaf(&self.events, &line.session) { PollFlags::empty() } else { PollFlags::IN };
                 if !line.session.out().is_empty() {
                     flags |= PollFlags::OUT;
                 }
@@ -556,6 +557,11 @@ impl Speaker {
             None => std::thread::sleep(Duration::from_millis(ms.unsigned_abs())),
         }
     }
+}
+
+/// Whether the controller is not listened to: what it has asked for is still to be carried out, or it does not read.
+fn is_deaf(events: &VecDeque<Event>, session: &Session) -> bool {
+    !events.is_empty() || session.waiting() > WAITING || session.backlog() > BACKLOG
 }
 
 const CONNECTED: &str = "connected";

@@ -12,17 +12,23 @@
 //! cores of the thread that opened the port. The file is pcap with nanoseconds; the time of a packet is that of the burst that
 //! wrote it. All packets are written by the time the queue is dropped.
 //!
+//! Files are opened by a thread of their own, which is waited for [`OPENING`] at most: a file system of another host may not answer, and
+//! whoever opens the port has more to do. They are regular files: a pipe would block, and a symbolic link that somebody else has put there
+//! would have another file overwritten. Who may not read what the manager receives may not read the file that is made either: its mode is
+//! 0640.
+//!
 //! When the disk is full, or fails otherwise, the file is cut back to its last whole packet, the packets at hand are counted
 //! `write_lost`, and the next ones are tried again.
 //!
 //! Limits. A port has one queue: a capture has one order. Packets for a port that does not write are swallowed and counted.
 
-use std::fs::{File, Metadata};
-use std::io::{Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -45,6 +51,9 @@ pub const BUFFERS: usize = 16;
 
 /// Longest sleep of the thread that writes.
 pub const NAP: Duration = Duration::from_millis(8);
+
+/// How long the opening of a file may take.
+pub const OPENING: Duration = Duration::from_secs(5);
 
 /// Bytes in front of each packet in a file.
 const RECORD_HEADER: usize = 16;
@@ -102,6 +111,29 @@ fn source(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Optio
     Ok(source)
 }
 
+/// Opens a file without waiting for whatever it may be besides a regular file, and never for long. One that is to be written is made if it
+/// is not there, and is not emptied.
+fn open_file(path: &Path, to_write: bool) -> std::io::Result<(File, Metadata)> {
+    let mut flags = libc::O_NONBLOCK | libc::O_NOCTTY;
+    if to_write {
+        flags |= libc::O_NOFOLLOW;
+    }
+    let mut options = OpenOptions::new();
+    options.read(!to_write).write(to_write).create(to_write).mode(0o640).custom_flags(flags);
+    let own = path.to_path_buf();
+    let (done, opened) = channel();
+    std::thread::Builder::new().name("pcap-open".into()).spawn(move || {
+        // Nobody is there any more if it took too long; the file is closed then.
+        let _ = done.send(options.open(own).and_then(|file| file.metadata().map(|metadata| (file, metadata))));
+    })?;
+    let late = |_| Error::new(ErrorKind::TimedOut, "its file system does not answer; see whether it is mounted from another host");
+    opened.recv_timeout(OPENING).map_err(late)?.map_err(|error| match error.raw_os_error() {
+        Some(libc::ELOOP) => Error::new(error.kind(), "it is a symbolic link, and is not followed; name the file itself"),
+        Some(libc::ENXIO) => Error::new(error.kind(), "it is no regular file; name another one"),
+        _ => error,
+    })
+}
+
 /// A file that was read.
 struct Source {
     capture: Capture,
@@ -112,14 +144,15 @@ impl Source {
     fn open(port: &str, path: &Path, room: usize) -> Result<Self, PortError> {
         let file_error = |source| PortError::File { port: port.into(), doing: "read", path: path.into(), source };
         let refuse = |what: String| PortError::Capture { port: port.into(), path: path.into(), what };
-        let metadata = std::fs::metadata(path).map_err(file_error)?;
+        let (mut file, metadata) = open_file(path, false).map_err(file_error)?;
         if !metadata.is_file() {
             return Err(refuse("not a regular file; a capture is read as a whole before it is replayed".into()));
         }
         if metadata.len() > capture::MAX_BYTES {
             return Err(refuse(format!("{} bytes are too many; split it with `editcap -c`", metadata.len())));
         }
-        let bytes = std::fs::read(path).map_err(file_error)?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes).map_err(file_error)?;
         let capture = capture::decode(bytes, room).map_err(|error| refuse(error.to_string()))?;
         Ok(Self { capture, metadata })
     }
@@ -241,7 +274,14 @@ struct Writer {
 impl Writer {
     fn create(port: &str, path: &Path) -> Result<Self, PortError> {
         let error = |source| PortError::File { port: port.into(), doing: "write", path: path.into(), source };
-        let mut file = File::create(path).map_err(error)?;
+        let (mut file, metadata) = open_file(path, true).map_err(error)?;
+        // What is written to /dev/null is meant to be nowhere.
+        let is_nowhere = metadata.rdev() == rustix::fs::makedev(1, 3) && metadata.file_type().is_char_device();
+        if metadata.is_file() {
+            file.set_len(0).map_err(error)?;
+        } else if !is_nowhere {
+            return Err(error(Error::new(ErrorKind::InvalidInput, "it is no regular file; name another one")));
+        }
         let mut header = Vec::with_capacity(24);
         // Magic for nanoseconds, version 2.4, UTC, and the largest snap length: packets are written whole.
         for word in [0xa1b2_3c4du32, 2 | 4 << 16, 0, 0, 262_144, ETHERNET] {
@@ -590,6 +630,40 @@ mod tests {
         assert_eq!(queue.rx_burst(&mut packets, &mut frames, 0), 1);
         let details = details(queue);
         assert_eq!((details["swallowed"], details["replayed"], queue.is_finished()), (2.0, 3.0, true));
+    }
+
+    #[test]
+    fn only_regular_files_are_opened_and_what_is_made_is_not_for_all() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let writing = |name: &str| Pcap { write: Some(at(name)), ..Pcap::default() };
+        let reading = |name: &str| Pcap { read: Some(at(name)), ..Pcap::default() };
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            at("pipe"),
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR,
+            0,
+        )
+        .unwrap();
+        // Nobody is at the other end: who waits for it waits for ever.
+        assert!(refusal(&writing("pipe"), 1).contains("it is no regular file"));
+        assert!(refusal(&reading("pipe"), 1).contains("not a regular file"));
+        // Somebody is.
+        let _reader = OpenOptions::new().read(true).write(true).open(at("pipe")).unwrap();
+        assert!(refusal(&writing("pipe"), 1).contains("it is no regular file"));
+
+        std::fs::write(at("precious"), "precious").unwrap();
+        std::os::unix::fs::symlink(at("precious"), at("link")).unwrap();
+        assert!(refusal(&writing("link"), 1).contains("it is a symbolic link"));
+        assert_eq!(std::fs::read_to_string(at("precious")).unwrap(), "precious");
+        open("p", 1, &writing("new"), ROOM).unwrap();
+        assert_eq!(at("new").metadata().unwrap().permissions().mode() & 0o137, 0, "group may read, others nothing");
+        // One that is there is emptied.
+        std::fs::write(at("new"), "x".repeat(100)).unwrap();
+        open("p", 1, &writing("new"), ROOM).unwrap();
+        assert_eq!(at("new").metadata().unwrap().len(), 24);
     }
 
     #[test]

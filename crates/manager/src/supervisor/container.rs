@@ -7,8 +7,6 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use rustix::process::Pid;
-
 use super::Supervisor;
 use crate::mechanism::cgroup;
 use crate::mechanism::process::{self, Proc};
@@ -19,9 +17,6 @@ use crate::nf::record::Thing;
 
 /// In place of an NF's number: it is in a container, or may be, and of no NF that could be told.
 const NOBODY: u16 = u16::MAX;
-
-/// Generations that are looked through for the runtime of a container. More than processes of an NF make in earnest.
-const GENERATIONS: usize = 64;
 
 impl Supervisor {
     /// Starts the container of an NF.
@@ -72,19 +67,11 @@ impl Supervisor {
         if runtimes.is_empty() {
             return None;
         }
-        let proc = Proc::default();
-        let mut pid = peer.pid;
-        for _ in 0..GENERATIONS {
-            // None above the first process of the host, and for one that this process namespace does not know.
-            let at = pid?;
-            if let Some(number) = runtimes.get(&at.as_raw_nonzero().get()) {
-                // Still who it was when it connected, so all that was read is of it.
-                let lives = process::wait_readable(peer.pidfd.as_fd(), Some(0)) == Ok(false);
-                return Some(if lives { *number } else { NOBODY });
-            }
-            let Ok(stat) = proc.stat(at) else { return Some(NOBODY) };
-            pid = Pid::from_raw(stat.ppid);
-        }
-        Some(NOBODY)
+        let pid = peer.pid?;
+        let Ok(ancestors) = Proc::default().ancestors(pid) else { return Some(NOBODY) };
+        let number = std::iter::once(pid).chain(ancestors).find_map(|at| runtimes.get(&at.as_raw_nonzero().get()))?;
+        // Still who it was when it connected, so all that was read is of it.
+        let lives = process::wait_readable(peer.pidfd.as_fd(), Some(0)) == Ok(false);
+        Some(if lives { *number } else { NOBODY })
     }
 }

@@ -15,11 +15,12 @@ use sluice_shm::handshake::{self, Welcome};
 use sluice_shm::page::Control;
 
 use super::priorities::own_priority;
-use super::{HELLO_PATIENCE, NfState, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, token};
+use super::{ANSWERS, HELLO_PATIENCE, NfState, RESPITES, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, TICK, token};
 use crate::config::model::{Mode, OnFailure};
 use crate::dataplane::Fence;
 use crate::estimate::kept::Of;
-use crate::mechanism::process;
+use crate::mechanism::process::{self, Proc};
+use crate::mechanism::silence;
 use crate::nf::container::Life;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::{State, attach, spawn};
@@ -66,9 +67,43 @@ const SAMPLES: usize = 64;
 /// Nanoseconds that an NF goes on looking for packets before it sleeps.
 const LINGER_NS: u32 = 3_000;
 
+/// How NFs are started again, or let in again, that were stopped for cause.
+pub(super) const AFTER_CAUSE: restart::Backoff =
+    restart::Backoff { first_ns: 1_000_000_000, longest_ns: 60_000_000_000, good_run_ns: 600_000_000_000, give_up_after: None };
+
+/// Lines of the log whose number NFs and strangers decide: at most one a second of each kind ([`crate::notice`]). Those about NFs are of
+/// a kind for each service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Kind {
+    /// A connection to the NF socket was closed.
+    Closed(std::mem::Discriminant<attach::Dropped>),
+    /// A process that had no right to a name was refused.
+    Impostor,
+    /// An NF of a service has ended.
+    Ended(u16),
+    /// It is stopped for cause.
+    Stopped(u16),
+    /// It has said no hello because the host is busy.
+    Starved,
+    /// It is stopped because it said no hello.
+    Silent(u16),
+    /// It could not be started, or let in.
+    Failed(u16),
+    /// The same of its zygote.
+    Zygote(u16),
+}
+
 /// How NFs that end are started again.
 pub(super) const BACKOFF: restart::Backoff =
     restart::Backoff { first_ns: 10_000_000, longest_ns: 5_000_000_000, good_run_ns: 10_000_000_000, give_up_after: None };
+
+/// What becomes of a caller that may be the NF that it says it is.
+enum Admission {
+    /// It is this one.
+    Now(u16),
+    /// It may have been forked by the zygote of this service, which is to say so.
+    Later(u16),
+}
 
 impl Supervisor {
     /// Starts the process of an NF, or waits for one that comes by itself.
@@ -143,8 +178,9 @@ impl Supervisor {
         // Where polling NFs have turns a new process would get no core; an NF moves there by itself when it is let in.
         let core = Some(nf.core).filter(|core| !self.outside.is_governed(*core));
         let spec = self.spec_of(service, &nf.name, exec, core, []);
+        let service = nf.service;
         if let Err(error) = self.start_process(number, &spec, None) {
-            eprintln!("sluiced: {error}");
+            self.notices.print(Kind::Failed(service), || error);
             self.lost(number);
         }
     }
@@ -155,6 +191,7 @@ impl Supervisor {
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         nf.started_at = Instant::now();
         nf.spawned_ns = Some(monotonic_ns());
+        nf.respites = 0;
         nf.state = State::Starting;
         match spawn::spawn(spec) {
             Ok(spawned) => {
@@ -205,29 +242,40 @@ impl Supervisor {
         for event in events {
             match event {
                 attach::Event::Hello(caller) if caller.hello.is_zygote => self.greet_zygote(caller),
-                attach::Event::Hello(caller) => match self.admit_caller(&caller) {
-                    Ok(number) => {
-                        if let Err(error) = self.welcome(number, caller) {
-                            eprintln!("sluiced: {error}");
-                            self.lost(number);
-                        }
-                    }
-                    Err(why) => {
-                        let name = caller.hello.name.clone();
-                        let peer = caller.refuse(&why);
-                        self.was_refused(&name, peer);
-                    }
-                },
+                attach::Event::Hello(caller) => self.greet_nf(caller),
                 attach::Event::Dropped { uid, pid, why } => {
                     let pid = pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
-                    eprintln!("sluiced: a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
+                    let line = || format!("a connection to the NF socket (process {pid}, user {uid}) was closed: {why}");
+                    self.notices.print(Kind::Closed(std::mem::discriminant(&why)), line);
                 }
             }
         }
     }
 
+    /// Answers a process that says that it is an NF.
+    pub(super) fn greet_nf(&mut self, caller: attach::Caller) {
+        let why = match self.admit_caller(&caller) {
+            Ok(Admission::Now(number)) => {
+                if let Err(error) = self.welcome(number, caller) {
+                    let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
+                    self.notices.print(Kind::Failed(service), || error.to_string());
+                    self.lost(number);
+                }
+                return;
+            }
+            Ok(Admission::Later(service)) => match self.keep_early(service, caller) {
+                Ok(()) => return,
+                Err(caller) => return drop(caller.refuse("too many processes say that they are forked by this zygote")),
+            },
+            Err(why) => why,
+        };
+        let name = caller.hello.name.clone();
+        let peer = caller.refuse(&why);
+        self.was_refused(&name, peer);
+    }
+
     /// Whether a caller may be the NF that it says it is: which one, or why not.
-    fn admit_caller(&self, caller: &attach::Caller) -> Result<u16, String> {
+    fn admit_caller(&mut self, caller: &attach::Caller) -> Result<Admission, String> {
         if self.stopping {
             return Err("the manager is stopping".into());
         }
@@ -240,18 +288,53 @@ impl Supervisor {
         let Some(nf) = by_name.or_else(of_service) else {
             return Err(format!("there is no NF and no free instance of a service named `{name}`; see `sluice nf list`"));
         };
+        if let (State::Failed, Some(cause), Some(until)) = (nf.state, nf.stopped_for, nf.deadline) {
+            let (wait, service) = (until.saturating_duration_since(Instant::now()).as_secs_f64(), nf.name.rsplit_once('.'));
+            return Err(format!(
+                "{} was stopped because it {}; it is let in again in {wait:.1} s (to let another one in at once, `sluice nf remove {}` and \
+                 `sluice nf add {}`)",
+                nf.name,
+                told(cause),
+                nf.name,
+                service.map_or(&*nf.name, |(service, _)| service)
+            ));
+        }
         if !matches!(nf.state, State::Starting | State::Expected) {
             return Err(format!("{} is {} already; an NF has one process", nf.name, nf.state));
         }
         let service = self.services[nf.service as usize].as_ref().ok_or("its service is gone")?;
         match (service.container.is_some(), self.in_container_of(&caller.peer)) {
-            (false, None) => caller.may_attach_as(service.user.as_ref().map(|u| u.uid))?,
+            (false, None) => {
+                caller.may_attach_as(service.user.as_ref().map(|u| u.uid))?;
+                match (nf.state, &nf.process) {
+                    (State::Starting, Some(process)) if !is_of(&caller.peer, process) => {
+                        let pid = caller.peer.pid.map_or("?".into(), |p| p.as_raw_nonzero().to_string());
+                        let started = process.number();
+                        let (name, uid) = (nf.name.clone(), caller.peer.uid);
+                        let line = || {
+                            format!("process {pid} (user {uid}) said that it is {name}, which is process {started}: it was refused")
+                        };
+                        self.notices.print(Kind::Impostor, line);
+                        return Err(format!(
+                            "{name} is started by the manager, as process {started}, and this is neither that one nor a child of it; a \
+                             program that starts the NF has to wait for it"
+                        ));
+                    }
+                    // Forked by now, which its zygote has not said yet, or somebody else.
+                    (State::Starting, None) => {
+                        let asked = service.zygote.as_ref().is_some_and(|zygote| zygote.is_asked_for(nf.number));
+                        let why = || format!("{} is not started yet", nf.name);
+                        return if asked { Ok(Admission::Later(nf.service)) } else { Err(why()) };
+                    }
+                    _ => {}
+                }
+            }
             // Whoever it is in there, it is nobody else.
             (true, Some(number)) if number == nf.number => {}
             (_, Some(_)) => return Err(format!("a process in the container of another NF may not attach as {}", nf.name)),
             (true, None) => return Err(format!("{} runs in a container, and only a process in there may attach as it", nf.name)),
         }
-        Ok(nf.number)
+        Ok(Admission::Now(nf.number))
     }
 
     /// Gives an NF its memory and takes it in.
@@ -271,6 +354,7 @@ impl Supervisor {
                 return Err(error.into());
             }
         };
+        let _ = handle.bell.set(self.bell.clone());
         // Known before its first packet, if it was measured; what is measured in use takes its place.
         let known = service
             .exec
@@ -336,7 +420,7 @@ impl Supervisor {
         }
         nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
         nf.state = State::Running;
-        nf.deadline = None;
+        (nf.deadline, nf.stopped_for) = (None, None);
         nf.started_at = Instant::now();
         let handle = nf.handle.clone();
         if let Some(pid) = came {
@@ -438,27 +522,46 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         let (service_number, attach) = (nf.service, service.config.attach);
         let pooled = service.pool.is_some();
-        let spent = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Spent);
+        let sentence = handle.as_ref().map_or(Sentence::None, |h| h.sentence());
+        let spent = sentence == Sentence::Spent;
+        let for_cause = matches!(sentence, Sentence::Violations | Sentence::Stalled);
+        if for_cause {
+            nf.stops += 1;
+            nf.stopped_for = Some(sentence);
+        }
         let restart = pooled
             || self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
         let ran_for = nf.started_at.elapsed();
-        let condemned = handle.as_ref().is_some_and(|h| h.sentence() == Sentence::Violations);
+        let ran_ns = ran_for.as_nanos() as u64;
+        let mut at_once = false;
         nf.state = match was {
             State::Stopping => State::Gone,
             _ if nf.draining || nf.on_trial || nf.leaves => State::Gone,
-            _ if attach => State::Expected,
-            _ if condemned || !restart => State::Failed,
+            _ if attach && !for_cause => State::Expected,
+            _ if !attach && !restart => State::Failed,
             // Its end was asked for.
             _ if spent => State::Restarting,
-            _ => match BACKOFF.after_failure(&mut nf.streak, ran_for.as_nanos() as u64) {
-                restart::Decision::StartAfter(pause_ns) => {
-                    nf.deadline = Some(Instant::now() + Duration::from_nanos(pause_ns));
-                    State::Restarting
+            _ => {
+                let decision = match sentence {
+                    // It has stood still for `stall_ms` already.
+                    Sentence::Stalled if !attach => AFTER_CAUSE.after_failure(&mut nf.offences, ran_ns),
+                    _ if for_cause => AFTER_CAUSE.after_offence(&mut nf.offences, ran_ns),
+                    _ => BACKOFF.after_failure(&mut nf.streak, ran_ns),
+                };
+                match decision {
+                    restart::Decision::StartAfter(pause_ns) => {
+                        let until = Instant::now() + Duration::from_nanos(pause_ns);
+                        // What a foreign program leaves behind is still being cleared.
+                        at_once = pause_ns == 0 && nf.foreign.is_none();
+                        nf.deadline = Some(until);
+                        self.due = Some(self.due.map_or(until, |due| due.min(until)));
+                        if attach { State::Failed } else { State::Restarting }
+                    }
+                    restart::Decision::GiveUp => State::Failed,
                 }
-                restart::Decision::GiveUp => State::Failed,
-            },
+            }
         };
-        if !matches!(nf.state, State::Restarting) {
+        if matches!(nf.state, State::Expected | State::Gone) || nf.state == State::Failed && !attach {
             nf.deadline = None;
         }
         let is_foreign = nf.foreign.is_some();
@@ -467,7 +570,10 @@ impl Supervisor {
             foreign.trouble.get_or_insert_with(at_once);
         }
         if nf.state != State::Gone && !self.stopping && !spent {
-            eprintln!("sluiced: {} has ended after {:.3} s and is {} now", nf.name, ran_for.as_secs_f64(), nf.state);
+            let pause = nf.deadline.map(|until| until.saturating_duration_since(Instant::now())).filter(|_| for_cause);
+            let pause = pause.map_or(String::new(), |pause| format!(", for {:.0} s", pause.as_secs_f64()));
+            let line = || format!("{} has ended after {:.3} s and is {} now{pause}", nf.name, ran_for.as_secs_f64(), nf.state);
+            self.notices.print(Kind::Ended(service_number), line);
         }
         if let Some(handle) = &handle {
             nf.before.add(handle);
@@ -510,7 +616,12 @@ impl Supervisor {
         }
         if gone {
             self.bury(number);
-        } else if spent && !self.stopping {
+        } else if (spent || at_once) && !self.stopping {
+            if at_once && let Some(nf) = self.nfs.get_mut(&number) {
+                nf.deadline = None;
+                nf.restarts += 1;
+            }
+            // A start that fails comes back here, and is the second failure then.
             self.launch(number);
         }
     }
@@ -589,13 +700,37 @@ impl Supervisor {
         }
     }
 
-    /// Ends members of pools that had the one flow that they may have.
-    pub(super) fn end_spent(&mut self) {
+    /// Ends NFs that packet threads have condemned, and members of pools that had the one flow that they may have.
+    pub(super) fn end_condemned(&mut self) {
         for nf in self.nfs.values_mut() {
-            if nf.state == State::Running && nf.handle.as_ref().is_some_and(|handle| handle.sentence() == Sentence::Spent) {
-                kill(nf);
+            let (State::Running, Some(handle)) = (nf.state, &nf.handle) else { continue };
+            let sentence = handle.sentence();
+            if sentence == Sentence::None {
+                continue;
+            }
+            if sentence != Sentence::Spent {
+                let violations = handle.violations.load(Ordering::Relaxed);
+                self.notices.print(Kind::Stopped(nf.service), || match sentence {
+                    Sentence::Stalled => format!("{} {}, and is stopped (manager.stall_ms)", nf.name, told(sentence)),
+                    _ => format!("{} forged {violations} descriptors or cursors and is stopped", nf.name),
+                });
+            }
+            kill(nf);
+            if nf.process.as_ref().is_none_or(|process| process.theirs)
+                && let Some(foreign) = &mut nf.foreign
+            {
+                // There is no process of ours whose end would be noticed.
+                foreign.is_leaving = true;
             }
         }
+    }
+
+    /// How long a wait for events may take at most: until the next tick, which comes early where the pause of an NF ends before.
+    pub(super) fn until_due(&self, now: Instant) -> Duration {
+        // Not at any time: a tick looks at every NF.
+        let soonest = self.ticked + ANSWERS;
+        let due = self.due.map_or(Duration::MAX, |due| due.max(soonest).saturating_duration_since(now));
+        due.min(TICK.saturating_sub(now.duration_since(self.ticked)))
     }
 
     /// Timers, sentences, measurements.
@@ -607,39 +742,21 @@ impl Supervisor {
         self.size_pools(now);
         self.see_restored();
         self.tend_promises();
+        self.end_condemned();
+        self.notices.print_rest(now);
         let (mut starting, mut settled, mut late) = (Vec::new(), Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
-            if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
-                match handle.sentence() {
-                    Sentence::None => {}
-                    Sentence::Spent => kill(nf),
-                    Sentence::Violations => {
-                        let violations = handle.violations.load(Ordering::Relaxed);
-                        eprintln!("sluiced: {} forged {violations} descriptors or cursors and is stopped", nf.name);
-                        kill(nf);
-                    }
-                    Sentence::Stalled => {
-                        eprintln!("sluiced: {} holds packets and returns none, and is stopped (manager.stall_ms)", nf.name);
-                        kill(nf);
-                    }
+            if nf.state == State::Running && nf.draining {
+                // In this order: what a thread was about to send it is counted when the thread has passed.
+                let passed = nf.fence.as_mut().is_none_or(Fence::is_passed);
+                let empty = nf.handle.as_ref().is_none_or(|h| {
+                    let (posted, returned) = h.posted_returned();
+                    h.in_flight.load(Ordering::Relaxed) == 0 && posted <= returned
+                });
+                if passed && empty || nf.deadline.is_some_and(|d| now >= d) {
+                    Self::tell_to_stop(nf);
                 }
-                let nobody_ends = nf.process.as_ref().is_none_or(|process| process.theirs);
-                if let (false, true, Some(foreign)) = (handle.sentence() == Sentence::None, nobody_ends, &mut nf.foreign) {
-                    // There is no process of ours whose end would be noticed.
-                    foreign.is_leaving = true;
-                }
-                if nf.draining {
-                    // In this order: what a thread was about to send it is counted when the thread has passed.
-                    let passed = nf.fence.as_mut().is_none_or(Fence::is_passed);
-                    let empty = nf.handle.as_ref().is_none_or(|h| {
-                        let (posted, returned) = h.posted_returned();
-                        h.in_flight.load(Ordering::Relaxed) == 0 && posted <= returned
-                    });
-                    if passed && empty || nf.deadline.is_some_and(|d| now >= d) {
-                        Self::tell_to_stop(nf);
-                    }
-                    continue;
-                }
+                continue;
             }
             if nf.deadline.is_some_and(|d| now >= d) {
                 nf.deadline = None;
@@ -650,15 +767,34 @@ impl Supervisor {
                     }
                     State::Starting if nf.foreign.is_some() => settled.push(nf.number),
                     State::Starting if nf.process.is_none() => late.push(nf.number),
+                    State::Starting
+                        if nf.respites < RESPITES
+                            && nf
+                                .process
+                                .as_ref()
+                                .is_some_and(|p| silence::is_starved(&Proc::default(), p.pid, HELLO_PATIENCE)) =>
+                    {
+                        nf.respites += 1;
+                        nf.deadline = Some(now + HELLO_PATIENCE);
+                        self.notices.print(Kind::Starved, || {
+                            let waited = HELLO_PATIENCE.as_secs() * u64::from(nf.respites);
+                            format!("{} has hardly run in {waited} s, because core {} is busy, and is waited for", nf.name, nf.core)
+                        });
+                    }
                     State::Starting => {
-                        eprintln!("sluiced: {} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
+                        let line = || format!("{} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
+                        self.notices.print(Kind::Silent(nf.service), line);
                         kill(nf);
                     }
                     State::Stopping => kill(nf),
+                    // It had come by itself, and was stopped for cause.
+                    State::Failed => nf.state = State::Expected,
                     _ => {}
                 }
             }
         }
+        let pauses = |nf: &NfState| nf.deadline.filter(|_| matches!(nf.state, State::Restarting | State::Failed));
+        self.due = self.nfs.values().filter_map(pauses).min();
         if !self.stopping {
             starting.into_iter().for_each(|number| self.launch(number));
         }
@@ -735,6 +871,25 @@ impl Supervisor {
                 Err(error) => eprintln!("sluiced: {error}"),
             }
         }
+    }
+}
+
+/// Whether a process is the one that was started, or one that descends from it: a program may start the NF.
+///
+/// Nothing that the process knows would tell it from another one of its user, who can read its environment and its memory; who started
+/// whom is the kernel's word.
+fn is_of(peer: &attach::Peer, started: &Process) -> bool {
+    let Some(pid) = peer.pid else { return false };
+    let descends = || Proc::default().ancestors(pid).is_ok_and(|ancestors| ancestors.contains(&started.pid));
+    // Both still are who they were, so their numbers are theirs: ours has not been collected, and the other one lives.
+    (pid == started.pid || descends()) && process::wait_readable(peer.pidfd.as_fd(), Some(0)) == Ok(false)
+}
+
+/// What an NF that was stopped for cause has done.
+fn told(cause: Sentence) -> &'static str {
+    match cause {
+        Sentence::Stalled => "holds packets and returns none",
+        _ => "forged descriptors or cursors",
     }
 }
 

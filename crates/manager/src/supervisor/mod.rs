@@ -44,8 +44,9 @@ use crate::estimate::kept::Kept;
 use crate::forward::TraceRequest;
 use crate::nf::State;
 use crate::nf::attach::Listener;
-use crate::nf::handle::NfHandle;
+use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::record::{Record, RecordError, Thing};
+use crate::notice::Notices;
 use crate::openflow::{self, Agent};
 use crate::port::{self, PortError};
 use crate::worker::QueueCounters;
@@ -58,6 +59,8 @@ const TICK: Duration = Duration::from_millis(20);
 const ANSWERS: Duration = Duration::from_millis(2);
 /// How long a spawned NF may take to say hello.
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
+/// How often it gets as long once more, where the host is so busy that it has hardly run.
+const RESPITES: u32 = 11;
 /// How long an NF that was told to stop may take.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -137,9 +140,15 @@ struct NfState {
     connection: Option<OwnedFd>,
     restarts: u64,
     streak: restart::Streak,
+    /// Ends for cause, why it was stopped last, and how often.
+    offences: restart::Streak,
+    stopped_for: Option<Sentence>,
+    stops: u64,
     /// When the state it is in ends by itself: a hello that did not come, a pause that is over, a stop that takes too long.
     deadline: Option<Instant>,
     started_at: Instant,
+    /// How often it was given more time for its hello, because the host is busy.
+    respites: u32,
     /// Monotonic clock when its process was started, and how long it took to be let in.
     spawned_ns: Option<u64>,
     welcomed_ns: Option<u64>,
@@ -182,8 +191,12 @@ impl NfState {
             connection: None,
             restarts: 0,
             streak: restart::Streak::default(),
+            offences: restart::Streak::default(),
+            stopped_for: None,
+            stops: 0,
             deadline: None,
             started_at: Instant::now(),
+            respites: 0,
             spawned_ns: None,
             welcomed_ns: None,
             reclaim_ns: None,
@@ -277,6 +290,10 @@ pub struct Supervisor {
     bell: Arc<Bell>,
     /// When the bell was answered last.
     answered: Instant,
+    /// When the pause of an NF ends, at the earliest.
+    due: Option<Instant>,
+    /// What is said at most once a second.
+    notices: Notices<life::Kind>,
     stopping: bool,
     /// Told once everything has stopped.
     quit: bool,
@@ -367,6 +384,8 @@ impl Supervisor {
             tenants: HashMap::new(),
             bell: Arc::new(Bell::new(wake)),
             answered: Instant::now(),
+            due: None,
+            notices: Notices::default(),
             stopping: false,
             quit: false,
         };
@@ -438,7 +457,7 @@ impl Supervisor {
     /// Waits for events for so long, and handles them.
     fn turn(&mut self, timeout: Duration) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
-        let mut timeout = timeout.min(TICK.saturating_sub(self.ticked.elapsed()));
+        let mut timeout = timeout.min(self.until_due(Instant::now()));
         if self.bell.is_rung() {
             timeout = timeout.min(ANSWERS.saturating_sub(self.answered.elapsed()));
         }
@@ -472,10 +491,10 @@ impl Supervisor {
         let now = Instant::now();
         if now.duration_since(self.answered) >= ANSWERS && self.bell.take() {
             self.answered = now;
-            self.end_spent();
+            self.end_condemned();
             self.size_pools(now);
         }
-        if now.duration_since(self.ticked) >= TICK {
+        if self.until_due(now).is_zero() {
             self.ticked = now;
             self.tick(now);
         }

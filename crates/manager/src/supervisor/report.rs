@@ -333,6 +333,7 @@ impl Supervisor {
                 (at > 0).then(|| nf.spawned_ns.map(|from| at.saturating_sub(from)))?
             }),
             reclaim_ns: nf.reclaim_ns,
+            stops: nf.stops,
             private_kib: None,
             foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
             sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),

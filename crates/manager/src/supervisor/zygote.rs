@@ -30,7 +30,7 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, HandshakeError};
 use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 
-use super::life::{BACKOFF, Process};
+use super::life::{BACKOFF, Kind, Process};
 use super::{HELLO_PATIENCE, ServiceState, Supervisor, token};
 use crate::control::model as api;
 use crate::mechanism::process;
@@ -38,6 +38,9 @@ use crate::nf::{State, attach, spawn};
 
 /// Most forks that a zygote is asked for before it has answered: no socket is filled with them.
 const ASKED: usize = 32;
+
+/// Most processes that may say that they were forked before their zygote does.
+const EARLY: usize = 2 * ASKED;
 
 /// Most messages of a zygote that are read at a time.
 const MESSAGES: usize = 64;
@@ -63,6 +66,8 @@ pub(super) struct Zygote {
     waiting: VecDeque<u16>,
     /// Instances that it was asked for and has not answered.
     asked: Vec<u16>,
+    /// Processes that say that they are such instances, and of which it has not said so yet.
+    early: Vec<attach::Caller>,
     /// Instances that it and its predecessors have forked.
     forks: u64,
     streak: restart::Streak,
@@ -81,6 +86,11 @@ impl Zygote {
         };
         let pid = self.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32);
         api::Zygote { state: state.into(), pid, forks: self.forks, why }
+    }
+
+    /// Whether it was asked for an instance and has not answered.
+    pub(super) fn is_asked_for(&self, number: u16) -> bool {
+        self.asked.contains(&number)
     }
 
     /// Takes what waits for it.
@@ -137,6 +147,7 @@ impl Supervisor {
             connection: None,
             waiting: VecDeque::new(),
             asked: Vec::new(),
+            early: Vec::new(),
             forks: 0,
             streak: restart::Streak::default(),
             started_at: Instant::now(),
@@ -154,7 +165,7 @@ impl Supervisor {
                 self.note(|r| r.started(&name, pid));
             }
             Err(error) => {
-                eprintln!("sluiced: {name}: {error}");
+                self.notices.print(Kind::Zygote(service_number), || format!("{name}: {error}"));
                 self.pause_zygote(service_number);
             }
         }
@@ -250,6 +261,7 @@ impl Supervisor {
                     zygote.forks += u64::from(asked.is_some());
                     let uid = service.user.as_ref().map(|u| u.uid);
                     self.was_forked(asked, pid, uid);
+                    self.meet_early(service_number);
                 }
                 Ok(Report::Failed { name, why }) => {
                     let Some(number) = name_is(&name).filter(|number| zygote.asked.contains(number)) else { continue };
@@ -269,6 +281,24 @@ impl Supervisor {
             }
         }
         self.ask_zygote(service_number);
+    }
+
+    /// Keeps a process that may have been forked by the zygote of a service until that says so.
+    pub(super) fn keep_early(&mut self, service_number: u16, caller: attach::Caller) -> Result<(), attach::Caller> {
+        let zygote = self.services.get_mut(service_number as usize).and_then(|s| s.as_mut()?.zygote.as_mut());
+        match zygote {
+            Some(zygote) if zygote.early.len() < EARLY => zygote.early.push(caller),
+            _ => return Err(caller),
+        }
+        Ok(())
+    }
+
+    /// Answers those who came before the zygote of a service had said that it has forked them, as far as it has by now.
+    fn meet_early(&mut self, service_number: u16) {
+        let zygote = self.services.get_mut(service_number as usize).and_then(|s| s.as_mut()?.zygote.as_mut());
+        let early = zygote.map(|zygote| std::mem::take(&mut zygote.early));
+        // Who has to go on waiting is kept again.
+        early.into_iter().flatten().for_each(|caller| self.greet_nf(caller));
     }
 
     /// A zygote says that it has forked this process, for this instance if it was asked for one.
@@ -361,7 +391,9 @@ impl Supervisor {
         // What it had forked and what had not left its group yet has ended with it, if the group was killed.
         process::reap_group(pid);
         zygote.process = None;
-        eprintln!("sluiced: {name} has ended after {:.3} s", zygote.started_at.elapsed().as_secs_f64());
+        let ran_for = zygote.started_at.elapsed();
+        let line = || format!("{name} has ended after {:.3} s", ran_for.as_secs_f64());
+        self.notices.print(Kind::Zygote(number as u16), line);
         self.note(|r| r.ended(pid));
         self.pause_zygote(number as u16);
     }
@@ -434,6 +466,7 @@ impl Supervisor {
     /// Timers of zygotes.
     pub(super) fn tick_zygotes(&mut self, now: Instant) {
         for number in 0..self.services.len() {
+            self.meet_early(number as u16);
             let Some(Some(service)) = self.services.get_mut(number) else { continue };
             let Some(zygote) = service.zygote.as_mut().filter(|z| z.deadline.is_some_and(|d| now >= d)) else { continue };
             zygote.deadline = None;

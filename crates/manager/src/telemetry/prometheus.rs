@@ -208,6 +208,7 @@ const NF_COUNTERS: &[Column<Nf>] = &[
     ("sluice_nf_verdict_drops_total", "Packets that came back with the verdict drop.", |n| n.verdict_drops),
     ("sluice_nf_restarts_total", "Times that the NF was started again.", |n| n.restarts),
     ("sluice_nf_violations_total", "Forged descriptors and wild cursors.", |n| n.violations),
+    ("sluice_nf_stops_total", "Times that the NF was stopped for its violations or because it stood still.", |n| n.stops),
     ("sluice_nf_sleeps_total", "Times that the NF went to sleep.", |n| n.sleeps),
     ("sluice_nf_hand_overs_total", "Times that the NF started the next one on its core.", |n| n.hand_overs),
     ("sluice_nf_wakes_total", "Times that the manager rang the NF's doorbell.", |n| n.wakes),
@@ -579,6 +580,7 @@ mod tests {
             started_ns: Some(900_000),
             first_packet_ns: Some(1_100_000),
             reclaim_ns: None,
+            stops: 0,
             service_ns: Distribution::from(&latency).without_buckets(),
             sched: NfSched {
                 priority: 2.0,

@@ -4,10 +4,12 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
 use sluice_manager::control::model::NfState;
 
-use crate::support::{Daemon, chain, find_nf, find_port, nf, port};
+use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, nf, parent, port, service, signal};
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65_534;
@@ -79,5 +81,87 @@ fn without_a_user_only_root_and_the_managers_own_attach() {
     let guest = Guest(start(&program, &daemon, "guest.0", 0));
     daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
     drop(guest);
+    daemon.stop();
+}
+
+/// Starts a program as the NF of this name, as the daemon's own user.
+fn come_as(program: &str, arguments: &[&str], daemon: &Daemon, name: &str) -> Child {
+    let mut command = Command::new(program);
+    command.args(arguments).env("SLUICE_SOCKET", daemon.run_dir().join("nf.sock")).env("SLUICE_NF", name);
+    command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn who_was_stopped_for_cause_is_let_in_again_after_a_pause_only() {
+    let mut daemon = Daemon::start("", &attaching(""));
+    let hostile = Guest(come_as(&hostile_nf(), &["random"], &daemon, "guest"));
+    let stats = daemon.wait("it is stopped", |s| find_nf(s, "guest.0").stops == 1 && find_nf(s, "guest.0").pid.is_none());
+    drop(hostile);
+    // The host may have been so busy that the pause is over by now.
+    if find_nf(&stats, "guest.0").state == NfState::Failed {
+        let refused = come_as(&nf("sluice-nf-bridge"), &[], &daemon, "guest.0").wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(said.contains("it is let in again in") || refused.status.success(), "{said}");
+    }
+    daemon.wait("the pause is over", |s| find_nf(s, "guest.0").state == NfState::Expected);
+    let guest = Guest(come_as(&nf("sluice-nf-bridge"), &[], &daemon, "guest"));
+    daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+    drop(guest);
+    daemon.wait("who leaves without a cause is expected at once", |s| find_nf(s, "guest.0").state == NfState::Expected);
+    let log = daemon.log();
+    assert!(log.contains("guest.0 forged ") && log.contains(" and is failed now, for "), "{log}");
+    daemon.stop();
+}
+
+#[test]
+fn a_name_that_the_daemon_starts_is_not_given_to_another_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let (script, hold) = (folder.path().join("slow"), folder.path().join("hold"));
+    let bridge = nf("sluice-nf-bridge");
+    let text = format!("#!/bin/sh\nwhile [ -e {} ]; do sleep 0.05; done\nexec {bridge} \"$@\"\n", hold.display());
+    std::fs::write(&script, text).unwrap();
+    std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();
+    let body = port("in", "gen", "rate = 5000\noverload = \"wait\"")
+        + &port("out", "sink", "")
+        + &service("own", &script.display().to_string(), "")
+        + &chain("c", "in", &["own"], "out", "on_failure = \"restart\"");
+    let mut daemon = Daemon::start("", &body);
+    let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+    std::fs::write(&hold, "").unwrap();
+    signal(find_nf(&stats, "own.0"), Signal::KILL);
+    daemon.wait("it is starting again", |s| find_nf(s, "own.0").state == NfState::Starting);
+    // Of the same user, and with all that the environment of the real one says.
+    let refused = come_as(&bridge, &[], &daemon, "own.0").wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("neither that one nor a child of it"), "{said}");
+    assert!(daemon.log().contains("said that it is own.0"), "{}", daemon.log());
+    std::fs::remove_file(&hold).unwrap();
+    let before = find_port(&stats, "out").tx_packets;
+    let back = daemon.wait("its chain delivers", |s| find_port(s, "out").tx_packets > before + 500);
+    assert_eq!(parent(find_nf(&back, "own.0").pid.unwrap()), daemon.pid());
+    assert_eq!(find_nf(&back, "own.0").restarts, 1);
+    daemon.stop();
+}
+
+#[test]
+fn a_flood_of_connections_does_not_fill_the_log() {
+    const MANY: usize = 3_000;
+    let daemon = Daemon::start("", &attaching(""));
+    let since = Instant::now();
+    let socket = rustix::net::SocketAddrUnix::new(daemon.run_dir().join("nf.sock")).unwrap();
+    for _ in 0..MANY {
+        use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
+        let own = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        connect(&own, &socket).unwrap();
+    }
+    let said = |log: &str| log.lines().filter(|line| line.contains("a connection to the NF socket")).count();
+    let until = Instant::now() + PATIENCE;
+    while !daemon.log().contains("more such lines left out") {
+        assert!(Instant::now() < until, "{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // One a second of each of the few kinds.
+    let most = 3 * (since.elapsed().as_secs() as usize + 2);
+    assert!(said(&daemon.log()) <= most.min(MANY / 2), "{}", daemon.log());
     daemon.stop();
 }

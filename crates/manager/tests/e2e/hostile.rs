@@ -32,6 +32,23 @@ fn beside_a_healthy_chain(mode: &str) -> u64 {
     violations
 }
 
+#[test]
+fn one_that_is_started_again_breaks_the_rules_again_after_longer_and_longer_pauses() {
+    let text = port("load", "gen", "rate = 5000\nflows = 8")
+        + &port("away", "sink", "")
+        + &service("bad", &hostile_nf(), "args = [\"random\"]")
+        + &chain("hostile", "load", &["bad"], "away", "on_failure = \"restart\"");
+    let mut daemon = Daemon::start("", &text);
+    let stats = daemon.wait("it was stopped twice", |s| find_nf(s, "bad.0").stops >= 2);
+    let bad = find_nf(&stats, "bad.0");
+    assert!(bad.restarts >= 1 && bad.restarts <= bad.stops && bad.violations > 2 * LIMIT, "{bad:?}");
+    let log = daemon.log();
+    assert!(log.contains("bad.0 has ended after ") && log.contains(" and is restarting now, for "), "{log}");
+    daemon.silence("hostile", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
 /// The default of `manager.max_violations`.
 const LIMIT: u64 = 64;
 

@@ -79,3 +79,31 @@ fn a_wrong_configuration_starts_nothing() {
     assert!(said.contains("oot") && said.contains("out"), "{said}");
     assert!(!folder.path().join("run").exists());
 }
+
+#[test]
+fn without_descriptors_the_operator_is_heard() {
+    let body = port("in", "gen", "rate = 1000") + &port("out", "sink", "") + &service("a", "sluice-nf-bridge", "");
+    let mut daemon = Daemon::start("", &(body + &chain("c", "in", &["a"], "out", "")));
+    let pid = rustix::process::Pid::from_raw(daemon.pid() as i32);
+    let before = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    // The lowest number that is free: no file can be opened any more.
+    let numbers: std::collections::BTreeSet<u64> = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
+        .unwrap()
+        .filter_map(|entry| entry.unwrap().file_name().to_str()?.parse().ok())
+        .collect();
+    let free = (0..).find(|n| !numbers.contains(n)).unwrap();
+    rustix::process::prlimit(
+        pid,
+        rustix::process::Resource::Nofile,
+        rustix::process::Rlimit { current: Some(free), maximum: before.maximum },
+    )
+    .unwrap();
+    // It has no descriptor for its process or memory, whatever becomes of it.
+    let _ = daemon.client().add_nf("a", None);
+    for _ in 0..20 {
+        daemon.stats();
+    }
+    daemon.client().remove_nf("a.0").unwrap();
+    rustix::process::prlimit(pid, rustix::process::Resource::Nofile, before).unwrap();
+    daemon.stop();
+}

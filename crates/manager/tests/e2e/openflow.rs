@@ -354,6 +354,38 @@ fn a_controller_that_is_wrong_or_away_holds_up_nobody() {
 }
 
 #[test]
+fn a_controller_that_floods_barriers_is_not_listened_to_without_bound() {
+    let controller = Controller::new();
+    let mut daemon = Daemon::start("", &(controller.section("") + &traffic(2000, 4, "")));
+    let mut talk = controller.greet();
+    let mut barriers = Vec::new();
+    (0..8192).for_each(|xid| Message::BarrierRequest.encode(xid, &mut barriers));
+    // As many as the sockets and a daemon that reads on take: at most so many bytes, and none any more while answers come.
+    const MOST: usize = 64 << 20;
+    const ANSWERS: usize = 300;
+    talk.stream.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
+    talk.stream.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    let (mut written, mut answered, mut from) = (0, 0, 0);
+    while answered < ANSWERS {
+        match talk.stream.write(&barriers[written % barriers.len()..]) {
+            Ok(n) => {
+                written += n;
+                if written - from > 1 << 20 {
+                    (answered, from) = (0, written);
+                }
+            }
+            Err(error) => assert!(matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut), "{error}"),
+        }
+        assert!(written < MOST, "it takes all that comes");
+        assert!(talk.read(), "the connection ended");
+        answered += talk.heard.drain(..).filter(|(_, message)| matches!(message, Message::BarrierReply)).count();
+    }
+    daemon.stats();
+    drop(talk);
+    daemon.stop();
+}
+
+#[test]
 fn a_controller_that_falls_silent_is_given_up() {
     let controller = Controller::new();
     let mut daemon = Daemon::start("", &(controller.section("echo_ms = 100\ndead_ms = 2000") + &traffic(2000, 4, "")));

@@ -1,0 +1,164 @@
+//! Why a thread does not answer.
+//!
+//! # Problem
+//! A thread that has not answered for ten seconds may be stuck, which is a defect, or may not have had its core, which is the host's
+//! doing: other programs run there, and it answers as soon as it is let on. A clock on the wall cannot tell these apart.
+//!
+//! # Approach
+//! Whoever waits looks at the thread from time to time: how much CPU time it has used, how long it has stood in the queue of its core, and
+//! whether it is runnable. Each interval between two looks is counted as *ran* (its CPU time), as *blocked* (it neither ran nor was
+//! runnable: it waits for a lock, a disk, a device), or else as *queued*. What it ran and what it was blocked is held against it; what it was
+//! queued is not.
+//!
+//! # Limits
+//! The kernel adds to the time in the queue when it ends, so a look in between tells only by the thread's state that it is queued. A host that
+//! is stopped as a whole stops the looks too. Without `/proc/PID/schedstat` CPU time is read in clock ticks of 10 ms.
+
+use std::time::Duration;
+
+use rustix::process::Pid;
+
+use super::process::{Proc, Stat};
+
+/// Nanoseconds of a clock tick of `/proc/PID/stat`.
+const TICK_NS: u64 = 10_000_000;
+
+/// A look at a thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    /// CPU time that it has used, in nanoseconds.
+    pub ran_ns: u64,
+    /// Time that it has stood in the queue of its core, in nanoseconds.
+    pub queued_ns: u64,
+    /// Whether it runs or stands in the queue now.
+    pub is_runnable: bool,
+}
+
+impl Look {
+    /// At a thread of this process. None if there is none of this number.
+    pub fn at_own(proc: &Proc, thread: Pid) -> Option<Self> {
+        let folder = proc.path(&format!("self/task/{}", thread.as_raw_nonzero()));
+        let stat = Stat::parse(&std::fs::read_to_string(folder.join("stat")).ok()?)?;
+        let words = std::fs::read_to_string(folder.join("schedstat")).unwrap_or_default();
+        let mut words = words.split_ascii_whitespace().map_while(|word| word.parse().ok());
+        Some(Self {
+            ran_ns: words.next().unwrap_or((stat.utime + stat.stime) * TICK_NS),
+            queued_ns: words.next().unwrap_or(0),
+            is_runnable: stat.state == 'R',
+        })
+    }
+}
+
+/// What a thread has done while it was waited for.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Silence {
+    last: Option<Look>,
+    /// How long it ran.
+    pub ran: Duration,
+    /// How long it neither ran nor could.
+    pub blocked: Duration,
+    /// How long it stood in the queue of its core.
+    pub queued: Duration,
+}
+
+impl Silence {
+    /// Notes what was seen so long after the look before. `None`: the thread cannot be seen.
+    pub fn note(&mut self, look: Option<Look>, after: Duration) {
+        let Some(look) = look else {
+            self.blocked += after;
+            return;
+        };
+        let Some(last) = self.last.replace(look) else { return };
+        let ran = Duration::from_nanos(look.ran_ns.saturating_sub(last.ran_ns)).min(after);
+        let queued = Duration::from_nanos(look.queued_ns.saturating_sub(last.queued_ns));
+        self.ran += ran;
+        if look.is_runnable || queued > after / 4 {
+            self.queued += after - ran;
+        } else if ran < after / 4 {
+            self.blocked += after - ran;
+        }
+    }
+}
+
+/// Whether a process and those that it has started have had too little of the cores to be judged by a clock: one of them is runnable or
+/// waits for a disk, and all together have used less than half of the time that they were given.
+pub fn is_starved(proc: &Proc, process: Pid, given: Duration) -> bool {
+    let all = std::iter::once(process).chain(proc.descendants(process));
+    let stats: Vec<Stat> = all.filter_map(|pid| proc.stat(pid).ok()).collect();
+    let used: u64 = stats.iter().map(|stat| (stat.utime + stat.stime) * TICK_NS).sum();
+    stats.iter().any(|stat| matches!(stat.state, 'R' | 'D')) && Duration::from_nanos(used) < given / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    const AFTER: Duration = Duration::from_millis(100);
+
+    fn noted(looks: impl IntoIterator<Item = (u64, u64, bool)>) -> Silence {
+        let mut silence = Silence::default();
+        for (ran_ms, queued_ms, is_runnable) in looks {
+            let look = Look { ran_ns: ran_ms * 1_000_000, queued_ns: queued_ms * 1_000_000, is_runnable };
+            silence.note(Some(look), AFTER);
+        }
+        silence
+    }
+
+    #[test]
+    fn a_thread_in_the_queue_has_done_nothing_wrong() {
+        // The kernel says how long it has stood there when that is over.
+        let queued = noted((0..200).map(|_| (7, 3, true)));
+        assert_eq!((queued.ran, queued.blocked, queued.queued), (Duration::ZERO, Duration::ZERO, 199 * AFTER));
+        // It had the core for a moment now and then, and slept when it was looked at.
+        let shared = noted((0..200).map(|n| (2 * n, 98 * n, false)));
+        assert_eq!((shared.ran, shared.blocked), (199 * Duration::from_millis(2), Duration::ZERO));
+    }
+
+    #[test]
+    fn a_thread_that_runs_or_is_blocked_has() {
+        let runs = noted((0..200).map(|n| (100 * n, 0, true)));
+        assert_eq!((runs.ran, runs.blocked, runs.queued), (199 * AFTER, Duration::ZERO, Duration::ZERO));
+        let blocked = noted((0..200).map(|_| (7, 3, false)));
+        assert_eq!((blocked.ran, blocked.blocked), (Duration::ZERO, 199 * AFTER));
+        let mut gone = Silence::default();
+        gone.note(None, AFTER);
+        assert_eq!(gone.blocked, AFTER);
+    }
+
+    #[test]
+    fn real_threads_are_seen() {
+        let proc = Proc::default();
+        let (tell, told) = channel();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (blocker, wait) = channel::<()>();
+            let id = tell.clone();
+            scope.spawn(move || {
+                id.send(rustix::thread::gettid()).unwrap();
+                wait.recv().unwrap_err();
+            });
+            let blocked = told.recv().unwrap();
+            scope.spawn(|| {
+                tell.send(rustix::thread::gettid()).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+            let busy = told.recv().unwrap();
+            let mut of_blocked = Silence::default();
+            let first = Look::at_own(&proc, busy).unwrap();
+            // However busy the host is: one of them gets CPU time, and the other does not.
+            while Look::at_own(&proc, busy).unwrap().ran_ns < first.ran_ns + 20 * TICK_NS || of_blocked.blocked < 5 * AFTER {
+                of_blocked.note(Look::at_own(&proc, blocked), AFTER);
+                std::thread::yield_now();
+            }
+            assert!(Look::at_own(&proc, busy).unwrap().is_runnable);
+            stop.store(true, Ordering::Relaxed);
+            drop(blocker);
+        });
+        assert_eq!(Look::at_own(&proc, Pid::from_raw(1).unwrap()), None);
+    }
+}
