@@ -464,7 +464,7 @@ fn clone_and_exec(mut plan: Plan) -> Result<(Spawned, i32, i32), Errno> {
     let restored = unsafe { set_signal_mask(&before, null_mut()) };
     debug_assert_eq!(restored, 0);
     drop(stack);
-    let Some(pid) = Pid::from_raw(pid).filter(|_| pid > 0) else { return Err(error) };
+    let Some(pid) = (pid > 0).then(|| Pid::from_raw(pid)).flatten() else { return Err(error) };
     // SAFETY: the kernel made this descriptor for us in this clone, and nobody else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     // SAFETY: the child is past its last use of the plan, which lives in this function. Read through the pointer that it had.

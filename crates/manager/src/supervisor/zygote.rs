@@ -303,7 +303,7 @@ impl Supervisor {
 
     /// A zygote says that it has forked this process, for this instance if it was asked for one.
     fn was_forked(&mut self, number: Option<u16>, pid: i32, uid: Option<u32>) {
-        let Some(pid) = Pid::from_raw(pid).filter(|p| p.as_raw_nonzero().get() > 1) else { return };
+        let Some(pid) = (pid > 1).then(|| Pid::from_raw(pid)).flatten() else { return };
         if self.is_known(pid) {
             // Its own hello came before.
             return;
