@@ -9,7 +9,7 @@ use super::site::is_protected;
 use crate::stats::{Chain, Stats};
 
 /// Reasons for which a packet did not enter its chain.
-const AT_THE_ENTRY: [&str; 3] = ["entry", "nf_down", "policed"];
+const AT_THE_ENTRY: [&str; 4] = ["entry", "nf_down", "no_path", "policed"];
 /// What a port that counts stamps must count none of.
 const AMISS: [&str; 5] = ["lost", "reordered", "duplicated", "stale", "unstamped"];
 

@@ -280,7 +280,15 @@ pub fn way(registry: &PathRegistry, plane: &mut Plane, key: &FlowKey, chain: u16
     }
     match old {
         Some(path) if registry.still_valid(tables, path, chain) => path,
-        old => registry.decide(&mut plane.ways, tables, key.ingress(), chain, key.symmetric_hash(), old),
+        old => {
+            let number = registry.decide(&mut plane.ways, tables, key.ingress(), chain, key.symmetric_hash(), old);
+            if number == chain::NO_PATH
+                && let Some(Some(named)) = tables.chains.get(usize::from(chain))
+            {
+                named.counters[plane.index].no_path.add(1);
+            }
+            number
+        }
     }
 }
 

@@ -102,11 +102,13 @@ pub enum Drop {
     NotShared = 10,
     /// There were more than its tenant was promised: dropped before any NF worked on it.
     Policed = 11,
+    /// The NF named a port or service that its own may not send to: wasted work.
+    NotAllowed = 12,
 }
 
 impl Drop {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Entry,
         Self::NfDown,
         Self::Verdict,
@@ -119,6 +121,7 @@ impl Drop {
         Self::NotBack,
         Self::NotShared,
         Self::Policed,
+        Self::NotAllowed,
     ];
 
     /// Its name in statistics and metrics.
@@ -136,6 +139,7 @@ impl Drop {
             Self::NotBack => "not_back",
             Self::NotShared => "not_shared",
             Self::Policed => "policed",
+            Self::NotAllowed => "not_allowed",
         }
     }
 
@@ -155,6 +159,12 @@ pub struct ChainCounters {
     pub timed_at: Counter,
     /// Packets that left through a port.
     pub left: Counter,
+    /// Packets that went into programs, with their frames given back.
+    pub outside: Counter,
+    /// Packets that came out of programs, or were counted as lost in there.
+    pub back: Counter,
+    /// Times that a flow found no path, because there were as many as there may be.
+    pub no_path: Counter,
     /// Packets dropped, by [`Drop`].
     pub drops: [Counter; Drop::ALL.len()],
 }
@@ -183,6 +193,19 @@ pub struct Chain {
 }
 
 impl Chain {
+    /// Frames of its packets, more or less: threads count while this looks.
+    pub fn frames(&self) -> u64 {
+        let at_the_door = [Drop::Entry, Drop::NfDown, Drop::Policed];
+        let inside = |c: &ChainCounters| {
+            let lost = Drop::ALL.iter().filter(|why| !at_the_door.contains(why)).map(|why| c.drops[*why as usize].get());
+            let gone = lost.fold(c.left.get().wrapping_add(c.outside.get()), u64::wrapping_add);
+            c.entered.get().wrapping_add(c.back.get()).wrapping_sub(gone)
+        };
+        // What one thread lets in another may let out: only the sum is a number of packets.
+        let sum = self.counters.iter().map(inside).fold(0, u64::wrapping_add);
+        if (sum as i64) < 0 { 0 } else { sum }
+    }
+
     /// Whether a hop is met from its far side.
     pub fn is_reversed(&self, hop: usize) -> bool {
         self.reversed.get(hop).copied().unwrap_or(false)
@@ -246,9 +269,88 @@ pub struct Tables {
     pub ports: Vec<Option<PortInfo>>,
     /// Of the NFs of a core, those further down their chains go first.
     pub downstream_first: bool,
+    /// Where the instances of each service may send packets by a verdict, by number.
+    pub may_send: Vec<MaySend>,
+}
+
+/// Ports and services, by number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Places {
+    ports: Vec<u64>,
+    services: Vec<u64>,
+}
+
+impl Places {
+    /// These ports and services.
+    pub fn new(ports: impl IntoIterator<Item = u16>, services: impl IntoIterator<Item = u16>) -> Self {
+        let set = |numbers: &mut dyn Iterator<Item = u16>| {
+            let mut words = Vec::new();
+            for number in numbers {
+                let word = usize::from(number) / 64;
+                words.resize(words.len().max(word + 1), 0);
+                words[word] |= 1 << (number % 64);
+            }
+            words
+        };
+        Self { ports: set(&mut ports.into_iter()), services: set(&mut services.into_iter()) }
+    }
+
+    /// Adds all of another set.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, others) in [(&mut self.ports, &other.ports), (&mut self.services, &other.services)] {
+            mine.resize(mine.len().max(others.len()), 0);
+            mine.iter_mut().zip(others).for_each(|(word, other)| *word |= other);
+        }
+    }
+
+    fn has(&self, step: Verdict) -> bool {
+        let (words, number) = match step {
+            Verdict::Port(number) => (&self.ports, number),
+            Verdict::Service(number) => (&self.services, number),
+        };
+        words.get(usize::from(number) / 64).is_some_and(|word| word >> (number % 64) & 1 != 0)
+    }
+}
+
+/// Where an NF sends a packet by its verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Out of this port.
+    Port(u16),
+    /// To an instance of this service.
+    Service(u16),
+}
+
+/// Where the instances of a service may send packets by a verdict.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MaySend {
+    /// Now.
+    pub now: Places,
+    /// Now, or under an earlier configuration: an NF that has not noticed a change is none that cheats.
+    pub ever: Places,
+}
+
+/// What becomes of a packet that an NF sends somewhere by a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// It goes there.
+    Goes,
+    /// It is dropped.
+    Refused,
+    /// It is dropped, and the NF has violated its configuration.
+    Violates,
 }
 
 impl Tables {
+    /// Whether the instances of a service may send packets somewhere by a verdict.
+    pub fn may_send(&self, service: u16, to: Verdict) -> Sent {
+        match self.may_send.get(usize::from(service)) {
+            Some(may) if may.now.has(to) => Sent::Goes,
+            Some(may) if may.ever.has(to) => Sent::Refused,
+            _ => Sent::Violates,
+        }
+    }
+
     /// Whether the instances of a service are a pool, which directors give to flows.
     pub fn is_pooled(&self, service: u16) -> bool {
         self.pooled.get(service as usize).copied().unwrap_or(false)
@@ -624,6 +726,35 @@ mod tests {
         assert_eq!(depths(&[&[0, 0, 1]]), [0, 1, 0, 0]);
         assert_eq!(depths(&[&[3], &[0, 1, 0, 3]]), [0, 1, 0, 1]);
         assert_eq!(depths(&[]), [0; 4]);
+    }
+
+    #[test]
+    fn a_service_may_send_where_it_is_allowed_to_and_violates_nothing_by_what_it_was_allowed_before() {
+        let mut ever = Places::new([70], []);
+        let now = Places::new([0, 64], [3]);
+        ever.add(&now);
+        let tables = Tables { may_send: vec![MaySend { now, ever }], ..Default::default() };
+        let sent = |to| tables.may_send(0, to);
+        assert_eq!([0, 64].map(|port| sent(Verdict::Port(port))), [Sent::Goes; 2]);
+        assert_eq!((sent(Verdict::Service(3)), sent(Verdict::Service(0))), (Sent::Goes, Sent::Violates));
+        assert_eq!((sent(Verdict::Port(70)), sent(Verdict::Port(u16::MAX))), (Sent::Refused, Sent::Violates));
+        assert_eq!(tables.may_send(1, Verdict::Port(0)), Sent::Violates, "nothing is known of the service");
+    }
+
+    #[test]
+    fn the_frames_of_a_chain_are_those_that_came_in_and_have_not_gone() {
+        let counters = [ChainCounters::default(), ChainCounters::default()];
+        counters[0].entered.add(100);
+        counters[0].drops[Drop::Entry as usize].add(50);
+        counters[1].left.add(30);
+        counters[1].drops[Drop::NfDied as usize].add(5);
+        counters[1].outside.add(20);
+        counters[0].back.add(10);
+        let chain = Arc::try_unwrap(chain(0, 1, &[0], OnFailure::Drop)).unwrap();
+        let chain = Chain { counters: Arc::new(counters), ..chain };
+        assert_eq!(chain.frames(), 55);
+        chain.counters[1].left.add(56);
+        assert_eq!(chain.frames(), 0, "seen between two counts");
     }
 
     #[test]

@@ -364,6 +364,9 @@ impl DataPlane {
                 timers: Timers::default(),
                 urgent: false,
                 ways: Ways::new(WAYS.min(manager.max_paths as usize)),
+                rooms: Vec::new(),
+                unlooked: 0,
+                reserve: 0,
             };
             let setup = WorkerSetup {
                 roles,
@@ -705,9 +708,20 @@ impl DataPlane {
         Fence { answers, left: self.links.len() }
     }
 
+    /// Packets on their way to the NF of a number.
+    pub fn in_flight(&self, number: u16) -> u32 {
+        self.in_flight.get(&number).map_or(0, |in_flight| in_flight.load(Ordering::Relaxed))
+    }
+
     /// Whether two NFs are drained by one thread.
     pub fn drains_alike(&self, one: u16, other: u16) -> bool {
         self.drains(one) == self.drains(other)
+    }
+
+    /// Says of a number whether its NF is drained by the thread that drains another one.
+    pub fn drains_like(&self, one: u16) -> impl Fn(u16) -> bool + use<> {
+        let threads = self.tx.len();
+        move |other| usize::from(other) % threads == usize::from(one) % threads
     }
 
     /// Gives the schedule of a core to the thread that wakes the core.

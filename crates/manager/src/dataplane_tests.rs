@@ -8,7 +8,7 @@ use sluice_shm::descriptor::{Descriptor, Verdict};
 use sluice_shm::page::Attached;
 
 use super::*;
-use crate::chain::{Chain, ChainCounters, Drop, Member, PortInfo};
+use crate::chain::{Chain, ChainCounters, Drop, MaySend, Member, Places, PortInfo};
 use crate::classify::rule::{Protocol, Rule, RuleSet};
 use crate::config::model::OnFailure;
 use crate::frame::{FrameCache, Packet};
@@ -120,6 +120,7 @@ impl Rig {
             pooled: Vec::new(),
             ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0] })],
             downstream_first: false,
+            may_send: vec![MaySend { now: Places::new(0..128, 0..128), ever: Places::default() }; nfs.into()],
         };
         let mut handles = Vec::new();
         for nf in 0..nfs {
@@ -144,6 +145,7 @@ impl Rig {
             pooled: t.pooled.clone(),
             ports: t.ports.clone(),
             downstream_first: t.downstream_first,
+            may_send: t.may_send.clone(),
         };
         self.plane.use_tables(&Arc::new(copy));
     }
@@ -498,6 +500,28 @@ fn part(rig: &mut Rig) -> [crate::classify::hits::RuleHits; 2] {
     hits
 }
 
+/// Makes the rig one of as many chains as it has NFs: flow n goes by chain n - 1, to one NF.
+fn part_in(rig: &mut Rig, n: u16) {
+    let chain = |number: u16| {
+        let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
+        let (name, reversed, on_failure) = (format!("c{number}"), Vec::new(), OnFailure::Drop);
+        Arc::new(Chain {
+            number,
+            version: 2,
+            name,
+            services: vec![number],
+            reversed,
+            egress: 0,
+            on_failure,
+            counters,
+            police: None,
+        })
+    };
+    rig.tables.chains = (0..n).map(|number| Some(chain(number))).collect();
+    rig.tables.rules = RuleSet::new((0..n).map(|number| rule_of(number as u8 + 1, number)).collect());
+    rig.publish();
+}
+
 /// A packet of a flow comes, its NF passes it on, and it leaves.
 fn pass(rig: &Rig, nf: &mut Attached, flow: u8) {
     let before = rig.wire.written.lock().unwrap().len();
@@ -627,4 +651,64 @@ fn a_thread_that_has_not_had_its_core_is_waited_for_and_one_that_is_stuck_is_not
         assert!(matches!(of_stuck, Err(PlaneError::Blocked { thread: 3, core: 1 })), "{of_stuck:?}");
         stop.store(true, Ordering::Relaxed);
     });
+}
+
+#[test]
+fn chains_that_stand_still_leave_frames_to_the_next_one() {
+    const STUCK: u16 = 8;
+    const RING: u32 = 2048;
+    let frames = 4 * RING;
+    let mut rig = Rig::with(STUCK + 1, RING, Overload::Drop, OnFailure::Drop, |config| config.memory.frames = frames);
+    part_in(&mut rig, STUCK + 1);
+    // Four of them could hold all frames.
+    for round in 0..RING {
+        rig.put((1..=STUCK).map(|flow| udp(flow as u8, round)));
+    }
+    wait_for("all packets to be read", || rig.wire.to_read.lock().unwrap().is_empty());
+    let held = |rig: &Rig, chain: usize| rig.tables.chains[chain].as_ref().unwrap().frames();
+    let stuck: u64 = (0..STUCK.into()).map(|chain| held(&rig, chain)).sum();
+    assert!(stuck > u64::from(frames) / 2, "what is there is used: {stuck}");
+    let mut nf = rig.nf(STUCK.into());
+    for n in 0..20u32 {
+        rig.put((0..32).map(|i| udp(STUCK as u8 + 1, n * 32 + i)));
+        for _ in 0..32 {
+            let packet = read(&mut nf);
+            nf.tx.enqueue(&[packet]).unwrap();
+        }
+    }
+    wait_for("every packet of the chain that goes on", || rig.wire.written.lock().unwrap().len() == 640);
+    let still: u64 = (0..STUCK.into()).map(|chain| held(&rig, chain)).sum();
+    assert_eq!(still, stuck, "the others stand still");
+    let drops = |chain: usize| rig.tables.chains[chain].as_ref().unwrap().counters[0].drops[Drop::Entry as usize].get();
+    assert_eq!(drops(STUCK.into()), 0);
+    assert!((0..STUCK.into()).all(|chain| drops(chain) > 0));
+}
+
+#[test]
+fn a_verdict_leads_where_the_configuration_allows_and_nowhere_else() {
+    let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
+    let others = Wire::default();
+    rig.plane.add_port(1, vec![Box::new(others.clone())], Overload::Drop, false).unwrap();
+    rig.tables.ports.push(Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0] }));
+    rig.tables.may_send = vec![MaySend { now: Places::new([0], []), ever: Places::new([0], [1]) }; 2];
+    rig.publish();
+    rig.plane.meet().unwrap();
+    let mut nf = rig.nf(0);
+    rig.put((0..3).map(|i| udp(1, i)));
+    let packets: Vec<Descriptor> = (0..3).map(|_| read(&mut nf)).collect();
+    let to = |i: usize, verdict: Verdict, arg| Descriptor { verdict: verdict as u8, arg, ..packets[i] };
+    nf.tx.enqueue(&[to(0, Verdict::ToPort, 0), to(1, Verdict::ToPort, 1), to(2, Verdict::ToService, 1)]).unwrap();
+    wait_for("both to be dropped", || rig.dropped(Drop::NotAllowed) == 2);
+    wait_for("the one that may go", || rig.wire.written.lock().unwrap().len() == 1);
+    assert_eq!(rig.handles[0].violations.load(Ordering::Relaxed), 1, "the service was allowed once");
+    assert!(others.written.lock().unwrap().is_empty());
+    wait_for("all frames", || rig.is_empty());
+    assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));
+    // One that goes on with it is stopped.
+    rig.put((0..3).map(|i| udp(1, i)));
+    for _ in 0..3 {
+        let packet = read(&mut nf);
+        nf.tx.enqueue(&[Descriptor { verdict: Verdict::ToService as u8, arg: 0, ..packet }]).unwrap();
+    }
+    wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
 }

@@ -28,7 +28,7 @@ use sluice_policy::sched::ecn::{self, Marker};
 use crate::asker::Asker;
 use crate::chain::registry::Course;
 use crate::chain::ways::Ways;
-use crate::chain::{self, Chain, ChainCounters, Counter, Drop, Kind, Path, PathRegistry, Step, Tables};
+use crate::chain::{self, Chain, ChainCounters, Counter, Drop, Kind, Path, PathRegistry, Sent, Step, Tables};
 use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, URGENT, owner};
@@ -284,10 +284,19 @@ pub struct Plane {
     pub urgent: bool,
     /// The paths that this thread has decided for.
     pub ways: Ways,
+    /// Packets that each chain may let in before it is looked how many frames it has, by number.
+    pub rooms: Vec<u32>,
+    /// Packets that all chains together may let in before it is looked again.
+    pub unlooked: u32,
+    /// Frames that no chain gets, because packets are received into them.
+    pub reserve: usize,
 }
 
 /// Of so many packets one is timed where something is promised, if not more are anyway: the 95th percentile of a second needs twenty of them.
 const PROMISED_EVERY: u32 = 16;
+
+/// Packets that are let in at most before it is looked again how many frames their chains have; and of the frames that are left, this part.
+const LOOK_AHEAD: (u64, u64) = (256, 8);
 
 /// A number below `n` that follows no pattern as `seed` grows. `n` is above 0.
 fn any_of(seed: u64, n: usize) -> u64 {
@@ -310,7 +319,37 @@ impl Plane {
         if self.backpressure && path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if throttled(end))) {
             return 0;
         }
-        self.admit_inside(path, n)
+        let n = match self.rooms.get_mut(usize::from(path.chain.number)) {
+            Some(room) if (*room).min(self.unlooked) >= n as u32 => {
+                *room -= n as u32;
+                self.unlooked -= n as u32;
+                n
+            }
+            _ => self.look_for_frames(&path.chain, n),
+        };
+        if n == 0 { 0 } else { self.admit_inside(path, n) }
+    }
+
+    /// How many of `n` packets of a chain there are frames for: no chain has more of them than are left to all others, and to be received
+    /// into. So chains that stand still leave enough, however many they are: the next one's share of what is left is never nothing.
+    #[cold]
+    fn look_for_frames(&mut self, chain: &Chain, n: usize) -> usize {
+        let (has, left) = (chain.frames(), self.frames.left().saturating_sub(self.reserve) as u64);
+        // A few, whatever others hold: the frames that these packets came in are theirs already.
+        let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
+        let n = (n as u64).min(room);
+        let at = usize::from(chain.number);
+        if self.rooms.len() <= at {
+            self.rooms.resize(at + 1, 0);
+        }
+        if u64::from(self.unlooked) < n {
+            // What others were given ahead was more than there is by now.
+            self.rooms.fill(0);
+            self.unlooked = LOOK_AHEAD.0.min(left / LOOK_AHEAD.1) as u32;
+        }
+        self.unlooked = self.unlooked.saturating_sub(n as u32);
+        self.rooms[at] = (room - n).min(LOOK_AHEAD.0) as u32;
+        n as usize
     }
 
     /// The same for packets that are inside already: a throttle is for those at the entry.
@@ -380,6 +419,7 @@ impl Plane {
 
     /// Lets packets that [`Plane::admit_onward`] let in go on at hop `from` of a path.
     pub fn onward(&mut self, path: &Path, number: u32, from: usize, packets: &[Packet]) {
+        self.counters(path).back.add(packets.len() as u64);
         let step = path.step(from);
         let word = match step {
             Step::Nf(_) => Held { owner: owner_after(step), hop: from as u8, flags: 0, path: number }.pack(),
@@ -403,6 +443,7 @@ impl Plane {
     /// Lets a marked packet, which [`Plane::admit_onward`] let in, go on at hop `from` of a path: it came out of this program.
     #[cold]
     pub fn onward_marked(&mut self, path: &Path, number: u32, from: usize, packet: Packet, mark: Mark, nf: u16) {
+        self.counters(path).back.add(1);
         self.entered_ns[packet.frame as usize].store(mark.entered_ns, Ordering::Relaxed);
         self.tell_of(&mark, TraceWhat::CameOut(nf, packet.frame));
         let descriptor = Descriptor {
@@ -819,16 +860,34 @@ impl Plane {
                 handle.counters[self.index].dropped.add(1);
                 self.lose(path, held, hop, descriptor.frame, Drop::Verdict);
             }
-            Some(Verdict::ToPort) => {
+            Some(Verdict::ToPort)
+                if !self.is_open(descriptor.arg) || self.may_send(handle, chain::Verdict::Port(descriptor.arg)) =>
+            {
                 self.release_from(path, hop, 1);
                 self.go_on(path, held, path.hops.len(), Step::Port(descriptor.arg), clean);
             }
-            Some(Verdict::ToService) => self.detour(registry, path, held, clean, descriptor.arg),
+            Some(Verdict::ToService) if self.may_send(handle, chain::Verdict::Service(descriptor.arg)) => {
+                self.detour(registry, path, held, clean, descriptor.arg)
+            }
+            Some(Verdict::ToPort | Verdict::ToService) => self.lose(path, held, hop, descriptor.frame, Drop::NotAllowed),
             None => {
                 violation(handle);
                 self.lose(path, held, hop, descriptor.frame, Drop::Violation);
             }
         }
+    }
+
+    fn is_open(&self, port: u16) -> bool {
+        self.out.get(usize::from(port)).is_some_and(|buffer| buffer.open)
+    }
+
+    /// Whether an NF may send a packet somewhere. If its configuration has never said so, that is a violation.
+    fn may_send(&self, handle: &NfHandle, to: chain::Verdict) -> bool {
+        let sent = self.tables.may_send(handle.service, to);
+        if sent == Sent::Violates {
+            violation(handle);
+        }
+        sent == Sent::Goes
     }
 
     /// Passes one packet on, with its marks.

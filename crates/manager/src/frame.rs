@@ -101,6 +101,14 @@ impl FramePool {
         self.devices().map(sluice_dpdk::Pool::enter_thread).transpose()
     }
 
+    /// How many frames it has, a batch more or less.
+    fn left(&self) -> usize {
+        match &self.kind {
+            Kind::Own(batches) => batches.len() * BATCH,
+            Kind::Device(pool) => pool.available() as usize,
+        }
+    }
+
     /// Adds up to a batch to `free`; false if there is none.
     fn take(&self, free: &mut Vec<u32>) -> bool {
         match &self.kind {
@@ -202,6 +210,12 @@ impl FrameCache {
         for batch in std::mem::take(&mut self.free).chunks(BATCH) {
             self.pool.put(batch);
         }
+    }
+
+    /// Frames that this thread can have: those in this cache, and those that no thread holds. Not those in caches of others.
+    #[inline]
+    pub fn left(&self) -> usize {
+        self.free.len() + self.pool.left()
     }
 
     /// Frames in this cache, not counting the pool.

@@ -799,6 +799,9 @@ impl Worker {
         self.setup.plane.nfs.iter().flatten().for_each(|end| end.handle.place(&depths, tables.downstream_first));
         tables.rules.timers_ns().for_each(|timer_ns| self.setup.plane.timers.learn(timer_ns));
         // The supervisor keeps the old ones until all threads have these: freeing them would take time here.
+        // A burst that is being read for each queue, and one behind it.
+        let queues: usize = tables.ports.iter().flatten().map(|port| port.owners.len()).sum();
+        self.setup.plane.reserve = (queues * 2 * BURST).min(self.setup.plane.table.frames() as usize / 4);
         self.setup.plane.tables = tables;
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(u32::from(anew));
         self.arrange();

@@ -208,10 +208,7 @@ impl PathRegistry {
 
     /// Those that go, in the order of their places.
     pub fn iter(&self) -> impl Iterator<Item = &Path> {
-        let used = self.used.load(Ordering::Acquire);
-        let numbers = self.slots[..used].iter().map(|slot| slot.number.load(Ordering::Relaxed)).enumerate();
-        let paths = numbers.filter(|(place, number)| self.place(*number) == *place).filter_map(|(_, number)| self.get(number));
-        paths.filter(|path| !path.has_ended())
+        self.all().filter(|path| !path.has_ended())
     }
 
     fn lock(&self) -> MutexGuard<'_, Numbers> {
@@ -346,9 +343,21 @@ impl PathRegistry {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Whether an NF is on a path that goes.
-    pub fn names(&self, nf: u16) -> bool {
-        self.lock().by_nf.contains_key(&nf)
+    /// The paths that are there, those that have ended too.
+    fn all(&self) -> impl Iterator<Item = &Path> {
+        let used = self.used.load(Ordering::Acquire);
+        let numbers = self.slots[..used].iter().map(|slot| slot.number.load(Ordering::Relaxed)).enumerate();
+        numbers.filter(|(place, number)| self.place(*number) == *place).filter_map(|(_, number)| self.get(number))
+    }
+
+    /// NFs that paths name, those that have ended too.
+    pub fn named(&self) -> HashSet<u16> {
+        self.all().flat_map(|path| path.nfs.iter().copied()).collect()
+    }
+
+    /// Whether packets may be on their way to a port.
+    pub fn leads_to(&self, port: u16) -> bool {
+        self.all().any(|path| path.egress == port)
     }
 
     /// The paths that have ended since this was asked last. Whoever asks frees them: see the module.
@@ -608,7 +617,10 @@ mod tests {
         let fewer = Tables { generation: 3, ..tables(chains(), vec![vec![1, 5], vec![3], vec![4, 6]]) };
         registry.end(&ends(&more, &fewer), Some(3));
         assert!(paths.iter().all(|path| goes(*path) != is_on(*path, 2)) && goes(other));
-        assert!(!registry.names(2) && registry.names(1));
+        assert!(registry.named().contains(&2), "packets may still be on their way");
+        let ended = registry.take_ended();
+        registry.hide(&ended);
+        assert!(!registry.named().contains(&2) && registry.named().contains(&1) && registry.leads_to(9));
         // A service without instances lets nobody in, and that ends when it has one.
         let none = Tables { generation: 4, ..tables(chains(), vec![vec![1, 5], vec![], vec![4, 6]]) };
         registry.end(&ends(&fewer, &none), Some(4));

@@ -624,6 +624,10 @@ pub struct Service {
     /// NFs of different tenants share no core page.
     #[serde(default)]
     pub tenant: Option<String>,
+    /// Ports and services that instances may send packets to by a verdict. Without: the services and egress ports of the chains that the service
+    /// is in. What goes elsewhere is dropped, and counts as a violation.
+    #[serde(default)]
+    pub may_send_to: Option<Vec<String>>,
     /// Weight of its instances beside what their load asks for: 2 gives twice the share, and lets them go before others while they have
     /// used up less than that.
     #[serde(default = "ordinary")]

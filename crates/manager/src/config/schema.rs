@@ -623,6 +623,13 @@ pub const SECTIONS: &[Section] = &[
             ),
             key("tenant", Text, Unset, "NFs of different tenants share no core page."),
             key(
+                "may_send_to",
+                Texts,
+                Unset,
+                "Ports and services that instances may send packets to by a verdict. Without: the services and egress ports of the chains \
+                 that the service is in. What goes elsewhere is dropped, and counts as a violation.",
+            ),
+            key(
                 "priority",
                 Number,
                 Value("1.0"),

@@ -499,6 +499,11 @@ impl Validation<'_> {
         if let Some(tenant) = &service.tenant {
             self.word(at("tenant"), "the name of a tenant", tenant, true);
         }
+        let config = self.config;
+        let there: Vec<&str> = names_of(config).into_iter().chain(config.services.iter().map(|s| s.name.as_str())).collect();
+        for (n, to) in service.may_send_to.iter().flatten().enumerate() {
+            self.reference(at("may_send_to").item(n), "port or service", to, &there);
+        }
     }
 
     fn chains(&mut self) {

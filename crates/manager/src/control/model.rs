@@ -606,7 +606,7 @@ pub struct Rule {
     pub matches: config::Rule,
     /// Chain of the packets that match.
     pub chain: String,
-    /// Decisions: one for each new flow, and one for each known flow after a change of rules, chains, ports or NFs. The flow table
+    /// Decisions: one for each new flow, and one for each known flow when the rules change or its NFs do. The flow table
     /// answers for all other packets.
     pub hits: u64,
 }

@@ -514,6 +514,7 @@ impl Hop {
                 visit.ledger.enter(sent as u64);
                 write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
             }
+            path.chain.counters[plane.index].outside.add(sent as u64);
             self.counters.entered.add(sent as u64);
             self.handle.counters[plane.index].returned.add(sent as u64);
             self.from += sent;
@@ -597,6 +598,8 @@ fn write_off(plane: &Plane, counters: &Counters, chain: &Chain, n: u64, by_desig
         counters.not_back.add(n);
         if !by_design {
             plane.count_lost(chain, why, n);
+            // Their frames were given back when they went in.
+            chain.counters[plane.index].back.add(n);
         }
     }
 }

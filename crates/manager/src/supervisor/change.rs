@@ -112,8 +112,10 @@ impl Supervisor {
                  restart (a service that is replaced has its old and new instances for a while)"
             )));
         }
-        if u32::from(self.next_nf) + instances > u32::from(u16::MAX - 2) {
-            return Err(SupervisorError::Conflict("this daemon has numbered 65,533 NFs; restart it to add more".into()));
+        if u32::from(self.next_nf) + instances > u32::from(u16::MAX - 2) + self.free_nfs.len() as u32 {
+            return Err(SupervisorError::Conflict(
+                "the numbers of 65,533 NFs are in use, or were a moment ago; try again, and if that does not help, restart the daemon".into(),
+            ));
         }
         Ok(())
     }
@@ -151,9 +153,12 @@ impl Supervisor {
             Some(former) => former,
             None => {
                 service.next_index += 1;
-                self.next_nf += 1;
-                (self.next_nf - 1, service.next_index - 1)
+                let index = service.next_index - 1;
+                (self.next_nf_number(|_| true), index)
             }
+        };
+        let Some(Some(service)) = self.services.get(service_number as usize) else {
+            return Err(SupervisorError::NoSuch("there is no such service".into()));
         };
         let core = core.unwrap_or_else(|| service.core_of(index));
         let nf = NfState::new(number, service_number, format!("{}.{index}", service.config.name), core);
@@ -327,12 +332,54 @@ impl Supervisor {
     pub(super) fn apply(&mut self, wanted: &Config) -> Result<(Vec<Change>, Gone), SupervisorError> {
         let changes = self.plan(wanted)?;
         let kept = self.with_promises(wanted)?;
+        // Most that can fail fails here, where it has changed nothing.
+        self.open_ahead(&changes, wanted)?;
+        self.warn_of_frames(wanted);
         let mut gone = Gone::new();
         for change in &changes {
-            gone.extend(self.step(change)?);
+            match self.step(change) {
+                Ok(more) => gone.extend(more),
+                Err(error) => {
+                    self.opened.clear();
+                    return Err(error);
+                }
+            }
         }
         kept.into_iter().for_each(|kept| self.promises_follow(kept));
         Ok((changes, gone))
+    }
+
+    /// Opens the ports that changes add or replace. If one does not open, those that did are closed again.
+    fn open_ahead(&mut self, changes: &[Change], wanted: &Config) -> Result<(), SupervisorError> {
+        for change in changes {
+            let port = match change {
+                Change::AddPort { port } => port,
+                Change::ReplacePort { port } if !self.shares_with_former(port) => port,
+                _ => continue,
+            };
+            match self.open(port, &wanted.ports) {
+                Ok(open) => drop(self.opened.insert(port.name.clone(), open)),
+                Err(error) => {
+                    self.opened.clear();
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a port can be opened only when the former one of its name is closed.
+    fn shares_with_former(&self, port: &model::Port) -> bool {
+        self.config.ports.iter().any(|known| known.name == port.name && crate::port::share(known, port))
+    }
+
+    /// Says so where a change makes frames few.
+    fn warn_of_frames(&self, wanted: &Config) {
+        let is_it = |problem: &Problem| problem.at.as_ref().is_some_and(|at| (at.section, at.key) == ("memory", "frames"));
+        let warning = |config: &Config| validate::validate(config).into_iter().find(is_it);
+        if let (Some(problem), None) = (warning(wanted), warning(&self.config)) {
+            eprintln!("sluiced: {problem}");
+        }
     }
 
     pub(super) fn step(&mut self, change: &Change) -> Result<Gone, SupervisorError> {
@@ -376,6 +423,7 @@ impl Supervisor {
         let mut wanted = self.config.clone();
         change(&mut wanted);
         self.check(&wanted)?;
+        self.warn_of_frames(&wanted);
         Ok(wanted)
     }
 }

@@ -638,6 +638,8 @@ impl Supervisor {
             let index = nf.name.rsplit('.').next().and_then(|index| index.parse().ok());
             if let (Some(pool), Some(index)) = (&mut service.pool, index) {
                 pool.keep_number(number, index);
+            } else {
+                self.resting.push(number);
             }
         }
         for waiter in nf.waiters {
@@ -737,6 +739,8 @@ impl Supervisor {
     pub(super) fn tick(&mut self, now: Instant) {
         self.sample_cpu(now);
         self.note_removed();
+        self.tell_of_lacking_paths();
+        self.free_numbers();
         self.govern_late();
         self.tick_zygotes(now);
         self.size_pools(now);

@@ -22,7 +22,7 @@ mod tuning;
 mod upgrade;
 mod zygote;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ use sluice_policy::restart;
 use sluice_policy::sched::priority::Weight;
 
 use crate::bell::Bell;
-use crate::chain::{Chain, ChainCounters, Member, PortInfo, Tables};
+use crate::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
 use crate::classify::hits::RuleHits;
 use crate::classify::rule::{Rule, RuleSet};
 use crate::config::model::{self, Config};
@@ -265,7 +265,16 @@ pub struct Supervisor {
     /// The threads that clear rooms, by the name of the room's namespace.
     clearing: HashMap<String, std::thread::JoinHandle<()>>,
     next_nf: u16,
+    /// Numbers of NFs that are gone: those that paths may name still, and those that may be given again.
+    resting: Vec<u16>,
+    free_nfs: Vec<u16>,
+    /// Ports that were opened before anything of a change was done, by name.
+    opened: HashMap<String, port::OpenPort>,
     next_version: u32,
+    /// Where instances of each service were ever allowed to send packets by a verdict.
+    allowed: Vec<Places>,
+    /// Chains that lacked paths, of which that was said.
+    lacked_paths: HashSet<String>,
     tables: Arc<Tables>,
     listener: Listener,
     record: Option<Record>,
@@ -366,7 +375,12 @@ impl Supervisor {
             rooms_in_work: 0,
             clearing: HashMap::new(),
             next_nf: 0,
+            resting: Vec::new(),
+            free_nfs: Vec::new(),
+            opened: HashMap::new(),
             next_version: 1,
+            allowed: Vec::new(),
+            lacked_paths: HashSet::new(),
             tables: Arc::default(),
             listener,
             record: Some(record),
@@ -542,10 +556,76 @@ impl Supervisor {
         let generation = self.tables.generation + 1;
         let (chains, downstream_first) = (self.chains.clone(), self.config.sched.downstream_first);
         let pooled = self.services.iter().map(|service| service.as_ref().is_some_and(|s| s.pool.is_some())).collect();
-        self.tables = Arc::new(Tables { generation, rules, chains, services, pooled, ports, downstream_first });
+        let may_send = self.may_send();
+        self.tables = Arc::new(Tables { generation, rules, chains, services, pooled, ports, downstream_first, may_send });
         self.plane.use_tables(&self.tables);
         self.rank_again();
         self.tell_agent();
+    }
+
+    /// Lets numbers of NFs be given again that nothing names any more.
+    fn free_numbers(&mut self) {
+        if self.resting.is_empty() {
+            return;
+        }
+        let named = self.plane.registry().named();
+        let plane = &self.plane;
+        let is_free = |number: &mut u16| !named.contains(number) && plane.in_flight(*number) == 0;
+        self.free_nfs.extend(self.resting.extract_if(.., is_free));
+    }
+
+    /// A number for one more NF: one that was given before, if `fits` says so, else a new one.
+    fn next_nf_number(&mut self, fits: impl Fn(u16) -> bool) -> u16 {
+        if let Some(at) = self.free_nfs.iter().position(|number| fits(*number)) {
+            return self.free_nfs.swap_remove(at);
+        }
+        while !fits(self.next_nf) && self.next_nf < u16::MAX - 3 {
+            self.resting.push(self.next_nf);
+            self.next_nf += 1;
+        }
+        self.next_nf += 1;
+        self.next_nf - 1
+    }
+
+    /// Says once of each chain that it lacks paths.
+    fn tell_of_lacking_paths(&mut self) {
+        for chain in self.chains.iter().flatten() {
+            let lacks = chain.counters.iter().any(|counters| counters.no_path.get() > 0);
+            if lacks && self.lacked_paths.insert(chain.name.clone()) {
+                eprintln!(
+                    "sluiced: chain {} finds no place for a path, and its packets are dropped: there are {} paths, and manager.max_paths is {}; \
+                     raise it and restart, or have fewer combinations of ports, chains and instances",
+                    chain.name,
+                    self.plane.registry().len(),
+                    self.config.manager.max_paths
+                );
+            }
+        }
+    }
+
+    /// Where the instances of each service may send packets by a verdict.
+    fn may_send(&mut self) -> Vec<MaySend> {
+        let places = |service: u16, config: &model::Service| match &config.may_send_to {
+            Some(names) => {
+                let (ports, services) =
+                    (names.iter().filter_map(|n| self.port_number(n)), names.iter().filter_map(|n| self.service_number(n)));
+                Places::new(ports, services)
+            }
+            None => {
+                let own = || self.chains.iter().flatten().filter(|chain| chain.services.contains(&service));
+                Places::new(own().map(|chain| chain.egress), own().flat_map(|chain| chain.services.iter().copied()))
+            }
+        };
+        let now = |(number, service): (usize, &Option<ServiceState>)| {
+            service.as_ref().map_or_else(Places::default, |service| places(number as u16, &service.config))
+        };
+        let now: Vec<Places> = self.services.iter().enumerate().map(now).collect();
+        self.allowed.resize_with(now.len(), Places::default);
+        let may = |(now, ever): (Places, &mut Places)| {
+            ever.add(&now);
+            MaySend { now, ever: ever.clone() }
+        };
+        now.into_iter().zip(&mut self.allowed).map(may).collect()
     }
 
     /// Says to the one who speaks with the SDN controller what ports and chains there are.

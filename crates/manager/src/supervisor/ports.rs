@@ -1,6 +1,7 @@
 //! How ports are opened, replaced and closed while packets flow.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use sluice_shm::arena::HEADROOM;
 
@@ -48,7 +49,7 @@ impl Supervisor {
     /// Adds a port. A chain that has lost its egress of this name ([`Supervisor::replace_port`]) leaves by it again.
     pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
         let number = fresh_number(self.ports.len(), "ports")?;
-        let open = self.open(&config, &self.config.ports)?;
+        let open = self.take_opened(&config)?;
         let name = config.name.clone();
         self.config.ports.push(config.clone());
         self.ports.push(Some(PortState { config, description: String::new(), counters: Vec::new() }));
@@ -59,6 +60,23 @@ impl Supervisor {
             }
         }
         self.put_port(number, open)
+    }
+
+    /// A port that was opened ahead, or is opened now.
+    fn take_opened(&mut self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
+        match self.opened.remove(&config.name) {
+            Some(open) => Ok(open),
+            None => self.open(config, &self.config.ports),
+        }
+    }
+
+    /// Waits until no packet is on its way to a port by a chain that has led there, as long as a stop would.
+    fn drain(&mut self, number: u16) {
+        let until = Instant::now() + Duration::from_millis(self.config.manager.drain_ms);
+        while self.plane.registry().leads_to(number) && Instant::now() < until {
+            self.plane.collect();
+            std::thread::sleep(Duration::from_micros(200));
+        }
     }
 
     /// Closes a port. One whose file or device is stuck is as good as closed.
@@ -88,7 +106,7 @@ impl Supervisor {
                 Err(error) => return Err(self.bring_back(number, &old, error)),
             }
         } else {
-            let open = self.open(&config, &self.config.ports)?;
+            let open = self.take_opened(&config)?;
             self.close(number)?;
             open
         };
@@ -117,6 +135,7 @@ impl Supervisor {
     /// Removes a port that no chain and no rule names.
     pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
         let number = self.port_number(name).ok_or_else(|| no_such("port", name))?;
+        self.drain(number);
         self.close(number)?;
         let old = self.ports[number as usize].take();
         old.iter().for_each(|old| self.past.port(&old.counters));

@@ -373,7 +373,9 @@ impl Supervisor {
                 (true, _) if chain.services.iter().all(returns) => api::ChainState::Refused,
                 (true, _) => api::ChainState::Down,
             };
-            let drops = Drop::ALL.iter().map(|why| (why.name().to_string(), lost(why))).filter(|(_, n)| *n > 0).collect();
+            let no_path = || ("no_path".to_string(), chain.counters.iter().map(|c| c.no_path.get()).sum());
+            let drops = Drop::ALL.iter().map(|why| (why.name().to_string(), lost(why)));
+            let drops = drops.chain(std::iter::once_with(no_path)).filter(|(_, n)| *n > 0).collect();
             api::Chain {
                 name: chain.name.clone(),
                 services: {

@@ -160,19 +160,16 @@ impl Supervisor {
         let former = old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.spread_id, nf.former));
         // The two numbers of a place are used in turn, so that there are no more paths than with one.
         let number = match former {
-            Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.drains_alike(old, before) => before,
+            Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.drains_alike(old, before) => {
+                [&mut self.resting, &mut self.free_nfs].into_iter().for_each(|numbers| numbers.retain(|number| *number != before));
+                before
+            }
             Some((old, ..)) => {
-                while !self.plane.drains_alike(old, self.next_nf) && self.next_nf < u16::MAX - 2 {
-                    self.next_nf += 1;
-                }
                 self.has_room_for(1)?;
-                self.next_nf += 1;
-                self.next_nf - 1
+                let drains = self.plane.drains_like(old);
+                self.next_nf_number(drains)
             }
-            None => {
-                self.next_nf += 1;
-                self.next_nf - 1
-            }
+            None => self.next_nf_number(|_| true),
         };
         let Some(Some(known)) = self.services.get_mut(service as usize) else {
             return Err(SupervisorError::NoSuch("there is no such service".into()));

@@ -37,7 +37,7 @@ pub fn exposition(stats: &Stats) -> String {
     out.family(
         "sluice_rule_decisions_total",
         "counter",
-        "Decisions of a rule: one for each new flow, and one for each known flow after a change of rules, chains, ports or NFs.",
+        "Decisions of a rule: one for each new flow, and one for each known flow when the rules change or its NFs do.",
     );
     for rule in &stats.rules {
         out.sample("sluice_rule_decisions_total", &[("rule", &rule.name), ("chain", &rule.chain)], rule.hits);

@@ -289,7 +289,11 @@ fn decide(
                 let terms = terms_of(tables, &key, number, rule);
                 let (hash, note, settles) = (classifier.hash(i), advised.note, settles && !counted);
                 let asked = Asked { key: &key, hash, chain, flags, old, has_waited: false, settles, note, terms, since_ns };
-                return director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
+                let path = director.decide(&asked, &mut Env { tables, registry, flows: classifier.table(), generation, clock });
+                if path == chain::NO_PATH {
+                    chain.counters[plane.index].no_path.add(1);
+                }
+                return path;
             }
             let path = asker::way(registry, plane, &key, number, old);
             // What may be otherwise in a moment without a change of rules is asked about again.

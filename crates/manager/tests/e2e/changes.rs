@@ -165,3 +165,82 @@ fn flows_stay_with_their_instance_in_both_directions() {
     assert_eq!(shares(&stats), [first[0] * 2, first[1] * 2, 0]);
     daemon.stop();
 }
+
+fn apply(daemon: &Daemon, manager: &str, body: &str) -> Result<usize, String> {
+    let config = head(daemon.folder(), manager) + body;
+    let applied = daemon.client().apply(&Apply { config, file: None, dry_run: false });
+    applied.map(|applied| applied.changes.len()).map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_chain_that_changes_more_often_than_there_are_paths_loses_nothing() {
+    const PATHS: &str = "max_paths = 64";
+    let mut daemon = Daemon::start(PATHS, &steady());
+    daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 100);
+    for round in 0..200 {
+        let now = if round % 2 == 0 { "drop" } else { "restart" };
+        let body =
+            steady() + &format!("\n[[chain]]\nname = \"spare\"\nservices = [\"s\"]\negress = \"all\"\non_failure = \"{now}\"\n");
+        let body = body.replace("services = [\"s\", \"t\"]", &format!("on_failure = \"{now}\"\nservices = [\"s\", \"t\"]"));
+        assert!(apply(&daemon, PATHS, &body).unwrap() > 0, "round {round}");
+    }
+    let before = find_port(&daemon.stats(), "all").tx_packets;
+    let stats = daemon.wait("packets go on", |s| find_port(s, "all").tx_packets > before + 500);
+    assert!(stats.drops.values().all(|n| *n == 0), "{:?}", stats.drops);
+    settle(daemon);
+}
+
+#[test]
+fn a_port_that_is_replaced_and_removed_in_one_apply_loses_nothing() {
+    let body = |egress: &str| {
+        port("steady", "gen", "rate = 20000\nflows = 8\noverload = \"wait\"")
+            + &port(egress, "sink", "")
+            + &service("s", "sluice-nf-bridge", "")
+            + &chain("steady", "steady", &["s"], egress, "")
+    };
+    let mut daemon = Daemon::start("", &body("all"));
+    daemon.wait("packets flow", |s| find_port(s, "all").tx_packets > 100);
+    for round in 0..40 {
+        let egress = if round % 2 == 0 { "other" } else { "all" };
+        apply(&daemon, "", &body(egress)).unwrap();
+        daemon.wait("packets flow", |s| find_port(s, egress).tx_packets > 20);
+    }
+    let stats = daemon.stats();
+    assert!(stats.drops.values().all(|n| *n == 0), "{:?}", stats.drops);
+    daemon.silence("steady", "steady");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn an_apply_that_is_refused_has_opened_no_port() {
+    let mut daemon = Daemon::start("", &steady());
+    let file = daemon.folder().join("n2.pcap");
+    let more = steady()
+        + &port("n1", "gen", "rate = 1000")
+        + &port("n2", "pcap", &format!("write = {file:?}"))
+        // Root may write there, and yet nobody can.
+        + &port("n3", "pcap", "write = \"/proc/sluice.pcap\"");
+    apply(&daemon, "", &more).unwrap_err();
+    let names: Vec<String> = daemon.stats().ports.into_iter().map(|port| port.name).collect();
+    assert_eq!(names, ["steady", "all"]);
+    assert_eq!(apply(&daemon, "", &steady()).unwrap(), 0, "nothing is to be mended");
+    settle(daemon);
+}
+
+#[test]
+fn totals_of_drops_do_not_go_back_with_their_chain() {
+    let body = steady()
+        + &port("flood", "gen", "flows = 8\noverload = \"drop\"")
+        + &service("slow", "sluice-nf-bridge", "ring = 64")
+        + &chain("flood", "flood", &["slow"], "all", "");
+    let mut daemon = Daemon::start("", &body);
+    let before = daemon.wait("the gate was closed", |s| s.drops["entry"] > 0).drops["entry"];
+    let mut client = daemon.client();
+    client.remove_rule("flood").unwrap();
+    client.remove_port("flood").unwrap();
+    client.remove_chain("flood").unwrap();
+    assert!(daemon.stats().drops["entry"] >= before);
+    daemon.silence("steady", "steady");
+    daemon.stop();
+}
