@@ -712,3 +712,22 @@ fn a_verdict_leads_where_the_configuration_allows_and_nowhere_else() {
     }
     wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
 }
+
+#[test]
+fn an_nf_that_has_not_had_its_core_is_not_condemned_for_a_while() {
+    let rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
+    let nf = &rig.handles[0];
+    nf.condemn(Sentence::Stalled);
+    nf.spare(u64::MAX);
+    assert_eq!(nf.sentence(), Sentence::None);
+    nf.condemn(Sentence::Stalled);
+    assert_eq!(nf.sentence(), Sentence::None, "not yet");
+    nf.spare(0);
+    nf.condemn(Sentence::Stalled);
+    assert_eq!(nf.sentence(), Sentence::Stalled);
+    // Only for standing still.
+    nf.spare(u64::MAX);
+    nf.condemn(Sentence::Violations);
+    nf.spare(u64::MAX);
+    assert_eq!(nf.sentence(), Sentence::Violations);
+}

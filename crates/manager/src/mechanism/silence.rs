@@ -80,6 +80,12 @@ impl Silence {
     }
 }
 
+/// Whether a process waits for its core, and how much CPU time it has used: it is runnable now, or waits for a disk. None if it does neither.
+pub fn waits(proc: &Proc, process: Pid) -> Option<Duration> {
+    let stat = proc.stat(process).ok()?;
+    matches!(stat.state, 'R' | 'D').then(|| Duration::from_nanos((stat.utime + stat.stime) * TICK_NS))
+}
+
 /// Whether a process and those that it has started have had too little of the cores to be judged by a clock: one of them is runnable or
 /// waits for a disk, and all together have used less than half of the time that they were given.
 pub fn is_starved(proc: &Proc, process: Pid, given: Duration) -> bool {
@@ -126,6 +132,23 @@ mod tests {
         let mut gone = Silence::default();
         gone.note(None, AFTER);
         assert_eq!(gone.blocked, AFTER);
+    }
+
+    #[test]
+    fn a_process_that_sleeps_does_not_wait_for_its_core() {
+        let proc = Proc::default();
+        let mut sleeper = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let mut spinner = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let pid = |child: &std::process::Child| Pid::from_child(child);
+        while waits(&proc, pid(&sleeper)).is_some() || waits(&proc, pid(&spinner)).is_none_or(|used| used < AFTER) {
+            std::thread::yield_now();
+        }
+        assert!(is_starved(&proc, pid(&spinner), Duration::from_secs(3600)) && !is_starved(&proc, pid(&spinner), AFTER));
+        assert!(!is_starved(&proc, pid(&sleeper), Duration::from_secs(3600)));
+        for child in [&mut sleeper, &mut spinner] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
     }
 
     #[test]

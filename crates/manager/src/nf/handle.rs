@@ -7,6 +7,7 @@ use sluice_policy::sched::priority::{self, Weight, level};
 use sluice_policy::sched::reserve::Part;
 use sluice_policy::sched::threshold::Rules;
 use sluice_policy::sched::wakeup;
+use sluice_shm::clock::monotonic_ns;
 use sluice_shm::core_page::{CorePage, WHOLE};
 use sluice_shm::page::Region;
 
@@ -149,6 +150,8 @@ pub struct NfHandle {
     /// Forged descriptors and cursors.
     pub violations: AtomicU64,
     sentence: AtomicU8,
+    /// Until when it is not condemned for standing still, in nanoseconds of the monotonic clock.
+    respite_ns: AtomicU64,
     /// Rung when it is condemned, so that it is stopped at once.
     pub bell: OnceLock<Arc<Bell>>,
     /// When it returned its first packet, in nanoseconds of the monotonic clock; 0 before.
@@ -230,6 +233,7 @@ impl NfHandle {
             alive: AtomicBool::new(true),
             violations: AtomicU64::new(0),
             sentence: AtomicU8::new(Sentence::None as u8),
+            respite_ns: AtomicU64::new(0),
             bell: OnceLock::new(),
             first_return_ns: AtomicU64::new(0),
             counters: (0..threads).map(|_| NfCounters::default()).collect(),
@@ -324,11 +328,22 @@ impl NfHandle {
 
     /// Notes that it has to be stopped, and rings for whoever does it; the first reason stays.
     pub fn condemn(&self, sentence: Sentence) {
+        // Relaxed: seen late, it is condemned once more, and looked at once more.
+        if sentence == Sentence::Stalled && monotonic_ns() < self.respite_ns.load(Ordering::Relaxed) {
+            return;
+        }
         let raised = self.sentence.compare_exchange(Sentence::None as u8, sentence as u8, Ordering::Release, Ordering::Relaxed);
         if let (Ok(_), Some(bell)) = (raised, self.bell.get()) {
             // Once in the life of a process, and one system call at most.
             bell.ring();
         }
+    }
+
+    /// Takes back that it stands still, until then: it has not had its core.
+    pub fn spare(&self, until_ns: u64) {
+        self.respite_ns.store(until_ns, Ordering::Relaxed);
+        let (stalled, none) = (Sentence::Stalled as u8, Sentence::None as u8);
+        let _ = self.sentence.compare_exchange(stalled, none, Ordering::Release, Ordering::Relaxed);
     }
 
     /// Whether it has to be stopped, and why.

@@ -15,7 +15,10 @@ use sluice_shm::handshake::{self, Welcome};
 use sluice_shm::page::Control;
 
 use super::priorities::own_priority;
-use super::{ANSWERS, HELLO_PATIENCE, NfState, RESPITES, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError, TICK, token};
+use super::{
+    ANSWERS, HELLO_PATIENCE, MOST_RESPITES, NfState, RESPITE, RESPITES, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError,
+    TICK, token,
+};
 use crate::config::model::{Mode, OnFailure};
 use crate::dataplane::Fence;
 use crate::estimate::kept::Of;
@@ -191,7 +194,7 @@ impl Supervisor {
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         nf.started_at = Instant::now();
         nf.spawned_ns = Some(monotonic_ns());
-        nf.respites = 0;
+        (nf.respites, nf.used) = (0, None);
         nf.state = State::Starting;
         match spawn::spawn(spec) {
             Ok(spawned) => {
@@ -705,9 +708,9 @@ impl Supervisor {
     /// Ends NFs that packet threads have condemned, and members of pools that had the one flow that they may have.
     pub(super) fn end_condemned(&mut self) {
         for nf in self.nfs.values_mut() {
-            let (State::Running, Some(handle)) = (nf.state, &nf.handle) else { continue };
+            let (State::Running, Some(handle)) = (nf.state, nf.handle.clone()) else { continue };
             let sentence = handle.sentence();
-            if sentence == Sentence::None {
+            if sentence == Sentence::None || sentence == Sentence::Stalled && is_spared(nf, &handle) {
                 continue;
             }
             if sentence != Sentence::Spent {
@@ -887,6 +890,22 @@ fn is_of(peer: &attach::Peer, started: &Process) -> bool {
     let descends = || Proc::default().ancestors(pid).is_ok_and(|ancestors| ancestors.contains(&started.pid));
     // Both still are who they were, so their numbers are theirs: ours has not been collected, and the other one lives.
     (pid == started.pid || descends()) && process::wait_readable(peer.pidfd.as_fd(), Some(0)) == Ok(false)
+}
+
+/// Whether an NF that stands still is given more time: it is runnable, and has not run. That shows after a while, for which it is spared once.
+fn is_spared(nf: &mut NfState, handle: &NfHandle) -> bool {
+    let process = nf.process.as_ref().filter(|process| !process.theirs);
+    let Some(used) = process.and_then(|process| silence::waits(&Proc::default(), process.pid)) else { return false };
+    let now = Instant::now();
+    // What it had used when it stood still some other time says nothing.
+    let before = nf.used.replace((used, now)).filter(|(_, at)| now.duration_since(*at) < 4 * RESPITE);
+    let has_run = before.is_some_and(|(before, at)| used.saturating_sub(before) > now.duration_since(at) / 20);
+    if has_run || nf.respites >= MOST_RESPITES {
+        return false;
+    }
+    nf.respites += 1;
+    handle.spare(monotonic_ns() + RESPITE.as_nanos() as u64);
+    true
 }
 
 /// What an NF that was stopped for cause has done.

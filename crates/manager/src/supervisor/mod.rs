@@ -61,6 +61,10 @@ const ANSWERS: Duration = Duration::from_millis(2);
 const HELLO_PATIENCE: Duration = Duration::from_secs(10);
 /// How often it gets as long once more, where the host is so busy that it has hardly run.
 const RESPITES: u32 = 11;
+/// How long an NF that stands still and is runnable is watched for whether it runs.
+const RESPITE: Duration = Duration::from_secs(1);
+/// How often at most: so long may a host be so busy.
+const MOST_RESPITES: u32 = 120;
 /// How long an NF that was told to stop may take.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
@@ -147,8 +151,9 @@ struct NfState {
     /// When the state it is in ends by itself: a hello that did not come, a pause that is over, a stop that takes too long.
     deadline: Option<Instant>,
     started_at: Instant,
-    /// How often it was given more time for its hello, because the host is busy.
+    /// How often it was given more time, because the host is busy, and what it had used and when that was.
     respites: u32,
+    used: Option<(Duration, Instant)>,
     /// Monotonic clock when its process was started, and how long it took to be let in.
     spawned_ns: Option<u64>,
     welcomed_ns: Option<u64>,
@@ -197,6 +202,7 @@ impl NfState {
             deadline: None,
             started_at: Instant::now(),
             respites: 0,
+            used: None,
             spawned_ns: None,
             welcomed_ns: None,
             reclaim_ns: None,
