@@ -115,6 +115,11 @@ pub struct Daemon {
 }
 
 /// Where its sockets are.
+/// The mode of folders that NFs read and write, which run as users of their own where the daemon is root.
+pub fn open_to_nfs() -> std::fs::Permissions {
+    std::os::unix::fs::PermissionsExt::from_mode(0o777)
+}
+
 fn run_dir(folder: &TempDir) -> PathBuf {
     folder.path().join("run")
 }
@@ -147,7 +152,11 @@ impl Daemon {
     /// # Errors
     /// It does not start; with what it said.
     pub fn start_with(programs: &Programs, config: impl FnOnce(&Path) -> String) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("sluice-bench-").tempdir().context("cannot make a temporary folder")?;
+        let folder = tempfile::Builder::new()
+            .prefix("sluice-bench-")
+            .permissions(open_to_nfs())
+            .tempdir()
+            .context("cannot make a temporary folder")?;
         let began = Instant::now();
         let child = spawn(programs, folder.path(), &config(&run_dir(&folder)))?;
         let mut daemon = Self { programs: programs.clone(), child, folder, ready_after: Duration::ZERO };

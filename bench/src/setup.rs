@@ -303,13 +303,15 @@ impl Setup {
         for s in &self.services {
             let mode = if s.poll { "poll" } else { "sleep" };
             let zygote = if s.zygote { "zygote = true\n" } else { "" };
+            // It writes by the library's storage.
+            let storage = if s.exec.ends_with("logger") { "storage = true\n" } else { "" };
             let number = match &s.pool {
                 None => format!("instances = {}\nring = {}\n", s.instances, s.ring),
                 Some(_) => "per = \"flow\"\n".into(),
             };
             let _ = writeln!(
                 out,
-                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = [{}]\nmode = \"{mode}\"\n{number}{zygote}",
+                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = [{}]\nmode = \"{mode}\"\n{number}{zygote}{storage}",
                 quoted(&s.name),
                 quoted(&s.exec),
                 list(&s.args),

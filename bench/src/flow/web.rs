@@ -100,7 +100,11 @@ impl Server {
     /// # Errors
     /// It does not start.
     pub fn start(lab: &Lab, wires: &Wires, bytes: usize) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("sluice-bench-web-").tempdir().context("cannot make a temporary folder")?;
+        let folder = tempfile::Builder::new()
+            .prefix("sluice-bench-web-")
+            .permissions(crate::daemon::open_to_nfs())
+            .tempdir()
+            .context("cannot make a temporary folder")?;
         let at = folder.path();
         std::fs::write(at.join("file"), vec![b'x'; bytes])?;
         std::fs::write(at.join("nginx.conf"), config(at))?;

@@ -255,7 +255,7 @@ fn service(lab: &Lab, name: &str, program: &str, args: &[String]) -> Service {
 
 /// Outside and inside, and in use.
 fn compare(lab: &Lab, example: &Example) -> Result<Sample, Miss> {
-    let folder = tempfile::Builder::new().prefix("sluice-bench-nf-").tempdir()?;
+    let folder = tempfile::Builder::new().prefix("sluice-bench-nf-").permissions(crate::daemon::open_to_nfs()).tempdir()?;
     let args = prepare(lab, example, folder.path())?;
     let mut services = vec![service(lab, "nf", example.program, &args)];
     let before = example.after.and_then(|name| EXAMPLES.iter().find(|other| other.name == name));

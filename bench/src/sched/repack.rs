@@ -138,7 +138,7 @@ struct Packer {
 
 impl Packer {
     fn start(lab: &Lab, daemon: &Daemon, ground: &Ground) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("sluice-bench-pack-").tempdir()?;
+        let folder = tempfile::Builder::new().prefix("sluice-bench-pack-").permissions(crate::daemon::open_to_nfs()).tempdir()?;
         let log = folder.path().join("log");
         let file = File::create(&log)?;
         let mut command = Command::new(lab.programs.sluiced.with_file_name("sluice"));

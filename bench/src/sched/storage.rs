@@ -110,8 +110,10 @@ fn plan(missing: Option<&str>) -> Plan {
 fn one(lab: &Lab, writes: Writes, bytes: u32) -> Result<Sample, Miss> {
     let disk = ["/var/tmp"].iter().map(Path::new).find(|path| path.is_dir());
     let mut builder = tempfile::Builder::new();
-    builder.prefix("sluice-bench-log-");
+    builder.prefix("sluice-bench-log-").permissions(crate::daemon::open_to_nfs());
     let folder = disk.map_or_else(|| builder.tempdir(), |disk| builder.tempdir_in(disk))?;
+    // After it was made: the umask takes nothing of this.
+    std::fs::set_permissions(folder.path(), crate::daemon::open_to_nfs())?;
     lab.flow(&setup(lab, writes, bytes, folder.path()))
 }
 

@@ -64,7 +64,7 @@ impl Server {
     /// # Errors
     /// It does not start.
     pub fn start(wires: &Wires, programs: &Programs, cores: &[usize]) -> anyhow::Result<Self> {
-        let folder = tempfile::Builder::new().prefix("sluice-bench-web-").tempdir()?;
+        let folder = tempfile::Builder::new().prefix("sluice-bench-web-").permissions(crate::daemon::open_to_nfs()).tempdir()?;
         let path = folder.path().join("nginx.conf");
         std::fs::write(&path, conf(folder.path()))?;
         let (prefix, conf) = (folder.path().display().to_string(), path.display().to_string());

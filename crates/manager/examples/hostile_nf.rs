@@ -10,10 +10,16 @@
 //! | `mute` | reads, and never returns a frame |
 //! | `scribble` | overwrites its whole region and the core page with noise |
 //! | `panic` | panics over its first packet |
+//! | `fork` | leaves a process behind that has left its group and session and keeps all memory |
+//! | `reach` | tries what the host should deny it: other cores and classes, holes, other processes, namespaces, io_uring |
 //!
+//! `fork` and `reach` say on standard output what came of it, as `hostile: WHAT = ok` or an error, and return packets as they should.
 //! It uses the shared memory as it lies there, without the NF library. Limits: it leaves the arena alone, which all NFs map by design.
 
-use std::os::fd::AsFd;
+// What it tries is made of system calls.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -38,18 +44,93 @@ impl Noise {
     }
 }
 
+fn told(what: &str, result: i64) {
+    match result {
+        -1 => println!("hostile: {what} = {}", std::io::Error::last_os_error()),
+        _ => println!("hostile: {what} = ok"),
+    }
+}
+
+/// Leaves a grandchild behind.
+fn fork() {
+    // SAFETY: this process has one thread; the children call what a forked process may.
+    unsafe {
+        if libc::fork() == 0 {
+            libc::setsid();
+            if libc::fork() == 0 {
+                println!("hostile: forked = ok");
+                loop {
+                    libc::pause();
+                }
+            }
+            libc::_exit(0);
+        }
+    }
+}
+
+/// Tries to reach what is not its own.
+fn reach(memories: [(&str, BorrowedFd<'_>); 3]) {
+    // SAFETY: each call gets what its interface asks for; what it does to this process, if it may, is what is to be found out.
+    unsafe {
+        let mut cores: libc::cpu_set_t = std::mem::zeroed();
+        (0..2).for_each(|core| libc::CPU_SET(core, &mut cores));
+        told("all cores", libc::sched_setaffinity(0, size_of_val(&cores), &raw const cores).into());
+        for (name, class) in [("fifo", libc::SCHED_FIFO), ("rr", libc::SCHED_RR)] {
+            let param = libc::sched_param { sched_priority: 50 };
+            told(name, libc::sched_setscheduler(0, class, &raw const param).into());
+        }
+        told("nice", libc::setpriority(libc::PRIO_PROCESS, 0, -20).into());
+        for (name, memory) in memories {
+            let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            told(&format!("hole in {name}"), libc::fallocate(memory.as_raw_fd(), punch, 0, 4096).into());
+            let (protection, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+            let at = libc::mmap(std::ptr::null_mut(), 4096, protection, shared, memory.as_raw_fd(), 0);
+            if at != libc::MAP_FAILED {
+                told(&format!("remove in {name}"), libc::madvise(at, 4096, libc::MADV_REMOVE).into());
+            }
+        }
+        told("user namespace", libc::unshare(libc::CLONE_NEWUSER).into());
+        let flags = libc::c_long::from(libc::CLONE_NEWUSER | libc::SIGCHLD);
+        let cloned =
+            libc::syscall(libc::SYS_clone, flags, 0 as libc::c_long, 0 as libc::c_long, 0 as libc::c_long, 0 as libc::c_long);
+        if cloned == 0 {
+            libc::_exit(0);
+        }
+        told("user namespace by clone", cloned);
+        let mut params = [0u8; 256];
+        told("io_uring", libc::syscall(libc::SYS_io_uring_setup, 4 as libc::c_long, params.as_mut_ptr()));
+    }
+    // Who else there is, by the host's numbers, which /proc shows.
+    let own = std::fs::read_link("/proc/self").unwrap_or_default();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_process = name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+        let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if is_process && own.as_os_str() != name && (comm.starts_with("sluice") || comm.starts_with("hostile")) {
+            let memory = std::fs::OpenOptions::new().read(true).write(true).open(entry.path().join("mem"));
+            println!("hostile: memory of {} = {}", comm.trim(), memory.err().map_or("ok".into(), |error| error.to_string()));
+        }
+    }
+    println!("hostile: done");
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mode = std::env::args().nth(1).ok_or("name a mode, such as random")?;
     let path = std::env::var(handshake::ENV_SOCKET)?;
     let name = std::env::var(handshake::ENV_NF)?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(path.as_str())?)?;
-    let (welcome, [_arena, region, core]) = handshake::attach(&socket, &Hello { name, is_zygote: false })?;
+    let (welcome, [arena, region, core]) = handshake::attach(&socket, &Hello { name, is_zygote: false })?;
     let layout = welcome.region;
     let Attached { page, mut rx, mut tx } = Attached::map(region.as_fd(), layout)?;
     let raw = Mapping::new(region.as_fd(), layout.bytes as usize, false)?;
-    let core = Mapping::new(core.as_fd(), core_page::bytes(welcome.slots), false)?;
     page.counter(Counter::Ready).store(1, Ordering::Release);
+    match mode.as_str() {
+        "fork" => fork(),
+        "reach" => reach([("packet memory", arena.as_fd()), ("rings", region.as_fd()), ("core page", core.as_fd())]),
+        _ => {}
+    }
+    let core = Mapping::new(core.as_fd(), core_page::bytes(welcome.slots), false)?;
     let mut noise = Noise(0x5eed_5eed_5eed_5eed);
     let mut burst = [Descriptor::default(); BURST];
     loop {
@@ -62,7 +143,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 }
                 let _ = tx.enqueue(&forged);
             }
-            "replay" | "lengths" | "panic" => {
+            "replay" | "lengths" | "panic" | "fork" | "reach" => {
                 let mut n = 0;
                 for ring in &mut rx {
                     n += ring.dequeue(&mut burst[n..]).unwrap_or(0);

@@ -189,6 +189,44 @@ fn each_mechanism_stops_and_runs_processes_and_gives_them_back_as_they_were() {
 }
 
 #[test]
+fn what_was_changed_is_given_back_though_guard_and_scheduler_were_killed_together() {
+    let Some(_alone) = alone() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let journal = folder.path().join("undo");
+    for mechanism in [Mechanism::Signal, Mechanism::Freezer, Mechanism::Freeze, Mechanism::Realtime] {
+        let guard = Guard::start_with(program(), Some(&journal)).unwrap();
+        let mut controller = match make(mechanism, &settings("journal"), &guard) {
+            Ok(controller) => controller,
+            Err(error @ (Refused::NotHere { .. } | Refused::NotPermitted { .. })) => {
+                eprintln!("{mechanism} left out: {error}");
+                continue;
+            }
+            Err(error) => panic!("{mechanism}: {error}"),
+        };
+        let (a, b) = (spinner(1, false), spinner(1, false));
+        let former = [&a, &b].map(Former::of);
+        let (one, _two) = (controller.add(&target(&a, "a")).unwrap(), controller.add(&target(&b, "b")).unwrap());
+        controller.run(one).unwrap();
+        only_runs(&a, &b);
+        // As SIGKILL leaves both: nothing is undone.
+        rustix::process::kill_process(Pid::from_raw(guard.pid()).unwrap(), rustix::process::Signal::KILL).unwrap();
+        until("the guard has gone", || !guard.is_alive());
+        std::mem::forget(controller);
+        std::mem::forget(guard);
+        // And another one that keeps the file finds what is to be done in it.
+        assert_eq!(sluice_manager::mechanism::processes::guard::undo_left(&journal).1, None, "{mechanism}");
+        assert_eq!([&a, &b].map(Former::of), former, "{mechanism}");
+        runs(&a);
+        runs(&b);
+        assert!(!journal.exists() && folders(&settings("journal").folder).is_empty(), "{mechanism}");
+    }
+    // Nothing is left of one that ends in order.
+    drop(Guard::start_with(program(), Some(&journal)).unwrap());
+    assert!(!journal.exists());
+    assert_eq!(sluice_manager::mechanism::processes::guard::undo_left(&journal), (0, None));
+}
+
+#[test]
 fn a_process_that_has_ended_is_told_of_and_removed() {
     let Some(_alone) = alone() else { return };
     each("ended", |mechanism, mut controller| {

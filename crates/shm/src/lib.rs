@@ -23,6 +23,7 @@ pub mod doorbell;
 pub mod gate;
 pub mod handshake;
 pub mod histogram;
+pub mod hole;
 pub mod memory;
 pub mod page;
 pub mod ring;

@@ -5,8 +5,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fstat, ftruncate, memfd_create};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, fstatfs, ftruncate, memfd_create};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+
+use crate::hole::Registered;
 
 /// Why shared memory could not be made or mapped.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +41,9 @@ pub enum MemoryError {
     },
 }
 
+/// The kernel's number of the file system that hugepages are of.
+const HUGETLBFS: u64 = 0x9584_58f6;
+
 /// Size of a hugepage, in bytes.
 pub const HUGEPAGE: usize = 2 << 20;
 
@@ -47,6 +52,7 @@ pub const HUGEPAGE: usize = 2 << 20;
 pub struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    registered: Registered,
 }
 
 // SAFETY: the mapping is plain memory, valid in every thread until it is dropped; all access goes through atomics or raw copies.
@@ -56,6 +62,8 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // Before the addresses can be somebody else's.
+        self.registered = Registered::none();
         // SAFETY: start and len are those of a mapping that this value owns, and everything made from it holds an Arc of it.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
     }
@@ -77,7 +85,15 @@ impl Mapping {
         let start =
             unsafe { mmap(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags, fd, 0) }.map_err(fail("map"))?;
         let start = NonNull::new(start.cast()).expect("mmap never returns null without MAP_FIXED");
-        Ok(Arc::new(Self { start, len }))
+        let ordinary = rustix::param::page_size();
+        let page = fstatfs(fd).map_or(ordinary, |of| if of.f_type as u64 == HUGETLBFS { of.f_bsize as usize } else { ordinary });
+        let registered = Registered::new(start.as_ptr() as usize, len.next_multiple_of(page), page);
+        Ok(Arc::new(Self { start, len, registered }))
+    }
+
+    /// Pages of it that were found missing, and have private memory in their place: see [`crate::hole`].
+    pub fn holes(&self) -> u32 {
+        self.registered.holes()
     }
 
     /// Length in bytes.
@@ -186,6 +202,29 @@ impl SharedMemory {
     /// The mapping.
     pub fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
+    }
+
+    /// Puts shared memory back where pages of it were missing, if there is memory for them now, and says whether it is whole. Contents of
+    /// such pages are zeroes, or what others have written there.
+    pub fn mend(&self) -> bool {
+        let holes = self.mapping.holes();
+        if holes == 0 {
+            return true;
+        }
+        let len = self.mapping.len.next_multiple_of(self.mapping.registered.page());
+        // All pages, or the next touch would be the next hole.
+        if fallocate(&self.fd, FallocateFlags::KEEP_SIZE, 0, self.mapping.len as u64).is_err() {
+            return false;
+        }
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE);
+        let start = self.mapping.start.as_ptr().cast();
+        // SAFETY: the range is that of a mapping that this value holds, and what comes in its place is the memory that it was made of, as
+        // large, readable and writable. All access to it goes through atomics or raw copies.
+        let is_mapped = unsafe { mmap(start, len, protection, flags, &self.fd, 0) }.is_ok();
+        if is_mapped {
+            self.mapping.registered.is_mended(holes);
+        }
+        is_mapped
     }
 
     /// Whether it stands on hugepages.

@@ -80,7 +80,7 @@ impl Host {
     }
 
     /// Number of a user, by name or number. The error lists the names that there are.
-    fn user(&self, user: &str) -> Result<u32, Vec<String>> {
+    pub(super) fn user(&self, user: &str) -> Result<u32, Vec<String>> {
         if let Ok(uid) = user.parse() {
             return Ok(uid);
         }

@@ -17,7 +17,7 @@ use super::model::{Config, Port, PortKind};
 use super::nearest;
 use super::problem::{ConfigErrors, Problem, Source};
 use super::schema::{self, Key, Preset, Section, Type};
-use super::{host, validate};
+use super::{host, privileges, validate};
 
 /// Largest file, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -124,7 +124,11 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
 /// # Errors
 /// As [`Config::load`], and what the host lacks.
 pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
-    let mut loaded = read(path)?.accept(|config| host::check(config, host))?;
+    let mut loaded = read(path)?.accept(|config| {
+        let mut problems = host::check(config, host);
+        problems.extend(privileges::check(config, host));
+        problems
+    })?;
     host::resolve(&mut loaded.config, host);
     Ok(loaded)
 }

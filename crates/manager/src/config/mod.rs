@@ -14,6 +14,7 @@ pub mod model;
 pub mod nearest;
 pub mod parse;
 pub mod pool;
+pub mod privileges;
 pub mod problem;
 pub mod promise;
 pub mod schema;

@@ -76,6 +76,10 @@ pub struct Manager {
     pub latency_sample: u32,
     /// How long a stop waits for packets inside to leave, in milliseconds.
     pub drain_ms: u64,
+    /// First of the user numbers that services without `user` run as, each with one of its own, where the manager is root.
+    pub uid_first: u32,
+    /// How many such numbers there are. None of them may be anybody else's: those that the host's user database has are left out.
+    pub uid_count: u32,
 }
 
 impl Default for Manager {
@@ -97,6 +101,9 @@ impl Default for Manager {
             stall_ms: 10_000,
             latency_sample: 128,
             drain_ms: 2_000,
+            // Between what containers and what systemd take.
+            uid_first: 1_879_100_000,
+            uid_count: 65_536,
         }
     }
 }
@@ -415,6 +422,10 @@ fn one() -> u32 {
     1
 }
 
+fn processes() -> u32 {
+    256
+}
+
 /// What a port does with packets that find their chain's gate closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -595,10 +606,20 @@ pub struct Service {
     /// set).
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// User that it runs as (name or number); the manager's own without. With `attach = true`: the user who may attach, besides root
-    /// and the manager's own.
+    /// User that it runs as (name or number). Without, where the manager is root, a user of its own that nobody else has and that may
+    /// nothing (see `uid_first`); else the manager's own. With `attach = true`: the user who may attach, besides root and the manager's own.
     #[serde(default)]
     pub user: Option<String>,
+    /// Whether it starts with a filter of system calls, which denies what no packet handler needs and what would reach others. For a
+    /// debugger, say.
+    #[serde(default = "yes")]
+    pub filter: bool,
+    /// Whether it uses the library's storage, and so needs io_uring, which the filter denies without this.
+    #[serde(default)]
+    pub storage: bool,
+    /// Most processes and threads of an instance.
+    #[serde(default = "processes")]
+    pub pids: u32,
     /// An OCI container that each instance runs in, from a bundle or a root directory.
     #[serde(default)]
     pub container: Option<Container>,

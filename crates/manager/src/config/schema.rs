@@ -219,6 +219,19 @@ pub const SECTIONS: &[Section] = &[
                 Value("2000"),
                 "How long a stop waits for packets inside to leave, in milliseconds.",
             ),
+            key(
+                "uid_first",
+                Integer(1, U32 - 1),
+                Value("1879100000"),
+                "First of the user numbers that services without `user` run as, each with one of its own, where the manager is root.",
+            ),
+            key(
+                "uid_count",
+                Integer(1, 1 << 24),
+                Value("65536"),
+                "How many such numbers there are. None of them may be anybody else's: those that the host's user database has are left \
+                 out.",
+            ),
         ],
     },
     Section {
@@ -583,9 +596,24 @@ pub const SECTIONS: &[Section] = &[
                 "user",
                 Text,
                 Unset,
-                "User that it runs as (name or number); the manager's own without. With `attach = true`: the user who may attach, \
-                 besides root and the manager's own.",
+                "User that it runs as (name or number). Without, where the manager is root, a user of its own that nobody else has and \
+                 that may nothing (see `uid_first`); else the manager's own. With `attach = true`: the user who may attach, besides root \
+                 and the manager's own.",
             ),
+            key(
+                "filter",
+                Bool,
+                Value("true"),
+                "Whether it starts with a filter of system calls, which denies what no packet handler needs and what would reach \
+                 others. For a debugger, say.",
+            ),
+            key(
+                "storage",
+                Bool,
+                Value("false"),
+                "Whether it uses the library's storage, and so needs io_uring, which the filter denies without this.",
+            ),
+            key("pids", Integer(1, 4_194_304), Value("256"), "Most processes and threads of an instance."),
             key(
                 "container",
                 Keys(CONTAINER),

@@ -475,6 +475,9 @@ impl Validation<'_> {
                 self.error(at("env"), format!("{variable} is set by the manager"), "remove it");
             }
         }
+        if service.storage && !service.filter {
+            self.error(at("storage"), "there is no filter that would deny io_uring", "remove `storage`, or filter = false");
+        }
         if service.user.as_ref().is_some_and(|u| u.is_empty() || u.contains(['\0', ':', '\n'])) {
             self.error(at("user"), "user is neither a name nor a number", "write the name of a user, or leave it out");
         }

@@ -28,6 +28,7 @@ use super::{EstimateError, PATIENCE, Subject};
 use crate::mechanism::affinity::{self, Saved};
 use crate::mechanism::process;
 use crate::nf::attach::{Attached, Event, Listener};
+use crate::nf::filter::Filter;
 use crate::nf::spawn::{self, SpawnSpec, Spawned, Stdio};
 
 pub use offer::{Offer, Offered, Sequence};
@@ -174,7 +175,7 @@ impl Stand {
             user: subject.user.clone(),
             core: Some(core),
             stdio: Stdio::Log(log.clone()),
-            seccomp: SpawnSpec::seccomp_default(subject.user.as_ref()),
+            filter: Filter::Nf { storage: true },
             ..SpawnSpec::new(&subject.name, &subject.exec)
         };
         let mut process = Process { name: subject.name.clone(), spawned: spawn::spawn(&spec)?, ended: false, log };

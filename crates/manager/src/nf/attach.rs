@@ -11,6 +11,8 @@
 //! - A connection has [`HELLO_NS`] to send its hello, and is closed after.
 //! - At most [`PENDING`] connections wait so. When all places are taken, a newcomer takes that of the oldest connection of the user
 //!   who has the most, once that has had [`GRACE_NS`]. So a user who floods the socket shuts out himself.
+//! - Of users who can be no NF's ([`Listener::know`]) no more than [`STRANGERS`] connections wait, to be told so; others are closed as they
+//!   are accepted.
 //! - Who calls is what the kernel says of the moment of connecting: user, group, and a pidfd, so that a pid that is reused while
 //!   the hello is under way names nobody else.
 //!
@@ -23,6 +25,7 @@
 //! must have the same user. An NF in a process namespace that is not below the manager's needs 6.5. Who keeps the backlog of the
 //! socket itself full (4,096 or what `net.core.somaxconn` says) makes others wait for as long as the manager takes to empty it.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -40,6 +43,9 @@ use crate::mechanism::process;
 
 /// Connections that may wait for their hello at a time.
 pub const PENDING: usize = 64;
+
+/// Of them, those that may be of users who can be no NF's.
+pub const STRANGERS: usize = 4;
 
 /// Time that a connection has for its hello, in nanoseconds.
 pub const HELLO_NS: u64 = 1_000_000_000;
@@ -121,6 +127,9 @@ pub enum Dropped {
     /// It said no hello in time.
     #[error("it said no hello within a second")]
     Silent,
+    /// Its user is no NF's.
+    #[error("no service runs as its user: set `user` of the service that it is of")]
+    Stranger,
     /// Others wanted its place.
     #[error("too many connections of its user wait for a hello")]
     Crowded,
@@ -150,6 +159,8 @@ pub struct Listener {
     /// Device and inode of the socket's file.
     file: (u64, u64),
     waiting: [Option<Waiting>; PENDING],
+    /// Users who may be NFs; all without.
+    known: Option<BTreeSet<u32>>,
     /// Whether the epoll set looks at the socket: not while all places are taken, nor while there are no descriptors to accept
     /// with.
     accepting: bool,
@@ -202,6 +213,7 @@ impl Listener {
             path: path.into(),
             file: (metadata.dev(), metadata.ino()),
             waiting: [const { None }; PENDING],
+            known: None,
             accepting: true,
             short_until_ns: 0,
         })
@@ -210,6 +222,11 @@ impl Listener {
     /// Readable when [`Listener::serve`] has something to do.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
+    }
+
+    /// Whose connections may wait for a hello, besides root's and the manager's own; anybody's without.
+    pub fn know(&mut self, users: Option<BTreeSet<u32>>) {
+        self.known = users;
     }
 
     /// The socket's file.
@@ -327,6 +344,14 @@ impl Listener {
         };
         let (pid, uid, gid) = process::peer_credentials(socket.as_fd())?;
         let waiting = Waiting { socket, pid, uid, gid, since_ns: now_ns };
+        let is_known = |known: &BTreeSet<u32>| uid == 0 || uid == rustix::process::geteuid().as_raw() || known.contains(&uid);
+        let is_strange = |uid: &u32| *uid != 0 && *uid != rustix::process::geteuid().as_raw();
+        let strangers =
+            |known: &BTreeSet<u32>| self.waiting.iter().flatten().filter(|w| is_strange(&w.uid) && !known.contains(&w.uid)).count();
+        if self.known.as_ref().is_some_and(|known| !is_known(known) && strangers(known) >= STRANGERS) {
+            events.push(waiting.drop_for(Dropped::Stranger));
+            return Ok(true);
+        }
         let flags = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
         match epoll::add(&self.epoll, &waiting.socket, epoll::EventData::new_u64(place as u64), flags) {
             Ok(()) => self.waiting[place] = Some(waiting),
@@ -674,6 +699,44 @@ mod tests {
         assert!(handshake::receive(flood[7].as_fd()).is_err(), "the oldest of the crowd is closed");
         assert_eq!(door.waiting(), PENDING - 1);
         assert!(door.listener.waiting[9].is_some(), "the other user keeps his place");
+    }
+
+    #[test]
+    fn a_user_who_is_nobodys_waits_for_nothing() {
+        let mut door = door();
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("not root: nobody else can knock, so what is asserted is that oneself is let in");
+            door.listener.know(Some(BTreeSet::new()));
+            let _nf = door.knock();
+            assert!(door.serve(0).is_empty());
+            return;
+        }
+        std::fs::set_permissions(door._folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+        let path = door.listener.path().to_path_buf();
+        // A thread can be another user by itself: the system call is of the thread.
+        let knock_as = |uid: u32| {
+            let path = path.clone();
+            let knock = move || {
+                rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(uid)).unwrap();
+                knock(&path)
+            };
+            std::thread::spawn(knock).join().unwrap()
+        };
+        door.listener.know(Some([4242].into()));
+        // A few are heard, so that they can be told why they may not come.
+        let few: Vec<OwnedFd> = (0..STRANGERS).map(|_| knock_as(4243)).collect();
+        assert!(door.serve(0).is_empty());
+        let stranger = knock_as(4244);
+        assert!(matches!(reasons(door.serve(0))[..], [Dropped::Stranger]));
+        assert!(handshake::receive(stranger.as_fd()).is_err(), "closed");
+        let known = knock_as(4242);
+        assert!(door.serve(0).is_empty());
+        assert_eq!(door.waiting(), STRANGERS + 1);
+        door.listener.know(None);
+        let anybody = knock_as(4243);
+        assert!(door.serve(0).is_empty());
+        assert_eq!(door.waiting(), STRANGERS + 2);
+        drop((few, known, anybody));
     }
 
     #[test]

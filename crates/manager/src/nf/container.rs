@@ -341,10 +341,15 @@ impl Template {
         linux["readonlyPaths"] = json!(READ_ONLY);
         if linux["seccomp"].is_null() {
             let names: Vec<&str> = filter::denied_names().collect();
-            linux["seccomp"] = json!({
-                "defaultAction": "SCMP_ACT_ALLOW",
-                "syscalls": [{ "names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM }],
-            });
+            let mut calls = vec![
+                json!({ "names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM }),
+                json!({ "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::ENOSYS }),
+            ];
+            calls.extend(filter::denied_arguments().map(|(name, argument, mask, value)| {
+                let is = json!({ "index": argument, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ" });
+                json!({ "names": [name], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM, "args": [is] })
+            }));
+            linux["seccomp"] = json!({ "defaultAction": "SCMP_ACT_ALLOW", "syscalls": calls });
         }
         if let Some(linux) = linux.as_object_mut() {
             linux.remove("resources");

@@ -1,19 +1,28 @@
-//! The filter of system calls that an NF may start with.
+//! The filter of system calls that an NF starts with.
 //!
-//! [`SpawnSpec::seccomp`](super::spawn::SpawnSpec::seccomp) denies, with "operation not permitted", what no packet handler needs and what attacks on a host are made
-//! of: looking into other processes, mounting, namespaces, loading kernel code, BPF, performance events, keys, clocks and reboot.
-//! It is a list of denials and not a sandbox: an NF is any program, and a list of permissions would break most. Set it by
-//! [`SpawnSpec::seccomp_default`](super::spawn::SpawnSpec::seccomp_default): on for an NF with a user of its own; off for one that runs as the manager's user, which the
-//! operator trusts with all of that user's rights, and which may well be a debugger or a tool that loads BPF.
+//! It denies, with "operation not permitted", what no packet handler needs and what attacks on a host are made of: looking into other
+//! processes, mounting, namespaces, loading kernel code, BPF, performance events, keys, clocks and reboot; and what would reach others by
+//! what all NFs of a tenant share: holes in packet memory (`fallocate`, `madvise(MADV_REMOVE)`), other cores and classes than its own
+//! (`sched_setaffinity` and its kin), and io_uring, which does most of that past any filter. It is a list of denials and not a sandbox: an
+//! NF is any program, and a list of permissions would break most.
+//!
+//! Every NF has it, whatever its user, unless the configuration says `filter = false`. Only a service that says `storage = true` has
+//! io_uring, which the library's storage stands on: with it, it may make holes in the packet memory of its own tenant, which the manager
+//! survives ([`sluice_shm::hole`]). A foreign program, which has no such memory and whose cores and threads are its own affair, has the
+//! first part alone.
+//!
+//! # Limits
+//! `clone3` cannot be looked into and is answered with "no such call", at which C libraries take `clone`. Opening `/proc/PID/mem` cannot be
+//! told from opening any file: what keeps NFs out of each other's memory there is that services have users of their own.
 
 // Asking whether a system call is there has no safe wrapper.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
-use std::ffi::c_long;
+use std::ffi::{c_int, c_long};
 use std::sync::LazyLock;
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
+use libc::sock_filter;
 
 /// A list of system calls, each with its name.
 macro_rules! calls {
@@ -22,7 +31,21 @@ macro_rules! calls {
     };
 }
 
-/// System calls that the filter denies, with their names in libc.
+/// What a process may not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Filter {
+    /// It may do whatever its user may.
+    None,
+    /// As an NF; with io_uring or without.
+    Nf {
+        /// Whether it has io_uring.
+        storage: bool,
+    },
+    /// As a program that knows nothing of Sluice.
+    Foreign,
+}
+
+/// System calls that every filter denies, with their names in libc.
 pub(super) const DENIED: &[(&str, c_long)] = calls! {
     // Other processes.
     SYS_ptrace;
@@ -46,7 +69,7 @@ pub(super) const DENIED: &[(&str, c_long)] = calls! {
     SYS_swapon;
     SYS_swapoff;
     SYS_quotactl;
-    // Namespaces, except by clone, which threads need. What one could do inside is denied above and below.
+    // Namespaces; those by clone are in the rules below.
     SYS_unshare;
     SYS_setns;
     // Code in the kernel.
@@ -78,13 +101,84 @@ pub(super) const DENIED: &[(&str, c_long)] = calls! {
     SYS_ioperm;
 };
 
-pub(super) fn denied() -> impl Iterator<Item = c_long> {
-    DENIED.iter().map(|(_, number)| *number)
+/// What is denied to NFs besides: the core and the class that the manager has given, and pages of others.
+pub(super) const DENIED_TO_NFS: &[(&str, c_long)] = calls! {
+    SYS_sched_setaffinity;
+    SYS_sched_setscheduler;
+    SYS_sched_setparam;
+    SYS_sched_setattr;
+    SYS_setpriority;
+    SYS_ioprio_set;
+    SYS_migrate_pages;
+    SYS_move_pages;
+};
+
+/// What is denied to NFs without storage.
+pub(super) const IO_URING: &[(&str, c_long)] = calls! {
+    SYS_io_uring_setup;
+    SYS_io_uring_enter;
+    SYS_io_uring_register;
+};
+
+/// A system call that is denied by what one of its arguments says: where it, masked, is this value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub name: &'static str,
+    pub number: c_long,
+    pub argument: u8,
+    pub mask: u32,
+    pub value: u32,
 }
 
-/// Names of the system calls that the filter denies, for those who write a filter of their own.
+const fn bit(name: &'static str, number: c_long, argument: u8, bit: c_int) -> Rule {
+    Rule { name, number, argument, mask: bit as u32, value: bit as u32 }
+}
+
+const fn exactly(name: &'static str, number: c_long, argument: u8, value: u32) -> Rule {
+    Rule { name, number, argument, mask: u32::MAX, value }
+}
+
+/// Denied to all: namespaces by clone, and putting words into a terminal's mouth.
+pub(super) const RULES: &[Rule] = &[
+    bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWNS),
+    bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWCGROUP),
+    bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWUTS),
+    bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWIPC),
+    bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWUSER),
+    bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWPID),
+    bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWNET),
+    exactly("ioctl", libc::SYS_ioctl, 1, libc::TIOCSTI as u32),
+    exactly("ioctl", libc::SYS_ioctl, 1, libc::TIOCLINUX as u32),
+];
+
+/// Denied to NFs besides: holes in shared memory, and what takes pages from those who share them.
+pub(super) const RULES_OF_NFS: &[Rule] = &[
+    bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_PUNCH_HOLE),
+    bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_COLLAPSE_RANGE),
+    bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_ZERO_RANGE),
+    bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_INSERT_RANGE),
+    bit("fallocate", libc::SYS_fallocate, 1, libc::FALLOC_FL_UNSHARE_RANGE),
+    // FALLOC_FL_WRITE_ZEROES, of 6.17.
+    bit("fallocate", libc::SYS_fallocate, 1, 0x80),
+    exactly("madvise", libc::SYS_madvise, 2, libc::MADV_REMOVE as u32),
+    exactly("madvise", libc::SYS_madvise, 2, libc::MADV_PAGEOUT as u32),
+    exactly("madvise", libc::SYS_madvise, 2, libc::MADV_HWPOISON as u32),
+    exactly("madvise", libc::SYS_madvise, 2, libc::MADV_SOFT_OFFLINE as u32),
+];
+
+#[cfg(test)]
+pub(super) fn denied() -> impl Iterator<Item = c_long> {
+    DENIED.iter().chain(DENIED_TO_NFS).chain(IO_URING).map(|(_, number)| *number)
+}
+
+/// Names of the system calls that the filter of NFs denies whatever their arguments, for those who write a filter of their own.
 pub fn denied_names() -> impl Iterator<Item = &'static str> {
-    DENIED.iter().map(|(name, _)| name.trim_start_matches("SYS_"))
+    DENIED.iter().chain(DENIED_TO_NFS).chain(IO_URING).map(|(name, _)| name.trim_start_matches("SYS_"))
+}
+
+/// System calls that it denies for what an argument says: name, number of the argument, mask and value.
+pub fn denied_arguments() -> impl Iterator<Item = (&'static str, u8, u32, u32)> {
+    RULES.iter().chain(RULES_OF_NFS).map(|rule| (rule.name, rule.argument, rule.mask, rule.value))
 }
 
 /// x86-64 has every system call a second time, with this bit in its number, for the x32 ABI; the architecture that a filter sees is
@@ -106,19 +200,166 @@ pub(super) fn has_x32() -> bool {
     unsafe { libc::syscall(libc::SYS_getpid | X32_BIT) >= 0 }
 }
 
-/// The filter, compiled once. A call through another architecture's interface (32 bit) kills the process: the filter cannot read
-/// it.
-pub(super) static FILTER: LazyLock<BpfProgram> = LazyLock::new(|| {
-    #[allow(unused_mut)]
-    let mut numbers: Vec<c_long> = denied().collect();
+/// The instructions of a filter, compiled once. None for [`Filter::None`].
+pub(super) fn program_of(filter: Filter) -> Option<&'static [sock_filter]> {
+    static PLAIN: LazyLock<Vec<sock_filter>> =
+        LazyLock::new(|| compile(&[DENIED, DENIED_TO_NFS, IO_URING], &[RULES, RULES_OF_NFS]));
+    static STORING: LazyLock<Vec<sock_filter>> = LazyLock::new(|| compile(&[DENIED, DENIED_TO_NFS], &[RULES, RULES_OF_NFS]));
+    static FOREIGN: LazyLock<Vec<sock_filter>> = LazyLock::new(|| compile(&[DENIED], &[RULES]));
+    match filter {
+        Filter::None => None,
+        Filter::Nf { storage: false } => Some(&PLAIN),
+        Filter::Nf { storage: true } => Some(&STORING),
+        Filter::Foreign => Some(&FOREIGN),
+    }
+}
+
+/// The architecture, as the kernel tells it to a filter: of the machine, with the bits for 64 bit and little endian.
+const ARCHITECTURE: u32 = 0xc000_0000 | if cfg!(target_arch = "x86_64") { libc::EM_X86_64 as u32 } else { libc::EM_AARCH64 as u32 };
+
+const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+const DENY: u32 = libc::SECCOMP_RET_ERRNO | libc::EPERM as u32;
+
+const fn load(offset: usize) -> sock_filter {
+    sock_filter { code: (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16, jt: 0, jf: 0, k: offset as u32 }
+}
+
+const fn jump(kind: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: (libc::BPF_JMP | kind | libc::BPF_K) as u16, jt, jf, k }
+}
+
+const fn answer(k: u32) -> sock_filter {
+    sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k }
+}
+
+/// What becomes of a system call.
+enum Answer {
+    Always(u32),
+    /// Denied if one of these says so.
+    ByArgument(Vec<Rule>),
+}
+
+/// Compiles a filter. The kernel goes through it once for each system call when it is installed, so numbers are found by halving: a chain of
+/// comparisons, as a compiler of filters makes it, takes several times as long to install, for each NF that starts. A call through another
+/// architecture's interface (32 bit) kills the process: the filter cannot read it.
+fn compile(calls: &[&[(&str, c_long)]], rules: &[&[Rule]]) -> Vec<sock_filter> {
+    let numbers = calls.iter().flat_map(|calls| calls.iter()).map(|(_, number)| *number);
+    let mut all: BTreeMap<c_long, Answer> = numbers.map(|number| (number, Answer::Always(DENY))).collect();
+    all.insert(libc::SYS_clone3, Answer::Always(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32));
+    for rule in rules.iter().flat_map(|rules| rules.iter()) {
+        if let Answer::ByArgument(rules) = all.entry(rule.number).or_insert_with(|| Answer::ByArgument(Vec::new())) {
+            rules.push(*rule);
+        }
+    }
+    let mut leaves: Vec<(u32, Vec<sock_filter>)> = Vec::new();
+    for (number, answer_) in all {
+        let code = match answer_ {
+            Answer::Always(code) => vec![answer(code)],
+            Answer::ByArgument(rules) => rules.iter().flat_map(|rule| rule.compiled()).chain([answer(ALLOW)]).collect(),
+        };
+        #[cfg(target_arch = "x86_64")]
+        if has_x32() {
+            leaves.push(((number | X32_BIT) as u32, code.clone()));
+        }
+        leaves.push((number as u32, code));
+    }
     #[cfg(target_arch = "x86_64")]
     if has_x32() {
-        numbers.extend(denied().chain(X32_OWN).map(|number| number | X32_BIT));
+        leaves.extend(X32_OWN.map(|number| ((number | X32_BIT) as u32, vec![answer(DENY)])));
     }
-    // A number without conditions is denied whatever its arguments.
-    let rules: BTreeMap<i64, Vec<_>> = numbers.into_iter().map(|number| (number, Vec::new())).collect();
-    let arch = std::env::consts::ARCH.try_into().expect("the workspace builds for x86-64 and aarch64 only");
-    SeccompFilter::new(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32), arch)
-        .and_then(TryInto::try_into)
-        .expect("a list of numbers always compiles")
-});
+    leaves.sort_by_key(|(number, _)| *number);
+    let mut program = vec![
+        load(std::mem::offset_of!(libc::seccomp_data, arch)),
+        jump(libc::BPF_JEQ, ARCHITECTURE, 1, 0),
+        answer(libc::SECCOMP_RET_KILL_PROCESS),
+        load(std::mem::offset_of!(libc::seccomp_data, nr)),
+    ];
+    program.extend(halved(&leaves));
+    program
+}
+
+/// Finds the number among these, and does what belongs to it; allows any other.
+fn halved(leaves: &[(u32, Vec<sock_filter>)]) -> Vec<sock_filter> {
+    match leaves {
+        [] => vec![answer(ALLOW)],
+        [(number, code)] => {
+            let mut found = vec![jump(libc::BPF_JEQ, *number, 1, 0), answer(ALLOW)];
+            found.extend(code);
+            found
+        }
+        _ => {
+            let (low, high) = leaves.split_at(leaves.len() / 2);
+            let below = halved(low);
+            // A conditional jump reaches 255 instructions, the other any number.
+            let over = sock_filter { code: (libc::BPF_JMP | libc::BPF_JA) as u16, jt: 0, jf: 0, k: below.len() as u32 };
+            let mut found = vec![jump(libc::BPF_JGE, high[0].0, 0, 1), over];
+            found.extend(below);
+            found.extend(halved(high));
+            found
+        }
+    }
+}
+
+impl Rule {
+    /// Denies, or goes on behind. The kernel reads 32 bits of each of these arguments: the lower ones.
+    fn compiled(&self) -> [sock_filter; 4] {
+        let argument = std::mem::offset_of!(libc::seccomp_data, args) + 8 * usize::from(self.argument);
+        let and = sock_filter { code: (libc::BPF_ALU | libc::BPF_AND | libc::BPF_K) as u16, jt: 0, jf: 0, k: self.mask };
+        [load(argument), and, jump(libc::BPF_JEQ, self.value, 0, 1), answer(DENY)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a filter says to a system call: the kernel's way through it.
+    fn run(program: &[sock_filter], nr: u32, args: [u32; 6]) -> u32 {
+        let (mut at, mut value) = (0usize, 0u32);
+        loop {
+            let sock_filter { code, jt, jf, k } = program[at];
+            at += 1;
+            match code {
+                0x20 => {
+                    value = match k {
+                        0 => nr,
+                        4 => ARCHITECTURE,
+                        _ => args[(k as usize - 16) / 8],
+                    }
+                }
+                0x54 => value &= k,
+                0x05 => at += k as usize,
+                0x15 => at += usize::from(if value == k { jt } else { jf }),
+                0x35 => at += usize::from(if value >= k { jt } else { jf }),
+                0x06 => return k,
+                other => panic!("no instruction of ours: {other:#x}"),
+            }
+        }
+    }
+
+    #[test]
+    fn every_number_has_the_answer_that_the_lists_say() {
+        let rules: [&[Rule]; 2] = [RULES, RULES_OF_NFS];
+        let program = compile(&[DENIED, DENIED_TO_NFS, IO_URING], &rules);
+        assert!(program.len() < 4096, "more than the kernel takes: {}", program.len());
+        for nr in 0..1024u32 {
+            let is_denied = denied().any(|number| number as u32 == nr);
+            let expected = match i64::from(nr) {
+                libc::SYS_clone3 => libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32,
+                _ if is_denied => DENY,
+                _ => ALLOW,
+            };
+            assert_eq!(run(&program, nr, [0; 6]), expected, "{nr}");
+        }
+        for rule in rules.iter().flat_map(|rules| rules.iter()) {
+            let mut args = [0; 6];
+            args[usize::from(rule.argument)] = rule.value;
+            assert_eq!(run(&program, rule.number as u32, args), DENY, "{rule:?}");
+            args[usize::from(rule.argument)] = 0;
+            assert_eq!(run(&program, rule.number as u32, args), ALLOW, "{rule:?}");
+        }
+        // Found in few steps, whatever the number.
+        let without = compile(&[], &[]);
+        assert_eq!(run(&without, libc::SYS_ptrace as u32, [0; 6]), ALLOW);
+    }
+}

@@ -28,6 +28,7 @@
 //! | network namespace | killing who is in it, taking its name away |
 //! | folder of a container | removing it with what the runtime keeps there; its processes have ended with the manager |
 //! | changed setting | writing the value from before |
+//! | what the [guard] was told, in a file beside | doing it, before anything is killed |
 //!
 //! # Limits
 //! Nothing is flushed to the disk: the record survives the manager, not the host; after a reboot only its files and sockets are
@@ -37,7 +38,7 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -48,13 +49,16 @@ use super::container;
 use crate::file::Lock;
 use crate::mechanism::netns::{self, Netns};
 use crate::mechanism::process::{self, Identity, Proc};
-use crate::mechanism::processes::processes_below;
+use crate::mechanism::processes::{guard, processes_below};
 
 /// File of the lock.
 const LOCK: &str = "lock";
 
 /// File of the record.
 const RECORD: &str = "record";
+
+/// File of what the guard is told: see [`guard`].
+pub const UNDO: &str = "undo";
 
 /// Time that killed processes and emptied cgroups have to go away.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -197,6 +201,8 @@ pub struct CleanedUp {
     pub removed: Vec<PathBuf>,
     /// Settings that have their value from before again.
     pub restored: Vec<PathBuf>,
+    /// Changes on processes that were given back: stopped, frozen or real-time ones.
+    pub released: usize,
     /// What could not be undone, and why. It stays in the record.
     pub failed: Vec<String>,
 }
@@ -204,7 +210,11 @@ pub struct CleanedUp {
 impl CleanedUp {
     /// Whether there was nothing to undo.
     pub fn is_nothing(&self) -> bool {
-        self.killed.is_empty() && self.removed.is_empty() && self.restored.is_empty() && self.failed.is_empty()
+        self.killed.is_empty()
+            && self.removed.is_empty()
+            && self.restored.is_empty()
+            && self.failed.is_empty()
+            && self.released == 0
     }
 }
 
@@ -223,6 +233,9 @@ impl std::fmt::Display for CleanedUp {
         part("killed", self.killed.iter().map(|(nf, pid)| format!("{nf} (pid {pid})")).collect());
         part("removed", paths(&self.removed));
         part("restored", paths(&self.restored));
+        if self.released > 0 {
+            part("given back", vec![format!("{} changes on processes", self.released)]);
+        }
         part("could not undo:", self.failed.clone());
         if let Some(pid) = self.manager {
             write!(f, "left by the manager with pid {pid}: ")?;
@@ -286,6 +299,14 @@ impl Record {
                 left.settings.clear();
                 left.things.retain(|_, thing| !matches!(thing, Thing::Cgroup | Thing::Netns));
             }
+        }
+        // Before they are killed: who is frozen cannot end.
+        let journal = dir.join(UNDO);
+        if let Ok(metadata) = fs::symlink_metadata(&journal) {
+            trust(&journal, &metadata)?;
+            let (undone, failed) = guard::undo_left(&journal);
+            report.released = undone;
+            report.failed.extend(failed.map(|why| format!("giving back what the scheduler had changed on processes: {why}")));
         }
         undo(&mut left, &proc, &mut report);
 
@@ -427,7 +448,7 @@ fn write_anew(dir: &Path, left: &Left) -> Result<(File, usize), RecordError> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(system("remove", &next)(error)),
         _ => {}
     }
-    let mut file = OpenOptions::new().append(true).create_new(true).mode(0o644).open(&next).map_err(system("make", &next))?;
+    let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(&next).map_err(system("make", &next))?;
     file.write_all(&bytes).map_err(system("write", &next))?;
     fs::rename(&next, &path).map_err(system("replace", &path))?;
     Ok((file, lines.len()))
@@ -451,8 +472,10 @@ fn take_lock(dir: &Path) -> Result<Lock, RecordError> {
     let path = dir.join(LOCK);
     loop {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o644).custom_flags(libc::O_NOFOLLOW);
+        options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let mut file = options.open(&path).map_err(system("open", &path))?;
+        // Who can open it can hold the lock of a manager that is gone. One of an earlier version may be open to all.
+        file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(system("close to others", &path))?;
         let lock = match file.try_clone().and_then(Lock::take) {
             Ok(lock) => lock,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -671,6 +694,21 @@ mod tests {
     }
 
     #[test]
+    fn others_can_neither_read_the_record_nor_hold_the_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        // As an earlier version has left them.
+        for name in [LOCK, RECORD] {
+            fs::write(dir.path().join(name), "").unwrap();
+            fs::set_permissions(dir.path().join(name), fs::Permissions::from_mode(0o644)).unwrap();
+        }
+        let (record, _) = open(dir.path());
+        for name in [LOCK, RECORD] {
+            assert_eq!(dir.path().join(name).metadata().unwrap().mode() & 0o777, 0o600, "{name}");
+        }
+        record.finish().unwrap();
+    }
+
+    #[test]
     fn only_what_a_manager_made_is_removed() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("precious"), "").unwrap();
@@ -799,7 +837,6 @@ mod tests {
 
     #[test]
     fn a_record_that_others_could_write_is_not_believed() {
-        use std::os::unix::fs::PermissionsExt;
         let dir = tempfile::tempdir().unwrap();
         let message = || Record::open(dir.path(), Proc::default()).unwrap_err().to_string();
         leave(dir.path(), &own_boot(), &[]);

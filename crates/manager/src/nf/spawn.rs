@@ -14,14 +14,15 @@
 //!    manager has open, close-on-exec or not, an NF gets none of it;
 //! 2. joins its cgroup, if one is named, and makes its own process group, so that Ctrl-C in a terminal reaches the manager alone, which then stops NFs in order;
 //! 3. opens its standard streams: input is always `/dev/null`, output as [`Stdio`] says;
-//! 4. takes its core, and the limit of descriptors that the manager had before it raised its own;
-//! 5. takes its user: groups, group, user, by raw system calls, because glibc's own would change the manager's threads;
+//! 4. takes its core, the limit of descriptors that the manager had before it raised its own, and [limits](Limits) of its own;
+//! 5. takes its user: groups, group, user, by raw system calls, because glibc's own would change the manager's threads; and, unless it is
+//!    to stay root, gives up every capability that it or a program that it executes could have;
 //! 6. gives up gaining privileges (`no_new_privs`), always: a set-user-id program that an NF executes stays what the NF is;
 //! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and ends if that has happened
 //!    already;
 //! 8. resets signals: a handler of the manager never runs in the child, since all signals are blocked from before the clone;
 //! 9. installs the [filter](super::filter) of system calls, if asked;
-//! 10. executes the program.
+//! 10. executes the program: by its path, or, where its user may not enter a folder on the way, by a descriptor that was opened before 5.
 //!
 //! If a step fails, the child reports the step and the error through the shared memory, and [`spawn`] says so.
 //!
@@ -30,6 +31,14 @@
 //! it. The kernel ends such a namespace with its first process: whatever the program starts, in namespaces of its own or not, ends
 //! with the program, and so, by step 7, with the manager. That is how OCI runtimes are started, whose containers would otherwise
 //! outlive them.
+//!
+//! # Kept
+//! With [`SpawnSpec::keeper`] the child is in a process namespace that all NFs share, whose first process is the [`Keeper`]. That one ends
+//! with the manager, and the kernel ends all that is in the namespace with it: also what an NF has forked and detached, which the
+//! manager's end alone would leave. A namespace of its own for each NF would do that as well, but its first process ignores
+//! signals that it has no handler for, and cannot be a zygote. With [`SpawnSpec::born_in`] it is in a cgroup of version 2 from its first
+//! instruction on (`CLONE_INTO_CGROUP`): joining one later takes the kernel some 15 ms, which a restart would have to wait for. It does
+//! join it, before 3, where the manager itself runs under a filter that knows no `clone3`.
 //!
 //! # Limits
 //! - The kernel sends the death signal when the *thread* that spawned ends. Spawn from a thread that lives as long as the manager.
@@ -42,7 +51,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_long, c_void};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
@@ -51,7 +60,7 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use rustix::process::Pid;
 
-use super::filter::FILTER;
+use super::filter::{self, Filter};
 use super::user::User;
 use crate::mechanism::netns::Netns;
 use crate::mechanism::process::{self, Exit};
@@ -85,8 +94,14 @@ pub struct SpawnSpec {
     pub core: Option<usize>,
     /// Standard output and error.
     pub stdio: Stdio,
-    /// Whether it starts with the [filter](super::filter) of system calls.
-    pub seccomp: bool,
+    /// The [filter](super::filter) of system calls that it starts with.
+    pub filter: Filter,
+    /// Limits of its own.
+    pub limits: Limits,
+    /// Who keeps its process namespace; the manager's own namespace without. Needs root. Not for one that is `apart`.
+    pub keeper: Option<Arc<Keeper>>,
+    /// The cgroup of version 2 that it is born in; the manager's own without.
+    pub born_in: Option<PathBuf>,
     /// Network namespace that it runs in; the manager's own without. Needs root.
     pub netns: Option<Arc<Netns>>,
     /// The `cgroup.procs` of the cgroup that it begins in, with all that it starts; the manager's own without.
@@ -107,16 +122,72 @@ impl SpawnSpec {
             user: None,
             core: None,
             stdio: Stdio::default(),
-            seccomp: Self::seccomp_default(None),
+            filter: Filter::None,
+            limits: Limits::default(),
+            keeper: None,
+            born_in: None,
             netns: None,
             cgroup: None,
             apart: false,
         }
     }
+}
 
-    /// Whether an NF of this user starts with the filter: yes, unless it runs as the manager's own.
-    pub fn seccomp_default(user: Option<&User>) -> bool {
-        user.is_some()
+/// What a program may not exceed, besides what its filter denies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Whether it gives up all capabilities, for itself and for what it executes, and leaves no core file.
+    pub unprivileged: bool,
+    /// Most processes and threads of its user.
+    pub processes: Option<u64>,
+}
+
+/// The first process of the process namespace that NFs run in. All that is in there ends with it, and it ends with the manager, or when
+/// this is dropped.
+#[derive(Debug)]
+pub struct Keeper {
+    spawned: Spawned,
+    /// The manager's own namespace, to come back to.
+    own: OwnedFd,
+}
+
+impl Keeper {
+    /// Starts one: a program that does nothing, for ever, but collect orphans. Needs root.
+    ///
+    /// # Errors
+    /// As [`spawn`].
+    pub fn start(program: &Path, args: &[&str]) -> Result<Self, SpawnError> {
+        let mut spec = SpawnSpec::new("keeper", program);
+        spec.args = args.iter().map(Into::into).collect();
+        (spec.apart, spec.stdio) = (true, Stdio::Null);
+        let failed = |error| SpawnError::Clone { name: "keeper".into(), error };
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        let own = rustix::fs::open("/proc/self/ns/pid", flags, rustix::fs::Mode::empty()).map_err(failed)?;
+        Ok(Self { spawned: spawn(&spec)?, own })
+    }
+
+    /// Whether it still runs. One system call.
+    pub fn is_alive(&self) -> bool {
+        process::wait_readable(self.spawned.pidfd.as_fd(), Some(0)) == Ok(false)
+    }
+
+    /// Its number.
+    pub fn pid(&self) -> Pid {
+        self.spawned.pid
+    }
+
+    /// Ends it, and all that is in its namespace. It is gone when all of them have been collected.
+    pub fn kill(&self) {
+        let _ = process::send_signal(self.spawned.pidfd.as_fd(), rustix::process::Signal::KILL);
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.kill();
+        // It ends when everybody in there has been collected, those too whose parent is this process.
+        let _ = process::wait_readable(self.spawned.pidfd.as_fd(), Some(1_000));
+        let _ = process::reap(self.spawned.pidfd.as_fd());
     }
 }
 
@@ -173,10 +244,14 @@ pub enum Step {
     Filter,
     /// Executing the program.
     Exec,
+    /// Giving up capabilities.
+    Capabilities = 17,
+    /// Entering the process namespace of NFs.
+    Kept = 18,
 }
 
 impl Step {
-    const ALL: [Self; 16] = [
+    const ALL: [Self; 18] = [
         Self::Namespace,
         Self::Cgroup,
         Self::Mounts,
@@ -193,6 +268,8 @@ impl Step {
         Self::Signals,
         Self::Filter,
         Self::Exec,
+        Self::Capabilities,
+        Self::Kept,
     ];
 }
 
@@ -255,21 +332,29 @@ impl SpawnError {
             },
             Step::Streams => "place its standard streams".into(),
             Step::Core => format!("pin it to core {}", spec.core.unwrap_or(0)),
-            Step::Limit => "set its limit of descriptors".into(),
+            Step::Limit => "set its limits".into(),
             Step::User => format!("become user {uid}"),
             Step::NoNewPrivileges => "give up gaining privileges".into(),
             Step::DeathSignal => "tie it to the manager's life".into(),
             Step::Signals => "reset its signals".into(),
             Step::Filter => "install its filter of system calls".into(),
             Step::Exec => format!("execute {}", spec.exec.display()),
+            Step::Capabilities => "give up its capabilities".into(),
+            Step::Kept => "enter the process namespace of NFs".into(),
         };
         let advice = match (step, error) {
             (Step::Descriptors, Errno::NOSYS | Errno::INVAL) => "; Linux 5.11 or later is needed",
             (Step::Core, Errno::INVAL) => "; choose a core that this host has and that the manager may use",
             (Step::Mounts, Errno::PERM) => "; run sluiced as root, in a container or unit that may mount",
             (Step::User, Errno::PERM) => "; run sluiced as root, or leave `user` out",
+            (Step::User, Errno::INVAL) => {
+                "; this user namespace does not have that user: set [manager] uids to a range that it has"
+            }
+            (Step::Exec, Errno::AGAIN) => "; its user has as many processes as it may: raise `pids` of its service",
             (Step::Exec, Errno::NOENT) => "; there is no such program, or not the interpreter that its first line names",
-            (Step::Exec, Errno::ACCESS) => "; it is not executable, or its folder is closed to the NF's user",
+            (Step::Exec, Errno::ACCESS) => {
+                "; it is not executable, or closed to the NF's user (`chmod o+rx` it and the folders above it)"
+            }
             (Step::Exec, Errno::NOEXEC) => "; it is not a program for this machine",
             _ => "",
         };
@@ -308,16 +393,24 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         Stdio::Inherit | Stdio::Null => None,
     };
     let cgroup = spec.cgroup.as_ref().map(|path| text(path.as_os_str(), "the cgroup's path")).transpose()?;
+    let members =
+        spec.born_in.as_ref().map(|folder| text(folder.join("cgroup.procs").as_os_str(), "the cgroup's path")).transpose()?;
     let argv: Vec<*const c_char> = std::iter::once(&exec).chain(&args).map(|s| s.as_ptr()).chain([null()]).collect();
     let envp: Vec<*const c_char> = env.iter().map(|s| s.as_ptr()).chain([null()]).collect();
     let mask: Vec<c_long> = spec.core.map(core_mask).unwrap_or_default();
-    let filter = spec.seccomp.then(|| libc::sock_fprog {
+    let filter = filter::program_of(spec.filter).map(|program| libc::sock_fprog {
         // A program has at most 4,096 instructions, or the kernel refuses it.
-        len: FILTER.len() as u16,
+        len: program.len() as u16,
         // The kernel copies from there; nobody writes through it.
-        filter: FILTER.as_ptr().cast::<libc::sock_filter>().cast_mut(),
+        filter: program.as_ptr().cast_mut(),
     });
     let user = spec.user.as_ref().filter(|user| !is_already(user));
+
+    let born_in = spec.born_in.as_ref().map(|folder| {
+        let flags = rustix::fs::OFlags::PATH | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+        rustix::fs::open(folder, flags, rustix::fs::Mode::empty()).map_err(|error| SpawnError::step(spec, Step::Cgroup, error))
+    });
+    let born_in = born_in.transpose()?;
 
     // Its end is how one that is apart sees the manager's, whose number means nothing there.
     let manager = if spec.apart { process::pidfd_open(rustix::process::getpid()) } else { Err(Errno::SRCH) };
@@ -338,14 +431,17 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         filter: filter.as_ref().map_or(null(), |f| &raw const *f),
         netns: spec.netns.as_ref().map_or(-1, |ns| ns.fd().as_raw_fd()),
         cgroup: cgroup.as_ref().map_or(null(), |c| c.as_ptr()),
+        members: members.as_ref().map_or(null(), |c| c.as_ptr()),
         // A parent outside of the namespace is seen as 0.
-        parent: if spec.apart { 0 } else { std::process::id() as libc::pid_t },
+        parent: if spec.apart || spec.keeper.is_some() { 0 } else { std::process::id() as libc::pid_t },
+        unprivileged: spec.limits.unprivileged,
+        processes: spec.limits.processes.map(|most| libc::rlimit { rlim_cur: most, rlim_max: most }),
         apart: spec.apart,
         manager: manager.as_ref().map_or(-1, |pidfd| pidfd.as_raw_fd()),
         step: 0,
         errno: 0,
     };
-    match clone_and_exec(plan) {
+    match clone_and_exec(plan, spec.keeper.as_deref(), born_in.as_ref().map(AsFd::as_fd)) {
         Err(error) => Err(SpawnError::Clone { name: spec.name.clone(), error }),
         Ok((spawned, 0, _)) => Ok(spawned),
         Ok((failed, step, errno)) => {
@@ -385,10 +481,14 @@ struct Plan {
     limit: Option<libc::rlimit>,
     user: Option<(u32, u32, *const u32, usize)>,
     filter: *const libc::sock_fprog,
+    unprivileged: bool,
+    processes: Option<libc::rlimit>,
     /// Descriptor of its network namespace, or -1.
     netns: c_int,
     /// The file that it writes itself to, or null.
     cgroup: *const c_char,
+    /// The same of the cgroup that it is to be born in, or null.
+    members: *const c_char,
     parent: libc::pid_t,
     apart: bool,
     /// Descriptor of the manager's process, or -1.
@@ -435,7 +535,7 @@ impl Stack {
 type SignalSet = u64;
 
 /// Clones, lets the child work through the plan, and returns it with the step that failed (or 0) and the error.
-fn clone_and_exec(mut plan: Plan) -> Result<(Spawned, i32, i32), Errno> {
+fn clone_and_exec(mut plan: Plan, keeper: Option<&Keeper>, born_in: Option<BorrowedFd<'_>>) -> Result<(Spawned, i32, i32), Errno> {
     // A poisoned lock is no harm: the stack has no state.
     let mut stack = STACK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let top = match &*stack {
@@ -443,7 +543,7 @@ fn clone_and_exec(mut plan: Plan) -> Result<(Spawned, i32, i32), Errno> {
         None => stack.insert(Stack::new()?).top(),
     };
     let apart = if plan.apart { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
-    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD | libc::SIGCHLD | apart;
+    let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD | apart;
     let mut pidfd: c_int = -1;
     let plan: *mut Plan = &raw mut plan;
 
@@ -455,21 +555,134 @@ fn clone_and_exec(mut plan: Plan) -> Result<(Spawned, i32, i32), Errno> {
     if blocked < 0 {
         return Err(last_errno());
     }
-    // SAFETY: `child` follows the rules of a child in borrowed memory (see there); its stack is used by nobody else, because the
-    // lock is held and CLONE_VFORK keeps this thread here until the child has left this memory; for the same reason `plan` and all
-    // that it points to outlive the child's use. The kernel writes the descriptor's number to `pidfd`.
-    let pid = unsafe { libc::clone(child, top, flags, plan.cast(), &raw mut pidfd) };
-    let error = last_errno();
+    let entered = keeper.map_or(Ok(()), |keeper| children_go_to(keeper.spawned.pidfd.as_fd()));
+    let made = entered.and_then(|()| {
+        // `child` follows the rules of a child in borrowed memory (see there); its stack is used by nobody else, because the
+        // lock is held and CLONE_VFORK keeps this thread here until the child has left this memory; for the same reason `plan` and all
+        // that it points to outlive the child's use. The kernel writes the descriptor's number to `pidfd`.
+        let mut pid = match born_in {
+            // SAFETY: as said above.
+            None => unsafe { libc::clone(child, top, flags | libc::SIGCHLD, plan.cast(), &raw mut pidfd) },
+            // SAFETY: as said above.
+            Some(folder) => unsafe { clone_into(folder, top, flags, plan, &raw mut pidfd) },
+        };
+        if pid < 0 && born_in.is_some() && last_errno() == Errno::NOSYS {
+            // A filter of this process's own, as those of units and containers, cannot look into `clone3` and answers so.
+            // SAFETY: as above; no child was made, so the plan is this function's alone.
+            pid = unsafe {
+                (*plan).cgroup = (*plan).members;
+                libc::clone(child, top, flags | libc::SIGCHLD, plan.cast(), &raw mut pidfd)
+            };
+        }
+        (pid > 0).then(|| Pid::from_raw(pid)).flatten().ok_or_else(last_errno)
+    });
+    if let Some(keeper) = keeper {
+        // Threads that this one makes are to be in its own namespace; it may go back where it has always been.
+        let _ = children_go_to(keeper.own.as_fd());
+    }
     // SAFETY: as above; `before` is what this thread had.
     let restored = unsafe { set_signal_mask(&before, null_mut()) };
     debug_assert_eq!(restored, 0);
     drop(stack);
-    let Some(pid) = (pid > 0).then(|| Pid::from_raw(pid)).flatten() else { return Err(error) };
+    let pid = made?;
     // SAFETY: the kernel made this descriptor for us in this clone, and nobody else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     // SAFETY: the child is past its last use of the plan, which lives in this function. Read through the pointer that it had.
     let (step, errno) = unsafe { ((*plan).step, (*plan).errno) };
     Ok((Spawned { pid, pidfd }, step, errno))
+}
+
+/// The process namespace in which the calling thread's children will be: that of a process, or one by its file.
+fn children_go_to(namespace: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: the call takes no memory.
+    if unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWPID) } != 0 {
+        return Err(last_errno());
+    }
+    Ok(())
+}
+
+/// As `libc::clone` of [`child`], into a cgroup of version 2. -1 and `errno`, or the child's number.
+///
+/// # Safety
+/// As for `libc::clone`: `top` is the upper end of a stack of [`STACK_BYTES`] that nobody uses until the child has executed or ended, and
+/// `plan` and `pidfd` live so long.
+unsafe fn clone_into(folder: BorrowedFd<'_>, top: *mut c_void, flags: c_int, plan: *mut Plan, pidfd: *mut c_int) -> libc::pid_t {
+    /// The kernel's struct clone_args.
+    #[repr(C, align(8))]
+    struct Args {
+        flags: u64,
+        pidfd: u64,
+        child_tid: u64,
+        parent_tid: u64,
+        exit_signal: u64,
+        stack: u64,
+        stack_size: u64,
+        tls: u64,
+        set_tid: u64,
+        set_tid_size: u64,
+        cgroup: u64,
+    }
+    const CLONE_INTO_CGROUP: u64 = 1 << 33;
+    let args = Args {
+        flags: flags as u32 as u64 | CLONE_INTO_CGROUP,
+        pidfd: pidfd as u64,
+        child_tid: 0,
+        parent_tid: 0,
+        exit_signal: libc::SIGCHLD as u64,
+        stack: top.wrapping_byte_sub(STACK_BYTES) as u64,
+        stack_size: STACK_BYTES as u64,
+        tls: 0,
+        set_tid: 0,
+        set_tid_size: 0,
+        cgroup: folder.as_raw_fd() as u64,
+    };
+    let result: isize;
+    // SAFETY: the parent comes out at `2:` with all registers but the result as they were. The child has the stack's upper end, which is
+    // aligned as the ABI wants it before a call, and calls `child`, which never returns; it changes nothing of the parent's stack.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r8",
+            "call r9",
+            "ud2",
+            "2:",
+            inlateout("rax") libc::SYS_clone3 as isize => result,
+            in("rdi") &raw const args,
+            in("rsi") size_of::<Args>(),
+            in("r8") plan,
+            in("r9") child as extern "C" fn(*mut c_void) -> c_int,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!(
+            "svc #0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x0, x9",
+            "blr x10",
+            "brk #1",
+            "2:",
+            in("x8") libc::SYS_clone3,
+            inlateout("x0") &raw const args => result,
+            in("x1") size_of::<Args>(),
+            in("x9") plan,
+            in("x10") child as extern "C" fn(*mut c_void) -> c_int,
+        );
+    }
+    if result < 0 {
+        // SAFETY: this thread's own.
+        unsafe { *libc::__errno_location() = -result as c_int };
+        return -1;
+    }
+    result as libc::pid_t
 }
 
 /// Sets the signal mask of the calling thread, and gives the one before.
@@ -582,11 +795,34 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
             // Lowering the soft limit back; the hard one is what it was.
             must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NOFILE), &raw const *limit, null::<c_void>());
         }
+        if let Some(limit) = &plan.processes {
+            must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NPROC), &raw const *limit, null::<c_void>());
+        }
+        // Opened while every folder on the way is open to this process. What cannot be opened is told when it is executed.
+        let path_only = c_long::from(libc::O_PATH | libc::O_CLOEXEC);
+        let program = libc::syscall(libc::SYS_openat, c_long::from(libc::AT_FDCWD), plan.exec, path_only, UNUSED);
+        if plan.unprivileged {
+            let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+            must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_CORE), &raw const none, null::<c_void>());
+            // Up to the first that this kernel does not have. A manager that may not is not root and has none to pass on.
+            let mut capability: c_long = 0;
+            let drop = c_long::from(libc::PR_CAPBSET_DROP);
+            while capability < 64 && libc::syscall(libc::SYS_prctl, drop, capability, UNUSED, UNUSED, UNUSED) == 0 {
+                capability = capability.wrapping_add(1);
+            }
+        }
         if let Some((uid, gid, groups, count)) = plan.user {
             let (uid, gid) = (c_long::from(uid), c_long::from(gid));
             must!(Step::User, SYS_setgroups, count, groups);
             must!(Step::User, SYS_setresgid, gid, gid, gid);
             must!(Step::User, SYS_setresuid, uid, uid, uid);
+        }
+        if plan.unprivileged {
+            let (ambient, clear) = (c_long::from(libc::PR_CAP_AMBIENT), c_long::from(libc::PR_CAP_AMBIENT_CLEAR_ALL));
+            must!(Step::Capabilities, SYS_prctl, ambient, clear, UNUSED, UNUSED, UNUSED);
+            // The kernel's structs of version 3: its header (version, process), and effective, permitted and inheritable twice.
+            let (header, none) = ([0x2008_0522u32, 0], [0u32; 6]);
+            must!(Step::Capabilities, SYS_capset, header.as_ptr(), none.as_ptr());
         }
         must!(Step::NoNewPrivileges, SYS_prctl, c_long::from(libc::PR_SET_NO_NEW_PRIVS), 1 as c_long, UNUSED, UNUSED, UNUSED);
         must!(Step::DeathSignal, SYS_prctl, c_long::from(libc::PR_SET_PDEATHSIG), c_long::from(libc::SIGKILL));
@@ -615,9 +851,14 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
             let flags = libc::SECCOMP_FILTER_FLAG_SPEC_ALLOW as c_long;
             must!(Step::Filter, SYS_seccomp, c_long::from(libc::SECCOMP_SET_MODE_FILTER), flags, plan.filter);
         }
-        must!(Step::Exec, SYS_execve, plan.exec, plan.argv, plan.envp);
-        // execve returns only with an error.
-        (Step::Exec, libc::EINVAL)
+        libc::syscall(libc::SYS_execve, plan.exec, plan.argv, plan.envp);
+        // It returns only with an error.
+        let errno = *libc::__errno_location();
+        if errno == libc::EACCES && program >= 0 {
+            let itself = c_long::from(libc::AT_EMPTY_PATH);
+            libc::syscall(libc::SYS_execveat, program, c"".as_ptr(), plan.argv, plan.envp, itself);
+        }
+        (Step::Exec, errno)
     }
 }
 

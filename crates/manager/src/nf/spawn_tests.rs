@@ -61,6 +61,11 @@ fn role_command(name: &str) -> Command {
 fn roles() {
     match std::env::var(ROLE).as_deref() {
         Ok("denied") => try_what_is_denied(),
+        Ok("arguments") => try_arguments(),
+        Ok("born") => {
+            let folder = std::env::var_os("SLUICE_TEST_FOLDER").map(PathBuf::from);
+            println!("{}", output_of(SpawnSpec { born_in: folder, ..shell("cat /proc/self/cgroup") }));
+        }
         Ok("parent") => {
             let mut spec = SpawnSpec::new("test.0", "/bin/sleep");
             spec.args = vec!["1000".into()];
@@ -191,7 +196,7 @@ fn each_failure_says_what_to_do() {
 #[test]
 fn the_user_and_its_groups_are_taken_or_refused() {
     let user = User { uid: 65534, gid: 65533, groups: vec![7, 8] };
-    let spec = SpawnSpec { user: Some(user), seccomp: true, ..shell("") };
+    let spec = SpawnSpec { user: Some(user), filter: Filter::Nf { storage: false }, ..shell("") };
     if !rustix::process::geteuid().is_root() {
         assert!(message(&spec).contains("become user 65534: Operation not permitted"), "{}", message(&spec));
         return;
@@ -228,8 +233,8 @@ fn try_what_is_denied() {
 
 #[test]
 fn the_filter_denies_its_list_and_nothing_else() {
-    let with = output_of(SpawnSpec { seccomp: true, ..role("denied") });
-    let without = output_of(SpawnSpec { seccomp: false, ..role("denied") });
+    let with = output_of(SpawnSpec { filter: Filter::Nf { storage: false }, ..role("denied") });
+    let without = output_of(role("denied"));
     let calls = |text: &str| text.lines().filter(|l| l.starts_with("call ")).map(str::to_owned).collect::<Vec<_>>();
     assert!(calls(&with).len() > DENIED.len() - 1);
     for line in calls(&with) {
@@ -238,8 +243,189 @@ fn the_filter_denies_its_list_and_nothing_else() {
     let ptrace = format!("call {} ", libc::SYS_ptrace);
     assert!(calls(&without).iter().any(|l| l.starts_with(&ptrace) && !l.ends_with(&format!(" {}", libc::EPERM))));
     assert!(with.contains("worked") && without.contains("worked"), "{with}");
-    assert!(SpawnSpec::seccomp_default(Some(&User { uid: 1, gid: 1, groups: vec![] })));
-    assert!(!SpawnSpec::seccomp_default(None));
+    // The library's storage has io_uring; a program that knows nothing of Sluice places its threads itself.
+    let storing = output_of(SpawnSpec { filter: Filter::Nf { storage: true }, ..role("denied") });
+    let foreign = output_of(SpawnSpec { filter: Filter::Foreign, ..role("denied") });
+    let is_denied = |text: &str, number: c_long| text.contains(&format!("call {number} {}\n", libc::EPERM));
+    assert!(is_denied(&with, libc::SYS_io_uring_setup) && !is_denied(&storing, libc::SYS_io_uring_setup));
+    assert!(is_denied(&storing, libc::SYS_sched_setaffinity) && !is_denied(&foreign, libc::SYS_sched_setaffinity));
+    assert!(is_denied(&foreign, libc::SYS_ptrace));
+}
+
+/// Calls that are denied for their arguments, with arguments that are denied and some that are not, and what the kernel says.
+fn try_arguments() {
+    // SAFETY: no call below takes memory of this process but what it is given: a page of a fresh mapping, or nothing.
+    unsafe {
+        let errno = |result: c_long| if result < 0 { std::io::Error::last_os_error().raw_os_error().unwrap() } else { 0 };
+        let file = libc::memfd_create(c"hole".as_ptr(), 0);
+        assert_eq!(libc::ftruncate(file, 1 << 16), 0);
+        let shared = libc::mmap(null_mut(), 1 << 16, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED, file, 0);
+        shared.cast::<u8>().write(7);
+        let keep = libc::FALLOC_FL_KEEP_SIZE;
+        for (what, mode) in [("plain", 0), ("kept", keep), ("punch", keep | libc::FALLOC_FL_PUNCH_HOLE), ("zero", keep | 0x10)] {
+            println!("{what} {}", errno(libc::fallocate(file, mode, 0, 4096).into()));
+        }
+        for (what, advice) in [("dontneed", libc::MADV_DONTNEED), ("remove", libc::MADV_REMOVE), ("poison", libc::MADV_HWPOISON)] {
+            println!("{what} {}", errno(libc::madvise(shared, 4096, advice).into()));
+        }
+        println!("byte {}", shared.cast::<u8>().read());
+        for (what, flag) in [("fork", 0), ("userns", libc::CLONE_NEWUSER), ("netns", libc::CLONE_NEWUSER | libc::CLONE_NEWNET)] {
+            let flags = c_long::from(flag | libc::SIGCHLD);
+            let pid = libc::syscall(libc::SYS_clone, flags, 0 as c_long, 0 as c_long, 0 as c_long, 0 as c_long);
+            if pid == 0 {
+                libc::_exit(0);
+            }
+            println!("{what} {}", errno(pid));
+            if pid > 0 {
+                libc::waitpid(pid as libc::pid_t, null_mut(), 0);
+            }
+        }
+        println!("clone3 {}", errno(libc::syscall(libc::SYS_clone3, null::<c_void>(), 0 as c_long)));
+    }
+    // Threads come by `clone` then.
+    assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
+    println!("worked");
+}
+
+#[test]
+fn the_filter_looks_at_arguments() {
+    let said = |filter: Filter| output_of(SpawnSpec { filter, ..role("arguments") });
+    let has = |text: &str, line: &str| assert!(text.contains(&format!("{line}\n")), "{line}:\n{text}");
+    let nf = said(Filter::Nf { storage: false });
+    for line in
+        ["plain 0", "kept 0", "punch 1", "zero 1", "dontneed 0", "remove 1", "poison 1", "byte 7", "fork 0", "userns 1", "netns 1"]
+    {
+        has(&nf, line);
+    }
+    has(&nf, &format!("clone3 {}", libc::ENOSYS));
+    has(&nf, "worked");
+    // And nothing but the filter has denied it.
+    let free = said(Filter::None);
+    for line in ["punch 0", "remove 0", "byte 0", "worked"] {
+        has(&free, line);
+    }
+    let foreign = said(Filter::Foreign);
+    for line in ["punch 0", "userns 1", "worked"] {
+        has(&foreign, line);
+    }
+}
+
+#[test]
+fn one_without_privileges_can_get_none() {
+    let spec = SpawnSpec { limits: Limits { unprivileged: true, processes: None }, ..shell("") };
+    let status = status_of(spec);
+    let root = rustix::process::geteuid().is_root();
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb", "CapBnd"] {
+        // Who is not root cannot take from the bounding set, and no_new_privs lets nobody gain what is in it.
+        assert!(status[set] == "0000000000000000" || !root && set == "CapBnd", "{set} {}", status[set]);
+    }
+    assert_eq!(status["NoNewPrivs"], "1");
+    let limits = Limits { unprivileged: true, processes: Some(77) };
+    let text = output_of(SpawnSpec { limits, ..shell("cat /proc/self/limits") });
+    let has = |name: &str, most: &str| {
+        let line = text.lines().find(|line| line.starts_with(name)).unwrap();
+        assert_eq!(line[name.len()..].split_whitespace().take(2).collect::<Vec<_>>(), [most, most], "{text}");
+    };
+    has("Max core file size", "0");
+    has("Max processes", "77");
+}
+
+#[test]
+fn a_program_in_a_closed_folder_is_executed_all_the_same() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not root: no other user can be taken, so what is asserted is that it is refused");
+        assert!(spawn(&SpawnSpec { user: Some(User { uid: 65534, gid: 65534, groups: vec![] }), ..shell("") }).is_err());
+        return;
+    }
+    use std::os::unix::fs::PermissionsExt;
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+    let program = folder.path().join("program");
+    std::fs::copy("/bin/true", &program).unwrap();
+    let user = Some(User { uid: 65534, gid: 65534, groups: vec![] });
+    assert_eq!(
+        run_to_end(&SpawnSpec { user: user.clone(), stdio: Stdio::Null, ..SpawnSpec::new("test.0", &program) }),
+        Exit::Code(0)
+    );
+    // One that its user may not execute is not.
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let text = message(&SpawnSpec { user, ..SpawnSpec::new("test.0", &program) });
+    assert!(text.contains("Permission denied") && text.contains("chmod o+rx"), "{text}");
+}
+
+#[test]
+fn what_is_kept_ends_with_its_keeper() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("not root: no process namespace can be made, so what is asserted is that it is refused");
+        assert!(Keeper::start(Path::new("/bin/sleep"), &["1000"]).is_err());
+        return;
+    }
+    let keeper = Arc::new(Keeper::start(Path::new("/bin/sleep"), &["1000"]).unwrap());
+    assert!(keeper.is_alive());
+    let namespace = |pid: Pid| std::fs::read_link(format!("/proc/{}/ns/pid", pid.as_raw_nonzero())).unwrap();
+    let kept = |script: &str| SpawnSpec { keeper: Some(keeper.clone()), ..shell(script) };
+    // It is no first process: signals without a handler have their effect.
+    assert_eq!(run_to_end(&kept("kill -TERM $$")), Exit::Signal(libc::SIGTERM));
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    // A grandchild that has left its parents and their session, behind an NF that has ended.
+    let script = format!("(setsid sh -c 'echo > {}; exec sleep 1000' &)", ready.display());
+    assert_eq!(run_to_end(&kept(&script)), Exit::Code(0));
+    let other = spawn(&kept("exec sleep 1000")).unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !ready.exists() {
+        assert!(std::time::Instant::now() < until, "it does not start");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let inside = namespace(other.pid);
+    assert_eq!(inside, namespace(keeper.pid()));
+    let left = || {
+        let entries = std::fs::read_dir("/proc").unwrap().flatten();
+        entries.filter(|entry| std::fs::read_link(entry.path().join("ns/pid")).is_ok_and(|ns| ns == inside)).count()
+    };
+    // The keeper, the other, and the grandchild.
+    assert_eq!(left(), 3);
+    // Threads and processes of this one are where it is.
+    assert_eq!(std::thread::spawn(|| 7).join().unwrap(), 7);
+    let own = spawn(&shell("exec sleep 1000")).unwrap();
+    assert_ne!(namespace(own.pid), inside);
+    process::send_signal(own.pidfd.as_fd(), Signal::KILL).unwrap();
+    process::wait(own.pidfd.as_fd()).unwrap();
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| process::wait(other.pidfd.as_fd()));
+        drop(Arc::into_inner(keeper).unwrap());
+        assert_eq!(other.join().unwrap(), Ok(Exit::Signal(libc::SIGKILL)));
+    });
+    assert_eq!(left(), 0);
+}
+
+#[test]
+fn one_is_born_in_its_cgroup() {
+    let Some(home) = crate::mechanism::cgroup::unified_home(Path::new("/")) else {
+        eprintln!("no cgroups of version 2 are mounted: what is asserted is that a folder that is none is refused");
+        assert!(spawn(&SpawnSpec { born_in: Some("/".into()), ..shell("") }).is_err());
+        return;
+    };
+    let folder = home.join(format!("sluice-test-born-{}", std::process::id()));
+    if std::fs::create_dir(&folder).is_err() {
+        eprintln!("no cgroup can be made here: what is asserted is that one that is not there is told");
+        let text = message(&SpawnSpec { born_in: Some(folder), ..shell("") });
+        assert!(text.contains("cannot join its cgroup"), "{text}");
+        return;
+    }
+    let output = output_of(SpawnSpec { born_in: Some(folder.clone()), ..shell("cat /proc/self/cgroup; exit 0") });
+    assert!(output.contains(&format!("{}\n", folder.file_name().unwrap().display())), "{output}");
+    // Under a filter that knows no clone3, as a unit's, it joins it. This test's own process has the NF's, which says the same.
+    let inner = SpawnSpec { filter: Filter::Nf { storage: false }, ..role("born") };
+    let said = output_of(SpawnSpec {
+        env: [inner.env.clone(), vec![("SLUICE_TEST_FOLDER".into(), folder.clone().into())]].concat(),
+        ..inner
+    });
+    assert!(said.contains(&format!("{}\n", folder.file_name().unwrap().display())), "{said}");
+    // A step that fails is told from there too.
+    let text = message(&SpawnSpec { born_in: Some(folder.clone()), ..SpawnSpec::new("test.0", "/no/such") });
+    assert!(text.contains("there is no such program"), "{text}");
+    std::fs::remove_dir(&folder).unwrap();
 }
 
 #[test]
@@ -304,8 +490,14 @@ fn spawn_a_thousand() {
     run_to_end(&spec);
     spawn(&failing).unwrap_err();
     let before = open_descriptors();
-    for seccomp in [false, true] {
-        spec.seccomp = seccomp;
+    let root = rustix::process::geteuid().is_root();
+    let keeper = root.then(|| Arc::new(Keeper::start(Path::new("/bin/sleep"), &["1000"]).unwrap()));
+    let with_keeper = open_descriptors();
+    for (seccomp, keeper) in [(false, None), (true, None), (true, keeper.clone())] {
+        let kept = keeper.is_some();
+        spec.filter = if seccomp { Filter::Nf { storage: false } } else { Filter::None };
+        spec.limits.unprivileged = seccomp;
+        spec.keeper = keeper;
         let mut times = Vec::new();
         for _ in 0..500 {
             let start = std::time::Instant::now();
@@ -314,11 +506,14 @@ fn spawn_a_thousand() {
             assert_eq!(process::wait(spawned.pidfd.as_fd()), Ok(Exit::Code(0)));
         }
         times.sort_unstable();
-        println!("spawn with seccomp = {seccomp}: median {:?}, 99 % {:?}", times[250], times[495]);
+        println!("spawn with seccomp = {seccomp}, kept = {kept}: median {:?}, 99 % {:?}", times[250], times[495]);
         for _ in 0..100 {
             spawn(&failing).unwrap_err();
         }
     }
+    assert_eq!(open_descriptors(), with_keeper);
+    spec.keeper = None;
+    drop(keeper);
     assert_eq!(open_descriptors(), before);
     // No child is left, running or not.
     assert_eq!(rustix::process::wait(rustix::process::WaitOptions::NOHANG).unwrap_err(), Errno::CHILD);

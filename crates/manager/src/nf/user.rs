@@ -3,7 +3,9 @@
 // The user database's reentrant interface has no safe wrapper.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 use rustix::io::Errno;
@@ -18,12 +20,96 @@ pub struct User {
     /// Supplementary groups.
     pub groups: Vec<u32>,
 }
+
+/// The numbers of users that services get which name none: each one of its own.
+///
+/// A service has the number that follows from its name and the daemon's folder, so that it is the same after a restart; or the next one
+/// that is free: not another service's, not in the host's databases of users and groups, and of no process that runs.
+#[derive(Debug)]
+pub struct Uids {
+    first: u32,
+    count: u32,
+    given: BTreeMap<String, u32>,
+}
+
+impl Uids {
+    /// Those from `first` on, so many.
+    pub fn new(first: u32, count: u32) -> Self {
+        Self { first, count: count.max(1), given: BTreeMap::new() }
+    }
+
+    /// The user of a service, the same whenever it is asked for. `is_busy` says what no service may have.
+    ///
+    /// # Errors
+    /// [`UserError::NoneFree`], [`UserError::Database`].
+    pub fn give(&mut self, folder: &Path, service: &str, is_busy: impl Fn(u32) -> bool) -> Result<User, UserError> {
+        let user = |uid| User { uid, gid: uid, groups: Vec::new() };
+        if let Some(uid) = self.given.get(service) {
+            return Ok(user(*uid));
+        }
+        // FNV-1a: any fixed hash will do.
+        let bytes = folder.as_os_str().as_encoded_bytes().iter().chain(b"\0").chain(service.as_bytes());
+        let hash = bytes.fold(0x811c_9dc5u32, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193));
+        for n in 0..self.count {
+            let offset = (u64::from(hash) + u64::from(n)) % u64::from(self.count);
+            let Some(uid) = self.first.checked_add(offset as u32).filter(|uid| *uid != u32::MAX) else { continue };
+            let is_taken = self.given.values().any(|other| *other == uid)
+                || is_busy(uid)
+                || User::from_database(service, Key::Number(uid))?.is_some()
+                || has_group(uid);
+            if !is_taken {
+                self.given.insert(service.into(), uid);
+                return Ok(user(uid));
+            }
+        }
+        Err(UserError::NoneFree { service: service.into(), first: self.first, count: self.count })
+    }
+}
+
+/// Whether the database knows a group of this number.
+fn has_group(gid: u32) -> bool {
+    let mut buffer: Vec<c_char> = vec![0; 1 << 16];
+    // SAFETY: all-zero bytes are a valid group (null pointers, zero numbers).
+    let mut entry: libc::group = unsafe { std::mem::zeroed() };
+    let mut found: *mut libc::group = null_mut();
+    // SAFETY: all pointers are live, and the buffer has as many bytes as is said.
+    let error = unsafe { libc::getgrgid_r(gid, &raw mut entry, buffer.as_mut_ptr(), buffer.len(), &raw mut found) };
+    // One with more members than fit is there.
+    !found.is_null() || error == libc::ERANGE
+}
+
 /// Why a user could not be found.
 #[derive(Debug, thiserror::Error)]
 pub enum UserError {
     /// Neither a name in the user database nor a number.
     #[error("there is no user {0}; give the name of one that this host knows, or a number")]
     Unknown(String),
+    /// All numbers are taken.
+    #[error(
+        "service {service} has no `user`, and of the {count} numbers from {first} on none is free; set [manager] uid_first and uid_count to \
+         numbers that this host uses for nothing else, or give it a `user`"
+    )]
+    NoneFree {
+        /// The service.
+        service: String,
+        /// First number.
+        first: u32,
+        /// How many.
+        count: u32,
+    },
+    /// It could not come to the NF socket.
+    #[error(
+        "service {service} runs as a user of its own, which cannot enter {folder}, where the NF socket is (mode {mode:o}); open that to \
+         others (chmod o+x), choose another runtime_dir, or give the service a `user` who may (\"root\" is not held by what holds others)"
+    )]
+    Closed {
+        /// The service.
+        service: String,
+        /// The folder.
+        folder: PathBuf,
+        /// Its mode.
+        mode: u32,
+    },
     /// The database could not be read.
     #[error("cannot look up user {user}: {error}")]
     Database {
@@ -113,6 +199,32 @@ fn groups_of(name: &CStr, gid: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn services_have_users_of_their_own_that_stay() {
+        let (folder, other) = (Path::new("/run/sluice"), Path::new("/run/other"));
+        let mut uids = Uids::new(1_879_100_000, 65_536);
+        let ids = uids.give(folder, "ids", |_| false).unwrap();
+        let nat = uids.give(folder, "nat", |_| false).unwrap();
+        assert_ne!(ids, nat);
+        assert_eq!((ids.gid, ids.groups.len()), (ids.uid, 0));
+        assert!((1_879_100_000..1_879_165_536).contains(&ids.uid));
+        assert_eq!(uids.give(folder, "ids", |_| true).unwrap(), ids, "the same as long as the daemon runs");
+        let again = |folder| Uids::new(1_879_100_000, 65_536).give(folder, "ids", |_| false).unwrap();
+        assert_eq!(again(folder), ids, "and after a restart");
+        assert_ne!(again(other), ids, "another daemon's is another");
+        let busy = Uids::new(1_879_100_000, 65_536).give(folder, "ids", |uid| uid == ids.uid).unwrap();
+        assert_ne!(busy, ids);
+        // Few numbers are all given, and none twice; then it is said.
+        let mut few = Uids::new(1_879_100_000, 3);
+        let given: std::collections::BTreeSet<u32> =
+            ["a", "b", "c"].iter().map(|name| few.give(folder, name, |_| false).unwrap().uid).collect();
+        assert_eq!(given.len(), 3);
+        let said = few.give(folder, "d", |_| false).unwrap_err().to_string();
+        assert!(said.contains("none is free; set [manager] uid_first"), "{said}");
+        // What the host's database has is nobody's here: 0 is root.
+        assert!(Uids::new(0, 1).give(folder, "a", |_| false).is_err());
+    }
 
     #[test]
     fn users_are_found_by_name_and_number() {

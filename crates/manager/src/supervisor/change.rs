@@ -47,6 +47,7 @@ impl Supervisor {
     fn replace_service(&mut self, config: model::Service) -> Result<Gone, SupervisorError> {
         let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
         let Start { exec, user, container } = start_of(&config)?;
+        let user = self.user_of(&config, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         self.has_room_for(config.first_instances())?;
         let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
@@ -67,6 +68,7 @@ impl Supervisor {
         if let Some(former) = closed {
             self.close_pool(number, &former);
         }
+        self.know_users();
         self.dismiss_zygote(number);
         self.start_zygote(number);
         self.publish();
@@ -80,6 +82,7 @@ impl Supervisor {
     /// Adds a service and starts its instances.
     pub(super) fn add_service(&mut self, config: model::Service) -> Result<(), SupervisorError> {
         let Start { exec, user, container } = start_of(&config)?;
+        let user = self.user_of(&config, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         let instances = config.first_instances();
         self.has_room_for(instances)?;
         let number = fresh_number(self.services.len(), "services")?;
@@ -95,6 +98,7 @@ impl Supervisor {
             zygote: None,
             pool,
         }));
+        self.know_users();
         self.publish_pool(number);
         self.start_zygote(number);
         for _ in 0..instances {

@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use rustix::process::Pid;
 
 use crate::controller::{Link, WriteShare};
-use crate::mechanism::cgroup::{CgroupError, Group, NfGroup, Weight};
+use crate::mechanism::cgroup::{CgroupError, Group, NfGroup, Version, Weight};
 use crate::nf::handle::NfHandle;
 
 impl WriteShare for Weight {
@@ -25,6 +25,8 @@ impl WriteShare for Weight {
 
 enum Job {
     Add(Arc<NfHandle>, Pid),
+    /// It is in its cgroup already.
+    Adopt(Arc<NfHandle>, NfGroup),
     Remove(u16),
 }
 
@@ -61,6 +63,16 @@ impl Grouping {
     /// The daemon's cgroup, for those that make a folder in it themselves. They give it back before [`finish`](Self::finish).
     pub(super) fn group(&self) -> Arc<Group> {
         self.group.clone()
+    }
+
+    /// The version of the host's cgroups that weigh.
+    pub(super) fn version(&self) -> Version {
+        self.group.version()
+    }
+
+    /// Weighs an NF by the cgroup that it is in.
+    pub(super) fn adopt(&self, handle: Arc<NfHandle>, nf: NfGroup) {
+        self.ask(Job::Adopt(handle, nf));
     }
 
     /// Gives an NF a cgroup, soon.
@@ -129,6 +141,11 @@ fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: 
                     Err(CgroupError::NoProcess { .. }) => {}
                     Err(error) => eprintln!("sluiced: {} gets no weight from the kernel: {error}", handle.name),
                 }
+            }
+            Job::Adopt(handle, nf) => {
+                nfs.remove(&handle.number).into_iter().for_each(remove);
+                controller.give(&handle, Box::new(nf.handle()));
+                nfs.insert(handle.number, nf);
             }
             Job::Remove(number) => nfs.remove(&number).into_iter().for_each(remove),
         }

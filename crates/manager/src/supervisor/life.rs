@@ -22,9 +22,11 @@ use super::{
 use crate::config::model::{Mode, OnFailure};
 use crate::dataplane::Fence;
 use crate::estimate::kept::Of;
+use crate::mechanism::cgroup::pen::Pen;
 use crate::mechanism::process::{self, Proc};
 use crate::mechanism::silence;
 use crate::nf::container::Life;
+use crate::nf::filter::Filter;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::{State, attach, spawn};
 
@@ -166,7 +168,16 @@ impl Supervisor {
             core,
             stdio: spawn::Stdio::Inherit,
             name: name.into(),
-            seccomp: spawn::SpawnSpec::seccomp_default(service.user.as_ref()),
+            filter: match service.config.filter {
+                true => Filter::Nf { storage: service.config.storage },
+                false => Filter::None,
+            },
+            limits: spawn::Limits {
+                unprivileged: service.user.as_ref().map_or_else(|| !rustix::process::geteuid().is_root(), |user| user.uid != 0),
+                processes: None,
+            },
+            keeper: None,
+            born_in: None,
             netns: None,
             cgroup: None,
             apart: false,
@@ -196,14 +207,22 @@ impl Supervisor {
         nf.spawned_ns = Some(monotonic_ns());
         (nf.respites, nf.used) = (0, None);
         nf.state = State::Starting;
-        match spawn::spawn(spec) {
+        let (core, service) = (nf.core, nf.service);
+        let mut spec = spec.clone();
+        let pen = container.is_none().then(|| self.hold_nf(&mut spec, service, core)).flatten();
+        let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
+        match spawn::spawn(&spec) {
             Ok(spawned) => {
                 let (name, pid) = (nf.name.clone(), spawned.pid);
+                nf.pen = pen;
                 let data = epoll::EventData::new_u64(token::PROCESS | u64::from(number));
                 let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
                 nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true, theirs: false, container });
                 nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
                 self.note(|r| r.started(&name, pid));
+                if let Some(pen) = self.nfs.get(&number).and_then(|nf| nf.pen.as_ref()) {
+                    self.gather(pen);
+                }
                 Ok(())
             }
             Err(error) => {
@@ -212,6 +231,20 @@ impl Supervisor {
                 Err(said)
             }
         }
+    }
+
+    /// Has the process of an NF start where it stays: in a pen of its own, and on its core, unless it begins elsewhere because somebody who
+    /// polls would keep it from starting there.
+    fn hold_nf(&mut self, spec: &mut spawn::SpawnSpec, service: u16, core: usize) -> Option<Pen> {
+        let service = self.services.get(usize::from(service))?.as_ref()?;
+        let (pids, most, is_own) = (service.config.pids, service.config.most_instances(), service.config.user.is_none());
+        let cores = (!self.outside.is_governed(core)).then(|| [core].into());
+        let pen = self.hold(spec, core, cores, pids);
+        if is_own && spec.limits.unprivileged && spec.user.is_some() || !self.bounds_processes() {
+            // An old and a new version side by side, and a zygote.
+            spec.limits.processes = Some(u64::from(pids) * (2 * u64::from(most) + 1));
+        }
+        pen
     }
 
     /// Waits until all NFs that were spawned have said hello, so that the first packet finds its chain complete.
@@ -381,6 +414,11 @@ impl Supervisor {
             services: self.service_names(),
             chains: self.chain_names(),
         };
+        // Before it is told where it is: its filter lets it go nowhere by itself.
+        let (is_attached, is_forked) = (service.config.attach, nf.pen.is_none());
+        if let (false, Some(pid), Ok(pidfd)) = (is_attached, caller.peer.pid, caller.peer.pidfd.try_clone()) {
+            self.confine(number, pid, pidfd, is_forked);
+        }
         let core_memory = self.plane.page_memory(&place).expect("the place has a page").fd();
         let fds = [self.plane.arena_memory().fd(), handle.region.memory.fd(), core_memory];
         let sent = caller.welcome(&welcome, fds);
@@ -468,7 +506,9 @@ impl Supervisor {
         if process.child && matches!(process::reap(process.pidfd.as_fd()), Ok(None)) {
             return;
         }
-        self.lost(number);
+        if !self.is_held(number) {
+            self.lost(number);
+        }
     }
 
     /// A program that had started an NF has ended, by itself or with its NF.
@@ -611,6 +651,7 @@ impl Supervisor {
                 Err(error) => eprintln!("sluiced: {error}"),
             }
         }
+        self.release(number);
         if let Some(place) = place {
             self.plane.vacate(&place);
         }
@@ -713,7 +754,9 @@ impl Supervisor {
             if sentence == Sentence::None || sentence == Sentence::Stalled && is_spared(nf, &handle) {
                 continue;
             }
-            if sentence != Sentence::Spent {
+            // Without violations it was stopped for something else, which was told.
+            let is_told = sentence == Sentence::Violations && handle.violations.load(Ordering::Relaxed) == 0;
+            if sentence != Sentence::Spent && !is_told {
                 let violations = handle.violations.load(Ordering::Relaxed);
                 self.notices.print(Kind::Stopped(nf.service), || match sentence {
                     Sentence::Stalled => format!("{} {}, and is stopped (manager.stall_ms)", nf.name, told(sentence)),
@@ -746,6 +789,8 @@ impl Supervisor {
         self.free_numbers();
         self.govern_late();
         self.tick_zygotes(now);
+        self.sweep_zygotes();
+        self.see_holes();
         self.size_pools(now);
         self.see_restored();
         self.tend_promises();
@@ -870,7 +915,10 @@ impl Supervisor {
         }
         self.plane.stop();
         self.controller.stop();
+        self.restore_pens();
         self.restore_scheduling();
+        // It removes its file when it has nothing more to undo.
+        self.outside.end_guard();
         if let Some(record) = self.record.take() {
             match record.finish() {
                 Ok(undone) if undone.failed.is_empty() => {}
@@ -917,7 +965,7 @@ fn told(cause: Sentence) -> &'static str {
 }
 
 /// Ends the process of an NF at once. Its end is noticed through its pidfd.
-fn kill(nf: &NfState) {
+pub(super) fn kill(nf: &NfState) {
     if let Some(handle) = &nf.handle {
         // A process that is parked may be unable to die: it is given turns for it.
         handle.wants_core.store(true, Ordering::Relaxed);

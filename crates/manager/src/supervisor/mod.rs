@@ -9,9 +9,11 @@ mod change;
 mod container;
 mod foreign;
 mod grouping;
+mod holes;
 mod life;
 mod outside;
 mod past;
+mod pens;
 mod pools;
 mod ports;
 mod priorities;
@@ -42,6 +44,7 @@ use crate::controller::Controller;
 use crate::dataplane::{DataPlane, Fence, Place, PlaneError};
 use crate::estimate::kept::Kept;
 use crate::forward::TraceRequest;
+use crate::mechanism::cgroup::pen::Pen;
 use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::handle::{NfHandle, Sentence};
@@ -142,6 +145,8 @@ struct NfState {
     /// What we started, where that is a program that started the NF's own process. It ends with the NF.
     wrapper: Option<life::Process>,
     connection: Option<OwnedFd>,
+    /// What holds all that its process starts.
+    pen: Option<Pen>,
     restarts: u64,
     streak: restart::Streak,
     /// Ends for cause, why it was stopped last, and how often.
@@ -194,6 +199,7 @@ impl NfState {
             process: None,
             wrapper: None,
             connection: None,
+            pen: None,
             restarts: 0,
             streak: restart::Streak::default(),
             offences: restart::Streak::default(),
@@ -252,6 +258,8 @@ pub struct Supervisor {
     /// What bounds receive queues.
     room: port::room::Room,
     outside: outside::Outside,
+    holds: pens::Holds,
+    holes: holes::Holes,
     /// What packets cost programs, as measured before.
     estimates: Kept,
     ports: Vec<Option<PortState>>,
@@ -340,6 +348,8 @@ impl Supervisor {
     /// # Errors
     /// The first thing that failed.
     pub fn start(config: Config, config_path: Option<PathBuf>, record: Record) -> Result<Self, SupervisorError> {
+        // Before there is any shared memory.
+        sluice_shm::hole::install();
         let promises = promises::Promises::open(&config)?;
         let plane = DataPlane::start(&config)?;
         let controller =
@@ -369,6 +379,8 @@ impl Supervisor {
             promises,
             room,
             outside: outside::Outside::default(),
+            holds: pens::Holds::default(),
+            holes: holes::Holes::default(),
             estimates,
             ports: Vec::new(),
             services: Vec::new(),
@@ -412,6 +424,7 @@ impl Supervisor {
         let socket = this.listener.path().to_path_buf();
         this.note(|r| r.made(Thing::Socket, &socket));
         let prepared = this.prepare_scheduling().and_then(|()| this.prepare_outside(&wanted));
+        this.prepare_pens();
         match prepared.and_then(|()| this.build(wanted)) {
             Ok(()) => Ok(this),
             Err(error) => {
@@ -481,6 +494,9 @@ impl Supervisor {
         if self.bell.is_rung() {
             timeout = timeout.min(ANSWERS.saturating_sub(self.answered.elapsed()));
         }
+        if self.holds.is_waiting() {
+            timeout = timeout.min(Duration::from_millis(1));
+        }
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
         // EINTR is an empty turn.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
@@ -498,6 +514,9 @@ impl Supervisor {
                     let _ = rustix::io::read(&*self.wake, &mut count);
                 }
             }
+        }
+        if self.holds.is_waiting() {
+            self.let_go();
         }
         self.greet();
         while let Ok(job) = self.jobs.try_recv() {

@@ -27,6 +27,7 @@ use crate::mechanism::processes::guard::Guard;
 use crate::mechanism::processes::realtime;
 use crate::mechanism::processes::{self, Controller, Gates, Mechanism, Refused, Target, ThreadWatch};
 use crate::nf::State;
+use crate::nf::record::UNDO;
 use crate::workflow::rings::Program;
 use crate::workflow::{CoreSchedule, Counters};
 
@@ -56,6 +57,11 @@ pub(super) struct Outside {
 const LOOK_EVERY: u32 = 25;
 
 impl Outside {
+    /// Lets the guard go. Nobody has a schedule any more.
+    pub(super) fn end_guard(&mut self) {
+        self.guard = None;
+    }
+
     /// Whether new processes for a core should begin elsewhere: on it they would wait for whoever polls.
     pub(super) fn is_governed(&self, core: usize) -> bool {
         self.cores.get(&core).is_some_and(|governed| !governed.members.is_empty())
@@ -154,7 +160,11 @@ impl Supervisor {
     fn guard(&mut self) -> Result<Arc<Guard>, Refused> {
         match &self.outside.guard {
             Some(guard) if guard.is_alive() => Ok(guard.clone()),
-            _ => Ok(self.outside.guard.insert(Guard::start(Path::new(OURSELVES))?).clone()),
+            _ => Ok(self
+                .outside
+                .guard
+                .insert(Guard::start_with(Path::new(OURSELVES), Some(&self.config.manager.runtime_dir.join(UNDO)))?)
+                .clone()),
         }
     }
 
@@ -410,6 +420,22 @@ impl Supervisor {
                 self.put(schedule);
                 self.outside.look_again = true;
             }
+        }
+    }
+
+    /// Lets one NF go whose process has ended: what it has left behind may be parked, and could not end, or in a cgroup of its turns.
+    pub(super) fn leave_schedule(&mut self, number: u16) {
+        let Some(core) = self.nfs.get(&number).map(|nf| nf.core) else { return };
+        if !self.outside.cores.get(&core).is_some_and(|governed| governed.members.contains_key(&number)) {
+            return;
+        }
+        if let Ok(Some(mut schedule)) = self.plane.lend_schedule(core) {
+            // What cannot be given back is the guard's.
+            let _ = schedule.remove(number);
+            if let Some(governed) = self.outside.cores.get_mut(&core) {
+                governed.members.remove(&number);
+            }
+            self.put(schedule);
         }
     }
 

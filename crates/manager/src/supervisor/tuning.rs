@@ -100,7 +100,7 @@ impl Supervisor {
         let hierarchy = Hierarchy::find(root)?;
         let name = format!("sluice-{}", std::process::id());
         if let Some((file, undo)) = hierarchy.setting() {
-            self.note(|r| r.changed(&file, undo));
+            self.note(|r| r.changed(&file, &undo));
         }
         let path = hierarchy.path_of(&name);
         self.note(|r| r.made(Thing::Cgroup, &path));
@@ -141,6 +141,11 @@ impl Supervisor {
         // One that polls has its core for itself, or turns, and so have those beside it: shares mean nothing to them, and a real-time class
         // is not to be had in a cgroup without a budget for it.
         if poll || self.has_turns(core) {
+            return Ok(());
+        }
+        let weighed = self.nfs.get_mut(&handle.number).and_then(|nf| nf.pen.as_mut()?.take_weighed());
+        if let Some(nf) = weighed {
+            grouping.adopt(handle, nf);
             return Ok(());
         }
         for path in grouping.paths_of(&handle.name, handle.core) {

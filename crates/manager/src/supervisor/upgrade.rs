@@ -310,6 +310,7 @@ impl Supervisor {
             service.config.clone_from(&upgrade.wanted);
             (service.exec, service.container) = (upgrade.start.exec.clone(), upgrade.start.container.clone());
         }
+        self.know_users();
         self.start_zygote(number);
     }
 

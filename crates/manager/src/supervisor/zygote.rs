@@ -33,6 +33,7 @@ use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 use super::life::{BACKOFF, Kind, Process};
 use super::{HELLO_PATIENCE, ServiceState, Supervisor, token};
 use crate::control::model as api;
+use crate::mechanism::cgroup::pen::Pen;
 use crate::mechanism::process;
 use crate::nf::{State, attach, spawn};
 
@@ -61,6 +62,7 @@ enum Stage {
 pub(super) struct Zygote {
     stage: Stage,
     process: Option<Process>,
+    pen: Option<Pen>,
     connection: Option<OwnedFd>,
     /// Instances that it will be asked for, in this order.
     waiting: VecDeque<u16>,
@@ -91,6 +93,11 @@ impl Zygote {
     /// Whether it was asked for an instance and has not answered.
     pub(super) fn is_asked_for(&self, number: u16) -> bool {
         self.asked.contains(&number)
+    }
+
+    /// What holds it, and whether somebody else is on the way out of that.
+    pub(super) fn pen(&self) -> Option<(&Pen, bool)> {
+        Some((self.pen.as_ref()?, !self.asked.is_empty()))
     }
 
     /// Takes what waits for it.
@@ -138,12 +145,20 @@ impl Supervisor {
         let name = name_of(service);
         let core = service.config.cores.first().copied().filter(|core| !self.outside.is_governed(*core));
         let more: [(OsString, OsString); 1] = [(ENV_ZYGOTE.into(), "1".into())];
-        let spec = self.spec_of(service, &name, exec, core, more);
+        let mut spec = self.spec_of(service, &name, exec, core, more);
+        // Instances begin where it is, and are moved when they come.
+        let (cores, first) = (service.config.cores.iter().copied().collect(), service.config.cores.first().copied().unwrap_or(0));
+        let processes = service.config.pids.saturating_mul(service.config.most_instances().saturating_add(1));
+        let pen = self.hold(&mut spec, first, Some(cores), processes);
         let spawned = spawn::spawn(&spec);
+        if let Some(pen) = &pen {
+            self.gather(pen);
+        }
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let zygote = service.zygote.get_or_insert_with(|| Zygote {
             stage: Stage::Pausing,
             process: None,
+            pen: None,
             connection: None,
             waiting: VecDeque::new(),
             asked: Vec::new(),
@@ -160,6 +175,7 @@ impl Supervisor {
                 let data = epoll::EventData::new_u64(token::ZYGOTE | u64::from(pid.as_raw_nonzero().get().cast_unsigned()));
                 let _ = epoll::add(&self.epoll, spawned.pidfd.as_fd(), data, epoll::EventFlags::IN);
                 zygote.process = Some(Process { pid, pidfd: spawned.pidfd, child: true, theirs: false, container: None });
+                zygote.pen = pen;
                 zygote.stage = Stage::Starting;
                 zygote.deadline = Some(Instant::now() + HELLO_PATIENCE);
                 self.note(|r| r.started(&name, pid));
@@ -303,7 +319,7 @@ impl Supervisor {
 
     /// A zygote says that it has forked this process, for this instance if it was asked for one.
     fn was_forked(&mut self, number: Option<u16>, pid: i32, uid: Option<u32>) {
-        let Some(pid) = (pid > 1).then(|| Pid::from_raw(pid)).flatten() else { return };
+        let Some(pid) = self.child_that_is(pid) else { return };
         if self.is_known(pid) {
             // Its own hello came before.
             return;
@@ -328,6 +344,26 @@ impl Supervisor {
         self.note(|r| r.started(&name, pid));
     }
 
+    /// The child of ours that a zygote knows by this number, and that nobody else is: zygotes have a process namespace of their own where
+    /// there is a keeper, and it tells children by their numbers there.
+    fn child_that_is(&self, inside: i32) -> Option<Pid> {
+        if !self.has_keeper() {
+            return (inside > 1).then(|| Pid::from_raw(inside)).flatten();
+        }
+        let tasks = std::fs::read_dir("/proc/self/task").ok()?;
+        let texts = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        let children: Vec<i32> =
+            texts.flat_map(|text| text.split_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<i32>>()).collect();
+        let is_it = |pid: &Pid| {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", pid.as_raw_nonzero())).unwrap_or_default();
+            let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            let mut numbers = numbers.unwrap_or_default().split_whitespace().skip(1);
+            numbers.next().and_then(|number| number.parse().ok()) == Some(inside)
+        };
+        let unknown = children.into_iter().filter_map(Pid::from_raw).filter(|pid| !self.is_known(*pid));
+        unknown.into_iter().find(is_it)
+    }
+
     /// A process was not let in. If it is a child of ours that nobody knows, a zygote has forked it for nobody: it is ended and collected.
     /// If it is a zygote that does not say that it is one, its service does without.
     pub(super) fn was_refused(&mut self, hello: &str, peer: attach::Peer) {
@@ -346,7 +382,7 @@ impl Supervisor {
     }
 
     /// Whether a process is one that this daemon has to do with already.
-    fn is_known(&self, pid: Pid) -> bool {
+    pub(super) fn is_known(&self, pid: Pid) -> bool {
         let is_it = |p: &Process| p.pid == pid;
         self.nfs.values().flat_map(|nf| nf.process.iter().chain(&nf.wrapper)).any(is_it)
             || self.leaving.iter().any(is_it)
@@ -391,10 +427,12 @@ impl Supervisor {
         // What it had forked and what had not left its group yet has ended with it, if the group was killed.
         process::reap_group(pid);
         zygote.process = None;
+        let pen = zygote.pen.take();
         let ran_for = zygote.started_at.elapsed();
         let line = || format!("{name} has ended after {:.3} s", ran_for.as_secs_f64());
         self.notices.print(Kind::Zygote(number as u16), line);
         self.note(|r| r.ended(pid));
+        self.release_zygote(pen);
         self.pause_zygote(number as u16);
     }
 
@@ -433,10 +471,12 @@ impl Supervisor {
         if let Some(connection) = zygote.connection.take() {
             let _ = epoll::delete(&self.epoll, connection.as_fd());
         }
+        let pen = zygote.pen.take();
         if let Some(process) = zygote.process.take() {
             process.kill();
             self.bid_farewell(process, true);
         }
+        self.release_zygote(pen);
         waiting
     }
 

@@ -78,7 +78,7 @@ fn through_nat(capture: &Path, target: &Path, inside: &str) {
 /// Checks that tshark finds no checksum wrong after the NAT, and that nothing inside shows.
 #[track_caller]
 fn is_right_behind_nat(capture: &Path, inside: &str, hosts: &str) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let target = folder.path().join("out.pcap");
     through_nat(capture, &target, inside);
     let (before, after) = (verdicts(capture), verdicts(&target));
@@ -103,7 +103,7 @@ fn generated_packets_have_valid_checksums_behind_nat() {
     if !has(&["tshark"]) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let file = folder.path().join("generated.pcap");
     let keys = |protocol: &str, size: u32| {
         format!(
@@ -147,7 +147,7 @@ fn real_captures_come_out_byte_for_byte() {
 /// Runs `scripts/deps --check build` where `cargo` says that it is of this version.
 fn deps_with_cargo(version: &str) -> (bool, String) {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let cargo = folder.path().join("cargo");
     std::fs::write(&cargo, format!("#!/bin/sh\necho 'cargo {version} (abcdef 2023-01-01)'\n")).unwrap();
     std::fs::set_permissions(&cargo, PermissionsExt::from_mode(0o755)).unwrap();

@@ -66,7 +66,7 @@ fn a_port_that_fails_to_open_leaves_the_old_one_in_place() {
 
 #[test]
 fn a_port_that_is_lost_is_there_again_after_the_next_apply() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let file = folder.path().join("out.pcap");
     let writing = |keys: &str| leading_to("pcap", &format!("write = {file:?}\n{keys}"));
     let mut daemon = Daemon::start("max_nfs = 3", &writing(""));

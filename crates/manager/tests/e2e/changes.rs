@@ -143,7 +143,7 @@ fn shares(stats: &Stats) -> Vec<u64> {
 
 #[test]
 fn flows_stay_with_their_instance_in_both_directions() {
-    let files = tempfile::tempdir().unwrap();
+    let files = crate::support::open_folder();
     for copy in 0..2 {
         of_flows(files.path(), &format!("there{copy}"), false);
         of_flows(files.path(), &format!("back{copy}"), true);

@@ -32,7 +32,7 @@ fn root_of(program: &str, root: &Path) {
 
 /// A root directory with the bridge, made once for a test.
 fn bridge() -> (tempfile::TempDir, PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let root = folder.path().join("root");
     root_of(&nf("sluice-nf-bridge"), &root);
     (folder, root)
@@ -73,7 +73,9 @@ fn cgroups_of(daemon: &Daemon) -> Vec<PathBuf> {
     let mut folders = vec![PathBuf::from("/sys/fs/cgroup")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten().filter(|e| e.file_type().is_ok_and(|t| t.is_dir())) {
-            if entry.file_name().to_string_lossy().starts_with(&mine) {
+            let name = entry.file_name();
+            // What holds the NFs of this daemon stays as long as it.
+            if name.to_string_lossy().starts_with(&mine) && !name.to_string_lossy().ends_with("-nfs") {
                 found.push(entry.path());
             }
             folders.push(entry.path());
@@ -344,7 +346,7 @@ fn what_cannot_be_started_is_refused_before_anything_starts() {
     }
     let (folder, root) = bridge();
     let said = |service: &str| {
-        let place = tempfile::tempdir().unwrap();
+        let place = crate::support::open_folder();
         let output = refusal(place.path(), &(head(place.path(), "") + &endless(service, &["a"], "restart")));
         assert_eq!(output.status.code(), Some(1));
         assert!(!place.path().join("run").exists());
@@ -365,12 +367,12 @@ fn a_program_that_ends_at_once_is_told() {
     if !can(&RUNTIMES) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let root = folder.path().join("root");
     // It knows its arguments, and ends with a word about others.
     root_of(&nf("sluice-nf-cost"), &root);
     for runtime in RUNTIMES {
-        let place = tempfile::tempdir().unwrap();
+        let place = crate::support::open_folder();
         let service = contained("a", &root, runtime, "args = [\"--no-such-argument\"]");
         let output = refusal(place.path(), &(head(place.path(), "") + &endless(&service, &["a"], "restart")));
         let said = String::from_utf8_lossy(&output.stderr);

@@ -11,7 +11,7 @@ fn device(name: &str, devargs: &str, keys: &str) -> String {
 
 #[test]
 fn a_capture_passes_from_device_to_device() {
-    let files = tempfile::tempdir().unwrap();
+    let files = crate::support::open_folder();
     let file = |name: &str| files.path().join(name).display().to_string();
     let packets: Vec<Vec<u8>> = (0..500u32).map(|i| (0..60 + i).map(|at| (at * 7 + i) as u8).collect()).collect();
     std::fs::write(file("in.pcap"), pcap(Order::Little, MICROS, 1, &packets)).unwrap();

@@ -59,7 +59,7 @@ fn packet(kind: Kind, code: u8, number: u8) -> Vec<u8> {
 
 #[test]
 fn capable_packets_are_marked_before_a_slow_nf_and_others_are_not() {
-    let files = tempfile::tempdir().unwrap();
+    let files = crate::support::open_folder();
     let (source, target) = (files.path().join("in.pcap"), files.path().join("out.pcap"));
     // What each packet was: the number tells its kind and code, marked or not.
     let all: Vec<(Kind, u8)> = KINDS.iter().flat_map(|kind| CODES.map(|code| (*kind, code))).collect();

@@ -40,7 +40,7 @@ fn median(found: &Value, what: &str) -> f64 {
 
 #[test]
 fn a_cost_is_found_kept_and_used() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let cost = nf("sluice-nf-cost");
     let config = [
@@ -90,7 +90,7 @@ fn a_cost_is_found_kept_and_used() {
 
 #[test]
 fn captured_packets_are_sent_and_drops_are_counted() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let rules = folder.path().join("none.rules");
     std::fs::write(&rules, "default deny\n").unwrap();
     let capture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures/host-traffic.pcap").display().to_string();

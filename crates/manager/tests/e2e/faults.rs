@@ -105,7 +105,7 @@ fn other_instances_come_for_those_that_have_failed_and_go_where_none_is_wanted()
 
 #[test]
 fn a_program_that_starts_the_nf_ends_with_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let script = folder.path().join("wrapper");
     // It starts the NF as its child, and goes on when that has ended.
     let text = format!("#!/bin/sh\n{} \"$@\"\nsleep 1000\n", nf("sluice-nf-bridge"));

@@ -241,7 +241,7 @@ fn a_firewall_a_bridge_and_a_switch_carry_a_download() {
     }
     let site = Site::new(Some(("10.0.0.1", "10.0.1.1")));
     site.serve(&[8080, 8081, 9090]);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let body = site.ports()
         + &nftables(folder.path())
         + &open_v_switch(folder.path())
@@ -454,7 +454,7 @@ fn a_slow_program_is_a_bottleneck_and_loses_nothing() {
     // What comes from one interface is sent at the other, one packet at a time.
     let forward = "import socket as s\na, b = (s.socket(s.AF_PACKET, s.SOCK_RAW, s.htons(n)) for n in (3, 0))\n\
                    a.bind((\"in\", 3)); b.bind((\"out\", 0))\nwhile True: b.send(a.recv(9999))";
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let script = folder.path().join("forward.py");
     std::fs::write(&script, forward).unwrap();
     let body = port("fast", "gen", &format!("count = {PACKETS}\nflows = 8\nsize = 1000\noverload = \"wait\""))
@@ -514,7 +514,7 @@ fn sniffers_see_what_passes_and_hold_nothing_up() {
     }
     let site = Site::new(None);
     site.serve(&[8080]);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let (capture, report) = (folder.path().join("all.pcap"), folder.path().join("ndpi.txt"));
     // ndpiReader reports when it is interrupted. It has a group of its own, because the daemon's word goes to the whole group.
     let reader =
@@ -611,7 +611,7 @@ fn haproxy_answers_for_both_sides() {
         return;
     }
     let site = Site::new(None);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = folder.path().join("haproxy.cfg");
     let text = "defaults\n mode tcp\n timeout connect 20s\n timeout client 60s\n timeout server 60s\n\
                 frontend f\n bind 10.0.0.1:8080\n default_backend b\nbackend b\n server s 10.0.1.2:8080\n";
@@ -637,7 +637,7 @@ fn nginx_passes_a_download_on() {
     }
     let mut site = Site::new(None);
     site.speak_http();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let (config, dir) = (folder.path().join("nginx.conf"), folder.path().display());
     let kept = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"].map(|what| format!(" {what}_temp_path {dir}/{what};\n"));
     let text = format!(
@@ -657,7 +657,7 @@ fn squid_fetches_for_its_clients() {
     }
     let mut site = Site::new(None);
     site.speak_http();
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let (config, dir) = (folder.path().join("squid.conf"), folder.path().display());
     let text = format!(
         "http_port 10.0.0.1:3128\nhttp_access allow all\ncache deny all\nmemory_cache_shared off\npinger_enable off\n\
@@ -695,7 +695,7 @@ fn what_is_wrong_with_a_program_is_told_before_a_packet_moves() {
         ("setup = [\"true\"]\nnetns = \"sluice-e2e-taken\"", "namespace sluice-e2e-taken has an interface in already"),
     ];
     for (keys, wanted) in cases {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = crate::support::open_folder();
         let output = refusal(folder.path(), &(crate::support::head(folder.path(), "") + &body(keys)));
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(!output.status.success() && said.contains(wanted), "{keys}: {said}");

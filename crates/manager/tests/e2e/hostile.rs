@@ -1,8 +1,10 @@
 //! NFs that break the rules hurt nobody but themselves, and are stopped past their limit.
 
+use std::time::{Duration, Instant};
+
 use sluice_manager::control::model::NfState;
 
-use crate::support::{Daemon, chain, find_nf, hostile_nf, port, service};
+use crate::support::{Daemon, PATIENCE, chain, find_nf, hostile_nf, port, service};
 
 const PACKETS: u64 = 5_000;
 
@@ -85,4 +87,129 @@ fn never_reading() {
 #[test]
 fn never_writing() {
     assert_eq!(beside_a_healthy_chain("mute"), 0);
+}
+
+/// The processes whose command line names this word, collected or not: an NF's and what it has forked.
+fn named(word: &str) -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").unwrap().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let is_it = |pid: &u32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        // Not the daemon, nor who runs the tests.
+        line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes())
+    };
+    pids.filter(is_it).collect()
+}
+
+#[track_caller]
+fn wait_until_none(word: &str) {
+    let until = Instant::now() + PATIENCE;
+    while !named(word).is_empty() {
+        assert!(Instant::now() < until, "{word}: {:?} are left", named(word));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn one_that(mode: &str, word: &str, keys: &str) -> String {
+    let mut text = port("load", "gen", "rate = 1000") + &port("away", "sink", "");
+    text += &service("bad", &hostile_nf(), &format!("args = [{mode:?}, {word:?}]\n{keys}"));
+    text += &chain("hostile", "load", &["bad"], "away", "");
+    text
+}
+
+/// A daemon with an NF that has left a process behind.
+fn with_an_orphan(word: &str) -> Daemon {
+    let mut daemon = Daemon::start("", &one_that("fork", word, ""));
+    daemon.wait("it has forked", |s| find_nf(s, "bad.0").state == NfState::Running && named(word).len() == 2);
+    daemon
+}
+
+/// Whether this host can hold what an NF forks. Where it cannot, the daemon says so, which is asserted.
+fn is_held(daemon: &Daemon) -> bool {
+    let is_said = daemon.log().contains("what an NF has forked is not ended with it");
+    if is_said {
+        eprintln!("no cgroup can be made here: what is asserted is that the daemon says what follows from that");
+    }
+    !is_said
+}
+
+#[test]
+fn what_an_nf_has_forked_ends_with_it() {
+    let word = format!("orphan-a-{}", std::process::id());
+    let mut daemon = with_an_orphan(&word);
+    if !is_held(&daemon) {
+        return;
+    }
+    // It dies, and is started again; each leaves one.
+    let stats = daemon.stats();
+    let first = named(&word);
+    crate::support::signal(find_nf(&stats, "bad.0"), rustix::process::Signal::KILL);
+    daemon.wait("it is back", |s| find_nf(s, "bad.0").restarts == 1 && named(&word).len() == 2);
+    assert!(named(&word).iter().all(|pid| !first.contains(pid)), "the first one's are gone");
+    daemon.client().remove_nf("bad.0").unwrap();
+    wait_until_none(&word);
+    daemon.silence("hostile", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn what_an_nf_has_forked_ends_with_the_daemon() {
+    let word = format!("orphan-b-{}", std::process::id());
+    let daemon = with_an_orphan(&word);
+    if is_held(&daemon) {
+        daemon.stop();
+        wait_until_none(&word);
+    }
+    let word = format!("orphan-c-{}", std::process::id());
+    let mut daemon = with_an_orphan(&word);
+    daemon.end(rustix::process::Signal::KILL);
+    if rustix::process::geteuid().is_root() {
+        // By the kernel alone: nobody else is left.
+        wait_until_none(&word);
+    } else {
+        eprintln!("not root: there is no process namespace, and what is asserted is that the next daemon ends them");
+    }
+    let daemon = Daemon::again(daemon.into_folder());
+    let is_held = is_held(&daemon);
+    daemon.stop();
+    if is_held {
+        wait_until_none(&word);
+    }
+}
+
+#[test]
+fn what_an_nf_is_denied() {
+    let word = format!("reach-{}", std::process::id());
+    // As it is by default, with io_uring, and as root: what only its user keeps it from, root may.
+    for (keys, may) in [("", vec![]), ("storage = true", vec!["io_uring"]), ("user = \"root\"", vec!["memory of"])] {
+        if keys.contains("root") && !rustix::process::geteuid().is_root() {
+            continue;
+        }
+        let mut daemon = Daemon::start("", &one_that("reach", &word, keys));
+        daemon.wait("it has tried all", |_| true);
+        let until = Instant::now() + PATIENCE;
+        while !daemon.log().contains("hostile: done") {
+            assert!(Instant::now() < until, "{}", daemon.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let log = daemon.log();
+        let tried = log.lines().filter(|line| line.starts_with("hostile: ") && line.contains(" = ")).count();
+        assert!(tried >= 12, "{log}");
+        let is_allowed = |line: &str| may.iter().any(|what| line.starts_with(&format!("hostile: {what}")));
+        for line in log.lines().filter(|line| line.starts_with("hostile: ") && !is_allowed(line)) {
+            // Without root, NFs and the daemon have one user, and only its filter and namespaces are between them.
+            let is_of_user = line.contains("memory of") && !rustix::process::geteuid().is_root();
+            assert!(is_of_user || !line.ends_with("= ok"), "{keys}: {line}");
+        }
+        let pid = find_nf(&daemon.stats(), "bad.0").pid.unwrap();
+        let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        // Of the two cores it has the one that is its own; and another user than the daemon, unless it is told otherwise.
+        assert!(status().contains("Cpus_allowed_list:\t1\n"), "{}", status());
+        if rustix::process::geteuid().is_root() {
+            assert_eq!(status().contains("Uid:\t0\t"), keys.contains("root"), "{}", status());
+            assert_eq!(status().contains("CapBnd:\t0000000000000000"), !keys.contains("root"), "{}", status());
+        }
+        daemon.stop();
+    }
 }

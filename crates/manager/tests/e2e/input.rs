@@ -34,7 +34,7 @@ fn refused(folder: &Path, config: &str, words: &[&str]) {
 
 #[track_caller]
 fn refused_with(from: &str, to: &str, words: &[&str]) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = right(folder.path());
     assert!(config.contains(from), "{from} is not in the configuration");
     refused(folder.path(), &config.replacen(from, to, 1), words);
@@ -96,7 +96,7 @@ fn a_ring_that_is_no_power_of_two() {
 
 #[test]
 fn no_configuration() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let output = crate::support::command(folder.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
@@ -105,7 +105,7 @@ fn no_configuration() {
 
 #[test]
 fn a_capture_that_is_cut_short() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let file = folder.path().join("cut.pcap");
     let mut bytes = pcap(Order::Little, MICROS, 1, &[vec![1; 60], vec![2; 60]]);
     bytes.truncate(bytes.len() - 10);
@@ -116,7 +116,7 @@ fn a_capture_that_is_cut_short() {
 
 #[test]
 fn a_pcapng_that_is_cut_short() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let file = folder.path().join("cut.pcapng");
     let mut bytes = pcapng(Order::Little, &[vec![1; 60], vec![2; 60]]);
     bytes.truncate(bytes.len() - 10);
@@ -127,7 +127,7 @@ fn a_pcapng_that_is_cut_short() {
 
 #[test]
 fn a_capture_that_would_be_written_over() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let (file, link) = (folder.path().join("a.pcap"), folder.path().join("b.pcap"));
     std::fs::write(&file, pcap(Order::Little, MICROS, 1, &[vec![1; 60]])).unwrap();
     std::fs::hard_link(&file, &link).unwrap();
@@ -172,14 +172,14 @@ fn a_port_that_is_added_later() {
 
 #[test]
 fn no_such_capture() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = right(folder.path()).replace("kind = \"gen\"\nrate = 1000", "kind = \"pcap\"\nread = \"none.pcap\"");
     refused(folder.path(), &config, &["none.pcap", "no such file"]);
 }
 
 #[test]
 fn no_place_for_the_runtime_folder() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     std::fs::write(folder.path().join("file"), "").unwrap();
     let run = folder.path().join("run");
     let config = right(folder.path()).replace(&format!("{run:?}"), &format!("{:?}", folder.path().join("file/run")));

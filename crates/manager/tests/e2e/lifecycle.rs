@@ -72,7 +72,7 @@ fn a_start_cleans_up_after_a_manager_that_was_killed() {
 
 #[test]
 fn a_wrong_configuration_starts_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let output = refusal(folder.path(), &(head(folder.path(), "") + &endless().replace("egress = \"out\"", "egress = \"oot\"")));
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");

@@ -15,6 +15,7 @@ mod ecn;
 mod estimate;
 mod faults;
 mod foreign;
+mod holes;
 mod hostile;
 mod input;
 mod lifecycle;

@@ -445,7 +445,7 @@ fn pooled(folder: &Path, generator: &str) -> String {
 
 #[test]
 fn a_controller_sends_flows_to_nfs_of_their_own() {
-    let (controller, folder) = (Controller::new(), tempfile::tempdir().unwrap());
+    let (controller, folder) = (Controller::new(), crate::support::open_folder());
     let mut daemon = Daemon::start("", &(controller.section("") + &pooled(folder.path(), "rate = 2000.0\nflows = 6")));
     let mut talk = controller.greet();
     let sdn = talk.port_of("sdn");
@@ -481,7 +481,7 @@ fn a_controller_sends_flows_to_nfs_of_their_own() {
 
 #[test]
 fn packets_that_waited_for_an_answer_reach_nfs_of_their_own() {
-    let (controller, folder) = (Controller::new(), tempfile::tempdir().unwrap());
+    let (controller, folder) = (Controller::new(), crate::support::open_folder());
     let keys = "miss = \"wait\"\nwait_ms = 60000\nheld = 1024";
     let body = controller.section(keys) + &pooled(folder.path(), "rate = 200.0\nflows = 4\ncount = 400\noverload = \"wait\"");
     let mut daemon = Daemon::start("", &body);
@@ -628,7 +628,7 @@ fn os_ken_gives_each_tcp_connection_a_chain() {
     let mut site = Site::new(None);
     site.speak_http();
     site.serve(&[8080]);
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     // No rule leads anywhere: without the controller nothing passes.
     let chains = "[[chain]]\nname = \"there\"\nservices = [\"bridge\"]\negress = \"s\"\n\

@@ -107,7 +107,7 @@ pub fn read(path: &Path) -> Vec<Vec<u8>> {
 
 /// Replays a file through a chain of NFs with room for jumbo packets, and gives back what was written.
 fn replay(capture: &[u8], packets: usize, services: &[(&str, &str, &str)]) -> Vec<Vec<u8>> {
-    let files = tempfile::tempdir().unwrap();
+    let files = crate::support::open_folder();
     let (source, target) = (files.path().join("in.pcap"), files.path().join("out.pcap"));
     std::fs::write(&source, capture).unwrap();
     let mut text = "packet_bytes = 9300\n".to_string();
@@ -158,7 +158,7 @@ fn a_pcapng_passes_unchanged() {
 
 #[test]
 fn another_link_type_is_refused_before_anything_starts() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let file = folder.path().join("raw.pcap");
     std::fs::write(&file, pcap(Order::Little, MICROS, 101, &packets())).unwrap();
     let text = head(folder.path(), "")
@@ -174,7 +174,7 @@ fn another_link_type_is_refused_before_anything_starts() {
 
 #[test]
 fn what_is_encrypted_and_decrypted_is_the_same() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let keys = folder.path().join("keys");
     std::fs::write(&keys, "1 000102030405060708090a0b0c0d0e0f\n").unwrap();
     let args = format!("args = [\"--keys\", {keys:?}]");

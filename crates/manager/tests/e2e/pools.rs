@@ -81,7 +81,7 @@ pub fn distinct(lines: &[Vec<String>], column: usize) -> BTreeSet<&str> {
 
 #[test]
 fn both_directions_of_a_connection_meet_the_same_nf_on_every_chain() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let at = folder.path();
     let all = connections(8, true);
     let directions = |back: bool| -> Vec<Vec<u8>> {
@@ -119,7 +119,7 @@ fn both_directions_of_a_connection_meet_the_same_nf_on_every_chain() {
 
 /// Connections one after another through two NFs: what these saw, and how the pool stood at the end.
 fn one_after_another(more_args: &str, pool_keys: &str) -> (Vec<Vec<String>>, Pool) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let at = folder.path();
     let all = connections(6, false);
     let config = port("in", "pcap", &capture(at, "all.pcap", &all))
@@ -162,7 +162,7 @@ fn an_nf_that_leaks_is_found_out_and_strict_isolation_replaces_it() {
 
 #[test]
 fn members_are_forked_and_with_strict_isolation_afresh_for_each_flow() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let at = folder.path();
     let all = connections(6, false);
     let log = at.join("ids.flows").display().to_string();
@@ -194,7 +194,7 @@ fn members_are_forked_and_with_strict_isolation_afresh_for_each_flow() {
 
 /// More flows than the one NF of a pool.
 fn scarce(when_empty: &str, count: u64) -> (tempfile::TempDir, Daemon) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = port("in", "gen", &format!("flows = 4\nrate = 4000\ncount = {count}\noverload = \"wait\""))
         + &port("out", "sink", "")
         + &ids("ids", folder.path(), "", &format!("min = 1\nmax = 1\n{when_empty}"))
@@ -230,7 +230,7 @@ fn without_an_idle_nf_flows_are_dropped_or_wait_or_go_elsewhere() {
 
 #[test]
 fn a_member_that_is_killed_loses_its_flow_to_another_and_nothing_is_leaked() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = port("in", "gen", "flows = 6\nrate = 5000")
         + &port("out", "sink", "")
         + &ids("ids", folder.path(), "", "min = 8\nmax = 8\nidle_ms = 500")
@@ -255,7 +255,7 @@ fn a_member_that_is_killed_loses_its_flow_to_another_and_nothing_is_leaked() {
 
 #[test]
 fn a_pool_grows_with_its_flows_and_shrinks_after_them() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = port("in", "gen", "flows = 12\nrate = 3000")
         + &port("out", "sink", "")
         + &ids("ids", folder.path(), "", "min = 1\nmax = 16\nidle_ms = 300\nqueue = 64")
@@ -275,7 +275,7 @@ fn a_pool_grows_with_its_flows_and_shrinks_after_them() {
 
 #[test]
 fn each_rx_thread_has_its_part_of_a_pool_and_keeps_it() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = port("in", "gen", "flows = 12\nrate = 3000\nqueues = 2\noverload = \"wait\"")
         + &port("out", "sink", "")
         + &ids("ids", folder.path(), "", "min = 2\nmax = 32\nidle_ms = 300")
@@ -361,7 +361,7 @@ fn a_traffic_class_has_one_nf_with_all_its_flows() {
 
 #[test]
 fn keys_of_a_pool_change_while_its_flows_go_on() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let log = folder.path().to_path_buf();
     let body = |keys: &str| {
         port("in", "gen", "flows = 3\nrate = 3000\noverload = \"wait\"")
@@ -391,7 +391,7 @@ fn keys_of_a_pool_change_while_its_flows_go_on() {
 
 #[test]
 fn what_a_pool_cannot_be_is_refused_with_its_line() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = |keys: &str| {
         crate::support::head(folder.path(), "")
             + &port("in", "gen", "")

@@ -39,7 +39,7 @@ fn refusal(args: &[&str]) -> String {
 
 #[test]
 fn a_profile_is_written_drawn_and_read_back() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let (program, traffic) = (nf("sluice-nf-cost"), "flows=50");
     let files = ["--out", &path("cost.json"), "--plot", &path("cost.svg")];
@@ -100,7 +100,7 @@ fn config(folder: &Path, name: &str, services: &[(&str, &str, &str)]) -> String 
 
 #[test]
 fn a_chain_is_profiled_as_its_nfs_with_what_the_one_before_sends_on() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let rules = folder.path().join("rules");
     // Half of the flows: sources are 10.0.0.0 and up.
     std::fs::write(&rules, "default deny\nallow udp from 10.0.0.0/27\n").unwrap();
@@ -171,7 +171,7 @@ fn a_traced_nf_s_profile_tells_what_it_does_with_less_cache() {
 
 #[test]
 fn a_chain_that_cannot_be_profiled_is_said() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let rules = folder.path().join("rules");
     std::fs::write(&rules, "default deny\n").unwrap();
     let fw = format!("args = [\"--rules\", {:?}]", rules.display().to_string());
@@ -220,7 +220,7 @@ fn the_kernel_s_classes_are_used_released_and_their_refusal_told() {
 
 #[test]
 fn what_cannot_be_profiled_is_said() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let empty = folder.path().join("empty.pcap");
     let header = [0xa1b2_c3d4u32, 4 << 16 | 2, 0, 0, 65_535, 1].map(u32::to_le_bytes).concat();
     std::fs::write(&empty, header).unwrap();

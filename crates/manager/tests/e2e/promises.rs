@@ -173,7 +173,7 @@ fn no_packet_is_lost_when_a_placement_comes_moves_and_goes() {
 #[test]
 fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
     const PACKETS: u64 = 60_000;
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let root = folder.path().to_path_buf();
     let config = head(&root, "")
         + &port("in", "gen", &format!("rate = 30000\noverload = \"wait\"\ncount = {PACKETS}\nflows = 64"))
@@ -335,7 +335,7 @@ fn an_instance_that_is_given_nothing_ends_its_old_flows_and_gets_no_new_ones() {
 
 #[test]
 fn what_is_profiled_is_admitted_applied_and_kept() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let root = folder.path().to_path_buf();
     let path = |name: &str| root.join(name);
     let config = head(&root, "")
@@ -407,7 +407,7 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
 
 #[test]
 fn a_placement_that_cannot_be_kept_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let (script, flag) = flagged(folder.path());
     let mut daemon = Daemon::start("", &two("", &script));
     let good = assignment(&[("acme", &[0], 0, 5e3)]);
@@ -471,7 +471,7 @@ fn a_placement_that_cannot_be_kept_changes_nothing() {
 
 #[test]
 fn instances_that_are_added_are_ready_before_they_count() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let (script, flag) = flagged(folder.path());
     let mut daemon = Daemon::start("max_nfs = 3", &two("", &script));
     let one = assignment(&[("acme", &[0], 0, 5e3)]);
@@ -601,7 +601,7 @@ fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
         Ok(kernel) => kernel,
         Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
     };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let (script, flag) = (folder.path().join("nf"), folder.path().join("go"));
     let text = format!("#!/bin/sh\nwhile [ ! -e {flag:?} ]; do sleep 0.02; done\nexec {} \"$@\"\n", nf("sluice-nf-bridge"));
     std::fs::write(&script, text).unwrap();
@@ -807,7 +807,7 @@ fn a_placement_that_is_not_taken_leaves_classes_to_those_who_had_them() {
         Ok(kernel) => kernel,
         Err(error) => return eprintln!("left out: no FUSE file system can be mounted here ({error})"),
     };
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let (script, flag) = flagged(folder.path());
     let body = tenants(&["acme", "rogue", "firm"], &format!("resctrl = {:?}", kernel.path()));
     let mut daemon = Daemon::start("", &body.replace(&nf("sluice-nf-bridge"), &script));
@@ -916,7 +916,7 @@ fn nothing_is_decided_while_the_daemon_ends() {
 
 #[test]
 fn what_is_placed_is_there_after_a_restart() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let file = folder.path().join("placed.json");
     let body = two(&format!("placement = {file:?}"), &nf("sluice-nf-bridge"));
     let daemon = Daemon::start("", &body);

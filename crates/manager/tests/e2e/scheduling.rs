@@ -238,7 +238,7 @@ fn real_time_nfs_have_their_time_slice_and_the_host_gets_its_own_back() {
 
 /// Runs the daemon as somebody who may change nothing of the host, until it is ready or has ended, and says what it said.
 fn as_nobody(sched: &str) -> (String, Option<i32>) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let body = port("in", "gen", "count = 1") + &port("out", "sink", "") + &chain("c", "in", &[], "out", "");
     let config = head(folder.path(), "") + &body + &format!("[sched]\n{sched}\n");
     std::fs::write(folder.path().join("sluice.toml"), config).unwrap();

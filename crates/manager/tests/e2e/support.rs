@@ -107,6 +107,14 @@ pub struct Daemon {
     seen: Vec<u32>,
 }
 
+/// A folder that NFs may enter and write to, which run as users of their own where the daemon is root.
+pub fn open_folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    // After it was made: the umask takes nothing of this.
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    folder
+}
+
 /// The head of a configuration: a small arena and threads that sleep, so that several tests share two cores.
 pub fn head(folder: &Path, manager: &str) -> String {
     let run = folder.join("run");
@@ -140,7 +148,7 @@ fn threads(pid: u32) -> Vec<[String; 3]> {
 impl Daemon {
     /// Starts a daemon with more keys of `[manager]` and the sections of `body`, and waits until it is ready.
     pub fn start(manager: &str, body: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = open_folder();
         let config = head(folder.path(), manager) + body;
         std::fs::write(folder.path().join("sluice.toml"), config).unwrap();
         Self::again(folder)

@@ -31,7 +31,7 @@ fn passes_packets_unchanged(name: &str, via: &str) {
     if !can(&["dpdk-testpmd"]) {
         return;
     }
-    let files = tempfile::tempdir().unwrap();
+    let files = crate::support::open_folder();
     let file = |name: &str| files.path().join(name);
     let packets: Vec<Vec<u8>> = (0..4000u32).map(|i| (0..60 + i % 1400).map(|at| (at * 7 + i) as u8).collect()).collect();
     std::fs::write(file("in.pcap"), pcap(Order::Little, MICROS, 1, &packets)).unwrap();
@@ -116,7 +116,7 @@ fn one_that_ends_without_having_connected_is_told_of() {
         + "[[service]]\nname = \"mute\"\nkind = \"foreign\"\nvia = \"memif\"\nexec = \"/bin/sh\"\n\
            args = [\"-c\", \"test -S $SLUICE_IN && test -S $SLUICE_OUT && sleep 0.3\"]\n"
         + &chain("c", "g", &["mute"], "n", "");
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let output = crate::support::refusal(folder.path(), &(crate::support::head(folder.path(), "") + &body));
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("mute.0 ended before it was given packets"), "{said}");

@@ -102,7 +102,7 @@ fn an_nf_is_moved_to_another_core_under_load_without_a_loss_and_in_order() {
 
 #[test]
 fn shared_nfs_hand_over_their_places_under_load_without_a_loss_and_in_order() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
     goes_on(&mut daemon);
     for round in 0..4 {
@@ -149,7 +149,7 @@ fn shared_nfs_hand_over_their_places_under_load_without_a_loss_and_in_order() {
 
 #[test]
 fn a_version_that_does_not_work_changes_nothing() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
     goes_on(&mut daemon);
     let before = daemon.stats();
@@ -178,7 +178,7 @@ fn a_version_that_does_not_work_changes_nothing() {
 
 #[test]
 fn what_is_started_again_is_of_the_new_version() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
     goes_on(&mut daemon);
     let exec = version(&nf("sluice-nf-bridge"), folder.path(), "s-1");
@@ -202,7 +202,7 @@ fn what_is_started_again_is_of_the_new_version() {
 
 #[test]
 fn a_zygote_is_replaced_with_its_service() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let config = port("in", "gen", "rate = 20000\nflows = 64\noverload = \"wait\"")
         + &port("wan", "sink", "")
         + &service("ids", &test_nf(), "args = [\"callback\"]\nzygote = true\ninstances = 2")
@@ -227,7 +227,7 @@ fn a_zygote_is_replaced_with_its_service() {
 
 #[test]
 fn flows_begin_and_end_while_a_pool_is_upgraded_and_none_is_lost_or_mixed() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let log = folder.path().join("flows");
     let config = port("in", "gen", "flows = 4\nsize = 80\nflow_packets = 40\nprotocol = \"tcp\"\nrate = 4000\noverload = \"wait\"")
         + &port("out", "sink", "")
@@ -260,7 +260,7 @@ fn flows_begin_and_end_while_a_pool_is_upgraded_and_none_is_lost_or_mixed() {
 
 #[test]
 fn flows_end_on_the_old_members_of_a_pool_and_begin_on_the_new() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let log = folder.path().join("flows");
     let from = |name: &str, keys: &str| port(name, "gen", &format!("rate = 4000\noverload = \"wait\"\n{keys}"));
     let config = from("old", "flows = 4")

@@ -78,7 +78,7 @@ fn connection(n: u8) -> Vec<Vec<u8>> {
 
 /// Connections one after another through two NFs that wake by their own, at last: what woke them.
 fn connections(rule: &str) -> (Woken, Woken) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     let all: Vec<Vec<u8>> = (0..4).flat_map(connection).collect();
     let path = folder.path().join("all.pcap");
     std::fs::write(&path, pcap(Order::Little, 0xa1b2_c3d4, 1, &all)).unwrap();
@@ -124,7 +124,7 @@ fn a_rule_says_when_the_nfs_of_its_flows_are_woken() {
 
 #[test]
 fn what_a_policy_cannot_be_is_refused_with_its_line() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = crate::support::open_folder();
     for (keys, rule, words) in [
         ("wakeup = { policy = \"max\" }", "", "policy"),
         ("wakeup = { least = 9, most = 3 }", "", "at 9 packets at least, and at 3 at most"),

@@ -10,7 +10,7 @@ pub enum StorageError {
     Missing,
     /// io_uring is forbidden.
     #[error(
-        "io_uring is forbidden here ({0}): set kernel.io_uring_disabled to 0 with sysctl (or to 1, with this process's group in kernel.io_uring_group), and allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of its container or service; or use the NF's blocking mode if it has one"
+        "io_uring is forbidden here ({0}): write `storage = true` in the NF's service, whose filter of system calls denies it without that; set kernel.io_uring_disabled to 0 with sysctl (or to 1, with this process's group in kernel.io_uring_group), and allow io_uring_setup, io_uring_enter and io_uring_register in the seccomp profile of its container or service; or use the NF's blocking mode if it has one"
     )]
     Forbidden(Errno),
     /// The kernel gave no ring.
@@ -73,7 +73,11 @@ mod tests {
     #[test]
     fn refusals_say_what_to_do() {
         let of = |code| StorageError::refused(&std::io::Error::from_raw_os_error(code)).to_string();
-        assert!(of(libc::EPERM).contains("kernel.io_uring_disabled") && of(libc::EPERM).contains("seccomp"));
+        assert!(
+            of(libc::EPERM).contains("`storage = true`")
+                && of(libc::EPERM).contains("kernel.io_uring_disabled")
+                && of(libc::EPERM).contains("seccomp")
+        );
         assert!(of(libc::EACCES).contains("seccomp"));
         assert!(of(libc::ENOSYS).contains("has no io_uring"));
         assert!(of(libc::EMFILE).contains("ulimit -n"));

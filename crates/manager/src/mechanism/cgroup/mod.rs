@@ -45,6 +45,7 @@
 
 mod kernel;
 mod mount;
+pub mod pen;
 
 #[cfg(test)]
 mod model;
@@ -68,6 +69,9 @@ const PROCS: &str = "cgroup.procs";
 
 /// Controllers that a cgroup of version 2 passes on to those inside.
 const SUBTREE: &str = "cgroup.subtree_control";
+
+/// Controllers of version 2 that hold NFs besides.
+const MORE: [&str; 2] = ["cpuset", "pids"];
 
 /// Time that processes which are moved or end have to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -259,8 +263,9 @@ pub struct Hierarchy {
     home: PathBuf,
     /// Where the manager makes its folder.
     base: PathBuf,
-    /// Version 2: the base does not pass the cpu controller on yet.
-    enable: bool,
+    /// Version 2: controllers that the base does not pass on yet, cpu first. None if it passes cpu on: then what else it passes on is
+    /// somebody else's affair.
+    enable: Vec<&'static str>,
 }
 
 impl Hierarchy {
@@ -277,7 +282,7 @@ impl Hierarchy {
         let none = || CgroupError::NoController { root: root.into() };
         let (version, home, top) = mount::find(&*kernel, root, "self")?.ok_or_else(none)?;
         if version == Version::V1 {
-            return Ok(Self { kernel, version, base: home.clone(), home, enable: false });
+            return Ok(Self { kernel, version, base: home.clone(), home, enable: Vec::new() });
         }
         let up = || home.ancestors().take_while(|folder| folder.starts_with(&top));
         let has_cpu = |file: PathBuf| kernel.read(&file).is_ok_and(|text| text.split_whitespace().any(|word| word == "cpu"));
@@ -290,7 +295,17 @@ impl Hierarchy {
         let enabled = up().find(|folder| has_cpu(folder.join(SUBTREE)));
         let base = enabled.or_else(|| up().find(|folder| may_enable(folder)));
         let base = base.ok_or_else(|| CgroupError::NotDelegated { home: home.clone() })?.to_path_buf();
-        Ok(Self { enable: enabled.is_none(), kernel, version, base, home })
+        let enable = match enabled {
+            Some(_) => Vec::new(),
+            None => {
+                let words = |file: &str| kernel.read(&base.join(file)).unwrap_or_default();
+                let (has, passes) = (words("cgroup.controllers"), words(SUBTREE));
+                let is_in = |text: &str, name: &str| text.split_whitespace().any(|word| word == name);
+                let more = MORE.into_iter().filter(|name| is_in(&has, name) && !is_in(&passes, name));
+                std::iter::once("cpu").chain(more).collect()
+            }
+        };
+        Ok(Self { enable, kernel, version, base, home })
     }
 
     /// Version of the control groups.
@@ -311,8 +326,9 @@ impl Hierarchy {
 
     /// A setting of the host that [`create`](Self::create) changes, and the text that undoes that: to be noted before with
     /// [`Record::changed`](crate::nf::record::Record::changed). Most hosts need none.
-    pub fn setting(&self) -> Option<(PathBuf, &'static str)> {
-        self.enable.then(|| (self.base.join(SUBTREE), "-cpu"))
+    pub fn setting(&self) -> Option<(PathBuf, String)> {
+        let text: Vec<String> = self.enable.iter().map(|name| format!("-{name}")).collect();
+        (!text.is_empty()).then(|| (self.base.join(SUBTREE), text.join(" ")))
     }
 
     /// Makes the manager's folder, `sluice-PID` for example.
@@ -324,6 +340,7 @@ impl Hierarchy {
         let path = self.path_of(name);
         if let Some((file, _)) = self.setting() {
             self.pass_on_cpu(&file)?;
+            self.pass_on_more(&file);
         }
         let made = self.kernel.make(&path).map_err(refused("make cgroup", &path));
         // From here on the drop of the group cleans up.
@@ -332,9 +349,17 @@ impl Hierarchy {
         made?;
         if self.version == Version::V2 {
             self.pass_on_cpu(&group.path.join(SUBTREE))?;
+            self.pass_on_more(&group.path.join(SUBTREE));
         }
         group.herd = self.herd(&group.path)?;
         Ok(group)
+    }
+
+    /// Passes on what NFs are held by, where it is there: see [`pen`].
+    fn pass_on_more(&self, file: &Path) {
+        for name in MORE {
+            let _ = self.kernel.write(file, &format!("+{name}"));
+        }
     }
 
     /// What a folder of NFs, which has none yet, weighs.
@@ -426,6 +451,11 @@ impl Group {
         &self.path
     }
 
+    /// Version of the control groups.
+    pub fn version(&self) -> Version {
+        self.hierarchy.version
+    }
+
     /// The folder that [`add_nf`](Self::add_nf) makes, to be noted before as
     /// [`Thing::Cgroup`](crate::nf::record::Thing::Cgroup).
     pub fn path_of(&self, nf: &str, core: usize) -> PathBuf {
@@ -455,6 +485,9 @@ impl Group {
             Version::V1 => Ok(()),
             Version::V2 => self.hierarchy.pass_on_cpu(&path.join(SUBTREE)),
         };
+        if self.hierarchy.version == Version::V2 {
+            self.hierarchy.pass_on_more(&path.join(SUBTREE));
+        }
         match passed_on.and_then(|()| self.hierarchy.herd(&path)) {
             Ok(herd) => Ok(cores.entry(core).or_insert(herd).clone()),
             Err(error) => {
@@ -522,7 +555,7 @@ impl Group {
     /// Undoes what [`Hierarchy::setting`] told.
     fn give_back_setting(&self) -> Result<(), CgroupError> {
         let Some((file, text)) = self.hierarchy.setting() else { return Ok(()) };
-        match self.hierarchy.kernel.write(&file, text) {
+        match self.hierarchy.kernel.write(&file, &text) {
             // Somebody else has come to need it.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => Ok(()),
             other => other.map_err(refused("disable cpu in", &file)),

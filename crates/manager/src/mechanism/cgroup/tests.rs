@@ -176,7 +176,7 @@ fn a_host_that_does_not_pass_cpu_on_is_told_and_put_back() {
     let model = Model::new(Version::V2, "/");
     let hierarchy = find(&model).unwrap();
     let file = model.folder(SUBTREE);
-    assert_eq!(hierarchy.setting(), Some((file.clone(), "-cpu")));
+    assert_eq!(hierarchy.setting(), Some((file.clone(), "-cpu".to_owned())));
     let cpu = || fs::read_to_string(&file).unwrap().contains("cpu");
     let group = hierarchy.create("sluice-1").unwrap();
     assert!(cpu());

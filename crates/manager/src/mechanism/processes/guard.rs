@@ -14,14 +14,21 @@
 //! - It leads a session of its own and ignores the signals by which groups are stopped, may run on every core, and is raised above
 //!   everything that controllers raise, where it is allowed to: it sleeps until it is needed, and must not be starved when it is.
 //!
+//! - With a file for it ([`Guard::start_with`]) all that is said is written there, too. The guard removes it when all was undone; if both
+//!   are killed, it is there at the next start, which does what it says: [`undo_left`].
+//!
 //! # Limits
-//! Who kills the guard as well is not guarded: [`Guard::is_alive`] tells, and [`Controller::add`](super::Controller::add) refuses.
+//! Who kills the guard alone is not guarded until the next one: [`Guard::is_alive`] tells, and
+//! [`Controller::add`](super::Controller::add) refuses.
 //! A process must be named by the same number for both, so both must be in one pid namespace.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -34,7 +41,8 @@ use sluice_shm::handshake;
 
 use super::attr::Attr;
 use super::undo::{Host, Undo};
-use super::{Refused, Target, helper};
+use super::{Failed, Refused, Target, helper};
+use crate::mechanism::process::Proc;
 
 /// Time that a new guard has to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -58,6 +66,120 @@ pub(super) enum Message {
     Note(u64, Undo),
     /// Was undone.
     Forget(u64),
+    /// The file that says the same, of this boot.
+    Journal(PathBuf, String),
+}
+
+/// A file that has all that was said to a guard.
+#[derive(Debug)]
+struct Journal {
+    path: PathBuf,
+    boot: String,
+    file: File,
+    lines: usize,
+    /// What was said and not taken back.
+    left: BTreeMap<u64, Undo>,
+}
+
+/// The journal is written anew when it has more lines than this and four times what is left to say.
+const COMPACT_LINES: usize = 256;
+
+impl Journal {
+    fn make(path: &Path) -> io::Result<Self> {
+        let boot = Proc::default().boot_id()?;
+        let file = Self::open(path)?;
+        let mut journal = Self { path: path.into(), boot, file, lines: 0, left: BTreeMap::new() };
+        journal.append(&journal.head())?;
+        Ok(journal)
+    }
+
+    /// In place of what was there.
+    fn open(path: &Path) -> io::Result<File> {
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(path)
+    }
+
+    fn head(&self) -> Message {
+        Message::Journal(self.path.clone(), self.boot.clone())
+    }
+
+    fn append(&mut self, message: &Message) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        self.lines += 1;
+        self.file.write_all(&line)
+    }
+
+    /// Writes what is about to be said.
+    fn write(&mut self, message: &Message) -> io::Result<()> {
+        match message {
+            Message::Note(key, undo) => drop(self.left.insert(*key, undo.clone())),
+            Message::Forget(key) => drop(self.left.remove(key)),
+            Message::Journal(..) => {}
+        }
+        self.append(message)?;
+        if self.lines > COMPACT_LINES && self.lines > 4 * self.left.len() {
+            let new = self.path.with_extension("new");
+            let (file, left) = (Self::open(&new)?, self.left.clone());
+            let old = std::mem::replace(&mut self.file, file);
+            self.lines = 0;
+            let lines = std::iter::once(self.head()).chain(left.into_iter().map(|(key, undo)| Message::Note(key, undo)));
+            let written = { lines }.try_for_each(|line| self.append(&line)).and_then(|()| std::fs::rename(&new, &self.path));
+            if written.is_err() {
+                self.file = old;
+            }
+            written?;
+        }
+        Ok(())
+    }
+}
+
+/// Undoes what a journal says whose guard and whose maker have ended without, and removes it. Says how many changes were undone, and why
+/// others were not; those stay in it.
+pub fn undo_left(path: &Path) -> (usize, Option<String>) {
+    let Ok(text) = std::fs::read_to_string(path) else { return (0, None) };
+    let boot = Proc::default().boot_id().ok();
+    let (mut left, mut is_of_boot) = (BTreeMap::new(), false);
+    // A last line that was cut short is as if it had not been begun.
+    for message in text.lines().filter_map(|line| serde_json::from_str(line).ok()) {
+        match message {
+            Message::Journal(_, of) => is_of_boot = Some(of) == boot,
+            Message::Note(key, undo) => drop(left.insert(key, undo)),
+            Message::Forget(key) => drop(left.remove(&key)),
+        }
+    }
+    // Nothing of another boot is left, and memory went with those who had it.
+    left.retain(|_, undo| is_of_boot && !matches!(undo, Undo::Open { .. }));
+    let n = left.len();
+    let mut noted: BTreeMap<u64, (Undo, Option<OwnedFd>)> = left.into_iter().map(|(key, undo)| (key, (undo, None))).collect();
+    let error = undo_all(&mut noted).map(|error| error.to_string());
+    if noted.is_empty() {
+        let _ = std::fs::remove_file(path);
+    }
+    (n - noted.len(), error.filter(|_| !noted.is_empty()))
+}
+
+/// Undoes what is noted, and keeps what cannot be undone: the last reason is given.
+fn undo_all(noted: &mut BTreeMap<u64, (Undo, Option<OwnedFd>)>) -> Option<Failed> {
+    let host = Host::at(Path::new("/"));
+    let mut last = None;
+    for try_ in 0..TRIES.0 {
+        // Folders that others are in come last.
+        for is_last in [false, true] {
+            noted.retain(|_, (undo, memory)| {
+                let done = matches!(undo, Undo::Remove { .. }) == is_last
+                    && undo.perform(&host, memory.as_ref().map(OwnedFd::as_fd)).map_err(|error| last = Some(error)).is_ok();
+                !done
+            });
+        }
+        if noted.is_empty() {
+            return None;
+        }
+        if try_ + 1 < TRIES.0 {
+            std::thread::sleep(Duration::from_millis(TRIES.1));
+        }
+    }
+    last
 }
 
 /// The caller's side.
@@ -72,6 +194,7 @@ pub struct Guard {
 #[derive(Debug)]
 struct Said {
     socket: Option<OwnedFd>,
+    journal: Option<Journal>,
     next: u64,
     /// Processes that some controller has.
     taken: BTreeSet<i32>,
@@ -87,6 +210,14 @@ impl Guard {
     /// # Errors
     /// [`Refused::NoGuard`], [`Refused::System`].
     pub fn start(program: &Path) -> Result<Arc<Self>, Refused> {
+        Self::start_with(program, None)
+    }
+
+    /// As [`Self::start`], and all that it is told is written to a file, too.
+    ///
+    /// # Errors
+    /// [`Refused::NoGuard`], [`Refused::System`].
+    pub fn start_with(program: &Path, journal: Option<&Path>) -> Result<Arc<Self>, Refused> {
         let (own, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(Refused::NoGuard)?;
         let mut command = Command::new(program);
@@ -100,13 +231,20 @@ impl Guard {
         let mut guard = Self::over(own);
         (guard.child, guard.pid) = (Some(child), pid);
         guard.await_hello()?;
+        if let Some(path) = journal {
+            let system = |source| Refused::System { doing: "write", what: path.display().to_string(), source };
+            let made = Journal::make(path).map_err(system)?;
+            let mut said = guard.said();
+            said.send(&made.head(), None).map_err(Refused::NoGuard)?;
+            said.journal = Some(made);
+        }
         Ok(Arc::new(guard))
     }
 
     /// One that listens at the other end of a socket.
     pub(super) fn over(socket: OwnedFd) -> Self {
         let _ = set_socket_timeout(&socket, Timeout::Send, Some(STUCK));
-        let said = Said { socket: Some(socket), next: 0, taken: BTreeSet::new() };
+        let said = Said { socket: Some(socket), journal: None, next: 0, taken: BTreeSet::new() };
         Self { said: Mutex::new(said), child: None, pid: 0 }
     }
 
@@ -192,11 +330,24 @@ impl Guard {
 
 impl Said {
     fn send(&mut self, message: &Message, memory: Option<BorrowedFd<'_>>) -> Result<(), Errno> {
-        let socket = self.socket.as_ref().ok_or(Errno::PIPE)?;
+        if self.socket.is_none() {
+            return Err(Errno::PIPE);
+        }
         let text = serde_json::to_vec(message).map_err(|_| Errno::INVAL)?;
         if text.len() > LONGEST {
             return Err(Errno::MSGSIZE);
         }
+        if let Some(journal) = &mut self.journal
+            && let Err(error) = journal.write(message)
+        {
+            // The guard has it all the same.
+            eprintln!(
+                "sluiced: cannot write {}: {error}; if sluiced and its guard are killed together, processes may stay parked",
+                journal.path.display()
+            );
+            self.journal = None;
+        }
+        let socket = self.socket.as_ref().ok_or(Errno::PIPE)?;
         match handshake::send(socket.as_fd(), &text, memory.as_slice()) {
             Ok(()) => Ok(()),
             Err(handshake::HandshakeError::Socket(error)) => Err(error),
@@ -241,11 +392,18 @@ pub(super) fn keep() -> ExitCode {
         return ExitCode::FAILURE;
     }
     let mut noted: BTreeMap<u64, (Undo, Option<OwnedFd>)> = BTreeMap::new();
+    let mut journal = None;
+    let done = |journal: &Option<PathBuf>| {
+        if let Some(path) = journal {
+            let _ = std::fs::remove_file(path);
+        }
+    };
     loop {
         match handshake::receive(socket.as_fd()) {
             Ok((bytes, mut fds)) => match serde_json::from_slice(&bytes) {
                 Ok(Message::Note(key, undo)) => drop(noted.insert(key, (undo, fds.pop()))),
                 Ok(Message::Forget(key)) => drop(noted.remove(&key)),
+                Ok(Message::Journal(path, _)) => journal = Some(path),
                 Err(error) => eprintln!("sluice-guard: a message that makes no sense: {error}"),
             },
             Err(handshake::HandshakeError::Socket(Errno::INTR)) => {}
@@ -254,27 +412,17 @@ pub(super) fn keep() -> ExitCode {
         }
     }
     if noted.is_empty() {
+        done(&journal);
         return ExitCode::SUCCESS;
     }
     let n = noted.len();
-    let host = Host::at(Path::new("/"));
-    let mut last = None;
-    for _ in 0..TRIES.0 {
-        // Folders that others are in come last.
-        for is_last in [false, true] {
-            noted.retain(|_, (undo, memory)| {
-                let done = matches!(undo, Undo::Remove { .. }) == is_last
-                    && undo.perform(&host, memory.as_ref().map(OwnedFd::as_fd)).map_err(|error| last = Some(error)).is_ok();
-                !done
-            });
-        }
-        if noted.is_empty() {
-            eprintln!(
-                "sluice-guard: the scheduler has ended without giving back what it had changed on processes; now it is ({n} changes)"
-            );
-            return ExitCode::SUCCESS;
-        }
-        std::thread::sleep(Duration::from_millis(TRIES.1));
+    let last = undo_all(&mut noted);
+    if noted.is_empty() {
+        done(&journal);
+        eprintln!(
+            "sluice-guard: the scheduler has ended without giving back what it had changed on processes; now it is ({n} changes)"
+        );
+        return ExitCode::SUCCESS;
     }
     if let Some(error) = last {
         eprintln!("sluice-guard: the scheduler has ended, and {} of {n} changes could not be given back: {error}", noted.len());

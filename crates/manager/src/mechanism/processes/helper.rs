@@ -4,6 +4,9 @@
 //! They are the same program, started again with a hidden first argument. So they share no memory, lock or descriptor with their
 //! maker, and nothing has to be installed for them. A program that uses controllers calls [`take_over`] before anything else.
 
+// Ignoring signals has no safe wrapper.
+#![allow(unsafe_code)]
+
 use std::process::ExitCode;
 
 use super::{guard, measure, spinner};
@@ -11,11 +14,27 @@ use super::{guard, measure, spinner};
 /// First argument of a guard.
 pub const GUARD: &str = "__sluice-guard";
 
+/// First argument of a keeper: the first process of the namespace that those of NFs are in.
+pub const KEEPER: &str = "__sluice-keeper";
+
 /// First argument of a spinner.
 pub const SPINNER: &str = "__sluice-spinner";
 
 /// First argument of one that measures a mechanism; then its name, a core, and how many switches and slices.
 pub const MEASURE: &str = "__sluice-measure";
+
+/// Does nothing, until it is killed. What loses its parent in the namespace is given to it, and is collected by the kernel.
+fn keep() -> ! {
+    for signal in [libc::SIGCHLD, libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT, libc::SIGTSTP] {
+        // SAFETY: ignoring a signal runs no code of ours.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+    let _ = rustix::process::setsid();
+    let _ = rustix::thread::set_name(c"sluice-keeper");
+    loop {
+        std::thread::sleep(std::time::Duration::from_secs(3600));
+    }
+}
 
 /// If this process was started to be a helper, is that until it ends, and says with which exit code. To be called first in `main`.
 pub fn take_over() -> Option<ExitCode> {
@@ -23,6 +42,9 @@ pub fn take_over() -> Option<ExitCode> {
     let first = arguments.next()?;
     if first == GUARD {
         return Some(guard::keep());
+    }
+    if first == KEEPER {
+        keep();
     }
     if first == MEASURE {
         return Some(measure::answer(arguments));

@@ -1,0 +1,94 @@
+//! What becomes of NFs that make holes in shared memory: see [`sluice_shm::hole`].
+//!
+//! A page that was missing is the daemon's alone until it is mended, and packets in it are lost. A hole in an NF's own region is that NF's
+//! work; one in a core page or in packet memory may be that of any NF that has it mapped: of those first who have more rights than others.
+
+use std::sync::Arc;
+
+use sluice_shm::hole;
+use sluice_shm::memory::Mapping;
+
+use super::{NfState, ServiceState, Supervisor, life};
+use crate::nf::handle::Sentence;
+
+/// What was seen of holes.
+#[derive(Debug, Default)]
+pub(super) struct Holes {
+    seen: u64,
+    /// Some memory is to be mended.
+    is_broken: bool,
+}
+
+/// Whether an NF's rights let it make a hole: its filter does not deny it.
+fn may_make(service: &ServiceState) -> bool {
+    let config = &service.config;
+    config.storage || !config.filter || config.attach || service.container.is_some()
+}
+
+impl Supervisor {
+    /// Ends NFs that have made holes, and mends memory.
+    pub(super) fn see_holes(&mut self) {
+        let count = hole::count();
+        if count != self.holes.seen {
+            self.holes.seen = count;
+            self.holes.is_broken = true;
+            self.end_those_who_dig();
+        }
+        if self.holes.is_broken {
+            self.mend();
+        }
+    }
+
+    fn end_those_who_dig(&self) {
+        let mut named = Vec::new();
+        for nf in self.nfs.values() {
+            let Some(handle) = &nf.handle else { continue };
+            if handle.region.memory.mapping().holes() > 0 {
+                named.push((nf, "its own rings"));
+            }
+        }
+        let broken = |mapping: &Arc<Mapping>| mapping.holes() > 0;
+        let at_page = |nf: &&NfState| {
+            let memory = nf.place.as_ref().and_then(|place| self.plane.page_memory(place));
+            memory.is_some_and(|memory| broken(memory.mapping()))
+        };
+        let page: Vec<&NfState> = self.nfs.values().filter(at_page).collect();
+        named.extend(self.suspects(page).into_iter().map(|nf| (nf, "the page of its core")));
+        if broken(self.plane.arena_memory().mapping()) {
+            let all: Vec<&NfState> = self.nfs.values().filter(|nf| nf.handle.is_some() && nf.foreign.is_none()).collect();
+            named.extend(self.suspects(all).into_iter().map(|nf| (nf, "packet memory")));
+        }
+        if named.is_empty() {
+            eprintln!(
+                "sluiced: a page of shared memory was missing and no NF has that memory; the host may be out of memory or hugepages"
+            );
+        }
+        for (nf, what) in named {
+            eprintln!(
+                "sluiced: a page of {what} was missing, which {} has mapped and may have made a hole in; it is stopped. If the host was \
+                 out of memory or hugepages, give it more and start the NF again",
+                nf.name
+            );
+            if let Some(handle) = &nf.handle {
+                handle.condemn(Sentence::Violations);
+            }
+            life::kill(nf);
+        }
+    }
+
+    /// Of NFs that have the same memory mapped, those whose rights let them make a hole; all, if none has such rights.
+    fn suspects<'a>(&self, nfs: Vec<&'a NfState>) -> Vec<&'a NfState> {
+        let service = |nf: &NfState| self.services.get(usize::from(nf.service)).and_then(Option::as_ref);
+        let able: Vec<&NfState> = nfs.iter().filter(|nf| service(nf).is_some_and(may_make)).copied().collect();
+        if able.is_empty() { nfs } else { able }
+    }
+
+    /// Puts shared memory back where there is some. Where there is none yet, it is tried again at the next tick.
+    fn mend(&mut self) {
+        let pages = self.nfs.values().filter_map(|nf| self.plane.page_memory(nf.place.as_ref()?));
+        let regions = self.nfs.values().filter_map(|nf| Some(&nf.handle.as_ref()?.region.memory));
+        let all = std::iter::once(self.plane.arena_memory()).chain(pages).chain(regions);
+        // All are tried.
+        self.holes.is_broken = all.filter(|memory| !memory.mend()).count() > 0;
+    }
+}

@@ -1,0 +1,348 @@
+//! What holds the processes of NFs: the process namespace that they run in, their cgroups, and their users.
+//!
+//! An NF that has ended is lost, and its frames come back, when nothing of what it has started is left: [`Supervisor::is_held`] ends
+//! that, and looks again in each turn. Moving processes into cgroups of version 1 takes the kernel milliseconds, so a thread of its own
+//! does it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::process::Pid;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+use super::{NfState, Supervisor};
+use crate::config::model;
+use crate::mechanism::cgroup::Version;
+use crate::mechanism::cgroup::pen::{Gatherer, Pen, Pens};
+use crate::mechanism::process;
+use crate::mechanism::processes::helper;
+use crate::nf::record::Thing;
+use crate::nf::spawn::{Keeper, SpawnSpec};
+use crate::nf::user::{Uids, User, UserError};
+
+/// The program that becomes the keeper: this one.
+const OURSELVES: &str = "/proc/self/exe";
+
+/// Longest wait for what an NF has left behind. Killed processes that have not gone by then are stuck in the kernel, and execute nothing of
+/// their own any more.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+enum Job {
+    /// Moves a process that another one has forked into a pen, before the rest.
+    TakeIn(Gatherer, Pid, OwnedFd),
+    Gather(Gatherer),
+    Remove(Pen),
+}
+
+/// All that holds processes.
+#[derive(Default)]
+pub(super) struct Holds {
+    keeper: Option<Arc<Keeper>>,
+    /// There can be none here; told once.
+    has_no_keeper: bool,
+    pens: Option<Pens>,
+    jobs: Option<Sender<Job>>,
+    thread: Option<JoinHandle<()>>,
+    /// How many pens were made: each has a number of its own.
+    lives: u64,
+    /// NFs whose process has ended, and of which something is left; and since when.
+    ending: BTreeMap<u16, Instant>,
+    /// Services whose zygote's pen may hold what instances have left there.
+    swept: BTreeSet<u16>,
+    uids: Option<Uids>,
+}
+
+impl Holds {
+    /// Whether something is waited for that no event tells of.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.ending.is_empty()
+    }
+
+    fn ask(&self, job: Job) {
+        if let Some(jobs) = &self.jobs {
+            // The thread ends only when told to.
+            let _ = jobs.send(job);
+        }
+    }
+}
+
+fn run(jobs: &Receiver<Job>) {
+    for job in jobs {
+        match job {
+            Job::TakeIn(gatherer, pid, pidfd) => {
+                gatherer.take_in(pid, pidfd.as_fd());
+                gather(&gatherer);
+            }
+            Job::Gather(gatherer) => gather(&gatherer),
+            Job::Remove(pen) => {
+                if let Err((folder, error)) = pen.remove() {
+                    eprintln!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
+                }
+            }
+        }
+    }
+}
+
+fn gather(gatherer: &Gatherer) {
+    if let Err(error) = gatherer.gather() {
+        eprintln!("sluiced: a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
+    }
+}
+
+impl Supervisor {
+    /// Makes what NFs are held by, after their weights. What the host does not allow is done without, and said.
+    pub(super) fn prepare_pens(&mut self) {
+        let (root, name) = (Path::new("/"), format!("sluice-{}-nfs", std::process::id()));
+        for path in Pens::paths(root, &name) {
+            self.note(|r| r.made(Thing::Cgroup, &path));
+        }
+        let weighed = self.grouping().filter(|grouping| grouping.version() == Version::V2).map(|grouping| grouping.group());
+        let pens = Pens::create(root, &name, weighed);
+        for lack in pens.lacks() {
+            eprintln!("sluiced: warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
+        }
+        self.holds.pens = Some(pens);
+        let (jobs, todo) = channel();
+        match std::thread::Builder::new().name("sluice-pens".into()).spawn(move || run(&todo)) {
+            Ok(thread) => (self.holds.jobs, self.holds.thread) = (Some(jobs), Some(thread)),
+            Err(error) => eprintln!("sluiced: NFs stay out of cgroups of version 1: {error}"),
+        }
+    }
+
+    /// Who keeps the process namespace of NFs. None where there can be none: then NFs end with the daemon, and what they fork may not.
+    fn keeper(&mut self) -> Option<Arc<Keeper>> {
+        if !rustix::process::geteuid().is_root() || self.holds.has_no_keeper {
+            return None;
+        }
+        match &self.holds.keeper {
+            Some(keeper) if keeper.is_alive() => return Some(keeper.clone()),
+            Some(_) => {
+                eprintln!("sluiced: the process that keeps those of NFs has ended, and all of them with it; another one is started")
+            }
+            None => {}
+        }
+        match Keeper::start(Path::new(OURSELVES), &[helper::KEEPER]) {
+            Ok(keeper) => Some(self.holds.keeper.insert(Arc::new(keeper)).clone()),
+            Err(error) => {
+                self.holds.has_no_keeper = self.holds.keeper.is_none();
+                eprintln!("sluiced: warning: what NFs have forked may outlive a daemon that is killed: {error}");
+                None
+            }
+        }
+    }
+
+    /// Whether NFs are in a process namespace of their own.
+    pub(super) fn has_keeper(&self) -> bool {
+        self.holds.keeper.is_some()
+    }
+
+    /// Whether the number of processes of each NF can be bounded.
+    pub(super) fn bounds_processes(&self) -> bool {
+        self.holds.pens.as_ref().is_some_and(Pens::bounds_processes)
+    }
+
+    /// Has a process of an NF start in a pen of its own, on these cores where they are given.
+    pub(super) fn hold(
+        &mut self,
+        spec: &mut SpawnSpec,
+        core: usize,
+        cores: Option<BTreeSet<usize>>,
+        processes: u32,
+    ) -> Option<Pen> {
+        spec.keeper = self.keeper();
+        let pens = self.holds.pens.as_ref()?;
+        self.holds.lives += 1;
+        let mut pen = pens.make(&format!("{}-{}", spec.name, self.holds.lives), core, processes);
+        if let Some(cores) = cores {
+            pens.confine(&mut pen, &cores);
+        }
+        spec.born_in = pen.born_in().map(Path::to_path_buf);
+        spec.cgroup = pen.joined_first();
+        Some(pen)
+    }
+
+    /// Has what is in a pen moved into all of its cgroups, soon.
+    pub(super) fn gather(&self, pen: &Pen) {
+        self.holds.ask(Job::Gather(pen.gatherer()));
+    }
+
+    /// Keeps the process of an NF that was let in on its core, whoever has started it.
+    pub(super) fn confine(&mut self, number: u16, pid: Pid, pidfd: OwnedFd, is_forked: bool) {
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        let core = nf.core;
+        pin(pid, core);
+        if self.services.get(usize::from(nf.service)).and_then(Option::as_ref).is_some_and(|s| s.container.is_some()) {
+            // It is in a cgroup and a process namespace of its own, which hold it, and its filter keeps it on its core.
+            return;
+        }
+        let Some(pens) = &self.holds.pens else { return };
+        let processes = self.services.get(usize::from(nf.service)).and_then(Option::as_ref).map_or(1, |s| s.config.pids);
+        let pen = nf.pen.get_or_insert_with(|| {
+            self.holds.lives += 1;
+            pens.make(&format!("{}-{}", nf.name, self.holds.lives), core, processes)
+        });
+        pens.confine(pen, &[core].into());
+        let gatherer = pen.gatherer();
+        self.holds.ask(if is_forked { Job::TakeIn(gatherer, pid, pidfd) } else { Job::Gather(gatherer) });
+    }
+
+    /// Whether something is left of an NF whose process has ended. It is ended then, and the NF is lost when it has gone.
+    pub(super) fn is_held(&mut self, number: u16) -> bool {
+        self.leave_schedule(number);
+        let Some(nf) = self.nfs.get_mut(&number) else { return false };
+        let Some(pen) = nf.pen.as_ref().filter(|pen| !pen.is_empty()) else { return false };
+        pen.kill();
+        if let Some(process) = &nf.process {
+            // It is readable for good, and has nothing more to say.
+            let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
+        }
+        self.holds.ending.entry(number).or_insert_with(Instant::now);
+        true
+    }
+
+    /// Looks again at what NFs have left behind.
+    pub(super) fn let_go(&mut self) {
+        let mut gone = Vec::new();
+        for (number, since) in &self.holds.ending {
+            let Some(nf) = self.nfs.get(number) else {
+                gone.push(*number);
+                continue;
+            };
+            let is_late = since.elapsed() >= PATIENCE;
+            match &nf.pen {
+                Some(pen) if !pen.is_empty() && !is_late => pen.kill(),
+                Some(pen) if is_late => {
+                    eprintln!("sluiced: {} has left processes that cannot end: {:?}", nf.name, pen.members());
+                    gone.push(*number);
+                }
+                _ => gone.push(*number),
+            }
+        }
+        for number in gone {
+            self.holds.ending.remove(&number);
+            self.lost(number);
+        }
+    }
+
+    /// Removes the pen of an NF that is lost, soon; and looks for what it may have left with its zygote.
+    pub(super) fn release(&mut self, number: u16) {
+        self.holds.ending.remove(&number);
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        if let Some(pen) = nf.pen.take() {
+            // One that was never let in may still run.
+            if !pen.is_empty() {
+                pen.kill();
+            }
+            self.holds.ask(Job::Remove(pen));
+        }
+        self.holds.swept.insert(nf.service);
+    }
+
+    /// Removes the pen of a zygote, with all that is in it.
+    pub(super) fn release_zygote(&mut self, pen: Option<Pen>) {
+        let Some(pen) = pen else { return };
+        // Instances on their way have been moved, or go with it.
+        pen.kill();
+        self.holds.ask(Job::Remove(pen));
+    }
+
+    /// Ends what instances have forked before they were moved from their zygote's pen into their own.
+    pub(super) fn sweep_zygotes(&mut self) {
+        for service in std::mem::take(&mut self.holds.swept) {
+            let Some(Some(state)) = self.services.get(usize::from(service)) else { continue };
+            let Some((pen, is_busy)) = state.zygote.as_ref().and_then(super::zygote::Zygote::pen) else { continue };
+            if is_busy {
+                // One of them is an instance that has not come yet.
+                self.holds.swept.insert(service);
+                continue;
+            }
+            let strays: Vec<Pid> = pen.members().into_iter().filter_map(Pid::from_raw).filter(|pid| !self.is_known(*pid)).collect();
+            for pid in strays {
+                let Ok(pidfd) = process::pidfd_open(pid) else { continue };
+                if pen.members().contains(&pid.as_raw_nonzero().get()) {
+                    let _ = process::send_signal(pidfd.as_fd(), rustix::process::Signal::KILL);
+                }
+            }
+        }
+    }
+
+    /// Removes all pens. No NF is left.
+    pub(super) fn restore_pens(&mut self) {
+        self.nfs.values_mut().for_each(|nf: &mut NfState| drop(nf.pen.take()));
+        self.holds.jobs = None;
+        if let Some(thread) = self.holds.thread.take() {
+            let _ = thread.join();
+        }
+        if let Some(keeper) = self.holds.keeper.take() {
+            // With it ends whatever is in there; and what nobody else knows of is collected.
+            keeper.kill();
+            let until = Instant::now() + Duration::from_secs(1);
+            while keeper.is_alive() && Instant::now() < until {
+                if !matches!(rustix::process::wait(rustix::process::WaitOptions::NOHANG), Ok(Some(_))) {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        let Some(pens) = self.holds.pens.take() else { return };
+        match pens.remove() {
+            Ok(()) => {
+                let paths = Pens::paths(Path::new("/"), &format!("sluice-{}-nfs", std::process::id()));
+                paths.into_iter().for_each(|path| self.note(|r| r.removed(&path)));
+            }
+            Err((folder, error)) => eprintln!("sluiced: cannot remove cgroup {}: {error}", folder.display()),
+        }
+    }
+
+    /// Has the NF socket turn away whom no service can be. Users in a container may be any.
+    pub(super) fn know_users(&mut self) {
+        let services = self.services.iter().flatten();
+        let any = services.clone().any(|service| service.container.is_some());
+        let users = services.filter_map(|service| service.user.as_ref()).map(|user| user.uid).collect();
+        self.listener.know((!any).then_some(users));
+    }
+
+    /// The user that a service runs as: the one that it names, or, where the daemon is root and starts it, one of its own.
+    pub(super) fn user_of(&mut self, config: &model::Service, named: Option<User>) -> Result<Option<User>, UserError> {
+        let is_ours = config.exec.is_some() && config.container.is_none() && !config.attach && !config.is_foreign();
+        if named.is_some() || !is_ours || !rustix::process::geteuid().is_root() {
+            return Ok(named);
+        }
+        let manager = &self.config.manager;
+        for folder in manager.runtime_dir.ancestors() {
+            let mode = folder.metadata().map_or(0o755, |metadata| metadata.mode() & 0o7777);
+            if mode & 0o001 == 0 {
+                return Err(UserError::Closed { service: config.name.clone(), folder: folder.into(), mode });
+            }
+        }
+        let uids = self.holds.uids.get_or_insert_with(|| Uids::new(manager.uid_first, manager.uid_count));
+        let busy: BTreeSet<u32> = std::fs::read_dir("/proc")
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit))
+            .filter_map(|entry| Some(entry.metadata().ok()?.uid()))
+            .collect();
+        uids.give(&manager.runtime_dir, &config.name, |uid| busy.contains(&uid)).map(Some)
+    }
+}
+
+/// Moves all threads of a process to a core. One that may not go there, or has ended, stays what it is.
+fn pin(pid: Pid, core: usize) {
+    if core >= CpuSet::MAX_CPU {
+        return;
+    }
+    let mut cpus = CpuSet::new();
+    cpus.set(core);
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero()));
+    for task in tasks.into_iter().flatten().flatten() {
+        let number = task.file_name().to_str().and_then(|name| name.parse().ok()).and_then(Pid::from_raw);
+        let _ = number.map(|thread| sched_setaffinity(Some(thread), &cpus));
+    }
+}
