@@ -144,6 +144,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     flow::tenant_priority::EXPERIMENT,
     flow::chain_priority::EXPERIMENT,
     flow::affinity::EXPERIMENT,
+    flow::crash_loop::EXPERIMENT,
     wakeup::mixed::EXPERIMENT,
     wakeup::idle_pool::EXPERIMENT,
     chaos::EXPERIMENT,

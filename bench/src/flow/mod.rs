@@ -6,5 +6,6 @@
 
 pub mod affinity;
 pub mod chain_priority;
+pub mod crash_loop;
 pub mod tenant_priority;
 pub mod web;
