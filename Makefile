@@ -87,8 +87,8 @@ cachegrind: ## compare the model of the caches with cachegrind, for the example 
 # A target folder of its own: the flag changes every crate, and would make the next build start from nothing. With it, the models are
 # the only tests there are.
 .PHONY: loom
-loom: ## model check of the ring: every interleaving of producer and consumer
-	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm --lib
+loom: ## model check of the ring and of who has a frame: every interleaving
+	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm -p sluice-ownership --lib
 
 .PHONY: check
 check: fmt clippy doc docs fuzz deny ## formatting, lints, documentation, licences

@@ -357,6 +357,7 @@ impl DataPlane {
                 trace: None,
                 backpressure: config.sched.backpressure,
                 ecn: config.sched.ecn,
+                max_violations: manager.max_violations,
                 alerts: alerts.clone(),
                 is_crowded: false,
                 unannounced: Vec::with_capacity(sluice_shm::BURST * 2),
@@ -380,7 +381,6 @@ impl DataPlane {
                 idle: manager.idle,
                 flow_timeout_ms: manager.flow_timeout_ms,
                 fallback_wake_us: manager.fallback_wake_us,
-                max_violations: manager.max_violations,
                 stall_ms: manager.stall_ms,
                 lanes_out,
                 lanes_in,
@@ -396,7 +396,9 @@ impl DataPlane {
             let own = seen.clone();
             let thread = std::thread::Builder::new().name(format!("sluice-{core}")).spawn(move || {
                 let _ = own.id.set(rustix::thread::gettid());
-                let result = affinity::pin(core)
+                // Tests have more packet threads than their host may have cores.
+                let cores = if cfg!(test) { std::thread::available_parallelism().map_or(1, usize::from) } else { usize::MAX };
+                let result = affinity::pin(core % cores)
                     .map_err(std::io::Error::other)
                     .and_then(|_| frames.enter_thread().map_err(std::io::Error::other));
                 let (result, here) = match result {
@@ -450,6 +452,15 @@ impl DataPlane {
     /// The pool that all frames come from.
     pub fn frames(&self) -> &FramePool {
         &self.frames
+    }
+
+    /// Frames that are free: in the pool, and in the caches of the packet threads. Of threads that are at work, a number that has changed.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn free_frames(&self) -> Result<usize, PlaneError> {
+        let cached: u64 = self.snapshots()?.iter().map(|snapshot| snapshot.frames_cached).sum();
+        Ok(self.frames.available() + cached as usize)
     }
 
     /// The owners of frames.
@@ -627,8 +638,8 @@ impl DataPlane {
         self.cores.get(&place.key).map(|c| &c.memory)
     }
 
-    /// Makes a region and gives its rings to the threads. The NF may be welcomed when this returns. `alone`: one Rx thread alone lets
-    /// packets in for it. `wakeup`: when it is woken, if not for each packet.
+    /// Makes a region and gives its rings to the threads. The NF may be welcomed when this returns. `wakeup`: when it is
+    /// woken, if not for each packet.
     ///
     /// # Errors
     /// [`PlaneError::Memory`], [`PlaneError::Silent`].
@@ -643,16 +654,15 @@ impl DataPlane {
         capacity: u32,
         place: &Place,
         priority: f64,
-        alone: bool,
         wakeup: Option<Rules>,
     ) -> Result<Arc<NfHandle>, PlaneError> {
         let layout = RegionLayout::new(self.links.len() as u32, capacity).expect("the configuration checks the ring size");
         let region = Region::create(layout)?;
         let (page, slot) = (place.page.clone(), place.slot);
-        let (rx, threads) = (if alone { 1 } else { self.rx.len() }, self.links.len());
+        let threads = self.links.len();
         let in_flight = self.in_flight.entry(number).or_default().clone();
         let name = name.into();
-        let handle = NfHandle::new(number, name, service, core, poll, region, page, slot, rx, threads, in_flight, priority, wakeup);
+        let handle = NfHandle::new(number, name, service, core, poll, region, page, slot, threads, in_flight, priority, wakeup);
         let drains = self.drains(number);
         let answers: Vec<_> = (0..self.links.len())
             .map(|thread| {
@@ -877,3 +887,7 @@ fn shares(n: u32, mut has: Vec<(usize, u32)>) -> Vec<(usize, u32)> {
 #[cfg(test)]
 #[path = "dataplane_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "dataplane_deaths.rs"]
+mod deaths;

@@ -125,7 +125,7 @@ impl Rig {
         let mut handles = Vec::new();
         for nf in 0..nfs {
             let place = plane.place(0, None).unwrap();
-            handles.push(plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, ring, &place, 1.0, false, None).unwrap());
+            handles.push(plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, ring, &place, 1.0, None).unwrap());
         }
         let mut rig = Self { plane, wire: Wire::default(), handles, chain, tables };
         rig.publish();
@@ -304,6 +304,46 @@ fn wild_cursors_are_violations() {
 }
 
 #[test]
+fn past_its_limit_nothing_more_is_taken_from_an_nf() {
+    let rig = Rig::new(1, 16, Overload::Wait, OnFailure::Drop);
+    let mut nf = rig.nf(0);
+    rig.put((0..2).map(|i| udp(1, i)));
+    let good = [read(&mut nf), read(&mut nf)];
+    let forged = Descriptor { frame: u32::MAX, ..good[0] };
+    nf.tx.enqueue(&[good[0], forged, forged, forged, forged]).unwrap();
+    wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
+    nf.tx.enqueue(&[good[1], forged]).unwrap();
+    // Whole rounds of the thread lie between two of these.
+    (0..3).for_each(|_| rig.plane.meet().unwrap());
+    assert_eq!(rig.handles[0].violations.load(Ordering::Relaxed), 4, "what came later was not looked at");
+    assert_eq!(rig.plane.detach(0).unwrap(), 1);
+    assert_eq!((rig.dropped(Drop::NfDied), rig.chain.counters[0].left.get()), (1, 1));
+    assert!(rig.is_empty());
+}
+
+#[test]
+fn who_goes_on_writing_a_dead_nfs_ring_does_not_keep_its_thread() {
+    let rig = Rig::with(1, 16, Overload::Wait, OnFailure::Drop, |config| config.manager.max_violations = u64::MAX);
+    let layout = rig.handles[0].region.page.layout();
+    let mapping = sluice_shm::memory::Mapping::new(rig.handles[0].region.memory.fd(), layout.bytes as usize, false).unwrap();
+    let tx = layout.rings as usize + layout.rx_rings as usize * sluice_shm::ring::bytes(layout.capacity);
+    let done = Arc::new(AtomicBool::new(false));
+    let child = std::thread::spawn({
+        let done = done.clone();
+        move || {
+            let (head, tail) = (mapping.atomic_u32(tx).unwrap(), mapping.atomic_u32(tx + 64).unwrap());
+            while !done.load(Ordering::Relaxed) {
+                head.store(tail.load(Ordering::Relaxed).wrapping_add(16), Ordering::Relaxed);
+            }
+        }
+    });
+    wait_for("it to be drained", || rig.handles[0].violations.load(Ordering::Relaxed) > 1000);
+    assert_eq!(rig.plane.detach(0).unwrap(), 0);
+    done.store(true, Ordering::Relaxed);
+    child.join().unwrap();
+}
+
+#[test]
 fn the_frames_of_a_dead_nf_come_back_and_its_neighbours_go_on() {
     let mut rig = Rig::new(2, 64, Overload::Drop, OnFailure::Bypass);
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
@@ -339,7 +379,7 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
     rig.put((0..3).map(|i| udp(1, i)));
     wait_for("the packets to be held", || rig.plane.snapshots().unwrap()[0].waiting == 3);
     let place = rig.plane.place(0, None).unwrap();
-    rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, false, None).unwrap();
+    rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, true, 64, &place, 1.0, None).unwrap();
     rig.tables.services[0].push(Member { nf: 0, id: 0, former: None, is_open: true });
     rig.publish();
     let mut nf = rig.nf(0);
@@ -396,7 +436,7 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     first.tx.enqueue(&packets[..8]).unwrap();
     wait_for("the drops", || rig.dropped(Drop::NfGone) == 8);
     let place = rig.plane.place(0, None).unwrap();
-    rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false, None).unwrap();
+    rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, None).unwrap();
     assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 8);
     rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true });
     rig.publish();
@@ -424,7 +464,7 @@ fn what_a_successor_returns_waits_for_the_last_packet_of_the_one_before() {
     rig.put((0..4).map(|i| udp(1, i)));
     let packets: Vec<Descriptor> = (0..4).map(|_| read(&mut old)).collect();
     let place = rig.plane.place(0, None).unwrap();
-    rig.handles.push(rig.plane.attach(1, "s0.1", 0, 0, true, 16, &place, 1.0, false, None).unwrap());
+    rig.handles.push(rig.plane.attach(1, "s0.1", 0, 0, true, 16, &place, 1.0, None).unwrap());
     let succession = Succession::after(rig.handles[0].in_flight.clone());
     rig.plane.follow(1, &succession).unwrap();
     rig.tables.services[0] = vec![Member { nf: 1, id: 0, former: Some(0), is_open: true }];
@@ -547,7 +587,7 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
         rig.put([udp(2, 0)]);
         wait_for("the packet that waits for the other NF", || rig.plane.snapshots().unwrap()[0].waiting == 1);
         let place = rig.plane.place(0, None).unwrap();
-        rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, false, None).unwrap();
+        rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, None).unwrap();
         rig.tables.services[1].push(Member { nf: 1, id: 1, former: None, is_open: true });
         rig.publish();
         second = rig.nf(1);

@@ -9,13 +9,20 @@
 //! # What is checked of an NF
 //! A descriptor is copied from the ring once. Its frame must exist and belong to this NF, by the manager's private table; its offset
 //! and length must lie in the frame. Anything else is a violation and is counted; chain, flags and path come from the private table
-//! and never from the descriptor. A frame changes its owner in the same step, so a descriptor that is sent twice is a violation the
-//! second time.
+//! and never from the descriptor. The frame is claimed in the same step, so a descriptor that is sent twice is a violation the
+//! second time. Past the limit of violations nothing more is taken from the NF; its frames come back when it is gone.
+//!
+//! # Who has a frame
+//! The words of the table change as [`sluice_ownership`] says: a frame that was claimed is this thread's, and goes to the next NF only
+//! when room for it was found on that one's ring. What finds no room is dropped by the thread that has it. A thread that has let go of
+//! an NF's ring ([`Command::Detach`](crate::worker::Command::Detach)) therefore never makes it the owner of a frame again, and what is
+//! taken back of a dead NF ([`Plane::reclaim`]) is taken back once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_queue::ArrayQueue;
+use sluice_ownership::{credits, in_hand};
 use sluice_shm::BURST;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::descriptor::{Descriptor, Verdict, flags};
@@ -33,7 +40,7 @@ use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, URGENT, owner};
 use crate::mark;
-use crate::nf::handle::{self, NfHandle, Sentence};
+use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::succession::Succession;
 use crate::pressure::Alerts;
 use crate::wake::{Timers, Waker};
@@ -124,12 +131,14 @@ pub struct Drain {
     pub consumer: Consumer,
     /// Until then nothing is taken from it.
     pub behind: Option<Arc<Succession>>,
+    /// It has forged more than is allowed: nothing is taken from it any more.
+    pub is_cut_off: bool,
 }
 
 impl Drain {
     /// The end of a fresh NF.
     pub fn new(handle: Arc<NfHandle>, consumer: Consumer) -> Self {
-        Self { handle, consumer, behind: None }
+        Self { handle, consumer, behind: None, is_cut_off: false }
     }
 
     /// Whether it still waits for the NF whose place it has taken.
@@ -274,6 +283,8 @@ pub struct Plane {
     pub backpressure: bool,
     /// Whether packets are marked.
     pub ecn: bool,
+    /// Violations after which an NF is stopped, and drained no further.
+    pub max_violations: u64,
     /// To the Wakeup role.
     pub alerts: Arc<Alerts>,
     /// Ports whose buffer at the thread that sends for them is full, by number: other threads keep what they have for them.
@@ -365,14 +376,7 @@ impl Plane {
                 _ => return 0,
             }
         }
-        if m > 0 {
-            for nf in &path.nfs {
-                if let Some(Some(end)) = self.nfs.get(*nf as usize) {
-                    end.handle.commit(m);
-                }
-            }
-        }
-        m as usize
+        self.reserve(path.nfs.iter().copied(), m) as usize
     }
 
     /// Lets packets into a path without looking further than the ring of its first NF.
@@ -384,12 +388,7 @@ impl Plane {
                 _ => return 0,
             };
         }
-        for nf in &path.nfs {
-            if let Some(Some(end)) = self.nfs.get(*nf as usize) {
-                end.handle.commit(m);
-            }
-        }
-        m as usize
+        self.take_credits(path.nfs.iter().copied(), m) as usize
     }
 
     /// Lets packets that come from a program into the part of a path from hop `from` on: how many of `n` there is room for.
@@ -409,25 +408,55 @@ impl Plane {
                 break;
             }
         }
-        for hop in rest.iter().filter(|hop| hop.last_visit) {
-            if let Some(Some(end)) = self.nfs.get(hop.nf as usize) {
-                end.handle.commit(m);
+        let nfs = rest.iter().filter(|hop| hop.last_visit).map(|hop| hop.nf);
+        (if self.backpressure { self.reserve(nfs, m) } else { self.take_credits(nfs, m) }) as usize
+    }
+
+    /// Takes credits of all these NFs for up to `n` packets, as many as each of them has left, and says for how many.
+    #[inline]
+    fn reserve(&self, nfs: impl Iterator<Item = u16> + Clone, n: u32) -> u32 {
+        let mut m = n;
+        for (at, nf) in nfs.clone().enumerate() {
+            let granted = match self.nfs.get(nf as usize) {
+                Some(Some(end)) => end.handle.reserve(m),
+                _ => 0,
+            };
+            if granted < m {
+                // Another packet thread has taken credits since the room was looked at.
+                nfs.clone().take(at).for_each(|nf| self.give_back(nf, m - granted));
+                m = granted;
             }
         }
-        m as usize
+        m
+    }
+
+    /// Takes credits of all these NFs for `n` packets, whatever they have left. For none if one of them is not known: nobody would count
+    /// its packets off.
+    #[inline]
+    fn take_credits(&self, nfs: impl Iterator<Item = u16> + Clone, n: u32) -> u32 {
+        let count = |nf: u16| self.in_flight.get(nf as usize).and_then(Option::as_deref);
+        if nfs.clone().any(|nf| count(nf).is_none()) {
+            return 0;
+        }
+        nfs.filter_map(count).for_each(|count| credits::take(count, n, self.threads));
+        n
+    }
+
+    /// Gives credits of an NF back, whether it is there or not.
+    #[inline(always)]
+    fn give_back(&self, nf: u16, n: u32) {
+        if let Some(Some(count)) = self.in_flight.get(nf as usize) {
+            credits::give_back(count, n, self.threads);
+        }
     }
 
     /// Lets packets that [`Plane::admit_onward`] let in go on at hop `from` of a path.
     pub fn onward(&mut self, path: &Path, number: u32, from: usize, packets: &[Packet]) {
         self.counters(path).back.add(packets.len() as u64);
         let step = path.step(from);
-        let word = match step {
-            Step::Nf(_) => Held { owner: owner_after(step), hop: from as u8, flags: 0, path: number }.pack(),
-            Step::Port(_) => 0,
-        };
+        let word = word_after(step, from, 0, number);
         let mut burst = [Descriptor::default(); BURST];
         for (packet, descriptor) in packets.iter().zip(&mut burst) {
-            self.table.set(packet.frame, word);
             *descriptor = Descriptor {
                 frame: packet.frame,
                 offset: packet.offset,
@@ -437,7 +466,7 @@ impl Plane {
                 ..Default::default()
             };
         }
-        self.pass(path, from, step, &burst[..packets.len().min(BURST)]);
+        self.pass(path, from, step, &burst[..packets.len().min(BURST)], |_| word);
     }
 
     /// Lets a marked packet, which [`Plane::admit_onward`] let in, go on at hop `from` of a path: it came out of this program.
@@ -492,17 +521,14 @@ impl Plane {
     /// Says that packets will not come to the NFs of their path from hop `from` on.
     pub fn release_from(&self, path: &Path, from: usize, n: u32) {
         for hop in path.hops.iter().skip(from).filter(|h| h.last_visit) {
-            // Whether the NF is there or not.
-            if let Some(Some(in_flight)) = self.in_flight.get(hop.nf as usize) {
-                handle::change(in_flight, n.wrapping_neg(), self.threads);
-            }
+            self.give_back(hop.nf, n);
         }
     }
 
     /// Gives a packet's frame back.
     #[inline(always)]
     pub fn discard(&mut self, frame: u32) {
-        self.table.set(frame, 0);
+        self.table.free(frame);
         self.frames.free(frame);
     }
 
@@ -536,12 +562,8 @@ impl Plane {
             };
         }
         let step = path.step(0);
-        let owner = owner_after(step);
-        let word = |flags| if owner == owner::FREE { 0 } else { Held { owner, hop: 0, flags, path: number }.pack() };
-        let plain = word(0);
         let mut burst = [Descriptor::default(); BURST];
         for ((packet, flags), descriptor) in packets.iter().zip(packet_flags).zip(&mut burst) {
-            self.table.set(packet.frame, plain);
             let fields = Descriptor {
                 frame: packet.frame,
                 offset: packet.offset,
@@ -554,37 +576,53 @@ impl Plane {
             };
             Descriptor::put(descriptor, fields);
         }
+        let burst = &mut burst[..packets.len().min(BURST)];
+        if marked.is_none() && urgent == 0 {
+            let word = word_after(step, 0, 0, number);
+            self.pass(path, 0, step, burst, |_| word);
+        } else {
+            self.enter_marked(path, number, step, burst, marked, urgent);
+        }
+    }
+
+    /// The same for a burst with a packet that is marked, or with urgent ones.
+    #[cold]
+    fn enter_marked(
+        &mut self,
+        path: &Path,
+        number: u32,
+        step: Step,
+        burst: &mut [Descriptor],
+        marked: Option<(usize, u8)>,
+        urgent: u32,
+    ) {
+        // The words are complete before the first packet goes: an NF may return one at once, and then the word is another's.
+        let mut words = [word_after(step, 0, 0, number); BURST];
         if let Some((at, mark)) = marked {
-            let frame = packets[at].frame;
-            self.table.set(frame, word(mark));
-            self.entered_ns[frame as usize].store(self.now_ns, Ordering::Relaxed);
-            burst[at].flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
-            self.tell(frame, packets[at].len, mark, number, TraceWhat::ToNf(owner.wrapping_sub(owner::FIRST_NF)));
+            words[at] = word_after(step, 0, mark, number);
+            let descriptor = &mut burst[at];
+            self.entered_ns[descriptor.frame as usize].store(self.now_ns, Ordering::Relaxed);
+            descriptor.flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
+            let to = match step {
+                Step::Nf(nf) => TraceWhat::ToNf(nf),
+                Step::Port(port) => TraceWhat::ToPort(port),
+            };
+            self.tell(descriptor.frame, descriptor.len, mark, number, to);
         }
-        if urgent != 0 {
-            self.hurry(path, packets, urgent);
+        if urgent != 0 && self.holds_back(path) {
+            for (i, word) in words.iter_mut().enumerate().filter(|(i, word)| urgent >> i & 1 != 0 && **word != 0) {
+                let held = Held::unpack(*word);
+                *word = Held { flags: held.flags | URGENT, ..held }.pack();
+                self.urgent |= i < burst.len();
+            }
         }
-        self.pass(path, 0, step, &burst[..packets.len()]);
+        self.pass(path, 0, step, burst, |i| words[i]);
         self.urgent = false;
     }
 
-    /// Marks the urgent ones of packets that start on a path, so that each NF of it is woken for them.
-    #[cold]
-    fn hurry(&mut self, path: &Path, packets: &[Packet], urgent: u32) {
-        let holds = |nf: &u16| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if end.starts == Starts::Held);
-        if !path.nfs.iter().any(holds) {
-            return;
-        }
-        for (i, packet) in packets.iter().enumerate() {
-            if urgent >> i & 1 == 0 {
-                continue;
-            }
-            if let Some(word) = self.table.word(packet.frame).filter(|word| *word != 0) {
-                let held = Held::unpack(word);
-                self.table.set(packet.frame, Held { flags: held.flags | URGENT, ..held }.pack());
-                self.urgent = true;
-            }
-        }
+    /// Whether an NF of a path lets packets wait, so that urgent ones are worth marking.
+    fn holds_back(&self, path: &Path) -> bool {
+        path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if end.starts == Starts::Held))
     }
 
     /// Wakes the NFs whose packets have waited long enough.
@@ -609,31 +647,36 @@ impl Plane {
         }
     }
 
-    /// Passes packets, whose owner has been set, on to an NF's ring or a port's buffer.
+    /// Passes packets that are in this thread's hands on to an NF's ring or a port's buffer. `words` says what the table will say of each
+    /// of them once an NF has it.
     #[inline(always)]
-    fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor]) {
+    fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         if self.unannounced.len() == self.unannounced.capacity() {
             // Its memory does not grow here.
             self.announce();
         }
         match step {
             Step::Nf(nf) => {
+                let mut queued = 0;
                 if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
                     let queue = end.queue(self.index, self.threads);
                     if self.backpressure && queue >= end.high {
                         self.alerts.raise(nf);
                     }
-                    if self.ecn && end.must_mark(queue, self.now_ns) {
-                        end.handle.counters[self.index].marked.add(mark::mark(self.frames.arena(), burst));
-                    }
-                }
-                let queued = match self.nfs.get_mut(nf as usize) {
-                    Some(Some(end)) => match &mut end.producer {
-                        Some(producer) => match producer.enqueue(burst) {
-                            Ok(queued) => {
-                                producer.prefetch(0);
+                    let must_mark = self.ecn && end.must_mark(queue, self.now_ns);
+                    if let Some(producer) = &mut end.producer {
+                        let counters = &end.handle.counters[self.index];
+                        let arena = self.frames.arena();
+                        let mark = |burst: &[Descriptor]| {
+                            if must_mark {
+                                counters.marked.add(mark::mark(arena, burst));
+                            }
+                        };
+                        match self.table.hand_over(producer, burst, &words, mark) {
+                            Ok(n) => {
+                                queued = n;
                                 end.posted = end.posted.wrapping_add(queued as u32);
-                                end.handle.counters[self.index].posted.add(queued as u64);
+                                counters.posted.add(queued as u64);
                                 let page = &end.handle.core_page;
                                 if self.threads > 1 {
                                     page.posted(end.handle.slot).fetch_add(queued as u32, Ordering::Release);
@@ -649,19 +692,15 @@ impl Plane {
                                     }
                                     Starts::AtOnce | Starts::ByItself => {}
                                 }
-                                queued
                             }
                             Err(_) => {
-                                violation(&end.handle);
-                                0
+                                violations(&end.handle, 1, self.max_violations);
                             }
-                        },
-                        None => 0,
-                    },
-                    _ => 0,
-                };
+                        }
+                    }
+                }
                 if queued < burst.len() {
-                    self.refuse(path, hop, nf, &burst[queued..]);
+                    self.refuse(path, hop, nf, &burst[queued..], |i| words(queued + i));
                 }
             }
             Step::Port(port) => self.emit(path, port, burst),
@@ -685,17 +724,19 @@ impl Plane {
 
     /// An NF could not be given these packets.
     #[cold]
-    fn refuse(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor]) {
+    fn refuse(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         let gone = !matches!(self.nfs.get(nf as usize), Some(Some(end)) if end.producer.is_some());
         self.release_from(path, hop, burst.len() as u32);
         let why = if gone { Drop::NfGone } else { Drop::RingFull };
         self.counters(path).drops[why as usize].add(burst.len() as u64);
-        for descriptor in burst {
+        for (i, descriptor) in burst.iter().enumerate() {
+            let held = Held::unpack(words(i));
+            self.tell(descriptor.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
             self.discard(descriptor.frame);
         }
     }
 
-    /// Puts packets into a port's buffer.
+    /// Puts packets, which are nobody's already, into a port's buffer.
     #[inline(always)]
     fn emit(&mut self, path: &Path, port: u16, burst: &[Descriptor]) {
         match self.out.get_mut(port as usize) {
@@ -750,42 +791,40 @@ impl Plane {
     /// Takes a burst from an NF's tx ring and passes every packet on. Says how many there were.
     #[inline]
     pub fn forward(&mut self, registry: &PathRegistry, drain: &mut Drain) -> usize {
+        if drain.is_cut_off {
+            return 0;
+        }
         let mut burst = [Descriptor::default(); BURST];
         match drain.consumer.dequeue(&mut burst) {
             Ok(0) => 0,
             Ok(n) => {
-                self.take(registry, &drain.handle, &mut burst[..n]);
+                drain.is_cut_off = !self.take(registry, &drain.handle, &mut burst[..n]);
                 self.announce();
                 n
             }
             Err(_) => {
-                violation(&drain.handle);
+                drain.is_cut_off = violations(&drain.handle, 1, self.max_violations);
                 0
             }
         }
     }
 
-    /// Checks and passes on what an NF returned.
+    /// Checks and passes on what an NF returned. For the thread that drains it alone. False: it has forged more than is allowed.
     #[inline(always)]
-    pub(crate) fn take(&mut self, registry: &PathRegistry, handle: &NfHandle, burst: &mut [Descriptor]) {
+    pub(crate) fn take(&mut self, registry: &PathRegistry, handle: &NfHandle, burst: &mut [Descriptor]) -> bool {
         let geometry = self.frames.arena().geometry();
         let me = handle.owner();
         let n = burst.len();
-        let mut accepted = 0u64;
+        let (mut accepted, mut forged) = (0u64, 0);
         let mut i = 0;
         while i < n {
             let first = burst[i];
-            let Some(word) = self.table.word(first.frame) else {
-                violation(handle);
+            let Some(word) = self.table.claim(first.frame, me) else {
+                forged += 1;
                 i += 1;
                 continue;
             };
             let held = Held::unpack(word);
-            if held.owner != me {
-                violation(handle);
-                i += 1;
-                continue;
-            }
             accepted += 1;
             let Some(path) = registry.get(held.path) else {
                 // Cannot be: the number came from the private table.
@@ -795,20 +834,24 @@ impl Plane {
             };
             let hop = held.hop as usize;
             if first.verdict != 0 || held.flags != 0 || !geometry.contains(first.frame, first.offset, first.len) {
-                self.special(registry, handle, path, held, first);
+                forged += u64::from(!self.special(registry, handle, path, held, first));
                 i += 1;
                 continue;
             }
             // A run: packets at the same hop of the same path, which is what the word says.
             let step = path.step(hop + 1);
-            let next = match step {
-                Step::Nf(_) => Held { owner: owner_after(step), hop: held.hop.wrapping_add(1), flags: 0, path: held.path }.pack(),
-                Step::Port(_) => 0,
+            let next = word_after(step, hop + 1, 0, held.path);
+            // One that goes to a port has its last word here: a device may free it.
+            let meanwhile = match step {
+                Step::Nf(_) => in_hand(word),
+                Step::Port(_) => {
+                    self.table.free(first.frame);
+                    0
+                }
             };
             let start = i;
             loop {
                 let descriptor = &mut burst[i];
-                self.table.set(descriptor.frame, next);
                 descriptor.chain = path.chain.number;
                 descriptor.arg = 0;
                 descriptor.ingress = path.ingress;
@@ -818,8 +861,10 @@ impl Plane {
                     break;
                 }
                 let descriptor = &burst[i];
-                let same = self.table.word(descriptor.frame) == Some(word);
-                if !same || descriptor.verdict != 0 || !geometry.contains(descriptor.frame, descriptor.offset, descriptor.len) {
+                if descriptor.verdict != 0
+                    || !geometry.contains(descriptor.frame, descriptor.offset, descriptor.len)
+                    || !self.table.claim_same(descriptor.frame, word, meanwhile)
+                {
                     break;
                 }
             }
@@ -828,18 +873,20 @@ impl Plane {
             if path.hops[hop].last_visit {
                 handle.release(count as u32);
             }
-            self.pass(path, hop + 1, step, &burst[start..i]);
+            self.pass(path, hop + 1, step, &burst[start..i], |_| next);
         }
         let returned = &handle.counters[self.index].returned;
         if returned.get() == 0 && accepted > 0 {
             handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
         }
         returned.add(accepted);
+        forged == 0 || !violations(handle, forged, self.max_violations)
     }
 
-    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset or length.
+    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset or length. It has been claimed. False: it
+    /// was forged.
     #[cold]
-    fn special(&mut self, registry: &PathRegistry, handle: &NfHandle, path: &Path, held: Held, descriptor: Descriptor) {
+    fn special(&mut self, registry: &PathRegistry, handle: &NfHandle, path: &Path, held: Held, descriptor: Descriptor) -> bool {
         let hop = held.hop as usize;
         self.tell(descriptor.frame, descriptor.len, held.flags, held.path, TraceWhat::FromNf(handle.number));
         let verdict = if self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
@@ -848,6 +895,13 @@ impl Plane {
             None
         };
         let clean = Descriptor { chain: path.chain.number, verdict: 0, flags: 0, arg: 0, ingress: path.ingress, ..descriptor };
+        let sent = match verdict {
+            Some(Verdict::ToPort) if self.is_open(descriptor.arg) => {
+                self.tables.may_send(handle.service, chain::Verdict::Port(descriptor.arg))
+            }
+            Some(Verdict::ToService) => self.tables.may_send(handle.service, chain::Verdict::Service(descriptor.arg)),
+            _ => Sent::Goes,
+        };
         match verdict {
             Some(Verdict::Next) => {
                 if path.hops[hop].last_visit {
@@ -860,34 +914,26 @@ impl Plane {
                 handle.counters[self.index].dropped.add(1);
                 self.lose(path, held, hop, descriptor.frame, Drop::Verdict);
             }
-            Some(Verdict::ToPort)
-                if !self.is_open(descriptor.arg) || self.may_send(handle, chain::Verdict::Port(descriptor.arg)) =>
-            {
+            Some(Verdict::ToPort) if sent == Sent::Goes => {
                 self.release_from(path, hop, 1);
                 self.go_on(path, held, path.hops.len(), Step::Port(descriptor.arg), clean);
             }
-            Some(Verdict::ToService) if self.may_send(handle, chain::Verdict::Service(descriptor.arg)) => {
-                self.detour(registry, path, held, clean, descriptor.arg)
+            Some(Verdict::ToService) if sent == Sent::Goes => self.detour(registry, path, held, clean, descriptor.arg),
+            Some(Verdict::ToPort | Verdict::ToService) => {
+                self.lose(path, held, hop, descriptor.frame, Drop::NotAllowed);
+                // If its configuration has never allowed it.
+                return sent != Sent::Violates;
             }
-            Some(Verdict::ToPort | Verdict::ToService) => self.lose(path, held, hop, descriptor.frame, Drop::NotAllowed),
             None => {
-                violation(handle);
                 self.lose(path, held, hop, descriptor.frame, Drop::Violation);
+                return false;
             }
         }
+        true
     }
 
     fn is_open(&self, port: u16) -> bool {
         self.out.get(usize::from(port)).is_some_and(|buffer| buffer.open)
-    }
-
-    /// Whether an NF may send a packet somewhere. If its configuration has never said so, that is a violation.
-    fn may_send(&self, handle: &NfHandle, to: chain::Verdict) -> bool {
-        let sent = self.tables.may_send(handle.service, to);
-        if sent == Sent::Violates {
-            violation(handle);
-        }
-        sent == Sent::Goes
     }
 
     /// Passes one packet on, with its marks.
@@ -897,7 +943,6 @@ impl Plane {
             Step::Nf(nf) => {
                 self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToNf(nf));
                 descriptor.flags = if held.flags & TRACED != 0 { flags::TRACED } else { 0 };
-                self.table.set(frame, Held { owner: owner::FIRST_NF + nf, hop: hop as u8, ..held }.pack());
             }
             Step::Port(port) => {
                 self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToPort(port));
@@ -909,11 +954,12 @@ impl Plane {
                     }
                     self.latencies[chain].record(took);
                 }
-                self.table.set(frame, 0);
+                self.table.free(frame);
             }
         }
         self.urgent = held.flags & URGENT != 0;
-        self.pass(path, hop, step, &[descriptor]);
+        let word = word_after(step, hop, held.flags, number);
+        self.pass(path, hop, step, &[descriptor], |_| word);
         self.urgent = false;
     }
 
@@ -953,40 +999,51 @@ impl Plane {
 
     /// Takes back every frame that a dead NF held, and says how many. What it had returned before it died is passed on first.
     ///
-    /// Only the thread that drains the NF may call this, and only when no other thread has its producer any more.
+    /// Only the thread that drains the NF may call this, and only when no thread has its producer any more.
     pub fn reclaim(&mut self, registry: &PathRegistry, drain: &mut Drain) -> usize {
-        while self.forward(registry, drain) > 0 {}
-        let frames = self.table.of(drain.handle.owner());
-        for frame in &frames {
-            let held = Held::unpack(self.table.word(*frame).unwrap_or(0));
-            let Some(path) = registry.get(held.path) else {
-                self.discard(*frame);
-                continue;
-            };
-            self.lose(path, held, held.hop as usize, *frame, Drop::NfDied);
+        // What a full ring holds. A process that the NF has left behind may be writing still.
+        for _ in 0..drain.consumer.capacity() as usize / BURST + 1 {
+            if self.forward(registry, drain) == 0 {
+                break;
+            }
         }
-        frames.len()
+        // No thread posts to it any more, so what was posted and not returned is what it has.
+        let (posted, returned) = drain.handle.posted_returned();
+        let (owner, mut left, mut taken) = (drain.handle.owner(), posted.saturating_sub(returned), 0);
+        for frame in 0..self.table.frames() {
+            if left == 0 {
+                break;
+            }
+            let Some(held) = self.table.reclaim(frame, owner) else { continue };
+            left -= 1;
+            taken += 1;
+            match registry.get(held.path) {
+                Some(path) => self.lose(path, held, held.hop as usize, frame, Drop::NfDied),
+                // Cannot be: the number came from the private table.
+                None => self.discard(frame),
+            }
+        }
+        debug_assert_eq!(left, 0, "{} has fewer frames than it was given and did not return", drain.handle.name);
+        taken
     }
 }
 
-/// Who has a packet after a step. A packet for a port is nobody's: it waits in a buffer of the manager's, and a device may free it.
+/// What the table says of a packet after a step. A packet for a port is nobody's: it waits in a buffer of the manager's, and a device may
+/// free it.
 #[inline(always)]
-fn owner_after(step: Step) -> u16 {
+fn word_after(step: Step, hop: usize, flags: u8, path: u32) -> u64 {
     match step {
-        Step::Nf(nf) => owner::FIRST_NF + nf,
-        Step::Port(_) => owner::FREE,
+        Step::Nf(nf) => Held { owner: owner::FIRST_NF + nf, hop: hop as u8, flags, path }.pack(),
+        Step::Port(_) => 0,
     }
 }
 
-/// Counts a violation of an NF, and condemns it past its limit.
+/// Counts violations of an NF, and condemns it past its limit. Says whether it is past it.
 #[cold]
-pub fn violation(handle: &NfHandle) {
-    handle.violations.fetch_add(1, Ordering::Relaxed);
-}
-
-/// Condemns an NF that is past its limit of violations.
-pub fn judge(handle: &NfHandle, max_violations: u64) {
-    if handle.violations.load(Ordering::Relaxed) > max_violations {
+fn violations(handle: &NfHandle, n: u64, most: u64) -> bool {
+    let is_past = handle.violations.fetch_add(n, Ordering::Relaxed).saturating_add(n) > most;
+    if is_past {
         handle.condemn(Sentence::Violations);
     }
+    is_past
 }

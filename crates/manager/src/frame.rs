@@ -2,11 +2,11 @@
 //!
 //! All of this is in the manager's private memory: no NF can corrupt it.
 
-use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crossbeam_queue::ArrayQueue;
+pub use sluice_ownership::{FrameTable, Held, SAMPLED, TRACED, URGENT, owner};
 use sluice_shm::arena::{Arena, HEADROOM};
 
 /// A packet that the manager holds: a frame and the part of it that is the packet.
@@ -60,7 +60,8 @@ pub struct FramePool {
 #[allow(clippy::large_enum_variant)]
 #[derive(Debug)]
 enum Kind {
-    Own(ArrayQueue<Batch>),
+    /// The batches, and how many frames are in them.
+    Own(ArrayQueue<Batch>, AtomicUsize),
     Device(sluice_dpdk::Pool),
 }
 
@@ -77,7 +78,7 @@ impl FramePool {
         for batch in all.chunks(BATCH) {
             batches.push(Batch::of(batch)).expect("the queue holds all frames");
         }
-        Arc::new(Self { kind: Kind::Own(batches) })
+        Arc::new(Self { kind: Kind::Own(batches, AtomicUsize::new(frames as usize)) })
     }
 
     /// The frames of DPDK's pool.
@@ -88,7 +89,7 @@ impl FramePool {
     /// DPDK's pool, if frames come from there.
     pub fn devices(&self) -> Option<&sluice_dpdk::Pool> {
         match &self.kind {
-            Kind::Own(_) => None,
+            Kind::Own(..) => None,
             Kind::Device(pool) => Some(pool),
         }
     }
@@ -101,19 +102,15 @@ impl FramePool {
         self.devices().map(sluice_dpdk::Pool::enter_thread).transpose()
     }
 
-    /// How many frames it has, a batch more or less.
-    fn left(&self) -> usize {
-        match &self.kind {
-            Kind::Own(batches) => batches.len() * BATCH,
-            Kind::Device(pool) => pool.available() as usize,
-        }
-    }
-
     /// Adds up to a batch to `free`; false if there is none.
     fn take(&self, free: &mut Vec<u32>) -> bool {
         match &self.kind {
-            Kind::Own(batches) => match batches.pop() {
-                Some(batch) => free.extend_from_slice(&batch.frames[..batch.len]),
+            Kind::Own(batches, available) => match batches.pop() {
+                Some(batch) => {
+                    // Relaxed: a number for those who look.
+                    available.fetch_sub(batch.len, Ordering::Relaxed);
+                    free.extend_from_slice(&batch.frames[..batch.len]);
+                }
                 None => return false,
             },
             Kind::Device(pool) => {
@@ -129,8 +126,20 @@ impl FramePool {
     /// Takes up to a batch back.
     fn put(&self, frames: &[u32]) {
         match &self.kind {
-            Kind::Own(batches) => batches.push(Batch::of(frames)).expect("the queue holds all frames"),
+            Kind::Own(batches, available) => {
+                // Relaxed: as in `take`. Before the push, so that it never falls below what is there.
+                available.fetch_add(frames.len(), Ordering::Relaxed);
+                batches.push(Batch::of(frames)).expect("the queue holds all frames");
+            }
             Kind::Device(pool) => pool.put(frames),
+        }
+    }
+
+    /// Frames that are in the pool.
+    pub fn available(&self) -> usize {
+        match &self.kind {
+            Kind::Own(_, available) => available.load(Ordering::Relaxed),
+            Kind::Device(pool) => pool.available() as usize,
         }
     }
 }
@@ -215,117 +224,12 @@ impl FrameCache {
     /// Frames that this thread can have: those in this cache, and those that no thread holds. Not those in caches of others.
     #[inline]
     pub fn left(&self) -> usize {
-        self.free.len() + self.pool.left()
+        self.free.len() + self.pool.available()
     }
 
     /// Frames in this cache, not counting the pool.
     pub fn held(&self) -> usize {
         self.free.len()
-    }
-}
-
-/// Who has a frame.
-pub mod owner {
-    /// No NF: free, or with a port or a manager thread.
-    pub const FREE: u16 = 0;
-    /// NF number `n` is `FIRST_NF + n`.
-    pub const FIRST_NF: u16 = 2;
-}
-
-/// What the manager remembers of a frame in use, packed in one word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Held {
-    /// See [`owner`].
-    pub owner: u16,
-    /// Hop of the path that the packet is at.
-    pub hop: u8,
-    /// [`SAMPLED`], [`TRACED`], [`URGENT`].
-    pub flags: u8,
-    /// Number of its path.
-    pub path: u32,
-}
-
-/// The packet's latency is measured.
-pub const SAMPLED: u8 = 1;
-/// The packet's path is traced.
-pub const TRACED: u8 = 2;
-/// A packet that NFs are woken for whatever their threshold says.
-pub const URGENT: u8 = 4;
-
-impl Held {
-    /// As one word.
-    #[inline(always)]
-    pub fn pack(self) -> u64 {
-        u64::from(self.path) | u64::from(self.owner) << 32 | u64::from(self.hop) << 48 | u64::from(self.flags) << 56
-    }
-
-    /// From one word.
-    #[inline(always)]
-    pub fn unpack(word: u64) -> Self {
-        Self { path: word as u32, owner: (word >> 32) as u16, hop: (word >> 48) as u8, flags: (word >> 56) as u8 }
-    }
-}
-
-/// The owners of all frames.
-#[derive(Debug, Clone)]
-pub struct FrameTable {
-    words: Arc<[AtomicU64]>,
-}
-
-impl FrameTable {
-    /// A table of `frames` free frames.
-    pub fn new(frames: u32) -> Self {
-        Self { words: (0..frames).map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    /// What is known of a frame, as a word. None if there is no such frame.
-    #[inline(always)]
-    pub fn word(&self, frame: u32) -> Option<u64> {
-        // Relaxed: a frame's word is written by the thread that has the frame; it passes from thread to thread through rings.
-        self.words.get(frame as usize).map(|w| w.load(Ordering::Relaxed))
-    }
-
-    /// Notes who has a frame now.
-    #[inline(always)]
-    pub fn set(&self, frame: u32, word: u64) {
-        if let Some(w) = self.words.get(frame as usize) {
-            w.store(word, Ordering::Relaxed);
-        }
-    }
-
-    /// Frames of an owner.
-    pub fn of(&self, owner: u16) -> Vec<u32> {
-        let owned = |w: &AtomicU64| Held::unpack(w.load(Ordering::Relaxed)).owner == owner;
-        self.words.iter().enumerate().filter(|(_, w)| owned(w)).map(|(i, _)| i as u32).collect()
-    }
-
-    /// Numbers of the paths that packets are on which NFs have.
-    pub fn paths(&self) -> HashSet<u32> {
-        // Relaxed: a path that no thread lets packets in by any more leaves a frame's word once and for ever.
-        let words = self.words.iter().map(|w| w.load(Ordering::Relaxed));
-        words.filter(|word| *word != 0).map(|word| Held::unpack(word).path).collect()
-    }
-
-    /// Frames that an NF has.
-    pub fn in_use(&self) -> usize {
-        self.words.iter().filter(|w| w.load(Ordering::Relaxed) != 0).count()
-    }
-
-    /// How many frames each NF has, by its number.
-    pub fn held(&self) -> HashMap<u16, u64> {
-        let mut held = HashMap::new();
-        for word in &*self.words {
-            let owner = Held::unpack(word.load(Ordering::Relaxed)).owner;
-            if owner >= owner::FIRST_NF {
-                *held.entry(owner - owner::FIRST_NF).or_default() += 1;
-            }
-        }
-        held
-    }
-
-    /// Number of frames.
-    pub fn frames(&self) -> u32 {
-        self.words.len() as u32
     }
 }
 
@@ -381,11 +285,5 @@ mod tests {
         assert!(b.held() <= 512);
         let n = a.alloc(&mut got);
         assert_eq!(n + b.held() + a.held(), 2000);
-    }
-
-    #[test]
-    fn words_keep_what_is_held() {
-        let held = Held { owner: 0xabcd, hop: 7, flags: SAMPLED | TRACED, path: 0xdead_beef };
-        assert_eq!(Held::unpack(held.pack()), held);
     }
 }

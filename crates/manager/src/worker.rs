@@ -30,7 +30,7 @@ use crate::config::model::{Idle, Overload, Sched};
 use crate::controller::load::Loads;
 use crate::director::{Asked, Director, Env, PoolTable, Wanted};
 use crate::foreign;
-use crate::forward::{Drain, Plane, TX_BUFFER, TraceRequest, judge};
+use crate::forward::{Drain, Plane, TX_BUFFER, TraceRequest};
 use crate::frame::Packet;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::succession::Succession;
@@ -336,8 +336,6 @@ pub struct WorkerSetup {
     pub flow_timeout_ms: u64,
     /// Microseconds after which an NF is woken whatever its core's page says; see there, [`crate::config::model::Manager`].
     pub fallback_wake_us: u64,
-    /// Violations after which an NF is stopped.
-    pub max_violations: u64,
     /// Milliseconds after which an NF that returns nothing is stopped; 0: never.
     pub stall_ms: u64,
     /// To the other threads: packets for ports whose queues they have.
@@ -748,7 +746,6 @@ impl Worker {
                 continue;
             }
             let handle = &end.handle;
-            judge(handle, self.setup.max_violations);
             let (posted, returned) = handle.posted_returned();
             let progress = &mut self.progress[number];
             if progress.returned != returned || posted <= returned {
@@ -855,7 +852,7 @@ impl Worker {
                 count_lost(&self.queues, port, lost.len());
             }
             for packet in lost {
-                plane.table.set(packet.frame, 0);
+                plane.table.free(packet.frame);
                 plane.frames.free(packet.frame);
             }
         }
@@ -866,7 +863,7 @@ impl Worker {
         for owned in self.queues.extract_if(.., |q| q.port == port) {
             owned.counters.entry_drops.add((owned.to - owned.from) as u64);
             for packet in &owned.batch.packets[owned.from..owned.to] {
-                plane.table.set(packet.frame, 0);
+                plane.table.free(packet.frame);
                 plane.frames.free(packet.frame);
             }
             queues.push(owned.queue);

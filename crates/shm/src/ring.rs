@@ -169,6 +169,20 @@ impl Producer {
         Ok(self.raw.capacity - used)
     }
 
+    /// Of `n` free slots, how many there are, by a look at the consumer's cursor if fewer are known. They stay free until this side
+    /// writes them.
+    ///
+    /// # Errors
+    /// [`WildCursor`] as [`Producer::room`].
+    #[inline(always)]
+    pub fn room_for(&mut self, n: usize) -> Result<usize, WildCursor> {
+        let mut room = self.raw.capacity - self.head.wrapping_sub(self.cached_tail);
+        if (room as usize) < n {
+            room = self.room()?;
+        }
+        Ok(n.min(room as usize))
+    }
+
     /// Descriptors in the ring as far as this side knows without a look at the consumer's cursor: never too few.
     #[inline(always)]
     pub fn at_most(&self) -> u32 {
@@ -201,11 +215,7 @@ impl Producer {
     /// [`WildCursor`] as [`Producer::room`]; nothing was written.
     #[inline]
     pub fn write(&mut self, descriptors: &[Descriptor]) -> Result<usize, WildCursor> {
-        let mut room = self.raw.capacity - self.head.wrapping_sub(self.cached_tail);
-        if (room as usize) < descriptors.len() {
-            room = self.room()?;
-        }
-        let n = descriptors.len().min(room as usize);
+        let n = self.room_for(descriptors.len())?;
         for (i, &descriptor) in descriptors[..n].iter().enumerate() {
             self.raw.slot(self.head.wrapping_add(i as u32)).store(descriptor);
         }
@@ -221,12 +231,9 @@ impl Producer {
     #[cfg(not(loom))]
     #[inline(always)]
     pub fn slots(&mut self, most: usize) -> Result<NonNull<[Descriptor]>, WildCursor> {
-        let mut room = self.raw.capacity - self.head.wrapping_sub(self.cached_tail);
-        if (room as usize) < most {
-            room = self.room()?;
-        }
+        let room = self.room_for(most)?;
         let to_end = self.raw.capacity - (self.head & (self.raw.capacity - 1));
-        let n = most.min(room.min(to_end) as usize);
+        let n = room.min(to_end as usize);
         // SAFETY: the mask keeps the index below capacity, and that many slots are there; the memory is not null.
         let first =
             unsafe { NonNull::new_unchecked(self.raw.slots.add((self.head & (self.raw.capacity - 1)) as usize).cast_mut()) };

@@ -583,11 +583,11 @@ fn hand_out(plane: &mut Plane, end: &mut End, packets: &[Packet]) -> usize {
     let mut words = [0; BURST];
     for (word, packet) in words.iter_mut().zip(packets) {
         *word = plane.table.word(packet.frame).unwrap_or(0);
-        plane.table.set(packet.frame, 0);
+        plane.table.free(packet.frame);
     }
     let sent = end.hand_out(packets, &mut plane.frames, plane.now_ns);
     for (word, packet) in words.iter().zip(packets).skip(sent) {
-        plane.table.set(packet.frame, *word);
+        plane.table.unclaim(packet.frame, *word);
     }
     sent
 }

@@ -42,21 +42,7 @@ impl Fake {
         let region = Region::create(RegionLayout::new(1, RING).unwrap()).unwrap();
         let (name, slot) = (format!("s.{number}"), u32::from(number));
         let in_flight = Arc::default();
-        NfHandle::new(
-            number,
-            name,
-            0,
-            self.core,
-            self.poll,
-            region,
-            page.clone(),
-            slot,
-            1,
-            1,
-            in_flight,
-            self.priority,
-            self.wakeup,
-        )
+        NfHandle::new(number, name, 0, self.core, self.poll, region, page.clone(), slot, 1, in_flight, self.priority, self.wakeup)
     }
 }
 

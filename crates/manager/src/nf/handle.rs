@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use sluice_ownership::credits;
 use sluice_policy::sched::priority::{self, Weight, level};
 use sluice_policy::sched::reserve::Part;
 use sluice_policy::sched::threshold::Rules;
@@ -140,7 +141,8 @@ pub struct NfHandle {
     pub core_page: CorePage,
     /// Its slot there.
     pub slot: u32,
-    /// Most packets that may be on their way to it: its ring, less what several Rx threads might add at once.
+    /// Most packets that may be on their way to it: what its ring holds. Threads that let in at once do not pass it
+    /// ([`credits::reserve`]), so nothing of the ring is kept back for them.
     pub limit: u32,
     /// Packets let in at a chain's entry that have still to pass it. Belongs to the NF's number and outlives its process: packets that
     /// were let in before a restart pass the new process, or are dropped, and are counted off all the same.
@@ -183,18 +185,6 @@ pub struct NfHandle {
     pub is_behind: AtomicBool,
 }
 
-/// Adds to a count of packets on their way, which `threads` packet threads change. One alone needs no atomic step: that would wait until all
-/// that the thread has stored before is seen by the others, which takes longer than all else that a packet costs at the gate.
-#[inline(always)]
-pub fn change(in_flight: &AtomicU32, by: u32, threads: usize) {
-    // Relaxed: who reads it looks for room, or for the last packet to be gone, and looks again.
-    if threads == 1 {
-        in_flight.store(in_flight.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
-    } else {
-        in_flight.fetch_add(by, Ordering::Relaxed);
-    }
-}
-
 impl NfHandle {
     /// A handle for an NF that has not attached yet.
     #[allow(clippy::too_many_arguments)]
@@ -207,15 +197,12 @@ impl NfHandle {
         region: Region,
         core_page: CorePage,
         slot: u32,
-        rx_threads: usize,
         threads: usize,
         in_flight: Arc<AtomicU32>,
         priority: f64,
         wakeup: Option<Rules>,
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
-        // Two Rx threads that look at once may each let in a burst more than there is room for.
-        let slack = (rx_threads.saturating_sub(1) * sluice_shm::BURST) as u32;
         core_page.set_level(slot, level(priority).into());
         let flow_weight = Gauge::default();
         flow_weight.set(1.0);
@@ -228,7 +215,7 @@ impl NfHandle {
             region,
             core_page,
             slot,
-            limit: capacity.saturating_sub(slack).max(1),
+            limit: capacity,
             in_flight,
             alive: AtomicBool::new(true),
             violations: AtomicU64::new(0),
@@ -314,16 +301,22 @@ impl NfHandle {
         self.limit.saturating_sub(self.in_flight.load(Ordering::Relaxed))
     }
 
-    /// Counts packets that were let in and will pass it.
+    /// Lets up to `n` packets in that will pass it, as many as there is room for, and says how many.
     #[inline(always)]
-    pub fn commit(&self, n: u32) {
-        change(&self.in_flight, n, self.counters.len());
+    pub fn reserve(&self, n: u32) -> u32 {
+        credits::reserve(&self.in_flight, n, self.limit, self.counters.len())
     }
 
-    /// Counts packets that have passed it for the last time, or will not come.
+    /// Counts packets that were let in and will pass it.
+    #[cfg(test)]
+    pub fn commit(&self, n: u32) {
+        credits::take(&self.in_flight, n, self.counters.len());
+    }
+
+    /// Counts packets that have passed it for the last time.
     #[inline(always)]
     pub fn release(&self, n: u32) {
-        change(&self.in_flight, n.wrapping_neg(), self.counters.len());
+        credits::give_back(&self.in_flight, n, self.counters.len());
     }
 
     /// Notes that it has to be stopped, and rings for whoever does it; the first reason stays.

@@ -304,7 +304,7 @@ impl Supervisor {
         let (name, core, of, config) = (nf.name.clone(), nf.core, nf.service, service.config.clone());
         let place = self.plane.place(core, None)?;
         let priority = own_priority(&config, &self.config.sched);
-        let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, priority, false, None) {
+        let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, priority, None) {
             Ok(handle) => handle,
             Err(error) => {
                 self.plane.vacate(&place);

@@ -379,11 +379,10 @@ impl Supervisor {
         let service = self.services[nf.service as usize].as_ref().expect("an NF has a service");
         let (name, core, service_number) = (nf.name.clone(), nf.core, nf.service);
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
-        let alone = service.config.per.is_held();
         let place = self.plane.place(core, tenant)?;
         let priority = own_priority(&service.config, &self.config.sched);
         let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
-        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, alone, wakeup) {
+        let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, wakeup) {
             Ok(handle) => handle,
             Err(error) => {
                 self.plane.vacate(&place);

@@ -53,7 +53,7 @@ impl Worker {
                     bits &= bits - 1;
                     let drain = self.places[place].drains[slot] as usize;
                     work += self.drain(drain);
-                    if self.drains[drain].consumer.available() != Ok(0) {
+                    if !self.drains[drain].is_cut_off && self.drains[drain].consumer.available() != Ok(0) {
                         // What is left is for the next round.
                         self.places[place].page.note_returned(slot as u32);
                     }

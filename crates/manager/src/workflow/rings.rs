@@ -174,7 +174,7 @@ mod tests {
         let attached = Attached::map(region.memory.fd(), layout).unwrap();
         let (_, page) = CorePage::create(8, true).unwrap();
         let name = format!("nf.{number}");
-        let handle = NfHandle::new(number, name, 0, 1, true, region, page, u32::from(number), 1, 2, Arc::default(), 1.0, None);
+        let handle = NfHandle::new(number, name, 0, 1, true, region, page, u32::from(number), 2, Arc::default(), 1.0, None);
         (handle, attached)
     }
 

@@ -1,0 +1,327 @@
+//! NFs that cheat and die in the middle, over and over, under load, with several packet threads: no frame is lost, none comes back twice, and no
+//! credit is left.
+//!
+//! The short form runs with the other tests. `SLUICE_DEATHS=10000 cargo test --release -p sluice-manager --lib deaths:: -- --nocapture`
+//! runs the long one, and prints what it counted.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use sluice_shm::BURST;
+use sluice_shm::descriptor::{Descriptor, Verdict};
+use sluice_shm::memory::Mapping;
+use sluice_shm::page::Attached;
+
+use super::*;
+use crate::chain::{Chain, ChainCounters, Drop, Member, PortInfo};
+use crate::classify::rule::{Protocol, Rule, RuleSet};
+use crate::config::model::{Idle, OnFailure};
+use crate::frame::Packet;
+
+const FRAMES: u32 = 2048;
+const RING: u32 = 64;
+/// The NF before the one that dies, that one, and the one behind.
+const NFS: u16 = 3;
+const DIES: u16 = 1;
+/// Deaths with each number of threads, where nothing else is said.
+const DEATHS: u64 = 40;
+
+/// As many packets as are wanted, until told to stop; what goes out is gone.
+struct Flood {
+    stop: Arc<AtomicBool>,
+    packet: Vec<u8>,
+}
+
+impl PortQueue for Flood {
+    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        if self.stop.load(Ordering::Relaxed) {
+            return 0;
+        }
+        let mut fresh = [0; BURST];
+        let most = out.len().min(BURST);
+        let n = frames.alloc(&mut fresh[..most]);
+        for (packet, frame) in out.iter_mut().zip(&fresh[..n]) {
+            *packet = Packet::fresh(*frame, self.packet.len() as u16);
+            assert!(frames.arena().write(packet.frame, packet.offset, &self.packet));
+        }
+        n
+    }
+
+    fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        frames.free_packets(packets);
+        packets.len()
+    }
+}
+
+fn udp(flow: u8) -> Vec<u8> {
+    let builder = etherparse::PacketBuilder::ethernet2([1; 6], [2; 6]).ipv4([10, 0, 0, flow], [10, 0, 1, 1], 9).udp(1000, 2000);
+    let mut bytes = Vec::new();
+    builder.write(&mut bytes, &[0; 18]).unwrap();
+    bytes
+}
+
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(120);
+    while !condition() {
+        assert!(Instant::now() < until, "waited too long for {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// An NF's thread.
+struct Player {
+    stop: Arc<AtomicBool>,
+    rounds: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Player {
+    fn start(mut round: impl FnMut() + Send + 'static) -> Self {
+        let (stop, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (told, counted) = (stop.clone(), rounds.clone());
+        let thread = std::thread::spawn(move || {
+            while !told.load(Ordering::Relaxed) {
+                round();
+                counted.fetch_add(1, Ordering::Relaxed);
+                std::thread::yield_now();
+            }
+        });
+        Self { stop, rounds, thread: Some(thread) }
+    }
+
+    fn end(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+impl std::ops::Drop for Player {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn map(handle: &NfHandle) -> Attached {
+    Attached::map(handle.region.memory.fd(), handle.region.page.layout()).unwrap()
+}
+
+/// Returns all that it is given.
+fn honest(handle: &NfHandle) -> Player {
+    let mut nf = map(handle);
+    Player::start(move || {
+        let mut burst = [Descriptor::default(); BURST];
+        for ring in 0..nf.rx.len() {
+            let n = nf.rx[ring].dequeue(&mut burst).unwrap();
+            assert_eq!(nf.tx.enqueue(&burst[..n]), Ok(n), "the tx ring holds all that may be on its way");
+        }
+    })
+}
+
+/// A number that follows no pattern.
+fn next(seed: &mut u64) -> u32 {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    (*seed >> 16) as u32
+}
+
+/// Returns some of what it is given, twice at times, keeps some, guesses frames, and scribbles on the cursors of its rings.
+fn hostile(handle: &NfHandle, mut seed: u64) -> Player {
+    let mut nf = map(handle);
+    let layout = handle.region.page.layout();
+    let mapping = Mapping::new(handle.region.memory.fd(), layout.bytes as usize, false).unwrap();
+    let rx_ring = move |ring: u32| layout.rings as usize + ring as usize * sluice_shm::ring::bytes(layout.capacity);
+    Player::start(move || {
+        let mut burst = [Descriptor::default(); BURST];
+        let ring = next(&mut seed) as usize % nf.rx.len();
+        let n = nf.rx[ring].dequeue(&mut burst).unwrap_or(0);
+        for descriptor in &mut burst[..n] {
+            (descriptor.verdict, descriptor.arg) = match next(&mut seed) % 16 {
+                0 => (Verdict::Drop as u8, 0),
+                1 => (Verdict::ToPort as u8, 0),
+                2 => (Verdict::ToService as u8, NFS - 1),
+                3 => (77, 0),
+                _ => (0, 0),
+            };
+        }
+        match next(&mut seed) % 8 {
+            // It keeps these.
+            0 => {}
+            1 => {
+                let _ = nf.tx.enqueue(&burst[..n]);
+                let _ = nf.tx.enqueue(&burst[..n]);
+            }
+            2 | 3 => {
+                let _ = nf.tx.enqueue(&burst[..n]);
+                for descriptor in &mut burst {
+                    descriptor.frame = next(&mut seed) % FRAMES;
+                    descriptor.offset = 128;
+                    descriptor.len = 60;
+                }
+                let _ = nf.tx.enqueue(&burst);
+            }
+            4 => {
+                let _ = nf.tx.enqueue(&burst[..n]);
+                // The head and the tail of a ring to it or, behind the last of these, of the one from it.
+                let at = rx_ring(next(&mut seed) % (nf.rx.len() as u32 + 1)) + if next(&mut seed) & 1 == 0 { 0 } else { 64 };
+                if let Some(word) = mapping.atomic_u32(at) {
+                    let near = word.load(Ordering::Relaxed).wrapping_add(next(&mut seed) % (4 * RING)).wrapping_sub(2 * RING);
+                    word.store(near, Ordering::Relaxed);
+                }
+            }
+            _ => {
+                let _ = nf.tx.enqueue(&burst[..n]);
+            }
+        }
+    })
+}
+
+/// What was counted.
+#[derive(Debug)]
+#[allow(dead_code, reason = "it is printed")]
+struct Counted {
+    threads: usize,
+    deaths: u64,
+    taken_back: usize,
+    violations: u64,
+    entered: u64,
+    left: u64,
+    dropped: u64,
+}
+
+fn run(threads: usize, deaths: u64, max_violations: u64) -> Counted {
+    let mut config = Config::default();
+    config.memory.frames = FRAMES;
+    config.memory.hugepages = Hugepages::Never;
+    config.manager.max_violations = max_violations;
+    config.manager.stall_ms = 0;
+    config.manager.idle = Idle::Sleep;
+    (config.manager.rx, config.manager.tx) = ((0..threads).collect(), (0..threads).collect());
+    let mut plane = DataPlane::start(&config).unwrap();
+    let counters: Arc<[ChainCounters]> = (0..threads).map(|_| ChainCounters::default()).collect();
+    let chain = Arc::new(Chain {
+        number: 0,
+        version: 1,
+        name: "c".into(),
+        services: (0..NFS).collect(),
+        reversed: Vec::new(),
+        egress: 0,
+        on_failure: OnFailure::Drop,
+        counters: counters.clone(),
+        police: None,
+    });
+    let rule = Rule {
+        port: None,
+        vlan: None,
+        protocol: Protocol::Any,
+        src: None,
+        dst: None,
+        src_port: None,
+        dst_port: None,
+        dscp: None,
+        chain: 0,
+        terms: Default::default(),
+    };
+    let rules = RuleSet::new(vec![rule]);
+    let owners = plane.owners(0, threads);
+    let mut generation = 0;
+    let mut publish = |plane: &mut DataPlane, dies: bool| {
+        generation += 1;
+        let member = |nf| Member { nf, id: u64::from(nf), former: None, is_open: true };
+        let services = (0..NFS).map(|nf| if nf == DIES && !dies { Vec::new() } else { vec![member(nf)] }).collect();
+        plane.use_tables(&Arc::new(Tables {
+            generation,
+            rules: rules.clone(),
+            chains: vec![Some(chain.clone())],
+            services,
+            ports: vec![Some(PortInfo { name: "p".into(), overload: Overload::Drop, owners: owners.clone() })],
+            ..Default::default()
+        }));
+    };
+    let attach = |plane: &mut DataPlane, nf: u16| {
+        let place = plane.place(0, None).unwrap();
+        let handle = plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, RING, &place, 1.0, None).unwrap();
+        (handle, place)
+    };
+    let mut handles: Vec<_> = (0..NFS).map(|nf| attach(&mut plane, nf)).collect();
+    let others: Vec<Player> = [0, NFS - 1].map(|nf| honest(&handles[usize::from(nf)].0)).into();
+    let mut dying = hostile(&handles[usize::from(DIES)].0, 1);
+    publish(&mut plane, true);
+    plane.start_rx();
+    let stop = Arc::new(AtomicBool::new(false));
+    let queue = |i| Box::new(Flood { stop: stop.clone(), packet: udp(i as u8) }) as Box<dyn PortQueue>;
+    let queues = plane.add_port(0, (0..threads).map(queue).collect(), Overload::Drop, false).unwrap();
+
+    let (mut taken_back, mut violations) = (0, 0);
+    for death in 1..=deaths {
+        let handle = handles[usize::from(DIES)].0.clone();
+        // One that has forged the end of its ring at once gets none.
+        wait_for("packets for the NF", || {
+            let has_been_seen = handle.posted_returned().0 > 0 || handle.violations.load(Ordering::Relaxed) > 0;
+            dying.rounds.load(Ordering::Relaxed) > 20 && has_been_seen
+        });
+        publish(&mut plane, false);
+        // What it has left behind goes on writing while its frames are taken back.
+        taken_back += plane.detach(DIES).unwrap();
+        violations += handle.violations.load(Ordering::Relaxed);
+        plane.vacate(&handles[usize::from(DIES)].1);
+        plane.collect();
+        dying.end();
+        handles[usize::from(DIES)] = attach(&mut plane, DIES);
+        dying = hostile(&handles[usize::from(DIES)].0, death + 1);
+        publish(&mut plane, true);
+    }
+    stop.store(true, Ordering::Relaxed);
+    publish(&mut plane, false);
+    taken_back += plane.detach(DIES).unwrap();
+    dying.end();
+    wait_for("the packets inside", || plane.table().in_use() == 0);
+    wait_for("the packets at the ports", || plane.snapshots().unwrap().iter().all(|s| s.waiting == 0));
+    assert_eq!(plane.free_frames().unwrap(), FRAMES as usize, "every frame is free");
+    for (handle, _) in &handles {
+        assert_eq!(handle.in_flight.load(Ordering::Relaxed), 0, "packets on their way to {}", handle.name);
+    }
+    let sum = |of: fn(&ChainCounters) -> u64| counters.iter().map(of).sum::<u64>();
+    let inside = |c: &ChainCounters| {
+        Drop::ALL.iter().filter(|why| why.is_wasted() || **why == Drop::Verdict).map(|why| c.drops[*why as usize].get()).sum()
+    };
+    let (entered, left, dropped) = (sum(|c| c.entered.get()), sum(|c| c.left.get()), sum(inside));
+    assert_eq!(entered, left + dropped);
+    assert_eq!(left, queues.iter().map(|queue| queue.tx_packets.get() + queue.tx_drops.get()).sum::<u64>());
+    others.into_iter().for_each(Player::end);
+    plane.stop();
+    // All of them, each once.
+    let mut all = FrameCache::new(plane.frames.clone(), plane.arena().clone(), FRAMES as usize);
+    let mut frames = vec![0; FRAMES as usize + 1];
+    let n = all.alloc(&mut frames);
+    frames.truncate(n);
+    frames.sort_unstable();
+    assert!(frames.iter().copied().eq(0..FRAMES), "each frame is free once");
+    Counted { threads, deaths, taken_back, violations, entered, left, dropped }
+}
+
+fn die_with(threads: usize) {
+    let deaths = std::env::var("SLUICE_DEATHS").map_or(DEATHS, |n| n.parse().expect("SLUICE_DEATHS is a number"));
+    // Half of them forge as much as they like; the others are cut off.
+    for max_violations in [u64::MAX, 300] {
+        let counted = run(threads, deaths.div_ceil(2), max_violations);
+        assert!(counted.entered > 0 && counted.taken_back > 0 && counted.violations > 0, "{counted:?}");
+        println!("{counted:?}");
+    }
+}
+
+#[test]
+fn deaths_under_load_lose_nothing_with_one_packet_thread() {
+    die_with(1);
+}
+
+#[test]
+fn deaths_under_load_lose_nothing_with_two_packet_threads() {
+    die_with(2);
+}
+
+#[test]
+fn deaths_under_load_lose_nothing_with_four_packet_threads() {
+    die_with(4);
+}

@@ -1,0 +1,271 @@
+//! Who has each frame.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::ring::{Producer, WildCursor};
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Who has a frame.
+pub mod owner {
+    /// No NF: free, or with a port or a manager thread.
+    pub const FREE: u16 = 0;
+    /// A packet thread, which has claimed it from one NF and has not handed it over to the next.
+    pub const IN_HAND: u16 = 1;
+    /// NF number `n` is `FIRST_NF + n`.
+    pub const FIRST_NF: u16 = 2;
+}
+
+/// What the manager remembers of a frame in use, packed in one word.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// See [`owner`].
+    pub owner: u16,
+    /// Hop of the path that the packet is at.
+    pub hop: u8,
+    /// [`SAMPLED`], [`TRACED`], [`URGENT`].
+    pub flags: u8,
+    /// Number of its path.
+    pub path: u32,
+}
+
+/// The packet's latency is measured.
+pub const SAMPLED: u8 = 1;
+/// The packet's path is traced.
+pub const TRACED: u8 = 2;
+/// A packet that NFs are woken for whatever their threshold says.
+pub const URGENT: u8 = 4;
+
+impl Held {
+    /// As one word.
+    #[inline(always)]
+    pub fn pack(self) -> u64 {
+        u64::from(self.path) | u64::from(self.owner) << 32 | u64::from(self.hop) << 48 | u64::from(self.flags) << 56
+    }
+
+    /// From one word.
+    #[inline(always)]
+    pub fn unpack(word: u64) -> Self {
+        Self { path: word as u32, owner: (word >> 32) as u16, hop: (word >> 48) as u8, flags: (word >> 56) as u8 }
+    }
+}
+
+/// The word of a frame that no NF has.
+const NOBODYS: u64 = 0;
+
+/// The word of a frame that was claimed, whose word was `word`, until it goes to the next NF. It keeps the path: that is not freed while a
+/// frame names it.
+#[inline(always)]
+pub fn in_hand(word: u64) -> u64 {
+    word & !(0xffff << 32) | u64::from(owner::IN_HAND) << 32
+}
+
+/// The owners of all frames.
+#[derive(Debug, Clone)]
+pub struct FrameTable {
+    words: Arc<[AtomicU64]>,
+}
+
+impl FrameTable {
+    /// A table of `frames` free frames.
+    pub fn new(frames: u32) -> Self {
+        Self { words: (0..frames).map(|_| AtomicU64::new(NOBODYS)).collect() }
+    }
+
+    /// What is known of a frame, as a word. None if there is no such frame.
+    #[inline(always)]
+    pub fn word(&self, frame: u32) -> Option<u64> {
+        // Acquire: what was done for a frame before it was handed over, its credits above all, comes before what is done by this word.
+        self.words.get(frame as usize).map(|word| word.load(Ordering::Acquire))
+    }
+
+    /// Takes a frame from an NF that returned it, and gives what its word was. None, and nothing is changed, if the NF does not have it.
+    ///
+    /// For the thread that drains the NF alone. It needs no exchange: nobody else changes a word that names this NF.
+    #[inline(always)]
+    pub fn claim(&self, frame: u32, owner: u16) -> Option<u64> {
+        let cell = self.words.get(frame as usize)?;
+        // Acquire: as in `word`.
+        let word = cell.load(Ordering::Acquire);
+        if Held::unpack(word).owner != owner {
+            return None;
+        }
+        // Relaxed: to others it is still nothing that they may change.
+        cell.store(in_hand(word), Ordering::Relaxed);
+        Some(word)
+    }
+
+    /// The same where the whole word must be `word`, which names the NF. `meanwhile`: what it says from then on, [`in_hand`], or 0 if
+    /// no NF comes next.
+    #[inline(always)]
+    pub fn claim_same(&self, frame: u32, word: u64, meanwhile: u64) -> bool {
+        let Some(cell) = self.words.get(frame as usize) else { return false };
+        // Orderings: as in `claim`.
+        let same = cell.load(Ordering::Acquire) == word;
+        if same {
+            cell.store(meanwhile, Ordering::Relaxed);
+        }
+        same
+    }
+
+    /// Takes a frame back that an NF had which is gone. None if it does not have the frame.
+    ///
+    /// For the thread that drains the NF alone, when no thread has a ring to it any more.
+    pub fn reclaim(&self, frame: u32, owner: u16) -> Option<Held> {
+        let word = self.word(frame).filter(|word| Held::unpack(*word).owner == owner)?;
+        // The rules say that the exchange cannot fail. It costs nothing here, and it would keep an error elsewhere from becoming two
+        // packets in one frame. Acquire: as in `word`.
+        let taken = self.words[frame as usize].compare_exchange(word, NOBODYS, Ordering::Acquire, Ordering::Relaxed);
+        debug_assert!(taken.is_ok(), "frame {frame} of owner {owner} changed hands while it was taken back");
+        taken.ok().map(Held::unpack)
+    }
+
+    /// Notes that no NF has a frame, which is in the hands of the thread that says so.
+    #[inline(always)]
+    pub fn free(&self, frame: u32) {
+        if let Some(word) = self.words.get(frame as usize) {
+            // Relaxed: the frame goes to another thread by a queue, which orders this.
+            word.store(NOBODYS, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives a frame back to the NF that it was claimed from a moment ago.
+    #[inline(always)]
+    pub fn unclaim(&self, frame: u32, word: u64) {
+        self.own(frame, word);
+    }
+
+    /// Puts frames that are in this thread's hands on an NF's ring, as many of the first as there is room for, and says how many. `words`
+    /// gives the word of each, by its place in the burst. `prepare` is called before with those that will go: from then on the NF may have
+    /// returned any of them, so their contents are no more this thread's to change.
+    ///
+    /// # Errors
+    /// [`WildCursor`] if the NF has forged its end of the ring. Nothing was handed over.
+    #[inline(always)]
+    pub fn hand_over(
+        &self,
+        to: &mut Producer,
+        burst: &[Descriptor],
+        words: impl Fn(usize) -> u64,
+        prepare: impl FnOnce(&[Descriptor]),
+    ) -> Result<usize, WildCursor> {
+        let n = to.room_for(burst.len())?;
+        if n == 0 {
+            return Ok(0);
+        }
+        let burst = &burst[..n];
+        prepare(burst);
+        for (i, descriptor) in burst.iter().enumerate() {
+            debug_assert!(
+                self.word(descriptor.frame).is_some_and(|word| Held::unpack(word).owner < owner::FIRST_NF),
+                "frame {} is not this thread's",
+                descriptor.frame
+            );
+            self.own(descriptor.frame, words(i));
+        }
+        let written = to.enqueue(burst);
+        debug_assert_eq!(written, Ok(n), "the room was reserved");
+        written
+    }
+
+    #[inline(always)]
+    fn own(&self, frame: u32, word: u64) {
+        if let Some(cell) = self.words.get(frame as usize) {
+            // Release: see `word`.
+            cell.store(word, Ordering::Release);
+        }
+    }
+
+    /// Numbers of the paths that packets are on which NFs have, or packet threads between two of them.
+    pub fn paths(&self) -> HashSet<u32> {
+        // Relaxed: a path that no thread lets packets in by any more leaves a frame's word once and for ever.
+        let words = self.words.iter().map(|word| word.load(Ordering::Relaxed));
+        words.filter(|word| *word != NOBODYS).map(|word| Held::unpack(word).path).collect()
+    }
+
+    /// Frames that an NF has, or that are between two.
+    pub fn in_use(&self) -> usize {
+        // Relaxed: a number that has changed when it is read.
+        self.words.iter().filter(|word| word.load(Ordering::Relaxed) != NOBODYS).count()
+    }
+
+    /// How many frames each NF has, by its number.
+    pub fn held(&self) -> HashMap<u16, u64> {
+        let mut held = HashMap::new();
+        for word in &*self.words {
+            // Relaxed: as in `in_use`.
+            let owner = Held::unpack(word.load(Ordering::Relaxed)).owner;
+            if owner >= owner::FIRST_NF {
+                *held.entry(owner - owner::FIRST_NF).or_default() += 1;
+            }
+        }
+        held
+    }
+
+    /// Number of frames.
+    pub fn frames(&self) -> u32 {
+        self.words.len() as u32
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use sluice_shm::ring;
+
+    use super::*;
+
+    const FIRST: u16 = owner::FIRST_NF;
+
+    fn word(owner: u16, hop: u8) -> u64 {
+        Held { owner, hop, flags: 0, path: 7 }.pack()
+    }
+
+    fn burst<const N: usize>(frames: [u32; N]) -> [Descriptor; N] {
+        frames.map(|frame| Descriptor { frame, ..Default::default() })
+    }
+
+    #[test]
+    fn words_keep_what_is_held() {
+        let held = Held { owner: 0xabcd, hop: 7, flags: SAMPLED | TRACED, path: 0xdead_beef };
+        assert_eq!(Held::unpack(held.pack()), held);
+    }
+
+    #[test]
+    fn only_what_has_room_changes_hands() {
+        let table = FrameTable::new(8);
+        let (mut to, mut nf) = ring::private(4);
+        let mut prepared = 0;
+        let n = table.hand_over(&mut to, &burst([0, 1, 2, 3, 4, 5]), |i| word(FIRST, i as u8), |burst| prepared = burst.len());
+        assert_eq!((n, prepared), (Ok(4), 4));
+        assert_eq!(table.held(), HashMap::from([(0, 4)]));
+        assert_eq!((table.word(3), table.word(4)), (Some(word(FIRST, 3)), Some(0)), "what has no room stays where it was");
+        let full = table.hand_over(&mut to, &burst([4]), |_| word(FIRST, 0), |_| panic!("nothing goes"));
+        assert_eq!((full, table.in_use()), (Ok(0), 4));
+        let mut out = [Descriptor::default(); 4];
+        assert_eq!(nf.dequeue(&mut out), Ok(4));
+        assert_eq!(out, burst([0, 1, 2, 3]));
+    }
+
+    #[test]
+    fn a_frame_is_claimed_once_and_from_its_owner() {
+        let table = FrameTable::new(4);
+        let (mut to, _nf) = ring::private(4);
+        table.hand_over(&mut to, &burst([1, 2]), |_| word(FIRST, 0), |_| {}).unwrap();
+        assert_eq!(table.claim(1, FIRST + 1), None, "another's");
+        assert_eq!(table.claim(9, FIRST), None, "no frame");
+        assert_eq!(table.claim(1, FIRST), Some(word(FIRST, 0)));
+        assert_eq!(table.claim(1, FIRST), None, "a second time");
+        let first = word(FIRST, 0);
+        assert!(!table.claim_same(2, word(FIRST, 1), 0));
+        assert!(table.claim_same(2, first, in_hand(first)) && !table.claim_same(2, first, 0));
+        table.unclaim(2, word(FIRST, 0));
+        assert_eq!(table.reclaim(2, FIRST + 1), None);
+        assert_eq!(table.reclaim(2, FIRST), Some(Held { owner: FIRST, hop: 0, flags: 0, path: 7 }));
+        assert_eq!((table.reclaim(2, FIRST), table.in_use()), (None, 1));
+        assert_eq!((table.paths(), table.held()), (HashSet::from([7]), HashMap::new()), "one is between two NFs");
+        table.free(1);
+        assert_eq!((table.paths(), table.in_use()), (HashSet::new(), 0));
+    }
+}

@@ -1,0 +1,7 @@
+//! The atomics of both modules: the processor's, or loom's when it checks the model.
+
+#[cfg(loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+#[cfg(not(loom))]
+pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
