@@ -91,7 +91,7 @@ loom: ## model check of the ring and of who has a frame: every interleaving
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm -p sluice-ownership --lib
 
 .PHONY: check
-check: fmt clippy doc docs fuzz deny ## formatting, lints, documentation, licences
+check: fmt clippy doc docs deny ## formatting, lints, documentation, licences
 
 .PHONY: fmt
 fmt:
@@ -118,12 +118,22 @@ deny:
 	@if timeout 120 cargo deny --all-features --locked fetch db; then cargo deny --all-features --locked --offline check advisories; \
 	    else echo "the database of advisories cannot be had: advisories were not checked"; fi
 
-# The fuzz targets are a workspace of their own, and run by hand (fuzz/README.md); here they must compile.
+# FUZZ_SECONDS is how long each target is fuzzed, FUZZ_TARGETS which; both by default are what a night has room for. `make test` tries what
+# was found before, without a fuzzer.
+FUZZ_SECONDS ?= 3600
+FUZZ_TARGETS ?=
 .PHONY: fuzz
-fuzz:
-ifneq ($(wildcard fuzz/Cargo.toml),)
-	CARGO_TARGET_DIR=$(TARGET)/fuzz cargo check --manifest-path fuzz/Cargo.toml
-endif
+fuzz: ## fuzz what comes from outside, an hour each target: make fuzz FUZZ_SECONDS=60 FUZZ_TARGETS=config
+	scripts/deps --check build
+	scripts/fuzz $(FUZZ_SECONDS) $(FUZZ_TARGETS)
+
+# CHAOS_SECONDS is how long each of CHAOS_SEEDS is run.
+CHAOS_SECONDS ?= 600
+CHAOS_SEEDS ?= 10
+.PHONY: chaos
+chaos: build ## random changes, kills and hostile NFs, ten seeds of ten minutes; packets are counted
+	mkdir -p $(TARGET)/bench
+	$(TARGET)/release/sluice bench chaos --seconds $(CHAOS_SECONDS) --repeats $(CHAOS_SEEDS) --json $(TARGET)/bench/chaos.json
 
 .PHONY: docs
 docs:

@@ -66,8 +66,12 @@ impl<'a> Reader<'a> {
     /// A text of `n` bytes that ends with its first zero.
     pub fn text(&mut self, n: usize) -> Result<String, Short> {
         let bytes = self.bytes(n)?;
-        let end = bytes.iter().position(|b| *b == 0).unwrap_or(n);
-        Ok(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        // The last byte ends it, whatever it is: what is said again has its zero there.
+        let bytes = &bytes[..n.saturating_sub(1)];
+        let bytes = &bytes[..bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len())];
+        // A byte that is none of UTF-8 takes one byte again, so that the text fits where it came from.
+        let plain = || bytes.iter().map(|b| if b.is_ascii() { char::from(*b) } else { '?' }).collect();
+        Ok(std::str::from_utf8(bytes).map_or_else(|_| plain(), str::to_string))
     }
 }
 

@@ -229,7 +229,8 @@ async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits
         let app = if allowed { app.clone() } else { refusal() };
         let (stopped, spare) = (stopped.clone(), spare.clone());
         tokio::spawn(async move {
-            converse(stream, app, limits, stopped).await;
+            let stream = Patient { stream, limit: limits.write, timer: None };
+            converse(TokioIo::new(stream), app, limits, false, stopped).await;
             spare.fill();
             drop(place);
         });
@@ -239,12 +240,17 @@ async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits
     let _ = tokio::time::timeout(limits.stop, places.acquire_many(all)).await;
 }
 
-/// Talks to one client until it leaves, is silent for too long, or the server stops.
-async fn converse(stream: UnixStream, app: Router, limits: Limits, mut stopped: watch::Receiver<bool>) {
+/// Talks to one client until it leaves, is silent for too long, or the server stops. With `half_close` one that sends nothing more is
+/// still answered.
+async fn converse<S>(stream: S, app: Router, limits: Limits, half_close: bool, mut stopped: watch::Receiver<bool>)
+where
+    S: hyper::rt::Read + hyper::rt::Write + Unpin,
+{
     let connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(limits.read)
-        .serve_connection(TokioIo::new(Patient { stream, limit: limits.write, timer: None }), TowerToHyperService::new(app));
+        .half_close(half_close)
+        .serve_connection(stream, TowerToHyperService::new(app));
     tokio::pin!(connection);
     let stop = stopped.wait_for(|stop| *stop);
     tokio::select! {
@@ -309,6 +315,68 @@ impl AsyncWrite for Patient {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Poller<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// The server without its socket: it answers what it is handed. For tests and fuzzing.
+pub struct Unconnected {
+    app: Router,
+    limits: Limits,
+    runtime: tokio::runtime::Runtime,
+}
+
+impl Unconnected {
+    /// Answers for `backend`.
+    ///
+    /// # Errors
+    /// The host has no memory for it.
+    pub fn new(backend: Arc<dyn Backend>, limits: Limits) -> std::io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+        Ok(Self { app: router(backend, limits), limits, runtime })
+    }
+
+    /// What a client is answered that has sent `request`, and sends nothing after it.
+    pub fn answer(&self, request: &[u8]) -> Vec<u8> {
+        let mut client = Client { request, answer: Vec::new() };
+        let (_stop, stopped) = watch::channel(false);
+        self.runtime.block_on(converse(&mut client, self.app.clone(), self.limits, true, stopped));
+        client.answer
+    }
+}
+
+/// The other end of a conversation without a socket.
+struct Client<'a> {
+    /// What it has still to send.
+    request: &'a [u8],
+    /// What it was sent.
+    answer: Vec<u8>,
+}
+
+impl hyper::rt::Read for &mut Client<'_> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Poller<'_>,
+        mut room: hyper::rt::ReadBufCursor<'_>,
+    ) -> Poll<std::io::Result<()>> {
+        let (now, later) = self.request.split_at(self.request.len().min(room.remaining()));
+        room.put_slice(now);
+        self.request = later;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl hyper::rt::Write for &mut Client<'_> {
+    fn poll_write(mut self: Pin<&mut Self>, _: &mut Poller<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        self.answer.extend(bytes);
+        Poll::Ready(Ok(bytes.len()))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Poller<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Poller<'_>) -> Poll<std::io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 }
 

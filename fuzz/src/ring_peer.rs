@@ -1,10 +1,9 @@
 //! The manager's side of an NF's rings, with a peer that writes any word of the region at any time.
-#![no_main]
 
+use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use arbitrary::Arbitrary;
-use libfuzzer_sys::fuzz_target;
+use arbitrary::{Arbitrary, Unstructured};
 use sluice_shm::BURST;
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::page::{Region, RegionLayout};
@@ -21,22 +20,45 @@ enum Step {
     Take,
 }
 
-fuzz_target!(|steps: Vec<Step>| {
-    let layout = RegionLayout::new(1, 16).expect("a valid layout");
-    let region = Region::create(layout).expect("memory");
+thread_local! {
+    /// One region for all inputs, which each finds as it was made: making one takes longer than an input.
+    static REGION: RefCell<Option<(Region, Vec<u64>)>> = const { RefCell::new(None) };
+}
+
+/// Lets a peer and the manager take turns.
+pub fn run(bytes: &[u8]) {
+    REGION.with_borrow_mut(|kept| {
+        let layout = RegionLayout::new(1, 16).expect("a valid layout");
+        let (region, as_made) = kept.get_or_insert_with(|| {
+            let region = Region::create(layout).expect("memory");
+            let mapping = region.memory.mapping();
+            let words = (0..layout.bytes as usize).step_by(8).filter_map(|at| mapping.atomic_u64(at));
+            let words = words.map(|word| word.load(Ordering::Relaxed)).collect();
+            (region, words)
+        });
+        let mapping = region.memory.mapping();
+        for (index, word) in as_made.iter().enumerate() {
+            mapping.atomic_u64(index * 8).expect("it was read there").store(*word, Ordering::Relaxed);
+        }
+        steps(region, layout, bytes);
+    });
+}
+
+fn steps(region: &Region, layout: RegionLayout, bytes: &[u8]) {
     let (mut producer, mut consumer) = (region.rx_producer(0).expect("ring 0"), region.tx_consumer());
     let memory = region.memory.mapping();
-    let word = |offset: usize| memory.atomic_u32(offset);
-    for step in steps {
+    let mut input = Unstructured::new(bytes);
+    while !input.is_empty() {
+        let Ok(step) = Step::arbitrary(&mut input) else { return };
         match step {
             Step::Write { at, word: value } => {
-                if let Some(word) = word(usize::from(at) * 4 % layout.bytes as usize) {
+                if let Some(word) = memory.atomic_u32(usize::from(at) * 4 % layout.bytes as usize) {
                     word.store(value, Ordering::Relaxed);
                 }
             }
             Step::Move { tx, tail, by } => {
                 let ring = layout.rings as usize + usize::from(tx) * sluice_shm::ring::bytes(layout.capacity);
-                if let Some(word) = word(ring + usize::from(tail) * sluice_shm::CACHE_LINE) {
+                if let Some(word) = memory.atomic_u32(ring + usize::from(tail) * sluice_shm::CACHE_LINE) {
                     word.fetch_add(u32::from(by), Ordering::Relaxed);
                 }
             }
@@ -56,4 +78,4 @@ fuzz_target!(|steps: Vec<Step>| {
             }
         }
     }
-});
+}

@@ -1,15 +1,14 @@
-//! What a controller sends: nothing panics, what is understood means the same when it is said again, and the switch behind it stays
-//! within its bounds.
-#![no_main]
+//! What a controller sends, in parts: nothing panics, what is understood means the same when it is said again, and the switch behind it
+//! stays within its bounds.
 
-use libfuzzer_sys::fuzz_target;
 use sluice_openflow::message::{HEADER, Message};
 use sluice_openflow::multipart::{Desc, PortStats};
 use sluice_openflow::session::{Patience, Session};
 use sluice_openflow::switch::{Plant, Port, Switch};
 use sluice_openflow::table::{Count, Counts};
 
-struct Nothing;
+/// A switch that has carried nothing.
+pub struct Nothing;
 
 impl Counts for Nothing {
     fn count(&self, _: u32) -> Count {
@@ -27,9 +26,20 @@ impl Plant for Nothing {
     }
 }
 
-const ENTRIES: u32 = 8;
+/// Entries that the switch has room for.
+pub const ENTRIES: u32 = 8;
 
-fuzz_target!(|bytes: &[u8]| {
+/// A switch with one port, and a session whose other side has greeted.
+pub fn pair() -> (Session, Switch) {
+    let mut session = Session::new(Patience { echo_ms: 1000, dead_ms: 3000 }, 0);
+    let mut switch = Switch::new(1, Desc::default(), ENTRIES, 4);
+    switch.set_ports(vec![Port { desc: Default::default(), takes_packets: true }]);
+    let _ = session.receive(&[4, 0, 0, 8, 0, 0, 0, 1], 0);
+    (session, switch)
+}
+
+/// Tries one message, and the same bytes as a stream of them.
+pub fn run(bytes: &[u8]) {
     if let Some((kind, body)) = bytes.split_first()
         && let Ok(message) = Message::decode(*kind, body)
     {
@@ -37,10 +47,7 @@ fuzz_target!(|bytes: &[u8]| {
         message.encode(1, &mut again);
         assert_eq!(Message::decode(message.kind(), &again[HEADER..]).expect("it was understood before"), message);
     }
-    let mut session = Session::new(Patience { echo_ms: 1000, dead_ms: 3000 }, 0);
-    let mut switch = Switch::new(1, Desc::default(), ENTRIES, 4);
-    switch.set_ports(vec![Port { desc: Default::default(), takes_packets: true }]);
-    let _ = session.receive(&[4, 0, 0, 8, 0, 0, 0, 1], 0);
+    let (mut session, mut switch) = pair();
     let mut events = Vec::new();
     for (now, part) in bytes.chunks(97).enumerate() {
         let met = session.receive(part, now as u64);
@@ -54,4 +61,4 @@ fuzz_target!(|bytes: &[u8]| {
             break;
         }
     }
-});
+}

@@ -1,0 +1,175 @@
+//! Requests of the control API: any bytes are answered, none with a fault of the daemon's; and what a request's JSON was understood as
+//! means the same when it is said again.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sluice_manager::config::model::{self as config, Config};
+use sluice_manager::control::model::{self, Change};
+use sluice_manager::control::promise::{Placed, Promises};
+use sluice_manager::control::server::{Limits, Unconnected};
+use sluice_manager::control::{ApiError, Backend};
+use sluice_slo::assignment::Assignment;
+
+/// A daemon that has nothing and refuses everything, once it has understood it.
+struct Nobody;
+
+fn nothing<T>() -> Result<T, ApiError> {
+    Err(ApiError::not_found("thing", "of this name", &[]))
+}
+
+fn again<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(value: &T) {
+    let text = serde_json::to_string(value).expect("it came as JSON");
+    assert_eq!(&serde_json::from_str::<T>(&text).expect(&text), value, "{text}");
+}
+
+impl Backend for Nobody {
+    fn status(&self) -> Result<model::Status, ApiError> {
+        Ok(model::Status::default())
+    }
+
+    fn stats(&self) -> Result<model::Stats, ApiError> {
+        Ok(model::Stats::default())
+    }
+
+    fn events(&self) -> Result<Vec<model::Event>, ApiError> {
+        Ok(Vec::new())
+    }
+
+    fn add_nf(&self, _: &str, _: Option<usize>) -> Result<model::Nf, ApiError> {
+        nothing()
+    }
+
+    fn upgrade(&self, _: &str, to: &model::Upgrade) -> Result<model::Upgraded, ApiError> {
+        again(to);
+        nothing()
+    }
+
+    fn move_nf(&self, _: &str, _: usize) -> Result<model::Nf, ApiError> {
+        nothing()
+    }
+
+    fn remove_nf(&self, _: &str) -> Result<(), ApiError> {
+        nothing()
+    }
+
+    fn add_service(&self, service: config::Service) -> Result<model::Service, ApiError> {
+        again(&service);
+        nothing()
+    }
+
+    fn remove_service(&self, _: &str) -> Result<(), ApiError> {
+        nothing()
+    }
+
+    fn add_chain(&self, chain: config::Chain) -> Result<model::Chain, ApiError> {
+        again(&chain);
+        nothing()
+    }
+
+    fn remove_chain(&self, _: &str) -> Result<(), ApiError> {
+        nothing()
+    }
+
+    fn add_rule(&self, rule: config::Rule, _: Option<usize>) -> Result<model::Rule, ApiError> {
+        again(&rule);
+        nothing()
+    }
+
+    fn remove_rule(&self, _: &str) -> Result<(), ApiError> {
+        nothing()
+    }
+
+    fn add_port(&self, port: config::Port) -> Result<model::Port, ApiError> {
+        again(&port);
+        nothing()
+    }
+
+    fn remove_port(&self, _: &str) -> Result<(), ApiError> {
+        nothing()
+    }
+
+    fn apply(&self, config: &str, file: Option<&str>, _: bool) -> Result<Vec<Change>, ApiError> {
+        Config::parse(config, file.unwrap_or("request"))?;
+        Ok(Vec::new())
+    }
+
+    fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {
+        again(&assignment);
+        nothing()
+    }
+
+    fn placement(&self) -> Result<Assignment, ApiError> {
+        nothing()
+    }
+
+    fn withdraw(&self) -> Result<Placed, ApiError> {
+        nothing()
+    }
+
+    fn promises(&self) -> Result<Promises, ApiError> {
+        Ok(Promises::default())
+    }
+
+    fn trace(&self, _: &model::TraceRequest) -> Result<model::Trace, ApiError> {
+        nothing()
+    }
+
+    fn shutdown(&self) -> Result<(), ApiError> {
+        nothing()
+    }
+}
+
+/// What a request of which only the body is drawn is for.
+const ADDRESSES: [(&str, &str); 12] = [
+    ("POST", "/v1/nfs"),
+    ("POST", "/v1/nfs/a.0/move"),
+    ("POST", "/v1/services"),
+    ("POST", "/v1/services/a/upgrade"),
+    ("POST", "/v1/chains"),
+    ("POST", "/v1/rules"),
+    ("POST", "/v1/ports"),
+    ("POST", "/v1/apply"),
+    ("PUT", "/v1/placement"),
+    ("POST", "/v1/trace"),
+    ("GET", "/v1/stats"),
+    ("GET", "/v1/metrics"),
+];
+
+/// The bytes of the body that the server reads.
+const BODY: usize = 1 << 16;
+
+thread_local! {
+    /// One server for all inputs: it keeps nothing between them.
+    static SERVER: Unconnected = {
+        let limits = Limits { body_bytes: BODY, read: Duration::from_millis(50), ..Limits::default() };
+        Unconnected::new(Arc::new(Nobody), limits).expect("memory for a server")
+    };
+}
+
+/// Tries one request: its first byte says which address the rest is sent to; or the rest is the request.
+pub fn run(bytes: &[u8]) {
+    let Some((which, rest)) = bytes.split_first() else { return };
+    let (request, is_whole) = match ADDRESSES.get(usize::from(which % 16)) {
+        Some((method, address)) => {
+            let head = format!("{method} {address} HTTP/1.1\r\nhost: sluice\r\ncontent-length: {}\r\n\r\n", rest.len());
+            ([head.as_bytes(), rest].concat(), true)
+        }
+        None => (rest.to_vec(), false),
+    };
+    let answer = SERVER.with(|server| server.answer(&request));
+    if answer.is_empty() {
+        assert!(!is_whole, "a whole request is answered");
+        return;
+    }
+    let status: u16 =
+        answer.strip_prefix(b"HTTP/1.").and_then(|a| std::str::from_utf8(a.get(2..5)?).ok()?.parse().ok()).expect("HTTP");
+    assert!((200..500).contains(&status), "{status}: {}", String::from_utf8_lossy(&answer));
+    let body = answer.windows(4).position(|part| part == b"\r\n\r\n").map(|at| &answer[at + 4..]).expect("an end of the head");
+    if is_whole && status >= 400 {
+        let refusal: serde_json::Value = serde_json::from_slice(body).expect("a refusal is JSON");
+        assert!(refusal["error"].as_str().is_some_and(|why| !why.is_empty()), "a refusal says why: {refusal}");
+    }
+}

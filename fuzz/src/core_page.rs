@@ -1,0 +1,113 @@
+//! The page that the NFs of a core share, with one of them writing any word of it at any time: what the manager and an honest NF ask it is
+//! answered within the page's bounds.
+
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+use arbitrary::{Arbitrary, Unstructured};
+use sluice_shm::core_page::CorePage;
+use sluice_shm::memory::SharedMemory;
+
+/// Slots: more than a word has bits.
+const SLOTS: u32 = 70;
+/// Most steps of an input.
+const STEPS: usize = 256;
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// The peer writes a word somewhere.
+    Write { at: u16, word: u32 },
+    /// The peer writes a word in the part before the slots, where every bit counts.
+    Head { at: u8, word: u32 },
+    /// The manager posts packets to a slot.
+    Post { slot: u8, publish: bool },
+    /// The manager takes what was returned.
+    Take { word: u8, mine: u64 },
+    /// The manager says something of a slot.
+    Say { slot: u8, level: u32, pressing: u32, ns: u64 },
+    /// The manager gives a slot to another NF.
+    Reset(u8),
+    /// Somebody asks who is to run.
+    Choose { me: Option<u8>, now_ns: u64 },
+    /// Somebody asks about a slot.
+    Ask(u8),
+    /// An NF has run.
+    Pay { slot: u8, ns: u64 },
+    /// An NF has read its packets.
+    Clear(u8),
+}
+
+thread_local! {
+    static PAGE: RefCell<Option<(SharedMemory, CorePage, Vec<u64>)>> = const { RefCell::new(None) };
+}
+
+/// Lets a peer and the others take turns.
+pub fn run(bytes: &[u8]) {
+    PAGE.with_borrow_mut(|kept| {
+        let (memory, page, as_made) = kept.get_or_insert_with(|| {
+            let (memory, page) = CorePage::create(SLOTS, true).expect("memory");
+            let words = (0..sluice_shm::core_page::bytes(SLOTS)).step_by(8).filter_map(|at| memory.mapping().atomic_u64(at));
+            let words = words.map(|word| word.load(Ordering::Relaxed)).collect();
+            (memory, page, words)
+        });
+        for (index, word) in as_made.iter().enumerate() {
+            memory.mapping().atomic_u64(index * 8).expect("it was read there").store(*word, Ordering::Relaxed);
+        }
+        steps(memory, page, bytes);
+    });
+}
+
+fn steps(memory: &SharedMemory, page: &CorePage, bytes: &[u8]) {
+    let mut input = Unstructured::new(bytes);
+    let slot = |n: u8| u32::from(n) % SLOTS;
+    let write = |at: usize, value: u32| {
+        if let Some(word) = memory.mapping().atomic_u32(at * 4 % sluice_shm::core_page::bytes(SLOTS)) {
+            word.store(value, Ordering::Relaxed);
+        }
+    };
+    for _ in 0..STEPS {
+        if input.is_empty() {
+            return;
+        }
+        let Ok(step) = Step::arbitrary(&mut input) else { return };
+        match step {
+            Step::Write { at, word } => write(usize::from(at), word),
+            Step::Head { at, word } => write(usize::from(at), word),
+            Step::Post { slot: n, publish } => {
+                page.posted(slot(n)).fetch_add(1, Ordering::Relaxed);
+                if publish {
+                    page.mark_pending(slot(n), u64::from(n));
+                } else {
+                    page.set_pending(slot(n), u64::from(n));
+                }
+            }
+            Step::Take { word, mine } => {
+                let taken = page.take_returned(usize::from(word) % page.words(), mine);
+                assert_eq!(taken & !mine, 0, "slots of others are taken for own");
+            }
+            Step::Say { slot: n, level, pressing, ns } => {
+                page.set_level(slot(n), level);
+                page.set_pressing(slot(n), pressing);
+                page.endow(slot(n), ns);
+            }
+            Step::Reset(n) => page.reset(slot(n)),
+            Step::Choose { me, now_ns } => {
+                let chosen = page.choose(me.map(slot), now_ns);
+                assert!(chosen.is_none_or(|slot| slot < SLOTS), "slot {chosen:?} of {SLOTS}");
+            }
+            Step::Ask(n) => {
+                let n = slot(n);
+                let _ = (
+                    page.waiting(n),
+                    page.budget(n),
+                    page.is_dormant(n),
+                    page.has_other(n),
+                    page.is_preceded(n),
+                    page.has_favoured(),
+                );
+            }
+            Step::Pay { slot: n, ns } => page.pay(slot(n), ns),
+            Step::Clear(n) => page.clear_pending(slot(n)),
+        }
+    }
+}
