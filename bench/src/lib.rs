@@ -27,6 +27,7 @@ mod setup;
 mod slo_live;
 mod stats;
 mod table;
+mod tenants;
 mod wakeup;
 
 use std::path::PathBuf;
@@ -135,6 +136,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     planner::placement::EXPERIMENT,
     planner::optimiser::EXPERIMENT,
     slo_live::EXPERIMENT,
+    tenants::EXPERIMENT,
     pools::scale::EXPERIMENT,
     pools::weight::EXPERIMENT,
     pools::cpu_usage::EXPERIMENT,

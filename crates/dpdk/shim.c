@@ -1,6 +1,8 @@
 /* See shim.h. The invariants that the pool relies on:
- * - mbuf of frame f has buf_addr = base + f * stride for good, so f = (buf_addr - base) / stride. The division is exact, hence a
+ * - mbuf of frame first + i has buf_addr = base + i * stride for good, so i = (buf_addr - base) / stride. The division is exact, hence a
  *   multiplication by the inverse of stride's odd part modulo 2^64 after a shift by the rest.
+ * - Pools are found by the number of their arena, which a frame's number says by a shift. They are made and freed by one thread; a
+ *   packet thread is told of the frames of a pool after it was made, and of none after it was freed.
  * - A free mbuf (in the mempool or in one of the manager's stacks) has refcnt 1, nb_segs 1, next NULL, as DPDK itself wants it.
  *   Receive passes on only such ones, and transmit sets all other fields that a driver reads. */
 #define _GNU_SOURCE
@@ -35,10 +37,22 @@ struct sluice_pool {
 	struct rte_mempool *mp;
 	char *base;
 	uint64_t inverse;
-	uint32_t shift, frames, stride;
+	uint32_t shift, first, frames, stride, number;
 	size_t mapped;
-	struct rte_mbuf *of[]; /* frame -> mbuf */
+	struct rte_mbuf *of[]; /* frame - first -> mbuf */
 };
+
+#define MOST_POOLS 256
+static struct sluice_pool *pools[MOST_POOLS];
+static uint32_t pool_shift;
+
+/* The pool of a frame; NULL if there is none. */
+static inline struct sluice_pool *pool_of(uint32_t frame)
+{
+	uint32_t number = frame >> pool_shift;
+	struct sluice_pool *pool = number < MOST_POOLS ? pools[number] : NULL;
+	return pool != NULL && frame - pool->first < pool->frames ? pool : NULL;
+}
 
 /* ---- log ------------------------------------------------------------------------------------------------------------------- */
 
@@ -116,11 +130,13 @@ int sluice_thread_enter(void)
 	return rte_thread_register() < 0 ? -(rte_errno ? rte_errno : EIO) : 0;
 }
 
-void sluice_thread_leave(struct sluice_pool *pool)
+void sluice_thread_leave(void)
 {
-	struct rte_mempool_cache *cache = rte_mempool_default_cache(pool->mp, rte_lcore_id());
-	if (cache != NULL)
-		rte_mempool_cache_flush(cache, pool->mp);
+	for (unsigned int i = 0; i < MOST_POOLS; i++) {
+		struct rte_mempool_cache *cache = pools[i] ? rte_mempool_default_cache(pools[i]->mp, rte_lcore_id()) : NULL;
+		if (cache != NULL)
+			rte_mempool_cache_flush(cache, pools[i]->mp);
+	}
 	rte_thread_unregister();
 }
 
@@ -129,8 +145,8 @@ void sluice_thread_leave(struct sluice_pool *pool)
 static inline uint32_t frame_of(const struct sluice_pool *pool, const struct rte_mbuf *m)
 {
 	uint64_t distance = (uint64_t)((char *)m->buf_addr - pool->base);
-	uint64_t frame = (distance >> pool->shift) * pool->inverse;
-	return frame < pool->frames ? (uint32_t)frame : UINT32_MAX;
+	uint64_t index = (distance >> pool->shift) * pool->inverse;
+	return index < pool->frames ? pool->first + (uint32_t)index : UINT32_MAX;
 }
 
 static void note_mbuf(struct rte_mempool *mp, void *opaque, void *object, unsigned int index)
@@ -140,20 +156,46 @@ static void note_mbuf(struct rte_mempool *mp, void *opaque, void *object, unsign
 	struct sluice_pool *pool = opaque;
 	uint32_t frame = frame_of(pool, object);
 	if (frame != UINT32_MAX)
-		pool->of[frame] = object;
+		pool->of[frame - pool->first] = object;
 }
 
-int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size_t page, uint32_t frames, uint32_t stride)
+/* Tells the devices that are there of an arena's memory, or that it is going. Drivers without DMA refuse, rightly. */
+static void map_for_devices(const struct sluice_pool *pool, int on)
 {
+	uint16_t port;
+	RTE_ETH_FOREACH_DEV(port) {
+		struct rte_eth_dev_info info = {0};
+		if (rte_eth_dev_info_get(port, &info) < 0 || info.device == NULL)
+			continue;
+		if (on)
+			rte_dev_dma_map(info.device, pool->base, (rte_iova_t)pool->base, pool->mapped);
+		else
+			rte_dev_dma_unmap(info.device, pool->base, (rte_iova_t)pool->base, pool->mapped);
+	}
+}
+
+int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size_t page, uint32_t first, uint32_t frames, uint32_t stride,
+		       uint32_t shift)
+{
+	char name[32];
 	struct rte_pktmbuf_extmem memory = {
 		.buf_ptr = base, .buf_iova = (rte_iova_t)base, .buf_len = (size_t)frames * stride, .elt_size = (uint16_t)stride};
 	if (stride == 0 || stride > UINT16_MAX || frames == 0 || memory.buf_len > mapped)
 		return -EINVAL;
+	uint32_t number = first >> shift;
+	int is_first = 1;
+	for (unsigned int i = 0; i < MOST_POOLS; i++)
+		is_first &= pools[i] == NULL;
+	if (number >= MOST_POOLS || pools[number] != NULL || (!is_first && shift != pool_shift))
+		return -EEXIST;
+	snprintf(name, sizeof name, "sluice%u", number);
 	struct sluice_pool *pool = calloc(1, sizeof *pool + frames * sizeof pool->of[0]);
 	if (pool == NULL)
 		return -ENOMEM;
 	pool->base = base;
+	pool->first = first;
 	pool->frames = frames;
+	pool->number = number;
 	pool->stride = stride;
 	pool->mapped = mapped;
 	pool->shift = (uint32_t)__builtin_ctz(stride);
@@ -170,10 +212,10 @@ int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size
 	}
 	/* Last in, first out between threads, too: a queue would make all frames circulate. */
 	rte_mbuf_set_user_mempool_ops("lf_stack");
-	pool->mp = rte_pktmbuf_pool_create_extbuf("sluice", frames, SLUICE_CACHE, 0, (uint16_t)stride, SOCKET_ID_ANY, &memory, 1);
+	pool->mp = rte_pktmbuf_pool_create_extbuf(name, frames, SLUICE_CACHE, 0, (uint16_t)stride, SOCKET_ID_ANY, &memory, 1);
 	if (pool->mp == NULL) {
 		rte_mbuf_set_user_mempool_ops(RTE_MBUF_DEFAULT_MEMPOOL_OPS);
-		pool->mp = rte_pktmbuf_pool_create_extbuf("sluice", frames, SLUICE_CACHE, 0, (uint16_t)stride, SOCKET_ID_ANY, &memory, 1);
+		pool->mp = rte_pktmbuf_pool_create_extbuf(name, frames, SLUICE_CACHE, 0, (uint16_t)stride, SOCKET_ID_ANY, &memory, 1);
 	}
 	if (pool->mp == NULL) {
 		int error = rte_errno ? rte_errno : ENOMEM;
@@ -187,12 +229,19 @@ int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size
 			sluice_pool_free(pool);
 			return -EPROTO;
 		}
+	map_for_devices(pool, 1);
+	pool_shift = shift;
+	pools[number] = pool;
 	*out = pool;
 	return 0;
 }
 
 void sluice_pool_free(struct sluice_pool *pool)
 {
+	if (pools[pool->number] == pool) {
+		pools[pool->number] = NULL;
+		map_for_devices(pool, 0);
+	}
 	rte_mempool_free(pool->mp);
 	rte_extmem_unregister(pool->base, pool->mapped);
 	free(pool);
@@ -224,8 +273,8 @@ void sluice_pool_put(struct sluice_pool *pool, const uint32_t *frames, uint32_t 
 	struct rte_mbuf *mbufs[SLUICE_CACHE];
 	uint32_t k = 0;
 	for (uint32_t i = 0; i < n; i++) {
-		if (frames[i] < pool->frames)
-			mbufs[k++] = pool->of[frames[i]];
+		if (frames[i] - pool->first < pool->frames)
+			mbufs[k++] = pool->of[frames[i] - pool->first];
 		if (k == SLUICE_CACHE || (i + 1 == n && k > 0)) {
 			rte_mempool_generic_put(pool->mp, (void **)mbufs, k, NULL);
 			k = 0;
@@ -299,10 +348,16 @@ int sluice_device_start(const struct sluice_pool *pool, uint16_t port, struct sl
 	error = rte_eth_dev_configure(port, setup->rx_queues, setup->tx_queues, &conf);
 	if (error < 0)
 		return error;
-	/* The arena is not DPDK's own memory: tell a device behind an IOMMU of it. Drivers without DMA refuse, rightly. */
-	error = rte_dev_dma_map(info.device, pool->base, (rte_iova_t)pool->base, pool->mapped);
-	if (error < 0 && rte_errno != ENOTSUP && rte_errno != EEXIST && strcmp(rte_bus_name(rte_dev_bus(info.device)), "pci") == 0)
-		return -rte_errno;
+	/* Arenas are not DPDK's own memory: tell a device behind an IOMMU of all of them, for it sends from any. Drivers without DMA refuse,
+	 * rightly. */
+	for (unsigned int i = 0; i < MOST_POOLS; i++) {
+		if (pools[i] == NULL)
+			continue;
+		error = rte_dev_dma_map(info.device, pools[i]->base, (rte_iova_t)pools[i]->base, pools[i]->mapped);
+		if (error < 0 && rte_errno != ENOTSUP && rte_errno != EEXIST &&
+		    strcmp(rte_bus_name(rte_dev_bus(info.device)), "pci") == 0)
+			return -rte_errno;
+	}
 	uint16_t rx = setup->descriptors, tx = setup->descriptors;
 	error = rte_eth_dev_adjust_nb_rx_tx_desc(port, &rx, &tx);
 	if (error < 0)
@@ -331,14 +386,16 @@ int sluice_device_promiscuous(uint16_t port, int on)
 	return on ? rte_eth_promiscuous_enable(port) : rte_eth_promiscuous_disable(port);
 }
 
-void sluice_device_close(const struct sluice_pool *pool, uint16_t port)
+void sluice_device_close(uint16_t port)
 {
 	struct rte_eth_dev_info info = {0};
 	if (rte_eth_dev_info_get(port, &info) < 0)
 		return;
 	rte_eth_dev_stop(port);
 	rte_eth_dev_close(port);
-	rte_dev_dma_unmap(info.device, pool->base, (rte_iova_t)pool->base, pool->mapped);
+	for (unsigned int i = 0; i < MOST_POOLS; i++)
+		if (pools[i] != NULL)
+			rte_dev_dma_unmap(info.device, pools[i]->base, (rte_iova_t)pools[i]->base, pools[i]->mapped);
 	rte_dev_remove(info.device);
 }
 
@@ -406,7 +463,7 @@ uint16_t sluice_rx_burst(const struct sluice_pool *pool, uint16_t port, uint16_t
 	return k;
 }
 
-uint16_t sluice_tx_burst(struct sluice_pool *pool, uint16_t port, uint16_t queue, const struct sluice_packet *packets, uint16_t n,
+uint16_t sluice_tx_burst(uint16_t port, uint16_t queue, const struct sluice_packet *packets, uint16_t n,
 			 struct sluice_drops *drops)
 {
 	struct rte_mbuf *mbufs[SLUICE_BURST];
@@ -415,9 +472,10 @@ uint16_t sluice_tx_burst(struct sluice_pool *pool, uint16_t port, uint16_t queue
 		n = SLUICE_BURST;
 	for (; k < n; k++) {
 		const struct sluice_packet *p = &packets[k];
-		if (unlikely(p->frame >= pool->frames || p->len == 0 || (uint32_t)p->offset + p->len > pool->stride))
+		const struct sluice_pool *pool = pool_of(p->frame);
+		if (unlikely(pool == NULL || p->len == 0 || (uint32_t)p->offset + p->len > pool->stride))
 			break;
-		struct rte_mbuf *m = pool->of[p->frame];
+		struct rte_mbuf *m = pool->of[p->frame - pool->first];
 		m->data_off = p->offset;
 		m->data_len = p->len;
 		m->pkt_len = p->len;
@@ -432,7 +490,9 @@ uint16_t sluice_tx_burst(struct sluice_pool *pool, uint16_t port, uint16_t queue
 	if (unlikely(k < n && sent == k)) {
 		/* The one that broke the burst counts as taken, and its frame, if there is one, comes back. */
 		drops->tx_invalid++;
-		sluice_pool_put(pool, &packets[k].frame, 1);
+		struct sluice_pool *pool = pool_of(packets[k].frame);
+		if (pool != NULL)
+			sluice_pool_put(pool, &packets[k].frame, 1);
 		return sent + 1;
 	}
 	return sent;

@@ -63,10 +63,13 @@ const char *sluice_plugin_dir(void);
 
 /* Threads: a registered one has a cache of free mbufs of its own. */
 int sluice_thread_enter(void);
-void sluice_thread_leave(struct sluice_pool *pool);
+void sluice_thread_leave(void);
 
-/* Pool: one mbuf per frame. */
-int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size_t page, uint32_t frames, uint32_t stride);
+/* Pools: one for each arena, which has a mbuf per frame. The frames of an arena are first..first + frames, and first >> shift says which
+ * arena it is: all pools have the same shift, and no two the same number. A pool outlives every device that was opened with it, and
+ * every device that still has one of its frames. */
+int sluice_pool_create(struct sluice_pool **out, void *base, size_t mapped, size_t page, uint32_t first, uint32_t frames, uint32_t stride,
+		       uint32_t shift);
 void sluice_pool_free(struct sluice_pool *pool);
 uint32_t sluice_pool_take(struct sluice_pool *pool, uint32_t *frames, uint32_t n);
 void sluice_pool_put(struct sluice_pool *pool, const uint32_t *frames, uint32_t n);
@@ -77,14 +80,13 @@ const char *sluice_pool_ops(const struct sluice_pool *pool);
 int sluice_device_probe(const char *devargs, const char *name, struct sluice_limits *out);
 int sluice_device_start(const struct sluice_pool *pool, uint16_t port, struct sluice_setup *setup);
 int sluice_device_promiscuous(uint16_t port, int on);
-void sluice_device_close(const struct sluice_pool *pool, uint16_t port);
+void sluice_device_close(uint16_t port);
 int sluice_device_stats(uint16_t port, struct sluice_stats *out);
 int sluice_device_link(uint16_t port, uint32_t *mbps);
 
 /* Bursts of up to SLUICE_BURST packets. */
 uint16_t sluice_rx_burst(const struct sluice_pool *pool, uint16_t port, uint16_t queue, struct sluice_packet *out, uint16_t n,
 			 struct sluice_drops *drops);
-uint16_t sluice_tx_burst(struct sluice_pool *pool, uint16_t port, uint16_t queue, const struct sluice_packet *packets,
-			 uint16_t n, struct sluice_drops *drops);
+uint16_t sluice_tx_burst(uint16_t port, uint16_t queue, const struct sluice_packet *packets, uint16_t n, struct sluice_drops *drops);
 
 #endif

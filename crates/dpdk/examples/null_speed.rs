@@ -11,7 +11,7 @@ const FRAMES: u32 = 16_384;
 const BURSTS: u32 = 500_000;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let (_memory, arena) = Arena::create(Geometry { frames: FRAMES, stride: DEFAULT_STRIDE as u32 }, false)?;
+    let (_memory, arena) = Arena::create(Geometry { first: 0, frames: FRAMES, stride: DEFAULT_STRIDE as u32 }, false)?;
     let eal = Eal::init(&EalOptions { frames: FRAMES, ..Default::default() })?;
     let pool = Pool::over(&eal, &arena)?;
     let _here = pool.enter_thread()?;

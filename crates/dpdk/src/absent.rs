@@ -20,6 +20,14 @@ impl Eal {
         Err(DpdkError::NotBuilt)
     }
 
+    /// Gives the calling thread a cache of free mbufs.
+    ///
+    /// # Errors
+    /// None: there is none to call it on.
+    pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
+        match self.0 {}
+    }
+
     /// Says that there is no DPDK.
     pub fn version() -> String {
         "none (built without DPDK)".into()
@@ -36,6 +44,14 @@ impl Pool {
     /// # Errors
     /// None: there is no [`Eal`] to call it with.
     pub fn over(eal: &Eal, _arena: &Arena) -> Result<Self, DpdkError> {
+        match eal.0 {}
+    }
+
+    /// Makes the pool of one of several arenas.
+    ///
+    /// # Errors
+    /// None: there is no [`Eal`] to call it with.
+    pub fn beside(eal: &Eal, _arena: &Arena, _shift: u32) -> Result<Self, DpdkError> {
         match eal.0 {}
     }
 

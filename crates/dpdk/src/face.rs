@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use sluice_shm::arena::Arena;
+use sluice_shm::arena::{Arena, Geometry};
 use sluice_shm::memory::HUGEPAGE;
 
 use crate::error::{device_hint, start_hint, words};
@@ -108,7 +108,7 @@ fn log() -> String {
         .join("; ")
 }
 
-/// The memory pool over the arena: one mbuf per frame. Clones refer to the same.
+/// The memory pool over an arena: one mbuf per frame. Clones refer to the same.
 #[derive(Debug, Clone)]
 pub struct Pool(Arc<PoolInner>);
 
@@ -127,28 +127,48 @@ unsafe impl Sync for PoolInner {}
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
-        // SAFETY: raw came from sluice_pool_create(), and no queue or device is left, for each holds an Arc of this.
-        unsafe { ffi::sluice_pool_free(self.raw.as_ptr()) };
+        let open = self.eal.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.is_empty() {
+            // SAFETY: raw came from sluice_pool_create(), no device is left that could have one of its frames, and the Mutex keeps others
+            // from making or opening one meanwhile.
+            unsafe { ffi::sluice_pool_free(self.raw.as_ptr()) };
+        } else {
+            // A device sends frames of all pools, and may have some of this one: it stays, with its memory.
+            std::mem::forget(self.arena.clone());
+        }
     }
 }
 
 impl Pool {
-    /// Makes the pool over all frames of an arena. From then on all free frames are in it.
+    /// Makes the pool over all frames of an arena that is the only one. From then on all free frames are in it.
     ///
     /// # Errors
     /// [`DpdkError::Pool`] if DPDK lacks the memory for the mbufs, or a pool exists already.
     pub fn over(eal: &Eal, arena: &Arena) -> Result<Self, DpdkError> {
+        Self::beside(eal, arena, 31)
+    }
+
+    /// Makes the pool over all frames of one of several arenas: the number of a frame shifted by `shift` bits says which arena it is of, for
+    /// all of them. Frames of any of them can be sent by every device.
+    ///
+    /// # Errors
+    /// [`DpdkError::Pool`] if DPDK lacks the memory for the mbufs, or there is a pool of this arena already.
+    pub fn beside(eal: &Eal, arena: &Arena, shift: u32) -> Result<Self, DpdkError> {
         const PAGE: usize = 4096;
         let geometry = arena.geometry();
         let (base, len) = arena.raw();
         let mapped = len.next_multiple_of(PAGE);
         let page = if (base as usize).is_multiple_of(HUGEPAGE) && mapped.is_multiple_of(HUGEPAGE) { HUGEPAGE } else { PAGE };
         let mut raw = std::ptr::null_mut();
-        // SAFETY: base..base + len is mapped for as long as the arena lives, which this pool holds; mappings are made of whole pages.
-        let code = unsafe { ffi::sluice_pool_create(&mut raw, base.cast(), mapped, page, geometry.frames, geometry.stride) };
+        let Geometry { first, frames, stride } = geometry;
+        let open = eal.0.open.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: base..base + len is mapped for as long as the arena lives, which this pool holds; mappings are made of whole pages. Pools
+        // are made and dropped by one thread at a time, which the Mutex sees to.
+        let code = unsafe { ffi::sluice_pool_create(&mut raw, base.cast(), mapped, page, first, frames, stride, shift) };
+        drop(open);
         match NonNull::new(raw) {
             Some(raw) if code == 0 => Ok(Self(Arc::new(PoolInner { raw, arena: arena.clone(), eal: eal.clone() }))),
-            _ => Err(DpdkError::Pool { frames: geometry.frames, reason: words(code), log: log() }),
+            _ => Err(DpdkError::Pool { frames, reason: words(code), log: log() }),
         }
     }
 
@@ -181,31 +201,41 @@ impl Pool {
         unsafe { CStr::from_ptr(ffi::sluice_pool_ops(self.0.raw.as_ptr())) }.to_string_lossy().into_owned()
     }
 
-    /// Gives the calling thread a cache of free mbufs of its own, until the value is dropped (on the same thread, which the type sees
+    /// As [`Eal::enter_thread`].
+    ///
+    /// # Errors
+    /// The same.
+    pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
+        self.0.eal.enter_thread()
+    }
+}
+
+impl Eal {
+    /// Gives the calling thread caches of free mbufs of its own, until the value is dropped (on the same thread, which the type sees
     /// to). A thread without works, but takes each frame that a device wants from the common list.
     ///
     /// # Errors
-    /// [`DpdkError::Thread`] if the thread has one already, or too many have.
+    /// [`DpdkError::Thread`] if the thread has them already, or too many have.
     pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
         match ffi::sluice_thread_enter() {
-            0 => Ok(PoolThread { pool: self.clone(), here: PhantomData }),
+            0 => Ok(PoolThread { _eal: self.clone(), here: PhantomData }),
             code => Err(DpdkError::Thread { reason: words(code) }),
         }
     }
 }
 
-/// The calling thread has a cache of free mbufs while this lives.
+/// The calling thread has caches of free mbufs while this lives.
 #[derive(Debug)]
 pub struct PoolThread {
-    pool: Pool,
-    /// Neither sent nor shared: the cache is this thread's.
+    _eal: Eal,
+    /// Neither sent nor shared: the caches are this thread's.
     here: PhantomData<*const ()>,
 }
 
 impl Drop for PoolThread {
     fn drop(&mut self) {
-        // SAFETY: this thread entered, and nobody else can leave for it.
-        unsafe { ffi::sluice_thread_leave(self.pool.0.raw.as_ptr()) };
+        // This thread entered, and nobody else can leave for it.
+        ffi::sluice_thread_leave();
     }
 }
 
@@ -232,7 +262,7 @@ impl Drop for DeviceInner {
             if self.promiscuous {
                 ffi::sluice_device_promiscuous(self.port, 0);
             }
-            ffi::sluice_device_close(self.pool.0.raw.as_ptr(), self.port);
+            ffi::sluice_device_close(self.port);
         }
         self.pool.0.eal.forget(self.port);
         log();
@@ -429,9 +459,7 @@ impl Queue {
             let rest = &packets[taken..];
             let n = rest.len().min(ffi::BURST) as u16;
             // SAFETY: as in rx_burst(); the shim reads n packets and checks each.
-            let sent = unsafe {
-                ffi::sluice_tx_burst(device.pool.0.raw.as_ptr(), device.port, self.index, rest.as_ptr(), n, &mut self.drops)
-            };
+            let sent = unsafe { ffi::sluice_tx_burst(device.port, self.index, rest.as_ptr(), n, &mut self.drops) };
             taken += usize::from(sent);
             if sent == 0 {
                 break;

@@ -52,15 +52,17 @@ unsafe extern "C" {
     pub safe fn sluice_plugin_dir() -> *const c_char;
 
     pub safe fn sluice_thread_enter() -> c_int;
-    pub fn sluice_thread_leave(pool: *mut RawPool);
+    pub safe fn sluice_thread_leave();
 
     pub fn sluice_pool_create(
         out: *mut *mut RawPool,
         base: *mut c_void,
         mapped: usize,
         page: usize,
+        first: u32,
         frames: u32,
         stride: u32,
+        shift: u32,
     ) -> c_int;
     pub fn sluice_pool_free(pool: *mut RawPool);
     pub fn sluice_pool_take(pool: *mut RawPool, frames: *mut u32, n: u32) -> u32;
@@ -71,10 +73,10 @@ unsafe extern "C" {
     pub fn sluice_device_probe(devargs: *const c_char, name: *const c_char, out: *mut Limits) -> c_int;
     pub fn sluice_device_start(pool: *const RawPool, port: u16, setup: *mut Setup) -> c_int;
     pub fn sluice_device_promiscuous(port: u16, on: c_int) -> c_int;
-    pub fn sluice_device_close(pool: *const RawPool, port: u16);
+    pub fn sluice_device_close(port: u16);
     pub fn sluice_device_stats(port: u16, out: *mut Stats) -> c_int;
     pub fn sluice_device_link(port: u16, mbps: *mut u32) -> c_int;
 
     pub fn sluice_rx_burst(pool: *const RawPool, port: u16, queue: u16, out: *mut Packet, n: u16, drops: *mut Drops) -> u16;
-    pub fn sluice_tx_burst(pool: *mut RawPool, port: u16, queue: u16, packets: *const Packet, n: u16, drops: *mut Drops) -> u16;
+    pub fn sluice_tx_burst(port: u16, queue: u16, packets: *const Packet, n: u16, drops: *mut Drops) -> u16;
 }

@@ -65,7 +65,7 @@ struct Rig {
 
 impl Rig {
     fn with(huge: bool, frames: u32, stride: u32) -> Self {
-        let (_memory, arena) = Arena::create(Geometry { frames, stride }, huge).unwrap();
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames, stride }, huge).unwrap();
         let eal = Eal::init(&EalOptions { hugepages: huge, frames, ..Default::default() }).unwrap();
         let pool = Pool::over(&eal, &arena).unwrap();
         assert_eq!(pool.available(), frames);
@@ -277,7 +277,7 @@ fn errors_say_what_to_do() {
         assert_eq!(queue.rx_burst(&mut burst), 4);
         assert_eq!(queue.tx_burst(&burst), 4);
         // A second pool is refused.
-        let (_memory, arena) = Arena::create(Geometry { frames: 64, stride: 192 }, false).unwrap();
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 64, stride: 192 }, false).unwrap();
         assert!(matches!(Pool::over(&rig.eal, &arena), Err(DpdkError::Pool { frames: 64, .. })));
     });
 }

@@ -10,11 +10,12 @@
 //! | `mute` | reads, and never returns a frame |
 //! | `scribble` | overwrites its whole region and the core page with noise |
 //! | `panic` | panics over its first packet |
+//! | `overwrite` | returns its packets, and meanwhile writes noise over all of its tenant's packet memory and makes holes in it |
 //! | `fork` | leaves a process behind that has left its group and session and keeps all memory |
 //! | `reach` | tries what the host should deny it: other cores and classes, holes, other processes, namespaces, io_uring |
 //!
 //! `fork` and `reach` say on standard output what came of it, as `hostile: WHAT = ok` or an error, and return packets as they should.
-//! It uses the shared memory as it lies there, without the NF library. Limits: it leaves the arena alone, which all NFs map by design.
+//! It uses the shared memory as it lies there, without the NF library.
 
 // What it tries is made of system calls.
 #![allow(unsafe_code)]
@@ -23,6 +24,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use sluice_shm::BURST;
 use sluice_shm::core_page;
@@ -133,13 +135,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let core = Mapping::new(core.as_fd(), core_page::bytes(welcome.slots), false)?;
     let mut noise = Noise(0x5eed_5eed_5eed_5eed);
     let mut burst = [Descriptor::default(); BURST];
+    let mut packets = None;
     loop {
         match mode.as_str() {
             "random" => {
                 let mut forged = [Descriptor::default(); BURST];
                 forged.fill_with(|| Descriptor::from_words([noise.next(), noise.next()]));
                 for descriptor in forged.iter_mut().step_by(2) {
-                    descriptor.frame %= welcome.geometry.frames;
+                    descriptor.frame = welcome.geometry.first + descriptor.frame % welcome.geometry.frames;
                 }
                 let _ = tx.enqueue(&forged);
             }
@@ -175,6 +178,24 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         mapping.atomic_u32(offset).ok_or("it is mapped")?.store(noise.next() as u32, Ordering::Relaxed);
                     }
                 }
+            }
+            "overwrite" => {
+                let packets = packets.get_or_insert_with(|| Mapping::new(arena.as_fd(), welcome.geometry.bytes(), false));
+                let packets = packets.as_ref().map_err(|error| error.to_string())?;
+                for offset in (0..packets.len()).step_by(4) {
+                    if offset.is_multiple_of(1 << 16) {
+                        let mut n = 0;
+                        for ring in &mut rx {
+                            n += ring.dequeue(&mut burst[n..]).unwrap_or(0);
+                        }
+                        let _ = tx.enqueue(&burst[..n]);
+                    }
+                    packets.atomic_u32(offset).ok_or("it is mapped")?.store(noise.next() as u32, Ordering::Relaxed);
+                }
+                // Where it is allowed to, which costs its own tenant its packets.
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let _ = fallocate(&arena, hole, 0, packets.len() as u64);
+                continue;
             }
             "deaf" => {}
             other => return Err(format!("there is no mode {other}").into()),

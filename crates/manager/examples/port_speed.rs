@@ -34,7 +34,7 @@ struct Variant {
 }
 
 fn queue(arena: &Arena, pool: &FramePool, kind: PortKind) -> Box<dyn PortQueue> {
-    let port = Port { name: "speed".into(), overload: Overload::Drop, queues: 1, kind };
+    let port = Port { name: "speed".into(), overload: Overload::Drop, queues: 1, tenant: None, kind };
     port::open(&port, arena, pool).expect("the variants are valid").queues.remove(0)
 }
 
@@ -77,7 +77,7 @@ fn summary(samples: &[[f64; 3]], column: usize) -> (f64, f64) {
 
 fn main() {
     let seconds: f64 = std::env::args().nth(1).map_or(1.0, |text| text.parse().expect("SECONDS is a number"));
-    let geometry = Geometry { frames: FRAMES, stride: DEFAULT_STRIDE as u32 };
+    let geometry = Geometry { first: 0, frames: FRAMES, stride: DEFAULT_STRIDE as u32 };
     let (_memory, arena) = Arena::create(geometry, false).expect("there is memory for the arena");
     let pool = FramePool::new(FRAMES);
     let mut frames = FrameCache::new(pool.clone(), arena.clone(), FRAMES as usize);

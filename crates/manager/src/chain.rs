@@ -104,11 +104,13 @@ pub enum Drop {
     Policed = 11,
     /// The NF named a port or service that its own may not send to: wasted work.
     NotAllowed = 12,
+    /// The memory of the tenant whose NF comes next had no free frame to copy it into.
+    NoFrame = 13,
 }
 
 impl Drop {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Entry,
         Self::NfDown,
         Self::Verdict,
@@ -122,6 +124,7 @@ impl Drop {
         Self::NotShared,
         Self::Policed,
         Self::NotAllowed,
+        Self::NoFrame,
     ];
 
     /// Its name in statistics and metrics.
@@ -140,6 +143,7 @@ impl Drop {
             Self::NotShared => "not_shared",
             Self::Policed => "policed",
             Self::NotAllowed => "not_allowed",
+            Self::NoFrame => "no_frame",
         }
     }
 
@@ -250,6 +254,8 @@ pub struct PortInfo {
     pub overload: Overload,
     /// Manager threads that have its queues, in order.
     pub owners: Vec<usize>,
+    /// Number of the arena that its packets are received into.
+    pub memory: u8,
 }
 
 /// Everything that decides where packets go, as one immutable value. A change makes a new one.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
 use sluice_policy::sched::threshold::Rules;
-use sluice_shm::arena::{Arena, Geometry};
+use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::memory::{MemoryError, SharedMemory};
@@ -28,17 +28,18 @@ use crate::chain::ways::Ways;
 use crate::chain::{Counter, PathRegistry, Tables};
 use crate::classify::Classifier;
 use crate::classify::flow_table::random_seed;
-use crate::config::model::{Config, Hugepages, Overload};
+use crate::config::model::{self, Config, Overload};
 use crate::director::{Director, PoolTable};
 use crate::foreign::Hop;
 use crate::forward::{Plane, TraceRequest};
-use crate::frame::{FrameCache, FramePool, FrameTable};
+use crate::frame::{FrameCache, FrameTable, Stack};
 use crate::mechanism::affinity;
 use crate::mechanism::process::Proc;
 use crate::mechanism::silence::{Look, Silence};
+use crate::memory::{self, Holder, Memories, Memory, NoMemory};
 use crate::nf::handle::NfHandle;
 use crate::nf::succession::Succession;
-use crate::port::{self, PortQueue};
+use crate::port::PortQueue;
 use crate::pressure::Alerts;
 use crate::wake::Timers;
 use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
@@ -63,9 +64,9 @@ pub enum PlaneError {
     /// No memory for packets or rings.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// DPDK is wanted and does not start.
+    /// No memory for packets of a tenant.
     #[error(transparent)]
-    Dpdk(#[from] sluice_dpdk::DpdkError),
+    NoMemory(#[from] NoMemory),
     /// A thread could not be started on its core.
     #[error("cannot start a packet thread on core {core}: {source}")]
     Thread {
@@ -223,9 +224,7 @@ pub struct DataPlane {
     links: Vec<Link>,
     rx: Vec<usize>,
     tx: Vec<usize>,
-    arena_memory: SharedMemory,
-    arena: Arena,
-    frames: Arc<FramePool>,
+    memories: Memories,
     table: FrameTable,
     registry: Arc<PathRegistry>,
     clock: Clock,
@@ -263,25 +262,21 @@ pub struct Place {
     pub page: CorePage,
     /// The slot.
     pub slot: u32,
+    /// Number of the arena of its tenant; [`memory::NONE`] for a program that maps none.
+    pub memory: u8,
     key: (usize, Option<String>),
 }
 
 impl DataPlane {
-    /// Makes the arena and starts the threads that the configuration names.
+    /// Makes the arenas and starts the threads that the configuration names.
     ///
     /// # Errors
-    /// [`PlaneError::Memory`] if there is no memory for packets; [`PlaneError::Dpdk`]; [`PlaneError::Thread`] if a core cannot be had.
+    /// [`PlaneError::NoMemory`] if there is no memory for packets, or DPDK does not start; [`PlaneError::Thread`] if a core cannot be had.
     pub fn start(config: &Config) -> Result<Self, PlaneError> {
-        let geometry =
-            Geometry { frames: config.memory.frames, stride: Geometry::stride_for(config.memory.packet_bytes as usize) as u32 };
-        let (arena_memory, arena) = match config.memory.hugepages {
-            Hugepages::Never => Arena::create(geometry, false)?,
-            Hugepages::Always => Arena::create(geometry, true)?,
-            Hugepages::Auto => Arena::create(geometry, true).or_else(|_| Arena::create(geometry, false))?,
-        };
-        let pool = port::dpdk::frame_pool(config, &arena, arena_memory.is_huge())?;
-        let table = FrameTable::new(geometry.frames);
-        let entered_ns: Arc<[AtomicU64]> = (0..geometry.frames).map(|_| AtomicU64::new(0)).collect();
+        let memories = Memories::new(config)?;
+        let frames = memories.slots() << memories.shift();
+        let table = FrameTable::new(frames);
+        let entered_ns: Arc<[AtomicU64]> = (0..frames).map(|_| AtomicU64::new(0)).collect();
         let registry = Arc::new(PathRegistry::new(config.manager.max_paths as usize));
         let clock = Clock::new();
         let manager = &config.manager;
@@ -324,8 +319,6 @@ impl DataPlane {
         let part_of_rx: Vec<Part> = (0..n).map(|i| part(|r| r.rx, i)).collect();
         let tx: Vec<usize> = (0..n).filter(|i| threads[*i].1.tx).collect();
         let flows = manager.max_flows.div_ceil(rx.len() as u32);
-        // A small arena is shared out, so that no thread starves another.
-        let cached = FRAMES_PER_THREAD.min(geometry.frames as usize / (2 * n));
         let line = config.openflow.controller.is_some().then(|| Arc::new(Line::new(&config.openflow, n)));
         let mut links = Vec::with_capacity(n);
         for (index, ((core, roles), (lanes_out, lanes_in))) in
@@ -340,7 +333,12 @@ impl DataPlane {
                 threads: n,
                 table: table.clone(),
                 entered_ns: entered_ns.clone(),
-                frames: FrameCache::new(pool.clone(), arena.clone(), if n == 1 { geometry.frames as usize } else { cached }),
+                frames: {
+                    let mut cache = FrameCache::over(memories.whole().clone(), memories.shift(), memories.slots() as usize);
+                    memories.iter().for_each(|memory| cache.add(memory.number, stack(memory, n)));
+                    cache.set_usual(memories.usual());
+                    cache
+                },
                 tables: Arc::default(),
                 generation: 0,
                 asker: asker.map(Box::new),
@@ -391,16 +389,16 @@ impl DataPlane {
                 measures: parts[index].1,
             };
             let (pinned, answer) = channel();
-            let frames = pool.clone();
             let seen = Arc::new(Seen::default());
             let own = seen.clone();
+            let devices = memories.devices().cloned();
             let thread = std::thread::Builder::new().name(format!("sluice-{core}")).spawn(move || {
                 let _ = own.id.set(rustix::thread::gettid());
                 // Tests have more packet threads than their host may have cores.
                 let cores = if cfg!(test) { std::thread::available_parallelism().map_or(1, usize::from) } else { usize::MAX };
                 let result = affinity::pin(core % cores)
                     .map_err(std::io::Error::other)
-                    .and_then(|_| frames.enter_thread().map_err(std::io::Error::other));
+                    .and_then(|_| devices.map(|devices| devices.enter_thread()).transpose().map_err(std::io::Error::other));
                 let (result, here) = match result {
                     Ok(here) => (Ok(()), Some(here)),
                     Err(error) => (Err(error), None),
@@ -419,9 +417,7 @@ impl DataPlane {
             links,
             rx,
             tx,
-            arena_memory,
-            arena,
-            frames: pool,
+            memories,
             table,
             registry,
             clock,
@@ -439,19 +435,86 @@ impl DataPlane {
         })
     }
 
-    /// The arena's memory, whose descriptor goes to NFs.
-    pub fn arena_memory(&self) -> &SharedMemory {
-        &self.arena_memory
+    /// The arenas.
+    pub fn memories(&self) -> &Memories {
+        &self.memories
     }
 
-    /// The arena.
+    /// The range that all frames lie in.
     pub fn arena(&self) -> &Arena {
-        &self.arena
+        self.memories.whole()
     }
 
-    /// The pool that all frames come from.
-    pub fn frames(&self) -> &FramePool {
-        &self.frames
+    /// The arena that an NF with this place maps. None if it maps none.
+    pub fn memory_of(&self, place: &Place) -> Option<&Memory> {
+        self.memories.get(place.memory)
+    }
+
+    /// Makes the arenas that a configuration needs and that are not there yet, and gives them to all threads. Nothing is received into
+    /// them before the next tables say so.
+    ///
+    /// # Errors
+    /// [`PlaneError::NoMemory`], [`PlaneError::Silent`].
+    pub fn provide(&mut self, config: &Config) -> Result<(), PlaneError> {
+        for holder in memory::holders(config) {
+            self.provide_one(&holder)?;
+        }
+        Ok(())
+    }
+
+    fn provide_one(&mut self, holder: &Holder) -> Result<u8, PlaneError> {
+        let (number, is_new) = self.memories.of(holder)?;
+        if is_new {
+            self.show(number)?;
+        }
+        Ok(number)
+    }
+
+    /// Gives a fresh arena to all threads.
+    fn show(&self, number: u8) -> Result<(), PlaneError> {
+        let memory = self.memories.get(number).expect("it was just made");
+        for thread in 0..self.links.len() {
+            self.ask(thread, |done| Command::AddMemory {
+                number,
+                stack: Box::new(stack(memory, self.links.len())),
+                usual: self.memories.usual(),
+                done,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Makes a fresh arena for a tenant: its NFs are given that one from now on, and its ports receive there with the next tables.
+    ///
+    /// # Errors
+    /// [`PlaneError::NoMemory`], [`PlaneError::Silent`].
+    pub fn renew(&mut self, tenant: Option<String>) -> Result<(), PlaneError> {
+        let fresh = self.memories.renew(&Holder::Tenant(tenant))?;
+        self.show(fresh)
+    }
+
+    /// Takes the arenas away that are nobody's any more and of which all frames have come back. Says how many are left.
+    ///
+    /// # Errors
+    /// [`PlaneError::Silent`].
+    pub fn drop_former(&mut self) -> Result<usize, PlaneError> {
+        let former = self.memories.former();
+        let mut left = former.len();
+        for number in former {
+            self.ask_all(|done| Command::DropMemory(number, false, done))?;
+            let memory = self.memories.get(number).expect("it was just found");
+            if memory.pool.available() == memory.geometry().frames as usize {
+                // None of its frames is anywhere, so no thread is given one any more.
+                self.ask_all(|done| Command::DropMemory(number, true, done))?;
+                left -= usize::from(self.memories.remove(number));
+            }
+        }
+        Ok(left)
+    }
+
+    /// The arena that what comes in at a port is received into, by this configuration.
+    pub fn memory_for_port(&self, config: &Config, port: &model::Port) -> u8 {
+        self.memories.for_port(config, port)
     }
 
     /// Frames that are free: in the pool, and in the caches of the packet threads. Of threads that are at work, a number that has changed.
@@ -460,7 +523,7 @@ impl DataPlane {
     /// [`PlaneError::Silent`].
     pub fn free_frames(&self) -> Result<usize, PlaneError> {
         let cached: u64 = self.snapshots()?.iter().map(|snapshot| snapshot.frames_cached).sum();
-        Ok(self.frames.available() + cached as usize)
+        Ok(self.memories.iter().map(|memory| memory.pool.available()).sum::<usize>() + cached as usize)
     }
 
     /// The owners of frames.
@@ -603,9 +666,23 @@ impl DataPlane {
     /// A slot on the page of a core, shared by the NFs of one tenant.
     ///
     /// # Errors
-    /// [`PlaneError::NoSlot`] if there is none left; [`PlaneError::Memory`].
+    /// [`PlaneError::NoSlot`] if there is none left; [`PlaneError::Memory`], [`PlaneError::NoMemory`].
     pub fn place(&mut self, core: usize, tenant: Option<String>) -> Result<Place, PlaneError> {
-        let key = (core, tenant);
+        let memory = self.provide_one(&Holder::Tenant(tenant.clone()))?;
+        self.memories.share(memory);
+        self.take_slot((core, tenant), memory)
+    }
+
+    /// The same for a program that maps nothing.
+    ///
+    /// # Errors
+    /// As [`DataPlane::place`].
+    pub fn place_foreign(&mut self, core: usize) -> Result<Place, PlaneError> {
+        self.take_slot((core, None), memory::NONE)
+    }
+
+    fn take_slot(&mut self, key: (usize, Option<String>), memory: u8) -> Result<Place, PlaneError> {
+        let core = key.0;
         if !self.cores.contains_key(&key) {
             let (memory, page) = CorePage::create(self.slots, self.hands_over)?;
             self.cores.insert(key.clone(), Core { memory, page, used: Vec::new() });
@@ -622,7 +699,7 @@ impl DataPlane {
         };
         entry.used[slot] = true;
         entry.page.reset(slot as u32);
-        Ok(Place { page: entry.page.clone(), slot: slot as u32, key })
+        Ok(Place { page: entry.page.clone(), slot: slot as u32, memory, key })
     }
 
     /// Gives a slot back.
@@ -663,6 +740,8 @@ impl DataPlane {
         let in_flight = self.in_flight.entry(number).or_default().clone();
         let name = name.into();
         let handle = NfHandle::new(number, name, service, core, poll, region, page, slot, threads, in_flight, priority, wakeup);
+        // Relaxed: the threads are given the handle by a channel.
+        handle.memory.store(place.memory, Ordering::Relaxed);
         let drains = self.drains(number);
         let answers: Vec<_> = (0..self.links.len())
             .map(|thread| {
@@ -861,6 +940,13 @@ impl DataPlane {
             }
         }
     }
+}
+
+/// A thread's stack of free frames of an arena, where there are so many threads.
+fn stack(memory: &Memory, threads: usize) -> Stack {
+    let frames = memory.geometry().frames as usize;
+    // A small arena is shared out, so that no thread starves another.
+    Stack::new(memory.pool.clone(), if threads == 1 { frames } else { FRAMES_PER_THREAD.min(frames / (2 * threads)) })
 }
 
 impl Drop for DataPlane {

@@ -16,7 +16,7 @@ use sluice_shm::page::Attached;
 use super::*;
 use crate::chain::{Chain, ChainCounters, Drop, Member, PortInfo};
 use crate::classify::rule::{Protocol, Rule, RuleSet};
-use crate::config::model::{Idle, OnFailure};
+use crate::config::model::{Hugepages, Idle, OnFailure};
 use crate::frame::Packet;
 
 const FRAMES: u32 = 2048;
@@ -235,7 +235,7 @@ fn run(threads: usize, deaths: u64, max_violations: u64) -> Counted {
             rules: rules.clone(),
             chains: vec![Some(chain.clone())],
             services,
-            ports: vec![Some(PortInfo { name: "p".into(), overload: Overload::Drop, owners: owners.clone() })],
+            ports: vec![Some(PortInfo { name: "p".into(), overload: Overload::Drop, owners: owners.clone(), memory: 0 })],
             ..Default::default()
         }));
     };
@@ -292,7 +292,7 @@ fn run(threads: usize, deaths: u64, max_violations: u64) -> Counted {
     others.into_iter().for_each(Player::end);
     plane.stop();
     // All of them, each once.
-    let mut all = FrameCache::new(plane.frames.clone(), plane.arena().clone(), FRAMES as usize);
+    let mut all = FrameCache::new(plane.memories().usual_pool(), plane.arena().clone(), FRAMES as usize);
     let mut frames = vec![0; FRAMES as usize + 1];
     let n = all.alloc(&mut frames);
     frames.truncate(n);

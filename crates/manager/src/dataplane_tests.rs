@@ -10,8 +10,8 @@ use sluice_shm::page::Attached;
 use super::*;
 use crate::chain::{Chain, ChainCounters, Drop, MaySend, Member, Places, PortInfo};
 use crate::classify::rule::{Protocol, Rule, RuleSet};
-use crate::config::model::OnFailure;
-use crate::frame::{FrameCache, Packet};
+use crate::config::model::{Hugepages, OnFailure};
+use crate::frame::{Copied, FrameCache, Packet};
 use crate::nf::handle::Sentence;
 
 /// Gives what the test put in, collects what comes out.
@@ -118,7 +118,7 @@ impl Rig {
             chains: vec![Some(chain.clone())],
             services: (0..nfs).map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
             pooled: Vec::new(),
-            ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0] })],
+            ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0], memory: 0 })],
             downstream_first: false,
             may_send: vec![MaySend { now: Places::new(0..128, 0..128), ever: Places::default() }; nfs.into()],
         };
@@ -610,7 +610,7 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
         police: None,
     });
     rig.tables.chains.push(Some(another));
-    rig.tables.ports.push(Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0] }));
+    rig.tables.ports.push(Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0], memory: 0 }));
     rig.publish();
     pass(&rig, &mut first, 1);
     assert_eq!(hits[0].total(), 1);
@@ -729,7 +729,7 @@ fn a_verdict_leads_where_the_configuration_allows_and_nowhere_else() {
     let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Drop);
     let others = Wire::default();
     rig.plane.add_port(1, vec![Box::new(others.clone())], Overload::Drop, false).unwrap();
-    rig.tables.ports.push(Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0] }));
+    rig.tables.ports.push(Some(PortInfo { name: "q".into(), overload: Overload::Drop, owners: vec![0], memory: 0 }));
     rig.tables.may_send = vec![MaySend { now: Places::new([0], []), ever: Places::new([0], [1]) }; 2];
     rig.publish();
     rig.plane.meet().unwrap();
@@ -770,4 +770,203 @@ fn an_nf_that_has_not_had_its_core_is_not_condemned_for_a_while() {
     nf.condemn(Sentence::Violations);
     nf.spare(u64::MAX);
     assert_eq!(nf.sentence(), Sentence::Violations);
+}
+
+/// Two tenants on one port: chains `red` and `blue` of one NF each, and `both`, which crosses from one to the other. Packets from 10.0.0.1
+/// go by the first, those from 10.0.0.2 by the second, others by the third.
+struct Tenants {
+    plane: DataPlane,
+    wire: Wire,
+    handles: Vec<Arc<NfHandle>>,
+    chains: Vec<Arc<Chain>>,
+}
+
+impl Tenants {
+    fn new(red_frames: u32, ring: u32) -> Self {
+        Self::with(red_frames, ring, Overload::Wait)
+    }
+
+    fn with(red_frames: u32, ring: u32, overload: Overload) -> Self {
+        let text = "port = [{ name = \"p\", kind = \"sink\" }]
+            service = [{ name = \"r\", attach = true, tenant = \"red\" }, { name = \"b\", attach = true, tenant = \"blue\" }]
+            chain = [{ name = \"red\", services = [\"r\"], egress = \"p\" }, { name = \"blue\", services = [\"b\"], egress = \"p\" },
+                     { name = \"both\", services = [\"r\", \"b\"], egress = \"p\" }]
+            rule = [{ src = \"10.0.0.1/32\", chain = \"red\" }, { src = \"10.0.0.2/32\", chain = \"blue\" }, { chain = \"both\" }]";
+        let mut config: Config = toml::from_str(text).unwrap();
+        config.memory.frames = FRAMES;
+        config.memory.hugepages = Hugepages::Never;
+        config.memory.tenants = [("red".to_string(), red_frames)].into();
+        config.manager.idle = crate::config::model::Idle::Sleep;
+        let mut plane = DataPlane::start(&config).unwrap();
+        let memory = plane.memory_for_port(&config, &config.ports[0]);
+        assert_eq!(plane.memories().get(memory).unwrap().holder, Holder::Ingress);
+        let chains: Vec<Arc<Chain>> = [vec![0], vec![1], vec![0, 1]]
+            .into_iter()
+            .enumerate()
+            .map(|(number, services)| {
+                Arc::new(Chain {
+                    number: number as u16,
+                    version: 1,
+                    name: config.chains[number].name.clone(),
+                    services,
+                    reversed: Vec::new(),
+                    egress: 0,
+                    on_failure: OnFailure::Drop,
+                    counters: Arc::new([ChainCounters::default()]),
+                    police: None,
+                })
+            })
+            .collect();
+        let known = |names: &[&str]| names.iter().enumerate().map(|(i, name)| (name.to_string(), i as u16)).collect();
+        let (ports, names) = (known(&["p"]), known(&["red", "blue", "both"]));
+        let rules = config.rules.iter().enumerate().map(|(i, rule)| Rule::compile(rule, i, &ports, &names).unwrap()).collect();
+        let tables = Tables {
+            generation: 1,
+            rules: RuleSet::new(rules),
+            chains: chains.iter().cloned().map(Some).collect(),
+            services: (0..2).map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
+            pooled: Vec::new(),
+            ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0], memory })],
+            may_send: Vec::new(),
+            downstream_first: false,
+        };
+        let mut handles = Vec::new();
+        for (nf, tenant) in ["red", "blue"].into_iter().enumerate() {
+            let place = plane.place(0, Some(tenant.into())).unwrap();
+            assert_eq!(plane.memory_of(&place).unwrap().holder.to_string(), tenant);
+            let name = format!("s{nf}.0");
+            handles.push(plane.attach(nf as u16, &name, nf as u16, 0, true, ring, &place, 1.0, None).unwrap());
+        }
+        plane.use_tables(&Arc::new(tables));
+        let wire = Wire::default();
+        plane.start_rx();
+        plane.add_port(0, vec![Box::new(wire.clone())], overload, false).unwrap();
+        Self { plane, wire, handles, chains }
+    }
+
+    /// What an NF of a tenant has mapped of packet memory.
+    fn arena_of(&self, nf: usize) -> Arena {
+        let memory = self.plane.memories().get(self.handles[nf].memory.load(Ordering::Relaxed)).unwrap();
+        Arena::map(memory.file().fd(), memory.geometry()).unwrap()
+    }
+
+    fn nf(&self, number: usize) -> Attached {
+        let region = &self.handles[number].region;
+        Attached::map(region.memory.fd(), region.page.layout()).unwrap()
+    }
+
+    /// What was copied into the memory of a holder, all threads together.
+    fn copied(&self, holder: &str) -> Copied {
+        let number = self.plane.memories().iter().find(|memory| memory.holder.to_string() == holder).unwrap().number;
+        self.plane.snapshots().unwrap()[0].memories[usize::from(number)].1
+    }
+
+    /// Whether all frames of all tenants are free.
+    fn is_empty(&self) -> bool {
+        let free = &self.plane.snapshots().unwrap()[0].memories;
+        let is_full =
+            |memory: &Memory| free[usize::from(memory.number)].0 + memory.pool.available() == memory.geometry().frames as usize;
+        self.plane.memories().iter().all(is_full) && self.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0)
+    }
+}
+
+#[test]
+fn a_hostile_tenant_reaches_no_packet_of_another() {
+    const EACH: u32 = 2_000;
+    let rig = Tenants::new(FRAMES, 64);
+    let done = Arc::new(AtomicBool::new(false));
+    let nfs: Vec<_> = [0, 1]
+        .into_iter()
+        .map(|i| {
+            let (mut nf, arena, done) = (rig.nf(i), rig.arena_of(i), done.clone());
+            std::thread::spawn(move || {
+                let mut burst = [Descriptor::default(); 32];
+                while !done.load(Ordering::Relaxed) {
+                    let n = nf.rx[0].dequeue(&mut burst).unwrap();
+                    // Whatever comes lies in what this tenant has mapped.
+                    assert!(burst[..n].iter().all(|d| arena.geometry().contains(d.frame, d.offset, d.len)));
+                    assert_eq!(nf.tx.enqueue(&burst[..n]).unwrap(), n);
+                    std::thread::yield_now();
+                }
+            })
+        })
+        .collect();
+    // All that red has mapped of packet memory, written all the time.
+    let (arena, stop) = (rig.arena_of(0), done.clone());
+    let hostile = std::thread::spawn(move || {
+        let sluice_shm::arena::Geometry { first, frames, stride } = arena.geometry();
+        let noise = vec![0xa5; stride as usize];
+        while !stop.load(Ordering::Relaxed) {
+            (first..first + frames).for_each(|frame| assert!(arena.write(frame, 0, &noise)));
+        }
+    });
+    let blue: Vec<Vec<u8>> = (0..EACH).map(|i| udp(2, i)).collect();
+    for (i, packet) in blue.iter().enumerate() {
+        rig.wire.to_read.lock().unwrap().extend([udp(1, i as u32), packet.clone(), udp(3, i as u32)]);
+    }
+    wait_for("all packets", || rig.wire.written.lock().unwrap().len() == 3 * EACH as usize);
+    done.store(true, Ordering::Relaxed);
+    nfs.into_iter().for_each(|t| t.join().unwrap());
+    hostile.join().unwrap();
+    let is_blue = |packet: &Vec<u8>| packet.get(26..30) == Some(&[10, 0, 0, 2]);
+    let got: Vec<Vec<u8>> = rig.wire.written.lock().unwrap().iter().filter(|packet| is_blue(packet)).cloned().collect();
+    assert_eq!(got, blue, "each byte of each packet, in order");
+    wait_for("all frames", || rig.is_empty());
+    let len = blue[0].len() as u64;
+    let n = u64::from(EACH);
+    assert_eq!(rig.copied("red"), Copied { at_gate: (2 * n, 2 * n * len), ..Copied::default() });
+    assert_eq!(rig.copied("blue"), Copied { at_gate: (n, n * len), at_crossing: (n, n * len), starved: 0 });
+    assert_eq!(rig.copied("ingress"), Copied::default());
+}
+
+#[test]
+fn a_tenant_without_free_frames_starves_alone() {
+    let rig = Tenants::with(512, 1024, Overload::Drop);
+    rig.wire.to_read.lock().unwrap().extend((0..800).map(|i| udp(1, i)));
+    // Its NF returns nothing: what it may have of its tenant's frames is with it, and there is room left on its ring.
+    let dropped = |chain: usize, why: Drop| rig.chains[chain].counters[0].drops[why as usize].get();
+    let of_red = || dropped(0, Drop::NoFrame) + dropped(0, Drop::Entry);
+    let held = || u64::from(rig.handles[0].in_flight.load(Ordering::Relaxed));
+    wait_for("the drops", || of_red() > 0 && of_red() + held() == 800);
+    assert!(held() <= 512);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    for i in 0..600 {
+        rig.wire.to_read.lock().unwrap().push(udp(2, i));
+        let packet = read(&mut second);
+        second.tx.enqueue(&[packet]).unwrap();
+    }
+    let blue: Vec<Vec<u8>> = (0..600).map(|i| udp(2, i)).collect();
+    wait_for("those of the other", || *rig.wire.written.lock().unwrap() == blue);
+    assert_eq!((dropped(1, Drop::NoFrame), dropped(1, Drop::Entry)), (0, 0));
+    for _ in 0..held() {
+        let packet = read(&mut first);
+        first.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("all frames", || rig.is_empty());
+}
+
+#[test]
+fn what_crosses_tenants_stays_as_it_was_returned() {
+    let rig = Tenants::new(FRAMES, 64);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    let (red, blue) = (rig.arena_of(0), rig.arena_of(1));
+    rig.wire.to_read.lock().unwrap().push(udp(3, 7));
+    let packet = read(&mut first);
+    // It pushes a header, and goes on writing after it has returned the packet.
+    let longer = Descriptor { offset: packet.offset - 4, len: packet.len + 4, ..packet };
+    assert!(red.write(longer.frame, longer.offset, &[9; 4]));
+    first.tx.enqueue(&[longer]).unwrap();
+    let there = read(&mut second);
+    assert!(red.write(longer.frame, 0, &[0xff; 512]), "it still has that frame mapped");
+    assert_eq!((there.offset, there.len), (longer.offset, longer.len));
+    let mut bytes = vec![0; there.len.into()];
+    assert!(blue.read(there.frame, there.offset, &mut bytes));
+    assert_eq!(bytes, [vec![9; 4], udp(3, 7)].concat());
+    assert!(!blue.geometry().has(longer.frame) && !red.geometry().has(there.frame));
+    second.tx.enqueue(&[there]).unwrap();
+    wait_for("the packet", || *rig.wire.written.lock().unwrap() == [bytes.clone()]);
+    // A frame of another tenant is none that an NF can return.
+    second.tx.enqueue(&[longer]).unwrap();
+    wait_for("the violation", || rig.handles[1].violations.load(Ordering::Relaxed) == 1);
+    wait_for("all frames", || rig.is_empty());
 }

@@ -17,6 +17,10 @@
 //! when room for it was found on that one's ring. What finds no room is dropped by the thread that has it. A thread that has let go of
 //! an NF's ring ([`Command::Detach`](crate::worker::Command::Detach)) therefore never makes it the owner of a frame again, and what is
 //! taken back of a dead NF ([`Plane::reclaim`]) is taken back once.
+//!
+//! # Packets that change hands
+//! Each tenant's packets lie in an arena of its own ([`crate::memory`]). A packet that goes to an NF of another one than it lies in is
+//! copied on the way ([`Plane::enter`], [`Plane::pass`]); if that one has no free frame, it is dropped, which only that tenant notices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -38,8 +42,9 @@ use crate::chain::ways::Ways;
 use crate::chain::{self, Chain, ChainCounters, Counter, Drop, Kind, Path, PathRegistry, Sent, Step, Tables};
 use crate::classify::key::FlowKey;
 use crate::config::model::Sched;
-use crate::frame::{FrameCache, FrameTable, Held, Packet, SAMPLED, TRACED, URGENT, owner};
+use crate::frame::{FrameCache, FrameTable, Held, Packet, Place, SAMPLED, TRACED, URGENT, owner};
 use crate::mark;
+use crate::memory;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::succession::Succession;
 use crate::pressure::Alerts;
@@ -66,6 +71,8 @@ pub struct NfEnd {
     starts: Starts,
     /// When it is woken, if not for each packet.
     pub(crate) waker: Option<Box<Waker>>,
+    /// Number of the arena that its packets lie in; [`memory::NONE`] if that is all the same.
+    memory: u8,
 }
 
 /// What makes an NF run that packets are posted to.
@@ -91,7 +98,9 @@ impl NfEnd {
             Some(_) => Starts::Held,
             None => Starts::AtOnce,
         };
-        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker }
+        // Relaxed: it was written before the handle was passed to this thread.
+        let memory = handle.memory.load(Ordering::Relaxed);
+        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
     }
 
     /// Packets that it has not returned, or, with several threads, not taken yet.
@@ -181,6 +190,8 @@ pub enum TraceWhat {
     CameOut(u16, u32),
     /// None that ends as it does came out of this foreign NF, or more than one may have.
     LostSight(u16),
+    /// It was copied into the memory of another tenant, and is in this frame.
+    Crossed(u32),
     /// It was dropped.
     Dropped(Drop),
 }
@@ -336,7 +347,7 @@ impl Plane {
                 self.unlooked -= n as u32;
                 n
             }
-            _ => self.look_for_frames(&path.chain, n),
+            _ => self.look_for_frames(path, n),
         };
         if n == 0 { 0 } else { self.admit_inside(path, n) }
     }
@@ -344,8 +355,11 @@ impl Plane {
     /// How many of `n` packets of a chain there are frames for: no chain has more of them than are left to all others, and to be received
     /// into. So chains that stand still leave enough, however many they are: the next one's share of what is left is never nothing.
     #[cold]
-    fn look_for_frames(&mut self, chain: &Chain, n: usize) -> usize {
-        let (has, left) = (chain.frames(), self.frames.left().saturating_sub(self.reserve) as u64);
+    fn look_for_frames(&mut self, path: &Path, n: usize) -> usize {
+        let chain = &path.chain;
+        // Those of the tenant whose NF is the first.
+        let memory = path.hops.first().map_or(memory::NONE, |first| self.memory_of(first.nf));
+        let (has, left) = (chain.frames(), self.frames.left_of(memory).saturating_sub(self.reserve) as u64);
         // A few, whatever others hold: the frames that these packets came in are theirs already.
         let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
         let n = (n as u64).min(room);
@@ -532,10 +546,62 @@ impl Plane {
         self.frames.free(frame);
     }
 
-    /// Lets packets of one path, which [`Plane::admit`] let in, start on it. `flags` are those of the descriptors; `traceable` has a bit
+    /// Lets packets of one path, which [`Plane::admit`] let in, start on it: after copying them into the memory of the tenant whose NF is the
+    /// first, if they lie elsewhere. `flags` are those of the descriptors; `traceable` has a bit
     /// for each packet that the trace that goes on, if any, is about, and `urgent` one for each that no NF lets wait.
     #[inline]
     pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
+        if self.frames.are_several() {
+            self.enter_own(path, number, packets, packet_flags, traceable, urgent);
+        } else {
+            self.start(path, number, packets, packet_flags, traceable, urgent);
+        }
+    }
+
+    #[inline(never)]
+    fn enter_own(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
+        let memory = match path.step(0) {
+            Step::Nf(nf) => self.memory_of(nf),
+            Step::Port(_) => memory::NONE,
+        };
+        if memory == memory::NONE {
+            return self.start(path, number, packets, packet_flags, traceable, urgent);
+        }
+        let mut own = [Packet::default(); BURST];
+        let own = &mut own[..packets.len().min(BURST)];
+        own.copy_from_slice(&packets[..own.len()]);
+        let n = self.frames.bring(own, memory, Place::Gate, |_, _| {});
+        if n > 0 {
+            self.start(path, number, &own[..n], packet_flags, traceable, urgent);
+        }
+        if n < own.len() {
+            // They were let in, and are lost there.
+            self.counters(path).entered.add((own.len() - n) as u64);
+            self.starve(path, 0, memory, own[n..].iter().map(|packet| packet.frame));
+        }
+    }
+
+    /// The arena that packets for an NF lie in.
+    #[inline(always)]
+    fn memory_of(&self, nf: u16) -> u8 {
+        match self.nfs.get(nf as usize) {
+            Some(Some(end)) => end.memory,
+            _ => memory::NONE,
+        }
+    }
+
+    /// Drops packets that go to hop `hop` of a path, because an arena has no free frame for them.
+    #[cold]
+    fn starve(&mut self, path: &Path, hop: usize, memory: u8, frames: impl ExactSizeIterator<Item = u32>) {
+        self.frames.count_starved(memory, frames.len());
+        self.release_from(path, hop, frames.len() as u32);
+        self.counters(path).drops[Drop::NoFrame as usize].add(frames.len() as u64);
+        frames.for_each(|frame| self.discard(frame));
+    }
+
+    /// Lets packets, which lie where they belong, start on a path.
+    #[inline(always)]
+    fn start(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
         let counters = self.counters(path);
         let before = counters.entered.get();
         counters.entered.add(packets.len() as u64);
@@ -647,10 +713,46 @@ impl Plane {
         }
     }
 
-    /// Passes packets that are in this thread's hands on to an NF's ring or a port's buffer. `words` says what the table will say of each
-    /// of them once an NF has it.
+    /// Passes packets that are in this thread's hands on to an NF's ring or a port's buffer; to an NF of another tenant as copies. `words`
+    /// says what the table will say of each of them once an NF has it.
     #[inline(always)]
     fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
+        match step {
+            Step::Nf(nf) if self.frames.are_several() => self.cross(path, hop, nf, burst, words),
+            _ => self.hand_on(path, hop, step, burst, words),
+        }
+    }
+
+    /// Passes packets on to an NF, and copies those into the memory of its tenant that lie elsewhere.
+    #[inline(never)]
+    fn cross(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
+        let memory = self.memory_of(nf);
+        if memory == memory::NONE || burst.iter().all(|descriptor| self.frames.arena_of(descriptor.frame) == memory) {
+            return self.hand_on(path, hop, Step::Nf(nf), burst, words);
+        }
+        let mut own = [Descriptor::default(); BURST];
+        let own = &mut own[..burst.len().min(BURST)];
+        own.copy_from_slice(&burst[..own.len()]);
+        let table = &self.table;
+        let n = self.frames.bring(own, memory, Place::Crossing, |from, to| table.carry(from, to));
+        for i in 0..n {
+            let (from, to, held) = (burst[i].frame, own[i].frame, Held::unpack(words(i)));
+            if from != to && held.flags & (SAMPLED | TRACED) != 0 {
+                self.entered_ns[to as usize].store(self.entered_ns[from as usize].load(Ordering::Relaxed), Ordering::Relaxed);
+                self.tell(from, own[i].len, held.flags, held.path, TraceWhat::Crossed(to));
+            }
+        }
+        if n > 0 {
+            self.hand_on(path, hop, Step::Nf(nf), &own[..n], &words);
+        }
+        if n < own.len() {
+            self.starve(path, hop, memory, own[n..].iter().map(|descriptor| descriptor.frame));
+        }
+    }
+
+    /// Passes packets, which lie where they belong, on to an NF's ring or a port's buffer.
+    #[inline(always)]
+    fn hand_on(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         if self.unannounced.len() == self.unannounced.capacity() {
             // Its memory does not grow here.
             self.announce();
@@ -1010,7 +1112,8 @@ impl Plane {
         // No thread posts to it any more, so what was posted and not returned is what it has.
         let (posted, returned) = drain.handle.posted_returned();
         let (owner, mut left, mut taken) = (drain.handle.owner(), posted.saturating_sub(returned), 0);
-        for frame in 0..self.table.frames() {
+        // All of them are of the arena that it maps; those of a program may be of any.
+        for frame in self.frames.frames_of(drain.handle.memory.load(Ordering::Relaxed)) {
             if left == 0 {
                 break;
             }

@@ -35,6 +35,7 @@ pub mod worker;
 pub mod dataplane;
 
 pub mod mechanism;
+pub mod memory;
 
 pub mod supervisor;
 

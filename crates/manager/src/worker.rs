@@ -31,7 +31,7 @@ use crate::controller::load::Loads;
 use crate::director::{Asked, Director, Env, PoolTable, Wanted};
 use crate::foreign;
 use crate::forward::{Drain, Plane, TX_BUFFER, TraceRequest};
-use crate::frame::Packet;
+use crate::frame::{Copied, Packet, Stack};
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::succession::Succession;
 use crate::port::PortQueue;
@@ -172,6 +172,8 @@ pub struct OwnedQueue {
     /// Its counters.
     pub counters: Arc<QueueCounters>,
     waits: bool,
+    /// Number of the arena that its packets are received into, of those that it takes frames for by itself.
+    memory: u8,
     batch: Box<Batch>,
     /// What gathered packets are put into.
     spare: Box<Batch>,
@@ -206,6 +208,7 @@ impl OwnedQueue {
             queue,
             counters,
             waits: overload == Overload::Wait,
+            memory: 0,
             batch: Box::default(),
             spare: Box::default(),
             groups: Box::default(),
@@ -221,6 +224,13 @@ impl OwnedQueue {
             moved: 0,
             backoff: 0,
             skip: 0,
+        }
+    }
+
+    /// Receives into the arena that the tables say from now on.
+    fn use_memory(&mut self, tables: &Tables) {
+        if let Some(Some(port)) = tables.ports.get(usize::from(self.port)) {
+            self.memory = port.memory;
         }
     }
 }
@@ -254,6 +264,8 @@ pub struct Snapshot {
     pub setups: Vec<(u16, Histogram)>,
     /// Frames in this thread's cache.
     pub frames_cached: u64,
+    /// Free frames that it has of each arena, and what it copied into it, by number of the arena.
+    pub memories: Vec<(usize, Copied)>,
     /// Packets that wait for a port, and packets held at a gate.
     pub waiting: u64,
 }
@@ -296,6 +308,19 @@ pub enum Command {
     ClosePort(u16, Sender<Vec<Box<dyn PortQueue>>>),
     /// Give frames back that nobody has any more.
     Free(Vec<u32>),
+    /// Have no free frames of an arena; `last`: nor anything else of it, it goes away. What is left of it is given back, to be freed elsewhere.
+    DropMemory(u8, bool, Sender<Option<Stack>>),
+    /// There is one more arena. From now on frames are taken from `usual` where nobody says from which.
+    AddMemory {
+        /// Its number.
+        number: u8,
+        /// Where this thread's free frames of it go.
+        stack: Box<Stack>,
+        /// Number of the arena that frames are taken from where it is not known for whom.
+        usual: u8,
+        /// Told when it is done.
+        done: Sender<()>,
+    },
     /// Begin to read packets from ports.
     StartRx,
     /// Read no more packets from ports.
@@ -795,6 +820,7 @@ impl Worker {
         let depths = tables.depths();
         self.setup.plane.nfs.iter().flatten().for_each(|end| end.handle.place(&depths, tables.downstream_first));
         tables.rules.timers_ns().for_each(|timer_ns| self.setup.plane.timers.learn(timer_ns));
+        self.queues.iter_mut().for_each(|owned| owned.use_memory(&tables));
         // The supervisor keeps the old ones until all threads have these: freeing them would take time here.
         // A burst that is being read for each queue, and one behind it.
         let queues: usize = tables.ports.iter().flatten().map(|port| port.owners.len()).sum();
@@ -906,6 +932,7 @@ impl Worker {
             none_idle: plane.none_idle.get(),
             setups: self.setup.director.setups(),
             frames_cached: plane.frames.held() as u64,
+            memories: plane.frames.by_arena(),
             waiting: asked(|asker| asker.held() as u64)
                 + (held + self.setup.director.waiting() + plane.out.iter().map(|b| b.packets.len()).sum::<usize>()) as u64,
         }

@@ -54,6 +54,7 @@ impl Mock {
                 cores: 2,
                 threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 63.0 }],
                 frames: Frames { total: 16_384, free: 16_000, in_use: 384 },
+                memories: vec![Memory { tenant: "-".into(), frames: 16_384, free: 16_000, in_use: 384, ..Memory::default() }],
                 hugepages: false,
                 flows: 1_234,
                 tuning_percent: 0.5,
@@ -222,6 +223,12 @@ impl Backend for Mock {
 
     fn remove_rule(&self, name: &str) -> Result<(), ApiError> {
         self.change(|stats| take(&mut stats.rules, "rule", name, |r| &r.name))
+    }
+
+    fn renew_memory(&self, tenant: &str) -> Result<(), ApiError> {
+        let stats = &self.state.lock().unwrap().stats;
+        let is_there = stats.status.memories.iter().any(|memory| memory.tenant == tenant);
+        if is_there { Ok(()) } else { Err(ApiError::new(ErrorKind::NotFound, format!("there is no tenant {tenant}"), "")) }
     }
 
     fn add_port(&self, port: config::Port) -> Result<Port, ApiError> {

@@ -59,7 +59,7 @@ impl<H: Handler> Harness<H> {
     /// # Panics
     /// If the kernel gives no memory, or no frame can be so large (65,344 bytes and more).
     pub fn with_packet_bytes(handler: H, bytes: usize) -> Self {
-        let geometry = Geometry { frames: BURST as u32, stride: Geometry::stride_for(bytes) as u32 };
+        let geometry = Geometry { first: 0, frames: BURST as u32, stride: Geometry::stride_for(bytes) as u32 };
         let (memory, arena) = Arena::create(geometry, false).expect("a test needs memory");
         Self { handler, arena, _memory: memory, now_ns: 0, ingress: 0, chain: 0 }
     }

@@ -4,8 +4,8 @@
 //! A frame lies in memory that other processes have mapped. The manager gives a frame to one NF at a time, and gives nothing else of
 //! it away until the NF returned it, so the slice of a packet is exclusive as far as honest processes go. The library checks once,
 //! when it takes a burst in, that every descriptor lies inside its frame, and trusts the manager for the rest: an NF can do nothing
-//! against a manager that lies. A hostile NF of the same host could write to a frame that is not its own, because the arena is mapped
-//! whole; the bytes of a packet are plain data (any value is valid), nothing in this library decides about memory safety by them, and
+//! against a manager that lies. A hostile NF of the same tenant could write to a frame that is not its own, because all NFs of a tenant map
+//! its arena whole; the bytes of a packet are plain data (any value is valid), nothing in this library decides about memory safety by them, and
 //! a handler must not either: read a length once, check it, use the copy. Nothing of the library's own state is in that memory.
 
 use std::fmt;
@@ -339,10 +339,9 @@ impl<'a> Burst<'a> {
 /// The packet of a descriptor that a burst admitted.
 #[inline(always)]
 fn packet<'a>(arena: &'a Arena, descriptor: &'a mut Descriptor) -> Packet<'a> {
-    let (start, _) = arena.raw();
     let stride = arena.geometry().stride;
-    // SAFETY: new() was promised that the frame's number is below the arena's number of frames.
-    let frame = unsafe { start.add(descriptor.frame as usize * stride as usize) };
+    // new() was promised that the frame is one of the arena's.
+    let frame = arena.zero().wrapping_add(descriptor.frame as usize * stride as usize);
     // SAFETY: new() was promised that the packet lies in its frame, and that the frame is this burst's alone; the borrow of the
     // descriptor keeps a second Packet of it away.
     unsafe { Packet::new(descriptor, frame, stride) }

@@ -191,6 +191,24 @@ impl FrameTable {
         self.words.iter().filter(|word| word.load(Ordering::Relaxed) != NOBODYS).count()
     }
 
+    /// The same of `frames` frames from `first` on.
+    pub fn in_use_of(&self, first: u32, frames: u32) -> usize {
+        let words = self.words.get(first as usize..first as usize + frames as usize).unwrap_or_default();
+        // Relaxed: as in `in_use`.
+        words.iter().filter(|word| word.load(Ordering::Relaxed) != NOBODYS).count()
+    }
+
+    /// A packet that is in this thread's hands is in another frame of this thread's from now on; the one that it was in is nobody's.
+    #[inline(always)]
+    pub fn carry(&self, from: u32, to: u32) {
+        if let (Some(from), Some(to)) = (self.words.get(from as usize), self.words.get(to as usize)) {
+            // Relaxed: both are this thread's. The new one says what the packet is before the old one says no more, for those who look
+            // which paths there are packets on.
+            to.store(from.load(Ordering::Relaxed), Ordering::Release);
+            from.store(NOBODYS, Ordering::Release);
+        }
+    }
+
     /// How many frames each NF has, by its number.
     pub fn held(&self) -> HashMap<u16, u64> {
         let mut held = HashMap::new();

@@ -1,13 +1,20 @@
-//! Packet memory: one shared mapping, cut in frames.
+//! Packet memory: frames of one size, cut out of shared mappings.
 //!
 //! A frame's stride is an odd number of cache lines, so that the headers of neighbouring frames fall on different sets of the L1
 //! cache. The arena holds packet bytes and nothing else: free lists, owners and chains are in the manager's private memory.
+//!
+//! # Several arenas in one range
+//! Packets of tenants that do not trust each other lie in arenas of their own, each a file of its own, of which an NF maps one. Frame
+//! numbers are the same on both sides all the same: the manager reserves one [`Range`] of addresses, cut in slots of as many frames as
+//! a power of two, and maps each arena at the beginning of its slot. So a frame's number says which slot it is in by a shift, its
+//! address is the number times the stride, whatever its arena, and an arena is the frames `first..first + frames`. An NF maps the file
+//! anywhere, and takes `first` frames off the address once. With one arena, `first` is 0.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::CACHE_LINE;
-use crate::memory::{Mapping, MemoryError, SharedMemory};
+use crate::memory::{HUGEPAGE, Mapping, MemoryError, MemoryFile, Reservation, SharedMemory};
 
 /// Bytes before the packet in a fresh frame, for headers that an NF pushes. The same as DPDK's RTE_PKTMBUF_HEADROOM.
 pub const HEADROOM: usize = 128;
@@ -18,9 +25,14 @@ pub const DEFAULT_STRIDE: usize = 2240;
 /// Largest stride: offsets and lengths are 16 bits wide.
 pub const MAX_STRIDE: usize = 65_472;
 
-/// How frames lie in the arena.
+/// Frames of the smallest slot of a [`Range`]: with any stride of an odd number of cache lines these are whole hugepages.
+pub const SLOT: u32 = (HUGEPAGE / CACHE_LINE) as u32;
+
+/// How frames lie in an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
+    /// Number of the first frame.
+    pub first: u32,
     /// Number of frames.
     pub frames: u32,
     /// Bytes from one frame to the next.
@@ -38,6 +50,7 @@ impl Geometry {
     pub fn is_valid(&self) -> bool {
         let stride = self.stride as usize;
         self.frames > 0
+            && self.first.checked_add(self.frames).is_some()
             && stride > HEADROOM
             && stride <= MAX_STRIDE
             && stride.is_multiple_of(CACHE_LINE)
@@ -49,23 +62,111 @@ impl Geometry {
         self.frames as usize * self.stride as usize
     }
 
+    /// Whether there is a frame with number `frame`.
+    #[inline(always)]
+    pub fn has(&self, frame: u32) -> bool {
+        // What is below the first one wraps around, and is far too large.
+        frame.wrapping_sub(self.first) < self.frames
+    }
+
     /// Whether `offset..offset + len` lies in a frame with number `frame`.
     #[inline(always)]
     pub fn contains(&self, frame: u32, offset: u16, len: u16) -> bool {
         // Bitwise: one branch a packet.
-        (frame < self.frames) & (u32::from(offset) + u32::from(len) <= self.stride) & (len != 0)
+        self.has(frame) & (u32::from(offset) + u32::from(len) <= self.stride) & (len != 0)
     }
+}
+
+/// Addresses for the frames of several arenas: slots of `1 << shift` frames, each of which may hold an arena.
+#[derive(Debug, Clone)]
+pub struct Range {
+    addresses: Arc<Reservation>,
+    stride: u32,
+    shift: u32,
+    slots: u32,
+}
+
+impl Range {
+    /// Reserves addresses for so many slots, each for at least `frames` frames.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`] if the kernel refuses, or there are more frames than numbers for them.
+    pub fn reserve(slots: u32, frames: u32, stride: u32) -> Result<Self, MemoryError> {
+        assert!(Geometry { first: 0, frames, stride }.is_valid(), "the configuration checks the geometry");
+        let shift = frames.max(SLOT).next_power_of_two().trailing_zeros();
+        let too_many = || MemoryError::TooManyFrames { arenas: slots, frames };
+        // Half of the numbers, so that a slot's number is below 2³² whatever the shift.
+        let all = (u64::from(slots) << shift).checked_mul(u64::from(stride)).filter(|_| u64::from(slots) << shift <= 1 << 31);
+        let bytes = all.and_then(|bytes| usize::try_from(bytes).ok()).ok_or_else(too_many)?;
+        Ok(Self { addresses: Reservation::new(bytes)?, stride, shift, slots })
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// By how many bits a frame's number is shifted for the number of its slot.
+    pub fn shift(&self) -> u32 {
+        self.shift
+    }
+
+    /// Makes an arena of `frames` frames in a slot. Whatever was there is there no more.
+    ///
+    /// # Errors
+    /// As [`SharedMemory::create`] and [`SharedMemory::create_huge`]; then the slot is empty.
+    pub fn make(&self, slot: u32, frames: u32, hugepages: bool) -> Result<(MemoryFile, Arena), MemoryError> {
+        assert!(slot < self.slots && frames <= 1 << self.shift, "a slot is as large as the largest arena");
+        let geometry = Geometry { first: slot << self.shift, frames, stride: self.stride };
+        let file = MemoryFile::create("sluice-arena", geometry.bytes(), hugepages)?;
+        self.addresses.place(geometry.first as usize * self.stride as usize, &file)?;
+        Ok((file, self.view(geometry)))
+    }
+
+    /// Empties a slot: who uses a frame of it from here on is ended by the kernel.
+    pub fn clear(&self, slot: u32) {
+        let bytes = (1usize << self.shift) * self.stride as usize;
+        self.addresses.clear(slot as usize * bytes, bytes);
+    }
+
+    /// The frames of all slots as one arena, for those who are given frame numbers by the manager alone: not every number below the
+    /// number of frames has memory.
+    pub fn whole(&self) -> Arena {
+        self.view(Geometry { first: 0, frames: self.slots << self.shift, stride: self.stride })
+    }
+
+    fn view(&self, geometry: Geometry) -> Arena {
+        let zero = Zero(self.addresses.start());
+        Arena { zero, geometry, keeps: Keeps::Range { _addresses: self.addresses.clone() } }
+    }
+}
+
+/// Address of frame 0, which is in the mapping only if the arena has it.
+#[derive(Debug, Clone, Copy)]
+struct Zero(*mut u8);
+
+// SAFETY: an address is plain data; whoever makes a pointer to a frame of it is bound by the rules for what it points to.
+unsafe impl Send for Zero {}
+// SAFETY: as above.
+unsafe impl Sync for Zero {}
+
+/// What an arena's frames are mapped by, which lives as long as the arena.
+#[derive(Debug, Clone)]
+enum Keeps {
+    File(Arc<Mapping>),
+    Range { _addresses: Arc<Reservation> },
 }
 
 /// The mapped arena.
 #[derive(Debug, Clone)]
 pub struct Arena {
-    mapping: Arc<Mapping>,
+    zero: Zero,
     geometry: Geometry,
+    keeps: Keeps,
 }
 
 impl Arena {
-    /// Makes the memory for an arena.
+    /// Makes an arena by itself.
     ///
     /// # Errors
     /// As [`SharedMemory::create`] and [`SharedMemory::create_huge`].
@@ -79,7 +180,7 @@ impl Arena {
             memory.mapping().advise_hugepages();
             memory
         };
-        let arena = Self { mapping: memory.mapping().clone(), geometry };
+        let arena = Self::of(memory.mapping().clone(), geometry);
         Ok((memory, arena))
     }
 
@@ -91,7 +192,12 @@ impl Arena {
         if !geometry.is_valid() {
             return Err(MemoryError::TooSmall { actual: 0, expected: geometry.bytes() });
         }
-        Ok(Self { mapping: Mapping::new(fd, geometry.bytes(), false)?, geometry })
+        Ok(Self::of(Mapping::new(fd, geometry.bytes(), false)?, geometry))
+    }
+
+    fn of(mapping: Arc<Mapping>, geometry: Geometry) -> Self {
+        let zero = Zero(mapping.start().wrapping_sub(geometry.first as usize * geometry.stride as usize));
+        Self { zero, geometry, keeps: Keeps::File(mapping) }
     }
 
     /// How the frames lie.
@@ -100,78 +206,99 @@ impl Arena {
         self.geometry
     }
 
-    /// The whole mapping, for a DPDK memory pool over it: first byte and length.
+    /// The memory of its frames, for a DPDK memory pool over it: first byte and length.
     pub fn raw(&self) -> (*mut u8, usize) {
-        (self.mapping.start(), self.mapping.len())
+        let len = match &self.keeps {
+            Keeps::File(mapping) => mapping.len(),
+            Keeps::Range { .. } => self.geometry.bytes(),
+        };
+        (self.at(self.geometry.first, 0), len)
+    }
+
+    /// Address of frame 0, from which that of a frame is its number times the stride. It is none to be used by itself: the arena may
+    /// begin with another frame.
+    #[inline(always)]
+    pub fn zero(&self) -> *mut u8 {
+        self.zero.0
+    }
+
+    /// Address of a byte of a frame, if there is such a frame.
+    #[inline(always)]
+    fn at(&self, frame: u32, offset: usize) -> *mut u8 {
+        self.zero.0.wrapping_add(frame as usize * self.geometry.stride as usize + offset)
     }
 
     /// First byte of a frame, for device drivers and the NF library. None if there is no such frame.
     #[inline(always)]
     pub fn frame_ptr(&self, frame: u32) -> Option<*mut u8> {
-        if frame >= self.geometry.frames {
-            return None;
-        }
-        // SAFETY: frames × stride bytes are mapped, and frame is below frames.
-        Some(unsafe { self.mapping.start().add(frame as usize * self.geometry.stride as usize) })
+        self.geometry.has(frame).then(|| self.at(frame, 0))
     }
 
     /// Address of a packet, checked. None if it does not lie in one frame.
     #[inline(always)]
     pub fn packet_ptr(&self, frame: u32, offset: u16, len: u16) -> Option<*mut u8> {
-        if !self.geometry.contains(frame, offset, len) {
-            return None;
-        }
-        // SAFETY: contains() said that offset and len lie inside the frame.
-        Some(unsafe { self.mapping.start().add(frame as usize * self.geometry.stride as usize + offset as usize) })
+        self.geometry.contains(frame, offset, len).then(|| self.at(frame, offset.into()))
     }
 
     /// Copies bytes out of a frame. False, and nothing copied, if they do not lie in it.
     #[inline(always)]
     pub fn read(&self, frame: u32, offset: u16, out: &mut [u8]) -> bool {
         let end = offset as usize + out.len();
-        if frame >= self.geometry.frames || end > self.geometry.stride as usize {
+        if !self.geometry.has(frame) || end > self.geometry.stride as usize {
             return false;
         }
-        let from = frame as usize * self.geometry.stride as usize + offset as usize;
         // SAFETY: the source lies in the mapping; out is private memory, so the two do not overlap. A peer that writes meanwhile
         // makes the copy nonsense, and the caller only uses the copy.
-        unsafe { std::ptr::copy_nonoverlapping(self.mapping.start().add(from), out.as_mut_ptr(), out.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(self.at(frame, offset.into()), out.as_mut_ptr(), out.len()) };
         true
     }
 
     /// Copies `N` bytes out of a frame, without a loop when `N` is small. None if they do not lie in it.
     #[inline(always)]
     pub fn read_array<const N: usize>(&self, frame: u32, offset: u16) -> Option<[u8; N]> {
-        if frame >= self.geometry.frames || offset as usize + N > self.geometry.stride as usize {
+        if !self.geometry.has(frame) || offset as usize + N > self.geometry.stride as usize {
             return None;
         }
-        let from = frame as usize * self.geometry.stride as usize + offset as usize;
         // SAFETY: as in read(); an array of bytes has no alignment and no invalid values.
-        Some(unsafe { self.mapping.start().add(from).cast::<[u8; N]>().read_unaligned() })
+        Some(unsafe { self.at(frame, offset.into()).cast::<[u8; N]>().read_unaligned() })
     }
 
     /// Copies bytes into a frame. False, and nothing copied, if they do not fit.
     #[inline(always)]
     pub fn write(&self, frame: u32, offset: u16, bytes: &[u8]) -> bool {
         let end = offset as usize + bytes.len();
-        if frame >= self.geometry.frames || end > self.geometry.stride as usize {
+        if !self.geometry.has(frame) || end > self.geometry.stride as usize {
             return false;
         }
-        let to = frame as usize * self.geometry.stride as usize + offset as usize;
         // SAFETY: the target lies in the mapping; bytes is private memory.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.mapping.start().add(to), bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.at(frame, offset.into()), bytes.len()) };
         true
     }
 
     /// Copies `N` bytes into a frame. False if they do not fit.
     #[inline(always)]
     pub fn write_array<const N: usize>(&self, frame: u32, offset: u16, bytes: &[u8; N]) -> bool {
-        if frame >= self.geometry.frames || offset as usize + N > self.geometry.stride as usize {
+        if !self.geometry.has(frame) || offset as usize + N > self.geometry.stride as usize {
             return false;
         }
-        let to = frame as usize * self.geometry.stride as usize + offset as usize;
         // SAFETY: as in write().
-        unsafe { self.mapping.start().add(to).cast::<[u8; N]>().write_unaligned(*bytes) };
+        unsafe { self.at(frame, offset.into()).cast::<[u8; N]>().write_unaligned(*bytes) };
+        true
+    }
+
+    /// Copies a packet from one frame to the same place of another, byte for byte and no byte more: what lies beside it may be of
+    /// somebody else. False, and nothing copied, if it does not lie in its frame, or there is no such frame, or it is the same one.
+    #[inline(always)]
+    pub fn copy(&self, from: u32, to: u32, offset: u16, len: u16) -> bool {
+        let geometry = self.geometry;
+        if !geometry.contains(from, offset, len) || !geometry.has(to) || from == to {
+            return false;
+        }
+        let (source, target) = (self.at(from, offset.into()), self.at(to, offset.into()));
+        // SAFETY: contains() said that the bytes lie in their frame, and frames are equally large, so they lie in the other one too; the
+        // frames are two, so they do not overlap. A peer that writes to one of them meanwhile makes nonsense of the copy, and that
+        // packet is the peer's own.
+        unsafe { copy_bytes(source, target, len.into()) };
         true
     }
 
@@ -182,7 +309,7 @@ impl Arena {
         // SAFETY: a prefetch never faults, whatever the address.
         unsafe {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-            let at = self.mapping.start().wrapping_add(frame as usize * self.geometry.stride as usize + offset as usize);
+            let at = self.at(frame, offset.into());
             _mm_prefetch::<_MM_HINT_T0>(at.cast());
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -195,11 +322,33 @@ impl Arena {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: a prefetch never faults, whatever the address; PREFETCHW is a no-op where it is unknown.
         unsafe {
-            let at = self.mapping.start().wrapping_add(frame as usize * self.geometry.stride as usize + offset as usize);
+            let at = self.at(frame, offset.into());
             std::arch::asm!("prefetchw [{}]", in(reg) at, options(nostack, preserves_flags, readonly));
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (frame, offset);
+    }
+}
+
+/// Copies `len` bytes; short packets without a call.
+///
+/// # Safety
+/// As [`std::ptr::copy_nonoverlapping`].
+#[inline(always)]
+unsafe fn copy_bytes(source: *const u8, target: *mut u8, len: usize) {
+    // Two halves that overlap in the middle are any length between one and two of them.
+    if (32..=64).contains(&len) {
+        let last = len - 32;
+        // SAFETY: the caller's; both halves lie in the packet. An array of bytes has no alignment and no invalid values.
+        unsafe {
+            let first = source.cast::<[u8; 32]>().read_unaligned();
+            let second = source.add(last).cast::<[u8; 32]>().read_unaligned();
+            target.cast::<[u8; 32]>().write_unaligned(first);
+            target.add(last).cast::<[u8; 32]>().write_unaligned(second);
+        }
+    } else {
+        // SAFETY: the caller's.
+        unsafe { std::ptr::copy_nonoverlapping(source, target, len) };
     }
 }
 
@@ -212,17 +361,17 @@ mod tests {
         assert_eq!(Geometry::stride_for(2112), DEFAULT_STRIDE);
         assert_eq!(Geometry::stride_for(2113), DEFAULT_STRIDE + 128);
         for packet in [60, 64, 1518, 9018] {
-            let geometry = Geometry { frames: 1, stride: Geometry::stride_for(packet) as u32 };
+            let geometry = Geometry { first: 0, frames: 1, stride: Geometry::stride_for(packet) as u32 };
             assert!(geometry.is_valid());
             assert!(geometry.stride as usize >= HEADROOM + packet);
         }
-        assert!(!Geometry { frames: 1, stride: 2048 }.is_valid());
-        assert!(!Geometry { frames: 0, stride: 2240 }.is_valid());
+        assert!(!Geometry { first: 0, frames: 1, stride: 2048 }.is_valid());
+        assert!(!Geometry { first: 0, frames: 0, stride: 2240 }.is_valid());
     }
 
     #[test]
     fn bytes_stay_inside_their_frame() {
-        let (_memory, arena) = Arena::create(Geometry { frames: 2, stride: 192 }, false).unwrap();
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 2, stride: 192 }, false).unwrap();
         assert!(arena.write(1, 128, &[7; 64]));
         assert!(!arena.write(1, 129, &[7; 64]));
         assert!(!arena.write(2, 0, &[7]));
@@ -233,5 +382,67 @@ mod tests {
         assert!(arena.packet_ptr(1, 128, 65).is_none());
         assert!(arena.packet_ptr(1, 128, 0).is_none());
         assert!(arena.packet_ptr(u32::MAX, 0, 1).is_none());
+    }
+
+    #[test]
+    fn a_geometry_has_its_own_frames_alone() {
+        let own = Geometry { first: 4096, frames: 64, stride: 192 };
+        assert!(own.is_valid() && own.contains(4096, 128, 64) && own.contains(4159, 0, 192));
+        for frame in [0, 63, 4095, 4160, u32::MAX] {
+            assert!(!own.contains(frame, 128, 64), "{frame}");
+        }
+        assert!(!Geometry { first: u32::MAX, ..own }.is_valid());
+    }
+
+    #[test]
+    fn arenas_of_a_range_keep_their_frames_apart() {
+        let range = Range::reserve(3, 100, 192).unwrap();
+        let whole = range.whole();
+        let first = |slot: u32| slot << range.shift();
+        let (file, red) = range.make(0, 100, false).unwrap();
+        let (blue_file, blue) = range.make(2, 50, false).unwrap();
+        assert_eq!((red.geometry().first, blue.geometry().first), (0, first(2)));
+        assert!(whole.write(7, 128, &[1; 64]) && whole.write(first(2) + 7, 128, &[2; 64]));
+        assert_eq!((red.read_array(7, 128), red.read_array::<64>(first(2) + 7, 128)), (Some([1; 64]), None));
+        assert_eq!((blue.read_array(first(2) + 7, 128), blue.read_array::<64>(7, 128)), (Some([2; 64]), None));
+        assert!(blue.frame_ptr(first(2) + 50).is_none());
+        // An NF maps the file wherever the kernel likes and uses the same numbers.
+        let nf = Arena::map(blue_file.fd(), blue.geometry()).unwrap();
+        assert_eq!(nf.read_array(first(2) + 7, 128), Some([2; 64]));
+        assert!(nf.write(first(2) + 49, 0, &[3; 192]) && !nf.write(first(2) + 50, 0, &[3]) && !nf.write(0, 0, &[3]));
+        assert_eq!(whole.read_array(first(2) + 49, 0), Some([3; 192]));
+        assert_eq!(nf.zero() as usize + (first(2) as usize + 1) * 192, nf.frame_ptr(first(2) + 1).unwrap() as usize);
+        // A fresh file in the same slot: nothing of the old one is left there, and who has the old one sees nothing of the new one.
+        let (_file, _) = range.make(2, 50, false).unwrap();
+        assert_eq!(whole.read_array(first(2) + 7, 128), Some([0; 64]));
+        assert!(whole.write(first(2) + 7, 128, &[4; 64]));
+        assert_eq!(nf.read_array(first(2) + 7, 128), Some([2; 64]));
+        range.clear(2);
+        drop(file);
+        assert_eq!(whole.read_array(7, 128), Some([1; 64]), "the mapping is there as long as the range is");
+        assert!(matches!(Range::reserve(1 << 17, 100, 192), Err(MemoryError::TooManyFrames { .. })));
+    }
+
+    #[test]
+    fn a_copied_packet_is_the_same_and_nothing_beside_it_goes_with_it() {
+        let (_memory, arena) = Arena::create(Geometry { first: 64, frames: 2, stride: 2240 }, false).unwrap();
+        for len in (1..=80).chain([128, 1500, 1514, 2000, 2112]) {
+            for offset in [0, 1, 63, 128] {
+                if offset + len > 2240 {
+                    continue;
+                }
+                let bytes: Vec<u8> = (0..2240).map(|i| (i * 7 + len) as u8 | 1).collect();
+                assert!(arena.write(64, 0, &bytes) && arena.write(65, 0, &[0; 2240]));
+                assert!(arena.copy(64, 65, offset as u16, len as u16));
+                let mut got = [0; 2240];
+                assert!(arena.read(65, 0, &mut got));
+                let (before, after) = (&got[..offset], &got[offset + len..]);
+                assert_eq!(got[offset..offset + len], bytes[offset..offset + len], "{len} at {offset}");
+                assert!(before.iter().chain(after).all(|byte| *byte == 0), "{len} at {offset}");
+            }
+        }
+        assert!(
+            !arena.copy(64, 65, 2200, 41) && !arena.copy(64, 64, 0, 8) && !arena.copy(64, 66, 0, 8) && !arena.copy(3, 65, 0, 8)
+        );
     }
 }

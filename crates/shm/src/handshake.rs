@@ -1,7 +1,7 @@
 //! How an NF and the manager meet: one message each way over a Unix socket (SOCK_SEQPACKET), the second with file descriptors.
 //!
 //! 1. The NF connects to the manager's socket (its path is in the variable `SLUICE_SOCKET` of a spawned NF) and sends [`Hello`].
-//! 2. The manager answers [`Welcome`] with the descriptors of the arena, the NF's region and its core page, or [`Answer::Refusal`].
+//! 2. The manager answers [`Welcome`] with the descriptors of its tenant's arena, the NF's region and its core page, or [`Answer::Refusal`].
 //! 3. The socket stays open. The NF's end closing means that it has left.
 //!
 //! | state | may become | by |
@@ -71,7 +71,7 @@ pub struct Hello {
 /// What the manager answers. The descriptors of arena, region and core page come with it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Welcome {
-    /// How frames lie in the arena.
+    /// How frames lie in the arena of its tenant, the only one that it is given.
     pub geometry: Geometry,
     /// What lies where in the region.
     pub region: RegionLayout,
@@ -215,6 +215,7 @@ impl Answer {
             }
             Self::Welcome(w) => {
                 let mut out = header(WELCOME);
+                out.u32(w.geometry.first);
                 out.u32(w.geometry.frames);
                 out.u32(w.geometry.stride);
                 out.u64(w.region.magic);
@@ -245,7 +246,7 @@ impl Answer {
         match input.header()? {
             REFUSAL => Ok(Self::Refusal(input.text(MESSAGE)?)),
             WELCOME => {
-                let geometry = Geometry { frames: input.u32()?, stride: input.u32()? };
+                let geometry = Geometry { first: input.u32()?, frames: input.u32()?, stride: input.u32()? };
                 let region = RegionLayout {
                     magic: input.u64()?,
                     version: input.u32()?,
@@ -346,7 +347,7 @@ mod tests {
 
     fn welcome() -> Welcome {
         Welcome {
-            geometry: Geometry { frames: 64, stride: 2240 },
+            geometry: Geometry { first: 32_768, frames: 64, stride: 2240 },
             region: RegionLayout::new(2, 256).unwrap(),
             slots: 8,
             slot: 3,

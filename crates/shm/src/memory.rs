@@ -2,11 +2,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, fstat, fstatfs, ftruncate, memfd_create};
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 use crate::hole::Registered;
 
@@ -30,6 +30,14 @@ pub enum MemoryError {
     NoHugepages {
         /// Hugepages that the arena takes.
         needed: usize,
+    },
+    /// More frames than there are numbers for.
+    #[error("{arenas} arenas of {frames} frames are more frames than there are numbers for; lower `frames` in [memory]")]
+    TooManyFrames {
+        /// How many arenas.
+        arenas: u32,
+        /// Frames of each.
+        frames: u32,
     },
     /// The peer passed memory that is smaller than it said.
     #[error("the peer passed {actual} bytes of memory where {expected} were announced")]
@@ -150,6 +158,180 @@ pub fn advise_hugepages<T>(slice: &[T]) {
     }
 }
 
+/// A range of addresses without memory, of which parts are given memory later ([`Reservation::place`]). Dropping it unmaps all.
+#[derive(Debug)]
+pub struct Reservation {
+    /// What was mapped: more than the range, which begins at a hugepage.
+    mapped: NonNull<u8>,
+    mapped_len: usize,
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: it is addresses; what is read and written there is bound by the rules for arenas.
+unsafe impl Send for Reservation {}
+// SAFETY: as above.
+unsafe impl Sync for Reservation {}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: this is what new() mapped, with whatever was placed in it; every arena over it holds an Arc of it.
+        let _ = unsafe { munmap(self.mapped.as_ptr().cast(), self.mapped_len) };
+    }
+}
+
+impl Reservation {
+    /// Reserves `len` bytes of addresses, from the beginning of a hugepage on. They take no memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`] if the kernel refuses.
+    pub fn new(len: usize) -> Result<Arc<Self>, MemoryError> {
+        let mapped_len = len.next_multiple_of(HUGEPAGE) + HUGEPAGE;
+        let fail = |source| MemoryError::System { doing: "reserve addresses for", bytes: len, source };
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let mapped = unsafe {
+            mmap_anonymous(std::ptr::null_mut(), mapped_len, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE)
+        };
+        let mapped: NonNull<u8> = NonNull::new(mapped.map_err(fail)?.cast()).expect("mmap never returns null without MAP_FIXED");
+        let skip = mapped.as_ptr().align_offset(HUGEPAGE);
+        // SAFETY: a hugepage more than the range was mapped.
+        let start = unsafe { mapped.add(skip) };
+        Ok(Arc::new(Self { mapped, mapped_len, start, len: len.next_multiple_of(HUGEPAGE) }))
+    }
+
+    /// First byte.
+    pub(crate) fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Maps a file over the addresses from `offset` on, which is the beginning of a page (of a hugepage, if the file is of them).
+    /// Whatever was mapped there before is so no more.
+    ///
+    /// # Errors
+    /// [`MemoryError::NoHugepages`] if the file is of hugepages and too few are free; [`MemoryError::System`]. Then there is no memory.
+    pub fn place(&self, offset: usize, file: &MemoryFile) -> Result<(), MemoryError> {
+        assert!(offset.is_multiple_of(HUGEPAGE) && offset + file.len <= self.len, "an arena lies in its slot");
+        // SAFETY: inside the range, which the assertion says.
+        let at = unsafe { self.start.add(offset) };
+        let flags = MapFlags::SHARED | MapFlags::FIXED | if file.huge { MapFlags::POPULATE } else { MapFlags::empty() };
+        // SAFETY: MAP_FIXED replaces addresses of this range alone, which is this value's, and nobody has a reference to what is there:
+        // arenas copy their bytes. A file that is replaced is one whose frames have all come back.
+        let placed = unsafe { mmap(at.as_ptr().cast(), file.len, ProtFlags::READ | ProtFlags::WRITE, flags, file.fd.as_fd(), 0) };
+        if let Ok(at) = placed {
+            let address = at.expose_provenance();
+            file.placed.get_or_init(|| (address, Registered::new(address, file.len, file.page())));
+        }
+        match placed {
+            Ok(_) if file.huge => Ok(()),
+            Ok(_) => {
+                // SAFETY: advice about what was just mapped changes no contents. A kernel that has no hugepages is no error.
+                let _ = unsafe { madvise(at.as_ptr().cast(), file.len, Advice::LinuxHugepage) };
+                Ok(())
+            }
+            Err(source) => {
+                // Half done is not reserved any more.
+                self.clear(offset, file.len);
+                Err(refused(file.huge, file.len, MemoryError::System { doing: "map", bytes: file.len, source }))
+            }
+        }
+    }
+
+    /// Takes the memory away from addresses of the range, which are whole pages.
+    pub fn clear(&self, offset: usize, len: usize) {
+        assert!(offset + len <= self.len, "a slot lies in its range");
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: as in place(). A kernel that refuses leaves what was there, which is no less safe.
+        let _ = unsafe { mmap_anonymous(self.start.as_ptr().add(offset).cast(), len, ProtFlags::empty(), flags) };
+    }
+}
+
+/// A failure to have memory, which of hugepages means that there are none.
+fn refused(huge: bool, len: usize, error: MemoryError) -> MemoryError {
+    match error {
+        MemoryError::System { source, .. } if huge && [rustix::io::Errno::NOMEM, rustix::io::Errno::NOSYS].contains(&source) => {
+            MemoryError::NoHugepages { needed: len / HUGEPAGE }
+        }
+        other => other,
+    }
+}
+
+/// A memfd that this process made, to be placed in a [`Reservation`] here and mapped by a peer.
+#[derive(Debug)]
+pub struct MemoryFile {
+    fd: OwnedFd,
+    len: usize,
+    huge: bool,
+    /// Where it was placed first, and what holes were met there.
+    placed: OnceLock<(usize, Registered)>,
+}
+
+impl MemoryFile {
+    /// Makes a file of `len` zeroed bytes, on 2 MiB hugepages or on ordinary ones: of whole pages. Its size is sealed, so that no peer
+    /// can shrink it under our feet.
+    ///
+    /// # Errors
+    /// [`MemoryError::System`] with what the kernel refused; [`MemoryError::NoHugepages`].
+    pub fn create(name: &str, len: usize, huge: bool) -> Result<Self, MemoryError> {
+        let len = len.next_multiple_of(if huge { HUGEPAGE } else { 4096 });
+        let fail = |doing| move |source| refused(huge, len, MemoryError::System { doing, bytes: len, source });
+        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        if huge {
+            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        }
+        let fd = memfd_create(name, flags).map_err(fail("create"))?;
+        ftruncate(&fd, len as u64).map_err(fail("size"))?;
+        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(fail("seal"))?;
+        Ok(Self { fd, len, huge, placed: OnceLock::new() })
+    }
+
+    /// The memfd, to be passed to a peer.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Its size, in bytes.
+    #[allow(clippy::len_without_is_empty)] // never empty
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    fn page(&self) -> usize {
+        if self.huge { HUGEPAGE } else { rustix::param::page_size() }
+    }
+
+    /// Pages that were missing when they were touched, since it was whole last.
+    pub fn holes(&self) -> u32 {
+        self.placed.get().map_or(0, |(_, registered)| registered.holes())
+    }
+
+    /// As [`SharedMemory::mend`].
+    pub fn mend(&self) -> bool {
+        let Some((at, registered)) = self.placed.get() else { return true };
+        let holes = registered.holes();
+        if holes == 0 {
+            return true;
+        }
+        // All pages, or the next touch would be the next hole.
+        if fallocate(&self.fd, FallocateFlags::KEEP_SIZE, 0, self.len as u64).is_err() {
+            return false;
+        }
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED | MapFlags::POPULATE);
+        // SAFETY: the file was placed there, in a range that outlives it, and what comes in its place is the same file, as large, readable
+        // and writable. All access to it goes through raw copies.
+        let is_mapped =
+            unsafe { mmap(std::ptr::with_exposed_provenance_mut(*at), self.len, protection, flags, &self.fd, 0) }.is_ok();
+        if is_mapped {
+            registered.is_mended(holes);
+        }
+        is_mapped
+    }
+
+    /// Whether it stands on hugepages.
+    pub fn is_huge(&self) -> bool {
+        self.huge
+    }
+}
+
 /// A memfd that this process made, and its mapping.
 #[derive(Debug)]
 pub struct SharedMemory {
@@ -172,26 +354,15 @@ impl SharedMemory {
     /// # Errors
     /// [`MemoryError::NoHugepages`] if too few are free.
     pub fn create_huge(name: &str, len: usize) -> Result<Self, MemoryError> {
-        let len = len.next_multiple_of(HUGEPAGE);
-        Self::make(name, len, true, true).map_err(|error| match error {
-            MemoryError::System { source, .. } if source == rustix::io::Errno::NOMEM || source == rustix::io::Errno::NOSYS => {
-                MemoryError::NoHugepages { needed: len / HUGEPAGE }
-            }
-            other => other,
-        })
+        Self::make(name, len, true, true)
     }
 
     fn make(name: &str, len: usize, populate: bool, huge: bool) -> Result<Self, MemoryError> {
-        let fail = |doing| move |source| MemoryError::System { doing, bytes: len, source };
-        let mut flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        if huge {
-            flags |= MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
-        }
-        let fd = memfd_create(name, flags).map_err(fail("create"))?;
-        ftruncate(&fd, len as u64).map_err(fail("size"))?;
-        fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(fail("seal"))?;
-        let mapping = Mapping::new(fd.as_fd(), len, populate)?;
-        Ok(Self { fd, mapping, huge })
+        let file = MemoryFile::create(name, len, huge)?;
+        // Hugepages are whole ones, and a file of others is mapped as far as it was asked for.
+        let len = if huge { file.len } else { len };
+        let mapping = Mapping::new(file.fd(), len, populate).map_err(|error| refused(huge, len, error))?;
+        Ok(Self { fd: file.fd, mapping, huge })
     }
 
     /// The memfd, to be passed to a peer.

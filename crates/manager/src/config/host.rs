@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 use sluice_shm::arena::Geometry;
 
+use crate::memory;
+
 use super::model::{Config, Hugepages, PortKind};
 use super::nearest;
 use super::problem::{At, Problem};
@@ -329,12 +331,16 @@ fn check_hugepages(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
         return;
     }
     let stride = Geometry::stride_for(config.memory.packet_bytes as usize) as u64;
-    let needed = (u64::from(config.memory.frames) * stride).div_ceil(HUGEPAGE);
+    let arenas = memory::holders(config);
+    let needed: u64 = arenas.iter().map(|of| (u64::from(memory::frames_of(&config.memory, of)) * stride).div_ceil(HUGEPAGE)).sum();
     let free = host.free_hugepages().unwrap_or(0);
     if free < needed {
         problems.push(Problem::error(
             At::key("memory", "hugepages"),
-            format!("no hugepages: the arena needs {needed} of 2 MiB, and {free} are free"),
+            match arenas.len() {
+                1 => format!("no hugepages: the arena needs {needed} of 2 MiB, and {free} are free"),
+                n => format!("no hugepages: {n} arenas need {needed} of 2 MiB, and {free} are free"),
+            },
             format!("run `sysctl vm.nr_hugepages={needed}` as root, or write hugepages = \"auto\""),
         ));
     }

@@ -356,6 +356,11 @@ impl Shape<'_> {
                 table.iter().for_each(|(_, item)| self.value(&inner, item));
                 true
             }
+            (Type::IntegerTable(low, high), DeValue::Table(table)) => {
+                let inner = Key { takes: Type::Integer(low, high), ..*key };
+                table.iter().for_each(|(_, item)| self.value(&inner, item));
+                true
+            }
             (Type::Keys(keys), DeValue::Table(table)) => {
                 for (name, item) in table.iter() {
                     let written: &str = name.get_ref();
@@ -466,6 +471,7 @@ fn sample(key: &Key) -> String {
         (_, Type::Texts | Type::Names) => "[\"a\", \"b\"]".into(),
         (_, Type::TextTable) => "{ NAME = \"value\" }".into(),
         (_, Type::NumberTable) => "{ NAME = 2.0 }".into(),
+        (_, Type::IntegerTable(..)) => "{ NAME = 2048 }".into(),
         (_, Type::Keys(keys)) => match keys.first() {
             Some(first) => format!("{{ {} = {} }}", first.name, sample(first)),
             None => "{ }".into(),

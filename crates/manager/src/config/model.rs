@@ -15,7 +15,7 @@ pub use super::wakeup::Wakeup;
 pub struct Config {
     /// Threads, sockets, limits.
     pub manager: Manager,
-    /// The arena.
+    /// Packet memory: arenas of frames.
     pub memory: Memory,
     /// Who runs, and who is let in.
     pub sched: Sched,
@@ -118,16 +118,21 @@ pub enum Idle {
     Sleep,
 }
 
-/// The arena.
+/// Packet memory: arenas of frames.
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Memory {
-    /// Number of frames.
+    /// Number of frames of each arena: there is one for each tenant that has NFs, and one where packets are received that may be for several.
     pub frames: u32,
+    /// Frames of the arenas of tenants that have others, by their names, such as `{ gold = 65536 }`.
+    pub tenants: BTreeMap<String, u32>,
     /// Largest packet, in bytes; the stride of a frame follows from it.
     pub packet_bytes: u32,
-    /// Whether the arena stands on 2 MiB hugepages.
+    /// Whether arenas stand on 2 MiB hugepages.
     pub hugepages: Hugepages,
+    /// What becomes of a tenant's arena when one of its NFs was stopped for violations: it stays (`keep`), or the tenant's NFs are started again
+    /// with a fresh one (`replace`).
+    pub after_violation: AfterViolation,
     /// Whether DPDK is started even if no `dpdk` port is configured, so that one can be added later.
     pub dpdk: bool,
     /// Ways of the last-level cache that devices write packets into. Left out: as the processor or resctrl says.
@@ -139,8 +144,27 @@ pub struct Memory {
 
 impl Default for Memory {
     fn default() -> Self {
-        Self { frames: 16_384, packet_bytes: 2_112, hugepages: Hugepages::Auto, dpdk: false, io_ways: None, rx_frames: None }
+        Self {
+            frames: 16_384,
+            tenants: BTreeMap::new(),
+            packet_bytes: 2_112,
+            hugepages: Hugepages::Auto,
+            after_violation: AfterViolation::Keep,
+            dpdk: false,
+            io_ways: None,
+            rx_frames: None,
+        }
     }
+}
+
+/// What becomes of a tenant's arena when one of its NFs was stopped for violations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum AfterViolation {
+    /// It stays.
+    Keep,
+    /// The tenant has a fresh one.
+    Replace,
 }
 
 /// Whether the arena stands on hugepages.
@@ -413,6 +437,10 @@ pub struct Port {
     /// Receive (and transmit) queues; spread over the Rx threads.
     #[serde(default = "one")]
     pub queues: u32,
+    /// Tenant that all of its packets are of: they are received into its memory. Left out: the one that all rules which can apply lead to; if
+    /// these lead to several, packets are copied when they are let in.
+    #[serde(default)]
+    pub tenant: Option<String>,
     /// The kind; it has keys of its own.
     #[serde(flatten)]
     pub kind: PortKind,
@@ -642,7 +670,7 @@ pub struct Service {
     /// Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.
     #[serde(default = "ring")]
     pub ring: u32,
-    /// NFs of different tenants share no core page.
+    /// NFs of different tenants share neither packet memory nor core pages; those without one are a tenant too.
     #[serde(default)]
     pub tenant: Option<String>,
     /// Ports and services that instances may send packets to by a verdict. Without: the services and egress ports of the chains that the service

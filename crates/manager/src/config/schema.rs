@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use self::Preset::{Needed, Unset, Value};
 use self::Type::{
-    Address, Bool, Cores, Integer, Keys, Mix, Names, Number, NumberTable, Path, Ports, Text, TextTable, Texts, Words,
+    Address, Bool, Cores, Integer, IntegerTable, Keys, Mix, Names, Number, NumberTable, Path, Ports, Text, TextTable, Texts, Words,
 };
 use super::model::Config;
 use super::pool::POOL;
@@ -40,6 +40,8 @@ pub enum Type {
     TextTable,
     /// A table of finite numbers that are not negative.
     NumberTable,
+    /// A table of whole numbers within these bounds, both included.
+    IntegerTable(i64, i64),
     /// An IP address.
     Address,
     /// A port number or a range of them.
@@ -106,6 +108,7 @@ impl Type {
             Names => "a list of names, such as [\"a\", \"b\"]".into(),
             TextTable => "a table of strings, such as { NAME = \"value\" }".into(),
             NumberTable => "a table of numbers, such as { NAME = 2.0 }".into(),
+            IntegerTable(..) => "a table of whole numbers, such as { NAME = 2048 }".into(),
             Address => "an IP address (a string)".into(),
             Ports => "a port number, such as 80, or a range, such as \"1000-2000\"".into(),
             Mix => "a list of [size, weight] pairs, such as [[60, 7], [1514, 1]]".into(),
@@ -238,20 +241,34 @@ pub const SECTIONS: &[Section] = &[
         name: "memory",
         kind: "",
         many: false,
-        meaning: "The arena.",
+        meaning: "Packet memory: arenas of frames.",
         keys: &[
-            key("frames", Integer(512, 1 << 26), Value("16384"), "Number of frames."),
+            key(
+                "frames",
+                Integer(512, 1 << 26),
+                Value("16384"),
+                "Number of frames of each arena: there is one for each tenant that has NFs, and one where packets are received that may be \
+                 for several.",
+            ),
+            key(
+                "tenants",
+                IntegerTable(512, 1 << 26),
+                Value("{}"),
+                "Frames of the arenas of tenants that have others, by their names, such as `{ gold = 65536 }`.",
+            ),
             key(
                 "packet_bytes",
                 Integer(64, MAX_PACKET),
                 Value("2112"),
                 "Largest packet, in bytes; the stride of a frame follows from it.",
             ),
+            key("hugepages", Words(&["auto", "always", "never"]), Value("\"auto\""), "Whether arenas stand on 2 MiB hugepages."),
             key(
-                "hugepages",
-                Words(&["auto", "always", "never"]),
-                Value("\"auto\""),
-                "Whether the arena stands on 2 MiB hugepages.",
+                "after_violation",
+                Words(&["keep", "replace"]),
+                Value("\"keep\""),
+                "What becomes of a tenant's arena when one of its NFs was stopped for violations: it stays (`keep`), or the tenant's NFs are \
+                 started again with a fresh one (`replace`).",
             ),
             key(
                 "dpdk",
@@ -482,6 +499,13 @@ pub const SECTIONS: &[Section] = &[
                 "What happens to packets that find their chain's gate closed.",
             ),
             key("queues", Integer(1, 256), Value("1"), "Receive (and transmit) queues; spread over the Rx threads."),
+            key(
+                "tenant",
+                Text,
+                Unset,
+                "Tenant that all of its packets are of: they are received into its memory. Left out: the one that all rules which can apply \
+                 lead to; if these lead to several, packets are copied when they are let in.",
+            ),
         ],
     },
     Section {
@@ -649,7 +673,12 @@ pub const SECTIONS: &[Section] = &[
                 Value("2048"),
                 "Capacity of each ring, a power of two. Also the most packets that may be on their way to an instance.",
             ),
-            key("tenant", Text, Unset, "NFs of different tenants share no core page."),
+            key(
+                "tenant",
+                Text,
+                Unset,
+                "NFs of different tenants share neither packet memory nor core pages; those without one are a tenant too.",
+            ),
             key(
                 "may_send_to",
                 Texts,

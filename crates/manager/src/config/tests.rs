@@ -114,7 +114,7 @@ fn sections_and_keys() {
         (
             "[memory]\nzebra = 1\n",
             &[
-                "2:1: [memory] has no key \"zebra\" | write one of \"frames\", \"packet_bytes\", \"hugepages\", \"dpdk\", \"io_ways\", \"rx_frames\"",
+                "2:1: [memory] has no key \"zebra\" | write one of \"frames\", \"tenants\", \"packet_bytes\", \"hugepages\", \"after_violation\", \"dpdk\", \"io_ways\", \"rx_frames\"",
             ],
         ),
         ("[[chain]]\nname = \"a\"\n", &["1:1: chain \"a\" lacks `egress` | write egress = \"…\""]),
@@ -145,7 +145,9 @@ fn kinds_and_words() {
         ),
         (
             "[[port]]\nname = \"a\"\nkind = \"sink\"\nzebra = 1\n",
-            &["4:1: a port of kind \"sink\" has no key \"zebra\" | write one of \"name\", \"kind\", \"overload\", \"queues\""],
+            &[
+                "4:1: a port of kind \"sink\" has no key \"zebra\" | write one of \"name\", \"kind\", \"overload\", \"queues\", \"tenant\"",
+            ],
         ),
     ]);
 }

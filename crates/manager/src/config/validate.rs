@@ -21,6 +21,7 @@ use crate::mechanism::link;
 
 mod container;
 mod foreign;
+mod memory;
 mod pool;
 mod priority;
 mod wakeup;
@@ -52,6 +53,7 @@ pub fn validate(config: &Config) -> Vec<Problem> {
     v.chains();
     v.rules();
     v.priorities();
+    v.tenants();
     v.frames();
     v.shared_cores();
     // What is unused says nothing as long as names are wrong.
@@ -120,6 +122,10 @@ impl Validation<'_> {
                 for (i, core) in cores.iter().enumerate() {
                     self.number(at.item(i), Type::Integer(0, schema::MAX_CORE), core);
                 }
+                true
+            }
+            (Type::IntegerTable(low, high), Json::Object(table)) => {
+                table.values().for_each(|value| self.number(at, Type::Integer(low, high), value));
                 true
             }
             (Type::Keys(keys), Json::Object(table)) => {

@@ -239,6 +239,12 @@ impl Client {
         self.delete("rules", name)
     }
 
+    /// Gives a tenant fresh packet memory, and starts its NFs again.
+    pub fn renew_memory(&mut self, tenant: &str) -> Result<(), ClientError> {
+        let _: Done = self.ask(Method::DELETE, &format!("/v1/tenants/{}/memory", escaped(tenant)), Vec::new())?;
+        Ok(())
+    }
+
     /// Opens a port.
     pub fn add_port(&mut self, port: &config::Port) -> Result<Port, ClientError> {
         self.post("/v1/ports", port)

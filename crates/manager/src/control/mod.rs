@@ -196,6 +196,9 @@ pub trait Backend: Send + Sync {
     /// Removes a rule. Flows that are known are classified anew.
     fn remove_rule(&self, name: &str) -> Result<(), ApiError>;
 
+    /// Gives a tenant fresh packet memory (`-`: that of services without one), and starts its NFs again. Others notice nothing.
+    fn renew_memory(&self, tenant: &str) -> Result<(), ApiError>;
+
     /// Opens a port.
     fn add_port(&self, port: config::Port) -> Result<model::Port, ApiError>;
 

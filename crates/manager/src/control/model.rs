@@ -31,6 +31,9 @@ pub struct Status {
     pub threads: Vec<Thread>,
     /// Its packet memory.
     pub frames: Frames,
+    /// The same by tenant, and what was copied from one to another.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memories: Vec<Memory>,
     /// Whether packet memory stands on hugepages.
     pub hugepages: bool,
     /// Flows that the flow table remembers at the moment.
@@ -129,6 +132,29 @@ pub struct Frames {
     pub free: u64,
     /// With an NF.
     pub in_use: u64,
+}
+
+/// The packet memory of a tenant.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Memory {
+    /// The tenant: `-` of services without one; `ingress` where packets come in that may be for several, which no NF maps.
+    pub tenant: String,
+    /// Its frames.
+    pub frames: u64,
+    /// Of these, without a packet, and not with a device.
+    pub free: u64,
+    /// With an NF.
+    pub in_use: u64,
+    /// Packets that were copied into it when they were let in.
+    pub gate_packets: u64,
+    /// Their bytes.
+    pub gate_bytes: u64,
+    /// Packets that were copied into it from another tenant's, or when they came out of a program.
+    pub crossing_packets: u64,
+    /// Their bytes.
+    pub crossing_bytes: u64,
+    /// Packets that were dropped because it had no free frame for them.
+    pub starved: u64,
 }
 
 /// A port and its counters.
@@ -632,7 +658,7 @@ pub struct Stats {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promises: Vec<super::promise::Promise>,
     /// Packets dropped, by reason: those of [`crate::chain::Drop`] (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`,
-    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
+    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`, `no_frame`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
     pub drops: BTreeMap<String, u64>,
 }
 

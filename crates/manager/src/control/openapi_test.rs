@@ -48,6 +48,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Event", through::<model::Event>),
     ("Frames", through::<model::Frames>),
     ("Hop", through::<model::Hop>),
+    ("Memory", through::<model::Memory>),
     ("MoveNf", through::<MoveNf>),
     ("Nf", through::<model::Nf>),
     ("NfForeign", through::<model::NfForeign>),

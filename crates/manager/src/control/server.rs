@@ -509,6 +509,7 @@ pub(crate) fn routes() -> Vec<Route> {
             cx.create(move |b| b.add_rule(add.rule, add.position)).await
         }),
         removal!("/v1/rules/{name}", remove_rule),
+        removal!("/v1/tenants/{name}/memory", renew_memory),
         post("/v1/ports", |State(cx): State<Context>, request: Request| async move {
             let port: config::Port = cx.body(request).await?;
             cx.create(move |b| b.add_port(port)).await

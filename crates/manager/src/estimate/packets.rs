@@ -52,7 +52,7 @@ pub fn crafted(settings: &Gen) -> Result<Vec<Vec<u8>>, PacketsError> {
     let settings = Gen { rate: 0.0, count: 0, ..settings.clone() };
     let mut port = generator::open("crafted", 1, &settings, ROOM)?;
     let frames = 2 * BURST as u32;
-    let (_memory, arena) = Arena::create(Geometry { frames, stride: Geometry::stride_for(ROOM) as u32 }, false)?;
+    let (_memory, arena) = Arena::create(Geometry { first: 0, frames, stride: Geometry::stride_for(ROOM) as u32 }, false)?;
     let mut cache = FrameCache::new(FramePool::new(frames), arena, frames as usize);
     let wanted = (settings.flows as usize).clamp(BURST, MOST);
     let mut packets = Vec::with_capacity(wanted + BURST);

@@ -158,7 +158,7 @@ impl Stand {
         let path = folder.0.join("nf.sock");
         let log = folder.0.join("log");
         let mut listener = Listener::bind(&path, 0o666).map_err(|e| other("listen for the NF")(&e))?;
-        let geometry = Geometry { frames: FRAMES, stride: Geometry::stride_for(ROOM) as u32 };
+        let geometry = Geometry { first: 0, frames: FRAMES, stride: Geometry::stride_for(ROOM) as u32 };
         let (arena_memory, arena) = Arena::create(geometry, false).map_err(|e| other("make packet memory")(&e))?;
         let (core_memory, core_page) = CorePage::create(1, false).map_err(|e| other("make a core page")(&e))?;
         core_page.reset(0);

@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn what_says_nothing_is_no_end() {
-        let arena = Arena::create(sluice_shm::arena::Geometry { frames: 4, stride: 2240 }, false).unwrap().1;
+        let arena = Arena::create(sluice_shm::arena::Geometry { first: 0, frames: 4, stride: 2240 }, false).unwrap().1;
         let packet = Packet::fresh(1, 60);
         assert_eq!(tail_of(&arena, packet), None, "zeros");
         assert!(arena.write(1, packet.offset + 59, &[9]));

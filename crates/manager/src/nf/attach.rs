@@ -542,7 +542,7 @@ mod tests {
 
     fn welcome() -> Welcome {
         Welcome {
-            geometry: Geometry { frames: 64, stride: 2240 },
+            geometry: Geometry { first: 0, frames: 64, stride: 2240 },
             region: RegionLayout::new(2, 256).unwrap(),
             slots: 8,
             slot: 3,

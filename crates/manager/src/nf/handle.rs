@@ -183,6 +183,8 @@ pub struct NfHandle {
     pub dismissed: AtomicBool,
     /// It has taken the place of another NF, and what it returns waits for that one's last packet ([`super::succession`]).
     pub is_behind: AtomicBool,
+    /// Number of the arena of its tenant; [`memory::NONE`](crate::memory::NONE) if it maps none.
+    pub memory: AtomicU8,
 }
 
 impl NfHandle {
@@ -235,6 +237,7 @@ impl NfHandle {
             start: Start::default(),
             dismissed: AtomicBool::new(false),
             is_behind: AtomicBool::new(false),
+            memory: AtomicU8::new(0),
         })
     }
 

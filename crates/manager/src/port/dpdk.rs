@@ -1,8 +1,8 @@
 //! DPDK devices as ports: a NIC by its PCI address, or a virtual device by its devargs.
 //!
-//! **Frames.** A device receives into frames that it takes from DPDK's memory pool, and gives them back there when they were sent. So
-//! that a packet of any port can be sent by a device without a copy, all frames come from that pool ([`frame_pool`]) if the
-//! configuration names a `dpdk` port or a service that shares memory by a device, or says `memory.dpdk = true` because one may be added later. Without, DPDK is never started.
+//! **Frames.** A device receives into frames that it takes from DPDK's memory pool of an arena, the one that it was opened with, and gives
+//! frames back to the pools that they are of when they were sent. So that a packet of any port can be sent by a device without a copy, all
+//! frames come from such pools ([`Devices::pool`]) if the configuration names a `dpdk` port or a service that shares memory by a device, or says `memory.dpdk = true` because one may be added later. Without, DPDK is never started.
 //!
 //! **Configurations that work.** For a veth pair or any other kernel interface:
 //! `devargs = "net_af_packet0,iface=veth0,qdisc_bypass=1"`; with two queues add `qpairs=2`; for packets over 1,800 bytes add
@@ -16,7 +16,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Link, Pool, Queue, Stats};
+use sluice_dpdk::{Device, DeviceOptions, DpdkError, Eal, EalOptions, Link, Pool, PoolThread, Queue, Stats};
 use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::memory::HUGEPAGE;
@@ -31,22 +31,44 @@ const OVERHEAD: usize = 18;
 /// Data room of a frame above which the device is told of a larger MTU than its own choice, in bytes: that of the default stride.
 const JUMBO_ROOM: usize = 2112;
 
-/// Makes the pool that all frames come from: DPDK's, if the configuration names a device or `memory.dpdk`, else our own.
+/// DPDK, started.
+#[derive(Debug, Clone)]
+pub struct Devices {
+    eal: Eal,
+}
+
+impl Devices {
+    /// Makes the pool of an arena's frames. By `shift` bits the number of a frame is shifted for that of its arena.
+    ///
+    /// # Errors
+    /// [`DpdkError::Pool`].
+    pub fn pool(&self, arena: &Arena, shift: u32) -> Result<Arc<FramePool>, DpdkError> {
+        Ok(FramePool::over(Pool::beside(&self.eal, arena, shift)?))
+    }
+
+    /// What a thread that calls ports does first; it keeps the answer to its end.
+    ///
+    /// # Errors
+    /// [`DpdkError::Thread`] if DPDK has no place for one more thread.
+    pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
+        self.eal.enter_thread()
+    }
+}
+
+/// Starts DPDK, if the configuration names a device or `memory.dpdk`, for so many frames.
 ///
 /// # Errors
 /// [`DpdkError`] if DPDK is wanted and does not start; it says what to do.
-pub fn frame_pool(config: &Config, arena: &Arena, arena_is_huge: bool) -> Result<Arc<FramePool>, DpdkError> {
-    let frames = arena.geometry().frames;
+pub fn devices(config: &Config, frames: u32, arenas_are_huge: bool) -> Result<Option<Devices>, DpdkError> {
     let devices: Vec<&Dpdk> =
         config.ports.iter().filter_map(|p| if let PortKind::Dpdk(d) = &p.kind { Some(d) } else { None }).collect();
     let shares = config.services.iter().any(|service| service.via.is_device());
     if devices.is_empty() && !shares && !config.memory.dpdk {
-        return Ok(FramePool::new(frames));
+        return Ok(None);
     }
-    let hugepages = arena_is_huge && free_hugepages(Path::new("/")) >= hugepages_for(frames);
+    let hugepages = arenas_are_huge && free_hugepages(Path::new("/")) >= hugepages_for(frames);
     let pci = devices.iter().filter_map(|d| d.pci.clone()).collect();
-    let eal = Eal::init(&EalOptions { hugepages, pci, frames, verbose: false })?;
-    Ok(FramePool::over(Pool::over(&eal, arena)?))
+    Ok(Some(Devices { eal: Eal::init(&EalOptions { hugepages, pci, frames, verbose: false })? }))
 }
 
 /// Hugepages that DPDK takes besides the arena's: a third of a KiB a frame, and 32 MiB for its own tables and devices.
@@ -128,7 +150,7 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
     {
         queues = spread::over(device, wanted);
     }
-    Ok(OpenPort { queues, description })
+    Ok(OpenPort { queues, description, memory: None })
 }
 
 /// Opens a device of one queue that is no port's, by its devargs.
@@ -248,7 +270,7 @@ mod tests {
     use sluice_shm::arena::Geometry;
 
     fn arena() -> Arena {
-        Arena::create(Geometry { frames: 4096, stride: 2240 }, false).unwrap().1
+        Arena::create(Geometry { first: 0, frames: 4096, stride: 2240 }, false).unwrap().1
     }
 
     fn settings(devargs: &str) -> Dpdk {
@@ -258,9 +280,8 @@ mod tests {
     #[test]
     fn without_devices_frames_are_our_own_and_a_late_device_is_refused() {
         let arena = arena();
-        let frames = frame_pool(&Config::default(), &arena, false).unwrap();
-        assert!(frames.devices().is_none());
-        assert!(frames.enter_thread().unwrap().is_none());
+        assert!(devices(&Config::default(), 4096, false).unwrap().is_none());
+        let frames = FramePool::new(arena.geometry().frames);
         let error = open("wan", 1, &settings("net_null0"), &frames).map(|_| ()).unwrap_err().to_string();
         let wanted = if sluice_dpdk::BUILT_IN { "set `dpdk = true` in [memory]" } else { "built without DPDK" };
         assert!(error.contains("wan") && error.contains(wanted), "{error}");
@@ -278,15 +299,20 @@ mod tests {
     }
 
     fn with_device() -> Config {
-        let port =
-            Port { name: "wan".into(), overload: Default::default(), queues: 1, kind: PortKind::Dpdk(settings("net_null0")) };
+        let port = Port {
+            name: "wan".into(),
+            overload: Default::default(),
+            queues: 1,
+            tenant: None,
+            kind: PortKind::Dpdk(settings("net_null0")),
+        };
         Config { ports: vec![port], ..Default::default() }
     }
 
     #[cfg(not(feature = "dpdk"))]
     #[test]
     fn a_build_without_dpdk_says_so() {
-        assert_eq!(frame_pool(&with_device(), &arena(), false).unwrap_err(), DpdkError::NotBuilt);
+        assert_eq!(devices(&with_device(), 4096, false).unwrap_err(), DpdkError::NotBuilt);
     }
 
     /// The only test here that starts DPDK, for a process can do so once.
@@ -294,11 +320,12 @@ mod tests {
     #[test]
     fn frames_go_round_between_devices_and_threads() {
         let arena = arena();
-        let frames = frame_pool(&with_device(), &arena, false).unwrap();
+        let devices = devices(&with_device(), 4096, false).unwrap().unwrap();
+        let frames = devices.pool(&arena, 31).unwrap();
         let available = || frames.devices().unwrap().available() as usize;
         let (mut own, mut other) =
             (FrameCache::new(frames.clone(), arena.clone(), 100_000), FrameCache::new(frames.clone(), arena.clone(), 512));
-        let _here = frames.enter_thread().unwrap();
+        let _here = devices.enter_thread().unwrap();
         // A thread cannot keep all frames from the devices.
         let mut all = vec![0; 4096];
         assert_eq!(own.alloc(&mut all), 4096);

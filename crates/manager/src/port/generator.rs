@@ -77,7 +77,7 @@ pub fn open(name: &str, queues: u32, settings: &Gen, room: usize) -> Result<Open
             }
         })
         .collect();
-    Ok(OpenPort { queues, description: describe(settings) })
+    Ok(OpenPort { queues, description: describe(settings), memory: None })
 }
 
 /// The first 128 bytes of a packet of each flow, by the flow's number: what a rule can look at. Checksums are left out.

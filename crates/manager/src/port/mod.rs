@@ -65,6 +65,8 @@ pub struct OpenPort {
     pub queues: Vec<Box<dyn PortQueue>>,
     /// Words that say what was opened, for `sluice port list`.
     pub description: String,
+    /// Number of the arena that it receives into, if it cannot change that.
+    pub memory: Option<u8>,
 }
 
 /// Opens a port. Everything that can be wrong with it is found now, before a packet moves.
@@ -295,7 +297,7 @@ pub(crate) mod tests {
 
     /// A cache that has `frames` frames of the default size, all held.
     pub fn cache(frames: u32) -> FrameCache {
-        let (_memory, arena) = Arena::create(Geometry { frames, stride: 2240 }, false).unwrap();
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames, stride: 2240 }, false).unwrap();
         let mut cache = FrameCache::new(FramePool::new(frames), arena, frames as usize);
         let mut all = vec![0; frames as usize];
         assert_eq!(cache.alloc(&mut all), all.len());

@@ -148,7 +148,7 @@ mod tests {
 
     fn nic(name: &str, queues: u32, descriptors: Option<u16>) -> Port {
         let dpdk = Dpdk { pci: Some("0000:3b:00.0".into()), descriptors, ..Dpdk::default() };
-        Port { name: name.into(), overload: Default::default(), queues, kind: PortKind::Dpdk(dpdk) }
+        Port { name: name.into(), overload: Default::default(), queues, tenant: None, kind: PortKind::Dpdk(dpdk) }
     }
 
     fn descriptors(port: &Port) -> Option<u16> {

@@ -28,7 +28,7 @@ pub const JOINED: u32 = 1 << 16;
 /// Opens a sink.
 pub fn open(queues: u32, Sink {}: &Sink) -> OpenPort {
     let queues = (0..queues.max(1)).map(|_| -> Box<dyn PortQueue> { Box::default() as Box<SinkQueue> }).collect();
-    OpenPort { queues, description: "swallows packets and reads their stamps".into() }
+    OpenPort { queues, description: "swallows packets and reads their stamps".into(), memory: None }
 }
 
 /// What is remembered of a flow: 16 bytes, four to a cache line.

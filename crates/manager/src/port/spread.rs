@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn both_directions_of_a_flow_meet_one_thread_and_nothing_is_lost() {
-        let (_memory, arena) = Arena::create(Geometry { frames: 1024, stride: 2240 }, false).unwrap();
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 1024, stride: 2240 }, false).unwrap();
         let pool = FramePool::new(1024);
         let mut caches: Vec<FrameCache> = (0..3).map(|_| FrameCache::new(pool.clone(), arena.clone(), 256)).collect();
         let mut incoming = VecDeque::new();
@@ -285,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_takes_nothing_loses_its_own_packets_alone() {
-        let (_memory, arena) = Arena::create(Geometry { frames: 4096, stride: 2240 }, false).unwrap();
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 4096, stride: 2240 }, false).unwrap();
         let pool = FramePool::new(4096);
         let mut cache = FrameCache::new(pool, arena.clone(), 4096);
         let mut incoming = VecDeque::new();

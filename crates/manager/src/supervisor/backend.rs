@@ -162,7 +162,7 @@ impl Supervisor {
         let mut other_names = Vec::new();
         for event in events {
             let name = other_names.iter().find(|(other, _)| *other == event.packet).map_or(event.packet, |(_, first)| *first);
-            if let TraceWhat::CameOut(_, frame) = event.what {
+            if let TraceWhat::CameOut(_, frame) | TraceWhat::Crossed(frame) = event.what {
                 other_names.retain(|(other, _)| *other != (name.0, frame));
                 other_names.push(((name.0, frame), name));
             }
@@ -194,6 +194,7 @@ impl Supervisor {
                         }
                         TraceWhat::WentIn(number) => hop(format!("nf {} went in", nf(number))),
                         TraceWhat::CameOut(number, _) => hop(format!("nf {} came out", nf(number))),
+                        TraceWhat::Crossed(_) => hop("copied".into()),
                         TraceWhat::LostSight(number) => {
                             outcome = format!("went into {}, and none came out that is known as it", nf(number))
                         }
@@ -298,7 +299,7 @@ impl Backend for Remote {
 
     fn add_service(&self, service: config::Service) -> Result<api::Service, ApiError> {
         self.change(move |s| {
-            s.with(|c| c.services.push(service.clone()))?;
+            s.with_memory(|c| c.services.push(service.clone()))?;
             let name = service.name.clone();
             s.add_service(service)?;
             s.publish();
@@ -326,7 +327,7 @@ impl Backend for Remote {
 
     fn add_chain(&self, chain: config::Chain) -> Result<api::Chain, ApiError> {
         self.change(move |s| {
-            s.with(|c| c.chains.push(chain.clone()))?;
+            s.with_memory(|c| c.chains.push(chain.clone()))?;
             let name = chain.name.clone();
             s.add_chain(chain)?;
             let found = s.stats().chains.into_iter().find(|c| c.name == name);
@@ -348,7 +349,7 @@ impl Backend for Remote {
     fn add_rule(&self, rule: config::Rule, position: Option<usize>) -> Result<api::Rule, ApiError> {
         self.change(move |s| {
             let at = position.unwrap_or(s.config.rules.len()).min(s.config.rules.len());
-            let wanted = s.with(|c| c.rules.insert(at, rule))?;
+            let wanted = s.with_memory(|c| c.rules.insert(at, rule))?;
             s.set_rules(wanted.rules);
             let found = s.stats().rules.into_iter().nth(at);
             found.ok_or_else(|| SupervisorError::NoSuch("there is no such rule".into()))
@@ -368,9 +369,14 @@ impl Backend for Remote {
         })
     }
 
+    fn renew_memory(&self, tenant: &str) -> Result<(), ApiError> {
+        let tenant = (tenant != "-").then(|| tenant.to_string());
+        self.change(move |s| s.renew_memory(tenant.as_deref()))
+    }
+
     fn add_port(&self, port: config::Port) -> Result<api::Port, ApiError> {
         self.change(move |s| {
-            s.with(|c| c.ports.push(port.clone()))?;
+            s.with_memory(|c| c.ports.push(port.clone()))?;
             s.look_at(&port)?;
             let name = port.name.clone();
             s.add_port(port)?;

@@ -24,6 +24,7 @@ impl Supervisor {
         let mut problems = validate::validate(wanted);
         problems.extend(host::check(wanted, &host::Host::here()));
         problems.retain(Problem::is_error);
+        self.keeps_to_memory(wanted)?;
         if problems.is_empty() { Ok(()) } else { Err(SupervisorError::Invalid(ConfigErrors { problems }.to_string())) }
     }
 
@@ -337,18 +338,19 @@ impl Supervisor {
         let changes = self.plan(wanted)?;
         let kept = self.with_promises(wanted)?;
         // Most that can fail fails here, where it has changed nothing.
+        self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
         self.open_ahead(&changes, wanted)?;
         self.warn_of_frames(wanted);
         let mut gone = Gone::new();
-        for change in &changes {
-            match self.step(change) {
-                Ok(more) => gone.extend(more),
-                Err(error) => {
-                    self.opened.clear();
-                    return Err(error);
-                }
-            }
-        }
+        let coming = kept.as_ref().map_or(wanted, |kept| &kept.config).clone();
+        self.coming = Some(Box::new(coming));
+        let done: Result<(), SupervisorError> = changes.iter().try_for_each(|change| {
+            gone.extend(self.step(change)?);
+            Ok(())
+        });
+        self.coming = None;
+        self.opened.clear();
+        done?;
         kept.into_iter().for_each(|kept| self.promises_follow(kept));
         Ok((changes, gone))
     }
@@ -361,7 +363,7 @@ impl Supervisor {
                 Change::ReplacePort { port } if !self.shares_with_former(port) => port,
                 _ => continue,
             };
-            match self.open(port, &wanted.ports) {
+            match self.open(port, wanted) {
                 Ok(open) => drop(self.opened.insert(port.name.clone(), open)),
                 Err(error) => {
                     self.opened.clear();
@@ -428,6 +430,13 @@ impl Supervisor {
         change(&mut wanted);
         self.check(&wanted)?;
         self.warn_of_frames(&wanted);
+        Ok(wanted)
+    }
+
+    /// The same, with the packet memory that it needs.
+    pub(super) fn with_memory(&mut self, change: impl FnOnce(&mut Config)) -> Result<Config, SupervisorError> {
+        let wanted = self.with(change)?;
+        self.plane.provide(&wanted)?;
         Ok(wanted)
     }
 }

@@ -133,7 +133,7 @@ impl Supervisor {
             let socket = wire::socket(&dir, &name, interface)?;
             self.note(|r| r.made(Thing::Socket, &socket));
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(socket.clone()));
-            let queue = wire::device(via, &socket, (number, side), self.plane.frames())?;
+            let queue = wire::device(via, &socket, (number, side), &self.plane.memories().usual_pool())?;
             // Root, and the program's user.
             std::os::unix::fs::chown(&socket, owner, None)
                 .map_err(|error| format!("cannot give {} to its user: {error}", socket.display()))?;
@@ -302,7 +302,7 @@ impl Supervisor {
         let Some(nf) = self.nfs.get(&number) else { return Ok(()) };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return Ok(()) };
         let (name, core, of, config) = (nf.name.clone(), nf.core, nf.service, service.config.clone());
-        let place = self.plane.place(core, None)?;
+        let place = self.plane.place_foreign(core)?;
         let priority = own_priority(&config, &self.config.sched);
         let handle = match self.plane.attach(number, &name, of, core, true, config.ring, &place, priority, None) {
             Ok(handle) => handle,

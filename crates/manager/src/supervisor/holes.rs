@@ -54,8 +54,10 @@ impl Supervisor {
         };
         let page: Vec<&NfState> = self.nfs.values().filter(at_page).collect();
         named.extend(self.suspects(page).into_iter().map(|nf| (nf, "the page of its core")));
-        if broken(self.plane.arena_memory().mapping()) {
-            let all: Vec<&NfState> = self.nfs.values().filter(|nf| nf.handle.is_some() && nf.foreign.is_none()).collect();
+        for memory in self.plane.memories().iter().filter(|memory| memory.file().holes() > 0) {
+            // Those of the tenant, or, of what nobody maps, nobody.
+            let maps = |nf: &&NfState| nf.place.as_ref().is_some_and(|place| place.memory == memory.number);
+            let all: Vec<&NfState> = self.nfs.values().filter(|nf| nf.handle.is_some() && maps(nf)).collect();
             named.extend(self.suspects(all).into_iter().map(|nf| (nf, "packet memory")));
         }
         if named.is_empty() {
@@ -87,8 +89,8 @@ impl Supervisor {
     fn mend(&mut self) {
         let pages = self.nfs.values().filter_map(|nf| self.plane.page_memory(nf.place.as_ref()?));
         let regions = self.nfs.values().filter_map(|nf| Some(&nf.handle.as_ref()?.region.memory));
-        let all = std::iter::once(self.plane.arena_memory()).chain(pages).chain(regions);
+        let arenas = self.plane.memories().iter().filter(|memory| !memory.file().mend()).count();
         // All are tried.
-        self.holes.is_broken = all.filter(|memory| !memory.mend()).count() > 0;
+        self.holes.is_broken = pages.chain(regions).filter(|memory| !memory.mend()).count() + arenas > 0;
     }
 }

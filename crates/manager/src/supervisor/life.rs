@@ -399,8 +399,9 @@ impl Supervisor {
         if let Some(estimate) = known {
             handle.load.service_ns.set(estimate.ns_per_packet.median);
         }
+        let geometry = self.plane.memory_of(&place).expect("the place is of a tenant, which has memory").geometry();
         let welcome = Welcome {
-            geometry: self.plane.arena().geometry(),
+            geometry,
             region: handle.region.page.layout(),
             slots: place.page.slots(),
             slot: place.slot,
@@ -419,7 +420,8 @@ impl Supervisor {
             self.confine(number, pid, pidfd, is_forked);
         }
         let core_memory = self.plane.page_memory(&place).expect("the place has a page").fd();
-        let fds = [self.plane.arena_memory().fd(), handle.region.memory.fd(), core_memory];
+        let memory = self.plane.memory_of(&place).expect("it is still there");
+        let fds = [memory.file().fd(), handle.region.memory.fd(), core_memory];
         let sent = caller.welcome(&welcome, fds);
         let nf = self.nfs.get_mut(&number).expect("it is still there");
         nf.handle = Some(handle);
@@ -574,12 +576,15 @@ impl Supervisor {
         let restart = pooled
             || self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
         let ran_for = nf.started_at.elapsed();
+        let renewed = std::mem::take(&mut nf.renewed) && !for_cause && !attach;
         let ran_ns = ran_for.as_nanos() as u64;
         let mut at_once = false;
         nf.state = match was {
             State::Stopping => State::Gone,
             _ if nf.draining || nf.on_trial || nf.leaves => State::Gone,
             _ if attach && !for_cause => State::Expected,
+            // It is to have its tenant's fresh memory.
+            _ if renewed => State::Restarting,
             _ if !attach && !restart => State::Failed,
             // Its end was asked for.
             _ if spent => State::Restarting,
@@ -659,13 +664,16 @@ impl Supervisor {
         }
         if gone {
             self.bury(number);
-        } else if (spent || at_once) && !self.stopping {
+        } else if (spent || renewed || at_once) && !self.stopping {
             if at_once && let Some(nf) = self.nfs.get_mut(&number) {
                 nf.deadline = None;
                 nf.restarts += 1;
             }
             // A start that fails comes back here, and is the second failure then.
             self.launch(number);
+        }
+        if sentence == Sentence::Violations {
+            self.after_violation(service_number);
         }
     }
 
@@ -793,6 +801,7 @@ impl Supervisor {
         self.size_pools(now);
         self.see_restored();
         self.tend_promises();
+        self.drop_former_memory();
         self.end_condemned();
         self.notices.print_rest(now);
         let (mut starting, mut settled, mut late) = (Vec::new(), Vec::new(), Vec::new());

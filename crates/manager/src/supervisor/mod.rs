@@ -11,6 +11,7 @@ mod foreign;
 mod grouping;
 mod holes;
 mod life;
+mod memory;
 mod outside;
 mod past;
 mod pens;
@@ -115,6 +116,14 @@ struct PortState {
     config: model::Port,
     description: String,
     counters: Vec<Arc<QueueCounters>>,
+    /// Number of the arena that it receives into, if it cannot change that.
+    memory: Option<u8>,
+}
+
+impl PortState {
+    fn new(config: model::Port) -> Self {
+        Self { config, description: String::new(), counters: Vec::new(), memory: None }
+    }
 }
 
 struct ServiceState {
@@ -178,6 +187,8 @@ struct NfState {
     on_trial: bool,
     /// It is of a version that its service does not have any more, and goes with the flow that it has.
     leaves: bool,
+    /// It was ended to be started again with fresh packet memory.
+    renewed: bool,
     /// Number of the instance whose place it has taken.
     former: Option<u16>,
     /// What it is known by when flows are spread.
@@ -220,6 +231,7 @@ impl NfState {
             foreign: None,
             on_trial: false,
             leaves: false,
+            renewed: false,
             former: None,
             spread_id: restart_stable_id(&name),
             instance: None,
@@ -290,6 +302,8 @@ pub struct Supervisor {
     /// Chains that lacked paths, of which that was said.
     lacked_paths: HashSet<String>,
     tables: Arc<Tables>,
+    /// What is to be in force when the changes that are being made are done.
+    coming: Option<Box<Config>>,
     listener: Listener,
     record: Option<Record>,
     epoll: OwnedFd,
@@ -363,7 +377,7 @@ impl Supervisor {
             .map_err(system("watch the NF socket"))?;
         let (remote, jobs) = channel();
         let wanted = config.clone();
-        let stride = if plane.arena_memory().is_huge() { plane.arena().geometry().stride } else { 0 };
+        let stride = if plane.memories().are_huge() { plane.arena().geometry().stride } else { 0 };
         let room = port::room::Room::read(Path::new("/"), &config.memory, promises.io_mask(), stride);
         let estimates = Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
             eprintln!("sluiced: {error}; NFs start without a first guess of their cost");
@@ -400,6 +414,7 @@ impl Supervisor {
             allowed: Vec::new(),
             lacked_paths: HashSet::new(),
             tables: Arc::default(),
+            coming: None,
             listener,
             record: Some(record),
             epoll,
@@ -436,10 +451,10 @@ impl Supervisor {
 
     /// Brings everything up in the order in which packets need it, ports last, so that the first packet finds its chain complete.
     fn build(&mut self, wanted: Config) -> Result<(), SupervisorError> {
-        let opened = wanted.ports.iter().map(|port| self.open(port, &wanted.ports)).collect::<Result<Vec<_>, _>>()?;
+        let opened = wanted.ports.iter().map(|port| self.open(port, &wanted)).collect::<Result<Vec<_>, _>>()?;
         // Numbers first: chains name ports and services.
         for port in &wanted.ports {
-            self.ports.push(Some(PortState { config: port.clone(), description: String::new(), counters: Vec::new() }));
+            self.ports.push(Some(PortState::new(port.clone())));
         }
         self.config.ports.clone_from(&wanted.ports);
         for service in &wanted.services {
@@ -575,6 +590,7 @@ impl Supervisor {
                     name: p.config.name.clone(),
                     overload: p.config.overload,
                     owners: self.plane.owners(number as u16, p.counters.len()),
+                    memory: self.plane.memory_for_port(&self.config, &p.config),
                 })
             })
             .collect();

@@ -9,22 +9,59 @@ use super::change::{fresh_number, no_such};
 use super::{PortState, Supervisor, SupervisorError};
 use crate::config::model::{self, PortKind};
 use crate::dataplane::LetGo;
+use crate::memory::{self, Holder, Owner};
 use crate::port::{self, OpenPort};
 
 impl Supervisor {
     /// Looks whether a port could be opened, before anything is changed for it.
     pub(super) fn look_at(&self, config: &model::Port) -> Result<(), SupervisorError> {
         if let PortKind::Dpdk(_) = &config.kind {
-            port::dpdk::pool(&config.name, self.plane.frames())?;
+            port::dpdk::pool(&config.name, &self.plane.memories().usual_pool())?;
         }
         let room = self.plane.arena().geometry().stride as usize - HEADROOM;
         Ok(port::look_at(config, room)?)
     }
 
-    /// Opens a port without giving it to the packet threads.
-    /// `all` are the ports that there will be then.
-    pub(super) fn open(&self, config: &model::Port, all: &[model::Port]) -> Result<OpenPort, SupervisorError> {
-        Ok(port::open(&self.room.bounded(config, all), self.plane.arena(), self.plane.frames())?)
+    /// Opens a port without giving it to the packet threads. `wanted` is what there will be then.
+    pub(super) fn open(&self, config: &model::Port, wanted: &model::Config) -> Result<OpenPort, SupervisorError> {
+        let memories = self.plane.memories();
+        let memory = memories.get(memories.for_port(wanted, config));
+        let pool = memory.map_or_else(|| memories.usual_pool(), |memory| memory.pool.clone());
+        let mut open = port::open(&self.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
+        open.memory = memory.map(|memory| memory.number).filter(|_| matches!(config.kind, PortKind::Dpdk(_)));
+        Ok(open)
+    }
+
+    /// What is to be in force when the changes that are being made are done: by that it is decided whose a port's packets are.
+    fn coming(&self) -> &model::Config {
+        self.coming.as_deref().unwrap_or(&self.config)
+    }
+
+    /// Whether devices would receive only what is of the tenant whose arena they were opened with. Other ports receive into another arena
+    /// with the next tables; a device keeps its own.
+    pub(super) fn keeps_to_memory(&self, wanted: &model::Config) -> Result<(), SupervisorError> {
+        let bound = self.ports.iter().flatten().filter_map(|state| Some((state, self.plane.memories().get(state.memory?)?)));
+        for (state, memory) in bound {
+            // One that is to be opened anew is given what it needs then.
+            let stays = |port: &&model::Port| port.name == state.config.name && **port == state.config;
+            let Some(port) = wanted.ports.iter().find(stays) else { continue };
+            let Holder::Tenant(tenant) = &memory.holder else { continue };
+            let is_theirs = match memory::owner_of(wanted, port) {
+                Owner::Nobody => true,
+                Owner::Tenant(owner) => owner == *tenant,
+                Owner::Several => false,
+            };
+            let is_only = || memory::tenants(wanted).iter().all(|known| known.map(str::to_owned) == *tenant);
+            if !is_theirs && !is_only() {
+                return Err(SupervisorError::Conflict(format!(
+                    "port `{}` is a device that receives into the memory of {}, and would receive packets of others; write `tenant` in the \
+                     port's section, or remove the port and add it again after this change",
+                    port.name,
+                    tenant.as_ref().map_or("services without a tenant".into(), |name| format!("tenant `{name}`")),
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Gives the queues of an opened port, which has its number already, to the packet threads.
@@ -32,6 +69,7 @@ impl Supervisor {
         let Some(Some(state)) = self.ports.get_mut(number as usize) else { return Ok(()) };
         let queues = open.queues.len();
         state.description = open.description;
+        state.memory = open.memory;
         let overload = state.config.overload;
         // A file takes everything in the end: packets wait for it, or a replay would lose what the disk is slow to take.
         let waits = overload == model::Overload::Wait || matches!(state.config.kind, PortKind::Pcap(_));
@@ -52,7 +90,7 @@ impl Supervisor {
         let open = self.take_opened(&config)?;
         let name = config.name.clone();
         self.config.ports.push(config.clone());
-        self.ports.push(Some(PortState { config, description: String::new(), counters: Vec::new() }));
+        self.ports.push(Some(PortState::new(config)));
         let waiting: Vec<model::Chain> = self.config.chains.iter().filter(|c| c.egress == name).cloned().collect();
         for chain in waiting {
             if let Some(of) = self.chain_number(&chain.name) {
@@ -66,7 +104,7 @@ impl Supervisor {
     fn take_opened(&mut self, config: &model::Port) -> Result<OpenPort, SupervisorError> {
         match self.opened.remove(&config.name) {
             Some(open) => Ok(open),
-            None => self.open(config, &self.config.ports),
+            None => self.open(config, self.coming()),
         }
     }
 
@@ -101,7 +139,7 @@ impl Supervisor {
         let old = self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| no_such("port", &config.name))?;
         let open = if port::share(&old, &config) {
             self.close(number)?;
-            match self.open(&config, &self.config.ports) {
+            match self.open(&config, self.coming()) {
                 Ok(open) => open,
                 Err(error) => return Err(self.bring_back(number, &old, error)),
             }
@@ -113,14 +151,14 @@ impl Supervisor {
         if let Some(known) = self.config.ports.iter_mut().find(|p| p.name == config.name) {
             known.clone_from(&config);
         }
-        let old = self.ports[number as usize].replace(PortState { config, description: String::new(), counters: Vec::new() });
+        let old = self.ports[number as usize].replace(PortState::new(config));
         old.iter().for_each(|old| self.past.port(&old.counters));
         self.put_port(number, open)
     }
 
     /// Opens the old port again, which was closed for one that does not open. Gives back what to say about it.
     fn bring_back(&mut self, number: u16, old: &model::Port, why: SupervisorError) -> SupervisorError {
-        let again = self.open(old, &self.config.ports).and_then(|open| self.put_port(number, open));
+        let again = self.open(old, &self.config).and_then(|open| self.put_port(number, open));
         let Err(error) = again else { return why };
         self.ports[number as usize] = None;
         self.config.ports.retain(|p| p.name != old.name);

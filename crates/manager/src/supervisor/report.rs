@@ -14,6 +14,7 @@ use crate::chain::Drop;
 use crate::config::model::{Mode, OnFailure, Overload, PortKind};
 use crate::control::model::{self as api, Distribution};
 use crate::foreign::room::Who;
+use crate::frame::Copied;
 use crate::mechanism::process::CpuClock;
 use crate::nf::State;
 use crate::nf::handle::NfHandle;
@@ -150,7 +151,7 @@ impl Supervisor {
     pub(super) fn status(&mut self, snapshots: &[Snapshot]) -> api::Status {
         let infos = self.plane.thread_infos();
         let busy = self.meter.sample(Instant::now(), infos.iter().map(|t| t.busy_ns).collect());
-        let total = u64::from(self.plane.table().frames());
+        let total = self.plane.memories().iter().map(|memory| u64::from(memory.geometry().frames)).sum();
         let in_use = self.plane.table().in_use() as u64;
         api::Status {
             version: env!("CARGO_PKG_VERSION").into(),
@@ -164,7 +165,8 @@ impl Supervisor {
                 .map(|(t, busy_percent)| api::Thread { role: t.roles.names().join("+"), core: t.core as u32, busy_percent })
                 .collect(),
             frames: api::Frames { total, free: total - in_use, in_use },
-            hugepages: self.plane.arena_memory().is_huge(),
+            memories: self.memory_reports(snapshots),
+            hugepages: self.plane.memories().are_huge(),
             flows: snapshots.iter().map(|s| s.flows.entries).sum(),
             tuning_percent: {
                 let spent = self.plane.tuning_ns().load(Ordering::Relaxed) + self.controller.cpu_ns();
@@ -176,6 +178,27 @@ impl Supervisor {
             buffers: self.room.report(&self.config.ports),
             promises: self.promise_states(),
         }
+    }
+
+    /// The packet memory of each tenant.
+    fn memory_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Memory> {
+        let report = |memory: &crate::memory::Memory| {
+            let own = || snapshots.iter().filter_map(|snapshot| snapshot.memories.get(usize::from(memory.number)));
+            let sum = |of: fn(&Copied) -> u64| own().map(|(_, copied)| of(copied)).sum();
+            let geometry = memory.geometry();
+            api::Memory {
+                tenant: memory.holder.to_string(),
+                frames: geometry.frames.into(),
+                free: memory.pool.available() as u64 + own().map(|(free, _)| *free as u64).sum::<u64>(),
+                in_use: self.plane.table().in_use_of(geometry.first, geometry.frames) as u64,
+                gate_packets: sum(|copied| copied.at_gate.0),
+                gate_bytes: sum(|copied| copied.at_gate.1),
+                crossing_packets: sum(|copied| copied.at_crossing.0),
+                crossing_bytes: sum(|copied| copied.at_crossing.1),
+                starved: sum(|copied| copied.starved),
+            }
+        };
+        self.plane.memories().iter().map(report).collect()
     }
 
     /// Everything that is counted.

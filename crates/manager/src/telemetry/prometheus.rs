@@ -13,7 +13,7 @@ use std::fmt::{Display, Write};
 
 use sluice_slo::watch::What;
 
-use crate::control::model::{Chain, Distribution, Nf, NfForeign, Openflow, Pool, Port, Schedule, Stats};
+use crate::control::model::{Chain, Distribution, Memory, Nf, NfForeign, Openflow, Pool, Port, Schedule, Stats};
 use crate::control::promise::Promise;
 
 /// The content type of [`exposition`].
@@ -49,6 +49,48 @@ pub fn exposition(stats: &Stats) -> String {
     out.0
 }
 
+/// What is counted of the packet memory of a tenant: name of the family, its type, its meaning, the label and its value, and the count.
+type OfMemory = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str, fn(&Memory) -> u64)]);
+
+const OF_MEMORIES: &[OfMemory] = &[
+    (
+        "sluice_memory_frames",
+        "gauge",
+        "Frames of a tenant's packet memory: all of them, without a packet, with an NF. The tenant is - of services without one, ingress where \
+         packets come in that may be for several.",
+        &[("state", "all", |m| m.frames), ("state", "free", |m| m.free), ("state", "in_use", |m| m.in_use)],
+    ),
+    (
+        "sluice_memory_copied_packets_total",
+        "counter",
+        "Packets copied into a tenant's packet memory: when they were let in, and on their way from another tenant's.",
+        &[("at", "gate", |m| m.gate_packets), ("at", "crossing", |m| m.crossing_packets)],
+    ),
+    (
+        "sluice_memory_copied_bytes_total",
+        "counter",
+        "Bytes of these packets.",
+        &[("at", "gate", |m| m.gate_bytes), ("at", "crossing", |m| m.crossing_bytes)],
+    ),
+    (
+        "sluice_memory_starved_total",
+        "counter",
+        "Packets dropped because a tenant's packet memory had no free frame to copy them into.",
+        &[("reason", "no_frame", |m| m.starved)],
+    ),
+];
+
+fn memories(out: &mut Text, memories: &[Memory]) {
+    for (family, kind, meaning, counts) in OF_MEMORIES {
+        out.family(family, kind, meaning);
+        for memory in memories {
+            for (label, value, count) in *counts {
+                out.sample(family, &[("tenant", &memory.tenant), (label, value)], count(memory));
+            }
+        }
+    }
+}
+
 fn daemon(out: &mut Text, stats: &Stats) {
     let status = &stats.status;
     out.family("sluice_info", "gauge", "Version of the daemon; always 1.");
@@ -58,6 +100,7 @@ fn daemon(out: &mut Text, stats: &Stats) {
     out.family("sluice_frames", "gauge", "Frames of packet memory, with and without a packet.");
     out.sample("sluice_frames", &[("state", "free")], status.frames.free);
     out.sample("sluice_frames", &[("state", "in_use")], status.frames.in_use);
+    memories(out, &status.memories);
     out.family("sluice_hugepages", "gauge", "1 if packet memory stands on hugepages.");
     out.sample("sluice_hugepages", &[], u8::from(status.hugepages));
     out.family("sluice_flows", "gauge", "Flows that the flow table remembers.");

@@ -83,7 +83,18 @@ impl Worker {
                     self.forget(number);
                     let _ = done.send(());
                 }
-                Command::AddQueue(owned, done) => {
+                Command::DropMemory(number, last, done) => {
+                    let frames = &mut self.setup.plane.frames;
+                    frames.empty(number);
+                    let _ = done.send(if last { frames.remove(number) } else { None });
+                }
+                Command::AddMemory { number, stack, usual, done } => {
+                    self.setup.plane.frames.add(number, *stack);
+                    self.setup.plane.frames.set_usual(usual);
+                    let _ = done.send(());
+                }
+                Command::AddQueue(mut owned, done) => {
+                    owned.use_memory(&self.setup.plane.tables);
                     self.queues.push(*owned);
                     let _ = done.send(());
                 }

@@ -79,6 +79,7 @@ pub(super) fn read(
     let bursts = if owned.waits { 1 } else { owned.bursts };
     (owned.from, owned.to) = (0, 0);
     look_anew(plane, director, owned);
+    plane.frames.choose(owned.memory);
     for _ in 0..bursts {
         let from = owned.to;
         let n = owned.queue.rx_burst(&mut owned.batch.packets[from..from + BURST], &mut plane.frames, plane.now_ns);
@@ -89,6 +90,7 @@ pub(super) fn read(
             break;
         }
     }
+    plane.frames.choose_usual();
     if owned.to == 0 {
         return false;
     }

@@ -29,6 +29,7 @@ mod profile;
 mod promises;
 mod scheduling;
 mod support;
+mod tenants;
 #[cfg(feature = "dpdk")]
 mod testpmd;
 mod upgrade;

@@ -340,7 +340,7 @@ mod tests {
 
     #[test]
     fn a_packet_that_left_its_frame_is_no_descriptor() {
-        let geometry = Geometry { frames: 4, stride: 2240 };
+        let geometry = Geometry { first: 0, frames: 4, stride: 2240 };
         let descriptor = Descriptor { frame: 3, offset: 128, len: 60, chain: 2, ingress: 9, ..Default::default() };
         let mut packet = CPacket::new(&descriptor, std::ptr::null_mut(), geometry.stride);
         assert_eq!((packet.headroom, packet.tailroom, packet.ingress), (128, 2240 - 188, 9));

@@ -15,15 +15,16 @@ pub struct CNf {
     nf: Nf,
     context: CContext,
     geometry: Geometry,
-    start: *mut u8,
+    /// Address of frame 0.
+    zero: *mut u8,
     /// One bit a frame: read, and not yet written.
     held: Box<[u64]>,
 }
 
 impl CNf {
     fn word(&mut self, frame: u32) -> Option<(&mut u64, u64)> {
-        let bit = 1 << (frame % 64);
-        self.held.get_mut(frame as usize / 64).map(|word| (word, bit))
+        let index = frame.wrapping_sub(self.geometry.first);
+        self.held.get_mut(index as usize / 64).map(|word| (word, 1 << (index % 64)))
     }
 
     fn hold(&mut self, frame: u32) {
@@ -43,7 +44,7 @@ impl CNf {
 
 impl Drop for CNf {
     fn drop(&mut self) {
-        for frame in 0..self.geometry.frames {
+        for frame in self.geometry.first..self.geometry.first + self.geometry.frames {
             if self.release(frame) {
                 let drop = Descriptor { frame, len: 1, verdict: RawVerdict::Drop as u8, ..Default::default() };
                 // A manager that is gone takes its frames back by itself.
@@ -65,10 +66,10 @@ unsafe extern "C" fn sluice_attach(given: *const COptions, out: *mut *mut CNf) -
         match Nf::attach_with(&unsafe { options(given) }) {
             Err(error) => fail_with(&error),
             Ok(nf) => {
-                let (geometry, start) = nf.with_arena(|arena| (arena.geometry(), arena.raw().0));
+                let (geometry, zero) = nf.with_arena(|arena| (arena.geometry(), arena.zero()));
                 let context = CContext::new(nf.context().clone());
                 let held = vec![0; (geometry.frames as usize).div_ceil(64)].into_boxed_slice();
-                let nf = Box::new(CNf { nf, context, geometry, start, held });
+                let nf = Box::new(CNf { nf, context, geometry, zero, held });
                 // SAFETY: as above.
                 unsafe { *out = Box::into_raw(nf) };
                 0
@@ -112,7 +113,7 @@ unsafe extern "C" fn sluice_read(nf: *mut CNf, out: *mut CPacket, max: u32, time
         };
         for (i, descriptor) in burst[..n].iter().enumerate() {
             nf.hold(descriptor.frame);
-            let frame = nf.start.wrapping_add(descriptor.frame as usize * nf.geometry.stride as usize);
+            let frame = nf.zero.wrapping_add(descriptor.frame as usize * nf.geometry.stride as usize);
             let packet = CPacket::new(descriptor, frame, nf.geometry.stride);
             // SAFETY: the header asks for room for `max` packets, and n is not more.
             unsafe { out.add(i).write(packet) };

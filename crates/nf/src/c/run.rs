@@ -50,10 +50,10 @@ impl Step for CStep {
         let (now_ns, n) = (burst.now_ns(), burst.len());
         let arena = burst.arena();
         let geometry = arena.geometry();
-        let (start, _) = arena.raw();
+        let zero = arena.zero();
         for (i, slot) in self.packets[..n].iter_mut().enumerate() {
             let descriptor = &burst.descriptors()[i];
-            let frame = start.wrapping_add(descriptor.frame as usize * geometry.stride as usize);
+            let frame = zero.wrapping_add(descriptor.frame as usize * geometry.stride as usize);
             *slot = CPacket::new(descriptor, frame, geometry.stride);
         }
         // SAFETY: the function and its state are what the NF's make() gave; packets has n elements and is this thread's alone.

@@ -102,7 +102,7 @@ pub(crate) fn attach(traffic: Result<Traffic, String>) -> Result<(Engine, Contex
     }
     begin(&traffic);
     let none = |error: &dyn std::fmt::Display| NfError::Handler(format!("there is no memory for packets: {error}").into());
-    let geometry = Geometry { frames: FRAMES, stride: Geometry::stride_for(PACKET_BYTES) as u32 };
+    let geometry = Geometry { first: 0, frames: FRAMES, stride: Geometry::stride_for(PACKET_BYTES) as u32 };
     let (_memory, arena) = Arena::create(geometry, false).map_err(|e| none(&e))?;
     // Of the region the page alone is used: the rings are this process's own.
     let layout = RegionLayout::new(1, BURST as u32).expect("the constants are within the limits");

@@ -37,6 +37,9 @@ pub fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// The frames of its tenant, of which the arena is not the first.
+const FIRST_FRAME: u32 = 32_768;
+
 /// How an NF is to run.
 #[derive(Debug, Clone, Copy)]
 pub struct Mode {
@@ -77,7 +80,7 @@ impl Manager {
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
         bind(&listener, &SocketAddrUnix::new(folder.join("nf.sock")).unwrap()).unwrap();
         listen(&listener, 8).unwrap();
-        let (arena_memory, arena) = Arena::create(Geometry { frames: 512, stride: 2240 }, false).unwrap();
+        let (arena_memory, arena) = Arena::create(Geometry { first: FIRST_FRAME, frames: 512, stride: 2240 }, false).unwrap();
         let (core_memory, core) = CorePage::create(4, true).unwrap();
         (0..4).for_each(|slot| core.reset(slot));
         Self { folder, listener, arena, arena_memory, core, core_memory }
@@ -163,7 +166,7 @@ impl Manager {
         handshake::send(socket.as_fd(), &Answer::Welcome(Box::new(welcome)).encode(), &fds).unwrap();
         let rx = (0..mode.rings).map(|ring| region.rx_producer(ring).unwrap()).collect();
         let tx = region.tx_consumer();
-        Nf { manager: self, name, region, rx, tx, slot, frame: slot * 128, socket: Some(socket) }
+        Nf { manager: self, name, region, rx, tx, slot, frame: FIRST_FRAME + slot * 128, socket: Some(socket) }
     }
 }
 
@@ -338,7 +341,7 @@ impl Nf<'_> {
 
     /// Begins with the first frame again: all have come back.
     pub fn reuse_frames(&mut self) {
-        self.frame = self.slot * 128;
+        self.frame = FIRST_FRAME + self.slot * 128;
     }
 
     pub fn is_asleep(&self) -> bool {

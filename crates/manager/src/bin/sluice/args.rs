@@ -83,6 +83,9 @@ A line sums up a tenth of a second. The daemon keeps the last 1,024.")]
     /// Ports: where packets enter and leave
     #[command(subcommand, visible_alias = "ports")]
     Port(PortCommand),
+    /// Tenants: whose packets lie in whose memory
+    #[command(subcommand, visible_alias = "tenants")]
+    Tenant(TenantCommand),
     /// Print every counter
     #[command(after_help = "\
 Examples:
@@ -325,6 +328,18 @@ impl From<Failure> for OnFailure {
             Failure::Restart => Self::Restart,
         }
     }
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TenantCommand {
+    /// List tenants with their packet memory: its frames, and what was copied there
+    List(Json),
+    /// Give a tenant fresh packet memory and start its NFs again; other tenants notice nothing
+    Renew {
+        /// The tenant; `-` is that of services without one
+        #[arg(allow_hyphen_values = true)]
+        name: String,
+    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -15,7 +15,7 @@ use sluice_manager::control::model::{Apply, Event, TraceRequest, Upgrade};
 use sluice_manager::port;
 
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
-use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand};
+use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
 use crate::table::{Table, colour};
 use crate::{doctor, estimate, pack, plan, profile, show, simulate, slo, top};
 
@@ -39,6 +39,7 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Service(command) => service(&mut client()?, command, out),
         Command::Chain(command) => chain(&mut client()?, command, out),
         Command::Rule(command) => rule(&mut client()?, command, out),
+        Command::Tenant(command) => tenant(&mut client()?, command, out),
         Command::Port(command) => port(&mut client()?, command, out),
         Command::Stats(args) => stats(&mut client()?, &args, out),
         Command::Apply(args) => apply(&mut client()?, &args, out),
@@ -213,6 +214,16 @@ fn rule(client: &mut Client, command: RuleCommand, out: &mut dyn Write) -> anyho
         RuleCommand::Remove { name } => {
             client.remove_rule(&name)?;
             Ok(writeln!(out, "removed rule {name}")?)
+        }
+    }
+}
+
+fn tenant(client: &mut Client, command: TenantCommand, out: &mut dyn Write) -> anyhow::Result<()> {
+    match command {
+        TenantCommand::List(args) => list(out, &client.stats()?.status.memories, args.json, "no tenants", show::tenants),
+        TenantCommand::Renew { name } => {
+            client.renew_memory(&name)?;
+            Ok(writeln!(out, "tenant {name} has fresh packet memory; its NFs start again")?)
         }
     }
 }

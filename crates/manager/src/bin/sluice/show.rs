@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use sluice_manager::config::model as config;
 use sluice_manager::control::model::{
-    Chain, ChainState, Event, EventKind, Nf, NfState, Openflow, Pool, Port, Rule, Service, Stats, Status, Trace, Woken,
+    Chain, ChainState, Event, EventKind, Memory, Nf, NfState, Openflow, Pool, Port, Rule, Service, Stats, Status, Trace, Woken,
 };
 use sluice_manager::control::promise::Buffers;
 
@@ -137,6 +137,14 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
     writeln!(out, "config   {}", status.config.as_deref().unwrap_or("none"))?;
     let pages = if status.hugepages { "hugepages" } else { "ordinary pages" };
     writeln!(out, "frames   {} of {} in use, {pages}", grouped(status.frames.in_use), grouped(status.frames.total))?;
+    // One tenant has it all, and nothing is copied.
+    for memory in status.memories.iter().filter(|_| status.memories.len() > 1) {
+        let copied = grouped(memory.gate_packets + memory.crossing_packets);
+        let starved =
+            if memory.starved > 0 { format!(", {} dropped for want of frames", grouped(memory.starved)) } else { String::new() };
+        let (in_use, frames) = (grouped(memory.in_use), grouped(memory.frames));
+        writeln!(out, "  tenant {}: {in_use} of {frames} in use, {copied} packets copied in{starved}", memory.tenant)?;
+    }
     writeln!(out, "flows    {}", grouped(status.flows))?;
     writeln!(out, "cores    {}", status.cores)?;
     writeln!(out, "tuning   {:.2} % of a core", status.tuning_percent)?;
@@ -348,6 +356,24 @@ pub fn rules(rules: &[Rule]) -> Table {
             matches(&rule.matches).into(),
             rule.chain.as_str().into(),
             grouped(rule.hits).into(),
+        ]);
+    }
+    table
+}
+
+/// `sluice tenant list`.
+pub fn tenants(memories: &[Memory]) -> Table {
+    let mut table = Table::new(&["TENANT", ">FRAMES", ">FREE", ">WITH NFS", ">COPIED AT GATE", ">CROSSING", ">BYTES", ">STARVED"]);
+    for memory in memories {
+        table.row(vec![
+            memory.tenant.as_str().into(),
+            grouped(memory.frames).into(),
+            grouped(memory.free).into(),
+            grouped(memory.in_use).into(),
+            grouped(memory.gate_packets).into(),
+            grouped(memory.crossing_packets).into(),
+            grouped(memory.gate_bytes + memory.crossing_bytes).into(),
+            Cell::toned(grouped(memory.starved), if memory.starved > 0 { Tone::Warn } else { Tone::Plain }),
         ]);
     }
     table

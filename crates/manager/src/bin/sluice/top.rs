@@ -193,7 +193,11 @@ impl View {
         let busy: Vec<String> =
             status.threads.iter().map(|t| format!("{} core {} {:.0} %", t.role, t.core, t.busy_percent)).collect();
         let first = format!("sluiced {} · up {} · {}", status.version, age(status.uptime_s), busy.join(" · "));
-        let frames = format!("frames {} of {} in use", short(status.frames.in_use as f64), short(status.frames.total as f64));
+        let mut frames = format!("frames {} of {} in use", short(status.frames.in_use as f64), short(status.frames.total as f64));
+        let starved: u64 = status.memories.iter().map(|memory| memory.starved).sum();
+        if starved > 0 {
+            frames += &format!(", {} dropped for want of a tenant's", short(starved as f64));
+        }
         let flows = short(status.flows as f64);
         let mut second = vec![Span::raw(format!("{frames} · flows {flows} · tuning {:.2} % of a core", status.tuning_percent))];
         if self.paused {

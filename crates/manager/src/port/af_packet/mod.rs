@@ -123,7 +123,11 @@ pub fn open(name: &str, queues: u32, settings: &AfPacket, room: usize) -> Result
     let slots = queues.first().map_or(0, |queue| queue.socket.slots());
     let place = settings.netns.as_ref().map_or(String::new(), |netns| format!(" in {netns}"));
     let description = format!("interface {}{place}, {slots} slots", settings.interface);
-    Ok(OpenPort { queues: queues.into_iter().map(|queue| Box::new(queue) as Box<dyn PortQueue>).collect(), description })
+    Ok(OpenPort {
+        queues: queues.into_iter().map(|queue| Box::new(queue) as Box<dyn PortQueue>).collect(),
+        description,
+        memory: None,
+    })
 }
 
 /// Looks whether the interface is there.

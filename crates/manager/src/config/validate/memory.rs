@@ -1,0 +1,89 @@
+//! Checks of whose memory is whose: of ports that belong to a tenant, and of tenants that have frames of their own.
+
+use super::Validation;
+use crate::config::nearest;
+use crate::config::problem::At;
+use crate::memory;
+
+impl Validation<'_> {
+    /// A port that belongs to a tenant gives its packets to nobody else, and every tenant that is named is one.
+    pub(super) fn tenants(&mut self) {
+        let config = self.config;
+        let known: Vec<&str> = memory::tenants(config).into_iter().flatten().collect();
+        let help = |name: &str| match known[..] {
+            [] => format!("write tenant = \"{name}\" in the [[service]] sections of its NFs"),
+            _ => nearest::hint(name, &known),
+        };
+        for name in config.memory.tenants.keys().filter(|name| !known.contains(&name.as_str())) {
+            let at = At { section: "memory", entry: None, key: "tenants", item: None };
+            self.warn(at, format!("no service is of tenant \"{name}\", so nobody has these frames"), help(name));
+        }
+        for (number, port) in config.ports.iter().enumerate() {
+            let Some(tenant) = port.tenant.as_deref() else { continue };
+            let at = At::entry("port", number, "tenant");
+            if !known.contains(&tenant) {
+                self.error(at, format!("no service is of tenant \"{tenant}\""), help(tenant));
+                continue;
+            }
+            let is_there = |chain: &str| config.chains.iter().any(|known| known.name == chain);
+            let mut others = memory::chains_of(config, &port.name).filter(|(_, chain)| is_there(chain));
+            let other = others.find(|(_, chain)| memory::entry_of(config, chain) != Some(Some(tenant)));
+            if let Some((rule, chain)) = other {
+                self.error(
+                    at,
+                    format!(
+                        "port {} is of tenant \"{tenant}\", whose NFs can read all that comes in there, and rule {rule} leads to chain \
+                         {chain}, which does not begin at one of them",
+                        port.name
+                    ),
+                    "write another `port` in that rule, or remove `tenant` here: then packets are copied when they are let in",
+                );
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    fn said(port: &str, chain: &str, rule: &str) -> String {
+        let text = format!(
+            "[[port]]\nname = \"a\"\nkind = \"gen\"\n{port}\n[[port]]\nname = \"b\"\nkind = \"sink\"\n[[service]]\nname = \
+             \"r\"\nattach = true\ntenant = \"red\"\n[[service]]\nname = \"s\"\nattach = true\n[[chain]]\nname = \"c\"\nservices = \
+             [{chain}]\negress = \"b\"\n[[chain]]\nname = \"d\"\nservices = [\"r\"]\negress = \"b\"\n[[rule]]\n{rule}\n"
+        );
+        Config::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn a_port_of_a_tenant_gives_its_packets_to_nobody_else() {
+        for (port, chain, rule, words) in [
+            ("", "\"s\"", "chain = \"c\"", ""),
+            ("tenant = \"red\"", "\"r\"", "chain = \"c\"", ""),
+            ("tenant = \"red\"", "\"r\", \"s\"", "chain = \"c\"", ""),
+            ("tenant = \"red\"", "\"s\"", "port = \"b\"\nchain = \"c\"", ""),
+            ("tenant = \"red\"", "\"s\"", "chain = \"c\"", "rule 0 leads to chain c, which does not begin at one of them"),
+            ("tenant = \"red\"", "", "chain = \"c\"", "rule 0 leads to chain c"),
+            ("tenant = \"rod\"", "\"r\"", "chain = \"c\"", "did you mean \"red\"?"),
+        ] {
+            let text = said(port, chain, rule);
+            assert!(if words.is_empty() { text.is_empty() } else { text.contains(words) }, "{port} {chain} {rule}: {text}");
+        }
+    }
+
+    #[test]
+    fn frames_of_tenants_are_whole_numbers_within_bounds() {
+        for (frames, words) in [
+            ("{ red = 4096 }", ""),
+            ("{ red = 4 }", "512 to 67108864"),
+            ("{ red = 4096.5 }", "whole number"),
+            ("{ red = \"many\" }", "whole number"),
+        ] {
+            let service = "[[service]]\nname = \"r\"\nattach = true\ntenant = \"red\"\n";
+            let text = format!("[memory]\ntenants = {frames}\n{service}");
+            let text = Config::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new());
+            assert!(if words.is_empty() { text.is_empty() } else { text.contains(words) }, "{frames}: {text}");
+        }
+    }
+}

@@ -1,0 +1,524 @@
+//! Packet memory by tenant: an arena for each tenant, and one that no NF maps.
+//!
+//! **Problem.** An NF may write to all that it has mapped, at any time: to packets that another NF has, that wait for a port, or that a
+//! device has just put there. Among NFs of one tenant that is the tenant's own affair. Packets of another must be out of reach.
+//!
+//! **Approach.** Each tenant that has NFs has an arena of its own, a file of which its NFs are passed the descriptor and no others are.
+//! Those of services without `tenant` are a tenant too, without a name. What comes in at a port is received into the arena of the tenant
+//! that it can only be for ([`owner_of`]), or, where it may be for several, into the *ingress* arena, which is passed to nobody, and is
+//! copied into the tenant's arena when it is let in: after the classification has had its header in the cache anyway. A chain that
+//! crosses tenants is copied at the crossing. A port only reads what it sends, so nothing is copied at the exit, nor for a chain without
+//! NFs. With one tenant there is one arena and no copy.
+//!
+//! All arenas lie in one range of addresses and share the numbers of frames ([`sluice_shm::arena`]), so that tables by frame and all who
+//! read and write frames know nothing of this.
+//!
+//! **Limits.** Arenas are made when they are needed and stay: a tenant whose last NF has gone keeps its arena. There are as many slots as
+//! the configuration names tenants, and a few for those that come later or are made anew ([`Memories::renew`]).
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use sluice_shm::arena::{Arena, Geometry, Range, SLOT};
+use sluice_shm::memory::{MemoryError, MemoryFile};
+
+use crate::config::model::{self, Config, Hugepages, PortKind};
+use crate::frame::FramePool;
+use crate::port;
+
+/// Slots beyond those that the configuration needs: at most so many, while their frames are no more than [`SPARE_FRAMES`].
+const SPARE_SLOTS: u32 = 8;
+/// What a slot costs before it is used are 16 bytes of tables for each of its frames.
+const SPARE_FRAMES: u32 = SLOT * 8;
+/// Number of no arena: of a program that maps none.
+pub const NONE: u8 = u8::MAX;
+/// Most arenas: their numbers are a byte, and the last stands for none.
+const MOST: u32 = 254;
+
+/// Whose packets an arena holds.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Holder {
+    /// A tenant's; of services without one, if it has no name.
+    Tenant(Option<String>),
+    /// Of packets of which it is not known yet whose they are. No NF maps it.
+    Ingress,
+    /// Of packets that were a tenant's when its arena was made anew. Nobody maps it any more, and it goes with the last of them.
+    Former,
+}
+
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Tenant(Some(name)) => write!(f, "{name}"),
+            Self::Tenant(None) => f.write_str("-"),
+            Self::Ingress => f.write_str("ingress"),
+            Self::Former => f.write_str("former"),
+        }
+    }
+}
+
+/// Whose a port's packets can be, by the configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Owner {
+    /// This tenant's alone.
+    Tenant(Option<String>),
+    /// Nobody's: no rule leads them anywhere.
+    Nobody,
+    /// It is not known before a rule was found for each.
+    Several,
+}
+
+/// The tenants that have NFs which map packet memory.
+pub fn tenants(config: &Config) -> BTreeSet<Option<&str>> {
+    config.services.iter().filter(|service| !service.is_foreign()).map(|service| service.tenant.as_deref()).collect()
+}
+
+/// The tenant whose NF is the first to have the packets of a chain. None: no NF of a tenant is, or it is not known.
+pub fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> {
+    let chain = config.chains.iter().find(|known| known.name == chain)?;
+    let first = model::hop(chain.services.first()?).0;
+    let service = config.services.iter().find(|service| service.name == first)?;
+    (!service.is_foreign()).then_some(service.tenant.as_deref())
+}
+
+/// The chains that a port's packets may go by, each with the number of a rule that says so.
+pub fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Item = (usize, &'a str)> {
+    let applies = move |rule: &model::Rule| rule.port.as_ref().is_none_or(|of| *of == port);
+    config.rules.iter().enumerate().filter(move |(_, rule)| applies(rule)).map(|(number, rule)| (number, &*rule.chain))
+}
+
+/// Whose the packets of a port are: the tenant's that it says, or that all rules which can apply to it lead to.
+pub fn owner_of(config: &Config, port: &model::Port) -> Owner {
+    let mut entries = chains_of(config, &port.name).map(|(_, chain)| entry_of(config, chain));
+    let own = port.tenant.as_deref().map(Some);
+    // Whoever speaks with the daemon by OpenFlow may lead any packet anywhere.
+    if own.is_none() && config.openflow.controller.is_some() {
+        return Owner::Several;
+    }
+    match own.map(Some).or_else(|| entries.next()) {
+        None => Owner::Nobody,
+        // A rule that contradicts the port is wrong, but may be there for the moment that a change of many takes.
+        Some(Some(first)) if entries.all(|entry| entry == Some(first)) => Owner::Tenant(first.map(str::to_owned)),
+        Some(_) => Owner::Several,
+    }
+}
+
+/// Whether packets come from where it is not known whose they are: from ports of several tenants, or out of programs.
+fn needs_ingress(config: &Config) -> bool {
+    let is_open = |port: &model::Port| match owner_of(config, port) {
+        Owner::Tenant(_) => false,
+        Owner::Several => true,
+        // What a device receives into is settled when it is opened, and rules may come later.
+        Owner::Nobody => matches!(port.kind, PortKind::Dpdk(_)),
+    };
+    config.services.iter().any(model::Service::is_foreign)
+        || config.openflow.controller.is_some()
+        || config.ports.iter().any(is_open)
+}
+
+/// Who needs an arena, by a configuration: the tenants, in the order of their services, and then the ingress if there are several.
+pub fn holders(config: &Config) -> Vec<Holder> {
+    let mut holders: Vec<Holder> = Vec::new();
+    for service in config.services.iter().filter(|service| !service.is_foreign()) {
+        let holder = Holder::Tenant(service.tenant.clone());
+        if !holders.contains(&holder) {
+            holders.push(holder);
+        }
+    }
+    if holders.len() > 1 && needs_ingress(config) {
+        holders.push(Holder::Ingress);
+    }
+    if holders.is_empty() {
+        holders.push(Holder::Tenant(None));
+    }
+    holders
+}
+
+/// An arena with its free frames.
+#[derive(Debug)]
+pub struct Memory {
+    /// Its number, which that of each of its frames says.
+    pub number: u8,
+    /// Whose packets it holds.
+    pub holder: Holder,
+    /// Its frames that no thread holds.
+    pub pool: Arc<FramePool>,
+    /// Whether an NF was ever passed its descriptor.
+    pub is_shared: bool,
+    file: MemoryFile,
+    arena: Arena,
+}
+
+impl Memory {
+    /// The file, whose descriptor goes to the NFs of its tenant.
+    pub fn file(&self) -> &MemoryFile {
+        &self.file
+    }
+
+    /// How its frames lie.
+    pub fn geometry(&self) -> Geometry {
+        self.arena.geometry()
+    }
+
+    /// The arena.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+}
+
+/// Why there is no memory for a tenant's packets.
+#[derive(Debug, thiserror::Error)]
+pub enum NoMemory {
+    /// The host has none.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// DPDK has none for it, or does not start.
+    #[error(transparent)]
+    Dpdk(#[from] sluice_dpdk::DpdkError),
+    /// Devices know its frames for good.
+    #[error("frames are DPDK's here, and devices keep those that they were given; restart sluiced to have fresh packet memory")]
+    Devices,
+    /// Nobody has it.
+    #[error("there is no packet memory of tenant {0}; see `sluice tenant list`")]
+    None(String),
+    /// There are as many arenas as there can be without a restart.
+    #[error(
+        "there are {0} arenas of packet memory, and no place for another; restart sluiced with all tenants in its configuration"
+    )]
+    NoSlot(u32),
+}
+
+/// All arenas.
+#[derive(Debug)]
+pub struct Memories {
+    range: Range,
+    whole: Arena,
+    settings: model::Memory,
+    devices: Option<port::dpdk::Devices>,
+    memories: Vec<Option<Memory>>,
+}
+
+impl Memories {
+    /// Reserves addresses for the arenas that a configuration needs and a few more, and makes those.
+    ///
+    /// # Errors
+    /// [`NoMemory::Memory`]; [`NoMemory::Dpdk`] if DPDK is wanted and does not start.
+    pub fn new(config: &Config) -> Result<Self, NoMemory> {
+        let holders = holders(config);
+        let settings = config.memory.clone();
+        let stride = Geometry::stride_for(settings.packet_bytes as usize) as u32;
+        let most = settings.tenants.values().copied().fold(settings.frames, u32::max);
+        let spare = (SPARE_FRAMES / most.max(SLOT).next_power_of_two()).clamp(1, SPARE_SLOTS);
+        let wanted = holders.len() as u32;
+        let reserve = |slots: u32| Range::reserve(slots.min(MOST), most, stride);
+        // Who runs with a limit of addresses has those that it needs.
+        let range = reserve(wanted + spare).or_else(|_| reserve(wanted))?;
+        let whole = range.whole();
+        let memories = (0..range.slots()).map(|_| None).collect();
+        let mut this = Self { range, whole, settings, devices: None, memories };
+        // DPDK takes hugepages for itself if the arenas have left some.
+        let frames: u32 = holders.iter().map(|holder| frames_of(&this.settings, holder)).sum();
+        let files = holders.into_iter().zip(0..).map(|(holder, slot)| Ok((this.file_for(&holder, slot)?, holder)));
+        let files = files.collect::<Result<Vec<_>, NoMemory>>()?;
+        let huge = files.iter().all(|((file, _), _)| file.is_huge());
+        this.devices = port::dpdk::devices(config, frames, huge)?;
+        for (slot, ((file, arena), holder)) in files.into_iter().enumerate() {
+            this.put(slot, holder, file, arena)?;
+        }
+        Ok(this)
+    }
+
+    /// Makes the file of an arena in a slot.
+    fn file_for(&self, holder: &Holder, slot: u32) -> Result<(MemoryFile, Arena), MemoryError> {
+        let make = |hugepages| self.range.make(slot, frames_of(&self.settings, holder), hugepages);
+        match self.settings.hugepages {
+            Hugepages::Never => make(false),
+            Hugepages::Always => make(true),
+            Hugepages::Auto => make(true).or_else(|_| make(false)),
+        }
+    }
+
+    /// Puts an arena in its slot, with all of its frames free.
+    fn put(&mut self, slot: usize, holder: Holder, file: MemoryFile, arena: Arena) -> Result<(), NoMemory> {
+        let Geometry { first, frames, .. } = arena.geometry();
+        let pool = match &self.devices {
+            Some(devices) => devices.pool(&arena, self.range.shift())?,
+            None => FramePool::from(first, frames),
+        };
+        self.memories[slot] = Some(Memory { number: slot as u8, holder, pool, is_shared: false, file, arena });
+        Ok(())
+    }
+
+    /// Makes an arena in a slot of its own.
+    fn make(&mut self, holder: Holder) -> Result<u8, NoMemory> {
+        let slot = self.memories.iter().position(Option::is_none).ok_or(NoMemory::NoSlot(self.memories.len() as u32))?;
+        let (file, arena) = self.file_for(&holder, slot as u32)?;
+        self.put(slot, holder, file, arena)?;
+        Ok(slot as u8)
+    }
+
+    /// The arena of a holder, made if there is none yet. Says whether it is new.
+    ///
+    /// # Errors
+    /// [`NoMemory`].
+    pub fn of(&mut self, holder: &Holder) -> Result<(u8, bool), NoMemory> {
+        if let Some(known) = self.find(holder) {
+            return Ok((known.number, false));
+        }
+        // One that was made before anybody was known is the first's.
+        let nobodys = Holder::Tenant(None);
+        let is_nobodys = |memory: &&mut Memory| memory.holder == nobodys && !memory.is_shared;
+        if matches!(holder, Holder::Tenant(_))
+            && self.iter().count() == 1
+            && let Some(memory) = self.memories.iter_mut().flatten().find(is_nobodys)
+            && memory.geometry().frames == frames_of(&self.settings, holder)
+        {
+            memory.holder = holder.clone();
+            return Ok((memory.number, false));
+        }
+        Ok((self.make(holder.clone())?, true))
+    }
+
+    /// The arena of a holder, if there is one.
+    pub fn find(&self, holder: &Holder) -> Option<&Memory> {
+        // Of one that is made anew the new one: the old one has no holder any more.
+        self.iter().find(|memory| memory.holder == *holder)
+    }
+
+    /// The arena with a number.
+    pub fn get(&self, number: u8) -> Option<&Memory> {
+        self.memories.get(usize::from(number))?.as_ref()
+    }
+
+    /// Makes a fresh arena for a tenant, whose NFs are given that one from now on. The one that it had is nobody's any more: its frames come back
+    /// as packets leave, and it is taken away then ([`Memories::remove`]). Says the number of the fresh one.
+    ///
+    /// # Errors
+    /// [`NoMemory`]; then the tenant has what it had.
+    pub fn renew(&mut self, holder: &Holder) -> Result<u8, NoMemory> {
+        let old = self.find(holder).ok_or_else(|| NoMemory::None(holder.to_string()))?.number;
+        if self.devices.is_some() {
+            return Err(NoMemory::Devices);
+        }
+        let fresh = self.make(holder.clone())?;
+        self.memories[usize::from(old)].iter_mut().for_each(|memory| memory.holder = Holder::Former);
+        Ok(fresh)
+    }
+
+    /// The arenas that are nobody's any more.
+    pub fn former(&self) -> Vec<u8> {
+        self.iter().filter(|memory| memory.holder == Holder::Former).map(|memory| memory.number).collect()
+    }
+
+    /// Takes an arena away of which all frames are free. False: they are not, or a thread has some of them.
+    pub fn remove(&mut self, number: u8) -> bool {
+        let is_free = |memory: &Memory| memory.pool.available() == memory.geometry().frames as usize;
+        if !self.get(number).is_some_and(is_free) {
+            return false;
+        }
+        self.memories[usize::from(number)] = None;
+        self.range.clear(number.into());
+        true
+    }
+
+    /// Notes that an NF is passed an arena's descriptor.
+    pub fn share(&mut self, number: u8) {
+        self.memories.get_mut(usize::from(number)).into_iter().flatten().for_each(|memory| memory.is_shared = true);
+    }
+
+    /// All arenas.
+    pub fn iter(&self) -> impl Iterator<Item = &Memory> {
+        self.memories.iter().flatten()
+    }
+
+    /// The arena that what comes in at a port is received into.
+    pub fn for_port(&self, config: &Config, port: &model::Port) -> u8 {
+        let tenants = tenants(config);
+        let holder = match owner_of(config, port) {
+            // Nobody else could have it.
+            _ if tenants.len() <= 1 => Holder::Tenant(tenants.first().copied().flatten().map(str::to_owned)),
+            Owner::Tenant(tenant) => Holder::Tenant(tenant),
+            Owner::Several | Owner::Nobody => Holder::Ingress,
+        };
+        self.find(&holder).map_or_else(|| self.usual(), |memory| memory.number)
+    }
+
+    /// The arena that frames are taken from where it is not known for whom: the ingress arena, or the only one.
+    pub fn usual(&self) -> u8 {
+        let first = || self.iter().next().map_or(0, |memory| memory.number);
+        self.find(&Holder::Ingress).map_or_else(first, |memory| memory.number)
+    }
+
+    /// Its free frames.
+    pub fn usual_pool(&self) -> Arc<FramePool> {
+        self.get(self.usual()).map(|memory| memory.pool.clone()).expect("there is an arena at all times")
+    }
+
+    /// The frames of all arenas.
+    pub fn whole(&self) -> &Arena {
+        &self.whole
+    }
+
+    /// From a frame's number to that of its arena.
+    pub fn shift(&self) -> u32 {
+        self.range.shift()
+    }
+
+    /// How many arenas there can be.
+    pub fn slots(&self) -> u32 {
+        self.range.slots()
+    }
+
+    /// Whether all arenas stand on hugepages.
+    pub fn are_huge(&self) -> bool {
+        self.iter().all(|memory| memory.file.is_huge())
+    }
+
+    /// DPDK, if it was started.
+    pub fn devices(&self) -> Option<&port::dpdk::Devices> {
+        self.devices.as_ref()
+    }
+}
+
+/// Frames of a holder's arena.
+pub fn frames_of(settings: &model::Memory, holder: &Holder) -> u32 {
+    let own = match holder {
+        Holder::Tenant(Some(name)) => settings.tenants.get(name),
+        _ => None,
+    };
+    own.copied().unwrap_or(settings.frames)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Ports in and out, chains of services named by tenant (`-` is none, `!` a foreign program's), and rules `PORT CHAIN`.
+    fn config(ports: &[&str], chains: &[(&str, &[&str])], rules: &[&str]) -> Config {
+        let mut text = String::new();
+        let mut services = BTreeSet::new();
+        for port in ports {
+            let (name, tenant) = port.split_once(' ').map_or((*port, String::new()), |(n, t)| (n, format!("tenant = \"{t}\"\n")));
+            text += &format!("[[port]]\nname = \"{name}\"\nkind = \"gen\"\n{tenant}");
+        }
+        for (name, hops) in chains {
+            services.extend(hops.iter().copied());
+            let named =
+                hops.iter().map(|hop| format!("\"of{}\"", hop.replace('-', "none").replace('!', "prog"))).collect::<Vec<_>>();
+            text += &format!("[[chain]]\nname = \"{name}\"\negress = \"out\"\nservices = [{}]\n", named.join(", "));
+        }
+        for service in services {
+            text += &match service {
+                "-" => "[[service]]\nname = \"ofnone\"\nattach = true\n".to_string(),
+                "!" => "[[service]]\nname = \"ofprog\"\nkind = \"foreign\"\nexec = \"true\"\n".to_string(),
+                tenant => format!("[[service]]\nname = \"of{tenant}\"\nattach = true\ntenant = \"{tenant}\"\n"),
+            };
+        }
+        for rule in rules {
+            let (port, chain) = rule.split_once(' ').unwrap();
+            let port = if port == "*" { String::new() } else { format!("port = \"{port}\"\n") };
+            text += &format!("[[rule]]\n{port}chain = \"{chain}\"\n");
+        }
+        toml::from_str(&format!("{text}[[port]]\nname = \"out\"\nkind = \"sink\"\n")).unwrap()
+    }
+
+    fn named(holders: &[Holder]) -> String {
+        holders.iter().map(Holder::to_string).collect::<Vec<_>>().join(" ")
+    }
+
+    fn owner(config: &Config, port: &str) -> Owner {
+        owner_of(config, config.ports.iter().find(|known| known.name == port).unwrap())
+    }
+
+    #[test]
+    fn each_tenant_has_an_arena_and_an_ingress_only_who_needs_it() {
+        let of = |config: &Config| named(&holders(config));
+        assert_eq!(of(&config(&["a"], &[], &[])), "-");
+        assert_eq!(of(&config(&["a"], &[("c", &["-"])], &["a c"])), "-");
+        assert_eq!(of(&config(&["a", "b"], &[("c", &["red"]), ("none", &[])], &["a c", "b none"])), "red", "one tenant, one arena");
+        let two: &[(&str, &[&str])] = &[("r", &["red"]), ("b", &["blue"])];
+        assert_eq!(of(&config(&["a", "b"], two, &["a r", "b b"])), "blue red", "each port is of one of them");
+        assert_eq!(of(&config(&["a"], two, &["a r", "a b"])), "blue red ingress");
+        assert_eq!(of(&config(&["a", "b"], two, &["a r", "* b"])), "blue red ingress");
+        assert_eq!(
+            of(&config(&["a"], &[("c", &["red", "!", "blue"])], &["a c"])),
+            "blue red ingress",
+            "a program may send anything"
+        );
+    }
+
+    #[test]
+    fn a_port_is_of_the_tenant_that_all_its_rules_lead_to() {
+        let chains: &[(&str, &[&str])] =
+            &[("r", &["red"]), ("b", &["blue"]), ("rb", &["red", "blue"]), ("n", &["-"]), ("none", &[]), ("f", &["!", "red"])];
+        let red = || Owner::Tenant(Some("red".into()));
+        for (rules, wanted) in [
+            (&["a r"][..], red()),
+            (&["a r", "b b"], red()),
+            (&["a rb", "a r"], red()),
+            (&["a n"], Owner::Tenant(None)),
+            (&["b b"], Owner::Nobody),
+            (&["a r", "a b"], Owner::Several),
+            (&["a r", "* b"], Owner::Several),
+            (&["a r", "a n"], Owner::Several),
+            (&["a r", "a none"], Owner::Several),
+            (&["a f"], Owner::Several),
+        ] {
+            assert_eq!(owner(&config(&["a", "b"], chains, rules), "a"), wanted, "{rules:?}");
+        }
+        assert_eq!(owner(&config(&["a red"], chains, &[]), "a"), red());
+        assert_eq!(owner(&config(&["a red"], chains, &["a b"]), "a"), Owner::Several, "as long as a rule says otherwise");
+        let mut asked = config(&["a", "b red"], chains, &["a r", "b r"]);
+        asked.openflow.controller = Some("192.0.2.1:6653".into());
+        assert_eq!((owner(&asked, "a"), owner(&asked, "b")), (Owner::Several, red()));
+    }
+
+    fn memories(config: &Config) -> Memories {
+        let mut config = config.clone();
+        config.memory.frames = 512;
+        config.memory.hugepages = Hugepages::Never;
+        config.memory.tenants = [("red".to_string(), 1024)].into();
+        Memories::new(&config).unwrap()
+    }
+
+    #[test]
+    fn ports_receive_into_the_arena_of_their_tenant() {
+        let chains: &[(&str, &[&str])] = &[("r", &["red"]), ("b", &["blue"])];
+        let config = config(&["a", "b", "c"], chains, &["a r", "b b", "c r", "c b"]);
+        let memories = memories(&config);
+        let of = |port: &str| {
+            let port = config.ports.iter().find(|known| known.name == port).unwrap();
+            memories.get(memories.for_port(&config, port)).unwrap().holder.to_string()
+        };
+        assert_eq!([of("a"), of("b"), of("c"), of("out")], ["red", "blue", "ingress", "ingress"]);
+        let frames = |name: &str| {
+            let memory = memories.iter().find(|memory| memory.holder.to_string() == name).unwrap();
+            (memory.geometry().frames, memory.pool.available())
+        };
+        assert_eq!([frames("red"), frames("blue"), frames("ingress")], [(1024, 1024), (512, 512), (512, 512)]);
+    }
+
+    #[test]
+    fn what_nobody_has_seen_is_the_first_tenants() {
+        let mut memories = memories(&config(&["a"], &[], &[]));
+        let red = Holder::Tenant(Some("blue".into()));
+        assert_eq!(memories.of(&red).unwrap(), (0, false));
+        memories.share(0);
+        assert_eq!(memories.of(&Holder::Tenant(None)).unwrap(), (1, true));
+        assert_eq!(memories.of(&Holder::Ingress).unwrap(), (2, true));
+        assert_eq!((memories.of(&red).unwrap(), memories.usual()), ((0, false), 2));
+        let fresh = memories.renew(&red).unwrap();
+        assert_eq!((fresh, memories.of(&red).unwrap(), memories.former()), (3, (3, false), vec![0]));
+        assert!(memories.remove(0) && memories.get(0).is_none() && memories.former().is_empty());
+        assert!(matches!(memories.renew(&Holder::Tenant(Some("nobody".into()))), Err(NoMemory::None(_))));
+        let mut n = 0;
+        let error = loop {
+            n += 1;
+            match memories.of(&Holder::Tenant(Some(format!("t{n}")))) {
+                Ok((_, made)) => assert!(made),
+                Err(error) => break error,
+            }
+        };
+        assert!(error.to_string().contains("restart"), "{error}");
+    }
+}
