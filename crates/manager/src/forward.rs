@@ -103,14 +103,15 @@ impl NfEnd {
         Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
     }
 
-    /// Packets that it has not returned, or, with several threads, not taken yet.
+    /// Packets that it has not returned.
     #[inline(always)]
     fn queue(&self, index: usize, threads: usize) -> u32 {
         if threads == 1 {
             let counters = &self.handle.counters[index];
             counters.posted.get().wrapping_sub(counters.returned.get()) as u32
         } else {
-            self.handle.core_page.waiting(self.handle.slot)
+            let (posted, returned) = self.handle.posted_returned();
+            posted.saturating_sub(returned) as u32
         }
     }
 
@@ -879,15 +880,6 @@ impl Plane {
             c.services.last() == Some(&handle.service) || c.on_failure == crate::config::model::OnFailure::Bypass
         };
         self.tables.chains.iter().flatten().any(|c| last(c) && full(c.egress))
-    }
-
-    /// Counts that this thread woke the NF of a slot.
-    #[cold]
-    pub fn count_wake(&self, page: &sluice_shm::core_page::CorePage, slot: u32) {
-        let of = |end: &&NfEnd| end.handle.slot == slot && end.handle.core_page.is_same(page);
-        if let Some(end) = self.nfs.iter().flatten().find(of) {
-            end.handle.counters[self.index].wakes.add(1);
-        }
     }
 
     /// Takes a burst from an NF's tx ring and passes every packet on. Says how many there were.

@@ -208,15 +208,6 @@ impl Throttling {
     /// Takes in new paths and NFs, if there are any.
     #[cold]
     pub fn refresh(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
-        // What stands on the core's page can be overwritten by a neighbour: it is set right again.
-        for end in nfs.iter().flatten().filter(|end| !end.handle.poll) {
-            let handle = &end.handle;
-            let held = u32::from(handle.gate.held.load(Ordering::Relaxed));
-            let word = handle.core_page.hold(handle.slot);
-            if word.load(Ordering::Relaxed) != held {
-                word.store(held, Ordering::Relaxed);
-            }
-        }
         let now = (registry.changes(), nfs.len(), tables.generation);
         if now == self.made_of {
             return;
@@ -269,7 +260,7 @@ fn hold(handle: &NfHandle, held: bool) {
     handle.gate.held.store(held, Ordering::Relaxed);
     // Its own page, for itself; the core's page, for those who would start it.
     handle.region.page.control(Control::Yield).store(u32::from(held), Ordering::Relaxed);
-    handle.core_page.hold(handle.slot).store(u32::from(held), Ordering::Relaxed);
+    handle.tell_hold();
 }
 
 #[cfg(test)]

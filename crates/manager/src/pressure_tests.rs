@@ -346,18 +346,6 @@ fn new_paths_and_chains_are_taken_in() {
 }
 
 #[test]
-fn what_a_neighbour_wrote_on_the_page_is_set_right() {
-    let mut rig = Rig::new(3, &[], &[&[0, 1, 2]]);
-    rig.jam(1);
-    let hold = |nf: usize| rig.nf(nf).core_page.hold(nf as u32);
-    hold(0).store(0, Ordering::Relaxed);
-    hold(1).store(1, Ordering::Relaxed);
-    hold(2).store(77, Ordering::Relaxed);
-    rig.refresh();
-    assert_eq!(rig.held(), [0]);
-}
-
-#[test]
 fn polling_nfs_throttle_and_are_never_told_to_sleep() {
     let mut rig = Rig::new(3, &[0, 2], &[&[0, 1, 2]]);
     rig.jam(2);

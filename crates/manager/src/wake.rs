@@ -20,7 +20,8 @@
 //!
 //! # Limits
 //! Thresholds are of a thread: where several threads post to an NF, each counts what waits for it, and has a threshold and a timer of
-//! its own. What an NF has taken is its own word: one that lies sleeps on, until the Monitor role wakes it.
+//! its own. What an NF has taken is its own word, and whether it sleeps is on the page: where that is not so it sleeps on, until it is
+//! rescued.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -106,7 +107,7 @@ impl NfEnd {
             page.set_pending(slot, now_ns);
             return;
         }
-        let waiting = page.waiting(slot).max(n);
+        let waiting = handle.unread().max(n);
         match waker.threshold.come(&waker.rules, n, waiting, urgent) {
             Some(cause) => {
                 timers.unset(handle.number);
@@ -128,7 +129,7 @@ impl NfEnd {
     pub(crate) fn wake_late(&mut self, index: usize, now_ns: u64) {
         let Self { handle, waker: Some(waker), .. } = self else { return };
         let (page, slot) = (&handle.core_page, handle.slot);
-        if page.is_dormant(slot) && page.waiting(slot) > 0 {
+        if page.is_dormant(slot) && handle.unread() > 0 {
             let cause = waker.threshold.expire(&waker.rules);
             page.set_pending(slot, now_ns);
             handle.counters[index].woken[cause as usize].add(1);

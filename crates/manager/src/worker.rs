@@ -12,10 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
 
-use sluice_policy::sched::wakeup::LONGEST_ROUND_NS;
 use sluice_shm::BURST;
 use sluice_shm::clock::Clock;
-use sluice_shm::core_page::CorePage;
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::ring::{Consumer, Producer};
@@ -41,12 +39,14 @@ use crate::workflow::CoreSchedule;
 mod command;
 mod drain;
 mod entry;
+mod turns;
 
 use drain::{MOST_LOOKED_AT, Place};
 use entry::{
     Groups, Instead, classify, direct, gather, generation, instead_of, is_urgent, read, refuse, traceable_of, turn_away, urgent_of,
     wait,
 };
+use turns::Turns;
 
 /// Rounds between two looks at the clock-driven duties.
 const ROUNDS_PER_DUTY: u32 = 64;
@@ -54,6 +54,8 @@ const ROUNDS_PER_DUTY: u32 = 64;
 const MONITOR_NS: u64 = 1_000_000;
 /// The same for each NF, where there are so many that looking at them would take a good part of a core.
 const MONITOR_NF_NS: u64 = 2_000;
+/// A Monitor that comes so late, in nanoseconds, or four times its usual time, has not had its core, and maybe nobody had his.
+const FROZEN_NS: u64 = 250_000_000;
 /// Nanoseconds between two looks for new paths that backpressure has to know.
 const REFRESH_NS: u64 = 10_000_000;
 /// How long packets that wait for a port may keep it from being closed, in nanoseconds.
@@ -359,7 +361,7 @@ pub struct WorkerSetup {
     pub idle: Idle,
     /// Milliseconds after which a flow is forgotten.
     pub flow_timeout_ms: u64,
-    /// Microseconds after which an NF is woken whatever its core's page says; see there, [`crate::config::model::Manager`].
+    /// Microseconds after which a core on which nobody moves is looked after; see there, [`crate::config::model::Manager`].
     pub fallback_wake_us: u64,
     /// Milliseconds after which an NF that returns nothing is stopped; 0: never.
     pub stall_ms: u64,
@@ -397,12 +399,13 @@ pub struct Worker {
     places: Vec<Place>,
     /// Programs that know nothing of Sluice, which this thread feeds.
     foreign: Vec<foreign::Hop>,
-    /// Pages of the cores that the Wakeup role looks at, each once.
-    pages: Vec<CorePage>,
+    /// The NFs that the Wakeup role wakes, by page.
+    turns: Vec<Turns>,
     /// Schedules of cores whose NFs do not cooperate.
     schedules: Vec<CoreSchedule>,
     progress: Vec<Progress>,
-    woken_ns: Vec<u64>,
+    /// When the Monitor last looked.
+    monitored_ns: u64,
     rx_stopped: bool,
     /// What the Wakeup role decides with.
     throttling: Option<Throttling>,
@@ -432,10 +435,10 @@ impl Worker {
             drains: Vec::new(),
             places: Vec::new(),
             foreign: Vec::new(),
-            pages: Vec::new(),
+            turns: Vec::new(),
             schedules: Vec::new(),
             progress: Vec::new(),
-            woken_ns: Vec::new(),
+            monitored_ns: 0,
             // Until everything is in place that a first packet needs.
             rx_stopped: true,
         }
@@ -741,30 +744,22 @@ impl Worker {
         for schedule in &mut self.schedules {
             schedule.step(self.setup.plane.now_ns);
         }
-        for page in &self.pages {
-            if !page.hands_over() {
-                page.sleepers(|slot| {
-                    if page.wake(slot) {
-                        self.setup.plane.count_wake(page, slot);
-                    }
-                });
-            } else if page.running().load(Ordering::Relaxed) == 0
-                && let Some(slot) = page.choose(None, self.setup.plane.now_ns)
-                && page.wake(slot)
-            {
-                self.setup.plane.count_wake(page, slot);
-            }
-        }
+        let Plane { nfs, index, now_ns, .. } = &self.setup.plane;
+        self.turns.iter_mut().for_each(|turns| turns.step(nfs, *index, *now_ns));
     }
 
-    /// Looks for NFs that have packets and make no progress: wakes them, and past the limit condemns them.
+    /// Looks for NFs that have packets and make no progress, and past the limit condemns them.
     #[cold]
     fn monitor(&mut self, now: u64) {
         let plane = &mut self.setup.plane;
         let n = plane.nfs.len();
         // An NF that is new has stood still since now, not since the clock began.
         self.progress.resize(n, Progress { returned: 0, since_ns: now, turns: 0 });
-        self.woken_ns.resize(n, 0);
+        let usual_ns = MONITOR_NS.max(n as u64 * MONITOR_NF_NS);
+        if now.saturating_sub(std::mem::replace(&mut self.monitored_ns, now)) > FROZEN_NS.max(4 * usual_ns) {
+            // Nobody is blamed for the time in which nobody could do anything.
+            self.progress.iter_mut().for_each(|progress| progress.since_ns = now);
+        }
         for (number, end) in plane.nfs.iter().enumerate() {
             let Some(end) = end else { continue };
             if !self.setup.measures.has(number) {
@@ -789,29 +784,10 @@ impl Worker {
                 continue;
             }
             let stood_ns = now.saturating_sub(progress.since_ns);
-            if self.setup.stall_ms > 0 && stood_ns > self.setup.stall_ms * 1_000_000 {
+            // One that sleeps and was never woken for them stands still by no fault of its own.
+            let was_woken = handle.poll || !handle.is_asleep() || handle.roused_ns.load(Ordering::Relaxed) >= progress.since_ns;
+            if self.setup.stall_ms > 0 && stood_ns > self.setup.stall_ms * 1_000_000 && was_woken {
                 handle.condemn(Sentence::Stalled);
-            }
-            let page = &handle.core_page;
-            let mut fallback_ns = self.setup.fallback_wake_us * 1_000;
-            let running = page.running().load(Ordering::Relaxed);
-            if page.hands_over() && running != 0 && running != handle.slot + 1 {
-                // Another has the core: it may be waiting for its turn, which can be some rounds away.
-                fallback_ns = fallback_ns.max(4 * LONGEST_ROUND_NS);
-            }
-            if let Some(waker) = &end.waker {
-                // It may be waiting for more packets.
-                fallback_ns += 2 * waker.timer_ns();
-            }
-            // One that waits for its disk wakes by itself.
-            let suspended = page.suspended(handle.slot).load(Ordering::Relaxed) != 0;
-            if !handle.poll && !suspended && stood_ns > fallback_ns && now.saturating_sub(self.woken_ns[number]) > fallback_ns {
-                self.woken_ns[number] = now;
-                // Whatever the page says: say that it sleeps, and ring.
-                page.asleep(handle.slot).store(1, Ordering::Relaxed);
-                page.set_pending(handle.slot, now);
-                page.wake(handle.slot);
-                handle.counters[plane.index].wakes.add(1);
             }
         }
     }
@@ -830,7 +806,7 @@ impl Worker {
         self.arrange();
     }
 
-    /// Puts the NFs to drain in order, and collects the pages to look at.
+    /// Puts the NFs to drain in order.
     fn arrange(&mut self) {
         let plane = &mut self.setup.plane;
         self.schedules.iter_mut().for_each(|schedule| schedule.learn(&self.setup.registry, &plane.tables, &plane.nfs));
@@ -847,17 +823,27 @@ impl Worker {
                 self.places[at].add(drain.handle.slot, i);
             }
         }
-        self.pages.clear();
-        for end in plane.nfs.iter().flatten().filter(|e| !e.handle.poll) {
-            if self.setup.wakes.has(end.handle.core) && !self.pages.iter().any(|p| p.is_same(&end.handle.core_page)) {
-                self.pages.push(end.handle.core_page.clone());
-            }
+    }
+
+    /// Has the Wakeup role wake an NF, if it is this thread's.
+    fn take_turns(&mut self, handle: &Arc<NfHandle>) {
+        if !self.setup.roles.wakeup || handle.poll || !self.setup.wakes.has(handle.core) {
+            return;
         }
+        let now = self.setup.plane.now_ns;
+        let at = self.turns.iter().position(|turns| turns.page().is_same(&handle.core_page)).unwrap_or_else(|| {
+            self.turns.push(Turns::new(handle.core_page.clone(), self.setup.fallback_wake_us * 1_000));
+            self.turns.len() - 1
+        });
+        self.turns[at].add(handle, now);
     }
 
     fn forget(&mut self, number: u16) {
-        if let Some(end) = self.setup.plane.nfs.get_mut(number as usize) {
-            *end = None;
+        if let Some(end) = self.setup.plane.nfs.get_mut(number as usize)
+            && let Some(end) = end.take()
+        {
+            self.turns.iter_mut().filter(|turns| turns.page().is_same(&end.handle.core_page)).for_each(|t| t.remove(&end.handle));
+            self.turns.retain(|turns| !turns.is_empty());
         }
         self.setup.plane.timers.unset(number);
         if let Some(throttling) = &mut self.throttling {

@@ -28,6 +28,7 @@ use sluice_shm::arena::Arena;
 use sluice_shm::clock::Clock;
 use sluice_shm::core_page::CorePage;
 use sluice_shm::descriptor::{Descriptor, Verdict as RawVerdict};
+use sluice_shm::doorbell;
 use sluice_shm::handshake::{self, Hello};
 use sluice_shm::page::{Attached, Control, Counter, Page};
 use sluice_shm::ring::{Consumer, Producer, WildCursor};
@@ -111,11 +112,17 @@ impl Engine {
         let Attached { page, rx, tx } = Attached::map(region.as_fd(), welcome.region)?;
         let core: &'static CorePage = Box::leak(Box::new(CorePage::map(core.as_fd(), welcome.slots)?));
         let poll = welcome.poll;
-        let place = Place { core, slot: welcome.slot, poll, page: page.clone() };
+        let shared: &'static Page = Box::leak(Box::new(page.clone()));
+        let place = Place { core, slot: welcome.slot, poll, page: shared };
         let context = Context::of(&welcome);
         pin(context.core);
+        doorbell::look_for_more();
         if options.signals {
-            signals::install(core.bell(welcome.slot));
+            signals::install(if core.hands_over() && !doorbell::waits_for_more() {
+                core.bell(welcome.slot)
+            } else {
+                shared.bell()
+            });
         }
         gate::prepare(&page, &socket, poll, options.signals);
         let clock = Clock::with_scale(welcome.clock_scale);
@@ -132,7 +139,7 @@ impl Engine {
         socket: OwnedFd,
         clock: Clock,
     ) -> Self {
-        let Place { core, slot, poll, ref page } = place;
+        let Place { core, slot, poll, page } = place;
         let taken = rx.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.cursor()));
         let now = clock.now_ns();
         Self {
@@ -166,6 +173,8 @@ impl Engine {
         self.core.taken(self.slot).store(self.taken, Ordering::Relaxed);
         // Release: whatever the handler set up is done before the manager sees it.
         self.page.counter(Counter::Ready).store(1, Ordering::Release);
+        // A manager that is gone is noticed later.
+        let _ = handshake::send(self.socket.as_fd(), &handshake::ready(), &[]);
     }
 
     pub(crate) fn arena(&self) -> &Arena {
@@ -509,7 +518,9 @@ impl Engine {
 }
 
 impl Drop for Engine {
+    /// However it ends, by a return, an error or a panic, its neighbours wait for nothing.
     fn drop(&mut self) {
+        self.seat.leave();
         gate::let_go(&self.socket);
     }
 }

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::core_page::CorePage;
-use sluice_shm::page::{Counter, Page};
+use sluice_shm::doorbell;
+use sluice_shm::page::{Control, Counter, Page, asleep};
 
 use crate::storage;
 
@@ -47,13 +48,66 @@ pub(crate) struct Place {
     pub(crate) core: &'static CorePage,
     pub(crate) slot: u32,
     pub(crate) poll: bool,
-    pub(crate) page: Page,
+    /// Leaked, as the core page: a signal handler may ring the bell in it at any time.
+    pub(crate) page: &'static Page,
+}
+
+/// The bells that a sleeping NF waits for, each with the value that it had when the NF looked for work.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bells {
+    /// On the core page, where neighbours ring; None where they start nobody.
+    pub(crate) shared: Option<(&'static std::sync::atomic::AtomicU32, u32)>,
+    /// In the NF's own page, which the manager alone rings.
+    pub(crate) own: (&'static std::sync::atomic::AtomicU32, u32),
+}
+
+impl Bells {
+    /// Sleeps until one of them is rung.
+    pub(crate) fn wait(&self, timeout: Duration) {
+        match self.shared {
+            Some(shared) => doorbell::wait_for_either(shared, self.own, Some(timeout)),
+            None => doorbell::wait(self.own.0, self.own.1, Some(timeout)),
+        }
+    }
+
+    /// Whether one of them was rung.
+    pub(crate) fn are_rung(&self) -> bool {
+        // Acquire: what who rang wrote before is seen.
+        let rung = |(bell, seen): (&std::sync::atomic::AtomicU32, u32)| bell.load(Ordering::Acquire) != seen;
+        self.shared.is_some_and(rung) || rung(self.own)
+    }
 }
 
 impl Place {
-    /// Whether the NFs of the core divide it among themselves, and this is one of them.
+    /// Whether the NFs of the core divide it among themselves, and this is one of them now.
     fn takes_turns(&self) -> bool {
+        self.could_take_turns() && !self.is_alone()
+    }
+
+    fn could_take_turns(&self) -> bool {
         !self.poll && self.core.hands_over()
+    }
+
+    /// Whether the manager has taken it out of the turns for a while.
+    fn is_alone(&self) -> bool {
+        // Relaxed: only the word matters.
+        self.page.control(Control::Alone).load(Ordering::Relaxed) != 0
+    }
+
+    /// Sleeps by `wait`, with what it says of its sleep besides. Whether it handed the core over.
+    fn sleep(&self, says: u32, in_turns: bool, has_work: impl FnMut() -> bool, wait: impl FnOnce(Bells)) -> bool {
+        let page = self.page;
+        // Acquire: as the bell on the core page.
+        let own = (page.bell(), page.bell().load(Ordering::Acquire));
+        let hears = if !self.core.hands_over() || doorbell::waits_for_more() { asleep::HEARS } else { 0 };
+        // Relaxed: the fence in sleep_by() stands between this word and the look for work.
+        page.asleep().store(asleep::ASLEEP | hears | says, Ordering::Relaxed);
+        let core = self.core;
+        let handed_over = core.sleep_by(self.slot, in_turns, has_work, |_, seen| {
+            wait(Bells { shared: core.hands_over().then_some((core.bell(self.slot), seen)), own });
+        });
+        page.asleep().store(0, Ordering::Relaxed);
+        handed_over
     }
 }
 
@@ -82,10 +136,15 @@ impl Seat {
 
     #[cold]
     fn has_rival(&self, now: u64) -> bool {
-        let Some(place) = self.place.as_ref().filter(|place| place.takes_turns()) else {
+        let Some(place) = self.place.as_ref().filter(|place| place.could_take_turns()) else {
             self.run_until.set(u64::MAX);
             return false;
         };
+        if place.is_alone() {
+            self.ran_since.set(now);
+            self.run_until.set(now + LOOK_ROUND_NS);
+            return false;
+        }
         let budget_until = self.budget_until.get();
         if now < budget_until {
             let is_preceded = place.core.is_preceded(place.slot);
@@ -102,12 +161,15 @@ impl Seat {
     }
 
     /// Pays for the time that the NF had the core, sleeps by `sleep`, and notes that it has the core again.
-    fn turn<T>(&self, place: &Place, sleep: impl FnOnce() -> T) -> T {
-        if !place.takes_turns() {
-            return sleep();
+    fn turn<T>(&self, place: &Place, sleep: impl FnOnce(bool) -> T) -> T {
+        if !place.could_take_turns() {
+            return sleep(false);
         }
-        place.core.pay(place.slot, monotonic_ns().saturating_sub(self.ran_since.get()));
-        let slept = sleep();
+        let in_turns = place.takes_turns();
+        if in_turns {
+            place.core.pay(place.slot, monotonic_ns().saturating_sub(self.ran_since.get()));
+        }
+        let slept = sleep(in_turns);
         let now = monotonic_ns();
         self.ran_since.set(now);
         let budget_until = now + u64::try_from(place.core.budget(place.slot)).unwrap_or(0);
@@ -161,20 +223,23 @@ impl Seat {
         }
     }
 
+    /// The NF leaves: it hands the core over for the last time.
+    pub(crate) fn leave(&self) {
+        if let Some(place) = self.place.as_ref().filter(|place| !place.poll) {
+            place.core.leave(place.slot);
+        }
+    }
+
     /// Sleeps and hands the core over; see [`CorePage::sleep`]. A completion of the storage ends the sleep too. Returns whether the
     /// core was handed over.
     pub(crate) fn sleep(&self, timeout: Duration, mut has_work: impl FnMut() -> bool) -> bool {
         let Some(place) = &self.place else { return false };
         let Some(storage) = self.storage() else {
-            return self.turn(place, || place.core.sleep(place.slot, Some(timeout), has_work));
+            return self.turn(place, |in_turns| place.sleep(0, in_turns, has_work, |bells| bells.wait(timeout)));
         };
         let timeout = timeout.min(storage.longest_sleep());
-        self.turn(place, || {
-            place.core.sleep_by(
-                place.slot,
-                || has_work() || storage.has_completions(),
-                |_, seen| storage.wait(place.core.bell(place.slot), seen, timeout),
-            )
+        self.turn(place, |in_turns| {
+            place.sleep(0, in_turns, || has_work() || storage.has_completions(), |bells| storage.wait(bells, timeout))
         })
     }
 
@@ -187,12 +252,8 @@ impl Seat {
         // Packets are no reason to wake it; a completion is.
         let suspended = place.core.suspended(place.slot);
         suspended.store(1, Ordering::Relaxed);
-        let handed_over = self.turn(place, || {
-            place.core.sleep_by(
-                place.slot,
-                || storage.has_completions(),
-                |_, seen| storage.wait(place.core.bell(place.slot), seen, SUSPENDED),
-            )
+        let handed_over = self.turn(place, |in_turns| {
+            place.sleep(asleep::SUSPENDED, in_turns, || storage.has_completions(), |bells| storage.wait(bells, SUSPENDED))
         });
         suspended.store(0, Ordering::Relaxed);
         if handed_over {
@@ -229,7 +290,7 @@ mod tests {
 
     fn seat(core: &'static CorePage, poll: bool) -> Rc<Seat> {
         let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
-        Seat::new(Place { core, slot: ME, poll, page: region.page.clone() })
+        Seat::new(Place { core, slot: ME, poll, page: Box::leak(Box::new(region.page.clone())) })
     }
 
     /// The other NF of the core has packets, or none.
@@ -326,6 +387,7 @@ mod tests {
         let core = core_page(true);
         let seat = seat(core, false);
         core.set_level(RIVAL, 2);
+        core.favour(RIVAL, true);
         rival(core, 5);
         seat.sleep(Duration::ZERO, || {
             core.endow(ME, MS);
@@ -362,6 +424,60 @@ mod tests {
         let nowhere = Seat::default();
         assert!(!nowhere.is_over_budget(1) && !nowhere.is_over_budget(u64::MAX - 1));
         assert!(!nowhere.sleep(Duration::MAX, || panic!("there is nothing to sleep in")));
+    }
+
+    #[test]
+    fn who_is_alone_takes_no_turns_until_it_is_so_no_more() {
+        let core = core_page(true);
+        let seat = seat(core, false);
+        let place = seat.place.as_ref().unwrap();
+        place.page.control(Control::Alone).store(1, Ordering::Relaxed);
+        rival(core, 5);
+        seat.ran_since.set(0);
+        let now = monotonic_ns();
+        assert!(!seat.is_over_budget(now.max(seat.run_until.get())));
+        nod(&seat);
+        assert_eq!(core.budget(ME), 0, "it pays nothing");
+        core.running().store(ME + 1, Ordering::Relaxed);
+        assert!(!seat.sleep(Duration::ZERO, || false), "and starts nobody");
+        assert_eq!((core.running().load(Ordering::Relaxed), core.asleep(RIVAL).load(Ordering::Relaxed)), (0, 1));
+        place.page.control(Control::Alone).store(0, Ordering::Relaxed);
+        core.running().store(ME + 1, Ordering::Relaxed);
+        assert!(seat.sleep(Duration::ZERO, || false));
+        assert_eq!((core.running().load(Ordering::Relaxed), core.asleep(RIVAL).load(Ordering::Relaxed)), (RIVAL + 1, 0));
+    }
+
+    #[test]
+    fn a_sleeper_hears_the_manager_whoever_takes_the_wakes_of_the_page() {
+        let core = core_page(true);
+        let region = Region::create(RegionLayout::new(1, 8).unwrap()).unwrap();
+        let page: &'static Page = Box::leak(Box::new(region.page.clone()));
+        if !doorbell::look_for_more() {
+            return;
+        }
+        // Thieves that wait for the sleeper's bell before it does.
+        let stop: &'static std::sync::atomic::AtomicBool = Box::leak(Box::default());
+        let thieves: Vec<_> = (0..4)
+            .map(|_| {
+                std::thread::spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        let bell = core.bell(ME);
+                        doorbell::wait(bell, bell.load(Ordering::Relaxed), Some(Duration::from_millis(20)));
+                    }
+                })
+            })
+            .collect();
+        let sleeper = std::thread::spawn(move || {
+            let seat = Seat::new(Place { core, slot: ME, poll: false, page });
+            seat.sleep(Duration::from_secs(3600), || false);
+        });
+        while page.asleep().load(Ordering::Acquire) & asleep::HEARS == 0 {
+            std::thread::yield_now();
+        }
+        doorbell::ring(page.bell());
+        sleeper.join().unwrap();
+        stop.store(true, Ordering::Relaxed);
+        thieves.into_iter().for_each(|thief| thief.join().unwrap());
     }
 
     #[test]

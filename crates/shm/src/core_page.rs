@@ -2,8 +2,12 @@
 //!
 //! Waking a process from another core costs the waker five times what a switch on the core costs, so an NF that is about to sleep
 //! starts the next one itself. For that it needs to know who has work. The manager says so here, in words of its own; each NF
-//! publishes how far it has read. Whatever a hostile NF writes here costs time and never safety: the manager believes it only about whom to
-//! wake and how long a queue is, and wakes an NF whose packets have waited too long whatever the page says.
+//! publishes how far it has read.
+//!
+//! All NFs of the page can write all of it. So the page is a hint: it says which of several that may run runs next. The manager keeps for
+//! itself who has which slot, who has packets and who moves, writes its own words again where they are no longer what it wrote, and wakes
+//! an NF whose packets have waited too long, by a bell that no other NF can reach ([`crate::page::Page::bell`]). An NF whose turns do not
+//! come, or who does not give them away, takes none for a while: the kernel starts and stops it ([`crate::page::Control::Alone`]).
 //!
 //! # Who runs, and for how long
 //! The rule is [`sluice_policy::sched::wakeup`]'s: here are its numbers. An NF pays for the time that it had the core, and hands the
@@ -66,6 +70,28 @@ const LOOK_AT: usize = 16;
 const OF_MANY: usize = 6;
 /// How many that may go before others are looked at.
 const FAVOURED: usize = 32;
+/// How many slots that say that they have packets are looked at, at most: a neighbour can say so of all.
+const MOST_LOOKED_AT: usize = 64;
+
+/// Bits of [`CorePage::hold`]: backpressure says so.
+pub const HELD: u32 = 1;
+/// The slot's NF takes no turns.
+pub const ALONE: u32 = 2;
+
+/// What the manager says of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Said {
+    /// See [`CorePage::depth`].
+    pub depth: u32,
+    /// See [`CorePage::hold`].
+    pub hold: u32,
+    /// See [`CorePage::share`].
+    pub share: u32,
+    /// See [`CorePage::level`].
+    pub level: u32,
+    /// See [`CorePage::pressing`].
+    pub pressing: u32,
+}
 
 /// Bytes of one bit for each slot, in whole cache lines.
 fn bits_bytes(slots: u32) -> usize {
@@ -86,6 +112,8 @@ pub fn bytes(slots: u32) -> usize {
 pub struct CorePage {
     mapping: Arc<Mapping>,
     slots: u32,
+    /// Where the slots begin.
+    first: usize,
     /// As it was when the page was made or mapped: a neighbour that writes there changes nothing.
     hands_over: bool,
 }
@@ -99,7 +127,7 @@ impl CorePage {
     pub fn create(slots: u32, hand_over: bool) -> Result<(SharedMemory, Self), MemoryError> {
         assert!((1..=MAX_SLOTS).contains(&slots), "the configuration checks the number of NFs");
         let memory = SharedMemory::create("sluice-core", bytes(slots), false)?;
-        let page = Self { mapping: memory.mapping().clone(), slots, hands_over: hand_over };
+        let page = Self { mapping: memory.mapping().clone(), slots, first: slots_at(slots), hands_over: hand_over };
         // Relaxed: nobody else has the descriptor yet.
         page.word64(0).store(MAGIC, Ordering::Relaxed);
         page.word64(8).store(u64::from(LAYOUT_VERSION) | u64::from(slots) << 32, Ordering::Relaxed);
@@ -115,7 +143,7 @@ impl CorePage {
         if !(1..=MAX_SLOTS).contains(&slots) {
             return Err(MemoryError::TooSmall { actual: 0, expected: bytes(MAX_SLOTS) });
         }
-        let mut page = Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots, hands_over: false };
+        let mut page = Self { mapping: Mapping::new(fd, bytes(slots), false)?, slots, first: slots_at(slots), hands_over: false };
         page.hands_over = page.word(HAND_OVER).load(Ordering::Relaxed) != 0;
         Ok(page)
     }
@@ -142,7 +170,7 @@ impl CorePage {
 
     #[inline(always)]
     fn slot_word(&self, slot: u32, offset: usize) -> &AtomicU32 {
-        self.word(slots_at(self.slots) + (slot % self.slots) as usize * SLOT + offset)
+        self.word(self.first + slot.min(self.slots - 1) as usize * SLOT + offset)
     }
 
     #[inline(always)]
@@ -212,7 +240,7 @@ impl CorePage {
         self.hands_over
     }
 
-    /// 1 while a slot's NF is not to run, packets or not. The manager's word.
+    /// Not 0 while a slot's NF is not to be started by its neighbours, packets or not: [`HELD`] and [`ALONE`]. The manager's word.
     #[inline(always)]
     pub fn hold(&self, slot: u32) -> &AtomicU32 {
         self.slot_word(slot, HOLD)
@@ -236,16 +264,14 @@ impl CorePage {
         self.slot_word(slot, PRESSING).load(Ordering::Relaxed)
     }
 
-    /// Says which level a slot has.
+    /// Says which level a slot has. [`favour`](Self::favour) comes next.
     pub fn set_level(&self, slot: u32, level: u32) {
         self.slot_word(slot, LEVEL).store(level, Ordering::Relaxed);
-        self.set_favoured(slot);
     }
 
-    /// Says how many packets make a slot's NF go before those above it; 0 if none do.
+    /// Says how many packets make a slot's NF go before those above it; 0 if none do. [`favour`](Self::favour) comes next.
     pub fn set_pressing(&self, slot: u32, packets: u32) {
         self.slot_word(slot, PRESSING).store(packets, Ordering::Relaxed);
-        self.set_favoured(slot);
     }
 
     /// Whether any slot ever was to go before others.
@@ -254,11 +280,11 @@ impl CorePage {
         self.word(ANY_FAVOURED).load(Ordering::Relaxed) != 0
     }
 
-    /// The bit says whether the words are worth a look.
-    fn set_favoured(&self, slot: u32) {
+    /// Says whether a slot's level and what makes it pressing are worth a look. Says whether the page said something else.
+    pub fn favour(&self, slot: u32, is_favoured: bool) -> bool {
         let (word, bit) = (self.favoured_word((slot / 64) as usize), 1u64 << (slot % 64));
-        let is_favoured = self.level(slot) != 0 || self.pressing(slot) != 0;
-        if is_favoured != (word.load(Ordering::Relaxed) & bit != 0) {
+        let differs = is_favoured != (word.load(Ordering::Relaxed) & bit != 0);
+        if differs {
             // Relaxed: who comes too late for a look has its turn in the circle.
             if is_favoured {
                 word.fetch_or(bit, Ordering::Relaxed)
@@ -269,6 +295,22 @@ impl CorePage {
         if is_favoured && !self.has_favoured() {
             self.word(ANY_FAVOURED).store(1, Ordering::Relaxed);
         }
+        differs
+    }
+
+    /// Writes what the manager says of a slot, where the page says something else. Says how many words were not as they should be.
+    pub fn restore(&self, slot: u32, said: &Said) -> u32 {
+        let words = [(DEPTH, said.depth), (HOLD, said.hold), (SHARE, said.share), (LEVEL, said.level), (PRESSING, said.pressing)];
+        let mut wrong = 0;
+        for (offset, value) in words {
+            let word = self.slot_word(slot, offset);
+            // Relaxed: hints, each for itself.
+            if word.load(Ordering::Relaxed) != value {
+                word.store(value, Ordering::Relaxed);
+                wrong += 1;
+            }
+        }
+        wrong + u32::from(self.favour(slot, said.level != 0 || said.pressing != 0))
     }
 
     /// Nanoseconds that a slot's NF may still have the core in this round; negative if it had more. As a word: two's complement.
@@ -337,12 +379,24 @@ impl CorePage {
         self.share(slot).store(WHOLE / 8, Ordering::Relaxed);
         self.set_level(slot, 0);
         self.set_pressing(slot, 0);
+        self.favour(slot, false);
         self.budget_word(slot).store(0, Ordering::Relaxed);
         self.taken(slot).store(0, Ordering::Relaxed);
         self.suspended(slot).store(0, Ordering::Relaxed);
         self.since(slot).store(0, Ordering::Relaxed);
         self.asleep(slot).store(1, Ordering::Relaxed);
+        self.release(slot);
+    }
+
+    /// Nobody is to start a slot's NF, or wait for it: its process has ended.
+    pub fn release(&self, slot: u32) {
         self.clear_pending(slot);
+        self.give_up(slot);
+    }
+
+    /// Says that a slot's NF has the core no more, if the page says that it has.
+    pub fn give_up(&self, slot: u32) {
+        // AcqRel: who sees that nobody has the core sees what the NF did before.
         let _ = self.running().compare_exchange(slot + 1, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
@@ -408,6 +462,32 @@ impl CorePage {
         wakeup::choose(&mut Choice { page: self, me, now_us: (now_ns / 1_000) as u32 }, &Rules::default())
     }
 
+    /// Whether a slot says that it has packets.
+    #[inline(always)]
+    pub fn is_pending(&self, slot: u32) -> bool {
+        self.pending_word((slot / 64) as usize).load(Ordering::Relaxed) & 1u64 << (slot % 64) != 0
+    }
+
+    /// Which of the slots `index * 64 + i` say that they have packets.
+    #[inline(always)]
+    pub fn pending(&self, index: usize) -> u64 {
+        // Acquire: who sees a bit sees the posted count and the time before it.
+        self.pending_word(index).load(Ordering::Acquire)
+    }
+
+    /// How long a slot has said that it has packets, in nanoseconds, at `now_us` of the page's clock. A time that is still to come is
+    /// another core's clock, or a neighbour's doing.
+    #[inline(always)]
+    pub fn age_ns(&self, slot: u32, now_us: u32) -> u64 {
+        let age_us = now_us.wrapping_sub(self.since(slot).load(Ordering::Relaxed));
+        if age_us > 1 << 31 { 0 } else { u64::from(age_us) * 1_000 }
+    }
+
+    /// Gives a slot's NF budget for so many rounds, as [`wakeup::refilled`].
+    pub fn refill(&self, slot: u32, part_ns: i64, rounds: i64) {
+        self.set_budget(slot, wakeup::refilled(i64::from(self.budget(slot)), part_ns, rounds));
+    }
+
     /// Whether anybody but `me` may run, without changing a thing.
     #[inline]
     pub fn has_other(&self, me: u32) -> bool {
@@ -444,7 +524,7 @@ impl CorePage {
     #[inline]
     fn visit(&self, me: Option<u32>, most: usize, favoured: bool, mut each: impl FnMut(u32)) {
         let words = (self.slots as usize).div_ceil(64);
-        let mut left = most;
+        let (mut left, mut looks) = (most, MOST_LOOKED_AT);
         // Begin behind me, and come to what is before me last: with more candidates than are looked at, all come in their turn.
         let from = me.map_or(0, |me| (me + 1) % self.slots);
         let (first, behind) = (from as usize / 64, u64::MAX << (from % 64));
@@ -462,37 +542,22 @@ impl CorePage {
             while bits != 0 {
                 let slot = index as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
-                if slot >= self.slots || Some(slot) == me || !self.is_free(slot) || self.waiting(slot) == 0 {
+                if slot >= self.slots || Some(slot) == me {
                     continue;
                 }
-                each(slot);
-                left -= 1;
-                if left == 0 {
+                if self.is_free(slot) && self.waiting(slot) > 0 {
+                    each(slot);
+                    left -= 1;
+                }
+                looks -= 1;
+                if left == 0 || looks == 0 {
                     return;
                 }
             }
         }
     }
 
-    /// Calls `wake_it` with each slot that sleeps, has packets, and may take them: what a manager does where NFs start nobody.
-    pub fn sleepers(&self, mut wake_it: impl FnMut(u32)) {
-        for index in 0..(self.slots as usize).div_ceil(64) {
-            let mut bits = self.pending_word(index).load(Ordering::Acquire);
-            while bits != 0 {
-                let slot = index as u32 * 64 + bits.trailing_zeros();
-                bits &= bits - 1;
-                if slot < self.slots
-                    && self.asleep(slot).load(Ordering::Relaxed) != 0
-                    && self.is_free(slot)
-                    && self.waiting(slot) > 0
-                {
-                    wake_it(slot);
-                }
-            }
-        }
-    }
-
-    /// Wakes a slot's NF if it sleeps, and says that it has the core. True if this call woke it.
+    /// Wakes a slot's NF by its bell on this page if it sleeps, and says that it has the core. True if this call woke it.
     pub fn wake(&self, slot: u32) -> bool {
         // AcqRel: exactly one waker takes the 1.
         if self.asleep(slot).swap(0, Ordering::AcqRel) == 0 {
@@ -503,6 +568,18 @@ impl CorePage {
         true
     }
 
+    /// Says that a slot's NF has the core, which was `before`'s: the slot + 1 of that, or 0. False if it is somebody else's by now. Comes
+    /// before the look whether that NF sleeps.
+    pub fn pass_to(&self, slot: u32, before: u32) -> bool {
+        if self.running().compare_exchange(before, slot + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        // SeqCst: we say that it has the core, then look whether it sleeps. It says that it sleeps, then looks who has the core. One of
+        // the two sees the other: we wake it, or it gives the core away.
+        fence(Ordering::SeqCst);
+        true
+    }
+
     /// Goes to sleep in slot `me` and starts the next NF of the core, if any has packets. Returns when woken, when `has_work` says
     /// that packets came meanwhile, or after `timeout`. Returns true if it handed the core over.
     ///
@@ -510,52 +587,79 @@ impl CorePage {
     /// then looks whether we sleep. One of the two sees the other: the manager polls, so a store of ours that it missed in one
     /// round it sees in the next.
     pub fn sleep(&self, me: u32, timeout: Option<std::time::Duration>, has_work: impl FnMut() -> bool) -> bool {
-        self.sleep_by(me, has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
+        self.sleep_by(me, self.hands_over(), has_work, |bell, seen| doorbell::wait(bell, seen, timeout))
     }
 
     /// As [`sleep`](Self::sleep), for a sleeper that waits for more than its doorbell: `wait` returns when the bell's value is no
-    /// longer the one it is given, or when anything else happened that it waits for. Wakes without cause are allowed.
-    pub fn sleep_by(&self, me: u32, mut has_work: impl FnMut() -> bool, wait: impl FnOnce(&AtomicU32, u32)) -> bool {
+    /// longer the one it is given, or when anything else happened that it waits for. Wakes without cause are allowed. One that takes no
+    /// turns (`in_turns`) starts nobody.
+    pub fn sleep_by(
+        &self,
+        me: u32,
+        in_turns: bool,
+        mut has_work: impl FnMut() -> bool,
+        wait: impl FnOnce(&AtomicU32, u32),
+    ) -> bool {
         let seen = self.bell(me).load(Ordering::Acquire);
         self.clear_pending(me);
         self.asleep(me).store(1, Ordering::Relaxed);
-        // SeqCst: "asleep" is visible before we look for work.
+        // SeqCst: "asleep" is visible before we look for work, and before we look who has the core.
         fence(Ordering::SeqCst);
         if has_work() {
             self.asleep(me).store(0, Ordering::Relaxed);
-            self.running().store(me + 1, Ordering::Relaxed);
+            if in_turns {
+                // If it is nobody's. Who has it otherwise will give it away.
+                let _ = self.running().compare_exchange(0, me + 1, Ordering::AcqRel, Ordering::Relaxed);
+            }
             return false;
         }
-        let mut handed_over = false;
-        while self.hands_over() {
-            let now = monotonic_ns();
-            match self.choose(Some(me), now) {
-                Some(next) => {
-                    if self.wake(next) {
-                        handed_over = true;
-                        break;
-                    }
-                    // It is awake already: it has the core next, and will hand over itself.
-                    self.running().store(next + 1, Ordering::Relaxed);
-                    break;
-                }
-                None => {
-                    // Whoever posts from now on sees that nobody runs; what was posted before, we see.
-                    if self.running().compare_exchange(me + 1, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
-                        break;
-                    }
-                    if self.choose(Some(me), now).is_none() {
-                        break;
-                    }
-                }
-            }
-        }
-        if self.asleep(me).load(Ordering::Acquire) != 0 {
-            wait(self.bell(me), seen);
-        }
+        let handed_over = if in_turns {
+            self.hand_over(me)
+        } else {
+            self.give_up(me);
+            false
+        };
+        // Not asked whether we still sleep by the page: whoever wakes us changes the bell.
+        wait(self.bell(me), seen);
         // Who woke us has said that we have the core. After a mere timeout it may be another's: the hint stays.
         self.asleep(me).store(0, Ordering::Relaxed);
         handed_over
+    }
+
+    /// Gives the core, if `me` has it, to the next NF that has packets, and says whether there is one. What the manager or a neighbour
+    /// has given to somebody else meanwhile stays with that one.
+    pub fn hand_over(&self, me: u32) -> bool {
+        let mut before = me + 1;
+        loop {
+            match self.choose(Some(me), monotonic_ns()) {
+                Some(next) if !self.pass_to(next, before) => return false,
+                Some(next) => {
+                    // If it is awake already it has the core next, and hands over itself.
+                    let woken = self.asleep(next).swap(0, Ordering::AcqRel) != 0;
+                    if woken {
+                        doorbell::ring(self.bell(next));
+                    }
+                    return woken;
+                }
+                // Whoever posts from now on sees that nobody runs; what was posted before, we see.
+                None if before == 0 => return false,
+                None => {
+                    if self.running().compare_exchange(before, 0, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+                        return false;
+                    }
+                    before = 0;
+                }
+            }
+        }
+    }
+
+    /// Leaves slot `me` for good, and gives the core away.
+    pub fn leave(&self, me: u32) {
+        self.clear_pending(me);
+        if self.hands_over() {
+            self.hand_over(me);
+        }
+        self.give_up(me);
     }
 }
 
@@ -570,11 +674,9 @@ impl Choice<'_> {
     #[inline]
     fn candidate(&self, slot: u32) -> Candidate {
         let page = self.page;
-        let age_us = self.now_us.wrapping_sub(page.since(slot).load(Ordering::Relaxed));
         Candidate {
             waiting: page.waiting(slot),
-            // A time that is still to come is another core's clock, or a neighbour's doing.
-            age_ns: if age_us > 1 << 31 { 0 } else { u64::from(age_us) * 1_000 },
+            age_ns: page.age_ns(slot, self.now_us),
             // The manager lets no more packets in than there is room for all the way.
             room: u32::MAX,
             held: false,
@@ -615,7 +717,7 @@ impl Core for Choice<'_> {
     }
 
     fn grant(&mut self, slot: u32, rounds: i64, round_ns: u64) {
-        self.page.set_budget(slot, wakeup::refilled(self.budget_ns(slot), self.part_ns(slot, round_ns), rounds));
+        self.page.refill(slot, self.part_ns(slot, round_ns), rounds);
     }
 }
 
@@ -709,13 +811,9 @@ mod tests {
         page.hold(0).store(1, Ordering::Relaxed);
         assert_eq!(page.choose(None, NOW), None);
         assert!(!page.has_other(1));
-        page.sleepers(|slot| panic!("slot {slot} is on hold"));
         page.hold(0).store(0, Ordering::Relaxed);
         assert_eq!(page.choose(None, NOW), Some(0));
         assert!(page.has_other(1) && !page.has_other(0));
-        let mut asleep = Vec::new();
-        page.sleepers(|slot| asleep.push(slot));
-        assert_eq!(asleep, [0]);
     }
 
     #[test]
@@ -724,16 +822,19 @@ mod tests {
         (0..200).for_each(|slot| post(&page, slot, 5));
         assert!(!page.is_preceded(7));
         page.set_level(150, 2);
+        page.favour(150, true);
         assert!(!page.is_preceded(7), "it had no part yet");
         page.endow(150, 10_000);
         assert!(page.is_preceded(7) && !page.is_preceded(150));
         assert_eq!(page.choose(Some(7), NOW), Some(150));
         page.set_level(150, 0);
+        page.favour(150, false);
         assert!(!page.is_preceded(7));
         assert_eq!(page.choose(Some(7), NOW), Some(8));
         // One that is further down and has a full ring goes before all, and a new NF in its slot does not.
         page.depth(180).store(1, Ordering::Relaxed);
         page.set_pressing(180, 5);
+        page.favour(180, true);
         page.pay(180, 9_000_000);
         assert!(page.is_preceded(7));
         assert_eq!(page.choose(Some(7), NOW), Some(180));
@@ -750,7 +851,6 @@ mod tests {
         page.suspended(0).store(1, Ordering::Relaxed);
         assert_eq!(page.choose(None, NOW), None);
         assert!(!page.has_other(1));
-        page.sleepers(|slot| panic!("slot {slot} is suspended"));
         page.suspended(0).store(0, Ordering::Relaxed);
         assert_eq!(page.choose(None, NOW), Some(0));
     }
@@ -826,6 +926,111 @@ mod tests {
         assert_eq!(page.running().load(Ordering::Relaxed), 0, "a timeout is no claim to the core");
         page.running().store(1, Ordering::Relaxed);
         assert!(!page.sleep(0, None, || true), "work came: no sleep");
+    }
+
+    #[test]
+    fn who_finds_the_next_one_awake_leaves_the_core_to_it_and_not_to_who_sleeps() {
+        let page = page(2);
+        post(&page, 1, 5);
+        page.running().store(1, Ordering::Relaxed);
+        page.asleep(1).store(0, Ordering::Relaxed);
+        assert!(!page.hand_over(0));
+        assert_eq!(page.running().load(Ordering::Relaxed), 2, "it is awake, and hands over itself");
+        // It has gone to sleep between: by the time of the look it has seen who has the core, or it is woken.
+        page.running().store(1, Ordering::Relaxed);
+        page.asleep(1).store(1, Ordering::Relaxed);
+        assert!(page.hand_over(0));
+        assert_eq!((page.running().load(Ordering::Relaxed), page.asleep(1).load(Ordering::Relaxed)), (2, 0));
+    }
+
+    #[test]
+    fn who_does_not_have_the_core_gives_it_to_nobody() {
+        let page = page(3);
+        post(&page, 1, 5);
+        page.running().store(3, Ordering::Relaxed);
+        assert!(!page.hand_over(0));
+        page.sleep_by(0, true, || true, |_, _| panic!("work came"));
+        assert_eq!(page.running().load(Ordering::Relaxed), 3);
+        assert_eq!(page.asleep(1).load(Ordering::Relaxed), 1, "nobody was started");
+        page.give_up(0);
+        page.release(1);
+        assert_eq!(page.running().load(Ordering::Relaxed), 3);
+        page.release(2);
+        assert_eq!(page.running().load(Ordering::Relaxed), 0);
+        // Nobody had it: who finds packets takes it.
+        page.sleep_by(0, true, || true, |_, _| panic!("work came"));
+        assert_eq!(page.running().load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn who_leaves_starts_the_next_one_and_is_not_waited_for() {
+        let page = page(3);
+        post(&page, 0, 5);
+        post(&page, 2, 5);
+        page.running().store(1, Ordering::Relaxed);
+        page.leave(0);
+        assert_eq!((page.running().load(Ordering::Relaxed), page.asleep(2).load(Ordering::Relaxed)), (3, 0));
+        assert!(!page.is_pending(0));
+        // One that takes no turns starts nobody.
+        page.asleep(2).store(1, Ordering::Relaxed);
+        page.running().store(2, Ordering::Relaxed);
+        assert!(!page.sleep_by(1, false, || false, |_, _| {}));
+        assert_eq!((page.running().load(Ordering::Relaxed), page.asleep(2).load(Ordering::Relaxed)), (0, 1));
+    }
+
+    #[test]
+    fn what_the_manager_says_is_written_again_and_the_lies_are_counted() {
+        let page = page(70);
+        let said = Said { depth: 3, hold: ALONE, share: WHOLE / 4, level: 2, pressing: 0 };
+        assert_eq!(page.restore(68, &said), 5, "depth, hold, share, level and the bit of the favoured");
+        assert_eq!(page.restore(68, &said), 0);
+        page.depth(68).store(9, Ordering::Relaxed);
+        page.favoured_word(1).store(0, Ordering::Relaxed);
+        assert_eq!(page.restore(68, &said), 2);
+        assert_eq!((page.depth(68).load(Ordering::Relaxed), page.favoured_word(1).load(Ordering::Relaxed)), (3, 1 << 4));
+    }
+
+    /// Xorshift: noise that is the same in each run.
+    fn noise() -> impl FnMut() -> u32 {
+        let mut state = 0x5eed_5eed_5eed_5eedu64;
+        move || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state as u32
+        }
+    }
+
+    #[test]
+    fn noise_all_over_the_page_costs_a_choice_a_constant() {
+        let page = page(4096);
+        let mut noise = noise();
+        for round in 0..50 {
+            for offset in (CACHE_LINE..bytes(4096)).step_by(4) {
+                page.word(offset).store(noise(), Ordering::Relaxed);
+            }
+            if round == 0 {
+                // All say that they have packets, and none has.
+                (0..64).for_each(|index| page.pending_word(index).store(u64::MAX, Ordering::Relaxed));
+                (0..4096).for_each(|slot| page.posted(slot).store(page.taken(slot).load(Ordering::Relaxed), Ordering::Relaxed));
+                let mut named = 0;
+                page.visit(None, usize::MAX, false, |_| named += 1);
+                assert_eq!((page.choose(Some(3), NOW), named), (None, 0));
+            }
+            for me in [0, 63, 64, 4095] {
+                let mut named = 0;
+                page.visit(Some(me), usize::MAX, false, |slot| {
+                    assert!(slot < 4096 && slot != me);
+                    named += 1;
+                });
+                assert!(named <= MOST_LOOKED_AT);
+                page.choose(Some(me), NOW);
+                page.is_preceded(me);
+                page.has_other(me);
+                page.pay(me, u64::from(noise()));
+                assert!(page.waiting(me) <= 1 << 31);
+            }
+        }
     }
 
     #[test]

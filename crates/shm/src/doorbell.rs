@@ -1,9 +1,12 @@
-//! The futex that an NF sleeps on.
+//! The futexes that an NF sleeps on.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use rustix::thread::futex;
+use rustix::io::Errno;
+use rustix::thread::{ClockId, futex};
+
+use crate::clock::monotonic_ns;
 
 /// Sleeps until `bell` is rung, unless its value is no longer `seen`, or `timeout` is over. Wakes without cause are possible: the
 /// caller looks at its rings again.
@@ -13,9 +16,89 @@ pub fn wait(bell: &AtomicU32, seen: u32, timeout: Option<Duration>) {
     let _ = futex::wait(bell, futex::Flags::empty(), seen, timeout.as_ref());
 }
 
+/// A bell, and the value with which it is waited for.
+pub type Seen<'a> = (&'a AtomicU32, u32);
+
+/// The kernel can wait for more than one futex (Linux 5.16).
+static WAITS_FOR_MORE: AtomicBool = AtomicBool::new(true);
+
+/// Whether [`wait_for_either`] can wait for both.
+pub fn waits_for_more() -> bool {
+    // Relaxed: a fact about the kernel, which is found out again by whoever does not know it.
+    WAITS_FOR_MORE.load(Ordering::Relaxed)
+}
+
+/// Finds out whether the kernel can wait for more than one futex.
+pub fn look_for_more() -> bool {
+    let word = AtomicU32::new(0);
+    // A value that the word does not have: the kernel says so at once, if it knows the call.
+    let answer = futex::waitv(&[waiter((&word, 1))], futex::WaitvFlags::empty(), None, ClockId::Monotonic);
+    let knows = answer != Err(Errno::NOSYS) && answer != Err(Errno::PERM);
+    WAITS_FOR_MORE.store(knows, Ordering::Relaxed);
+    knows
+}
+
+fn waiter((bell, seen): Seen<'_>) -> futex::Wait {
+    let mut waiter = futex::Wait::new();
+    waiter.val = seen.into();
+    waiter.uaddr = futex::WaitPtr::new(bell.as_ptr().cast());
+    waiter.flags = futex::WaitFlags::SIZE_U32;
+    waiter
+}
+
+/// As [`wait`], for two bells: whichever is rung first ends the sleep. Where the kernel cannot wait for both it waits for the first.
+pub fn wait_for_either(first: Seen<'_>, second: Seen<'_>, timeout: Option<Duration>) {
+    if !waits_for_more() {
+        return wait(first.0, first.1, timeout);
+    }
+    let until = timeout.map(|timeout| {
+        let ns = monotonic_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
+        futex::Timespec { tv_sec: (ns / 1_000_000_000) as _, tv_nsec: (ns % 1_000_000_000) as _ }
+    });
+    let both = [waiter(first), waiter(second)];
+    // EAGAIN, EINTR and ETIMEDOUT as in wait().
+    if futex::waitv(&both, futex::WaitvFlags::empty(), until.as_ref(), ClockId::Monotonic) == Err(Errno::NOSYS) {
+        WAITS_FOR_MORE.store(false, Ordering::Relaxed);
+    }
+}
+
 /// Rings `bell`: changes its value and wakes the one who sleeps on it.
 pub fn ring(bell: &AtomicU32) {
+    ring_for(bell, 1);
+}
+
+/// As [`ring`], where others may sleep on it who took the place of the one who is meant: wakes so many.
+pub fn ring_for(bell: &AtomicU32, sleepers: u32) {
     // Release: what the caller wrote before is seen by the one who wakes.
-    bell.fetch_add(1, std::sync::atomic::Ordering::Release);
-    let _ = futex::wake(bell, futex::Flags::empty(), 1);
+    bell.fetch_add(1, Ordering::Release);
+    let _ = futex::wake(bell, futex::Flags::empty(), sleepers);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn either_bell_ends_a_sleep() {
+        look_for_more();
+        let bells: &'static [AtomicU32; 2] = Box::leak(Box::default());
+        for rung in [0, 1] {
+            if rung == 1 && !waits_for_more() {
+                continue;
+            }
+            let sleeper = std::thread::spawn(move || {
+                let seen = bells.each_ref().map(|bell| bell.load(Ordering::Acquire));
+                wait_for_either((&bells[0], seen[0]), (&bells[1], seen[1]), None);
+            });
+            while !sleeper.is_finished() {
+                ring(&bells[rung]);
+                std::thread::yield_now();
+            }
+            sleeper.join().unwrap();
+        }
+        // A value that has changed, and a time that is over.
+        wait_for_either((&bells[0], 0), (&bells[1], u32::MAX), None);
+        let seen = bells.each_ref().map(|bell| bell.load(Ordering::Acquire));
+        wait_for_either((&bells[0], seen[0]), (&bells[1], seen[1]), Some(Duration::from_micros(50)));
+    }
 }

@@ -2,14 +2,16 @@
 //!
 //! 1. The NF connects to the manager's socket (its path is in the variable `SLUICE_SOCKET` of a spawned NF) and sends [`Hello`].
 //! 2. The manager answers [`Welcome`] with the descriptors of its tenant's arena, the NF's region and its core page, or [`Answer::Refusal`].
-//! 3. The socket stays open. The NF's end closing means that it has left.
+//! 3. When its handler is made the NF says so ([`ready`]). It is given no packets before.
+//! 4. The socket stays open. The NF's end closing means that it has left.
 //!
 //! | state | may become | by |
 //! |---|---|---|
 //! | expected (spawned or `attach = true`) | attached | a valid hello |
 //! | expected | failed | the process ends, or no hello in time |
-//! | attached | draining | removal, or the manager's stop: the NF's `Stop` word is set |
-//! | attached, draining | gone | its process ends or its socket closes; its frames are taken back |
+//! | attached | ready | its word that its handler is made |
+//! | ready | draining | removal, or the manager's stop: the NF's `Stop` word is set |
+//! | attached, ready, draining | gone | its process ends or its socket closes; its frames are taken back |
 //!
 //! Forbidden: a hello for an NF that is attached already (a name has one process), and a second hello on one socket.
 
@@ -180,6 +182,17 @@ const HELLO: u32 = 1;
 const WELCOME: u32 = 2;
 const REFUSAL: u32 = 3;
 const ZYGOTE_HELLO: u32 = 4;
+const READY: u32 = 5;
+
+/// The message of an NF whose handler is made: packets may come.
+pub fn ready() -> Vec<u8> {
+    header(READY).0
+}
+
+/// Whether a message that came from an NF says that it is ready.
+pub fn is_ready(message: &[u8]) -> bool {
+    Reader(message).header().is_ok_and(|kind| kind == READY)
+}
 
 impl Hello {
     /// As bytes.
@@ -386,6 +399,13 @@ mod tests {
         send(manager.as_fd(), &Answer::Refusal("no such NF".into()).encode(), &[]).unwrap();
         let error = attach(&nf, &Hello { name: "x".into(), is_zygote: false }).unwrap_err();
         assert_eq!(error.to_string(), "the manager refused: no such NF");
+    }
+
+    #[test]
+    fn the_word_that_it_is_ready_is_no_other_message() {
+        assert!(is_ready(&ready()));
+        assert!(!is_ready(&Hello { name: "x".into(), is_zygote: false }.encode()) && !is_ready(&[]));
+        assert!(Hello::decode(&ready()).is_err() && Answer::decode(&ready()).is_err());
     }
 
     #[test]

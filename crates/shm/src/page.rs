@@ -4,6 +4,7 @@
 //! | offset | what | written by |
 //! |---|---|---|
 //! | 0 | [`RegionLayout`]: magic, version, sizes and offsets | the manager, once |
+//! | 128 | [`asleep`](Page::asleep) and [`bell`](Page::bell) | both |
 //! | 256 | control words: [`Control`] | the manager |
 //! | 320 | counters: [`Counter`] | the NF |
 //! | 448 | reserved | – |
@@ -29,6 +30,8 @@ pub const PAGE_BYTES: usize = 4096;
 /// Most rx rings, that is manager threads that enqueue.
 pub const MAX_RX_RINGS: u32 = 64;
 
+const ASLEEP: usize = 128;
+const BELL: usize = ASLEEP + 4;
 const CONTROL: usize = 256;
 const COUNTERS: usize = 320;
 const HISTOGRAM: usize = 512;
@@ -101,6 +104,18 @@ pub enum Control {
     /// Changes when the NF is given to another flow: forget everything learnt from packets before handling what is read after the word
     /// was seen to change. The manager sets it when all packets of the former flow have come back, and posts none before.
     Reset = 3,
+    /// 1: the NF takes no turns. The kernel divides the core between it and the others; the manager alone starts it, and it starts nobody.
+    Alone = 4,
+}
+
+/// What an NF says in [`Page::asleep`]; 0 while it is awake.
+pub mod asleep {
+    /// It sleeps or is about to.
+    pub const ASLEEP: u32 = 1;
+    /// It waits for its own bell ([`Page::bell`](super::Page::bell)), besides that on the core page.
+    pub const HEARS: u32 = 2;
+    /// It waits for something else than packets, such as the disk, and cannot take any.
+    pub const SUSPENDED: u32 = 4;
 }
 
 /// Counters that the NF writes and the manager shows. They are the NF's word, never used for a decision about safety.
@@ -164,6 +179,18 @@ impl Page {
     /// The NF's gate.
     pub fn gate(&self) -> Gate {
         Gate::in_mapping(&self.mapping, CONTROL + Control::Gate as usize * 4).expect("the page is mapped")
+    }
+
+    /// How the NF sleeps, by the bits of [`asleep`]. Who takes them off wakes it.
+    #[inline(always)]
+    pub fn asleep(&self) -> &AtomicU32 {
+        self.mapping.atomic_u32(ASLEEP).expect("the page is mapped")
+    }
+
+    /// What the NF sleeps on, besides its bell on the core page: no other NF can ring it, or wait for it in its place.
+    #[inline(always)]
+    pub fn bell(&self) -> &AtomicU32 {
+        self.mapping.atomic_u32(BELL).expect("the page is mapped")
     }
 
     /// A counter of the NF's.

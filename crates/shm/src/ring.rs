@@ -395,6 +395,9 @@ pub struct Gauge {
     raw: Raw,
 }
 
+// SAFETY: it reads the two cursors as atomics and touches no slot, so threads may share it; the memory lives as long as it does.
+unsafe impl Sync for Gauge {}
+
 impl Gauge {
     /// Of the ring at `offset` in a mapping. None as for [`Producer::in_mapping`].
     pub fn in_mapping(mapping: &Arc<Mapping>, offset: usize, capacity: u32) -> Option<Self> {
@@ -412,6 +415,13 @@ impl Gauge {
         // Relaxed: a number, by which no slot is read. The tail first: what is enqueued meanwhile must not make it negative.
         let tail = self.raw.tail().load(Ordering::Relaxed);
         self.raw.head().load(Ordering::Relaxed).wrapping_sub(tail).min(self.raw.capacity)
+    }
+
+    /// Descriptors ever dequeued, modulo 2³², as the reading end says.
+    #[inline(always)]
+    pub fn taken(&self) -> u32 {
+        // Relaxed: a number that shows whether it moves.
+        self.raw.tail().load(Ordering::Relaxed)
     }
 
     /// Descriptors that it still takes.

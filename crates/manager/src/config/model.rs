@@ -65,8 +65,8 @@ pub struct Manager {
     pub max_paths: u32,
     /// A flow without packets for so long is forgotten, in milliseconds.
     pub flow_timeout_ms: u64,
-    /// An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in microseconds; not before
-    /// 40 ms if by that page another NF has the core.
+    /// If no NF of a core has made progress for so long, in microseconds, although packets wait, who has them is woken whatever the core's
+    /// page says, and whoever had the core takes no turns until it moves. Longer than a burst of the slowest NF.
     pub fallback_wake_us: u64,
     /// Violations (forged descriptors, wild cursors) after which an NF is stopped.
     pub max_violations: u64,
@@ -96,7 +96,7 @@ impl Default for Manager {
             max_flows: 1 << 20,
             max_paths: 1 << 16,
             flow_timeout_ms: 30_000,
-            fallback_wake_us: 2_000,
+            fallback_wake_us: 1_000,
             max_violations: 64,
             stall_ms: 10_000,
             latency_sample: 128,

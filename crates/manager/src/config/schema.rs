@@ -194,9 +194,10 @@ pub const SECTIONS: &[Section] = &[
             key(
                 "fallback_wake_us",
                 Integer(1, 10_000_000),
-                Value("2000"),
-                "An NF with packets waiting that makes no progress for so long is woken whatever its core's page says, in \
-                 microseconds; not before 40 ms if by that page another NF has the core.",
+                Value("1000"),
+                "If no NF of a core has made progress for so long, in microseconds, although packets wait, who has them is woken \
+                 whatever the core's page says, and whoever had the core takes no turns until it moves. Longer than a burst of the \
+                 slowest NF.",
             ),
             key(
                 "max_violations",

@@ -220,13 +220,13 @@ fn weigh(nfs: &mut BTreeMap<u16, Controlled>, sched: &Sched) {
 /// What an NF is worth beside its load.
 fn weight_of(handle: &NfHandle, sched: &Sched) -> f64 {
     let weight = handle.weight();
-    if sched.downstream_first { raised(weight, handle.core_page.depth(handle.slot).load(Ordering::Relaxed)) } else { weight }
+    if sched.downstream_first { raised(weight, handle.depth()) } else { weight }
 }
 
 fn apply(nf: &mut Controlled, share: f64) {
     let handle = &nf.handle;
     nf.written = Some(share);
-    handle.core_page.share(handle.slot).store((share * f64::from(WHOLE)) as u32, Ordering::Relaxed);
+    handle.set_share((share * f64::from(WHOLE)) as u32);
     handle.load.share.set(share);
     handle.load.writes.fetch_add(1, Ordering::Relaxed);
     if let Some(kernel) = &mut nf.kernel

@@ -1,6 +1,6 @@
 //! One NF process as the packet threads and the supervisor share it.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use sluice_ownership::credits;
@@ -9,8 +9,10 @@ use sluice_policy::sched::reserve::Part;
 use sluice_policy::sched::threshold::Rules;
 use sluice_policy::sched::wakeup;
 use sluice_shm::clock::monotonic_ns;
-use sluice_shm::core_page::{CorePage, WHOLE};
-use sluice_shm::page::Region;
+use sluice_shm::core_page::{ALONE, CorePage, HELD, Said, WHOLE};
+use sluice_shm::doorbell;
+use sluice_shm::page::{Control, Region, asleep};
+use sluice_shm::ring;
 
 use crate::bell::Bell;
 use crate::chain::Counter;
@@ -185,6 +187,23 @@ pub struct NfHandle {
     pub is_behind: AtomicBool,
     /// Number of the arena of its tenant; [`memory::NONE`](crate::memory::NONE) if it maps none.
     pub memory: AtomicU8,
+    /// It takes no turns on its core: the manager wakes it, and the kernel divides the core between it and the others. By Wakeup.
+    pub alone: AtomicBool,
+    /// When it was last woken whatever its core's page says, in nanoseconds of the monotonic clock. By Wakeup.
+    pub roused_ns: AtomicU64,
+    /// What stands on the core page of it, as it was written: others can write there, and decisions are made by these.
+    said: SaidWords,
+    /// What waits on its rx rings.
+    gauges: Box<[ring::Gauge]>,
+}
+
+/// As [`Said`], each word by the role that decides it.
+#[derive(Debug, Default)]
+struct SaidWords {
+    depth: AtomicU32,
+    share: AtomicU32,
+    level: AtomicU32,
+    pressing: AtomicU32,
 }
 
 impl NfHandle {
@@ -205,10 +224,10 @@ impl NfHandle {
         wakeup: Option<Rules>,
     ) -> Arc<Self> {
         let capacity = region.page.layout().capacity;
-        core_page.set_level(slot, level(priority).into());
+        let gauges = (0..region.page.layout().rx_rings).filter_map(|ring| region.rx_gauge(ring)).collect();
         let flow_weight = Gauge::default();
         flow_weight.set(1.0);
-        Arc::new(Self {
+        let handle = Self {
             number,
             name,
             service,
@@ -238,7 +257,149 @@ impl NfHandle {
             dismissed: AtomicBool::new(false),
             is_behind: AtomicBool::new(false),
             memory: AtomicU8::new(0),
-        })
+            alone: AtomicBool::new(false),
+            roused_ns: AtomicU64::new(0),
+            // As an empty slot has it.
+            said: SaidWords { share: AtomicU32::new(WHOLE / 8), ..SaidWords::default() },
+            gauges,
+        };
+        handle.set_level(level(priority).into());
+        Arc::new(handle)
+    }
+
+    /// What the core page is to say of it.
+    #[inline]
+    pub fn said(&self) -> Said {
+        // Relaxed: each word for itself. Who reads one that is about to change writes it once more.
+        let get = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let is = |flag: &AtomicBool, bit: u32| if flag.load(Ordering::Relaxed) { bit } else { 0 };
+        let hold = is(&self.gate.held, HELD) | is(&self.alone, ALONE);
+        let SaidWords { depth, share, level, pressing } = &self.said;
+        Said { depth: get(depth), hold, share: get(share), level: get(level), pressing: get(pressing) }
+    }
+
+    /// Its share of its core, of [`WHOLE`].
+    #[inline]
+    pub fn share(&self) -> u32 {
+        self.said.share.load(Ordering::Relaxed)
+    }
+
+    /// How far down its chains it is.
+    #[inline]
+    pub fn depth(&self) -> u32 {
+        self.said.depth.load(Ordering::Relaxed)
+    }
+
+    /// Who has a higher level goes first.
+    #[inline]
+    pub fn level(&self) -> u32 {
+        self.said.level.load(Ordering::Relaxed)
+    }
+
+    /// Gives it a share of its core, of [`WHOLE`].
+    pub fn set_share(&self, share: u32) {
+        self.said.share.store(share, Ordering::Relaxed);
+        self.core_page.share(self.slot).store(share, Ordering::Relaxed);
+    }
+
+    fn set_level(&self, level: u32) {
+        self.said.level.store(level, Ordering::Relaxed);
+        self.core_page.set_level(self.slot, level);
+        self.favour();
+    }
+
+    /// The page's bit follows level and pressing, which are decided by two threads.
+    fn favour(&self) {
+        loop {
+            let is_favoured = || self.level() != 0 || self.said.pressing.load(Ordering::Relaxed) != 0;
+            let before = is_favoured();
+            self.core_page.favour(self.slot, before);
+            // SeqCst: of two threads that change a word each, and then the bit, the later one sees what the other has changed.
+            fence(Ordering::SeqCst);
+            if is_favoured() == before {
+                return;
+            }
+        }
+    }
+
+    /// Says on the core page whether its neighbours may start it, after a change of what keeps them from it.
+    pub fn tell_hold(&self) {
+        self.core_page.hold(self.slot).store(self.said().hold, Ordering::Relaxed);
+    }
+
+    /// Takes it out of the turns of its core, or lets it take turns again. Says whether that is new.
+    pub fn set_alone(&self, alone: bool) -> bool {
+        if self.alone.swap(alone, Ordering::Relaxed) == alone {
+            return false;
+        }
+        self.region.page.control(Control::Alone).store(u32::from(alone), Ordering::Relaxed);
+        self.tell_hold();
+        true
+    }
+
+    /// Packets on its rings that it has not read. Its own word in part, and nobody else's.
+    #[inline]
+    pub fn unread(&self) -> u32 {
+        self.gauges.iter().map(ring::Gauge::fill).sum()
+    }
+
+    /// A number that changes when it reads or returns packets.
+    #[inline]
+    pub fn moved(&self) -> u64 {
+        let taken = self.gauges.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.taken()));
+        let returned = self.counters.iter().fold(0u64, |sum, c| sum.wrapping_add(c.returned.get()));
+        u64::from(taken) ^ returned << 32
+    }
+
+    /// Whether it has packets that it has not returned, so that some may be unread.
+    #[inline]
+    pub fn may_have_unread(&self) -> bool {
+        let (posted, returned) = self.posted_returned();
+        posted > returned
+    }
+
+    /// Whether it says that it sleeps.
+    #[inline]
+    pub fn is_asleep(&self) -> bool {
+        // Acquire: what it had read before it went to sleep is known.
+        self.region.page.asleep().load(Ordering::Acquire) != 0
+    }
+
+    /// Whether it says that it waits for something else than packets.
+    #[inline]
+    pub fn is_suspended(&self) -> bool {
+        self.region.page.asleep().load(Ordering::Relaxed) & asleep::SUSPENDED != 0
+    }
+
+    /// Wakes it if it says that it sleeps. True if this call woke it.
+    pub fn wake(&self) -> bool {
+        // AcqRel: one waker takes the word.
+        let says = self.region.page.asleep().swap(0, Ordering::AcqRel);
+        if says == 0 {
+            return false;
+        }
+        // No neighbour rings, too.
+        self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
+        self.ring(says, 1);
+        true
+    }
+
+    /// Wakes it whatever anybody says. Where it sleeps on the bell alone that its neighbours have too, so many sleepers are woken.
+    pub fn rouse(&self, sleepers: u32) {
+        // SeqCst: what it is woken for is visible before we look how it sleeps. It says that it sleeps, then looks for work: one of the two
+        // sees the other.
+        fence(Ordering::SeqCst);
+        let says = self.region.page.asleep().swap(0, Ordering::AcqRel);
+        self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
+        self.ring(says, sleepers);
+    }
+
+    fn ring(&self, says: u32, sleepers: u32) {
+        if says & asleep::HEARS != 0 {
+            doorbell::ring(self.region.page.bell());
+        } else {
+            doorbell::ring_for(self.core_page.bell(self.slot), sleepers);
+        }
     }
 
     /// Weight beside its load: of its service, and of the flow that it has.
@@ -248,7 +409,7 @@ impl NfHandle {
 
     /// How far above the lowest priority of class rr it is: see [`priority::rank`].
     pub fn rank(&self, downstream_first: bool) -> u8 {
-        priority::rank(level(self.weight()), self.core_page.depth(self.slot).load(Ordering::Relaxed), downstream_first)
+        priority::rank(level(self.weight()), self.depth(), downstream_first)
     }
 
     /// It is given a flow. What the core page says of it changes at once, and what the kernel says of it when somebody does it, which is
@@ -259,15 +420,14 @@ impl NfHandle {
         let changes = new != old;
         if changes {
             self.flow_weight.set(new);
-            let share = self.core_page.share(self.slot);
-            let scaled = f64::from(share.load(Ordering::Relaxed)) * new / old;
+            let scaled = f64::from(self.share()) * new / old;
             // Until the controller has looked at all NFs of the core.
-            share.store((scaled as u32).clamp(1, WHOLE), Ordering::Relaxed);
-            self.core_page.set_level(self.slot, level(self.weight()).into());
+            self.set_share((scaled as u32).clamp(1, WHOLE));
+            self.set_level(level(self.weight()).into());
         }
-        if self.core_page.level(self.slot) > 0 {
+        if self.level() > 0 {
             // Its first packets go first already.
-            let share = f64::from(self.core_page.share(self.slot).load(Ordering::Relaxed)) / f64::from(WHOLE);
+            let share = f64::from(self.share()) / f64::from(WHOLE);
             self.core_page.endow(self.slot, wakeup::part_ns(wakeup::ROUND_NS, share).unsigned_abs());
         }
         changes
@@ -282,8 +442,12 @@ impl NfHandle {
     /// Says on its core's page how far down its chains it is, by the depths of all services.
     pub fn place(&self, depths: &[u32], downstream_first: bool) {
         let depth = depths.get(self.service as usize).copied().unwrap_or(0);
+        let pressing = priority::pressing(depth, self.capacity(), downstream_first);
+        self.said.depth.store(depth, Ordering::Relaxed);
+        self.said.pressing.store(pressing, Ordering::Relaxed);
         self.core_page.depth(self.slot).store(depth, Ordering::Relaxed);
-        self.core_page.set_pressing(self.slot, priority::pressing(depth, self.capacity(), downstream_first));
+        self.core_page.set_pressing(self.slot, pressing);
+        self.favour();
     }
 
     /// Capacity of each of its rings.

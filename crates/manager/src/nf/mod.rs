@@ -5,14 +5,14 @@
 //!
 //! | state | process | may become | when |
 //! |---|---|---|---|
-//! | expected | none known | starting | the manager starts its process |
-//! | | | running | it came by itself (`attach = true`) and its hello was accepted |
+//! | expected | none known | starting | the manager starts its process, or it came by itself (`attach = true`) and its hello was accepted |
 //! | | | gone | it is removed before it came |
-//! | starting | spawned, or asked of its zygote; no hello yet | running | its hello was accepted |
+//! | starting | spawned, or asked of its zygote, or attached; its handler is not made yet | running | it says that its handler is made |
 //! | | | restarting | it ended, could not be started, or said no hello in time, and is to be tried again |
 //! | | | failed | the same, and it is not to be tried again |
+//! | | | expected | it came by itself and left before it was ready |
 //! | | | stopping | it is removed, or the manager stops |
-//! | running | attached | stopping | it is removed, or the manager stops |
+//! | running | attached and ready | stopping | it is removed, or the manager stops |
 //! | | | restarting | it ended and is to be started again |
 //! | | | failed | it ended and is not to be started again, or it had come by itself and was stopped for cause: a pause begins |
 //! | | | expected | it came by itself and left: another process may come in its name |
@@ -26,7 +26,7 @@
 //! | gone | none | nothing | its name may be given to a new NF, which starts as expected |
 //!
 //! Everything else is forbidden, and [`State::to`] refuses it. In particular
-//! - nothing becomes running twice: a name has one process, so a hello for an NF that runs, stops or waits is refused;
+//! - nothing becomes running twice: a name has one process, so a hello for an NF that is attached, stops or waits is refused;
 //! - nothing with a process becomes gone but through stopping: its frames are taken back when its process has ended, not before;
 //! - stopping leads nowhere but to gone: an NF that dies while it is being stopped is not started again.
 
@@ -49,9 +49,9 @@ use serde::{Deserialize, Serialize};
 pub enum State {
     /// Configured, no process known.
     Expected,
-    /// Its process was started and has not said hello.
+    /// Its process was started, and its handler is not made yet.
     Starting,
-    /// Attached: packets may be given to it.
+    /// Attached and ready: packets may be given to it.
     Running,
     /// Told to end; it is given no more packets.
     Stopping,
@@ -81,8 +81,8 @@ impl State {
     /// States that may follow this one.
     pub const fn successors(self) -> &'static [Self] {
         match self {
-            Self::Expected => &[Self::Starting, Self::Running, Self::Gone],
-            Self::Starting => &[Self::Running, Self::Restarting, Self::Failed, Self::Stopping],
+            Self::Expected => &[Self::Starting, Self::Gone],
+            Self::Starting => &[Self::Running, Self::Restarting, Self::Failed, Self::Stopping, Self::Expected],
             Self::Running => &[Self::Stopping, Self::Restarting, Self::Failed, Self::Expected],
             Self::Stopping => &[Self::Gone],
             Self::Restarting => &[Self::Starting, Self::Failed, Self::Gone],
@@ -131,8 +131,8 @@ mod tests {
     /// The allowed steps (x), once more and by hand: rows and columns in the order of [`State::ALL`].
     const ALLOWED: [&str; 7] = [
         // expected starting running stopping restarting failed gone
-        ". x x . . . x", // expected
-        ". . x x x x .", // starting
+        ". x . . . . x", // expected
+        "x . x x x x .", // starting
         "x . . x x x .", // running
         ". . . . . . x", // stopping
         ". x . . . x x", // restarting

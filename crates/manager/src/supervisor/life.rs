@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal};
 use sluice_policy::restart;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, Welcome};
-use sluice_shm::page::Control;
+use sluice_shm::page::{Control, Counter};
 
 use super::priorities::own_priority;
 use super::{
@@ -247,10 +247,18 @@ impl Supervisor {
         pen
     }
 
-    /// Waits until all NFs that were spawned have said hello, so that the first packet finds its chain complete.
+    /// Waits until all NFs that were spawned are ready, so that the first packet finds its chain complete.
     pub(super) fn await_hellos(&mut self) -> Result<(), SupervisorError> {
+        let mut told = Instant::now();
         while self.nfs.values().any(|nf| matches!(nf.state, State::Starting | State::Restarting)) {
             self.turn(Duration::from_millis(5));
+            if told.elapsed() >= HELLO_PATIENCE {
+                told = Instant::now();
+                for nf in self.nfs.values().filter(|nf| nf.state == State::Starting && nf.handle.is_some()) {
+                    let so_far = nf.started_at.elapsed().as_secs();
+                    eprintln!("sluiced: {} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
+                }
+            }
             let trouble = |nf: &NfState| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());
             if let Some(trouble) = self.nfs.values().find_map(trouble) {
                 return Err(SupervisorError::Invalid(trouble));
@@ -335,7 +343,7 @@ impl Supervisor {
                 service.map_or(&*nf.name, |(service, _)| service)
             ));
         }
-        if !matches!(nf.state, State::Starting | State::Expected) {
+        if nf.handle.is_some() || !matches!(nf.state, State::Starting | State::Expected) {
             return Err(format!("{} is {} already; an NF has one process", nf.name, nf.state));
         }
         let service = self.services[nf.service as usize].as_ref().ok_or("its service is gone")?;
@@ -455,13 +463,13 @@ impl Supervisor {
             nf.process = Some(Process { pid, pidfd: attached.peer.pidfd, child, theirs: false, container: None });
         }
         let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
-        let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::RDHUP);
+        let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
         nf.connection = Some(attached.socket);
         if let Some(pid) = pid {
             nf.cpu.start(pid);
         }
         nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
-        nf.state = State::Running;
+        nf.state = State::Starting;
         (nf.deadline, nf.stopped_for) = (None, None);
         nf.started_at = Instant::now();
         let handle = nf.handle.clone();
@@ -477,11 +485,29 @@ impl Supervisor {
             self.nfs.get(&number).into_iter().for_each(kill);
             return Ok(());
         }
-        if !self.stir_pool(service_number) {
-            self.publish();
-        }
         self.govern();
         Ok(())
+    }
+
+    /// An NF has said something on its connection, or closed it.
+    pub(super) fn hear(&mut self, number: u16) {
+        let Some(connection) = self.nfs.get(&number).and_then(|nf| nf.connection.as_ref()) else { return };
+        match handshake::receive(connection.as_fd()) {
+            Ok((message, _)) if handshake::is_ready(&message) => self.became_ready(number),
+            Err(handshake::HandshakeError::Socket(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) => {}
+            // An NF says nothing else. One that does is none.
+            Ok(_) | Err(_) => self.connection_closed(number),
+        }
+    }
+
+    /// The handler of an NF is made: packets may be given to it.
+    fn became_ready(&mut self, number: u16) {
+        let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.state == State::Starting && nf.handle.is_some()) else { return };
+        nf.state = State::Running;
+        let service = nf.service;
+        if !self.stir_pool(service) {
+            self.publish();
+        }
     }
 
     /// Names of the ports, by number.
@@ -562,6 +588,11 @@ impl Supervisor {
         }
         let handle = nf.handle.take();
         let place = nf.place.take();
+        if let Some(handle) = &handle {
+            // First of all: nobody on its core is to wait for it, or to start it.
+            handle.alive.store(false, Ordering::Relaxed);
+            handle.core_page.release(handle.slot);
+        }
         self.controller.remove(number);
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         let (service_number, attach) = (nf.service, service.config.attach);
@@ -624,7 +655,6 @@ impl Supervisor {
         }
         if let Some(handle) = &handle {
             nf.before.add(handle);
-            handle.alive.store(false, Ordering::Relaxed);
         }
         let gone = nf.state == State::Gone;
         // It has no handle any more, so it leaves its schedule.
@@ -747,7 +777,8 @@ impl Supervisor {
             }
         } else if let Some(handle) = &nf.handle {
             handle.region.page.control(Control::Stop).store(1, Ordering::Release);
-            ring(handle);
+            // Whatever its core's page says, and without a word there that it has the core.
+            handle.rouse(1);
         } else {
             kill(nf);
         }
@@ -756,7 +787,7 @@ impl Supervisor {
     /// Ends NFs that packet threads have condemned, and members of pools that had the one flow that they may have.
     pub(super) fn end_condemned(&mut self) {
         for nf in self.nfs.values_mut() {
-            let (State::Running, Some(handle)) = (nf.state, nf.handle.clone()) else { continue };
+            let (State::Running | State::Starting, Some(handle)) = (nf.state, nf.handle.clone()) else { continue };
             let sentence = handle.sentence();
             if sentence == Sentence::None || sentence == Sentence::Stalled && is_spared(nf, &handle) {
                 continue;
@@ -804,8 +835,14 @@ impl Supervisor {
         self.drop_former_memory();
         self.end_condemned();
         self.notices.print_rest(now);
-        let (mut starting, mut settled, mut late) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut starting, mut settled, mut late, mut ready) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
+            if let (State::Starting, Some(handle), None) = (nf.state, &nf.handle, &nf.foreign)
+                // Acquire: goes with the library's word that its handler is made. One that says it there alone is heard a little later.
+                && handle.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0
+            {
+                ready.push(nf.number);
+            }
             if nf.state == State::Running && nf.draining {
                 // In this order: what a thread was about to send it is counted when the thread has passed.
                 let passed = nf.fence.as_mut().is_none_or(Fence::is_passed);
@@ -858,6 +895,7 @@ impl Supervisor {
         if !self.stopping {
             starting.into_iter().for_each(|number| self.launch(number));
         }
+        ready.into_iter().for_each(|number| self.became_ready(number));
         settled.into_iter().for_each(|number| self.settle(number));
         late.into_iter().for_each(|number| self.fork_is_late(number));
         self.let_leave();
@@ -981,10 +1019,4 @@ pub(super) fn kill(nf: &NfState) {
     if let Some(process) = &nf.process {
         process.kill();
     }
-}
-
-/// Wakes an NF whatever its core's page says.
-fn ring(handle: &NfHandle) {
-    handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
-    handle.core_page.wake(handle.slot);
 }

@@ -522,7 +522,7 @@ impl Supervisor {
                 token::WRAPPER => self.wrapper_ended((data & !token::KIND) as u32),
                 token::ZYGOTE => self.zygote_ended((data & !token::KIND) as u32),
                 token::ZYGOTE_SAYS => self.hear_zygote((data & !token::KIND) as u16),
-                token::CONNECTION => self.connection_closed((data & !token::KIND) as u16),
+                token::CONNECTION => self.hear((data & !token::KIND) as u16),
                 _ if data == token::LISTENER => {}
                 _ => {
                     let mut count = [0; 8];

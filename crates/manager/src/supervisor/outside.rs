@@ -476,6 +476,8 @@ fn pids_of(members: &[Pid]) -> Vec<i32> {
 
 /// Whether an NF has processes that can have turns.
 fn has_turns(nf: &NfState) -> bool {
-    let runs = matches!(nf.state, State::Running | State::Stopping) && nf.handle.is_some();
+    // One that makes its handler may need turns for it.
+    let has_begun = nf.state == State::Starting && nf.foreign.is_none();
+    let runs = (has_begun || matches!(nf.state, State::Running | State::Stopping)) && nf.handle.is_some();
     runs && (nf.process.is_some() || nf.foreign.as_ref().is_some_and(|foreign| !foreign.who.members().is_empty()))
 }

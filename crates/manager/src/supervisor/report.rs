@@ -452,7 +452,7 @@ fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
     let (arrival_pps, service_ns) = (load.arrival_pps.get(), load.service_ns.get());
     api::NfSched {
         priority: handle.weight(),
-        level: handle.core_page.level(handle.slot),
+        level: handle.level(),
         arrival_pps,
         service_ns,
         load: arrival_pps * service_ns / 1e9,

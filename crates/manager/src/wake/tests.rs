@@ -1,6 +1,8 @@
 use std::collections::HashMap;
 
 use proptest::prelude::*;
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::ring::Consumer;
 
 use super::*;
 use crate::nf::fake::{self, Fake};
@@ -13,6 +15,8 @@ const RULES: Rules = Rules { early: 3, least: 2, most: 8, timer_ns: MS };
 struct Rig {
     end: NfEnd,
     timers: Timers,
+    /// Its end of its ring.
+    reads: Consumer,
 }
 
 impl Rig {
@@ -21,13 +25,15 @@ impl Rig {
         let handle = Fake { wakeup: Some(RULES), ..Fake::default() }.on(&page, 2);
         let mut timers = Timers::default();
         timers.make_room(2, MS);
-        Self { end: fake::end(&handle), timers }
+        Self { end: fake::end(&handle), timers, reads: handle.region.rx_consumer(0).unwrap() }
     }
 
     /// Packets are put on its ring.
     fn post(&mut self, n: u32, urgent: bool, now_ns: u64) -> bool {
         let handle = &self.end.handle;
         handle.core_page.posted(handle.slot).fetch_add(n, Ordering::Relaxed);
+        let producer = self.end.producer.as_mut().unwrap();
+        assert_eq!(producer.enqueue(&vec![Descriptor::default(); n as usize]), Ok(n as usize));
         self.end.hold_or_wake(&mut self.timers, 0, n, urgent, now_ns);
         self.is_woken()
     }
@@ -42,7 +48,8 @@ impl Rig {
     }
 
     /// It takes all and sleeps.
-    fn sleep(&self) {
+    fn sleep(&mut self) {
+        while self.reads.dequeue(&mut [Descriptor::default(); 32]).unwrap() > 0 {}
         let (page, slot) = (&self.end.handle.core_page, self.end.handle.slot);
         page.taken(slot).store(page.posted(slot).load(Ordering::Relaxed), Ordering::Relaxed);
         page.clear_pending(slot);

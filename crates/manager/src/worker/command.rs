@@ -37,9 +37,11 @@ impl Worker {
                         plane.timers.make_room(handle.number, wakeup.timer_ns);
                     }
                     plane.nfs[number] = Some(NfEnd::new(handle.clone(), producer, &self.setup.sched));
+                    let now = plane.now_ns;
+                    self.take_turns(&handle);
                     self.drains.extend(consumer.map(|consumer| Drain::new(handle, consumer)));
                     if let Some(progress) = self.progress.get_mut(number) {
-                        *progress = Progress { returned: 0, since_ns: plane.now_ns, turns: 0 };
+                        *progress = Progress { returned: 0, since_ns: now, turns: 0 };
                     }
                     self.arrange();
                     let _ = done.send(());

@@ -28,7 +28,7 @@ pub fn build_nfs() {
     static BUILT: OnceLock<()> = OnceLock::new();
     BUILT.get_or_init(|| {
         let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
-        let examples = ["hostile_nf", "test_nf", "flow_nf"].map(|nf| format!("examples/{nf}"));
+        let examples = ["hostile_nf", "test_nf", "flow_nf", "awkward_nf"].map(|nf| format!("examples/{nf}"));
         let programs = nfs.into_iter().chain(examples);
         if { programs }.all(|program| target().join(program).exists()) {
             return;
@@ -45,7 +45,7 @@ pub fn build_nfs() {
             nfs.args(["-p", nf]);
         });
         assert!(nfs.status().expect("cargo runs").success(), "build the NFs: cargo build --workspace");
-        for (name, built) in [("test_nf", "test NF"), ("flow_nf", "NF for flows")] {
+        for (name, built) in [("test_nf", "test NF"), ("flow_nf", "NF for flows"), ("awkward_nf", "bad neighbour")] {
             let mut example = Command::new(cargo.get_program());
             example.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-p", "sluice-nf", "--example", name]);
             assert!(example.status().expect("cargo runs").success(), "build the {built}: cargo build -p sluice-nf --examples");
@@ -68,6 +68,12 @@ pub fn nf(name: &str) -> String {
 /// The program of the NF that breaks the rules.
 pub fn hostile_nf() -> String {
     target().join("examples/hostile_nf").display().to_string()
+}
+
+/// The program of the bridge that is a bad neighbour.
+pub fn awkward_nf() -> String {
+    build_nfs();
+    target().join("examples/awkward_nf").display().to_string()
 }
 
 /// The program of the library's test NF: it says on its standard output when its handler is made and when it is forked, and wants a port

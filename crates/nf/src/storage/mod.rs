@@ -77,7 +77,7 @@ pub use error::{IoError, RequestError, StorageError};
 pub use file::{At, File};
 
 use crate::context::Context;
-use crate::seat::Seat;
+use crate::seat::{Bells, Seat};
 use buffer::Buffer;
 use callback::Callback;
 use ring::Ring;
@@ -419,11 +419,10 @@ impl Inner {
     }
 
     /// Waits for a completion or for the doorbell; see [`Ring::wait`].
-    pub(crate) fn wait(&self, bell: &'static std::sync::atomic::AtomicU32, seen: u32, timeout: Duration) {
+    pub(crate) fn wait(&self, bells: Bells, timeout: Duration) {
         let state = &mut *self.state.borrow_mut();
         let under_way = state.kernel_has_other;
-        // SAFETY: the bell is there for ever.
-        unsafe { state.ring.wait(bell, seen, timeout, under_way) };
+        state.ring.wait(bells, timeout, under_way);
     }
 }
 

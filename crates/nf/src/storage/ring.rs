@@ -4,10 +4,10 @@
 //! Completions lie in memory that the kernel shares, so that looking for them is a load and no system call. Operations go to the
 //! kernel a buffer at a time, in one call.
 //!
-//! An NF sleeps on its doorbell, a futex, and must wake for a completion too. With operations under way it waits in io_uring for
-//! both: with a futex-wait operation on the doorbell in the ring (Linux 6.7), whatever ends first ends the wait. The operation
-//! stays in the ring when something else ended it. As long as it is there it may take a ring of the doorbell, so the NF goes on to
-//! sleep here; once it is gone and nothing is under way, the NF sleeps on the futex itself.
+//! An NF sleeps on its doorbells, which are futexes, and must wake for a completion too. With operations under way it waits in io_uring for
+//! all: with a futex-wait operation on the doorbells in the ring (Linux 6.7), whatever ends first ends the wait. The operation
+//! stays in the ring when something else ended it. As long as it is there it may take a ring of a doorbell, so the NF goes on to
+//! sleep here; once it is gone and nothing is under way, the NF sleeps on the futexes themselves.
 //!
 //! Where the kernel does not know that operation, the NF sleeps on its doorbell and looks after [`LOOK_EVERY`] while operations are
 //! under way.
@@ -19,32 +19,32 @@
 //! switches for each batch, and has its own place in the core's scheduler.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 use rustix::io::Errno;
-use sluice_shm::doorbell;
 
 use super::buffer::{Ask, Kind};
 use super::error::StorageError;
+use crate::seat::Bells;
 
-/// The name of the doorbell's operation.
+/// The name of the doorbells' operation.
 const BELL: u64 = u64::MAX;
 /// Longest sleep with operations under way where the kernel cannot wait for both.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// From linux/futex.h: the futex is 32 bits wide (and not private to the process), whoever rings.
+/// From linux/futex.h: the futex is 32 bits wide (and not private to the process).
 const FUTEX2_SIZE_U32: u32 = 2;
-const FUTEX_BITSET_MATCH_ANY: u64 = 0xffff_ffff;
 
 /// A ring with room for the operations of one buffer.
 pub(super) struct Ring {
     uring: IoUring,
     /// Whether the kernel can wait for a futex in the ring.
     waits_for_futex: bool,
-    /// Whether the doorbell's operation is in the ring.
+    /// Whether the doorbells' operation is in the ring.
     is_armed: bool,
+    /// What it waits for. The kernel reads it when it takes the operation.
+    armed: Box<[types::FutexWaitV; 2]>,
 }
 
 impl Ring {
@@ -56,7 +56,8 @@ impl Ring {
         }
         let mut probe = Probe::new();
         let probed = uring.submitter().register_probe(&mut probe).is_ok();
-        Ok(Self { waits_for_futex: probed && probe.is_supported(opcode::FutexWait::CODE), uring, is_armed: false })
+        let waits_for_futex = probed && probe.is_supported(opcode::FutexWaitV::CODE);
+        Ok(Self { waits_for_futex, uring, is_armed: false, armed: Box::default() })
     }
 
     /// Behaves as on a kernel that does not know the futex operation.
@@ -67,7 +68,7 @@ impl Ring {
 
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: of an operation, the buffer keeps the memory and the file until the completion is taken (promised to ask()); of
-        // the doorbell, the caller of wait() promises it.
+        // the doorbells, the bells are there for ever, and what names them as long as the ring.
         while unsafe { self.uring.submission().push(entry) }.is_err() {
             // The kernel takes what it has been given first; there is room for all of a buffer.
             self.enter(0, None);
@@ -134,23 +135,27 @@ impl Ring {
         self.enter(1, None);
     }
 
-    /// Waits until `bell` is no longer `seen`, until a completion, or until `timeout` is over. `under_way` says whether operations
-    /// are with the kernel.
-    ///
-    /// # Safety
-    /// `bell` stays where it is until the ring is gone.
-    pub(super) unsafe fn wait(&mut self, bell: &AtomicU32, seen: u32, timeout: Duration, under_way: bool) {
-        // With nothing to wait for but the bell, and no operation that may take its ring, the futex itself is cheaper.
+    /// Waits until one of the bells is rung, until a completion, or until `timeout` is over. `under_way` says whether operations are with
+    /// the kernel.
+    pub(super) fn wait(&mut self, bells: Bells, timeout: Duration, under_way: bool) {
+        // With nothing to wait for but the bells, and no operation that may take their rings, the futexes themselves are cheaper.
         if !self.waits_for_futex || (!under_way && !self.is_armed) {
             self.submit();
-            doorbell::wait(bell, seen, Some(if under_way { timeout.min(LOOK_EVERY) } else { timeout }));
+            bells.wait(if under_way { timeout.min(LOOK_EVERY) } else { timeout });
             return;
         }
         if !self.is_armed {
-            let wait = opcode::FutexWait::new(bell.as_ptr(), u64::from(seen), FUTEX_BITSET_MATCH_ANY, FUTEX2_SIZE_U32);
+            let waiter = |(bell, seen): (&std::sync::atomic::AtomicU32, u32)| {
+                types::FutexWaitV::new().val(seen.into()).uaddr(bell.as_ptr() as u64).flags(FUTEX2_SIZE_U32)
+            };
+            self.armed[0] = waiter(bells.own);
+            if let Some(shared) = bells.shared {
+                self.armed[1] = waiter(shared);
+            }
+            let wait = opcode::FutexWaitV::new(self.armed.as_ptr(), 1 + u32::from(bells.shared.is_some()));
             self.push(&wait.build().user_data(BELL));
             self.is_armed = true;
-        } else if bell.load(std::sync::atomic::Ordering::Acquire) != seen {
+        } else if bells.are_rung() {
             return;
         }
         self.enter(1, Some(timeout));

@@ -298,12 +298,19 @@ fn files_without_page_cache_can_be_read() {
     assert_eq!(all, bytes);
 }
 
-fn wakes(forget: bool) {
+fn wakes(forget: bool, by_neighbours: bool) {
+    sluice_shm::doorbell::look_for_more();
     let t = Fixture::new(4096, 8, Duration::ZERO);
     if forget {
         t.storage.forget_futex();
     }
     let bell: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
+    let silent: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
+    // The bell that rings is the manager's, alone or with a silent one beside it, or that of the neighbours.
+    let bells = |seen| match by_neighbours {
+        true => Bells { shared: Some((bell, seen)), own: (silent, 0) },
+        false => Bells { shared: (!forget).then_some((silent, 0)), own: (bell, seen) },
+    };
     let long = Duration::from_secs(20);
     let started = std::time::Instant::now();
     let (mut out, file) = pipe();
@@ -313,7 +320,7 @@ fn wakes(forget: bool) {
             sluice_shm::doorbell::ring(bell);
         });
         while bell.load(std::sync::atomic::Ordering::Acquire) == seen {
-            t.storage.0.wait(bell, seen, long);
+            t.storage.0.wait(bells(seen), long);
             t.storage.poll();
         }
         ringer.join().unwrap();
@@ -321,7 +328,7 @@ fn wakes(forget: bool) {
     // The doorbell wakes with nothing under way, again and again.
     (0..3).for_each(ring);
     // A bell that was rung already does not let it sleep.
-    t.storage.0.wait(bell, 0, long);
+    t.storage.0.wait(bells(0), long);
     t.storage.poll();
     // A completion wakes, with the bell silent.
     t.storage.write_data(&file, At::End, &[1; 4096], t.note(0)).unwrap();
@@ -337,7 +344,7 @@ fn wakes(forget: bool) {
         writer
     });
     while t.seen.borrow().len() == written {
-        t.storage.0.wait(bell, 6, long);
+        t.storage.0.wait(bells(6), long);
         t.storage.poll();
     }
     late.join().unwrap();
@@ -348,7 +355,7 @@ fn wakes(forget: bool) {
     // The bell's operation of the last wait is still in the ring. The next ring ends it, and the one after finds the futex.
     (6..9).for_each(ring);
     // And the end of the sleep does.
-    t.storage.0.wait(bell, 9, Duration::from_millis(2));
+    t.storage.0.wait(bells(9), Duration::from_millis(2));
     assert!(started.elapsed() < long);
 }
 
@@ -360,12 +367,14 @@ fn pipe_reader(_: &Fixture) -> (File, std::fs::File) {
 
 #[test]
 fn doorbell_and_completions_wake_a_sleeper() {
-    wakes(false);
+    wakes(false, false);
+    wakes(false, true);
 }
 
 #[test]
 fn doorbell_and_completions_wake_a_sleeper_on_an_older_kernel() {
-    wakes(true);
+    wakes(true, false);
+    wakes(true, true);
 }
 
 fn model(path: &Path, operations: &[(bool, u16, u8)], batch_operations: usize) -> Result<(), TestCaseError> {

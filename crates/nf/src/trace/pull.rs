@@ -108,7 +108,7 @@ pub(crate) fn attach(traffic: Result<Traffic, String>) -> Result<(Engine, Contex
     let layout = RegionLayout::new(1, BURST as u32).expect("the constants are within the limits");
     let page = Region::create(layout).map_err(|e| none(&e))?.page;
     let (_memory, core) = CorePage::create(1, false).map_err(|e| none(&e))?;
-    let place = Place { core: Box::leak(Box::new(core)), slot: 0, poll: true, page };
+    let place = Place { core: Box::leak(Box::new(core)), slot: 0, poll: true, page: Box::leak(Box::new(page)) };
     let (socket, peer) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(|e| none(&e))?;
     // A burst is posted where none waits.

@@ -1,0 +1,601 @@
+//! Who of a core's NFs has packets, who moves, and who is woken: what the Wakeup role knows for itself.
+//!
+//! # Problem
+//! The NFs of a core start each other by hints on a page that all of them can write ([`CorePage`]). A hint may be a lie; and who is named
+//! there may be waiting for a disk, hang, or have died. Nobody else may wait for it longer than a turn.
+//!
+//! # Approach
+//! The thread keeps, for each page, who has which slot. Who has packets it knows from its own counters and the NF's own ring, which no
+//! other NF can reach; who moves, from the same. The page only says whom to look at. Each round costs a bounded number of looks,
+//! whatever stands there, and an NF that is woken and does not move is woken again later and later.
+//!
+//! Each [`LOOK_NS`] there is a closer look at some of them, in turn:
+//! - words of the manager's that are no longer what it wrote are written again. Where that happens again and again the page is not
+//!   believed for [`DISTRUST_NS`];
+//! - an NF with packets that has not moved is *rescued*: woken by its own bell, whatever the page says. If nobody on the core has moved for
+//!   [`Turns::still_ns`] that is at once; else after the rounds that it may have to wait for its turn;
+//! - who had the core by the page meanwhile and has not moved either takes no turns until it moves: it is *alone*, woken by this thread and
+//!   started and stopped by the kernel. So is, for a while, who is rescued again and again, and everybody on a page that is not
+//!   believed.
+//!
+//! Being alone takes nothing from an NF but the turns: the kernel divides the core between it and the others by their weights. So a rescue
+//! that was not needed costs a little time, and a lie no more than one delay.
+//!
+//! # Limits
+//! Of a page with more than [`LOOKED_AT`] NFs some are looked at in each look, and of one with more than [`FEW`] there are fewer looks, so
+//! that a rescue comes the later.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sluice_policy::sched::wakeup::{self, Candidate, LONGEST_ROUND_NS, Rules};
+use sluice_shm::core_page::{CorePage, WHOLE};
+
+use crate::forward::NfEnd;
+use crate::nf::handle::NfHandle;
+
+/// Nanoseconds between two closer looks, if there are no more than [`FEW`] NFs.
+const LOOK_NS: u64 = 250_000;
+const FEW: usize = 16;
+/// NFs that are looked at in one of them.
+const LOOKED_AT: usize = 64;
+/// NFs that are looked at in a round.
+const CANDIDATES: usize = 16;
+/// NFs that are rescued in a look.
+const RESCUES: usize = 4;
+/// Rounds after which an NF that may wait for its turn is rescued, besides those that it has to pay for.
+const PATIENT_ROUNDS: u64 = 3;
+/// The same, at most, in nanoseconds.
+const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
+/// A thread that comes so late to a look, in nanoseconds, has not had its own core: everybody's time begins anew.
+const FROZEN_NS: u64 = 50_000_000;
+/// How long a page is not believed on which words were not as they were written, in nanoseconds.
+const DISTRUST_NS: u64 = 1_000_000_000;
+/// Words of a page that are found wrong in one look, and time between two such looks, until it is not believed.
+const LIES: (u32, u64) = (2, 100_000_000);
+/// Nanoseconds until an NF that was woken and has not moved is woken again: at first, and at most.
+const PAUSES_NS: (u64, u64) = (100_000, 16_000_000);
+/// From so many rescues on, each within a second of the one before, an NF is alone for this time, in nanoseconds, which doubles.
+const STRIKES: u32 = 3;
+const STRIKE_NS: u64 = 1_000_000_000;
+const ALONE_NS: u64 = 10_000_000;
+const LONGEST_DOUBLING: u32 = 7;
+/// Nanoseconds until there is another look for a candidate on a page that named some, and none that can run.
+const FRUITLESS_NS: u64 = 10_000;
+
+/// An NF with a slot.
+struct Member {
+    handle: Arc<NfHandle>,
+    /// What it had moved at the last look, and when that was seen.
+    moved: u64,
+    moved_ns: u64,
+    /// Since when it has had packets and not moved.
+    since_ns: u64,
+    /// When it was woken last, what it had moved by then, and how long it is left alone if it has not moved since.
+    woken_ns: u64,
+    moved_when_woken: u64,
+    pause_ns: u64,
+    /// Rescues, each soon after the one before, and when the last one was.
+    strikes: u32,
+    struck_ns: u64,
+    /// When it takes turns again, if it takes none.
+    alone_until_ns: u64,
+    /// It takes none until it moves.
+    is_absent: bool,
+    /// What was wrong with the page's count of its packets at the last look.
+    off_by: u32,
+    /// The page said at the last look that it waits for something else than packets, and it did not.
+    seems_suspended: bool,
+}
+
+impl Member {
+    fn new(handle: Arc<NfHandle>, now: u64) -> Self {
+        Self {
+            handle,
+            moved: 0,
+            moved_ns: now,
+            since_ns: now,
+            woken_ns: 0,
+            moved_when_woken: 0,
+            pause_ns: 0,
+            strikes: 0,
+            struck_ns: 0,
+            alone_until_ns: 0,
+            is_absent: false,
+            off_by: 0,
+            seems_suspended: false,
+        }
+    }
+
+    #[inline]
+    fn is_alone(&self) -> bool {
+        self.handle.alone.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may take packets and has some that it has not read.
+    #[inline]
+    fn can_run(&self) -> bool {
+        let handle = &self.handle;
+        handle.may_have_unread()
+            && handle.alive.load(Ordering::Relaxed)
+            && !handle.gate.held.load(Ordering::Relaxed)
+            && !handle.is_suspended()
+            && handle.unread() > 0
+    }
+
+    /// Whether it is woken now: not again and again while it does not move.
+    #[inline]
+    fn may_be_woken(&mut self, now: u64) -> bool {
+        let moved = self.handle.moved();
+        if moved != self.moved_when_woken {
+            (self.moved_when_woken, self.pause_ns) = (moved, 0);
+        }
+        if self.pause_ns > 0 && now < self.woken_ns + self.pause_ns {
+            return false;
+        }
+        self.pause_ns = (2 * self.pause_ns).clamp(PAUSES_NS.0, PAUSES_NS.1);
+        self.woken_ns = now;
+        true
+    }
+}
+
+/// The NFs of a page that this thread wakes.
+pub(super) struct Turns {
+    page: CorePage,
+    members: Vec<Member>,
+    /// By slot: which member, plus 1; 0 is none.
+    at: Vec<u32>,
+    /// A bit for each slot that has a member.
+    mine: Vec<u64>,
+    /// Slot that the next round begins with, if there are many.
+    cursor: u32,
+    /// Member that the next look begins with.
+    next: usize,
+    looked_ns: u64,
+    look_at_ns: u64,
+    /// There is no look for candidates until then.
+    quiet_until_ns: u64,
+    /// When any of them was last seen to move, or to have nothing to do.
+    moved_ns: u64,
+    /// Whether any had packets since the looks began with the first one.
+    some_wait: bool,
+    /// Of those: how many, and what they are given of the core together, of [`WHOLE`].
+    takers: (u32, u32),
+    counting: (u32, u32),
+    /// When words were last found wrong, and until when the page is not believed.
+    lied_ns: u64,
+    distrust_until_ns: u64,
+    /// NFs that take no turns.
+    alone: usize,
+    /// Nanoseconds after which a core on which nobody moves is looked after.
+    still_ns: u64,
+}
+
+impl Turns {
+    /// Of a page. `still_ns`: nanoseconds after which a core is looked after on which somebody has packets and nobody moves.
+    pub(super) fn new(page: CorePage, still_ns: u64) -> Self {
+        Self {
+            page,
+            members: Vec::new(),
+            at: Vec::new(),
+            mine: Vec::new(),
+            cursor: 0,
+            next: 0,
+            looked_ns: 0,
+            look_at_ns: 0,
+            quiet_until_ns: 0,
+            moved_ns: 0,
+            some_wait: false,
+            takers: (0, 0),
+            counting: (0, 0),
+            lied_ns: 0,
+            distrust_until_ns: 0,
+            alone: 0,
+            still_ns,
+        }
+    }
+
+    /// Its page.
+    pub(super) fn page(&self) -> &CorePage {
+        &self.page
+    }
+
+    /// Whether it has no NF.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Takes an NF in, which has its slot from `now` on.
+    pub(super) fn add(&mut self, handle: &Arc<NfHandle>, now: u64) {
+        let slot = handle.slot as usize;
+        if self.at.len() <= slot {
+            self.at.resize(slot + 1, 0);
+            self.mine.resize(slot / 64 + 1, 0);
+        }
+        let member = Member::new(handle.clone(), now);
+        match self.at[slot] {
+            0 => {
+                self.members.push(member);
+                self.at[slot] = self.members.len() as u32;
+            }
+            // The one before it has ended.
+            at => self.members[at as usize - 1] = member,
+        }
+        self.mine[slot / 64] |= 1 << (slot % 64);
+        self.count_alone();
+    }
+
+    /// Lets an NF go.
+    pub(super) fn remove(&mut self, handle: &Arc<NfHandle>) {
+        let Some(at) = self.members.iter().position(|member| Arc::ptr_eq(&member.handle, handle)) else { return };
+        let slot = handle.slot as usize;
+        self.at[slot] = 0;
+        self.mine[slot / 64] &= !(1 << (slot % 64));
+        self.members.swap_remove(at);
+        if let Some(moved) = self.members.get(at) {
+            self.at[moved.handle.slot as usize] = at as u32 + 1;
+        }
+        self.next = 0;
+        self.count_alone();
+        self.page.release(handle.slot);
+    }
+
+    fn count_alone(&mut self) {
+        self.alone = self.members.iter().filter(|member| member.is_alone()).count();
+    }
+
+    #[inline]
+    fn member(&self, slot: u32) -> Option<usize> {
+        let at = *self.at.get(slot as usize)?;
+        (at > 0).then(|| at as usize - 1)
+    }
+
+    /// Wakes who is to run, if nobody does. `index` is the thread's number.
+    #[inline]
+    pub(super) fn step(&mut self, nfs: &[Option<NfEnd>], index: usize, now: u64) {
+        if now >= self.look_at_ns {
+            self.look(nfs, index, now);
+        }
+        let is_free = !self.page.hands_over() || self.page.running().load(Ordering::Relaxed) == 0;
+        if (is_free || self.alone > 0) && now >= self.quiet_until_ns {
+            self.start(is_free, index, now);
+        }
+    }
+
+    /// Looks at those that the page names, wakes those of them that take no turns, and, if nobody has the core, one of the others.
+    fn start(&mut self, is_free: bool, index: usize, now: u64) {
+        let mut choice =
+            Choice { page: &self.page, now_us: (now / 1_000) as u32, candidates: [Named::default(); CANDIDATES], n: 0 };
+        let (mut looks, mut woken) = (CANDIDATES, 0);
+        let words = self.mine.len();
+        let from = if (self.cursor as usize) < words * 64 { self.cursor } else { 0 };
+        let (first, behind) = (from as usize / 64, u64::MAX << (from % 64));
+        'all: for step in 0..=words {
+            let word = if first + step >= words { first + step - words } else { first + step };
+            if word >= words {
+                break;
+            }
+            let mask = match step {
+                0 => behind,
+                last if last == words => !behind,
+                _ => u64::MAX,
+            };
+            let mut bits = self.page.pending(word) & self.mine[word] & mask;
+            while bits != 0 {
+                let slot = word as u32 * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                if looks == 0 {
+                    self.cursor = slot;
+                    break 'all;
+                }
+                looks -= 1;
+                let Some(at) = self.at.get(slot as usize).and_then(|at| (*at as usize).checked_sub(1)) else { continue };
+                let member = &mut self.members[at];
+                if !member.can_run() {
+                    continue;
+                }
+                if self.page.hands_over() && !member.is_alone() {
+                    if is_free {
+                        choice.add(slot, &member.handle);
+                    }
+                } else if member.handle.is_asleep() && member.may_be_woken(now) && member.handle.wake() {
+                    member.handle.counters[index].wakes.add(1);
+                    woken += 1;
+                }
+            }
+        }
+        let mut next = None;
+        if choice.n > 0 {
+            next = wakeup::choose(&mut choice, &Rules::default());
+        }
+        if let Some(at) = next.and_then(|slot| self.member(slot)) {
+            let (page, member) = (&self.page, &mut self.members[at]);
+            if member.may_be_woken(now) && page.pass_to(member.handle.slot, 0) {
+                if member.handle.wake() {
+                    member.handle.counters[index].wakes.add(1);
+                }
+                woken += 1;
+            }
+        }
+        if woken == 0 && looks < CANDIDATES {
+            self.quiet_until_ns = now + FRUITLESS_NS;
+        }
+    }
+
+    /// The closer look.
+    #[cold]
+    fn look(&mut self, nfs: &[Option<NfEnd>], index: usize, now: u64) {
+        let is_late = now.saturating_sub(self.looked_ns) > FROZEN_NS;
+        let longer = (self.members.len() / FEW).clamp(1, LOOKED_AT / FEW) as u64;
+        (self.looked_ns, self.look_at_ns) = (now, now + LOOK_NS * longer);
+        if is_late {
+            self.moved_ns = now;
+            self.members.iter_mut().for_each(|member| (member.moved_ns, member.since_ns) = (now, now));
+        }
+        let (mut late, mut wrong) = ([0usize; LOOKED_AT], 0);
+        let mut waiting = 0;
+        for _ in 0..self.members.len().min(LOOKED_AT) {
+            if self.next >= self.members.len() {
+                self.next = 0;
+            }
+            if self.next == 0 {
+                self.begin_circle(now);
+            }
+            let at = self.next;
+            self.next += 1;
+            wrong += self.restore(at);
+            if self.see(at, now) {
+                late[waiting] = at;
+                waiting += 1;
+            }
+        }
+        if wrong >= LIES.0 {
+            if now.saturating_sub(self.lied_ns) < LIES.1 {
+                self.distrust_until_ns = now + DISTRUST_NS;
+            }
+            self.lied_ns = now;
+        }
+        self.correct_running(now);
+        let mut left = RESCUES;
+        for at in &late[..waiting] {
+            if left > 0 && self.is_overdue(*at, nfs, now) && self.members[*at].may_be_woken(now) {
+                left -= 1;
+                self.rescue(*at, index, now);
+            }
+        }
+    }
+
+    /// All have been looked at.
+    fn begin_circle(&mut self, now: u64) {
+        if !std::mem::take(&mut self.some_wait) {
+            self.moved_ns = now;
+        }
+        self.takers = std::mem::take(&mut self.counting);
+    }
+
+    /// Writes what the manager says of an NF where the page says something else. Says how many words were wrong.
+    fn restore(&mut self, at: usize) -> u32 {
+        let (page, member) = (&self.page, &mut self.members[at]);
+        let handle = &member.handle;
+        let mut wrong = page.restore(handle.slot, &handle.said());
+        // The counter is read first: a thread counts before it tells the page.
+        let posted = handle.counters.iter().fold(0u64, |sum, c| sum.wrapping_add(c.posted.get())) as u32;
+        let off_by = posted.wrapping_sub(page.posted(handle.slot).load(Ordering::Relaxed));
+        if off_by != 0 && off_by == std::mem::replace(&mut member.off_by, off_by) && !handle.poll {
+            page.posted(handle.slot).fetch_add(off_by, Ordering::Release);
+            member.off_by = 0;
+            wrong += 1;
+        }
+        // The NF's line, which costs more to look at than the manager's: only where it would keep packets.
+        let seems_suspended =
+            handle.may_have_unread() && page.suspended(handle.slot).load(Ordering::Relaxed) != 0 && !handle.is_suspended();
+        if seems_suspended && std::mem::replace(&mut member.seems_suspended, seems_suspended) {
+            page.suspended(handle.slot).store(0, Ordering::Relaxed);
+            wrong += 1;
+        }
+        member.seems_suspended &= seems_suspended;
+        wrong
+    }
+
+    /// Sees whether an NF has moved. Says whether it has packets, could take them, and has not.
+    fn see(&mut self, at: usize, now: u64) -> bool {
+        let member = &mut self.members[at];
+        let moved = member.handle.moved();
+        let has_moved = moved != member.moved;
+        if has_moved {
+            (member.moved, member.moved_ns, member.is_absent) = (moved, now, false);
+            self.moved_ns = now;
+        }
+        let waits = member.can_run() && !member.handle.foreign.load(Ordering::Relaxed);
+        if has_moved || !waits {
+            member.since_ns = now;
+        }
+        if waits {
+            self.some_wait = true;
+            self.counting.0 += 1;
+            self.counting.1 = self.counting.1.saturating_add(member.handle.share());
+        }
+        if member.is_alone() && !member.is_absent && now >= member.alone_until_ns.max(self.distrust_until_ns) {
+            self.set_alone(at, false);
+        }
+        waits && !has_moved
+    }
+
+    fn set_alone(&mut self, at: usize, alone: bool) {
+        let handle = &self.members[at].handle;
+        if handle.set_alone(alone) {
+            self.alone = if alone { self.alone + 1 } else { self.alone.saturating_sub(1) };
+        }
+        if alone {
+            self.page.give_up(handle.slot);
+        }
+    }
+
+    /// Nobody has the core by the page who cannot have it.
+    fn correct_running(&self, now: u64) {
+        let running = self.page.running().load(Ordering::Relaxed);
+        let Some(slot) = running.checked_sub(1) else { return };
+        let may_have = self.member(slot).is_some_and(|at| {
+            let member = &self.members[at];
+            let is_idle = || !member.handle.may_have_unread() && now.saturating_sub(member.moved_ns) > self.still_ns;
+            member.handle.alive.load(Ordering::Relaxed) && !member.is_alone() && !is_idle()
+        });
+        if !may_have {
+            self.page.give_up(slot);
+        }
+    }
+
+    /// Whether an NF that has packets and has not moved has waited too long.
+    fn is_overdue(&self, at: usize, nfs: &[Option<NfEnd>], now: u64) -> bool {
+        let member = &self.members[at];
+        let handle = &member.handle;
+        let waited_ns = now.saturating_sub(member.since_ns);
+        // It may be waiting for more packets.
+        let end = nfs.get(usize::from(handle.number)).and_then(Option::as_ref);
+        let held_ns = end.and_then(|end| end.waker.as_ref()).map_or(0, |waker| 2 * waker.timer_ns());
+        let patience_ns = if handle.governed.load(Ordering::Relaxed) {
+            // It waits for its turn, which is made elsewhere.
+            MOST_PATIENCE_NS
+        } else if member.is_alone() || now < self.distrust_until_ns {
+            LOOK_NS
+        } else if !self.page.hands_over() || now.saturating_sub(self.moved_ns) >= self.still_ns {
+            self.still_ns
+        } else {
+            self.patience_ns(handle)
+        };
+        waited_ns >= patience_ns + held_ns
+    }
+
+    /// How long it may take until an NF has its turn.
+    fn patience_ns(&self, handle: &NfHandle) -> u64 {
+        let (takers, shares) = self.takers;
+        let whole = f64::from(shares.clamp(1, WHOLE)) / f64::from(WHOLE);
+        let round_ns = (wakeup::round_ns(takers) as f64 / whole) as u64;
+        let part_ns = wakeup::part_ns(round_ns, f64::from(handle.share()) / f64::from(WHOLE)).unsigned_abs().max(1);
+        // What it has to pay back is on the page: believed as far as it can be true.
+        let debt_ns = i64::from(self.page.budget(handle.slot)).clamp(-wakeup::DEBT_NS, 0).unsigned_abs();
+        (PATIENT_ROUNDS + debt_ns / part_ns).saturating_mul(round_ns).clamp(self.still_ns, MOST_PATIENCE_NS)
+    }
+
+    /// Wakes an NF whatever the page says, and sees to it that nobody waits for who does not move.
+    fn rescue(&mut self, at: usize, index: usize, now: u64) {
+        let slot = self.members[at].handle.slot;
+        let is_governed = self.members[at].handle.governed.load(Ordering::Relaxed);
+        if self.page.hands_over() && !is_governed && !self.members[at].is_alone() {
+            let running = self.page.running().load(Ordering::Relaxed);
+            let holder = running.checked_sub(1).and_then(|slot| self.member(slot)).filter(|holder| *holder != at);
+            if let Some(holder) = holder.filter(|holder| now.saturating_sub(self.members[*holder].moved_ns) >= self.still_ns) {
+                self.members[holder].is_absent = true;
+                self.strike(holder, now);
+                self.set_alone(holder, true);
+            }
+            if self.strike(at, now) || now < self.distrust_until_ns {
+                self.set_alone(at, true);
+            } else {
+                self.page.set_pending(slot, now);
+                // Giving up a holder has changed it, or somebody else has: then that one has it.
+                let running = self.page.running().load(Ordering::Relaxed);
+                self.page.pass_to(slot, running);
+            }
+        }
+        let member = &mut self.members[at];
+        // It has been given its turn, and is given time to take it.
+        member.since_ns = now;
+        // Where the kernel lets others wait in its place, more of them are woken each time that it did not help.
+        let sleepers = 1 << member.strikes.min(10);
+        member.handle.rouse(sleepers);
+        member.handle.roused_ns.store(now, Ordering::Relaxed);
+        member.handle.counters[index].wakes.add(1);
+    }
+
+    /// Counts that an NF's turn did not come, or did not end. Says whether that happens again and again: then it takes none for a while.
+    fn strike(&mut self, at: usize, now: u64) -> bool {
+        let member = &mut self.members[at];
+        if now.saturating_sub(member.struck_ns) > STRIKE_NS {
+            member.strikes = 0;
+        }
+        member.strikes += 1;
+        member.struck_ns = now;
+        if member.strikes < STRIKES {
+            return false;
+        }
+        let doublings = (member.strikes - STRIKES).min(LONGEST_DOUBLING);
+        member.alone_until_ns = now + (ALONE_NS << doublings);
+        true
+    }
+}
+
+/// A candidate, as the manager knows it.
+#[derive(Clone, Copy, Default)]
+struct Named {
+    slot: u32,
+    share: u32,
+    candidate: Candidate,
+}
+
+/// Those that can run, by the manager's own numbers. Their budgets are on the page: they say who is first, and no more.
+struct Choice<'a> {
+    page: &'a CorePage,
+    now_us: u32,
+    candidates: [Named; CANDIDATES],
+    n: usize,
+}
+
+impl Choice<'_> {
+    fn add(&mut self, slot: u32, handle: &NfHandle) {
+        let said = handle.said();
+        let candidate = Candidate {
+            waiting: handle.unread(),
+            age_ns: self.page.age_ns(slot, self.now_us),
+            room: u32::MAX,
+            held: false,
+            depth: said.depth,
+            level: said.level,
+            pressing: said.pressing,
+        };
+        if let Some(named) = self.candidates.get_mut(self.n) {
+            *named = Named { slot, share: said.share, candidate };
+            self.n += 1;
+        }
+    }
+
+    fn named(&self) -> &[Named] {
+        &self.candidates[..self.n]
+    }
+}
+
+impl wakeup::Core for Choice<'_> {
+    fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
+        self.named().iter().for_each(|named| each(named.slot, named.candidate));
+    }
+
+    fn favoured(&self, mut each: impl FnMut(u32, Candidate)) {
+        let is_favoured = |named: &&Named| named.candidate.level > 0 || named.candidate.pressing > 0;
+        self.named().iter().filter(is_favoured).for_each(|named| each(named.slot, named.candidate));
+    }
+
+    fn leaving(&self) -> Option<(u32, u32)> {
+        None
+    }
+
+    fn leaves_packets(&self) -> bool {
+        false
+    }
+
+    fn budget_ns(&self, slot: u32) -> i64 {
+        i64::from(self.page.budget(slot))
+    }
+
+    fn part_ns(&self, slot: u32, round_ns: u64) -> i64 {
+        let share = self.named().iter().find(|named| named.slot == slot).map_or(0, |named| named.share.min(WHOLE));
+        wakeup::part_ns(round_ns, f64::from(share) / f64::from(WHOLE))
+    }
+
+    fn grant(&mut self, slot: u32, rounds: i64, round_ns: u64) {
+        self.page.refill(slot, self.part_ns(slot, round_ns), rounds);
+    }
+}
+
+#[cfg(test)]
+#[path = "turns_tests.rs"]
+mod tests;

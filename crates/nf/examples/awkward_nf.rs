@@ -1,0 +1,169 @@
+//! A bridge that is a bad neighbour, for the tests of what NFs of one core and tenant do to each other.
+//!
+//! | argument | what it does |
+//! |---|---|
+//! | `make MS` | needs so many milliseconds to make its handler |
+//! | `hang FILE` | makes its handler at once if there is no such file, which it makes; else never |
+//! | `block MS` | sleeps so many milliseconds over each burst |
+//! | `noise` | a thread writes random words all over the core page |
+//! | `flood` | the same, all over its own region, too |
+//! | `bits` | a thread says all the time that all slots have packets and nobody has the core |
+//! | `claim SLOT` | a thread says all the time that this slot has the core, that all others wait for their disks, and that none has budget |
+//! | `steal N` | so many threads wait for the bells of all others, to take their wakes |
+//!
+//! Besides, packets pass it as they pass a bridge. `noise`, `flood` and `bits` begin after so many milliseconds as the next argument says. The
+//! core page is written as it lies there, by the table in `core_page`.
+
+#![allow(unsafe_code)] // it writes to memory that the library has mapped
+
+use std::error::Error;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use sluice_nf::{Burst, Context, Handler, run};
+use sluice_shm::doorbell;
+
+const LINE: usize = 64;
+const SLOT: usize = 256;
+
+struct Neighbour {
+    block: Option<Duration>,
+}
+
+impl Handler for Neighbour {
+    fn burst(&mut self, _burst: &mut Burst<'_>) {
+        if let Some(block) = self.block {
+            std::thread::sleep(block);
+        }
+    }
+}
+
+/// Words of a mapping of this process. They stay mapped until it ends.
+#[derive(Clone, Copy)]
+struct Words(&'static [AtomicU32]);
+
+impl Words {
+    /// Those of the first mapping whose name holds `name`.
+    fn of(name: &str) -> Self {
+        let maps = std::fs::read_to_string("/proc/self/maps").expect("/proc is there");
+        let line = maps.lines().find(|line| line.contains(name)).expect("the library has mapped it");
+        let (from, to) = line.split(' ').next().and_then(|range| range.split_once('-')).expect("a range");
+        let [from, to] = [from, to].map(|end| usize::from_str_radix(end, 16).expect("a number"));
+        // SAFETY: shared memory, mapped for reading and writing until the process ends, and of words that are only touched as atomics.
+        Self(unsafe { std::slice::from_raw_parts(from as *const AtomicU32, (to - from) / 4) })
+    }
+
+    fn at(self, offset: usize) -> &'static AtomicU32 {
+        &self.0[offset / 4]
+    }
+}
+
+/// The core page.
+#[derive(Clone, Copy)]
+struct Core {
+    words: Words,
+    slots: usize,
+}
+
+impl Core {
+    fn new() -> Self {
+        let words = Words::of("sluice-core");
+        Self { words, slots: words.at(12).load(Ordering::Relaxed) as usize }
+    }
+
+    fn bits_bytes(self) -> usize {
+        (self.slots.div_ceil(64) * 8).next_multiple_of(LINE)
+    }
+
+    fn slot(self, slot: usize, offset: usize) -> &'static AtomicU32 {
+        self.words.at((2 * LINE + 3 * self.bits_bytes()).next_multiple_of(SLOT) + slot * SLOT + offset)
+    }
+
+    /// Nobody has the core, and all slots have packets.
+    fn set_all_bits(self) {
+        self.words.at(LINE).store(0, Ordering::Relaxed);
+        for offset in (0..self.slots / 8).step_by(4) {
+            self.words.at(2 * LINE + offset).store(u32::MAX, Ordering::Relaxed);
+        }
+    }
+
+    /// The core is `mine`, and the others cannot take it.
+    fn claim(self, mine: usize) {
+        self.words.at(LINE).store(mine as u32 + 1, Ordering::Relaxed);
+        for slot in (0..self.slots.min(64)).filter(|slot| *slot != mine) {
+            self.slot(slot, LINE + 4).store(1, Ordering::Relaxed);
+            self.slot(slot, 2 * LINE + 8).store(-16_000_000i32 as u32, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Random words over all of it, but for the first line: which slots there are is known to each NF from the start.
+fn scribble(words: Words, state: &mut u64) {
+    for word in &words.0[LINE / 4..] {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        word.store(*state as u32, Ordering::Relaxed);
+    }
+}
+
+/// Does this again and again, after a while.
+fn forever(after: Duration, mut what: impl FnMut() + Send + 'static) {
+    std::thread::spawn(move || {
+        std::thread::sleep(after);
+        loop {
+            what();
+        }
+    });
+}
+
+fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |at: usize| arguments.get(at).and_then(|text| text.parse::<u64>().ok()).map(Duration::from_millis);
+    let after = number(1).unwrap_or_default();
+    let mut state = 0x5eed_5eed_5eed_5eed;
+    let mut block = None;
+    match arguments.first().map(String::as_str) {
+        Some("make") => std::thread::sleep(after),
+        Some("hang") => {
+            let mark = std::path::Path::new(arguments.get(1).ok_or("name a file")?);
+            while mark.exists() {
+                std::thread::sleep(Duration::from_secs(1));
+            }
+            std::fs::write(mark, "")?;
+        }
+        Some("block") => block = Some(after),
+        Some("noise") => {
+            let core = Core::new();
+            forever(after, move || scribble(core.words, &mut state));
+        }
+        Some("flood") => {
+            let all = [Core::new().words, Words::of("sluice-nf")];
+            forever(after, move || all.iter().for_each(|words| scribble(*words, &mut state)));
+        }
+        Some("bits") => {
+            let core = Core::new();
+            forever(after, move || core.set_all_bits());
+        }
+        Some("claim") => {
+            let core = Core::new();
+            let slot = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(0usize);
+            forever(Duration::ZERO, move || core.claim(slot));
+        }
+        Some("steal") => {
+            let core = Core::new();
+            let threads = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(16usize);
+            for n in 0..threads {
+                let bell = core.slot(n % 8, 2 * LINE + 4);
+                forever(Duration::ZERO, move || doorbell::wait(bell, bell.load(Ordering::Relaxed), None));
+            }
+        }
+        _ => return Err("say what it is to do: make, hang, block, noise, flood, bits, claim or steal".into()),
+    }
+    Ok(Neighbour { block })
+}
+
+fn main() -> ExitCode {
+    run(make)
+}
