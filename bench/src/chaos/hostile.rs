@@ -68,6 +68,7 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
     let core = Mapping::new(core.as_fd(), core_page::bytes(welcome.slots), false)?;
     if mode != "unready" {
         page.counter(Counter::Ready).store(1, Ordering::Release);
+        handshake::send(socket.as_fd(), &handshake::ready(), &[])?;
     }
     let mut noise = Noise(0x5eed_5eed_5eed_5eed);
     let mut burst = [Descriptor::default(); BURST];

@@ -127,6 +127,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let Attached { page, mut rx, mut tx } = Attached::map(region.as_fd(), layout)?;
     let raw = Mapping::new(region.as_fd(), layout.bytes as usize, false)?;
     page.counter(Counter::Ready).store(1, Ordering::Release);
+    handshake::send(socket.as_fd(), &handshake::ready(), &[])?;
     match mode.as_str() {
         "fork" => fork(),
         "reach" => reach([("packet memory", arena.as_fd()), ("rings", region.as_fd()), ("core page", core.as_fd())]),
