@@ -82,6 +82,10 @@ impl Backend for Nobody {
         nothing()
     }
 
+    fn renew_memory(&self, _: &str) -> Result<(), ApiError> {
+        nothing()
+    }
+
     fn add_port(&self, port: config::Port) -> Result<model::Port, ApiError> {
         again(&port);
         nothing()
