@@ -13,6 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Parts of a nanosecond.
 const TICKS: u64 = 256;
 
+/// How old the clock may be that a packet thread read at the beginning of its round, in ticks: it may have lost its core since.
+const LATE: u64 = 1_000_000_000 * TICKS;
+
 /// A rate and what was let in of it.
 #[derive(Debug, Default)]
 pub struct Bucket {
@@ -36,8 +39,12 @@ impl Bucket {
         }
         let now = now_ns.wrapping_mul(TICKS);
         let ahead = self.arrival.load(Ordering::Relaxed).wrapping_sub(now).cast_signed().max(0).cast_unsigned();
-        let packets = ahead.checked_div(was).unwrap_or(0);
-        self.arrival.store(now.wrapping_add(packets.saturating_mul(packet).min(most)), Ordering::Relaxed);
+        let arrival = match ahead.checked_div(was).unwrap_or(0) {
+            // Full: also by the clock of a thread that has read it a while ago.
+            0 => now.wrapping_sub(LATE),
+            packets => now.wrapping_add(packets.saturating_mul(packet).min(most)),
+        };
+        self.arrival.store(arrival, Ordering::Relaxed);
         self.ahead.store(most, Ordering::Relaxed);
         self.packet.store(packet, Ordering::Relaxed);
     }
@@ -104,6 +111,14 @@ mod tests {
         bucket.limit(now, None);
         assert!(!bucket.is_limiting());
         assert_eq!(bucket.take(now, 100), 100);
+    }
+
+    #[test]
+    fn a_thread_that_has_read_the_clock_before_the_limit_came_is_let_in() {
+        let bucket = Bucket::default();
+        bucket.limit(9 * MS, Some((1e6, 1000)));
+        assert_eq!(bucket.take(5 * MS, 32), 32, "it had lost its core for 4 ms in the middle of a round");
+        assert_eq!(bucket.take(9 * MS, 2000), 1000, "and nobody is let in for that");
     }
 
     #[test]

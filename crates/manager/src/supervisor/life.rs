@@ -250,7 +250,9 @@ impl Supervisor {
     /// Waits until all NFs that were spawned are ready, so that the first packet finds its chain complete.
     pub(super) fn await_hellos(&mut self) -> Result<(), SupervisorError> {
         let mut told = Instant::now();
-        while self.nfs.values().any(|nf| matches!(nf.state, State::Starting | State::Restarting)) {
+        // One that was stopped for cause has come; that it breaks the rules keeps nobody else from a start.
+        let comes = |nf: &&NfState| nf.stops == 0;
+        while self.nfs.values().filter(comes).any(|nf| matches!(nf.state, State::Starting | State::Restarting)) {
             self.turn(Duration::from_millis(5));
             if told.elapsed() >= HELLO_PATIENCE {
                 told = Instant::now();
@@ -263,8 +265,8 @@ impl Supervisor {
             if let Some(trouble) = self.nfs.values().find_map(trouble) {
                 return Err(SupervisorError::Invalid(trouble));
             }
-            if let Some(nf) = self.nfs.values().find(|nf| nf.restarts > 0 || matches!(nf.state, State::Failed | State::Restarting))
-            {
+            let has_ended = |nf: &&NfState| nf.restarts > 0 || matches!(nf.state, State::Failed | State::Restarting);
+            if let Some(nf) = self.nfs.values().filter(comes).find(has_ended) {
                 return Err(SupervisorError::Invalid(format!(
                     "{} ended before it was ready; start it by hand to see why, and look at its arguments in the configuration",
                     nf.name

@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use sluice_manager::control::model::NfState;
 
-use crate::support::{Daemon, awkward_nf, chain, find_nf, find_port, nf, port, service, signal};
+use crate::support::{Daemon, awkward_nf, chain, find_nf, find_port, nf, open_folder, port, service, signal};
 
 const PACKETS: u64 = 5_000;
 
@@ -36,7 +36,7 @@ fn settle(mut daemon: Daemon) {
 
 #[test]
 fn one_that_is_slow_to_make_its_handler_is_given_no_packets_until_it_has() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = open_folder();
     let mark = folder.path().join("made");
     let mut daemon = beside(&["hang", mark.to_str().unwrap()], "restart");
     let stats = daemon.wait("packets flow", |s| find_port(s, "away").tx_packets > 100);
