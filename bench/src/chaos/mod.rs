@@ -3,10 +3,10 @@
 //! # Terms
 //! A *step* is one thing that is done: a request, a configuration, a signal. A *round* is some steps, after which everything is counted.
 //! A *life* is some rounds, after which the daemon itself is killed and another takes its place. *Protected* chains are those that no
-//! step names ([`site`]).
+//! step names (`site`).
 //!
 //! # Approach
-//! Which step comes is decided by the seed and its number alone ([`step`]), not by what was answered and not by times: the same seed
+//! Which step comes is decided by the seed and its number alone (`step`), not by what was answered and not by times: the same seed
 //! does the same things in the same order, as far as the seconds reach. NFs that break the rules ([`hostile`]) stand in chains beside the
 //! protected ones, with their tenant and with others. Generated packets have numbers; sinks count those that are lost, reordered or
 //! doubled.

@@ -20,7 +20,7 @@
 //!
 //! # Packets that change hands
 //! Each tenant's packets lie in an arena of its own ([`crate::memory`]). A packet that goes to an NF of another one than it lies in is
-//! copied on the way ([`Plane::enter`], [`Plane::pass`]); if that one has no free frame, it is dropped, which only that tenant notices.
+//! copied on the way ([`Plane::enter`], `Plane::pass`); if that one has no free frame, it is dropped, which only that tenant notices.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

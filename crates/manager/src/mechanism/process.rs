@@ -340,7 +340,7 @@ impl Proc {
         Stat::parse(&text).ok_or_else(|| malformed(&path))
     }
 
-    /// The parent of a process, the parent's parent, and so on, [`GENERATIONS`] at most. Of one moment, though each is read by itself: the
+    /// The parent of a process, the parent's parent, and so on, 64 at most. Of one moment, though each is read by itself: the
     /// list is read until it is the same twice, and who loses its parent does not get it back.
     ///
     /// # Errors

@@ -21,7 +21,7 @@
 //! 7. asks to be killed when the manager dies (`PR_SET_PDEATHSIG`; after 5, which clears it), and ends if that has happened
 //!    already;
 //! 8. resets signals: a handler of the manager never runs in the child, since all signals are blocked from before the clone;
-//! 9. installs the [filter](super::filter) of system calls, if asked;
+//! 9. installs the [filter] of system calls, if asked;
 //! 10. executes the program: by its path, or, where its user may not enter a folder on the way, by a descriptor that was opened before 5.
 //!
 //! If a step fails, the child reports the step and the error through the shared memory, and [`spawn`] says so.
@@ -94,7 +94,7 @@ pub struct SpawnSpec {
     pub core: Option<usize>,
     /// Standard output and error.
     pub stdio: Stdio,
-    /// The [filter](super::filter) of system calls that it starts with.
+    /// The [filter] of system calls that it starts with.
     pub filter: Filter,
     /// Limits of its own.
     pub limits: Limits,

@@ -16,7 +16,7 @@
 //! v1 cpuset     home ─── sluice-PID-nfs ─── cores-1           cpuset.cpus; of all NFs of these cores
 //! ```
 //! - A process is born in the folder of version 2 (`CLONE_INTO_CGROUP`), which costs nothing. Into those of version 1 it has to be moved,
-//!   which takes the kernel some 15 ms: whoever has the time does it with [`Pen::gather`], which moves what the NF has forked by then,
+//!   which takes the kernel some 15 ms: whoever has the time does it with [`Gatherer::gather`], which moves what the NF has forked by then,
 //!   too. On a host without version 2 the process joins that of `pids` before it executes its program.
 //! - [`Pen::kill`] ends all that is in it: by `cgroup.kill`, or, of version 1 and before Linux 5.14, process by process, after `pids.max`
 //!   was set to 0 where it can be, so that no new ones come. [`Pen::is_empty`] says when they have gone.
@@ -203,7 +203,7 @@ impl Pens {
         pen
     }
 
-    /// Keeps what is in a pen, and what comes, on these cores. What is in it already has to be [gathered](Pen::gather) for it.
+    /// Keeps what is in a pen, and what comes, on these cores. What is in it already has to be [gathered](Gatherer::gather) for it.
     pub fn confine(&self, pen: &mut Pen, cores: &BTreeSet<usize>) {
         let list: Vec<String> = cores.iter().map(ToString::to_string).collect();
         if let Some(folder) = &pen.unified {
