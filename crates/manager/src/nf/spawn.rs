@@ -58,7 +58,7 @@ use std::ptr::{null, null_mut};
 use std::sync::{Arc, Mutex};
 
 use rustix::io::Errno;
-use rustix::process::Pid;
+use rustix::process::{Pid, Resource};
 
 use super::filter::{self, Filter};
 use super::user::User;
@@ -435,7 +435,11 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         // A parent outside of the namespace is seen as 0.
         parent: if spec.apart || spec.keeper.is_some() { 0 } else { std::process::id() as libc::pid_t },
         unprivileged: spec.limits.unprivileged,
-        processes: spec.limits.processes.map(|most| libc::rlimit { rlim_cur: most, rlim_max: most }),
+        processes: spec.limits.processes.map(|most| {
+            // No more than the manager may have itself: root without CAP_SYS_RESOURCE may not raise that.
+            let most = rustix::process::getrlimit(Resource::Nproc).maximum.map_or(most, |own| own.min(most));
+            libc::rlimit { rlim_cur: most, rlim_max: most }
+        }),
         apart: spec.apart,
         manager: manager.as_ref().map_or(-1, |pidfd| pidfd.as_raw_fd()),
         step: 0,

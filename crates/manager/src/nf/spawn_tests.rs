@@ -554,3 +554,11 @@ fn programs_are_found_beside_the_manager_then_in_path() {
     assert_eq!(find("/no/such"), None);
     assert_eq!(find("./no-such"), None);
 }
+
+#[test]
+fn a_limit_of_processes_above_the_managers_own_is_the_managers_own() {
+    let mut spec = SpawnSpec::new("crowd.0", "/bin/true");
+    spec.limits.processes = Some(u64::MAX / 2);
+    let spawned = spawn(&spec).expect("root without CAP_SYS_RESOURCE may not raise its limit, and need not");
+    assert_eq!(process::wait(spawned.pidfd.as_fd()), Ok(Exit::Code(0)));
+}
