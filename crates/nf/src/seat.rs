@@ -53,28 +53,29 @@ pub(crate) struct Place {
 }
 
 /// The bells that a sleeping NF waits for, each with the value that it had when the NF looked for work.
+///
+/// Neighbours ring that on the core page, where others can sleep in the NF's place; the manager alone rings that in the NF's own page.
+/// Two at a time make a sleep a third dearer, so both are waited for only while the manager says so ([`Control::Guarded`]).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bells {
-    /// On the core page, where neighbours ring; None where they start nobody.
-    pub(crate) shared: Option<(&'static std::sync::atomic::AtomicU32, u32)>,
-    /// In the NF's own page, which the manager alone rings.
-    pub(crate) own: (&'static std::sync::atomic::AtomicU32, u32),
+    pub(crate) first: doorbell::Seen<'static>,
+    pub(crate) second: Option<doorbell::Seen<'static>>,
 }
 
 impl Bells {
     /// Sleeps until one of them is rung.
     pub(crate) fn wait(&self, timeout: Duration) {
-        match self.shared {
-            Some(shared) => doorbell::wait_for_either(shared, self.own, Some(timeout)),
-            None => doorbell::wait(self.own.0, self.own.1, Some(timeout)),
+        match self.second {
+            Some(second) => doorbell::wait_for_either(self.first, second, Some(timeout)),
+            None => doorbell::wait(self.first.0, self.first.1, Some(timeout)),
         }
     }
 
     /// Whether one of them was rung.
     pub(crate) fn are_rung(&self) -> bool {
         // Acquire: what who rang wrote before is seen.
-        let rung = |(bell, seen): (&std::sync::atomic::AtomicU32, u32)| bell.load(Ordering::Acquire) != seen;
-        self.shared.is_some_and(rung) || rung(self.own)
+        let rung = |(bell, seen): doorbell::Seen<'_>| bell.load(Ordering::Acquire) != seen;
+        rung(self.first) || self.second.is_some_and(rung)
     }
 }
 
@@ -94,17 +95,29 @@ impl Place {
         self.page.control(Control::Alone).load(Ordering::Relaxed) != 0
     }
 
+    /// Whether somebody may be sleeping in its place.
+    fn is_guarded(&self) -> bool {
+        // Relaxed: only the word matters.
+        self.page.control(Control::Guarded).load(Ordering::Relaxed) != 0
+    }
+
     /// Sleeps by `wait`, with what it says of its sleep besides. Whether it handed the core over.
     fn sleep(&self, says: u32, in_turns: bool, has_work: impl FnMut() -> bool, wait: impl FnOnce(Bells)) -> bool {
         let page = self.page;
         // Acquire: as the bell on the core page.
         let own = (page.bell(), page.bell().load(Ordering::Acquire));
-        let hears = if !self.core.hands_over() || doorbell::waits_for_more() { asleep::HEARS } else { 0 };
+        let hears_neighbours = self.core.hands_over();
+        let hears_manager = !hears_neighbours || self.is_guarded() && doorbell::waits_for_more();
+        let hears = if hears_manager { asleep::HEARS } else { 0 };
         // Relaxed: the fence in sleep_by() stands between this word and the look for work.
         page.asleep().store(asleep::ASLEEP | hears | says, Ordering::Relaxed);
         let core = self.core;
         let handed_over = core.sleep_by(self.slot, in_turns, has_work, |_, seen| {
-            wait(Bells { shared: core.hands_over().then_some((core.bell(self.slot), seen)), own });
+            let shared = (core.bell(self.slot), seen);
+            wait(match (hears_neighbours, hears_manager) {
+                (true, guarded) => Bells { first: shared, second: guarded.then_some(own) },
+                (false, _) => Bells { first: own, second: None },
+            });
         });
         page.asleep().store(0, Ordering::Relaxed);
         handed_over
@@ -455,6 +468,7 @@ mod tests {
         if !doorbell::look_for_more() {
             return;
         }
+        page.control(Control::Guarded).store(1, Ordering::Relaxed);
         // Thieves that wait for the sleeper's bell before it does.
         let stop: &'static std::sync::atomic::AtomicBool = Box::leak(Box::default());
         let thieves: Vec<_> = (0..4)

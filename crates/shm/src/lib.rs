@@ -37,7 +37,7 @@ pub const CACHE_LINE: usize = 64;
 pub const BURST: usize = 32;
 
 /// Version of every layout in this crate. Both sides must have the same.
-pub const LAYOUT_VERSION: u32 = 6;
+pub const LAYOUT_VERSION: u32 = 7;
 
 /// Fetches the cache line that a value starts in, to be read soon.
 #[inline(always)]

@@ -106,13 +106,16 @@ pub enum Control {
     Reset = 3,
     /// 1: the NF takes no turns. The kernel divides the core between it and the others; the manager alone starts it, and it starts nobody.
     Alone = 4,
+    /// 1: the NF sleeps by its own bell too ([`Page::bell`]), because somebody else took a wake from the core page that was meant for it.
+    Guarded = 5,
 }
 
 /// What an NF says in [`Page::asleep`]; 0 while it is awake.
 pub mod asleep {
     /// It sleeps or is about to.
     pub const ASLEEP: u32 = 1;
-    /// It waits for its own bell ([`Page::bell`](super::Page::bell)), besides that on the core page.
+    /// It waits for its own bell ([`Page::bell`](super::Page::bell)). One that takes turns waits for that on the core page besides, or
+    /// for that alone.
     pub const HEARS: u32 = 2;
     /// It waits for something else than packets, such as the disk, and cannot take any.
     pub const SUSPENDED: u32 = 4;

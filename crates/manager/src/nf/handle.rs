@@ -337,6 +337,11 @@ impl NfHandle {
         true
     }
 
+    /// Has it wait for the bell in its own page too when it sleeps, or no more.
+    pub fn set_guarded(&self, guarded: bool) {
+        self.region.page.control(Control::Guarded).store(u32::from(guarded), Ordering::Relaxed);
+    }
+
     /// Packets on its rings that it has not read. Its own word in part, and nobody else's.
     #[inline]
     pub fn unread(&self) -> u32 {

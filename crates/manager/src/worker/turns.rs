@@ -14,9 +14,14 @@
 //!   believed for [`DISTRUST_NS`];
 //! - an NF with packets that has not moved is *rescued*: woken by its own bell, whatever the page says. If nobody on the core has moved for
 //!   [`Turns::still_ns`] that is at once; else after the rounds that it may have to wait for its turn;
-//! - who had the core by the page meanwhile and has not moved either takes no turns until it moves: it is *alone*, woken by this thread and
-//!   started and stopped by the kernel. So is, for a while, who is rescued again and again, and everybody on a page that is not
-//!   believed.
+//! - an NF that is rescued twice in short waits, for [`GUARDED_NS`], for a bell in its own region besides, where nobody else can sleep in
+//!   its place;
+//! - who had the core by the page each time that another was rescued, and has not moved either, takes no turns until it moves: it is
+//!   *alone*, woken by this thread and started and stopped by the kernel. So is, for a while, who is rescued again and again, and
+//!   everybody on a page that is not believed.
+//!
+//! Once is no reason: a host takes a core away for some milliseconds, and then nobody on it has moved. So only what was rescued or had the
+//! core [`STRIKES`] times in short counts, and of rescues between which nobody on the core has moved, the first.
 //!
 //! Being alone takes nothing from an NF but the turns: the kernel divides the core between it and the others by their weights. So a rescue
 //! that was not needed costs a little time, and a lie no more than one delay.
@@ -55,11 +60,17 @@ const DISTRUST_NS: u64 = 1_000_000_000;
 const LIES: (u32, u64) = (2, 100_000_000);
 /// Nanoseconds until an NF that was woken and has not moved is woken again: at first, and at most.
 const PAUSES_NS: (u64, u64) = (100_000, 16_000_000);
-/// From so many rescues on, each within a second of the one before, an NF is alone for this time, in nanoseconds, which doubles.
+/// From so many rescues on, each within a time of the one before, an NF is alone for this time, in nanoseconds, which doubles.
 const STRIKES: u32 = 3;
-const STRIKE_NS: u64 = 1_000_000_000;
+const STRIKE_NS: u64 = 100_000_000;
 const ALONE_NS: u64 = 10_000_000;
 const LONGEST_DOUBLING: u32 = 7;
+/// From so many rescues on an NF waits for its own bell too, for this time, in nanoseconds: that costs it more, and whoever sleeps in its
+/// place takes no wake of the manager's meanwhile.
+const THEFTS: u32 = 2;
+const GUARDED_NS: u64 = 1_000_000_000;
+/// Sleepers on an NF's bell on the page that are woken with it when it is rescued: those that came before it.
+const SLEEPERS: u32 = 64;
 /// Nanoseconds until there is another look for a candidate on a page that named some, and none that can run.
 const FRUITLESS_NS: u64 = 10_000;
 
@@ -82,6 +93,8 @@ struct Member {
     alone_until_ns: u64,
     /// It takes none until it moves.
     is_absent: bool,
+    /// Until when it waits for its own bell too; 0 if it does not.
+    guarded_until_ns: u64,
     /// What was wrong with the page's count of its packets at the last look.
     off_by: u32,
     /// The page said at the last look that it waits for something else than packets, and it did not.
@@ -102,6 +115,7 @@ impl Member {
             struck_ns: 0,
             alone_until_ns: 0,
             is_absent: false,
+            guarded_until_ns: 0,
             off_by: 0,
             seems_suspended: false,
         }
@@ -157,6 +171,8 @@ pub(super) struct Turns {
     quiet_until_ns: u64,
     /// When any of them was last seen to move, or to have nothing to do.
     moved_ns: u64,
+    /// When any was last rescued.
+    rescued_ns: u64,
     /// Whether any had packets since the looks began with the first one.
     some_wait: bool,
     /// Of those: how many, and what they are given of the core together, of [`WHOLE`].
@@ -185,6 +201,7 @@ impl Turns {
             look_at_ns: 0,
             quiet_until_ns: 0,
             moved_ns: 0,
+            rescued_ns: 0,
             some_wait: false,
             takers: (0, 0),
             counting: (0, 0),
@@ -415,6 +432,10 @@ impl Turns {
             self.counting.0 += 1;
             self.counting.1 = self.counting.1.saturating_add(member.handle.share());
         }
+        if member.guarded_until_ns != 0 && now >= member.guarded_until_ns {
+            member.guarded_until_ns = 0;
+            member.handle.set_guarded(false);
+        }
         if member.is_alone() && !member.is_absent && now >= member.alone_until_ns.max(self.distrust_until_ns) {
             self.set_alone(at, false);
         }
@@ -480,16 +501,22 @@ impl Turns {
     /// Wakes an NF whatever the page says, and sees to it that nobody waits for who does not move.
     fn rescue(&mut self, at: usize, index: usize, now: u64) {
         let slot = self.members[at].handle.slot;
+        // Where nobody has moved since the last rescue the core has been nobody's.
+        let counts = self.moved_ns > self.rescued_ns;
+        self.rescued_ns = now;
         let is_governed = self.members[at].handle.governed.load(Ordering::Relaxed);
         if self.page.hands_over() && !is_governed && !self.members[at].is_alone() {
             let running = self.page.running().load(Ordering::Relaxed);
-            let holder = running.checked_sub(1).and_then(|slot| self.member(slot)).filter(|holder| *holder != at);
-            if let Some(holder) = holder.filter(|holder| now.saturating_sub(self.members[*holder].moved_ns) >= self.still_ns) {
+            let holder = running.checked_sub(1).and_then(|slot| self.member(slot));
+            let holder = holder.filter(|holder| now.saturating_sub(self.members[*holder].moved_ns) >= self.still_ns);
+            if let Some(holder) = holder.filter(|holder| counts && *holder != at)
+                && self.strike(holder, now)
+            {
                 self.members[holder].is_absent = true;
-                self.strike(holder, now);
                 self.set_alone(holder, true);
             }
-            if self.strike(at, now) || now < self.distrust_until_ns {
+            if counts && self.strike(at, now) || now < self.distrust_until_ns {
+                self.members[at].is_absent = holder == Some(at);
                 self.set_alone(at, true);
             } else {
                 self.page.set_pending(slot, now);
@@ -501,9 +528,12 @@ impl Turns {
         let member = &mut self.members[at];
         // It has been given its turn, and is given time to take it.
         member.since_ns = now;
+        if member.strikes >= THEFTS {
+            member.guarded_until_ns = now + GUARDED_NS;
+            member.handle.set_guarded(true);
+        }
         // Where the kernel lets others wait in its place, more of them are woken each time that it did not help.
-        let sleepers = 1 << member.strikes.min(10);
-        member.handle.rouse(sleepers);
+        member.handle.rouse(SLEEPERS << member.strikes.min(4));
         member.handle.roused_ns.store(now, Ordering::Relaxed);
         member.handle.counters[index].wakes.add(1);
     }

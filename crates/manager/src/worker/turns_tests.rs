@@ -164,12 +164,57 @@ fn nobody_waits_for_who_has_the_core_and_does_not_move() {
     assert_eq!(rig.wakes(1), 0, "it has its time");
     rig.pass(MS);
     assert_eq!((rig.wakes(1), rig.running()), (1, 2));
+    assert!(!rig.is_alone(0), "the host may have taken the core away");
+    // Again and again the others go on, and it does not.
+    for _ in 0..2 {
+        rig.nfs[1].work();
+        rig.nfs[1].sleep();
+        rig.pass(MS / 2);
+        rig.page().running().store(1, Ordering::Relaxed);
+        rig.post(1, 5);
+        rig.pass(3 * MS / 2);
+    }
     assert!(rig.is_alone(0) && !rig.is_alone(1));
     assert_eq!(rig.page().choose(Some(1), rig.now), None, "its neighbours do not start it");
-    // It moves: it takes turns again.
+    rig.nfs[1].work();
+    rig.pass(3_000 * MS);
+    assert!(rig.is_alone(0), "as long as it does not move");
     rig.nfs[0].work();
     rig.pass(MS);
     assert!(!rig.is_alone(0));
+}
+
+#[test]
+fn nobody_is_blamed_while_nobody_has_the_core() {
+    let mut rig = Rig::new(3);
+    block(&mut rig, 0);
+    (1..3).for_each(|nf| rig.post(nf, 5));
+    // The host has it.
+    rig.pass(50 * MS);
+    for nf in 0..3 {
+        assert!(rig.turns.members[nf].strikes <= 1 && !rig.is_alone(nf), "{nf}");
+    }
+    assert!(rig.wakes(1) > 1 && rig.wakes(2) > 1, "they are woken all the same");
+}
+
+#[test]
+fn who_is_rescued_again_and_again_waits_for_its_own_bell_for_a_while() {
+    let mut rig = Rig::new(2);
+    let guarded = |rig: &Rig| rig.nfs[1].handle.region.page.control(Control::Guarded).load(Ordering::Relaxed) != 0;
+    for rescues in 1..3 {
+        // Somebody takes the wake: it has been woken, by all that can be seen, and sleeps.
+        rig.post(1, 5);
+        rig.nfs[1].handle.region.page.asleep().store(0, Ordering::Relaxed);
+        rig.page().running().store(2, Ordering::Relaxed);
+        rig.pass(2 * MS);
+        assert_eq!(guarded(&rig), rescues == 2);
+        rig.nfs[1].work();
+        rig.nfs[1].sleep();
+        rig.page().running().store(0, Ordering::Relaxed);
+        rig.pass(MS);
+    }
+    rig.pass(2_000 * MS);
+    assert!(!guarded(&rig));
 }
 
 #[test]
@@ -291,6 +336,7 @@ fn a_thread_that_did_not_run_blames_nobody() {
     rig.now += 500 * MS;
     rig.turns.step(&[], 0, rig.now);
     assert!(!rig.is_alone(0) && rig.wakes(1) == 0);
+    assert_eq!(rig.turns.members[0].strikes, 0);
     rig.pass(3 * MS / 2);
-    assert!(rig.is_alone(0) && rig.wakes(1) == 1);
+    assert!(rig.turns.members[0].strikes == 1 && rig.wakes(1) == 1);
 }

@@ -82,8 +82,12 @@ fn every_mechanism_passes_every_packet_in_order() {
 #[test]
 fn what_a_packet_costs_is_told_from_outside() {
     let _alone = alone();
-    // Rings that hold enough for a sample, and always packets for the first.
-    let mut daemon = Daemon::start("", &polling("", "").replace("ring = 256", "ring = 1024"));
+    // Rings that hold enough for a sample, and a first NF so slow that packets always wait for it.
+    let slow = service("a", "sluice-nf-cost", "args = [\"--cycles\", \"10000\"]\nmode = \"poll\"\nring = 1024");
+    let config = polling("", "").replace("ring = 256", "ring = 1024");
+    let (before, rest) = config.split_once("[[service]]").unwrap();
+    let (_, rest) = rest.split_once("[[service]]").unwrap();
+    let mut daemon = Daemon::start("", &format!("{before}{slow}[[service]]{rest}"));
     if schedule(&mut daemon, 3).is_none() {
         return;
     }

@@ -148,11 +148,11 @@ impl Ring {
             let waiter = |(bell, seen): (&std::sync::atomic::AtomicU32, u32)| {
                 types::FutexWaitV::new().val(seen.into()).uaddr(bell.as_ptr() as u64).flags(FUTEX2_SIZE_U32)
             };
-            self.armed[0] = waiter(bells.own);
-            if let Some(shared) = bells.shared {
-                self.armed[1] = waiter(shared);
+            self.armed[0] = waiter(bells.first);
+            if let Some(second) = bells.second {
+                self.armed[1] = waiter(second);
             }
-            let wait = opcode::FutexWaitV::new(self.armed.as_ptr(), 1 + u32::from(bells.shared.is_some()));
+            let wait = opcode::FutexWaitV::new(self.armed.as_ptr(), 1 + u32::from(bells.second.is_some()));
             self.push(&wait.build().user_data(BELL));
             self.is_armed = true;
         } else if bells.are_rung() {

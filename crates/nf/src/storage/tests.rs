@@ -306,10 +306,11 @@ fn wakes(forget: bool, by_neighbours: bool) {
     }
     let bell: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
     let silent: &'static std::sync::atomic::AtomicU32 = Box::leak(Box::default());
-    // The bell that rings is the manager's, alone or with a silent one beside it, or that of the neighbours.
+    // The bell that rings is that of the neighbours, or the manager's, alone or with a silent one beside it.
     let bells = |seen| match by_neighbours {
-        true => Bells { shared: Some((bell, seen)), own: (silent, 0) },
-        false => Bells { shared: (!forget).then_some((silent, 0)), own: (bell, seen) },
+        true => Bells { first: (bell, seen), second: Some((silent, 0)) },
+        false if forget => Bells { first: (bell, seen), second: None },
+        false => Bells { first: (silent, 0), second: Some((bell, seen)) },
     };
     let long = Duration::from_secs(20);
     let started = std::time::Instant::now();
