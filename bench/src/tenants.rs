@@ -3,8 +3,10 @@
 //! # Approach
 //! One generator, whose flows go half by one chain and half by another, each of one bridge; both bridges share a core, and nothing waits:
 //! what finds no room is dropped at the entry. `one`: both are of one tenant, so that packets are received into its memory. `two`: each is
-//! of a tenant of its own, so that packets are received where no NF can reach them, and copied when they are let in. `of_one` is what is
-//! delivered of what `one` delivers in the same turn. Packets have 64 and 1,500 bytes on the wire.
+//! of a tenant of its own, so that packets are received where no NF can reach them, and copied when they are let in. NFs of two tenants do
+//! not hand the core over to each other either: the kernel divides it. So `kernel` is `one` without hand-over, and what is delivered is said
+//! of both, `of_one` and `of_kernel`, in the same turn: of the latter it is the copies alone that differ. Packets have 64 and 1,500 bytes on
+//! the wire.
 
 use std::fmt::Write;
 
@@ -22,8 +24,9 @@ pub const EXPERIMENT: Experiment =
 
 const NF: &str = "sluice-nf-bridge";
 const SIZES: [u32; 2] = [64, 1500];
-/// Names of the variants, and the tenants of both services.
-const VARIANTS: [(&str, [&str; 2]); 2] = [("one", ["red", "red"]), ("two", ["red", "blue"])];
+/// Names of the variants, the tenants of both services, and whether those of one hand the core over.
+const VARIANTS: [(&str, [&str; 2], bool); 3] =
+    [("one", ["red", "red"], true), ("kernel", ["red", "red"], false), ("two", ["red", "blue"], true)];
 const DELIVERED: &str = "delivered_pps";
 
 const GROUP: Group = Group {
@@ -32,6 +35,7 @@ const GROUP: Group = Group {
     columns: &[
         Column::new(DELIVERED, "delivered Mpps", 1e6, 3),
         Column::new("of_one", "of one", 1.0, 3),
+        Column::new("of_kernel", "of kernel", 1.0, 3),
         Column::new("latency_ns_p50", "p50 µs", 1e3, 0),
     ],
     plotted: 2,
@@ -46,18 +50,18 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 fn plan(lab: &Lab) -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, of_one, vec![(GROUP, |_| true)]);
     for bytes in SIZES {
-        for (name, tenants) in VARIANTS {
+        for (name, tenants, handover) in VARIANTS {
             let params = Params::from([("packet_bytes".to_string(), json!(bytes))]);
-            plan.cases.push(Case::flow(name, params, setup(lab, bytes, tenants)));
+            plan.cases.push(Case::flow(name, params, setup(lab, bytes, tenants, handover)));
         }
     }
     plan
 }
 
 /// A generator of 16 flows, of which eight go by each chain.
-fn setup(lab: &Lab, packet_bytes: u32, tenants: [&str; 2]) -> Setup {
+fn setup(lab: &Lab, packet_bytes: u32, tenants: [&str; 2], handover: bool) -> Setup {
     let mut more = format!(
-        "[[port]]\nname = \"in\"\nkind = \"gen\"\nsize = {}\nflows = 16\nsrc = \"198.18.0.0\"\noverload = \"drop\"\n",
+        "[sched]\nhandover = {handover}\n[[port]]\nname = \"in\"\nkind = \"gen\"\nsize = {}\nflows = 16\nsrc = \"198.18.0.0\"\noverload = \"drop\"\n",
         packet_bytes - 4
     );
     let core = lab.cores.shared();
@@ -75,11 +79,13 @@ fn setup(lab: &Lab, packet_bytes: u32, tenants: [&str; 2]) -> Setup {
 
 /// What is delivered for two tenants, of what is for one.
 fn of_one(rows: &mut [Row]) -> Vec<Row> {
-    let ones: Vec<Row> = rows.iter().filter(|row| row.name == VARIANTS[0].0).cloned().collect();
-    for row in rows.iter_mut().filter(|row| row.name == VARIANTS[1].0) {
-        let one = ones.iter().find(|one| one.params == row.params).and_then(|one| one.get(DELIVERED));
-        let ratio = row.get(DELIVERED).zip(one).map(|(two, one)| two / one);
-        row.put("of_one", ratio);
+    let ones: Vec<Row> = rows.iter().filter(|row| row.name != "two").cloned().collect();
+    for row in rows.iter_mut().filter(|row| row.name == "two") {
+        for (name, part) in [("one", "of_one"), ("kernel", "of_kernel")] {
+            let one = ones.iter().find(|one| one.name == name && one.params == row.params).and_then(|one| one.get(DELIVERED));
+            let ratio = row.get(DELIVERED).zip(one).map(|(two, one)| two / one);
+            row.put(part, ratio);
+        }
     }
     Vec::new()
 }
@@ -92,21 +98,23 @@ mod tests {
     #[test]
     fn both_variants_run_with_both_sizes_and_are_compared_within_a_size() {
         let plan = plan(&lab(1));
-        assert_eq!(plan.cases.len(), 4);
+        assert_eq!(plan.cases.len(), 6);
         let row = |name: &str, bytes: u32, pps: f64| {
             let params = Params::from([("packet_bytes".to_string(), json!(bytes))]);
             Row::new(name, &params, [(DELIVERED.to_string(), pps)].into())
         };
-        let mut rows = vec![row("one", 64, 10.0), row("two", 64, 9.0), row("one", 1500, 4.0), row("two", 1500, 3.0)];
+        let mut rows =
+            vec![row("one", 64, 10.0), row("kernel", 64, 12.0), row("two", 64, 9.0), row("one", 1500, 4.0), row("two", 1500, 3.0)];
         assert!(of_one(&mut rows).is_empty());
-        let ratios: Vec<_> = rows.iter().map(|row| row.get("of_one")).collect();
-        assert_eq!(ratios, [None, Some(0.9), None, Some(0.75)]);
+        let ratios = |part| rows.iter().map(|row| row.get(part)).collect::<Vec<_>>();
+        assert_eq!(ratios("of_one"), [None, None, Some(0.9), None, Some(0.75)]);
+        assert_eq!(ratios("of_kernel"), [None, None, Some(0.75), None, None]);
     }
 
     #[test]
     fn flows_go_half_by_each_chain_and_tenants_are_one_or_two() {
-        for ((_, tenants), blue) in VARIANTS.into_iter().zip([0, 1]) {
-            let text = setup(&lab(1), 64, tenants).toml(std::path::Path::new("/tmp"));
+        for ((_, tenants, handover), blue) in VARIANTS.into_iter().zip([0, 0, 1]) {
+            let text = setup(&lab(1), 64, tenants, handover).toml(std::path::Path::new("/tmp"));
             assert_eq!(text.matches("tenant = \"blue\"").count(), blue, "{text}");
             assert!(text.contains("src = \"198.18.0.0/29\"") && text.contains("src = \"198.18.0.8/29\""), "{text}");
         }

@@ -76,6 +76,46 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     settle(daemon);
 }
 
+/// `SLUICE_DEATHS=1000` makes it as many deaths.
+#[test]
+fn after_many_deaths_under_load_no_frame_is_lost_or_doubled_and_no_credit_is_missing() {
+    const RING: u64 = 64;
+    let deaths = std::env::var("SLUICE_DEATHS").map_or(12, |n| n.parse().expect("SLUICE_DEATHS is a number"));
+    let names = ["a", "b", "c"];
+    // As fast as possible, by a packet thread on each core, which both take packets from NFs too.
+    let mut text = port("load", "gen", "flows = 64\nqueues = 2") + &port("away", "sink", "");
+    for (name, core) in names.into_iter().zip([0, 1, 1]) {
+        text += &service(name, "sluice-nf-bridge", &format!("cores = [{core}]\nring = {RING}"));
+    }
+    text += &chain("c", "load", &names, "away", "on_failure = \"restart\"");
+    let mut daemon = Daemon::start("rx = [0, 1]\ntx = [0, 1]\nwakeup = [0]\nmonitor = [0]", &text);
+    for death in 0..deaths {
+        // Any of the three, which are before, behind and between others.
+        let name = format!("{}.0", names[death % names.len()]);
+        let what = format!("packets flow, and {name} runs, after {death} deaths");
+        let mut sent = None;
+        let stats = daemon.wait(&what, |s| {
+            let now = find_port(s, "away").tx_packets;
+            now > *sent.get_or_insert(now) + 1_000 && find_nf(s, &name).state == NfState::Running
+        });
+        signal(find_nf(&stats, &name), Signal::KILL);
+    }
+    let stats = daemon.wait("all run again", |s| {
+        s.nfs.iter().map(|nf| nf.restarts).sum::<u64>() == deaths as u64 && s.nfs.iter().all(|nf| nf.state == NfState::Running)
+    });
+    // A credit that is missing would leave less room than the rings have.
+    signal(find_nf(&stats, "c.0"), Signal::STOP);
+    let held = |s: &Stats| s.nfs.iter().map(|nf| nf.frames_held).sum::<u64>();
+    let stats = daemon.wait("as many packets inside as the rings hold", |s| held(s) == RING);
+    signal(find_nf(&stats, "c.0"), Signal::CONT);
+    daemon.silence("c", "load");
+    daemon.wait_until_empty();
+    let stats = daemon.stats();
+    let away = find_port(&stats, "away");
+    assert_eq!((away.details["unstamped"], away.details["duplicated"]), (0.0, 0.0), "{:?}", away.details);
+    daemon.stop();
+}
+
 #[test]
 fn other_instances_come_for_those_that_have_failed_and_go_where_none_is_wanted() {
     let on = |cores: &str| {
