@@ -76,7 +76,7 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     settle(daemon);
 }
 
-/// `SLUICE_DEATHS=1000` makes it as many deaths.
+/// `SLUICE_DEATHS=100` makes it as many deaths. From the thirtieth on each takes the five seconds that such an NF is left alone for.
 #[test]
 fn after_many_deaths_under_load_no_frame_is_lost_or_doubled_and_no_credit_is_missing() {
     const RING: u64 = 64;
