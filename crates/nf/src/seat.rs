@@ -55,7 +55,7 @@ pub(crate) struct Place {
 /// The bells that a sleeping NF waits for, each with the value that it had when the NF looked for work.
 ///
 /// Neighbours ring that on the core page, where others can sleep in the NF's place; the manager alone rings that in the NF's own page.
-/// Two at a time make a sleep a third dearer, so both are waited for only while the manager says so ([`Control::Guarded`]).
+/// A sleep on two costs more, so both are waited for only while the manager says so ([`Control::Guarded`]).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Bells {
     pub(crate) first: doorbell::Seen<'static>,
