@@ -107,7 +107,8 @@ impl Place {
         // Acquire: as the bell on the core page.
         let own = (page.bell(), page.bell().load(Ordering::Acquire));
         let hears_neighbours = self.core.hands_over();
-        let hears_manager = !hears_neighbours || self.is_guarded() && doorbell::waits_for_more();
+        // One that is alone is woken by the manager only.
+        let hears_manager = !hears_neighbours || (self.is_guarded() || self.is_alone()) && doorbell::waits_for_more();
         let hears = if hears_manager { asleep::HEARS } else { 0 };
         // Relaxed: the fence in sleep_by() stands between this word and the look for work.
         page.asleep().store(asleep::ASLEEP | hears | says, Ordering::Relaxed);
