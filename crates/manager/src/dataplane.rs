@@ -871,7 +871,6 @@ impl DataPlane {
         overload: Overload,
         tx_waits: bool,
     ) -> Result<Vec<Arc<QueueCounters>>, PlaneError> {
-        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::OpenPort(port, tx_waits)));
         let owners = self.owners(port, queues.len());
         let mut counters = Vec::with_capacity(queues.len());
         for (queue, owner) in queues.into_iter().zip(owners) {
@@ -880,6 +879,8 @@ impl DataPlane {
             self.ask(owner, |done| Command::AddQueue(owned, done))?;
             counters.push(count);
         }
+        // Last: a packet that left a chain for a port without queues would be counted by nobody.
+        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::OpenPort(port, tx_waits)));
         Ok(counters)
     }
 

@@ -268,7 +268,7 @@ pub struct Snapshot {
     pub frames_cached: u64,
     /// Free frames that it has of each arena, and what it copied into it, by number of the arena.
     pub memories: Vec<(usize, Copied)>,
-    /// Packets that wait for a port, and packets held at a gate.
+    /// Packets that wait for a port, here or on their way from another thread, and packets held at a gate.
     pub waiting: u64,
 }
 
@@ -900,7 +900,8 @@ impl Worker {
         }
     }
 
-    fn snapshot(&self) -> Snapshot {
+    fn snapshot(&mut self) -> Snapshot {
+        let on_lanes: u32 = self.setup.lanes_in.iter_mut().flatten().map(|lane| lane.available().unwrap_or(0)).sum();
         let plane = &self.setup.plane;
         let held: usize = self.queues.iter().map(|q| q.to - q.from).sum();
         let asked = |of: fn(&Asker) -> u64| plane.asker.as_deref().map_or(0, of);
@@ -920,7 +921,8 @@ impl Worker {
             frames_cached: plane.frames.held() as u64,
             memories: plane.frames.by_arena(),
             waiting: asked(|asker| asker.held() as u64)
-                + (held + self.setup.director.waiting() + plane.out.iter().map(|b| b.packets.len()).sum::<usize>()) as u64,
+                + (held + self.setup.director.waiting() + plane.out.iter().map(|b| b.packets.len()).sum::<usize>()) as u64
+                + u64::from(on_lanes),
         }
     }
 }
