@@ -221,6 +221,8 @@ pub struct Chain {
     pub entry_packets: u64,
     /// Packets that left.
     pub exit_packets: u64,
+    /// Packets that programs on its way have put in.
+    pub originated_packets: u64,
     /// Packets that did not leave, by reason.
     pub drops: BTreeMap<String, u64>,
     /// Its egress.

@@ -1,14 +1,18 @@
-//! An NF that breaks the rules, for runs that count what it does to others. It attaches as any NF does, and uses shared memory as it
-//! lies there, without the NF library.
+//! An NF that breaks the rules, for runs and tests that look what it does to others. It attaches as any NF does, and uses shared memory
+//! as it lies there, without the NF library.
 //!
-//! Limits: it leaves packet memory alone, which NFs of one tenant share by design.
+//! `fork` and `reach` say on standard output what came of each attempt, as `hostile: WHAT = ok` or an error.
 
-use std::os::fd::AsFd;
+// What it tries is made of system calls.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::handshake::{self, Hello};
@@ -17,7 +21,7 @@ use sluice_shm::page::{Attached, Counter};
 use sluice_shm::{BURST, core_page, ring};
 
 /// What it can do, and what that is.
-pub const MODES: [(&str, &str); 11] = [
+pub const MODES: [(&str, &str); 16] = [
     ("random", "returns descriptors of random frames, offsets, lengths and verdicts"),
     ("replay", "returns every descriptor three times"),
     ("cursors", "writes random cursors to its rings"),
@@ -29,7 +33,17 @@ pub const MODES: [(&str, &str); 11] = [
     ("slow", "sleeps for 10 ms before it returns a burst"),
     ("unready", "attaches, and never says that it is ready"),
     ("quit", "ends as soon as it has a packet"),
+    ("panic", "panics over its first packet"),
+    (OVERWRITE, "returns its packets, and meanwhile writes noise over all of its tenant's packet memory and makes holes in it"),
+    ("fork", "leaves a process behind that has left its group and session and keeps all memory"),
+    ("swarm", "forks as often as it may, and all of these processes spin"),
+    ("reach", "tries what the host should deny it: other cores and classes, holes, other processes, namespaces, io_uring"),
 ];
+
+/// The mode that spoils packets of its tenant, which NFs of one tenant share by design.
+pub const OVERWRITE: &str = "overwrite";
+/// Bytes that `overwrite` writes between two looks at its rings.
+const STRIDE: usize = 1 << 16;
 
 /// Noise that is the same in each run: xorshift.
 struct Noise(u64);
@@ -49,6 +63,94 @@ fn scribble(over: &Mapping, noise: &mut Noise) {
     }
 }
 
+fn say(what: &str, result: i64) {
+    match result {
+        -1 => println!("hostile: {what} = {}", std::io::Error::last_os_error()),
+        _ => println!("hostile: {what} = ok"),
+    }
+}
+
+/// Leaves a grandchild behind.
+fn fork() {
+    // SAFETY: this process has one thread; the children call what a forked process may.
+    unsafe {
+        if libc::fork() == 0 {
+            libc::setsid();
+            if libc::fork() == 0 {
+                println!("hostile: forked = ok");
+                loop {
+                    libc::pause();
+                }
+            }
+            libc::_exit(0);
+        }
+    }
+}
+
+/// Tries to reach what is not its own.
+fn reach(memories: [(&str, BorrowedFd<'_>); 3]) {
+    // SAFETY: each call gets what its interface asks for; what it does to this process, if it may, is what is to be found out.
+    unsafe {
+        let mut cores: libc::cpu_set_t = std::mem::zeroed();
+        (0..2).for_each(|core| libc::CPU_SET(core, &mut cores));
+        say("all cores", libc::sched_setaffinity(0, size_of_val(&cores), &raw const cores).into());
+        for (name, class) in [("fifo", libc::SCHED_FIFO), ("rr", libc::SCHED_RR)] {
+            let param = libc::sched_param { sched_priority: 50 };
+            say(name, libc::sched_setscheduler(0, class, &raw const param).into());
+        }
+        say("nice", libc::setpriority(libc::PRIO_PROCESS, 0, -20).into());
+        for (name, memory) in memories {
+            let punch = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            say(&format!("hole in {name}"), libc::fallocate(memory.as_raw_fd(), punch, 0, 4096).into());
+            let (protection, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+            let at = libc::mmap(std::ptr::null_mut(), 4096, protection, shared, memory.as_raw_fd(), 0);
+            if at != libc::MAP_FAILED {
+                say(&format!("remove in {name}"), libc::madvise(at, 4096, libc::MADV_REMOVE).into());
+            }
+        }
+        say("user namespace", libc::unshare(libc::CLONE_NEWUSER).into());
+        let flags = libc::c_long::from(libc::CLONE_NEWUSER | libc::SIGCHLD);
+        let cloned =
+            libc::syscall(libc::SYS_clone, flags, 0 as libc::c_long, 0 as libc::c_long, 0 as libc::c_long, 0 as libc::c_long);
+        if cloned == 0 {
+            libc::_exit(0);
+        }
+        say("user namespace by clone", cloned);
+        let mut params = [0u8; 256];
+        say("io_uring", libc::syscall(libc::SYS_io_uring_setup, 4 as libc::c_long, params.as_mut_ptr()));
+    }
+    // Who else there is, by the host's numbers, which /proc shows.
+    let own = std::fs::read_link("/proc/self").unwrap_or_default();
+    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_process = name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
+        let comm = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        if is_process && own.as_os_str() != name && (comm.starts_with("sluice") || comm.starts_with("hostile")) {
+            let memory = std::fs::OpenOptions::new().read(true).write(true).open(entry.path().join("mem"));
+            println!("hostile: memory of {} = {}", comm.trim(), memory.err().map_or("ok".into(), |error| error.to_string()));
+        }
+    }
+    println!("hostile: done");
+}
+
+/// Has as many children as it may, which use as much time as they get.
+fn swarm() {
+    loop {
+        // SAFETY: this process has one thread; the child computes and nothing else.
+        match unsafe { libc::fork() } {
+            0 => loop {
+                std::hint::spin_loop();
+            },
+            -1 => return,
+            _ => {}
+        }
+    }
+}
+
+fn take(rings: &mut [ring::Consumer], burst: &mut [Descriptor; BURST]) -> usize {
+    rings.iter_mut().fold(0, |n, ring| n + ring.dequeue(&mut burst[n..]).unwrap_or(0))
+}
+
 /// Runs it until it is ended.
 ///
 /// # Errors
@@ -61,30 +163,35 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
     let name = std::env::var(handshake::ENV_NF).context("it is started by sluiced alone")?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(Path::new(&path))?)?;
-    let (welcome, [_arena, region, core]) = handshake::attach(&socket, &Hello { name, is_zygote: false })?;
+    let (welcome, [arena, region, core]) = handshake::attach(&socket, &Hello { name, is_zygote: false })?;
     let layout = welcome.region;
     let Attached { page, mut rx, mut tx } = Attached::map(region.as_fd(), layout)?;
     let raw = Mapping::new(region.as_fd(), layout.bytes as usize, false)?;
-    let core = Mapping::new(core.as_fd(), core_page::bytes(welcome.slots), false)?;
     if mode != "unready" {
         page.counter(Counter::Ready).store(1, Ordering::Release);
         handshake::send(socket.as_fd(), &handshake::ready(), &[])?;
     }
+    match mode {
+        "fork" => fork(),
+        "swarm" => swarm(),
+        "reach" => reach([("packet memory", arena.as_fd()), ("rings", region.as_fd()), ("core page", core.as_fd())]),
+        _ => {}
+    }
+    let core = Mapping::new(core.as_fd(), core_page::bytes(welcome.slots), false)?;
     let mut noise = Noise(0x5eed_5eed_5eed_5eed);
     let mut burst = [Descriptor::default(); BURST];
+    let mut packets = None;
     loop {
-        let mut n = 0;
-        if matches!(mode, "replay" | "lengths" | "mute" | "slow" | "quit" | "page") {
-            for ring in &mut rx {
-                n += ring.dequeue(&mut burst[n..]).unwrap_or(0);
-            }
-        }
+        let reads = !matches!(mode, "random" | "cursors" | "deaf" | "scribble" | "unready" | OVERWRITE);
+        let n = if reads { take(&mut rx, &mut burst) } else { 0 };
         let burst = &mut burst[..n];
         match mode {
             "random" => {
                 let mut forged = [Descriptor::default(); BURST];
                 forged.fill_with(|| Descriptor::from_words([noise.next(), noise.next()]));
-                forged.iter_mut().step_by(2).for_each(|descriptor| descriptor.frame %= welcome.geometry.frames);
+                for descriptor in forged.iter_mut().step_by(2) {
+                    descriptor.frame = welcome.geometry.first + descriptor.frame % welcome.geometry.frames;
+                }
                 let _ = tx.enqueue(&forged);
             }
             "replay" => {
@@ -114,6 +221,26 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
                 let _ = tx.enqueue(burst);
             }
             "quit" if n > 0 => return Ok(()),
+            "panic" => assert!(n == 0, "as it was asked to"),
+            "fork" | "swarm" | "reach" => {
+                let _ = tx.enqueue(burst);
+            }
+            OVERWRITE => {
+                let packets = packets.get_or_insert_with(|| Mapping::new(arena.as_fd(), welcome.geometry.bytes(), false));
+                let packets = packets.as_ref().map_err(|error| anyhow::anyhow!("cannot map packet memory: {error}"))?;
+                let mut burst = [Descriptor::default(); BURST];
+                for offset in (0..packets.len()).step_by(4) {
+                    if offset.is_multiple_of(STRIDE) {
+                        let n = take(&mut rx, &mut burst);
+                        let _ = tx.enqueue(&burst[..n]);
+                    }
+                    packets.atomic_u32(offset).context("it is mapped")?.store(noise.next() as u32, Ordering::Relaxed);
+                }
+                // Where it is allowed to, which costs its own tenant its packets.
+                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+                let _ = fallocate(&arena, hole, 0, packets.len() as u64);
+                continue;
+            }
             _ => {}
         }
         std::thread::sleep(Duration::from_micros(200));

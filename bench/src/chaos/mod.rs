@@ -134,7 +134,12 @@ fn host(lab: &Lab, variant: &str) -> Host {
         manager_core: lab.manager_core,
         cores: lab.cores.besides_manager(),
         hostile: (sluice.display().to_string(), vec!["hostile-nf".into()]),
-        modes: hostile::MODES.iter().map(|(name, _)| *name).collect(),
+        // Packets of their own tenant are not safe from those that overwrite them, and one protected chain may be of that tenant.
+        modes: hostile::MODES
+            .iter()
+            .map(|(name, _)| *name)
+            .filter(|name| variant != AMONG || *name != hostile::OVERWRITE)
+            .collect(),
         is_root,
         among: variant == AMONG,
         // Named for this process, so that two runs at a time have one each.

@@ -167,6 +167,8 @@ pub struct ChainCounters {
     pub outside: Counter,
     /// Packets that came out of programs, or were counted as lost in there.
     pub back: Counter,
+    /// Packets that came out of programs beyond those that were known to be inside.
+    pub originated: Counter,
     /// Times that a flow found no path, because there were as many as there may be.
     pub no_path: Counter,
     /// Packets dropped, by [`Drop`].

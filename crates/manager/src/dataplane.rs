@@ -622,9 +622,12 @@ impl DataPlane {
             return;
         }
         self.collecting = match collecting {
-            Collecting::Ended(ended, _) => {
+            Collecting::Ended(ended, fence) => {
                 // No thread lets packets in by them any more, so those inside become fewer alone.
-                let inside = self.table.paths();
+                let Some(inside) = self.table.paths() else {
+                    self.collecting = Collecting::Ended(ended, fence);
+                    return;
+                };
                 let (inside, hidden): (Vec<u32>, Vec<u32>) = ended.into_iter().partition(|number| inside.contains(number));
                 self.lingering = inside;
                 self.registry.hide(&hidden);

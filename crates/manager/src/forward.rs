@@ -829,8 +829,19 @@ impl Plane {
     #[cold]
     fn refuse(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
         let gone = !matches!(self.nfs.get(nf as usize), Some(Some(end)) if end.producer.is_some());
-        self.release_from(path, hop, burst.len() as u32);
         let why = if gone { Drop::NfGone } else { Drop::RingFull };
+        self.drop_from(path, hop, burst, words, why);
+    }
+
+    /// Drops packets that are on an NF's ring, which they came to by hop `hop` of their path.
+    #[cold]
+    pub fn drop_at(&mut self, path: &Path, hop: usize, burst: &[Descriptor], why: Drop) {
+        let words: Vec<u64> = burst.iter().map(|d| self.table.word(d.frame).unwrap_or(0)).collect();
+        self.drop_from(path, hop, burst, |i| words[i], why);
+    }
+
+    fn drop_from(&mut self, path: &Path, hop: usize, burst: &[Descriptor], words: impl Fn(usize) -> u64, why: Drop) {
+        self.release_from(path, hop, burst.len() as u32);
         self.counters(path).drops[why as usize].add(burst.len() as u64);
         for (i, descriptor) in burst.iter().enumerate() {
             let held = Held::unpack(words(i));

@@ -3,10 +3,11 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use sluice_shm::BURST;
 use sluice_shm::descriptor::Descriptor;
 use sluice_shm::ring::{Producer, WildCursor};
 
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Ordering, fence};
 
 /// Who has a frame.
 pub mod owner {
@@ -66,12 +67,15 @@ pub fn in_hand(word: u64) -> u64 {
 #[derive(Debug, Clone)]
 pub struct FrameTable {
     words: Arc<[AtomicU64]>,
+    /// How often a thread has begun to give frames away whose words it may have to put back, and how often one was done with that.
+    given: Arc<[AtomicU64; 2]>,
 }
 
 impl FrameTable {
     /// A table of `frames` free frames.
     pub fn new(frames: u32) -> Self {
-        Self { words: (0..frames).map(|_| AtomicU64::new(NOBODYS)).collect() }
+        let given = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+        Self { words: (0..frames).map(|_| AtomicU64::new(NOBODYS)).collect(), given }
     }
 
     /// What is known of a frame, as a word. None if there is no such frame.
@@ -131,10 +135,24 @@ impl FrameTable {
         }
     }
 
-    /// Gives a frame back to the NF that it was claimed from a moment ago.
-    #[inline(always)]
-    pub fn unclaim(&self, frame: u32, word: u64) {
-        self.own(frame, word);
+    /// Notes that nobody has frames of this thread, [`BURST`] at most, gives them away by `give`, which may free them anywhere at once and says how many of the
+    /// first it took, and puts back the words of the others.
+    pub fn give_away(&self, frames: impl Iterator<Item = u32> + Clone, give: impl FnOnce() -> usize) -> usize {
+        // Release by the fence: whoever sees a word that is gone sees that frames are being given away.
+        self.given[0].fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let mut words = [NOBODYS; BURST];
+        for (word, frame) in words.iter_mut().zip(frames.clone()) {
+            *word = self.word(frame).unwrap_or(NOBODYS);
+            self.free(frame);
+        }
+        let taken = give();
+        for (frame, word) in frames.zip(words).skip(taken) {
+            self.own(frame, word);
+        }
+        // Release: whoever sees that it is over sees the words.
+        self.given[1].fetch_add(1, Ordering::Release);
+        taken
     }
 
     /// Puts frames that are in this thread's hands on an NF's ring, as many of the first as there is room for, and says how many. `words`
@@ -171,18 +189,23 @@ impl FrameTable {
     }
 
     #[inline(always)]
-    fn own(&self, frame: u32, word: u64) {
+    pub(crate) fn own(&self, frame: u32, word: u64) {
         if let Some(cell) = self.words.get(frame as usize) {
             // Release: see `word`.
             cell.store(word, Ordering::Release);
         }
     }
 
-    /// Numbers of the paths that packets are on which NFs have, or packet threads between two of them.
-    pub fn paths(&self) -> HashSet<u32> {
-        // Relaxed: a path that no thread lets packets in by any more leaves a frame's word once and for ever.
+    /// Numbers of the paths that packets are on which NFs have, or packet threads between two of them. None while a thread gives frames
+    /// away, whose words may come back: ask again.
+    pub fn paths(&self) -> Option<HashSet<u32>> {
+        let done = self.given[1].load(Ordering::Acquire);
+        // Relaxed: apart from frames that are given away, a path that no thread lets packets in by any more leaves a frame's word once and
+        // for ever.
         let words = self.words.iter().map(|word| word.load(Ordering::Relaxed));
-        words.filter(|word| *word != NOBODYS).map(|word| Held::unpack(word).path).collect()
+        let paths = words.filter(|word| *word != NOBODYS).map(|word| Held::unpack(word).path).collect();
+        fence(Ordering::Acquire);
+        (self.given[0].load(Ordering::Relaxed) == done).then_some(paths)
     }
 
     /// Frames that an NF has, or that are between two.
@@ -278,12 +301,26 @@ mod tests {
         let first = word(FIRST, 0);
         assert!(!table.claim_same(2, word(FIRST, 1), 0));
         assert!(table.claim_same(2, first, in_hand(first)) && !table.claim_same(2, first, 0));
-        table.unclaim(2, word(FIRST, 0));
+        table.own(2, word(FIRST, 0));
         assert_eq!(table.reclaim(2, FIRST + 1), None);
         assert_eq!(table.reclaim(2, FIRST), Some(Held { owner: FIRST, hop: 0, flags: 0, path: 7 }));
         assert_eq!((table.reclaim(2, FIRST), table.in_use()), (None, 1));
-        assert_eq!((table.paths(), table.held()), (HashSet::from([7]), HashMap::new()), "one is between two NFs");
+        assert_eq!((table.paths(), table.held()), (Some(HashSet::from([7])), HashMap::new()), "one is between two NFs");
         table.free(1);
-        assert_eq!((table.paths(), table.in_use()), (HashSet::new(), 0));
+        assert_eq!((table.paths(), table.in_use()), (Some(HashSet::new()), 0));
+    }
+
+    #[test]
+    fn what_is_given_away_in_vain_keeps_its_word() {
+        let table = FrameTable::new(4);
+        let (mut to, _nf) = ring::private(4);
+        table.hand_over(&mut to, &burst([1, 2, 3]), |_| word(FIRST, 0), |_| {}).unwrap();
+        let taken = table.give_away([1, 2, 3].into_iter(), || {
+            assert_eq!((table.in_use(), table.paths()), (0, None), "nobody may conclude that the path is empty");
+            1
+        });
+        assert_eq!((taken, table.in_use()), (1, 2));
+        assert_eq!((table.word(1), table.word(2)), (Some(0), Some(word(FIRST, 0))));
+        assert_eq!(table.paths(), Some(HashSet::from([7])));
     }
 }

@@ -36,7 +36,7 @@ fn reserve_first(table: &FrameTable, to: Option<&mut Producer>, burst: &[Descrip
 
 /// As it did it: the owner is written before there is room.
 fn own_first(table: &FrameTable, to: Option<&mut Producer>, burst: &[Descriptor], word: u64) -> usize {
-    burst.iter().for_each(|descriptor| table.unclaim(descriptor.frame, word));
+    burst.iter().for_each(|descriptor| table.own(descriptor.frame, word));
     to.map_or(0, |to| to.enqueue(burst).unwrap_or(0))
 }
 
@@ -175,7 +175,7 @@ fn dies_under_load(pass: Pass) {
     let (mut to, _nf) = ring::private(2);
     // All have been let in, and are with the NF before.
     assert_eq!(credits::reserve(&manager.in_flight, 3, 4, 2), 3);
-    (0..3).for_each(|frame| manager.table.unclaim(frame, word(BEFORE)));
+    (0..3).for_each(|frame| manager.table.own(frame, word(BEFORE)));
     let mut before = returns(&[0, 1, 2]);
     let from = returns(&[0]);
     let passes = thread::spawn({

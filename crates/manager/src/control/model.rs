@@ -543,6 +543,10 @@ pub struct Chain {
     pub entry_packets: u64,
     /// Packets that left by its port.
     pub exit_packets: u64,
+    /// Packets that foreign programs on its way have put in, or gave back after they had been counted as `not_back`. With them,
+    /// `entry_packets + originated_packets` is what left, what was dropped inside and what is inside.
+    #[serde(default)]
+    pub originated_packets: u64,
     /// Packets that did not leave, by reason: the words of [`Stats::drops`].
     #[serde(default)]
     pub drops: BTreeMap<String, u64>,

@@ -346,6 +346,7 @@ impl Hop {
         }
         self.counters.returned.add(n as u64);
         self.counters.originated.add(n as u64 - settled);
+        path.chain.counters[plane.index].originated.add(n as u64 - settled);
     }
 
     /// The path of a packet that came out at a side.
@@ -487,10 +488,19 @@ impl Hop {
             }
             let (Some(path), hop) = (registry.get(of_first.path), of_first.hop as usize) else {
                 // Cannot be: the number came from the private table.
+                packets[..n].iter().for_each(|packet| plane.discard(packet.frame));
                 self.from += n;
                 continue;
             };
             let out = usize::from(!path.hops.get(hop).is_some_and(|hop| hop.reverse));
+            let visit = self.visits.iter().position(|v| v.chain.number == path.chain.number && v.out == out);
+            let Some(visit) = visit else {
+                // The chain has stopped passing the program since they came on the ring: nobody would know them when they come out.
+                plane.drop_at(path, hop, &self.pending[first..first + n], Drop::NfGone);
+                self.handle.counters[plane.index].returned.add(n as u64);
+                self.from += n;
+                continue;
+            };
             if self.backlog.is_full(1 - out, plane.now_ns) {
                 break;
             }
@@ -508,12 +518,11 @@ impl Hop {
             if let Some(looks) = looks {
                 self.keep_in_sight(plane, &looks[..sent], out);
             }
-            if let Some(visit) = self.visits.iter_mut().find(|v| v.chain.number == path.chain.number && v.out == out) {
-                visit.ingress = path.ingress;
-                let gone = visit.ledger.advance(plane.now_ns);
-                visit.ledger.enter(sent as u64);
-                write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
-            }
+            let visit = &mut self.visits[visit];
+            visit.ingress = path.ingress;
+            let gone = visit.ledger.advance(plane.now_ns);
+            visit.ledger.enter(sent as u64);
+            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
             path.chain.counters[plane.index].outside.add(sent as u64);
             self.counters.entered.add(sent as u64);
             self.handle.counters[plane.index].returned.add(sent as u64);
@@ -580,16 +589,8 @@ impl Hop {
 
 /// Gives packets away with their frames. They are nobody's before they go: the device may have another thread use them at once.
 fn hand_out(plane: &mut Plane, end: &mut End, packets: &[Packet]) -> usize {
-    let mut words = [0; BURST];
-    for (word, packet) in words.iter_mut().zip(packets) {
-        *word = plane.table.word(packet.frame).unwrap_or(0);
-        plane.table.free(packet.frame);
-    }
-    let sent = end.hand_out(packets, &mut plane.frames, plane.now_ns);
-    for (word, packet) in words.iter().zip(packets).skip(sent) {
-        plane.table.unclaim(packet.frame, *word);
-    }
-    sent
+    let Plane { table, frames, now_ns, .. } = plane;
+    table.give_away(packets.iter().map(|packet| packet.frame), || end.hand_out(packets, frames, *now_ns))
 }
 
 /// Counts packets that went in and will not come back.

@@ -315,6 +315,8 @@ pub struct Supervisor {
     ticked: Instant,
     next_sample: u16,
     meter: report::ThreadMeter,
+    /// What the packet threads knew when they last answered.
+    snapshots: Arc<[crate::worker::Snapshot]>,
     /// What chains and ports that are gone have counted.
     past: past::Past,
     /// The trace that goes on, and until when at the latest.
@@ -425,6 +427,7 @@ impl Supervisor {
             ticked: Instant::now(),
             next_sample: 0,
             meter: report::ThreadMeter::default(),
+            snapshots: Arc::default(),
             past: past::Past::default(),
             tracing: None,
             hits: Vec::new(),

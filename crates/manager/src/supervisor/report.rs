@@ -2,6 +2,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -201,9 +202,17 @@ impl Supervisor {
         self.plane.memories().iter().map(report).collect()
     }
 
+    /// What each packet thread knows; where one does not answer, what all of them knew last, so that no total goes back.
+    fn snapshots(&mut self) -> Arc<[Snapshot]> {
+        if let Ok(snapshots) = self.plane.snapshots() {
+            self.snapshots = snapshots.into();
+        }
+        self.snapshots.clone()
+    }
+
     /// Everything that is counted.
     pub(super) fn stats(&mut self) -> api::Stats {
-        let snapshots = self.plane.snapshots().unwrap_or_default();
+        let snapshots = self.snapshots();
         let mut drops: BTreeMap<String, u64> = BTreeMap::new();
         let mut more = |name: &str, n: u64| *drops.entry(name.into()).or_default() += n;
         for chain in self.chains.iter().flatten() {
@@ -410,6 +419,7 @@ impl Supervisor {
                 state,
                 entry_packets: chain.counters.iter().map(|c| c.entered.get()).sum(),
                 exit_packets: chain.counters.iter().map(|c| c.left.get()).sum(),
+                originated_packets: chain.counters.iter().map(|c| c.originated.get()).sum(),
                 drops,
                 latency_ns: Distribution::from(&latency),
                 throttled,

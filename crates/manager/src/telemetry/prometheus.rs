@@ -450,6 +450,10 @@ fn chains(out: &mut Text, chains: &[Chain]) {
     for chain in chains {
         out.sample("sluice_chain_exit_packets_total", &[("chain", &chain.name)], chain.exit_packets);
     }
+    out.family("sluice_chain_originated_packets_total", "counter", "Packets that foreign programs of the chain put in.");
+    for chain in chains {
+        out.sample("sluice_chain_originated_packets_total", &[("chain", &chain.name)], chain.originated_packets);
+    }
     out.family("sluice_chain_drops_total", "counter", "Packets of the chain that were dropped, by reason.");
     for chain in chains {
         for (reason, n) in &chain.drops {

@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_manager::control::model::{ChainState, Nf, NfForeign, NfState, Stats, TraceRequest};
+use sluice_manager::control::model::{Apply, ChainState, Nf, NfForeign, NfState, Stats, TraceRequest};
 use sluice_manager::mechanism::link;
 use sluice_manager::mechanism::netns::{self, Netns};
 
 use crate::scheduling::{group_of, has_weight};
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, is_alive, port, refusal, service, wait_until_gone};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, is_alive, port, refusal, service, wait_until_gone};
 
 /// How long a connection that must come about may take, and one that must not is tried for.
 const CONNECT: Duration = Duration::from_secs(30);
@@ -340,6 +340,37 @@ fn a_killed_program_closes_a_chain_that_drops() {
     let stats = daemon.wait("packets are refused at the entry", |s| find_port(s, "c").entry_drops > 0);
     assert_eq!(find_nf(&stats, &nf.name).state, NfState::Failed);
     daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn chains_that_stop_passing_a_program_under_load_lose_no_count() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let through = |services: &[&str]| {
+        port("load", "gen", "rate = 3000000\nflows = 16")
+            + &port("all", "sink", "")
+            + &bridge_of("leaves", "")
+            + &chain("there", "load", services, "all", "")
+    };
+    let mut daemon = Daemon::start("", &through(&["leaves"]));
+    for round in 0..40 {
+        let before = find_chain(&daemon.stats(), "there").exit_packets;
+        daemon.wait("packets leave the chain", |s| find_chain(s, "there").exit_packets > before + 1000);
+        let services: &[&str] = if round % 2 == 0 { &[] } else { &["leaves"] };
+        let config = head(daemon.folder(), "") + &through(services);
+        daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
+    }
+    daemon.silence("there", "load");
+    daemon.wait_until_empty();
+    let inside = |s: &Stats| {
+        let chain = find_chain(s, "there");
+        let at_the_entry = ["entry", "nf_down", "no_path", "policed"];
+        let dropped: u64 = chain.drops.iter().filter(|(why, _)| !at_the_entry.contains(&why.as_str())).map(|(_, n)| n).sum();
+        (chain.entry_packets + chain.originated_packets) as i64 - chain.exit_packets as i64 - dropped as i64
+    };
+    daemon.wait("all that entered has left or was counted", |s| inside(s) == 0);
     daemon.stop();
 }
 
