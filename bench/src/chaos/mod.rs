@@ -62,6 +62,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a wait looks again.
 const LOOK: Duration = Duration::from_millis(20);
+/// Packets of a protected chain after which each of its flows has had some.
+const STARTED: u64 = 1_000;
 /// Most findings that a run goes on after.
 const ENOUGH: usize = 20;
 /// Last steps that are printed with a finding.
@@ -237,12 +239,13 @@ impl<'a> Run<'a> {
         what.into_iter().for_each(|what| self.find(what));
     }
 
-    /// Waits until the protected chains run, and counts from there.
+    /// Waits until the protected chains run, with all their flows, and counts from there: what came before its rule was there is lost to
+    /// nobody, and shows when its flow goes on.
     fn settle(&mut self) -> anyhow::Result<()> {
         let daemon = self.daemon()?;
         self.checked = daemon.wait_for("packets in each protected chain", PATIENCE, |daemon| {
             let stats = daemon.stats()?;
-            Ok(watch::left(&stats).values().all(|n| *n > 0).then_some(stats))
+            Ok(watch::left(&stats).values().all(|n| *n > STARTED).then_some(stats))
         })?;
         self.at_first = None;
         self.life_began = Instant::now();

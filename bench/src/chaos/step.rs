@@ -178,9 +178,14 @@ impl fmt::Display for Call {
     }
 }
 
-/// The names of what is not protected.
-fn names(of: &[Value]) -> Vec<&str> {
-    of.iter().filter_map(|value| value["name"].as_str()).filter(|name| !site::is_protected(name)).collect()
+/// The names of what is not protected, and of NFs that break the rules how they do.
+fn names(of: &[Value]) -> Vec<String> {
+    let named = of.iter().filter_map(|value| Some((value["name"].as_str()?, value)));
+    let how = |(name, value): (&str, &Value)| match value["args"].as_array().and_then(|args| args.last()?.as_str()) {
+        Some(mode) => format!("{name} {mode}"),
+        None => name.into(),
+    };
+    named.filter(|(name, _)| !site::is_protected(name)).map(how).collect()
 }
 
 impl fmt::Display for Step {

@@ -65,6 +65,11 @@ pub(super) struct Foreign {
 }
 
 impl Foreign {
+    /// Whether its room is built, and not being cleared yet.
+    pub(super) fn has_room(&self) -> bool {
+        self.room.is_some()
+    }
+
     /// Tells what its packets cost, where an NF would tell it itself: CPU time of its processes, in nanoseconds since they came.
     pub(super) fn tell_cost(&mut self, handle: &NfHandle, used_ns: u64) {
         let entered = self.counters.entered.get();

@@ -750,9 +750,13 @@ impl Supervisor {
             State::Starting => {
                 nf.state = State::Stopping;
                 kill(nf);
-                if nf.process.is_none() && nf.foreign.is_none() {
+                let has_none = nf.process.as_ref().is_none_or(|process| process.theirs);
+                match &mut nf.foreign {
+                    // Its room is built, so no thread comes any more that would notice. One that builds it does.
+                    Some(foreign) => foreign.is_leaving = has_none && foreign.has_room(),
                     // It was to be forked. If it is forked after all, its zygote says so or it says hello, and is ended then.
-                    self.lost(number);
+                    None if nf.process.is_none() => self.lost(number),
+                    None => {}
                 }
             }
             State::Stopping => {}
@@ -989,9 +993,17 @@ fn is_of(peer: &attach::Peer, started: &Process) -> bool {
 }
 
 /// Whether an NF that stands still is given more time: it is runnable, and has not run. That shows after a while, for which it is spared once.
+/// What its other processes use is its own use: else it could hold packets for as long as they keep it from the core.
 fn is_spared(nf: &mut NfState, handle: &NfHandle) -> bool {
-    let process = nf.process.as_ref().filter(|process| !process.theirs);
-    let Some(used) = process.and_then(|process| silence::waits(&Proc::default(), process.pid)) else { return false };
+    let proc = Proc::default();
+    let Some(process) = nf.process.as_ref().filter(|process| !process.theirs && silence::waits(&proc, process.pid)) else {
+        return false;
+    };
+    let mut all: Vec<Pid> = nf.pen.as_ref().map_or(Vec::new(), Pen::members).into_iter().filter_map(Pid::from_raw).collect();
+    if all.is_empty() {
+        all.push(process.pid);
+    }
+    let used = silence::used_by(&proc, &all);
     let now = Instant::now();
     // What it had used when it stood still some other time says nothing.
     let before = nf.used.replace((used, now)).filter(|(_, at)| now.duration_since(*at) < 4 * RESPITE);

@@ -76,38 +76,44 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     settle(daemon);
 }
 
-/// `SLUICE_DEATHS=100` makes it as many deaths. From the thirtieth on each takes the five seconds that such an NF is left alone for.
+/// `SLUICE_DEATHS=1000` makes it as many deaths. One that has died often is left alone for some time before it starts again, so the more
+/// deaths there are to be, the more instances there are.
 #[test]
 fn after_many_deaths_under_load_no_frame_is_lost_or_doubled_and_no_credit_is_missing() {
     const RING: u64 = 64;
-    let deaths = std::env::var("SLUICE_DEATHS").map_or(12, |n| n.parse().expect("SLUICE_DEATHS is a number"));
+    let deaths: u64 = std::env::var("SLUICE_DEATHS").map_or(12, |n| n.parse().expect("SLUICE_DEATHS is a number"));
+    let instances = 1 + deaths / 50;
     let names = ["a", "b", "c"];
-    // As fast as possible, by a packet thread on each core, which both take packets from NFs too.
-    let mut text = port("load", "gen", "flows = 64\nqueues = 2") + &port("away", "sink", "");
+    // As fast as possible, by a packet thread on each core, which both take packets from NFs too. Flows end, so that each NF has some.
+    let load = "protocol = \"tcp\"\nsize = 70\nflows = 256\nflow_packets = 100\nqueues = 2";
+    let mut text = port("load", "gen", load) + &port("away", "sink", "");
     for (name, core) in names.into_iter().zip([0, 1, 1]) {
-        text += &service(name, "sluice-nf-bridge", &format!("cores = [{core}]\nring = {RING}"));
+        text += &service(name, "sluice-nf-bridge", &format!("cores = [{core}]\nring = {RING}\ninstances = {instances}"));
     }
     text += &chain("c", "load", &names, "away", "on_failure = \"restart\"");
     let mut daemon = Daemon::start("rx = [0, 1]\ntx = [0, 1]\nwakeup = [0]\nmonitor = [0]", &text);
     for death in 0..deaths {
-        // Any of the three, which are before, behind and between others.
-        let name = format!("{}.0", names[death % names.len()]);
-        let what = format!("packets flow, and {name} runs, after {death} deaths");
+        // Any of the three services, which are before, behind and between others.
+        let service = names[death as usize % names.len()];
         let mut sent = None;
-        let stats = daemon.wait(&what, |s| {
+        let mut next = None;
+        daemon.wait(&format!("packets flow, and an NF of {service} runs, after {death} deaths"), |s| {
             let now = find_port(s, "away").tx_packets;
-            now > *sent.get_or_insert(now) + 1_000 && find_nf(s, &name).state == NfState::Running
+            let running = s.nfs.iter().filter(|nf| nf.service == service && nf.state == NfState::Running);
+            next = running.min_by_key(|nf| nf.restarts).cloned();
+            now > *sent.get_or_insert(now) + 1_000 && next.is_some()
         });
-        signal(find_nf(&stats, &name), Signal::KILL);
+        signal(&next.expect("one runs"), Signal::KILL);
     }
     let stats = daemon.wait("all run again", |s| {
-        s.nfs.iter().map(|nf| nf.restarts).sum::<u64>() == deaths as u64 && s.nfs.iter().all(|nf| nf.state == NfState::Running)
+        s.nfs.iter().map(|nf| nf.restarts).sum::<u64>() == deaths && s.nfs.iter().all(|nf| nf.state == NfState::Running)
     });
     // A credit that is missing would leave less room than the rings have.
-    signal(find_nf(&stats, "c.0"), Signal::STOP);
+    let last: Vec<_> = stats.nfs.iter().filter(|nf| nf.service == "c").collect();
+    last.iter().for_each(|nf| signal(nf, Signal::STOP));
     let held = |s: &Stats| s.nfs.iter().map(|nf| nf.frames_held).sum::<u64>();
-    let stats = daemon.wait("as many packets inside as the rings hold", |s| held(s) == RING);
-    signal(find_nf(&stats, "c.0"), Signal::CONT);
+    daemon.wait("as many packets inside as the rings hold", |s| held(s) == RING * instances);
+    last.iter().for_each(|nf| signal(nf, Signal::CONT));
     daemon.silence("c", "load");
     daemon.wait_until_empty();
     let stats = daemon.stats();

@@ -395,6 +395,33 @@ fn an_instance_comes_and_goes_with_its_namespace() {
     assert!(!has_namespace("coming.1"));
 }
 
+/// Its room is built, and it does not run yet: nothing that it does itself says that it has ended.
+#[test]
+fn an_instance_that_is_removed_while_it_comes_goes() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let folder = crate::support::open_folder();
+    let built = folder.path().join("built");
+    let touch = format!("touch {}", built.display());
+    let body = port("in", "sink", "") + &foreign("hasty", &format!("setup = {:?}", [&BRIDGE[..], &[&touch]].concat()));
+    let mut daemon = Daemon::start("", &body);
+    for round in 1..=20 {
+        let name = format!("hasty.{round}");
+        daemon.wait("it runs", |s| s.nfs.iter().any(|nf| nf.state == NfState::Running));
+        std::fs::remove_file(&built).unwrap();
+        daemon.client().add_nf("hasty", None).unwrap();
+        daemon.wait("its room is nearly there", |_| built.exists());
+        // A little later each time.
+        for _ in 0..round {
+            daemon.stats();
+        }
+        daemon.client().remove_nf(&name).unwrap();
+        daemon.wait("it is gone", |s| s.nfs.len() == 1 && !has_namespace(&name));
+    }
+    daemon.stop();
+}
+
 #[test]
 fn packets_of_several_chains_come_back_to_their_own() {
     if !can(&["ip"]) {
