@@ -59,8 +59,7 @@ test: ## all tests, with DPDK and the solver where they can be built, and the mo
 ifneq ($(FEATURES),)
 	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-slo -p sluice-dpdk --lib --bins
 endif
-	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
-	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
+	$(MAKE) programs
 	scripts/trace-nf firewall lookup macswap nat
 	scripts/trace-nf --plain lookup nat
 	cargo test $(CARGO_FLAGS) -p sluice-nf --features trace --lib trace
@@ -72,6 +71,12 @@ ifneq ($(OPTIMISER),yes)
 	@echo "cmake or libclang is not installed (apt-get install cmake libclang-dev), so the tests of the optimiser did not run"
 endif
 	$(MAKE) loom
+
+# What the tests start, as they start it.
+.PHONY: programs
+programs:
+	cargo build --workspace $(CARGO_FLAGS) $(FEATURES)
+	$(MAKE) -C nfs/c TARGET=$(TARGET)/debug
 
 # One NF at few ways, where the model would be wrong first, and one that owns its loop; `make cachegrind` compares all of them.
 SOME_OF_CACHEGRIND = SLUICE_CACHEGRIND=required SLUICE_CACHE_NFS=nat,lookup SLUICE_CACHE_WAYS=1,3,8

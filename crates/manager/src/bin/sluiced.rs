@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
 use sluice_manager::config::host::Host;
@@ -12,7 +13,7 @@ use sluice_manager::mechanism::process;
 use sluice_manager::mechanism::processes::helper;
 use sluice_manager::nf::record::Record;
 use sluice_manager::port;
-use sluice_manager::supervisor::Supervisor;
+use sluice_manager::supervisor::{Supervisor, SupervisorError};
 
 /// Runs chains of network functions: takes packets from ports, through NF processes that share cores, to ports.
 #[derive(Debug, Parser)]
@@ -75,7 +76,17 @@ fn run(args: &Args) -> anyhow::Result<()> {
         signal_hook::consts::SIGINT,
         signal_hook::consts::SIGHUP,
     ])?;
-    let supervisor = Supervisor::start(config, Some(args.config.clone()), record)?;
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGTERM, signal_hook::consts::SIGINT] {
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    let supervisor = match Supervisor::start(config, Some(args.config.clone()), record, &stop) {
+        Err(interrupted @ SupervisorError::Interrupted) => {
+            eprintln!("sluiced: {interrupted}");
+            return Ok(());
+        }
+        started => started?,
+    };
     let remote = supervisor.remote();
     let server = match server::serve(&socket, Arc::new(remote.clone()), server::Limits::default()) {
         Ok(server) => server,

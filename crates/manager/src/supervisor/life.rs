@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
@@ -248,12 +248,15 @@ impl Supervisor {
     }
 
     /// Waits until all NFs that were spawned are ready, so that the first packet finds its chain complete.
-    pub(super) fn await_hellos(&mut self) -> Result<(), SupervisorError> {
+    pub(super) fn await_hellos(&mut self, stop: &AtomicBool) -> Result<(), SupervisorError> {
         let mut told = Instant::now();
         // One that was stopped for cause has come; that it breaks the rules keeps nobody else from a start.
         let comes = |nf: &&NfState| nf.stops == 0;
         while self.nfs.values().filter(comes).any(|nf| matches!(nf.state, State::Starting | State::Restarting)) {
             self.turn(Duration::from_millis(5));
+            if stop.load(Ordering::Relaxed) {
+                return Err(SupervisorError::Interrupted);
+            }
             if told.elapsed() >= HELLO_PATIENCE {
                 told = Instant::now();
                 for nf in self.nfs.values().filter(|nf| nf.state == State::Starting && nf.handle.is_some()) {

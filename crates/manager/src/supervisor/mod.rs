@@ -29,6 +29,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -107,6 +108,9 @@ pub enum SupervisorError {
     /// What was asked for does not go with what is there.
     #[error("{0}")]
     Conflict(String),
+    /// It was to stop before its NFs were ready.
+    #[error("it was stopped before its NFs were ready")]
+    Interrupted,
 }
 
 /// Something that another thread wants done.
@@ -359,11 +363,11 @@ fn system(doing: &'static str) -> impl Fn(rustix::io::Errno) -> SupervisorError 
 
 impl Supervisor {
     /// Starts the packet threads, opens the ports and spawns the NFs that a valid configuration names. If anything fails, everything
-    /// that was started is stopped again.
+    /// that was started is stopped again. While it waits for NFs, which may take as long as they like, `stop` ends it.
     ///
     /// # Errors
-    /// The first thing that failed.
-    pub fn start(config: Config, config_path: Option<PathBuf>, record: Record) -> Result<Self, SupervisorError> {
+    /// The first thing that failed; [`SupervisorError::Interrupted`].
+    pub fn start(config: Config, config_path: Option<PathBuf>, record: Record, stop: &AtomicBool) -> Result<Self, SupervisorError> {
         // Before there is any shared memory.
         sluice_shm::hole::install();
         let promises = promises::Promises::open(&config)?;
@@ -443,7 +447,7 @@ impl Supervisor {
         this.note(|r| r.made(Thing::Socket, &socket));
         let prepared = this.prepare_scheduling().and_then(|()| this.prepare_outside(&wanted));
         this.prepare_pens();
-        match prepared.and_then(|()| this.build(wanted)) {
+        match prepared.and_then(|()| this.build(wanted, stop)) {
             Ok(()) => Ok(this),
             Err(error) => {
                 this.shut_down();
@@ -453,7 +457,7 @@ impl Supervisor {
     }
 
     /// Brings everything up in the order in which packets need it, ports last, so that the first packet finds its chain complete.
-    fn build(&mut self, wanted: Config) -> Result<(), SupervisorError> {
+    fn build(&mut self, wanted: Config, stop: &AtomicBool) -> Result<(), SupervisorError> {
         let opened = wanted.ports.iter().map(|port| self.open(port, &wanted)).collect::<Result<Vec<_>, _>>()?;
         // Numbers first: chains name ports and services.
         for port in &wanted.ports {
@@ -468,7 +472,7 @@ impl Supervisor {
         }
         self.config.rules = wanted.rules;
         self.publish();
-        self.await_hellos()?;
+        self.await_hellos(stop)?;
         for (number, open) in opened.into_iter().enumerate() {
             self.put_port(number as u16, open)?;
         }

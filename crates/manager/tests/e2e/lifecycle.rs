@@ -3,7 +3,7 @@
 use rustix::process::Signal;
 use sluice_manager::control::model::NfState;
 
-use crate::support::{Daemon, chain, command, find_port, head, port, refusal, service};
+use crate::support::{Daemon, PATIENCE, awkward_nf, chain, command, find_port, head, open_folder, port, refusal, service};
 
 const PACKETS: u64 = 20_000;
 
@@ -19,6 +19,35 @@ fn endless() -> String {
         + &service("a", "sluice-nf-bridge", "")
         + &service("b", "sluice-nf-bridge", "")
         + &chain("c", "in", &["a", "b"], "out", "")
+}
+
+#[test]
+fn a_daemon_that_waits_for_an_nf_at_its_start_can_be_stopped() {
+    let folder = open_folder();
+    let file = folder.path().join("first");
+    // The first of them makes its handler at once, and the other one never.
+    let body = service("slow", &awkward_nf(), &format!("args = [\"hang\", {file:?}]\ninstances = 2"));
+    std::fs::write(folder.path().join("sluice.toml"), head(folder.path(), "") + &body).unwrap();
+    let log = std::fs::File::create(folder.path().join("log")).unwrap();
+    let mut daemon = command(folder.path()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+    let began = std::time::Instant::now();
+    while !file.exists() {
+        assert!(began.elapsed() < PATIENCE, "no NF has started");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon), Signal::TERM).unwrap();
+    let status = loop {
+        if let Some(status) = daemon.try_wait().unwrap() {
+            break status;
+        }
+        if began.elapsed() > PATIENCE {
+            daemon.kill().unwrap();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    };
+    let said = std::fs::read_to_string(folder.path().join("log")).unwrap();
+    assert!(status.success() && said.contains("stopped before its NFs were ready"), "{status}: {said}");
+    assert!(std::fs::read_dir(folder.path().join("run")).is_err(), "nothing is left of it");
 }
 
 #[test]
