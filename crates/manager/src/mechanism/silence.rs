@@ -87,7 +87,7 @@ pub fn waits(proc: &Proc, process: Pid) -> bool {
     proc.stat(process).is_ok_and(|stat| matches!(stat.state, 'R' | 'D'))
 }
 
-/// CPU time that processes have used, estimated by [`MOST`] of them if there are more.
+/// CPU time that processes have used, estimated by 64 of them if there are more.
 pub fn used_by(proc: &Proc, processes: &[Pid]) -> Duration {
     let step = processes.len().div_ceil(MOST).max(1);
     let used: u64 = processes.iter().step_by(step).filter_map(|pid| proc.stat(*pid).ok()).map(|stat| stat.utime + stat.stime).sum();
