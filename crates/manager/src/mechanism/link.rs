@@ -131,6 +131,20 @@ pub fn index(name: &str) -> io::Result<u32> {
     Ok(unsafe { request.ifr_ifru.ifru_ifindex } as u32)
 }
 
+/// Bytes of the largest packet that an interface takes, without its Ethernet header. Asked of the namespace that `socket` is of.
+///
+/// # Errors
+/// The kernel's: there is no such interface.
+pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<u32> {
+    let mut request = request_of(name);
+    // SAFETY: the request is live; the kernel fills in the number.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the number is what the call before has written.
+    Ok(unsafe { request.ifr_ifru.ifru_mtu } as u32)
+}
+
 /// A socket to ask about interfaces with.
 fn control() -> io::Result<OwnedFd> {
     // SAFETY: a plain system call; the descriptor is ours.

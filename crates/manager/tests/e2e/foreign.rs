@@ -57,6 +57,16 @@ fn run(ns: &Netns, command: &str) {
 impl Site {
     /// `near` is the client's gateway, `far` the server's; without gateways both have addresses of one network.
     pub fn new(gateways: Option<(&str, &str)>) -> Self {
+        Self::with(gateways, false)
+    }
+
+    /// A site whose interfaces keep the offloads that they begin with, as those of a host's containers do.
+    pub fn with_offloads() -> Self {
+        Self::with(None, true)
+    }
+
+    fn with(gateways: Option<(&str, &str)>, offloads: bool) -> Self {
+        let plain = |name: &str| if offloads { Ok(()) } else { link::plain(name) };
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let middle = Named(format!("sluice-e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
         let ns = Netns::named(&middle.0).unwrap();
@@ -65,11 +75,11 @@ impl Site {
         for (name, end, address) in [("c", &client, "10.0.0.2"), ("s", &server, "10.0.1.2")] {
             ns.visit(|| {
                 link::make_pair(name, "eth0", end.fd(), 1500)?;
-                link::plain(name)?;
+                plain(name)?;
                 link::up(name)
             })
             .unwrap();
-            end.visit(|| link::plain("eth0").and_then(|()| link::up("eth0"))).unwrap();
+            end.visit(|| plain("eth0").and_then(|()| link::up("eth0"))).unwrap();
             run(end, &format!("ip link set lo up; ip addr add {address}/{bits} dev eth0"));
         }
         if let Some((near, far)) = gateways {
@@ -140,7 +150,7 @@ impl Site {
 
     /// Downloads the body and compares it, byte by byte.
     #[track_caller]
-    fn download(&self, daemon: &Daemon, port: u16) {
+    pub fn download(&self, daemon: &Daemon, port: u16) {
         let got = self.connect(port, CONNECT).and_then(|mut connection| {
             connection.set_read_timeout(Some(CONNECT))?;
             let mut got = Vec::new();

@@ -18,6 +18,7 @@ mod foreign;
 mod holes;
 mod hostile;
 mod input;
+mod interfaces;
 mod lifecycle;
 mod neighbours;
 mod observe;

@@ -4,13 +4,17 @@
 //! A packet is copied once on its way in and once on its way out; sending a burst is one system call, receiving none ([`socket`]). With
 //! several queues the kernel spreads flows over them, both directions of a flow to the same one.
 //!
-//! **At the other end** of a veth pair offloads are best off (`ethtool -K IFACE tx off tso off gso off`). A checksum that was left open is
-//! computed here; a segment larger than a frame is dropped and counted as `oversize`.
+//! **Offloads** of the hosts at both ends may stay on. A checksum that was left open is computed here, and a large segment is cut into
+//! packets; packets that continue each other leave as one large segment again ([`segment`]). What is larger than a frame and cannot be
+//! cut is dropped and counted as `oversize`.
 //!
 //! **Limits.** Packets leave by the interface's queue (qdisc), and what that queue has no room for is lost there: the interface's own
 //! counters tell (`ip -s link`). `net.core.wmem_max` bounds what may wait to be sent, where the manager is not root.
 
+pub mod segment;
 pub mod socket;
+
+use std::collections::VecDeque;
 
 use sluice_shm::BURST;
 
@@ -19,12 +23,16 @@ use crate::config::model::AfPacket;
 use crate::frame::{FrameCache, Packet};
 use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
-use socket::{PacketSocket, SocketOptions};
+use segment::{Cut, MAX_SEGMENTS};
+use socket::{PacketSocket, Received, SocketOptions};
 
 /// A queue on an interface.
 #[derive(Debug)]
 pub struct InterfaceQueue {
     socket: PacketSocket,
+    /// Packets that a large segment was cut into, and that there was no room for yet.
+    waiting: VecDeque<Packet>,
+    room: usize,
 }
 
 impl InterfaceQueue {
@@ -33,7 +41,8 @@ impl InterfaceQueue {
     /// # Errors
     /// As [`PacketSocket::open`].
     pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, std::io::Error)> {
-        Ok(Self { socket: PacketSocket::open(options)? })
+        let waiting = VecDeque::with_capacity(MAX_SEGMENTS);
+        Ok(Self { socket: PacketSocket::open(options)?, waiting, room: options.room })
     }
 
     /// Sends copies of the first packets that the kernel takes, and says how many; the frames stay with the caller.
@@ -45,7 +54,7 @@ impl InterfaceQueue {
     /// Whether a packet waits to be received.
     #[inline]
     pub fn has_packet(&self) -> bool {
-        self.socket.has_packet()
+        !self.waiting.is_empty() || self.socket.has_packet()
     }
 
     /// What its socket has counted.
@@ -56,25 +65,46 @@ impl InterfaceQueue {
 
 impl PortQueue for InterfaceQueue {
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        let wanted = out.len().min(BURST);
         let mut n = 0;
         let mut fresh = [0; BURST];
-        let wanted = out.len().min(BURST);
         // No frame is asked for while nothing waits.
-        let had = if self.socket.has_packet() { frames.alloc(&mut fresh[..wanted]) } else { 0 };
-        while n < had {
-            let frame = fresh[n];
-            let arena = frames.arena();
-            let packet = self.socket.receive(|received| {
-                let packet = Packet::fresh(frame, received.len() as u16);
-                // It fits: the socket has compared it with the room of a frame.
-                received.write(arena, packet.frame, packet.offset);
-                packet
+        let had = if self.has_packet() { frames.alloc(&mut fresh[..wanted]) } else { 0 };
+        let mut used = 0;
+        while n < wanted {
+            if let Some(packet) = self.waiting.pop_front() {
+                out[n] = packet;
+                n += 1;
+                continue;
+            }
+            if used == had {
+                break;
+            }
+            let (frame, room, waiting) = (fresh[used], self.room, &mut self.waiting);
+            let mut refused = false;
+            let came = self.socket.receive(|received| {
+                let Some((offload, size, start)) = received.large else {
+                    let packet = Packet::fresh(frame, received.len() as u16);
+                    // It fits: the socket has compared it with the room of a frame.
+                    received.write(frames.arena(), packet.frame, packet.offset);
+                    return Some(Some(packet));
+                };
+                let cut = Cut::of(received.bytes, offload, size, start).filter(|cut| cut.largest() + received.tag_len() <= room);
+                refused = cut.is_none();
+                // None while there are not enough frames: it stays where it is.
+                split(&received, &cut?, frames, waiting).then_some(None)
             });
-            let Some(packet) = packet else { break };
-            out[n] = packet;
-            n += 1;
+            match came {
+                Some(Some(packet)) => {
+                    out[n] = packet;
+                    (n, used) = (n + 1, used + 1);
+                }
+                Some(None) => {}
+                None if refused => self.socket.refuse(),
+                None => break,
+            }
         }
-        fresh[n..had].iter().for_each(|frame| frames.free(*frame));
+        fresh[used..had].iter().for_each(|frame| frames.free(*frame));
         n
     }
 
@@ -88,15 +118,42 @@ impl PortQueue for InterfaceQueue {
         self.socket.look();
     }
 
+    fn leftover(&mut self) -> Vec<u32> {
+        self.waiting.drain(..).map(|packet| packet.frame).collect()
+    }
+
     fn details(&self) -> Vec<(&'static str, f64)> {
         let counters = self.socket.counters();
         vec![
             ("overruns", counters.overruns as f64),
             ("oversize", counters.oversize as f64),
             ("checksummed", counters.checksummed as f64),
+            ("cut", counters.cut as f64),
+            ("merged", counters.merged as f64),
             ("refused", counters.refused as f64),
         ]
     }
+}
+
+/// Cuts a large segment into packets in frames of their own. False, and nothing is taken, if there are not enough frames.
+fn split(received: &Received<'_>, cut: &Cut<'_>, frames: &mut FrameCache, packets: &mut VecDeque<Packet>) -> bool {
+    let mut fresh = [0; MAX_SEGMENTS];
+    let fresh = &mut fresh[..cut.segments()];
+    let had = frames.alloc(fresh);
+    if had < fresh.len() {
+        fresh[..had].iter().for_each(|frame| frames.free(*frame));
+        return false;
+    }
+    for (number, frame) in fresh.iter().enumerate() {
+        let (headers, payload) = cut.segment(number);
+        let head = headers.bytes().len() + received.tag_len();
+        let packet = Packet::fresh(*frame, (head + payload.len()) as u16);
+        // They fit: the largest was compared with the room of a frame.
+        received.write_part(frames.arena(), packet.frame, packet.offset, headers.bytes());
+        frames.arena().write(packet.frame, packet.offset + head as u16, payload);
+        packets.push_back(packet);
+    }
+    true
 }
 
 /// Opens the queues of a port.

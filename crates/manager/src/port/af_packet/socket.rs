@@ -6,11 +6,17 @@
 //! which says whether a checksum is still to be computed (a sender on this host leaves that to hardware that is not there): it is
 //! computed here. A VLAN tag that the kernel has taken off is put on again.
 //!
+//! A large segment (of TCP, up to 64 KiB) does not fit a slot. Its slot has the beginning, and the kernel queues all of it at the socket
+//! (PACKET_COPY_THRESH), from where one `recv` fetches it. The caller cuts it ([`super::segment`]).
+//!
 //! # Sending
 //! One `sendmmsg` for a burst. There is a send ring as well (PACKET_TX_RING), and it is not used: the kernel hands out the ring's own
 //! pages as packet data, and marks a slot as free when the receiving stack has disowned the packet, which may be long before somebody
 //! has read it. Between two namespaces of one host the next packet would then be written over one that still waits in a socket.
 //! `sendmmsg` copies from the frame to a fresh buffer, which is the one copy that the ring costs too.
+//!
+//! Neighbours in a burst that continue one TCP flow go as one message, whose parts lie in their frames: a large segment again. Not past
+//! the interface's queue (`bypass`), where the kernel would cut nothing for a device that cannot.
 
 // Raw packet sockets, their options and their mapped ring have no safe wrapper.
 #![allow(unsafe_code)]
@@ -24,6 +30,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 
+use super::segment::{Headers, MAX_HEADERS, Offload, fold, sum};
 use crate::frame::Packet;
 use crate::mechanism::link;
 
@@ -40,6 +47,15 @@ const SLOT_HEAD: usize = 128;
 const BLOCK: usize = 1 << 16;
 /// Bytes that may wait to be sent.
 const SEND_BUFFER: libc::c_int = 4 << 20;
+/// Bytes of large segments that may wait to be received.
+const RECEIVE_BUFFER: libc::c_int = 16 << 20;
+/// Bytes of the largest segment, with what stands before it.
+const LARGEST: usize = VNET + 16 + (1 << 16);
+/// Bytes of the longest IP packet.
+const LONGEST: usize = u16::MAX as usize;
+/// Socket options that the C library's crate does not name. Source: the kernel's `include/uapi/linux/if_packet.h`.
+const PACKET_COPY_THRESH: libc::c_int = 7;
+const TP_STATUS_COPY: u32 = 1 << 1;
 
 /// How a socket is opened.
 #[derive(Debug, Clone, Copy)]
@@ -64,8 +80,12 @@ pub struct SocketOptions<'a> {
 pub struct SocketCounters {
     /// Packets that the kernel had no slot for.
     pub overruns: u64,
-    /// Packets that were larger than a frame, or were to be cut in segments first (offloads at the other end are on).
+    /// Packets that were larger than a frame, or large segments of a kind that is not cut here.
     pub oversize: u64,
+    /// Large segments that were cut into packets.
+    pub cut: u64,
+    /// Packets that were sent as parts of large segments.
+    pub merged: u64,
     /// Packets whose checksum was computed here.
     pub checksummed: u64,
     /// Packets that the interface does not take: larger than its MTU.
@@ -78,26 +98,38 @@ pub struct Received<'a> {
     pub bytes: &'a [u8],
     /// The VLAN tag that the kernel took off.
     pub tag: Option<[u8; TAG]>,
+    /// Of a large segment: its kind, payload bytes of each packet that it is to be cut into, and where its checksum starts.
+    pub large: Option<(Offload, u16, usize)>,
 }
 
 impl Received<'_> {
     /// Its length with its tag.
     #[allow(clippy::len_without_is_empty, reason = "the kernel gives no empty packets")]
     pub fn len(&self) -> usize {
-        self.bytes.len() + if self.tag.is_some() { TAG } else { 0 }
+        self.bytes.len() + self.tag_len()
+    }
+
+    /// Bytes of its tag.
+    pub fn tag_len(&self) -> usize {
+        if self.tag.is_some() { TAG } else { 0 }
     }
 
     /// Writes it to a frame. False if it does not fit.
     pub fn write(&self, arena: &Arena, frame: u32, offset: u16) -> bool {
+        self.write_part(arena, frame, offset, self.bytes)
+    }
+
+    /// Writes the beginning of a packet to a frame, with the tag of this one. False if it does not fit.
+    pub fn write_part(&self, arena: &Arena, frame: u32, offset: u16, bytes: &[u8]) -> bool {
         match self.tag {
-            Some(tag) if self.bytes.len() >= TAG_AT => {
-                let (addresses, rest) = self.bytes.split_at(TAG_AT);
+            Some(tag) if bytes.len() >= TAG_AT => {
+                let (addresses, rest) = bytes.split_at(TAG_AT);
                 let at = |n: usize| offset + n as u16;
                 arena.write(frame, offset, addresses)
                     && arena.write(frame, at(TAG_AT), &tag)
                     && arena.write(frame, at(TAG_AT + TAG), rest)
             }
-            _ => arena.write(frame, offset, self.bytes),
+            _ => arena.write(frame, offset, bytes),
         }
     }
 }
@@ -113,6 +145,23 @@ pub struct PacketSocket {
     next: u32,
     room: usize,
     counters: SocketCounters,
+    /// Where a large segment is fetched to, and the bytes of the one that is there for the next slot.
+    large: Box<[u8]>,
+    fetched: Option<usize>,
+    /// Where packets are put together, if they are.
+    merger: Option<Box<Merger>>,
+    name: String,
+}
+
+/// What packets that leave as one are made of.
+#[derive(Debug)]
+struct Merger {
+    /// Of each message of a burst.
+    headers: [Option<Headers>; BURST],
+    /// A private copy of a payload whose checksum is looked at.
+    payload: Vec<u8>,
+    /// Bytes of the largest packet that the interface takes, without its Ethernet header.
+    mtu: usize,
 }
 
 // SAFETY: the ring is memory of this process that nobody else in it has a pointer to; one thread at a time has the socket.
@@ -141,12 +190,19 @@ impl PacketSocket {
         set("choose the ring's version on", libc::PACKET_VERSION, version)?;
         set("have checksums told on", libc::PACKET_VNET_HDR, 1)?;
         set("leave out what this host sends on", libc::PACKET_IGNORE_OUTGOING, 1)?;
+        set("have large segments queued on", PACKET_COPY_THRESH, 1)?;
         if options.bypass {
             set("go past the queue of", libc::PACKET_QDISC_BYPASS, 1)?;
         }
         // As much as may be: the limit of the host applies without the right to exceed it.
-        for name in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
-            let _ = self::set(&fd, libc::SOL_SOCKET, name, &SEND_BUFFER);
+        let buffers = [
+            (libc::SO_SNDBUF, SEND_BUFFER),
+            (libc::SO_SNDBUFFORCE, SEND_BUFFER),
+            (libc::SO_RCVBUF, RECEIVE_BUFFER),
+            (libc::SO_RCVBUFFORCE, RECEIVE_BUFFER),
+        ];
+        for (name, bytes) in buffers {
+            let _ = self::set(&fd, libc::SOL_SOCKET, name, &bytes);
         }
         let slot = (options.room + SLOT_HEAD).next_power_of_two();
         let block = BLOCK.max(slot);
@@ -168,7 +224,25 @@ impl PacketSocket {
             None => return Err(("map the receive ring of", io::Error::last_os_error())),
         };
         let slots = request.tp_frame_nr;
-        let socket = Self { fd, ring, bytes, slot, slots, next: 0, room: options.room, counters: SocketCounters::default() };
+        let merger = (!options.bypass).then(|| {
+            let payload = Vec::with_capacity(options.room);
+            Box::new(Merger { headers: [None; BURST], payload, mtu: 0 })
+        });
+        let mut socket = Self {
+            fd,
+            ring,
+            bytes,
+            slot,
+            slots,
+            next: 0,
+            room: options.room,
+            counters: SocketCounters::default(),
+            large: vec![0; LARGEST].into(),
+            fetched: None,
+            merger,
+            name: options.interface.into(),
+        };
+        socket.look_at_mtu();
         if options.promiscuous {
             let request =
                 libc::packet_mreq { mr_ifindex: index, mr_type: libc::PACKET_MR_PROMISC as u16, mr_alen: 0, mr_address: [0; 8] };
@@ -219,9 +293,9 @@ impl PacketSocket {
         self.status().0.load(Ordering::Relaxed) & libc::TP_STATUS_USER != 0
     }
 
-    /// Gives the next packet to `take`. None if there is none.
+    /// Gives the next packet to `take`. None if there is none, or if `take` leaves it for later.
     #[inline]
-    pub fn receive<T>(&mut self, mut take: impl FnMut(Received<'_>) -> T) -> Option<T> {
+    pub fn receive<T>(&mut self, mut take: impl FnMut(Received<'_>) -> Option<T>) -> Option<T> {
         loop {
             let (status, slot) = self.status();
             // Acquire: the packet was written before the status.
@@ -229,66 +303,104 @@ impl PacketSocket {
             if word & libc::TP_STATUS_USER == 0 {
                 return None;
             }
-            // SAFETY: the slot is ours until its status says otherwise, and nobody else in this process knows it.
-            let bytes = unsafe { std::slice::from_raw_parts_mut(slot, self.slot) };
             // SAFETY: a slot begins with this header and is larger than it.
             let header = unsafe { slot.cast::<libc::tpacket2_hdr>().read() };
-            let whole = header.tp_snaplen == header.tp_len;
+            let is_whole = header.tp_snaplen == header.tp_len;
+            if !is_whole && word & TP_STATUS_COPY != 0 && self.fetched.is_none() {
+                self.fetched = Some(self.fetch());
+            }
             let mut summed = false;
-            let packet = packet_in(bytes, header.tp_mac.into(), header.tp_snaplen as usize, &mut summed).filter(|_| whole);
+            let (packet, large) = match self.fetched {
+                Some(bytes) => packet_in(&mut self.large[..bytes], VNET, bytes.saturating_sub(VNET), &mut summed),
+                None => {
+                    // SAFETY: the slot is ours until its status says otherwise, and nobody else in this process knows it.
+                    let bytes = unsafe { std::slice::from_raw_parts_mut(slot, self.slot) };
+                    packet_in(bytes, header.tp_mac.into(), header.tp_snaplen as usize, &mut summed).filter(|_| is_whole)
+                }
+            }
+            .unzip();
             let tag = (word & libc::TP_STATUS_VLAN_VALID != 0).then(|| {
                 let kind = if word & libc::TP_STATUS_VLAN_TPID_VALID != 0 { header.tp_vlan_tpid } else { 0x8100 };
                 let ([a, b], [c, d]) = (kind.to_be_bytes(), header.tp_vlan_tci.to_be_bytes());
                 [a, b, c, d]
             });
-            let fits = packet.map(|bytes| Received { bytes, tag }).filter(|received| received.len() <= self.room);
-            let taken = fits.map(&mut take);
-            // Release: what was read was read before the kernel may write here again.
-            status.store(libc::TP_STATUS_KERNEL, Ordering::Release);
-            self.next = if self.next + 1 == self.slots { 0 } else { self.next + 1 };
+            let large = large.flatten();
+            let fits = packet.map(|bytes| Received { bytes, tag, large }).filter(|it| large.is_some() || it.len() <= self.room);
+            let is_large = large.is_some();
+            let (is_oversize, taken) = match fits {
+                Some(packet) => (false, take(packet)),
+                // Of a large segment that the kernel had no room to queue, the beginning is here.
+                None if !is_whole && word & TP_STATUS_COPY == 0 => {
+                    self.counters.overruns += 1;
+                    (false, None)
+                }
+                None => (true, None),
+            };
+            if taken.is_none() && is_large && !is_oversize {
+                return None;
+            }
+            self.pass();
             self.counters.checksummed += u64::from(summed);
+            self.counters.cut += u64::from(is_large);
             if taken.is_some() {
                 return taken;
             }
-            self.counters.oversize += 1;
+            self.counters.oversize += u64::from(is_oversize);
         }
+    }
+
+    /// Drops the next packet, which `take` has left: it is too large, or of a kind that is not cut.
+    pub fn refuse(&mut self) {
+        self.pass();
+        self.counters.oversize += 1;
+    }
+
+    /// Gives the slot back.
+    fn pass(&mut self) {
+        // Release: what was read was read before the kernel may write here again.
+        self.status().0.store(libc::TP_STATUS_KERNEL, Ordering::Release);
+        self.next = if self.next + 1 == self.slots { 0 } else { self.next + 1 };
+        self.fetched = None;
+    }
+
+    /// Fetches a segment that the kernel has queued, and says how many bytes it has with the header before it: 0 if it is none, or
+    /// larger than any.
+    fn fetch(&mut self) -> usize {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: the buffer is live, and its length is passed.
+        let got = unsafe { libc::recv(self.fd.as_raw_fd(), self.large.as_mut_ptr().cast(), self.large.len(), flags) };
+        usize::try_from(got).ok().filter(|bytes| *bytes <= self.large.len()).unwrap_or(0)
     }
 
     /// Sends the first packets of a burst, and says how many the kernel took. Frames stay the caller's.
     #[inline]
     pub fn send(&mut self, arena: &Arena, packets: &[Packet]) -> usize {
-        let plain = [0u8; VNET];
         let mut done = 0;
+        let mut one_by_one = 0usize;
         while done < packets.len() {
             let burst = &packets[done..packets.len().min(done + BURST)];
-            // SAFETY: all zeros is a value of these plain structures.
-            let (mut parts, mut messages): ([[libc::iovec; 2]; BURST], [libc::mmsghdr; BURST]) = unsafe { (zeroed(), zeroed()) };
-            for ((packet, parts), message) in burst.iter().zip(&mut parts).zip(&mut messages) {
-                let (at, len) = match arena.packet_ptr(packet.frame, packet.offset, packet.len) {
-                    Some(at) => (at, packet.len.into()),
-                    // Cannot be: packets are checked where they come in. An empty one is refused and counted.
-                    None => (std::ptr::null_mut(), 0),
-                };
-                // The kernel only reads.
-                parts[0] = libc::iovec { iov_base: plain.as_ptr().cast_mut().cast(), iov_len: VNET };
-                parts[1] = libc::iovec { iov_base: at.cast(), iov_len: len };
-                message.msg_hdr.msg_iov = parts.as_mut_ptr();
-                message.msg_hdr.msg_iovlen = 2;
+            // How many packets go in each message.
+            let mut groups = [1usize; BURST];
+            let mut count = burst.len();
+            if let Some(merger) = self.merger.as_mut().filter(|_| one_by_one == 0) {
+                count = merger.group(arena, burst, &mut groups);
             }
-            let flags = libc::MSG_DONTWAIT;
-            // SAFETY: as many messages as the burst has; each points to two live parts, the second within the arena, where the packet
-            // lies that the manager holds. What an NF may write there meanwhile changes bytes and nothing else.
-            let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), burst.len() as u32, flags as _) };
+            let sent = self.send_groups(arena, burst, &groups[..count]);
             if sent > 0 {
-                done += sent as usize;
+                let packets = groups[..sent].iter().sum::<usize>();
+                done += packets;
+                one_by_one = one_by_one.saturating_sub(packets);
                 continue;
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
+                // An interface that takes no large segments may take their packets.
+                Some(libc::EMSGSIZE | libc::EINVAL) if groups[0] > 1 => one_by_one = groups[0],
                 // Nothing that waiting could mend.
                 Some(libc::EMSGSIZE | libc::EINVAL) => {
                     self.counters.refused += 1;
                     done += 1;
+                    one_by_one = one_by_one.saturating_sub(1);
                 }
                 // Its buffer is full, or the interface is down: the caller keeps what is left.
                 _ => break,
@@ -297,8 +409,65 @@ impl PacketSocket {
         done
     }
 
+    /// Sends a burst whose packets go in messages of so many, and says how many messages the kernel took: 0 with an error.
+    fn send_groups(&mut self, arena: &Arena, burst: &[Packet], groups: &[usize]) -> usize {
+        let plain = [0u8; VNET];
+        let mut offloads = [plain; BURST];
+        // SAFETY: all zeros is a value of these plain structures.
+        let (mut parts, mut messages): ([libc::iovec; 3 * BURST], [libc::mmsghdr; BURST]) = unsafe { (zeroed(), zeroed()) };
+        let (mut packets, mut part) = (burst.iter(), 0);
+        for (number, (size, message)) in groups.iter().zip(&mut messages).enumerate() {
+            let merged = self.merger.as_ref().and_then(|merger| merger.headers[number].as_ref()).filter(|_| *size > 1);
+            let first = part;
+            let mut add = |base: *const u8, len: usize| {
+                // The kernel only reads.
+                parts[part] = libc::iovec { iov_base: base.cast_mut().cast(), iov_len: len };
+                part += 1;
+            };
+            let skip = match merged {
+                None => {
+                    add(plain.as_ptr(), VNET);
+                    0
+                }
+                Some(headers) => {
+                    let head = headers.bytes();
+                    let payload = burst[burst.len() - packets.len()].len as usize - head.len();
+                    offloads[number] = large_header(headers, payload);
+                    add(offloads[number].as_ptr(), VNET);
+                    add(head.as_ptr(), head.len());
+                    head.len() as u16
+                }
+            };
+            for packet in packets.by_ref().take(*size) {
+                match arena.packet_ptr(packet.frame, packet.offset + skip, packet.len - skip) {
+                    Some(at) => add(at, (packet.len - skip).into()),
+                    // Cannot be: packets are checked where they come in. An empty one is refused and counted.
+                    None => add(std::ptr::null(), 0),
+                }
+            }
+            message.msg_hdr.msg_iov = &raw mut parts[first];
+            message.msg_hdr.msg_iovlen = part - first;
+        }
+        let flags = libc::MSG_DONTWAIT;
+        // SAFETY: as many messages as there are groups; each points to its live parts: headers here or in the merger, and the packets
+        // within the arena, which the manager holds. What an NF may write there meanwhile changes bytes and nothing else.
+        let sent = unsafe { libc::sendmmsg(self.fd.as_raw_fd(), messages.as_mut_ptr(), groups.len() as u32, flags as _) };
+        let sent = usize::try_from(sent).unwrap_or(0);
+        self.counters.merged += groups[..sent].iter().filter(|size| **size > 1).sum::<usize>() as u64;
+        sent
+    }
+
+    /// Asks how large packets may be.
+    fn look_at_mtu(&mut self) {
+        if let Some(merger) = &mut self.merger {
+            // Nothing is put together while that is not known.
+            merger.mtu = link::mtu_by(&self.fd, &self.name).unwrap_or(0) as usize;
+        }
+    }
+
     /// Asks the kernel how many packets it had no slot for.
     pub fn look(&mut self) {
+        self.look_at_mtu();
         let mut stats = libc::tpacket_stats { tp_packets: 0, tp_drops: 0 };
         let mut length = size_of::<libc::tpacket_stats>() as libc::socklen_t;
         // SAFETY: the structure is live, and its size is passed. The kernel starts counting anew when asked.
@@ -319,36 +488,110 @@ impl Drop for PacketSocket {
     }
 }
 
-/// The packet in a slot, whose checksum is computed if its sender left that open. None if it is no packet, or is to be cut in segments.
-fn packet_in<'a>(slot: &'a mut [u8], mac: usize, len: usize, summed: &mut bool) -> Option<&'a [u8]> {
+impl Merger {
+    /// Finds neighbours that can leave as one, and says how many messages there are: in `groups` how many packets go in each.
+    fn group(&mut self, arena: &Arena, burst: &[Packet], groups: &mut [usize; BURST]) -> usize {
+        let mut count = 0;
+        let mut next = 0;
+        let parse = |packet: &Packet| {
+            let mut start = [0; MAX_HEADERS];
+            let start = &mut start[..MAX_HEADERS.min(packet.len.into())];
+            let headers = if arena.read(packet.frame, packet.offset, start) { Headers::parse(start) } else { None };
+            // What lies behind the IP packet is padding, which has no place in a large segment.
+            headers.filter(|it| it.may_lead() && it.payload() == usize::from(packet.len).checked_sub(it.bytes().len()))
+        };
+        let mut current = burst.first().and_then(parse);
+        while next < burst.len() {
+            let first = next;
+            next += 1;
+            let Some(mut all) = current.take() else {
+                groups[count] = 1;
+                count += 1;
+                current = burst.get(next).and_then(parse);
+                continue;
+            };
+            let head = all.bytes().len();
+            let size = usize::from(burst[first].len) - head;
+            let mut payload = size;
+            let mut is_open = size > 0 && usize::from(burst[first].len) - all.ip() <= self.mtu;
+            let mut is_checked = false;
+            while let Some(packet) = burst.get(next) {
+                current = parse(packet);
+                let Some(headers) = current.as_ref().filter(|_| is_open) else { break };
+                let part = usize::from(packet.len) - head.min(packet.len.into());
+                let fits = part > 0 && part <= size && payload + part + head - all.ip() <= LONGEST;
+                if !fits || !all.follows(headers, payload) {
+                    break;
+                }
+                if (!is_checked && !self.is_right(arena, &burst[first], &all)) || !self.is_right(arena, packet, headers) {
+                    break;
+                }
+                is_checked = true;
+                all.absorb(headers);
+                payload += part;
+                next += 1;
+                // A short one is the last, and so is one that is to be pushed.
+                is_open = part == size && !headers.is_pushed();
+            }
+            if next - first > 1 {
+                all.merge(payload);
+                if next == burst.len() {
+                    current = None;
+                }
+            }
+            self.headers[count] = (next - first > 1).then_some(all);
+            groups[count] = next - first;
+            count += 1;
+        }
+        count
+    }
+
+    /// Whether a packet's checksum is right.
+    fn is_right(&mut self, arena: &Arena, packet: &Packet, headers: &Headers) -> bool {
+        let head = headers.bytes().len() as u16;
+        self.payload.resize(usize::from(packet.len - head), 0);
+        arena.read(packet.frame, packet.offset + head, &mut self.payload) && headers.is_right(&self.payload)
+    }
+}
+
+/// The `virtio_net_hdr` of a large segment that is to be cut into packets with so many bytes of payload.
+fn large_header(headers: &Headers, payload: usize) -> [u8; VNET] {
+    let mut header = [0; VNET];
+    header[0] = NEEDS_CSUM;
+    header[1] = headers.offload().kind();
+    // Lengths of headers and payload, where the checksum starts, and where it stands from there.
+    let words = [headers.bytes().len() as u16, payload as u16, headers.transport() as u16, 16];
+    for (place, word) in header[2..].chunks_exact_mut(2).zip(words) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    header
+}
+
+/// A large segment as [`Received::large`] has it.
+type Large = (Offload, u16, usize);
+
+/// The packet in a slot, whose checksum is computed if its sender left that open, and what is to be cut of it. None if it is no packet, or
+/// is to be cut in a way that is not known here.
+fn packet_in<'a>(slot: &'a mut [u8], mac: usize, len: usize, summed: &mut bool) -> Option<(&'a [u8], Option<Large>)> {
     let header: [u8; VNET] = slot.get(mac.checked_sub(VNET)?..mac)?.try_into().ok()?;
     let packet = slot.get_mut(mac..mac + len)?;
     let word = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]) as usize;
     // The kind of segments, less the mark for congestion.
-    if header[1] & 0x7f != 0 {
-        return None;
+    let kind = header[1] & 0x7f;
+    if kind != 0 {
+        let large = (Offload::from_kind(kind)?, word(4) as u16, word(6));
+        return Some((packet, Some(large)));
     }
     if header[0] & NEEDS_CSUM != 0 {
         let (start, at) = (word(6), word(8));
         let part = packet.get_mut(start..)?;
-        let sum = checksum(part);
+        let sum = !fold(sum(part));
         // 0 stands for "none" in UDP, and both mean the same in sums.
         let sum = if sum == 0 { u16::MAX } else { sum };
         part.get_mut(at..at + 2)?.copy_from_slice(&sum.to_be_bytes());
         *summed = true;
     }
-    Some(packet)
-}
-
-/// The Internet checksum of bytes among which the pseudo header's sum stands already.
-fn checksum(bytes: &[u8]) -> u16 {
-    let pairs = bytes.chunks_exact(2);
-    let last = pairs.remainder().first().map_or(0, |byte| u64::from(*byte) << 8);
-    let mut sum = pairs.map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]]))).sum::<u64>() + last;
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    !(sum as u16)
+    Some((packet, None))
 }
 
 fn set<T>(fd: &OwnedFd, level: libc::c_int, name: libc::c_int, value: &T) -> io::Result<()> {
@@ -383,10 +626,13 @@ mod tests {
             slot[mac - 2..].copy_from_slice(&6u16.to_ne_bytes());
             slot.extend(&packet);
             let mut summed = false;
-            assert_eq!(packet_in(&mut slot, mac, packet.len(), &mut summed), Some(&right[..]));
+            assert_eq!(packet_in(&mut slot, mac, packet.len(), &mut summed), Some((&right[..], None)));
             assert!(summed);
-            // What is to be cut in segments is no packet yet.
+            // A large segment has its checksums when it is cut; one of a kind that nobody knows is none.
             slot[mac - VNET + 1] = 1;
+            let large = packet_in(&mut slot, mac, packet.len(), &mut summed).unwrap().1;
+            assert_eq!(large, Some((Offload::Tcp4, 0, 34)));
+            slot[mac - VNET + 1] = 9;
             assert_eq!(packet_in(&mut slot, mac, packet.len(), &mut summed), None);
         }
     }
