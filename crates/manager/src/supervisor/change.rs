@@ -384,7 +384,7 @@ impl Supervisor {
         let is_it = |problem: &Problem| problem.at.as_ref().is_some_and(|at| (at.section, at.key) == ("memory", "frames"));
         let warning = |config: &Config| validate::validate(config).into_iter().find(is_it);
         if let (Some(problem), None) = (warning(wanted), warning(&self.config)) {
-            eprintln!("sluiced: {problem}");
+            log_line!("sluiced: {problem}");
         }
     }
 

@@ -180,7 +180,7 @@ impl Supervisor {
                 Some(thread)
             }
             Err(error) => {
-                eprintln!("sluiced: cannot make a thread for a foreign program: {error}");
+                log_line!("sluiced: cannot make a thread for a foreign program: {error}");
                 None
             }
         }
@@ -283,7 +283,7 @@ impl Supervisor {
 
     /// A foreign NF could not come.
     fn trouble(&mut self, number: u16, why: String) {
-        eprintln!("sluiced: {why}");
+        log_line!("sluiced: {why}");
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         nf.foreign.get_or_insert_default().trouble = Some(why);
         match &nf.process {
@@ -340,7 +340,7 @@ impl Supervisor {
         for pid in ours {
             // One that has ended meanwhile needs no class.
             if let Err(error) = self.schedule(None, pid, core, config.mode == Mode::Poll) {
-                eprintln!("sluiced: {name}: {error}");
+                log_line!("sluiced: {name}: {error}");
             }
         }
         self.controller.add(handle.clone());
@@ -357,7 +357,7 @@ impl Supervisor {
         match self.plane.unfeed(number) {
             // Its sockets are closed here and not on a packet thread: the kernel takes milliseconds for that.
             Ok(hop) => drop(hop),
-            Err(error) => eprintln!("sluiced: {error}"),
+            Err(error) => log_line!("sluiced: {error}"),
         }
     }
 

@@ -261,7 +261,7 @@ impl Supervisor {
                 told = Instant::now();
                 for nf in self.nfs.values().filter(|nf| nf.state == State::Starting && nf.handle.is_some()) {
                     let so_far = nf.started_at.elapsed().as_secs();
-                    eprintln!("sluiced: {} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
+                    log_line!("sluiced: {} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
                 }
             }
             let trouble = |nf: &NfState| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());
@@ -284,7 +284,7 @@ impl Supervisor {
         let events = match self.listener.serve(monotonic_ns()) {
             Ok(events) => events,
             Err(error) => {
-                eprintln!("sluiced: the NF socket is broken: {error}");
+                log_line!("sluiced: the NF socket is broken: {error}");
                 return;
             }
         };
@@ -486,7 +486,7 @@ impl Supervisor {
         }
         if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, core, poll)) {
             // It has its memory already: what it was given comes back when its process has ended, and not before.
-            eprintln!("sluiced: {name} is stopped: {error}");
+            log_line!("sluiced: {name} is stopped: {error}");
             self.nfs.get(&number).into_iter().for_each(kill);
             return Ok(());
         }
@@ -687,7 +687,7 @@ impl Supervisor {
                         nf.reclaim_ns = Some(monotonic_ns().saturating_sub(noticed_ns));
                     }
                 }
-                Err(error) => eprintln!("sluiced: {error}"),
+                Err(error) => log_line!("sluiced: {error}"),
             }
         }
         self.release(number);
@@ -977,8 +977,8 @@ impl Supervisor {
         if let Some(record) = self.record.take() {
             match record.finish() {
                 Ok(undone) if undone.failed.is_empty() => {}
-                Ok(undone) => eprintln!("sluiced: could not undo: {}", undone.failed.join(", ")),
-                Err(error) => eprintln!("sluiced: {error}"),
+                Ok(undone) => log_line!("sluiced: could not undo: {}", undone.failed.join(", ")),
+                Err(error) => log_line!("sluiced: {error}"),
             }
         }
     }

@@ -386,7 +386,7 @@ impl Supervisor {
         let stride = if plane.memories().are_huge() { plane.arena().geometry().stride } else { 0 };
         let room = port::room::Room::read(Path::new("/"), &config.memory, promises.io_mask(), stride);
         let estimates = Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
-            eprintln!("sluiced: {error}; NFs start without a first guess of their cost");
+            log_line!("sluiced: {error}; NFs start without a first guess of their cost");
             Kept::default()
         });
         let mut this = Self {
@@ -640,7 +640,7 @@ impl Supervisor {
         for chain in self.chains.iter().flatten() {
             let lacks = chain.counters.iter().any(|counters| counters.no_path.get() > 0);
             if lacks && self.lacked_paths.insert(chain.name.clone()) {
-                eprintln!(
+                log_line!(
                     "sluiced: chain {} finds no place for a path, and its packets are dropped: there are {} paths, and manager.max_paths is {}; \
                      raise it and restart, or have fewer combinations of ports, chains and instances",
                     chain.name,
@@ -711,7 +711,7 @@ impl Supervisor {
                     rules.push(compiled);
                     hits.push(own.clone());
                 }
-                Err(error) => eprintln!("sluiced: a rule is left out: {error}"),
+                Err(error) => log_line!("sluiced: a rule is left out: {error}"),
             }
             self.hits.push((key, own));
         }
@@ -723,7 +723,7 @@ impl Supervisor {
         if let Some(record) = &mut self.record
             && let Err(error) = what(record)
         {
-            eprintln!("sluiced: {error}");
+            log_line!("sluiced: {error}");
         }
     }
 

@@ -83,7 +83,7 @@ fn run(jobs: &Receiver<Job>) {
             Job::Gather(gatherer) => gather(&gatherer),
             Job::Remove(pen) => {
                 if let Err((folder, error)) = pen.remove() {
-                    eprintln!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
+                    log_line!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
                 }
             }
         }
@@ -92,7 +92,7 @@ fn run(jobs: &Receiver<Job>) {
 
 fn gather(gatherer: &Gatherer) {
     if let Err(error) = gatherer.gather() {
-        eprintln!("sluiced: a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
+        log_line!("sluiced: a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
     }
 }
 
@@ -106,13 +106,13 @@ impl Supervisor {
         let weighed = self.grouping().filter(|grouping| grouping.version() == Version::V2).map(|grouping| grouping.group());
         let pens = Pens::create(root, &name, weighed);
         for lack in pens.lacks() {
-            eprintln!("sluiced: warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
+            log_line!("sluiced: warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
         }
         self.holds.pens = Some(pens);
         let (jobs, todo) = channel();
         match std::thread::Builder::new().name("sluice-pens".into()).spawn(move || run(&todo)) {
             Ok(thread) => (self.holds.jobs, self.holds.thread) = (Some(jobs), Some(thread)),
-            Err(error) => eprintln!("sluiced: NFs stay out of cgroups of version 1: {error}"),
+            Err(error) => log_line!("sluiced: NFs stay out of cgroups of version 1: {error}"),
         }
     }
 
@@ -124,7 +124,7 @@ impl Supervisor {
         match &self.holds.keeper {
             Some(keeper) if keeper.is_alive() => return Some(keeper.clone()),
             Some(_) => {
-                eprintln!("sluiced: the process that keeps those of NFs has ended, and all of them with it; another one is started")
+                log_line!("sluiced: the process that keeps those of NFs has ended, and all of them with it; another one is started")
             }
             None => {}
         }
@@ -132,7 +132,7 @@ impl Supervisor {
             Ok(keeper) => Some(self.holds.keeper.insert(Arc::new(keeper)).clone()),
             Err(error) => {
                 self.holds.has_no_keeper = self.holds.keeper.is_none();
-                eprintln!("sluiced: warning: what NFs have forked may outlive a daemon that is killed: {error}");
+                log_line!("sluiced: warning: what NFs have forked may outlive a daemon that is killed: {error}");
                 None
             }
         }
@@ -219,7 +219,7 @@ impl Supervisor {
             match &nf.pen {
                 Some(pen) if !pen.is_empty() && !is_late => pen.kill(),
                 Some(pen) if is_late => {
-                    eprintln!("sluiced: {} has left processes that cannot end: {:?}", nf.name, pen.members());
+                    log_line!("sluiced: {} has left processes that cannot end: {:?}", nf.name, pen.members());
                     gone.push(*number);
                 }
                 _ => gone.push(*number),
@@ -296,7 +296,7 @@ impl Supervisor {
                 let paths = Pens::paths(Path::new("/"), &format!("sluice-{}-nfs", std::process::id()));
                 paths.into_iter().for_each(|path| self.note(|r| r.removed(&path)));
             }
-            Err((folder, error)) => eprintln!("sluiced: cannot remove cgroup {}: {error}", folder.display()),
+            Err((folder, error)) => log_line!("sluiced: cannot remove cgroup {}: {error}", folder.display()),
         }
     }
 

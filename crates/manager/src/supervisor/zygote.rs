@@ -282,7 +282,7 @@ impl Supervisor {
                 Ok(Report::Failed { name, why }) => {
                     let Some(number) = name_is(&name).filter(|number| zygote.asked.contains(number)) else { continue };
                     zygote.asked.retain(|asked| *asked != number);
-                    eprintln!("sluiced: {name} is started by itself: its zygote {why}");
+                    log_line!("sluiced: {name} is started by itself: its zygote {why}");
                     self.spawn_unforked(number);
                 }
                 Err(HandshakeError::Socket(Errno::AGAIN)) => break,
@@ -327,7 +327,7 @@ impl Supervisor {
         // A child of ours keeps its number until we collect it, so it is the process that was meant, or none of ours.
         let Ok(pidfd) = process::pidfd_open(pid) else { return };
         if !process::is_child(pidfd.as_fd()) || !runs_as(pid, uid) {
-            eprintln!("sluiced: a zygote says that it has forked process {pid:?}, which is none of its children");
+            log_line!("sluiced: a zygote says that it has forked process {pid:?}, which is none of its children");
             return;
         }
         let process = Process { pid, pidfd, child: true, theirs: false, container: None };
@@ -457,7 +457,7 @@ impl Supervisor {
         let waiting = self.end_zygote(service_number);
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
-        eprintln!("sluiced: warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
+        log_line!("sluiced: warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
         zygote.stage = Stage::Unfit(why.into());
         waiting.into_iter().for_each(|number| self.spawn_unforked(number));
     }
