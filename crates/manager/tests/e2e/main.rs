@@ -19,6 +19,7 @@ mod holes;
 mod hostile;
 mod input;
 mod lifecycle;
+mod log;
 mod neighbours;
 mod observe;
 mod openflow;

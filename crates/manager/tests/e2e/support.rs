@@ -1,5 +1,6 @@
 //! What the tests share: a daemon that ends with its test, its configuration, and waiting for what it says.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
@@ -162,8 +163,35 @@ impl Daemon {
 
     /// Starts a daemon on the configuration that lies in a folder.
     pub fn again(folder: tempfile::TempDir) -> Self {
-        build_nfs();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        Self::logging_to(folder, log.into())
+    }
+
+    /// Starts a daemon with more keys of `[manager]` and the sections of `body` whose log is a
+    /// stream socket, as under systemd. What it says is found where it is elsewhere; if not
+    /// `for_good`, until it is ready, and then the other end of the socket is closed.
+    pub fn start_on_socket(manager: &str, body: &str, for_good: bool) -> Self {
+        let folder = open_folder();
+        std::fs::write(folder.path().join("sluice.toml"), head(folder.path(), manager) + body).unwrap();
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let reader = std::thread::spawn(move || {
+            for line in std::io::BufRead::lines(std::io::BufReader::new(ours)).map_while(Result::ok) {
+                writeln!(log, "{line}").unwrap();
+                if !for_good && line.starts_with("sluiced: ready") {
+                    return;
+                }
+            }
+        });
+        let daemon = Self::logging_to(folder, theirs.into());
+        if !for_good {
+            reader.join().unwrap();
+        }
+        daemon
+    }
+
+    fn logging_to(folder: tempfile::TempDir, log: std::os::fd::OwnedFd) -> Self {
+        build_nfs();
         let child = command(folder.path()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         let mut daemon = Self { child, folder, seen: Vec::new() };
         let until = Instant::now() + PATIENCE;
