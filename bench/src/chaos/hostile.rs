@@ -21,7 +21,7 @@ use sluice_shm::page::{Attached, Counter};
 use sluice_shm::{BURST, core_page, ring};
 
 /// What it can do, and what that is.
-pub const MODES: [(&str, &str); 16] = [
+pub const MODES: [(&str, &str); 17] = [
     ("random", "returns descriptors of random frames, offsets, lengths and verdicts"),
     ("replay", "returns every descriptor three times"),
     ("cursors", "writes random cursors to its rings"),
@@ -34,6 +34,7 @@ pub const MODES: [(&str, &str); 16] = [
     ("unready", "attaches, and never says that it is ready"),
     ("quit", "ends as soon as it has a packet"),
     ("panic", "panics over its first packet"),
+    ("hangup", "empties, shuts down and clogs its standard streams when it has a packet, and ends"),
     (OVERWRITE, "returns its packets, and meanwhile writes noise over all of its tenant's packet memory and makes holes in it"),
     ("fork", "leaves a process behind that has left its group and session and keeps all memory"),
     ("swarm", "forks as often as it may, and all of these processes spin"),
@@ -67,6 +68,23 @@ fn say(what: &str, result: i64) {
     match result {
         -1 => println!("hostile: {what} = {}", std::io::Error::last_os_error()),
         _ => println!("hostile: {what} = ok"),
+    }
+}
+
+/// Does to its standard streams what would hurt whoever shares them.
+fn hang_up() {
+    for stream in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: the calls take numbers, and a buffer that lives.
+        unsafe {
+            libc::ftruncate(stream, 0);
+            libc::fcntl(stream, libc::F_SETFL, libc::O_NONBLOCK);
+            let noise = [b'x'; 4096];
+            // As much as any pipe holds; a file takes it all.
+            for _ in 0..256 {
+                libc::write(stream, noise.as_ptr().cast(), noise.len());
+            }
+            libc::shutdown(stream, libc::SHUT_RDWR);
+        }
     }
 }
 
@@ -221,6 +239,10 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
                 let _ = tx.enqueue(burst);
             }
             "quit" if n > 0 => return Ok(()),
+            "hangup" if n > 0 => {
+                hang_up();
+                return Ok(());
+            }
             "panic" => assert!(n == 0, "as it was asked to"),
             "fork" | "swarm" | "reach" => {
                 let _ = tx.enqueue(burst);

@@ -29,6 +29,7 @@ use crate::mechanism::processes::Target;
 use crate::nf::State;
 use crate::nf::filter::Filter;
 use crate::nf::handle::NfHandle;
+use crate::nf::output::Whose;
 use crate::nf::record::Thing;
 use crate::nf::spawn;
 
@@ -224,6 +225,7 @@ impl Supervisor {
             // Its own affair where it is root; see the limits that `sluice check` tells.
             spec.filter = if user.is_some() { Filter::Foreign } else { Filter::None };
             spec.user = user;
+            spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
             match spawn::spawn(&spec) {
                 Ok(spawned) => {
                     settled = SETTLED;

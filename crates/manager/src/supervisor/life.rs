@@ -28,6 +28,7 @@ use crate::mechanism::silence;
 use crate::nf::container::Life;
 use crate::nf::filter::Filter;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::output::Whose;
 use crate::nf::{State, attach, spawn};
 
 /// A process of an NF.
@@ -166,7 +167,7 @@ impl Supervisor {
             env,
             user: service.user.clone(),
             core,
-            stdio: spawn::Stdio::Inherit,
+            stdio: spawn::Stdio::Null,
             name: name.into(),
             filter: match service.config.filter {
                 true => Filter::Nf { storage: service.config.storage },
@@ -210,6 +211,7 @@ impl Supervisor {
         let (core, service) = (nf.core, nf.service);
         let mut spec = spec.clone();
         let pen = container.is_none().then(|| self.hold_nf(&mut spec, service, core)).flatten();
+        spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         match spawn::spawn(&spec) {
             Ok(spawned) => {
@@ -591,6 +593,7 @@ impl Supervisor {
         if let Some(connection) = nf.connection.take() {
             let _ = epoll::delete(&self.epoll, connection.as_fd());
         }
+        self.outputs.close(Whose::Nf(number));
         let handle = nf.handle.take();
         let place = nf.place.take();
         if let Some(handle) = &handle {

@@ -50,6 +50,7 @@ use crate::mechanism::cgroup::pen::Pen;
 use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::output::Outputs;
 use crate::nf::record::{Record, RecordError, Thing};
 use crate::notice::Notices;
 use crate::openflow::{self, Agent};
@@ -275,6 +276,8 @@ pub struct Supervisor {
     room: port::room::Room,
     outside: outside::Outside,
     holds: pens::Holds,
+    /// Standard output and error of NFs.
+    outputs: Outputs,
     holes: holes::Holes,
     /// What packets cost programs, as measured before.
     estimates: Kept,
@@ -381,6 +384,11 @@ impl Supervisor {
         epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(token::WAKE), interest).map_err(system("watch requests"))?;
         epoll::add(&epoll, listener.fd(), epoll::EventData::new_u64(token::LISTENER), interest)
             .map_err(system("watch the NF socket"))?;
+        let outputs = Outputs::start().map_err(|error| {
+            system("start the thread that reads the output of NFs")(
+                rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::INVAL),
+            )
+        })?;
         let (remote, jobs) = channel();
         let wanted = config.clone();
         let stride = if plane.memories().are_huge() { plane.arena().geometry().stride } else { 0 };
@@ -400,6 +408,7 @@ impl Supervisor {
             room,
             outside: outside::Outside::default(),
             holds: pens::Holds::default(),
+            outputs,
             holes: holes::Holes::default(),
             estimates,
             ports: Vec::new(),

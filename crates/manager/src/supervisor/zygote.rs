@@ -35,6 +35,7 @@ use super::{HELLO_PATIENCE, ServiceState, Supervisor, token};
 use crate::control::model as api;
 use crate::mechanism::cgroup::pen::Pen;
 use crate::mechanism::process;
+use crate::nf::output::Whose;
 use crate::nf::{State, attach, spawn};
 
 /// Most forks that a zygote is asked for before it has answered: no socket is filled with them.
@@ -150,7 +151,9 @@ impl Supervisor {
         let (cores, first) = (service.config.cores.iter().copied().collect(), service.config.cores.first().copied().unwrap_or(0));
         let processes = service.config.pids.saturating_mul(service.config.most_instances().saturating_add(1));
         let pen = self.hold(&mut spec, first, Some(cores), processes);
+        spec.stdio = self.outputs.pipe(Whose::Zygote(service_number), &name, spec.user.as_ref().map(|user| user.uid));
         let spawned = spawn::spawn(&spec);
+        drop(spec);
         if let Some(pen) = &pen {
             self.gather(pen);
         }
@@ -246,7 +249,10 @@ impl Supervisor {
             let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.state == State::Starting && nf.process.is_none()) else {
                 continue;
             };
-            if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &[]).is_err() {
+            // Without one it goes on with its zygote's.
+            let pipe = self.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
+            let pipe: Vec<_> = pipe.iter().map(AsFd::as_fd).collect();
+            if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &pipe).is_err() {
                 // With so few messages under way it is not that the socket is full: it is gone, which is noticed.
                 zygote.waiting.push_front(number);
                 return;
@@ -427,6 +433,7 @@ impl Supervisor {
         // What it had forked and what had not left its group yet has ended with it, if the group was killed.
         process::reap_group(pid);
         zygote.process = None;
+        self.outputs.close(Whose::Zygote(number as u16));
         let pen = zygote.pen.take();
         let ran_for = zygote.started_at.elapsed();
         let line = || format!("{name} has ended after {:.3} s", ran_for.as_secs_f64());
@@ -476,6 +483,7 @@ impl Supervisor {
             process.kill();
             self.bid_farewell(process, true);
         }
+        self.outputs.close(Whose::Zygote(service_number));
         self.release_zygote(pen);
         waiting
     }

@@ -333,7 +333,8 @@ fn a_container_speaks_for_its_own_nf_only() {
         .unwrap();
     assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
     daemon.wait("the liar is refused", |s| find_nf(s, "liar.0").state != NfState::Starting);
-    assert!(daemon.log().contains("a process in the container of another NF may not attach as guest.0"), "{}", daemon.log());
+    daemon.wait_for_log("a process in the container of another NF may not attach as guest.0");
+    assert!(daemon.log().lines().any(|line| line.starts_with("liar.0: ") && line.contains("guest.0")), "{}", daemon.log());
     assert_eq!(find_nf(&daemon.stats(), "guest.0").state, NfState::Expected);
     signal(find_nf(&stats, "a.0"), Signal::CONT);
     daemon.stop();
@@ -377,7 +378,8 @@ fn a_program_that_ends_at_once_is_told() {
         let output = refusal(place.path(), &(head(place.path(), "") + &endless(&service, &["a"], "restart")));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains("--no-such-argument"), "its words come through: {said}");
+        let is_its = |line: &str| line.starts_with("a.0: ") && line.contains("--no-such-argument");
+        assert!(said.lines().any(is_its), "its words come through, under its name: {said}");
         assert!(said.contains("a.0 ended before it was ready"), "{said}");
         assert!(!place.path().join("run").exists(), "{said}");
     }

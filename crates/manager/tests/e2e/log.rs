@@ -4,7 +4,7 @@
 use rustix::process::Signal;
 use sluice_manager::control::model::NfState;
 
-use crate::support::{Daemon, chain, find_nf, find_port, port, service, signal};
+use crate::support::{Daemon, chain, find_nf, find_port, hostile_nf, port, service, signal};
 
 /// A chain under load with one NF.
 fn one(nf: &str) -> String {
@@ -28,4 +28,22 @@ fn a_daemon_whose_log_nobody_reads_any_more_goes_on() {
     daemon.silence("c", "load");
     daemon.wait_until_empty();
     daemon.stop();
+}
+
+#[test]
+fn an_nf_cannot_close_empty_or_clog_the_log_of_the_daemon() {
+    // It shuts its streams down and ends, and does so again when it is restarted.
+    let body = one(&service("b", &hostile_nf(), "args = [\"hangup\"]"));
+    for on_socket in [true, false] {
+        let mut daemon = if on_socket { Daemon::start_on_socket("", &body, true) } else { Daemon::start("", &body) };
+        daemon.wait("it has hung up twice", |s| find_nf(s, "b.0").restarts >= 2);
+        daemon.wait_for_log("sluiced: b.0 has ended after ");
+        daemon.wait_for_log("b.0: xxxx");
+        daemon.silence("c", "load");
+        daemon.wait_until_empty();
+        let log = daemon.stop_and_log();
+        assert!(log.contains("sluiced: ready"), "{log:.2000}");
+        assert!(log.lines().filter(|line| line.contains("xxxx")).all(|line| line.starts_with("b.0: ")), "{log:.2000}");
+        assert!(log.len() < 1 << 20, "{} bytes", log.len());
+    }
 }

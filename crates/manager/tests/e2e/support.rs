@@ -226,6 +226,16 @@ impl Daemon {
         std::fs::read_to_string(self.folder().join("log")).unwrap_or_default()
     }
 
+    /// Waits until it has said this. What NFs say is logged a moment later.
+    #[track_caller]
+    pub fn wait_for_log(&self, what: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.log().contains(what) {
+            assert!(Instant::now() < until, "it does not say {what:?}:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// A client of it.
     pub fn client(&self) -> Client {
         Client::new(&self.run_dir().join("control.sock")).unwrap()
@@ -303,7 +313,13 @@ impl Daemon {
 
     /// Stops the daemon as an operator does, and checks that it leaves nothing behind.
     #[track_caller]
-    pub fn stop(mut self) {
+    pub fn stop(self) {
+        self.stop_and_log();
+    }
+
+    /// The same, and gives all that it has said: what its NFs have said is logged by then.
+    #[track_caller]
+    pub fn stop_and_log(mut self) -> String {
         self.stats();
         let status = self.end(Signal::TERM);
         assert!(status.success(), "{status}:\n{}", self.log());
@@ -315,6 +331,7 @@ impl Daemon {
         if let Some(pid) = self.seen.iter().find(|pid| is_alive(**pid)) {
             panic!("NF process {pid} is left");
         }
+        self.log()
     }
 
     /// Gives its folder away; the daemon has ended.
