@@ -116,6 +116,32 @@ impl<K: Eq + Hash> Notices<K> {
     }
 }
 
+/// Most characters of what another process has said that stand in a line.
+const QUOTED: usize = 200;
+
+/// Adds a text of another process to a line: control characters, ends of lines too, are escaped.
+pub fn add_escaped(text: &str, line: &mut String) {
+    for c in text.chars() {
+        match c {
+            '\t' => line.push(c),
+            c if c.is_control() => line.extend(c.escape_default()),
+            c => line.push(c),
+        }
+    }
+}
+
+/// The beginning of a text of another process, as a part of a line.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    let mut quoted = String::new();
+    let end = text.char_indices().nth(QUOTED).map_or(text.len(), |(end, _)| end);
+    add_escaped(&text[..end], &mut quoted);
+    if end < text.len() {
+        quoted.push('…');
+    }
+    quoted
+}
+
 fn with_count(line: &str, left_out: u64) -> String {
     match left_out {
         0 => line.into(),
@@ -146,6 +172,14 @@ mod tests {
         assert_eq!(notices.flush(at(3_000)), ["closed 2499 (498 more such lines left out)"]);
         assert!(notices.flush(at(4_000)).is_empty() && notices.kinds.is_empty(), "quiet keys are forgotten");
         assert_eq!(notices.line("closed", at(4_001), || "closed".into()).as_deref(), Some("closed"));
+    }
+
+    #[test]
+    fn words_of_others_are_one_short_line() {
+        assert_eq!(quoted("no memory"), "no memory");
+        assert_eq!(quoted("a\r\nsluiced: \u{1b}[2J"), "a\\r\\nsluiced: \\u{1b}[2J");
+        assert_eq!(quoted(&"ü".repeat(QUOTED)), "ü".repeat(QUOTED));
+        assert_eq!(quoted(&"ü\n".repeat(QUOTED)), "ü\\n".repeat(QUOTED / 2) + "…");
     }
 
     #[test]

@@ -348,13 +348,7 @@ impl Budget {
         if !self.is_out() {
             lines.push_str(name);
             lines.push_str(": ");
-            for c in String::from_utf8_lossy(bytes).chars() {
-                match c {
-                    '\t' => lines.push(c),
-                    c if c.is_control() => lines.extend(c.escape_default()),
-                    c => lines.push(c),
-                }
-            }
+            crate::notice::add_escaped(&String::from_utf8_lossy(bytes), lines);
             lines.push('\n');
         }
         let cost = ((lines.len() - before) as u64).max(LEAST);

@@ -472,6 +472,7 @@ impl Supervisor {
         let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
         let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
         nf.connection = Some(attached.socket);
+        nf.has_said_ready = false;
         if let Some(pid) = pid {
             nf.cpu.start(pid);
         }
@@ -500,11 +501,16 @@ impl Supervisor {
     pub(super) fn hear(&mut self, number: u16) {
         let Some(connection) = self.nfs.get(&number).and_then(|nf| nf.connection.as_ref()) else { return };
         match handshake::receive(connection.as_fd()) {
-            Ok((message, _)) if handshake::is_ready(&message) => self.became_ready(number),
+            Ok((message, _)) if handshake::is_ready(&message) && self.says_first(number) => self.became_ready(number),
             Err(handshake::HandshakeError::Socket(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) => {}
-            // An NF says nothing else. One that does is none.
+            // An NF says nothing else, and that once. One that goes on would keep this thread busy.
             Ok(_) | Err(_) => self.connection_closed(number),
         }
+    }
+
+    /// Whether a process has not said before that it is ready.
+    fn says_first(&mut self, number: u16) -> bool {
+        self.nfs.get_mut(&number).is_some_and(|nf| !std::mem::replace(&mut nf.has_said_ready, true))
     }
 
     /// The handler of an NF is made: packets may be given to it.
@@ -991,7 +997,7 @@ impl Supervisor {
 ///
 /// Nothing that the process knows would tell it from another one of its user, who can read its environment and its memory; who started
 /// whom is the kernel's word.
-fn is_of(peer: &attach::Peer, started: &Process) -> bool {
+pub(super) fn is_of(peer: &attach::Peer, started: &Process) -> bool {
     let Some(pid) = peer.pid else { return false };
     let descends = || Proc::default().ancestors(pid).is_ok_and(|ancestors| ancestors.contains(&started.pid));
     // Both still are who they were, so their numbers are theirs: ours has not been collected, and the other one lives.

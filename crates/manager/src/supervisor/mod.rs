@@ -159,6 +159,8 @@ struct NfState {
     /// What we started, where that is a program that started the NF's own process. It ends with the NF.
     wrapper: Option<life::Process>,
     connection: Option<OwnedFd>,
+    /// On this connection, that its handler is made.
+    has_said_ready: bool,
     /// What holds all that its process starts.
     pen: Option<Pen>,
     restarts: u64,
@@ -215,6 +217,7 @@ impl NfState {
             process: None,
             wrapper: None,
             connection: None,
+            has_said_ready: false,
             pen: None,
             restarts: 0,
             streak: restart::Streak::default(),

@@ -134,3 +134,27 @@ fn a_zygote_goes_with_its_service() {
     wait_until_gone(second.pid.unwrap());
     daemon.stop();
 }
+
+#[test]
+fn nobody_else_can_say_that_it_is_a_zygote_and_have_that_ended() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let text = port("in", "gen", "rate = 1000") + &port("wan", "sink", "");
+    let mut daemon = Daemon::start("", &text);
+    // One that says no hello for as long as this test takes.
+    let mut config = std::fs::read_to_string(daemon.folder().join("sluice.toml")).unwrap();
+    config += &service("ids", "/bin/sleep", "args = [\"1000\"]\nzygote = true");
+    config += &chain("c", "in", &["ids"], "wan", "");
+    daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
+    let stats = daemon.wait("it is started", |s| zygote(s).pid.is_some());
+    let before = zygote(&stats);
+    assert_eq!(before.state, "starting");
+    // This process may attach, for it is of the daemon's user; a zygote it is not.
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(daemon.run_dir().join("nf.sock")).unwrap()).unwrap();
+    let said = sluice_shm::zygote::attach(&socket, "ids.zygote").unwrap_err().to_string();
+    assert!(said.contains("neither that process nor a child of it"), "{said}");
+    let after = zygote(&daemon.stats());
+    assert_eq!((after.state.as_str(), after.pid), ("starting", before.pid), "{}", daemon.log());
+    assert!(daemon.log().contains("said that it is ids.zygote, which it is not"), "{}", daemon.log());
+    daemon.stop();
+}
