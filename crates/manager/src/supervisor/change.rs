@@ -479,6 +479,7 @@ pub(super) fn start_of(config: &model::Service) -> Result<Start, SupervisorError
                 args: config.args.clone(),
                 env: config.env.clone().into_iter().collect(),
                 user: user.clone(),
+                pids: config.pids,
             }));
         }
         (None, Some(program)) if !config.attach => exec = Some(host::resolve_exec(program, &here).map_err(invalid)?),

@@ -210,7 +210,11 @@ impl Supervisor {
         nf.state = State::Starting;
         let (core, service) = (nf.core, nf.service);
         let mut spec = spec.clone();
-        let pen = container.is_none().then(|| self.hold_nf(&mut spec, service, core)).flatten();
+        let pids = self.services.get(usize::from(service)).and_then(Option::as_ref).map_or(1, |service| service.config.pids);
+        let pen = match &container {
+            Some(_) => self.hold_container(&spec.name, pids),
+            None => self.hold_nf(&mut spec, service, core),
+        };
         spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         match spawn::spawn(&spec) {
@@ -222,8 +226,10 @@ impl Supervisor {
                 nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true, theirs: false, container });
                 nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
                 self.note(|r| r.started(&name, pid));
-                if let Some(pen) = self.nfs.get(&number).and_then(|nf| nf.pen.as_ref()) {
-                    self.gather(pen);
+                match self.nfs.get(&number).and_then(|nf| Some((nf.pen.as_ref()?, nf.process.as_ref()?.container.is_some()))) {
+                    Some((_, true)) => self.gather_container(number),
+                    Some((pen, false)) => self.gather(pen),
+                    None => {}
                 }
                 Ok(())
             }

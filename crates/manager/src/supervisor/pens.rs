@@ -173,14 +173,48 @@ impl Supervisor {
         self.holds.ask(Job::Gather(pen.gatherer()));
     }
 
+    /// Makes what bounds the processes of a container, those of its runtime among them.
+    pub(super) fn hold_container(&mut self, name: &str, processes: u32) -> Option<Pen> {
+        let pens = self.holds.pens.as_ref()?;
+        self.holds.lives += 1;
+        Some(pens.make_beside(&format!("{name}-{}", self.holds.lives), processes))
+    }
+
+    /// Has the runtime of a container and all that it has started moved into its NF's pen, soon.
+    pub(super) fn gather_container(&self, number: u16) {
+        let Some(nf) = self.nfs.get(&number) else { return };
+        let (Some(pen), Some(runtime)) = (&nf.pen, &nf.process) else { return };
+        match runtime.container.as_ref().and_then(|life| life.cgroup.clone()) {
+            Some(cgroup) => self.holds.ask(Job::Gather(pen.gatherer_of(cgroup))),
+            // Nothing holds both but their pen, once the runtime is in there.
+            None => {
+                let Ok(pidfd) = runtime.pidfd.try_clone() else { return };
+                self.holds.ask(Job::TakeIn(pen.gatherer(), runtime.pid, pidfd));
+            }
+        }
+    }
+
+    /// Keeps a container on the core of its NF.
+    fn confine_container(&mut self, number: u16) {
+        let (Some(nf), Some(pens)) = (self.nfs.get_mut(&number), &self.holds.pens) else { return };
+        if let Some(cgroup) = nf.process.as_ref().and_then(|runtime| runtime.container.as_ref()?.cgroup.as_ref()) {
+            // Not there where this hierarchy has no cores; version 1 may.
+            let cores = std::fs::OpenOptions::new().write(true).open(cgroup.join("cpuset.cpus"));
+            let _ = cores.and_then(|mut to| std::io::Write::write_all(&mut to, nf.core.to_string().as_bytes()));
+        }
+        if let Some(pen) = &mut nf.pen {
+            pens.confine(pen, &[nf.core].into());
+        }
+        self.gather_container(number);
+    }
+
     /// Keeps the process of an NF that was let in on its core, whoever has started it.
     pub(super) fn confine(&mut self, number: u16, pid: Pid, pidfd: OwnedFd, is_forked: bool) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let core = nf.core;
         pin(pid, core);
         if self.services.get(usize::from(nf.service)).and_then(Option::as_ref).is_some_and(|s| s.container.is_some()) {
-            // It is in a cgroup and a process namespace of its own, which hold it, and its filter keeps it on its core.
-            return;
+            return self.confine_container(number);
         }
         let Some(pens) = &self.holds.pens else { return };
         let processes = self.services.get(usize::from(nf.service)).and_then(Option::as_ref).map_or(1, |s| s.config.pids);
