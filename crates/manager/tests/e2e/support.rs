@@ -118,7 +118,7 @@ pub struct Daemon {
 pub fn open_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     // After it was made: the umask takes nothing of this.
-    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
     folder
 }
 
