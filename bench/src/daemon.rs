@@ -117,7 +117,7 @@ pub struct Daemon {
 /// Where its sockets are.
 /// The mode of folders that NFs read and write, which run as users of their own where the daemon is root.
 pub fn open_to_nfs() -> std::fs::Permissions {
-    std::os::unix::fs::PermissionsExt::from_mode(0o777)
+    std::os::unix::fs::PermissionsExt::from_mode(0o1777)
 }
 
 fn run_dir(folder: &TempDir) -> PathBuf {

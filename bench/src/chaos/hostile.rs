@@ -6,7 +6,7 @@
 // What it tries is made of system calls.
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -18,10 +18,11 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::handshake::{self, Hello};
 use sluice_shm::memory::Mapping;
 use sluice_shm::page::{Attached, Counter};
+use sluice_shm::zygote::{self, Report};
 use sluice_shm::{BURST, core_page, ring};
 
 /// What it can do, and what that is.
-pub const MODES: [(&str, &str); 16] = [
+pub const MODES: [(&str, &str); 19] = [
     ("random", "returns descriptors of random frames, offsets, lengths and verdicts"),
     ("replay", "returns every descriptor three times"),
     ("cursors", "writes random cursors to its rings"),
@@ -32,8 +33,11 @@ pub const MODES: [(&str, &str); 16] = [
     ("page", "overwrites the core page alone with noise"),
     ("slow", "sleeps for 10 ms before it returns a burst"),
     ("unready", "attaches, and never says that it is ready"),
+    ("eager", "says again and again that it is ready"),
+    ("liar", "as a zygote says that it has forked and failed to fork what it was not asked for; as an NF behaves"),
     ("quit", "ends as soon as it has a packet"),
     ("panic", "panics over its first packet"),
+    ("hangup", "empties, shuts down and clogs its standard streams when it has a packet, and ends"),
     (OVERWRITE, "returns its packets, and meanwhile writes noise over all of its tenant's packet memory and makes holes in it"),
     ("fork", "leaves a process behind that has left its group and session and keeps all memory"),
     ("swarm", "forks as often as it may, and all of these processes spin"),
@@ -67,6 +71,23 @@ fn say(what: &str, result: i64) {
     match result {
         -1 => println!("hostile: {what} = {}", std::io::Error::last_os_error()),
         _ => println!("hostile: {what} = ok"),
+    }
+}
+
+/// Does to its standard streams what would hurt whoever shares them.
+fn hang_up() {
+    for stream in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: the calls take numbers, and a buffer that lives.
+        unsafe {
+            libc::ftruncate(stream, 0);
+            libc::fcntl(stream, libc::F_SETFL, libc::O_NONBLOCK);
+            let noise = [b'x'; 4096];
+            // As much as any pipe holds; a file takes it all.
+            for _ in 0..256 {
+                libc::write(stream, noise.as_ptr().cast(), noise.len());
+            }
+            libc::shutdown(stream, libc::SHUT_RDWR);
+        }
     }
 }
 
@@ -147,6 +168,21 @@ fn swarm() {
     }
 }
 
+/// Is a zygote that says what is not so, without end.
+fn lie(socket: &OwnedFd, name: &str) -> anyhow::Result<()> {
+    zygote::attach(socket, name)?;
+    let say = |report: Report| handshake::send(socket.as_fd(), &report.encode(), &[]);
+    say(Report::Ready)?;
+    loop {
+        // 1 is the first process of its namespace, and 2 may be one of its siblings.
+        for pid in [1, 2] {
+            say(Report::Forked { name: String::new(), pid })?;
+        }
+        say(Report::Failed { name: "sluiced".into(), why: "\nsluiced: has ended\n".repeat(100) })?;
+        say(Report::Ready)?;
+    }
+}
+
 fn take(rings: &mut [ring::Consumer], burst: &mut [Descriptor; BURST]) -> usize {
     rings.iter_mut().fold(0, |n, ring| n + ring.dequeue(&mut burst[n..]).unwrap_or(0))
 }
@@ -163,6 +199,9 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
     let name = std::env::var(handshake::ENV_NF).context("it is started by sluiced alone")?;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(Path::new(&path))?)?;
+    if mode == "liar" && std::env::var_os(zygote::ENV_ZYGOTE).is_some() {
+        return lie(&socket, &name);
+    }
     let (welcome, [arena, region, core]) = handshake::attach(&socket, &Hello { name, is_zygote: false })?;
     let layout = welcome.region;
     let Attached { page, mut rx, mut tx } = Attached::map(region.as_fd(), layout)?;
@@ -216,13 +255,21 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
                 scribble(&core, &mut noise);
                 let _ = tx.enqueue(burst);
             }
+            "eager" => {
+                handshake::send(socket.as_fd(), &handshake::ready(), &[])?;
+                let _ = tx.enqueue(burst);
+            }
             "slow" => {
                 std::thread::sleep(Duration::from_millis(10));
                 let _ = tx.enqueue(burst);
             }
             "quit" if n > 0 => return Ok(()),
+            "hangup" if n > 0 => {
+                hang_up();
+                return Ok(());
+            }
             "panic" => assert!(n == 0, "as it was asked to"),
-            "fork" | "swarm" | "reach" => {
+            "fork" | "swarm" | "reach" | "liar" => {
                 let _ = tx.enqueue(burst);
             }
             OVERWRITE => {

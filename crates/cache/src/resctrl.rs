@@ -866,7 +866,8 @@ impl CacheControl for Resctrl {
         self.classes.remove(name);
         // It is released, whatever becomes of its ways; the next change gives them to the root class if this one cannot.
         if let Err(error) = self.widen() {
-            eprintln!("the cache class {name} is released, and its ways are nobody's for now: {error}");
+            // Whoever reads stderr may have gone.
+            let _ = writeln!(io::stderr(), "the cache class {name} is released, and its ways are nobody's for now: {error}");
         }
         Ok(())
     }

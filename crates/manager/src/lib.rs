@@ -2,9 +2,15 @@
 //!
 //! The modules stand in the order in which a packet meets them, then those that only the supervisor's thread enters.
 
+// What panics when nobody reads it: `log_line!` does not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+// First, because its macro is everybody's.
+#[macro_use]
+pub mod notice;
+
 pub mod bell;
 pub mod config;
-pub mod notice;
 
 pub mod file;
 pub mod frame;

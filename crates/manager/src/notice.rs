@@ -1,4 +1,7 @@
-//! Lines on stderr whose number other processes decide.
+//! Lines on stderr, which is the daemon's log.
+//!
+//! [`log_line!`](crate::log_line) writes one, whatever becomes of it. [`Notices`] is for lines
+//! whose number other processes decide.
 //!
 //! # Problem
 //! Whoever can reach the NF socket can open and close connections in a loop, and an NF can end again and again. A line for each fills
@@ -13,8 +16,26 @@
 //! first, and if there are none a line is left out.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::hash::Hash;
+use std::io::Write;
 use std::time::{Duration, Instant};
+
+/// Writes a line to stderr, in one piece, and goes on where that fails: see [`write`].
+///
+/// `std::eprintln` panics where stderr is closed, full or broken, and whoever shares the open file
+/// can make it so. In the daemon clippy refuses it.
+#[macro_export]
+macro_rules! log_line {
+    ($($part:tt)*) => { $crate::notice::write(::std::format_args!($($part)*)) };
+}
+
+/// Writes a line to stderr. A log that nobody reads any more, or that takes nothing for now, is no
+/// reason to end: the line is lost.
+pub fn write(line: fmt::Arguments<'_>) {
+    let line = format!("{line}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
 
 /// Least time between two lines of a key.
 pub const EVERY: Duration = Duration::from_secs(1);
@@ -86,13 +107,39 @@ impl<K: Eq + Hash> Notices<K> {
 
     /// Prints a line, if its time has come.
     pub fn print(&mut self, key: K, line: impl FnOnce() -> String) {
-        self.line(key, Instant::now(), line).into_iter().for_each(|line| eprintln!("sluiced: {line}"));
+        self.line(key, Instant::now(), line).into_iter().for_each(|line| log_line!("sluiced: {line}"));
     }
 
     /// Prints what was left out and has waited long enough.
     pub fn print_rest(&mut self, now: Instant) {
-        self.flush(now).into_iter().for_each(|line| eprintln!("sluiced: {line}"));
+        self.flush(now).into_iter().for_each(|line| log_line!("sluiced: {line}"));
     }
+}
+
+/// Most characters of what another process has said that stand in a line.
+const QUOTED: usize = 200;
+
+/// Adds a text of another process to a line: control characters, ends of lines too, are escaped.
+pub fn add_escaped(text: &str, line: &mut String) {
+    for c in text.chars() {
+        match c {
+            '\t' => line.push(c),
+            c if c.is_control() => line.extend(c.escape_default()),
+            c => line.push(c),
+        }
+    }
+}
+
+/// The beginning of a text of another process, as a part of a line.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    let mut quoted = String::new();
+    let end = text.char_indices().nth(QUOTED).map_or(text.len(), |(end, _)| end);
+    add_escaped(&text[..end], &mut quoted);
+    if end < text.len() {
+        quoted.push('…');
+    }
+    quoted
 }
 
 fn with_count(line: &str, left_out: u64) -> String {
@@ -125,6 +172,14 @@ mod tests {
         assert_eq!(notices.flush(at(3_000)), ["closed 2499 (498 more such lines left out)"]);
         assert!(notices.flush(at(4_000)).is_empty() && notices.kinds.is_empty(), "quiet keys are forgotten");
         assert_eq!(notices.line("closed", at(4_001), || "closed".into()).as_deref(), Some("closed"));
+    }
+
+    #[test]
+    fn words_of_others_are_one_short_line() {
+        assert_eq!(quoted("no memory"), "no memory");
+        assert_eq!(quoted("a\r\nsluiced: \u{1b}[2J"), "a\\r\\nsluiced: \\u{1b}[2J");
+        assert_eq!(quoted(&"ü".repeat(QUOTED)), "ü".repeat(QUOTED));
+        assert_eq!(quoted(&"ü\n".repeat(QUOTED)), "ü\\n".repeat(QUOTED / 2) + "…");
     }
 
     #[test]

@@ -754,6 +754,20 @@ fn a_call_over_its_time_is_answered() {
 }
 
 #[test]
+fn clients_that_say_nothing_make_room_for_those_that_do() {
+    // For as long as they like, but that somebody waits.
+    let limits = Limits { read: Duration::from_secs(3600), clients: 4, ..Limits::default() };
+    let daemon = Daemon::with(Mock::new(), limits);
+    let mut idle: Vec<UnixStream> = (0..8).map(|_| UnixStream::connect(daemon.socket()).unwrap()).collect();
+    // Half of a request is none.
+    idle.iter_mut().for_each(|stream| stream.write_all(b"GET /v1/st").unwrap());
+    let (said, answer) = std::sync::mpsc::channel();
+    let socket = daemon.socket();
+    std::thread::spawn(move || said.send(Client::new(&socket).unwrap().stats().is_ok()));
+    assert_eq!(answer.recv_timeout(Duration::from_secs(60)), Ok(true));
+}
+
+#[test]
 fn many_clients_are_served_at_a_time() {
     let daemon = Daemon::with(Mock::new(), Limits { clients: 4, ..Limits::default() });
     std::thread::scope(|scope| {

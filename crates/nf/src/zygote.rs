@@ -11,9 +11,11 @@
 //! by [`Handler::forked`](crate::Handler::forked), and runs the copy of the handler. A copy shares the zygote's pages until one writes.
 //!
 //! The child is a child of the *manager* (`CLONE_PARENT`), which collects it and is told how it ended. What a clone keeps of the zygote:
-//! user, groups, `no_new_privs`, the filter of system calls, limits, signal mask and actions, standard streams, open files. What it
-//! loses and is set again: the death signal, so that it dies with the manager, and a process group of its own. What it loses and
-//! nobody sets again: memory locks, timers, record locks (`fcntl`), threads. `pthread_atfork` handlers are not called.
+//! user, groups, `no_new_privs`, the filter of system calls, limits, signal mask and actions,
+//! standard input, open files. What it loses and is set again: the death signal, so that it dies
+//! with the manager, a process group of its own, and a pipe for standard output and error, which
+//! comes with its name and is logged under that. What it loses and nobody sets again: memory locks,
+//! timers, record locks (`fcntl`), threads. `pthread_atfork` handlers are not called.
 //!
 //! # Limits
 //! A clone has one thread, and a lock that another one held stays locked: a process with threads is no zygote. Nor is one whose
@@ -21,7 +23,7 @@
 //! library cannot tell when it is initialised. Each says so, and the manager then starts instances one by one.
 
 use std::io::Write;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::OnceLock;
 
 use rustix::io::Errno;
@@ -71,8 +73,8 @@ pub(crate) fn serve<S>(
     unsafe { libc::fflush(std::ptr::null_mut()) };
     say(Report::Ready)?;
     loop {
-        let message = match receive(socket.as_fd()) {
-            Ok((message, _)) => message,
+        let (message, pipe) = match receive(socket.as_fd()) {
+            Ok((message, fds)) => (message, fds.into_iter().next()),
             Err(HandshakeError::Socket(Errno::INTR)) => continue,
             // Let go.
             Err(HandshakeError::Socket(_)) => return Ok(None),
@@ -81,7 +83,10 @@ pub(crate) fn serve<S>(
         let Fork { name } = Fork::decode(&message).map_err(AttachError::from)?;
         match clone_sibling() {
             Ok(Some(pid)) => say(Report::Forked { name, pid: pid.as_raw_nonzero().get() })?,
-            Ok(None) => return Ok(Some(be(name, options, socket, parent, made))),
+            Ok(None) => {
+                pipe.iter().for_each(say_into);
+                return Ok(Some(be(name, options, socket, parent, made)));
+            }
             Err(error) => say(Report::Failed { name, why: format!("cannot fork: {error}") })?,
         }
     }
@@ -96,6 +101,14 @@ fn unfit() -> Option<String> {
         Ok(1) => None,
         Ok(threads) => Some(format!("it has {threads} threads when its handler is made; start threads in `forked`")),
         Err(error) => Some(format!("its threads cannot be counted: /proc/self/task: {error}")),
+    }
+}
+
+/// Has standard output and error go into a pipe.
+fn say_into(pipe: &OwnedFd) {
+    for stream in [libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: closes the stream's former file, which only the stream uses by that number.
+        unsafe { libc::dup2(pipe.as_raw_fd(), stream) };
     }
 }
 

@@ -5,8 +5,10 @@
 //!
 //! 1. zygote: [`Hello`] with `is_zygote`. 2. manager: [`Surroundings`], or a refusal. 3. zygote, when its handler
 //!    is made: [`Report::Ready`], or [`Report::Unfit`] and it leaves.
-//! 4. For each instance, manager: [`Fork`]; zygote: [`Report::Forked`] or [`Report::Failed`]. The child is a child of the zygote's parent,
-//!    leaves this connection and attaches by itself, as every NF does, under the name that the manager chose.
+//! 4. For each instance, manager: [`Fork`], with a pipe for its standard output and error; zygote:
+//!    [`Report::Forked`] or [`Report::Failed`]. The child is a child of the zygote's parent, leaves
+//!    this connection and attaches by itself, as every NF does, under the name that the manager
+//!    chose.
 //!
 //! All of it goes over one socket that stays open; either end closing it is the end of the zygote. Its children go on.
 

@@ -1,5 +1,8 @@
 //! The daemon: `sluiced CONFIG`.
 
+// What panics when nobody reads it: `log_line!` does not.
+#![deny(clippy::print_stdout, clippy::print_stderr)]
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -9,6 +12,7 @@ use clap::Parser;
 use sluice_manager::config::host::Host;
 use sluice_manager::config::load;
 use sluice_manager::control::{Backend, server};
+use sluice_manager::log_line;
 use sluice_manager::mechanism::process;
 use sluice_manager::mechanism::processes::helper;
 use sluice_manager::nf::record::Record;
@@ -41,7 +45,7 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("sluiced: {error:#}");
+            log_line!("sluiced: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -51,14 +55,14 @@ fn run(args: &Args) -> anyhow::Result<()> {
     supported()?;
     let loaded = load::read_for(&args.config, &Host::here())?.accept(port::problems)?;
     for warning in &loaded.warnings {
-        eprintln!("{warning}");
+        log_line!("{warning}");
     }
     let config = loaded.config;
     let files_of = |nfs: u64| 1_024 + process::NOFILE_OF_NF * nfs;
     let may = process::raise_nofile(files_of(config.manager.max_nfs.into()))?;
     let nfs: u64 = config.services.iter().map(|service| u64::from(service.most_instances())).sum();
     if may < files_of(nfs) {
-        eprintln!(
+        log_line!(
             "sluiced: warning: {nfs} NFs need {} open files, and this process may have {may}; raise the limit (LimitNOFILE= of the \
              unit, ulimit -Hn), or start fewer instances",
             files_of(nfs)
@@ -66,7 +70,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let (mut record, cleaned) = Record::open(&config.manager.runtime_dir, process::Proc::default())?;
     if !cleaned.is_nothing() {
-        eprintln!("sluiced: {cleaned}");
+        log_line!("sluiced: {cleaned}");
     }
     let socket = config.manager.runtime_dir.join("control.sock");
     record.made(sluice_manager::nf::record::Thing::Socket, &socket)?;
@@ -82,7 +86,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
     }
     let supervisor = match Supervisor::start(config, Some(args.config.clone()), record, &stop) {
         Err(interrupted @ SupervisorError::Interrupted) => {
-            eprintln!("sluiced: {interrupted}");
+            log_line!("sluiced: {interrupted}");
             return Ok(());
         }
         started => started?,
@@ -107,7 +111,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
             reload(&remote, &path);
         }
     })?;
-    eprintln!("sluiced: ready; `sluice --socket {} status` tells how it is", socket.display());
+    log_line!("sluiced: ready; `sluice --socket {} status` tells how it is", socket.display());
     // Not under systemd is no error.
     let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
     supervisor.run();
@@ -127,13 +131,13 @@ fn reload(remote: &dyn Backend, path: &std::path::Path) {
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) => {
-            eprintln!("sluiced: cannot read {}: {error}", path.display());
+            log_line!("sluiced: cannot read {}: {error}", path.display());
             return;
         }
     };
     match remote.apply(&text, path.to_str(), false) {
-        Ok(changes) => changes.iter().for_each(|change| eprintln!("sluiced: {change}")),
-        Err(error) => eprintln!("sluiced: {error}"),
+        Ok(changes) => changes.iter().for_each(|change| log_line!("sluiced: {change}")),
+        Err(error) => log_line!("sluiced: {error}"),
     }
 }
 

@@ -645,7 +645,7 @@ pub struct Service {
     /// Whether it uses the library's storage, and so needs io_uring, which the filter denies without this.
     #[serde(default)]
     pub storage: bool,
-    /// Most processes and threads of an instance.
+    /// Most processes and threads of an instance; in a container those of its runtime too.
     #[serde(default = "processes")]
     pub pids: u32,
     /// An OCI container that each instance runs in, from a bundle or a root directory.

@@ -1,15 +1,16 @@
 //! Warns about what may more than it has to: services with more rights than they get by default, and hosts that cannot hold NFs.
 //!
 //! The default: a user of its own, no capabilities, a filter of system calls without io_uring, one core, a bounded number of processes.
-//! Each warning says how to do without. Limits: what a program needs is for who has written it to say; what a foreign program or a container may is
-//! told by its own configuration as well.
+//! Each warning says how to do without. Limits: what a program needs is for who has written it to
+//! say; what a foreign program may is told by its own configuration as well.
 
 use std::fs;
 
 use super::host::Host;
 use super::model::{Config, Service};
 use super::problem::{At, Problem};
-use crate::mechanism::cgroup::pen::Pens;
+use crate::mechanism::cgroup::pen::{FORKED, Pens};
+use crate::nf::container;
 
 /// All that may more than it has to.
 pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
@@ -41,6 +42,41 @@ fn of_service(n: usize, service: &Service, host: &Host, problems: &mut Vec<Probl
             ),
             "remove `user`, so that it runs as a user of its own, and give it what it reads and writes with chmod or chown",
         );
+    }
+    if service.attach {
+        warn(
+            "attach",
+            format!(
+                "NFs of service \"{name}\" come by themselves: they have the rights and the streams of whoever starts them, no \
+                 filter, and no bound on their processes"
+            ),
+            "start them with `exec` or in a `container`, or hold them where they are started (as deploy/containers.md does)",
+        );
+    }
+    if let Some(container) = &service.container {
+        let user_of_bundle = || {
+            let config = container::read_bundle(&host.at(container.bundle.as_ref()?)).ok()?;
+            config["process"]["user"]["uid"].as_u64()
+        };
+        if is_root || service.user.is_none() && user_of_bundle().unwrap_or(0) == 0 {
+            warn(
+                "container",
+                format!(
+                    "containers of service \"{name}\" run as root, without capabilities: files of root that reach into them are \
+                     theirs"
+                ),
+                "write user = \"65534\" or another that may read their root directory",
+            );
+        }
+        if host.uid == 0 && fs::metadata(host.at("/proc/self/mountinfo".as_ref())).is_ok() {
+            for lack in Pens::forecast(&host.root).into_iter().filter(|lack| *lack != FORKED) {
+                warn(
+                    "container",
+                    format!("this host has no cgroup controller for it, so of containers of service \"{name}\" {lack}"),
+                    "mount cgroup2, or the v1 controllers cpuset and pids; in a systemd unit write Delegate=cpu cpuset pids",
+                );
+            }
+        }
     }
     if is_started && !service.is_foreign() && !service.filter {
         warn(
@@ -128,14 +164,15 @@ mod tests {
     }
 
     fn service(keys: &str) -> String {
-        format!("[[service]]\nname = \"s\"\nexec = \"nat\"\n{keys}\n")
+        format!("[[service]]\nname = \"s\"\nexec = \"/bin/nat\"\n{keys}\n")
     }
 
     #[test]
     fn who_has_more_than_the_default_is_told_how_to_do_without() {
         let passwd = ("etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n");
         let (_root, host) = host(0, &[passwd]);
-        for keys in ["", "user = \"nobody\"", "user = \"1234\"", "filter = true"] {
+        let contained = "user = \"nobody\"\ncontainer = { root = \"/srv\" }";
+        for keys in ["", "user = \"nobody\"", "user = \"1234\"", "filter = true", contained] {
             assert_eq!(said(&service(keys), &host), Vec::<String>::new(), "{keys}");
         }
         for (keys, wanted) in [
@@ -145,10 +182,14 @@ mod tests {
             ("storage = true", "remove storage = true if"),
             ("kind = \"foreign\"", "runs as root, without a filter: write user = \"NAME\""),
             ("cores = [1, 0]", "core 0 has a thread of the manager"),
+            ("container = { root = \"/srv\" }", "run as root, without capabilities: files of root that reach into them are theirs"),
+            ("user = \"0\"\ncontainer = { root = \"/srv\" }", "write user = \"65534\""),
         ] {
             let said = said(&service(keys), &host);
             assert!(said.len() == 1 && said[0].contains(wanted), "{keys}: {said:?}");
         }
+        let said = said("[[service]]\nname = \"s\"\nattach = true\n", &host);
+        assert!(said.len() == 1 && said[0].contains("come by themselves: they have the rights and the streams of"), "{said:?}");
     }
 
     #[test]
@@ -160,5 +201,9 @@ mod tests {
         let text = said(&service(""), &bare);
         assert_eq!(text.len(), 3);
         assert!(text[0].contains("what an NF has forked is not ended with it: mount cgroup2"), "{text:?}");
+        // What a container forks ends with its process namespace.
+        let text = said(&service("user = \"1\"\ncontainer = { root = \"/srv\" }"), &bare);
+        assert_eq!(text.len(), 2, "{text:?}");
+        assert!(text[1].contains("so of containers of service \"s\" `pids` holds for all"), "{text:?}");
     }
 }

@@ -638,7 +638,12 @@ pub const SECTIONS: &[Section] = &[
                 Value("false"),
                 "Whether it uses the library's storage, and so needs io_uring, which the filter denies without this.",
             ),
-            key("pids", Integer(1, 4_194_304), Value("256"), "Most processes and threads of an instance."),
+            key(
+                "pids",
+                Integer(1, 4_194_304),
+                Value("256"),
+                "Most processes and threads of an instance; in a container those of its runtime too.",
+            ),
             key(
                 "container",
                 Keys(CONTAINER),

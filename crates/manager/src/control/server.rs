@@ -5,9 +5,11 @@
 //! router is built from and the test of the OpenAPI document reads.
 //!
 //! Limits ([`Limits`]): so many clients at a time, the next ones wait in the socket's backlog; a client that sends no request, or
-//! half of one, or does not read its answer, is closed; a body over the limit is refused; a call that takes too long is answered with 504 (and ends by itself).
-//! When the daemon has no file descriptors left, clients are let in with the [`SPARE`] ones that this server keeps, so that whoever has
-//! to remove something can.
+//! half of one, or does not read its answer, is closed; one that is silent is closed after a second
+//! where another one waits for its place (not one whose request lacks a part of its body); a body
+//! over the limit is refused; a call that takes too long is answered with 504 (and ends by itself).
+//! When the daemon has no file descriptors left, clients are let in with the [`SPARE`] ones that
+//! this server keeps, so that whoever has to remove something can.
 
 use std::future::Future;
 use std::io;
@@ -16,16 +18,18 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context as Poller, Poll};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::{Path as UrlPath, Request, State};
 use axum::http::{StatusCode, header};
+use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{self, MethodRouter};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -36,7 +40,7 @@ use serde::de::DeserializeOwned;
 use sluice_slo::assignment::Assignment;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Sleep;
 
 use super::model::{AddNf, AddRule, Applied, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, TraceRequest, Upgrade};
@@ -59,6 +63,8 @@ pub struct Limits {
     pub body_bytes: usize,
     /// How long a client may take to send a request, and may be silent between two.
     pub read: Duration,
+    /// The same while another client waits for a place: the one that has been silent longest goes.
+    pub spare: Duration,
     /// How long a client may take none of an answer's bytes, while there is no room for more of them.
     pub write: Duration,
     /// How long a call may take.
@@ -73,6 +79,7 @@ impl Default for Limits {
             clients: 64,
             body_bytes: 4 << 20,
             read: Duration::from_secs(30),
+            spare: Duration::from_secs(1),
             write: Duration::from_secs(10),
             call: Duration::from_millis(MAX_TRACE_MS) + Duration::from_secs(60),
             stop: Duration::from_secs(2),
@@ -208,11 +215,8 @@ async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits
     let own_uid = rustix::process::geteuid().as_raw();
     let spare = Spare::default();
     spare.fill();
+    let mut guests: Vec<Arc<Guest>> = Vec::new();
     loop {
-        let place = tokio::select! {
-            place = places.clone().acquire_owned() => place.expect("the semaphore is never closed"),
-            _ = stopped.wait_for(|stop| *stop) => break,
-        };
         let stream = tokio::select! {
             stream = listener.accept() => stream,
             _ = stopped.wait_for(|stop| *stop) => break,
@@ -224,13 +228,24 @@ async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits
             }
             continue;
         };
+        let place = tokio::select! {
+            place = find_place(&places, &mut guests, limits) => place,
+            _ = stopped.wait_for(|stop| *stop) => break,
+        };
         // Asked of the kernel, which noted it when the peer connected. A peer without credentials is nobody.
         let allowed = stream.peer_cred().is_ok_and(|peer| peer.uid() == 0 || peer.uid() == own_uid);
         let app = if allowed { app.clone() } else { refusal() };
         let (stopped, spare) = (stopped.clone(), spare.clone());
+        let guest = Arc::new(Guest::default());
+        guests.push(guest.clone());
         tokio::spawn(async move {
-            let stream = Patient { stream, limit: limits.write, timer: None };
-            converse(TokioIo::new(stream), app, limits, false, stopped).await;
+            let stream = Patient { stream, limit: limits.write, timer: None, guest: guest.clone() };
+            let app = app.layer(axum::middleware::from_fn_with_state(guest.clone(), Guest::calls));
+            tokio::select! {
+                () = converse(TokioIo::new(stream), app, limits, false, stopped) => {}
+                () = guest.goes.notified() => {}
+            }
+            guest.is_gone.store(true, Ordering::Relaxed);
             spare.fill();
             drop(place);
         });
@@ -238,6 +253,59 @@ async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits
     drop(listener);
     let all = u32::try_from(limits.clients.max(1)).unwrap_or(u32::MAX);
     let _ = tokio::time::timeout(limits.stop, places.acquire_many(all)).await;
+}
+
+/// A place for one more client, as soon as one leaves, or has been silent for too long.
+async fn find_place(places: &Arc<Semaphore>, guests: &mut Vec<Arc<Guest>>, limits: Limits) -> OwnedSemaphorePermit {
+    let mut look = Duration::ZERO;
+    loop {
+        guests.retain(|guest| !guest.is_gone.load(Ordering::Relaxed));
+        tokio::select! {
+            biased;
+            place = places.clone().acquire_owned() => return place.expect("the semaphore is never closed"),
+            () = tokio::time::sleep(look) => {}
+        }
+        if let Some((silent, guest)) =
+            guests.iter().filter_map(|guest| Some((guest.silent()?, guest))).max_by_key(|(silent, _)| *silent)
+            && silent >= limits.spare
+        {
+            guest.goes.notify_one();
+        }
+        look = (limits.spare / 10).max(Duration::from_millis(1));
+    }
+}
+
+/// What is known of a client that has a place.
+#[derive(Default)]
+struct Guest {
+    /// Calls of it that are under way, and answers that it does not take for now.
+    busy: AtomicUsize,
+    /// When it said something or took something last.
+    heard: Mutex<Option<Instant>>,
+    goes: Notify,
+    is_gone: AtomicBool,
+}
+
+impl Guest {
+    /// How long it has been silent. None while it is not its turn to speak.
+    fn silent(&self) -> Option<Duration> {
+        let mut heard = self.heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let heard = heard.get_or_insert_with(Instant::now);
+        (self.busy.load(Ordering::Relaxed) == 0).then(|| heard.elapsed())
+    }
+
+    fn is_heard(&self) {
+        *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// A call of it, from its request to its answer.
+    async fn calls(State(guest): State<Arc<Self>>, request: Request, next: Next) -> Response {
+        guest.busy.fetch_add(1, Ordering::Relaxed);
+        let answer = next.run(request).await;
+        guest.busy.fetch_sub(1, Ordering::Relaxed);
+        guest.is_heard();
+        answer
+    }
 }
 
 /// Talks to one client until it leaves, is silent for too long, or the server stops. With `half_close` one that sends nothing more is
@@ -290,22 +358,44 @@ struct Patient {
     limit: Duration,
     /// Runs while there is no room.
     timer: Option<Pin<Box<Sleep>>>,
+    guest: Arc<Guest>,
+}
+
+impl Patient {
+    /// Notes whether the client takes its answer.
+    fn waits(&mut self, timer: Option<Pin<Box<Sleep>>>) {
+        match (&self.timer, &timer) {
+            (None, Some(_)) => drop(self.guest.busy.fetch_add(1, Ordering::Relaxed)),
+            (Some(_), None) => drop(self.guest.busy.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
+        self.timer = timer;
+    }
 }
 
 impl AsyncRead for Patient {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Poller<'_>, bytes: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, bytes)
+        let before = bytes.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, bytes);
+        if bytes.filled().len() > before {
+            self.guest.is_heard();
+        }
+        read
     }
 }
 
 impl AsyncWrite for Patient {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Poller<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         if let Poll::Ready(written) = Pin::new(&mut self.stream).poll_write(cx, bytes) {
-            self.timer = None;
+            self.waits(None);
+            self.guest.is_heard();
             return Poll::Ready(written);
         }
-        let limit = self.limit;
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(limit)));
+        if self.timer.is_none() {
+            let timer = Box::pin(tokio::time::sleep(self.limit));
+            self.waits(Some(timer));
+        }
+        let timer = self.timer.as_mut().expect("it was set");
         timer.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 

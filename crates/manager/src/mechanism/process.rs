@@ -230,8 +230,9 @@ impl CpuClock {
 /// The soft limit of open descriptors before [`raise_nofile`].
 static NOFILE_BEFORE: OnceLock<Rlimit> = OnceLock::new();
 
-/// Descriptors that an NF costs the manager, at most: pidfd, socket, region, the doorbell's page, and one in hand.
-pub const NOFILE_OF_NF: u64 = 5;
+/// Descriptors that an NF costs the manager, at most: pidfd, socket, region, the doorbell's page,
+/// the pipe of its output, and one in hand.
+pub const NOFILE_OF_NF: u64 = 6;
 
 /// Lets this process open `wanted` descriptors, or as many as its hard limit allows if that is more or may not be raised. Says how many.
 ///

@@ -11,7 +11,8 @@
 //!   and refuses, before anything starts, what would reach the host ([`examine`]): bound folders, hooks, devices, namespaces of others.
 //! - Whatever the bundle says, the container has process, mount, network, IPC, host-name and cgroup namespaces of its own, no
 //!   capabilities, no new privileges, a root directory that it may not write to (unless the configuration allows it), and a filter of
-//!   system calls: the bundle's, or the one of [`super::spawn`]. Of the host it is given the NF socket, at [`SOCKET`], and nothing else.
+//!   system calls: that of [NFs](super::filter), with what a bundle denies besides. Of the host it
+//!   is given the NF socket, at [`SOCKET`], and nothing else.
 //! - The runtime is started as any program of an NF is, with [`SpawnSpec::apart`]: as the first process of a process namespace. It stays
 //!   as the container's parent (`run` in the foreground). So all of a container ends when its runtime is killed, and the runtime is
 //!   killed with the manager, by the kernel: nothing of it outlives the manager, not for a moment.
@@ -31,6 +32,7 @@
 //! - Limits of a bundle (`linux.resources`) are refused: the NF's cgroup is the manager's. A second user namespace is passed on.
 //! - Root only: there are no rootless containers here.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fs::{self, DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -94,6 +96,8 @@ pub struct Template {
     pub env: Vec<(String, String)>,
     /// User, in place of that of a bundle; root without either.
     pub user: Option<User>,
+    /// Most processes and threads, those of the runtime among them.
+    pub pids: u32,
 }
 
 /// What one start of a container makes, and its end removes.
@@ -339,24 +343,111 @@ impl Template {
         linux["cgroupsPath"] = json!(format!("/{INNER}"));
         linux["maskedPaths"] = json!(MASKED);
         linux["readonlyPaths"] = json!(READ_ONLY);
-        if linux["seccomp"].is_null() {
-            let names: Vec<&str> = filter::denied_names().collect();
-            let mut calls = vec![
-                json!({ "names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM }),
-                json!({ "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::ENOSYS }),
-            ];
-            calls.extend(filter::denied_arguments().map(|(name, argument, mask, value)| {
-                let is = json!({ "index": argument, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ" });
-                json!({ "names": [name], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM, "args": [is] })
-            }));
-            linux["seccomp"] = json!({ "defaultAction": "SCMP_ACT_ALLOW", "syscalls": calls });
-        }
+        linux["seccomp"] = seccomp(&linux["seccomp"]);
         if let Some(linux) = linux.as_object_mut() {
             linux.remove("resources");
             linux.remove("rootfsPropagation");
         }
         Ok(config)
     }
+}
+
+/// What `madvise` may be asked, as far as Linux knows it.
+const ADVICE: std::ops::RangeInclusive<u32> = 0..=25;
+
+/// The filter of system calls of a container: that of NFs, and what its bundle denies besides.
+///
+/// Where the bundle allows all but some calls, the rules of NFs are added. Where it denies all but
+/// some, what NFs may not do is taken out of those. A rule that would have to be both, and cannot
+/// be written as one of libseccomp's, is left out: the call is denied then.
+fn seccomp(bundle: &Value) -> Value {
+    let denies = |action: &Value| {
+        let action = action.as_str().unwrap_or_default();
+        action == "SCMP_ACT_ERRNO" || action == "SCMP_ACT_TRAP" || action.starts_with("SCMP_ACT_KILL")
+    };
+    let is_open = !denies(&bundle["defaultAction"]);
+    let never: BTreeSet<&str> = filter::denied_names().chain(["clone3"]).collect();
+    let mut by_argument: BTreeMap<&str, Vec<(u8, u32, u32)>> = BTreeMap::new();
+    // Words can be put into the mouth of a terminal alone, and it has none of the host's.
+    for (name, argument, mask, value) in filter::denied_arguments().filter(|(name, ..)| is_open || *name != "ioctl") {
+        by_argument.entry(name).or_default().push((argument, mask, value));
+    }
+    let mut calls = Vec::new();
+    // By the bundle, whatever their arguments. Two rules for one call contradict each other.
+    let mut denied: BTreeSet<&str> = BTreeSet::new();
+    for rule in list(&bundle["syscalls"]) {
+        if denies(&rule["action"]) {
+            if list(&rule["args"]).is_empty() {
+                denied.extend(list(&rule["names"]).iter().filter_map(Value::as_str));
+            }
+            calls.push(rule.clone());
+            continue;
+        }
+        let is_ours = |name: &&str| never.contains(name) || by_argument.contains_key(name);
+        let (ours, theirs): (Vec<&str>, Vec<&str>) = list(&rule["names"]).iter().filter_map(Value::as_str).partition(is_ours);
+        if !theirs.is_empty() {
+            let mut rule = rule.clone();
+            rule["names"] = json!(theirs);
+            calls.push(rule);
+        }
+        if !is_open {
+            let rest = ours.iter().filter_map(|name| Some((name, by_argument.get(name)?)));
+            calls.extend(rest.flat_map(|(name, rules)| what_is_left(name, rule, rules)));
+        }
+    }
+    if !denied.contains("clone3") {
+        // C libraries then take `clone`, which the filter can look into.
+        calls.push(json!({ "names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::ENOSYS }));
+    }
+    if is_open {
+        let names: Vec<&str> = filter::denied_names().filter(|name| !denied.contains(name)).collect();
+        calls.push(json!({ "names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM }));
+        for (name, rules) in by_argument.into_iter().filter(|(name, _)| !denied.contains(name)) {
+            calls.extend(rules.into_iter().map(|(argument, mask, value)| {
+                let is = json!({ "index": argument, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ" });
+                json!({ "names": [name], "action": "SCMP_ACT_ERRNO", "errnoRet": libc::EPERM, "args": [is] })
+            }));
+        }
+    }
+    // What is neither copied here (other architectures, a listener on the host) is not had.
+    let mut filter = json!({ "defaultAction": "SCMP_ACT_ALLOW", "syscalls": calls });
+    for key in ["defaultAction", "defaultErrnoRet", "flags"] {
+        if !bundle[key].is_null() {
+            filter[key] = bundle[key].clone();
+        }
+    }
+    filter
+}
+
+/// What is left of a rule that allows a call without what `rules` deny, all of one argument.
+fn what_is_left(name: &str, allowing: &Value, rules: &[(u8, u32, u32)]) -> Vec<Value> {
+    let Some((argument, ..)) = rules.first() else { return Vec::new() };
+    let (same, mut others): (Vec<&Value>, Vec<&Value>) =
+        list(&allowing["args"]).iter().partition(|condition| condition["index"] == json!(argument));
+    let allow = |conditions: &[&Value]| json!({ "names": [name], "action": allowing["action"], "args": conditions });
+    if rules.iter().all(|(_, mask, value)| mask == value) {
+        // None of these bits, nor of those that the bundle names itself.
+        let is_of_bits =
+            |condition: &&&Value| condition["op"] == "SCMP_CMP_MASKED_EQ" && condition["valueTwo"].as_u64().unwrap_or(0) == 0;
+        if !same.iter().all(|condition| is_of_bits(&condition)) {
+            return Vec::new();
+        }
+        let own = same.iter().filter_map(|condition| condition["value"].as_u64());
+        let bits = own.chain(rules.iter().map(|(_, mask, _)| u64::from(*mask))).fold(0, |all, bits| all | bits);
+        let none = json!({ "index": argument, "value": bits, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ" });
+        others.push(&none);
+        return vec![allow(&others)];
+    }
+    if !same.is_empty() {
+        return Vec::new();
+    }
+    let is_denied = |advice: &u32| rules.iter().any(|(_, _, value)| value == advice);
+    let values = ADVICE.filter(|advice| !is_denied(advice));
+    let of_value = |value: u32| {
+        let is = json!({ "index": argument, "value": value, "op": "SCMP_CMP_EQ" });
+        allow(&others.iter().copied().chain([&is]).collect::<Vec<_>>())
+    };
+    values.map(of_value).collect()
 }
 
 /// Files of `/proc` that tell of the host, and such that would change it.
@@ -435,6 +526,9 @@ impl Life {
         };
         if let Some(cgroup) = &self.cgroup {
             fs::create_dir(cgroup).map_err(system("make the cgroup", cgroup))?;
+            // Not there where this hierarchy does not bound it; version 1 may.
+            let limit = OpenOptions::new().write(true).open(cgroup.join("pids.max"));
+            let _ = limit.and_then(|mut to| to.write_all(template.pids.to_string().as_bytes()));
         }
         let state = self.folder.join("state");
         DirBuilder::new().mode(0o700).recursive(true).create(&state).map_err(system("make", &state))?;
@@ -524,6 +618,7 @@ mod tests {
             args: vec!["--fast".into()],
             env: vec![("A".into(), "2".into())],
             user: None,
+            pids: 256,
         }
     }
 
@@ -576,7 +671,7 @@ mod tests {
         assert_eq!(bound.len(), 1, "the socket, and nothing else of the host");
         assert_eq!((&bound[0]["source"], &bound[0]["destination"]), (&json!("/run/sluice/nf.sock"), &json!(SOCKET)));
         assert!(list(&config["mounts"]).iter().all(|mount| !is_dropped(mount)));
-        assert!(strings(&config["linux"]["seccomp"]["syscalls"][0]["names"]).contains(&"ptrace"));
+        assert_eq!(verdict(&config["linux"]["seccomp"], "ptrace", &[]), "SCMP_ACT_ERRNO");
         assert!(config["linux"]["resources"].is_null());
     }
 
@@ -613,11 +708,74 @@ mod tests {
         assert_eq!(config["process"]["user"], json!({ "uid": 1, "gid": 2 }));
         assert_eq!(config["process"]["cwd"], "/data");
         assert_eq!(config["process"]["rlimits"][0]["hard"], 1024);
-        // A filter of its own stays.
+        // A filter of its own stays, as far as it denies more.
         let own = bundle(|config| config["linux"]["seccomp"] = json!({ "defaultAction": "SCMP_ACT_ERRNO" }));
         fs::write(folder.path().join("config.json"), own.to_string()).unwrap();
         let config = template.config("ids.0", Path::new("/run/sluice/nf.sock")).unwrap();
-        assert_eq!(config["linux"]["seccomp"], json!({ "defaultAction": "SCMP_ACT_ERRNO" }));
+        assert_eq!(verdict(&config["linux"]["seccomp"], "read", &[]), "SCMP_ACT_ERRNO");
+    }
+
+    /// What a filter says of a call: the first rule that fits.
+    fn verdict(filter: &Value, name: &str, args: &[u64]) -> String {
+        let fits = |condition: &Value| {
+            let number = |key: &str| condition[key].as_u64().unwrap_or(0);
+            let argument = args.get(number("index") as usize).copied().unwrap_or(0);
+            match condition["op"].as_str().unwrap() {
+                "SCMP_CMP_MASKED_EQ" => argument & number("value") == number("valueTwo"),
+                "SCMP_CMP_EQ" => argument == number("value"),
+                other => panic!("{other}"),
+            }
+        };
+        let is_it = |rule: &&Value| strings(&rule["names"]).contains(&name) && list(&rule["args"]).iter().all(fits);
+        let mut rules = list(&filter["syscalls"]).iter().filter(is_it);
+        let action = |rule: &Value| rule["action"].as_str().unwrap().to_owned();
+        let first = rules.next().map(action);
+        assert!(rules.all(|rule| Some(action(rule)) == first), "{name}: rules contradict each other");
+        first.unwrap_or_else(|| filter["defaultAction"].as_str().unwrap().into())
+    }
+
+    #[test]
+    fn no_filter_of_a_bundle_allows_what_nfs_may_not() {
+        let names = json!([
+            "read",
+            "madvise",
+            "fallocate",
+            "clone",
+            "clone3",
+            "ptrace",
+            "sched_setaffinity",
+            "io_uring_setup",
+            "unshare",
+            "ioctl"
+        ]);
+        let allow = json!({ "names": names, "action": "SCMP_ACT_ALLOW" });
+        let deny = json!({ "names": ["mkdir", "kcmp"], "action": "SCMP_ACT_ERRNO" });
+        // As Docker has it: threads, and no namespaces.
+        let threads = json!({ "index": 0, "value": 0x7e02_0000_u32, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ" });
+        let docker = json!({ "names": ["clone", "madvise"], "action": "SCMP_ACT_ALLOW", "args": [threads] });
+        let open = json!({ "defaultAction": "SCMP_ACT_ALLOW", "listenerPath": "/run/host", "syscalls": [allow, deny] });
+        let shut = json!({ "defaultAction": "SCMP_ACT_ERRNO", "architectures": ["SCMP_ARCH_X86"], "syscalls": [allow, deny] });
+        let narrow = json!({ "defaultAction": "SCMP_ACT_KILL", "syscalls": [docker] });
+        for (bundle, others) in [(Value::Null, true), (open, true), (shut, false), (narrow, false)] {
+            let filter = seccomp(&bundle);
+            assert!(filter["listenerPath"].is_null() && filter["architectures"].is_null());
+            let may = |name: &str, args: &[u64]| verdict(&filter, name, args) == "SCMP_ACT_ALLOW";
+            for name in filter::denied_names() {
+                assert!(!may(name, &[]), "{name}: {bundle}");
+            }
+            for (name, argument, _, value) in filter::denied_arguments().filter(|(name, ..)| others || *name != "ioctl") {
+                let mut args = [0; 6];
+                args[usize::from(argument)] = value.into();
+                assert!(!may(name, &args), "{name} {value}: {bundle}");
+            }
+            assert!(!may("clone3", &[]));
+            assert_eq!(may("getpid", &[]), others, "{bundle}");
+            assert!(may("clone", &[libc::CLONE_VM as u64]), "{bundle}");
+            if bundle["defaultAction"] != "SCMP_ACT_KILL" {
+                assert!(may("read", &[]) && may("fallocate", &[0, 1]) && may("madvise", &[0, 0, 4]), "{bundle}");
+                assert!(bundle.is_null() || !may("mkdir", &[]), "{bundle}");
+            }
+        }
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The life of a network function's process: [`spawn`] starts it, by itself or as an OCI runtime that starts its [`container`],
-//! [`attach`] meets it, [`record`] remembers it for the next manager.
+//! [`attach`] meets it, [`output`] logs what it says, [`record`] remembers it for the next manager.
 //!
 //! An NF is a name in the configuration that has at most one process at a time. [`State`] says where it stands:
 //!
@@ -36,6 +36,7 @@ pub mod container;
 pub(crate) mod fake;
 pub mod filter;
 pub mod handle;
+pub mod output;
 pub mod record;
 pub mod spawn;
 pub mod succession;

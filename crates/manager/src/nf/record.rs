@@ -17,7 +17,8 @@
 //! - Undoing never recurses, but in the folder of a container, and there not deep: a file is unlinked if it is one, a socket if it is
 //!   one, a directory or cgroup only if it is empty (of a cgroup: after the processes in it and below it were killed, and empty cgroups
 //!   below it removed). What cannot be undone stays in the record for the next time.
-//! - The record is an order to kill and to delete, so it is believed only in a directory that nobody else can write to.
+//! - The record is an order to kill and to delete, so it is believed only in a directory that
+//!   nobody else can write to, or replace by means of a folder above it.
 //!
 //! | entry | undone by |
 //! |---|---|
@@ -266,6 +267,7 @@ impl Record {
     /// [`RecordError`]. What could not be undone is no error: see [`CleanedUp::failed`].
     pub fn open(dir: &Path, proc: Proc) -> Result<(Self, CleanedUp), RecordError> {
         let dir = std::path::absolute(dir).map_err(system("find", dir))?;
+        trust_way_to(&dir)?;
         let mut made_dir = match DirBuilder::new().mode(0o755).create(&dir) {
             Ok(()) => true,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
@@ -463,6 +465,29 @@ fn trust(path: &Path, metadata: &fs::Metadata) -> Result<(), RecordError> {
     }
     if metadata.mode() & 0o022 != 0 {
         return untrusted(format!("may be written by others (mode {:o})", metadata.mode() & 0o7777));
+    }
+    Ok(())
+}
+
+/// Refuses a directory that somebody else could replace: by a folder above it that is theirs, or
+/// open to them and not sticky, or by a link that is theirs.
+fn trust_way_to(dir: &Path) -> Result<(), RecordError> {
+    let own = rustix::process::geteuid().as_raw();
+    let above = dir.parent().unwrap_or(dir);
+    // As it is written, with links, and as it is.
+    let real = fs::canonicalize(above).unwrap_or_default();
+    for folder in above.ancestors().chain(real.ancestors()) {
+        // What is not there is said when the directory cannot be made.
+        let Ok(metadata) = fs::symlink_metadata(folder) else { continue };
+        let untrusted = |what: String| Err(RecordError::Untrusted { dir: dir.into(), what });
+        let shown = folder.display();
+        if metadata.uid() != own && metadata.uid() != 0 {
+            return untrusted(format!("is below {shown}, which belongs to user {}", metadata.uid()));
+        }
+        let mode = metadata.mode() & 0o7777;
+        if metadata.is_dir() && mode & 0o022 != 0 && mode & libc::S_ISVTX == 0 {
+            return untrusted(format!("is below {shown}, which may be written by others (mode {mode:o})"));
+        }
     }
     Ok(())
 }
@@ -691,6 +716,33 @@ mod tests {
         drop(first);
         open(&dir).0.finish().unwrap();
         assert!(!dir.exists(), "made by a manager, removed by a manager");
+    }
+
+    #[test]
+    fn nobody_else_may_put_another_directory_in_its_place() {
+        let parent = tempfile::tempdir().unwrap();
+        let inner = parent.path().join("inner");
+        let dir = inner.join("run");
+        fs::create_dir(&inner).unwrap();
+        let refused = |dir: &Path| Record::open(dir, Proc::default()).unwrap_err().to_string();
+        let mode = |mode: u32| fs::set_permissions(&inner, fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o777);
+        assert!(refused(&dir).contains("inner, which may be written by others (mode 777)"), "{}", refused(&dir));
+        assert!(!dir.exists(), "nothing was made");
+        // By a link, too.
+        std::os::unix::fs::symlink(&inner, parent.path().join("link")).unwrap();
+        assert!(refused(&parent.path().join("link/run")).contains("inner, which may be"));
+        // As /tmp is.
+        mode(0o1777);
+        open(&dir).0.finish().unwrap();
+        mode(0o755);
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&inner, Some(65_534), None).unwrap();
+            assert!(refused(&dir).contains("inner, which belongs to user 65534: "), "{}", refused(&dir));
+        } else {
+            assert!(std::env::var_os("CI").is_none(), "this needs root");
+            eprintln!("not root: folders of others were not tried");
+        }
     }
 
     #[test]

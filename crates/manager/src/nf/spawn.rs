@@ -10,8 +10,9 @@
 //! stack of its own, calls nothing but raw system calls, writes nothing but that stack and its report, and ends in `execve` or
 //! `_exit`. What it needs (strings, core mask, filter) is built before. In this order, after it has entered its network namespace, if
 //! it has one of its own, it
-//! 1. leaves the manager's descriptor table for a copy of 0, 1 and 2 (`close_range` with `CLOSE_RANGE_UNSHARE`): whatever the
-//!    manager has open, close-on-exec or not, an NF gets none of it;
+//! 1. leaves the manager's descriptor table for a copy of 0, 1, 2 and the pipe that it writes to
+//!    (`close_range` with `CLOSE_RANGE_UNSHARE`): whatever else the manager has open, close-on-exec
+//!    or not, an NF gets none of it;
 //! 2. joins its cgroup, if one is named, and makes its own process group, so that Ctrl-C in a terminal reaches the manager alone, which then stops NFs in order;
 //! 3. opens its standard streams: input is always `/dev/null`, output as [`Stdio`] says;
 //! 4. takes its core, the limit of descriptors that the manager had before it raised its own, and [limits](Limits) of its own;
@@ -66,15 +67,17 @@ use crate::mechanism::netns::Netns;
 use crate::mechanism::process::{self, Exit};
 
 /// Where an NF's standard output and error go.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Default)]
 pub enum Stdio {
-    /// Where the manager's go.
+    /// Where the manager's go. The process can shut them down for the manager too.
     #[default]
     Inherit,
     /// Nowhere.
     Null,
     /// Appended to this file, which is made (mode 0640) if it is not there. An absolute path; opened as the manager.
     Log(PathBuf),
+    /// Into this pipe.
+    Pipe(Arc<OwnedFd>),
 }
 
 /// What to start.
@@ -328,7 +331,7 @@ impl SpawnError {
             Step::Null => "open /dev/null".into(),
             Step::Log => match &spec.stdio {
                 Stdio::Log(path) => format!("open its log {}", path.display()),
-                Stdio::Inherit | Stdio::Null => "open its log".into(),
+                Stdio::Inherit | Stdio::Null | Stdio::Pipe(_) => "open its log".into(),
             },
             Step::Streams => "place its standard streams".into(),
             Step::Core => format!("pin it to core {}", spec.core.unwrap_or(0)),
@@ -390,7 +393,11 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
     let env = env.collect::<Result<Vec<_>, _>>()?;
     let log = match &spec.stdio {
         Stdio::Log(path) => Some(text(path.as_os_str(), "the log's path")?),
-        Stdio::Inherit | Stdio::Null => None,
+        Stdio::Inherit | Stdio::Null | Stdio::Pipe(_) => None,
+    };
+    let pipe = match &spec.stdio {
+        Stdio::Pipe(pipe) => Some(pipe.as_fd()),
+        _ => None,
     };
     let cgroup = spec.cgroup.as_ref().map(|path| text(path.as_os_str(), "the cgroup's path")).transpose()?;
     let members =
@@ -419,7 +426,8 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         exec: exec.as_ptr(),
         argv: argv.as_ptr(),
         envp: envp.as_ptr(),
-        inherit: spec.stdio == Stdio::Inherit,
+        inherit: matches!(spec.stdio, Stdio::Inherit),
+        pipe: -1,
         log: log.as_ref().map_or(null(), |l| l.as_ptr()),
         mask: mask.as_ptr(),
         mask_bytes: size_of_val(mask.as_slice()),
@@ -445,7 +453,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         step: 0,
         errno: 0,
     };
-    match clone_and_exec(plan, spec.keeper.as_deref(), born_in.as_ref().map(AsFd::as_fd)) {
+    match clone_and_exec(plan, spec.keeper.as_deref(), born_in.as_ref().map(AsFd::as_fd), pipe) {
         Err(error) => Err(SpawnError::Clone { name: spec.name.clone(), error }),
         Ok((spawned, 0, _)) => Ok(spawned),
         Ok((failed, step, errno)) => {
@@ -479,6 +487,8 @@ struct Plan {
     argv: *const *const c_char,
     envp: *const *const c_char,
     inherit: bool,
+    /// Descriptor of the pipe that it writes to, above 2, or -1.
+    pipe: c_int,
     log: *const c_char,
     mask: *const c_long,
     mask_bytes: usize,
@@ -504,7 +514,13 @@ struct Plan {
 }
 
 /// A stack for the child, made once and kept: unmapping it after each spawn would interrupt every core that runs a packet thread.
-struct Stack(*mut c_void);
+struct Stack {
+    base: *mut c_void,
+    /// A descriptor of a low number, where the child finds its pipe: it copies the manager's table
+    /// up to there and no further. `/dev/null` between spawns.
+    seat: OwnedFd,
+    null: OwnedFd,
+}
 
 // SAFETY: the address of a mapping that belongs to no thread; the mutex around it lets one thread at a time use it.
 unsafe impl Send for Stack {}
@@ -526,12 +542,23 @@ impl Stack {
         }?;
         // SAFETY: within the mapping just made, which nobody else knows.
         unsafe { mprotect(base, GUARD_BYTES, MprotectFlags::empty()) }?;
-        Ok(Self(base))
+        let null =
+            rustix::fs::open("/dev/null", rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC, rustix::fs::Mode::empty())?;
+        // Above 2 even if the manager has closed one of its own streams.
+        let seat = rustix::io::fcntl_dupfd_cloexec(&null, 3)?;
+        Ok(Self { base, seat, null })
     }
 
     /// Its upper end, aligned to 16 bytes as the ABIs want.
     fn top(&self) -> *mut c_void {
-        self.0.wrapping_byte_add(STACK_BYTES + GUARD_BYTES)
+        self.base.wrapping_byte_add(STACK_BYTES + GUARD_BYTES)
+    }
+
+    /// Puts a descriptor on the seat, or clears it, and gives its number.
+    fn seat(&mut self, pipe: Option<BorrowedFd<'_>>) -> Result<c_int, Errno> {
+        let what = pipe.unwrap_or(self.null.as_fd());
+        rustix::io::dup3(what, &mut self.seat, rustix::io::DupFlags::CLOEXEC)?;
+        Ok(self.seat.as_raw_fd())
     }
 }
 
@@ -539,13 +566,22 @@ impl Stack {
 type SignalSet = u64;
 
 /// Clones, lets the child work through the plan, and returns it with the step that failed (or 0) and the error.
-fn clone_and_exec(mut plan: Plan, keeper: Option<&Keeper>, born_in: Option<BorrowedFd<'_>>) -> Result<(Spawned, i32, i32), Errno> {
+fn clone_and_exec(
+    mut plan: Plan,
+    keeper: Option<&Keeper>,
+    born_in: Option<BorrowedFd<'_>>,
+    pipe: Option<BorrowedFd<'_>>,
+) -> Result<(Spawned, i32, i32), Errno> {
     // A poisoned lock is no harm: the stack has no state.
     let mut stack = STACK.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    let top = match &*stack {
-        Some(stack) => stack.top(),
-        None => stack.insert(Stack::new()?).top(),
+    let stack = match &mut *stack {
+        Some(stack) => stack,
+        none => none.insert(Stack::new()?),
     };
+    let top = stack.top();
+    if pipe.is_some() {
+        plan.pipe = stack.seat(pipe)?;
+    }
     let apart = if plan.apart { libc::CLONE_NEWPID | libc::CLONE_NEWNS } else { 0 };
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_PIDFD | apart;
     let mut pidfd: c_int = -1;
@@ -587,7 +623,10 @@ fn clone_and_exec(mut plan: Plan, keeper: Option<&Keeper>, born_in: Option<Borro
     // SAFETY: as above; `before` is what this thread had.
     let restored = unsafe { set_signal_mask(&before, null_mut()) };
     debug_assert_eq!(restored, 0);
-    drop(stack);
+    if pipe.is_some() {
+        // Or its reader would wait for this process too.
+        let _ = stack.seat(None);
+    }
     let pid = made?;
     // SAFETY: the kernel made this descriptor for us in this clone, and nobody else knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
@@ -752,7 +791,16 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
         if plan.netns >= 0 {
             must!(Step::Namespace, SYS_setns, c_long::from(plan.netns), c_long::from(libc::CLONE_NEWNET));
         }
-        must!(Step::Descriptors, SYS_close_range, 3 as c_long, c_long::from(u32::MAX), c_long::from(libc::CLOSE_RANGE_UNSHARE));
+        let (first, last, unshare) = (3 as c_long, c_long::from(u32::MAX), c_long::from(libc::CLOSE_RANGE_UNSHARE));
+        let pipe = c_long::from(plan.pipe);
+        if pipe < first {
+            must!(Step::Descriptors, SYS_close_range, first, last, unshare);
+        } else {
+            must!(Step::Descriptors, SYS_close_range, pipe.wrapping_add(1), last, unshare);
+            if pipe > first {
+                must!(Step::Descriptors, SYS_close_range, first, pipe.wrapping_sub(1), UNUSED);
+            }
+        }
         must!(Step::Group, SYS_setpgid, UNUSED, UNUSED);
         if !plan.cgroup.is_null() {
             let flags = c_long::from(libc::O_WRONLY | libc::O_CLOEXEC);
@@ -783,7 +831,9 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
         must!(Step::Streams, SYS_dup3, device, 0 as c_long, UNUSED);
         if !plan.inherit {
             let mut out = device;
-            if !plan.log.is_null() {
+            if plan.pipe >= 0 {
+                out = pipe;
+            } else if !plan.log.is_null() {
                 let flags = c_long::from(libc::O_WRONLY | libc::O_APPEND | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOCTTY);
                 out = must!(Step::Log, SYS_openat, c_long::from(libc::AT_FDCWD), plan.log, flags, 0o640 as c_long);
                 out = must!(Step::Streams, SYS_fcntl, out, c_long::from(libc::F_DUPFD_CLOEXEC), 3 as c_long);

@@ -56,6 +56,26 @@ fn role_command(name: &str) -> Command {
     command
 }
 
+#[test]
+fn a_pipe_is_all_that_it_gets_and_nobody_keeps_its_other_end() {
+    use std::io::Read;
+    // More than once: the seat is used again.
+    for _ in 0..2 {
+        let (ours, theirs) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let script = "echo out; echo err >&2; for fd in /proc/self/fd/*; do echo ${fd##*/}; done";
+        let spec = SpawnSpec { stdio: Stdio::Pipe(Arc::new(theirs)), ..shell(script) };
+        let spawned = spawn(&spec).unwrap();
+        drop(spec);
+        let mut said = String::new();
+        // It ends: neither this process nor the seat has the other end any more.
+        std::fs::File::from(ours).read_to_string(&mut said).unwrap();
+        let _ = process::wait(spawned.pidfd.as_fd());
+        // 3 is the shell's, which reads the folder.
+        let fds: Vec<&str> = said.lines().skip(2).filter(|fd| *fd != "3").collect();
+        assert!(said.starts_with("out\nerr\n") && fds == ["0", "1", "2"], "{said}");
+    }
+}
+
 /// No test of its own: what other tests run in a process of its own.
 #[test]
 fn roles() {

@@ -284,7 +284,7 @@ impl Speaker {
     /// Tells of a change for the worse or better, once.
     fn say(&mut self, what: &str) {
         if self.said.as_deref() != Some(what) {
-            eprintln!("sluiced: controller tcp:{}:{}: {what}", self.address.0, self.address.1);
+            log_line!("sluiced: controller tcp:{}:{}: {what}", self.address.0, self.address.1);
             self.said = Some(what.into());
         }
         let problem = (what != CONNECTED).then(|| what.to_string());

@@ -419,7 +419,7 @@ impl Output {
         let before = exchange.errors.fetch_add(1, Ordering::Relaxed);
         if let Some(error) = error {
             if before == 0 {
-                eprintln!(
+                log_line!(
                     "port {}: cannot write {}: {error}; packets are lost until it can be written again (counted as write_lost)",
                     self.port,
                     self.path.display()

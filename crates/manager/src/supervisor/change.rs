@@ -384,7 +384,7 @@ impl Supervisor {
         let is_it = |problem: &Problem| problem.at.as_ref().is_some_and(|at| (at.section, at.key) == ("memory", "frames"));
         let warning = |config: &Config| validate::validate(config).into_iter().find(is_it);
         if let (Some(problem), None) = (warning(wanted), warning(&self.config)) {
-            eprintln!("sluiced: {problem}");
+            log_line!("sluiced: {problem}");
         }
     }
 
@@ -479,6 +479,7 @@ pub(super) fn start_of(config: &model::Service) -> Result<Start, SupervisorError
                 args: config.args.clone(),
                 env: config.env.clone().into_iter().collect(),
                 user: user.clone(),
+                pids: config.pids,
             }));
         }
         (None, Some(program)) if !config.attach => exec = Some(host::resolve_exec(program, &here).map_err(invalid)?),

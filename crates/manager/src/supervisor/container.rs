@@ -38,7 +38,7 @@ impl Supervisor {
             }
         };
         if let Err(why) = started {
-            eprintln!("sluiced: {why}");
+            log_line!("sluiced: {why}");
             self.nfs.get_mut(&number).into_iter().for_each(|nf| nf.state = State::Starting);
             self.lost(number);
         }
@@ -51,7 +51,7 @@ impl Supervisor {
             self.note(|r| r.removed(&path));
         }
         // The record still has it, and undoes it at the end.
-        failed.into_iter().for_each(|error| eprintln!("sluiced: a container leaves something behind: {error}"));
+        failed.into_iter().for_each(|error| log_line!("sluiced: a container leaves something behind: {error}"));
     }
 
     /// The NF whose container a process is in: it or one that it descends from is the runtime of that. A process cannot leave: what

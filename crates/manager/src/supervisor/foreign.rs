@@ -29,6 +29,7 @@ use crate::mechanism::processes::Target;
 use crate::nf::State;
 use crate::nf::filter::Filter;
 use crate::nf::handle::NfHandle;
+use crate::nf::output::Whose;
 use crate::nf::record::Thing;
 use crate::nf::spawn;
 
@@ -180,7 +181,7 @@ impl Supervisor {
                 Some(thread)
             }
             Err(error) => {
-                eprintln!("sluiced: cannot make a thread for a foreign program: {error}");
+                log_line!("sluiced: cannot make a thread for a foreign program: {error}");
                 None
             }
         }
@@ -224,6 +225,7 @@ impl Supervisor {
             // Its own affair where it is root; see the limits that `sluice check` tells.
             spec.filter = if user.is_some() { Filter::Foreign } else { Filter::None };
             spec.user = user;
+            spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
             match spawn::spawn(&spec) {
                 Ok(spawned) => {
                     settled = SETTLED;
@@ -283,7 +285,7 @@ impl Supervisor {
 
     /// A foreign NF could not come.
     fn trouble(&mut self, number: u16, why: String) {
-        eprintln!("sluiced: {why}");
+        log_line!("sluiced: {why}");
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         nf.foreign.get_or_insert_default().trouble = Some(why);
         match &nf.process {
@@ -340,7 +342,7 @@ impl Supervisor {
         for pid in ours {
             // One that has ended meanwhile needs no class.
             if let Err(error) = self.schedule(None, pid, core, config.mode == Mode::Poll) {
-                eprintln!("sluiced: {name}: {error}");
+                log_line!("sluiced: {name}: {error}");
             }
         }
         self.controller.add(handle.clone());
@@ -357,7 +359,7 @@ impl Supervisor {
         match self.plane.unfeed(number) {
             // Its sockets are closed here and not on a packet thread: the kernel takes milliseconds for that.
             Ok(hop) => drop(hop),
-            Err(error) => eprintln!("sluiced: {error}"),
+            Err(error) => log_line!("sluiced: {error}"),
         }
     }
 

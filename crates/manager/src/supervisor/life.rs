@@ -28,6 +28,7 @@ use crate::mechanism::silence;
 use crate::nf::container::Life;
 use crate::nf::filter::Filter;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::output::Whose;
 use crate::nf::{State, attach, spawn};
 
 /// A process of an NF.
@@ -166,7 +167,7 @@ impl Supervisor {
             env,
             user: service.user.clone(),
             core,
-            stdio: spawn::Stdio::Inherit,
+            stdio: spawn::Stdio::Null,
             name: name.into(),
             filter: match service.config.filter {
                 true => Filter::Nf { storage: service.config.storage },
@@ -209,7 +210,12 @@ impl Supervisor {
         nf.state = State::Starting;
         let (core, service) = (nf.core, nf.service);
         let mut spec = spec.clone();
-        let pen = container.is_none().then(|| self.hold_nf(&mut spec, service, core)).flatten();
+        let pids = self.services.get(usize::from(service)).and_then(Option::as_ref).map_or(1, |service| service.config.pids);
+        let pen = match &container {
+            Some(_) => self.hold_container(&spec.name, pids),
+            None => self.hold_nf(&mut spec, service, core),
+        };
+        spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         match spawn::spawn(&spec) {
             Ok(spawned) => {
@@ -220,8 +226,10 @@ impl Supervisor {
                 nf.process = Some(Process { pid: spawned.pid, pidfd: spawned.pidfd, child: true, theirs: false, container });
                 nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
                 self.note(|r| r.started(&name, pid));
-                if let Some(pen) = self.nfs.get(&number).and_then(|nf| nf.pen.as_ref()) {
-                    self.gather(pen);
+                match self.nfs.get(&number).and_then(|nf| Some((nf.pen.as_ref()?, nf.process.as_ref()?.container.is_some()))) {
+                    Some((_, true)) => self.gather_container(number),
+                    Some((pen, false)) => self.gather(pen),
+                    None => {}
                 }
                 Ok(())
             }
@@ -261,7 +269,7 @@ impl Supervisor {
                 told = Instant::now();
                 for nf in self.nfs.values().filter(|nf| nf.state == State::Starting && nf.handle.is_some()) {
                     let so_far = nf.started_at.elapsed().as_secs();
-                    eprintln!("sluiced: {} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
+                    log_line!("sluiced: {} has made its handler for {so_far} s and is not ready; still waiting for it", nf.name);
                 }
             }
             let trouble = |nf: &NfState| nf.foreign.as_ref().and_then(|foreign| foreign.trouble.clone());
@@ -284,7 +292,7 @@ impl Supervisor {
         let events = match self.listener.serve(monotonic_ns()) {
             Ok(events) => events,
             Err(error) => {
-                eprintln!("sluiced: the NF socket is broken: {error}");
+                log_line!("sluiced: the NF socket is broken: {error}");
                 return;
             }
         };
@@ -470,6 +478,7 @@ impl Supervisor {
         let data = epoll::EventData::new_u64(token::CONNECTION | u64::from(number));
         let _ = epoll::add(&self.epoll, attached.socket.as_fd(), data, epoll::EventFlags::IN | epoll::EventFlags::RDHUP);
         nf.connection = Some(attached.socket);
+        nf.has_said_ready = false;
         if let Some(pid) = pid {
             nf.cpu.start(pid);
         }
@@ -486,7 +495,7 @@ impl Supervisor {
         }
         if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, core, poll)) {
             // It has its memory already: what it was given comes back when its process has ended, and not before.
-            eprintln!("sluiced: {name} is stopped: {error}");
+            log_line!("sluiced: {name} is stopped: {error}");
             self.nfs.get(&number).into_iter().for_each(kill);
             return Ok(());
         }
@@ -498,11 +507,16 @@ impl Supervisor {
     pub(super) fn hear(&mut self, number: u16) {
         let Some(connection) = self.nfs.get(&number).and_then(|nf| nf.connection.as_ref()) else { return };
         match handshake::receive(connection.as_fd()) {
-            Ok((message, _)) if handshake::is_ready(&message) => self.became_ready(number),
+            Ok((message, _)) if handshake::is_ready(&message) && self.says_first(number) => self.became_ready(number),
             Err(handshake::HandshakeError::Socket(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) => {}
-            // An NF says nothing else. One that does is none.
+            // An NF says nothing else, and that once. One that goes on would keep this thread busy.
             Ok(_) | Err(_) => self.connection_closed(number),
         }
+    }
+
+    /// Whether a process has not said before that it is ready.
+    fn says_first(&mut self, number: u16) -> bool {
+        self.nfs.get_mut(&number).is_some_and(|nf| !std::mem::replace(&mut nf.has_said_ready, true))
     }
 
     /// The handler of an NF is made: packets may be given to it.
@@ -591,6 +605,7 @@ impl Supervisor {
         if let Some(connection) = nf.connection.take() {
             let _ = epoll::delete(&self.epoll, connection.as_fd());
         }
+        self.outputs.close(Whose::Nf(number));
         let handle = nf.handle.take();
         let place = nf.place.take();
         if let Some(handle) = &handle {
@@ -687,7 +702,7 @@ impl Supervisor {
                         nf.reclaim_ns = Some(monotonic_ns().saturating_sub(noticed_ns));
                     }
                 }
-                Err(error) => eprintln!("sluiced: {error}"),
+                Err(error) => log_line!("sluiced: {error}"),
             }
         }
         self.release(number);
@@ -977,8 +992,8 @@ impl Supervisor {
         if let Some(record) = self.record.take() {
             match record.finish() {
                 Ok(undone) if undone.failed.is_empty() => {}
-                Ok(undone) => eprintln!("sluiced: could not undo: {}", undone.failed.join(", ")),
-                Err(error) => eprintln!("sluiced: {error}"),
+                Ok(undone) => log_line!("sluiced: could not undo: {}", undone.failed.join(", ")),
+                Err(error) => log_line!("sluiced: {error}"),
             }
         }
     }
@@ -988,7 +1003,7 @@ impl Supervisor {
 ///
 /// Nothing that the process knows would tell it from another one of its user, who can read its environment and its memory; who started
 /// whom is the kernel's word.
-fn is_of(peer: &attach::Peer, started: &Process) -> bool {
+pub(super) fn is_of(peer: &attach::Peer, started: &Process) -> bool {
     let Some(pid) = peer.pid else { return false };
     let descends = || Proc::default().ancestors(pid).is_ok_and(|ancestors| ancestors.contains(&started.pid));
     // Both still are who they were, so their numbers are theirs: ours has not been collected, and the other one lives.

@@ -50,6 +50,7 @@ use crate::mechanism::cgroup::pen::Pen;
 use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::output::Outputs;
 use crate::nf::record::{Record, RecordError, Thing};
 use crate::notice::Notices;
 use crate::openflow::{self, Agent};
@@ -158,6 +159,8 @@ struct NfState {
     /// What we started, where that is a program that started the NF's own process. It ends with the NF.
     wrapper: Option<life::Process>,
     connection: Option<OwnedFd>,
+    /// On this connection, that its handler is made.
+    has_said_ready: bool,
     /// What holds all that its process starts.
     pen: Option<Pen>,
     restarts: u64,
@@ -214,6 +217,7 @@ impl NfState {
             process: None,
             wrapper: None,
             connection: None,
+            has_said_ready: false,
             pen: None,
             restarts: 0,
             streak: restart::Streak::default(),
@@ -275,6 +279,8 @@ pub struct Supervisor {
     room: port::room::Room,
     outside: outside::Outside,
     holds: pens::Holds,
+    /// Standard output and error of NFs.
+    outputs: Outputs,
     holes: holes::Holes,
     /// What packets cost programs, as measured before.
     estimates: Kept,
@@ -381,12 +387,17 @@ impl Supervisor {
         epoll::add(&epoll, wake.as_fd(), epoll::EventData::new_u64(token::WAKE), interest).map_err(system("watch requests"))?;
         epoll::add(&epoll, listener.fd(), epoll::EventData::new_u64(token::LISTENER), interest)
             .map_err(system("watch the NF socket"))?;
+        let outputs = Outputs::start().map_err(|error| {
+            system("start the thread that reads the output of NFs")(
+                rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::INVAL),
+            )
+        })?;
         let (remote, jobs) = channel();
         let wanted = config.clone();
         let stride = if plane.memories().are_huge() { plane.arena().geometry().stride } else { 0 };
         let room = port::room::Room::read(Path::new("/"), &config.memory, promises.io_mask(), stride);
         let estimates = Kept::read(&config.manager.estimates).unwrap_or_else(|error| {
-            eprintln!("sluiced: {error}; NFs start without a first guess of their cost");
+            log_line!("sluiced: {error}; NFs start without a first guess of their cost");
             Kept::default()
         });
         let mut this = Self {
@@ -400,6 +411,7 @@ impl Supervisor {
             room,
             outside: outside::Outside::default(),
             holds: pens::Holds::default(),
+            outputs,
             holes: holes::Holes::default(),
             estimates,
             ports: Vec::new(),
@@ -640,7 +652,7 @@ impl Supervisor {
         for chain in self.chains.iter().flatten() {
             let lacks = chain.counters.iter().any(|counters| counters.no_path.get() > 0);
             if lacks && self.lacked_paths.insert(chain.name.clone()) {
-                eprintln!(
+                log_line!(
                     "sluiced: chain {} finds no place for a path, and its packets are dropped: there are {} paths, and manager.max_paths is {}; \
                      raise it and restart, or have fewer combinations of ports, chains and instances",
                     chain.name,
@@ -711,7 +723,7 @@ impl Supervisor {
                     rules.push(compiled);
                     hits.push(own.clone());
                 }
-                Err(error) => eprintln!("sluiced: a rule is left out: {error}"),
+                Err(error) => log_line!("sluiced: a rule is left out: {error}"),
             }
             self.hits.push((key, own));
         }
@@ -723,7 +735,7 @@ impl Supervisor {
         if let Some(record) = &mut self.record
             && let Err(error) = what(record)
         {
-            eprintln!("sluiced: {error}");
+            log_line!("sluiced: {error}");
         }
     }
 

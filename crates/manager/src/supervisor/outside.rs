@@ -257,13 +257,13 @@ impl Supervisor {
                 }
                 Err(refused) => {
                     self.outside.refused.insert(core);
-                    eprintln!("sluiced: core {core} gets no schedule, and the kernel divides it among NFs that poll: {refused}");
+                    log_line!("sluiced: core {core} gets no schedule, and the kernel divides it among NFs that poll: {refused}");
                     return;
                 }
             },
             Err(error) => {
                 self.outside.cores.remove(&core);
-                eprintln!("sluiced: core {core} has lost its schedule: {error}");
+                log_line!("sluiced: core {core} has lost its schedule: {error}");
                 return;
             }
         };
@@ -274,7 +274,7 @@ impl Supervisor {
             governed.members.remove(&number);
             self.outside.processes.remove(&number);
             if let Err(failed) = schedule.remove(number) {
-                eprintln!("sluiced: an NF of core {core} does not get back what it had: {failed}");
+                log_line!("sluiced: an NF of core {core} does not get back what it had: {failed}");
             }
         }
         let mechanism = governed.mechanism;
@@ -293,7 +293,7 @@ impl Supervisor {
             self.regovern(core, nfs);
         } else if schedule.is_empty() {
             for failed in schedule.teardown() {
-                eprintln!("sluiced: the schedule of core {core} leaves something behind: {failed}");
+                log_line!("sluiced: the schedule of core {core} leaves something behind: {failed}");
             }
             self.outside.cores.remove(&core);
         } else {
@@ -344,7 +344,7 @@ impl Supervisor {
             Err(refused) => {
                 governed.refused.insert(number);
                 let name = &handle.name;
-                eprintln!("sluiced: {name} has no turns on core {core}, and runs as the kernel has it: {refused}");
+                log_line!("sluiced: {name} has no turns on core {core}, and runs as the kernel has it: {refused}");
             }
         }
     }
@@ -372,11 +372,11 @@ impl Supervisor {
         let because = if named(what).is_some() { format!("the configuration says so; {reasons}") } else { reasons };
         if mechanism == Mechanism::Realtime {
             for warning in realtime::warnings(&settings) {
-                eprintln!("sluiced: core {core}: {warning}");
+                log_line!("sluiced: core {core}: {warning}");
             }
         }
         if let Some(why) = mechanism.outlives_a_kill() {
-            eprintln!("sluiced: core {core}: {why}");
+            log_line!("sluiced: core {core}: {why}");
         }
         self.outside.chosen.insert(core, (mechanism, switch_ns, because.clone()));
         Ok(Chosen { controller: processes::make(mechanism, &settings, &guard)?, because, switch_ns })
@@ -387,7 +387,7 @@ impl Supervisor {
         self.outside.cores.remove(&core);
         if let Ok(Some(mut schedule)) = self.plane.lend_schedule(core) {
             for failed in schedule.teardown() {
-                eprintln!("sluiced: the schedule of core {core} leaves something behind: {failed}");
+                log_line!("sluiced: the schedule of core {core} leaves something behind: {failed}");
             }
         }
     }
@@ -395,7 +395,7 @@ impl Supervisor {
     /// Whether a guard that has something to undo is gone, or a foreign NF has other processes than it had.
     fn look_after_schedules(&mut self) {
         if !self.outside.cores.is_empty() && self.outside.guard.as_ref().is_some_and(|guard| !guard.is_alive()) {
-            eprintln!(
+            log_line!(
                 "sluiced: the guard process has ended, which would undo what turns need if sluiced died; another one is started"
             );
             self.outside.guard = None;
@@ -443,7 +443,7 @@ impl Supervisor {
         let core = schedule.core();
         if let Err(error) = self.plane.put_schedule(schedule) {
             self.outside.cores.remove(&core);
-            eprintln!("sluiced: core {core} has lost its schedule: {error}");
+            log_line!("sluiced: core {core} has lost its schedule: {error}");
         }
     }
 

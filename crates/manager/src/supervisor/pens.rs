@@ -83,7 +83,7 @@ fn run(jobs: &Receiver<Job>) {
             Job::Gather(gatherer) => gather(&gatherer),
             Job::Remove(pen) => {
                 if let Err((folder, error)) = pen.remove() {
-                    eprintln!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
+                    log_line!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
                 }
             }
         }
@@ -92,7 +92,7 @@ fn run(jobs: &Receiver<Job>) {
 
 fn gather(gatherer: &Gatherer) {
     if let Err(error) = gatherer.gather() {
-        eprintln!("sluiced: a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
+        log_line!("sluiced: a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
     }
 }
 
@@ -106,13 +106,13 @@ impl Supervisor {
         let weighed = self.grouping().filter(|grouping| grouping.version() == Version::V2).map(|grouping| grouping.group());
         let pens = Pens::create(root, &name, weighed);
         for lack in pens.lacks() {
-            eprintln!("sluiced: warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
+            log_line!("sluiced: warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
         }
         self.holds.pens = Some(pens);
         let (jobs, todo) = channel();
         match std::thread::Builder::new().name("sluice-pens".into()).spawn(move || run(&todo)) {
             Ok(thread) => (self.holds.jobs, self.holds.thread) = (Some(jobs), Some(thread)),
-            Err(error) => eprintln!("sluiced: NFs stay out of cgroups of version 1: {error}"),
+            Err(error) => log_line!("sluiced: NFs stay out of cgroups of version 1: {error}"),
         }
     }
 
@@ -124,7 +124,7 @@ impl Supervisor {
         match &self.holds.keeper {
             Some(keeper) if keeper.is_alive() => return Some(keeper.clone()),
             Some(_) => {
-                eprintln!("sluiced: the process that keeps those of NFs has ended, and all of them with it; another one is started")
+                log_line!("sluiced: the process that keeps those of NFs has ended, and all of them with it; another one is started")
             }
             None => {}
         }
@@ -132,7 +132,7 @@ impl Supervisor {
             Ok(keeper) => Some(self.holds.keeper.insert(Arc::new(keeper)).clone()),
             Err(error) => {
                 self.holds.has_no_keeper = self.holds.keeper.is_none();
-                eprintln!("sluiced: warning: what NFs have forked may outlive a daemon that is killed: {error}");
+                log_line!("sluiced: warning: what NFs have forked may outlive a daemon that is killed: {error}");
                 None
             }
         }
@@ -173,14 +173,48 @@ impl Supervisor {
         self.holds.ask(Job::Gather(pen.gatherer()));
     }
 
+    /// Makes what bounds the processes of a container, those of its runtime among them.
+    pub(super) fn hold_container(&mut self, name: &str, processes: u32) -> Option<Pen> {
+        let pens = self.holds.pens.as_ref()?;
+        self.holds.lives += 1;
+        Some(pens.make_beside(&format!("{name}-{}", self.holds.lives), processes))
+    }
+
+    /// Has the runtime of a container and all that it has started moved into its NF's pen, soon.
+    pub(super) fn gather_container(&self, number: u16) {
+        let Some(nf) = self.nfs.get(&number) else { return };
+        let (Some(pen), Some(runtime)) = (&nf.pen, &nf.process) else { return };
+        match runtime.container.as_ref().and_then(|life| life.cgroup.clone()) {
+            Some(cgroup) => self.holds.ask(Job::Gather(pen.gatherer_of(cgroup))),
+            // Nothing holds both but their pen, once the runtime is in there.
+            None => {
+                let Ok(pidfd) = runtime.pidfd.try_clone() else { return };
+                self.holds.ask(Job::TakeIn(pen.gatherer(), runtime.pid, pidfd));
+            }
+        }
+    }
+
+    /// Keeps a container on the core of its NF.
+    fn confine_container(&mut self, number: u16) {
+        let (Some(nf), Some(pens)) = (self.nfs.get_mut(&number), &self.holds.pens) else { return };
+        if let Some(cgroup) = nf.process.as_ref().and_then(|runtime| runtime.container.as_ref()?.cgroup.as_ref()) {
+            // Not there where this hierarchy has no cores; version 1 may.
+            let cores = std::fs::OpenOptions::new().write(true).open(cgroup.join("cpuset.cpus"));
+            let _ = cores.and_then(|mut to| std::io::Write::write_all(&mut to, nf.core.to_string().as_bytes()));
+        }
+        if let Some(pen) = &mut nf.pen {
+            pens.confine(pen, &[nf.core].into());
+        }
+        self.gather_container(number);
+    }
+
     /// Keeps the process of an NF that was let in on its core, whoever has started it.
     pub(super) fn confine(&mut self, number: u16, pid: Pid, pidfd: OwnedFd, is_forked: bool) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let core = nf.core;
         pin(pid, core);
         if self.services.get(usize::from(nf.service)).and_then(Option::as_ref).is_some_and(|s| s.container.is_some()) {
-            // It is in a cgroup and a process namespace of its own, which hold it, and its filter keeps it on its core.
-            return;
+            return self.confine_container(number);
         }
         let Some(pens) = &self.holds.pens else { return };
         let processes = self.services.get(usize::from(nf.service)).and_then(Option::as_ref).map_or(1, |s| s.config.pids);
@@ -219,7 +253,7 @@ impl Supervisor {
             match &nf.pen {
                 Some(pen) if !pen.is_empty() && !is_late => pen.kill(),
                 Some(pen) if is_late => {
-                    eprintln!("sluiced: {} has left processes that cannot end: {:?}", nf.name, pen.members());
+                    log_line!("sluiced: {} has left processes that cannot end: {:?}", nf.name, pen.members());
                     gone.push(*number);
                 }
                 _ => gone.push(*number),
@@ -296,7 +330,7 @@ impl Supervisor {
                 let paths = Pens::paths(Path::new("/"), &format!("sluice-{}-nfs", std::process::id()));
                 paths.into_iter().for_each(|path| self.note(|r| r.removed(&path)));
             }
-            Err((folder, error)) => eprintln!("sluiced: cannot remove cgroup {}: {error}", folder.display()),
+            Err((folder, error)) => log_line!("sluiced: cannot remove cgroup {}: {error}", folder.display()),
         }
     }
 

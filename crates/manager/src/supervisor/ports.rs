@@ -121,7 +121,7 @@ impl Supervisor {
     pub(super) fn close(&mut self, number: u16) -> Result<(), SupervisorError> {
         if self.plane.close_port(number)? == LetGo::Stuck {
             let name = self.ports[number as usize].as_ref().map_or("?", |p| &p.config.name);
-            eprintln!(
+            log_line!(
                 "sluiced: what port {name} writes to takes no more packets; look what holds it up: it is left to end by itself"
             );
         }

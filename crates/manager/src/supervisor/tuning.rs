@@ -55,7 +55,7 @@ impl Supervisor {
             (_, model::Priorities::Realtime) => {
                 let refused = class::try_rr(root).err();
                 if let Some(error) = &refused {
-                    eprintln!("sluiced: warning: priorities have their effect by weights alone: {error}");
+                    log_line!("sluiced: warning: priorities have their effect by weights alone: {error}");
                 }
                 refused.is_none()
             }
@@ -72,7 +72,7 @@ impl Supervisor {
             let slice = setting.set(ms)?;
             match slice.effective() {
                 Ok(real) if real.as_millis() != u128::from(ms) => {
-                    eprintln!("sluiced: the kernel rounds rr_slice_ms = {ms} to its tick: {} ms", real.as_millis());
+                    log_line!("sluiced: the kernel rounds rr_slice_ms = {ms} to its tick: {} ms", real.as_millis());
                 }
                 Ok(_) => {}
                 Err(error) => {
@@ -90,7 +90,7 @@ impl Supervisor {
                     let core = self.config.manager.monitor[0];
                     self.tuning.grouping = Some(started.map_err(|source| PlaneError::Thread { core, source })?);
                 }
-                Err(error) => eprintln!("sluiced: NFs get no weights from the kernel: {error}"),
+                Err(error) => log_line!("sluiced: NFs get no weights from the kernel: {error}"),
             }
         }
         Ok(())
@@ -187,14 +187,14 @@ impl Supervisor {
                 self.note(|r| r.removed(&path));
             }
             if let Err(error) = result {
-                eprintln!("sluiced: {error}");
+                log_line!("sluiced: {error}");
             }
         }
         if let Some(slice) = self.tuning.slice.take() {
             let path = slice.path().to_path_buf();
             match slice.restore() {
                 Ok(()) => self.note(|r| r.restored(&path)),
-                Err(error) => eprintln!("sluiced: {error}"),
+                Err(error) => log_line!("sluiced: {error}"),
             }
         }
     }

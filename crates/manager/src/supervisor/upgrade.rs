@@ -342,7 +342,7 @@ impl Supervisor {
                 nf.deadline = Some(Instant::now() + drain);
                 let succession = Succession::after(handle.in_flight.clone());
                 if let Err(error) = self.plane.follow(*new, &succession) {
-                    eprintln!("sluiced: {error}");
+                    log_line!("sluiced: {error}");
                 }
                 successions.push(succession);
             } else {
@@ -353,7 +353,7 @@ impl Supervisor {
             self.publish();
         }
         if let Err(error) = self.plane.meet() {
-            eprintln!("sluiced: {error}");
+            log_line!("sluiced: {error}");
         }
         successions.iter().for_each(|succession| succession.settle());
         retired.into_iter().for_each(|old| self.retire(old));

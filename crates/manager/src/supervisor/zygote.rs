@@ -14,7 +14,8 @@
 //! | unfit: it cannot be forked, and was let go | are spawned | its service is replaced |
 //!
 //! What a zygote says is believed as far as it may do the same by itself: the process that it names as forked must be a child of ours that
-//! is nobody else's, and run as the service's user, before it is ever signalled.
+//! is nobody else's, and run as the service's user, before it is ever signalled. A zygote that says
+//! anything but what was asked for, once, is ended: it costs one message.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -30,12 +31,14 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::handshake::{self, HandshakeError};
 use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 
-use super::life::{BACKOFF, Kind, Process};
+use super::life::{BACKOFF, Kind, Process, is_of};
 use super::{HELLO_PATIENCE, ServiceState, Supervisor, token};
 use crate::control::model as api;
 use crate::mechanism::cgroup::pen::Pen;
 use crate::mechanism::process;
+use crate::nf::output::Whose;
 use crate::nf::{State, attach, spawn};
+use crate::notice::quoted;
 
 /// Most forks that a zygote is asked for before it has answered: no socket is filled with them.
 const ASKED: usize = 32;
@@ -66,8 +69,8 @@ pub(super) struct Zygote {
     connection: Option<OwnedFd>,
     /// Instances that it will be asked for, in this order.
     waiting: VecDeque<u16>,
-    /// Instances that it was asked for and has not answered.
-    asked: Vec<u16>,
+    /// Instances that it was asked for and has not answered, with the names that they had then.
+    asked: Vec<(u16, String)>,
     /// Processes that say that they are such instances, and of which it has not said so yet.
     early: Vec<attach::Caller>,
     /// Instances that it and its predecessors have forked.
@@ -92,7 +95,7 @@ impl Zygote {
 
     /// Whether it was asked for an instance and has not answered.
     pub(super) fn is_asked_for(&self, number: u16) -> bool {
-        self.asked.contains(&number)
+        self.asked.iter().any(|(asked, _)| *asked == number)
     }
 
     /// What holds it, and whether somebody else is on the way out of that.
@@ -102,7 +105,13 @@ impl Zygote {
 
     /// Takes what waits for it.
     fn take_all(&mut self) -> Vec<u16> {
-        self.asked.drain(..).chain(self.waiting.drain(..)).collect()
+        self.asked.drain(..).map(|(number, _)| number).chain(self.waiting.drain(..)).collect()
+    }
+
+    /// The number of an instance that it was asked for by this name; it has answered now.
+    fn answers(&mut self, name: &str) -> Option<u16> {
+        let at = self.asked.iter().position(|(_, asked)| asked == name)?;
+        Some(self.asked.swap_remove(at).0)
     }
 }
 
@@ -150,7 +159,9 @@ impl Supervisor {
         let (cores, first) = (service.config.cores.iter().copied().collect(), service.config.cores.first().copied().unwrap_or(0));
         let processes = service.config.pids.saturating_mul(service.config.most_instances().saturating_add(1));
         let pen = self.hold(&mut spec, first, Some(cores), processes);
+        spec.stdio = self.outputs.pipe(Whose::Zygote(service_number), &name, spec.user.as_ref().map(|user| user.uid));
         let spawned = spawn::spawn(&spec);
+        drop(spec);
         if let Some(pen) = &pen {
             self.gather(pen);
         }
@@ -211,6 +222,12 @@ impl Supervisor {
             caller.refuse(&why);
             return;
         }
+        if !zygote.process.as_ref().is_some_and(|process| is_of(&caller.peer, process)) {
+            let (name, uid) = (caller.hello.name.clone(), caller.peer.uid);
+            caller.refuse("the manager has started the zygote of this name, and this is neither that process nor a child of it");
+            let line = || format!("a process of user {uid} said that it is {name}, which it is not: it was refused");
+            return self.notices.print(Kind::Impostor, line);
+        }
         if started != caller.peer.pid {
             let why =
                 "its program starts another one, which is the NF, and whose children would not be the daemon's; let it `exec` that";
@@ -246,13 +263,16 @@ impl Supervisor {
             let Some(nf) = self.nfs.get_mut(&number).filter(|nf| nf.state == State::Starting && nf.process.is_none()) else {
                 continue;
             };
-            if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &[]).is_err() {
+            // Without one it goes on with its zygote's.
+            let pipe = self.outputs.open(Whose::Nf(number), &nf.name, service.user.as_ref().map(|user| user.uid)).ok();
+            let pipe: Vec<_> = pipe.iter().map(AsFd::as_fd).collect();
+            if handshake::send(connection.as_fd(), &Fork { name: nf.name.clone() }.encode(), &pipe).is_err() {
                 // With so few messages under way it is not that the socket is full: it is gone, which is noticed.
                 zygote.waiting.push_front(number);
                 return;
             }
             nf.deadline = Some(Instant::now() + HELLO_PATIENCE);
-            zygote.asked.push(number);
+            zygote.asked.push((number, nf.name.clone()));
         }
     }
 
@@ -263,35 +283,35 @@ impl Supervisor {
             let Some(zygote) = &mut service.zygote else { return };
             let Some(connection) = &zygote.connection else { return };
             let report = handshake::receive(connection.as_fd()).and_then(|(message, _)| Report::decode(&message));
-            let name_is = |name: &str| self.names.get(name).copied();
-            match report {
-                Ok(Report::Ready) => {
-                    if matches!(zygote.stage, Stage::Making) {
-                        zygote.stage = Stage::Ready;
-                    }
-                }
-                Ok(Report::Unfit(why)) => return self.give_up_zygote(service_number, &why),
-                Ok(Report::Forked { name, pid }) => {
-                    let asked = name_is(&name).filter(|number| zygote.asked.contains(number));
-                    zygote.asked.retain(|number| Some(*number) != asked);
-                    zygote.forks += u64::from(asked.is_some());
+            let is_making = matches!(zygote.stage, Stage::Making);
+            let asked = match &report {
+                Ok(Report::Forked { name, .. } | Report::Failed { name, .. }) => zygote.answers(name),
+                _ => None,
+            };
+            match (report, asked) {
+                (Ok(Report::Ready), _) if is_making => zygote.stage = Stage::Ready,
+                (Ok(Report::Unfit(why)), _) if is_making => return self.give_up_zygote(service_number, &quoted(&why)),
+                (Ok(Report::Forked { name, pid }), Some(number)) => {
+                    zygote.forks += 1;
                     let uid = service.user.as_ref().map(|u| u.uid);
-                    self.was_forked(asked, pid, uid);
+                    self.was_forked(service_number, number, &name, pid, uid);
                     self.meet_early(service_number);
                 }
-                Ok(Report::Failed { name, why }) => {
-                    let Some(number) = name_is(&name).filter(|number| zygote.asked.contains(number)) else { continue };
-                    zygote.asked.retain(|asked| *asked != number);
-                    eprintln!("sluiced: {name} is started by itself: its zygote {why}");
+                (Ok(Report::Failed { name, why }), Some(number)) => {
+                    let line = || format!("{name} is started by itself: its zygote {}", quoted(&why));
+                    self.notices.print(Kind::Zygote(service_number), line);
                     self.spawn_unforked(number);
                 }
-                Err(HandshakeError::Socket(Errno::AGAIN)) => break,
-                Err(HandshakeError::Socket(Errno::INTR)) => {}
-                Err(_) => {
+                (Err(HandshakeError::Socket(Errno::AGAIN)), _) => break,
+                (Err(HandshakeError::Socket(Errno::INTR)), _) => {}
+                (report, _) => {
                     // It closed its end, or says what no zygote says. Its end is noticed.
-                    let _ = epoll::delete(&self.epoll, connection.as_fd());
-                    zygote.connection = None;
+                    let _ = zygote.connection.take().map(|connection| epoll::delete(&self.epoll, connection.as_fd()));
                     zygote.process.iter().for_each(Process::kill);
+                    if report.is_ok() {
+                        let line = || format!("{} says what it was not asked for, and is ended", name_of(service));
+                        self.notices.print(Kind::Zygote(service_number), line);
+                    }
                     return;
                 }
             }
@@ -317,8 +337,9 @@ impl Supervisor {
         early.into_iter().flatten().for_each(|caller| self.greet_nf(caller));
     }
 
-    /// A zygote says that it has forked this process, for this instance if it was asked for one.
-    fn was_forked(&mut self, number: Option<u16>, pid: i32, uid: Option<u32>) {
+    /// The zygote of a service says that it has forked this process for an instance that it was
+    /// asked for by this name.
+    fn was_forked(&mut self, service: u16, number: u16, name: &str, pid: i32, uid: Option<u32>) {
         let Some(pid) = self.child_that_is(pid) else { return };
         if self.is_known(pid) {
             // Its own hello came before.
@@ -327,11 +348,12 @@ impl Supervisor {
         // A child of ours keeps its number until we collect it, so it is the process that was meant, or none of ours.
         let Ok(pidfd) = process::pidfd_open(pid) else { return };
         if !process::is_child(pidfd.as_fd()) || !runs_as(pid, uid) {
-            eprintln!("sluiced: a zygote says that it has forked process {pid:?}, which is none of its children");
-            return;
+            let line = || format!("the zygote of {name} says that it has forked process {pid:?}, which is no child of it");
+            return self.notices.print(Kind::Zygote(service), line);
         }
         let process = Process { pid, pidfd, child: true, theirs: false, container: None };
-        let nf = number.and_then(|n| self.nfs.get_mut(&n)).filter(|nf| nf.state == State::Starting && nf.process.is_none());
+        let nf = self.nfs.get_mut(&number);
+        let nf = nf.filter(|nf| nf.name == name && nf.state == State::Starting && nf.process.is_none());
         let Some(nf) = nf else {
             // Nobody wants it any more.
             process.kill();
@@ -345,10 +367,12 @@ impl Supervisor {
     }
 
     /// The child of ours that a zygote knows by this number, and that nobody else is: zygotes have a process namespace of their own where
-    /// there is a keeper, and it tells children by their numbers there.
+    /// there is a keeper, and it tells children by their numbers there. The keeper is 1 there,
+    /// and no helper of this program was forked by a zygote.
     fn child_that_is(&self, inside: i32) -> Option<Pid> {
+        let inside = (inside > 1).then_some(inside)?;
         if !self.has_keeper() {
-            return (inside > 1).then(|| Pid::from_raw(inside)).flatten();
+            return Pid::from_raw(inside).filter(|pid| !runs_this_program(*pid));
         }
         let tasks = std::fs::read_dir("/proc/self/task").ok()?;
         let texts = tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
@@ -427,6 +451,7 @@ impl Supervisor {
         // What it had forked and what had not left its group yet has ended with it, if the group was killed.
         process::reap_group(pid);
         zygote.process = None;
+        self.outputs.close(Whose::Zygote(number as u16));
         let pen = zygote.pen.take();
         let ran_for = zygote.started_at.elapsed();
         let line = || format!("{name} has ended after {:.3} s", ran_for.as_secs_f64());
@@ -457,7 +482,8 @@ impl Supervisor {
         let waiting = self.end_zygote(service_number);
         let Some(Some(service)) = self.services.get_mut(service_number as usize) else { return };
         let Some(zygote) = &mut service.zygote else { return };
-        eprintln!("sluiced: warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
+        // Once in the life of a service.
+        log_line!("sluiced: warning: instances of service {} are started one by one, not forked: {why}", service.config.name);
         zygote.stage = Stage::Unfit(why.into());
         waiting.into_iter().for_each(|number| self.spawn_unforked(number));
     }
@@ -476,6 +502,7 @@ impl Supervisor {
             process.kill();
             self.bid_farewell(process, true);
         }
+        self.outputs.close(Whose::Zygote(service_number));
         self.release_zygote(pen);
         waiting
     }
@@ -497,7 +524,7 @@ impl Supervisor {
     pub(super) fn fork_is_late(&mut self, number: u16) {
         let Some(service) = self.nfs.get(&number).map(|nf| nf.service) else { return };
         let zygote = self.services.get(service as usize).and_then(|s| s.as_ref()?.zygote.as_ref());
-        match zygote.filter(|z| z.asked.contains(&number)).and_then(|z| z.process.as_ref()) {
+        match zygote.filter(|z| z.is_asked_for(number)).and_then(|z| z.process.as_ref()) {
             Some(process) => process.kill(),
             None => self.spawn_unforked(number),
         }
@@ -521,6 +548,13 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// Whether a process runs this program, as guards and other helpers do.
+fn runs_this_program(pid: Pid) -> bool {
+    let program = |process: &str| std::fs::read_link(format!("/proc/{process}/exe"));
+    let own = program("self");
+    program(&pid.as_raw_nonzero().to_string()).is_ok_and(|program| own.is_ok_and(|own| own == program))
 }
 
 /// Whether a process runs as this user, or as the manager's.

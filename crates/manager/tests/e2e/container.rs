@@ -333,7 +333,8 @@ fn a_container_speaks_for_its_own_nf_only() {
         .unwrap();
     assert!(applied.status.success(), "{}", String::from_utf8_lossy(&applied.stderr));
     daemon.wait("the liar is refused", |s| find_nf(s, "liar.0").state != NfState::Starting);
-    assert!(daemon.log().contains("a process in the container of another NF may not attach as guest.0"), "{}", daemon.log());
+    daemon.wait_for_log("a process in the container of another NF may not attach as guest.0");
+    assert!(daemon.log().lines().any(|line| line.starts_with("liar.0: ") && line.contains("guest.0")), "{}", daemon.log());
     assert_eq!(find_nf(&daemon.stats(), "guest.0").state, NfState::Expected);
     signal(find_nf(&stats, "a.0"), Signal::CONT);
     daemon.stop();
@@ -377,8 +378,62 @@ fn a_program_that_ends_at_once_is_told() {
         let output = refusal(place.path(), &(head(place.path(), "") + &endless(&service, &["a"], "restart")));
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(said.contains("--no-such-argument"), "its words come through: {said}");
+        let is_its = |line: &str| line.starts_with("a.0: ") && line.contains("--no-such-argument");
+        assert!(said.lines().any(is_its), "its words come through, under its name: {said}");
         assert!(said.contains("a.0 ended before it was ready"), "{said}");
         assert!(!place.path().join("run").exists(), "{said}");
+    }
+}
+
+/// The cgroups of a process, by controller of version 1; that of version 2 has none.
+fn cgroups(pid: u32) -> Vec<(String, String)> {
+    let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
+    let lines = text.lines().filter_map(|line| line.split_once(':')?.1.split_once(':'));
+    lines.map(|(controller, path)| (controller.to_owned(), path.to_owned())).collect()
+}
+
+#[test]
+fn a_container_is_bounded_and_its_bundle_allows_it_nothing_more() {
+    if !can(&RUNTIMES) {
+        return;
+    }
+    let (folder, _) = bridge();
+    let bundle = folder.path();
+    let is_mounted = |controller: &str| cgroups(std::process::id()).iter().any(|(name, _)| name == controller);
+    for runtime in RUNTIMES {
+        let _ = fs::remove_file(bundle.join("config.json"));
+        let program = if runtime == "crun" { "/usr/bin/crun" } else { "/usr/sbin/runc" };
+        assert!(Command::new(program).arg("spec").current_dir(bundle).output().unwrap().status.success());
+        let text = fs::read_to_string(bundle.join("config.json")).unwrap();
+        let mut config: serde_json::Value = serde_json::from_str(&text).unwrap();
+        config["process"]["args"] = serde_json::json!(["/bin/nf", "reach"]);
+        config["root"]["path"] = serde_json::json!("root");
+        let names = ["fallocate", "madvise", "sched_setaffinity", "sched_setscheduler", "io_uring_setup", "unshare", "clone"];
+        config["linux"]["seccomp"] = serde_json::json!({
+            "defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{ "names": names, "action": "SCMP_ACT_ALLOW" }],
+        });
+        fs::write(bundle.join("config.json"), config.to_string()).unwrap();
+        root_of(&crate::support::hostile_nf(), &bundle.join("root"));
+        let service =
+            format!("[[service]]\nname = \"a\"\npids = 99\ncontainer = {{ bundle = {bundle:?}, runtime = \"{runtime}\" }}\n");
+        let mut daemon = Daemon::start("", &endless(&service, &["a"], "restart"));
+        let stats = daemon.wait("packets flow", |s| find_port(s, "out").tx_packets > 500);
+        daemon.wait_for_log("a.0: hostile: done");
+        let log = daemon.log();
+        let tried: Vec<&str> = log.lines().filter(|line| line.starts_with("a.0: hostile: ") && line.contains(" = ")).collect();
+        assert!(tried.len() >= 12 && tried.iter().all(|line| !line.ends_with("= ok")), "{runtime}: {tried:#?}");
+        let nf = find_nf(&stats, "a.0");
+        let pid = pid_of(nf);
+        let of = |controller: &str| cgroups(pid).into_iter().find(|(name, _)| name == controller).map(|(_, path)| path);
+        if is_mounted("pids") {
+            daemon.wait("it is in its pen", |_| of("pids").is_some_and(|path| path.contains("-nfs/nf-a.0-")));
+            let limit = Path::new("/sys/fs/cgroup/pids").join(of("pids").unwrap().trim_start_matches('/')).join("pids.max");
+            assert_eq!(fs::read_to_string(&limit).unwrap().trim(), "99", "{limit:?}");
+        }
+        if is_mounted("cpuset") {
+            let own = format!("-nfs/cores-{}", nf.core);
+            daemon.wait("it is kept on its core", |_| of("cpuset").is_some_and(|path| path.ends_with(&own)));
+        }
+        daemon.stop();
     }
 }

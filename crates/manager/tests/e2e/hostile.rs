@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use sluice_manager::control::model::NfState;
 
-use crate::support::{Daemon, PATIENCE, chain, find_nf, hostile_nf, port, service};
+use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, port, service};
 
 const PACKETS: u64 = 5_000;
 
@@ -77,6 +77,11 @@ fn lengths_past_the_frame() {
 #[test]
 fn noise_all_over_its_region_and_core_page() {
     assert!(beside_a_healthy_chain("scribble") > LIMIT);
+}
+
+#[test]
+fn saying_again_and_again_that_it_is_ready() {
+    assert_eq!(beside_a_healthy_chain("eager"), 0);
 }
 
 #[test]
@@ -187,17 +192,12 @@ fn what_an_nf_is_denied() {
             continue;
         }
         let mut daemon = Daemon::start("", &one_that("reach", &word, keys));
-        daemon.wait("it has tried all", |_| true);
-        let until = Instant::now() + PATIENCE;
-        while !daemon.log().contains("hostile: done") {
-            assert!(Instant::now() < until, "{}", daemon.log());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        daemon.wait_for_log("bad.0: hostile: done");
         let log = daemon.log();
-        let tried = log.lines().filter(|line| line.starts_with("hostile: ") && line.contains(" = ")).count();
-        assert!(tried >= 12, "{log}");
+        let said = log.lines().filter_map(|line| line.strip_prefix("bad.0: ")).filter(|line| line.starts_with("hostile: "));
+        assert!(said.clone().filter(|line| line.contains(" = ")).count() >= 12, "{log}");
         let is_allowed = |line: &str| may.iter().any(|what| line.starts_with(&format!("hostile: {what}")));
-        for line in log.lines().filter(|line| line.starts_with("hostile: ") && !is_allowed(line)) {
+        for line in said.filter(|line| !is_allowed(line)) {
             // Without root, NFs and the daemon have one user, and only its filter and namespaces are between them.
             let is_of_user = line.contains("memory of") && !rustix::process::geteuid().is_root();
             assert!(is_of_user || !line.ends_with("= ok"), "{keys}: {line}");
@@ -212,4 +212,35 @@ fn what_an_nf_is_denied() {
         }
         daemon.stop();
     }
+}
+
+/// A service with a zygote that lies, beside a healthy chain.
+#[test]
+fn a_zygote_that_says_what_it_was_not_asked_for_is_ended_and_costs_nobody_else_anything() {
+    let mut keys = "args = [\"liar\"]\nzygote = true".to_string();
+    if rustix::process::geteuid().is_root() {
+        // The first process of the namespace of NFs, which it names, is root's too.
+        keys += "\nuser = \"root\"";
+    }
+    let mut text = port("load", "gen", "rate = 5000\nflows = 8") + &port("away", "sink", "");
+    text += &port("steady", "gen", "rate = 5000\nflows = 8\noverload = \"wait\"");
+    text += &port("all", "sink", "");
+    text += &service("good", "sluice-nf-bridge", "");
+    text += &service("bad", &hostile_nf(), &keys);
+    text += &chain("hostile", "load", &["bad"], "away", "on_failure = \"restart\"");
+    text += &chain("healthy", "steady", &["good"], "all", "");
+    let mut daemon = Daemon::start("", &text);
+    daemon.wait_for_log("bad.zygote says what it was not asked for, and is ended");
+    let before = find_port(&daemon.stats(), "away").tx_packets;
+    // Its NF is started by itself.
+    let stats = daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
+    for name in ["good.0", "bad.0"] {
+        let nf = find_nf(&stats, name);
+        assert_eq!((nf.state, nf.restarts), (NfState::Running, 0), "{name}: {}", daemon.log());
+    }
+    ["hostile", "healthy"].into_iter().zip(["load", "steady"]).for_each(|(chain, port)| daemon.silence(chain, port));
+    daemon.wait_until_empty();
+    let log = daemon.stop_and_log();
+    assert!(!log.lines().any(|line| line.starts_with("sluiced: has ended")), "{log}");
+    assert!(!log.contains("has forked process"), "nothing that it says is looked at: {log}");
 }

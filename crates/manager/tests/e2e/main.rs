@@ -20,6 +20,7 @@ mod hostile;
 mod input;
 mod interfaces;
 mod lifecycle;
+mod log;
 mod neighbours;
 mod observe;
 mod openflow;

@@ -1,5 +1,6 @@
 //! What the tests share: a daemon that ends with its test, its configuration, and waiting for what it says.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::sync::OnceLock;
@@ -117,7 +118,7 @@ pub struct Daemon {
 pub fn open_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     // After it was made: the umask takes nothing of this.
-    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o1777)).unwrap();
     folder
 }
 
@@ -162,8 +163,35 @@ impl Daemon {
 
     /// Starts a daemon on the configuration that lies in a folder.
     pub fn again(folder: tempfile::TempDir) -> Self {
-        build_nfs();
         let log = std::fs::File::create(folder.path().join("log")).unwrap();
+        Self::logging_to(folder, log.into())
+    }
+
+    /// Starts a daemon with more keys of `[manager]` and the sections of `body` whose log is a
+    /// stream socket, as under systemd. What it says is found where it is elsewhere; if not
+    /// `for_good`, until it is ready, and then the other end of the socket is closed.
+    pub fn start_on_socket(manager: &str, body: &str, for_good: bool) -> Self {
+        let folder = open_folder();
+        std::fs::write(folder.path().join("sluice.toml"), head(folder.path(), manager) + body).unwrap();
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut log = std::fs::File::create(folder.path().join("log")).unwrap();
+        let reader = std::thread::spawn(move || {
+            for line in std::io::BufRead::lines(std::io::BufReader::new(ours)).map_while(Result::ok) {
+                writeln!(log, "{line}").unwrap();
+                if !for_good && line.starts_with("sluiced: ready") {
+                    return;
+                }
+            }
+        });
+        let daemon = Self::logging_to(folder, theirs.into());
+        if !for_good {
+            reader.join().unwrap();
+        }
+        daemon
+    }
+
+    fn logging_to(folder: tempfile::TempDir, log: std::os::fd::OwnedFd) -> Self {
+        build_nfs();
         let child = command(folder.path()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         let mut daemon = Self { child, folder, seen: Vec::new() };
         let until = Instant::now() + PATIENCE;
@@ -196,6 +224,16 @@ impl Daemon {
     /// What it has said.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.folder().join("log")).unwrap_or_default()
+    }
+
+    /// Waits until it has said this. What NFs say is logged a moment later.
+    #[track_caller]
+    pub fn wait_for_log(&self, what: &str) {
+        let until = Instant::now() + PATIENCE;
+        while !self.log().contains(what) {
+            assert!(Instant::now() < until, "it does not say {what:?}:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// A client of it.
@@ -275,7 +313,13 @@ impl Daemon {
 
     /// Stops the daemon as an operator does, and checks that it leaves nothing behind.
     #[track_caller]
-    pub fn stop(mut self) {
+    pub fn stop(self) {
+        self.stop_and_log();
+    }
+
+    /// The same, and gives all that it has said: what its NFs have said is logged by then.
+    #[track_caller]
+    pub fn stop_and_log(mut self) -> String {
         self.stats();
         let status = self.end(Signal::TERM);
         assert!(status.success(), "{status}:\n{}", self.log());
@@ -287,6 +331,7 @@ impl Daemon {
         if let Some(pid) = self.seen.iter().find(|pid| is_alive(**pid)) {
             panic!("NF process {pid} is left");
         }
+        self.log()
     }
 
     /// Gives its folder away; the daemon has ended.

@@ -25,8 +25,17 @@ fn all_run(stats: &Stats, instances: usize) -> bool {
     stats.nfs.len() == instances && stats.nfs.iter().all(|nf| nf.state == NfState::Running && nf.tx_packets > 0)
 }
 
-fn made(daemon: &Daemon) -> usize {
-    daemon.log().matches("ready ids.").count()
+/// Handlers that were made, and instances that were forked.
+fn made(log: &str) -> (usize, usize) {
+    (log.matches("ready ids.").count(), log.matches("forked ids.").count())
+}
+
+/// Waits until so many were made and forked: what they say is logged a moment later.
+#[track_caller]
+fn wait_until_made(daemon: &mut Daemon, handlers: usize, forks: usize) {
+    let daemon_log = daemon.folder().join("log");
+    let log = || std::fs::read_to_string(&daemon_log).unwrap();
+    daemon.wait("so many were made and forked", |_| made(&log()) == (handlers, forks));
 }
 
 #[test]
@@ -36,7 +45,11 @@ fn instances_are_forked_and_live_as_all_others_do() {
     let (first, before) = (zygote(&stats), pids(&stats));
     assert_eq!((first.state.as_str(), first.forks, first.why.as_deref()), ("ready", 5, None));
     assert!(before.iter().all(|pid| parent(*pid) == daemon.pid()), "all are children of the daemon");
-    assert_eq!((made(&daemon), daemon.log().matches("forked ids.").count()), (1, 5), "{}", daemon.log());
+    wait_until_made(&mut daemon, 1, 5);
+    // Each speaks under its own name, whoever has made its handler.
+    for line in ["ids.zygote: ready ids.zygote", "ids.0: forked ids.0", "ids.4: forked ids.4"] {
+        assert!(daemon.log().lines().any(|said| said == line), "{}", daemon.log());
+    }
     for nf in &stats.nfs {
         let status = std::fs::read_to_string(format!("/proc/{}/status", nf.pid.unwrap())).unwrap();
         let is_pinned =
@@ -48,25 +61,29 @@ fn instances_are_forked_and_live_as_all_others_do() {
     signal(find_nf(&stats, "ids.2"), Signal::KILL);
     let back = |nf: &Nf| nf.restarts == 1 && nf.state == NfState::Running && nf.pid.is_some_and(|pid| !before.contains(&pid));
     let stats = daemon.wait("it is back", |s| back(find_nf(s, "ids.2")) && zygote(s).forks == 6);
-    assert_eq!((made(&daemon), zygote(&stats).pid), (1, first.pid));
+    wait_until_made(&mut daemon, 1, 6);
+    assert_eq!(zygote(&stats).pid, first.pid);
 
     // The zygote dies: the others notice nothing, and a new one comes.
     let before = pids(&stats);
     rustix::process::kill_process(rustix::process::Pid::from_raw(first.pid.unwrap() as i32).unwrap(), Signal::KILL).unwrap();
     let stats = daemon.wait("there is a new zygote", |s| zygote(s).state == "ready" && zygote(s).pid != first.pid);
-    assert_eq!((pids(&stats), made(&daemon)), (before, 2));
+    wait_until_made(&mut daemon, 2, 6);
+    assert_eq!(pids(&stats), before);
     let had = find_port(&stats, "wan").tx_packets;
     daemon.wait("packets go on", |s| find_port(s, "wan").tx_packets > had + 1000);
     signal(find_nf(&stats, "ids.4"), Signal::KILL);
     daemon.wait("it is forked from the new one", |s| find_nf(s, "ids.4").restarts == 1 && zygote(s).forks == 7 && all_run(s, 5));
-    assert_eq!(made(&daemon), 2);
+    wait_until_made(&mut daemon, 2, 7);
 
     // One more, on request.
     daemon.client().add_nf("ids", None).unwrap();
     let stats = daemon.wait("it runs", |s| find_nf(s, "ids.5").state == NfState::Running && zygote(s).forks == 8);
-    assert_eq!((made(&daemon), parent(find_nf(&stats, "ids.5").pid.unwrap())), (2, daemon.pid()));
+    wait_until_made(&mut daemon, 2, 8);
+    assert_eq!(parent(find_nf(&stats, "ids.5").pid.unwrap()), daemon.pid());
     let last = zygote(&stats).pid.unwrap();
-    daemon.stop();
+    let log = daemon.stop_and_log();
+    assert_eq!(made(&log), (2, 8), "{log}");
     wait_until_gone(last);
 }
 
@@ -115,5 +132,29 @@ fn a_zygote_goes_with_its_service() {
     daemon.client().remove_chain("c").unwrap();
     daemon.client().remove_service("ids").unwrap();
     wait_until_gone(second.pid.unwrap());
+    daemon.stop();
+}
+
+#[test]
+fn nobody_else_can_say_that_it_is_a_zygote_and_have_that_ended() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let text = port("in", "gen", "rate = 1000") + &port("wan", "sink", "");
+    let mut daemon = Daemon::start("", &text);
+    // One that says no hello for as long as this test takes.
+    let mut config = std::fs::read_to_string(daemon.folder().join("sluice.toml")).unwrap();
+    config += &service("ids", "/bin/sleep", "args = [\"1000\"]\nzygote = true");
+    config += &chain("c", "in", &["ids"], "wan", "");
+    daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
+    let stats = daemon.wait("it is started", |s| zygote(s).pid.is_some());
+    let before = zygote(&stats);
+    assert_eq!(before.state, "starting");
+    // This process may attach, for it is of the daemon's user; a zygote it is not.
+    let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    connect(&socket, &SocketAddrUnix::new(daemon.run_dir().join("nf.sock")).unwrap()).unwrap();
+    let said = sluice_shm::zygote::attach(&socket, "ids.zygote").unwrap_err().to_string();
+    assert!(said.contains("neither that process nor a child of it"), "{said}");
+    let after = zygote(&daemon.stats());
+    assert_eq!((after.state.as_str(), after.pid), ("starting", before.pid), "{}", daemon.log());
+    assert!(daemon.log().contains("said that it is ids.zygote, which it is not"), "{}", daemon.log());
     daemon.stop();
 }

@@ -46,7 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PASSES: usize = 16;
 
 /// What a host may lack.
-const FORKED: &str = "what an NF has forked is not ended with it";
+pub(crate) const FORKED: &str = "what an NF has forked is not ended with it";
 const CORE: &str = "only its filter keeps an NF on its core";
 const NUMBER: &str = "`pids` holds for all processes of a user together";
 
@@ -203,6 +203,17 @@ impl Pens {
         pen
     }
 
+    /// Makes a pen of version 1 alone, for a container: that has a cgroup of version 2 already.
+    pub fn make_beside(&self, life: &str, processes: u32) -> Pen {
+        let kernel = &self.kernel;
+        let own = self.pids.as_ref().map(|folder| folder.join(format!("nf-{}", component(life))));
+        let pids = own.filter(|own| kernel.make(own).is_ok());
+        if let Some(folder) = &pids {
+            let _ = kernel.write(&folder.join("pids.max"), &processes.to_string());
+        }
+        Pen { kernel: kernel.clone(), unified: None, weighed: None, pids, cpuset: None }
+    }
+
     /// Keeps what is in a pen, and what comes, on these cores. What is in it already has to be [gathered](Gatherer::gather) for it.
     pub fn confine(&self, pen: &mut Pen, cores: &BTreeSet<usize>) {
         let list: Vec<String> = cores.iter().map(ToString::to_string).collect();
@@ -269,6 +280,12 @@ impl Pen {
             first: self.unified.clone().or_else(|| self.pids.clone()),
             late: late.into_iter().flatten().map(|folder| folder.join(PROCS)).collect(),
         }
+    }
+
+    /// What moves the processes that are in another cgroup, `first`, or below it.
+    pub fn gatherer_of(&self, first: PathBuf) -> Gatherer {
+        let late = self.pids.iter().chain(&self.cpuset).map(|folder| folder.join(PROCS)).collect();
+        Gatherer { kernel: self.kernel.clone(), first: Some(first), late }
     }
 
     /// Whether no process is left in it.
@@ -358,7 +375,7 @@ impl Gatherer {
         }
         let mut done: BTreeSet<i32> = BTreeSet::new();
         for _ in 0..PASSES {
-            let new: Vec<i32> = below(&*self.kernel, first, false).into_iter().filter(|pid| !done.contains(pid)).collect();
+            let new: Vec<i32> = below(&*self.kernel, first, true).into_iter().filter(|pid| !done.contains(pid)).collect();
             if new.is_empty() {
                 break;
             }
@@ -543,7 +560,7 @@ mod tests {
         let mut pen = pens.make("ids.0-1", core, 8);
         pens.confine(&mut pen, &[core].into());
         if pen.born_in().is_none() && pen.joined_first().is_none() {
-            eprintln!("no cgroup can be made here: what is asserted is that this is told");
+            log_line!("no cgroup can be made here: what is asserted is that this is told");
             assert!(pens.lacks().contains(&"what an NF has forked is not ended with it"));
             return;
         }

@@ -341,7 +341,7 @@ impl Said {
             && let Err(error) = journal.write(message)
         {
             // The guard has it all the same.
-            eprintln!(
+            log_line!(
                 "sluiced: cannot write {}: {error}; if sluiced and its guard are killed together, processes may stay parked",
                 journal.path.display()
             );
@@ -404,7 +404,7 @@ pub(super) fn keep() -> ExitCode {
                 Ok(Message::Note(key, undo)) => drop(noted.insert(key, (undo, fds.pop()))),
                 Ok(Message::Forget(key)) => drop(noted.remove(&key)),
                 Ok(Message::Journal(path, _)) => journal = Some(path),
-                Err(error) => eprintln!("sluice-guard: a message that makes no sense: {error}"),
+                Err(error) => log_line!("sluice-guard: a message that makes no sense: {error}"),
             },
             Err(handshake::HandshakeError::Socket(Errno::INTR)) => {}
             // The end of the other side, or nothing that could be waited for.
@@ -419,13 +419,13 @@ pub(super) fn keep() -> ExitCode {
     let last = undo_all(&mut noted);
     if noted.is_empty() {
         done(&journal);
-        eprintln!(
+        log_line!(
             "sluice-guard: the scheduler has ended without giving back what it had changed on processes; now it is ({n} changes)"
         );
         return ExitCode::SUCCESS;
     }
     if let Some(error) = last {
-        eprintln!("sluice-guard: the scheduler has ended, and {} of {n} changes could not be given back: {error}", noted.len());
+        log_line!("sluice-guard: the scheduler has ended, and {} of {n} changes could not be given back: {error}", noted.len());
     }
     ExitCode::FAILURE
 }

@@ -169,6 +169,7 @@ struct Answer {
 }
 
 /// The helper that measures: its arguments are a mechanism, a core, and how many switches and slices.
+#[allow(clippy::print_stdout, reason = "the answer to whoever started it")]
 pub(super) fn answer(mut arguments: impl Iterator<Item = OsString>) -> ExitCode {
     let mut text = || arguments.next().and_then(|text| text.into_string().ok()).unwrap_or_default();
     let (mechanism, core) = (text(), text());
@@ -189,7 +190,7 @@ pub(super) fn answer(mut arguments: impl Iterator<Item = OsString>) -> ExitCode 
     let warnings = if mechanism == Mechanism::Realtime.name() { realtime::warnings(&settings) } else { Vec::new() };
     match serde_json::to_string(&Answer { figures, refused, warnings }) {
         Ok(text) => println!("{text}"),
-        Err(error) => eprintln!("{error}"),
+        Err(error) => log_line!("{error}"),
     }
     ExitCode::SUCCESS
 }
