@@ -1,5 +1,6 @@
 //! How NFs are started, met, lost and stopped. The states and their transitions are in [`crate::nf`].
 
+use std::cell::RefCell;
 use std::ffi::OsString;
 use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
@@ -437,6 +438,7 @@ impl Supervisor {
         let fds = [memory.file().fd(), handle.region.memory.fd(), core_memory];
         let sent = caller.welcome(&welcome, fds);
         let nf = self.nfs.get_mut(&number).expect("it is still there");
+        nf.service_times = RefCell::default();
         nf.handle = Some(handle);
         nf.place = Some(place);
         let attached = match sent {

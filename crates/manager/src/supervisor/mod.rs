@@ -25,6 +25,7 @@ mod tuning;
 mod upgrade;
 mod zygote;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -36,6 +37,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use sluice_policy::restart;
 use sluice_policy::sched::priority::Weight;
+use sluice_shm::histogram::Followed;
 
 use crate::bell::Bell;
 use crate::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
@@ -183,6 +185,8 @@ struct NfState {
     fence: Option<Fence>,
     /// Counters of its former processes, so that totals never go back.
     before: report::NfTotals,
+    /// What its process has counted in its page of how long its bursts took.
+    service_times: RefCell<Followed>,
     cpu: report::CpuMeter,
     waiters: Vec<Sender<()>>,
     /// What a program that knows nothing of Sluice has besides.
@@ -230,6 +234,7 @@ impl NfState {
             draining: false,
             fence: None,
             before: report::NfTotals::default(),
+            service_times: RefCell::default(),
             cpu: report::CpuMeter::default(),
             waiters: Vec::new(),
             foreign: None,
