@@ -92,8 +92,14 @@ cachegrind: ## compare the model of the caches with cachegrind, for the example 
 # A target folder of its own: the flag changes every crate, and would make the next build start from nothing. With it, the models are
 # the only tests there are.
 .PHONY: loom
-loom: ## model check of the ring and of who has a frame: every interleaving
+loom: ## model check of the ring and of who has a frame: small models, at most four preemptions
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=$(TARGET)/loom cargo test $(CARGO_FLAGS) --release -p sluice-shm -p sluice-ownership --lib
+
+# As often in all forms together, which differ in threads, tenants and backpressure: see crates/manager/src/dataplane_deaths.rs.
+DEATHS ?= 2000
+.PHONY: deaths
+deaths: ## NFs that cheat and die under load, DEATHS times with each of six sets of packet threads
+	SLUICE_DEATHS=$(DEATHS) cargo test --workspace $(CARGO_FLAGS) $(FEATURES) --lib deaths:: -- --nocapture
 
 .PHONY: check
 check: fmt clippy doc docs deny ## formatting, lints, documentation, licences

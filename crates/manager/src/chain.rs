@@ -13,6 +13,7 @@ pub mod ways;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use sluice_ownership::{Moves, Moving};
 use sluice_policy::spread;
 
 use crate::classify::rule::RuleSet;
@@ -464,6 +465,8 @@ pub struct Path {
     pub egress: u16,
     /// What kind of path it is.
     pub kind: Kind,
+    /// Steps in which a look at the table of frames may miss its packets; noted once it has ended.
+    pub moves: Moves,
     /// Whether packets that come may not go on by it without another look: it has ended, or lets nobody in.
     stops: AtomicBool,
     has_ended: AtomicBool,
@@ -490,7 +493,7 @@ impl Path {
         let refuses = kind == Kind::Refuses;
         let egress = if refuses { u16::MAX } else { chain.egress };
         let (stops, has_ended) = (AtomicBool::new(refuses), AtomicBool::new(false));
-        Self { ingress, chain: chain.clone(), hops, nfs: once.into(), egress, kind, stops, has_ended }
+        Self { ingress, chain: chain.clone(), hops, nfs: once.into(), egress, kind, moves: Moves::default(), stops, has_ended }
     }
 
     /// Whether packets may go by it: it has not ended, and lets packets in.
@@ -501,8 +504,17 @@ impl Path {
     }
 
     /// Whether flows that took it are decided anew.
+    #[inline(always)]
     pub fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// To be held while packets of it change frames, or their frames are given away. Of a path that
+    /// goes nothing is noted: nobody looks whether packets are on it before all threads have passed
+    /// a fence that is behind its end.
+    #[inline(always)]
+    pub fn moving(&self) -> Option<Moving<'_>> {
+        if self.has_ended() { Some(self.moves.begin()) } else { None }
     }
 
     fn end(&self) {

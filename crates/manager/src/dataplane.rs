@@ -56,7 +56,7 @@ const WAYS: usize = 4096;
 /// Free frames that a packet thread keeps to itself.
 const FRAMES_PER_THREAD: usize = 8192;
 /// Packets that may wait between two packet threads.
-const LANE: u32 = 1024;
+pub const LANE: u32 = 1024;
 
 /// Why the packet threads could not be started or told something.
 #[derive(Debug, thiserror::Error)]
@@ -243,6 +243,8 @@ pub struct DataPlane {
     collecting: Collecting,
     /// Paths that have ended and that frames name still.
     lingering: Vec<u32>,
+    /// How often all threads have passed a fence since that was asked first, and the next one.
+    rounds: (u64, Option<Fence>),
 }
 
 /// How far the paths are that are being freed: see [`crate::chain::registry`].
@@ -432,6 +434,7 @@ impl DataPlane {
             former: Vec::new(),
             collecting: Collecting::Nothing,
             lingering: Vec::new(),
+            rounds: (0, None),
         })
     }
 
@@ -622,13 +625,11 @@ impl DataPlane {
             return;
         }
         self.collecting = match collecting {
-            Collecting::Ended(ended, fence) => {
+            Collecting::Ended(ended, _) => {
                 // No thread lets packets in by them any more, so those inside become fewer alone.
-                let Some(inside) = self.table.paths() else {
-                    self.collecting = Collecting::Ended(ended, fence);
-                    return;
-                };
-                let (inside, hidden): (Vec<u32>, Vec<u32>) = ended.into_iter().partition(|number| inside.contains(number));
+                let paths = ended.iter().filter_map(|number| Some((*number, &self.registry.get(*number)?.moves)));
+                let left = self.table.left(paths);
+                let (hidden, inside): (Vec<u32>, Vec<u32>) = ended.into_iter().partition(|number| left.contains(number));
                 self.lingering = inside;
                 self.registry.hide(&hidden);
                 // One that has just taken the last packet of a path may be using the path still.
@@ -798,6 +799,16 @@ impl DataPlane {
         let (to, answers) = channel();
         (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Meet(to.clone())));
         Fence { answers, left: self.links.len() }
+    }
+
+    /// Counts rounds that all threads have begun, one after the other, not more than one each time
+    /// that it is called: as many have passed between two calls as the difference, less one that
+    /// may have begun before. Does not wait.
+    pub fn rounds(&mut self) -> u64 {
+        if self.rounds.1.as_mut().is_none_or(Fence::is_passed) {
+            self.rounds = (self.rounds.0 + u64::from(self.rounds.1.is_some()), Some(self.fence()));
+        }
+        self.rounds.0
     }
 
     /// Packets on their way to the NF of a number.

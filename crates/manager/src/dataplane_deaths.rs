@@ -1,8 +1,11 @@
 //! NFs that cheat and die in the middle, over and over, under load, with several packet threads: no frame is lost, none comes back twice, and no
 //! credit is left.
 //!
-//! The short form runs with the other tests. `SLUICE_DEATHS=10000 cargo test --release -p sluice-manager --lib deaths:: -- --nocapture`
-//! runs the long one, and prints what it counted.
+//! The chain is replaced with each death, and its former paths are looked for and freed all the
+//! time, while packets are on them: with NFs of two tenants these change frames on their way.
+//!
+//! The short form runs with the other tests. `make deaths DEATHS=10000` runs a longer one, and
+//! prints what it counted; CI runs one of some thousands.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -24,8 +27,48 @@ const RING: u32 = 64;
 /// The NF before the one that dies, that one, and the one behind.
 const NFS: u16 = 3;
 const DIES: u16 = 1;
-/// Deaths with each number of threads, where nothing else is said.
+/// Deaths in each form, where nothing else is said.
 const DEATHS: u64 = 40;
+
+/// What is tried.
+#[derive(Debug, Clone, Copy)]
+struct Form {
+    threads: usize,
+    /// Half of the threads receive, and the others send; else each does both.
+    apart: bool,
+    /// The NF that dies is of another tenant than the others.
+    tenants: bool,
+    backpressure: bool,
+    max_violations: u64,
+}
+
+impl Form {
+    fn of(threads: usize) -> Self {
+        Self { threads, apart: false, tenants: false, backpressure: true, max_violations: u64::MAX }
+    }
+
+    fn config(self) -> Config {
+        let tenant = |nf: u16| if self.tenants && nf == DIES { "red" } else { "blue" };
+        let service = |nf: u16| format!("{{ name = \"s{nf}\", attach = true, tenant = \"{}\" }}", tenant(nf));
+        let services: Vec<String> = (0..NFS).map(service).collect();
+        let text = format!(
+            "port = [{{ name = \"p\", kind = \"sink\" }}]\nservice = [{}]\nchain = [{{ name = \"c\", services = [\"s0\", \"s1\", \"s2\"], egress = \
+             \"p\" }}]\nrule = [{{ chain = \"c\" }}]",
+            services.join(", ")
+        );
+        let mut config: Config = toml::from_str(&text).unwrap();
+        config.memory.frames = FRAMES;
+        config.memory.hugepages = Hugepages::Never;
+        config.manager.max_violations = self.max_violations;
+        config.manager.stall_ms = 0;
+        config.manager.idle = Idle::Sleep;
+        config.sched.backpressure = self.backpressure;
+        let all: Vec<usize> = (0..self.threads).collect();
+        let (rx, tx) = if self.apart { all.split_at(self.threads / 2) } else { (&all[..], &all[..]) };
+        (config.manager.rx, config.manager.tx) = (rx.to_vec(), tx.to_vec());
+        config
+    }
+}
 
 /// As many packets as are wanted, until told to stop; what goes out is gone.
 struct Flood {
@@ -106,14 +149,20 @@ fn map(handle: &NfHandle) -> Attached {
     Attached::map(handle.region.memory.fd(), handle.region.page.layout()).unwrap()
 }
 
-/// Returns all that it is given.
-fn honest(handle: &NfHandle) -> Player {
+/// Returns all that it is given. With backpressure there is always room for it.
+fn honest(handle: &NfHandle, backpressure: bool) -> Player {
     let mut nf = map(handle);
+    let mut held = Vec::new();
     Player::start(move || {
         let mut burst = [Descriptor::default(); BURST];
         for ring in 0..nf.rx.len() {
-            let n = nf.rx[ring].dequeue(&mut burst).unwrap();
-            assert_eq!(nf.tx.enqueue(&burst[..n]), Ok(n), "the tx ring holds all that may be on its way");
+            if held.is_empty() {
+                let n = nf.rx[ring].dequeue(&mut burst).unwrap();
+                held.extend_from_slice(&burst[..n]);
+            }
+            let n = nf.tx.enqueue(&held).unwrap();
+            assert!(n == held.len() || !backpressure, "the tx ring holds all that may be on its way");
+            held.drain(..n);
         }
     })
 }
@@ -126,8 +175,10 @@ fn next(seed: &mut u64) -> u32 {
     (*seed >> 16) as u32
 }
 
-/// Returns some of what it is given, twice at times, keeps some, guesses frames, and scribbles on the cursors of its rings.
-fn hostile(handle: &NfHandle, mut seed: u64) -> Player {
+/// Returns some of what it is given, twice at times, keeps some, guesses frames, of other tenants
+/// too, and scribbles on the cursors of its rings. `arenas`: the first frame of each.
+fn hostile(handle: &NfHandle, arenas: &[u32], mut seed: u64) -> Player {
+    let arenas = arenas.to_vec();
     let mut nf = map(handle);
     let layout = handle.region.page.layout();
     let mapping = Mapping::new(handle.region.memory.fd(), layout.bytes as usize, false).unwrap();
@@ -155,7 +206,7 @@ fn hostile(handle: &NfHandle, mut seed: u64) -> Player {
             2 | 3 => {
                 let _ = nf.tx.enqueue(&burst[..n]);
                 for descriptor in &mut burst {
-                    descriptor.frame = next(&mut seed) % FRAMES;
+                    descriptor.frame = arenas[next(&mut seed) as usize % arenas.len()] + next(&mut seed) % FRAMES;
                     descriptor.offset = 128;
                     descriptor.len = 60;
                 }
@@ -181,7 +232,7 @@ fn hostile(handle: &NfHandle, mut seed: u64) -> Player {
 #[derive(Debug)]
 #[allow(dead_code, reason = "it is printed")]
 struct Counted {
-    threads: usize,
+    form: Form,
     deaths: u64,
     taken_back: usize,
     violations: u64,
@@ -190,27 +241,14 @@ struct Counted {
     dropped: u64,
 }
 
-fn run(threads: usize, deaths: u64, max_violations: u64) -> Counted {
-    let mut config = Config::default();
-    config.memory.frames = FRAMES;
-    config.memory.hugepages = Hugepages::Never;
-    config.manager.max_violations = max_violations;
-    config.manager.stall_ms = 0;
-    config.manager.idle = Idle::Sleep;
-    (config.manager.rx, config.manager.tx) = ((0..threads).collect(), (0..threads).collect());
+fn run(form: Form, deaths: u64) -> Counted {
+    let config = form.config();
+    let threads = form.threads;
     let mut plane = DataPlane::start(&config).unwrap();
+    let memory = plane.memory_for_port(&config, &config.ports[0]);
+    let arenas: Vec<u32> = plane.memories().iter().map(|memory| memory.geometry().first).collect();
+    assert!(form.tenants == (arenas.len() > 1));
     let counters: Arc<[ChainCounters]> = (0..threads).map(|_| ChainCounters::default()).collect();
-    let chain = Arc::new(Chain {
-        number: 0,
-        version: 1,
-        name: "c".into(),
-        services: (0..NFS).collect(),
-        reversed: Vec::new(),
-        egress: 0,
-        on_failure: OnFailure::Drop,
-        counters: counters.clone(),
-        police: None,
-    });
     let rule = Rule {
         port: None,
         vlan: None,
@@ -224,52 +262,66 @@ fn run(threads: usize, deaths: u64, max_violations: u64) -> Counted {
         terms: Default::default(),
     };
     let rules = RuleSet::new(vec![rule]);
-    let owners = plane.owners(0, threads);
+    let queues = plane.rx_threads();
+    let owners = plane.owners(0, queues);
     let mut generation = 0;
     let mut publish = |plane: &mut DataPlane, dies: bool| {
         generation += 1;
+        let chain = Arc::new(Chain {
+            number: 0,
+            version: generation,
+            name: "c".into(),
+            services: (0..NFS).collect(),
+            reversed: Vec::new(),
+            egress: 0,
+            on_failure: OnFailure::Drop,
+            counters: counters.clone(),
+            police: None,
+        });
         let member = |nf| Member { nf, id: u64::from(nf), former: None, is_open: true };
         let services = (0..NFS).map(|nf| if nf == DIES && !dies { Vec::new() } else { vec![member(nf)] }).collect();
         plane.use_tables(&Arc::new(Tables {
             generation,
             rules: rules.clone(),
-            chains: vec![Some(chain.clone())],
+            chains: vec![Some(chain)],
             services,
-            ports: vec![Some(PortInfo { name: "p".into(), overload: Overload::Drop, owners: owners.clone(), memory: 0 })],
+            ports: vec![Some(PortInfo { name: "p".into(), overload: Overload::Drop, owners: owners.clone(), memory })],
             ..Default::default()
         }));
     };
     let attach = |plane: &mut DataPlane, nf: u16| {
-        let place = plane.place(0, None).unwrap();
+        let place = plane.place(0, config.services[usize::from(nf)].tenant.clone()).unwrap();
         let handle = plane.attach(nf, &format!("s{nf}.0"), nf, 0, true, RING, &place, 1.0, None).unwrap();
         (handle, place)
     };
     let mut handles: Vec<_> = (0..NFS).map(|nf| attach(&mut plane, nf)).collect();
-    let others: Vec<Player> = [0, NFS - 1].map(|nf| honest(&handles[usize::from(nf)].0)).into();
-    let mut dying = hostile(&handles[usize::from(DIES)].0, 1);
+    let others: Vec<Player> = [0, NFS - 1].map(|nf| honest(&handles[usize::from(nf)].0, form.backpressure)).into();
+    let mut dying = hostile(&handles[usize::from(DIES)].0, &arenas, 1);
     publish(&mut plane, true);
     plane.start_rx();
     let stop = Arc::new(AtomicBool::new(false));
     let queue = |i| Box::new(Flood { stop: stop.clone(), packet: udp(i as u8) }) as Box<dyn PortQueue>;
-    let queues = plane.add_port(0, (0..threads).map(queue).collect(), Overload::Drop, false).unwrap();
+    let ports = plane.add_port(0, (0..queues).map(queue).collect(), Overload::Drop, false).unwrap();
 
     let (mut taken_back, mut violations) = (0, 0);
     for death in 1..=deaths {
         let handle = handles[usize::from(DIES)].0.clone();
         // One that has forged the end of its ring at once gets none.
         wait_for("packets for the NF", || {
+            plane.collect();
             let has_been_seen = handle.posted_returned().0 > 0 || handle.violations.load(Ordering::Relaxed) > 0;
             dying.rounds.load(Ordering::Relaxed) > 20 && has_been_seen
         });
         publish(&mut plane, false);
         // What it has left behind goes on writing while its frames are taken back.
+        plane.collect();
         taken_back += plane.detach(DIES).unwrap();
         violations += handle.violations.load(Ordering::Relaxed);
         plane.vacate(&handles[usize::from(DIES)].1);
         plane.collect();
         dying.end();
         handles[usize::from(DIES)] = attach(&mut plane, DIES);
-        dying = hostile(&handles[usize::from(DIES)].0, death + 1);
+        dying = hostile(&handles[usize::from(DIES)].0, &arenas, death + 1);
         publish(&mut plane, true);
     }
     stop.store(true, Ordering::Relaxed);
@@ -278,7 +330,11 @@ fn run(threads: usize, deaths: u64, max_violations: u64) -> Counted {
     dying.end();
     wait_for("the packets inside", || plane.table().in_use() == 0);
     wait_for("the packets at the ports", || plane.snapshots().unwrap().iter().all(|s| s.waiting == 0));
-    assert_eq!(plane.free_frames().unwrap(), FRAMES as usize, "every frame is free");
+    assert_eq!(plane.free_frames().unwrap(), arenas.len() * FRAMES as usize, "every frame is free");
+    wait_for("former paths to be freed", || {
+        plane.collect();
+        plane.is_collected()
+    });
     for (handle, _) in &handles {
         assert_eq!(handle.in_flight.load(Ordering::Relaxed), 0, "packets on their way to {}", handle.name);
     }
@@ -288,40 +344,64 @@ fn run(threads: usize, deaths: u64, max_violations: u64) -> Counted {
     };
     let (entered, left, dropped) = (sum(|c| c.entered.get()), sum(|c| c.left.get()), sum(inside));
     assert_eq!(entered, left + dropped);
-    assert_eq!(left, queues.iter().map(|queue| queue.tx_packets.get() + queue.tx_drops.get()).sum::<u64>());
+    assert_eq!(left, ports.iter().map(|queue| queue.tx_packets.get() + queue.tx_drops.get()).sum::<u64>());
     others.into_iter().for_each(Player::end);
     plane.stop();
     // All of them, each once.
-    let mut all = FrameCache::new(plane.memories().usual_pool(), plane.arena().clone(), FRAMES as usize);
-    let mut frames = vec![0; FRAMES as usize + 1];
-    let n = all.alloc(&mut frames);
-    frames.truncate(n);
-    frames.sort_unstable();
-    assert!(frames.iter().copied().eq(0..FRAMES), "each frame is free once");
-    Counted { threads, deaths, taken_back, violations, entered, left, dropped }
+    for memory in plane.memories().iter() {
+        let first = memory.geometry().first;
+        let mut all = FrameCache::new(memory.pool.clone(), plane.arena().clone(), FRAMES as usize);
+        let mut frames = vec![0; FRAMES as usize + 1];
+        let n = all.alloc(&mut frames);
+        frames.truncate(n);
+        frames.sort_unstable();
+        assert!(frames.iter().copied().eq(first..first + FRAMES), "each frame is free once");
+    }
+    Counted { form, deaths, taken_back, violations, entered, left, dropped }
 }
 
-fn die_with(threads: usize) {
+fn die(forms: &[Form]) {
     let deaths = std::env::var("SLUICE_DEATHS").map_or(DEATHS, |n| n.parse().expect("SLUICE_DEATHS is a number"));
     // Half of them forge as much as they like; the others are cut off.
-    for max_violations in [u64::MAX, 300] {
-        let counted = run(threads, deaths.div_ceil(2), max_violations);
-        assert!(counted.entered > 0 && counted.taken_back > 0 && counted.violations > 0, "{counted:?}");
+    let forms: Vec<Form> = forms.iter().flat_map(|form| [*form, Form { max_violations: 300, ..*form }]).collect();
+    let (mut entered, mut taken_back, mut violations) = (0, 0, 0);
+    for form in &forms {
+        let counted = run(*form, deaths.div_ceil(forms.len() as u64));
         println!("{counted:?}");
+        (entered, violations) = (entered + counted.entered, violations + counted.violations);
+        taken_back += counted.taken_back;
     }
+    assert!(entered > 0 && taken_back > 0 && violations > 0, "{entered} {taken_back} {violations}");
 }
 
 #[test]
 fn deaths_under_load_lose_nothing_with_one_packet_thread() {
-    die_with(1);
+    die(&[Form::of(1)]);
 }
 
 #[test]
 fn deaths_under_load_lose_nothing_with_two_packet_threads() {
-    die_with(2);
+    die(&[Form::of(2)]);
 }
 
 #[test]
 fn deaths_under_load_lose_nothing_with_four_packet_threads() {
-    die_with(4);
+    die(&[Form::of(4)]);
+}
+
+#[test]
+fn deaths_under_load_lose_nothing_where_threads_have_one_role_each() {
+    die(&[Form { apart: true, ..Form::of(2) }, Form { apart: true, ..Form::of(4) }]);
+}
+
+#[test]
+fn deaths_under_load_lose_nothing_between_tenants() {
+    let form = Form { tenants: true, ..Form::of(2) };
+    die(&[Form { threads: 1, ..form }, form, Form { apart: true, ..form }]);
+}
+
+#[test]
+fn deaths_under_load_lose_nothing_without_backpressure() {
+    let form = Form { backpressure: false, ..Form::of(2) };
+    die(&[form, Form { tenants: true, ..form }]);
 }

@@ -622,6 +622,39 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
 }
 
 #[test]
+fn a_pool_that_comes_has_no_flows_decided_anew_but_those_of_its_service() {
+    use crate::config::pool::Per;
+    use crate::director::{PoolCounters, PoolMember};
+    let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Restart);
+    let hits = part(&mut rig);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    pass(&rig, &mut first, 1);
+    pass(&rig, &mut second, 2);
+    let come = |rig: &mut Rig, service: u16, nfs: &[u16]| {
+        let table = PoolTable {
+            service,
+            per: Per::Rss,
+            pool: model::Pool::default(),
+            fallback: None,
+            members: nfs.iter().map(|nf| PoolMember { nf: *nf, part: 0, leaves: false }).collect(),
+            counters: Arc::new([PoolCounters::default()]),
+            assigned: None,
+            bell: None,
+        };
+        rig.plane.use_pool(&Arc::new(table));
+        rig.plane.meet().unwrap();
+    };
+    come(&mut rig, 7, &[]);
+    pass(&rig, &mut first, 1);
+    pass(&rig, &mut second, 2);
+    assert_eq!(hits.each_ref().map(|hits| hits.total()), [1, 1], "the pool of a service of no chain");
+    come(&mut rig, 1, &[1]);
+    pass(&rig, &mut first, 1);
+    pass(&rig, &mut second, 2);
+    assert_eq!(hits.each_ref().map(|hits| hits.total()), [1, 2], "a service that is a pool from now on");
+}
+
+#[test]
 fn a_chain_that_is_replaced_again_and_again_uses_no_more_paths_than_there_are() {
     let mut rig = Rig::with(1, 16, Overload::Wait, OnFailure::Restart, |config| config.manager.max_paths = 4);
     let mut nf = rig.nf(0);
@@ -653,6 +686,34 @@ fn a_chain_that_is_replaced_again_and_again_uses_no_more_paths_than_there_are() 
         rig.plane.is_collected() && rig.plane.registry().len() == 1
     });
     assert_eq!(Arc::strong_count(&rig.chain), 1, "nobody has the chain that there was at first");
+}
+
+#[test]
+fn a_chain_that_gets_the_number_of_another_has_none_of_its_latencies() {
+    let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
+    let mut nf = rig.nf(0);
+    (0..64).for_each(|_| pass(&rig, &mut nf, 1));
+    let timed = |rig: &Rig| rig.plane.snapshots().unwrap()[0].latencies.first().map_or(0, |latency| latency.count());
+    assert!(timed(&rig) > 0);
+    rig.publish();
+    assert!(timed(&rig) > 0, "it is the same one");
+    let chain = rig.tables.chains[0].take();
+    rig.publish();
+    rig.tables.chains[0] = chain;
+    rig.publish();
+    assert_eq!(timed(&rig), 0);
+}
+
+#[test]
+fn rounds_of_all_threads_are_counted_without_waiting() {
+    let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
+    let wire = rig.wire.clone();
+    let to_read = wire.to_read.lock().unwrap();
+    wait_for("a read that waits", || wire.reads[0].load(Ordering::Relaxed) > wire.reads[1].load(Ordering::Relaxed));
+    let before = rig.plane.rounds();
+    assert_eq!(rig.plane.rounds(), before, "the thread has begun no other round");
+    drop(to_read);
+    wait_for("rounds", || rig.plane.rounds() >= before + 3);
 }
 
 #[test]
@@ -787,55 +848,69 @@ impl Tenants {
     }
 
     fn with(red_frames: u32, ring: u32, overload: Overload) -> Self {
+        Self::of(&Self::config(red_frames, ring), overload)
+    }
+
+    fn config(red_frames: u32, ring: u32) -> Config {
         let text = "port = [{ name = \"p\", kind = \"sink\" }]
             service = [{ name = \"r\", attach = true, tenant = \"red\" }, { name = \"b\", attach = true, tenant = \"blue\" }]
             chain = [{ name = \"red\", services = [\"r\"], egress = \"p\" }, { name = \"blue\", services = [\"b\"], egress = \"p\" },
                      { name = \"both\", services = [\"r\", \"b\"], egress = \"p\" }]
             rule = [{ src = \"10.0.0.1/32\", chain = \"red\" }, { src = \"10.0.0.2/32\", chain = \"blue\" }, { chain = \"both\" }]";
         let mut config: Config = toml::from_str(text).unwrap();
+        config.services.iter_mut().for_each(|service| service.ring = ring);
         config.memory.frames = FRAMES;
-        config.memory.hugepages = Hugepages::Never;
         config.memory.tenants = [("red".to_string(), red_frames)].into();
+        config
+    }
+
+    /// One with the services and chains of a configuration, and one NF of each service.
+    fn of(config: &Config, overload: Overload) -> Self {
+        let mut config = config.clone();
+        config.memory.hugepages = Hugepages::Never;
         config.manager.idle = crate::config::model::Idle::Sleep;
         let mut plane = DataPlane::start(&config).unwrap();
         let memory = plane.memory_for_port(&config, &config.ports[0]);
         assert_eq!(plane.memories().get(memory).unwrap().holder, Holder::Ingress);
-        let chains: Vec<Arc<Chain>> = [vec![0], vec![1], vec![0, 1]]
-            .into_iter()
+        let service = |name: &String| config.services.iter().position(|service| service.name == *name).unwrap() as u16;
+        let chains: Vec<Arc<Chain>> = config
+            .chains
+            .iter()
             .enumerate()
-            .map(|(number, services)| {
+            .map(|(number, chain)| {
                 Arc::new(Chain {
                     number: number as u16,
                     version: 1,
-                    name: config.chains[number].name.clone(),
-                    services,
+                    name: chain.name.clone(),
+                    services: chain.services.iter().map(service).collect(),
                     reversed: Vec::new(),
                     egress: 0,
                     on_failure: OnFailure::Drop,
-                    counters: Arc::new([ChainCounters::default()]),
+                    counters: (0..plane.threads()).map(|_| ChainCounters::default()).collect(),
                     police: None,
                 })
             })
             .collect();
-        let known = |names: &[&str]| names.iter().enumerate().map(|(i, name)| (name.to_string(), i as u16)).collect();
-        let (ports, names) = (known(&["p"]), known(&["red", "blue", "both"]));
+        let ports = HashMap::from([("p".to_string(), 0)]);
+        let names = chains.iter().map(|chain| (chain.name.clone(), chain.number)).collect();
         let rules = config.rules.iter().enumerate().map(|(i, rule)| Rule::compile(rule, i, &ports, &names).unwrap()).collect();
+        let nfs = 0..config.services.len() as u16;
         let tables = Tables {
             generation: 1,
             rules: RuleSet::new(rules),
             chains: chains.iter().cloned().map(Some).collect(),
-            services: (0..2).map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
+            services: nfs.map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
             pooled: Vec::new(),
-            ports: vec![Some(PortInfo { name: "p".into(), overload, owners: vec![0], memory })],
+            ports: vec![Some(PortInfo { name: "p".into(), overload, owners: plane.owners(0, 1), memory })],
             may_send: Vec::new(),
             downstream_first: false,
         };
         let mut handles = Vec::new();
-        for (nf, tenant) in ["red", "blue"].into_iter().enumerate() {
-            let place = plane.place(0, Some(tenant.into())).unwrap();
-            assert_eq!(plane.memory_of(&place).unwrap().holder.to_string(), tenant);
+        for (nf, service) in config.services.iter().enumerate() {
+            let place = plane.place(0, service.tenant.clone()).unwrap();
+            assert_eq!(plane.memory_of(&place).unwrap().holder.to_string(), service.tenant.clone().unwrap());
             let name = format!("s{nf}.0");
-            handles.push(plane.attach(nf as u16, &name, nf as u16, 0, true, ring, &place, 1.0, None).unwrap());
+            handles.push(plane.attach(nf as u16, &name, nf as u16, 0, true, service.ring, &place, 1.0, None).unwrap());
         }
         plane.use_tables(&Arc::new(tables));
         let wire = Wire::default();
@@ -863,9 +938,9 @@ impl Tenants {
 
     /// Whether all frames of all tenants are free.
     fn is_empty(&self) -> bool {
-        let free = &self.plane.snapshots().unwrap()[0].memories;
-        let is_full =
-            |memory: &Memory| free[usize::from(memory.number)].0 + memory.pool.available() == memory.geometry().frames as usize;
+        let threads = self.plane.snapshots().unwrap();
+        let cached = |number: u8| threads.iter().map(|thread| thread.memories[usize::from(number)].0).sum::<usize>();
+        let is_full = |memory: &Memory| cached(memory.number) + memory.pool.available() == memory.geometry().frames as usize;
         self.plane.memories().iter().all(is_full) && self.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0)
     }
 }
@@ -969,4 +1044,113 @@ fn what_crosses_tenants_stays_as_it_was_returned() {
     second.tx.enqueue(&[longer]).unwrap();
     wait_for("the violation", || rig.handles[1].violations.load(Ordering::Relaxed) == 1);
     wait_for("all frames", || rig.is_empty());
+}
+
+/// A number of packets of a flow come, and an NF passes each on; rings are those of the threads
+/// that post to it.
+fn pass_on(nf: &mut Attached, ring: usize, n: usize) {
+    let mut burst = [Descriptor::default(); 32];
+    let mut passed = 0;
+    wait_for("packets", || {
+        let got = nf.rx[ring].dequeue(&mut burst).unwrap();
+        assert_eq!(nf.tx.enqueue(&burst[..got]).unwrap(), got);
+        passed += got;
+        passed == n
+    });
+}
+
+#[test]
+fn a_small_arena_goes_round_between_threads_that_receive_and_threads_that_send() {
+    let mut config = Tenants::config(512, 64);
+    (config.manager.rx, config.manager.tx) = (vec![0], vec![1]);
+    let rig = Tenants::of(&config, Overload::Wait);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    for round in 1..=100 {
+        rig.wire.to_read.lock().unwrap().extend((0..16).map(|i| udp(3, i)));
+        pass_on(&mut first, 0, 16);
+        // It is the other thread that copies them.
+        pass_on(&mut second, 1, 16);
+        wait_for("the packets", || rig.wire.written.lock().unwrap().len() == round * 16);
+    }
+    wait_for("all frames", || rig.is_empty());
+}
+
+#[test]
+fn chains_that_stand_still_in_another_tenants_memory_leave_frames_to_its_own() {
+    const STUCK: usize = 8;
+    const EACH: usize = 4;
+    // Four of them could hold all frames of blue.
+    const RING: u32 = 2048;
+    let mut config = Tenants::config(FRAMES, 64);
+    let (service, chain) = (config.services[1].clone(), config.chains[2].clone());
+    config.memory.tenants = [("red".to_string(), 8 * RING), ("blue".to_string(), 4 * RING)].into();
+    (config.services[1].ring, config.chains) = (RING, Vec::new());
+    config.rules.clear();
+    for number in 0..=STUCK {
+        let name = format!("b{number}");
+        let services = if number < STUCK { vec!["r".to_string(), name.clone()] } else { vec![name.clone()] };
+        let rule = format!("src = \"10.0.0.{}\"\nchain = \"{name}\"", number + 1);
+        config.services.push(crate::config::model::Service { name: name.clone(), ring: RING, ..service.clone() });
+        config.chains.push(crate::config::model::Chain { name, services, ..chain.clone() });
+        config.rules.push(toml::from_str(&rule).unwrap());
+    }
+    config.services.remove(1);
+    let rig = Tenants::of(&config, Overload::Drop);
+    let done = AtomicBool::new(false);
+    let (mut red, mut blue) = (rig.nf(0), rig.nf(STUCK + 1));
+    let held = || rig.chains[..STUCK].iter().map(|chain| chain.frames()).sum::<u64>();
+    let drops = |chain: usize, why: Drop| rig.chains[chain].counters[0].drops[why as usize].get();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut burst = [Descriptor::default(); 32];
+            while !done.load(Ordering::Relaxed) {
+                let n = red.rx[0].dequeue(&mut burst).unwrap();
+                red.tx.enqueue(&burst[..n]).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        for round in 0..RING / EACH as u32 {
+            let packets = (1..=STUCK).flat_map(|flow| (0..EACH).map(move |_| udp(flow as u8, round)));
+            rig.wire.to_read.lock().unwrap().extend(packets);
+            // Few are on their way at once: what is not in blue's memory yet takes none of its
+            // frames.
+            let is_read = || rig.wire.to_read.lock().unwrap().is_empty();
+            wait_for("them to cross", || is_read() && rig.handles[0].in_flight.load(Ordering::Relaxed) == 0);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let stuck = held();
+    assert!(stuck > u64::from(4 * RING) / 2, "what is there is used: {stuck}");
+    for n in 0..20u32 {
+        rig.wire.to_read.lock().unwrap().extend((0..32).map(|i| udp(STUCK as u8 + 1, n * 32 + i)));
+        pass_on(&mut blue, 0, 32);
+    }
+    wait_for("every packet of blue's own chain", || rig.wire.written.lock().unwrap().len() == 640);
+    assert_eq!((drops(STUCK, Drop::Entry), drops(STUCK, Drop::NoFrame), held()), (0, 0, stuck));
+    assert!((0..STUCK).all(|chain| drops(chain, Drop::Entry) > 0 && drops(chain, Drop::NoFrame) == 0));
+}
+
+#[test]
+fn paths_come_back_while_frames_of_others_are_given_away_without_pause() {
+    let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Restart);
+    let mut nf = rig.nf(0);
+    pass(&rig, &mut nf, 1);
+    let old = &rig.chain;
+    let (name, services, reversed, counters) = (old.name.clone(), old.services.clone(), Vec::new(), old.counters.clone());
+    let on_failure = old.on_failure;
+    rig.tables.chains[0] =
+        Some(Arc::new(Chain { number: 0, version: 2, name, services, reversed, egress: 0, on_failure, counters, police: None }));
+    rig.publish();
+    // As a thread does that feeds a program by shared memory.
+    let table = rig.plane.table().clone();
+    let given = table.give_away(std::iter::empty(), || {
+        wait_for("the former path to be freed", || {
+            rig.plane.collect();
+            rig.plane.is_collected()
+        });
+        0
+    });
+    assert_eq!((given, rig.plane.registry().len()), (0, 0));
+    pass(&rig, &mut nf, 1);
+    assert_eq!(rig.plane.registry().len(), 1);
 }

@@ -327,6 +327,16 @@ fn any_of(seed: u64, n: usize) -> u64 {
 }
 
 impl Plane {
+    /// Forgets what was noted by the number of a chain where there was none, or another one long
+    /// ago.
+    pub fn meet_chains(&mut self, tables: &Tables) {
+        let is_there = |tables: &Tables, number: usize| tables.chains.get(number).is_some_and(Option::is_some);
+        for number in (0..tables.chains.len()).filter(|number| is_there(tables, *number) && !is_there(&self.tables, *number)) {
+            self.latencies.get_mut(number).into_iter().for_each(|latencies| *latencies = Histogram::default());
+            self.rooms.get_mut(number).into_iter().for_each(|room| *room = 0);
+        }
+    }
+
     #[inline(always)]
     fn counters<'a>(&self, path: &'a Path) -> &'a ChainCounters {
         &path.chain.counters[self.index]
@@ -354,13 +364,13 @@ impl Plane {
     }
 
     /// How many of `n` packets of a chain there are frames for: no chain has more of them than are left to all others, and to be received
-    /// into. So chains that stand still leave enough, however many they are: the next one's share of what is left is never nothing.
+    /// into, in any arena that the path passes. So chains that stand still leave enough, however
+    /// many they are: the next one's share of what is left is never nothing.
     #[cold]
     fn look_for_frames(&mut self, path: &Path, n: usize) -> usize {
         let chain = &path.chain;
-        // Those of the tenant whose NF is the first.
-        let memory = path.hops.first().map_or(memory::NONE, |first| self.memory_of(first.nf));
-        let (has, left) = (chain.frames(), self.frames.left_of(memory).saturating_sub(self.reserve) as u64);
+        // Where a chain's frames lie is not counted: all of them may come to stand in one arena.
+        let (has, left) = (chain.frames(), self.least_left(path).saturating_sub(self.reserve) as u64);
         // A few, whatever others hold: the frames that these packets came in are theirs already.
         let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
         let n = (n as u64).min(room);
@@ -376,6 +386,16 @@ impl Plane {
         self.unlooked = self.unlooked.saturating_sub(n as u32);
         self.rooms[at] = (room - n).min(LOOK_AHEAD.0) as u32;
         n as usize
+    }
+
+    /// Frames that are left in that arena, of those that a path's packets come to lie in, which has
+    /// the fewest.
+    fn least_left(&self, path: &Path) -> usize {
+        if !self.frames.are_several() {
+            return self.frames.left_of(memory::NONE);
+        }
+        let left = path.nfs.iter().map(|nf| self.frames.left_of(self.memory_of(*nf)));
+        left.min().unwrap_or_else(|| self.frames.left_of(memory::NONE))
     }
 
     /// The same for packets that are inside already: a throttle is for those at the entry.
@@ -734,8 +754,9 @@ impl Plane {
         let mut own = [Descriptor::default(); BURST];
         let own = &mut own[..burst.len().min(BURST)];
         own.copy_from_slice(&burst[..own.len()]);
-        let table = &self.table;
+        let (table, moving) = (&self.table, path.moving());
         let n = self.frames.bring(own, memory, Place::Crossing, |from, to| table.carry(from, to));
+        drop(moving);
         for i in 0..n {
             let (from, to, held) = (burst[i].frame, own[i].frame, Held::unpack(words(i)));
             if from != to && held.flags & (SAMPLED | TRACED) != 0 {
@@ -932,7 +953,8 @@ impl Plane {
             let held = Held::unpack(word);
             accepted += 1;
             let Some(path) = registry.get(held.path) else {
-                // Cannot be: the number came from the private table.
+                // Cannot be: a path is not hidden while a frame names it.
+                debug_assert!(false, "frame {} names path {}, which is not there", first.frame, held.path);
                 self.discard(first.frame);
                 i += 1;
                 continue;
@@ -1125,8 +1147,11 @@ impl Plane {
             taken += 1;
             match registry.get(held.path) {
                 Some(path) => self.lose(path, held, held.hop as usize, frame, Drop::NfDied),
-                // Cannot be: the number came from the private table.
-                None => self.discard(frame),
+                // Cannot be: as in `take`.
+                None => {
+                    debug_assert!(false, "frame {frame} names path {}, which is not there", held.path);
+                    self.discard(frame);
+                }
             }
         }
         debug_assert_eq!(left, 0, "{} has fewer frames than it was given and did not return", drain.handle.name);

@@ -33,8 +33,20 @@ impl Packet {
     }
 }
 
-/// Frames that go from a thread that frees to one that allocates travel in batches of so many.
+/// Frames that go from a thread that frees to one that allocates travel in batches of so many, of
+/// small arenas in smaller ones.
 const BATCH: usize = 256;
+
+/// Free frames that a thread can keep at least before it gives some back: a burst comes and another
+/// goes.
+const LEAST: usize = 2 * BURST;
+
+/// The frames of a fresh arena are in so many batches at least, so that no thread has to take a
+/// large part of a small arena at once.
+const PARTS: usize = 16;
+
+/// Places for batches that threads put there at the same time.
+const SLACK: usize = 64;
 
 /// Up to [`BATCH`] frames. Held in place, not on the heap: batches are exchanged on the packet path, where nothing allocates.
 #[derive(Debug)]
@@ -48,6 +60,14 @@ impl Batch {
         let mut batch = Self { len: from.len(), frames: [0; BATCH] };
         batch.frames[..from.len()].copy_from_slice(from);
         batch
+    }
+
+    /// Takes frames of another one, as many as there is room for.
+    fn fill_from(&mut self, other: &mut Self) {
+        let n = other.len.min(BATCH - self.len);
+        other.len -= n;
+        self.frames[self.len..self.len + n].copy_from_slice(&other.frames[other.len..other.len + n]);
+        self.len += n;
     }
 }
 
@@ -83,11 +103,12 @@ impl FramePool {
 
     /// A pool of `frames` frames from `first` on.
     pub fn from(first: u32, frames: u32) -> Arc<Self> {
-        // A thread gives a batch back only when it is full, so twice the number of full batches can never overflow.
-        let batches = ArrayQueue::new((frames as usize).div_ceil(BATCH) * 2 + 64);
+        // Twice the number of full batches. If there are more, many are small, and are filled up:
+        // see `put`.
+        let batches = ArrayQueue::new((frames as usize).div_ceil(BATCH) * 2 + SLACK);
         let all: Vec<u32> = (first..first + frames).rev().collect();
         // The last batch taken should hold the lowest frames; order is of no other importance.
-        for batch in all.chunks(BATCH) {
+        for batch in all.chunks((frames as usize / PARTS).clamp(BURST, BATCH)) {
             batches.push(Batch::of(batch)).expect("the queue holds all frames");
         }
         Arc::new(Self { kind: Kind::Own { batches, free: AtomicUsize::new(frames as usize) } })
@@ -140,7 +161,17 @@ impl FramePool {
         match &self.kind {
             Kind::Own { batches, free } => {
                 free.fetch_add(frames.len(), Ordering::Relaxed);
-                batches.push(Batch::of(frames)).expect("the queue holds all frames");
+                let mut left = Batch::of(frames);
+                // Where there are many small ones, as many as twice the frames would make if all
+                // were full, in half of them there is room.
+                while left.len > 0 && batches.len() >= batches.capacity() - SLACK {
+                    let Some(mut oldest) = batches.pop() else { break };
+                    oldest.fill_from(&mut left);
+                    batches.push(oldest).expect("each thread lacks one place at most");
+                }
+                if left.len > 0 {
+                    batches.push(left).expect("each thread lacks one place at most");
+                }
             }
             Kind::Device(pool) => pool.put(frames),
         }
@@ -170,9 +201,10 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// One that keeps up to `high` free frames before it gives batches back.
+    /// One that keeps up to `high` free frames before it gives batches back, and [`LEAST`] at
+    /// least.
     pub fn new(pool: Arc<FramePool>, high: usize) -> Self {
-        let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(2 * BATCH);
+        let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(LEAST);
         Self { free: Vec::with_capacity(high + BATCH), high, pool: Some(pool), copied: Copied::default() }
     }
 
@@ -187,8 +219,8 @@ impl Stack {
 
     #[cold]
     fn spill(&mut self) {
-        // The oldest ones go: the young ones are warm.
-        let n = BATCH.min(self.free.len());
+        // The oldest ones go: the young ones are warm, and some of a small stack are kept.
+        let n = BATCH.min(self.free.len().div_ceil(2));
         if let Some(pool) = &self.pool {
             pool.put(&self.free[..n]);
         }
@@ -332,7 +364,8 @@ impl FrameCache {
     #[inline]
     pub fn free_packets(&mut self, packets: &[Packet]) {
         if let [stack] = &mut self.stacks[..] {
-            for some in packets.chunks(BATCH) {
+            // Half of the stack has room for them: it is what goes before.
+            for some in packets.chunks((stack.high / 2).clamp(1, BATCH)) {
                 if stack.free.len() + some.len() > stack.high {
                     stack.spill();
                 }

@@ -43,8 +43,7 @@ mod turns;
 
 use drain::{MOST_LOOKED_AT, Place};
 use entry::{
-    Groups, Instead, classify, direct, gather, generation, instead_of, is_urgent, read, refuse, traceable_of, turn_away, urgent_of,
-    wait,
+    Groups, Instead, classify, direct, gather, instead_of, is_urgent, read, refuse, traceable_of, turn_away, urgent_of, wait,
 };
 use turns::Turns;
 
@@ -572,7 +571,7 @@ impl Worker {
             if !read(classifier, registry, plane, director, clock, owned) {
                 return 0;
             }
-        } else if owned.generation != generation(plane, director) || owned.moved != director.moved() {
+        } else if owned.generation != plane.generation || owned.moved != director.moved() {
             classify(classifier, registry, plane, director, clock, owned);
         }
         if owned.moved != director.moved() {
@@ -673,7 +672,7 @@ impl Worker {
                 plane.discard(packet.frame);
                 continue;
             };
-            let generation = generation(plane, director);
+            let generation = plane.generation;
             let hash = classifier.table().hash_of(&key);
             // What is behind it in line goes first.
             let settles = note == 0 && director.is_last(&waiting);

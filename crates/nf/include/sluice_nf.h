@@ -138,7 +138,8 @@ static inline uint8_t *sluice_trim(sluice_packet *packet, uint16_t n) {
 /* What the manager told about ports, services and chains. Lives as long as the NF. */
 typedef struct sluice_context sluice_context;
 
-/* Numbers by name; SLUICE_E_NOT_THERE if there is none. */
+/* Numbers by name; SLUICE_E_NOT_THERE if there was none when this NF was started, or its zygote: start it again for it to know those that
+ * were added since. A number that it knows is given to nothing else while it runs. */
 int sluice_port(const sluice_context *context, const char *name);
 int sluice_service(const sluice_context *context, const char *name);
 int sluice_chain(const sluice_context *context, const char *name);

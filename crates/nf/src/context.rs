@@ -49,17 +49,21 @@ impl Context {
         Self { name, ports, services, chains, core: None }
     }
 
-    /// The port of this name.
+    /// The port of this name. None if there was none when this NF was started, or its zygote: start
+    /// it again for it to know one that was added since. A number that it knows is given to no
+    /// other port while it runs.
     pub fn port(&self, name: &str) -> Option<PortId> {
         find(&self.ports, name).map(PortId)
     }
 
-    /// The service of this name.
+    /// The service of this name. As [`Context::port`]: of those that there were when this NF was
+    /// started.
     pub fn service(&self, name: &str) -> Option<ServiceId> {
         find(&self.services, name).map(ServiceId)
     }
 
-    /// Number of the chain of this name, as [`crate::Packet::chain`] gives it.
+    /// Number of the chain of this name, as [`crate::Packet::chain`] gives it. As
+    /// [`Context::port`]: of those that there were when this NF was started.
     pub fn chain(&self, name: &str) -> Option<u16> {
         find(&self.chains, name)
     }

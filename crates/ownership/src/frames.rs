@@ -63,19 +63,62 @@ pub fn in_hand(word: u64) -> u64 {
     word & !(0xffff << 32) | u64::from(owner::IN_HAND) << 32
 }
 
+/// Notes that packets of one path change frames, or that their frames are being given away: then a
+/// look at all words may miss the path, though packets are on it. See [`FrameTable::left`].
+///
+/// Needed only of a path that has ended: it is looked for by none of these steps that began before
+/// it had.
+#[derive(Debug)]
+pub struct Moves(AtomicU64);
+
+/// In [`Moves`]: one step is over. Below are the steps that go on.
+const OVER: u64 = 1 << 32;
+
+impl Default for Moves {
+    fn default() -> Self {
+        Self(AtomicU64::new(0))
+    }
+}
+
+impl Moves {
+    /// Notes that a step begins, which lasts until what this gives is dropped.
+    #[cold]
+    pub fn begin(&self) -> Moving<'_> {
+        // Release by the fence: whoever sees a word that has changed since then sees this too.
+        self.0.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        Moving(self)
+    }
+
+    /// How many steps are over, if none goes on.
+    fn at_rest(&self) -> Option<u64> {
+        // Acquire: whoever sees that a step is over sees its words.
+        let now = self.0.load(Ordering::Acquire);
+        now.is_multiple_of(OVER).then_some(now)
+    }
+}
+
+/// A step that goes on: see [`Moves::begin`].
+#[derive(Debug)]
+pub struct Moving<'a>(&'a Moves);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        // Release: as in `Moves::at_rest`.
+        self.0.0.fetch_add(OVER - 1, Ordering::Release);
+    }
+}
+
 /// The owners of all frames.
 #[derive(Debug, Clone)]
 pub struct FrameTable {
     words: Arc<[AtomicU64]>,
-    /// How often a thread has begun to give frames away whose words it may have to put back, and how often one was done with that.
-    given: Arc<[AtomicU64; 2]>,
 }
 
 impl FrameTable {
     /// A table of `frames` free frames.
     pub fn new(frames: u32) -> Self {
-        let given = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-        Self { words: (0..frames).map(|_| AtomicU64::new(NOBODYS)).collect(), given }
+        Self { words: (0..frames).map(|_| AtomicU64::new(NOBODYS)).collect() }
     }
 
     /// What is known of a frame, as a word. None if there is no such frame.
@@ -96,8 +139,8 @@ impl FrameTable {
         if Held::unpack(word).owner != owner {
             return None;
         }
-        // Relaxed: to others it is still nothing that they may change.
-        cell.store(in_hand(word), Ordering::Relaxed);
+        // Release: to others it is still nothing that they may change, but `left` looks at it.
+        cell.store(in_hand(word), Ordering::Release);
         Some(word)
     }
 
@@ -109,7 +152,7 @@ impl FrameTable {
         // Orderings: as in `claim`.
         let same = cell.load(Ordering::Acquire) == word;
         if same {
-            cell.store(meanwhile, Ordering::Relaxed);
+            cell.store(meanwhile, Ordering::Release);
         }
         same
     }
@@ -130,17 +173,16 @@ impl FrameTable {
     #[inline(always)]
     pub fn free(&self, frame: u32) {
         if let Some(word) = self.words.get(frame as usize) {
-            // Relaxed: the frame goes to another thread by a queue, which orders this.
-            word.store(NOBODYS, Ordering::Relaxed);
+            // Release: the frame goes to another thread by a queue, which orders this; but `left`
+            // looks at it from outside.
+            word.store(NOBODYS, Ordering::Release);
         }
     }
 
-    /// Notes that nobody has frames of this thread, [`BURST`] at most, gives them away by `give`, which may free them anywhere at once and says how many of the
-    /// first it took, and puts back the words of the others.
+    /// Notes that nobody has frames of this thread, [`BURST`] at most, gives them away by `give`,
+    /// which may free them anywhere at once and says how many of the first it took, and puts back
+    /// the words of the others. If their path has ended, [`Moves`] say so meanwhile.
     pub fn give_away(&self, frames: impl Iterator<Item = u32> + Clone, give: impl FnOnce() -> usize) -> usize {
-        // Release by the fence: whoever sees a word that is gone sees that frames are being given away.
-        self.given[0].fetch_add(1, Ordering::Relaxed);
-        fence(Ordering::Release);
         let mut words = [NOBODYS; BURST];
         for (word, frame) in words.iter_mut().zip(frames.clone()) {
             *word = self.word(frame).unwrap_or(NOBODYS);
@@ -150,8 +192,6 @@ impl FrameTable {
         for (frame, word) in frames.zip(words).skip(taken) {
             self.own(frame, word);
         }
-        // Release: whoever sees that it is over sees the words.
-        self.given[1].fetch_add(1, Ordering::Release);
         taken
     }
 
@@ -196,16 +236,29 @@ impl FrameTable {
         }
     }
 
-    /// Numbers of the paths that packets are on which NFs have, or packet threads between two of them. None while a thread gives frames
-    /// away, whose words may come back: ask again.
-    pub fn paths(&self) -> Option<HashSet<u32>> {
-        let done = self.given[1].load(Ordering::Acquire);
-        // Relaxed: apart from frames that are given away, a path that no thread lets packets in by any more leaves a frame's word once and
-        // for ever.
-        let words = self.words.iter().map(|word| word.load(Ordering::Relaxed));
-        let paths = words.filter(|word| *word != NOBODYS).map(|word| Held::unpack(word).path).collect();
+    /// Of paths that have ended, and that no thread lets packets in by any more, those that no
+    /// packet is on: no frame names them, and nothing of theirs has moved while that was looked. Of
+    /// the others it is not known; ask again.
+    ///
+    /// Steps of other paths do not matter, so this comes to an end however busy they are.
+    pub fn left<'a>(&self, paths: impl IntoIterator<Item = (u32, &'a Moves)>) -> HashSet<u32> {
+        let at_rest = |(number, moves): (u32, &'a Moves)| Some((number, (moves, moves.at_rest()?)));
+        let mut left: HashMap<u32, (&Moves, u64)> = paths.into_iter().filter_map(at_rest).collect();
+        let mut last = None;
+        for word in &*self.words {
+            // Relaxed: the fence below stands for all of them. A packet stays in its word, or
+            // moves, which its path's moves say, or is gone for ever.
+            let word = word.load(Ordering::Relaxed);
+            let path = Held::unpack(word).path;
+            if word != NOBODYS && last != Some(path) {
+                left.remove(&path);
+                last = Some(path);
+            }
+        }
+        // Acquire: whoever has written what was read here had seen the steps before that begin.
         fence(Ordering::Acquire);
-        (self.given[0].load(Ordering::Relaxed) == done).then_some(paths)
+        left.retain(|_, (moves, before)| moves.0.load(Ordering::Relaxed) == *before);
+        left.into_keys().collect()
     }
 
     /// Frames that an NF has, or that are between two.
@@ -221,12 +274,13 @@ impl FrameTable {
         words.iter().filter(|word| word.load(Ordering::Relaxed) != NOBODYS).count()
     }
 
-    /// A packet that is in this thread's hands is in another frame of this thread's from now on; the one that it was in is nobody's.
+    /// A packet that is in this thread's hands is in another frame of this thread's from now on;
+    /// the one that it was in is nobody's. If its path has ended, [`Moves`] say so meanwhile: a
+    /// look at both words, one after the other, may find the packet in neither.
     #[inline(always)]
     pub fn carry(&self, from: u32, to: u32) {
         if let (Some(from), Some(to)) = (self.words.get(from as usize), self.words.get(to as usize)) {
-            // Relaxed: both are this thread's. The new one says what the packet is before the old one says no more, for those who look
-            // which paths there are packets on.
+            // Relaxed: both are this thread's. Release: as in `free`.
             to.store(from.load(Ordering::Relaxed), Ordering::Release);
             from.store(NOBODYS, Ordering::Release);
         }
@@ -305,9 +359,10 @@ mod tests {
         assert_eq!(table.reclaim(2, FIRST + 1), None);
         assert_eq!(table.reclaim(2, FIRST), Some(Held { owner: FIRST, hop: 0, flags: 0, path: 7 }));
         assert_eq!((table.reclaim(2, FIRST), table.in_use()), (None, 1));
-        assert_eq!((table.paths(), table.held()), (Some(HashSet::from([7])), HashMap::new()), "one is between two NFs");
+        let moves = Moves::default();
+        assert_eq!((table.left([(7, &moves)]).len(), table.held()), (0, HashMap::new()), "one is between two NFs");
         table.free(1);
-        assert_eq!((table.paths(), table.in_use()), (Some(HashSet::new()), 0));
+        assert_eq!((table.left([(7, &moves)]), table.in_use()), (HashSet::from([7]), 0));
     }
 
     #[test]
@@ -315,12 +370,32 @@ mod tests {
         let table = FrameTable::new(4);
         let (mut to, _nf) = ring::private(4);
         table.hand_over(&mut to, &burst([1, 2, 3]), |_| word(FIRST, 0), |_| {}).unwrap();
+        let (moves, others) = (Moves::default(), Moves::default());
+        let left = || table.left([(7, &moves), (8, &others)]);
+        let moving = moves.begin();
         let taken = table.give_away([1, 2, 3].into_iter(), || {
-            assert_eq!((table.in_use(), table.paths()), (0, None), "nobody may conclude that the path is empty");
+            assert_eq!((table.in_use(), left()), (0, HashSet::from([8])), "nobody may conclude that the path is empty");
             1
         });
+        drop(moving);
         assert_eq!((taken, table.in_use()), (1, 2));
         assert_eq!((table.word(1), table.word(2)), (Some(0), Some(word(FIRST, 0))));
-        assert_eq!(table.paths(), Some(HashSet::from([7])));
+        assert_eq!(left(), HashSet::from([8]));
+        [2, 3].into_iter().for_each(|frame| table.free(frame));
+        assert_eq!(left(), HashSet::from([7, 8]));
+    }
+
+    #[test]
+    fn several_threads_may_move_packets_of_a_path() {
+        let table = FrameTable::new(1);
+        let moves = Moves::default();
+        let is_left = || !table.left([(7, &moves)]).is_empty();
+        assert!(is_left());
+        let (one, other) = (moves.begin(), moves.begin());
+        assert!(!is_left());
+        drop(one);
+        assert!(!is_left());
+        drop(other);
+        assert!(is_left());
     }
 }

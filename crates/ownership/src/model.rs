@@ -1,4 +1,11 @@
-//! Every interleaving of packet threads that pass frames to an NF, take them back, and let it go: `make loom`.
+//! Packet threads that pass frames to an NF, take them back, and let it go; and the look for paths
+//! that no packet is on, while packets of them change frames or are given away: `make loom`.
+//!
+//! # What is tried
+//! The interleavings of two or three threads with one to three frames that loom tells apart, and
+//! what each may then read by the rules of the memory model, with at most [`PREEMPTIONS`] switches
+//! of threads where none was due. What the manager does around these functions is played here in as
+//! few lines.
 //!
 //! What an NF writes is on its ring before the threads begin, and its end of the ring to it stands still. As each thread may read a ring
 //! at any time, that is every time at which the NF may write it, and every way in which it may die: a returned frame that it has, one that
@@ -12,7 +19,10 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::ring::{self, Consumer, Producer};
 
 use crate::sync::Ordering;
-use crate::{FrameTable, Held, credits, owner};
+use crate::{FrameTable, Held, Moves, credits, in_hand, owner};
+
+/// More switches of threads than that take hours, and have found nothing that fewer did not.
+const PREEMPTIONS: usize = 4;
 
 /// The NF before, and the NF that dies.
 const BEFORE: u16 = owner::FIRST_NF;
@@ -87,13 +97,22 @@ impl Manager {
         }
     }
 
-    /// Takes a burst that an NF returned; `next` gets what was its own.
-    fn take(&self, from: &mut Consumer, owner: u16, mut next: impl FnMut(&[Descriptor])) -> u32 {
+    /// Takes a burst that an NF returned; `next` gets what was its own. As the manager: the first
+    /// of a run is claimed, those behind it if they have the same word. `meanwhile` is what their
+    /// words say then.
+    fn take(&self, from: &mut Consumer, owner: u16, meanwhile: fn(u64) -> u64, mut next: impl FnMut(&[Descriptor])) -> u32 {
         let mut burst = [Descriptor::default(); 2];
         let n = from.dequeue(&mut burst).unwrap_or(0);
         let mut claimed = Vec::new();
+        let mut run = None;
         for descriptor in &burst[..n] {
-            if self.table.claim(descriptor.frame, owner).is_some() {
+            if !run.is_some_and(|word| self.table.claim_same(descriptor.frame, word, meanwhile(word))) {
+                run = self.table.claim(descriptor.frame, owner);
+                if run.is_some() && meanwhile(1) == 0 {
+                    self.table.free(descriptor.frame);
+                }
+            }
+            if run.is_some() {
                 claimed.push(*descriptor);
             }
         }
@@ -107,11 +126,11 @@ impl Manager {
             credits::give_back(&self.in_flight, burst.len() as u32, 2);
             burst.iter().for_each(|descriptor| self.discard(descriptor.frame));
         };
-        let mut returned = self.take(&mut from, DIES, drop);
+        let mut returned = self.take(&mut from, DIES, |_| 0, drop);
         while !self.is_detached.load(Ordering::Acquire) {
             thread::yield_now();
         }
-        returned += self.take(&mut from, DIES, drop);
+        returned += self.take(&mut from, DIES, |_| 0, drop);
         let left = self.posted.load(Ordering::Relaxed) - returned;
         let mut found = 0;
         for frame in 0..self.table.frames() {
@@ -142,11 +161,10 @@ fn returns(frames: &[u32]) -> Consumer {
     consumer
 }
 
-fn check(model: fn(Pass), pass: Pass) {
+fn check<T: Copy + Send + Sync + 'static>(model: fn(T), with: T) {
     let mut builder = loom::model::Builder::new();
-    // More switches of threads than that find nothing that fewer do not, and take hours.
-    builder.preemption_bound = Some(4);
-    builder.check(move || model(pass));
+    builder.preemption_bound = Some(PREEMPTIONS);
+    builder.check(move || model(with));
 }
 
 /// A thread passes two frames to an NF whose ring has room for one, and another drains the NF, which returns both, by guess, the second one
@@ -182,14 +200,14 @@ fn dies_under_load(pass: Pass) {
         let manager = manager.clone();
         move || {
             let mut to = Some(&mut to);
-            manager.take(&mut before, BEFORE, |burst| manager.pass_on(to.as_deref_mut(), burst));
+            manager.take(&mut before, BEFORE, in_hand, |burst| manager.pass_on(to.as_deref_mut(), burst));
             // What the supervisor asks for is done between two rounds.
             while !manager.detach.load(Ordering::Acquire) {
                 thread::yield_now();
             }
             to = None;
             manager.is_detached.store(true, Ordering::Release);
-            manager.take(&mut before, BEFORE, |burst| manager.pass_on(to.as_deref_mut(), burst));
+            manager.take(&mut before, BEFORE, in_hand, |burst| manager.pass_on(to.as_deref_mut(), burst));
         }
     });
     let drains = thread::spawn({
@@ -222,6 +240,129 @@ fn what_a_dead_one_had_comes_back_once_with_its_credits() {
 #[should_panic(expected = "freed twice")]
 fn an_owner_before_there_is_room_is_found_out_by_a_death() {
     check(dies_under_load, own_first);
+}
+
+/// A path that has ended, and what its last packet is in.
+struct Ended {
+    table: FrameTable,
+    moves: Moves,
+}
+
+impl Ended {
+    /// Its packet is in the last of so many frames, in the hands of a thread.
+    fn new(frames: u32) -> Arc<Self> {
+        let ended = Self { table: FrameTable::new(frames), moves: Moves::default() };
+        ended.table.own(frames - 1, in_hand(word(BEFORE)));
+        Arc::new(ended)
+    }
+
+    fn is_left(&self) -> bool {
+        // The others begin: of a look before a thread's own look at a word loom does not see that
+        // it depends on what that thread writes there.
+        thread::yield_now();
+        !self.table.left([(1, &self.moves)]).is_empty()
+    }
+
+    /// `says`: whether it is said that the packet moves.
+    fn step(&self, says: bool, step: impl FnOnce(&FrameTable)) {
+        let moving = says.then(|| self.moves.begin());
+        step(&self.table);
+        drop(moving);
+    }
+}
+
+/// A thread carries the packet into a frame that was looked at before the one that it is in;
+/// another one gives that one to a packet of another path, and takes it back; the packet then goes
+/// on to an NF.
+fn carries(says: bool) {
+    let ended = Ended::new(2);
+    let is_free = Arc::new(AtomicBool::new(false));
+    let carries = thread::spawn({
+        let (ended, is_free) = (ended.clone(), is_free.clone());
+        move || {
+            ended.step(says, |table| table.carry(1, 0));
+            // By the queue of free frames.
+            is_free.store(true, Ordering::Release);
+            ended.table.own(0, word(DIES));
+        }
+    });
+    let uses = thread::spawn({
+        let (ended, is_free) = (ended.clone(), is_free);
+        move || {
+            if is_free.load(Ordering::Acquire) {
+                ended.table.own(1, Held { owner: BEFORE, hop: 0, flags: 0, path: 2 }.pack());
+                ended.table.claim(1, BEFORE);
+                ended.table.free(1);
+            }
+        }
+    });
+    assert!(!ended.is_left(), "a path is given up that a packet is on");
+    carries.join().unwrap();
+    uses.join().unwrap();
+    assert!(!ended.is_left() && ended.table.reclaim(0, DIES).is_some() && ended.is_left());
+}
+
+/// A thread gives the packet's frame away, which is not taken.
+fn gives_away(says: bool) {
+    let ended = Ended::new(1);
+    let gives = thread::spawn({
+        let ended = ended.clone();
+        move || ended.step(says, |table| assert_eq!(table.give_away(std::iter::once(0), || 0), 0))
+    });
+    assert!(!ended.is_left(), "a path is given up that a packet is on");
+    gives.join().unwrap();
+    ended.table.free(0);
+    assert!(ended.is_left());
+}
+
+/// Two threads carry a packet of the path each.
+fn two_carry(says: bool) {
+    let ended = Ended::new(4);
+    ended.table.own(2, in_hand(word(DIES)));
+    let threads: Vec<_> = [(3, 1), (2, 0)]
+        .map(|(from, to)| {
+            let ended = ended.clone();
+            thread::spawn(move || ended.step(says, |table| table.carry(from, to)))
+        })
+        .into_iter()
+        .collect();
+    assert!(!ended.is_left(), "a path is given up that a packet is on");
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    [0, 1].into_iter().for_each(|frame| ended.table.free(frame));
+    assert!(ended.is_left());
+}
+
+#[test]
+fn a_path_is_not_left_while_its_last_packet_changes_frames() {
+    check(carries, true);
+}
+
+#[test]
+#[should_panic(expected = "a path is given up")]
+fn a_packet_that_changes_frames_in_silence_is_found_out() {
+    check(carries, false);
+}
+
+#[test]
+fn a_path_is_not_left_while_its_last_packet_is_given_away_in_vain() {
+    check(gives_away, true);
+}
+
+#[test]
+#[should_panic(expected = "a path is given up")]
+fn a_packet_that_is_given_away_in_silence_is_found_out() {
+    check(gives_away, false);
+}
+
+#[test]
+fn a_path_is_not_left_while_two_threads_move_its_packets() {
+    check(two_carry, true);
+}
+
+#[test]
+#[should_panic(expected = "a path is given up")]
+fn two_threads_that_move_packets_in_silence_are_found_out() {
+    check(two_carry, false);
 }
 
 #[test]

@@ -107,7 +107,8 @@ impl Histogram {
     }
 }
 
-/// A histogram in shared memory, written by one side and read by the other. Counts are 32 bits and wrap; readers take differences.
+/// A histogram in shared memory, written by one side and read by the other. Counts are 32 bits and
+/// wrap: a reader follows them by [`Followed`].
 #[derive(Debug, Clone)]
 pub struct SharedHistogram {
     mapping: Arc<Mapping>,
@@ -134,10 +135,32 @@ impl SharedHistogram {
         // Relaxed: a statistic; nothing else is published by it.
         count.store(count.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
+}
 
-    /// A copy. The other side may be writing: counts may be of slightly different moments.
-    pub fn snapshot(&self) -> Histogram {
-        Histogram { counts: (0..BUCKETS).map(|i| u64::from(self.count(i).load(Ordering::Relaxed))).collect() }
+/// What one reader has seen of a [`SharedHistogram`]: the same counts, 64 bits wide.
+#[derive(Debug)]
+pub struct Followed {
+    seen: Box<[u32]>,
+    counts: Histogram,
+}
+
+impl Default for Followed {
+    fn default() -> Self {
+        Self { seen: vec![0; BUCKETS].into_boxed_slice(), counts: Histogram::default() }
+    }
+}
+
+impl Followed {
+    /// Adds what was counted since this was called last, less than 2³² of each bucket, and gives
+    /// all counts since the first time. The other side may be writing: counts may be of slightly
+    /// different moments.
+    pub fn follow(&mut self, shared: &SharedHistogram) -> &Histogram {
+        for (i, (seen, count)) in self.seen.iter_mut().zip(&mut self.counts.counts).enumerate() {
+            let now = shared.count(i).load(Ordering::Relaxed);
+            *count = count.wrapping_add(u64::from(now.wrapping_sub(*seen)));
+            *seen = now;
+        }
+        &self.counts
     }
 }
 
@@ -198,6 +221,21 @@ mod tests {
         assert!((1..BUCKETS).all(|b| lowest(b) > lowest(b - 1)));
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
         assert_eq!(Histogram::default().quantile(0.5), None);
+    }
+
+    #[test]
+    fn counts_that_wrap_in_shared_memory_go_on_for_who_follows_them() {
+        let mapping = crate::memory::SharedMemory::create("histogram", 4096, false).unwrap().mapping().clone();
+        let shared = SharedHistogram::in_mapping(&mapping, 0).unwrap();
+        let mut followed = Followed::default();
+        shared.record(1000);
+        assert_eq!(followed.follow(&shared).count(), 1);
+        shared.count(bucket(1000)).store(u32::MAX, Ordering::Relaxed);
+        let before = followed.follow(&shared).clone();
+        assert_eq!(before.count(), u64::from(u32::MAX));
+        (0..10).for_each(|_| shared.record(1000));
+        let now = followed.follow(&shared).clone();
+        assert_eq!((now.since(&before).count(), now.count()), (10, u64::from(u32::MAX) + 10));
     }
 
     #[test]

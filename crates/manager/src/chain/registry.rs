@@ -116,14 +116,51 @@ impl PathKey {
     }
 }
 
+/// Numbers in some order, of which each is added and taken out in the same time however many there
+/// are.
+#[derive(Debug, Default)]
+struct Set {
+    list: Vec<u32>,
+    places: HashMap<u32, usize>,
+}
+
+impl Set {
+    fn add(&mut self, number: u32) {
+        self.places.entry(number).or_insert_with(|| {
+            self.list.push(number);
+            self.list.len() - 1
+        });
+    }
+
+    fn remove(&mut self, number: u32) {
+        let Some(place) = self.places.remove(&number) else { return };
+        self.list.swap_remove(place);
+        if let Some(moved) = self.list.get(place) {
+            self.places.insert(*moved, place);
+        }
+    }
+}
+
+/// Takes a number out of one of several sets, and the set away when it is empty.
+fn take_out<K: std::hash::Hash + Eq>(sets: &mut HashMap<K, Set>, key: K, number: u32) {
+    if let Some(set) = sets.get_mut(&key) {
+        set.remove(number);
+        if set.list.is_empty() {
+            sets.remove(&key);
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Numbers {
     /// Paths that go.
     of: HashMap<PathKey, u32>,
     /// The same of each version of a chain from each ingress port.
-    by_chain: HashMap<(u16, u16, u32), Vec<u32>>,
+    by_chain: HashMap<(u16, u16, u32), Set>,
     /// The same by NF.
-    by_nf: HashMap<u16, Vec<u32>>,
+    by_nf: HashMap<u16, Set>,
+    /// Those that go without a service, or let nobody in, by each service of their chains.
+    without: HashMap<u16, Set>,
     /// Paths that have ended, and are to be freed.
     ended: Vec<u32>,
     /// Places that have had a path, longest free first, and the number that the next one gets.
@@ -135,6 +172,19 @@ struct Numbers {
     since: HashMap<End, u32>,
     /// Version of each chain that there is or was.
     versions: HashMap<u16, u32>,
+}
+
+/// Numbers that paths name.
+#[derive(Debug, Default)]
+pub struct Names {
+    /// Of NFs.
+    pub nfs: HashSet<u16>,
+    /// Of chains.
+    pub chains: HashSet<u16>,
+    /// Of the services of these.
+    pub services: HashSet<u16>,
+    /// Of ports where packets enter or leave.
+    pub ports: HashSet<u16>,
 }
 
 /// The registry. See the module.
@@ -252,9 +302,12 @@ impl PathRegistry {
             path.end();
             numbers.ended.push(number);
         } else {
-            numbers.by_chain.entry((ingress, chain.number, chain.version)).or_default().push(number);
+            numbers.by_chain.entry((ingress, chain.number, chain.version)).or_default().add(number);
             for nf in &path.nfs {
-                numbers.by_nf.entry(*nf).or_default().push(number);
+                numbers.by_nf.entry(*nf).or_default().add(number);
+            }
+            for service in chain.services.iter().filter(|_| path.goes_without()) {
+                numbers.without.entry(*service).or_default().add(number);
             }
             self.len.fetch_add(1, Ordering::Relaxed);
         }
@@ -283,22 +336,27 @@ impl PathRegistry {
                 numbers.since.insert(*end, generation);
             }
             match *end {
-                End::Nf(nf) => over.extend(numbers.by_nf.get(&nf).into_iter().flatten()),
+                End::Nf(nf) => over.extend(numbers.by_nf.get(&nf).into_iter().flat_map(|set| &set.list)),
                 End::Chain { number, version } => {
                     numbers.since.remove(end);
                     numbers.versions.insert(number, version);
                     let old = numbers.by_chain.iter().filter(|((_, chain, of), _)| *chain == number && *of != version);
-                    over.extend(old.flat_map(|(_, paths)| paths));
+                    over.extend(old.flat_map(|(_, paths)| &paths.list));
                 }
                 End::Ingress(port) => {
                     let of = numbers.by_chain.iter().filter(|((ingress, ..), _)| *ingress == port);
-                    over.extend(of.flat_map(|(_, paths)| paths));
+                    over.extend(of.flat_map(|(_, paths)| &paths.list));
                 }
-                End::Back(service) | End::Service(service) => {
-                    let all = matches!(end, End::Service(_));
-                    let concerns = |path: &Path| (all || path.goes_without()) && path.chain.services.contains(&service);
-                    let ends = |number: &&u32| self.get(**number).is_some_and(concerns);
-                    over.extend(numbers.by_chain.values().flatten().filter(ends));
+                End::Back(service) => over.extend(numbers.without.get(&service).into_iter().flat_map(|set| &set.list)),
+                End::Service(service) => {
+                    // All paths of a version of a chain have its services: the first of them says
+                    // which.
+                    let has = |path: &Path| path.chain.services.contains(&service);
+                    let of = numbers
+                        .by_chain
+                        .values()
+                        .filter(|set| set.list.first().and_then(|first| self.get(*first)).is_some_and(has));
+                    over.extend(of.flat_map(|set| &set.list));
                 }
             }
         }
@@ -313,32 +371,17 @@ impl PathRegistry {
     fn end_these(&self, over: &[u32]) {
         let mut numbers = self.lock();
         let numbers = &mut *numbers;
-        let (mut chains, mut nfs) = (HashSet::new(), HashSet::new());
         for number in over {
             let Some(path) = self.get(*number).filter(|path| !path.has_ended()) else { continue };
             path.end();
             numbers.of.remove(&PathKey::of(path));
             numbers.ended.push(*number);
-            chains.insert((path.ingress, path.chain.number, path.chain.version));
-            nfs.extend(path.nfs.iter().copied());
+            take_out(&mut numbers.by_chain, (path.ingress, path.chain.number, path.chain.version), *number);
+            path.nfs.iter().for_each(|nf| take_out(&mut numbers.by_nf, *nf, *number));
+            if path.goes_without() {
+                path.chain.services.iter().for_each(|service| take_out(&mut numbers.without, *service, *number));
+            }
             self.len.fetch_sub(1, Ordering::Relaxed);
-        }
-        let goes = |number: &u32| self.get(*number).is_some_and(|path| !path.has_ended());
-        for chain in chains {
-            if let Some(paths) = numbers.by_chain.get_mut(&chain) {
-                paths.retain(goes);
-                if paths.is_empty() {
-                    numbers.by_chain.remove(&chain);
-                }
-            }
-        }
-        for nf in nfs {
-            if let Some(paths) = numbers.by_nf.get_mut(&nf) {
-                paths.retain(goes);
-                if paths.is_empty() {
-                    numbers.by_nf.remove(&nf);
-                }
-            }
         }
         self.changes.fetch_add(1, Ordering::Release);
     }
@@ -350,9 +393,18 @@ impl PathRegistry {
         numbers.filter(|(place, number)| self.place(*number) == *place).filter_map(|(_, number)| self.get(number))
     }
 
-    /// NFs that paths name, those that have ended too.
-    pub fn named(&self) -> HashSet<u16> {
-        self.all().flat_map(|path| path.nfs.iter().copied()).collect()
+    /// What paths name, those that have ended too.
+    pub fn names(&self) -> Names {
+        let (mut names, mut versions) = (Names::default(), HashSet::new());
+        for path in self.all() {
+            names.nfs.extend(&path.nfs);
+            names.ports.extend([path.ingress, path.egress]);
+            if versions.insert((path.chain.number, path.chain.version)) {
+                names.chains.insert(path.chain.number);
+                names.services.extend(&path.chain.services);
+            }
+        }
+        names
     }
 
     /// Whether packets may be on their way to a port.
@@ -412,7 +464,9 @@ impl PathRegistry {
     #[cold]
     fn shared(&self, ingress: u16, chain: &Chain, hash: u32) -> u32 {
         let numbers = self.lock();
-        let Some(paths) = numbers.by_chain.get(&(ingress, chain.number, chain.version)) else { return NO_PATH };
+        let Some(paths) = numbers.by_chain.get(&(ingress, chain.number, chain.version)).map(|set| &set.list) else {
+            return NO_PATH;
+        };
         let from = hash as usize % paths.len().max(1);
         let mut in_turn = paths[from..].iter().chain(&paths[..from]);
         let goes = |number: &&u32| self.get(**number).is_some_and(|path| matches!(path.kind, Kind::Whole) && path.goes());
@@ -617,10 +671,13 @@ mod tests {
         let fewer = Tables { generation: 3, ..tables(chains(), vec![vec![1, 5], vec![3], vec![4, 6]]) };
         registry.end(&ends(&more, &fewer), Some(3));
         assert!(paths.iter().all(|path| goes(*path) != is_on(*path, 2)) && goes(other));
-        assert!(registry.named().contains(&2), "packets may still be on their way");
+        let names = registry.names();
+        assert!(names.nfs.contains(&2), "packets may still be on their way");
+        assert!(names.chains.len() == 2 && names.services == HashSet::from([0, 1, 2]) && names.ports.contains(&9));
         let ended = registry.take_ended();
         registry.hide(&ended);
-        assert!(!registry.named().contains(&2) && registry.named().contains(&1) && registry.leads_to(9));
+        let names = registry.names();
+        assert!(!names.nfs.contains(&2) && names.nfs.contains(&1) && registry.leads_to(9));
         // A service without instances lets nobody in, and that ends when it has one.
         let none = Tables { generation: 4, ..tables(chains(), vec![vec![1, 5], vec![], vec![4, 6]]) };
         registry.end(&ends(&fewer, &none), Some(4));
@@ -641,6 +698,45 @@ mod tests {
         assert!(goes(whole));
         registry.end(&ends(&fewer, &now), Some(6));
         assert!(!goes(whole) && goes(other));
+    }
+
+    #[test]
+    fn what_ends_is_found_without_a_look_at_all_paths() {
+        let registry = PathRegistry::new(1024);
+        // Each chain has a service of its own and service 0; every third goes without.
+        let chains: Vec<_> = (0..30).map(|n| chain(n, 1, &[0, n + 1], OnFailure::Bypass)).collect();
+        let mut numbers: Vec<(u32, usize, bool)> = Vec::new();
+        for (n, chain) in chains.iter().enumerate() {
+            for nf in 0..20 {
+                let without = n % 3 == 0;
+                let nfs = [nf, 100 + n as u16];
+                let kind = if without { Kind::Bypasses } else { Kind::Whole };
+                numbers.push((
+                    registry.number(&Course { kind, ..course(chain, &nfs[..if without { 1 } else { 2 }], 1) }),
+                    n,
+                    without,
+                ));
+            }
+        }
+        let size = |of: fn(&Numbers) -> usize| of(&registry.lock());
+        let gone = |numbers: &[(u32, usize, bool)], goes: &dyn Fn(usize, bool, u16) -> bool| {
+            for (at, (number, n, without)) in numbers.iter().enumerate() {
+                assert_eq!(registry.holds(*number), goes(*n, *without, at as u16 % 20), "{number} of chain {n}");
+            }
+        };
+        assert_eq!(size(|n| n.without[&0].list.len()), 200, "those alone that go without it");
+        registry.end(&[End::Back(4)], Some(2));
+        gone(&numbers, &|n, _, _| n != 3);
+        registry.end(&[End::Nf(7)], Some(3));
+        gone(&numbers, &|n, _, nf| n != 3 && nf != 7);
+        registry.end(&[End::Service(9)], Some(4));
+        gone(&numbers, &|n, _, nf| n != 3 && nf != 7 && n != 8);
+        registry.end(&[End::Back(0)], Some(5));
+        gone(&numbers, &|n, without, nf| n != 3 && nf != 7 && n != 8 && !without);
+        assert_eq!(size(|n| n.without.len()), 0);
+        registry.end(&[End::Service(0)], Some(6));
+        assert_eq!((size(|n| n.by_chain.len() + n.by_nf.len() + n.of.len()), registry.len()), (0, 0));
+        assert_eq!(free(&registry).len(), numbers.len());
     }
 
     #[test]

@@ -602,13 +602,14 @@ impl Distribution {
     fn from_buckets(buckets: Vec<(u64, u64)>) -> Self {
         use sluice_shm::histogram::{BUCKETS, bucket, lowest};
         let middle = |low: u64| low + (lowest((bucket(low) + 1).min(BUCKETS - 1)).saturating_sub(low)) / 2;
-        let count = buckets.iter().map(|(_, n)| n).sum();
+        // An NF may write any counts into its page.
+        let count = buckets.iter().fold(0u64, |sum, (_, n)| sum.saturating_add(*n));
         let sum = buckets.iter().fold(0u64, |sum, (low, n)| sum.saturating_add(middle(*low).saturating_mul(*n)));
         let quantile = |q: f64| {
             let rank = ((q * count as f64).ceil() as u64).max(1);
-            let mut seen = 0;
+            let mut seen = 0u64;
             let found = buckets.iter().find(|(_, n)| {
-                seen += n;
+                seen = seen.saturating_add(*n);
                 seen >= rank
             });
             found.map_or(0, |(low, _)| middle(*low))

@@ -300,7 +300,6 @@ pub struct Director {
     /// Changed something that is shown.
     stirred: bool,
     moved: u32,
-    shift: u32,
     hand: u32,
     aged_ms: u64,
 }
@@ -330,7 +329,6 @@ impl Director {
             cut_at: None,
             stirred: false,
             moved: 0,
-            shift: 0,
             hand: 0,
             aged_ms: 0,
         }
@@ -346,12 +344,6 @@ impl Director {
     #[inline(always)]
     pub fn moved(&self) -> u32 {
         self.moved
-    }
-
-    /// Grows when decisions about all flows are to be made anew.
-    #[inline(always)]
-    pub fn shift(&self) -> u32 {
-        self.shift
     }
 
     fn seats(&self, service: u16) -> Option<&Seats> {
@@ -419,7 +411,8 @@ impl Director {
                 self.connections.lose(service);
             }
             self.pools[at] = (table.per != Per::Shared).then(|| Seats::new(table.clone()));
-            self.shift += 1;
+            // Flows of chains with the service are decided anew, and no others.
+            self.ends.push(End::Service(service));
         }
         self.per_flow = self.pools.iter().flatten().any(|seats| seats.table.per.is_held());
         let part = self.part;

@@ -508,7 +508,7 @@ impl Hop {
             let looks = (is_marked || !self.watch.is_empty()).then(|| self.looks(plane, &packets[..n]));
             let end = &mut self.wires[1 - out].queue;
             let sent = if end.takes_frames() {
-                hand_out(plane, end, &packets[..n])
+                hand_out(plane, path, end, &packets[..n])
             } else {
                 let sent = end.copy_out(&packets[..n], &mut plane.frames, plane.now_ns);
                 packets[..sent].iter().for_each(|packet| plane.discard(packet.frame));
@@ -587,8 +587,10 @@ impl Hop {
     }
 }
 
-/// Gives packets away with their frames. They are nobody's before they go: the device may have another thread use them at once.
-fn hand_out(plane: &mut Plane, end: &mut End, packets: &[Packet]) -> usize {
+/// Gives packets of a path away with their frames. They are nobody's before they go: the device may
+/// have another thread use them at once.
+fn hand_out(plane: &mut Plane, path: &Path, end: &mut End, packets: &[Packet]) -> usize {
+    let _moving = path.moving();
     let Plane { table, frames, now_ns, .. } = plane;
     table.give_away(packets.iter().map(|packet| packet.frame), || end.hand_out(packets, frames, *now_ns))
 }

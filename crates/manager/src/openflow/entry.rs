@@ -1,7 +1,8 @@
 //! Flow entries as [`Advice`](crate::classify::advice::Advice): what the words of OpenFlow mean here.
 //!
 //! Ports of the configuration are 1 and on, in the order in which they came. Each chain is a *logical port*: [`CHAIN_BASE`] and on, with the
-//! chain's name. Neither number is given twice while the daemon runs. An output to a chain's port sends packets into that chain; to a port
+//! chain's name. Where there is a controller, neither number is given twice while the daemon runs.
+//! An output to a chain's port sends packets into that chain; to a port
 //! of the configuration nothing can be sent, as chains alone end there.
 
 use sluice_openflow::fault::Fault;

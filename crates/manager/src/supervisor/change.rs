@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
 
 use super::pools::{PoolState, index_of};
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
@@ -67,7 +68,7 @@ impl Supervisor {
             (service.config, service.exec, service.user, service.container) = (config, exec, user, container);
         }
         if let Some(former) = closed {
-            self.close_pool(number, &former);
+            self.close_pool(number, former);
         }
         self.know_users();
         self.dismiss_zygote(number);
@@ -86,19 +87,13 @@ impl Supervisor {
         let user = self.user_of(&config, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         let instances = config.first_instances();
         self.has_room_for(instances)?;
-        let number = fresh_number(self.services.len(), "services")?;
+        let number = self.service_numbers.next(self.services.len(), "services")?;
         self.config.services.push(config.clone());
         let pool = PoolState::of(&config, self.plane.threads());
-        self.services.push(Some(ServiceState {
-            config,
-            exec,
-            user,
-            container,
-            instances: Vec::new(),
-            next_index: 0,
-            zygote: None,
-            pool,
-        }));
+        let (instances_so_far, added) = (Vec::new(), Instant::now());
+        let state =
+            ServiceState { config, exec, user, container, instances: instances_so_far, next_index: 0, zygote: None, pool, added };
+        self.service_numbers.take(number, &mut self.services, state, added);
         self.know_users();
         self.publish_pool(number);
         self.start_zygote(number);
@@ -257,9 +252,9 @@ impl Supervisor {
 
     /// Adds a chain.
     pub(super) fn add_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
-        let number = fresh_number(self.chains.len(), "chains")?;
+        let number = self.chain_numbers.next(self.chains.len(), "chains")?;
         let chain = self.make_chain(number, &config)?;
-        self.chains.push(Some(chain));
+        self.chain_numbers.take(number, &mut self.chains, chain, Instant::now());
         self.config.chains.push(config);
         self.publish();
         Ok(())
@@ -284,6 +279,8 @@ impl Supervisor {
         }
         self.config.chains.retain(|c| c.name != name);
         self.publish();
+        let round = self.plane.rounds();
+        self.chain_numbers.rest(number, Instant::now(), round);
         Ok(())
     }
 
@@ -445,14 +442,6 @@ pub(super) fn no_such(what: &str, name: &str) -> SupervisorError {
     SupervisorError::NoSuch(format!("there is no {what} `{name}`"))
 }
 
-/// The next number of ports, services or chains. Packets inside and the paths of flows may still mean the former owner of a number, so
-/// none is given twice.
-pub(super) fn fresh_number(given: usize, what: &str) -> Result<u16, SupervisorError> {
-    let refused = || SupervisorError::Conflict(format!("this daemon has numbered {given} {what}; restart it to add more"));
-    // The largest number stands for none.
-    u16::try_from(given).ok().filter(|n| *n < u16::MAX).ok_or_else(refused)
-}
-
 /// How the instances of a service are started: a program of the host, or a container; neither if they come by themselves.
 pub(super) struct Start {
     pub exec: Option<PathBuf>,
@@ -486,19 +475,4 @@ pub(super) fn start_of(config: &model::Service) -> Result<Start, SupervisorError
         _ => {}
     }
     Ok(Start { exec, user, container })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_end_and_never_begin_again() {
-        assert_eq!(fresh_number(0, "ports").unwrap(), 0);
-        assert_eq!(fresh_number(65_534, "ports").unwrap(), 65_534);
-        for given in [65_535, 65_536, 70_000] {
-            let said = fresh_number(given, "ports").unwrap_err().to_string();
-            assert!(said.contains("ports; restart"), "{said}");
-        }
-    }
 }

@@ -421,6 +421,9 @@ impl Supervisor {
             handle.load.service_ns.set(estimate.ns_per_packet.median);
         }
         let geometry = self.plane.memory_of(&place).expect("the place is of a tenant, which has memory").geometry();
+        // A fork has had its handler made by a zygote of its service, whichever that was.
+        let now = Instant::now();
+        let told = (if service.config.zygote { service.added } else { now }, now);
         let welcome = Welcome {
             geometry,
             region: handle.region.page.layout(),
@@ -445,6 +448,7 @@ impl Supervisor {
         let fds = [memory.file().fd(), handle.region.memory.fd(), core_memory];
         let sent = caller.welcome(&welcome, fds);
         let nf = self.nfs.get_mut(&number).expect("it is still there");
+        (nf.told, nf.service_times) = (Some(told), Default::default());
         nf.handle = Some(handle);
         nf.place = Some(place);
         let attached = match sent {

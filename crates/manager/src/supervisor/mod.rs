@@ -12,6 +12,7 @@ mod grouping;
 mod holes;
 mod life;
 mod memory;
+mod numbers;
 mod outside;
 mod past;
 mod pens;
@@ -25,6 +26,7 @@ mod tuning;
 mod upgrade;
 mod zygote;
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -36,6 +38,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use sluice_policy::restart;
 use sluice_policy::sched::priority::Weight;
+use sluice_shm::histogram::Followed;
 
 use crate::bell::Bell;
 use crate::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
@@ -144,6 +147,7 @@ struct ServiceState {
     zygote: Option<zygote::Zygote>,
     /// Of one that is not shared.
     pool: Option<pools::PoolState>,
+    added: Instant,
 }
 
 /// An NF, whether it has a process or not.
@@ -172,6 +176,8 @@ struct NfState {
     /// When the state it is in ends by itself: a hello that did not come, a pause that is over, a stop that takes too long.
     deadline: Option<Instant>,
     started_at: Instant,
+    /// When its process was told the names of ports, services and chains: first and last.
+    told: Option<(Instant, Instant)>,
     /// How often it was given more time, because the host is busy, and what it had used and when that was.
     respites: u32,
     used: Option<(Duration, Instant)>,
@@ -186,6 +192,8 @@ struct NfState {
     fence: Option<Fence>,
     /// Counters of its former processes, so that totals never go back.
     before: report::NfTotals,
+    /// What its process has counted in its page of how long its bursts took.
+    service_times: RefCell<Followed>,
     cpu: report::CpuMeter,
     waiters: Vec<Sender<()>>,
     /// What a program that knows nothing of Sluice has besides.
@@ -226,6 +234,7 @@ impl NfState {
             stops: 0,
             deadline: None,
             started_at: Instant::now(),
+            told: None,
             respites: 0,
             used: None,
             spawned_ns: None,
@@ -234,6 +243,7 @@ impl NfState {
             draining: false,
             fence: None,
             before: report::NfTotals::default(),
+            service_times: RefCell::default(),
             cpu: report::CpuMeter::default(),
             waiters: Vec::new(),
             foreign: None,
@@ -304,6 +314,10 @@ pub struct Supervisor {
     /// Numbers of NFs that are gone: those that paths may name still, and those that may be given again.
     resting: Vec<u16>,
     free_nfs: Vec<u16>,
+    port_numbers: numbers::Numbering,
+    chain_numbers: numbers::Numbering,
+    service_numbers: numbers::Numbering,
+    numbers_looked: Instant,
     /// Ports that were opened before anything of a change was done, by name.
     opened: HashMap<String, port::OpenPort>,
     next_version: u32,
@@ -426,6 +440,10 @@ impl Supervisor {
             clearing: HashMap::new(),
             next_nf: 0,
             resting: Vec::new(),
+            port_numbers: numbers::Numbering::default(),
+            chain_numbers: numbers::Numbering::default(),
+            service_numbers: numbers::Numbering::default(),
+            numbers_looked: Instant::now(),
             free_nfs: Vec::new(),
             opened: HashMap::new(),
             next_version: 1,
@@ -473,7 +491,8 @@ impl Supervisor {
         let opened = wanted.ports.iter().map(|port| self.open(port, &wanted)).collect::<Result<Vec<_>, _>>()?;
         // Numbers first: chains name ports and services.
         for port in &wanted.ports {
-            self.ports.push(Some(PortState::new(port.clone())));
+            let number = self.port_numbers.next(self.ports.len(), "ports")?;
+            self.port_numbers.take(number, &mut self.ports, PortState::new(port.clone()), Instant::now());
         }
         self.config.ports.clone_from(&wanted.ports);
         for service in &wanted.services {
@@ -621,17 +640,6 @@ impl Supervisor {
         self.plane.use_tables(&self.tables);
         self.rank_again();
         self.tell_agent();
-    }
-
-    /// Lets numbers of NFs be given again that nothing names any more.
-    fn free_numbers(&mut self) {
-        if self.resting.is_empty() {
-            return;
-        }
-        let named = self.plane.registry().named();
-        let plane = &self.plane;
-        let is_free = |number: &mut u16| !named.contains(number) && plane.in_flight(*number) == 0;
-        self.free_nfs.extend(self.resting.extract_if(.., is_free));
     }
 
     /// A number for one more NF: one that was given before, if `fits` says so, else a new one.

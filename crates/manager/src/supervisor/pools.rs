@@ -169,14 +169,16 @@ impl Supervisor {
     }
 
     /// Tells the packet threads that a service, which had a pool, has none any more.
-    pub(super) fn close_pool(&mut self, number: u16, former: &PoolState) {
+    pub(super) fn close_pool(&mut self, number: u16, former: PoolState) {
+        // Numbers of members that nobody asks for any more.
+        self.resting.extend(former.spare.iter().map(|(number, _)| number));
         let table = PoolTable {
             service: number,
             per: Per::Shared,
             pool: model::Pool::default(),
             fallback: None,
             members: Vec::new(),
-            counters: former.counters.clone(),
+            counters: former.counters,
             assigned: None,
             bell: None,
         };

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shm::arena::HEADROOM;
 
-use super::change::{fresh_number, no_such};
+use super::change::no_such;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::config::model::{self, PortKind};
 use crate::dataplane::LetGo;
@@ -86,11 +86,11 @@ impl Supervisor {
 
     /// Adds a port. A chain that has lost its egress of this name ([`Supervisor::replace_port`]) leaves by it again.
     pub(super) fn add_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
-        let number = fresh_number(self.ports.len(), "ports")?;
+        let number = self.port_numbers.next(self.ports.len(), "ports")?;
         let open = self.take_opened(&config)?;
         let name = config.name.clone();
         self.config.ports.push(config.clone());
-        self.ports.push(Some(PortState::new(config)));
+        self.port_numbers.take(number, &mut self.ports, PortState::new(config), Instant::now());
         let waiting: Vec<model::Chain> = self.config.chains.iter().filter(|c| c.egress == name).cloned().collect();
         for chain in waiting {
             if let Some(of) = self.chain_number(&chain.name) {
@@ -163,6 +163,7 @@ impl Supervisor {
         self.ports[number as usize] = None;
         self.config.ports.retain(|p| p.name != old.name);
         self.publish();
+        self.rest_port(number);
         SupervisorError::Conflict(format!(
             "{why}; and the port as it was before cannot be opened again ({error}), so port `{}` is closed: mend the configuration and \
              apply it again",
@@ -179,6 +180,13 @@ impl Supervisor {
         old.iter().for_each(|old| self.past.port(&old.counters));
         self.config.ports.retain(|p| p.name != name);
         self.publish();
+        self.rest_port(number);
         Ok(())
+    }
+
+    /// A port is gone: its number may be given again later.
+    fn rest_port(&mut self, number: u16) {
+        let round = self.plane.rounds();
+        self.port_numbers.rest(number, Instant::now(), round);
     }
 }

@@ -337,7 +337,11 @@ impl Supervisor {
             of_now = handle.posted_returned();
         }
         let word = |counter| nf.handle.as_ref().map_or(0, |h| h.region.page.counter(counter).load(Ordering::Relaxed));
-        let service_time = nf.handle.as_ref().map(|h| h.region.page.service_time().snapshot()).unwrap_or_default();
+        let service_time = nf
+            .handle
+            .as_ref()
+            .map(|h| nf.service_times.borrow_mut().follow(h.region.page.service_time()).clone())
+            .unwrap_or_default();
         api::Nf {
             name: nf.name.clone(),
             service: service.map_or(String::new(), |s| s.config.name.clone()),

@@ -12,7 +12,10 @@ impl Worker {
     pub(super) fn obey(&mut self) -> bool {
         while let Ok(command) = self.setup.commands.try_recv() {
             match command {
-                Command::Tables(tables, anew) => self.use_tables(tables, anew),
+                Command::Tables(tables, anew) => {
+                    self.setup.plane.meet_chains(&tables);
+                    self.use_tables(tables, anew);
+                }
                 Command::Advice(advice) => {
                     self.setup.plane.generation = self.setup.plane.generation.wrapping_add(1);
                     asker::follow(&mut self.setup.plane, &self.setup.registry, advice);

@@ -19,12 +19,6 @@ use crate::director::{Asked, Director, Env};
 use crate::forward::Plane;
 use crate::frame::Packet;
 
-/// What decisions of a thread are noted with: those of another generation are made anew.
-#[inline(always)]
-pub(super) fn generation(plane: &Plane, director: &Director) -> u32 {
-    plane.generation.wrapping_add(director.shift())
-}
-
 /// TCP flags of a packet; 0 if it has none, or they cannot be read.
 #[inline(always)]
 fn tcp_flags(key: &FlowKey, header: &[u8; SHORT], len: u16, more: impl FnOnce(&mut [u8; LONG]) -> usize) -> u8 {
@@ -118,7 +112,7 @@ pub(super) fn classify(
 /// Notes by what decisions are made from here on.
 #[inline(always)]
 fn look_anew(plane: &Plane, director: &Director, owned: &mut OwnedQueue) {
-    (owned.generation, owned.moved) = (generation(plane, director), director.moved());
+    (owned.generation, owned.moved) = (plane.generation, director.moved());
     owned.traces_rule = plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
     owned.has_urgent = false;
 }
@@ -143,7 +137,7 @@ fn classify_burst(
     let held = &packets[from..to];
     let wanted_rule = plane.trace.as_ref().and_then(|t| t.rule);
     let now_ms = plane.now_ns / 1_000_000;
-    let generation = generation(plane, director);
+    let generation = plane.generation;
     let ingress = owned.port;
     let watches = director.watches();
     // NFs that are not woken for each packet are for the end of a connection.
@@ -241,7 +235,7 @@ fn decide(
     let flags = if counted { 0 } else { flags };
     // Setting up a connection is measured from here.
     let since_ns = if director.watches() { clock.now_ns() } else { plane.now_ns };
-    let generation = generation(plane, director);
+    let generation = plane.generation;
     let now_ms = plane.now_ns / 1_000_000;
     // An earlier packet of the burst may have made the flow known.
     let mut known = match found {
@@ -353,7 +347,7 @@ pub(super) fn direct(
     clock: &Clock,
 ) -> usize {
     let packets = plane.asker.as_mut().map_or(Vec::new(), |asker| asker.take_pooled());
-    let generation = generation(plane, director);
+    let generation = plane.generation;
     for (packet, key, answer) in &packets {
         let tables = plane.tables.clone();
         let named = asker::chain_of(&tables, key, *answer).ok();

@@ -1,0 +1,253 @@
+//! Numbers of ports, chains and services: given, at rest when their owner is gone, and given again.
+//!
+//! # Who still means a former owner
+//! Paths name chains, services and ports as long as packets are on them
+//! ([`PathRegistry::names`](crate::chain::PathRegistry::names)). Packets for a port may lie between
+//! two packet threads: those are gone when all threads have had as many rounds as they take to
+//! empty such a ring ([`ROUNDS`]). What else names a number names it for seconds: packets that wait
+//! for an NF or an answer, and what a foreign program's flows are remembered by. So a number rests
+//! for a minute after its owner is gone ([`REST`]), and longer while a path names it.
+//!
+//! NFs are told names and numbers when they come, and keep them: a verdict names a port or a
+//! service by its number, and a packet its chain. So a number also rests until all NFs have ended
+//! that came while it had its former owner. It has another owner only for NFs that know none.
+//!
+//! # Limits
+//! An SDN controller knows ports and chains by their numbers, and its entries outlive them: where
+//! there is one, these are given once.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use sluice_shm::BURST;
+
+use super::{Supervisor, SupervisorError};
+use crate::dataplane::LANE;
+
+/// How long a number rests at least.
+const REST: Duration = Duration::from_secs(60);
+/// Rounds of all packet threads in which a number rests at least: a ring between two threads is
+/// emptied by a burst a round. One of them may have begun before, and in one the rest of a buffer
+/// comes to the ring.
+const ROUNDS: u64 = (LANE as u64).div_ceil(BURST as u64) + 2;
+
+/// Time between two looks whether numbers may be given again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// The numbers of ports, chains or services.
+#[derive(Debug, Default)]
+pub(super) struct Numbering {
+    /// When the owner of each came.
+    begun: Vec<Instant>,
+    resting: Vec<Rest>,
+    free: VecDeque<u16>,
+}
+
+/// A number that rests.
+#[derive(Debug)]
+struct Rest {
+    number: u16,
+    /// When its owner came and went.
+    owned: (Instant, Instant),
+    /// In which round of the packet threads it went.
+    round: u64,
+}
+
+impl Rest {
+    fn is_due(&self, now: Instant, round: u64, told: &Told) -> bool {
+        let (begun, ended) = self.owned;
+        let is_known = || told.iter().any(|(first, last)| *first <= ended && *last >= begun);
+        now.duration_since(ended) >= REST && round.saturating_sub(self.round) >= ROUNDS && !is_known()
+    }
+}
+
+/// Who was told names and numbers, and is there still: from when to when each.
+pub(super) type Told = Vec<(Instant, Instant)>;
+
+impl Numbering {
+    /// The number of the next one, where so many were given: it is taken with [`Numbering::take`].
+    ///
+    /// # Errors
+    /// [`SupervisorError::Conflict`] if none is left.
+    pub fn next(&self, given: usize, what: &str) -> Result<u16, SupervisorError> {
+        let refused = || {
+            SupervisorError::Conflict(format!(
+                "all numbers of {what} are in use, or were a moment ago; try again in a minute, and if that does not help, restart the daemon"
+            ))
+        };
+        // The largest number stands for none.
+        let fresh = || u16::try_from(given).ok().filter(|n| *n < u16::MAX);
+        self.free.front().copied().or_else(fresh).ok_or_else(refused)
+    }
+
+    /// Gives a number to an owner, whose place among all it is.
+    pub fn take<T>(&mut self, number: u16, of: &mut Vec<Option<T>>, owner: T, now: Instant) {
+        let at = usize::from(number);
+        self.free.retain(|free| *free != number);
+        if of.len() <= at {
+            of.resize_with(at + 1, || None);
+        }
+        of[at] = Some(owner);
+        self.begun.resize(self.begun.len().max(at + 1), now);
+        self.begun[at] = now;
+    }
+
+    /// The owner of a number is gone. `round` is the one of the packet threads.
+    pub fn rest(&mut self, number: u16, now: Instant, round: u64) {
+        let begun = self.begun.get(usize::from(number)).copied().unwrap_or(now);
+        self.resting.push(Rest { number, owned: (begun, now), round });
+    }
+
+    /// Whether numbers rest.
+    pub fn rest_some(&self) -> bool {
+        !self.resting.is_empty()
+    }
+
+    /// Whether numbers have rested, so that it is worth a look whether paths name them.
+    pub fn are_due(&self, now: Instant, round: u64, told: &Told) -> bool {
+        self.resting.iter().any(|rest| rest.is_due(now, round, told))
+    }
+
+    /// Lets numbers be given again that have rested and that nothing names.
+    pub fn settle(&mut self, now: Instant, round: u64, told: &Told, is_named: impl Fn(u16) -> bool) {
+        let is_over = |rest: &mut Rest| rest.is_due(now, round, told) && !is_named(rest.number);
+        self.free.extend(self.resting.extract_if(.., is_over).map(|rest| rest.number));
+    }
+}
+
+impl Supervisor {
+    /// Lets numbers be given again that nothing means any more.
+    pub(super) fn free_numbers(&mut self) {
+        self.end_services();
+        if !self.resting.is_empty() {
+            let names = self.plane.registry().names();
+            let plane = &self.plane;
+            let is_free = |number: &mut u16| !names.nfs.contains(number) && plane.in_flight(*number) == 0;
+            self.free_nfs.extend(self.resting.extract_if(.., is_free));
+        }
+        let now = Instant::now();
+        if now.duration_since(self.numbers_looked) >= LOOK {
+            self.numbers_looked = now;
+            self.free_others(now);
+        }
+    }
+
+    fn free_others(&mut self, now: Instant) {
+        // A controller's flow entries outlive ports and chains.
+        let given_once = self.agent.is_some();
+        let mut kinds = vec![&self.service_numbers];
+        kinds.extend([&self.port_numbers, &self.chain_numbers].into_iter().filter(|_| !given_once));
+        if !kinds.iter().any(|numbers| numbers.rest_some()) {
+            return;
+        }
+        let round = self.plane.rounds();
+        let nfs = self.nfs.values().filter(|nf| nf.handle.is_some()).filter_map(|nf| nf.told);
+        let zygotes = self.services.iter().flatten().filter(|service| service.zygote.is_some());
+        let told: Told = nfs.chain(zygotes.map(|service| (service.added, now))).collect();
+        if !kinds.iter().any(|numbers| numbers.are_due(now, round, &told)) {
+            return;
+        }
+        let names = self.plane.registry().names();
+        self.service_numbers.settle(now, round, &told, |number| names.services.contains(&number));
+        if !given_once {
+            self.port_numbers.settle(now, round, &told, |number| names.ports.contains(&number));
+            self.chain_numbers.settle(now, round, &told, |number| names.chains.contains(&number));
+        }
+    }
+
+    /// Forgets services that were removed and whose instances are gone.
+    fn end_services(&mut self) {
+        let is_over = |(number, service): (usize, &Option<super::ServiceState>)| {
+            let number = number as u16;
+            let is_removed = service.as_ref().is_some_and(|service| service.config.name.is_empty() && service.zygote.is_none());
+            let is_used = || self.nfs.values().any(|nf| nf.service == number) || self.is_upgrading(number);
+            (is_removed && !is_used()).then_some(number)
+        };
+        let over: Vec<u16> = self.services.iter().enumerate().filter_map(is_over).collect();
+        if over.is_empty() {
+            return;
+        }
+        for number in &over {
+            let Some(service) = self.services[usize::from(*number)].take() else { continue };
+            if let Some(pool) = service.pool {
+                self.close_pool(*number, pool);
+            }
+            if let Some(allowed) = self.allowed.get_mut(usize::from(*number)) {
+                *allowed = Default::default();
+            }
+        }
+        self.publish();
+        // After the tables that know nothing of them.
+        let (now, round) = (Instant::now(), self.plane.rounds());
+        over.into_iter().for_each(|number| self.service_numbers.rest(number, now, round));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_come_again_when_they_have_rested_and_nothing_names_them() {
+        let (begin, mut numbers, mut owners) = (Instant::now(), Numbering::default(), Vec::new());
+        for owner in 0..3 {
+            let number = numbers.next(owners.len(), "chains").unwrap();
+            numbers.take(number, &mut owners, owner, begin);
+        }
+        owners[1] = None;
+        numbers.rest(1, begin, 7);
+        let (late, many) = (begin + REST, 7 + ROUNDS);
+        numbers.settle(late - Duration::from_millis(1), many, &Told::new(), |_| false);
+        assert_eq!(numbers.next(owners.len(), "chains").unwrap(), 3, "it has rested for a moment");
+        numbers.settle(late, many - 1, &Told::new(), |_| false);
+        assert_eq!(numbers.next(owners.len(), "chains").unwrap(), 3, "a thread may not have had its core");
+        numbers.settle(late, many, &Told::new(), |number| number == 1);
+        assert_eq!(numbers.next(owners.len(), "chains").unwrap(), 3, "a path names it");
+        let told = Told::new();
+        assert!(numbers.are_due(late, many, &told) && !numbers.are_due(begin, many, &told));
+        numbers.settle(late, many, &Told::new(), |_| false);
+        assert_eq!(numbers.next(owners.len(), "chains").unwrap(), 1);
+        numbers.take(1, &mut owners, 9, late);
+        assert_eq!((numbers.next(owners.len(), "chains").unwrap(), numbers.rest_some()), (3, false));
+        assert_eq!(owners, [Some(0), Some(9), Some(2)]);
+    }
+
+    #[test]
+    fn a_number_that_an_nf_knows_is_not_given_to_others() {
+        let (begin, mut numbers, mut owners) = (Instant::now(), Numbering::default(), Vec::new());
+        let at = |s: u64| begin + Duration::from_secs(s);
+        numbers.take(0, &mut owners, (), at(10));
+        owners[0] = None;
+        numbers.rest(0, at(20), 0);
+        let mut is_free = |told: (u64, u64)| {
+            numbers.settle(at(1000), ROUNDS, &vec![(at(told.0), at(told.1))], |_| false);
+            numbers.next(owners.len(), "ports").unwrap() == 0
+        };
+        assert!(![(15, 15), (10, 10), (20, 20), (5, 12), (18, 30), (0, 900)].into_iter().any(&mut is_free));
+        assert!(is_free((5, 9)), "it knows none of this number");
+    }
+
+    #[test]
+    fn as_many_may_follow_each_other_as_like() {
+        let (mut now, mut numbers, mut owners) = (Instant::now(), Numbering::default(), Vec::new());
+        for owner in 0..70_000u64 {
+            let number = numbers.next(owners.len(), "chains").unwrap();
+            numbers.take(number, &mut owners, owner, now);
+            owners[usize::from(number)] = None;
+            numbers.rest(number, now, owner);
+            now += Duration::from_secs(1);
+            numbers.settle(now, owner + ROUNDS, &Told::new(), |_| false);
+        }
+        assert!(owners.len() < 100, "{}", owners.len());
+    }
+
+    #[test]
+    fn numbers_end() {
+        let numbers = Numbering::default();
+        assert_eq!(numbers.next(65_534, "ports").unwrap(), 65_534);
+        for given in [65_535, 65_536, 70_000] {
+            let said = numbers.next(given, "ports").unwrap_err().to_string();
+            assert!(said.contains("ports") && said.contains("try again in a minute"), "{said}");
+        }
+    }
+}
