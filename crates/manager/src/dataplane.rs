@@ -365,7 +365,6 @@ impl DataPlane {
                 ways: Ways::new(WAYS.min(manager.max_paths as usize)),
                 rooms: Vec::new(),
                 unlooked: 0,
-                reserve: 0,
             };
             let setup = WorkerSetup {
                 roles,

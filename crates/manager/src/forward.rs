@@ -311,8 +311,6 @@ pub struct Plane {
     pub rooms: Vec<u32>,
     /// Packets that all chains together may let in before it is looked again.
     pub unlooked: u32,
-    /// Frames that no chain gets, because packets are received into them.
-    pub reserve: usize,
 }
 
 /// Of so many packets one is timed where something is promised, if not more are anyway: the 95th percentile of a second needs twenty of them.
@@ -360,7 +358,7 @@ impl Plane {
         let chain = &path.chain;
         // Those of the tenant whose NF is the first.
         let memory = path.hops.first().map_or(memory::NONE, |first| self.memory_of(first.nf));
-        let (has, left) = (chain.frames(), self.frames.left_of(memory).saturating_sub(self.reserve) as u64);
+        let (has, left) = (chain.frames(), self.frames.left_of(memory) as u64);
         // A few, whatever others hold: the frames that these packets came in are theirs already.
         let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
         let n = (n as u64).min(room);

@@ -57,6 +57,11 @@ impl std::fmt::Display for Holder {
     }
 }
 
+/// Whether reports call arenas so that are no named tenant's.
+pub fn is_taken(name: &str) -> bool {
+    [Holder::Tenant(None), Holder::Ingress, Holder::Former].iter().any(|holder| holder.to_string() == name)
+}
+
 /// Whose a port's packets can be, by the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
