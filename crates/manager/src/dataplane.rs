@@ -367,7 +367,6 @@ impl DataPlane {
                 ways: Ways::new(WAYS.min(manager.max_paths as usize)),
                 rooms: Vec::new(),
                 unlooked: 0,
-                reserve: 0,
             };
             let setup = WorkerSetup {
                 roles,
@@ -496,7 +495,8 @@ impl DataPlane {
         self.show(fresh)
     }
 
-    /// Takes the arenas away that are nobody's any more and of which all frames have come back. Says how many are left.
+    /// Takes the arenas away that are nobody's any more, which no NF has mapped, and of which all
+    /// frames have come back. Says how many are left.
     ///
     /// # Errors
     /// [`PlaneError::Silent`].
@@ -505,9 +505,9 @@ impl DataPlane {
         let mut left = former.len();
         for number in former {
             self.ask_all(|done| Command::DropMemory(number, false, done))?;
-            let memory = self.memories.get(number).expect("it was just found");
-            if memory.pool.available() == memory.geometry().frames as usize {
-                // None of its frames is anywhere, so no thread is given one any more.
+            if self.memories.get(number).is_some_and(Memory::is_left) {
+                // None of its frames is anywhere, and no NF has it mapped: no thread is given one
+                // any more, or copies a packet there.
                 self.ask_all(|done| Command::DropMemory(number, true, done))?;
                 left -= usize::from(self.memories.remove(number));
             }
@@ -673,8 +673,9 @@ impl DataPlane {
     /// [`PlaneError::NoSlot`] if there is none left; [`PlaneError::Memory`], [`PlaneError::NoMemory`].
     pub fn place(&mut self, core: usize, tenant: Option<String>) -> Result<Place, PlaneError> {
         let memory = self.provide_one(&Holder::Tenant(tenant.clone()))?;
+        let place = self.take_slot((core, tenant), memory)?;
         self.memories.share(memory);
-        self.take_slot((core, tenant), memory)
+        Ok(place)
     }
 
     /// The same for a program that maps nothing.
@@ -706,8 +707,9 @@ impl DataPlane {
         Ok(Place { page: entry.page.clone(), slot: slot as u32, memory, key })
     }
 
-    /// Gives a slot back.
+    /// Gives a slot back, of an NF whose process has ended and which no thread has.
     pub fn vacate(&mut self, place: &Place) {
+        self.memories.leave(place.memory);
         if let Some(entry) = self.cores.get_mut(&place.key) {
             entry.page.reset(place.slot);
             entry.used[place.slot as usize] = false;

@@ -839,6 +839,7 @@ struct Tenants {
     plane: DataPlane,
     wire: Wire,
     handles: Vec<Arc<NfHandle>>,
+    places: Vec<Place>,
     chains: Vec<Arc<Chain>>,
 }
 
@@ -851,8 +852,13 @@ impl Tenants {
         Self::of(&Self::config(red_frames, ring), overload)
     }
 
+    /// The same, on a port with so many queues, the first of which has packets.
+    fn on(red_frames: u32, ring: u32, overload: Overload, queues: usize) -> Self {
+        Self::of_queues(&Self::config(red_frames, ring), overload, queues)
+    }
+
     fn config(red_frames: u32, ring: u32) -> Config {
-        let text = "port = [{ name = \"p\", kind = \"sink\" }]
+        let text = "port = [{ name = \"p\", kind = \"gen\" }]
             service = [{ name = \"r\", attach = true, tenant = \"red\" }, { name = \"b\", attach = true, tenant = \"blue\" }]
             chain = [{ name = \"red\", services = [\"r\"], egress = \"p\" }, { name = \"blue\", services = [\"b\"], egress = \"p\" },
                      { name = \"both\", services = [\"r\", \"b\"], egress = \"p\" }]
@@ -866,6 +872,10 @@ impl Tenants {
 
     /// One with the services and chains of a configuration, and one NF of each service.
     fn of(config: &Config, overload: Overload) -> Self {
+        Self::of_queues(config, overload, 1)
+    }
+
+    fn of_queues(config: &Config, overload: Overload, queues: usize) -> Self {
         let mut config = config.clone();
         config.memory.hugepages = Hugepages::Never;
         config.manager.idle = crate::config::model::Idle::Sleep;
@@ -901,22 +911,28 @@ impl Tenants {
             chains: chains.iter().cloned().map(Some).collect(),
             services: nfs.map(|nf| vec![Member { nf, id: u64::from(nf), former: None, is_open: true }]).collect(),
             pooled: Vec::new(),
-            ports: vec![Some(PortInfo { name: "p".into(), overload, owners: plane.owners(0, 1), memory })],
+            ports: vec![Some(PortInfo {
+                name: "p".into(),
+                overload,
+                owners: if queues == 1 { plane.owners(0, 1) } else { vec![0; queues] },
+                memory,
+            })],
             may_send: Vec::new(),
             downstream_first: false,
         };
-        let mut handles = Vec::new();
+        let (mut handles, mut places) = (Vec::new(), Vec::new());
         for (nf, service) in config.services.iter().enumerate() {
             let place = plane.place(0, service.tenant.clone()).unwrap();
             assert_eq!(plane.memory_of(&place).unwrap().holder.to_string(), service.tenant.clone().unwrap());
             let name = format!("s{nf}.0");
             handles.push(plane.attach(nf as u16, &name, nf as u16, 0, true, service.ring, &place, 1.0, None).unwrap());
+            places.push(place);
         }
         plane.use_tables(&Arc::new(tables));
         let wire = Wire::default();
         plane.start_rx();
         plane.add_port(0, vec![Box::new(wire.clone())], overload, false).unwrap();
-        Self { plane, wire, handles, chains }
+        Self { plane, wire, handles, places, chains }
     }
 
     /// What an NF of a tenant has mapped of packet memory.
@@ -1018,6 +1034,43 @@ fn a_tenant_without_free_frames_starves_alone() {
         first.tx.enqueue(&[packet]).unwrap();
     }
     wait_for("all frames", || rig.is_empty());
+}
+
+#[test]
+fn what_ports_receive_into_takes_nothing_from_a_small_tenant() {
+    // As many queues as a NIC may have, none of which receives into red's memory.
+    let rig = Tenants::on(512, 1024, Overload::Drop, 8);
+    rig.wire.to_read.lock().unwrap().extend((0..800).map(|i| udp(1, i)));
+    let held = || rig.handles[0].in_flight.load(Ordering::Relaxed);
+    let dropped = |why: Drop| rig.chains[0].counters[0].drops[why as usize].get() as u32;
+    wait_for("the drops", || held() + dropped(Drop::Entry) + dropped(Drop::NoFrame) == 800);
+    assert!((256..=512).contains(&held()), "a chain that is alone may have half of its tenant's frames: {}", held());
+    let mut first = rig.nf(0);
+    for _ in 0..held() {
+        let packet = read(&mut first);
+        first.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("all frames", || rig.is_empty());
+}
+
+#[test]
+fn memory_that_an_nf_has_mapped_is_not_taken_away() {
+    let mut rig = Tenants::new(FRAMES, 64);
+    let (_first, _second) = (rig.nf(0), rig.nf(1));
+    let place = rig.plane.place(0, Some("red".into())).unwrap();
+    let old = place.memory;
+    rig.plane.renew(Some("red".into())).unwrap();
+    // All of its frames are free, and two NFs have it: the one that has packets, and one that is
+    // not ready yet.
+    wait_for("all frames", || rig.is_empty());
+    assert_eq!(rig.plane.drop_former().unwrap(), 1);
+    rig.plane.detach(0).unwrap();
+    rig.plane.vacate(&rig.places[0]);
+    assert_eq!(rig.plane.drop_former().unwrap(), 1);
+    assert!(rig.plane.memories().get(old).is_some());
+    rig.plane.vacate(&place);
+    wait_for("its end", || rig.plane.drop_former().unwrap() == 0);
+    assert!(rig.plane.memories().get(old).is_none());
 }
 
 #[test]

@@ -311,8 +311,6 @@ pub struct Plane {
     pub rooms: Vec<u32>,
     /// Packets that all chains together may let in before it is looked again.
     pub unlooked: u32,
-    /// Frames that no chain gets, because packets are received into them.
-    pub reserve: usize,
 }
 
 /// Of so many packets one is timed where something is promised, if not more are anyway: the 95th percentile of a second needs twenty of them.
@@ -370,7 +368,7 @@ impl Plane {
     fn look_for_frames(&mut self, path: &Path, n: usize) -> usize {
         let chain = &path.chain;
         // Where a chain's frames lie is not counted: all of them may come to stand in one arena.
-        let (has, left) = (chain.frames(), self.least_left(path).saturating_sub(self.reserve) as u64);
+        let (has, left) = (chain.frames(), self.least_left(path) as u64);
         // A few, whatever others hold: the frames that these packets came in are theirs already.
         let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
         let n = (n as u64).min(room);

@@ -78,6 +78,8 @@ impl Batch {
 #[derive(Debug)]
 pub struct FramePool {
     kind: Kind,
+    /// All frames of its arena, free or not.
+    frames: usize,
 }
 
 // There are few pools, so the room that the smaller kind wastes is of no account.
@@ -111,12 +113,18 @@ impl FramePool {
         for batch in all.chunks((frames as usize / PARTS).clamp(BURST, BATCH)) {
             batches.push(Batch::of(batch)).expect("the queue holds all frames");
         }
-        Arc::new(Self { kind: Kind::Own { batches, free: AtomicUsize::new(frames as usize) } })
+        Arc::new(Self { kind: Kind::Own { batches, free: AtomicUsize::new(frames as usize) }, frames: frames as usize })
     }
 
     /// The frames of DPDK's pool.
     pub fn over(devices: sluice_dpdk::Pool) -> Arc<Self> {
-        Arc::new(Self { kind: Kind::Device(devices) })
+        let frames = devices.arena().geometry().frames as usize;
+        Arc::new(Self { kind: Kind::Device(devices), frames })
+    }
+
+    /// All frames of its arena, free or not.
+    pub fn frames(&self) -> usize {
+        self.frames
     }
 
     /// DPDK's pool, if frames come from there.
@@ -194,6 +202,8 @@ pub struct Copied {
 pub struct Stack {
     free: Vec<u32>,
     high: usize,
+    /// Frames that gates leave to be received into.
+    reserve: usize,
     /// None where there is no arena.
     pool: Option<Arc<FramePool>>,
     /// What was copied into it.
@@ -205,11 +215,11 @@ impl Stack {
     /// least.
     pub fn new(pool: Arc<FramePool>, high: usize) -> Self {
         let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(LEAST);
-        Self { free: Vec::with_capacity(high + BATCH), high, pool: Some(pool), copied: Copied::default() }
+        Self { free: Vec::with_capacity(high + BATCH), high, reserve: 0, pool: Some(pool), copied: Copied::default() }
     }
 
     fn none() -> Self {
-        Self { free: Vec::new(), high: 0, pool: None, copied: Copied::default() }
+        Self { free: Vec::new(), high: 0, reserve: 0, pool: None, copied: Copied::default() }
     }
 
     #[cold]
@@ -436,12 +446,28 @@ impl FrameCache {
         self.stacks.iter_mut().for_each(Stack::release);
     }
 
-    /// Frames of an arena that this thread can have: those in this cache, and those that no thread holds. Not those in caches of others.
+    /// Sets how many frames of each arena gates leave to be received into, by its number: of one
+    /// that is not named, none.
+    pub fn reserve(&mut self, of: impl Iterator<Item = (u8, usize)>) {
+        self.stacks.iter_mut().for_each(|stack| stack.reserve = 0);
+        for (number, frames) in of {
+            self.stacks.get_mut(usize::from(number)).into_iter().for_each(|stack| stack.reserve += frames);
+        }
+        // A quarter of them at most, or a small arena would be kept for receiving alone.
+        for stack in &mut self.stacks {
+            let frames = stack.pool.as_ref().map_or(0, |pool| pool.frames());
+            stack.reserve = stack.reserve.min(frames / 4);
+        }
+    }
+
+    /// Frames of an arena that this thread may let packets in with: those in this cache, and those
+    /// that no thread holds, but for those that are left to be received into
+    /// ([`FrameCache::reserve`]). Not those in caches of others.
     #[inline]
     pub fn left_of(&self, number: u8) -> usize {
         let number = if number == crate::memory::NONE { self.usual } else { usize::from(number) };
-        let Some(Stack { free, pool: Some(pool), .. }) = self.stacks.get(number) else { return 0 };
-        free.len() + pool.available()
+        let Some(Stack { free, pool: Some(pool), reserve, .. }) = self.stacks.get(number) else { return 0 };
+        (free.len() + pool.available()).saturating_sub(*reserve)
     }
 
     /// Frames in this cache, not counting the pools.
@@ -584,6 +610,22 @@ mod tests {
         assert_eq!(cache.alloc(&mut got), 0, "there is no such arena");
         let gone = cache.remove(2).unwrap();
         assert_eq!((gone.free.len(), pools[1].available()), (0, 300));
+        cache.release();
+        assert_eq!(pools[0].available(), 600);
+    }
+
+    #[test]
+    fn frames_are_kept_for_receiving_where_ports_receive_and_a_quarter_at_most() {
+        let (mut cache, pools) = several();
+        assert_eq!([0, 1, 2].map(|arena| cache.left_of(arena)), [600, 0, 300]);
+        cache.reserve([(0, 64), (0, 64), (2, 4096), (1, 64), (crate::memory::NONE, 64)].into_iter());
+        assert_eq!([0, 1, 2, crate::memory::NONE].map(|arena| cache.left_of(arena)), [600 - 128, 0, 225, 600 - 128]);
+        cache.reserve([(0, 4096)].into_iter());
+        assert_eq!([0, 2].map(|arena| cache.left_of(arena)), [450, 300], "those of other arenas are of no use there");
+        let mut got = [0; 500];
+        assert_eq!(cache.alloc(&mut got), 500, "they are there to be received into");
+        assert_eq!(cache.left_of(0), 0);
+        got.iter().for_each(|frame| cache.free(*frame));
         cache.release();
         assert_eq!(pools[0].available(), 600);
     }

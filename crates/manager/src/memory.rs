@@ -5,10 +5,15 @@
 //!
 //! **Approach.** Each tenant that has NFs has an arena of its own, a file of which its NFs are passed the descriptor and no others are.
 //! Those of services without `tenant` are a tenant too, without a name. What comes in at a port is received into the arena of the tenant
-//! that it can only be for ([`owner_of`]), or, where it may be for several, into the *ingress* arena, which is passed to nobody, and is
-//! copied into the tenant's arena when it is let in: after the classification has had its header in the cache anyway. A chain that
-//! crosses tenants is copied at the crossing. A port only reads what it sends, so nothing is copied at the exit, nor for a chain without
-//! NFs. With one tenant there is one arena and no copy.
+//! that it can only be for ([`owner_of`]), or, where it may be for several or nothing says for
+//! whom, into the *ingress* arena, which is passed to nobody, and is copied into the tenant's arena
+//! when it is let in: after the classification has had its header in the cache anyway. A chain that
+//! crosses tenants is copied at the crossing. A port only reads what it sends, so nothing is copied
+//! at the exit, nor for a chain without NFs. With one tenant there is one arena and no copy.
+//!
+//! Where there is no arena that a port may receive into, it receives nothing
+//! ([`Memories::for_port`]): for the moment between two steps of a change after which all of its
+//! packets are another tenant's.
 //!
 //! All arenas lie in one range of addresses and share the numbers of frames ([`sluice_shm::arena`]), so that tables by frame and all who
 //! read and write frames know nothing of this.
@@ -57,6 +62,11 @@ impl std::fmt::Display for Holder {
     }
 }
 
+/// Whether reports call arenas so that are no named tenant's.
+pub fn is_taken(name: &str) -> bool {
+    [Holder::Tenant(None), Holder::Ingress, Holder::Former].iter().any(|holder| holder.to_string() == name)
+}
+
 /// Whose a port's packets can be, by the configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Owner {
@@ -103,14 +113,36 @@ pub fn owner_of(config: &Config, port: &model::Port) -> Owner {
     }
 }
 
-/// Whether packets come from where it is not known whose they are: from ports of several tenants, or out of programs.
-fn needs_ingress(config: &Config) -> bool {
-    let is_open = |port: &model::Port| match owner_of(config, port) {
-        Owner::Tenant(_) => false,
-        Owner::Several => true,
-        // What a device receives into is settled when it is opened, and rules may come later.
-        Owner::Nobody => matches!(port.kind, PortKind::Dpdk(_)),
+/// Whether all that passes a service is one tenant's: that of all NFs of its chains, and of all NFs
+/// that may send there by a verdict.
+pub fn is_alone_at(config: &Config, service: &str, tenant: Option<&str>) -> bool {
+    let tenants_of = |chain: &model::Chain| {
+        let hops = chain.services.iter().map(|written| model::hop(written).0);
+        let services = hops.filter_map(|name| config.services.iter().find(|known| known.name == name));
+        services.filter(|service| !service.is_foreign()).map(|service| service.tenant.as_deref()).collect::<BTreeSet<_>>()
     };
+    let passes = |chain: &&model::Chain| chain.services.iter().any(|written| model::hop(written).0 == service);
+    let sends = |known: &&model::Service| known.may_send_to.iter().flatten().any(|to| to == service);
+    let is_theirs = |of: Option<&str>| of == tenant;
+    // Nobody's packets are not theirs, unless there is nobody else.
+    tenants(config).iter().all(|of| is_theirs(*of))
+        || config.chains.iter().filter(passes).map(tenants_of).all(|of| !of.is_empty() && of.into_iter().all(is_theirs))
+            && config.services.iter().filter(sends).all(|known| is_theirs(known.tenant.as_deref()))
+}
+
+/// Whether packets may come in at a port: none do at a sink, nor where a capture is only written.
+pub fn receives(port: &model::Port) -> bool {
+    match &port.kind {
+        PortKind::Sink(_) => false,
+        PortKind::Pcap(pcap) => pcap.read.is_some(),
+        PortKind::Gen(_) | PortKind::AfPacket(_) | PortKind::Dpdk(_) => true,
+    }
+}
+
+/// Whether packets come from where it is not known whose they are: from ports of several tenants or
+/// of nobody, or out of programs.
+fn needs_ingress(config: &Config) -> bool {
+    let is_open = |port: &model::Port| receives(port) && !matches!(owner_of(config, port), Owner::Tenant(_));
     config.services.iter().any(model::Service::is_foreign)
         || config.openflow.controller.is_some()
         || config.ports.iter().any(is_open)
@@ -145,6 +177,9 @@ pub struct Memory {
     pub pool: Arc<FramePool>,
     /// Whether an NF was ever passed its descriptor.
     pub is_shared: bool,
+    /// NFs that have a place with it: those that have it mapped, and those whose processes have
+    /// ended and are not taken out yet.
+    users: u32,
     file: MemoryFile,
     arena: Arena,
 }
@@ -163,6 +198,11 @@ impl Memory {
     /// The arena.
     pub fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// Whether nothing is left in it: no NF has it mapped, and all of its frames are in its pool.
+    pub fn is_left(&self) -> bool {
+        self.users == 0 && self.pool.available() == self.geometry().frames as usize
     }
 }
 
@@ -245,7 +285,7 @@ impl Memories {
             Some(devices) => devices.pool(&arena, self.range.shift())?,
             None => FramePool::from(first, frames),
         };
-        self.memories[slot] = Some(Memory { number: slot as u8, holder, pool, is_shared: false, file, arena });
+        self.memories[slot] = Some(Memory { number: slot as u8, holder, pool, is_shared: false, users: 0, file, arena });
         Ok(())
     }
 
@@ -310,10 +350,11 @@ impl Memories {
         self.iter().filter(|memory| memory.holder == Holder::Former).map(|memory| memory.number).collect()
     }
 
-    /// Takes an arena away of which all frames are free. False: they are not, or a thread has some of them.
+    /// Takes an arena away of which all frames are free. False: they are not, a thread has some of
+    /// them, or an NF has it mapped: packets for that one would be copied into whatever has the
+    /// number next.
     pub fn remove(&mut self, number: u8) -> bool {
-        let is_free = |memory: &Memory| memory.pool.available() == memory.geometry().frames as usize;
-        if !self.get(number).is_some_and(is_free) {
+        if !self.get(number).is_some_and(Memory::is_left) {
             return false;
         }
         self.memories[usize::from(number)] = None;
@@ -323,7 +364,17 @@ impl Memories {
 
     /// Notes that an NF is passed an arena's descriptor.
     pub fn share(&mut self, number: u8) {
-        self.memories.get_mut(usize::from(number)).into_iter().flatten().for_each(|memory| memory.is_shared = true);
+        for memory in self.memories.get_mut(usize::from(number)).into_iter().flatten() {
+            memory.is_shared = true;
+            memory.users += 1;
+        }
+    }
+
+    /// Notes that an NF that was passed an arena's descriptor is gone: its process has ended, and
+    /// no packet thread has it.
+    pub fn leave(&mut self, number: u8) {
+        let memory = self.memories.get_mut(usize::from(number)).into_iter().flatten();
+        memory.for_each(|memory| memory.users = memory.users.saturating_sub(1));
     }
 
     /// All arenas.
@@ -331,7 +382,8 @@ impl Memories {
         self.memories.iter().flatten()
     }
 
-    /// The arena that what comes in at a port is received into.
+    /// The arena that what comes in at a port is received into. [`NONE`] if there is none that no
+    /// other tenant's NFs have mapped: nothing is received then.
     pub fn for_port(&self, config: &Config, port: &model::Port) -> u8 {
         let tenants = tenants(config);
         let holder = match owner_of(config, port) {
@@ -340,12 +392,13 @@ impl Memories {
             Owner::Tenant(tenant) => Holder::Tenant(tenant),
             Owner::Several | Owner::Nobody => Holder::Ingress,
         };
-        self.find(&holder).map_or_else(|| self.usual(), |memory| memory.number)
+        self.find(&holder).or_else(|| self.find(&Holder::Ingress)).map_or(NONE, |memory| memory.number)
     }
 
     /// The arena that frames are taken from where it is not known for whom: the ingress arena, or the only one.
     pub fn usual(&self) -> u8 {
-        let first = || self.iter().next().map_or(0, |memory| memory.number);
+        // One that is nobody's any more is taken away.
+        let first = || self.iter().find(|memory| memory.holder != Holder::Former).map_or(0, |memory| memory.number);
         self.find(&Holder::Ingress).map_or_else(first, |memory| memory.number)
     }
 
@@ -441,10 +494,51 @@ mod tests {
         assert_eq!(of(&config(&["a"], two, &["a r", "a b"])), "blue red ingress");
         assert_eq!(of(&config(&["a", "b"], two, &["a r", "* b"])), "blue red ingress");
         assert_eq!(
+            of(&config(&["a", "b", "c"], two, &["a r", "b b"])),
+            "blue red ingress",
+            "nobody says whose the packets of c are"
+        );
+        assert_eq!(of(&config(&["a", "b", "c"], &two[..1], &["a r"])), "red", "nobody else could have them");
+        assert_eq!(of(&config(&["a", "b", "c red"], two, &["a r", "b b"])), "blue red");
+        assert_eq!(
             of(&config(&["a"], &[("c", &["red", "!", "blue"])], &["a c"])),
             "blue red ingress",
             "a program may send anything"
         );
+    }
+
+    #[test]
+    fn what_passes_a_program_is_one_tenants_if_all_its_chains_are() {
+        for (chains, sends, alone) in [
+            (&[("c", &["red", "!"][..])][..], "", true),
+            (&[("c", &["red", "!"]), ("d", &["blue"])], "", true),
+            (&[("c", &["red", "!"]), ("d", &["!", "red"]), ("e", &["blue"])], "", true),
+            (&[("c", &["red", "!"]), ("d", &["blue", "!"])], "", false),
+            (&[("c", &["red", "!", "blue"])], "", false),
+            (&[("c", &["red", "!"]), ("d", &["!"])], "", true),
+            (&[("c", &["red", "!"]), ("d", &["!"]), ("e", &["blue"])], "", false),
+            (&[("c", &["red", "!"]), ("d", &["blue"])], "ofblue", false),
+            (&[("c", &["red", "!"]), ("d", &["blue"])], "ofred", true),
+        ] {
+            let mut config = config(&["a"], chains, &["a c"]);
+            let sender = config.services.iter_mut().filter(|service| service.name == sends);
+            sender.for_each(|service| service.may_send_to = Some(vec!["ofprog".into()]));
+            assert_eq!(is_alone_at(&config, "ofprog", Some("red")), alone, "{chains:?} {sends}");
+        }
+    }
+
+    #[test]
+    fn packets_come_in_wherever_there_is_something_to_read() {
+        for (kind, comes) in [
+            ("kind = \"gen\"", true),
+            ("kind = \"sink\"", false),
+            ("kind = \"pcap\"\nread = \"a\"", true),
+            ("kind = \"pcap\"\nwrite = \"a\"", false),
+            ("kind = \"af_packet\"\ninterface = \"eth0\"", true),
+            ("kind = \"dpdk\"\ndevargs = \"net_null0\"", true),
+        ] {
+            assert_eq!(receives(&toml::from_str(&format!("name = \"p\"\n{kind}\n")).unwrap()), comes, "{kind}");
+        }
     }
 
     #[test]
@@ -499,6 +593,45 @@ mod tests {
     }
 
     #[test]
+    fn what_nobody_says_whose_it_is_is_received_where_no_nf_reads_it() {
+        let chains: &[(&str, &[&str])] = &[("r", &["red"]), ("b", &["blue"])];
+        let name = |memories: &Memories, config: &Config, port: &str| {
+            let port = config.ports.iter().find(|known| known.name == port).unwrap();
+            let number = memories.for_port(config, port);
+            memories.get(number).map_or("none".to_string(), |memory| memory.holder.to_string())
+        };
+        // There from the start, and when the second tenant comes.
+        let two = config(&["a", "b", "c"], chains, &["a r", "b b"]);
+        let mut memories_of_two = memories(&two);
+        assert_eq!(["a", "b", "c"].map(|port| name(&memories_of_two, &two, port)), ["red", "blue", "ingress"]);
+        let one = config(&["a", "c"], &chains[..1], &["a r"]);
+        let mut all = memories(&one);
+        assert_eq!(["a", "c"].map(|port| name(&all, &one, port)), ["red", "red"], "nobody else could have it");
+        holders(&two).iter().for_each(|holder| assert!(all.of(holder).is_ok()));
+        assert_eq!(["a", "b", "c"].map(|port| name(&all, &two, port)), ["red", "blue", "ingress"]);
+        // Between two steps of a change after which all that comes in at a port is another
+        // tenant's, it is nobody's.
+        let [before, after] = ["r", "b"].map(|chain| config(&["a"], chains, &[&format!("a {chain}")]));
+        let between = config(&["a"], chains, &["a r", "a b"]);
+        let mut steps = memories(&before);
+        assert_eq!(holders(&before), holders(&after));
+        steps.share(0);
+        steps.share(1);
+        assert_eq!([&before, &between, &after].map(|config| name(&steps, config, "a")), ["red", "none", "blue"]);
+        // Whatever else is there, it is not received into what an NF has mapped.
+        memories_of_two.iter().map(|memory| memory.number).collect::<Vec<_>>().into_iter().for_each(|n| memories_of_two.share(n));
+        let number = memories_of_two.for_port(&two, &two.ports[2]);
+        assert_eq!(memories_of_two.get(number).unwrap().holder, Holder::Ingress);
+    }
+
+    #[test]
+    fn frames_are_taken_from_no_arena_that_goes() {
+        let mut memories = memories(&config(&["a"], &[("r", &["red"])], &["a r"]));
+        let fresh = memories.renew(&Holder::Tenant(Some("red".into()))).unwrap();
+        assert_eq!((memories.former(), memories.usual()), (vec![0], fresh));
+    }
+
+    #[test]
     fn what_nobody_has_seen_is_the_first_tenants() {
         let mut memories = memories(&config(&["a"], &[], &[]));
         let red = Holder::Tenant(Some("blue".into()));
@@ -509,6 +642,8 @@ mod tests {
         assert_eq!((memories.of(&red).unwrap(), memories.usual()), ((0, false), 2));
         let fresh = memories.renew(&red).unwrap();
         assert_eq!((fresh, memories.of(&red).unwrap(), memories.former()), (3, (3, false), vec![0]));
+        assert!(!memories.remove(0), "an NF has it mapped");
+        memories.leave(0);
         assert!(memories.remove(0) && memories.get(0).is_none() && memories.former().is_empty());
         assert!(matches!(memories.renew(&Holder::Tenant(Some("nobody".into()))), Err(NoMemory::None(_))));
         let mut n = 0;

@@ -798,8 +798,8 @@ impl Worker {
         self.queues.iter_mut().for_each(|owned| owned.use_memory(&tables));
         // The supervisor keeps the old ones until all threads have these: freeing them would take time here.
         // A burst that is being read for each queue, and one behind it.
-        let queues: usize = tables.ports.iter().flatten().map(|port| port.owners.len()).sum();
-        self.setup.plane.reserve = (queues * 2 * BURST).min(self.setup.plane.table.frames() as usize / 4);
+        let received = tables.ports.iter().flatten().map(|port| (port.memory, port.owners.len() * 2 * BURST));
+        self.setup.plane.frames.reserve(received);
         self.setup.plane.tables = tables;
         self.setup.plane.generation = self.setup.plane.generation.wrapping_add(u32::from(anew));
         self.arrange();

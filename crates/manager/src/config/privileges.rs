@@ -18,6 +18,7 @@ pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
     for (n, service) in config.services.iter().enumerate() {
         of_service(n, service, host, &mut problems);
     }
+    of_users(config, host, &mut problems);
     of_cores(config, &mut problems);
     of_host(config, host, &mut problems);
     problems
@@ -27,7 +28,7 @@ fn of_service(n: usize, service: &Service, host: &Host, problems: &mut Vec<Probl
     let name = &service.name;
     let mut warn = |key, message: String, help: &str| problems.push(Problem::warning(At::entry("service", n, key), message, help));
     let is_root = host.uid == 0 && service.user.as_ref().is_some_and(|user| host.user(user) == Ok(0));
-    let is_started = service.exec.is_some() && !service.attach && service.container.is_none();
+    let is_started = is_started(service);
     if is_started && service.is_foreign() && host.uid == 0 && (service.user.is_none() || is_root) {
         warn(
             "user",
@@ -96,6 +97,50 @@ fn of_service(n: usize, service: &Service, host: &Host, problems: &mut Vec<Probl
     }
 }
 
+/// Tenants that are not apart, because services of them run as one user: the kernel lets processes
+/// of a user at each other's memory, whatever either has mapped.
+fn of_users(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    // Where all run as the daemon's user, that is said once.
+    if host.uid != 0 {
+        return;
+    }
+    let uid_of = |service: &Service| service.user.as_ref().and_then(|user| host.user(user).ok());
+    let (first, count) = (config.manager.uid_first, config.manager.uid_count);
+    let has_own = |service: &Service| is_started(service) && !service.is_foreign() && service.user.is_none();
+    let tenant_of =
+        |service: &Service| service.tenant.as_ref().map_or("without a tenant".into(), |tenant| format!("of tenant \"{tenant}\""));
+    for (n, service) in config.services.iter().enumerate() {
+        let Some(uid) = uid_of(service) else { continue };
+        let mut before = config.services[..n].iter();
+        let other = before.find(|other| uid_of(other) == Some(uid) && other.tenant != service.tenant);
+        if let Some(other) = other {
+            problems.push(Problem::warning(
+                At::entry("service", n, "user"),
+                format!(
+                    "service \"{}\" ({}) runs as the same user as service \"{}\" ({}): each can read and change the other's \
+                     memory by /proc, and with it the packets of the other's tenant",
+                    service.name,
+                    tenant_of(service),
+                    other.name,
+                    tenant_of(other)
+                ),
+                "remove `user`, so that it runs as a user of its own, or name a user for each tenant",
+            ));
+        } else if uid.checked_sub(first).is_some_and(|nth| nth < count) && config.services.iter().any(has_own) {
+            problems.push(Problem::warning(
+                At::entry("service", n, "user"),
+                format!("user {uid} is one of the {count} from {first} on that services without `user` are given"),
+                "name another user, or set [manager] uid_first and uid_count to numbers that this host uses for nothing else",
+            ));
+        }
+    }
+}
+
+/// Whether the daemon starts its processes, on the host itself.
+fn is_started(service: &Service) -> bool {
+    service.exec.is_some() && !service.attach && service.container.is_none()
+}
+
 /// Cores that packet threads share with NFs.
 fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
     let threads: Vec<usize> = config.manager.cores().collect();
@@ -115,8 +160,7 @@ fn of_cores(config: &Config, problems: &mut Vec<Problem>) {
 
 /// What this host cannot hold.
 fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
-    let is_ours =
-        |service: &Service| service.exec.is_some() && service.container.is_none() && !service.attach && !service.is_foreign();
+    let is_ours = |service: &Service| is_started(service) && !service.is_foreign();
     let Some(n) = config.services.iter().position(is_ours) else { return };
     let at = || At::entry("service", n, "name");
     if host.uid != 0 {
@@ -190,6 +234,43 @@ mod tests {
         }
         let said = said("[[service]]\nname = \"s\"\nattach = true\n", &host);
         assert!(said.len() == 1 && said[0].contains("come by themselves: they have the rights and the streams of"), "{said:?}");
+    }
+
+    #[test]
+    fn tenants_that_run_as_one_user_are_not_apart() {
+        let passwd = ("etc/passwd", "root:x:0:0::/:/bin/sh\nnobody:x:65534:65534::/:/bin/false\n");
+        let (_root, host) = host(0, &[passwd]);
+        let two = |one: &str, other: &str| {
+            let service = |name: &str, keys: &str| format!("[[service]]\nname = \"{name}\"\nexec = \"/nat\"\n{keys}\n");
+            service("a", one) + &service("b", other)
+        };
+        for (one, other) in [
+            ("tenant = \"red\"", "tenant = \"blue\""),
+            ("user = \"nobody\"\ntenant = \"red\"", "user = \"1234\"\ntenant = \"blue\""),
+            ("user = \"nobody\"\ntenant = \"red\"", "user = \"nobody\"\ntenant = \"red\""),
+            ("user = \"nobody\"", "user = \"65534\""),
+        ] {
+            assert_eq!(said(&two(one, other), &host), Vec::<String>::new(), "{one} {other}");
+        }
+        for (one, other, who) in [
+            ("user = \"nobody\"\ntenant = \"red\"", "user = \"nobody\"\ntenant = \"blue\"", "\"b\" (of tenant \"blue\")"),
+            // By its number, and of nobody.
+            ("user = \"nobody\"\ntenant = \"red\"", "user = \"65534\"", "\"b\" (without a tenant)"),
+            ("user = \"1234\"\ntenant = \"red\"", "user = \"1234\"\nkind = \"foreign\"", "\"b\" (without a tenant)"),
+            ("user = \"1234\"\ntenant = \"red\"", "user = \"1234\"\ncontainer = { root = \"/x\" }", "\"b\" (without a tenant)"),
+        ] {
+            let said = said(&two(one, other), &host);
+            let wanted = [format!("service {who} runs as the same user as service \"a\" (of tenant \"red\")"), "by /proc".into()];
+            assert!(said.len() == 1 && wanted.iter().all(|wanted| said[0].contains(wanted)), "{other}: {said:?}");
+        }
+        let given = said(&two("user = \"2100000\"", "tenant = \"blue\""), &host);
+        assert_eq!(given, Vec::<String>::new(), "{given:?}");
+        let first = Config::default().manager.uid_first;
+        let given = said(&two(&format!("user = \"{first}\""), "tenant = \"blue\""), &host);
+        assert!(given.len() == 1 && given[0].contains("that services without `user` are given"), "{given:?}");
+        // Where nobody is apart that is said, and nothing else of it.
+        let (_root, ordinary) = self::host(1000, &[passwd]);
+        assert_eq!(said(&two("user = \"nobody\"\ntenant = \"red\"", "user = \"nobody\"\ntenant = \"blue\""), &ordinary).len(), 1);
     }
 
     #[test]

@@ -506,7 +506,7 @@ impl Validation<'_> {
             );
         }
         if let Some(tenant) = &service.tenant {
-            self.word(at("tenant"), "the name of a tenant", tenant, true);
+            self.name_of_tenant(at("tenant"), tenant);
         }
         let config = self.config;
         let there: Vec<&str> = names_of(config).into_iter().chain(config.services.iter().map(|s| s.name.as_str())).collect();

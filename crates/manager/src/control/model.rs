@@ -137,7 +137,9 @@ pub struct Frames {
 /// The packet memory of a tenant.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct Memory {
-    /// The tenant: `-` of services without one; `ingress` where packets come in that may be for several, which no NF maps.
+    /// The tenant: `-` of services without one; `ingress` where packets come in that may be for
+    /// several, which no NF maps; `former` of all arenas that were made anew and wait for the last
+    /// of their packets.
     pub tenant: String,
     /// Its frames.
     pub frames: u64,

@@ -320,6 +320,7 @@ impl Backend for Remote {
             s.not_upgrading(&name)?;
             s.not_kept(&name)?;
             s.not_copied(&name)?;
+            s.provide_for_rest(|c| c.services.retain(|service| service.name != name));
             s.remove_service(&name)
         })?;
         wait_for(gone)
@@ -364,6 +365,7 @@ impl Backend for Remote {
             let at = at.ok_or_else(|| SupervisorError::NoSuch(format!("there is no rule `{name}`; see `sluice rule list`")))?;
             let mut rules = s.config.rules.clone();
             rules.remove(at);
+            s.provide_for_rest(|c| c.rules.clone_from(&rules));
             s.set_rules(rules);
             Ok(())
         })

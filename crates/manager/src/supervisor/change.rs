@@ -436,6 +436,17 @@ impl Supervisor {
         self.plane.provide(&wanted)?;
         Ok(wanted)
     }
+
+    /// Has the packet memory for what is left when something is taken away: of a port that loses
+    /// its last rule nothing says whose its packets are. Where there is none they are not received,
+    /// which is no reason to keep what shall go.
+    pub(super) fn provide_for_rest(&mut self, change: impl FnOnce(&mut Config)) {
+        let mut rest = self.config.clone();
+        change(&mut rest);
+        if let Err(error) = self.plane.provide(&rest) {
+            eprintln!("sluiced: ports of which no rule says whose their packets are receive nothing from now on: {error}");
+        }
+    }
 }
 
 pub(super) fn no_such(what: &str, name: &str) -> SupervisorError {

@@ -53,6 +53,8 @@ pub(super) struct Foreign {
     wires: Option<Wires>,
     /// Devices that share memory with it, until its room is built.
     devices: Vec<End>,
+    /// Number of the arena that its devices receive into, for as long as they are open.
+    pub memory: Option<u8>,
     /// What was noted in the record for it.
     noted: Vec<PathBuf>,
     /// Why it did not come.
@@ -139,12 +141,14 @@ impl Supervisor {
             let socket = wire::socket(&dir, &name, interface)?;
             self.note(|r| r.made(Thing::Socket, &socket));
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(socket.clone()));
-            let queue = wire::device(via, &socket, (number, side), &self.plane.memories().usual_pool())?;
+            let (memory, pool) = (self.plane.memories().usual(), self.plane.memories().usual_pool());
+            let queue = wire::device(via, &socket, (number, side), &pool)?;
             // Root, and the program's user.
             std::os::unix::fs::chown(&socket, owner, None)
                 .map_err(|error| format!("cannot give {} to its user: {error}", socket.display()))?;
             let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return Ok(()) };
             foreign.devices.push(End::Device(queue));
+            foreign.memory = Some(memory);
         }
         Ok(())
     }
@@ -368,7 +372,7 @@ impl Supervisor {
         let Some(foreign) = self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()) else { return };
         foreign.life += 1;
         // Devices are opened and closed on this thread only.
-        (foreign.wires, foreign.devices) = (None, Vec::new());
+        (foreign.wires, foreign.devices, foreign.memory) = (None, Vec::new(), None);
         foreign.is_leaving = false;
         let (room, noted) = (foreign.room.take(), std::mem::take(&mut foreign.noted));
         for path in &noted {

@@ -595,6 +595,8 @@ impl Supervisor {
         self.trial_ended(number);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let was = nf.state;
+        let starts_anew = nf.starts_anew();
+        nf.renewed = false;
         let noticed_ns = monotonic_ns();
         let (mut ended, mut container) = (None, None);
         if let Some(process) = nf.process.take() {
@@ -612,6 +614,7 @@ impl Supervisor {
         self.outputs.close(Whose::Nf(number));
         let handle = nf.handle.take();
         let place = nf.place.take();
+        let memory = place.as_ref().and_then(|place| self.plane.memory_of(place)).map(|memory| memory.holder.clone());
         if let Some(handle) = &handle {
             // First of all: nobody on its core is to wait for it, or to start it.
             handle.alive.store(false, Ordering::Relaxed);
@@ -631,12 +634,12 @@ impl Supervisor {
         let restart = pooled
             || self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
         let ran_for = nf.started_at.elapsed();
-        let renewed = std::mem::take(&mut nf.renewed) && !for_cause && !attach;
+        let renewed = starts_anew && !attach;
         let ran_ns = ran_for.as_nanos() as u64;
         let mut at_once = false;
         nf.state = match was {
             State::Stopping => State::Gone,
-            _ if nf.draining || nf.on_trial || nf.leaves => State::Gone,
+            _ if nf.draining || nf.on_trial && !renewed || nf.leaves => State::Gone,
             _ if attach && !for_cause => State::Expected,
             // It is to have its tenant's fresh memory.
             _ if renewed => State::Restarting,
@@ -726,8 +729,8 @@ impl Supervisor {
             // A start that fails comes back here, and is the second failure then.
             self.launch(number);
         }
-        if sentence == Sentence::Violations {
-            self.after_violation(service_number);
+        if let (Sentence::Violations, Some(memory)) = (sentence, memory) {
+            self.after_violation(service_number, &memory);
         }
     }
 

@@ -2,9 +2,10 @@
 //!
 //! After an NF was stopped for violations nobody knows what it has left behind in its tenant's memory, or who still has it mapped. Then the
 //! tenant can have a fresh arena: its ports receive there, its NFs are ended and started again with it, and what is still on its way
-//! in the old one leaves as it is. The old one goes when the last of its frames has come back. Other tenants notice nothing.
+//! in the old one leaves as it is. The old one goes when no NF has it mapped and the last of its
+//! frames has come back. Other tenants notice nothing.
 
-use super::{State, Supervisor, SupervisorError, life};
+use super::{Supervisor, SupervisorError, life};
 use crate::config::model::AfterViolation;
 use crate::dataplane::PlaneError;
 use crate::memory::{Holder, NoMemory};
@@ -13,28 +14,22 @@ impl Supervisor {
     /// Gives a tenant a fresh arena, and starts its NFs again.
     pub(super) fn renew_memory(&mut self, tenant: Option<&str>) -> Result<(), SupervisorError> {
         let holder = Holder::Tenant(tenant.map(str::to_owned));
-        if self.plane.memories().find(&holder).is_none() {
+        let Some(old) = self.plane.memories().find(&holder).map(|memory| memory.number) else {
             return Err(SupervisorError::NoSuch(format!(
                 "there is no packet memory of tenant `{holder}`; see `sluice tenant list`"
             )));
-        }
+        };
         self.plane.renew(tenant.map(str::to_owned)).map_err(|error| match error {
             PlaneError::NoMemory(why @ (NoMemory::Devices | NoMemory::NoSlot(_))) => SupervisorError::Conflict(why.to_string()),
             other => other.into(),
         })?;
         // From here on its ports receive there.
         self.publish();
-        let of_tenant = |number: &u16| {
-            let service = self.services.get(usize::from(*number)).and_then(Option::as_ref);
-            service.is_some_and(|service| !service.config.is_foreign() && service.config.tenant.as_deref() == tenant)
-        };
-        let numbers: Vec<u16> =
-            self.nfs.values().filter(|nf| nf.state == State::Running && of_tenant(&nf.service)).map(|nf| nf.number).collect();
-        for number in numbers {
-            if let Some(nf) = self.nfs.get_mut(&number) {
-                nf.renewed = true;
-                life::kill(nf);
-            }
+        // All that have the old one mapped, however far they are: also one that still makes its
+        // handler, is on trial, or is on its way out.
+        for nf in self.nfs.values_mut().filter(|nf| nf.place.as_ref().is_some_and(|place| place.memory == old)) {
+            nf.renewed = true;
+            life::kill(nf);
         }
         Ok(())
     }
@@ -48,13 +43,15 @@ impl Supervisor {
         }
     }
 
-    /// An NF of a service was stopped for violations.
-    pub(super) fn after_violation(&mut self, service: u16) {
+    /// An NF of a service was stopped for violations, which had the arena of this holder mapped.
+    pub(super) fn after_violation(&mut self, service: u16, holder: &Holder) {
+        // Where it is nobody's any more the tenant has a fresh one already.
+        let Holder::Tenant(tenant) = holder else { return };
         if self.config.memory.after_violation == AfterViolation::Keep || self.stopping {
             return;
         }
         let Some(Some(service)) = self.services.get(usize::from(service)) else { return };
-        let (name, tenant) = (service.config.name.clone(), service.config.tenant.clone());
+        let name = service.config.name.clone();
         match self.renew_memory(tenant.as_deref()) {
             Ok(()) => log_line!(
                 "sluiced: an NF of {name} was stopped for violations: its tenant has fresh packet memory, and its NFs start again"

@@ -262,6 +262,13 @@ impl NfState {
         !self.draining && !self.leaves && self.state != State::Stopping
     }
 
+    /// Whether its process ends so that it is started again with fresh packet memory, and not for
+    /// cause.
+    fn starts_anew(&self) -> bool {
+        let sentence = self.handle.as_ref().map_or(Sentence::None, |handle| handle.sentence());
+        self.renewed && !matches!(sentence, Sentence::Violations | Sentence::Stalled)
+    }
+
     /// Whether nobody starts it again.
     fn is_lost(&self) -> bool {
         matches!(self.state, State::Failed | State::Gone)

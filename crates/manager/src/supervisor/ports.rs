@@ -7,10 +7,16 @@ use sluice_shm::arena::HEADROOM;
 
 use super::change::no_such;
 use super::{PortState, Supervisor, SupervisorError};
+use crate::config::diff;
 use crate::config::model::{self, PortKind};
 use crate::dataplane::LetGo;
 use crate::memory::{self, Holder, Owner};
 use crate::port::{self, OpenPort};
+
+/// What messages call a tenant.
+fn named(tenant: &Option<String>) -> String {
+    tenant.as_ref().map_or("services without a tenant".into(), |name| format!("tenant `{name}`"))
+}
 
 impl Supervisor {
     /// Looks whether a port could be opened, before anything is changed for it.
@@ -26,6 +32,14 @@ impl Supervisor {
     pub(super) fn open(&self, config: &model::Port, wanted: &model::Config) -> Result<OpenPort, SupervisorError> {
         let memories = self.plane.memories();
         let memory = memories.get(memories.for_port(wanted, config));
+        if memory.is_none() && matches!(config.kind, PortKind::Dpdk(_)) {
+            return Err(SupervisorError::Conflict(format!(
+                "port `{}` is a device, and there is no packet memory that it may receive into and that no tenant's NFs have mapped; \
+                 write `tenant` in the port's section, or restart sluiced",
+                config.name
+            )));
+        }
+        // Others receive into what the tables say, or nothing.
         let pool = memory.map_or_else(|| memories.usual_pool(), |memory| memory.pool.clone());
         let mut open = port::open(&self.room.bounded(config, &wanted.ports), self.plane.arena(), &pool)?;
         open.memory = memory.map(|memory| memory.number).filter(|_| matches!(config.kind, PortKind::Dpdk(_)));
@@ -46,18 +60,46 @@ impl Supervisor {
             let stays = |port: &&model::Port| port.name == state.config.name && **port == state.config;
             let Some(port) = wanted.ports.iter().find(stays) else { continue };
             let Holder::Tenant(tenant) = &memory.holder else { continue };
+            let is_only = |config| memory::tenants(config).iter().all(|known| known.map(str::to_owned) == *tenant);
             let is_theirs = match memory::owner_of(wanted, port) {
-                Owner::Nobody => true,
                 Owner::Tenant(owner) => owner == *tenant,
                 Owner::Several => false,
+                // It was theirs by a rule or by its section if there were others already, and
+                // nothing says that it is anybody else's.
+                Owner::Nobody => !is_only(&self.config),
             };
-            let is_only = || memory::tenants(wanted).iter().all(|known| known.map(str::to_owned) == *tenant);
-            if !is_theirs && !is_only() {
+            // What no NF has seen yet is the first tenant's.
+            let is_first = || !memory.is_shared && memory::tenants(wanted).len() <= 1;
+            if !is_theirs && !is_only(wanted) && !is_first() {
                 return Err(SupervisorError::Conflict(format!(
                     "port `{}` is a device that receives into the memory of {}, and would receive packets of others; write `tenant` in the \
-                     port's section, or remove the port and add it again after this change",
+                     port's section, remove the port and add it again after this change, or restart sluiced with it",
                     port.name,
-                    tenant.as_ref().map_or("services without a tenant".into(), |name| format!("tenant `{name}`")),
+                    named(tenant),
+                )));
+            }
+        }
+        self.programs_keep_to_memory(wanted)
+    }
+
+    /// Whether programs that are fed by devices would send only what is of the tenant whose arena
+    /// their devices were opened with.
+    fn programs_keep_to_memory(&self, wanted: &model::Config) -> Result<(), SupervisorError> {
+        for nf in self.nfs.values().filter(|nf| nf.stays()) {
+            let memory = nf.foreign.as_ref().and_then(|foreign| self.plane.memories().get(foreign.memory?));
+            let Some(Holder::Tenant(tenant)) = memory.map(|memory| &memory.holder) else { continue };
+            let Some(Some(service)) = self.services.get(usize::from(nf.service)) else { continue };
+            // Those of one that is to be replaced are started anew.
+            let name = &service.config.name;
+            let stays = |wanted: &&model::Service| **wanted == service.config || diff::some_stay(&service.config, wanted);
+            if !wanted.services.iter().filter(|wanted| wanted.name == *name).any(|wanted| stays(&wanted)) {
+                continue;
+            }
+            if !memory::is_alone_at(wanted, name, tenant.as_deref()) {
+                return Err(SupervisorError::Conflict(format!(
+                    "the program of service `{name}` is fed by devices that receive into the memory of {}, and would send packets of \
+                     others there; apply a configuration without that service before this one, or restart sluiced with this one",
+                    named(tenant),
                 )));
             }
         }

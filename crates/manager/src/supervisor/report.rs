@@ -147,6 +147,29 @@ impl ThreadMeter {
     }
 }
 
+/// One report for each name: there may be several arenas that were made anew and wait for the last
+/// of their packets.
+fn by_tenant(memories: impl Iterator<Item = api::Memory>) -> Vec<api::Memory> {
+    let mut all: Vec<api::Memory> = Vec::new();
+    for memory in memories {
+        let Some(known) = all.iter_mut().find(|known| known.tenant == memory.tenant) else {
+            all.push(memory);
+            continue;
+        };
+        let api::Memory { tenant: _, frames, free, in_use, gate_packets, gate_bytes, crossing_packets, crossing_bytes, starved } =
+            memory;
+        known.frames += frames;
+        known.free += free;
+        known.in_use += in_use;
+        known.gate_packets += gate_packets;
+        known.gate_bytes += gate_bytes;
+        known.crossing_packets += crossing_packets;
+        known.crossing_bytes += crossing_bytes;
+        known.starved += starved;
+    }
+    all
+}
+
 impl Supervisor {
     /// What the daemon is and has.
     pub(super) fn status(&mut self, snapshots: &[Snapshot]) -> api::Status {
@@ -199,7 +222,7 @@ impl Supervisor {
                 starved: sum(|copied| copied.starved),
             }
         };
-        self.plane.memories().iter().map(report).collect()
+        by_tenant(self.plane.memories().iter().map(report))
     }
 
     /// What each packet thread knows; where one does not answer, what all of them knew last, so that no total goes back.
@@ -508,5 +531,38 @@ fn state(state: State) -> api::NfState {
         State::Stopping | State::Gone => api::NfState::Stopping,
         State::Restarting => api::NfState::Restarting,
         State::Failed => api::NfState::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_was_made_anew_is_one_row_however_much_of_it_there_is() {
+        let of = |tenant: &str, n: u64| api::Memory {
+            tenant: tenant.into(),
+            frames: n,
+            free: n + 1,
+            in_use: n + 2,
+            gate_packets: n + 3,
+            gate_bytes: n + 4,
+            crossing_packets: n + 5,
+            crossing_bytes: n + 6,
+            starved: n + 7,
+        };
+        let both = api::Memory {
+            tenant: "former".into(),
+            frames: 110,
+            free: 112,
+            in_use: 114,
+            gate_packets: 116,
+            gate_bytes: 118,
+            crossing_packets: 120,
+            crossing_bytes: 122,
+            starved: 124,
+        };
+        let all = [of("red", 1), of("former", 10), of("blue", 2), of("former", 100)];
+        assert_eq!(by_tenant(all.into_iter()), [of("red", 1), both, of("blue", 2)]);
     }
 }

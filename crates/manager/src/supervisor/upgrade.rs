@@ -222,7 +222,8 @@ impl Supervisor {
 
     /// The process of an instance on trial has ended, or never said hello.
     pub(super) fn trial_ended(&mut self, number: u16) {
-        let Some(nf) = self.nfs.get(&number).filter(|nf| nf.on_trial) else { return };
+        // One that is to have fresh packet memory goes on with its trial when it has.
+        let Some(nf) = self.nfs.get(&number).filter(|nf| nf.on_trial && !nf.starts_anew()) else { return };
         let Some(upgrade) = self.upgrades.iter().find(|u| u.service == nf.service) else { return };
         let program = upgrade.wanted.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string());
         let advice = "run it by hand with its arguments to see why";

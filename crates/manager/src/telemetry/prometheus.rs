@@ -57,7 +57,7 @@ const OF_MEMORIES: &[OfMemory] = &[
         "sluice_memory_frames",
         "gauge",
         "Frames of a tenant's packet memory: all of them, without a packet, with an NF. The tenant is - of services without one, ingress where \
-         packets come in that may be for several.",
+         packets come in that may be for several, former of memory that was made anew and still has packets.",
         &[("state", "all", |m| m.frames), ("state", "free", |m| m.free), ("state", "in_use", |m| m.in_use)],
     ),
     (

@@ -73,3 +73,33 @@ fn a_device_that_does_not_open_again_leaves_the_old_one_in_place() {
     goes_on(&mut daemon);
     daemon.stop();
 }
+
+#[test]
+fn a_device_of_which_no_rule_speaks_does_not_stay_in_the_memory_of_who_was_alone() {
+    let config = |out: &str, more: &str| {
+        device("in", "net_null0,size=60", "overload = \"wait\"")
+            + &device("out", "net_null1", out)
+            + &service("a", "sluice-nf-bridge", "tenant = \"red\"")
+            + &chain("c", "in", &["a"], "out", "")
+            + more
+    };
+    let mut daemon = Daemon::start("", &config("", ""));
+    goes_on(&mut daemon);
+    let apply = |daemon: &Daemon, out: &str| {
+        let blue = service("b", "sluice-nf-bridge", "tenant = \"blue\"");
+        let config = head(daemon.folder(), "") + &config(out, &blue);
+        daemon.client().apply(&Apply { config, file: None, dry_run: false }).map_err(|error| error.to_string())
+    };
+    let said = apply(&daemon, "").unwrap_err();
+    assert!(said.contains("port `out`") && said.contains("tenant `red`") && said.contains("write `tenant`"), "{said}");
+    assert!(daemon.stats().services.iter().all(|service| service.name != "b"), "nothing has changed");
+    goes_on(&mut daemon);
+    // As the message says.
+    assert_eq!(apply(&daemon, "tenant = \"red\"").unwrap().changes.len(), 2);
+    goes_on(&mut daemon);
+    // What it receives now is red's, and stays so: a rule less says nothing else.
+    daemon.client().remove_rule("c").unwrap();
+    assert_eq!(apply(&daemon, "tenant = \"red\"").unwrap().changes.len(), 1);
+    goes_on(&mut daemon);
+    daemon.stop();
+}

@@ -1,11 +1,15 @@
 //! Packets of tenants: what each has mapped, and that none reaches another's.
 
 use std::collections::BTreeSet;
+use std::net::UdpSocket;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use sluice_manager::control::model::{Memory, NfState, Stats};
+use rustix::process::Signal;
+use sluice_manager::control::model::{Memory, NfState, Stats, Upgrade};
 
-use crate::support::{Daemon, chain, find_nf, find_port, hostile_nf, port, service};
+use crate::foreign::{Site, can};
+use crate::support::{Daemon, awkward_nf, chain, find_nf, find_port, hostile_nf, open_folder, port, service, signal};
 
 /// Flows 0 to 3 of each source are red's, all others blue's.
 const RULES: &str =
@@ -114,5 +118,138 @@ fn after_violations_a_tenant_has_fresh_memory_and_another_notices_nothing() {
     assert!(daemon.client().renew_memory("green").unwrap_err().to_string().contains("sluice tenant list"));
     let b = find_nf(&stats, "b.0");
     assert_eq!((b.state, b.restarts, b.violations), (NfState::Running, 0, 0));
+    daemon.stop();
+}
+
+/// Red's and blue's chains, each with a port of its own, and one more chain of red, whose NF is a
+/// bad neighbour that hangs while there is a file.
+fn one_that_hangs(mark: &Path) -> String {
+    let mut text = String::new();
+    for (tenant, nf) in [("red", "r"), ("blue", "b")] {
+        text += &port(&format!("{tenant}-in"), "gen", "rate = 2000\nflows = 16");
+        text += &port(&format!("{tenant}-out"), "sink", "");
+        text += &service(nf, "sluice-nf-bridge", &format!("tenant = \"{tenant}\""));
+        text += &chain(tenant, &format!("{tenant}-in"), &[nf], &format!("{tenant}-out"), "on_failure = \"drop\"");
+    }
+    text += &port("slow-in", "gen", "rate = 1000\nflows = 16");
+    text += &port("slow-out", "sink", "");
+    text += &service("slow", &awkward_nf(), &format!("tenant = \"red\"\nargs = [\"hang\", {mark:?}]"));
+    text + &chain("slow", "slow-in", &["slow"], "slow-out", "on_failure = \"restart\"")
+}
+
+/// What a process has mapped of packet memory, if it lives.
+fn arenas(pid: u32) -> BTreeSet<String> {
+    if Path::new("/proc").join(pid.to_string()).join("maps").exists() { mapped(pid, "sluice-arena") } else { BTreeSet::new() }
+}
+
+#[test]
+fn an_nf_that_still_makes_its_handler_has_its_tenants_fresh_memory_too() {
+    let folder = open_folder();
+    let mark = folder.path().join("made");
+    let mut daemon = Daemon::start("", &one_that_hangs(&mark));
+    let stats = daemon.wait("packets of all", |s| ["red-out", "slow-out"].iter().all(|p| find_port(s, p).tx_packets > 100));
+    let first = find_nf(&stats, "slow.0").pid.expect("it runs");
+    signal(find_nf(&stats, "slow.0"), Signal::KILL);
+    // The next one has its memory, and hangs before it is ready.
+    let has_begun = |s: &Stats, not: u32| {
+        let nf = find_nf(s, "slow.0");
+        nf.state == NfState::Starting && nf.pid.is_some_and(|pid| pid != not && !arenas(pid).is_empty())
+    };
+    let stats = daemon.wait("the next one to begin", |s| has_begun(s, first));
+    let (second, old) = (find_nf(&stats, "slow.0").pid.unwrap(), arenas(find_nf(&stats, "r.0").pid.unwrap()));
+    assert_eq!(arenas(second), old, "one tenant, one arena");
+    daemon.client().renew_memory("red").unwrap();
+    let stats = daemon.wait("it to begin anew", |s| has_begun(s, second) && find_nf(s, "r.0").state == NfState::Running);
+    let fresh = arenas(find_nf(&stats, "r.0").pid.unwrap());
+    assert_eq!(arenas(find_nf(&stats, "slow.0").pid.unwrap()), fresh);
+    assert!(fresh.is_disjoint(&old));
+    daemon.wait("the end of the former memory", |s| s.status.memories.iter().all(|memory| memory.tenant != "former"));
+    // It goes on: its packets are in the memory that it has.
+    let before = find_port(&daemon.stats(), "slow-out").tx_packets;
+    std::fs::remove_file(&mark).unwrap();
+    let stats = daemon.wait("packets of it", |s| find_port(s, "slow-out").tx_packets > before + 100);
+    assert_eq!(memory(&stats, "red").starved, 0);
+    let b = find_nf(&stats, "b.0");
+    assert_eq!((b.state, b.restarts, b.violations), (NfState::Running, 0, 0));
+    daemon.stop();
+}
+
+#[test]
+fn a_version_on_trial_has_its_tenants_fresh_memory_too() {
+    let folder = open_folder();
+    let mark = folder.path().join("made");
+    let mut daemon = Daemon::start("", &one_that_hangs(&mark));
+    daemon.wait("packets of all", |s| ["red-out", "slow-out"].iter().all(|p| find_port(s, p).tx_packets > 100));
+    let hangs = folder.path().join("hangs");
+    std::fs::write(&hangs, "").unwrap();
+    let to = Upgrade { exec: awkward_nf(), args: Some(vec!["hang".into(), hangs.display().to_string()]) };
+    let mut client = daemon.client();
+    let upgrade = std::thread::spawn(move || client.upgrade("r", &to));
+    let trial = |s: &Stats| s.nfs.iter().find(|nf| nf.name == "r.1" && nf.state == NfState::Starting).and_then(|nf| nf.pid);
+    let has_begun = |s: &Stats, not: u32| trial(s).is_some_and(|pid| pid != not && !arenas(pid).is_empty());
+    let stats = daemon.wait("the trial", |s| has_begun(s, 0));
+    let first = trial(&stats).unwrap();
+    daemon.client().renew_memory("red").unwrap();
+    let running = |s: &Stats, name: &str| find_nf(s, name).state == NfState::Running;
+    let stats = daemon.wait("the trial with fresh memory", |s| has_begun(s, first) && running(s, "r.0"));
+    assert_eq!(arenas(trial(&stats).unwrap()), arenas(find_nf(&stats, "r.0").pid.unwrap()));
+    assert!(!upgrade.is_finished(), "it goes on");
+    std::fs::remove_file(&hangs).unwrap();
+    let upgraded = upgrade.join().unwrap().unwrap();
+    assert_eq!(upgraded.instances, ["r.1"]);
+    let before = find_port(&daemon.stats(), "red-out").tx_packets;
+    daemon.wait("packets of the new version", |s| find_port(s, "red-out").tx_packets > before + 100);
+    daemon.stop();
+}
+
+/// Whether a process has these bytes in what it has mapped of packet memory.
+fn has_in_memory(pid: u32, bytes: &[u8]) -> bool {
+    let proc = Path::new("/proc").join(pid.to_string());
+    let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
+    let memory = std::fs::File::open(proc.join("mem")).unwrap();
+    let arenas = maps.lines().filter(|line| line.contains("sluice-arena"));
+    arenas
+        .filter_map(|line| line.split([' ', '-']).take(2).map(|end| u64::from_str_radix(end, 16).ok()).collect::<Option<Vec<_>>>())
+        .any(|range| {
+            let mut all = vec![0; (range[1] - range[0]) as usize];
+            memory.read_exact_at(&mut all, range[0]).unwrap();
+            all.windows(bytes.len()).any(|some| some == bytes)
+        })
+}
+
+#[test]
+fn what_comes_in_where_no_rule_leads_is_in_no_nfs_memory() {
+    if !can(&["ip"]) {
+        return;
+    }
+    const PACKETS: u64 = 200;
+    let site = Site::new(None);
+    // Each tenant's packets come in at a port of its own. Blue's leave by an interface of which no
+    // rule says whose its packets are.
+    let mut text = site.ports() + &port("red-out", "sink", "");
+    for (tenant, nf, out) in [("red", "r", "red-out"), ("blue", "b", "c")] {
+        text += &port(&format!("{tenant}-in"), "gen", "rate = 500");
+        text += &service(nf, "sluice-nf-bridge", &format!("tenant = \"{tenant}\""));
+        text += &chain(tenant, &format!("{tenant}-in"), &[nf], out, "");
+    }
+    let mut daemon = Daemon::start("", &text);
+    daemon.wait("packets of both", |s| ["red-out", "c"].iter().all(|p| find_port(s, p).tx_packets > 100));
+    let secret = b"nobody of red is to read this: ".repeat(20);
+    let socket = site
+        .in_client(|| {
+            let socket = UdpSocket::bind("10.0.0.2:0")?;
+            socket.set_broadcast(true)?;
+            Ok(socket)
+        })
+        .unwrap();
+    let before = find_port(&daemon.stats(), "c").rx_packets;
+    let stats = daemon.wait("what comes in", |s| {
+        (0..20).for_each(|_| drop(socket.send_to(&secret, "10.0.255.255:9")));
+        find_port(s, "c").rx_packets >= before + PACKETS && s.drops["no_rule"] >= PACKETS
+    });
+    for nf in ["r.0", "b.0"] {
+        assert!(!has_in_memory(find_nf(&stats, nf).pid.unwrap(), &secret), "{nf} has it mapped");
+    }
+    assert!(has_in_memory(daemon.pid(), &secret), "it came");
     daemon.stop();
 }

@@ -1,11 +1,11 @@
 //! dpdk-testpmd as a hop of chains, through memory that it shares: memif and vhost-user, without hugepages.
 
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_manager::control::model::{ChainState, NfState};
+use sluice_manager::control::model::{Apply, ChainState, NfState};
 
 use crate::foreign::can;
 use crate::pcap::{MICROS, Order, pcap, read};
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, port, service};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service};
 
 /// A service whose program is dpdk-testpmd, which passes packets on as they are.
 fn testpmd(name: &str, via: &str) -> String {
@@ -121,4 +121,48 @@ fn one_that_ends_without_having_connected_is_told_of() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success() && said.contains("mute.0 ended before it was given packets"), "{said}");
     assert!(!folder.path().join("run").exists(), "{said}");
+}
+
+#[test]
+fn a_program_that_was_fed_when_a_tenant_was_alone_stays_with_that_tenant() {
+    if !can(&["dpdk-testpmd"]) {
+        return;
+    }
+    let program = testpmd("memif-red", "memif");
+    let red = |hops: &[&str]| {
+        port("g", "gen", "rate = 10000\nflows = 16")
+            + &port("all", "sink", "")
+            + &service("r", "sluice-nf-bridge", "tenant = \"red\"")
+            + &chain("c", "g", hops, "all", "")
+    };
+    let blue = |hops: &[&str]| {
+        port("h", "gen", "rate = 10000\nflows = 16\nsrc = \"198.19.0.0\"")
+            + &port("others", "sink", "")
+            + &service("b", "sluice-nf-bridge", "tenant = \"blue\"")
+            + &chain("d", "h", hops, "others", "")
+    };
+    let with = &["r", "memif-red"][..];
+    let mut daemon = Daemon::start("", &(red(with) + &program));
+    daemon.wait("packets pass it", |s| find_port(s, "all").tx_packets > 1000);
+    let apply = |daemon: &Daemon, body: &str| {
+        let config = head(daemon.folder(), "") + body;
+        daemon.client().apply(&Apply { config, file: None, dry_run: false }).map_err(|error| error.to_string())
+    };
+    let shared = red(with) + &program + &blue(&["b", "memif-red"]);
+    let said = apply(&daemon, &shared).unwrap_err();
+    assert!(said.contains("service `memif-red`") && said.contains("tenant `red`"), "{said}");
+    assert!(daemon.stats().services.iter().all(|service| service.name != "b"), "nothing has changed");
+    // Beside it another tenant has chains as it likes.
+    apply(&daemon, &(red(with) + &program + &blue(&["b"]))).unwrap();
+    daemon.wait("packets of both", |s| find_port(s, "others").tx_packets > 1000);
+    assert!(apply(&daemon, &shared).unwrap_err().contains("service `memif-red`"));
+    // As the message says: what it sends is received where no NF reads it then.
+    apply(&daemon, &(red(&["r"]) + &blue(&["b"]))).unwrap();
+    apply(&daemon, &shared).unwrap();
+    let before = daemon.stats();
+    let more = |s: &sluice_manager::control::model::Stats, port: &str| {
+        find_port(s, port).tx_packets > find_port(&before, port).tx_packets + 1000
+    };
+    daemon.wait("packets of both pass it", |s| more(s, "all") && more(s, "others"));
+    daemon.stop();
 }

@@ -6,6 +6,18 @@ use crate::config::problem::At;
 use crate::memory;
 
 impl Validation<'_> {
+    /// A tenant's name is told from what arenas of nobody are called.
+    pub(super) fn name_of_tenant(&mut self, at: At, name: &str) {
+        self.word(at, "the name of a tenant", name, true);
+        if memory::is_taken(name) {
+            self.error(
+                at,
+                format!("no tenant can be called \"{name}\": so status and metrics call packet memory that is no named tenant's"),
+                "use another name",
+            );
+        }
+    }
+
     /// A port that belongs to a tenant gives its packets to nobody else, and every tenant that is named is one.
     pub(super) fn tenants(&mut self) {
         let config = self.config;
@@ -69,6 +81,20 @@ mod tests {
         ] {
             let text = said(port, chain, rule);
             assert!(if words.is_empty() { text.is_empty() } else { text.contains(words) }, "{port} {chain} {rule}: {text}");
+        }
+    }
+
+    #[test]
+    fn no_tenant_is_called_like_memory_of_nobody() {
+        let of = |tenant: &str| {
+            let text = format!("[[service]]\nname = \"r\"\nattach = true\ntenant = \"{tenant}\"\n");
+            Config::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+        };
+        for name in ["ingress", "former", "-"] {
+            assert!(of(name).contains("no tenant can be called"), "{name}: {}", of(name));
+        }
+        for name in ["Ingress", "formers", "--", "red"] {
+            assert_eq!(of(name), "", "{name}");
         }
     }
 
