@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 use sluice_manager::control::model::NfState;
 
-use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, nf, parent, port, service, signal};
+use crate::support::{
+    Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, nf, open_folder, open_nf, parent, port, service, signal,
+};
 
 /// A user that owns nothing.
 const NOBODY: u32 = 65_534;
@@ -115,9 +117,9 @@ fn who_was_stopped_for_cause_is_let_in_again_after_a_pause_only() {
 
 #[test]
 fn a_name_that_the_daemon_starts_is_not_given_to_another_process() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = open_folder();
     let (script, hold) = (folder.path().join("slow"), folder.path().join("hold"));
-    let bridge = nf("sluice-nf-bridge");
+    let bridge = open_nf(folder.path(), "sluice-nf-bridge");
     let text = format!("#!/bin/sh\nwhile [ -e {} ]; do sleep 0.05; done\nexec {bridge} \"$@\"\n", hold.display());
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, PermissionsExt::from_mode(0o755)).unwrap();

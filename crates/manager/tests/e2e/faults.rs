@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use sluice_manager::control::model::{Apply, ChainState, NfState, Stats};
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, hostile_nf, port, service, signal};
-use crate::support::{is_alive, nf, parent, wait_until_gone};
+use crate::support::{is_alive, open_nf, parent, wait_until_gone};
 
 const PACKETS: u64 = 5_000;
 
@@ -154,7 +154,7 @@ fn a_program_that_starts_the_nf_ends_with_it() {
     let folder = crate::support::open_folder();
     let script = folder.path().join("wrapper");
     // It starts the NF as its child, and goes on when that has ended.
-    let text = format!("#!/bin/sh\n{} \"$@\"\nsleep 1000\n", nf("sluice-nf-bridge"));
+    let text = format!("#!/bin/sh\n{} \"$@\"\nsleep 1000\n", open_nf(folder.path(), "sluice-nf-bridge"));
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let body = two_chains(&service("b", &script.display().to_string(), ""), "restart");

@@ -20,7 +20,7 @@ use sluice_slo::profile::{Digest, Key, Profile};
 use sluice_slo::slo::{self, Slo, Workload};
 
 use crate::profile::measured;
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, port, service};
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, nf, open_nf, port, service};
 
 /// A server of four places.
 fn shape(cpu: &str) -> ServerShape {
@@ -270,7 +270,8 @@ fn of_two_instances_on_one_core_the_one_goes_that_is_taken_away() {
 /// A program of an NF that starts as long as a file is there: both paths.
 fn flagged(folder: &Path) -> (String, PathBuf) {
     let (script, flag) = (folder.join("nf"), folder.join("good"));
-    std::fs::write(&script, format!("#!/bin/sh\n[ -e {flag:?} ] || exit 1\nexec {} \"$@\"\n", nf("sluice-nf-bridge"))).unwrap();
+    std::fs::write(&script, format!("#!/bin/sh\n[ -e {flag:?} ] || exit 1\nexec {} \"$@\"\n", open_nf(folder, "sluice-nf-bridge")))
+        .unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::write(&flag, "").unwrap();
     (script.display().to_string(), flag)
@@ -603,7 +604,10 @@ fn who_stays_keeps_its_ways_until_new_instances_are_ready() {
     };
     let folder = crate::support::open_folder();
     let (script, flag) = (folder.path().join("nf"), folder.path().join("go"));
-    let text = format!("#!/bin/sh\nwhile [ ! -e {flag:?} ]; do sleep 0.02; done\nexec {} \"$@\"\n", nf("sluice-nf-bridge"));
+    let text = format!(
+        "#!/bin/sh\nwhile [ ! -e {flag:?} ]; do sleep 0.02; done\nexec {} \"$@\"\n",
+        open_nf(folder.path(), "sluice-nf-bridge")
+    );
     std::fs::write(&script, text).unwrap();
     std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
     std::fs::write(&flag, "").unwrap();

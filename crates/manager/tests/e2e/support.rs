@@ -122,6 +122,14 @@ pub fn open_folder() -> tempfile::TempDir {
     folder
 }
 
+/// A copy of an NF's program in a folder that is open to others: what an NF's own script starts has to be there for its user, whatever
+/// folder this was built in.
+pub fn open_nf(folder: &Path, name: &str) -> String {
+    let copy = folder.join(name);
+    std::fs::copy(nf(name), &copy).unwrap();
+    copy.display().to_string()
+}
+
 /// The head of a configuration: a small arena and threads that sleep, so that several tests share two cores.
 pub fn head(folder: &Path, manager: &str) -> String {
     let run = folder.join("run");
