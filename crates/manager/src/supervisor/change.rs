@@ -444,7 +444,7 @@ impl Supervisor {
         let mut rest = self.config.clone();
         change(&mut rest);
         if let Err(error) = self.plane.provide(&rest) {
-            eprintln!("sluiced: ports of which no rule says whose their packets are receive nothing from now on: {error}");
+            log_line!("sluiced: ports of which no rule says whose their packets are receive nothing from now on: {error}");
         }
     }
 }
