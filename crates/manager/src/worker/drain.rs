@@ -74,12 +74,14 @@ impl Worker {
         }
         // Two bursts, so that what comes from upstream never outruns what goes on downstream.
         for _ in 0..2 {
-            if plane.is_blocked() && plane.may_block(&drain.handle) {
+            if plane.is_blocked() && plane.may_block(&drain.handle, drain.fills) {
                 break;
             }
+            plane.filled = 0;
             let n = plane.forward(&self.setup.registry, drain);
             work += n;
-            if std::mem::take(&mut plane.is_crowded) {
+            if plane.filled != 0 {
+                drain.fills |= plane.filled;
                 // Many NFs may have more for a port than fits in its buffer.
                 for port in 0..plane.out.len() {
                     if plane.out[port].is_full() {
