@@ -780,6 +780,28 @@ fn an_nf_that_has_not_had_its_core_is_not_condemned_for_a_while() {
 }
 
 #[test]
+fn one_that_keeps_its_packets_and_says_that_it_sleeps_stands_still() {
+    use sluice_shm::page::asleep::{ASLEEP, SUSPENDED};
+    for says in [ASLEEP, ASLEEP | SUSPENDED] {
+        let mut rig = Rig::with(1, 16, Overload::Wait, OnFailure::Restart, |config| config.manager.stall_ms = 1);
+        rig.plane.detach(0).unwrap();
+        let place = rig.plane.place(0, None).unwrap();
+        rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, false, 16, &place, 1.0, None).unwrap();
+        let (mut nf, asleep) = (rig.nf(0), rig.handles[0].region.page.asleep());
+        rig.put((0..3).map(|i| udp(1, i)));
+        for _ in 0..3 {
+            read(&mut nf);
+        }
+        nf.rx[0].release();
+        wait_for("the sentence", || {
+            asleep.store(says, Ordering::Relaxed);
+            rig.handles[0].sentence() == Sentence::Stalled
+        });
+        assert_eq!(rig.handles[0].unread(), 0);
+    }
+}
+
+#[test]
 fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
     let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
     rig.plane.tell(0, Command::OpenPort(0, true));

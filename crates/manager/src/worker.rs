@@ -784,9 +784,8 @@ impl Worker {
                 continue;
             }
             let stood_ns = now.saturating_sub(progress.since_ns);
-            // One that sleeps and was never woken for them stands still by no fault of its own.
-            let was_woken = handle.poll || !handle.is_asleep() || handle.roused_ns.load(Ordering::Relaxed) >= progress.since_ns;
-            if self.setup.stall_ms > 0 && stood_ns > self.setup.stall_ms * 1_000_000 && was_woken {
+            let is_too_long = self.setup.stall_ms > 0 && stood_ns > self.setup.stall_ms * 1_000_000;
+            if is_too_long && !handle.was_never_woken(progress.since_ns) {
                 handle.condemn(Sentence::Stalled);
             }
         }
