@@ -359,7 +359,7 @@ impl DataPlane {
                 ecn: config.sched.ecn,
                 max_violations: manager.max_violations,
                 alerts: alerts.clone(),
-                is_crowded: false,
+                filled: 0,
                 unannounced: Vec::with_capacity(sluice_shm::BURST * 2),
                 jammed: jammed.clone(),
                 timers: Timers::default(),

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use sluice_shm::BURST;
 use sluice_shm::descriptor::{Descriptor, Verdict};
 use sluice_shm::page::Attached;
 
@@ -11,6 +12,7 @@ use super::*;
 use crate::chain::{Chain, ChainCounters, Drop, MaySend, Member, Places, PortInfo};
 use crate::classify::rule::{Protocol, Rule, RuleSet};
 use crate::config::model::{Hugepages, OnFailure};
+use crate::forward::TX_BUFFER;
 use crate::frame::{Copied, FrameCache, Packet};
 use crate::nf::handle::Sentence;
 
@@ -21,6 +23,8 @@ struct Wire {
     /// Reads that have begun, and those that are over.
     reads: Arc<[AtomicU64; 2]>,
     written: Arc<Mutex<Vec<Vec<u8>>>>,
+    /// It takes no packets.
+    jammed: Arc<AtomicBool>,
 }
 
 impl PortQueue for Wire {
@@ -39,6 +43,9 @@ impl PortQueue for Wire {
     }
 
     fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
+        if self.jammed.load(Ordering::Relaxed) {
+            return 0;
+        }
         for packet in packets {
             let mut bytes = vec![0; packet.len as usize];
             frames.arena().read(packet.frame, packet.offset, &mut bytes);
@@ -831,6 +838,89 @@ fn an_nf_that_has_not_had_its_core_is_not_condemned_for_a_while() {
     nf.condemn(Sentence::Violations);
     nf.spare(u64::MAX);
     assert_eq!(nf.sentence(), Sentence::Violations);
+}
+
+#[test]
+fn one_that_keeps_its_packets_and_says_that_it_sleeps_stands_still() {
+    use sluice_shm::page::asleep::{ASLEEP, SUSPENDED};
+    for says in [ASLEEP, ASLEEP | SUSPENDED] {
+        let mut rig = Rig::with(1, 16, Overload::Wait, OnFailure::Restart, |config| config.manager.stall_ms = 1);
+        rig.plane.detach(0).unwrap();
+        let place = rig.plane.place(0, None).unwrap();
+        rig.handles[0] = rig.plane.attach(0, "s0.0", 0, 0, false, 16, &place, 1.0, None).unwrap();
+        let (mut nf, asleep) = (rig.nf(0), rig.handles[0].region.page.asleep());
+        rig.put((0..3).map(|i| udp(1, i)));
+        for _ in 0..3 {
+            read(&mut nf);
+        }
+        nf.rx[0].release();
+        wait_for("the sentence", || {
+            asleep.store(says, Ordering::Relaxed);
+            rig.handles[0].sentence() == Sentence::Stalled
+        });
+        assert_eq!(rig.handles[0].unread(), 0);
+    }
+}
+
+#[test]
+fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
+    let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
+    rig.plane.tell(0, Command::OpenPort(0, true));
+    rig.wire.jammed.store(true, Ordering::Relaxed);
+    let sent: Vec<Vec<u8>> = (0..900).map(|i| udp(1, i)).collect();
+    rig.put(sent.clone());
+    let mut nf = rig.nf(0);
+    let mut pass_on = || {
+        let mut burst = [Descriptor::default(); BURST];
+        let room = nf.tx.room().unwrap() as usize;
+        let n = nf.rx[0].dequeue(&mut burst[..room.min(BURST)]).unwrap();
+        burst[..n].iter_mut().for_each(|packet| (packet.verdict, packet.arg) = (Verdict::ToPort as u8, 0));
+        nf.tx.enqueue(&burst[..n]).unwrap();
+    };
+    let left = || rig.chain.counters[0].left.get() as usize;
+    wait_for("a full buffer", || {
+        pass_on();
+        left() >= TX_BUFFER - BURST
+    });
+    // Whole rounds of the thread lie between two of these.
+    for _ in 0..100 {
+        pass_on();
+        rig.plane.meet().unwrap();
+    }
+    assert!(left() <= TX_BUFFER + 2 * BURST, "{} wait for the port", left());
+    rig.wire.jammed.store(false, Ordering::Relaxed);
+    wait_for("the others", || {
+        pass_on();
+        rig.wire.written.lock().unwrap().len() == sent.len()
+    });
+    assert_eq!(*rig.wire.written.lock().unwrap(), sent);
+    wait_for("all frames", || rig.is_empty());
+}
+
+#[test]
+fn one_in_the_middle_of_a_chain_that_sends_to_no_port_goes_on_while_the_ports_of_others_are_jammed() {
+    let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
+    let (mut first, mut second) = (rig.nf(0), rig.nf(1));
+    rig.plane.tell(0, Command::OpenPort(0, true));
+    rig.wire.jammed.store(true, Ordering::Relaxed);
+    rig.put((0..900).map(|i| udp(1, i)));
+    let pass = |nf: &mut Attached| {
+        let mut burst = [Descriptor::default(); BURST];
+        let room = nf.tx.room().unwrap() as usize;
+        let n = nf.rx[0].dequeue(&mut burst[..room.min(BURST)]).unwrap();
+        nf.tx.enqueue(&burst[..n]).unwrap();
+    };
+    wait_for("a second one that is kept, and a first one that is not", || {
+        pass(&mut first);
+        pass(&mut second);
+        first.tx.room() == Ok(64) && second.tx.room() == Ok(0)
+    });
+    rig.wire.jammed.store(false, Ordering::Relaxed);
+    wait_for("all packets", || {
+        pass(&mut first);
+        pass(&mut second);
+        rig.wire.written.lock().unwrap().len() == 900
+    });
 }
 
 /// Two tenants on one port: chains `red` and `blue` of one NF each, and `both`, which crosses from one to the other. Packets from 10.0.0.1

@@ -143,12 +143,14 @@ pub struct Drain {
     pub behind: Option<Arc<Succession>>,
     /// It has forged more than is allowed: nothing is taken from it any more.
     pub is_cut_off: bool,
+    /// Ports whose buffer it has filled, as [`Plane::filled`].
+    pub fills: u64,
 }
 
 impl Drain {
     /// The end of a fresh NF.
     pub fn new(handle: Arc<NfHandle>, consumer: Consumer) -> Self {
-        Self { handle, consumer, behind: None, is_cut_off: false }
+        Self { handle, consumer, behind: None, is_cut_off: false, fills: 0 }
     }
 
     /// Whether it still waits for the NF whose place it has taken.
@@ -273,8 +275,9 @@ pub struct Plane {
     pub in_flight: Vec<Option<Arc<AtomicU32>>>,
     /// Packets that wait for ports, by number of the port.
     pub out: Vec<TxBuffer>,
-    /// One of these has no room for another burst.
-    pub is_crowded: bool,
+    /// Which of these had no room for another burst after one was put there, since this was last
+    /// emptied: a bit for each port, by its number modulo 64.
+    pub filled: u64,
     /// Latency by chain number, from entry to exit, of the sampled packets that left here.
     pub latencies: Latencies,
     /// Packets that matched no rule.
@@ -877,7 +880,7 @@ impl Plane {
                 // A port that waits loses nothing: what comes past the mark is bounded by what may come before the mark is looked at.
                 let room = if buffer.waits { burst.len() } else { TX_BUFFER.saturating_sub(buffer.packets.len()).min(burst.len()) };
                 buffer.packets.extend(burst[..room].iter().map(|d| Packet { frame: d.frame, offset: d.offset, len: d.len }));
-                self.is_crowded |= buffer.is_full();
+                self.filled |= u64::from(buffer.is_full()) << (port % 64);
                 let counters = self.counters(path);
                 counters.left.add(room as u64);
                 if room < burst.len() {
@@ -902,10 +905,15 @@ impl Plane {
         self.out.iter().any(|b| b.open && b.waits && b.is_full())
     }
 
-    /// Whether packets that this NF returns may go to a port whose buffer is full.
+    /// Whether packets that this NF returns may go to a port whose buffer is full: because it is
+    /// the last one of a chain to there, or has filled it before by verdicts (`fills`,
+    /// [`Drain::fills`]). One further up that never sends there goes on, for its other chains.
     #[cold]
-    pub fn may_block(&self, handle: &NfHandle) -> bool {
+    pub fn may_block(&self, handle: &NfHandle, fills: u64) -> bool {
         let full = |port: u16| self.out.get(port as usize).is_some_and(|b| b.open && b.waits && b.is_full());
+        if fills != 0 && (0..self.out.len() as u16).any(|port| fills >> (port % 64) & 1 != 0 && full(port)) {
+            return true;
+        }
         let last = |c: &crate::chain::Chain| {
             c.services.last() == Some(&handle.service) || c.on_failure == crate::config::model::OnFailure::Bypass
         };

@@ -41,7 +41,7 @@ mod drain;
 mod entry;
 mod turns;
 
-use drain::{MOST_LOOKED_AT, Place};
+use drain::{MOST_LOOKED_AT, Returns};
 use entry::{
     Groups, Instead, classify, direct, gather, instead_of, is_urgent, read, refuse, traceable_of, turn_away, urgent_of, wait,
 };
@@ -395,7 +395,7 @@ pub struct Worker {
     /// NFs that this thread drains, furthest downstream first.
     drains: Vec<Drain>,
     /// The same by page and slot, where there are more than [`MOST_LOOKED_AT`].
-    places: Vec<Place>,
+    returns: Returns,
     /// Programs that know nothing of Sluice, which this thread feeds.
     foreign: Vec<foreign::Hop>,
     /// The NFs that the Wakeup role wakes, by page.
@@ -432,7 +432,7 @@ impl Worker {
             setup,
             queues: Vec::new(),
             drains: Vec::new(),
-            places: Vec::new(),
+            returns: Returns::default(),
             foreign: Vec::new(),
             turns: Vec::new(),
             schedules: Vec::new(),
@@ -783,9 +783,8 @@ impl Worker {
                 continue;
             }
             let stood_ns = now.saturating_sub(progress.since_ns);
-            // One that sleeps and was never woken for them stands still by no fault of its own.
-            let was_woken = handle.poll || !handle.is_asleep() || handle.roused_ns.load(Ordering::Relaxed) >= progress.since_ns;
-            if self.setup.stall_ms > 0 && stood_ns > self.setup.stall_ms * 1_000_000 && was_woken {
+            let is_too_long = self.setup.stall_ms > 0 && stood_ns > self.setup.stall_ms * 1_000_000;
+            if is_too_long && !handle.was_never_woken(progress.since_ns) {
                 handle.condemn(Sentence::Stalled);
             }
         }
@@ -811,15 +810,10 @@ impl Worker {
         self.schedules.iter_mut().for_each(|schedule| schedule.learn(&self.setup.registry, &plane.tables, &plane.nfs));
         let depths = plane.tables.depths();
         self.drains.sort_by_key(|d| std::cmp::Reverse(depths.get(d.handle.service as usize).copied().unwrap_or(0)));
-        self.places.clear();
+        self.returns = Returns::default();
         if self.drains.len() > MOST_LOOKED_AT {
             for (i, drain) in self.drains.iter().enumerate() {
-                let page = &drain.handle.core_page;
-                let at = self.places.iter().position(|place| place.page.is_same(page)).unwrap_or_else(|| {
-                    self.places.push(Place::new(page.clone()));
-                    self.places.len() - 1
-                });
-                self.places[at].add(drain.handle.slot, i);
+                self.returns.add(&drain.handle.core_page, drain.handle.slot, i);
             }
         }
     }

@@ -9,6 +9,7 @@
 //! | `flood` | the same, all over its own region, too |
 //! | `bits` | a thread says all the time that all slots have packets and nobody has the core |
 //! | `claim SLOT` | a thread says all the time that this slot has the core, that all others wait for their disks, and that none has budget |
+//! | `quiet SLOT` | a thread says all the time that this slot, its own, has the core, and that all others have no packets and no budget |
 //! | `steal N` | so many threads wait for the bells of all others, to take their wakes |
 //!
 //! Besides, packets pass it as they pass a bridge. `noise`, `flood` and `bits` begin after so many milliseconds as the next argument says. The
@@ -88,6 +89,19 @@ impl Core {
         }
     }
 
+    /// The core is `mine`, and the others have neither packets nor budget. Only words that the
+    /// manager does not write again at a look.
+    fn hide_others(self, mine: usize) {
+        self.words.at(LINE).store(mine as u32 + 1, Ordering::Relaxed);
+        for offset in (0..self.slots / 8).step_by(4) {
+            let bit = if mine / 32 == offset / 4 { 1 << (mine % 32) } else { 0 };
+            self.words.at(2 * LINE + offset).store(bit, Ordering::Relaxed);
+        }
+        for slot in (0..self.slots.min(64)).filter(|slot| *slot != mine) {
+            self.slot(slot, 2 * LINE + 8).store(-16_000_000i32 as u32, Ordering::Relaxed);
+        }
+    }
+
     /// The core is `mine`, and the others cannot take it.
     fn claim(self, mine: usize) {
         self.words.at(LINE).store(mine as u32 + 1, Ordering::Relaxed);
@@ -146,10 +160,11 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
             let core = Core::new();
             forever(after, move || core.set_all_bits());
         }
-        Some("claim") => {
+        Some(mode @ ("claim" | "quiet")) => {
             let core = Core::new();
             let slot = arguments.get(1).and_then(|text| text.parse().ok()).unwrap_or(0usize);
-            forever(Duration::ZERO, move || core.claim(slot));
+            let is_quiet = mode == "quiet";
+            forever(Duration::ZERO, move || if is_quiet { core.hide_others(slot) } else { core.claim(slot) });
         }
         Some("steal") => {
             let core = Core::new();
@@ -159,7 +174,7 @@ fn make(_: &Context) -> Result<Neighbour, Box<dyn Error>> {
                 forever(Duration::ZERO, move || doorbell::wait(bell, bell.load(Ordering::Relaxed), None));
             }
         }
-        _ => return Err("say what it is to do: make, hang, block, noise, flood, bits, claim or steal".into()),
+        _ => return Err("say what it is to do: make, hang, block, noise, flood, bits, claim, quiet or steal".into()),
     }
     Ok(Neighbour { block })
 }

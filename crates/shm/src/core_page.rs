@@ -325,7 +325,8 @@ impl CorePage {
         self.budget_word(slot).load(Ordering::Relaxed) as i32
     }
 
-    fn set_budget(&self, slot: u32, ns: i64) {
+    /// Says what a slot's NF has left of its budget, in nanoseconds.
+    pub fn set_budget(&self, slot: u32, ns: i64) {
         // Relaxed, and no read-modify-write: only who has the core writes, and a mistake costs time alone.
         self.budget_word(slot).store(ns.clamp(i64::from(i32::MIN), i64::from(i32::MAX)) as i32 as u32, Ordering::Relaxed);
     }

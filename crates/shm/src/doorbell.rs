@@ -67,11 +67,12 @@ pub fn ring(bell: &AtomicU32) {
     ring_for(bell, 1);
 }
 
-/// As [`ring`], where others may sleep on it who took the place of the one who is meant: wakes so many.
-pub fn ring_for(bell: &AtomicU32, sleepers: u32) {
+/// As [`ring`], where others may sleep on it who took the place of the one who is meant: wakes up
+/// to `sleepers`, those first that came first. Says how many.
+pub fn ring_for(bell: &AtomicU32, sleepers: u32) -> usize {
     // Release: what the caller wrote before is seen by the one who wakes.
     bell.fetch_add(1, Ordering::Release);
-    let _ = futex::wake(bell, futex::Flags::empty(), sleepers);
+    futex::wake(bell, futex::Flags::empty(), sleepers).unwrap_or(0)
 }
 
 #[cfg(all(test, not(loom)))]

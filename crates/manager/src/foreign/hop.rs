@@ -205,7 +205,7 @@ impl Hop {
 
     /// Takes what comes out at a side, and leads it on as far as there is room.
     fn take(&mut self, plane: &mut Plane, registry: &PathRegistry, side: usize) -> usize {
-        if plane.is_blocked() && plane.may_block(&self.handle) {
+        if plane.is_blocked() && plane.may_block(&self.handle, 0) {
             return 0;
         }
         let tap = self.is_tap();

@@ -189,8 +189,8 @@ pub struct NfHandle {
     pub memory: AtomicU8,
     /// It takes no turns on its core: the manager wakes it, and the kernel divides the core between it and the others. By Wakeup.
     pub alone: AtomicBool,
-    /// When it was last woken whatever its core's page says, in nanoseconds of the monotonic clock. By Wakeup.
-    pub roused_ns: AtomicU64,
+    /// When a packet thread last woke it, in nanoseconds of the monotonic clock.
+    pub rung_ns: AtomicU64,
     /// What stands on the core page of it, as it was written: others can write there, and decisions are made by these.
     said: SaidWords,
     /// What waits on its rx rings.
@@ -258,7 +258,7 @@ impl NfHandle {
             is_behind: AtomicBool::new(false),
             memory: AtomicU8::new(0),
             alone: AtomicBool::new(false),
-            roused_ns: AtomicU64::new(0),
+            rung_ns: AtomicU64::new(0),
             // As an empty slot has it.
             said: SaidWords { share: AtomicU32::new(WHOLE / 8), ..SaidWords::default() },
             gauges,
@@ -348,12 +348,10 @@ impl NfHandle {
         self.gauges.iter().map(ring::Gauge::fill).sum()
     }
 
-    /// A number that changes when it reads or returns packets.
+    /// Packets that it has ever taken from its rings, modulo 2³². Its own word.
     #[inline]
-    pub fn moved(&self) -> u64 {
-        let taken = self.gauges.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.taken()));
-        let returned = self.counters.iter().fold(0u64, |sum, c| sum.wrapping_add(c.returned.get()));
-        u64::from(taken) ^ returned << 32
+    pub fn taken(&self) -> u32 {
+        self.gauges.iter().fold(0u32, |sum, ring| sum.wrapping_add(ring.taken()))
     }
 
     /// Whether it has packets that it has not returned, so that some may be unread.
@@ -376,35 +374,45 @@ impl NfHandle {
         self.region.page.asleep().load(Ordering::Relaxed) & asleep::SUSPENDED != 0
     }
 
-    /// Wakes it if it says that it sleeps. True if this call woke it.
-    pub fn wake(&self) -> bool {
+    /// Wakes it at `now_ns` if it says that it sleeps. True if this call woke it.
+    pub fn wake(&self, now_ns: u64) -> bool {
         // AcqRel: one waker takes the word.
         let says = self.region.page.asleep().swap(0, Ordering::AcqRel);
         if says == 0 {
             return false;
         }
+        self.rung_ns.store(now_ns, Ordering::Relaxed);
         // No neighbour rings, too.
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
-        self.ring(says, 1);
+        if says & asleep::HEARS != 0 {
+            doorbell::ring(self.region.page.bell());
+        } else {
+            doorbell::ring(self.core_page.bell(self.slot));
+        }
         true
     }
 
-    /// Wakes it whatever anybody says. Where it sleeps on the bell alone that its neighbours have too, so many sleepers are woken.
+    /// Wakes it whatever anybody says. Unless it says that it hears its own bell, as many as
+    /// `sleepers` are woken of those that wait for its bell on the core page, where others can.
     pub fn rouse(&self, sleepers: u32) {
         // SeqCst: what it is woken for is visible before we look how it sleeps. It says that it sleeps, then looks for work: one of the two
         // sees the other.
         fence(Ordering::SeqCst);
         let says = self.region.page.asleep().swap(0, Ordering::AcqRel);
         self.core_page.asleep(self.slot).store(0, Ordering::Relaxed);
-        self.ring(says, sleepers);
-    }
-
-    fn ring(&self, says: u32, sleepers: u32) {
-        if says & asleep::HEARS != 0 {
-            doorbell::ring(self.region.page.bell());
-        } else {
+        // Its own in any case: who took its word has rung one of the two, and it may wait for both.
+        doorbell::ring(self.region.page.bell());
+        if says & asleep::HEARS == 0 {
             doorbell::ring_for(self.core_page.bell(self.slot), sleepers);
         }
+    }
+
+    /// Whether it stands still by no fault of its own: it sleeps, has packets that it has not read,
+    /// and has not been woken for them since then. One that has read all, or says that it waits for
+    /// something else, keeps what it does not return.
+    pub fn was_never_woken(&self, since_ns: u64) -> bool {
+        let is_unaware = !self.poll && self.is_asleep() && !self.is_suspended() && self.unread() > 0;
+        is_unaware && self.rung_ns.load(Ordering::Relaxed) < since_ns
     }
 
     /// Weight beside its load: of its service, and of the flow that it has.

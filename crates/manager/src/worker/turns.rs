@@ -9,26 +9,43 @@
 //! other NF can reach; who moves, from the same. The page only says whom to look at. Each round costs a bounded number of looks,
 //! whatever stands there, and an NF that is woken and does not move is woken again later and later.
 //!
+//! What an NF says of its own rings is believed as far as it can be true ([`Member::moved`]): it
+//! takes no more than was posted, and takes nothing back. So it moves at most twice for each
+//! packet, and is woken no more often, but for a slow clock.
+//!
 //! Each [`LOOK_NS`] there is a closer look at some of them, in turn:
-//! - words of the manager's that are no longer what it wrote are written again. Where that happens again and again the page is not
+//! - words of the manager's that are no longer what it wrote are written again, and a bit that says
+//!   of an NF that sleeps that it has packets. Where that happens again and again the page is not
 //!   believed for [`DISTRUST_NS`];
-//! - an NF with packets that has not moved is *rescued*: woken by its own bell, whatever the page says. If nobody on the core has moved for
-//!   [`Turns::still_ns`] that is at once; else after the rounds that it may have to wait for its turn;
+//! - an NF with packets that has not moved is *rescued*: woken by its own bell, whatever the page
+//!   says, with its part of a round. If nobody on the core has moved for [`Turns::still_ns`] that
+//!   is at once; else it has been *neglected*, after [`PATIENT_ROUNDS`] rounds and those that it
+//!   owes. What it owes is on the page: it is believed as far as the NF can have had the core
+//!   ([`Slept`]);
 //! - an NF that is rescued twice in short waits, for [`GUARDED_NS`], for a bell in its own region besides, where nobody else can sleep in
 //!   its place;
-//! - who had the core by the page each time that another was rescued, and has not moved either, takes no turns until it moves: it is
-//!   *alone*, woken by this thread and started and stopped by the kernel. So is, for a while, who is rescued again and again, and
-//!   everybody on a page that is not believed.
+//! - an NF that had the core by the page each time that another was rescued, and has not moved
+//!   either, takes no turns until it moves: it is *alone*, woken by this thread and started and
+//!   stopped by the kernel. So is, for a while, one that is rescued again and again, and all of a
+//!   page that is not believed. A page is not believed either on which an NF is neglected
+//!   [`NEGLECTS`] times.
 //!
-//! Once is no reason: a host takes a core away for some milliseconds, and then nobody on it has moved. So only what was rescued or had the
-//! core [`STRIKES`] times in short counts, and of rescues between which nobody on the core has moved, the first.
+//! Once is no reason: a host takes a core away for some milliseconds, and then nobody on it has
+//! moved. So only what was rescued or had the core [`STRIKES`] times in short counts, and of
+//! rescues between which nobody on the core has moved, the first. Time in which nobody moved counts
+//! for no neglect. An NF is neglected only while others on the page move, which no host does; so
+//! neglects are forgotten only when the NF has taken turns again for [`NEGLECT_NS`] without one.
+//! Else an NF that lies would have the core again after each pause.
 //!
-//! Being alone takes nothing from an NF but the turns: the kernel divides the core between it and the others by their weights. So a rescue
-//! that was not needed costs a little time, and a lie no more than one delay.
+//! Being alone takes nothing from an NF but the turns: the kernel divides the core between it and
+//! the others by their weights. So a rescue that was not needed costs a little time, and a lie the
+//! rounds until the rescue, [`NEGLECTS`] times and then once a second.
 //!
 //! # Limits
-//! Of a page with more than [`LOOKED_AT`] NFs some are looked at in each look, and of one with more than [`FEW`] there are fewer looks, so
-//! that a rescue comes the later.
+//! Of a page with more than [`LOOKED_AT`] NFs some are looked at in each look, and of one with more
+//! than [`FEW`] there are fewer looks, so that a rescue comes the later. An NF that sleeps where
+//! more than [`SLEEPERS`] threads of others wait in its place, and has not been rescued before,
+//! sleeps until its time is over (a second).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -52,6 +69,9 @@ const RESCUES: usize = 4;
 const PATIENT_ROUNDS: u64 = 3;
 /// The same, at most, in nanoseconds.
 const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
+/// What an NF that waits may owe, at most, in nanoseconds: a little more than the kernel gives
+/// another process of the core at a time.
+const MOST_DEBT_NS: u64 = 4_000_000;
 /// A thread that comes so late to a look, in nanoseconds, has not had its own core: everybody's time begins anew.
 const FROZEN_NS: u64 = 50_000_000;
 /// How long a page is not believed on which words were not as they were written, in nanoseconds.
@@ -65,30 +85,75 @@ const STRIKES: u32 = 3;
 const STRIKE_NS: u64 = 100_000_000;
 const ALONE_NS: u64 = 10_000_000;
 const LONGEST_DOUBLING: u32 = 7;
-/// From so many rescues on an NF waits for its own bell too, for this time, in nanoseconds: that costs it more, and whoever sleeps in its
-/// place takes no wake of the manager's meanwhile.
+/// So many rescues in which an NF was neglected, each within a time of the one before, have its page
+/// not believed.
+const NEGLECTS: u32 = 2 * STRIKES;
+const NEGLECT_NS: u64 = 1_000_000_000;
+/// From so many rescues on an NF waits for its own bell too, for this time, in nanoseconds: that
+/// costs it more, and whoever sleeps in its place takes no wake of the manager's meanwhile. Rescues
+/// count between which it moved, each within this time of the one before.
 const THEFTS: u32 = 2;
 const GUARDED_NS: u64 = 1_000_000_000;
-/// Sleepers on an NF's bell on the page that are woken with it when it is rescued: those that came before it.
-const SLEEPERS: u32 = 64;
+/// Sleepers on an NF's bell on the page that are woken with it in those rescues: those that came
+/// before it. As many as an NF has threads, unless its service has more `pids`. In later rescues it
+/// hears its own bell.
+const SLEEPERS: u32 = 256;
 /// Nanoseconds until there is another look for a candidate on a page that named some, and none that can run.
 const FRUITLESS_NS: u64 = 10_000;
+
+/// Rescues of a kind, each soon after the one before.
+#[derive(Debug, Clone, Copy, Default)]
+struct Strikes {
+    n: u32,
+    last_ns: u64,
+}
+
+impl Strikes {
+    /// Counts one at `now`. Those before it are forgotten if it comes later than `kept_ns` after
+    /// the last one, and after `since_ns`.
+    fn add(&mut self, kept_ns: u64, since_ns: u64, now: u64) -> u32 {
+        if now.saturating_sub(self.last_ns.max(since_ns)) > kept_ns {
+            self.n = 0;
+        }
+        (self.n, self.last_ns) = (self.n + 1, now);
+        self.n
+    }
+}
+
+/// When an NF slept, which it says in its own region, and so how long it can have had the core.
+/// What it owes cannot be more: it pays for a turn before it sleeps, and has no other one while it
+/// owes.
+#[derive(Debug, Clone, Copy)]
+struct Slept {
+    /// When it was last seen asleep, and what it had moved by then.
+    last_ns: u64,
+    moved: u64,
+    /// Time between the last two looks that saw it asleep and between which it moved.
+    apart_ns: u64,
+}
 
 /// An NF with a slot.
 struct Member {
     handle: Arc<NfHandle>,
+    /// Packets that it has taken from its rings.
+    taken: u64,
     /// What it had moved at the last look, and when that was seen.
     moved: u64,
     moved_ns: u64,
+    slept: Slept,
     /// Since when it has had packets and not moved.
     since_ns: u64,
     /// When it was woken last, what it had moved by then, and how long it is left alone if it has not moved since.
     woken_ns: u64,
     moved_when_woken: u64,
     pause_ns: u64,
-    /// Rescues, each soon after the one before, and when the last one was.
-    strikes: u32,
-    struck_ns: u64,
+    /// Rescues while nobody moved, or turns that it kept meanwhile; and rescues while others moved.
+    silences: Strikes,
+    neglects: Strikes,
+    /// Rescues between which it moved, and when the last one was.
+    rescues: u32,
+    rescued_ns: u64,
+    moved_when_rescued: u64,
     /// When it takes turns again, if it takes none.
     alone_until_ns: u64,
     /// It takes none until it moves.
@@ -99,26 +164,87 @@ struct Member {
     off_by: u32,
     /// The page said at the last look that it waits for something else than packets, and it did not.
     seems_suspended: bool,
+    /// It slept at the last look, with packets, and the page did not say that it has any.
+    is_hidden: bool,
 }
 
 impl Member {
     fn new(handle: Arc<NfHandle>, now: u64) -> Self {
         Self {
             handle,
+            taken: 0,
             moved: 0,
             moved_ns: now,
+            slept: Slept { last_ns: now, moved: 0, apart_ns: 0 },
             since_ns: now,
             woken_ns: 0,
             moved_when_woken: 0,
             pause_ns: 0,
-            strikes: 0,
-            struck_ns: 0,
+            silences: Strikes::default(),
+            neglects: Strikes::default(),
+            rescues: 0,
+            rescued_ns: 0,
+            moved_when_rescued: 0,
             alone_until_ns: 0,
             is_absent: false,
             guarded_until_ns: 0,
             off_by: 0,
             seems_suspended: false,
+            is_hidden: false,
         }
+    }
+
+    /// A number that grows when it takes or returns packets, at most by one of each for each
+    /// packet. Where its rings say that it has taken more than was posted, or less than before, it
+    /// has not.
+    #[inline]
+    fn moved(&mut self) -> u64 {
+        let newly = self.handle.taken().wrapping_sub(self.taken as u32);
+        let (posted, returned) = self.handle.posted_returned();
+        if u64::from(newly) <= posted.saturating_sub(self.taken) {
+            self.taken += u64::from(newly);
+        }
+        self.taken + returned
+    }
+
+    /// Notes whether it sleeps.
+    #[inline]
+    fn see_asleep(&mut self, now: u64) {
+        let has_moved = self.moved != self.slept.moved;
+        // One that has no packets and has not moved since sleeps on: its words need not be fetched.
+        if (has_moved || self.handle.may_have_unread()) && !self.handle.is_asleep() {
+            return;
+        }
+        if has_moved {
+            (self.slept.moved, self.slept.apart_ns) = (self.moved, now - self.slept.last_ns);
+        }
+        self.slept.last_ns = now;
+    }
+
+    /// What it has left of its budget, in nanoseconds, as far as what the page says can be true.
+    fn budget_ns(&self, page: &CorePage) -> i64 {
+        let most = i64::try_from(LONGEST_ROUND_NS).unwrap_or(i64::MAX);
+        let least = i64::try_from(self.slept.apart_ns.min(MOST_DEBT_NS)).unwrap_or(0);
+        i64::from(page.budget(self.handle.slot)).clamp(-least, most)
+    }
+
+    /// Counts a rescue. Says how many of those who wait for its bell on the page are woken: all
+    /// that may have come before it, the first times; then it hears its own bell.
+    fn count_rescue(&mut self, now: u64) -> u32 {
+        let moved = self.moved();
+        let is_soon = now.saturating_sub(std::mem::replace(&mut self.rescued_ns, now)) <= GUARDED_NS;
+        if !is_soon {
+            self.rescues = 0;
+        } else if moved == self.moved_when_rescued && self.rescues < THEFTS {
+            return 1;
+        }
+        self.moved_when_rescued = moved;
+        self.rescues = self.rescues.saturating_add(1);
+        if self.rescues >= THEFTS {
+            self.guarded_until_ns = now + GUARDED_NS;
+            self.handle.set_guarded(true);
+        }
+        if self.rescues <= THEFTS { SLEEPERS } else { 1 }
     }
 
     #[inline]
@@ -140,7 +266,7 @@ impl Member {
     /// Whether it is woken now: not again and again while it does not move.
     #[inline]
     fn may_be_woken(&mut self, now: u64) -> bool {
-        let moved = self.handle.moved();
+        let moved = self.moved();
         if moved != self.moved_when_woken {
             (self.moved_when_woken, self.pause_ns) = (moved, 0);
         }
@@ -159,23 +285,27 @@ pub(super) struct Turns {
     members: Vec<Member>,
     /// By slot: which member, plus 1; 0 is none.
     at: Vec<u32>,
-    /// A bit for each slot that has a member.
+    /// A bit for each slot that has a member, and for each whose member takes no turns.
     mine: Vec<u64>,
+    outside: Vec<u64>,
     /// Slot that the next round begins with, if there are many.
     cursor: u32,
-    /// Member that the next look begins with.
+    /// Member that the next look begins with, and the last one that was rescued.
     next: usize,
+    last_rescued: usize,
     looked_ns: u64,
     look_at_ns: u64,
     /// There is no look for candidates until then.
     quiet_until_ns: u64,
     /// When any of them was last seen to move, or to have nothing to do.
     moved_ns: u64,
-    /// When any was last rescued.
+    /// When any was last rescued, and when it was given the core by that.
     rescued_ns: u64,
+    passed_ns: u64,
     /// Whether any had packets since the looks began with the first one.
     some_wait: bool,
-    /// Of those: how many, and what they are given of the core together, of [`WHOLE`].
+    /// Those that have packets, or have had turns of late: how many, and what they are given of the
+    /// core together, of [`WHOLE`].
     takers: (u32, u32),
     counting: (u32, u32),
     /// When words were last found wrong, and until when the page is not believed.
@@ -195,13 +325,16 @@ impl Turns {
             members: Vec::new(),
             at: Vec::new(),
             mine: Vec::new(),
+            outside: Vec::new(),
             cursor: 0,
             next: 0,
+            last_rescued: 0,
             looked_ns: 0,
             look_at_ns: 0,
             quiet_until_ns: 0,
             moved_ns: 0,
             rescued_ns: 0,
+            passed_ns: 0,
             some_wait: false,
             takers: (0, 0),
             counting: (0, 0),
@@ -228,6 +361,7 @@ impl Turns {
         if self.at.len() <= slot {
             self.at.resize(slot + 1, 0);
             self.mine.resize(slot / 64 + 1, 0);
+            self.outside.resize(slot / 64 + 1, 0);
         }
         let member = Member::new(handle.clone(), now);
         match self.at[slot] {
@@ -259,6 +393,10 @@ impl Turns {
 
     fn count_alone(&mut self) {
         self.alone = self.members.iter().filter(|member| member.is_alone()).count();
+        self.outside.fill(0);
+        for member in self.members.iter().filter(|member| member.is_alone()) {
+            self.outside[member.handle.slot as usize / 64] |= 1 << (member.handle.slot % 64);
+        }
     }
 
     #[inline]
@@ -281,8 +419,7 @@ impl Turns {
 
     /// Looks at those that the page names, wakes those of them that take no turns, and, if nobody has the core, one of the others.
     fn start(&mut self, is_free: bool, index: usize, now: u64) {
-        let mut choice =
-            Choice { page: &self.page, now_us: (now / 1_000) as u32, candidates: [Named::default(); CANDIDATES], n: 0 };
+        let mut choice = Choice { page: &self.page, candidates: [Named::default(); CANDIDATES], n: 0 };
         let (mut looks, mut woken) = (CANDIDATES, 0);
         let words = self.mine.len();
         let from = if (self.cursor as usize) < words * 64 { self.cursor } else { 0 };
@@ -297,7 +434,8 @@ impl Turns {
                 last if last == words => !behind,
                 _ => u64::MAX,
             };
-            let mut bits = self.page.pending(word) & self.mine[word] & mask;
+            // Whoever takes the bit off of an NF that takes no turns delays it by nothing.
+            let mut bits = (self.page.pending(word) | self.outside[word]) & self.mine[word] & mask;
             while bits != 0 {
                 let slot = word as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
@@ -313,9 +451,9 @@ impl Turns {
                 }
                 if self.page.hands_over() && !member.is_alone() {
                     if is_free {
-                        choice.add(slot, &member.handle);
+                        choice.add(member, now);
                     }
-                } else if member.handle.is_asleep() && member.may_be_woken(now) && member.handle.wake() {
+                } else if member.handle.is_asleep() && member.may_be_woken(now) && member.handle.wake(now) {
                     member.handle.counters[index].wakes.add(1);
                     woken += 1;
                 }
@@ -327,10 +465,9 @@ impl Turns {
         }
         if let Some(at) = next.and_then(|slot| self.member(slot)) {
             let (page, member) = (&self.page, &mut self.members[at]);
-            if member.may_be_woken(now) && page.pass_to(member.handle.slot, 0) {
-                if member.handle.wake() {
-                    member.handle.counters[index].wakes.add(1);
-                }
+            // One that is awake already has the core by the page now, and gives it away itself.
+            if member.may_be_woken(now) && page.pass_to(member.handle.slot, 0) && member.handle.wake(now) {
+                member.handle.counters[index].wakes.add(1);
                 woken += 1;
             }
         }
@@ -343,6 +480,10 @@ impl Turns {
     #[cold]
     fn look(&mut self, nfs: &[Option<NfEnd>], index: usize, now: u64) {
         let is_late = now.saturating_sub(self.looked_ns) > FROZEN_NS;
+        // At the last look nobody had moved for so long that those who wait were woken: they had no
+        // turns to wait for.
+        let still_since_ns = self.moved_ns;
+        let was_still = self.looked_ns.saturating_sub(still_since_ns) >= self.still_ns;
         let longer = (self.members.len() / FEW).clamp(1, LOOKED_AT / FEW) as u64;
         (self.looked_ns, self.look_at_ns) = (now, now + LOOK_NS * longer);
         if is_late {
@@ -364,7 +505,14 @@ impl Turns {
             if self.see(at, now) {
                 late[waiting] = at;
                 waiting += 1;
+                wrong += self.reveal(at, now);
+            } else {
+                self.members[at].is_hidden = false;
             }
+        }
+        if was_still && self.moved_ns == now {
+            let silence_ns = now - still_since_ns;
+            self.members.iter_mut().for_each(|member| member.since_ns = (member.since_ns + silence_ns).min(now));
         }
         if wrong >= LIES.0 {
             if now.saturating_sub(self.lied_ns) < LIES.1 {
@@ -374,9 +522,14 @@ impl Turns {
         }
         self.correct_running(now);
         let mut left = RESCUES;
-        for at in &late[..waiting] {
+        // Those behind the last one first: of more than are rescued in a look all have their turn.
+        let late = &late[..waiting];
+        let last = self.last_rescued;
+        let (behind, before) = (late.iter().filter(|at| **at > last), late.iter().filter(|at| **at <= last));
+        for at in behind.chain(before) {
             if left > 0 && self.is_overdue(*at, nfs, now) && self.members[*at].may_be_woken(now) {
                 left -= 1;
+                self.last_rescued = *at;
                 self.rescue(*at, index, now);
             }
         }
@@ -417,7 +570,7 @@ impl Turns {
     /// Sees whether an NF has moved. Says whether it has packets, could take them, and has not.
     fn see(&mut self, at: usize, now: u64) -> bool {
         let member = &mut self.members[at];
-        let moved = member.handle.moved();
+        let moved = member.moved();
         let has_moved = moved != member.moved;
         if has_moved {
             (member.moved, member.moved_ns, member.is_absent) = (moved, now, false);
@@ -427,8 +580,11 @@ impl Turns {
         if has_moved || !waits {
             member.since_ns = now;
         }
-        if waits {
-            self.some_wait = true;
+        member.see_asleep(now);
+        self.some_wait |= waits;
+        // Those of a chain have packets one after another, and each of them has its turn before the
+        // first one's comes again.
+        if waits || now.saturating_sub(member.moved_ns) < LONGEST_ROUND_NS {
             self.counting.0 += 1;
             self.counting.1 = self.counting.1.saturating_add(member.handle.share());
         }
@@ -442,10 +598,32 @@ impl Turns {
         waits && !has_moved
     }
 
+    /// Says again that an NF has packets which sleeps, has not moved since the last look, and of
+    /// which the page has twice not said it. It takes the bit off itself only when it has none, or
+    /// is awake. Says how many words were wrong.
+    fn reveal(&mut self, at: usize, now: u64) -> u32 {
+        let (page, member) = (&self.page, &mut self.members[at]);
+        let handle = &member.handle;
+        // One that is woken later than at each packet may have none.
+        let is_hidden = !page.is_pending(handle.slot)
+            && !member.is_alone()
+            && handle.wakeup.is_none()
+            && !handle.governed.load(Ordering::Relaxed)
+            && handle.is_asleep();
+        if is_hidden && member.is_hidden {
+            page.set_pending(handle.slot, now);
+            return 1;
+        }
+        member.is_hidden = is_hidden;
+        0
+    }
+
     fn set_alone(&mut self, at: usize, alone: bool) {
         let handle = &self.members[at].handle;
         if handle.set_alone(alone) {
             self.alone = if alone { self.alone + 1 } else { self.alone.saturating_sub(1) };
+            let (word, bit) = (&mut self.outside[handle.slot as usize / 64], 1 << (handle.slot % 64));
+            *word = if alone { *word | bit } else { *word & !bit };
         }
         if alone {
             self.page.give_up(handle.slot);
@@ -479,23 +657,35 @@ impl Turns {
             MOST_PATIENCE_NS
         } else if member.is_alone() || now < self.distrust_until_ns {
             LOOK_NS
-        } else if !self.page.hands_over() || now.saturating_sub(self.moved_ns) >= self.still_ns {
+        } else if !self.page.hands_over() || self.is_still(now) {
             self.still_ns
         } else {
-            self.patience_ns(handle)
+            self.patience_ns(member)
         };
         waited_ns >= patience_ns + held_ns
     }
 
-    /// How long it may take until an NF has its turn.
-    fn patience_ns(&self, handle: &NfHandle) -> u64 {
+    /// Whether nobody on the core has moved for so long that it is looked after.
+    fn is_still(&self, now: u64) -> bool {
+        now.saturating_sub(self.moved_ns) >= self.still_ns
+    }
+
+    /// How long it may take until an NF has its turn: in a round each has one, and NFs give the
+    /// core away by the clock on the wall.
+    fn patience_ns(&self, member: &Member) -> u64 {
+        let round_ns = wakeup::round_ns(self.takers.0);
+        let part_ns = self.part_ns(&member.handle);
+        let owes_ns = member.budget_ns(&self.page).min(0).unsigned_abs();
+        let rounds = PATIENT_ROUNDS + owes_ns / part_ns.unsigned_abs().max(1);
+        rounds.saturating_mul(round_ns).min(MOST_PATIENCE_NS).max(self.still_ns)
+    }
+
+    /// What a round gives an NF, in nanoseconds.
+    fn part_ns(&self, handle: &NfHandle) -> i64 {
         let (takers, shares) = self.takers;
-        let whole = f64::from(shares.clamp(1, WHOLE)) / f64::from(WHOLE);
-        let round_ns = (wakeup::round_ns(takers) as f64 / whole) as u64;
-        let part_ns = wakeup::part_ns(round_ns, f64::from(handle.share()) / f64::from(WHOLE)).unsigned_abs().max(1);
-        // What it has to pay back is on the page: believed as far as it can be true.
-        let debt_ns = i64::from(self.page.budget(handle.slot)).clamp(-wakeup::DEBT_NS, 0).unsigned_abs();
-        (PATIENT_ROUNDS + debt_ns / part_ns).saturating_mul(round_ns).clamp(self.still_ns, MOST_PATIENCE_NS)
+        let share = handle.share().clamp(1, WHOLE);
+        let whole = shares.clamp(share, WHOLE);
+        wakeup::part_ns(wakeup::round_ns(takers), f64::from(share) / f64::from(whole))
     }
 
     /// Wakes an NF whatever the page says, and sees to it that nobody waits for who does not move.
@@ -506,6 +696,8 @@ impl Turns {
         self.rescued_ns = now;
         let is_governed = self.members[at].handle.governed.load(Ordering::Relaxed);
         if self.page.hands_over() && !is_governed && !self.members[at].is_alone() {
+            // One that is awake has been started, and what keeps it is not on the page.
+            let (is_still, is_asleep) = (self.is_still(now), self.members[at].handle.is_asleep());
             let running = self.page.running().load(Ordering::Relaxed);
             let holder = running.checked_sub(1).and_then(|slot| self.member(slot));
             let holder = holder.filter(|holder| now.saturating_sub(self.members[*holder].moved_ns) >= self.still_ns);
@@ -515,42 +707,63 @@ impl Turns {
                 self.members[holder].is_absent = true;
                 self.set_alone(holder, true);
             }
-            if counts && self.strike(at, now) || now < self.distrust_until_ns {
+            let is_struck = match is_still {
+                true => counts && self.strike(at, now),
+                false => is_asleep && self.neglect(at, now),
+            };
+            if is_struck || now < self.distrust_until_ns {
                 self.members[at].is_absent = holder == Some(at);
                 self.set_alone(at, true);
             } else {
+                let part_ns = self.part_ns(&self.members[at].handle);
+                if i64::from(self.page.budget(slot)) < part_ns {
+                    self.page.endow(slot, part_ns.unsigned_abs());
+                }
                 self.page.set_pending(slot, now);
-                // Giving up a holder has changed it, or somebody else has: then that one has it.
-                let running = self.page.running().load(Ordering::Relaxed);
-                self.page.pass_to(slot, running);
+                // One alone has the core, and gives it away: the first that is rescued in a look,
+                // but for who has not given it away.
+                if holder != Some(at) && self.passed_ns != now {
+                    self.passed_ns = now;
+                    // Giving up a holder has changed it, or somebody else has: then that one has
+                    // it.
+                    let running = self.page.running().load(Ordering::Relaxed);
+                    self.page.pass_to(slot, running);
+                }
             }
         }
         let member = &mut self.members[at];
         // It has been given its turn, and is given time to take it.
         member.since_ns = now;
-        if member.strikes >= THEFTS {
-            member.guarded_until_ns = now + GUARDED_NS;
-            member.handle.set_guarded(true);
-        }
-        // Where the kernel lets others wait in its place, more of them are woken each time that it did not help.
-        member.handle.rouse(SLEEPERS << member.strikes.min(4));
-        member.handle.roused_ns.store(now, Ordering::Relaxed);
+        let sleepers = member.count_rescue(now);
+        member.handle.rouse(sleepers);
+        member.handle.rung_ns.store(now, Ordering::Relaxed);
         member.handle.counters[index].wakes.add(1);
     }
 
-    /// Counts that an NF's turn did not come, or did not end. Says whether that happens again and again: then it takes none for a while.
+    /// Counts that an NF's turn did not come while nobody moved, or did not end. Says whether that
+    /// happens again and again: then it takes none for a while.
     fn strike(&mut self, at: usize, now: u64) -> bool {
+        let strikes = self.members[at].silences.add(STRIKE_NS, 0, now);
+        self.take_out(at, strikes, now)
+    }
+
+    /// Counts that an NF's turn did not come while others moved. As [`Self::strike`] otherwise.
+    fn neglect(&mut self, at: usize, now: u64) -> bool {
         let member = &mut self.members[at];
-        if now.saturating_sub(member.struck_ns) > STRIKE_NS {
-            member.strikes = 0;
+        // Since it takes turns again.
+        let strikes = member.neglects.add(NEGLECT_NS, member.alone_until_ns.max(self.distrust_until_ns), now);
+        if strikes >= NEGLECTS {
+            self.distrust_until_ns = now + DISTRUST_NS;
         }
-        member.strikes += 1;
-        member.struck_ns = now;
-        if member.strikes < STRIKES {
+        self.take_out(at, strikes, now)
+    }
+
+    fn take_out(&mut self, at: usize, strikes: u32, now: u64) -> bool {
+        if strikes < STRIKES {
             return false;
         }
-        let doublings = (member.strikes - STRIKES).min(LONGEST_DOUBLING);
-        member.alone_until_ns = now + (ALONE_NS << doublings);
+        let doublings = (strikes - STRIKES).min(LONGEST_DOUBLING);
+        self.members[at].alone_until_ns = now + (ALONE_NS << doublings);
         true
     }
 }
@@ -560,37 +773,42 @@ impl Turns {
 struct Named {
     slot: u32,
     share: u32,
+    budget_ns: i64,
     candidate: Candidate,
 }
 
-/// Those that can run, by the manager's own numbers. Their budgets are on the page: they say who is first, and no more.
+/// Those that can run, by the manager's own numbers. Their budgets are on the page, and are
+/// believed as far as they can be true.
 struct Choice<'a> {
     page: &'a CorePage,
-    now_us: u32,
     candidates: [Named; CANDIDATES],
     n: usize,
 }
 
 impl Choice<'_> {
-    fn add(&mut self, slot: u32, handle: &NfHandle) {
-        let said = handle.said();
+    fn add(&mut self, member: &Member, now: u64) {
+        let Some(named) = self.candidates.get_mut(self.n) else { return };
+        let said = member.handle.said();
         let candidate = Candidate {
-            waiting: handle.unread(),
-            age_ns: self.page.age_ns(slot, self.now_us),
+            waiting: member.handle.unread(),
+            age_ns: now.saturating_sub(member.since_ns),
             room: u32::MAX,
             held: false,
             depth: said.depth,
             level: said.level,
             pressing: said.pressing,
         };
-        if let Some(named) = self.candidates.get_mut(self.n) {
-            *named = Named { slot, share: said.share, candidate };
-            self.n += 1;
-        }
+        let (slot, budget_ns) = (member.handle.slot, member.budget_ns(self.page));
+        *named = Named { slot, share: said.share.min(WHOLE), budget_ns, candidate };
+        self.n += 1;
     }
 
     fn named(&self) -> &[Named] {
         &self.candidates[..self.n]
+    }
+
+    fn of(&self, slot: u32) -> Option<&Named> {
+        self.named().iter().find(|named| named.slot == slot)
     }
 }
 
@@ -613,16 +831,21 @@ impl wakeup::Core for Choice<'_> {
     }
 
     fn budget_ns(&self, slot: u32) -> i64 {
-        i64::from(self.page.budget(slot))
+        self.of(slot).map_or(0, |named| named.budget_ns)
     }
 
     fn part_ns(&self, slot: u32, round_ns: u64) -> i64 {
-        let share = self.named().iter().find(|named| named.slot == slot).map_or(0, |named| named.share.min(WHOLE));
+        let share = self.of(slot).map_or(0, |named| named.share);
         wakeup::part_ns(round_ns, f64::from(share) / f64::from(WHOLE))
     }
 
     fn grant(&mut self, slot: u32, rounds: i64, round_ns: u64) {
-        self.page.refill(slot, self.part_ns(slot, round_ns), rounds);
+        let part_ns = self.part_ns(slot, round_ns);
+        let page = self.page;
+        if let Some(named) = self.candidates[..self.n].iter_mut().find(|named| named.slot == slot) {
+            named.budget_ns = wakeup::refilled(named.budget_ns, part_ns, rounds);
+            page.set_budget(slot, named.budget_ns);
+        }
     }
 }
 

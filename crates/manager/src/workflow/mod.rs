@@ -262,7 +262,7 @@ impl CoreSchedule {
             if !handle.poll {
                 // It may sleep, or think that its time is over: its turn is made here.
                 handle.core_page.endow(handle.slot, BUDGET_NS);
-                handle.wake();
+                handle.wake(now_ns);
             }
         }
         if let Move::Run(to) | Move::Switch { to, .. } = done {
