@@ -22,7 +22,7 @@ use sluice_shm::zygote::{self, Report};
 use sluice_shm::{BURST, core_page, ring};
 
 /// What it can do, and what that is.
-pub const MODES: [(&str, &str); 19] = [
+pub const MODES: [(&str, &str); 20] = [
     ("random", "returns descriptors of random frames, offsets, lengths and verdicts"),
     ("replay", "returns every descriptor three times"),
     ("cursors", "writes random cursors to its rings"),
@@ -39,6 +39,10 @@ pub const MODES: [(&str, &str); 19] = [
     ("panic", "panics over its first packet"),
     ("hangup", "empties, shuts down and clogs its standard streams when it has a packet, and ends"),
     (OVERWRITE, "returns its packets, and meanwhile writes noise over all of its tenant's packet memory and makes holes in it"),
+    (
+        EVERYTHING,
+        "writes noise over all that it has mapped, by several processes, and makes holes there; returns its packets meanwhile",
+    ),
     ("fork", "leaves a process behind that has left its group and session and keeps all memory"),
     ("swarm", "forks as often as it may, and all of these processes spin"),
     ("reach", "tries what the host should deny it: other cores and classes, holes, other processes, namespaces, io_uring"),
@@ -46,6 +50,12 @@ pub const MODES: [(&str, &str); 19] = [
 
 /// The mode that spoils packets of its tenant, which NFs of one tenant share by design.
 pub const OVERWRITE: &str = "overwrite";
+/// The mode that does that, and writes noise over its region and the core page besides.
+pub const EVERYTHING: &str = "everything";
+/// The modes that alter packets of their tenant's.
+pub const ALTER: [&str; 2] = [OVERWRITE, EVERYTHING];
+/// Processes that `everything` forks, each of which does the same.
+const HELPERS: usize = 4;
 /// Bytes that `overwrite` writes between two looks at its rings.
 const STRIDE: usize = 1 << 16;
 
@@ -183,6 +193,53 @@ fn lie(socket: &OwnedFd, name: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Takes the memory away from under the pages of a mapping, where that is allowed.
+fn punch(file: BorrowedFd<'_>, bytes: usize) {
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let _ = fallocate(file, hole, 0, bytes as u64);
+    // SAFETY: a mapping of its own, which nobody else uses.
+    unsafe {
+        let (protection, shared) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let at = libc::mmap(std::ptr::null_mut(), bytes, protection, shared, file.as_raw_fd(), 0);
+        if at != libc::MAP_FAILED {
+            libc::madvise(at, bytes, libc::MADV_REMOVE);
+            libc::munmap(at, bytes);
+        }
+    }
+}
+
+/// Has some children that do the same to these memories for ever; as many as it may.
+fn help(memories: &[(BorrowedFd<'_>, &Mapping)]) {
+    for helper in 1..=HELPERS as u64 {
+        // SAFETY: this process has one thread; the child writes to what it has mapped and makes
+        // system calls.
+        match unsafe { libc::fork() } {
+            0 => {
+                let mut noise = Noise(0x5eed_5eed_5eed_5eed ^ helper);
+                loop {
+                    spoil(memories, &mut noise, || {});
+                }
+            }
+            -1 => return,
+            _ => {}
+        }
+    }
+}
+
+/// Writes noise over all of these memories, and makes holes in them. `between` comes after each few
+/// of the words.
+fn spoil(memories: &[(BorrowedFd<'_>, &Mapping)], noise: &mut Noise, mut between: impl FnMut()) {
+    for (file, memory) in memories {
+        for offset in (0..memory.len()).step_by(4) {
+            if offset.is_multiple_of(STRIDE) {
+                between();
+            }
+            memory.atomic_u32(offset).into_iter().for_each(|word| word.store(noise.next() as u32, Ordering::Relaxed));
+        }
+        punch(*file, memory.len());
+    }
+}
+
 fn take(rings: &mut [ring::Consumer], burst: &mut [Descriptor; BURST]) -> usize {
     rings.iter_mut().fold(0, |n, ring| n + ring.dequeue(&mut burst[n..]).unwrap_or(0))
 }
@@ -216,7 +273,20 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
         "reach" => reach([("packet memory", arena.as_fd()), ("rings", region.as_fd()), ("core page", core.as_fd())]),
         _ => {}
     }
-    let core = Mapping::new(core.as_fd(), core_page::bytes(welcome.slots), false)?;
+    let page_file = core;
+    let core = Mapping::new(page_file.as_fd(), core_page::bytes(welcome.slots), false)?;
+    if mode == EVERYTHING {
+        let packets = Mapping::new(arena.as_fd(), welcome.geometry.bytes(), false)?;
+        let memories = [(arena.as_fd(), &*packets), (region.as_fd(), &*raw), (page_file.as_fd(), &*core)];
+        help(&memories);
+        let (mut noise, mut burst) = (Noise(0x5eed_5eed_5eed_5eed), [Descriptor::default(); BURST]);
+        loop {
+            spoil(&memories, &mut noise, || {
+                let n = take(&mut rx, &mut burst);
+                let _ = tx.enqueue(&burst[..n]);
+            });
+        }
+    }
     let mut noise = Noise(0x5eed_5eed_5eed_5eed);
     let mut burst = [Descriptor::default(); BURST];
     let mut packets = None;
@@ -284,8 +354,7 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
                     packets.atomic_u32(offset).context("it is mapped")?.store(noise.next() as u32, Ordering::Relaxed);
                 }
                 // Where it is allowed to, which costs its own tenant its packets.
-                let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-                let _ = fallocate(&arena, hole, 0, packets.len() as u64);
+                punch(arena.as_fd(), packets.len());
                 continue;
             }
             _ => {}

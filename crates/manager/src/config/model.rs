@@ -512,6 +512,9 @@ pub struct Gen {
     pub dst: Option<std::net::IpAddr>,
     /// Destination port.
     pub dst_port: u16,
+    /// Give packets a checksum over all of their bytes, 8 bytes before the stamp. Sinks count those
+    /// that are not as they were made as `altered`.
+    pub checksum: bool,
 }
 
 impl Default for Gen {
@@ -530,6 +533,7 @@ impl Default for Gen {
             src: None,
             dst: None,
             dst_port: 9,
+            checksum: false,
         }
     }
 }

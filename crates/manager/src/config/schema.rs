@@ -544,6 +544,13 @@ pub const SECTIONS: &[Section] = &[
             key("src", Address, Unset, "First source address; flow i adds i."),
             key("dst", Address, Unset, "Destination address."),
             key("dst_port", Integer(0, U16), Value("9"), "Destination port."),
+            key(
+                "checksum",
+                Bool,
+                Value("false"),
+                "Give packets a checksum over all of their bytes, 8 bytes before the stamp. Sinks count those that are not as they were made as \
+                 `altered`.",
+            ),
         ],
     },
     Section {

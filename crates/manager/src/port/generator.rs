@@ -16,6 +16,10 @@
 //! of each place is shorter than the others, by its number, so that ends are spread over time. TCP flows then begin with SYN and end with
 //! RST, which ends a connection whoever sends it: there is nobody to close the other direction. For a sink, all flows of a place are one.
 //!
+//! Packets with a checksum over all of their bytes (`checksum`, see [`super::stamp`]) are made in
+//! private memory and copied into their frame as a whole: what stands in a frame may be written by
+//! others, and a checksum of that would say nothing.
+//!
 //! A mix of sizes (`imix`) is dealt in a fixed pattern that holds each size in its exact share, evenly spread, and moves on from
 //! round to round such that every flow gets every size in its share, too.
 //!
@@ -80,6 +84,9 @@ pub fn open(name: &str, queues: u32, settings: &Gen, room: usize) -> Result<Open
     Ok(OpenPort { queues, description: describe(settings), memory: None })
 }
 
+/// In place of a number of cache lines: packets are of any size, and have a checksum.
+const CHECKED: usize = 3;
+
 /// The first 128 bytes of a packet of each flow, by the flow's number: what a rule can look at. Checksums are left out.
 ///
 /// # Errors
@@ -106,7 +113,8 @@ fn describe(settings: &Gen) -> String {
     let rate = if settings.rate > 0.0 { format!("{} packets/s", settings.rate) } else { "as fast as possible".into() };
     let count = if settings.count > 0 { format!(", {} packets", settings.count) } else { String::new() };
     let life = if settings.flow_packets > 0 { format!(" of {} packets each", settings.flow_packets) } else { String::new() };
-    format!("generates {protocol}/{ip}, {sizes}, {} flows{life}, {rate}{count}", settings.flows)
+    let checksum = if settings.checksum { ", with a checksum" } else { "" };
+    format!("generates {protocol}/{ip}, {sizes}, {} flows{life}, {rate}{count}{checksum}", settings.flows)
 }
 
 /// What one queue does.
@@ -175,6 +183,8 @@ struct Plan {
     src: u32,
     /// Packets of a flow, 0 if flows do not end.
     flow_packets: u32,
+    /// Whether packets have a checksum.
+    checksum: bool,
     /// The first source address and the destination address.
     addresses: (IpAddr, IpAddr),
 }
@@ -205,13 +215,16 @@ impl Plan {
         let mix = if imix.is_empty() { vec![(settings.size, 1)] } else { imix.clone() };
         let l3 = if vlan.is_some() { 18u16 } else { 14 };
         let headers = usize::from(l3) + ip_bytes(ipv6) + l4_bytes(settings.protocol);
+        let (end, what) = if settings.checksum {
+            (stamp::CHECKSUM_BYTES + stamp::BYTES, ", a checksum and a stamp")
+        } else {
+            (stamp::BYTES, " and a stamp")
+        };
         for (size, _) in &mix {
             let size = usize::from(*size);
-            if size < headers + stamp::BYTES {
-                let needed = headers + stamp::BYTES;
-                return Err(format!(
-                    "packets of {size} bytes have no room for their headers and a stamp; set at least {needed} bytes"
-                ));
+            let needed = headers + end;
+            if size < needed {
+                return Err(format!("packets of {size} bytes have no room for their headers{what}; set at least {needed} bytes"));
             }
             if size > room {
                 let most = MAX_STRIDE - HEADROOM;
@@ -234,6 +247,7 @@ impl Plan {
             l3,
             src: low_bits(src),
             flow_packets: settings.flow_packets,
+            checksum: settings.checksum,
             addresses: (src, dst),
         };
         plan.classes = mix.iter().map(|(size, _)| plan.class(settings, usize::from(*size))).collect();
@@ -390,8 +404,11 @@ struct Cursor {
 struct GenQueue<const V6: bool, const TCP: bool> {
     classes: Box<[Class]>,
     pattern: Box<[u8]>,
-    /// Cache lines of a packet, if all are of one size that fits in one or two; else 0.
+    /// Cache lines of a packet, if all are of one size that fits in one or two; else 0, or
+    /// [`CHECKED`].
     lines: usize,
+    /// Where packets with a checksum are made.
+    draft: Box<[u8]>,
     /// How far to move in the pattern, besides, at the end of a round.
     shift: usize,
     l3: u16,
@@ -424,10 +441,12 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             classes: plan.classes.clone().into(),
             pattern: plan.pattern.clone().into(),
             lines: match plan.classes.as_slice() {
+                _ if plan.checksum => CHECKED,
                 [class] if class.size <= 64 => 1,
                 [class] if class.size <= 128 => 2,
                 _ => 0,
             },
+            draft: if plan.checksum { vec![0; MAX_STRIDE].into() } else { Box::default() },
             shift: shift as usize,
             l3: plan.l3,
             flows: share.flows,
@@ -447,14 +466,17 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
         }
     }
 
-    /// Writes the next packets in frames. `LINES` is 1 or 2 if all packets are of one size and fit in so many cache lines, else 0.
+    /// Writes the next packets in frames. `LINES` is 1 or 2 if all packets are of one size and fit
+    /// in so many cache lines, else 0, or [`CHECKED`].
     #[inline(always)]
     fn fill<const LINES: usize>(&mut self, frames: &[u32], out: &mut [Packet], arena: &Arena, now_ns: u64) {
         let time = stamp::time_word(now_ns);
+        let time = if LINES == CHECKED { stamp::checked(time) } else { time };
+        let is_mix = LINES == 0 || LINES == CHECKED;
         let id = stamp::flow_word(self.range.first(), self.range.run());
         let mut cursor = self.cursor;
         for (frame, packet) in frames.iter().zip(out) {
-            let class = if LINES > 0 { &self.classes[0] } else { &self.classes[usize::from(self.pattern[cursor.at])] };
+            let class = if is_mix { &self.classes[usize::from(self.pattern[cursor.at])] } else { &self.classes[0] };
             let mut tcp_sequence = 0;
             if TCP {
                 let next = &mut self.tcp[cursor.flow as usize];
@@ -466,6 +488,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             match LINES {
                 1 => _ = arena.write_array(*frame, HEADROOM as u16, &class.line),
                 2 => _ = arena.write_array(*frame, HEADROOM as u16, &class.lines),
+                CHECKED => {}
                 _ if class.size <= 64 => _ = arena.write_array(*frame, HEADROOM as u16, &class.line),
                 _ => _ = arena.write(*frame, HEADROOM as u16, &class.whole[..class.size.into()]),
             }
@@ -487,7 +510,16 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
                 }
             }
             let src_port = (SRC_PORT + (ports & 0x7fff)) as u16;
-            Self::patch(arena, *frame, class, self.l3, Fields { src, src_port, tcp_sequence, flags, stamp: [time, rest] });
+            let fields = Fields { src, src_port, tcp_sequence, flags, stamp: [time, rest] };
+            if LINES == CHECKED {
+                let draft = &mut self.draft[..class.size.into()];
+                draft.copy_from_slice(&class.whole[..draft.len()]);
+                Self::patch(&mut Draft(draft), class, self.l3, fields);
+                seal(draft);
+                arena.write(*frame, HEADROOM as u16, draft);
+            } else {
+                Self::patch(&mut InFrame(arena, *frame), class, self.l3, fields);
+            }
             *packet = Packet::fresh(*frame, class.size);
             cursor.flow += 1;
             cursor.number += self.step;
@@ -497,7 +529,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
                 cursor.sequence = cursor.sequence.wrapping_add(1);
                 cursor.at += self.shift;
             }
-            if LINES == 0 {
+            if is_mix {
                 cursor.at += 1;
                 if cursor.at >= self.pattern.len() {
                     cursor.at -= self.pattern.len();
@@ -509,8 +541,7 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
 
     /// Stores over a template what differs from packet to packet.
     #[inline(always)]
-    fn patch(arena: &Arena, frame: u32, class: &Class, l3: u16, fields: Fields) {
-        let l3 = HEADROOM as u16 + l3;
+    fn patch(packet: &mut impl Store, class: &Class, l3: u16, fields: Fields) {
         let l4 = l3 + if V6 { 40 } else { 20 };
         // From here on, words are the little-endian ones of what is on the wire.
         let src = fields.src.swap_bytes();
@@ -518,8 +549,8 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
         let tcp_sequence = fields.tcp_sequence.swap_bytes();
         let [time, rest] = fields.stamp;
         if V6 {
-            arena.write_array(frame, l3 + 20, &src.to_le_bytes());
-            arena.write_array(frame, l4, &src_port.to_le_bytes());
+            packet.store(l3 + 20, &src.to_le_bytes());
+            packet.store(l4, &src_port.to_le_bytes());
         } else {
             // Three words of 16 bits: folding once leaves a carry of 2 at most.
             let sum = u32::from(class.ip_sum) + (src & 0xffff) + (src >> 16);
@@ -527,13 +558,13 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             let sum = !(sum + (sum >> 16)) as u16;
             let low = class.head | u64::from(src) << 16 | u64::from(sum);
             let high = class.tail | u64::from(src_port) << 16;
-            arena.write_array(frame, l3 + 10, &(u128::from(low) | u128::from(high) << 64).to_le_bytes());
+            packet.store(l3 + 10, &(u128::from(low) | u128::from(high) << 64).to_le_bytes());
         }
         let mut flags = 0;
         if TCP {
-            arena.write_array(frame, l4 + 4, &tcp_sequence.to_le_bytes());
+            packet.store(l4 + 4, &tcp_sequence.to_le_bytes());
             if fields.flags != DATA {
-                arena.write_array(frame, l4 + 13, &[fields.flags]);
+                packet.store(l4 + 13, &[fields.flags]);
                 // The sum of the template has the others in it: their complement takes them out.
                 flags = (u64::from(fields.flags) << 8) + (0xffff - (u64::from(DATA) << 8));
             }
@@ -544,10 +575,43 @@ impl<const V6: bool, const TCP: bool> GenQueue<V6, TCP> {
             let sum = !fold(sum);
             // In UDP, 0 would say that there is no checksum; all ones is the same number.
             let sum = if !TCP && sum == 0 { 0xffff } else { sum };
-            arena.write_array(frame, l4 + if TCP { 16 } else { 6 }, &sum.to_le_bytes());
+            packet.store(l4 + if TCP { 16 } else { 6 }, &sum.to_le_bytes());
         }
         let stamp = u128::from(time) | u128::from(rest) << 64;
-        arena.write_array(frame, HEADROOM as u16 + class.size - stamp::BYTES as u16, &stamp.to_le_bytes());
+        packet.store(class.size - stamp::BYTES as u16, &stamp.to_le_bytes());
+    }
+}
+
+/// Where bytes of a packet are stored, by their place in it.
+trait Store {
+    fn store<const N: usize>(&mut self, at: u16, bytes: &[u8; N]);
+}
+
+/// A packet in its frame.
+struct InFrame<'a>(&'a Arena, u32);
+
+impl Store for InFrame<'_> {
+    #[inline(always)]
+    fn store<const N: usize>(&mut self, at: u16, bytes: &[u8; N]) {
+        self.0.write_array(self.1, HEADROOM as u16 + at, bytes);
+    }
+}
+
+/// A packet in private memory.
+struct Draft<'a>(&'a mut [u8]);
+
+impl Store for Draft<'_> {
+    fn store<const N: usize>(&mut self, at: u16, bytes: &[u8; N]) {
+        self.0[usize::from(at)..usize::from(at) + N].copy_from_slice(bytes);
+    }
+}
+
+/// Stores its checksum in a packet that has room for one.
+fn seal(packet: &mut [u8]) {
+    let word = |at: usize| packet[at..at + 8].iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    let sum = stamp::checksum(packet.len(), word);
+    if let Some(at) = stamp::checksum_at(packet.len()) {
+        packet[at..at + stamp::CHECKSUM_BYTES].copy_from_slice(&sum.to_le_bytes());
     }
 }
 
@@ -583,6 +647,7 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
         match self.lines {
             1 => self.fill::<1>(&taken[..n], out, arena, now_ns),
             2 => self.fill::<2>(&taken[..n], out, arena, now_ns),
+            CHECKED => self.fill::<CHECKED>(&taken[..n], out, arena, now_ns),
             _ => self.fill::<0>(&taken[..n], out, arena, now_ns),
         }
         let n64 = n as u64;
@@ -693,8 +758,14 @@ mod tests {
             _ => (false, false),
         };
         let word = u128::from_le_bytes(bytes[bytes.len() - stamp::BYTES..].try_into().unwrap());
+        let time = stamp::unchecked(word as u64);
+        if time.is_some() {
+            let mut again = bytes.to_vec();
+            seal(&mut again);
+            assert_eq!(again, bytes, "its checksum");
+        }
         Seen {
-            stamp: Stamp::unpack([word as u64, (word >> 64) as u64]).unwrap(),
+            stamp: Stamp::unpack([time.unwrap_or(word as u64), (word >> 64) as u64]).unwrap(),
             size: bytes.len() as u16,
             src,
             dst,
@@ -732,18 +803,18 @@ mod tests {
 
     fn settings() -> impl Strategy<Value = Gen> {
         let sizes = prop_oneof![
-            (94u16..1600).prop_map(|size| (size, Vec::new())),
-            proptest::collection::vec((94u16..1600, 1u32..9), 1..5).prop_map(|mix| (60, mix)),
+            (102u16..1600).prop_map(|size| (size, Vec::new())),
+            proptest::collection::vec((102u16..1600, 1u32..9), 1..5).prop_map(|mix| (60, mix)),
         ];
         let address = prop_oneof![Just(None), any::<u128>().prop_map(Some)];
         let tag = prop_oneof![Just(None), (0u16..4095).prop_map(Some)];
-        (sizes, 1u32..70, any::<[bool; 2]>(), tag, 0u8..64, any::<u16>(), [address.clone(), address]).prop_map(
-            |((size, imix), flows, [tcp, ipv6], vlan, dscp, dst_port, addresses)| {
+        (sizes, 1u32..70, any::<[bool; 3]>(), tag, 0u8..64, any::<u16>(), [address.clone(), address]).prop_map(
+            |((size, imix), flows, [tcp, ipv6, checksum], vlan, dscp, dst_port, addresses)| {
                 let [src, dst] = addresses.map(|bits| {
                     bits.map(|bits: u128| if ipv6 { IpAddr::V6(bits.into()) } else { IpAddr::V4((bits as u32).into()) })
                 });
                 let protocol = if tcp { GenProtocol::Tcp } else { GenProtocol::Udp };
-                Gen { size, imix, flows, protocol, ipv6, vlan, dscp, dst_port, src, dst, ..Gen::default() }
+                Gen { size, imix, flows, protocol, ipv6, vlan, dscp, dst_port, src, dst, checksum, ..Gen::default() }
             },
         )
     }
@@ -881,6 +952,10 @@ mod tests {
             (Gen { vlan: Some(4095), ..base() }, "vlan = 4095"),
             (Gen { src: Some(v6), ..base() }, "set ipv6 = true"),
             (Gen { dst: Some(v6), ..base() }, "dst = ::1"),
+            (
+                Gen { size: 65, checksum: true, ..base() },
+                "no room for their headers, a checksum and a stamp; set at least 66 bytes",
+            ),
             (Gen { size: 3000, ..base() }, "memory.packet_bytes to at least 3000"),
             (Gen { size: 65_500, ..base() }, "set at most 65344"),
             (Gen { imix: vec![(60, 0)], ..base() }, "weight"),
@@ -936,6 +1011,34 @@ mod tests {
         frames.alloc(&mut frame);
         assert_eq!(queue.tx_burst(&[Packet::fresh(frame[0], 60)], &mut frames, 5), 1);
         assert!(queue.details().contains(&("swallowed", 1.0)) && frames.held() == 40);
+    }
+
+    #[test]
+    fn a_sink_counts_packets_that_are_not_as_they_were_made() {
+        let mut frames = cache(64);
+        let mut port = open("g", 1, &Gen { size: 66, flows: 3, checksum: true, ..Gen::default() }, ROOM).unwrap();
+        let (queue, mut sink) = (&mut port.queues[0], SinkQueue::default());
+        let details = |sink: &SinkQueue| sink.details().into_iter().collect::<HashMap<_, _>>();
+        let mut packets = [Packet::default(); 30];
+        assert_eq!(queue.rx_burst(&mut packets, &mut frames, 1), 30);
+        // One has a bit more, one has lost its last byte, and one is what another was.
+        let mut bytes = [0; 66];
+        let arena = frames.arena();
+        arena.read(packets[3].frame, packets[3].offset, &mut bytes);
+        bytes[7] ^= 1;
+        arena.write(packets[3].frame, packets[3].offset, &bytes);
+        packets[10].len -= 1;
+        arena.read(packets[11].frame, packets[11].offset, &mut bytes);
+        arena.write(packets[20].frame, packets[20].offset, &bytes);
+        sink.tx_burst(&packets, &mut frames, 2);
+        let told = details(&sink);
+        assert_eq!((told["altered"], told["unstamped"], told["stamped"]), (1.0, 1.0, 28.0), "{told:?}");
+        // 11, 20 and 29 are of one flow: 20 is lost, and 11 came twice.
+        assert_eq!((told["lost"], told["duplicated"]), (3.0, 1.0), "{told:?}");
+        assert_eq!(queue.rx_burst(&mut packets, &mut frames, 3), 30);
+        sink.tx_burst(&packets, &mut frames, 4);
+        assert_eq!((details(&sink)["altered"], details(&sink)["stamped"]), (1.0, 58.0));
+        assert_eq!(sink.latency().unwrap().count(), 58);
     }
 
     #[test]

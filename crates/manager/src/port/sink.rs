@@ -5,7 +5,10 @@
 //! - a number below it that was counted lost: `lost` − 1, `reordered` + 1;
 //! - a number below it that has come already: `duplicated` + 1;
 //! - a number more than 64 below the highest: nobody can tell any more which of the two; `stale` + 1, and `lost` stays;
-//! - no stamp, or a flow number out of range: `unstamped` + 1.
+//! - no stamp, or a flow number out of range: `unstamped` + 1;
+//! - a stamp with a checksum that is not the packet's (`checksum` of a generator): `altered` + 1.
+//!   Nothing else is believed of such a packet, so it counts as lost when a later one of its flow
+//!   comes.
 //!
 //! Limits. A loss shows when a later packet of the flow arrives: what is lost at the very end of a flow is not counted. A flow that
 //! is first seen below number [`JOINED`] is taken to have begun at 0, so that losses at its start count; one that is first seen
@@ -15,6 +18,7 @@
 //! Latency is the caller's `now_ns` at the sink less its `now_ns` at the generator: both are taken once a burst.
 
 use sluice_shm::BURST;
+use sluice_shm::arena::Arena;
 use sluice_shm::histogram::Histogram;
 
 use super::stamp::{self, MAX_FLOWS, Stamp};
@@ -48,6 +52,7 @@ struct Counts {
     reordered: u64,
     duplicated: u64,
     stale: u64,
+    altered: u64,
 }
 
 /// One queue of a sink.
@@ -77,7 +82,7 @@ impl Default for SinkQueue {
 impl SinkQueue {
     /// Counts one packet by the last words of it.
     #[inline(always)]
-    fn count(&mut self, [time, rest]: [u64; 2], now_ns: u64) {
+    fn count(&mut self, [time, rest]: [u64; 2], now_ns: u64, packet: &Packet, arena: &Arena) {
         if time != self.time_word {
             self.settle_latency(now_ns);
             self.time_word = time;
@@ -95,14 +100,21 @@ impl SinkQueue {
             self.same_time += 1;
             return;
         }
-        self.count_odd([time, rest]);
+        self.count_odd([time, rest], packet, arena);
     }
 
-    /// A packet that is not the next of its flow.
+    /// A packet that is not the next of its flow, or one with a checksum.
     #[cold]
     #[inline(never)]
-    fn count_odd(&mut self, words: [u64; 2]) {
+    fn count_odd(&mut self, mut words: [u64; 2], packet: &Packet, arena: &Arena) {
         let counts = &mut self.counts;
+        if let Some(time) = stamp::unchecked(words[0]) {
+            if !is_whole(packet, arena) {
+                counts.altered += 1;
+                return;
+            }
+            words[0] = time;
+        }
         let Some(stamp) = Stamp::unpack(words) else {
             counts.unstamped += 1;
             return;
@@ -150,6 +162,13 @@ impl SinkQueue {
     }
 }
 
+/// Whether a packet's checksum is that of its bytes.
+fn is_whole(packet: &Packet, arena: &Arena) -> bool {
+    let len = usize::from(packet.len);
+    let word = |at: usize| arena.read_array(packet.frame, packet.offset + at as u16).map_or(0, u64::from_le_bytes);
+    stamp::checksum_at(len).is_some_and(|at| word(at) == stamp::checksum(len, word))
+}
+
 impl PortQueue for SinkQueue {
     fn rx_burst(&mut self, _out: &mut [Packet], _frames: &mut FrameCache, _now_ns: u64) -> usize {
         0
@@ -168,7 +187,7 @@ impl PortQueue for SinkQueue {
                 match arena.read_array::<{ stamp::BYTES }>(packet.frame, at) {
                     Some(bytes) if packet.len >= stamp::BYTES as u16 => {
                         let word = u128::from_le_bytes(bytes);
-                        self.count([word as u64, (word >> 64) as u64], now_ns);
+                        self.count([word as u64, (word >> 64) as u64], now_ns, packet, arena);
                     }
                     _ => self.counts.unstamped += 1,
                 }
@@ -184,7 +203,7 @@ impl PortQueue for SinkQueue {
     }
 
     fn details(&self) -> Vec<(&'static str, f64)> {
-        let Counts { stamped, unstamped, lost, reordered, duplicated, stale } = self.counts;
+        let Counts { stamped, unstamped, lost, reordered, duplicated, stale, altered } = self.counts;
         vec![
             ("stamped", stamped as f64),
             ("unstamped", unstamped as f64),
@@ -192,6 +211,7 @@ impl PortQueue for SinkQueue {
             ("reordered", reordered as f64),
             ("duplicated", duplicated as f64),
             ("stale", stale as f64),
+            ("altered", altered as f64),
         ]
     }
 

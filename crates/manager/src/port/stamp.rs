@@ -12,6 +12,13 @@
 //! | 12..15 | flow |
 //! | 15     | run: 1 to 255, another one for each generator opened, so that flow numbers can be used again |
 //!
+//! A generator with `checksum = true` marks its stamps with another magic, and stores a checksum in
+//! the 8 bytes before them: 48 bits over all other bytes of the packet, headers and stamp too, and
+//! 16 bits with which the 8 bytes add up to nothing in the sums of TCP and UDP. A sink that finds
+//! such a stamp computes the checksum again, and counts the packet as altered if it differs. It is
+//! for chains that change nothing: a header that is rewritten is altered, too. The smallest packet
+//! has 8 bytes more.
+//!
 //! Flow numbers are unique in the process: each generator takes a [`FlowRange`], and gives it back when it is closed. So any number
 //! of generators can send to one sink.
 
@@ -26,6 +33,17 @@ pub const MAX_FLOWS: u32 = 1 << 22;
 
 /// Marks a stamp.
 pub const MAGIC: u16 = 0x511c;
+
+/// Marks a stamp with a checksum before it.
+pub const MAGIC_CHECKED: u16 = 0x511d;
+
+/// Bytes of that checksum.
+pub const CHECKSUM_BYTES: usize = 8;
+
+/// Odd, with bits all over: 2⁶⁴ divided by the golden ratio.
+const SPREAD: u64 = 0x9e37_79b9_7f4a_7c15;
+/// Bits of the checksum; those above them balance it.
+const SUM_BITS: u32 = 48;
 
 /// Bits of the time that a stamp holds.
 const TIME_BITS: u32 = 48;
@@ -79,6 +97,52 @@ pub(super) fn flow_word(flow: u32, run: u8) -> u64 {
 pub(super) fn age_ns(time_word: u64, now_ns: u64) -> u64 {
     let age = now_ns.wrapping_sub(time_word >> 16) & ((1 << TIME_BITS) - 1);
     if age >> (TIME_BITS - 1) == 0 { age } else { 0 }
+}
+
+/// First word of a stamp with a checksum before it.
+#[inline(always)]
+pub(super) fn checked(time_word: u64) -> u64 {
+    time_word & !0xffff | u64::from(MAGIC_CHECKED)
+}
+
+/// First word as it would be without the checksum, if there is one.
+pub(super) fn unchecked(time_word: u64) -> Option<u64> {
+    (time_word as u16 == MAGIC_CHECKED).then_some(time_word & !0xffff | u64::from(MAGIC))
+}
+
+/// Least bytes of a packet with a checksum.
+const LEAST_CHECKED: usize = CHECKSUM_BYTES + BYTES;
+
+/// Where the checksum is in a packet of `len` bytes, if it has room for one.
+pub(super) fn checksum_at(len: usize) -> Option<usize> {
+    len.checked_sub(LEAST_CHECKED)
+}
+
+/// The checksum of a packet of `len` bytes, as a word that is stored little-endian. `word` gives
+/// the eight bytes from a place on, as a little-endian word; all that it is asked for lie in the
+/// packet. 0 if the packet has no room for a checksum.
+///
+/// One change in 2⁴⁸ does not show.
+pub(super) fn checksum(len: usize, word: impl Fn(usize) -> u64) -> u64 {
+    let Some(end) = checksum_at(len) else { return 0 };
+    let mix = |sum: u64, word: u64| {
+        let sum = (sum ^ word).wrapping_mul(SPREAD);
+        sum ^ sum >> 32
+    };
+    let whole = end - end % 8;
+    let mut sum = (0..whole).step_by(8).fold(len as u64, |sum, at| mix(sum, word(at)));
+    if end > whole {
+        // The checksum lies behind them, so there are eight bytes to read.
+        sum = mix(sum, word(whole) & ((1 << (8 * (end - whole))) - 1));
+    }
+    sum = mix(sum, word(end + CHECKSUM_BYTES));
+    sum = mix(sum, word(end + CHECKSUM_BYTES + 8));
+    let sum = sum >> (64 - SUM_BITS);
+    let words = (sum & 0xffff) + (sum >> 16 & 0xffff) + (sum >> 32);
+    let words = (words & 0xffff) + (words >> 16);
+    let words = (words & 0xffff) + (words >> 16);
+    // Ones' complement: all ones are nothing.
+    sum | (0xffff - words) << SUM_BITS
 }
 
 /// The flow numbers in use, as (first, count), in order.
@@ -152,6 +216,40 @@ mod tests {
             prop_assert_eq!(age_ns(time_word(sent), sent.wrapping_add(age)), age);
             prop_assert_eq!(age_ns(time_word(sent.wrapping_add(age)), sent), 0);
         }
+    }
+
+    fn checksum_of(packet: &[u8]) -> u64 {
+        checksum(packet.len(), |at| u64::from_le_bytes(packet[at..at + 8].try_into().unwrap()))
+    }
+
+    proptest! {
+        #[test]
+        fn a_changed_byte_a_moved_one_and_a_cut_show(bytes in proptest::collection::vec(any::<u8>(), 24..200), at: usize, by in 1u8..) {
+            let place = checksum_at(bytes.len()).unwrap();
+            let sum = checksum_of(&bytes);
+            let mut changed = bytes.clone();
+            let at = at % bytes.len();
+            changed[at] ^= by;
+            let is_sum = (place..place + CHECKSUM_BYTES).contains(&at);
+            prop_assert_eq!(checksum_of(&changed) == sum, is_sum, "byte {}", at);
+            changed = bytes.clone();
+            changed.push(0);
+            prop_assert_ne!(checksum_of(&changed), sum);
+            if bytes.len() > 24 {
+                prop_assert_ne!(checksum_of(&bytes[1..]), sum);
+            }
+            // It adds nothing to the sum of TCP and UDP.
+            let words = (0..4).map(|i| sum >> (16 * i) & 0xffff).sum::<u64>();
+            prop_assert_eq!(words % 0xffff, 0);
+        }
+    }
+
+    #[test]
+    fn a_stamp_says_whether_there_is_a_checksum() {
+        let [time, rest] = Stamp { flow: 1, run: 1, sequence: 1, time_ns: 77 }.pack();
+        assert_eq!((unchecked(time), Stamp::unpack([checked(time), rest])), (None, None));
+        assert_eq!(unchecked(checked(time)), Some(time));
+        assert_eq!((checksum_at(23), checksum_at(24), checksum_of(&[7; 23])), (None, Some(0), 0));
     }
 
     #[test]

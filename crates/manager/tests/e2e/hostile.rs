@@ -94,6 +94,42 @@ fn never_writing() {
     assert_eq!(beside_a_healthy_chain("mute"), 0);
 }
 
+#[test]
+fn one_that_writes_over_all_it_has_alters_packets_of_its_own_tenant_and_of_no_other() {
+    let load = "rate = 20000\nflows = 16\nsize = 128\nsrc = \"198.18.0.0\"\nchecksum = true\noverload = \"wait\"";
+    let mut text = port("in", "gen", load) + &port("load", "gen", "rate = 1000");
+    for sink in ["red-out", "blue-out", "away"] {
+        text += &port(sink, "sink", "");
+    }
+    for tenant in ["red", "blue"] {
+        text += &service(tenant, "sluice-nf-bridge", &format!("tenant = {tenant:?}"));
+        let src = if tenant == "red" { "src = \"198.18.0.0/30\"" } else { "" };
+        text += &format!(
+            "[[chain]]\nname = {tenant:?}\nservices = [{tenant:?}]\negress = \"{tenant}-out\"\n\
+             [[rule]]\nname = {tenant:?}\nport = \"in\"\n{src}\nchain = {tenant:?}\n"
+        );
+    }
+    text += &service("bad", &hostile_nf(), "args = [\"everything\"]\ntenant = \"red\"");
+    text += &chain("hostile", "load", &["bad"], "away", "on_failure = \"drop\"");
+    // It is not stopped for what it does.
+    let mut daemon = Daemon::start("max_violations = 1000000000\nstall_ms = 0", &text);
+    let stats = daemon.wait("altered packets of red, and many of blue's", |s| {
+        let of = |sink: &str, what: &str| find_port(s, sink).details.get(what).copied().unwrap_or(0.0);
+        of("red-out", "altered") > 0.0 && of("blue-out", "stamped") > 5_000.0
+    });
+    for what in ["altered", "unstamped", "lost", "reordered", "duplicated"] {
+        assert_eq!(find_port(&stats, "blue-out").details[what], 0.0, "{what}");
+    }
+    let blue = find_nf(&stats, "blue.0");
+    assert_eq!((blue.state, blue.violations), (NfState::Running, 0));
+    daemon.client().remove_nf("bad.0").unwrap();
+    ["red", "blue"].iter().for_each(|rule| daemon.client().remove_rule(rule).unwrap());
+    daemon.client().remove_port("in").unwrap();
+    daemon.silence("hostile", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
 /// The processes whose command line names this word, collected or not: an NF's and what it has forked.
 fn named(word: &str) -> Vec<u32> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
