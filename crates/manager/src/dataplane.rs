@@ -350,6 +350,7 @@ impl DataPlane {
                 latencies: Vec::new(),
                 no_rule: Counter::default(),
                 no_path: Counter::default(),
+                unsent: Counter::default(),
                 nf_down: Counter::default(),
                 none_idle: Counter::default(),
                 sample_every: manager.latency_sample,

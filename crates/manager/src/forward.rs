@@ -284,6 +284,8 @@ pub struct Plane {
     pub no_rule: Counter,
     /// Packets whose path could not be made.
     pub no_path: Counter,
+    /// Packets that had left their chain, and were dropped because nobody has their port any more.
+    pub unsent: Counter,
     /// Packets of chains that lack an NF.
     pub nf_down: Counter,
     /// Packets for which no NF of a pool was idle.

@@ -256,6 +256,8 @@ pub struct Snapshot {
     /// Packets for which no path could be made.
     pub no_path: u64,
     /// Packets that an entry of the SDN controller's forbids.
+    /// Packets that had left their chain, and were dropped because nobody has their port any more.
+    pub unsent: u64,
     pub forbidden: u64,
     /// Packets that the SDN controller was to be asked about, and that were dropped without an answer.
     pub unanswered: u64,
@@ -264,6 +266,8 @@ pub struct Snapshot {
     /// How long setting up a connection took, by number of the service.
     pub setups: Vec<(u16, Histogram)>,
     /// Frames in this thread's cache.
+    /// How long rounds with packets took, of each [`ROUNDS_PER_DUTY`]th, in nanoseconds.
+    pub rounds: Histogram,
     pub frames_cached: u64,
     /// Free frames that it has of each arena, and what it copied into it, by number of the arena.
     pub memories: Vec<(usize, Copied)>,
@@ -406,6 +410,8 @@ pub struct Worker {
     /// When the Monitor last looked.
     monitored_ns: u64,
     rx_stopped: bool,
+    /// How long rounds with packets took, of each [`ROUNDS_PER_DUTY`]th, in nanoseconds.
+    rounds: Histogram,
     /// What the Wakeup role decides with.
     throttling: Option<Throttling>,
     /// What the Monitor role measures.
@@ -439,6 +445,7 @@ impl Worker {
             progress: Vec::new(),
             monitored_ns: 0,
             // Until everything is in place that a first packet needs.
+            rounds: Histogram::default(),
             rx_stopped: true,
         }
     }
@@ -495,8 +502,9 @@ impl Worker {
                 self.setup.director.age(self.setup.classifier.table(), now / 1_000_000, self.setup.flow_timeout_ms);
                 if work > 0 {
                     // The share of busy rounds, told in time: one of so many stands for all.
-                    let spent = self.setup.clock.now_ns().saturating_sub(now) * u64::from(ROUNDS_PER_DUTY);
-                    self.setup.busy_ns.fetch_add(spent, Ordering::Relaxed);
+                    let took = self.setup.clock.now_ns().saturating_sub(now);
+                    self.rounds.record(took);
+                    self.setup.busy_ns.fetch_add(took * u64::from(ROUNDS_PER_DUTY), Ordering::Relaxed);
                 }
                 if self.setup.roles.monitor && now >= monitor_at {
                     monitor_at = now + MONITOR_NS.max(self.setup.plane.nfs.len() as u64 * MONITOR_NF_NS);
@@ -720,7 +728,7 @@ impl Worker {
                         buffer.packets.push(Packet { frame: descriptor.frame, offset: descriptor.offset, len: descriptor.len });
                     }
                     _ => {
-                        count_lost(&self.queues, descriptor.arg, 1);
+                        count_lost(&self.queues, &plane.unsent, descriptor.arg, 1);
                         plane.discard(descriptor.frame);
                     }
                 }
@@ -854,7 +862,7 @@ impl Worker {
             buffer.open = false;
             let lost = std::mem::take(&mut buffer.packets);
             if !lost.is_empty() {
-                count_lost(&self.queues, port, lost.len());
+                count_lost(&self.queues, &plane.unsent, port, lost.len());
             }
             for packet in lost {
                 plane.table.free(packet.frame);
@@ -908,6 +916,8 @@ impl Worker {
             nf_down: plane.nf_down.get(),
             no_path: plane.no_path.get(),
             forbidden: asked(|asker| asker.forbidden.get()),
+            unsent: plane.unsent.get(),
+            rounds: self.rounds.clone(),
             unanswered: asked(|asker| asker.unanswered.get()),
             none_idle: plane.none_idle.get(),
             setups: self.setup.director.setups(),
@@ -978,6 +988,7 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
                 // Nobody has the port any more.
                 sent = packets.len();
                 for packet in &packets {
+                plane.unsent.add(sent as u64);
                     plane.discard(packet.frame);
                 }
             }
@@ -990,8 +1001,7 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
 
 /// Counts packets that a port's queue of this thread could not be given.
 #[cold]
-fn count_lost(queues: &[OwnedQueue], port: u16, n: usize) {
-    if let Some(owned) = queues.iter().find(|q| q.port == port) {
-        owned.counters.tx_drops.add(n as u64);
-    }
+fn count_lost(queues: &[OwnedQueue], unsent: &Counter, port: u16, n: usize) {
+    let own = queues.iter().find(|q| q.port == port).map(|owned| &owned.counters.tx_drops);
+    own.unwrap_or(unsent).add(n as u64);
 }

@@ -52,7 +52,7 @@ impl Mock {
                 pid: std::process::id(),
                 config: Some("/etc/sluice.toml".into()),
                 cores: 2,
-                threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 63.0 }],
+                threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 63.0, ..Default::default() }],
                 frames: Frames { total: 16_384, free: 16_000, in_use: 384 },
                 memories: vec![Memory { tenant: "-".into(), frames: 16_384, free: 16_000, in_use: 384, ..Memory::default() }],
                 hugepages: false,

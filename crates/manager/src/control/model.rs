@@ -121,6 +121,9 @@ pub struct Thread {
     pub core: u32,
     /// Share of its time in which it had packets to move, 0 to 100. A spinning thread uses its whole core all the same.
     pub busy_percent: f64,
+    /// Time that it takes for a round in which it has packets to move, of one round in 64.
+    #[serde(default)]
+    pub round_ns: Distribution,
 }
 
 /// Packet memory, in frames.
@@ -667,6 +670,30 @@ pub struct Stats {
     /// Packets dropped, by reason: those of [`crate::chain::Drop`] (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`,
     /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`, `no_frame`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
     pub drops: BTreeMap<String, u64>,
+    /// What chains and ports have counted that are not there any more.
+    #[serde(default)]
+    pub gone: Gone,
+}
+
+/// What chains and ports have counted that are not there any more. Packets that were inside when a
+/// chain was removed are counted to their end.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+pub struct Gone {
+    /// Packets let into chains.
+    pub entry_packets: u64,
+    /// Packets that left them.
+    pub exit_packets: u64,
+    /// Packets that foreign programs on their way have put in.
+    pub originated_packets: u64,
+    /// Packets that did not leave, by reason.
+    pub drops: BTreeMap<String, u64>,
+    /// Packets that left through ports.
+    pub tx_packets: u64,
+    /// Packets that ports did not take.
+    pub tx_drops: u64,
+    /// Packets that had left their chain when nobody had their port any more. Counted in the total
+    /// of `port_tx` besides.
+    pub unsent_packets: u64,
 }
 
 /// The paths of sampled packets.

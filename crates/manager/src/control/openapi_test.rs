@@ -47,6 +47,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Error", through::<ErrorBody>),
     ("Event", through::<model::Event>),
     ("Frames", through::<model::Frames>),
+    ("Gone", through::<model::Gone>),
     ("Hop", through::<model::Hop>),
     ("Memory", through::<model::Memory>),
     ("MoveNf", through::<MoveNf>),

@@ -1,12 +1,13 @@
-//! What chains and ports that are gone have dropped: totals count for the daemon's whole life, and never go back.
+//! What chains and ports that are gone have counted: totals count for the daemon's whole life, and
+//! never go back.
 //!
 //! Packets inside follow a chain that was removed to its end, and are counted there. So its counters are kept as they are until nobody
 //! else has them, and only their sum after that.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use crate::chain::{ChainCounters, Drop};
+use crate::chain::{ChainCounters, Counter, Drop};
+use crate::control::model as api;
 use crate::worker::QueueCounters;
 
 /// Counters of what is gone.
@@ -15,12 +16,25 @@ pub(super) struct Past {
     chains: Vec<Arc<[ChainCounters]>>,
     queues: Vec<Arc<QueueCounters>>,
     /// Sums of those that nobody counts with any more.
-    drops: [u64; Drop::ALL.len()],
-    tx_drops: u64,
+    settled: api::Gone,
 }
 
-fn dropped(counters: &[ChainCounters], why: Drop) -> u64 {
-    counters.iter().map(|c| c.drops[why as usize].get()).sum()
+fn add_chain(sums: &mut api::Gone, counters: &[ChainCounters]) {
+    let sum = |of: fn(&ChainCounters) -> &Counter| counters.iter().map(|c| of(c).get()).sum::<u64>();
+    sums.entry_packets += sum(|c| &c.entered);
+    sums.exit_packets += sum(|c| &c.left);
+    sums.originated_packets += sum(|c| &c.originated);
+    for why in Drop::ALL {
+        let dropped: u64 = counters.iter().map(|c| c.drops[why as usize].get()).sum();
+        if dropped > 0 {
+            *sums.drops.entry(why.name().into()).or_default() += dropped;
+        }
+    }
+}
+
+fn add_queue(sums: &mut api::Gone, queue: &QueueCounters) {
+    sums.tx_packets += queue.tx_packets.get();
+    sums.tx_drops += queue.tx_drops.get();
 }
 
 impl Past {
@@ -38,28 +52,29 @@ impl Past {
 
     /// Nobody can get a counter again that only this has: its value stays.
     fn settle(&mut self) {
-        let Self { chains, queues, drops, tx_drops } = self;
+        let Self { chains, queues, settled } = self;
         chains.retain(|counters| {
             let in_use = Arc::strong_count(counters) > 1;
             if !in_use {
-                Drop::ALL.iter().for_each(|why| drops[*why as usize] += dropped(counters, *why));
+                add_chain(settled, counters);
             }
             in_use
         });
         queues.retain(|queue| {
             let in_use = Arc::strong_count(queue) > 1;
-            *tx_drops += if in_use { 0 } else { queue.tx_drops.get() };
+            if !in_use {
+                add_queue(settled, queue);
+            }
             in_use
         });
     }
 
-    /// Adds what was dropped, by reason.
-    pub(super) fn add_to(&self, drops: &mut BTreeMap<String, u64>) {
-        let mut more = |name: &str, n: u64| *drops.entry(name.into()).or_default() += n;
-        for why in Drop::ALL {
-            more(why.name(), self.drops[why as usize] + self.chains.iter().map(|c| dropped(c, why)).sum::<u64>());
-        }
-        more("port_tx", self.tx_drops + self.queues.iter().map(|q| q.tx_drops.get()).sum::<u64>());
+    /// What they have counted.
+    pub(super) fn report(&self) -> api::Gone {
+        let mut sums = self.settled.clone();
+        self.chains.iter().for_each(|counters| add_chain(&mut sums, counters));
+        self.queues.iter().for_each(|queue| add_queue(&mut sums, queue));
+        sums
     }
 }
 
@@ -67,27 +82,32 @@ impl Past {
 mod tests {
     use super::*;
 
-    fn told(past: &Past, why: &str) -> u64 {
-        let mut drops = BTreeMap::from([(why.to_string(), 100)]);
-        past.add_to(&mut drops);
-        drops[why]
-    }
-
     #[test]
     fn what_is_gone_is_counted_on_and_only_once() {
         let counters: Arc<[ChainCounters]> = std::iter::once(ChainCounters::default()).collect();
         let queue = Arc::new(QueueCounters::default());
         let mut past = Past::default();
+        counters[0].entered.add(9);
         counters[0].drops[Drop::NfDied as usize].add(3);
         past.chain(&counters);
         past.port(std::slice::from_ref(&queue));
         // Packets that were inside.
         counters[0].drops[Drop::NfDied as usize].add(4);
+        counters[0].left.add(2);
         queue.tx_drops.add(5);
-        assert_eq!((told(&past, "nf_died"), told(&past, "port_tx"), told(&past, "verdict")), (107, 105, 100));
+        queue.tx_packets.add(1);
+        let told = api::Gone {
+            entry_packets: 9,
+            exit_packets: 2,
+            drops: [("nf_died".to_string(), 7)].into(),
+            tx_packets: 1,
+            tx_drops: 5,
+            ..api::Gone::default()
+        };
+        assert_eq!(past.report(), told);
         drop((counters, queue));
         past.settle();
         assert!(past.chains.is_empty() && past.queues.is_empty());
-        assert_eq!((told(&past, "nf_died"), told(&past, "port_tx"), told(&past, "verdict")), (107, 105, 100));
+        assert_eq!(past.report(), told);
     }
 }

@@ -186,7 +186,13 @@ impl Supervisor {
             threads: infos
                 .iter()
                 .zip(busy)
-                .map(|(t, busy_percent)| api::Thread { role: t.roles.names().join("+"), core: t.core as u32, busy_percent })
+                .enumerate()
+                .map(|(index, (t, busy_percent))| api::Thread {
+                    role: t.roles.names().join("+"),
+                    core: t.core as u32,
+                    busy_percent,
+                    round_ns: snapshots.get(index).map(|known| Distribution::from(&known.rounds)).unwrap_or_default(),
+                })
                 .collect(),
             frames: api::Frames { total, free: total - in_use, in_use },
             memories: self.memory_reports(snapshots),
@@ -252,8 +258,13 @@ impl Supervisor {
         more("none_idle", snapshots.iter().map(|s| s.none_idle).sum());
         more("no_path", snapshots.iter().map(|s| s.no_path).sum());
         let ports = self.port_reports(&snapshots);
-        more("port_tx", ports.iter().map(|p| p.tx_drops).sum());
-        self.past.add_to(&mut drops);
+        let unsent = snapshots.iter().map(|s| s.unsent).sum();
+        more("port_tx", ports.iter().map(|p| p.tx_drops).sum::<u64>() + unsent);
+        let gone = api::Gone { unsent_packets: unsent, ..self.past.report() };
+        for (why, n) in &gone.drops {
+            more(why, *n);
+        }
+        more("port_tx", gone.tx_drops);
         api::Stats {
             time_ns: sluice_shm::clock::monotonic_ns(),
             status: self.status(&snapshots),
@@ -264,6 +275,7 @@ impl Supervisor {
             promises: self.promise_reports(),
             ports,
             drops,
+            gone,
         }
     }
 

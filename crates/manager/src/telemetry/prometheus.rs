@@ -110,6 +110,11 @@ fn daemon(out: &mut Text, stats: &Stats) {
         let core = thread.core.to_string();
         out.sample("sluice_thread_busy_ratio", &[("role", &thread.role), ("core", &core)], thread.busy_percent / 100.0);
     }
+    out.family("sluice_thread_round_seconds", "summary", "Time that a packet thread takes for a round with packets, of one in 64.");
+    for thread in &status.threads {
+        let core = thread.core.to_string();
+        out.summary("sluice_thread_round_seconds", &[("role", &thread.role), ("core", &core)], &thread.round_ns);
+    }
     out.family("sluice_tuning_cpu_ratio", "gauge", "Share of one core that measuring, deciding and writing shares took.");
     out.sample("sluice_tuning_cpu_ratio", &[], status.tuning_percent / 100.0);
     schedules(out, &status.schedules);
@@ -650,7 +655,7 @@ mod tests {
             time_ns: 1,
             status: Status {
                 version: "0.1.0".into(),
-                threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 50.0 }],
+                threads: vec![Thread { role: "rx+tx".into(), core: 0, busy_percent: 50.0, ..Default::default() }],
                 tuning_percent: 0.5,
                 openflow: None,
                 schedules: vec![Schedule {

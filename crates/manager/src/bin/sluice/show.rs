@@ -163,12 +163,16 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
         return Ok(());
     }
     writeln!(out)?;
-    let mut table = Table::new(&["THREAD", ">CORE", ">BUSY"]);
+    let mut table = Table::new(&["THREAD", ">CORE", ">BUSY", ">ROUND P50", ">P99", ">P99.9"]);
     for thread in &status.threads {
+        let measured = |ns: u64| if thread.round_ns.count == 0 { "-".into() } else { time(ns) };
         table.row(vec![
             thread.role.as_str().into(),
             thread.core.to_string().into(),
             format!("{:.0} %", thread.busy_percent).into(),
+            measured(thread.round_ns.p50).into(),
+            measured(thread.round_ns.p99).into(),
+            measured(thread.round_ns.p999).into(),
         ]);
     }
     table.print(out, colour)?;

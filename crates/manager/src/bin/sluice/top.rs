@@ -470,7 +470,7 @@ mod tests {
             status: Status {
                 version: "0.1.0".into(),
                 pid: 7,
-                threads: vec![Thread { role: "rx+tx+wakeup+monitor".into(), core: 0, busy_percent: 50.0 }],
+                threads: vec![Thread { role: "rx+tx+wakeup+monitor".into(), core: 0, busy_percent: 50.0, ..Default::default() }],
                 ..Default::default()
             },
             ports: (0..3)
