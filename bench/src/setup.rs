@@ -69,6 +69,8 @@ pub struct Service {
     pub exec: String,
     /// Its arguments.
     pub args: Vec<String>,
+    /// Its tenant, if it says one.
+    pub tenant: Option<&'static str>,
     /// Number of instances at start.
     pub instances: u32,
     /// Core of all instances.
@@ -123,7 +125,18 @@ impl Pool {
 impl Default for Service {
     fn default() -> Self {
         let (name, exec) = (String::new(), String::new());
-        Self { name, exec, args: Vec::new(), instances: 1, core: 1, poll: false, ring: 1024, zygote: false, pool: None }
+        Self {
+            name,
+            exec,
+            args: Vec::new(),
+            tenant: None,
+            instances: 1,
+            core: 1,
+            poll: false,
+            ring: 1024,
+            zygote: false,
+            pool: None,
+        }
     }
 }
 
@@ -219,6 +232,8 @@ pub struct Setup {
     pub sched: Option<Sched>,
     /// What stops NFs that poll so that others run: the word of `mechanism` in `[workflow]`; none leaves the daemon its own ways.
     pub mechanism: Option<&'static str>,
+    /// More keys of `[manager]`, as they are written, a line each.
+    pub manager: &'static str,
     /// Generators.
     pub traffic: Vec<Traffic>,
     /// DPDK devices.
@@ -243,6 +258,7 @@ impl Default for Setup {
             max_nfs: None,
             sched: None,
             mechanism: None,
+            manager: "",
             traffic: Vec::new(),
             devices: Vec::new(),
             files: Vec::new(),
@@ -263,6 +279,7 @@ impl Setup {
         if self.sleeps {
             bounds.push_str("idle = \"sleep\"\n");
         }
+        bounds.push_str(self.manager);
         let _ = writeln!(
             out,
             "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\n{bounds}",
@@ -303,6 +320,7 @@ impl Setup {
         for s in &self.services {
             let mode = if s.poll { "poll" } else { "sleep" };
             let zygote = if s.zygote { "zygote = true\n" } else { "" };
+            let tenant = s.tenant.map(|tenant| format!("tenant = {}\n", quoted(tenant))).unwrap_or_default();
             // It writes by the library's storage.
             let storage = if s.exec.ends_with("logger") { "storage = true\n" } else { "" };
             let number = match &s.pool {
@@ -311,7 +329,7 @@ impl Setup {
             };
             let _ = writeln!(
                 out,
-                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = [{}]\nmode = \"{mode}\"\n{number}{zygote}{storage}",
+                "[[service]]\nname = {}\nexec = {}\nargs = [{}]\ncores = [{}]\nmode = \"{mode}\"\n{number}{zygote}{storage}{tenant}",
                 quoted(&s.name),
                 quoted(&s.exec),
                 list(&s.args),
@@ -363,6 +381,7 @@ mod tests {
                 name: "b1".into(),
                 exec: "nf".into(),
                 args: vec!["--cycles".into(), "1,2".into()],
+                tenant: None,
                 instances: 2,
                 core: 4,
                 poll: true,

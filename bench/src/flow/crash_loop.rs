@@ -1,17 +1,23 @@
 //! `sluice bench crash-loop`: an NF of another tenant ends again and again; do the flows that do not pass it notice?
 //!
 //! # Approach
-//! A chain with half a million flows at a rate that the packet thread has room for, and beside it a chain of another tenant whose only NF is
+//! A chain with half a million flows at half of the rate that was measured of it, and beside it a
+//! chain of another tenant whose only NF is
 //! killed as soon as it runs. What is asked is what the first chain loses: packets refused at its gate, and packets dropped inside. It is
-//! compared with the same without kills, so that what the host does counts on both sides.
+//! compared with the same without kills, so that what the host does counts on both sides. The rate
+//! is measured once, before the first variant: what the chain delivers with as many flows when it
+//! is offered more than it carries.
 //!
 //! # Limits
 //! A generator that is late sends what it owes: a packet thread that stands still is seen by what does not fit into rings then.
 
+use std::cell::Cell;
+use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
+use crate::daemon::Daemon;
 use crate::lab::{Case, Lab, Miss, Plan, Row, Sample, nothing};
 use crate::sched::params;
 use crate::setup::{Chain, Service, Setup, Traffic};
@@ -26,8 +32,10 @@ pub const EXPERIMENT: Experiment =
 const NF: &str = "sluice-nf-bridge";
 /// Flows of the chain that is to notice nothing.
 const FLOWS: u32 = 500_000;
-/// Its packets a second: about half of what a packet thread and an NF carry with as many flows.
-const RATE: f64 = 1_000_000.0;
+/// Part of the rate that it carries, which it is offered.
+const LOAD: f64 = 0.5;
+/// Seconds for which that rate is measured, at most.
+const MEASURED_FOR: f64 = 3.0;
 /// Time between two looks whether the other NF runs again, with and without kills: the daemon answers on the NFs' core.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -35,6 +43,7 @@ const GROUP: Group = Group {
     title: "A chain with 500,000 flows beside an NF that ends again and again",
     keys: &["flows", "kills"],
     columns: &[
+        Column::new("offered_pps", "offered Mpps", 1e6, 3),
         Column::new("delivered_pps", "delivered Mpps", 1e6, 3),
         Column::new("lost_count", "lost", 1.0, 0),
         Column::new("killed_count", "killed", 1.0, 0),
@@ -51,17 +60,27 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 fn plan() -> Plan {
     let mut plan = Plan::new(EXPERIMENT.name, nothing, vec![(GROUP, |_| true)]);
+    let carried = Rc::new(Cell::new(None));
     for (name, kills) in [("calm", false), ("crash-loop", true)] {
         let of = params(&[("flows", FLOWS.into()), ("kills", u64::from(kills).into())]);
-        let row = of.clone();
-        let run = move |lab: &Lab| Ok(vec![Row::new(name, &row, one(lab, kills)?)]);
+        let (row, carried) = (of.clone(), carried.clone());
+        let run = move |lab: &Lab| {
+            let pps = match carried.get() {
+                Some(pps) => pps,
+                None => measure(lab)?,
+            };
+            carried.set(Some(pps));
+            Ok(vec![Row::new(name, &row, one(lab, LOAD * pps, kills)?)])
+        };
         plan.cases.push(Case { name: name.into(), params: of, run: Box::new(run) });
     }
     plan
 }
 
-fn setup() -> Setup {
-    let service = |name: &str| Service { name: name.into(), exec: NF.into(), ring: 4096, ..Service::default() };
+/// The chain, which is offered so many packets a second, and the one of another tenant beside it.
+fn setup(rate: f64) -> Setup {
+    let service =
+        |name: &str, tenant| Service { name: name.into(), exec: NF.into(), tenant: Some(tenant), ring: 4096, ..Service::default() };
     let chain = |name: &str, of: &str| Chain { name: name.into(), services: vec![of.into()], ..Chain::default() };
     let traffic = |name: &str, chain: &str, rate, flows| Traffic {
         name: name.into(),
@@ -72,18 +91,34 @@ fn setup() -> Setup {
     };
     Setup {
         frames: 32_768,
-        traffic: vec![traffic("in", "kept", RATE, FLOWS), traffic("other", "other", 1_000.0, 16)],
-        services: vec![service("kept"), service("other")],
+        traffic: vec![traffic("in", "kept", rate, FLOWS), traffic("other", "other", 1_000.0, 16)],
+        services: vec![service("kept", "blue"), service("other", "red")],
         chains: vec![chain("kept", "kept"), chain("other", "other")],
         ..Setup::default()
     }
 }
 
-fn one(lab: &Lab, kills: bool) -> Result<Sample, Miss> {
-    let daemon = lab.start(&setup())?;
+/// A daemon that knows all flows.
+fn start(lab: &Lab, rate: f64) -> Result<Daemon, Miss> {
+    let daemon = lab.start(&setup(rate))?;
     daemon.wait_for("all flows to be known", Duration::from_secs(60), |daemon| {
         Ok((daemon.stats()?.status.flows >= u64::from(FLOWS)).then_some(()))
     })?;
+    Ok(daemon)
+}
+
+/// How many packets a second the chain carries.
+fn measure(lab: &Lab) -> Result<f64, Miss> {
+    let daemon = start(lab, 0.0)?;
+    let before = daemon.stats()?;
+    lab.programs.pause(Duration::from_secs_f64(lab.args.seconds.min(MEASURED_FOR)))?;
+    let after = daemon.stats()?;
+    daemon.stop()?;
+    Ok(told(&before, &after, 0)["delivered_pps"])
+}
+
+fn one(lab: &Lab, rate: f64, kills: bool) -> Result<Sample, Miss> {
+    let daemon = start(lab, rate)?;
     let before = daemon.stats()?;
     let began = Instant::now();
     let mut killed = 0u64;
@@ -98,7 +133,9 @@ fn one(lab: &Lab, kills: bool) -> Result<Sample, Miss> {
     }
     let after = daemon.stats()?;
     daemon.stop()?;
-    Ok(told(&before, &after, killed))
+    let mut out = told(&before, &after, killed);
+    out.insert("offered_pps".into(), rate);
+    Ok(out)
 }
 
 fn told(before: &Stats, after: &Stats, killed: u64) -> Sample {
@@ -138,7 +175,10 @@ mod tests {
 
     #[test]
     fn the_setup_is_one_that_the_daemon_takes() {
-        assert_accepted(&setup(), &[NF]);
+        let text = setup(7.5).toml(std::path::Path::new("/tmp"));
+        assert!(text.contains("tenant = \"blue\"") && text.contains("tenant = \"red\""), "{text}");
+        assert!(text.contains("rate = 7.5"), "{text}");
+        assert_accepted(&setup(7.5), &[NF]);
         assert_eq!(plan().cases.len(), 2);
     }
 }
