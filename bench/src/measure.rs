@@ -10,7 +10,8 @@
 //!   `switches_involuntary_per_s.NF`: by the kernel;
 //! - `nf_ns_per_packet`: time on the core of all NFs for a delivered packet, which other load on the host changes less than rates;
 //! - `service_ns_p50.NF`, `_p99` (time for a burst), `sleeps_per_s.NF`, `hand_overs_per_s.NF`, `wakes_per_s.NF`: by the daemon;
-//! - `manager_busy_percent`, and `controller_busy_percent` where the daemon tells it.
+//! - `manager_busy_percent`, `round_ns_p50` and `_p99` (time for a round of a packet thread with
+//!   packets), and `controller_busy_percent` where the daemon tells it.
 //! - `longest_wait_ns`, where NFs have turns from outside: the longest that one with packets has waited for its turn, and
 //!   `wait_ns_p999` and `wait_ns_p99` of the longest waits between two changes of turns.
 
@@ -96,6 +97,12 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     if let Some(most) = busy.reduce(f64::max) {
         put("manager_busy_percent".into(), most);
     }
+    let rounds = window.rounds();
+    for (metric, q) in [("round_ns_p50", 0.5), ("round_ns_p99", 0.99)] {
+        if let Some(ns) = rounds.quantile(q) {
+            put(metric.into(), ns as f64);
+        }
+    }
     let schedules = before.stats.status.schedules.iter().zip(&after.stats.status.schedules);
     let mut waits = Histogram::default();
     schedules.for_each(|(then, now)| waits.merge(&now.wait_ns.since(&then.wait_ns)));
@@ -132,6 +139,7 @@ mod tests {
     use super::*;
     use crate::proc::Tasks;
     use crate::setup::{Chain, Service, Traffic};
+    use crate::stats::Distribution;
 
     fn setup(chains: &[&[&str]]) -> Setup {
         let names: std::collections::BTreeSet<&str> = chains.iter().copied().flatten().copied().collect();
@@ -165,7 +173,7 @@ mod tests {
     fn reading(time_s: u64, n: u64) -> Reading {
         let stats: crate::stats::Stats = serde_json::from_value(json!({
             "time_ns": time_s * 1_000_000_000,
-            "status": {"threads": [{"busy_percent": 40.0}, {"busy_percent": 70.0}]},
+            "status": {"threads": [{"busy_percent": 40.0, "round_ns": {"buckets": [[1024, n]]}}, {"busy_percent": 70.0}]},
             "ports": [{"name": "in", "rx_packets": 10 * n}, {"name": "out", "tx_packets": 4 * n}],
             "nfs": [{"name": "a.0", "service": "a", "tx_packets": 5 * n, "hand_overs": n},
                 {"name": "b.0", "service": "b", "rx_packets": 4 * n}],
@@ -192,6 +200,10 @@ mod tests {
             ("jain", 0.8),
             ("hand_overs_per_s.a", 100.0),
             ("manager_busy_percent", 70.0),
+            (
+                "round_ns_p50",
+                reading(3, 300).stats.status.threads[0].round_ns.since(&Distribution::default()).quantile(0.5).unwrap() as f64,
+            ),
         ];
         for (metric, value) in want {
             assert_eq!(got.get(metric), Some(&value), "{metric}");

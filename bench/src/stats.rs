@@ -26,6 +26,24 @@ pub struct Stats {
     pub drops: BTreeMap<String, u64>,
     /// Services.
     pub services: Vec<Service>,
+    /// What chains and ports have counted that are not there any more.
+    pub gone: Gone,
+}
+
+/// What chains and ports have counted that are not there any more.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Gone {
+    /// Packets let into chains.
+    pub entry_packets: u64,
+    /// Packets that left them.
+    pub exit_packets: u64,
+    /// Packets that programs on their way have put in.
+    pub originated_packets: u64,
+    /// Packets that did not leave, by reason.
+    pub drops: BTreeMap<String, u64>,
+    /// Packets out of ports.
+    pub tx_packets: u64,
 }
 
 /// A service.
@@ -57,6 +75,20 @@ pub struct Frames {
     /// Those that no packet is in.
     pub free: u64,
     /// The others.
+    pub in_use: u64,
+}
+
+/// The packet memory of a tenant.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Memory {
+    /// The tenant, or `ingress`, or `former`.
+    pub tenant: String,
+    /// Its frames.
+    pub frames: u64,
+    /// Those in pools, each counted where it lies.
+    pub free: u64,
+    /// Those that NFs have.
     pub in_use: u64,
 }
 
@@ -96,6 +128,8 @@ pub struct Status {
     pub flows: u64,
     /// Frames of packet memory.
     pub frames: Frames,
+    /// The same by tenant.
+    pub memories: Vec<Memory>,
     /// Pools of instances.
     pub pools: Vec<Pool>,
     /// Cores whose NFs have turns from outside.
@@ -119,6 +153,8 @@ pub struct Schedule {
 pub struct Thread {
     /// Share of its time in which it had packets to move, 0 to 100.
     pub busy_percent: f64,
+    /// Time for a round with packets.
+    pub round_ns: Distribution,
 }
 
 /// A port.
@@ -319,6 +355,14 @@ impl Window<'_> {
 
     /// Time from entry to exit of a chain's packets.
     pub fn latency(&self, chain: &str) -> Histogram {
+    /// Time for a round with packets of all packet threads.
+    pub fn rounds(&self) -> Histogram {
+        let mut out = Histogram::default();
+        let threads = self.before.status.threads.iter().zip(&self.after.status.threads);
+        threads.for_each(|(then, now)| out.merge(&now.round_ns.since(&then.round_ns)));
+        out
+    }
+
         let find = |s: &Stats| s.chains.iter().find(|c| c.name == chain).map(|c| c.latency_ns.clone()).unwrap_or_default();
         find(self.after).since(&find(self.before))
     }

@@ -12,12 +12,18 @@
 //! doubled.
 //!
 //! After each round, generators other than protected ones are removed, and then
-//! - each chain has as many packets that entered as have left or were dropped for a reason that is counted, none more, none fewer;
-//! - protected chains have lost, reordered and doubled none, have moved on, and have the NFs that they had;
+//! - each chain has as many packets that entered as have left or were dropped for a reason that is
+//!   counted, none more, none fewer, and so have those together that were removed meanwhile;
+//! - protected chains have lost, reordered and doubled none, none of their packets was altered,
+//!   they have moved on, and have the NFs that they had;
 //! - totals of packets dropped have not gone back, and the daemon's descriptors and memory have not grown beyond a bound.
 //!
-//! At the end all frames are free, and after the stop nothing is left on the host: processes, cgroups, namespaces, sockets; nor after the
-//! daemon was killed and started again. It answers each request, and none with an error of its own.
+//! At the end of each life all generators are removed, and then the books of protected chains
+//! balance as well, as many packets have left ports as have left chains, and each frame is in the
+//! pool of its own memory, once. Then there is traffic again, and the daemon is killed in the
+//! middle of it, or, at the very end, stopped. After that nothing is left on the host: processes,
+//! cgroups, namespaces; nor, after a stop, anything in the folder of its sockets. It answers each
+//! request, and none with an error of its own.
 //!
 //! # Limits
 //! How long packets of protected chains take, and how many of them are carried, is reported, and fails nothing. What was inside the
@@ -62,6 +68,8 @@ pub const EXPERIMENT: Experiment = Experiment {
 const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a wait looks again.
 const LOOK: Duration = Duration::from_millis(20);
+/// Traffic before a daemon is killed.
+const LAST: Duration = Duration::from_millis(300);
 /// Packets of a protected chain after which each of its flows has had some.
 const STARTED: u64 = 1_000;
 /// Most findings that a run goes on after.
@@ -75,7 +83,10 @@ const APART: &str = "apart";
 const AMONG: &str = "among";
 /// As apart, and some chains pass a bridge of the kernel's in a network namespace.
 const FOREIGN: &str = "foreign";
-const VARIANTS: [&str; 3] = [APART, AMONG, FOREIGN];
+/// As apart, with two packet threads that both receive and forward, and fresh memory for a tenant
+/// after each stop for violations.
+const THREADS: &str = "threads";
+const VARIANTS: [&str; 4] = [APART, AMONG, FOREIGN, THREADS];
 
 const GROUP: Group = Group {
     title: "Everything at once",
@@ -104,6 +115,10 @@ fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let seeds = (args.seed..).take(args.repeats as usize);
     for (seed, name) in seeds.flat_map(|seed| VARIANTS.map(|name| (seed, name))) {
         let of = params(&[("seed", seed.into())]);
+        if name == THREADS && lab.cores.besides_manager() == [lab.manager_core] {
+            plan.leave_out(name, of, "it needs two cores");
+            continue;
+        }
         if name == FOREIGN && !(rustix::process::geteuid().is_root() && Path::new("/sbin/ip").exists()) {
             plan.leave_out(name, of, "network namespaces need root, and `ip` (make deps)");
             continue;
@@ -133,19 +148,20 @@ fn host(lab: &Lab, variant: &str) -> Host {
     let sluice = lab.programs.sluiced.with_file_name("sluice");
     let is_root = rustix::process::geteuid().is_root();
     Host {
-        manager_core: lab.manager_core,
+        manager_cores: if variant == THREADS { vec![lab.manager_core, lab.cores.shared()] } else { vec![lab.manager_core] },
         cores: lab.cores.besides_manager(),
         hostile: (sluice.display().to_string(), vec!["hostile-nf".into()]),
         // Packets of their own tenant are not safe from those that overwrite them, and one protected chain may be of that tenant.
         modes: hostile::MODES
             .iter()
             .map(|(name, _)| *name)
-            .filter(|name| variant != AMONG || *name != hostile::OVERWRITE)
+            .filter(|name| variant != AMONG || !hostile::ALTER.contains(name))
             .collect(),
         is_root,
         among: variant == AMONG,
         // Named for this process, so that two runs at a time have one each.
         netns: (variant == FOREIGN).then(|| format!("chaos-{}", std::process::id())),
+        replaces_memory: variant == THREADS,
     }
 }
 
@@ -432,8 +448,7 @@ impl<'a> Run<'a> {
         let (now, then) = (watch::left(stats), watch::left(&self.checked));
         self.delivered += now.iter().map(|(chain, n)| n.saturating_sub(then.get(chain).copied().unwrap_or(0))).sum::<u64>();
         let seconds = stats.time_ns.saturating_sub(self.checked.time_ns) as f64 / 1e9;
-        let offered = |port: &Value| port["rate"].as_f64().filter(|_| port["kind"] == "gen").unwrap_or(0.0);
-        self.offered += seconds * Site::protected(&self.host).ports.iter().map(offered).sum::<f64>();
+        self.offered += seconds * Site::offered(&self.host);
         for chain in stats.chains.iter().filter(|c| site::is_protected(&c.name)) {
             let then = self.checked.chains.iter().find(|c| c.name == chain.name).map(|c| c.latency_ns.clone()).unwrap_or_default();
             self.latency.merge(&chain.latency_ns.since(&then));
@@ -457,16 +472,14 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Ends all traffic: every frame comes back, and all books balance.
+    /// Ends all traffic: every frame comes back where it belongs, and all books balance.
     fn drain(&mut self) -> anyhow::Result<()> {
         let config = Site::at_rest(&self.host).silent().toml(&self.host, &self.daemon()?.run_dir());
         self.daemon()?.ask("POST", "/v1/apply", Some(&json!({ "config": config })))?;
         let stats = self.wait_until(|stats| {
             let mut wrong = watch::unbalanced(stats, |_| true);
-            let frames = stats.status.frames;
-            if frames.in_use > 0 || frames.free != frames.total {
-                wrong.push(format!("of {} frames only {} are free, and nothing is inside", frames.total, frames.free));
-            }
+            wrong.extend(watch::unsent(stats));
+            wrong.extend(watch::astray(stats));
             wrong
         })?;
         // The rules go with the generators or before them, so that packets find none: that is no loss of the chain.
@@ -476,9 +489,18 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Kills the daemon in the middle of everything, and starts another one in the same folder.
+    /// Counts everything, then kills the daemon in the middle of everything, and starts another one
+    /// in the same folder.
     fn another_life(&mut self) -> anyhow::Result<()> {
-        let _ = writeln!(self.log, "       another life");
+        self.drain()?;
+        let _ = writeln!(self.log, "       another life: {:?}", self.checked.status.memories);
+        // What the next step would have done.
+        let site = Site::random(&self.host, &mut draw::Draw::new(self.seed, self.step));
+        let config = site.toml(&self.host, &self.daemon()?.run_dir());
+        let call = Call { method: "POST", address: "/v1/apply".into(), body: Some(json!({ "config": config })) };
+        let answer = self.call_all(&[call])?;
+        let _ = writeln!(self.log, "       apply before the end -> {answer}");
+        self.lab.programs.pause(LAST)?;
         let silent = Site::at_rest(&self.host).silent();
         let mut daemon = self.daemon.take().context("the daemon was stopped")?;
         let run_dir = daemon.run_dir();
@@ -493,14 +515,7 @@ impl<'a> Run<'a> {
         started?;
         self.find_all(watch::things_of(&killed).into_iter().map(|what| format!("{what} is left of the killed daemon")).collect());
         self.daemons.extend(killed);
-        self.wait_until(|stats| {
-            let frames = stats.status.frames;
-            if frames.in_use == 0 {
-                Vec::new()
-            } else {
-                vec![format!("{} frames are in use after a start without packets", frames.in_use)]
-            }
-        })?;
+        self.wait_until(watch::astray)?;
         let config = Site::at_rest(&self.host).toml(&self.host, &run_dir);
         self.daemon()?.ask("POST", "/v1/apply", Some(&json!({ "config": config })))?;
         self.settle()

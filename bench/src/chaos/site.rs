@@ -4,6 +4,11 @@
 //! *Protected*: ports, services, chains and rules whose names begin with `calm`; no request and no signal names one of them. Everything
 //! else has one of a few fixed names, so that a step can be drawn without a look at what there is: what does not fit is refused, and
 //! that is an answer, too.
+//!
+//! One protected chain has its packets from a port ([`SHARED`]) whose other flows belong to a chain
+//! of the tenant red, as long as that is there ([`ODD`]): then they are copied out of memory that
+//! no NF maps, and received into their tenant's own otherwise. Protected packets have a checksum
+//! over all of their bytes.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -26,6 +31,13 @@ pub const FOREIGN: &str = "f0";
 pub const CHAINS: [&str; 4] = ["k0", "k1", "k2", "k3"];
 /// Names of rules that come and go.
 pub const RULES: [&str; 4] = ["r0", "r1", "r2", "r3"];
+/// Tenants of things that come and go; `-` has no name.
+pub const TENANTS: [&str; 3] = ["red", "blue", "-"];
+/// Name of what has the other flows of the shared port, where it is there: a chain, its rule, its
+/// service of the tenant red.
+pub const ODD: &str = "odd";
+/// Name of the protected chain behind the port that red has a part of.
+pub const SHARED: &str = "calm-shared";
 /// What names of protected things begin with.
 pub const PROTECTED: &str = "calm";
 /// Packets per second of each protected chain.
@@ -33,12 +45,17 @@ const RATE: f64 = 5_000.0;
 /// Programs of honest NFs, which pass packets on as they are.
 pub const PROGRAMS: [&str; 2] = ["sluice-nf-bridge", "sluice-nf-monitor"];
 const FRAMES: u64 = 16_384;
+/// Capacity of the ring of the NF behind the shared port, which drops what finds no room: it has it
+/// for some seconds.
+const LONG_RING: u64 = 8_192;
+/// Half of the flows of the shared port.
+const FLOWS: u64 = 16;
 
 /// What a site is made of.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host {
-    /// Core of the manager.
-    pub manager_core: usize,
+    /// Cores of the manager: of several each receives and forwards.
+    pub manager_cores: Vec<usize>,
     /// Cores of NFs.
     pub cores: Vec<usize>,
     /// The program whose NFs break the rules, and the arguments before the way in which they do.
@@ -51,9 +68,17 @@ pub struct Host {
     pub among: bool,
     /// Name of a network namespace for [`FOREIGN`], where one can be made.
     pub netns: Option<String>,
+    /// Whether a tenant has fresh packet memory after each stop for violations.
+    pub replaces_memory: bool,
 }
 
 impl Host {
+    /// Tenants whose memory may be made anew, which ends all of their NFs: none that has protected
+    /// ones.
+    pub fn renewed(&self) -> &'static [&'static str] {
+        if self.among { &TENANTS[..2] } else { &TENANTS }
+    }
+
     /// All services that anything may happen to.
     fn services(&self) -> impl Iterator<Item = (&'static str, u64)> {
         let foreign = self.netns.as_ref().map(|_| (FOREIGN, 20));
@@ -102,7 +127,7 @@ impl Site {
             ("calm-among", if host.among { None } else { Some("calm") }, [first, first], 1),
         ] {
             let services = ["a", "b"].map(|end| format!("{name}-{end}"));
-            site.ports.push(json!({"name": format!("{name}-in"), "kind": "gen", "rate": RATE, "flows": 32, "overload": "wait"}));
+            site.ports.push(source(host, &format!("{name}-in"), RATE, "wait"));
             site.ports.push(sink(&format!("{name}-out")));
             for (service, core) in services.iter().zip(cores) {
                 site.services.push(json!({
@@ -112,12 +137,45 @@ impl Site {
             site.chains.push(json!({"name": name, "services": services, "egress": format!("{name}-out"), "on_failure": "drop"}));
             site.rules.push(json!({"name": name, "port": format!("{name}-in"), "chain": name}));
         }
+        let name = SHARED;
+        site.ports.push(source(host, &format!("{name}-in"), 2.0 * RATE, "drop"));
+        site.ports.push(sink(&format!("{name}-out")));
+        site.services.push(json!({
+            "name": name, "exec": PROGRAMS[0], "cores": [last], "tenant": "still", "ring": LONG_RING,
+        }));
+        site.chains.push(json!({"name": name, "services": [name], "egress": format!("{name}-out"), "on_failure": "drop"}));
+        site.rules
+            .push(json!({"name": name, "port": format!("{name}-in"), "src": format!("10.9.0.0/{}", prefix()), "chain": name}));
         site
+    }
+
+    /// Packets a second that come to protected chains.
+    pub fn offered(host: &Host) -> f64 {
+        let of = |port: &Value| port["rate"].as_f64().unwrap_or(0.0);
+        let all: f64 = Self::protected(host).ports.iter().map(of).sum();
+        // Half of the shared port's.
+        all - RATE
+    }
+
+    /// Gives the other half of the shared port's flows to an NF of the tenant red that breaks the
+    /// rules.
+    fn add_odd(&mut self, host: &Host, draw: &mut Draw) {
+        let (program, mut args) = host.hostile.clone();
+        args.push((*draw.pick(&host.modes)).into());
+        let core = host.cores[host.cores.len() - 1];
+        self.ports.push(sink("odd-out"));
+        self.services.push(json!({"name": ODD, "exec": program, "args": args, "cores": [core], "tenant": TENANTS[0]}));
+        self.chains.push(json!({"name": ODD, "services": [ODD], "egress": "odd-out", "on_failure": "restart"}));
+        let other = format!("10.9.0.{FLOWS}/{}", prefix());
+        self.rules.push(json!({"name": ODD, "port": format!("{SHARED}-in"), "src": other, "chain": ODD}));
     }
 
     /// Anything beside the protected part: most have no fault.
     pub fn random(host: &Host, draw: &mut Draw) -> Self {
         let mut site = Self::protected(host);
+        if draw.percent(70) {
+            site.add_odd(host, draw);
+        }
         // Which sinks stay is drawn, too: a chain may lose its egress while another takes its place.
         let sinks: Vec<&str> = SINKS.into_iter().filter(|_| draw.percent(85)).collect();
         site.ports.extend(sinks.iter().map(|name| sink(name)));
@@ -150,10 +208,12 @@ impl Site {
 
     /// As TOML, with sockets in `runtime_dir`.
     pub fn toml(&self, host: &Host, runtime_dir: &Path) -> String {
-        let core = host.manager_core;
+        let (cores, core) = (json!(host.manager_cores), host.manager_cores[0]);
+        let after = if host.replaces_memory { "replace" } else { "keep" };
         let mut out = format!(
-            "[manager]\nruntime_dir = {}\nrx = [{core}]\ntx = [{core}]\nwakeup = [{core}]\nmonitor = [{core}]\nidle = \"sleep\"\n\
-             stall_ms = 2000\ndrain_ms = 500\nflow_timeout_ms = 1000\n\n[memory]\nframes = {FRAMES}\nhugepages = \"auto\"\n\n",
+            "[manager]\nruntime_dir = {}\nrx = {cores}\ntx = {cores}\nwakeup = [{core}]\nmonitor = [{core}]\nidle = \"sleep\"\n\
+             stall_ms = 2000\ndrain_ms = 500\nflow_timeout_ms = 1000\n\n\
+             [memory]\nframes = {FRAMES}\nhugepages = \"auto\"\nafter_violation = \"{after}\"\n\n",
             json!(runtime_dir.display().to_string())
         );
         for (head, tables) in
@@ -168,6 +228,19 @@ impl Site {
 /// A port that counts what was lost, reordered and doubled.
 pub fn sink(name: &str) -> Value {
     json!({"name": name, "kind": "sink"})
+}
+
+/// Length of a prefix that [`FLOWS`] addresses have in common.
+fn prefix() -> u32 {
+    32 - FLOWS.ilog2()
+}
+
+/// A port that generates packets for a protected chain.
+fn source(host: &Host, name: &str, rate: f64, overload: &str) -> Value {
+    json!({
+        "name": name, "kind": "gen", "rate": rate, "flows": 2 * FLOWS, "overload": overload, "size": 128, "src": "10.9.0.0",
+        "checksum": true, "queues": host.manager_cores.len(),
+    })
 }
 
 /// A port that generates packets, at any rate that a busy core can still carry.
@@ -253,13 +326,14 @@ pub mod tests {
     pub fn host() -> Host {
         let hostile = ("/bin/false".into(), vec!["hostile".into()]);
         Host {
-            manager_core: 0,
+            manager_cores: vec![0],
             cores: vec![1],
             hostile,
             modes: vec!["random"],
             is_root: false,
             among: true,
             netns: Some("chaos-1".into()),
+            replaces_memory: true,
         }
     }
 
@@ -279,6 +353,23 @@ pub mod tests {
             }
             assert!(part_is_sound(&site), "step {step}");
         }
+    }
+
+    #[test]
+    fn half_of_the_shared_port_is_of_red_for_a_part_of_the_time() {
+        let sites: Vec<Site> = (0..200).map(|step| Site::random(&host(), &mut Draw::new(3, step))).collect();
+        let odd = |site: &&Site| site.rules.iter().any(|rule| rule["name"] == ODD);
+        let with = sites.iter().filter(odd).count();
+        assert!((100..180).contains(&with), "{with}");
+        let site = sites.iter().find(odd).unwrap();
+        let rules: Vec<_> =
+            site.rules.iter().filter(|rule| rule["port"] == "calm-shared-in").map(|rule| rule["src"].clone()).collect();
+        assert_eq!(rules, ["10.9.0.0/28", "10.9.0.16/28"]);
+        assert_eq!(Site::offered(&host()), 4.0 * RATE);
+        assert_eq!(
+            (Host { among: true, ..host() }.renewed(), Host { among: false, ..host() }.renewed().len()),
+            (&["red", "blue"][..], 3)
+        );
     }
 
     /// Whether nothing refers to what is not there.

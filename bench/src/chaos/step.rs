@@ -106,7 +106,7 @@ impl Call {
     fn draw(host: &Host, draw: &mut Draw) -> Self {
         let post = |address: &str, body| Self::new("POST", address.into(), Some(body));
         let delete = |collection: &str, name: &str| Self::new("DELETE", format!("/v1/{collection}/{name}"), None);
-        match draw.below(100) {
+        match draw.below(104) {
             0..=14 => {
                 let core = if draw.percent(30) { Some(*draw.pick(&host.cores)) } else { None };
                 let mut body = json!({"service": any_service(draw)});
@@ -153,6 +153,7 @@ impl Call {
                 let name = if draw.percent(70) { draw.name(&GENERATORS) } else { draw.name(&SINKS) };
                 delete("ports", name)
             }
+            91..=94 => delete("tenants", &format!("{}/memory", draw.pick(host.renewed()))),
             _ => {
                 let service = any_service(draw);
                 let body = match draw.below(10) {
@@ -250,6 +251,7 @@ mod tests {
             "DELETE /v1/rules",
             "POST /v1/ports",
             "DELETE /v1/ports",
+            "DELETE /v1/tenants/red/memory",
             "/upgrade",
             "/bin/false",
             " + ",

@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use super::site::is_protected;
-use crate::stats::{Chain, Stats};
+use crate::stats::{Chain, Gone, Stats};
 
 /// Reasons for which a packet did not enter its chain.
 const AT_THE_ENTRY: [&str; 4] = ["entry", "nf_down", "no_path", "policed"];
 /// What a port that counts stamps must count none of.
-const AMISS: [&str; 5] = ["lost", "reordered", "duplicated", "stale", "unstamped"];
+const AMISS: [&str; 6] = ["lost", "reordered", "duplicated", "stale", "unstamped", "altered"];
 
 /// Packets of a chain that have entered, or were put in by a foreign program, and have neither left nor been dropped since. Below 0,
 /// something was counted twice.
@@ -72,9 +72,11 @@ pub fn gone_back(before: &Stats, after: &Stats) -> Vec<String> {
     less.map(|(why, n)| format!("the total of packets dropped for {why} went back from {n} to {}", now(why))).collect()
 }
 
-/// The books of chains that nothing enters any more; none are wrong once nothing is inside.
+/// The books of chains that nothing enters any more, those too that are gone; none are wrong once
+/// nothing is inside.
 pub fn unbalanced(stats: &Stats, of: impl Fn(&str) -> bool) -> Vec<String> {
-    let wrong = stats.chains.iter().filter(|c| of(&c.name) && inside(c) != 0);
+    let gone = of_gone(&stats.gone);
+    let wrong = stats.chains.iter().filter(|c| of(&c.name)).chain([&gone]).filter(|c| inside(c) != 0);
     let say = |c: &Chain| {
         let (entered, left) = (c.entry_packets, c.exit_packets);
         let Chain { name, services, drops, originated_packets, .. } = c;
@@ -84,6 +86,56 @@ pub fn unbalanced(stats: &Stats, of: impl Fn(&str) -> bool) -> Vec<String> {
         )
     };
     wrong.map(say).collect()
+}
+
+/// All chains that are gone, as one.
+fn of_gone(gone: &Gone) -> Chain {
+    let Gone { entry_packets, exit_packets, originated_packets, ref drops, .. } = *gone;
+    Chain {
+        name: "(chains that are gone)".into(),
+        entry_packets,
+        exit_packets,
+        originated_packets,
+        drops: drops.clone(),
+        ..Chain::default()
+    }
+}
+
+/// Frames that are not where they should be when there is no packet: each in the pool of its own
+/// memory, once.
+pub fn astray(stats: &Stats) -> Vec<String> {
+    let mut found = Vec::new();
+    if stats.status.memories.is_empty() {
+        found.push("sluiced does not say how many frames are free".into());
+    }
+    for memory in &stats.status.memories {
+        if memory.free != memory.frames || memory.in_use > 0 {
+            let crate::stats::Memory { tenant, frames, free, in_use } = memory;
+            found.push(format!(
+                "of the {frames} frames of tenant {tenant}, {free} are in pools, and NFs have {in_use}, without any packet"
+            ));
+        }
+    }
+    found
+}
+
+/// Packets that left chains and did not leave ports, or more than once, when nothing enters any
+/// more; of each protected chain too, which has a port of its own.
+pub fn unsent(stats: &Stats) -> Vec<String> {
+    let mut found = Vec::new();
+    for chain in stats.chains.iter().filter(|c| is_protected(&c.name)) {
+        let sent: u64 = stats.ports.iter().filter(|p| p.name == chain.egress).map(|p| p.tx_packets).sum();
+        if sent != chain.exit_packets {
+            found.push(format!("{} packets have left {}, and {sent} its port {}", chain.exit_packets, chain.name, chain.egress));
+        }
+    }
+    let left = stats.gone.exit_packets + stats.chains.iter().map(|c| c.exit_packets).sum::<u64>();
+    let sent = stats.gone.tx_packets + stats.ports.iter().map(|p| p.tx_packets).sum::<u64>();
+    let dropped = stats.drops.get("port_tx").copied().unwrap_or(0);
+    if left != sent + dropped {
+        found.push(format!("{left} packets have left all chains, {sent} all ports, and {dropped} were dropped there"));
+    }
+    found
 }
 
 /// Descriptors and memory of a process.
@@ -190,6 +242,44 @@ mod tests {
         let mut helped = of(104, 100);
         helped.chains[0].originated_packets = 1;
         assert!(unbalanced(&helped, |_| true).is_empty(), "a program made one");
+    }
+
+    #[test]
+    fn the_books_of_chains_that_are_gone() {
+        let of =
+            |left: u64| stats(json!({"gone": {"entry_packets": 10, "exit_packets": left, "drops": {"verdict": 2, "entry": 5}}}));
+        assert!(unbalanced(&of(8), |_| false).is_empty());
+        let wrong = unbalanced(&of(7), |_| false);
+        assert!(wrong.len() == 1 && wrong[0].contains("gone") && wrong[0].contains("1 too few"), "{wrong:?}");
+    }
+
+    #[test]
+    fn a_frame_that_is_in_no_pool_or_in_two_is_seen_though_no_nf_has_it() {
+        let of = |free: u64, in_use: u64| {
+            stats(json!({"status": {"frames": {"total": 100, "free": 100, "in_use": 0}, "memories": [
+                {"tenant": "red", "frames": 50, "free": 50, "in_use": 0}, {"tenant": "blue", "frames": 50, "free": free, "in_use": in_use},
+            ]}}))
+        };
+        assert!(astray(&of(50, 0)).is_empty());
+        for wrong in [of(49, 0), of(51, 0), of(50, 1), Stats::default()] {
+            assert_eq!(astray(&wrong).len(), 1);
+        }
+    }
+
+    #[test]
+    fn packets_leave_by_ports_as_often_as_they_leave_chains() {
+        let of = |calm: u64, other: u64| {
+            stats(json!({
+                "chains": [{"name": "calm", "egress": "calm-out", "exit_packets": 10}, {"name": "k0", "egress": "x0", "exit_packets": 20}],
+                "ports": [{"name": "calm-out", "tx_packets": calm}, {"name": "x0", "tx_packets": other}],
+                "gone": {"exit_packets": 5, "tx_packets": 3},
+                "drops": {"port_tx": 2},
+            }))
+        };
+        assert_eq!(unsent(&of(10, 20)), Vec::<String>::new());
+        assert_eq!(unsent(&of(10, 21)).len(), 1);
+        assert_eq!(unsent(&of(9, 21)).len(), 1, "{:?}", unsent(&of(9, 21)));
+        assert_eq!(unsent(&of(11, 20)).len(), 2);
     }
 
     #[test]

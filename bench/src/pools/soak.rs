@@ -117,7 +117,8 @@ fn things(daemon: &Daemon) -> anyhow::Result<Things> {
     let pid = stats.status.pid;
     let an_nf = stats.nfs.iter().find_map(|nf| nf.pid).context("no NF runs")?;
     Ok(Things {
-        frames: stats.nfs.iter().map(|nf| nf.frames_held).sum(),
+        // Those that are in no pool, whatever says who has them.
+        frames: stats.status.memories.iter().map(|memory| memory.frames - memory.free.min(memory.frames)).sum(),
         flows: stats.status.flows,
         processes: children(pid)?,
         descriptors: std::fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64,
