@@ -11,6 +11,7 @@ mod fair;
 mod flow;
 mod forward;
 mod host;
+mod hostile_tenant;
 mod http;
 mod lab;
 mod leaky_dma;
@@ -137,6 +138,7 @@ pub const EXPERIMENTS: &[Experiment] = &[
     planner::optimiser::EXPERIMENT,
     slo_live::EXPERIMENT,
     tenants::EXPERIMENT,
+    hostile_tenant::EXPERIMENT,
     pools::scale::EXPERIMENT,
     pools::weight::EXPERIMENT,
     pools::cpu_usage::EXPERIMENT,

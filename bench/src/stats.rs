@@ -185,6 +185,8 @@ pub struct Nf {
     pub state: String,
     /// Times that it was started again.
     pub restarts: u64,
+    /// Times that it was stopped for its violations, or because it stood still.
+    pub stops: u64,
     /// Packets given to it.
     pub rx_packets: u64,
     /// Packets taken from it.
@@ -353,8 +355,6 @@ impl Window<'_> {
         (went_on - of(next, |nf| nf.rx_packets)).max(0.0)
     }
 
-    /// Time from entry to exit of a chain's packets.
-    pub fn latency(&self, chain: &str) -> Histogram {
     /// Time for a round with packets of all packet threads.
     pub fn rounds(&self) -> Histogram {
         let mut out = Histogram::default();
@@ -363,6 +363,8 @@ impl Window<'_> {
         out
     }
 
+    /// Time from entry to exit of a chain's packets.
+    pub fn latency(&self, chain: &str) -> Histogram {
         let find = |s: &Stats| s.chains.iter().find(|c| c.name == chain).map(|c| c.latency_ns.clone()).unwrap_or_default();
         find(self.after).since(&find(self.before))
     }
