@@ -82,8 +82,18 @@ fn steps(memory: &SharedMemory, page: &CorePage, bytes: &[u8]) {
                 }
             }
             Step::Take { word, mine } => {
-                let taken = page.take_returned(usize::from(word) % page.words(), mine);
-                assert_eq!(taken & !mine, 0, "slots of others are taken for own");
+                let index = usize::from(word) % page.words();
+                let note = |bits: u64| {
+                    let slots = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| index as u32 * 64 + bit);
+                    slots.filter(|slot| *slot < SLOTS).for_each(|slot| page.note_returned(slot));
+                };
+                note(page.take_returned(index, u64::MAX));
+                let all = page.take_returned(index, u64::MAX);
+                note(all);
+                assert_eq!(page.take_returned(index, mine), all & mine, "those of its own that have returned something");
+                let others = page.take_returned(index, u64::MAX);
+                assert_eq!(others, all & !mine, "those of others are left to them");
+                note(others);
             }
             Step::Say { slot: n, level, pressing, ns } => {
                 page.set_level(slot(n), level);

@@ -12,13 +12,14 @@ pub mod openflow;
 pub mod packet;
 pub mod ring_peer;
 pub mod session;
+pub mod turns;
 
 /// A target: its name, which its folder of inputs and its program have as well, and what it does with an input. It panics if something
 /// does not hold.
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     ("ring-peer", ring_peer::run),
     ("handshake", handshake::run),
     ("config", config::run),
@@ -28,6 +29,7 @@ pub const TARGETS: [Target; 9] = [
     ("capture", capture::run),
     ("control", control::run),
     ("core-page", core_page::run),
+    ("turns", turns::run),
 ];
 
 #[cfg(test)]

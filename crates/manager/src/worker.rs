@@ -39,6 +39,7 @@ use crate::workflow::CoreSchedule;
 mod command;
 mod drain;
 mod entry;
+pub mod played;
 mod turns;
 
 use drain::{MOST_LOOKED_AT, Returns};
@@ -255,9 +256,9 @@ pub struct Snapshot {
     pub nf_down: u64,
     /// Packets for which no path could be made.
     pub no_path: u64,
-    /// Packets that an entry of the SDN controller's forbids.
     /// Packets that had left their chain, and were dropped because nobody has their port any more.
     pub unsent: u64,
+    /// Packets that an entry of the SDN controller's forbids.
     pub forbidden: u64,
     /// Packets that the SDN controller was to be asked about, and that were dropped without an answer.
     pub unanswered: u64,
@@ -265,9 +266,9 @@ pub struct Snapshot {
     pub none_idle: u64,
     /// How long setting up a connection took, by number of the service.
     pub setups: Vec<(u16, Histogram)>,
-    /// Frames in this thread's cache.
     /// How long rounds with packets took, of each [`ROUNDS_PER_DUTY`]th, in nanoseconds.
     pub rounds: Histogram,
+    /// Frames in this thread's cache.
     pub frames_cached: u64,
     /// Free frames that it has of each arena, and what it copied into it, by number of the arena.
     pub memories: Vec<(usize, Copied)>,
@@ -409,9 +410,9 @@ pub struct Worker {
     progress: Vec<Progress>,
     /// When the Monitor last looked.
     monitored_ns: u64,
-    rx_stopped: bool,
     /// How long rounds with packets took, of each [`ROUNDS_PER_DUTY`]th, in nanoseconds.
     rounds: Histogram,
+    rx_stopped: bool,
     /// What the Wakeup role decides with.
     throttling: Option<Throttling>,
     /// What the Monitor role measures.
@@ -444,8 +445,8 @@ impl Worker {
             schedules: Vec::new(),
             progress: Vec::new(),
             monitored_ns: 0,
-            // Until everything is in place that a first packet needs.
             rounds: Histogram::default(),
+            // Until everything is in place that a first packet needs.
             rx_stopped: true,
         }
     }
@@ -915,9 +916,9 @@ impl Worker {
             no_rule: plane.no_rule.get(),
             nf_down: plane.nf_down.get(),
             no_path: plane.no_path.get(),
-            forbidden: asked(|asker| asker.forbidden.get()),
             unsent: plane.unsent.get(),
             rounds: self.rounds.clone(),
+            forbidden: asked(|asker| asker.forbidden.get()),
             unanswered: asked(|asker| asker.unanswered.get()),
             none_idle: plane.none_idle.get(),
             setups: self.setup.director.setups(),
@@ -987,8 +988,8 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
             _ => {
                 // Nobody has the port any more.
                 sent = packets.len();
-                for packet in &packets {
                 plane.unsent.add(sent as u64);
+                for packet in &packets {
                     plane.discard(packet.frame);
                 }
             }
@@ -999,7 +1000,7 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
     sent
 }
 
-/// Counts packets that a port's queue of this thread could not be given.
+/// Counts packets that a port's queue could not be given: as the queue's, if this thread has it.
 #[cold]
 fn count_lost(queues: &[OwnedQueue], unsent: &Counter, port: u16, n: usize) {
     let own = queues.iter().find(|q| q.port == port).map(|owned| &owned.counters.tx_drops);

@@ -62,9 +62,9 @@ const FEW: usize = 16;
 /// NFs that are looked at in one of them.
 const LOOKED_AT: usize = 64;
 /// NFs that are looked at in a round.
-const CANDIDATES: usize = 16;
+pub(super) const CANDIDATES: usize = 16;
 /// NFs that are rescued in a look.
-const RESCUES: usize = 4;
+pub(super) const RESCUES: usize = 4;
 /// Rounds after which an NF that may wait for its turn is rescued, besides those that it has to pay for.
 const PATIENT_ROUNDS: u64 = 3;
 /// The same, at most, in nanoseconds.

@@ -1,0 +1,124 @@
+//! The manager's side of a core's page: one of its NFs writes any word of the page and of its own
+//! region at any time, the others are honest. A round wakes no more NFs than a bound, and who has
+//! packets is woken, whatever stands there.
+
+use std::cell::RefCell;
+
+use arbitrary::{Arbitrary, Unstructured};
+use sluice_manager::worker::played::{MOST_WAKES, PlayedCore};
+
+/// NFs: more than are looked at in a round. The first one is hostile.
+const NFS: u16 = 20;
+/// Slots: more than a word has bits.
+const SLOTS: u32 = 70;
+/// Most steps of an input.
+const STEPS: usize = 256;
+const MS: u64 = 1_000_000;
+/// Rounds of a step, and one more.
+const MOST_ROUNDS: u8 = 32;
+/// Nanoseconds of a round.
+const ROUND_NS: u64 = 50_000;
+/// Within so many milliseconds an NF with packets is woken: the longest that one may have to wait
+/// for its turn, and the longest pause after a wake that it slept through.
+const PATIENCE_MS: u64 = 100;
+/// Words that are written in each of these milliseconds.
+const WRITES: usize = 16;
+
+#[derive(Arbitrary, Debug)]
+enum Step {
+    /// The hostile one writes a word of the page.
+    Page { at: u16, word: u32 },
+    /// The same in the part before the slots, where every bit counts.
+    Head { at: u8, word: u32 },
+    /// It writes a word of its region.
+    Region { at: u16, word: u32 },
+    /// Packets come to an NF.
+    Post { nf: u8, packets: u8 },
+    /// An NF returns what it has.
+    Work(u8),
+    /// An NF says that it sleeps.
+    Sleep(u8),
+    /// Some rounds.
+    Rounds(u8),
+    /// Time without a round.
+    Pass(u8),
+}
+
+thread_local! {
+    static CORE: RefCell<Option<PlayedCore>> = const { RefCell::new(None) };
+}
+
+/// Lets all of them take turns.
+pub fn run(bytes: &[u8]) {
+    CORE.with_borrow_mut(|kept| {
+        let core = kept.get_or_insert_with(|| PlayedCore::new(NFS, SLOTS).expect("memory"));
+        let mut now = 1_000 * MS;
+        core.begin_again(now);
+        steps(core, &mut now, bytes);
+        nobody_waits_for_ever(core, now, bytes);
+    });
+}
+
+fn round(core: &mut PlayedCore, now: u64) {
+    let woken = core.round(now);
+    assert!(woken <= MOST_WAKES, "{woken} NFs were woken in one round");
+}
+
+fn steps(core: &mut PlayedCore, now: &mut u64, bytes: &[u8]) {
+    let mut input = Unstructured::new(bytes);
+    let number = |nf: u8| usize::from(nf) % usize::from(NFS);
+    for _ in 0..STEPS {
+        if input.is_empty() {
+            return;
+        }
+        let Ok(step) = Step::arbitrary(&mut input) else { return };
+        match step {
+            Step::Page { at, word } => core.write_page(at.into(), word),
+            Step::Head { at, word } => core.write_page(at.into(), word),
+            Step::Region { at, word } => core.write_region(0, at.into(), word),
+            Step::Post { nf, packets } => core.post(number(nf), packets.into(), *now),
+            Step::Work(nf) => core.work(number(nf)),
+            Step::Sleep(nf) => core.sleep(number(nf)),
+            Step::Rounds(n) => {
+                for _ in 0..n % MOST_ROUNDS {
+                    round(core, *now);
+                    *now += ROUND_NS;
+                }
+            }
+            Step::Pass(ms) => *now += u64::from(ms) * MS,
+        }
+    }
+}
+
+/// Packets come to all honest NFs, and the hostile one goes on writing.
+fn nobody_waits_for_ever(core: &mut PlayedCore, mut now: u64, bytes: &[u8]) {
+    let mut state =
+        bytes.iter().fold(0x9e37_79b9_7f4a_7c15u64, |state, byte| (state ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3)) | 1;
+    let mut noise = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 16) as u32
+    };
+    let honest = 1..usize::from(NFS);
+    let before: Vec<u64> = honest
+        .clone()
+        .map(|nf| {
+            if core.unread(nf) == 0 {
+                core.post(nf, 1, now);
+            }
+            core.wakes(nf)
+        })
+        .collect();
+    for _ in 0..PATIENCE_MS {
+        for _ in 0..WRITES {
+            core.write_page(noise() as usize, noise());
+            core.write_region(0, noise() as usize, noise());
+        }
+        round(core, now);
+        now += MS;
+    }
+    for (nf, wakes) in honest.zip(before) {
+        assert!(core.wakes(nf) > wakes, "NF {nf} has {} packets, and was not woken for {PATIENCE_MS} ms", core.unread(nf));
+    }
+}
