@@ -32,10 +32,10 @@
 //!
 //! Once is no reason: a host takes a core away for some milliseconds, and then nobody on it has
 //! moved. So only what was rescued or had the core [`STRIKES`] times in short counts, and of
-//! rescues between which nobody on the core has moved, the first. Time in which nobody moved counts
-//! for no neglect. An NF is neglected only while others on the page move, which no host does; so
-//! neglects are forgotten only when the NF has taken turns again for [`NEGLECT_NS`] without one.
-//! Else an NF that lies would have the core again after each pause.
+//! rescues between which nobody on the core has moved, the first. An NF is neglected only while
+//! others on the page move and it sleeps: after a pause of the host it does not, because it was
+//! woken in the pause. So neglects are forgotten only when the NF has taken turns again for
+//! [`NEGLECT_NS`] without one. Else an NF that lies would have the core again after each pause.
 //!
 //! Being alone takes nothing from an NF but the turns: the kernel divides the core between it and
 //! the others by their weights. So a rescue that was not needed costs a little time, and a lie the
@@ -480,10 +480,6 @@ impl Turns {
     #[cold]
     fn look(&mut self, nfs: &[Option<NfEnd>], index: usize, now: u64) {
         let is_late = now.saturating_sub(self.looked_ns) > FROZEN_NS;
-        // At the last look nobody had moved for so long that those who wait were woken: they had no
-        // turns to wait for.
-        let still_since_ns = self.moved_ns;
-        let was_still = self.looked_ns.saturating_sub(still_since_ns) >= self.still_ns;
         let longer = (self.members.len() / FEW).clamp(1, LOOKED_AT / FEW) as u64;
         (self.looked_ns, self.look_at_ns) = (now, now + LOOK_NS * longer);
         if is_late {
@@ -509,10 +505,6 @@ impl Turns {
             } else {
                 self.members[at].is_hidden = false;
             }
-        }
-        if was_still && self.moved_ns == now {
-            let silence_ns = now - still_since_ns;
-            self.members.iter_mut().for_each(|member| member.since_ns = (member.since_ns + silence_ns).min(now));
         }
         if wrong >= LIES.0 {
             if now.saturating_sub(self.lied_ns) < LIES.1 {

@@ -445,12 +445,12 @@ fn beside_a_liar(lie: fn(&CorePage), lies: fn(u64) -> bool) -> (u64, u64) {
     while rig.now < began + 4_000 * MS {
         let at_ns = rig.now - began;
         rig.fill(1, 10);
-        if at_ns % MS == 0 {
+        if at_ns.is_multiple_of(MS) {
             rig.fill(0, 5);
         }
         rig.pass(STEP_NS);
         if lies(at_ns) {
-            if at_ns % MS == 0 {
+            if at_ns.is_multiple_of(MS) {
                 rig.nfs[0].work();
             }
             lie(rig.page());
