@@ -48,6 +48,14 @@ pub const MODES: [(&str, &str); 20] = [
     ("reach", "tries what the host should deny it: other cores and classes, holes, other processes, namespaces, io_uring"),
 ];
 
+/// What it can do besides, to try a single fence.
+pub const TRIALS: [(&str, &str); 4] = [
+    ("herd", "has forked processes that spin before it says that it is there"),
+    ("chain", "has a process that forks another one and ends, again and again for a while, before it says that it is there"),
+    ("siblings", "clones processes that are the daemon's children, and end at once"),
+    ("hoard", "takes half a gigabyte of memory"),
+];
+
 /// The mode that spoils packets of its tenant, which NFs of one tenant share by design.
 pub const OVERWRITE: &str = "overwrite";
 /// The mode that does that, and writes noise over its region and the core page besides.
@@ -56,6 +64,14 @@ pub const EVERYTHING: &str = "everything";
 pub const ALTER: [&str; 2] = [OVERWRITE, EVERYTHING];
 /// Processes that `everything` forks, each of which does the same.
 const HELPERS: usize = 4;
+/// Processes of `herd`.
+const HERD: usize = 32;
+/// Processes of `chain`, one after another.
+const LINKS: usize = 20_000;
+/// Bytes that `hoard` takes.
+const HOARD: usize = 512 << 20;
+/// Of `prctl`, since Linux 5.14.
+const PR_SCHED_CORE: libc::c_long = 62;
 /// Bytes that `overwrite` writes between two looks at its rings.
 const STRIDE: usize = 1 << 16;
 
@@ -147,6 +163,10 @@ fn reach(memories: [(&str, BorrowedFd<'_>); 3]) {
             libc::_exit(0);
         }
         say("user namespace by clone", cloned);
+        say("sibling", sibling());
+        // One of its own that nobody else's process may share a core's threads with.
+        let (this, none) = (1 as libc::c_long, 0 as libc::c_long);
+        say("core scheduling", libc::syscall(libc::SYS_prctl, PR_SCHED_CORE, this, none, none, none));
         let mut params = [0u8; 256];
         say("io_uring", libc::syscall(libc::SYS_io_uring_setup, 4 as libc::c_long, params.as_mut_ptr()));
     }
@@ -162,6 +182,50 @@ fn reach(memories: [(&str, BorrowedFd<'_>); 3]) {
         }
     }
     println!("hostile: done");
+}
+
+/// Makes a process that is its parent's child, and ends at once. -1, or its number.
+fn sibling() -> i64 {
+    let (flags, none) = (libc::c_long::from(libc::CLONE_PARENT | libc::SIGCHLD), 0 as libc::c_long);
+    // SAFETY: as `fork`, and this process has one thread; the child calls what a forked process
+    // may.
+    unsafe {
+        let cloned = libc::syscall(libc::SYS_clone, flags, none, none, none, none);
+        if cloned == 0 {
+            libc::_exit(0);
+        }
+        cloned
+    }
+}
+
+/// Has children that spin.
+fn herd() {
+    for _ in 0..HERD {
+        // SAFETY: this process has one thread; the child computes and nothing else.
+        if unsafe { libc::fork() } == 0 {
+            loop {
+                std::hint::spin_loop();
+            }
+        }
+    }
+}
+
+/// Leaves a process that forks its successor and ends, which does the same, until so many have; the
+/// last one stays.
+fn chain() {
+    // SAFETY: this process has one thread; the children call what a forked process may.
+    unsafe {
+        if libc::fork() == 0 {
+            for _ in 0..LINKS {
+                if libc::fork() > 0 {
+                    libc::_exit(0);
+                }
+            }
+            loop {
+                libc::pause();
+            }
+        }
+    }
 }
 
 /// Has as many children as it may, which use as much time as they get.
@@ -249,11 +313,17 @@ fn take(rings: &mut [ring::Consumer], burst: &mut [Descriptor; BURST]) -> usize 
 /// # Errors
 /// No daemon has started it, or there is no such mode.
 pub fn run(mode: &str) -> anyhow::Result<()> {
-    if !MODES.iter().any(|(name, _)| *name == mode) {
-        bail!("there is no mode {mode}; there are: {}", MODES.map(|(name, _)| name).join(", "));
+    let all = MODES.iter().chain(&TRIALS).map(|(name, _)| *name);
+    if !all.clone().any(|name| name == mode) {
+        bail!("there is no mode {mode}; there are: {}", all.collect::<Vec<_>>().join(", "));
     }
     let path = std::env::var(handshake::ENV_SOCKET).context("it is started by sluiced alone")?;
     let name = std::env::var(handshake::ENV_NF).context("it is started by sluiced alone")?;
+    match mode {
+        "herd" => herd(),
+        "chain" => chain(),
+        _ => {}
+    }
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &SocketAddrUnix::new(Path::new(&path))?)?;
     if mode == "liar" && std::env::var_os(zygote::ENV_ZYGOTE).is_some() {
@@ -270,6 +340,11 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
     match mode {
         "fork" => fork(),
         "swarm" => swarm(),
+        "siblings" => (0..8).for_each(|_| say("sibling", sibling())),
+        "hoard" => {
+            let hoard = vec![1u8; HOARD];
+            println!("hostile: hoarded {} bytes", std::hint::black_box(&hoard).len());
+        }
         "reach" => reach([("packet memory", arena.as_fd()), ("rings", region.as_fd()), ("core page", core.as_fd())]),
         _ => {}
     }
@@ -339,7 +414,7 @@ pub fn run(mode: &str) -> anyhow::Result<()> {
                 return Ok(());
             }
             "panic" => assert!(n == 0, "as it was asked to"),
-            "fork" | "swarm" | "reach" | "liar" => {
+            "fork" | "swarm" | "herd" | "chain" | "siblings" | "hoard" | "reach" | "liar" => {
                 let _ = tx.enqueue(burst);
             }
             OVERWRITE => {

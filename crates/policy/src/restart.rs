@@ -5,8 +5,9 @@
 //! soon as it starts (a missing file, a bad argument, a hostile packet that comes again) must not burn the host in a start loop.
 //!
 //! # Terms and units
-//! *Run*: from the start of a process to its end, in nanoseconds. *Good run*: one of at least [`Backoff::good_run_ns`].
-//! *Failure*: the end of a run that nobody asked for. *Streak*: failures since the last good run.
+//! *Run*: from the start of a process to its end, in nanoseconds; 0 of one that never came
+//! ([`run_ns`]). *Good run*: one of at least [`Backoff::good_run_ns`]. *Failure*: the end of a run
+//! that nobody asked for. *Streak*: failures since the last good run.
 //!
 //! # Approach
 //! The first failure of a streak is answered at once ([`Backoff::after_failure`]). The second waits [`Backoff::first_ns`], and each further one twice as long as
@@ -48,6 +49,12 @@ impl Default for Backoff {
 pub struct Streak {
     /// Failures since the last good run.
     pub failures: u32,
+}
+
+/// How long a process counts as having run, in nanoseconds: one that ended without a word of its
+/// own has done nothing, however long the manager has waited for that.
+pub fn run_ns(has_come: bool, lived_ns: u64) -> u64 {
+    if has_come { lived_ns } else { 0 }
 }
 
 /// What to do after a failure.
@@ -120,6 +127,13 @@ mod tests {
     fn a_good_run_ends_the_streak() {
         let got = waits(Backoff::default(), &[MS, MS, MS, 10 * S, MS, 10 * S - 1, 60 * S]);
         assert_eq!(got, [0, 10, 20, 0, 10, 20, 0].map(Some));
+    }
+
+    #[test]
+    fn one_that_never_comes_has_no_good_run() {
+        let lives = [60 * S; 4].map(|lived| run_ns(false, lived));
+        assert_eq!(waits(Backoff::default(), &lives), [0, 10, 20, 40].map(Some));
+        assert_eq!(run_ns(true, 60 * S), 60 * S);
     }
 
     #[test]

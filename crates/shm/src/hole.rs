@@ -21,7 +21,7 @@
 use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Mappings that the table holds.
 pub const ENTRIES: usize = 1 << 17;
@@ -32,13 +32,62 @@ struct Entry {
     len: AtomicUsize,
     page: AtomicUsize,
     holes: AtomicU32,
+    /// How often it was taken.
+    takings: AtomicU32,
 }
 
 const TAKEN: usize = 1;
 
-static TABLE: [Entry; ENTRIES] =
-    [const { Entry { start: AtomicUsize::new(0), len: AtomicUsize::new(0), page: AtomicUsize::new(0), holes: AtomicU32::new(0) } };
-        ENTRIES];
+static TABLE: [Entry; ENTRIES] = [const { Entry::free() }; ENTRIES];
+
+impl Entry {
+    const fn free() -> Self {
+        Self {
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            page: AtomicUsize::new(0),
+            holes: AtomicU32::new(0),
+            takings: AtomicU32::new(0),
+        }
+    }
+
+    /// Takes it for a mapping, if it is free.
+    fn take(&self, start: usize, len: usize, page: usize) -> bool {
+        // Acquire: what is written below comes after.
+        if self.start.compare_exchange(0, TAKEN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        // Relaxed: the fence publishes it, before anything of the new mapping.
+        self.takings.fetch_add(1, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.len.store(len, Ordering::Relaxed);
+        self.page.store(page, Ordering::Relaxed);
+        self.holes.store(0, Ordering::Relaxed);
+        // Release: who sees the start sees the rest.
+        self.start.store(start, Ordering::Release);
+        true
+    }
+
+    /// Start, length and page size, all of one mapping. None of one that is free, or was given to
+    /// another meanwhile.
+    fn mapping(&self) -> Option<(usize, usize, usize)> {
+        self.mapping_while(|| ())
+    }
+
+    /// The same, if something happens when the start was read.
+    fn mapping_while(&self, happens: impl FnOnce()) -> Option<(usize, usize, usize)> {
+        // Acquire: what is read next is not older than this.
+        let takings = self.takings.load(Ordering::Acquire);
+        // Acquire: with the length and the page that belong to it.
+        let start = self.start.load(Ordering::Acquire);
+        happens();
+        let (len, page) = (self.len.load(Ordering::Relaxed), self.page.load(Ordering::Relaxed));
+        // Acquire: whoever has read something of a later mapping sees that it was taken for that.
+        fence(Ordering::Acquire);
+        let is_same = self.start.load(Ordering::Relaxed) == start && self.takings.load(Ordering::Relaxed) == takings;
+        (start > TAKEN && page > 0 && is_same).then_some((start, len, page))
+    }
+}
 
 /// Where to look for a free entry first.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
@@ -68,14 +117,7 @@ impl Registered {
         let first = NEXT.fetch_add(1, Ordering::Relaxed);
         for n in 0..ENTRIES {
             let at = (first + n) % ENTRIES;
-            let entry = &TABLE[at];
-            // Relaxed: what is in the entry is written below, and published by `start`.
-            if entry.start.compare_exchange(0, TAKEN, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                entry.len.store(len, Ordering::Relaxed);
-                entry.page.store(page, Ordering::Relaxed);
-                entry.holes.store(0, Ordering::Relaxed);
-                // Release: who sees the start sees the rest.
-                entry.start.store(start, Ordering::Release);
+            if TABLE[at].take(start, len, page) {
                 // Release, for the handler's Acquire: what it looks through holds this entry.
                 USED.fetch_max(at + 1, Ordering::Release);
                 return Self(Some(at));
@@ -179,13 +221,10 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, context
 fn fill(address: usize) -> bool {
     // Acquire: with the entries that were ever used.
     for entry in &TABLE[..USED.load(Ordering::Acquire).min(ENTRIES)] {
-        // Acquire: with the length and the page that belong to it.
-        let start = entry.start.load(Ordering::Acquire);
-        if start <= TAKEN || address < start {
-            continue;
-        }
-        let (len, page) = (entry.len.load(Ordering::Relaxed), entry.page.load(Ordering::Relaxed));
-        if address - start >= len || page == 0 {
+        // The mapping of the address is in use, so nobody gives up its entry; that of another one
+        // may go at any moment.
+        let Some((start, len, page)) = entry.mapping() else { continue };
+        if address < start || address - start >= len {
             continue;
         }
         let at = address / page * page;
@@ -256,6 +295,24 @@ mod tests {
         assert_eq!((memory.mapping().holes(), word(memory.mapping(), 4096)), (0, 9), "the page of both");
         assert_eq!(word(memory.mapping(), 0), 7);
         assert!(memory.mend(), "and what is whole stays so");
+    }
+
+    #[test]
+    fn an_entry_that_is_given_to_another_mapping_meanwhile_is_not_mixed_up() {
+        const HUGE: usize = 2 << 20;
+        let entry = Entry::free();
+        assert_eq!(entry.mapping(), None);
+        assert!(entry.take(0x7000_1000_0000, 4096, 4096) && !entry.take(0x7000_2000_0000, HUGE, HUGE));
+        assert_eq!(entry.mapping(), Some((0x7000_1000_0000, 4096, 4096)));
+        let give_to = |start: usize| {
+            entry.start.store(0, Ordering::Release);
+            assert!(entry.take(start, HUGE, HUGE));
+        };
+        // Its place among the addresses may be another's, or the very same.
+        assert_eq!(entry.mapping_while(|| give_to(0x7000_2000_0000)), None, "the start of one and the length of the other");
+        assert_eq!(entry.mapping_while(|| give_to(0x7000_2000_0000)), None);
+        assert_eq!(entry.mapping(), Some((0x7000_2000_0000, HUGE, HUGE)));
+        assert_eq!(entry.mapping_while(|| entry.start.store(0, Ordering::Release)), None);
     }
 
     /// No test of its own: what [`any_other_sigbus_is_fatal`] runs.

@@ -652,6 +652,10 @@ pub struct Service {
     /// Most processes and threads of an instance; in a container those of its runtime too.
     #[serde(default = "processes")]
     pub pids: u32,
+    /// Most memory of an instance, in MiB: its own, and what it is the first to touch of what it
+    /// shares. Past that the kernel ends it. Without, as much as the host has.
+    #[serde(default)]
+    pub memory: Option<u32>,
     /// An OCI container that each instance runs in, from a bundle or a root directory.
     #[serde(default)]
     pub container: Option<Container>,

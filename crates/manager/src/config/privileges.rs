@@ -182,6 +182,18 @@ fn of_host(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
             "mount cgroup2, or the v1 controllers cpuset and pids; in a systemd unit write Delegate=cpu cpuset pids",
         ));
     }
+    let bounded = config.services.iter().enumerate().find(|(_, service)| service.memory.is_some());
+    if let Some((n, service)) = bounded.filter(|_| !Pens::may_bound_memory(&host.root)) {
+        problems.push(Problem::warning(
+            At::entry("service", n, "memory"),
+            format!(
+                "this host has no cgroup controller for it, so `memory` of service \"{}\" is not held: only the kernel's choice of whom to \
+                 end when it runs out of memory is",
+                service.name
+            ),
+            "mount cgroup2, or the v1 controller memory; in a systemd unit write Delegate=cpu cpuset memory pids",
+        ));
+    }
 }
 
 #[cfg(test)]
@@ -286,5 +298,15 @@ mod tests {
         let text = said(&service("user = \"1\"\ncontainer = { root = \"/srv\" }"), &bare);
         assert_eq!(text.len(), 2, "{text:?}");
         assert!(text[1].contains("so of containers of service \"s\" `pids` holds for all"), "{text:?}");
+        let text = said(&service("memory = 64"), &bare);
+        assert!(text.len() == 4 && text[3].contains("`memory` of service \"s\" is not held"), "{text:?}");
+        // Where it can be, by either version.
+        let member = "4:memory:/x\n0::/y\n";
+        for mounts in ["31 1 0:22 / /cg/memory rw - cgroup cgroup rw,memory\n", "31 1 0:22 / /cg/unified rw - cgroup2 cgroup2 rw\n"]
+        {
+            let controllers = ("cg/unified/y/cgroup.controllers", "cpu memory pids\n");
+            let (_root, able) = host(0, &[("proc/self/mountinfo", mounts), ("proc/self/cgroup", member), controllers]);
+            assert!(said(&service("memory = 64"), &able).iter().all(|text| !text.contains("`memory`")), "{mounts}");
+        }
     }
 }

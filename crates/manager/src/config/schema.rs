@@ -652,6 +652,13 @@ pub const SECTIONS: &[Section] = &[
                 "Most processes and threads of an instance; in a container those of its runtime too.",
             ),
             key(
+                "memory",
+                Integer(1, 1 << 24),
+                Unset,
+                "Most memory of an instance, in MiB: its own, and what it is the first to touch of what it shares. Past that the kernel ends \
+                 it. Without, as much as the host has.",
+            ),
+            key(
                 "container",
                 Keys(CONTAINER),
                 Unset,

@@ -484,6 +484,13 @@ impl Validation<'_> {
         if service.storage && !service.filter {
             self.error(at("storage"), "there is no filter that would deny io_uring", "remove `storage`, or filter = false");
         }
+        if service.memory.is_some() && (service.attach || service.is_foreign() || service.container.is_some()) {
+            self.error(
+                at("memory"),
+                format!("`memory` bounds NFs that the manager starts by itself, and not those of service \"{name}\""),
+                "remove `memory`, and bound it where it is started (in a systemd unit, MemoryMax; for a container, at the runtime)",
+            );
+        }
         if service.user.as_ref().is_some_and(|u| u.is_empty() || u.contains(['\0', ':', '\n'])) {
             self.error(at("user"), "user is neither a name nor a number", "write the name of a user, or leave it out");
         }

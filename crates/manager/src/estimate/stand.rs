@@ -173,9 +173,9 @@ impl Stand {
             args: subject.args.clone(),
             env,
             user: subject.user.clone(),
-            core: Some(core),
+            cores: [core].into(),
             stdio: Stdio::Log(log.clone()),
-            filter: Filter::Nf { storage: true },
+            filter: Filter::Nf { storage: true, zygote: false },
             ..SpawnSpec::new(&subject.name, &subject.exec)
         };
         let mut process = Process { name: subject.name.clone(), spawned: spawn::spawn(&spec)?, ended: false, log };

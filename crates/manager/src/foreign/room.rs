@@ -31,7 +31,7 @@ use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
 use crate::mechanism::process::{self, Exit, Identity, Proc};
 use crate::mechanism::processes::{Refused, Target, processes_below};
-use crate::nf::spawn::{self, SpawnSpec};
+use crate::nf::spawn::{self, Limits, SpawnSpec};
 use crate::port::af_packet::InterfaceQueue;
 use crate::port::af_packet::socket::SocketOptions;
 
@@ -270,7 +270,8 @@ impl Room {
         SpawnSpec {
             args: args.iter().map(Into::into).collect(),
             env: self.plan.env.clone(),
-            core: Some(self.plan.core),
+            cores: [self.plan.core].into(),
+            limits: Limits { goes_first: true, ..Limits::default() },
             netns: Some(self.ns.clone()),
             cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.path().join("cgroup.procs")),
             ..SpawnSpec::new(self.plan.name.clone(), exec)

@@ -106,6 +106,12 @@ pub fn is_child(pidfd: BorrowedFd<'_>) -> bool {
     !matches!(rustix::process::waitid(WaitId::PidFd(pidfd), options), Err(error) if error != Errno::AGAIN && error != Errno::INTR)
 }
 
+/// Whether a child of this process has ended and was not collected. Collects nothing.
+pub fn has_ended_child() -> bool {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(rustix::process::waitid(WaitId::All, options), Ok(Some(_)))
+}
+
 /// Collects the children of a process group that have ended. Never blocks.
 pub fn reap_group(leader: Pid) {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
@@ -387,6 +393,33 @@ impl Proc {
             }
         }
         found
+    }
+
+    /// The children of this process, collected or not.
+    pub fn children(&self) -> Vec<Pid> {
+        let tasks = fs::read_dir(self.path("self/task")).into_iter().flatten().flatten();
+        let texts = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+        texts
+            .flat_map(|text| text.split_ascii_whitespace().filter_map(|word| word.parse().ok()).collect::<Vec<i32>>())
+            .filter_map(Pid::from_raw)
+            .collect()
+    }
+
+    /// The number of a process in the namespace that it is in, if that is one below this process's
+    /// own.
+    pub fn number_inside(&self, pid: Pid) -> Option<i32> {
+        let text = fs::read_to_string(self.file(pid, "status")).ok()?;
+        let numbers = text.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        numbers.split_ascii_whitespace().skip(1).last()?.parse().ok()
+    }
+
+    /// Processes and threads of a user. Reads all of `/proc`.
+    pub fn threads_of(&self, uid: u32) -> u64 {
+        use std::os::unix::fs::MetadataExt;
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let processes = entries.filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit));
+        let of_user = processes.filter(|entry| entry.metadata().is_ok_and(|metadata| metadata.uid() == uid));
+        of_user.map(|entry| fs::read_dir(entry.path().join("task")).map_or(0, |tasks| tasks.count() as u64)).sum()
     }
 
     /// Memory that this process shares with nobody, in bytes: what it costs the host to run one more. Takes the kernel tens of

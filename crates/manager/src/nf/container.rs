@@ -43,7 +43,7 @@ use serde_json::{Map, Value, json};
 use sluice_shm::handshake::{ENV_NF, ENV_SOCKET};
 
 use super::filter;
-use super::spawn::SpawnSpec;
+use super::spawn::{Limits, SpawnSpec};
 use super::user::User;
 
 /// Where a container finds the NF socket.
@@ -549,6 +549,8 @@ impl Life {
             env: path.into_iter().collect(),
             cgroup: self.cgroup.as_ref().map(|cgroup| cgroup.join("cgroup.procs")),
             apart: true,
+            // And so what is in the container, unless its bundle says something else.
+            limits: Limits { goes_first: true, ..Limits::default() },
             ..SpawnSpec::new(nf, &template.runtime)
         })
     }

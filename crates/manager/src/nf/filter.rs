@@ -1,10 +1,12 @@
 //! The filter of system calls that an NF starts with.
 //!
-//! It denies, with "operation not permitted", what no packet handler needs and what attacks on a host are made of: looking into other
-//! processes, mounting, namespaces, loading kernel code, BPF, performance events, keys, clocks and reboot; and what would reach others by
-//! what all NFs of a tenant share: holes in packet memory (`fallocate`, `madvise(MADV_REMOVE)`), other cores and classes than its own
-//! (`sched_setaffinity` and its kin), and io_uring, which does most of that past any filter. It is a list of denials and not a sandbox: an
-//! NF is any program, and a list of permissions would break most.
+//! It denies, with "operation not permitted", what no packet handler needs and what attacks on a
+//! host are made of: looking into other processes, mounting, namespaces, loading kernel code, BPF,
+//! performance events, keys, clocks and reboot; and what would reach others by what all NFs of a
+//! tenant share: holes in packet memory (`fallocate`, `madvise(MADV_REMOVE)`), other cores and
+//! classes than its own (`sched_setaffinity` and its kin), children that are the manager's
+//! (`CLONE_PARENT`), and io_uring, which does most of that past any filter. It is a list of denials
+//! and not a sandbox: an NF is any program, and a list of permissions would break most.
 //!
 //! Every NF has it, whatever its user, unless the configuration says `filter = false`. Only a service that says `storage = true` has
 //! io_uring, which the library's storage stands on: with it, it may make holes in the packet memory of its own tenant, which the manager
@@ -36,10 +38,12 @@ macro_rules! calls {
 pub enum Filter {
     /// It may do whatever its user may.
     None,
-    /// As an NF; with io_uring or without.
+    /// As an NF.
     Nf {
         /// Whether it has io_uring.
         storage: bool,
+        /// Whether it may be a zygote: instances that it forks are its parent's children.
+        zygote: bool,
     },
     /// As a program that knows nothing of Sluice.
     Foreign,
@@ -69,6 +73,7 @@ pub(super) const DENIED: &[(&str, c_long)] = calls! {
     SYS_swapon;
     SYS_swapoff;
     SYS_quotactl;
+    SYS_quotactl_fd;
     // Namespaces; those by clone are in the rules below.
     SYS_unshare;
     SYS_setns;
@@ -90,6 +95,8 @@ pub(super) const DENIED: &[(&str, c_long)] = calls! {
     SYS_syslog;
     SYS_settimeofday;
     SYS_clock_settime;
+    SYS_adjtimex;
+    SYS_clock_adjtime;
     SYS_sethostname;
     SYS_setdomainname;
     SYS_open_by_handle_at;
@@ -101,7 +108,11 @@ pub(super) const DENIED: &[(&str, c_long)] = calls! {
     SYS_ioperm;
 };
 
-/// What is denied to NFs besides: the core and the class that the manager has given, and pages of others.
+/// The same, of kernels that are newer than libc's list: `open_tree_attr`, of 6.15.
+pub(super) const NEWER: &[(&str, c_long)] = &[("SYS_open_tree_attr", 467)];
+
+/// What is denied to NFs besides: the core and the class that the manager has given, and pages of
+/// others and where they lie.
 pub(super) const DENIED_TO_NFS: &[(&str, c_long)] = calls! {
     SYS_sched_setaffinity;
     SYS_sched_setscheduler;
@@ -111,6 +122,8 @@ pub(super) const DENIED_TO_NFS: &[(&str, c_long)] = calls! {
     SYS_ioprio_set;
     SYS_migrate_pages;
     SYS_move_pages;
+    SYS_mbind;
+    SYS_set_mempolicy_home_node;
 };
 
 /// What is denied to NFs without storage.
@@ -138,7 +151,8 @@ const fn exactly(name: &'static str, number: c_long, argument: u8, value: u32) -
     Rule { name, number, argument, mask: u32::MAX, value }
 }
 
-/// Denied to all: namespaces by clone, and putting words into a terminal's mouth.
+/// Denied to all: namespaces by clone, putting words into a terminal's mouth, and keeping others
+/// off a core's other threads.
 pub(super) const RULES: &[Rule] = &[
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWNS),
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWCGROUP),
@@ -149,7 +163,14 @@ pub(super) const RULES: &[Rule] = &[
     bit("clone", libc::SYS_clone, 0, libc::CLONE_NEWNET),
     exactly("ioctl", libc::SYS_ioctl, 1, libc::TIOCSTI as u32),
     exactly("ioctl", libc::SYS_ioctl, 1, libc::TIOCLINUX as u32),
+    exactly("prctl", libc::SYS_prctl, 0, PR_SCHED_CORE),
 ];
+
+/// `PR_SCHED_CORE`, of Linux 5.14.
+pub const PR_SCHED_CORE: u32 = 62;
+
+/// Denied to all but zygotes: children of the manager that it does not know.
+pub(super) const RULES_OF_OTHERS: &[Rule] = &[bit("clone", libc::SYS_clone, 0, libc::CLONE_PARENT)];
 
 /// Denied to NFs besides: holes in shared memory, and what takes pages from those who share them.
 pub(super) const RULES_OF_NFS: &[Rule] = &[
@@ -168,12 +189,12 @@ pub(super) const RULES_OF_NFS: &[Rule] = &[
 
 #[cfg(test)]
 pub(super) fn denied() -> impl Iterator<Item = c_long> {
-    DENIED.iter().chain(DENIED_TO_NFS).chain(IO_URING).map(|(_, number)| *number)
+    DENIED.iter().chain(NEWER).chain(DENIED_TO_NFS).chain(IO_URING).map(|(_, number)| *number)
 }
 
 /// Names of the system calls that the filter of NFs denies whatever their arguments, for those who write a filter of their own.
 pub fn denied_names() -> impl Iterator<Item = &'static str> {
-    DENIED.iter().chain(DENIED_TO_NFS).chain(IO_URING).map(|(name, _)| name.trim_start_matches("SYS_"))
+    DENIED.iter().chain(NEWER).chain(DENIED_TO_NFS).chain(IO_URING).map(|(name, _)| name.trim_start_matches("SYS_"))
 }
 
 /// System calls that it denies for what an argument says: name, number of the argument, mask and value.
@@ -182,15 +203,17 @@ pub fn denied_arguments() -> impl Iterator<Item = (&'static str, u8, u32, u32)> 
 }
 
 /// x86-64 has every system call a second time, with this bit in its number, for the x32 ABI; the architecture that a filter sees is
-/// the same. A few have a number of their own there.
+/// the same. A few have a number of their own there: those that are denied, and what they are else.
 #[cfg(target_arch = "x86_64")]
 pub(super) const X32_BIT: c_long = 0x4000_0000;
 #[cfg(target_arch = "x86_64")]
-pub(super) const X32_OWN: [c_long; 4] = [
-    521, // ptrace
-    528, // kexec_load
-    539, // process_vm_readv
-    540, // process_vm_writev
+pub(super) const X32_OWN: [(c_long, c_long); 6] = [
+    (514, libc::SYS_ioctl),
+    (521, libc::SYS_ptrace),
+    (528, libc::SYS_kexec_load),
+    (533, libc::SYS_move_pages),
+    (539, libc::SYS_process_vm_readv),
+    (540, libc::SYS_process_vm_writev),
 ];
 
 /// Whether this kernel has the x32 ABI. Most have not, and then a filter of half the length installs in half the time.
@@ -200,18 +223,32 @@ pub(super) fn has_x32() -> bool {
     unsafe { libc::syscall(libc::SYS_getpid | X32_BIT) >= 0 }
 }
 
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn has_x32() -> bool {
+    false
+}
+
 /// The instructions of a filter, compiled once. None for [`Filter::None`].
 pub(super) fn program_of(filter: Filter) -> Option<&'static [sock_filter]> {
-    static PLAIN: LazyLock<Vec<sock_filter>> =
-        LazyLock::new(|| compile(&[DENIED, DENIED_TO_NFS, IO_URING], &[RULES, RULES_OF_NFS]));
-    static STORING: LazyLock<Vec<sock_filter>> = LazyLock::new(|| compile(&[DENIED, DENIED_TO_NFS], &[RULES, RULES_OF_NFS]));
-    static FOREIGN: LazyLock<Vec<sock_filter>> = LazyLock::new(|| compile(&[DENIED], &[RULES]));
+    static NFS: [LazyLock<Vec<sock_filter>>; 4] = [
+        LazyLock::new(|| of_nf(false, false)),
+        LazyLock::new(|| of_nf(false, true)),
+        LazyLock::new(|| of_nf(true, false)),
+        LazyLock::new(|| of_nf(true, true)),
+    ];
+    static FOREIGN: LazyLock<Vec<sock_filter>> = LazyLock::new(|| compile(&[DENIED, NEWER], &[RULES, RULES_OF_OTHERS], has_x32()));
     match filter {
         Filter::None => None,
-        Filter::Nf { storage: false } => Some(&PLAIN),
-        Filter::Nf { storage: true } => Some(&STORING),
+        Filter::Nf { storage, zygote } => Some(&NFS[2 * usize::from(storage) + usize::from(zygote)]),
         Filter::Foreign => Some(&FOREIGN),
     }
+}
+
+fn of_nf(storage: bool, zygote: bool) -> Vec<sock_filter> {
+    let calls: &[&[(&str, c_long)]] =
+        if storage { &[DENIED, NEWER, DENIED_TO_NFS] } else { &[DENIED, NEWER, DENIED_TO_NFS, IO_URING] };
+    let rules: &[&[Rule]] = if zygote { &[RULES, RULES_OF_NFS] } else { &[RULES, RULES_OF_NFS, RULES_OF_OTHERS] };
+    compile(calls, rules, has_x32())
 }
 
 /// The architecture, as the kernel tells it to a filter: of the machine, with the bits for 64 bit and little endian.
@@ -242,7 +279,7 @@ enum Answer {
 /// Compiles a filter. The kernel goes through it once for each system call when it is installed, so numbers are found by halving: a chain of
 /// comparisons, as a compiler of filters makes it, takes several times as long to install, for each NF that starts. A call through another
 /// architecture's interface (32 bit) kills the process: the filter cannot read it.
-fn compile(calls: &[&[(&str, c_long)]], rules: &[&[Rule]]) -> Vec<sock_filter> {
+fn compile(calls: &[&[(&str, c_long)]], rules: &[&[Rule]], has_x32: bool) -> Vec<sock_filter> {
     let numbers = calls.iter().flat_map(|calls| calls.iter()).map(|(_, number)| *number);
     let mut all: BTreeMap<c_long, Answer> = numbers.map(|number| (number, Answer::Always(DENY))).collect();
     all.insert(libc::SYS_clone3, Answer::Always(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32));
@@ -258,15 +295,15 @@ fn compile(calls: &[&[(&str, c_long)]], rules: &[&[Rule]]) -> Vec<sock_filter> {
             Answer::ByArgument(rules) => rules.iter().flat_map(|rule| rule.compiled()).chain([answer(ALLOW)]).collect(),
         };
         #[cfg(target_arch = "x86_64")]
-        if has_x32() {
+        if has_x32 {
             leaves.push(((number | X32_BIT) as u32, code.clone()));
+            let own = X32_OWN.iter().filter(|(_, native)| *native == number);
+            leaves.extend(own.map(|(own, _)| ((own | X32_BIT) as u32, code.clone())));
         }
         leaves.push((number as u32, code));
     }
-    #[cfg(target_arch = "x86_64")]
-    if has_x32() {
-        leaves.extend(X32_OWN.map(|number| ((number | X32_BIT) as u32, vec![answer(DENY)])));
-    }
+    #[cfg(not(target_arch = "x86_64"))]
+    debug_assert!(!has_x32);
     leaves.sort_by_key(|(number, _)| *number);
     let mut program = vec![
         load(std::mem::offset_of!(libc::seccomp_data, arch)),
@@ -339,8 +376,8 @@ mod tests {
 
     #[test]
     fn every_number_has_the_answer_that_the_lists_say() {
-        let rules: [&[Rule]; 2] = [RULES, RULES_OF_NFS];
-        let program = compile(&[DENIED, DENIED_TO_NFS, IO_URING], &rules);
+        let rules: [&[Rule]; 3] = [RULES, RULES_OF_NFS, RULES_OF_OTHERS];
+        let program = compile(&[DENIED, NEWER, DENIED_TO_NFS, IO_URING], &rules, false);
         assert!(program.len() < 4096, "more than the kernel takes: {}", program.len());
         for nr in 0..1024u32 {
             let is_denied = denied().any(|number| number as u32 == nr);
@@ -359,7 +396,39 @@ mod tests {
             assert_eq!(run(&program, rule.number as u32, args), ALLOW, "{rule:?}");
         }
         // Found in few steps, whatever the number.
-        let without = compile(&[], &[]);
+        let without = compile(&[], &[], false);
         assert_eq!(run(&without, libc::SYS_ptrace as u32, [0; 6]), ALLOW);
+    }
+
+    #[test]
+    fn what_only_its_arguments_tell_is_denied_where_it_is_to_be() {
+        let says = |filter: Filter, call: c_long, args: [u32; 6]| run(program_of(filter).unwrap(), call as u32, args);
+        let parent = [(libc::CLONE_PARENT | libc::SIGCHLD) as u32, 0, 0, 0, 0, 0];
+        for storage in [false, true] {
+            assert_eq!(says(Filter::Nf { storage, zygote: false }, libc::SYS_clone, parent), DENY);
+            assert_eq!(says(Filter::Nf { storage, zygote: true }, libc::SYS_clone, parent), ALLOW, "a zygote's instances");
+        }
+        assert_eq!(says(Filter::Foreign, libc::SYS_clone, parent), DENY);
+        for filter in [Filter::Nf { storage: false, zygote: true }, Filter::Foreign] {
+            assert_eq!(says(filter, libc::SYS_prctl, [PR_SCHED_CORE, 1, 0, 0, 0, 0]), DENY);
+            assert_eq!(says(filter, libc::SYS_prctl, [libc::PR_SET_NAME as u32, 0, 0, 0, 0, 0]), ALLOW);
+        }
+    }
+
+    #[test]
+    #[cfg(target_arch = "x86_64")]
+    fn what_has_another_number_for_x32_is_denied_by_that_too() {
+        let program = compile(&[DENIED, NEWER, DENIED_TO_NFS], &[RULES, RULES_OF_NFS], true);
+        let x32 = |number: c_long| (number | X32_BIT) as u32;
+        // ptrace, kexec_load, move_pages, process_vm_readv, process_vm_writev; and one with the
+        // number that it has anyway.
+        for number in [521, 528, 533, 539, 540, libc::SYS_mount] {
+            assert_eq!(run(&program, x32(number), [0; 6]), DENY, "{number}");
+        }
+        // ioctl, by what it asks.
+        assert_eq!(run(&program, x32(514), [0, libc::TIOCSTI as u32, 0, 0, 0, 0]), DENY);
+        assert_eq!(run(&program, x32(514), [0, libc::FIONREAD as u32, 0, 0, 0, 0]), ALLOW);
+        let foreign = compile(&[DENIED], &[RULES], true);
+        assert_eq!(run(&foreign, x32(533), [0; 6]), ALLOW, "as move_pages itself");
     }
 }

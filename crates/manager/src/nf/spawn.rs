@@ -15,7 +15,8 @@
 //!    or not, an NF gets none of it;
 //! 2. joins its cgroup, if one is named, and makes its own process group, so that Ctrl-C in a terminal reaches the manager alone, which then stops NFs in order;
 //! 3. opens its standard streams: input is always `/dev/null`, output as [`Stdio`] says;
-//! 4. takes its core, the limit of descriptors that the manager had before it raised its own, and [limits](Limits) of its own;
+//! 4. takes its cores, the limit of descriptors that the manager had before it raised its own, and
+//!    [limits](Limits) of its own;
 //! 5. takes its user: groups, group, user, by raw system calls, because glibc's own would change the manager's threads; and, unless it is
 //!    to stay root, gives up every capability that it or a program that it executes could have;
 //! 6. gives up gaining privileges (`no_new_privs`), always: a set-user-id program that an NF executes stays what the NF is;
@@ -44,13 +45,14 @@
 //! # Limits
 //! - The kernel sends the death signal when the *thread* that spawned ends. Spawn from a thread that lives as long as the manager.
 //! - A program with file capabilities loses the death signal at `execve`; [`super::record`] then finds it at the next start.
-//! - The child starts with the working directory, the umask, the scheduling policy and (without [`SpawnSpec::core`]) the cores of
-//!   the calling thread.
+//! - The child starts with the working directory, the umask, the scheduling policy and (without
+//!   [`SpawnSpec::cores`]) the cores of the calling thread.
 //! - Needs Linux 5.11 (`close_range` with its flags; pidfd is from 5.4).
 
 // clone and a child in borrowed memory have no safe wrapper.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_long, c_void};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -93,8 +95,8 @@ pub struct SpawnSpec {
     pub env: Vec<(OsString, OsString)>,
     /// User that it runs as; the manager's own without. Needs root, unless it is the manager's own.
     pub user: Option<User>,
-    /// Core that it runs on; those of the calling thread without.
-    pub core: Option<usize>,
+    /// Cores that it runs on; those of the calling thread without any.
+    pub cores: BTreeSet<usize>,
     /// Standard output and error.
     pub stdio: Stdio,
     /// The [filter] of system calls that it starts with.
@@ -123,7 +125,7 @@ impl SpawnSpec {
             args: Vec::new(),
             env: Vec::new(),
             user: None,
-            core: None,
+            cores: BTreeSet::new(),
             stdio: Stdio::default(),
             filter: Filter::None,
             limits: Limits::default(),
@@ -143,6 +145,11 @@ pub struct Limits {
     pub unprivileged: bool,
     /// Most processes and threads of its user.
     pub processes: Option<u64>,
+    /// Most memory that it may lock, in bytes.
+    pub locked: Option<u64>,
+    /// Whether it is the first to end where the host runs out of memory (`oom_score_adj` 1000),
+    /// with all that it starts. Where the manager has CAP_SYS_RESOURCE, it cannot take that back.
+    pub goes_first: bool,
 }
 
 /// The first process of the process namespace that NFs run in. All that is in there ends with it, and it ends with the manager, or when
@@ -334,7 +341,10 @@ impl SpawnError {
                 Stdio::Inherit | Stdio::Null | Stdio::Pipe(_) => "open its log".into(),
             },
             Step::Streams => "place its standard streams".into(),
-            Step::Core => format!("pin it to core {}", spec.core.unwrap_or(0)),
+            Step::Core => {
+                let cores: Vec<String> = spec.cores.iter().map(ToString::to_string).collect();
+                format!("pin it to core {}", cores.join(", "))
+            }
             Step::Limit => "set its limits".into(),
             Step::User => format!("become user {uid}"),
             Step::NoNewPrivileges => "give up gaining privileges".into(),
@@ -404,7 +414,7 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         spec.born_in.as_ref().map(|folder| text(folder.join("cgroup.procs").as_os_str(), "the cgroup's path")).transpose()?;
     let argv: Vec<*const c_char> = std::iter::once(&exec).chain(&args).map(|s| s.as_ptr()).chain([null()]).collect();
     let envp: Vec<*const c_char> = env.iter().map(|s| s.as_ptr()).chain([null()]).collect();
-    let mask: Vec<c_long> = spec.core.map(core_mask).unwrap_or_default();
+    let mask = core_mask(&spec.cores);
     let filter = filter::program_of(spec.filter).map(|program| libc::sock_fprog {
         // A program has at most 4,096 instructions, or the kernel refuses it.
         len: program.len() as u16,
@@ -443,11 +453,9 @@ pub fn spawn(spec: &SpawnSpec) -> Result<Spawned, SpawnError> {
         // A parent outside of the namespace is seen as 0.
         parent: if spec.apart || spec.keeper.is_some() { 0 } else { std::process::id() as libc::pid_t },
         unprivileged: spec.limits.unprivileged,
-        processes: spec.limits.processes.map(|most| {
-            // No more than the manager may have itself: root without CAP_SYS_RESOURCE may not raise that.
-            let most = rustix::process::getrlimit(Resource::Nproc).maximum.map_or(most, |own| own.min(most));
-            libc::rlimit { rlim_cur: most, rlim_max: most }
-        }),
+        processes: spec.limits.processes.map(|most| at_most(Resource::Nproc, most)),
+        locked: spec.limits.locked.map(|most| at_most(Resource::Memlock, most)),
+        goes_first: spec.limits.goes_first,
         apart: spec.apart,
         manager: manager.as_ref().map_or(-1, |pidfd| pidfd.as_raw_fd()),
         step: 0,
@@ -471,13 +479,22 @@ fn is_already(user: &User) -> bool {
     !uid.is_root() && uid.as_raw() == user.uid && gid.as_raw() == user.gid
 }
 
-/// A mask of one core in the kernel's form, as long as it needs to be.
-fn core_mask(core: usize) -> Vec<c_long> {
+/// A limit of the child, and no more than the manager may have itself: root without
+/// CAP_SYS_RESOURCE may not raise that.
+fn at_most(resource: Resource, most: u64) -> libc::rlimit {
+    let most = rustix::process::getrlimit(resource).maximum.map_or(most, |own| own.min(most));
+    libc::rlimit { rlim_cur: most, rlim_max: most }
+}
+
+/// A mask of cores in the kernel's form, as long as it needs to be; empty without any.
+fn core_mask(cores: &BTreeSet<usize>) -> Vec<c_long> {
     let bits = c_long::BITS as usize;
+    let mut mask = Vec::new();
     // The kernel looks at no more cores than it was built for; a longer mask than this only costs the child time.
-    let core = core.min(1 << 16);
-    let mut mask = vec![0; core / bits + 1];
-    mask[core / bits] = 1 << (core % bits);
+    for core in cores.iter().map(|core| (*core).min(1 << 16)) {
+        mask.resize(mask.len().max(core / bits + 1), 0);
+        mask[core / bits] |= 1 << (core % bits);
+    }
     mask
 }
 
@@ -497,6 +514,8 @@ struct Plan {
     filter: *const libc::sock_fprog,
     unprivileged: bool,
     processes: Option<libc::rlimit>,
+    locked: Option<libc::rlimit>,
+    goes_first: bool,
     /// Descriptor of its network namespace, or -1.
     netns: c_int,
     /// The file that it writes itself to, or null.
@@ -851,6 +870,20 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
         }
         if let Some(limit) = &plan.processes {
             must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_NPROC), &raw const *limit, null::<c_void>());
+        }
+        if let Some(limit) = &plan.locked {
+            must!(Step::Limit, SYS_prlimit64, UNUSED, c_long::from(libc::RLIMIT_MEMLOCK), &raw const *limit, null::<c_void>());
+        }
+        if plan.goes_first {
+            // Before its privileges go: what one with CAP_SYS_RESOURCE has raised, one without
+            // cannot lower. Of a process that borrows memory as this one does the kernel changes no
+            // other's. Where there is no such file, nobody is chosen by it.
+            let (file, flags) = (c"/proc/self/oom_score_adj".as_ptr(), c_long::from(libc::O_WRONLY | libc::O_CLOEXEC));
+            let file = libc::syscall(libc::SYS_openat, c_long::from(libc::AT_FDCWD), file, flags, UNUSED);
+            if file >= 0 {
+                libc::syscall(libc::SYS_write, file, c"1000".as_ptr(), 4 as c_long);
+                libc::syscall(libc::SYS_close, file);
+            }
         }
         // Opened while every folder on the way is open to this process. What cannot be opened is told when it is executed.
         let path_only = c_long::from(libc::O_PATH | libc::O_CLOEXEC);

@@ -1,8 +1,11 @@
-//! The cgroups of NFs, made and removed beside the supervisor.
+//! The cgroups that NFs are weighed by, made and removed beside the supervisor.
 //!
-//! Moving a process into a cgroup takes the kernel milliseconds (it waits until all processors have passed through the scheduler), in
-//! which an NF could long have its first packets. So a thread of its own does it, in the order in which it was asked: an NF runs at
-//! once, with the weight that all have, and gets its own a little later.
+//! Moving a process into a cgroup takes the kernel milliseconds (it waits until all processors have
+//! passed through the scheduler), in which an NF could long have its first packets. So a thread of
+//! its own does it, in the order in which it was asked: an NF runs at once, with the weight that
+//! all have, and gets its own a little later. One that is held in a
+//! [pen](crate::mechanism::cgroup::pen) has its cgroup from that, with all that it forks, and is
+//! only weighed here; what is added here is an NF that has none.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -14,7 +17,7 @@ use std::thread::JoinHandle;
 use rustix::process::Pid;
 
 use crate::controller::{Link, WriteShare};
-use crate::mechanism::cgroup::{CgroupError, Group, NfGroup, Version, Weight};
+use crate::mechanism::cgroup::{CgroupError, Group, NfGroup, Weight};
 use crate::nf::handle::NfHandle;
 
 impl WriteShare for Weight {
@@ -24,7 +27,7 @@ impl WriteShare for Weight {
 }
 
 enum Job {
-    Add(Arc<NfHandle>, Pid),
+    Add(Arc<NfHandle>, String, Pid),
     /// It is in its cgroup already.
     Adopt(Arc<NfHandle>, NfGroup),
     Remove(u16),
@@ -55,9 +58,10 @@ impl Grouping {
         Ok(Self { group, jobs: Some(jobs), removed, thread: Some(thread) })
     }
 
-    /// The folders that [`add`](Self::add) makes for an NF, to be noted before: its core's, and its own.
-    pub(super) fn paths_of(&self, nf: &str, core: usize) -> [PathBuf; 2] {
-        [self.group.path_of_core(core), self.group.path_of(nf, core)]
+    /// The folders that [`add`](Self::add) makes for a life of an NF, to be noted before: its
+    /// core's, and its own.
+    pub(super) fn paths_of(&self, life: &str, core: usize) -> [PathBuf; 2] {
+        [self.group.path_of_core(core), self.group.path_of(life, core)]
     }
 
     /// The daemon's cgroup, for those that make a folder in it themselves. They give it back before [`finish`](Self::finish).
@@ -65,19 +69,15 @@ impl Grouping {
         self.group.clone()
     }
 
-    /// The version of the host's cgroups that weigh.
-    pub(super) fn version(&self) -> Version {
-        self.group.version()
-    }
-
     /// Weighs an NF by the cgroup that it is in.
     pub(super) fn adopt(&self, handle: Arc<NfHandle>, nf: NfGroup) {
         self.ask(Job::Adopt(handle, nf));
     }
 
-    /// Gives an NF a cgroup, soon.
-    pub(super) fn add(&self, handle: Arc<NfHandle>, pid: Pid) {
-        self.ask(Job::Add(handle, pid));
+    /// Gives a life of an NF a cgroup, soon. The name is no other's, so that what is being removed
+    /// is never in the way.
+    pub(super) fn add(&self, handle: Arc<NfHandle>, life: String, pid: Pid) {
+        self.ask(Job::Add(handle, life, pid));
     }
 
     /// Removes the cgroup of an NF whose process has ended, soon.
@@ -126,14 +126,14 @@ fn run(group: &Group, jobs: &Receiver<Job>, gone: &Sender<PathBuf>, controller: 
     };
     for job in jobs {
         match job {
-            Job::Add(handle, pid) => {
+            Job::Add(handle, life, pid) => {
                 // Only the latest: a former process of the NF may have left one.
                 nfs.remove(&handle.number).into_iter().for_each(remove);
                 // One that has ended meanwhile has no pid any more.
                 if !handle.alive.load(Ordering::Relaxed) {
                     continue;
                 }
-                match group.add_nf(&handle.name, handle.core).and_then(|nf| nf.join(pid).map(|()| nf)) {
+                match group.add_nf(&life, handle.core).and_then(|nf| nf.join(pid).map(|()| nf)) {
                     Ok(nf) => {
                         controller.give(&handle, Box::new(nf.handle()));
                         nfs.insert(handle.number, nf);

@@ -70,6 +70,9 @@ impl Process {
 /// Most processes whose CPU time one tick looks at.
 const SAMPLES: usize = 64;
 
+/// Memory that an NF may lock, in bytes: as much as the kernel allows any process by default.
+const LOCKED: u64 = 8 << 20;
+
 /// Nanoseconds that an NF goes on looking for packets before it sleeps.
 const LINGER_NS: u32 = 3_000;
 
@@ -151,7 +154,7 @@ impl Supervisor {
         service: &ServiceState,
         name: &str,
         exec: PathBuf,
-        core: Option<usize>,
+        core: usize,
         more: impl IntoIterator<Item = (OsString, OsString)>,
     ) -> spawn::SpawnSpec {
         let mut env: Vec<(OsString, OsString)> = service.config.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
@@ -166,16 +169,20 @@ impl Supervisor {
             args: service.config.args.iter().map(Into::into).collect(),
             env,
             user: service.user.clone(),
-            core,
+            // Where polling NFs have turns a new process would get no core; an NF moves there by
+            // itself when it is let in.
+            cores: if self.outside.is_governed(core) { self.cores_elsewhere(core) } else { [core].into() },
             stdio: spawn::Stdio::Null,
             name: name.into(),
             filter: match service.config.filter {
-                true => Filter::Nf { storage: service.config.storage },
+                true => Filter::Nf { storage: service.config.storage, zygote: service.config.zygote },
                 false => Filter::None,
             },
             limits: spawn::Limits {
                 unprivileged: service.user.as_ref().map_or_else(|| !rustix::process::geteuid().is_root(), |user| user.uid != 0),
-                processes: None,
+                processes: self.most_processes(service),
+                locked: Some(LOCKED),
+                goes_first: true,
             },
             keeper: None,
             born_in: None,
@@ -190,9 +197,7 @@ impl Supervisor {
         let Some(nf) = self.nfs.get(&number) else { return };
         let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
         let Some(exec) = service.exec.clone() else { return };
-        // Where polling NFs have turns a new process would get no core; an NF moves there by itself when it is let in.
-        let core = Some(nf.core).filter(|core| !self.outside.is_governed(*core));
-        let spec = self.spec_of(service, &nf.name, exec, core, []);
+        let spec = self.spec_of(service, &nf.name, exec, nf.core, []);
         let service = nf.service;
         if let Err(error) = self.start_process(number, &spec, None) {
             self.notices.print(Kind::Failed(service), || error);
@@ -210,10 +215,12 @@ impl Supervisor {
         nf.state = State::Starting;
         let (core, service) = (nf.core, nf.service);
         let mut spec = spec.clone();
-        let pids = self.services.get(usize::from(service)).and_then(Option::as_ref).map_or(1, |service| service.config.pids);
+        // In a pen of its own, and on its core, unless it begins elsewhere because somebody who
+        // polls would keep it from starting there.
+        let cores = spec.cores.clone();
         let pen = match &container {
-            Some(_) => self.hold_container(&spec.name, pids),
-            None => self.hold_nf(&mut spec, service, core),
+            Some(_) => self.hold_container(&spec.name, service),
+            None => self.hold(&mut spec, service, core, &cores, 1),
         };
         spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
@@ -239,20 +246,6 @@ impl Supervisor {
                 Err(said)
             }
         }
-    }
-
-    /// Has the process of an NF start where it stays: in a pen of its own, and on its core, unless it begins elsewhere because somebody who
-    /// polls would keep it from starting there.
-    fn hold_nf(&mut self, spec: &mut spawn::SpawnSpec, service: u16, core: usize) -> Option<Pen> {
-        let service = self.services.get(usize::from(service))?.as_ref()?;
-        let (pids, most, is_own) = (service.config.pids, service.config.most_instances(), service.config.user.is_none());
-        let cores = (!self.outside.is_governed(core)).then(|| [core].into());
-        let pen = self.hold(spec, core, cores, pids);
-        if is_own && spec.limits.unprivileged && spec.user.is_some() || !self.bounds_processes() {
-            // An old and a new version side by side, and a zygote.
-            spec.limits.processes = Some(u64::from(pids) * (2 * u64::from(most) + 1));
-        }
-        pen
     }
 
     /// Waits until all NFs that were spawned are ready, so that the first packet finds its chain complete.
@@ -635,7 +628,7 @@ impl Supervisor {
             || self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
         let ran_for = nf.started_at.elapsed();
         let renewed = starts_anew && !attach;
-        let ran_ns = ran_for.as_nanos() as u64;
+        let ran_ns = restart::run_ns(handle.is_some(), ran_for.as_nanos() as u64);
         let mut at_once = false;
         nf.state = match was {
             State::Stopping => State::Gone,

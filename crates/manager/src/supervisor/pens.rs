@@ -2,14 +2,18 @@
 //!
 //! An NF that has ended is lost, and its frames come back, when nothing of what it has started is left: [`Supervisor::is_held`] ends
 //! that, and looks again in each turn. Moving processes into cgroups of version 1 takes the kernel milliseconds, so a thread of its own
-//! does it.
+//! does it. It goes on with those that fork and end faster than it moves them.
+//!
+//! A process may clone one that is a child of its own parent (`CLONE_PARENT`), as zygotes do: such
+//! children of the daemon that nobody knows are collected when they have ended, or their user would
+//! have as many processes as it may, for ever.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -17,11 +21,11 @@ use rustix::event::epoll;
 use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::{NfState, Supervisor};
-use crate::config::model;
-use crate::mechanism::cgroup::Version;
-use crate::mechanism::cgroup::pen::{Gatherer, Pen, Pens};
-use crate::mechanism::process;
+use super::{NfState, ServiceState, Supervisor};
+use crate::config::model::{self, Mode};
+use crate::mechanism::affinity;
+use crate::mechanism::cgroup::pen::{Bounds, Gatherer, Pen, Pens};
+use crate::mechanism::process::{self, Proc};
 use crate::mechanism::processes::helper;
 use crate::nf::record::Thing;
 use crate::nf::spawn::{Keeper, SpawnSpec};
@@ -33,6 +37,9 @@ const OURSELVES: &str = "/proc/self/exe";
 /// Longest wait for what an NF has left behind. Killed processes that have not gone by then are stuck in the kernel, and execute nothing of
 /// their own any more.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Time between two looks for those that could not be moved yet.
+const AGAIN: Duration = Duration::from_millis(50);
 
 enum Job {
     /// Moves a process that another one has forked into a pen, before the rest.
@@ -56,7 +63,12 @@ pub(super) struct Holds {
     ending: BTreeMap<u16, Instant>,
     /// Services whose zygote's pen may hold what instances have left there.
     swept: BTreeSet<u16>,
+    /// Whether there may be ended children that nobody knows.
+    has_strays: bool,
     uids: Option<Uids>,
+    /// Processes and threads that named users of services had when they were first met: whatever
+    /// else they run.
+    others: BTreeMap<u32, u64>,
 }
 
 impl Holds {
@@ -71,29 +83,63 @@ impl Holds {
             let _ = jobs.send(job);
         }
     }
+
+    /// A name for a life of an NF, which no other has.
+    pub(super) fn name_life(&mut self, nf: &str) -> String {
+        self.lives += 1;
+        format!("{nf}-{}", self.lives)
+    }
 }
 
 fn run(jobs: &Receiver<Job>) {
-    for job in jobs {
+    // Those that were not done, and when they were looked at last.
+    let (mut left, mut looked) = (Vec::<Gatherer>::new(), Instant::now());
+    loop {
+        let job = match left.is_empty() {
+            true => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            false => jobs.recv_timeout(AGAIN.saturating_sub(looked.elapsed())),
+        };
         match job {
-            Job::TakeIn(gatherer, pid, pidfd) => {
+            Ok(Job::TakeIn(gatherer, pid, pidfd)) => {
                 gatherer.take_in(pid, pidfd.as_fd());
-                gather(&gatherer);
+                gather(gatherer, &mut left);
             }
-            Job::Gather(gatherer) => gather(&gatherer),
-            Job::Remove(pen) => {
+            Ok(Job::Gather(gatherer)) => gather(gatherer, &mut left),
+            Ok(Job::Remove(pen)) => {
                 if let Err((folder, error)) = pen.remove() {
                     log_line!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
                 }
             }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if looked.elapsed() >= AGAIN {
+            left.retain(|gatherer| !is_gathered(gatherer.gather_again()));
+            looked = Instant::now();
         }
     }
 }
 
-fn gather(gatherer: &Gatherer) {
-    if let Err(error) = gatherer.gather() {
-        log_line!("sluiced: a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
+/// Moves what is in a pen, and keeps in mind those that are not done.
+fn gather(gatherer: Gatherer, left: &mut Vec<Gatherer>) {
+    // It may have been told other cores since.
+    left.retain(|before| !before.is_of_same(&gatherer));
+    if !is_gathered(gatherer.gather()) {
+        left.push(gatherer);
     }
+}
+
+fn is_gathered(result: std::io::Result<bool>) -> bool {
+    result.unwrap_or_else(|error| {
+        log_line!("sluiced: a process of an NF cannot be moved into its cgroup: {error}; its filter alone keeps it on its core");
+        true
+    })
+}
+
+/// What the pen of so many instances of a service bounds.
+fn bounds_of(config: &model::Service, instances: u32, is_weighed: bool) -> Bounds {
+    let memory = config.memory.map(|mib| (u64::from(mib) << 20).saturating_mul(u64::from(instances)));
+    Bounds { processes: config.pids.saturating_mul(instances), memory, is_weighed }
 }
 
 impl Supervisor {
@@ -103,9 +149,10 @@ impl Supervisor {
         for path in Pens::paths(root, &name) {
             self.note(|r| r.made(Thing::Cgroup, &path));
         }
-        let weighed = self.grouping().filter(|grouping| grouping.version() == Version::V2).map(|grouping| grouping.group());
+        let weighed = self.grouping().map(super::grouping::Grouping::group);
         let pens = Pens::create(root, &name, weighed);
-        for lack in pens.lacks() {
+        let is_unbounded = !pens.bounds_memory() && self.config.services.iter().any(|service| service.memory.is_some());
+        for lack in pens.lacks().into_iter().chain(is_unbounded.then_some("`memory` of services is not held")) {
             log_line!("sluiced: warning: this host's cgroups are not to be had, so {lack}; see `sluice check`");
         }
         self.holds.pens = Some(pens);
@@ -143,26 +190,46 @@ impl Supervisor {
         self.holds.keeper.is_some()
     }
 
-    /// Whether the number of processes of each NF can be bounded.
-    pub(super) fn bounds_processes(&self) -> bool {
-        self.holds.pens.as_ref().is_some_and(Pens::bounds_processes)
+    /// Most processes and threads of the user that a service runs as, by the limit of each of its
+    /// processes: those of all services that run as it, an old and a new version of each side by
+    /// side, and zygotes; and what a user of the host runs besides. None for root, which the kernel
+    /// does not bound so.
+    pub(super) fn most_processes(&self, service: &ServiceState) -> Option<u64> {
+        let own = rustix::process::geteuid().as_raw();
+        let uid_of = |service: &ServiceState| service.user.as_ref().map_or(own, |user| user.uid);
+        let uid = uid_of(service);
+        let of_user = self.services.iter().flatten().filter(|s| uid_of(s) == uid && s.exec.is_some());
+        let sum = of_user.map(|s| u64::from(s.config.pids) * (2 * u64::from(s.config.most_instances()) + 1)).sum::<u64>();
+        (uid != 0).then(|| sum + self.holds.others.get(&uid).copied().unwrap_or(0))
     }
 
-    /// Has a process of an NF start in a pen of its own, on these cores where they are given.
+    /// Cores for a process that is to say hello and whose own core has polling NFs, beside which it
+    /// would wait: those that nobody has. Where there are none, its own, of which the kernel leaves
+    /// it a little.
+    pub(super) fn cores_elsewhere(&self, core: usize) -> BTreeSet<usize> {
+        let mut cores: BTreeSet<usize> = affinity::allowed().unwrap_or_default().into_iter().collect();
+        let of_services = self.services.iter().flatten().flat_map(|service| service.config.cores.iter().copied());
+        let taken = self.config.manager.cores().chain(of_services).chain(self.nfs.values().map(|nf| nf.core));
+        taken.for_each(|core| _ = cores.remove(&core));
+        if cores.is_empty() { [core].into() } else { cores }
+    }
+
+    /// Has a process of a service start in a pen of its own, for so many instances, on these cores.
     pub(super) fn hold(
         &mut self,
         spec: &mut SpawnSpec,
+        service: u16,
         core: usize,
-        cores: Option<BTreeSet<usize>>,
-        processes: u32,
+        cores: &BTreeSet<usize>,
+        instances: u32,
     ) -> Option<Pen> {
         spec.keeper = self.keeper();
+        let config = &self.services.get(usize::from(service))?.as_ref()?.config;
+        let bounds = bounds_of(config, instances, self.is_weighed(config.mode == Mode::Poll, core));
+        let life = self.holds.name_life(&spec.name);
         let pens = self.holds.pens.as_ref()?;
-        self.holds.lives += 1;
-        let mut pen = pens.make(&format!("{}-{}", spec.name, self.holds.lives), core, processes);
-        if let Some(cores) = cores {
-            pens.confine(&mut pen, &cores);
-        }
+        let mut pen = pens.make(&life, core, bounds);
+        pens.confine(&mut pen, cores);
         spec.born_in = pen.born_in().map(Path::to_path_buf);
         spec.cgroup = pen.joined_first();
         Some(pen)
@@ -174,10 +241,10 @@ impl Supervisor {
     }
 
     /// Makes what bounds the processes of a container, those of its runtime among them.
-    pub(super) fn hold_container(&mut self, name: &str, processes: u32) -> Option<Pen> {
-        let pens = self.holds.pens.as_ref()?;
-        self.holds.lives += 1;
-        Some(pens.make_beside(&format!("{name}-{}", self.holds.lives), processes))
+    pub(super) fn hold_container(&mut self, name: &str, service: u16) -> Option<Pen> {
+        let config = &self.services.get(usize::from(service))?.as_ref()?.config;
+        let (life, bounds) = (self.holds.name_life(name), bounds_of(config, 1, false));
+        Some(self.holds.pens.as_ref()?.make_beside(&life, bounds))
     }
 
     /// Has the runtime of a container and all that it has started moved into its NF's pen, soon.
@@ -210,18 +277,17 @@ impl Supervisor {
 
     /// Keeps the process of an NF that was let in on its core, whoever has started it.
     pub(super) fn confine(&mut self, number: u16, pid: Pid, pidfd: OwnedFd, is_forked: bool) {
-        let Some(nf) = self.nfs.get_mut(&number) else { return };
-        let core = nf.core;
+        let Some((core, service)) = self.nfs.get(&number).map(|nf| (nf.core, nf.service)) else { return };
         pin(pid, core);
-        if self.services.get(usize::from(nf.service)).and_then(Option::as_ref).is_some_and(|s| s.container.is_some()) {
+        let Some(Some(service)) = self.services.get(usize::from(service)) else { return };
+        if service.container.is_some() {
             return self.confine_container(number);
         }
+        let bounds = bounds_of(&service.config, 1, self.is_weighed(service.config.mode == Mode::Poll, core));
+        let Some(nf) = self.nfs.get_mut(&number) else { return };
+        let life = self.holds.name_life(&nf.name);
         let Some(pens) = &self.holds.pens else { return };
-        let processes = self.services.get(usize::from(nf.service)).and_then(Option::as_ref).map_or(1, |s| s.config.pids);
-        let pen = nf.pen.get_or_insert_with(|| {
-            self.holds.lives += 1;
-            pens.make(&format!("{}-{}", nf.name, self.holds.lives), core, processes)
-        });
+        let pen = nf.pen.get_or_insert_with(|| pens.make(&life, core, bounds));
         pens.confine(pen, &[core].into());
         let gatherer = pen.gatherer();
         self.holds.ask(if is_forked { Job::TakeIn(gatherer, pid, pidfd) } else { Job::Gather(gatherer) });
@@ -277,6 +343,7 @@ impl Supervisor {
             self.holds.ask(Job::Remove(pen));
         }
         self.holds.swept.insert(nf.service);
+        self.holds.has_strays = true;
     }
 
     /// Removes the pen of a zygote, with all that is in it.
@@ -285,10 +352,12 @@ impl Supervisor {
         // Instances on their way have been moved, or go with it.
         pen.kill();
         self.holds.ask(Job::Remove(pen));
+        self.holds.has_strays = true;
     }
 
     /// Ends what instances have forked before they were moved from their zygote's pen into their own.
     pub(super) fn sweep_zygotes(&mut self) {
+        self.collect_strays();
         for service in std::mem::take(&mut self.holds.swept) {
             let Some(Some(state)) = self.services.get(usize::from(service)) else { continue };
             let Some((pen, is_busy)) = state.zygote.as_ref().and_then(super::zygote::Zygote::pen) else { continue };
@@ -303,6 +372,35 @@ impl Supervisor {
                 if pen.members().contains(&pid.as_raw_nonzero().get()) {
                     let _ = process::send_signal(pidfd.as_fd(), rustix::process::Signal::KILL);
                 }
+            }
+        }
+    }
+
+    /// Collects ended children that nobody knows: NFs may have cloned them.
+    fn collect_strays(&mut self) {
+        // Without a keeper they cannot be told from what other threads of this process have
+        // started.
+        if !self.holds.has_strays || !self.has_keeper() {
+            return;
+        }
+        let is_busy =
+            |service: &ServiceState| service.zygote.as_ref().and_then(super::zygote::Zygote::pen).is_some_and(|(_, is)| is);
+        if self.services.iter().flatten().any(is_busy) {
+            // What ended may be an instance that a zygote has forked and not told of yet.
+            return;
+        }
+        self.holds.has_strays = false;
+        if !process::has_ended_child() {
+            return;
+        }
+        let proc = Proc::default();
+        let has_ended = |pid: &Pid| proc.stat(*pid).is_ok_and(|stat| stat.has_ended());
+        // The first of a namespace is the keeper, or the runtime of a container.
+        let is_kept = |pid: &Pid| proc.number_inside(*pid).is_some_and(|inside| inside > 1);
+        let unknown: Vec<Pid> = proc.children().into_iter().filter(|pid| !self.is_known(*pid)).collect();
+        for pid in unknown.into_iter().filter(|pid| is_kept(pid) && has_ended(pid)) {
+            if let Ok(pidfd) = process::pidfd_open(pid) {
+                let _ = process::reap(pidfd.as_fd());
             }
         }
     }
@@ -345,7 +443,12 @@ impl Supervisor {
     /// The user that a service runs as: the one that it names, or, where the daemon is root and starts it, one of its own.
     pub(super) fn user_of(&mut self, config: &model::Service, named: Option<User>) -> Result<Option<User>, UserError> {
         let is_ours = config.exec.is_some() && config.container.is_none() && !config.attach && !config.is_foreign();
-        if named.is_some() || !is_ours || !rustix::process::geteuid().is_root() {
+        let is_root = rustix::process::geteuid().is_root();
+        if named.is_some() || !is_ours || !is_root {
+            let uid = named.as_ref().map_or_else(|| rustix::process::geteuid().as_raw(), |user| user.uid);
+            if is_ours && uid != 0 {
+                self.holds.others.entry(uid).or_insert_with(|| Proc::default().threads_of(uid));
+            }
             return Ok(named);
         }
         let manager = &self.config.manager;

@@ -137,25 +137,29 @@ impl Supervisor {
                 priorities.add(handle.clone(), pid, class);
             }
         }
-        let (Some(handle), Some(grouping)) = (handle, &self.tuning.grouping) else { return Ok(()) };
-        // One that polls has its core for itself, or turns, and so have those beside it: shares mean nothing to them, and a real-time class
-        // is not to be had in a cgroup without a budget for it.
-        if poll || self.has_turns(core) {
-            return Ok(());
-        }
+        let Some(handle) = handle.filter(|_| self.is_weighed(poll, core)) else { return Ok(()) };
+        let life = self.holds.name_life(&handle.name);
+        let Some(grouping) = &self.tuning.grouping else { return Ok(()) };
         let weighed = self.nfs.get_mut(&handle.number).and_then(|nf| nf.pen.as_mut()?.take_weighed());
         if let Some(nf) = weighed {
             grouping.adopt(handle, nf);
             return Ok(());
         }
-        for path in grouping.paths_of(&handle.name, handle.core) {
+        for path in grouping.paths_of(&life, handle.core) {
             if let Some(record) = &mut self.record {
                 // A full disk is no reason to stop packets.
                 let _ = record.made(Thing::Cgroup, &path);
             }
         }
-        grouping.add(handle, pid);
+        grouping.add(handle, life, pid);
         Ok(())
+    }
+
+    /// Whether an NF of a core has a CPU weight of its own; `poll`: it never sleeps. One that polls
+    /// has its core for itself, or turns, and so have those beside it: shares mean nothing to them,
+    /// and a real-time class is not to be had in a cgroup without a budget for it.
+    pub(super) fn is_weighed(&self, poll: bool, core: usize) -> bool {
+        self.tuning.grouping.is_some() && !poll && !self.has_turns(core)
     }
 
     /// Removes the cgroup of an NF whose process has ended.

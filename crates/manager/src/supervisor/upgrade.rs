@@ -203,8 +203,7 @@ impl Supervisor {
             return self.launch_container(number, &template);
         }
         let Some(exec) = upgrade.start.exec.clone() else { return };
-        let core = Some(nf.core).filter(|core| !self.outside.is_governed(*core));
-        let mut spec = self.spec_of(service, &nf.name, exec, core, []);
+        let mut spec = self.spec_of(service, &nf.name, exec, nf.core, []);
         spec.args = upgrade.wanted.args.iter().map(Into::into).collect();
         if let Err(error) = self.start_process(number, &spec, None) {
             self.trial_failed(number, error);

@@ -152,13 +152,13 @@ impl Supervisor {
         let Some(Some(service)) = self.services.get(service_number as usize) else { return };
         let Some(exec) = service.exec.clone().filter(|_| service.config.zygote) else { return };
         let name = name_of(service);
-        let core = service.config.cores.first().copied().filter(|core| !self.outside.is_governed(*core));
+        let first = service.config.cores.first().copied().unwrap_or(0);
         let more: [(OsString, OsString); 1] = [(ENV_ZYGOTE.into(), "1".into())];
-        let mut spec = self.spec_of(service, &name, exec, core, more);
+        let mut spec = self.spec_of(service, &name, exec, first, more);
         // Instances begin where it is, and are moved when they come.
-        let (cores, first) = (service.config.cores.iter().copied().collect(), service.config.cores.first().copied().unwrap_or(0));
-        let processes = service.config.pids.saturating_mul(service.config.most_instances().saturating_add(1));
-        let pen = self.hold(&mut spec, first, Some(cores), processes);
+        let (cores, instances) =
+            (service.config.cores.iter().copied().collect(), service.config.most_instances().saturating_add(1));
+        let pen = self.hold(&mut spec, service_number, first, &cores, instances);
         spec.stdio = self.outputs.pipe(Whose::Zygote(service_number), &name, spec.user.as_ref().map(|user| user.uid));
         let spawned = spawn::spawn(&spec);
         drop(spec);

@@ -50,6 +50,28 @@ fn a_killed_nf_is_started_again() {
 }
 
 #[test]
+fn the_first_restart_is_at_once_and_waits_for_no_tick() {
+    let mut text = port("load", "gen", "rate = 1000\nflows = 8") + &port("away", "sink", "");
+    text += &service("b", "sluice-nf-bridge", "instances = 8");
+    text += &chain("c", "load", &["b"], "away", "");
+    let mut daemon = Daemon::start("", &text);
+    let stats = daemon.stats();
+    // Each for the first time: whoever asks sees its former process or the next one, and never that
+    // it is waited for.
+    for nf in &stats.nfs {
+        signal(nf, Signal::KILL);
+        daemon.wait("it is started again", |s| {
+            let now = find_nf(s, &nf.name);
+            assert_ne!(now.state, NfState::Restarting, "{} waits", nf.name);
+            now.restarts == 1
+        });
+    }
+    daemon.silence("c", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
 fn a_killed_nf_is_left_out() {
     let mut daemon = Daemon::start("", &two_chains(&bridge(), "bypass"));
     kill_b(&mut daemon);

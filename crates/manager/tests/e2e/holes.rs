@@ -1,7 +1,10 @@
-//! Holes in packet memory, made from outside by root, as no NF may make them.
+//! Holes in shared memory, made from outside by root, as no NF may make them.
+
+// A fault in a page that cannot be missing on this host is made by ptrace.
+#![allow(unsafe_code)]
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -19,21 +22,37 @@ const HUGEPAGE: u64 = 2 << 20;
 /// Hugepages that the arena of these tests takes: 4,096 frames of 2,240 bytes.
 const PAGES: u64 = (4096u64 * 2240).div_ceil(HUGEPAGE);
 
-/// More hugepages for the host, until the end of the test.
-struct More(u64);
+/// More hugepages for the host, and those that were free before taken, until the end of the test.
+struct More(u64, Taken);
+
+/// A file of hugepages.
+struct Taken(OwnedFd, u64);
+
+impl Taken {
+    fn none() -> Self {
+        let file = memfd_create("taken", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC).unwrap();
+        Self(file, 0)
+    }
+
+    /// Takes one more, if there is one.
+    fn take(&mut self) -> bool {
+        ftruncate(&self.0, (self.1 + 1) * HUGEPAGE).unwrap();
+        let is_taken = fallocate(self.0.as_fd(), FallocateFlags::empty(), self.1 * HUGEPAGE, HUGEPAGE).is_ok();
+        self.1 += u64::from(is_taken);
+        is_taken
+    }
+}
 
 impl More {
     /// None where the host has none to give.
     fn reserve() -> Option<Self> {
         let total = || fs::read_to_string(format!("{POOL}/nr_hugepages")).ok()?.trim().parse::<u64>().ok();
         let before = total()?;
-        let more = Self(before);
+        let mut more = Self(before, Taken::none());
+        // What is free would fill a hole. Others may give pages back later: those are taken then.
+        while more.1.take() {}
         fs::write(format!("{POOL}/nr_hugepages"), (before + PAGES).to_string()).ok()?;
         (total()? == before + PAGES).then_some(more)
-    }
-
-    fn free() -> u64 {
-        fs::read_to_string(format!("{POOL}/free_hugepages")).unwrap().trim().parse().unwrap()
     }
 }
 
@@ -110,27 +129,16 @@ fn a_hole_that_the_host_cannot_fill_ends_those_who_could_have_made_it_and_not_th
         assert!(!output.status.success());
         return;
     };
-    if More::free() != PAGES {
-        eprintln!("others use hugepages at the same time, and would fill the hole");
-        return;
-    }
     let mut daemon = start("always");
     flows(&mut daemon);
     // Somebody takes what comes free, as any user may. A page that packets are in the daemon may have again before: it goes on with the
     // frames of that one, until it is gone too.
-    let taken = memfd_create("taken", MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB | MemfdFlags::CLOEXEC).unwrap();
-    ftruncate(&taken, PAGES * HUGEPAGE).unwrap();
-    let take = |page: u64| fallocate(taken.as_fd(), FallocateFlags::empty(), page * HUGEPAGE, HUGEPAGE).is_ok();
-    let mut is_taken = 0;
+    let mut taken = Taken::none();
     let until = Instant::now() + PATIENCE;
     while !daemon.log().contains("a page of packet memory was missing, which nf.0 has mapped") {
-        assert!(Instant::now() < until, "{is_taken} pages are taken\n{}", daemon.log());
-        if is_taken < PAGES {
-            punch(&daemon, PAGES * HUGEPAGE);
-            while is_taken < PAGES && take(is_taken) {
-                is_taken += 1;
-            }
-        }
+        assert!(Instant::now() < until, "{} pages are taken\n{}", taken.1, daemon.log());
+        punch(&daemon, PAGES * HUGEPAGE);
+        while taken.take() {}
         std::thread::sleep(Duration::from_millis(5));
     }
     daemon.wait("the daemon is there", |_| true);
@@ -138,6 +146,58 @@ fn a_hole_that_the_host_cannot_fill_ends_those_who_could_have_made_it_and_not_th
     drop(taken);
     daemon.wait("it was ended", |s| find_nf(s, "nf.0").stops > 0);
     daemon.wait("it is back", |s| find_nf(s, "nf.0").state == NfState::Running);
+    flows(&mut daemon);
+    daemon.silence("through", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+/// Where the first mapping of a file of the daemon begins.
+fn address_of(daemon: &Daemon, file: &str) -> usize {
+    let maps = fs::read_to_string(format!("/proc/{}/maps", daemon.pid())).unwrap();
+    let line = maps.lines().find(|line| line.contains(&format!("memfd:{file} "))).unwrap_or_else(|| panic!("no {file} in\n{maps}"));
+    usize::from_str_radix(line.split('-').next().unwrap(), 16).unwrap()
+}
+
+/// Has the daemon find a page missing: its main thread gets the signal that the kernel sends for a
+/// page of a file that it has no memory for. Pages of rings and core pages are ordinary ones, of
+/// which a test cannot take all that the host has.
+fn fault(daemon: &Daemon, address: usize) {
+    let pid = daemon.pid() as libc::pid_t;
+    let check = |what: &str, result: libc::c_long| assert!(result >= 0, "{what}: {}", std::io::Error::last_os_error());
+    let none = std::ptr::null_mut::<libc::c_void>();
+    // SAFETY: each call gets what its interface asks for, and takes no other memory of this
+    // process; what it does to the daemon is what is tried.
+    unsafe {
+        check("attach", libc::ptrace(libc::PTRACE_ATTACH, pid, none, none));
+        let mut status = 0;
+        check("wait", libc::waitpid(pid, &raw mut status, libc::__WALL).into());
+        assert!(libc::WIFSTOPPED(status), "{status:#x}");
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        (info.si_signo, info.si_code) = (libc::SIGBUS, libc::BUS_ADRERR);
+        // The address is the first of the fields that belong to the code.
+        (&raw mut info).byte_add(16).cast::<usize>().write(address);
+        check("say what signal", libc::ptrace(libc::PTRACE_SETSIGINFO, pid, none, (&raw mut info).cast::<libc::c_void>()));
+        check("send it", libc::ptrace(libc::PTRACE_DETACH, pid, none, libc::SIGBUS as usize as *mut libc::c_void));
+    }
+}
+
+#[test]
+fn a_page_of_rings_or_of_a_core_that_is_missing_ends_the_nf_that_has_it_and_not_the_daemon() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "nothing is left out here");
+        eprintln!("skipped: nobody but root may send the daemon such a signal");
+        return;
+    }
+    let mut daemon = start("never");
+    for (n, (file, what)) in [("sluice-nf", "its own rings"), ("sluice-core", "the page of its core")].into_iter().enumerate() {
+        flows(&mut daemon);
+        fault(&daemon, address_of(&daemon, file));
+        daemon.wait("it was ended", |s| find_nf(s, "nf.0").stops == n as u64 + 1);
+        let line = format!("a page of {what} was missing, which nf.0 has mapped");
+        assert!(daemon.log().contains(&line), "{}", daemon.log());
+        daemon.wait("it is back", |s| find_nf(s, "nf.0").state == NfState::Running);
+    }
     flows(&mut daemon);
     daemon.silence("through", "load");
     daemon.wait_until_empty();

@@ -219,6 +219,155 @@ fn what_an_nf_has_forked_ends_with_the_daemon() {
     }
 }
 
+/// The line of a hierarchy of version 1 in `/proc/PID/cgroup`, if this host has it.
+fn cgroup_of(pid: u32, controller: &str) -> Option<String> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+    let has_it = |line: &&str| line.split(':').nth(1).is_some_and(|names| names.split(',').any(|name| name == controller));
+    text.lines().find(has_it).map(str::to_owned)
+}
+
+/// Waits until all processes that name this word are in the cgroup of `bad.0` of this controller;
+/// says whether this host has it.
+#[track_caller]
+fn wait_until_held(word: &str, controller: &str) -> bool {
+    if cgroup_of(std::process::id(), controller).is_none() || !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "nothing is left out here");
+        eprintln!("skipped: it needs root, and {controller} of control groups of version 1");
+        return false;
+    }
+    let is_held = |pid: &u32| cgroup_of(*pid, controller).is_none_or(|line| line.contains("/nf-bad.0"));
+    let until = Instant::now() + PATIENCE;
+    while !named(word).iter().all(is_held) {
+        let outside: Vec<_> = named(word).into_iter().filter(|pid| !is_held(pid)).map(|pid| cgroup_of(pid, controller)).collect();
+        assert!(Instant::now() < until, "{} of {} are outside: {:?}", outside.len(), named(word).len(), outside.first());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    true
+}
+
+#[test]
+fn what_an_nf_has_forked_before_its_hello_has_its_weight_and_its_limits() {
+    let word = format!("herd-{}", std::process::id());
+    let mut daemon = Daemon::start("", &one_that("herd", &word, ""));
+    daemon.wait("all are there", |s| find_nf(s, "bad.0").state == NfState::Running && named(&word).len() == 33);
+    for controller in ["cpu", "pids"] {
+        wait_until_held(&word, controller);
+    }
+    // The next life of the NF has a name of its own: what is being removed is never in its way.
+    let first = named(&word).first().and_then(|pid| cgroup_of(*pid, "cpu"));
+    let stats = daemon.stats();
+    crate::support::signal(find_nf(&stats, "bad.0"), rustix::process::Signal::KILL);
+    daemon.wait("it is back", |s| find_nf(s, "bad.0").restarts == 1 && named(&word).len() == 33);
+    if wait_until_held(&word, "cpu") {
+        assert!(named(&word).iter().all(|pid| cgroup_of(*pid, "cpu") != first), "{first:?}");
+    }
+    assert!(!daemon.log().contains("exists already"), "{}", daemon.log());
+    daemon.silence("hostile", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+    wait_until_none(&word);
+}
+
+#[test]
+fn one_that_forks_and_ends_all_the_time_is_held_when_it_stays() {
+    let word = format!("chain-{}", std::process::id());
+    // Its user is one of the host, whose processes are not its alone.
+    let user = if rustix::process::geteuid().is_root() { "user = \"nobody\"\npids = 40" } else { "pids = 40" };
+    let mut daemon = Daemon::start("", &one_that("chain", &word, user));
+    daemon.wait("it runs", |s| find_nf(s, "bad.0").state == NfState::Running);
+    let nf = find_nf(&daemon.stats(), "bad.0").pid.unwrap();
+    let most = |pid: u32| {
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max processes")).unwrap().to_owned();
+        // One without a limit has any number.
+        line.split_whitespace().next().unwrap().parse::<u64>().unwrap_or(u64::MAX)
+    };
+    let is_bounded = most(nf) >= 40 && most(nf) < most(daemon.pid());
+    assert!(is_bounded || !rustix::process::geteuid().is_root(), "{} of {}", most(nf), most(daemon.pid()));
+    // The last one stays.
+    let other = || named(&word).into_iter().filter(|pid| *pid != nf).collect::<Vec<_>>();
+    let mut before = Vec::new();
+    daemon.wait("one of them stays", |_| {
+        let now = other();
+        let stays = now.len() == 1 && now == before;
+        before = now;
+        stays
+    });
+    wait_until_held(&word, "pids");
+    daemon.silence("hostile", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+    wait_until_none(&word);
+}
+
+/// The children of a process, and whether each has ended and was not collected.
+fn children(pid: u32) -> Vec<(u32, bool)> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let texts = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+    let pids: Vec<u32> =
+        texts.flat_map(|text| text.split_whitespace().map(|pid| pid.parse().unwrap()).collect::<Vec<_>>()).collect();
+    let has_ended = |pid: u32| std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") Z "));
+    pids.into_iter().map(|pid| (pid, has_ended(pid))).collect()
+}
+
+#[test]
+fn processes_that_an_nf_gives_the_daemon_are_collected_when_it_ends() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "nothing is left out here");
+        eprintln!("skipped: without root there is no process namespace by which the daemon knows them");
+        return;
+    }
+    let word = format!("siblings-{}", std::process::id());
+    // With its filter it may not.
+    let mut daemon = Daemon::start("", &one_that("siblings", &word, "filter = false"));
+    let ended = |pid: u32| children(pid).into_iter().filter(|(_, has_ended)| *has_ended).count();
+    daemon.wait("they have ended", |_| true);
+    let until = Instant::now() + PATIENCE;
+    while ended(daemon.pid()) < 8 {
+        assert!(Instant::now() < until, "{:?}\n{}", children(daemon.pid()), daemon.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let stats = daemon.stats();
+    crate::support::signal(find_nf(&stats, "bad.0"), rustix::process::Signal::KILL);
+    // Those of the next one come, and stay as long as it does.
+    daemon.wait("it is back", |s| find_nf(s, "bad.0").restarts == 1 && find_nf(s, "bad.0").state == NfState::Running);
+    daemon.client().remove_nf("bad.0").unwrap();
+    let until = Instant::now() + PATIENCE;
+    while ended(daemon.pid()) > 0 {
+        assert!(Instant::now() < until, "{:?}\n{}", children(daemon.pid()), daemon.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    daemon.silence("hostile", "load");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn one_that_takes_more_memory_than_it_may_is_ended_and_no_other() {
+    let word = format!("hoard-{}", std::process::id());
+    let mut text = one_that("hoard", &word, "memory = 64\ninstances = 0");
+    text +=
+        &(service("good", "sluice-nf-bridge", "memory = 64") + &port("steady", "gen", "rate = 1000") + &port("all", "sink", ""));
+    text += &chain("healthy", "steady", &["good"], "all", "");
+    let mut daemon = Daemon::start("", &text);
+    let pid = find_nf(&daemon.stats(), "good.0").pid.unwrap();
+    assert_eq!(std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap().trim(), "1000", "NFs end before the daemon");
+    if daemon.log().contains("`memory` of services is not held") {
+        assert!(std::env::var_os("CI").is_none(), "nothing is left out here: {}", daemon.log());
+        eprintln!("skipped: this host cannot bound the memory of NFs, which the daemon says");
+        return daemon.stop();
+    }
+    daemon.client().add_nf("bad", None).unwrap();
+    let stats = daemon.wait("it was ended twice", |s| find_nf(s, "bad.0").restarts >= 2);
+    assert!(!daemon.log().contains("hostile: hoarded"), "{}", daemon.log());
+    assert_eq!((find_nf(&stats, "good.0").pid, find_nf(&stats, "good.0").restarts), (Some(pid), 0));
+    daemon.client().remove_nf("bad.0").unwrap();
+    daemon.silence("hostile", "load");
+    daemon.silence("healthy", "steady");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
 #[test]
 fn what_an_nf_is_denied() {
     let word = format!("reach-{}", std::process::id());
@@ -237,6 +386,10 @@ fn what_an_nf_is_denied() {
             // Without root, NFs and the daemon have one user, and only its filter and namespaces are between them.
             let is_of_user = line.contains("memory of") && !rustix::process::geteuid().is_root();
             assert!(is_of_user || !line.ends_with("= ok"), "{keys}: {line}");
+        }
+        // By the filter, whatever this kernel would say.
+        for what in ["sibling", "core scheduling"] {
+            assert!(log.contains(&format!("hostile: {what} = Operation not permitted")), "{keys}: {log}");
         }
         let pid = find_nf(&daemon.stats(), "bad.0").pid.unwrap();
         let status = || std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();

@@ -39,9 +39,17 @@ pub fn group_of(folder: &Path, name: &str) -> Option<PathBuf> {
     folders.iter().find(|f| f.ends_with(name)).cloned().or_else(|| folders.iter().find_map(|f| group_of(f, name)))
 }
 
-/// The cgroup of an NF in its daemon's.
+/// The cgroup of an NF in its daemon's, which each of its lives has another one of; that of the
+/// latest, or one that is not there.
 fn folder_of(group: &Path, nf: &Nf) -> PathBuf {
-    group.join(format!("core-{}", nf.core)).join(format!("nf-{}", nf.name))
+    let core = group.join(format!("core-{}", nf.core));
+    let name = format!("nf-{}", nf.name);
+    let life = |path: &PathBuf| {
+        let rest = path.file_name()?.to_str()?.strip_prefix(&name)?.to_owned();
+        if rest.is_empty() { Some(0) } else { rest.strip_prefix('-')?.parse::<u64>().ok() }
+    };
+    let folders = std::fs::read_dir(&core).into_iter().flatten().flatten().map(|entry| entry.path());
+    folders.filter_map(|path| Some((life(&path)?, path))).max().map_or(core.join("none"), |(_, path)| path)
 }
 
 /// The cgroups of a daemon's NFs, checked: each holds the process of its NF, and has a weight. None where the kernel gives none.
@@ -52,14 +60,14 @@ fn cgroups(daemon: &Daemon, stats: &Stats) -> Option<PathBuf> {
     }
     let group = group_of(Path::new("/sys/fs/cgroup"), &format!("sluice-{}", stats.status.pid)).expect("the daemon's cgroup");
     for nf in &stats.nfs {
-        let folder = folder_of(&group, nf);
         // It is moved there beside its start.
         let until = Instant::now() + PATIENCE;
-        let pids = || std::fs::read_to_string(folder.join("cgroup.procs")).unwrap_or_default();
+        let pids = || std::fs::read_to_string(folder_of(&group, nf).join("cgroup.procs")).unwrap_or_default();
         while pids().trim() != nf.pid.unwrap().to_string() {
-            assert!(Instant::now() < until, "{} holds {:?}", folder.display(), pids());
+            assert!(Instant::now() < until, "{} holds {:?}", folder_of(&group, nf).display(), pids());
             std::thread::sleep(Duration::from_millis(1));
         }
+        let folder = folder_of(&group, nf);
         let weights = ["cpu.shares", "cpu.weight"].map(|file| std::fs::read_to_string(folder.join(file)).is_ok());
         assert!(weights.contains(&true), "{} has no weight", folder.display());
     }

@@ -166,6 +166,26 @@ fn an_nf_that_is_killed_comes_back_into_its_turns() {
     }
 }
 
+#[test]
+fn one_that_says_no_hello_is_off_the_cores_of_packet_threads_too() {
+    let _alone = alone();
+    let mut daemon = Daemon::start("", &polling("rate = 20000", ""));
+    if schedule(&mut daemon, 3).is_none() {
+        return;
+    }
+    // On the core of those that poll it would wait, so it begins elsewhere if there is any other
+    // core, until it says hello.
+    let silent = "name = \"silent\"\nexec = \"/bin/sleep\"\nargs = [\"1000\"]\nmode = \"poll\"";
+    daemon.client().add_service(&toml::from_str(silent).unwrap()).unwrap();
+    let stats = daemon.wait("it is started", |s| s.nfs.iter().any(|nf| nf.name == "silent.0" && nf.pid.is_some()));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", find_nf(&stats, "silent.0").pid.unwrap())).unwrap();
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:\t")).unwrap();
+    // Packet threads are on core 0, and a list that holds it begins with it.
+    assert!(!list.starts_with('0'), "{list}");
+    daemon.client().remove_service("silent").unwrap();
+    daemon.stop();
+}
+
 /// Class of a process, its priority, and whether it stands stopped, as in proc_pid_stat(5).
 fn class(pid: u32) -> Option<(u32, u32, bool)> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

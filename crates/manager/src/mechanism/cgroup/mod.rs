@@ -71,7 +71,7 @@ const PROCS: &str = "cgroup.procs";
 const SUBTREE: &str = "cgroup.subtree_control";
 
 /// Controllers of version 2 that hold NFs besides.
-const MORE: [&str; 2] = ["cpuset", "pids"];
+const MORE: [&str; 3] = ["cpuset", "memory", "pids"];
 
 /// Time that processes which are moved or end have to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(1);

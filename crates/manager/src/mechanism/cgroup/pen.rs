@@ -13,18 +13,24 @@
 //! version 2     home ─── sluice-PID-nfs ─┬─ nf-ids.0-7        born in it; or, where NFs are weighed by version 2, its folder there
 //!                                        └─ nf-nat.0-9
 //! v1 pids       home ─── sluice-PID-nfs ─── nf-ids.0-7        pids.max
+//! v1 memory     home ─── sluice-PID-nfs ─── nf-ids.0-7        memory.limit_in_bytes; of an NF whose memory is bounded
+//! v1 cpu        home ─── sluice-PID ─ core-1 ─── nf-ids.0-7   cpu.shares; of an NF that is weighed, where version 1 weighs
 //! v1 cpuset     home ─── sluice-PID-nfs ─── cores-1           cpuset.cpus; of all NFs of these cores
 //! ```
-//! - A process is born in the folder of version 2 (`CLONE_INTO_CGROUP`), which costs nothing. Into those of version 1 it has to be moved,
-//!   which takes the kernel some 15 ms: whoever has the time does it with [`Gatherer::gather`], which moves what the NF has forked by then,
-//!   too. On a host without version 2 the process joins that of `pids` before it executes its program.
+//! - A process is born in the folder of version 2 (`CLONE_INTO_CGROUP`), which costs nothing. Into
+//!   those of version 1 it has to be moved, which takes the kernel some 15 ms: whoever has the time
+//!   does it with [`Gatherer::gather`], which moves what the NF has forked by then, too. A process
+//!   that forks and ends before it can be moved leaves one that is not: then `gather` says that it
+//!   is not done, and is called again. On a host without version 2 the process joins that of `pids`
+//!   before it executes its program.
 //! - [`Pen::kill`] ends all that is in it: by `cgroup.kill`, or, of version 1 and before Linux 5.14, process by process, after `pids.max`
 //!   was set to 0 where it can be, so that no new ones come. [`Pen::is_empty`] says when they have gone.
 //! - Each life has names of its own, so that what is being removed is never what is being started.
 //!
 //! # Limits
-//! Until a process was gathered, its filter alone keeps it on its core. Root may move itself to any cgroup: an NF that runs as root is not
-//! held. Where neither version is to be had, nothing is held, and [`Pens::lacks`] says so.
+//! Until a process was gathered, its filter alone keeps it on its core, and its user's limit bounds
+//! what it forks. Root may move itself to any cgroup: an NF that runs as root is not held. Where
+//! neither version is to be had, nothing is held, and [`Pens::lacks`] says so.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -36,7 +42,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 
 use super::kernel::{Kernel, Linux};
-use super::{Group, NfGroup, PROCS, SUBTREE, Version, component, folder_of, is_gone};
+use super::{Group, MORE, NfGroup, PROCS, SUBTREE, Version, component, folder_of, is_gone};
 use crate::mechanism::process;
 
 /// Time that processes which were killed have to leave a cgroup.
@@ -50,6 +56,20 @@ pub(crate) const FORKED: &str = "what an NF has forked is not ended with it";
 const CORE: &str = "only its filter keeps an NF on its core";
 const NUMBER: &str = "`pids` holds for all processes of a user together";
 
+/// The file of version 2 that bounds memory, and that of version 1.
+const MEMORY: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
+
+/// What a pen bounds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bounds {
+    /// Most processes and threads.
+    pub processes: u32,
+    /// Most memory, in bytes; none without.
+    pub memory: Option<u64>,
+    /// Whether it has a CPU weight of its own.
+    pub is_weighed: bool,
+}
+
 /// Where the pens of a daemon are made.
 #[derive(Debug)]
 pub struct Pens {
@@ -57,6 +77,10 @@ pub struct Pens {
     unified: Option<Unified>,
     /// Folder of version 1 for numbers of processes.
     pids: Option<PathBuf>,
+    /// And for memory.
+    memory: Option<PathBuf>,
+    /// And for weights.
+    cpu: Option<Arc<Group>>,
     /// And for cores.
     cpuset: Option<PathBuf>,
     /// Folders of cores that were made in that.
@@ -77,10 +101,12 @@ pub struct Pen {
     kernel: Arc<dyn Kernel>,
     /// Of version 2.
     unified: Option<PathBuf>,
-    /// It, where it is the one that the NF is weighed by.
+    /// That which the NF is weighed by: `unified` or `cpu`.
     weighed: Option<NfGroup>,
     /// Of version 1.
     pids: Option<PathBuf>,
+    memory: Option<PathBuf>,
+    cpu: Option<PathBuf>,
     cpuset: Option<PathBuf>,
 }
 
@@ -88,29 +114,28 @@ impl Pens {
     /// The folders that [`create`](Self::create) would make below the file-system root `root`, to be noted before.
     pub fn paths(root: &Path, name: &str) -> Vec<PathBuf> {
         let place = |version, controller| folder_of(root, version, controller, "self").ok().flatten();
-        let homes = [place(Version::V2, ""), place(Version::V1, "pids"), place(Version::V1, "cpuset")];
-        homes.into_iter().flatten().map(|home| home.join(component(name))).collect()
+        let of_v1 = ["pids", "memory", "cpuset"].map(|controller| place(Version::V1, controller));
+        [place(Version::V2, "")].into_iter().chain(of_v1).flatten().map(|home| home.join(component(name))).collect()
     }
 
     /// What pens below the file-system root `root` will probably lack, in the words of [`Self::lacks`]. Changes nothing.
     pub fn forecast(root: &Path) -> Vec<&'static str> {
-        let place = |version, controller| folder_of(root, version, controller, "self").ok().flatten();
-        let (unified, pids, cpuset) = (place(Version::V2, ""), place(Version::V1, "pids"), place(Version::V1, "cpuset"));
-        let has = |controller: &str| {
-            // The nearest that passes it on is found when it is made; here it is enough that it could be had.
-            let text = unified.as_ref().and_then(|home| std::fs::read_to_string(home.join("cgroup.controllers")).ok());
-            text.unwrap_or_default().split_whitespace().any(|word| word == controller)
-        };
+        let is_there = |version, controller| folder_of(root, version, controller, "self").is_ok_and(|folder| folder.is_some());
         let lacks = [
-            (unified.is_none() && pids.is_none(), FORKED),
-            (cpuset.is_none() && !has("cpuset"), CORE),
-            (pids.is_none() && !has("pids"), NUMBER),
+            (!is_there(Version::V2, "") && !is_there(Version::V1, "pids"), FORKED),
+            (!may_have(root, "cpuset"), CORE),
+            (!may_have(root, "pids"), NUMBER),
         ];
         lacks.into_iter().filter_map(|(is_so, what)| is_so.then_some(what)).collect()
     }
 
-    /// Makes the daemon's folders. `weighed` is the cgroup in which NFs are weighed, if that is one of version 2. What cannot be made is
-    /// done without: see [`Self::lacks`].
+    /// Whether pens below the file-system root `root` can probably bound memory. Changes nothing.
+    pub fn may_bound_memory(root: &Path) -> bool {
+        may_have(root, "memory")
+    }
+
+    /// Makes the daemon's folders. `weighed` is the cgroup in which NFs are weighed, of either
+    /// version. What cannot be made is done without: see [`Self::lacks`].
     pub fn create(root: &Path, name: &str, weighed: Option<Arc<Group>>) -> Self {
         Self::create_on(Arc::new(Linux), root, name, weighed)
     }
@@ -121,17 +146,21 @@ impl Pens {
             let folder = home.join(component(name));
             kernel.make(&folder).is_ok().then_some(folder)
         };
-        let unified = match weighed {
+        let (of_v2, cpu) = match weighed {
+            Some(group) if group.version() == Version::V2 => (Some(group), None),
+            other => (None, other),
+        };
+        let unified = match of_v2 {
             Some(group) => Some(Unified::Weighed(group)),
             None => home(Version::V2, "").and_then(make).map(|folder| {
-                for controller in ["+cpuset", "+pids"] {
+                for controller in MORE {
                     // Where the folder above passes it on; elsewhere version 1 may have it.
-                    let _ = kernel.write(&folder.join(SUBTREE), controller);
+                    let _ = kernel.write(&folder.join(SUBTREE), &format!("+{controller}"));
                 }
                 Unified::Own(folder)
             }),
         };
-        let pids = home(Version::V1, "pids").and_then(make);
+        let (pids, memory) = (home(Version::V1, "pids").and_then(make), home(Version::V1, "memory").and_then(make));
         let cpuset = home(Version::V1, "cpuset").and_then(make).filter(|folder| {
             let above = folder.parent().unwrap_or(folder);
             let takes = |file: &str| {
@@ -144,28 +173,30 @@ impl Pens {
                 false
             }
         });
-        Self { kernel, unified, pids, cpuset, cores: Mutex::default() }
+        Self { kernel, unified, pids, memory, cpu, cpuset, cores: Mutex::default() }
+    }
+
+    /// Whether what is made in the folder of version 2 has this controller.
+    fn passes(&self, controller: &str) -> bool {
+        let folder = match &self.unified {
+            Some(Unified::Own(folder)) => folder,
+            Some(Unified::Weighed(group)) => group.path(),
+            None => return false,
+        };
+        let text = self.kernel.read(&folder.join(SUBTREE)).unwrap_or_default();
+        text.split_whitespace().any(|word| word == controller)
     }
 
     /// What these pens cannot do, in words; none if nothing.
     pub fn lacks(&self) -> Vec<&'static str> {
-        let passes = |controller: &str| {
-            let folder = match &self.unified {
-                Some(Unified::Own(folder)) => folder.clone(),
-                Some(Unified::Weighed(group)) => group.path().to_path_buf(),
-                None => return false,
-            };
-            let text = self.kernel.read(&folder.join(SUBTREE)).unwrap_or_default();
-            text.split_whitespace().any(|word| word == controller)
-        };
         let mut lacks = Vec::new();
         if self.unified.is_none() && self.pids.is_none() {
             lacks.push(FORKED);
         }
-        if self.cpuset.is_none() && !passes("cpuset") {
+        if self.cpuset.is_none() && !self.passes("cpuset") {
             lacks.push(CORE);
         }
-        if self.pids.is_none() && !passes("pids") {
+        if self.pids.is_none() && !self.passes("pids") {
             lacks.push(NUMBER);
         }
         lacks
@@ -176,11 +207,17 @@ impl Pens {
         !self.lacks().contains(&NUMBER)
     }
 
-    /// Makes a pen for a life of an NF, for so many processes. `life` is no other's. What cannot be made is done without.
-    pub fn make(&self, life: &str, core: usize, processes: u32) -> Pen {
+    /// Whether the memory of each NF can be bounded.
+    pub fn bounds_memory(&self) -> bool {
+        self.memory.is_some() || self.passes("memory")
+    }
+
+    /// Makes a pen for a life of an NF. `life` is no other's. What cannot be made is done without.
+    pub fn make(&self, life: &str, core: usize, bounds: Bounds) -> Pen {
         let kernel = &self.kernel;
         let name = format!("nf-{}", component(life));
-        let mut pen = Pen { kernel: kernel.clone(), unified: None, weighed: None, pids: None, cpuset: None };
+        let mut pen =
+            Pen { kernel: kernel.clone(), unified: None, weighed: None, pids: None, memory: None, cpu: None, cpuset: None };
         match &self.unified {
             Some(Unified::Own(folder)) => {
                 let own = folder.join(&name);
@@ -198,35 +235,60 @@ impl Pens {
         }
         for folder in [&pen.unified, &pen.pids].into_iter().flatten() {
             // Not there where this hierarchy does not bound it.
-            let _ = kernel.write(&folder.join("pids.max"), &processes.to_string());
+            let _ = kernel.write(&folder.join("pids.max"), &bounds.processes.to_string());
+        }
+        if let Some(bytes) = bounds.memory {
+            pen.memory = self.memory.as_ref().map(|folder| folder.join(&name)).filter(|own| kernel.make(own).is_ok());
+            for folder in [&pen.unified, &pen.memory].into_iter().flatten() {
+                for file in MEMORY {
+                    let _ = kernel.write(&folder.join(file), &bytes.to_string());
+                }
+                // What is left of an NF of which one process was killed is of no use.
+                let _ = kernel.write(&folder.join("memory.oom.group"), "1");
+            }
+        }
+        // A process is moved there only if it is found in one of these.
+        if let Some(group) = self.cpu.as_ref().filter(|_| bounds.is_weighed && (pen.unified.is_some() || pen.pids.is_some())) {
+            pen.weighed = group.add_nf(life, core).ok();
+            pen.cpu = pen.weighed.as_ref().map(|nf| nf.path().to_path_buf());
         }
         pen
     }
 
     /// Makes a pen of version 1 alone, for a container: that has a cgroup of version 2 already.
-    pub fn make_beside(&self, life: &str, processes: u32) -> Pen {
+    pub fn make_beside(&self, life: &str, bounds: Bounds) -> Pen {
         let kernel = &self.kernel;
-        let own = self.pids.as_ref().map(|folder| folder.join(format!("nf-{}", component(life))));
-        let pids = own.filter(|own| kernel.make(own).is_ok());
+        let make = |above: &Option<PathBuf>| {
+            let own = above.as_ref().map(|folder| folder.join(format!("nf-{}", component(life))));
+            own.filter(|own| kernel.make(own).is_ok())
+        };
+        let pids = make(&self.pids);
         if let Some(folder) = &pids {
-            let _ = kernel.write(&folder.join("pids.max"), &processes.to_string());
+            let _ = kernel.write(&folder.join("pids.max"), &bounds.processes.to_string());
         }
-        Pen { kernel: kernel.clone(), unified: None, weighed: None, pids, cpuset: None }
+        let memory = bounds.memory.and_then(|bytes| {
+            let folder = make(&self.memory)?;
+            for file in MEMORY {
+                let _ = kernel.write(&folder.join(file), &bytes.to_string());
+            }
+            Some(folder)
+        });
+        Pen { kernel: kernel.clone(), unified: None, weighed: None, pids, memory, cpu: None, cpuset: None }
     }
 
     /// Keeps what is in a pen, and what comes, on these cores. What is in it already has to be [gathered](Gatherer::gather) for it.
     pub fn confine(&self, pen: &mut Pen, cores: &BTreeSet<usize>) {
-        let list: Vec<String> = cores.iter().map(ToString::to_string).collect();
+        let list = ranges(cores);
         if let Some(folder) = &pen.unified {
-            let _ = self.kernel.write(&folder.join("cpuset.cpus"), &list.join(","));
+            let _ = self.kernel.write(&folder.join("cpuset.cpus"), &list);
         }
         let Some(above) = &self.cpuset else { return };
-        let folder = above.join(format!("cores-{}", list.join("-")));
+        let folder = above.join(format!("cores-{}", list.replace(',', "_")));
         let mut made = self.cores.lock().unwrap_or_else(PoisonError::into_inner);
         if !made.contains(&folder) {
             let mems = self.kernel.read(&above.join("cpuset.mems")).unwrap_or_default();
             let done = self.kernel.make(&folder).and_then(|()| {
-                self.kernel.write(&folder.join("cpuset.cpus"), &list.join(","))?;
+                self.kernel.write(&folder.join("cpuset.cpus"), &list)?;
                 self.kernel.write(&folder.join("cpuset.mems"), mems.trim())
             });
             if done.is_err() {
@@ -249,7 +311,7 @@ impl Pens {
             _ => None,
         };
         let mut first = Ok(());
-        for folder in cores.into_iter().chain(own).chain(self.pids).chain(self.cpuset) {
+        for folder in cores.into_iter().chain(own).chain(self.pids).chain(self.memory).chain(self.cpuset) {
             first = first.and(remove_empty(&*self.kernel, &folder).map_err(|error| (folder, error)));
         }
         first
@@ -267,24 +329,27 @@ impl Pen {
         self.pids.as_ref().filter(|_| self.unified.is_none()).map(|folder| folder.join(PROCS))
     }
 
-    /// The cgroup that the NF is weighed by, if it is this one.
+    /// The cgroup that the NF is weighed by, if it has one here. Its processes are moved there with
+    /// the rest.
     pub fn take_weighed(&mut self) -> Option<NfGroup> {
         self.weighed.take()
     }
 
     /// What moves processes, for another thread.
     pub fn gatherer(&self) -> Gatherer {
-        let late = [self.pids.as_ref().filter(|_| self.unified.is_some()), self.cpuset.as_ref()];
+        let pids = self.pids.as_ref().filter(|_| self.unified.is_some());
+        // What bounds forks first.
+        let late = [pids, self.cpuset.as_ref(), self.cpu.as_ref(), self.memory.as_ref()];
         Gatherer {
             kernel: self.kernel.clone(),
             first: self.unified.clone().or_else(|| self.pids.clone()),
-            late: late.into_iter().flatten().map(|folder| folder.join(PROCS)).collect(),
+            late: late.into_iter().flatten().cloned().collect(),
         }
     }
 
     /// What moves the processes that are in another cgroup, `first`, or below it.
     pub fn gatherer_of(&self, first: PathBuf) -> Gatherer {
-        let late = self.pids.iter().chain(&self.cpuset).map(|folder| folder.join(PROCS)).collect();
+        let late = self.pids.iter().chain(&self.cpuset).chain(&self.memory).cloned().collect();
         Gatherer { kernel: self.kernel.clone(), first: Some(first), late }
     }
 
@@ -329,12 +394,15 @@ impl Pen {
     }
 
     fn take_down(&mut self) -> Result<(), (PathBuf, io::Error)> {
-        let weighed = self.weighed.take().is_some();
-        let own = self.unified.take().filter(|_| !weighed);
+        let weighed = self.weighed.take();
+        let is_weighed = weighed.as_ref().is_some_and(|nf| Some(nf.path()) == self.unified.as_deref());
+        let own = self.unified.take().filter(|_| !is_weighed);
         let mut first = Ok(());
-        for folder in own.into_iter().chain(self.pids.take()) {
+        for folder in own.into_iter().chain(self.pids.take()).chain(self.memory.take()) {
             first = first.and(remove_empty(&*self.kernel, &folder).map_err(|error| (folder, error)));
         }
+        // Last: a process that is still in it would go to the daemon's own.
+        drop(weighed);
         first
     }
 }
@@ -364,33 +432,75 @@ impl Gatherer {
         }
     }
 
-    /// Moves all that is in it, until nobody new is found.
+    /// Moves all that is in it, until nobody new is found, and says whether that is so: some may
+    /// fork and end faster than they are moved. Then call it again after a while.
     ///
     /// # Errors
-    /// The first that could not be moved, and why. That one has ended is none.
-    pub fn gather(&self) -> io::Result<()> {
-        let Some(first) = &self.first else { return Ok(()) };
-        if self.late.is_empty() {
-            return Ok(());
-        }
-        let mut done: BTreeSet<i32> = BTreeSet::new();
-        for _ in 0..PASSES {
-            let new: Vec<i32> = below(&*self.kernel, first, true).into_iter().filter(|pid| !done.contains(pid)).collect();
-            if new.is_empty() {
-                break;
-            }
-            for pid in new {
-                for file in &self.late {
-                    match self.kernel.write(file, &pid.to_string()) {
-                        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                        other => other?,
+    /// The first that could not be moved, and why; the others were. That one has ended is none.
+    pub fn gather(&self) -> io::Result<bool> {
+        self.pass_through(PASSES)
+    }
+
+    /// As [`gather`](Self::gather), where that was not done: moves those that it finds, once.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub fn gather_again(&self) -> io::Result<bool> {
+        self.pass_through(2)
+    }
+
+    fn pass_through(&self, passes: usize) -> io::Result<bool> {
+        let Some(first) = &self.first else { return Ok(true) };
+        let mut result = Ok(());
+        for _ in 0..passes {
+            let members = below(&*self.kernel, first, true);
+            let mut is_done = true;
+            for folder in &self.late {
+                let there = below(&*self.kernel, folder, false);
+                for pid in members.iter().filter(|pid| !there.contains(pid)) {
+                    match self.kernel.write(&folder.join(PROCS), &pid.to_string()) {
+                        Ok(()) => is_done = false,
+                        // It has ended, and may have forked another one before.
+                        Err(error) if error.raw_os_error() == Some(libc::ESRCH) => is_done = false,
+                        // The NF is gone with its cgroups.
+                        Err(error) if is_gone(&error) => {}
+                        Err(error) => result = result.and(Err(error)),
                     }
                 }
-                done.insert(pid);
+            }
+            if is_done || result.is_err() {
+                return result.map(|()| true);
             }
         }
-        Ok(())
+        Ok(false)
     }
+
+    /// Whether it is of the same pen.
+    pub fn is_of_same(&self, other: &Self) -> bool {
+        self.first == other.first
+    }
+}
+
+/// Whether a cgroup of this controller can probably be had.
+fn may_have(root: &Path, controller: &str) -> bool {
+    let place = |version, controller| folder_of(root, version, controller, "self").ok().flatten();
+    // The nearest that passes it on is found when it is made; here it is enough that it could be
+    // had.
+    let text = place(Version::V2, "").and_then(|home| std::fs::read_to_string(home.join("cgroup.controllers")).ok());
+    place(Version::V1, controller).is_some() || text.unwrap_or_default().split_whitespace().any(|word| word == controller)
+}
+
+/// Cores as the kernel lists them: `1-3,7`.
+fn ranges(cores: &BTreeSet<usize>) -> String {
+    let mut parts: Vec<(usize, usize)> = Vec::new();
+    for core in cores {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == *core => *last = *core,
+            _ => parts.push((*core, *core)),
+        }
+    }
+    let text = |(first, last): (usize, usize)| if first == last { first.to_string() } else { format!("{first}-{last}") };
+    parts.into_iter().map(text).collect::<Vec<_>>().join(",")
 }
 
 /// The processes of a cgroup, and, if so asked, of those made below it. None in one that is not there.
@@ -429,6 +539,10 @@ mod tests {
     use crate::nf::spawn::{self, SpawnSpec, Stdio};
     use std::fs;
 
+    fn most(processes: u32) -> Bounds {
+        Bounds { processes, memory: None, is_weighed: false }
+    }
+
     /// A kernel whose cgroups are plain folders below a root that says where they are mounted; files that are written are made.
     #[derive(Debug)]
     struct Plain;
@@ -441,7 +555,8 @@ mod tests {
             let files: &[&str] = match () {
                 () if is("cpuset") => &["cpuset.cpus", "cpuset.mems"],
                 () if is("pids") => &["pids.max"],
-                () => &["cgroup.kill"],
+                () if is("memory") => &["memory.limit_in_bytes"],
+                () => &["cgroup.kill", "memory.max"],
             };
             files.iter().try_for_each(|file| fs::write(folder.join(file), ""))
         }
@@ -488,7 +603,7 @@ mod tests {
         let root = root(&[("cpuset", Version::V1), ("pids", Version::V1)]);
         let pens = Pens::create_on(Arc::new(Plain), root.path(), "sluice-1-nfs", None);
         assert_eq!(pens.lacks(), Vec::<&str>::new());
-        let mut pen = pens.make("ids.0-7", 2, 77);
+        let mut pen = pens.make("ids.0-7", 2, most(77));
         pens.confine(&mut pen, &[2].into());
         let (cpuset, pids) = (root.path().join("cg/cpuset/sluice-1-nfs"), root.path().join("cg/pids/sluice-1-nfs"));
         let read = |path: PathBuf| fs::read_to_string(path).unwrap();
@@ -520,7 +635,7 @@ mod tests {
         let pens = Pens::create_on(Arc::new(Plain), root.path(), "sluice-1-nfs", None);
         assert!(paths.len() == 2 && paths.iter().all(|path| path.exists()), "what is noted is what is made: {paths:?}");
         assert_eq!(pens.lacks(), ["`pids` holds for all processes of a user together"]);
-        let mut pen = pens.make("ids.0-7", 2, 77);
+        let mut pen = pens.make("ids.0-7", 2, most(77));
         pens.confine(&mut pen, &[1, 3].into());
         let own = root.path().join("cg/unified/sluice-1-nfs/nf-ids.0-7");
         assert_eq!((pen.born_in(), pen.joined_first()), (Some(&*own), None));
@@ -537,12 +652,116 @@ mod tests {
     }
 
     #[test]
+    fn memory_is_bounded_by_either_version_where_it_is_to_be() {
+        let bounds = Bounds { memory: Some(64 << 20), ..most(8) };
+        let root_of_v1 = root(&[("unified", Version::V2), ("memory", Version::V1)]);
+        let pens = Pens::create_on(Arc::new(Plain), root_of_v1.path(), "sluice-1-nfs", None);
+        assert!(pens.bounds_memory() && Pens::may_bound_memory(root_of_v1.path()));
+        let own = root_of_v1.path().join("cg/memory/sluice-1-nfs");
+        drop(pens.make("ids.0-1", 1, most(8)));
+        assert!(Linux.folders(&own).unwrap().is_empty(), "none that nobody has asked for");
+        let pen = pens.make("ids.0-2", 1, bounds);
+        assert_eq!(fs::read_to_string(own.join("nf-ids.0-2/memory.limit_in_bytes")).unwrap(), (64 << 20).to_string());
+        fs::write(pen.born_in().unwrap().join(PROCS), "42\n").unwrap();
+        pen.gatherer().gather().unwrap();
+        assert_eq!(fs::read_to_string(own.join("nf-ids.0-2/cgroup.procs")).unwrap(), "42");
+        pen.remove().unwrap();
+        pens.remove().unwrap();
+        assert!(!own.exists());
+
+        let root_of_v2 = root(&[("unified", Version::V2)]);
+        let pens = Pens::create_on(Arc::new(Plain), root_of_v2.path(), "sluice-1-nfs", None);
+        assert!(!pens.bounds_memory() && !Pens::may_bound_memory(root_of_v2.path()), "it has no such controller");
+        fs::write(root_of_v2.path().join("cg/unified/cgroup.controllers"), "cpu memory\n").unwrap();
+        fs::write(root_of_v2.path().join("cg/unified/sluice-1-nfs/cgroup.subtree_control"), "memory\n").unwrap();
+        assert!(pens.bounds_memory() && Pens::may_bound_memory(root_of_v2.path()));
+        let pen = pens.make("ids.0-2", 1, bounds);
+        assert_eq!(fs::read_to_string(pen.born_in().unwrap().join("memory.max")).unwrap(), (64 << 20).to_string());
+    }
+
+    /// Plain cgroups in which a process forks and ends each time that it is looked for, for so many
+    /// times, and then stays.
+    #[derive(Debug)]
+    struct Chain {
+        first: PathBuf,
+        looks: std::sync::atomic::AtomicI32,
+        ends_after: i32,
+    }
+
+    impl Chain {
+        fn now(&self) -> i32 {
+            self.looks.load(std::sync::atomic::Ordering::Relaxed)
+        }
+    }
+
+    impl Kernel for Chain {
+        fn make(&self, folder: &Path) -> io::Result<()> {
+            Plain.make(folder)
+        }
+        fn remove(&self, folder: &Path) -> io::Result<()> {
+            Plain.remove(folder)
+        }
+        fn folders(&self, folder: &Path) -> io::Result<Vec<PathBuf>> {
+            Plain.folders(folder)
+        }
+        fn read(&self, file: &Path) -> io::Result<String> {
+            if file != self.first.join(PROCS) {
+                return Plain.read(file);
+            }
+            let before = self.now();
+            if before < self.ends_after {
+                self.looks.store(before + 1, std::sync::atomic::Ordering::Relaxed);
+            }
+            Ok(format!("{}\n", 1000 + before))
+        }
+        fn write(&self, file: &Path, text: &str) -> io::Result<()> {
+            let is_gone = file.ends_with(PROCS) && text != (1000 + self.ends_after).to_string();
+            if is_gone { Err(io::Error::from_raw_os_error(libc::ESRCH)) } else { Plain.write(file, text) }
+        }
+        fn open(&self, file: &Path) -> io::Result<Box<dyn super::super::kernel::Knob>> {
+            Plain.open(file)
+        }
+    }
+
+    #[test]
+    fn one_that_forks_and_ends_before_it_is_moved_is_moved_when_it_stays() {
+        let root = root(&[("unified", Version::V2), ("pids", Version::V1)]);
+        let first = root.path().join("cg/unified/sluice-1-nfs/nf-bad.0-1");
+        let kernel = Arc::new(Chain { first: first.clone(), looks: 0.into(), ends_after: 40 });
+        let pens = Pens::create_on(kernel.clone(), root.path(), "sluice-1-nfs", None);
+        let pen = pens.make("bad.0-1", 1, most(8));
+        assert_eq!(pen.born_in(), Some(&*first));
+        let gatherer = pen.gatherer();
+        assert!(!gatherer.gather().unwrap(), "somebody new is found each time");
+        let mut times = 0;
+        while !gatherer.gather_again().unwrap() {
+            times += 1;
+            assert!(times < 40, "it stays, and is not found");
+        }
+        let own = root.path().join("cg/pids/sluice-1-nfs/nf-bad.0-1");
+        assert_eq!(fs::read_to_string(own.join(PROCS)).unwrap(), "1040");
+        assert!(gatherer.is_of_same(&pen.gatherer()) && !gatherer.is_of_same(&pens.make("bad.0-2", 1, most(8)).gatherer()));
+    }
+
+    #[test]
+    fn many_cores_have_a_name_that_is_not_too_long() {
+        assert_eq!(ranges(&[1].into()), "1");
+        assert_eq!(ranges(&[0, 2, 3, 4, 9].into()), "0,2-4,9");
+        let root = root(&[("cpuset", Version::V1), ("pids", Version::V1)]);
+        let pens = Pens::create_on(Arc::new(Plain), root.path(), "sluice-1-nfs", None);
+        let mut pen = pens.make("ids.0-7", 2, most(8));
+        pens.confine(&mut pen, &(1..=200).chain([300]).collect());
+        let folder = root.path().join("cg/cpuset/sluice-1-nfs/cores-1-200_300");
+        assert_eq!(fs::read_to_string(folder.join("cpuset.cpus")).unwrap(), "1-200,300");
+    }
+
+    #[test]
     fn a_host_without_cgroups_is_done_without_and_told() {
         let root = root(&[]);
         let pens = Pens::create_on(Arc::new(Plain), root.path(), "sluice-1-nfs", None);
         assert_eq!(pens.lacks().len(), 3);
         assert!(!pens.bounds_processes());
-        let mut pen = pens.make("ids.0-7", 2, 77);
+        let mut pen = pens.make("ids.0-7", 2, most(77));
         pens.confine(&mut pen, &[1].into());
         assert!(pen.is_empty() && pen.born_in().is_none() && pen.joined_first().is_none());
         pen.gatherer().gather().unwrap();
@@ -551,13 +770,67 @@ mod tests {
         pens.remove().unwrap();
     }
 
+    /// On the kernel itself: processes that fork while they are moved, and what they had forked
+    /// before, are in all cgroups of the NF.
+    #[test]
+    fn what_forks_while_it_is_moved_is_moved_with_all_that_it_has_forked() {
+        let name = format!("sluice-{}-forktest", std::process::id());
+        let weighed =
+            super::super::Hierarchy::find(Path::new("/")).and_then(|hierarchy| hierarchy.create(&name)).map(Arc::new).ok();
+        let pens = Pens::create(Path::new("/"), &format!("{name}-nfs"), weighed.clone());
+        let core = *crate::mechanism::affinity::allowed().unwrap().last().unwrap();
+        let mut pen = pens.make("bad.0-1", core, Bounds { is_weighed: true, memory: Some(1 << 30), ..most(100) });
+        pens.confine(&mut pen, &[core].into());
+        if pen.gatherer().late.is_empty() {
+            eprintln!("skipped: nobody has to be moved here");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let ready = folder.path().join("ready");
+        let mut spec = SpawnSpec::new("bad.0", "/bin/sh");
+        let script = format!(
+            "fork() {{ (sleep 1000 & sleep 1000) & }}; for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16; do fork; done; echo > {}; wait",
+            ready.display()
+        );
+        spec.args = vec!["-c".into(), script.into()];
+        spec.stdio = Stdio::Null;
+        (spec.born_in, spec.cgroup) = (pen.born_in().map(Path::to_path_buf), pen.joined_first());
+        let spawned = spawn::spawn(&spec).unwrap();
+        let until = Instant::now() + Duration::from_secs(60);
+        // Some have been forked before, some are while this goes on.
+        while !pen.gatherer().gather().unwrap() || !ready.exists() || pen.members().len() < 33 {
+            assert!(Instant::now() < until, "{:?}", pen.members());
+        }
+        let gatherer = pen.gatherer();
+        let members: BTreeSet<i32> = pen.members().into_iter().collect();
+        for late in &gatherer.late {
+            let there: BTreeSet<i32> = below(&Linux, late, false).into_iter().collect();
+            assert!(there.is_superset(&members), "{}: {:?} are not there", late.display(), members.difference(&there));
+        }
+        if let Some(group) = weighed.as_ref().filter(|group| group.version() == Version::V1) {
+            assert!(gatherer.late.contains(&group.path_of("bad.0-1", core)), "what it has forked has its weight");
+        }
+        pen.kill();
+        assert_eq!(process::wait(spawned.pidfd.as_fd()), Ok(process::Exit::Signal(libc::SIGKILL)));
+        while !pen.is_empty() {
+            assert!(Instant::now() < until, "{:?}", pen.members());
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        pen.remove().unwrap();
+        pens.remove().unwrap();
+        if let Some(group) = weighed.and_then(Arc::into_inner) {
+            group.remove().unwrap();
+        }
+        assert!(Pens::paths(Path::new("/"), &format!("{name}-nfs")).iter().all(|path| !path.exists()));
+    }
+
     /// On the kernel itself, with whatever it has mounted.
     #[test]
     fn what_an_nf_has_forked_ends_with_its_pen() {
         let name = format!("sluice-{}-pentest", std::process::id());
         let pens = Pens::create(Path::new("/"), &name, None);
         let core = *crate::mechanism::affinity::allowed().unwrap().last().unwrap();
-        let mut pen = pens.make("ids.0-1", core, 8);
+        let mut pen = pens.make("ids.0-1", core, most(8));
         pens.confine(&mut pen, &[core].into());
         if pen.born_in().is_none() && pen.joined_first().is_none() {
             log_line!("no cgroup can be made here: what is asserted is that this is told");
