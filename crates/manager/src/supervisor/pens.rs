@@ -45,7 +45,7 @@ enum Job {
     /// Moves a process that another one has forked into a pen, before the rest.
     TakeIn(Gatherer, Pid, OwnedFd),
     Gather(Gatherer),
-    Remove(Pen),
+    Remove(Box<Pen>),
 }
 
 /// All that holds processes.
@@ -340,7 +340,7 @@ impl Supervisor {
             if !pen.is_empty() {
                 pen.kill();
             }
-            self.holds.ask(Job::Remove(pen));
+            self.holds.ask(Job::Remove(Box::new(pen)));
         }
         self.holds.swept.insert(nf.service);
         self.holds.has_strays = true;
@@ -351,7 +351,7 @@ impl Supervisor {
         let Some(pen) = pen else { return };
         // Instances on their way have been moved, or go with it.
         pen.kill();
-        self.holds.ask(Job::Remove(pen));
+        self.holds.ask(Job::Remove(Box::new(pen)));
         self.holds.has_strays = true;
     }
 
