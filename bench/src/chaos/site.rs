@@ -128,7 +128,7 @@ impl Site {
         ] {
             let services = ["a", "b"].map(|end| format!("{name}-{end}"));
             site.ports.push(source(host, &format!("{name}-in"), RATE, "wait"));
-            site.ports.push(sink(&format!("{name}-out")));
+            site.ports.push(patient(&format!("{name}-out")));
             for (service, core) in services.iter().zip(cores) {
                 site.services.push(json!({
                     "name": service, "exec": PROGRAMS[0], "cores": [core], "instances": instances, "tenant": tenant,
@@ -139,7 +139,7 @@ impl Site {
         }
         let name = SHARED;
         site.ports.push(source(host, &format!("{name}-in"), 2.0 * RATE, "drop"));
-        site.ports.push(sink(&format!("{name}-out")));
+        site.ports.push(patient(&format!("{name}-out")));
         site.services.push(json!({
             "name": name, "exec": PROGRAMS[0], "cores": [last], "tenant": "still", "ring": LONG_RING,
         }));
@@ -228,6 +228,11 @@ impl Site {
 /// A port that counts what was lost, reordered and doubled.
 pub fn sink(name: &str) -> Value {
     json!({"name": name, "kind": "sink"})
+}
+
+/// The same, for which packets wait: where another thread has its queue, that thread may not have its core for a while.
+fn patient(name: &str) -> Value {
+    json!({"name": name, "kind": "sink", "overload": "wait"})
 }
 
 /// Length of a prefix that [`FLOWS`] addresses have in common.
