@@ -630,9 +630,14 @@ impl CorePage {
     /// Gives the core, if `me` has it, to the next NF that has packets, and says whether there is one. What the manager or a neighbour
     /// has given to somebody else meanwhile stays with that one.
     pub fn hand_over(&self, me: u32) -> bool {
+        self.hand_over_at(me, monotonic_ns())
+    }
+
+    /// The same, at `now_ns` of the page's clock.
+    pub fn hand_over_at(&self, me: u32, now_ns: u64) -> bool {
         let mut before = me + 1;
         loop {
-            match self.choose(Some(me), monotonic_ns()) {
+            match self.choose(Some(me), now_ns) {
                 Some(next) if !self.pass_to(next, before) => return false,
                 Some(next) => {
                     // If it is awake already it has the core next, and hands over itself.

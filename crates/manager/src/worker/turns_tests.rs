@@ -155,7 +155,7 @@ impl Nf {
         }
         if takes_turns {
             page.pay(slot, used_ns);
-            page.hand_over(slot);
+            page.hand_over_at(slot, now);
         } else {
             page.give_up(slot);
         }
