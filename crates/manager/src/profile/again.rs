@@ -100,7 +100,8 @@ fn between(profile: &Profile, loads: u32) -> Vec<f64> {
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
     let step = (last.x - first.x) / f64::from(loads.max(2) - 1);
     // Rounding must not take the last over the end.
-    (0..loads).map(|i| (first.x + step * f64::from(i)).min(last.x)).collect()
+    // The last one is not computed: rounded, it may be a little less.
+    (0..loads).map(|i| if i > 0 && i + 1 == loads { last.x } else { (first.x + step * f64::from(i)).min(last.x) }).collect()
 }
 
 #[cfg(test)]
@@ -134,6 +135,9 @@ mod tests {
         .unwrap();
         assert_eq!(between(&profile, 4), [5e4, 3.5e5, 6.5e5, 9.5e5]);
         assert!(between(&profile, 7).iter().all(|load| profile.latency.at(*load).is_some()));
+        let ends = [855.6057044954929, 16256.508385414363];
+        profile.latency.points.iter_mut().zip(ends).for_each(|(point, x)| point.x = x);
+        assert_eq!([between(&profile, 4)[0], between(&profile, 4)[3]], ends, "though they are rounded");
         profile.latency.points.clear();
         assert!(between(&profile, 4).is_empty());
     }
