@@ -317,9 +317,12 @@ fn a_mechanism_that_is_not_allowed_is_refused_before_anything_starts() {
     const NOBODY: u32 = 65_534;
     let folder = tempfile::tempdir().unwrap();
     let config = head(folder.path(), "") + &polling("", "mechanism = \"realtime\"");
-    std::fs::write(folder.path().join("sluice.toml"), config.replace("sluice-nf-bridge", &nf("sluice-nf-bridge"))).unwrap();
-    let program = folder.path().join("sluiced");
+    // Copies, because the folder that this was built in may be closed to others.
+    let (program, bridge) = (folder.path().join("sluiced"), folder.path().join("bridge"));
     std::fs::copy(env!("CARGO_BIN_EXE_sluiced"), &program).unwrap();
+    std::fs::copy(nf("sluice-nf-bridge"), &bridge).unwrap();
+    let config = config.replace("sluice-nf-bridge", &bridge.display().to_string());
+    std::fs::write(folder.path().join("sluice.toml"), config).unwrap();
     std::os::unix::fs::chown(folder.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     let mut command = Command::new(&program);
     command.arg(folder.path().join("sluice.toml")).uid(NOBODY).gid(NOBODY).current_dir("/").stdin(Stdio::null());
