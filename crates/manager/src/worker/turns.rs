@@ -701,7 +701,8 @@ impl Turns {
             }
             let is_struck = match is_still {
                 true => counts && self.strike(at, now),
-                false => is_asleep && self.neglect(at, now),
+                // On a page that is not believed nobody waits for turns.
+                false => is_asleep && now >= self.distrust_until_ns && self.neglect(at, now),
             };
             if is_struck || now < self.distrust_until_ns {
                 self.members[at].is_absent = holder == Some(at);
