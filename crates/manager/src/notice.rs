@@ -21,7 +21,7 @@ use std::hash::Hash;
 use std::io::Write;
 use std::time::{Duration, Instant};
 
-/// Writes a line to stderr, in one piece, and goes on where that fails: see [`write`].
+/// Writes a line to stderr, in one piece, and goes on where that fails: see [`write()`].
 ///
 /// `std::eprintln` panics where stderr is closed, full or broken, and whoever shares the open file
 /// can make it so. In the daemon clippy refuses it.

@@ -242,9 +242,9 @@ impl Supervisor {
 
     /// Makes what bounds the processes of a container, those of its runtime among them.
     pub(super) fn hold_container(&mut self, name: &str, service: u16) -> Option<Pen> {
-        let config = &self.services.get(usize::from(service))?.as_ref()?.config;
-        let (life, bounds) = (self.holds.name_life(name), bounds_of(config, 1, false));
-        Some(self.holds.pens.as_ref()?.make_beside(&life, bounds))
+        let processes = self.services.get(usize::from(service))?.as_ref()?.config.pids;
+        let life = self.holds.name_life(name);
+        Some(self.holds.pens.as_ref()?.make_beside(&life, processes))
     }
 
     /// Has the runtime of a container and all that it has started moved into its NF's pen, soon.

@@ -255,25 +255,16 @@ impl Pens {
         pen
     }
 
-    /// Makes a pen of version 1 alone, for a container: that has a cgroup of version 2 already.
-    pub fn make_beside(&self, life: &str, bounds: Bounds) -> Pen {
+    /// Makes a pen of version 1 alone, for a container: that has a cgroup of version 2 already. It
+    /// bounds how many processes there may be; what memory they may have is the runtime's.
+    pub fn make_beside(&self, life: &str, processes: u32) -> Pen {
         let kernel = &self.kernel;
-        let make = |above: &Option<PathBuf>| {
-            let own = above.as_ref().map(|folder| folder.join(format!("nf-{}", component(life))));
-            own.filter(|own| kernel.make(own).is_ok())
-        };
-        let pids = make(&self.pids);
+        let own = self.pids.as_ref().map(|folder| folder.join(format!("nf-{}", component(life))));
+        let pids = own.filter(|own| kernel.make(own).is_ok());
         if let Some(folder) = &pids {
-            let _ = kernel.write(&folder.join("pids.max"), &bounds.processes.to_string());
+            let _ = kernel.write(&folder.join("pids.max"), &processes.to_string());
         }
-        let memory = bounds.memory.and_then(|bytes| {
-            let folder = make(&self.memory)?;
-            for file in MEMORY {
-                let _ = kernel.write(&folder.join(file), &bytes.to_string());
-            }
-            Some(folder)
-        });
-        Pen { kernel: kernel.clone(), unified: None, weighed: None, pids, memory, cpu: None, cpuset: None }
+        Pen { kernel: kernel.clone(), unified: None, weighed: None, pids, memory: None, cpu: None, cpuset: None }
     }
 
     /// Keeps what is in a pen, and what comes, on these cores. What is in it already has to be [gathered](Gatherer::gather) for it.
@@ -349,7 +340,7 @@ impl Pen {
 
     /// What moves the processes that are in another cgroup, `first`, or below it.
     pub fn gatherer_of(&self, first: PathBuf) -> Gatherer {
-        let late = self.pids.iter().chain(&self.cpuset).chain(&self.memory).cloned().collect();
+        let late = self.pids.iter().chain(&self.cpuset).cloned().collect();
         Gatherer { kernel: self.kernel.clone(), first: Some(first), late }
     }
 
