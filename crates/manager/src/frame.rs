@@ -211,7 +211,7 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// One that keeps up to `high` free frames before it gives batches back, and [`LEAST`] at
+    /// One that keeps up to `high` free frames before it gives batches back, and `LEAST` at
     /// least.
     pub fn new(pool: Arc<FramePool>, high: usize) -> Self {
         let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(LEAST);

@@ -266,7 +266,7 @@ pub struct Snapshot {
     pub none_idle: u64,
     /// How long setting up a connection took, by number of the service.
     pub setups: Vec<(u16, Histogram)>,
-    /// How long rounds with packets took, of each [`ROUNDS_PER_DUTY`]th, in nanoseconds.
+    /// How long rounds with packets took, of each `ROUNDS_PER_DUTY`th, in nanoseconds.
     pub rounds: Histogram,
     /// Frames in this thread's cache.
     pub frames_cached: u64,
@@ -410,7 +410,7 @@ pub struct Worker {
     progress: Vec<Progress>,
     /// When the Monitor last looked.
     monitored_ns: u64,
-    /// How long rounds with packets took, of each [`ROUNDS_PER_DUTY`]th, in nanoseconds.
+    /// How long rounds with packets took, of each `ROUNDS_PER_DUTY`th, in nanoseconds.
     rounds: Histogram,
     rx_stopped: bool,
     /// What the Wakeup role decides with.

@@ -13,8 +13,8 @@
 //! quiet time. The rest is read, left out and counted; a line reports the count when there is room
 //! for half a burst again.
 //!
-//! An NF that writes without end waits in its write: the thread reads at most [`PIPES`] chunks of
-//! [`CHUNK`] bytes, and then pauses for [`PAUSE`].
+//! An NF that writes without end waits in its write: the thread reads at most `PIPES` chunks of
+//! `CHUNK` bytes, and then pauses for `PAUSE`.
 //!
 //! | output of | has the name of |
 //! |---|---|
