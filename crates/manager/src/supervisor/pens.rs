@@ -45,6 +45,8 @@ enum Job {
     /// Moves a process that another one has forked into a pen, before the rest.
     TakeIn(Gatherer, Pid, OwnedFd),
     Gather(Gatherer),
+    /// Ends what is in a pen, and removes it.
+    End(Box<Pen>),
     Remove(Box<Pen>),
 }
 
@@ -105,11 +107,11 @@ fn run(jobs: &Receiver<Job>) {
                 gather(gatherer, &mut left);
             }
             Ok(Job::Gather(gatherer)) => gather(gatherer, &mut left),
-            Ok(Job::Remove(pen)) => {
-                if let Err((folder, error)) = pen.remove() {
-                    log_line!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
-                }
+            Ok(Job::End(pen)) => {
+                pen.kill();
+                remove(*pen);
             }
+            Ok(Job::Remove(pen)) => remove(*pen),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
@@ -117,6 +119,12 @@ fn run(jobs: &Receiver<Job>) {
             left.retain(|gatherer| !is_gathered(gatherer.gather_again()));
             looked = Instant::now();
         }
+    }
+}
+
+fn remove(pen: Pen) {
+    if let Err((folder, error)) = pen.remove() {
+        log_line!("sluiced: cannot remove cgroup {}: {error}; it is removed when the daemon ends", folder.display());
     }
 }
 
@@ -346,12 +354,11 @@ impl Supervisor {
         self.holds.has_strays = true;
     }
 
-    /// Removes the pen of a zygote, with all that is in it.
+    /// Removes the pen of a zygote, with all that is in it: after the instances that have been let in, and whose own pens wait for them,
+    /// are out of it.
     pub(super) fn release_zygote(&mut self, pen: Option<Pen>) {
         let Some(pen) = pen else { return };
-        // Instances on their way have been moved, or go with it.
-        pen.kill();
-        self.holds.ask(Job::Remove(Box::new(pen)));
+        self.holds.ask(Job::End(Box::new(pen)));
         self.holds.has_strays = true;
     }
 

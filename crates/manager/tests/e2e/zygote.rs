@@ -1,5 +1,7 @@
 //! Instances that are forked from a process that has made its handler.
 
+use std::path::PathBuf;
+
 use rustix::process::Signal;
 use sluice_manager::control::model::{Apply, Nf, NfState, Stats, Zygote};
 
@@ -85,6 +87,58 @@ fn instances_are_forked_and_live_as_all_others_do() {
     let log = daemon.stop_and_log();
     assert_eq!(made(&log), (2, 8), "{log}");
     wait_until_gone(last);
+}
+
+/// A thread of the daemon that has no processor until this is dropped.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn new(daemon: &Daemon, thread: &str) -> Option<Self> {
+        let folder = PathBuf::from(format!("/sys/fs/cgroup/freezer/sluice-test-{}", daemon.pid()));
+        std::fs::create_dir(&folder).ok()?;
+        let frozen = Self(folder);
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().flatten();
+        let mut named = tasks.filter(|task| std::fs::read_to_string(task.path().join("comm")).unwrap().trim_end() == thread);
+        let tid = named.next().expect("the daemon has the thread").file_name();
+        std::fs::write(frozen.0.join("tasks"), tid.as_encoded_bytes()).ok()?;
+        std::fs::write(frozen.0.join("freezer.state"), "FROZEN").ok()?;
+        Some(frozen)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = std::fs::write(self.0.join("freezer.state"), "THAWED");
+        for tid in std::fs::read_to_string(self.0.join("tasks")).unwrap_or_default().lines() {
+            let _ = std::fs::write("/sys/fs/cgroup/freezer/tasks", tid);
+        }
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn an_instance_outlives_a_zygote_that_dies_before_it_is_in_a_pen_of_its_own() {
+    let mut daemon = Daemon::start("", &config("callback", 2));
+    let stats = daemon.wait("packets pass both", |s| all_run(s, 2));
+    let first = zygote(&stats).pid;
+    // What moves processes into pens is late, as on a busy host.
+    let Some(frozen) = Frozen::new(&daemon, "sluice-pens") else {
+        println!("left out: there is no freezer of cgroup version 1, or this is not root");
+        return daemon.stop();
+    };
+    signal(find_nf(&stats, "ids.1"), Signal::KILL);
+    let is_back = |nf: &Nf| nf.restarts == 1 && nf.state == NfState::Running && nf.pid.is_some();
+    let stats = daemon.wait("it is back", |s| is_back(find_nf(s, "ids.1")) && zygote(s).forks == 3);
+    let before = pids(&stats);
+    rustix::process::kill_process(rustix::process::Pid::from_raw(first.unwrap() as i32).unwrap(), Signal::KILL).unwrap();
+    daemon.wait("the zygote has ended", |s| zygote(s).pid != first);
+    drop(frozen);
+    let stats = daemon.wait("there is a new zygote", |s| zygote(s).state == "ready" && zygote(s).pid != first);
+    assert_eq!(pids(&stats), before);
+    let had = find_port(&stats, "wan").tx_packets;
+    let stats = daemon.wait("packets go on", |s| find_port(s, "wan").tx_packets > had + 1000);
+    assert_eq!((pids(&stats), find_nf(&stats, "ids.1").restarts), (before, 1));
+    daemon.stop();
 }
 
 #[test]
