@@ -131,7 +131,7 @@ pub fn unsent(stats: &Stats) -> Vec<String> {
     }
     let left = stats.gone.exit_packets + stats.chains.iter().map(|c| c.exit_packets).sum::<u64>();
     let sent = stats.gone.tx_packets + stats.ports.iter().map(|p| p.tx_packets).sum::<u64>();
-    let dropped = stats.drops.get("port_tx").copied().unwrap_or(0);
+    let dropped: u64 = ["port_tx", "no_link", "mtu"].iter().filter_map(|why| stats.drops.get(*why)).sum();
     if left != sent + dropped {
         found.push(format!("{left} packets have left all chains, {sent} all ports, and {dropped} were dropped there"));
     }

@@ -134,6 +134,26 @@ pub struct QueueCounters {
     pub tx_drops: Counter,
     /// Packets refused at the entry of their chain.
     pub entry_drops: Counter,
+    /// Packets for it that were dropped because it had no link. The queue counts these and the following by itself.
+    pub no_link: Counter,
+    /// Packets that were dropped because they were larger than its interface takes.
+    pub mtu: Counter,
+    /// Bytes of these and of those.
+    pub lost_bytes: Counter,
+    /// Packets that came and were dropped because they were larger than packet memory holds.
+    pub oversize: Counter,
+}
+
+impl QueueCounters {
+    /// Drops that the queue counts by itself, by reason.
+    pub fn own_drops(&self) -> [(&'static str, u64); 3] {
+        [("mtu", self.mtu.get()), ("no_link", self.no_link.get()), ("oversize", self.oversize.get())]
+    }
+
+    /// Packets, and their bytes, that it was given to send and has dropped.
+    fn lost(&self) -> (u64, u64) {
+        (self.no_link.get() + self.mtu.get(), self.lost_bytes.get())
+    }
 }
 
 /// Packets that are read at most before they are let in.
@@ -204,7 +224,8 @@ pub struct OwnedQueue {
 
 impl OwnedQueue {
     /// A queue for a thread.
-    pub fn new(port: u16, queue: Box<dyn PortQueue>, overload: Overload, counters: Arc<QueueCounters>) -> Self {
+    pub fn new(port: u16, mut queue: Box<dyn PortQueue>, overload: Overload, counters: Arc<QueueCounters>) -> Self {
+        queue.count_with(&counters);
         Self {
             port,
             queue,
@@ -938,8 +959,10 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
     let waits = plane.out[port as usize].waits;
     let mut sent = 0;
     if let Some(owned) = queues.iter_mut().find(|q| q.port == port) {
-        sent = owned.queue.tx_burst(&packets, &mut plane.frames, plane.now_ns);
         let counters = &owned.counters;
+        let before = counters.lost();
+        sent = owned.queue.tx_burst(&packets, &mut plane.frames, plane.now_ns);
+        let lost = counters.lost();
         if waits {
             // Half of the mark, so that a full buffer is not told of at every other packet.
             let jammed = packets.len() - sent > TX_BUFFER / 2;
@@ -949,8 +972,8 @@ fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Produc
                 mark.store(jammed, Ordering::Relaxed);
             }
         }
-        counters.tx_packets.add(sent as u64);
-        counters.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum());
+        counters.tx_packets.add(sent as u64 - (lost.0 - before.0));
+        counters.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
         if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
             counters.tx_drops.add((packets.len() - sent) as u64);
             for packet in &packets[sent..] {

@@ -611,6 +611,21 @@ pub struct AfPacket {
     /// Whether packets for other stations are taken too.
     #[serde(default = "yes")]
     pub promiscuous: bool,
+    /// What happens where there is no such interface when the port is opened: `refuse` refuses the configuration, `wait` opens it when it
+    /// is there. One that goes later is waited for in any case.
+    #[serde(default)]
+    pub when_missing: WhenMissing,
+}
+
+/// What happens where a port's interface is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WhenMissing {
+    /// The configuration is refused.
+    #[default]
+    Refuse,
+    /// The interface is opened when it is there.
+    Wait,
 }
 
 fn slots() -> u32 {

@@ -600,6 +600,13 @@ pub const SECTIONS: &[Section] = &[
             key("netns", Text, Unset, "Name of the network namespace that it is in; the daemon's own without."),
             key("slots", Integer(64, 1 << 20), Value("4096"), "Packets that wait to be received at most, in each queue."),
             key("promiscuous", Bool, Value("true"), "Whether packets for other stations are taken too."),
+            key(
+                "when_missing",
+                Words(&["refuse", "wait"]),
+                Value("\"refuse\""),
+                "What happens where there is no such interface when the port is opened: `refuse` refuses the configuration, `wait` opens \
+                 it when it is there. One that goes later is waited for in any case.",
+            ),
         ],
     },
     Section {

@@ -187,12 +187,66 @@ pub struct Port {
     pub tx_drops: u64,
     /// Packets of this port that were dropped before any NF worked on them.
     pub entry_drops: u64,
+    /// Whether packets can go through it.
+    #[serde(default)]
+    pub state: PortState,
+    /// Other packets that were dropped at the port, by reason: `no_link` (there was no interface, or it had no link), `mtu` (larger than
+    /// the interface takes), `oversize` (came in, and larger than packet memory holds; not counted among those that came in).
+    #[serde(default)]
+    pub drops: BTreeMap<String, u64>,
     /// Whether no packet will come in any more: a file that was read, a generator that has sent its count.
     #[serde(default)]
     pub finished: bool,
     /// What only this kind of port knows, by name.
     #[serde(default)]
     pub details: BTreeMap<String, f64>,
+}
+
+impl Port {
+    /// Packets that were dropped at the port for this reason, one of [`Port::drops`].
+    pub fn dropped(&self, reason: &str) -> u64 {
+        self.drops.get(reason).copied().unwrap_or(0)
+    }
+
+    /// Packets that were to leave by the port and did not, for whatever reason.
+    pub fn not_sent(&self) -> u64 {
+        self.tx_drops + self.dropped("no_link") + self.dropped("mtu")
+    }
+}
+
+/// Whether packets can go through a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PortState {
+    /// They can.
+    #[default]
+    Up,
+    /// Its interface is down, or nothing is at the other end.
+    NoLink,
+    /// Its interface was there and is not any more. It is opened again when there is one of its name.
+    Gone,
+    /// Its interface was not there yet, and the port says `when_missing = "wait"`.
+    Waiting,
+}
+
+impl PortState {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Up, Self::NoLink, Self::Gone, Self::Waiting];
+
+    /// The word of the API.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::NoLink => "no_link",
+            Self::Gone => "gone",
+            Self::Waiting => "waiting",
+        }
+    }
+
+    /// The words of tables and logs.
+    pub fn words(self) -> &'static str {
+        if self == Self::NoLink { "no link" } else { self.word() }
+    }
 }
 
 /// Where an NF is in its life.
@@ -388,6 +442,8 @@ pub enum EventKind {
     Throttle,
     /// The NF's share of its core was written anew.
     Share,
+    /// A port has another state.
+    Port,
 }
 
 /// Decisions about one NF, summed up over a tenth of a second.
@@ -397,7 +453,7 @@ pub struct Event {
     pub number: u64,
     /// The monotonic clock of the host.
     pub time_ns: u64,
-    /// Name of the NF.
+    /// Name of the NF; empty for a port.
     pub nf: String,
     /// What was decided.
     pub event: EventKind,
@@ -412,6 +468,12 @@ pub struct Event {
     /// Of a share: what it is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<f64>,
+    /// Of a port: its name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<String>,
+    /// Of a port: its state from now on.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state: Option<PortState>,
 }
 
 /// A kind of NF.
@@ -668,7 +730,8 @@ pub struct Stats {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub promises: Vec<super::promise::Promise>,
     /// Packets dropped, by reason: those of [`crate::chain::Drop`] (`entry`, `nf_down`, `verdict`, `ring_full`, `nf_died`,
-    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`, `no_frame`), and `no_rule`, `none_idle`, `no_path` and `port_tx`, which belong to no chain.
+    /// `nf_gone`, `tx_full`, `no_such_port`, `violation`, `not_shared`, `policed`, `no_frame`), and `no_rule`, `none_idle`, `no_path`,
+    /// `port_tx`, `no_link`, `mtu` and `oversize`, which belong to no chain.
     pub drops: BTreeMap<String, u64>,
     /// What chains and ports have counted that are not there any more.
     #[serde(default)]
@@ -691,6 +754,9 @@ pub struct Gone {
     pub tx_packets: u64,
     /// Packets that ports did not take.
     pub tx_drops: u64,
+    /// Other packets that were dropped at ports, by reason, as in [`Port::drops`].
+    #[serde(default)]
+    pub port_drops: BTreeMap<String, u64>,
     /// Packets that had left their chain when nobody had their port any more. Counted in the total
     /// of `port_tx` besides.
     pub unsent_packets: u64,

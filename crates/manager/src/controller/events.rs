@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use crate::control::model::{Event, EventKind};
+use crate::control::model::{Event, EventKind, PortState};
 
 /// Time that one event sums up, in nanoseconds.
 pub const EVERY_NS: u64 = 100_000_000;
@@ -32,6 +32,8 @@ pub enum What {
         /// How many times it was written.
         writes: u64,
     },
+    /// A port has another state.
+    Port(PortState),
 }
 
 /// The last events.
@@ -47,19 +49,23 @@ struct Inner {
 }
 
 impl EventLog {
-    /// Adds an event; the oldest makes room.
-    pub fn add(&self, time_ns: u64, nf: &str, what: What) {
+    /// Adds an event about an NF or port of this name; the oldest makes room.
+    pub fn add(&self, time_ns: u64, name: &str, what: What) {
         let mut inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         inner.last += 1;
         let number = inner.last;
         if inner.events.len() == KEPT {
             inner.events.pop_front();
         }
-        let event = Event { number, time_ns, nf: nf.into(), ..Event::default() };
+        let mut event = Event { number, time_ns, nf: name.into(), ..Event::default() };
         inner.events.push_back(match what {
             What::Throttled { times, now } => Event { event: EventKind::Throttle, count: times, throttled: Some(now), ..event },
             What::Share { from, to, writes } => {
                 Event { event: EventKind::Share, count: writes, from: Some(from), to: Some(to), ..event }
+            }
+            What::Port(state) => {
+                let port = Some(std::mem::take(&mut event.nf));
+                Event { event: EventKind::Port, count: 1, port, state: Some(state), ..event }
             }
         });
     }
@@ -96,7 +102,11 @@ mod tests {
             throttled: None,
             from: Some(0.25),
             to: Some(0.5),
+            ..Event::default()
         };
         assert_eq!(last, want);
+        log.add(9, "wan", What::Port(PortState::Gone));
+        let last = log.all().pop().unwrap();
+        assert_eq!((last.nf.as_str(), last.port.as_deref(), last.state), ("", Some("wan"), Some(PortState::Gone)));
     }
 }

@@ -15,9 +15,9 @@
 
 use std::ffi::OsString;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal};
@@ -26,6 +26,7 @@ use super::backlog::Backlog;
 use super::wire::End;
 use super::xdp::XdpQueue;
 use crate::config::model::Via;
+use crate::mechanism::announce;
 use crate::mechanism::cgroup::{Group, NfGroup};
 use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
@@ -154,8 +155,8 @@ pub struct Room {
     ns: Arc<Netns>,
     /// The file of the namespace, if it was made here.
     made: Option<PathBuf>,
-    /// Where the far ends of the wires are. They end with it.
-    wires: Option<Netns>,
+    /// Where the far ends of the wires are, and what asks about interfaces there. They end with it.
+    wires: Option<(Netns, OwnedFd)>,
     /// Interfaces that were made.
     laid: Vec<String>,
     cgroup: Option<NfGroup>,
@@ -204,9 +205,10 @@ impl Room {
         }
         let mut ends = Vec::new();
         if !self.plan.via.is_device() {
-            let wires = Netns::private().map_err(self.failed("make a network namespace for its wires"))?;
+            let made = Netns::private().and_then(|wires| Ok((wires.visit(link::control)?, wires)));
+            let (control, wires) = made.map_err(self.failed("make a network namespace for its wires"))?;
             ends = self.lay(&wires)?;
-            self.wires = Some(wires);
+            self.wires = Some((wires, control));
         }
         let interfaces = || self.laid.iter().map(|interface| link::index(interface)).collect::<io::Result<Vec<_>>>();
         let backlog =
@@ -220,8 +222,9 @@ impl Room {
         let plan = self.plan.clone();
         let mut queues = Vec::with_capacity(plan.interfaces.len());
         for (number, interface) in plan.interfaces.iter().enumerate() {
-            let far = format!("wire{number}");
-            let pair = wires.visit(|| link::make_pair(&far, interface, self.ns.fd(), plan.mtu));
+            let far = wire_name(number);
+            let address = Some(address_of(&plan.name, interface));
+            let pair = wires.visit(|| link::make_pair_with(&far, interface, self.ns.fd(), plan.mtu, address));
             pair.map_err(|error| match error.kind() {
                 io::ErrorKind::AlreadyExists => {
                     ForeignError::InterfaceTaken { nf: plan.name.clone(), netns: plan.netns.clone(), interface: interface.clone() }
@@ -258,6 +261,23 @@ impl Room {
     fn failed(&self, doing: &str) -> impl FnOnce(io::Error) -> ForeignError {
         let (nf, doing) = (self.plan.name.clone(), doing.to_string());
         move |source| ForeignError::System { nf, doing, source }
+    }
+
+    /// An interface of the program's that is not there any more: somebody has removed it, and its wire with it.
+    pub fn missing(&self) -> Option<&str> {
+        let (_, control) = self.wires.as_ref()?;
+        let is_gone = |number: &usize| link::index_by(control, &wire_name(*number)).is_err();
+        (0..self.laid.len()).find(is_gone).map(|number| &*self.laid[number])
+    }
+
+    /// Says to the neighbours of the program where its addresses are: those of all interfaces in its namespace, or where the namespace
+    /// was there before, of its own.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn announce(&self) -> io::Result<()> {
+        let is_its_own = |name: &str| self.made.is_some() || self.laid.iter().any(|laid| laid == name);
+        self.ns.visit(|| announce::addresses(is_its_own))
     }
 
     /// The name of its namespace.
@@ -376,6 +396,21 @@ impl Room {
             }
         }
     }
+}
+
+/// The name of the far end of a program's interface.
+fn wire_name(number: usize) -> String {
+    format!("wire{number}")
+}
+
+/// The MAC address of an interface of a program: of the names, so that it is the same after each start and its neighbours keep
+/// their entries, and of the host, so that no other one has it.
+fn address_of(nf: &str, interface: &str) -> [u8; 6] {
+    static HOST: LazyLock<String> = LazyLock::new(|| {
+        let known = |file| std::fs::read_to_string(file).ok().map(|text| text.trim().to_string()).filter(|text| !text.is_empty());
+        known("/etc/machine-id").or_else(|| known("/proc/sys/kernel/hostname")).unwrap_or_default()
+    });
+    link::address_of(&format!("{} {nf} {interface}", *HOST))
 }
 
 /// Finds the processes of a program: who is in its cgroup or in one that it has made below, or where there is none, in its namespace.

@@ -11,9 +11,12 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem::size_of;
+use std::mem::{size_of, zeroed};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
+
+use rustix::net::netlink::SocketAddrNetlink;
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType};
 
 /// Most letters of an interface's name.
 pub const MAX_NAME: usize = 15;
@@ -42,6 +45,14 @@ pub fn is_name(name: &str) -> bool {
 /// # Errors
 /// The kernel's: a name is taken ([`io::ErrorKind::AlreadyExists`]), no permission, no such kind of interface.
 pub fn make_pair(near: &str, far: &str, far_ns: BorrowedFd<'_>, mtu: u32) -> io::Result<()> {
+    make_pair_with(near, far, far_ns, mtu, None)
+}
+
+/// The same, with this MAC address at the far end; without, the kernel draws one.
+///
+/// # Errors
+/// As [`make_pair`].
+pub fn make_pair_with(near: &str, far: &str, far_ns: BorrowedFd<'_>, mtu: u32, address: Option<[u8; 6]>) -> io::Result<()> {
     let mut message = Message::new(libc::RTM_NEWLINK, libc::NLM_F_CREATE | libc::NLM_F_EXCL);
     message.link();
     message.string(libc::IFLA_IFNAME, near);
@@ -54,6 +65,7 @@ pub fn make_pair(near: &str, far: &str, far_ns: BorrowedFd<'_>, mtu: u32) -> io:
                 message.string(libc::IFLA_IFNAME, far);
                 message.attribute(libc::IFLA_MTU, &mtu.to_ne_bytes());
                 message.attribute(libc::IFLA_NET_NS_FD, &far_ns.as_raw_fd().to_ne_bytes());
+                address.iter().for_each(|address| message.attribute(libc::IFLA_ADDRESS, address));
             });
         });
     });
@@ -121,7 +133,14 @@ pub fn up(name: &str) -> io::Result<()> {
 /// # Errors
 /// The kernel's: there is no such interface.
 pub fn index(name: &str) -> io::Result<u32> {
-    let socket = control()?;
+    index_by(&control()?, name)
+}
+
+/// The number of an interface of the namespace that `socket` is of.
+///
+/// # Errors
+/// The kernel's: there is no such interface.
+pub fn index_by(socket: &OwnedFd, name: &str) -> io::Result<u32> {
     let mut request = request_of(name);
     // SAFETY: the request is live; the kernel fills in the number.
     if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFINDEX as _, &raw mut request) } < 0 {
@@ -129,6 +148,76 @@ pub fn index(name: &str) -> io::Result<u32> {
     }
     // SAFETY: the number is what the call before has written.
     Ok(unsafe { request.ifr_ifru.ifru_ifindex } as u32)
+}
+
+/// Whether an interface of the namespace that `socket` is of is up, and has something at its other end.
+///
+/// # Errors
+/// The kernel's: there is no such interface.
+pub fn has_link_by(socket: &OwnedFd, name: &str) -> io::Result<bool> {
+    let mut request = request_of(name);
+    // SAFETY: the request is live; the kernel fills in the flags.
+    if unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let wanted = libc::IFF_UP | libc::IFF_RUNNING;
+    // SAFETY: the flags are what the call before has written.
+    Ok(i32::from(unsafe { request.ifr_ifru.ifru_flags }) & wanted == wanted)
+}
+
+/// The number of the interface that a packet socket is bound to: the kernel takes it away when the interface goes.
+///
+/// # Errors
+/// The kernel's.
+pub fn bound_by(socket: &OwnedFd) -> io::Result<Option<u32>> {
+    // SAFETY: all zeros is a value of this plain structure.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    let mut length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is live and of the length that is passed.
+    if unsafe { libc::getsockname(socket.as_raw_fd(), (&raw mut address).cast(), &raw mut length) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u32::try_from(address.sll_ifindex).ok().filter(|index| *index > 0))
+}
+
+/// A socket that becomes readable when an interface of the calling thread's namespace comes, goes or changes: see [`hush`].
+///
+/// # Errors
+/// The kernel's.
+pub fn bell() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    // No protocol: NETLINK_ROUTE.
+    let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, None)?;
+    rustix::net::bind(&socket, &SocketAddrNetlink::new(0, libc::RTMGRP_LINK as u32))?;
+    Ok(socket)
+}
+
+/// Reads all that has made a [`bell`] readable. What it says is not looked at.
+pub fn hush(bell: &OwnedFd) {
+    let mut message = [0u8; 4096];
+    loop {
+        match rustix::net::recv(bell, &mut message[..], RecvFlags::TRUNC) {
+            // Too much came: there may be more.
+            Ok(_) | Err(rustix::io::Errno::NOBUFS | rustix::io::Errno::INTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+/// Bytes of the largest packet that an interface of the calling thread's namespace takes, without its Ethernet header.
+///
+/// # Errors
+/// The kernel's: there is no such interface.
+pub fn mtu(name: &str) -> io::Result<u32> {
+    mtu_by(&control()?, name)
+}
+
+/// A MAC address of a text, always the same: locally administered, of one station.
+pub fn address_of(text: &str) -> [u8; 6] {
+    // FNV-1a: any fixed hash will do. Its upper bits are folded in, which are the better mixed ones.
+    let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    let [a, b, c, d, e, f, g, h] = hash.to_be_bytes();
+    [(a & 0xfc) | 2, b, c, d, e ^ g, f ^ h]
 }
 
 /// Bytes of the largest packet that an interface takes, without its Ethernet header. Asked of the namespace that `socket` is of.
@@ -145,8 +234,11 @@ pub fn mtu_by(socket: &OwnedFd, name: &str) -> io::Result<u32> {
     Ok(unsafe { request.ifr_ifru.ifru_mtu } as u32)
 }
 
-/// A socket to ask about interfaces with.
-fn control() -> io::Result<OwnedFd> {
+/// A socket to ask about interfaces of the calling thread's namespace with.
+///
+/// # Errors
+/// The kernel's.
+pub fn control() -> io::Result<OwnedFd> {
     // SAFETY: a plain system call; the descriptor is ours.
     unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
@@ -261,6 +353,60 @@ mod tests {
         .unwrap();
         assert!(near.visit(|| index("a")).is_err(), "the other end went too");
         assert!(near.visit(|| up("a")).is_err());
+    }
+
+    #[test]
+    fn an_interface_that_goes_is_noticed() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let (near, far) = (Netns::private().unwrap(), Netns::private().unwrap());
+        let address = address_of("fw.0 in");
+        let (bell, control) = near
+            .visit(|| {
+                make_pair_with("a", "b", far.fd(), 1400, Some(address))?;
+                plain("a")?;
+                up("a")?;
+                Ok::<_, io::Error>((bell()?, control()?))
+            })
+            .unwrap();
+        let rings = |bell: &OwnedFd| {
+            let mut fds = [rustix::event::PollFd::new(bell, rustix::event::PollFlags::IN)];
+            rustix::event::poll(&mut fds, Some(&rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 })).unwrap() > 0
+        };
+        assert!(index_by(&control, "a").is_ok() && !has_link_by(&control, "a").unwrap(), "the other end is down");
+        assert_eq!(far.visit(|| up("b").and_then(|()| address_at())).unwrap(), address);
+        while !has_link_by(&control, "a").unwrap() {
+            assert!(rings(&bell));
+            hush(&bell);
+        }
+        far.visit(|| remove("b")).unwrap();
+        while index_by(&control, "a").is_ok() {
+            assert!(rings(&bell));
+            hush(&bell);
+        }
+        assert!(has_link_by(&control, "a").is_err());
+    }
+
+    /// The MAC address of the interface `b` of the calling thread's namespace.
+    fn address_at() -> io::Result<[u8; 6]> {
+        let mut request = request_of("b");
+        // SAFETY: the request is live; the kernel fills in the address.
+        if unsafe { libc::ioctl(control()?.as_raw_fd(), libc::SIOCGIFHWADDR as _, &raw mut request) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the address is what the call before has written.
+        let bytes = unsafe { request.ifr_ifru.ifru_hwaddr.sa_data };
+        Ok(std::array::from_fn(|i| bytes[i] as u8))
+    }
+
+    #[test]
+    fn addresses_are_of_one_station_and_differ_by_name() {
+        let all: std::collections::BTreeSet<[u8; 6]> =
+            (0..1000).flat_map(|n| [format!("host fw.{n} in"), format!("host fw.{n} out")]).map(|text| address_of(&text)).collect();
+        assert_eq!(all.len(), 2000);
+        assert!(all.iter().all(|address| address[0] & 3 == 2), "locally administered, unicast");
+        assert_eq!(address_of("host fw.0 in"), address_of("host fw.0 in"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Mechanisms: how the manager makes the kernel do what a policy decided.
 
 pub mod affinity;
+pub mod announce;
 pub mod cgroup;
 pub mod class;
 pub mod link;

@@ -21,9 +21,11 @@ use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::memory::HUGEPAGE;
 
-use super::{OpenPort, PortError, PortQueue, spread};
+use super::{OpenPort, PortError, PortQueue, link, spread};
 use crate::config::model::{Config, Dpdk, PortKind};
+use crate::control::model::PortState;
 use crate::frame::{FrameCache, FramePool, Packet};
+use crate::worker::QueueCounters;
 
 /// Ethernet header and a VLAN tag: what an MTU does not count.
 const OVERHEAD: usize = 18;
@@ -130,6 +132,7 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
     let mut options = DeviceOptions { queues: if settings.software_rss { 1 } else { wanted }, ..Default::default() };
     options.descriptors = settings.descriptors.unwrap_or(options.descriptors);
     options.mtu = (room > JUMBO_ROOM).then(|| (room - OVERHEAD) as u16);
+    let state = Arc::new(link::Link::default());
     let (device, queues) =
         Device::open(pool, devargs, &options).map_err(|error| PortError::Device { port: name.into(), what: error.to_string() })?;
     let description = format!(
@@ -144,13 +147,15 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
             _ => "",
         }
     );
-    let mut queues: Vec<_> = queues.into_iter().map(|queue| Box::new(DpdkQueue::new(queue)) as Box<dyn PortQueue>).collect();
+    // The device's link is that of all its queues, so one of them asks.
+    let queue = |queue: Queue| DpdkQueue { state: (queue.index() == 0).then(|| state.clone()), ..DpdkQueue::new(queue) };
+    let mut queues: Vec<_> = queues.into_iter().map(|it| Box::new(queue(it)) as Box<dyn PortQueue>).collect();
     if settings.software_rss
         && let Some(device) = queues.pop()
     {
         queues = spread::over(device, wanted);
     }
-    Ok(OpenPort { queues, description, memory: None })
+    Ok(OpenPort { queues, description, memory: None, link: state })
 }
 
 /// Opens a device of one queue that is no port's, by its devargs.
@@ -174,11 +179,17 @@ pub struct DpdkQueue {
     /// As of the last housekeeping.
     stats: Stats,
     link: Link,
+    /// Of a port: where the state of its link is told.
+    state: Option<Arc<link::Link>>,
+    /// Where too long packets are counted, and how many are.
+    counters: Option<Arc<QueueCounters>>,
+    too_long: u64,
 }
 
 impl DpdkQueue {
     fn new(queue: Queue) -> Self {
-        Self { queue, stats: Stats::default(), link: Link { up: false, mbps: 0 } }
+        let link = Link { up: false, mbps: 0 };
+        Self { queue, stats: Stats::default(), link, state: None, counters: None, too_long: 0 }
     }
 
     /// Whether its link is up. May make system calls.
@@ -235,7 +246,19 @@ impl PortQueue for DpdkQueue {
         if self.queue.index() == 0 {
             self.stats = self.queue.device().stats();
             self.link = self.queue.device().link();
+            if let Some(state) = &self.state {
+                // One that could not be told now is told next time.
+                let _ = state.set(if self.link.up { PortState::Up } else { PortState::NoLink });
+            }
         }
+        if let Some(counters) = &self.counters {
+            let too_long = self.queue.drops().rx_too_long;
+            counters.oversize.add(too_long - std::mem::replace(&mut self.too_long, too_long));
+        }
+    }
+
+    fn count_with(&mut self, counters: &Arc<QueueCounters>) {
+        self.counters = Some(counters.clone());
     }
 
     fn details(&self) -> Vec<(&'static str, f64)> {

@@ -81,7 +81,7 @@ pub fn open(name: &str, queues: u32, settings: &Gen, room: usize) -> Result<Open
             }
         })
         .collect();
-    Ok(OpenPort { queues, description: describe(settings), memory: None })
+    Ok(OpenPort { queues, description: describe(settings), memory: None, link: Arc::default() })
 }
 
 /// In place of a number of cache lines: packets are of any size, and have a checksum.

@@ -7,6 +7,7 @@ pub mod af_packet;
 pub mod capture;
 pub mod dpdk;
 pub mod generator;
+pub mod link;
 pub mod pace;
 pub mod pcap;
 pub mod room;
@@ -17,12 +18,14 @@ pub mod stamp;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use sluice_shm::arena::{Arena, Geometry, HEADROOM};
+use sluice_shm::arena::{Arena, Geometry, HEADROOM, MAX_STRIDE};
 use sluice_shm::histogram::Histogram;
 
 use crate::config::model::{self, Config, Port, PortKind};
 use crate::config::problem::{At, Problem};
 use crate::frame::{FrameCache, FramePool, Packet};
+use crate::worker::QueueCounters;
+use link::Link;
 
 /// One queue of a port. Calls never block, lock, allocate or log.
 pub trait PortQueue: Send {
@@ -31,8 +34,11 @@ pub trait PortQueue: Send {
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
 
     /// Sends the first packets that it can take, gives their frames back (at once or, with a device, when they were sent), and says
-    /// how many it took. The caller keeps the others.
+    /// how many it took. The caller keeps the others. What it took and dropped it has counted, see [`PortQueue::count_with`].
     fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
+
+    /// Says where it counts the packets that it drops by itself. Without that it counts them for nobody.
+    fn count_with(&mut self, _counters: &Arc<QueueCounters>) {}
 
     /// Whether no packet will ever come in again: a file that was read, a generator that has sent its count.
     fn is_finished(&self) -> bool {
@@ -67,6 +73,8 @@ pub struct OpenPort {
     pub description: String,
     /// Number of the arena that it receives into, if it cannot change that.
     pub memory: Option<u8>,
+    /// Its state.
+    pub link: Arc<Link>,
 }
 
 /// Opens a port. Everything that can be wrong with it is found now, before a packet moves.
@@ -119,7 +127,28 @@ pub fn problems(config: &Config) -> Vec<Problem> {
         let (message, help) = text.split_once("; ").unwrap_or((&text, ""));
         Some(Problem::error(At::entry("port", number, key), message, help))
     };
-    config.ports.iter().enumerate().filter_map(look).collect()
+    let mut found: Vec<Problem> = config.ports.iter().enumerate().filter_map(look).collect();
+    found.extend(config.ports.iter().enumerate().filter_map(|port| too_large(port, room)));
+    found
+}
+
+/// A warning about a port whose interface takes larger packets than frames hold.
+fn too_large((number, port): (usize, &Port), room: usize) -> Option<Problem> {
+    let PortKind::AfPacket(settings) = &port.kind else { return None };
+    let mtu = af_packet::mtu(settings)? as usize;
+    let wanted = mtu + af_packet::OVERHEAD;
+    (wanted > room).then(|| {
+        let lower = format!("lower the MTU at both ends: ip link set {} mtu {}", settings.interface, room - af_packet::OVERHEAD);
+        let may_be = wanted <= MAX_STRIDE - HEADROOM;
+        Problem::warning(
+            At::entry("port", number, "interface"),
+            format!(
+                "packets of interface {} may have {wanted} bytes (its MTU is {mtu}), and a frame holds {room}: larger ones are dropped as oversize",
+                settings.interface
+            ),
+            if may_be { format!("write packet_bytes = {wanted} in [memory], or {lower}") } else { lower },
+        )
+    })
 }
 
 /// Whether two ports use the same file or device, so that one must be closed before the other can be opened.
@@ -205,8 +234,10 @@ pub enum PortError {
 fn advice(error: &std::io::Error) -> &'static str {
     match error.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => "; run sluiced as root, or give it the capability CAP_NET_RAW",
-        Some(libc::ENODEV | libc::ENXIO) => "; `ip link` lists the interfaces there are",
-        Some(libc::ENOENT) => "; `ip netns` lists the namespaces there are",
+        Some(libc::ENODEV | libc::ENXIO) => {
+            "; `ip link` lists the interfaces there are; write when_missing = \"wait\" to wait for one"
+        }
+        Some(libc::ENOENT) => "; `ip netns` lists the namespaces there are; write when_missing = \"wait\" to wait for one",
         Some(libc::ENOMEM) => "; make `slots` fewer",
         _ => "",
     }

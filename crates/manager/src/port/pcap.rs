@@ -79,7 +79,7 @@ pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Ope
     };
     let reader = source.map(|source| Reader::new(source.capture, settings));
     let queue = PcapQueue { reader, writer, swallowed: 0 };
-    Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", "), memory: None })
+    Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", "), memory: None, link: Arc::default() })
 }
 
 /// Looks at a port as [`open`] does, and makes no file.

@@ -17,6 +17,8 @@
 //!
 //! Latency is the caller's `now_ns` at the sink less its `now_ns` at the generator: both are taken once a burst.
 
+use std::sync::Arc;
+
 use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::histogram::Histogram;
@@ -32,7 +34,7 @@ pub const JOINED: u32 = 1 << 16;
 /// Opens a sink.
 pub fn open(queues: u32, Sink {}: &Sink) -> OpenPort {
     let queues = (0..queues.max(1)).map(|_| -> Box<dyn PortQueue> { Box::default() as Box<SinkQueue> }).collect();
-    OpenPort { queues, description: "swallows packets and reads their stamps".into(), memory: None }
+    OpenPort { queues, description: "swallows packets and reads their stamps".into(), memory: None, link: Arc::default() }
 }
 
 /// What is remembered of a flow: 16 bytes, four to a cache line.

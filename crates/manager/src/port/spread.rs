@@ -21,6 +21,7 @@ use super::PortQueue;
 use crate::classify::key::FlowKey;
 use crate::classify::rss::queue_of;
 use crate::frame::{FrameCache, Packet};
+use crate::worker::QueueCounters;
 
 /// Packets of each ring between two threads.
 const RING: u32 = 1024;
@@ -113,6 +114,10 @@ impl PortQueue for Trunk {
 
     fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
         self.device.tx_burst(packets, frames, now_ns)
+    }
+
+    fn count_with(&mut self, counters: &Arc<QueueCounters>) {
+        self.device.count_with(counters);
     }
 
     fn is_finished(&self) -> bool {

@@ -40,6 +40,12 @@ const SETTLED: Duration = Duration::from_millis(100);
 const CONNECT: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(10);
 
+/// Pauses between announcements of a program's addresses. The chains that carry the first may not be complete when it starts, and a packet
+/// may be lost.
+const ANNOUNCED: [Duration; 3] = [Duration::ZERO, Duration::from_secs(1), Duration::from_secs(3)];
+/// Time between two looks whether a program's interfaces are still there.
+const LOOK_AT_WIRES: Duration = Duration::from_millis(200);
+
 /// What a foreign NF has besides.
 #[derive(Default)]
 pub(super) struct Foreign {
@@ -65,6 +71,10 @@ pub(super) struct Foreign {
     pub is_leaving: bool,
     /// CPU time and packets when its cost was told last.
     told: (u64, u64),
+    /// When its addresses are announced next, and which time that is.
+    announced: Option<(Instant, usize)>,
+    /// When its interfaces were looked at last.
+    looked: Option<Instant>,
 }
 
 impl Foreign {
@@ -333,6 +343,7 @@ impl Supervisor {
         let weight = foreign.room.as_ref().and_then(|room| room.cgroup().map(|cgroup| cgroup.handle()));
         foreign.told = (0, foreign.counters.entered.get());
         foreign.trouble = None;
+        foreign.announced = Some((Instant::now() + ANNOUNCED[0], 0));
         nf.cpu.start_of(foreign.who.clone());
         nf.welcomed_ns = nf.spawned_ns.map(|at| monotonic_ns().saturating_sub(at));
         nf.state = State::Running;
@@ -356,6 +367,37 @@ impl Supervisor {
         self.publish();
         self.govern();
         Ok(())
+    }
+
+    /// Announces the addresses of foreign NFs that have started, and ends those of which an interface was removed: they are started
+    /// again as after any death.
+    pub(super) fn see_wires(&mut self, now: Instant) {
+        let mut cut = Vec::new();
+        for nf in self.nfs.values_mut().filter(|nf| nf.state == State::Running) {
+            let Some((foreign, room)) = nf.foreign.as_mut().and_then(|foreign| foreign.room.clone().map(|room| (foreign, room)))
+            else {
+                continue;
+            };
+            if let Some((_, time)) = foreign.announced.filter(|(at, _)| now >= *at) {
+                foreign.announced = ANNOUNCED.get(time + 1).map(|pause| (now + *pause, time + 1));
+                if let Err(error) = room.announce() {
+                    log_line!("sluiced: {}: its addresses cannot be announced to its neighbours: {error}", nf.name);
+                    foreign.announced = None;
+                }
+            }
+            if foreign.looked.is_some_and(|at| now.duration_since(at) < LOOK_AT_WIRES) {
+                continue;
+            }
+            foreign.looked = Some(now);
+            if let Some(interface) = room.missing() {
+                let why = format!("{}: its interface {interface} was removed, so it gets no packets and is ended", nf.name);
+                cut.push((nf.number, why));
+            }
+        }
+        for (number, why) in cut {
+            self.nfs.get(&number).into_iter().for_each(super::life::kill);
+            self.trouble(number, why);
+        }
     }
 
     /// Takes a foreign NF from the packet thread that feeds it. Before [`crate::dataplane::DataPlane::detach`].

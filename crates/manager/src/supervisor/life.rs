@@ -100,6 +100,8 @@ pub(super) enum Kind {
     Failed(u16),
     /// The same of its zygote.
     Zygote(u16),
+    /// A port is in another state.
+    Port(u16),
 }
 
 /// How NFs that end are started again.
@@ -857,6 +859,8 @@ impl Supervisor {
         self.see_restored();
         self.tend_promises();
         self.drop_former_memory();
+        self.see_ports(now);
+        self.see_wires(now);
         self.end_condemned();
         self.notices.print_rest(now);
         let (mut starting, mut settled, mut late, mut ready) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());

@@ -126,11 +126,16 @@ struct PortState {
     counters: Vec<Arc<QueueCounters>>,
     /// Number of the arena that it receives into, if it cannot change that.
     memory: Option<u8>,
+    /// Its state.
+    link: Arc<port::link::Link>,
+    /// Packets that were too large when they came, and when they were to leave.
+    told_of_size: (ports::Told, ports::Told),
 }
 
 impl PortState {
     fn new(config: model::Port) -> Self {
-        Self { config, description: String::new(), counters: Vec::new(), memory: None }
+        let (link, told_of_size) = Default::default();
+        Self { config, description: String::new(), counters: Vec::new(), memory: None, link, told_of_size }
     }
 }
 

@@ -35,6 +35,9 @@ fn add_chain(sums: &mut api::Gone, counters: &[ChainCounters]) {
 fn add_queue(sums: &mut api::Gone, queue: &QueueCounters) {
     sums.tx_packets += queue.tx_packets.get();
     sums.tx_drops += queue.tx_drops.get();
+    for (why, n) in queue.own_drops().into_iter().filter(|(_, n)| *n > 0) {
+        *sums.port_drops.entry(why.into()).or_default() += n;
+    }
 }
 
 impl Past {
@@ -95,6 +98,7 @@ mod tests {
         counters[0].drops[Drop::NfDied as usize].add(4);
         counters[0].left.add(2);
         queue.tx_drops.add(5);
+        queue.no_link.add(4);
         queue.tx_packets.add(1);
         let told = api::Gone {
             entry_packets: 9,
@@ -102,6 +106,7 @@ mod tests {
             drops: [("nf_died".to_string(), 7)].into(),
             tx_packets: 1,
             tx_drops: 5,
+            port_drops: [("no_link".to_string(), 4)].into(),
             ..api::Gone::default()
         };
         assert_eq!(past.report(), told);

@@ -6,12 +6,64 @@ use std::time::{Duration, Instant};
 use sluice_shm::arena::HEADROOM;
 
 use super::change::no_such;
+use super::life::Kind;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::config::diff;
 use crate::config::model::{self, PortKind};
+use crate::control::model as api;
+use crate::controller::events::What;
 use crate::dataplane::LetGo;
 use crate::memory::{self, Holder, Owner};
 use crate::port::{self, OpenPort};
+use crate::worker::QueueCounters;
+
+/// Least time between two lines about packets that are too large for a port.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
+/// Packets of a port of which something was said, and when.
+#[derive(Debug, Default)]
+pub(super) struct Told {
+    packets: u64,
+    at: Option<Instant>,
+}
+
+impl Told {
+    /// How many packets are to be told of now, where there were so many in all.
+    fn news(&mut self, packets: u64, now: Instant) -> Option<u64> {
+        if packets <= self.packets || self.at.is_some_and(|at| now.duration_since(at) < TOLD_EVERY) {
+            return None;
+        }
+        self.at = Some(now);
+        Some(packets - std::mem::replace(&mut self.packets, packets))
+    }
+}
+
+/// What the log says of a port that is in another state.
+fn said(port: &model::Port, state: api::PortState) -> String {
+    let name = &port.name;
+    let interface = match &port.kind {
+        PortKind::AfPacket(settings) => match &settings.netns {
+            Some(netns) => format!("interface {} in {netns}", settings.interface),
+            None => format!("interface {}", settings.interface),
+        },
+        PortKind::Dpdk(settings) => format!("device {}", port::dpdk::name(settings).unwrap_or("?")),
+        _ => "what it uses".into(),
+    };
+    match state {
+        api::PortState::Up => format!("port {name} is up: {interface} has a link"),
+        api::PortState::NoLink => {
+            format!(
+                "port {name}: {interface} has no link, and packets for it are dropped as no_link; see that it and its other end are up"
+            )
+        }
+        api::PortState::Gone => {
+            format!(
+                "port {name}: {interface} is gone, and packets for it are dropped as no_link; it is opened when it is there again"
+            )
+        }
+        api::PortState::Waiting => format!("port {name} waits for {interface}, which is not there yet"),
+    }
+}
 
 /// What messages call a tenant.
 fn named(tenant: &Option<String>) -> String {
@@ -112,6 +164,7 @@ impl Supervisor {
         let queues = open.queues.len();
         state.description = open.description;
         state.memory = open.memory;
+        state.link = open.link;
         let overload = state.config.overload;
         // A file takes everything in the end: packets wait for it, or a replay would lose what the disk is slow to take.
         let waits = overload == model::Overload::Wait || matches!(state.config.kind, PortKind::Pcap(_));
@@ -224,6 +277,34 @@ impl Supervisor {
         self.publish();
         self.rest_port(number);
         Ok(())
+    }
+
+    /// Logs what has become of the interfaces of ports, writes events, and says what to do about packets that are too large.
+    pub(super) fn see_ports(&mut self, now: Instant) {
+        let packet_bytes = self.config.memory.packet_bytes;
+        for (number, state) in self.ports.iter_mut().enumerate() {
+            let Some(state) = state else { continue };
+            let name = &state.config.name;
+            for (at_ns, is) in state.link.take_changes() {
+                self.controller.events().add(at_ns, name, What::Port(is));
+                self.notices.print(Kind::Port(number as u16), || said(&state.config, is));
+            }
+            let sum = |of: fn(&QueueCounters) -> u64| state.counters.iter().map(|counters| of(counters)).sum::<u64>();
+            let (came, left) = (sum(|counters| counters.oversize.get()), sum(|counters| counters.mtu.get()));
+            if let Some(came) = state.told_of_size.0.news(came, now) {
+                log_line!(
+                    "sluiced: port {name}: packets dropped as oversize: {came}; they are larger than a frame holds and cannot be cut; \
+                     raise `packet_bytes` in [memory] (it is {packet_bytes}) above the MTU of the other end and restart, or lower that MTU; \
+                     where the MTU fits, switch offloads off at the other end: ethtool -K INTERFACE tx off tso off gso off"
+                );
+            }
+            if let Some(left) = state.told_of_size.1.news(left, now) {
+                log_line!(
+                    "sluiced: port {name}: packets dropped as mtu: {left}; they are larger than its interface takes; raise its MTU \
+                     (`ip link set INTERFACE mtu BYTES`), or lower that of the interfaces where they come from"
+                );
+            }
+        }
     }
 
     /// A port is gone: its number may be given again later.

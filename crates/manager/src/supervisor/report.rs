@@ -261,10 +261,11 @@ impl Supervisor {
         let unsent = snapshots.iter().map(|s| s.unsent).sum();
         more("port_tx", ports.iter().map(|p| p.tx_drops).sum::<u64>() + unsent);
         let gone = api::Gone { unsent_packets: unsent, ..self.past.report() };
-        for (why, n) in &gone.drops {
+        for (why, n) in gone.drops.iter().chain(&gone.port_drops).chain(ports.iter().flat_map(|port| &port.drops)) {
             more(why, *n);
         }
         more("port_tx", gone.tx_drops);
+        ["mtu", "no_link", "oversize"].iter().for_each(|why| more(why, 0));
         api::Stats {
             time_ns: sluice_shm::clock::monotonic_ns(),
             status: self.status(&snapshots),
@@ -322,6 +323,14 @@ impl Supervisor {
                 tx_bytes: sum(|c| c.tx_bytes.get()),
                 tx_drops: sum(|c| c.tx_drops.get()),
                 entry_drops: sum(|c| c.entry_drops.get()),
+                state: port.link.state(),
+                drops: {
+                    let mut drops: BTreeMap<String, u64> = BTreeMap::new();
+                    for (why, n) in port.counters.iter().flat_map(|c| c.own_drops()).filter(|(_, n)| *n > 0) {
+                        *drops.entry(why.into()).or_default() += n;
+                    }
+                    drops
+                },
                 // A sink has nothing to come in, and so nothing that could be finished.
                 finished: finished.unwrap_or(false) && kind != "sink",
                 details,

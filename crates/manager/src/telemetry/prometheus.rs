@@ -13,7 +13,7 @@ use std::fmt::{Display, Write};
 
 use sluice_slo::watch::What;
 
-use crate::control::model::{Chain, Distribution, Memory, Nf, NfForeign, Openflow, Pool, Port, Schedule, Stats};
+use crate::control::model::{Chain, Distribution, Memory, Nf, NfForeign, Openflow, Pool, Port, PortState, Schedule, Stats};
 use crate::control::promise::Promise;
 
 /// The content type of [`exposition`].
@@ -240,6 +240,18 @@ fn ports(out: &mut Text, ports: &[Port]) {
         out.family(name, "counter", help);
         for port in ports {
             out.sample(name, &[("port", &port.name)], value(port));
+        }
+    }
+    out.family("sluice_port_drops_total", "counter", "Packets that were dropped at the port for want of a link or for their size.");
+    for port in ports {
+        for (reason, n) in &port.drops {
+            out.sample("sluice_port_drops_total", &[("port", &port.name), ("reason", reason)], n);
+        }
+    }
+    out.family("sluice_port_state", "gauge", "1 for the state that the port is in, 0 for the others.");
+    for port in ports {
+        for state in PortState::ALL {
+            out.sample("sluice_port_state", &[("port", &port.name), ("state", state.word())], u8::from(port.state == state));
         }
     }
     out.family("sluice_port_detail", "gauge", "What only one kind of port knows, by name.");

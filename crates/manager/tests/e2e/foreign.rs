@@ -44,6 +44,9 @@ pub struct Site {
     middle: Named,
     client: Netns,
     server: Netns,
+    gateways: Option<[String; 2]>,
+    /// Whether interfaces keep the offloads that they begin with.
+    offloads: bool,
     body: Arc<Vec<u8>>,
     /// What the server says before the body, when it was asked; empty: it is not asked.
     head: String,
@@ -66,26 +69,11 @@ impl Site {
     }
 
     fn with(gateways: Option<(&str, &str)>, offloads: bool) -> Self {
-        let plain = |name: &str| if offloads { Ok(()) } else { link::plain(name) };
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let middle = Named(format!("sluice-e2e-{}-{}", std::process::id(), NUMBER.fetch_add(1, Ordering::Relaxed)));
         let ns = Netns::named(&middle.0).unwrap();
         let (client, server) = (Netns::private().unwrap(), Netns::private().unwrap());
-        let bits = if gateways.is_some() { 24 } else { 16 };
-        for (name, end, address) in [("c", &client, "10.0.0.2"), ("s", &server, "10.0.1.2")] {
-            ns.visit(|| {
-                link::make_pair(name, "eth0", end.fd(), 1500)?;
-                plain(name)?;
-                link::up(name)
-            })
-            .unwrap();
-            end.visit(|| plain("eth0").and_then(|()| link::up("eth0"))).unwrap();
-            run(end, &format!("ip link set lo up; ip addr add {address}/{bits} dev eth0"));
-        }
-        if let Some((near, far)) = gateways {
-            run(&client, &format!("ip route add default via {near}"));
-            run(&server, &format!("ip route add default via {far}"));
-        }
+        let gateways = gateways.map(|(near, far)| [near.to_string(), far.to_string()]);
         // Eight MiB that no compression or repetition could imitate.
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
         let mut body = Vec::with_capacity(8 << 20);
@@ -95,7 +83,74 @@ impl Site {
             state ^= state << 17;
             body.extend(state.to_le_bytes());
         }
-        Self { middle, client, server, body: Arc::new(body), head: String::new() }
+        let site = Self { middle, client, server, gateways, offloads, body: Arc::new(body), head: String::new() };
+        ["c", "s"].iter().for_each(|name| site.make(&ns, name));
+        site
+    }
+
+    /// Makes the pair of interfaces of a port in a namespace.
+    fn make(&self, ns: &Netns, name: &str) {
+        let plain = |name: &str| if self.offloads { Ok(()) } else { link::plain(name) };
+        let (end, address, side) = if name == "c" { (&self.client, "10.0.0.2", 0) } else { (&self.server, "10.0.1.2", 1) };
+        ns.visit(|| {
+            link::make_pair(name, "eth0", end.fd(), 1500)?;
+            plain(name)?;
+            link::up(name)
+        })
+        .unwrap();
+        end.visit(|| plain("eth0").and_then(|()| link::up("eth0"))).unwrap();
+        let bits = if self.gateways.is_some() { 24 } else { 16 };
+        run(end, &format!("ip link set lo up; ip addr add {address}/{bits} dev eth0"));
+        if let Some(gateways) = &self.gateways {
+            run(end, &format!("ip route add default via {}", gateways[side]));
+        }
+    }
+
+    /// The namespace of the daemon's ends, as it is now.
+    fn middle_now(&self) -> Netns {
+        Netns::open(&netns::path_of(&self.middle.0)).unwrap()
+    }
+
+    /// Runs a command in the namespace of the daemon's ends.
+    pub fn run_in_middle(&self, command: &str) {
+        run(&self.middle_now(), command);
+    }
+
+    /// Runs a command in the client's namespace.
+    pub fn run_in_client(&self, command: &str) {
+        run(&self.client, command);
+    }
+
+    /// Removes the interface of a port, and with it the other end.
+    pub fn remove_interface(&self, name: &str) {
+        self.middle_now().visit(|| link::remove(name)).unwrap();
+    }
+
+    /// Makes it anew.
+    pub fn make_interface(&self, name: &str) {
+        self.make(&self.middle_now(), name);
+    }
+
+    /// Takes the name of the namespace of the daemon's ends away, and makes another of that name with the same interfaces.
+    pub fn make_middle_anew(&self) {
+        assert!(netns::unname(&netns::path_of(&self.middle.0)).unwrap());
+        let until = std::time::Instant::now() + crate::support::PATIENCE;
+        while [&self.client, &self.server].iter().any(|end| end.visit(|| link::index("eth0")).is_ok()) {
+            assert!(std::time::Instant::now() < until, "the namespace lives on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let ns = Netns::named(&self.middle.0).unwrap();
+        ["c", "s"].iter().for_each(|name| self.make(&ns, name));
+    }
+
+    /// Reaches a port of the server, however often that has to be tried.
+    #[track_caller]
+    pub fn reach(&self, daemon: &Daemon, port: u16) {
+        let until = std::time::Instant::now() + CONNECT;
+        // A packet that is lost while an interface is made anew is sent again a second later: another try is quicker.
+        while let Err(error) = self.connect(port, Duration::from_millis(200)) {
+            assert!(std::time::Instant::now() < until, "{error}\n{:#?}\n{}", daemon.client().stats(), daemon.log());
+        }
     }
 
     /// Has the server answer requests of HTTP.
@@ -793,4 +848,89 @@ fn what_a_killed_daemon_leaves_is_cleared_by_the_next() {
     daemon.wait("packets flow again", |s| find_port(s, "n").tx_packets > 10);
     daemon.stop();
     assert!(!has_namespace("left.0"));
+}
+
+/// A router between the networks of client and server, with a program whose end ends it.
+fn router(name: &str) -> String {
+    let setup = [
+        "ip addr add 10.0.0.1/24 dev in",
+        "ip addr add 10.0.1.1/24 dev out",
+        "echo 0 > /proc/sys/net/ipv6/conf/in/disable_ipv6",
+        "ip addr add fd00::1/64 dev in nodad",
+        "echo 1 > /proc/sys/net/ipv4/ip_forward",
+    ];
+    foreign(name, &format!("exec = \"/bin/sleep\"\nargs = [\"100000\"]\nsetup = {setup:?}\ninside_ms = 200"))
+}
+
+fn routed(site: &Site, name: &str) -> String {
+    let keys = "on_failure = \"restart\"";
+    site.ports()
+        + &router(name)
+        + &chain("there", "c", &[name], "s", keys)
+        + &chain("back", "s", &[&format!("{name}:reverse")], "c", keys)
+}
+
+/// The MAC addresses of a program's interfaces.
+fn addresses(netns: &str) -> Vec<String> {
+    let ns = Netns::open(&netns::path_of(netns)).unwrap();
+    let show = |name: &str| ns.visit(|| Command::new("ip").args(["-br", "link", "show", name]).output()).unwrap();
+    ["in", "out"].map(|name| String::from_utf8_lossy(&show(name).stdout).split_whitespace().nth(2).unwrap_or("").to_string()).into()
+}
+
+#[test]
+fn a_program_keeps_its_addresses_over_restarts_and_announces_them() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(Some(("10.0.0.1", "10.0.1.1")));
+    site.serve(&[8080]);
+    let mut daemon = Daemon::start("", &routed(&site, "mac"));
+    site.reach(&daemon, 8080);
+    let macs = addresses("sluice-mac.0");
+    assert!(macs.iter().all(|mac| mac.len() == 17) && macs[0] != macs[1], "{macs:?}");
+    for round in 1..=6 {
+        let pid = find_nf(&daemon.stats(), "mac.0").pid.unwrap();
+        // Whoever knows another one is told: of the address of each family.
+        site.run_in_client(
+            "ip neigh replace 10.0.0.1 lladdr 02:00:00:00:00:99 dev eth0 nud stale\n\
+             echo 0 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6\n\
+             ip neigh replace fd00::1 lladdr 02:00:00:00:00:99 dev eth0 nud stale",
+        );
+        kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
+        daemon.wait("it is back", |s| find_nf(s, "mac.0").restarts == round && running(s, "mac.0"));
+        assert_eq!(addresses("sluice-mac.0"), macs);
+        let knows = |address: &str| {
+            let shown = site.in_client(|| Command::new("ip").args(["neigh", "show", address, "dev", "eth0"]).output()).unwrap();
+            String::from_utf8_lossy(&shown.stdout).contains(&macs[0])
+        };
+        daemon.wait("its neighbour knows it", |_| knows("10.0.0.1") && knows("fd00::1"));
+        site.reach(&daemon, 8080);
+    }
+    let folder = {
+        let mut daemon = daemon;
+        assert!(daemon.end(Signal::TERM).success());
+        daemon.into_folder()
+    };
+    let daemon = Daemon::again(folder);
+    assert_eq!(addresses("sluice-mac.0"), macs);
+    site.reach(&daemon, 8080);
+    daemon.stop();
+}
+
+#[test]
+fn a_program_whose_interface_is_removed_is_started_again() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(Some(("10.0.0.1", "10.0.1.1")));
+    site.serve(&[8080]);
+    let mut daemon = Daemon::start("", &routed(&site, "cut"));
+    site.reach(&daemon, 8080);
+    let ns = Netns::open(&netns::path_of("sluice-cut.0")).unwrap();
+    ns.visit(|| link::remove("in")).unwrap();
+    daemon.wait_for_log("cut.0: its interface in was removed");
+    daemon.wait("it is back", |s| find_nf(s, "cut.0").restarts == 1 && running(s, "cut.0"));
+    site.reach(&daemon, 8080);
+    drop(ns);
+    daemon.stop();
 }

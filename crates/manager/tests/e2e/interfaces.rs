@@ -1,7 +1,31 @@
 //! Interfaces of the kernel as ports, as hosts and containers have them.
 
+use std::net::UdpSocket;
+use std::process::Command;
+
+use sluice_manager::control::model::{EventKind, PortState, Stats};
+
 use crate::foreign::{Site, can};
-use crate::support::{Daemon, chain, find_port, service};
+use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};
+
+/// Client and server, joined by one NF.
+fn bridged(site: &Site) -> String {
+    site.ports()
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("there", "c", &["bridge"], "s", "")
+        + &chain("back", "s", &["bridge"], "c", "")
+}
+
+fn state(stats: &Stats, name: &str) -> PortState {
+    find_port(stats, name).state
+}
+
+/// The states that events tell of a port, oldest first.
+fn states_of(daemon: &Daemon, name: &str) -> Vec<PortState> {
+    let events = daemon.client().events().unwrap();
+    let of_port = events.iter().filter(|event| event.event == EventKind::Port && event.port.as_deref() == Some(name));
+    of_port.filter_map(|event| event.state).collect()
+}
 
 #[test]
 fn large_segments_of_tcp_pass_whatever_offloads_the_hosts_have() {
@@ -10,11 +34,7 @@ fn large_segments_of_tcp_pass_whatever_offloads_the_hosts_have() {
     }
     let site = Site::with_offloads();
     site.serve(&[8080]);
-    let body = site.ports()
-        + &service("bridge", "sluice-nf-bridge", "")
-        + &chain("there", "c", &["bridge"], "s", "")
-        + &chain("back", "s", &["bridge"], "c", "");
-    let mut daemon = Daemon::start("", &body);
+    let mut daemon = Daemon::start("", &bridged(&site));
     site.download(&daemon, 8080);
     let stats = daemon.stats();
     for port in ["c", "s"] {
@@ -23,6 +43,160 @@ fn large_segments_of_tcp_pass_whatever_offloads_the_hosts_have() {
     // The server sends large segments, which pass the NF as packets and reach the client as large segments again.
     let (cut, merged) = (find_port(&stats, "s").details["cut"], find_port(&stats, "c").details["merged"]);
     assert!(cut > 0.0 && merged > cut, "{cut} were cut, {merged} packets were put together");
+    // It is the same with interfaces that were made anew.
+    for port in ["c", "s"] {
+        site.remove_interface(port);
+        daemon.wait("the interface is gone", |s| state(s, port) == PortState::Gone);
+        site.make_interface(port);
+        daemon.wait("the interface is back", |s| state(s, port) == PortState::Up);
+    }
+    site.reach(&daemon, 8080);
+    site.download(&daemon, 8080);
+    let stats = daemon.stats();
+    for port in ["c", "s"] {
+        assert_eq!(find_port(&stats, port).details["oversize"], 0.0, "{port}: {:?}", find_port(&stats, port).details);
+    }
+    let now = (find_port(&stats, "s").details["cut"], find_port(&stats, "c").details["merged"]);
+    assert!(now.0 > cut && now.1 > merged, "{now:?} after {cut} and {merged}");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn an_interface_that_is_made_anew_is_taken_up_again() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    site.serve(&[8080]);
+    let mut daemon = Daemon::start("", &bridged(&site));
+    site.reach(&daemon, 8080);
+    for round in 0..20 {
+        let port = ["c", "s"][round % 2];
+        site.remove_interface(port);
+        if round < 4 {
+            daemon.wait("the interface is gone", |s| state(s, port) == PortState::Gone);
+        }
+        site.make_interface(port);
+        site.reach(&daemon, 8080);
+    }
+    // Its namespace too.
+    for _ in 0..2 {
+        site.make_middle_anew();
+        site.reach(&daemon, 8080);
+    }
+    let stats = daemon.wait("both are up", |s| ["c", "s"].iter().all(|port| state(s, port) == PortState::Up));
+    for port in ["c", "s"] {
+        let states = states_of(&daemon, port);
+        let gone = states.iter().filter(|state| **state == PortState::Gone).count();
+        assert_eq!((gone, states.last()), (12, Some(&PortState::Up)), "{port}: {states:?}");
+        assert!(find_port(&stats, port).tx_packets > 0);
+    }
+    daemon.wait_for_log("port c: interface c in");
+    assert!(daemon.log().contains(" is gone"), "{}", daemon.log());
+    let metrics = daemon.client().metrics().unwrap();
+    assert!(metrics.contains("sluice_port_state{port=\"c\",state=\"up\"} 1"), "{metrics}");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn what_an_interface_does_not_take_is_counted_with_its_reason() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    let body = site.ports()
+        + &port("gen", "gen", "rate = 20000\ncount = 20000")
+        + &service("bridge", "sluice-nf-bridge", "")
+        + &chain("there", "gen", &["bridge"], "s", "");
+    let mut daemon = Daemon::start("", &body);
+    daemon.wait("packets leave", |s| find_port(s, "s").tx_packets > 0);
+    // One whose other end is down takes packets and loses them, if it is given any.
+    site.run_in_middle("ip link set s down");
+    daemon.wait("it is down", |s| state(s, "s") == PortState::NoLink && find_port(s, "s").dropped("no_link") > 0);
+    site.run_in_middle("ip link set s up");
+    daemon.wait("it is up", |s| state(s, "s") == PortState::Up);
+    site.remove_interface("s");
+    let before = daemon.stats();
+    let more = |s: &Stats| find_port(s, "s").dropped("no_link") > find_port(&before, "s").dropped("no_link");
+    daemon.wait("it is gone", |s| state(s, "s") == PortState::Gone && (more(s) || find_port(s, "gen").finished));
+    let balanced = |s: &Stats| {
+        let (port, chain) = (find_port(s, "s"), find_chain(s, "there"));
+        chain.entry_packets == chain.exit_packets + chain.drops.values().sum::<u64>()
+            && chain.exit_packets == port.tx_packets + port.not_sent()
+    };
+    let stats = daemon.wait("every packet is counted", |s| find_port(s, "gen").finished && balanced(s));
+    assert_eq!(stats.drops["no_link"], find_port(&stats, "s").dropped("no_link"));
+    let metrics = daemon.client().metrics().unwrap();
+    for wanted in ["sluice_port_drops_total{port=\"s\",reason=\"no_link\"}", "sluice_drops_total{reason=\"no_link\"}"] {
+        assert!(metrics.contains(wanted), "{metrics}");
+    }
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn a_port_waits_for_an_interface_that_is_not_there_yet() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    site.serve(&[8080]);
+    site.remove_interface("c");
+    let waiting = bridged(&site).replacen("interface = \"c\"", "interface = \"c\"\nwhen_missing = \"wait\"", 1);
+    let folder = crate::support::open_folder();
+    let refused = crate::support::refusal(folder.path(), &(head(folder.path(), "") + &bridged(&site)));
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("when_missing"), "{said}");
+    let mut daemon = Daemon::start("", &waiting);
+    daemon.wait("it waits", |s| state(s, "c") == PortState::Waiting && state(s, "s") == PortState::Up);
+    daemon.wait_for_log("port c waits for interface c in");
+    site.make_interface("c");
+    site.reach(&daemon, 8080);
+    assert_eq!(states_of(&daemon, "c").last(), Some(&PortState::Up));
+    let list = Command::new(env!("CARGO_BIN_EXE_sluice"))
+        .args(["port", "list", "--socket"])
+        .arg(daemon.run_dir().join("control.sock"))
+        .output()
+        .unwrap();
+    let list = String::from_utf8_lossy(&list.stdout);
+    assert!(list.lines().next().unwrap().contains("STATE") && list.contains(" up "), "{list}");
+    daemon.wait_until_empty();
+    daemon.stop();
+}
+
+#[test]
+fn what_is_too_large_stands_among_the_drops_and_says_what_to_do() {
+    if !can(&["ip"]) {
+        return;
+    }
+    let site = Site::new(None);
+    let body = bridged(&site);
+    let mut daemon = Daemon::start("", &body);
+    // Larger than a frame holds, at both ends of the client's wire.
+    site.run_in_middle("ip link set c mtu 9000");
+    site.run_in_client("ip link set eth0 mtu 9000; ip neigh replace 10.0.1.2 lladdr 02:00:00:00:00:01 dev eth0");
+    let socket = site.in_client(|| UdpSocket::bind("10.0.0.2:0")).unwrap();
+    let send = |bytes: usize| socket.send_to(&vec![0; bytes], "10.0.1.2:9").unwrap();
+    for _ in 0..3 {
+        assert_eq!(send(5000), 5000);
+    }
+    let stats = daemon.wait("they are counted", |s| find_port(s, "c").dropped("oversize") == 3);
+    assert_eq!(stats.drops["oversize"], 3);
+    daemon.wait_for_log("port c: packets dropped as oversize: ");
+    daemon.wait_for_log("packet_bytes");
+    // It fits a frame, and not the interface that it is to leave by.
+    assert_eq!(send(1700), 1700);
+    let stats = daemon.wait("it is counted", |s| find_port(s, "s").dropped("mtu") == 1);
+    let (chain, out) = (find_chain(&stats, "there"), find_port(&stats, "s"));
+    assert_eq!(chain.exit_packets, out.tx_packets + out.not_sent(), "{chain:?} {out:?}");
+    daemon.wait_for_log("port s: packets dropped as mtu: 1");
+    let metrics = daemon.client().metrics().unwrap();
+    assert!(metrics.contains("sluice_port_drops_total{port=\"c\",reason=\"oversize\"} 3"), "{metrics}");
+    let check = Command::new(env!("CARGO_BIN_EXE_sluice")).arg("check").arg(daemon.folder().join("sluice.toml")).output().unwrap();
+    let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
+    assert!(check.status.success() && said.contains("its MTU is 9000") && said.contains("packet_bytes = 9018"), "{said}");
     daemon.wait_until_empty();
     daemon.stop();
 }

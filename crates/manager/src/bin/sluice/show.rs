@@ -5,7 +5,8 @@ use std::io::{self, Write};
 
 use sluice_manager::config::model as config;
 use sluice_manager::control::model::{
-    Chain, ChainState, Event, EventKind, Memory, Nf, NfState, Openflow, Pool, Port, Rule, Service, Stats, Status, Trace, Woken,
+    Chain, ChainState, Event, EventKind, Memory, Nf, NfState, Openflow, Pool, Port, PortState, Rule, Service, Stats, Status, Trace,
+    Woken,
 };
 use sluice_manager::control::promise::Buffers;
 
@@ -388,6 +389,7 @@ pub fn ports(ports: &[Port]) -> Table {
     let mut table = Table::new(&[
         "NAME",
         "KIND",
+        "STATE",
         ">QUEUES",
         "OVERLOAD",
         ">IN",
@@ -396,6 +398,7 @@ pub fn ports(ports: &[Port]) -> Table {
         ">OUT BYTES",
         ">OUT DROPS",
         ">ENTRY DROPS",
+        ">OVERSIZE",
         "WHAT",
     ]);
     for port in ports {
@@ -404,14 +407,16 @@ pub fn ports(ports: &[Port]) -> Table {
         table.row(vec![
             port.name.as_str().into(),
             port.kind.as_str().into(),
+            Cell::toned(port.state.words(), if port.state == PortState::Up { Tone::Plain } else { Tone::Warn }),
             port.queues.to_string().into(),
             port.overload.as_str().into(),
             grouped(port.rx_packets).into(),
             grouped(port.rx_bytes).into(),
             grouped(port.tx_packets).into(),
             grouped(port.tx_bytes).into(),
-            grouped(port.tx_drops).into(),
+            grouped(port.not_sent()).into(),
             grouped(port.entry_drops).into(),
+            grouped(port.dropped("oversize")).into(),
             format!("{}{done}", port.description).into(),
         ]);
     }
@@ -480,9 +485,10 @@ pub fn stats(out: &mut dyn Write, stats: &Stats, colour: bool) -> io::Result<()>
 
 /// `sluice events`: a line to each, with its time before (-) or after `now_ns`.
 pub fn events(out: &mut dyn Write, events: &[Event], now_ns: u64) -> io::Result<()> {
-    let name = events.iter().map(|e| e.nf.chars().count()).max().unwrap_or(0);
+    let name_of = |event: &Event| event.port.as_ref().map_or_else(|| event.nf.clone(), |port| format!("port {port}"));
+    let name = events.iter().map(|e| name_of(e).chars().count()).max().unwrap_or(0);
     for event in events {
-        writeln!(out, "{:>14}  {:<name$}  {}", relative(event.time_ns, now_ns), event.nf, decision(event))?;
+        writeln!(out, "{:>14}  {:<name$}  {}", relative(event.time_ns, now_ns), name_of(event), decision(event))?;
     }
     Ok(())
 }
@@ -516,6 +522,7 @@ fn decision(event: &Event) -> String {
             let writes = if event.count == 1 { "1 write".into() } else { format!("{} writes", grouped(event.count)) };
             format!("share {} → {} ({writes})", percent(event.from), percent(event.to))
         }
+        EventKind::Port => event.state.unwrap_or_default().words().into(),
     }
 }
 

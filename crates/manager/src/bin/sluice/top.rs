@@ -15,7 +15,7 @@ use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Row, Table, Widget};
 use sluice_manager::control::client::{Client, ClientError};
-use sluice_manager::control::model::{Chain, Distribution, Nf, Port, Stats};
+use sluice_manager::control::model::{Chain, Distribution, Nf, Port, PortState, Stats};
 
 use crate::args::{Sort, Top};
 use crate::number::{age, bits, short, time};
@@ -314,12 +314,16 @@ impl View {
             let rate = |count: fn(&Port) -> u64| self.rate(count(port), earlier.get(port.name.as_str()).map(|p| count(p)));
             Row::new([
                 Line::from(port.name.clone()),
-                Line::from(if port.finished && port.rx_packets > 0 { "finished".into() } else { port.kind.clone() }),
+                Line::from(match port.state {
+                    PortState::Up if port.finished && port.rx_packets > 0 => "finished".into(),
+                    PortState::Up => port.kind.clone(),
+                    other => other.words().into(),
+                }),
                 number(rate(|p| p.rx_packets)),
                 Line::from(bits(rate(|p| p.rx_bytes))).right_aligned(),
                 number(rate(|p| p.tx_packets)),
                 Line::from(bits(rate(|p| p.tx_bytes))).right_aligned(),
-                number(rate(|p| p.tx_drops)),
+                number(rate(Port::not_sent)),
                 number(rate(|p| p.entry_drops)),
             ])
         });

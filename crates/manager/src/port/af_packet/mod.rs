@@ -6,33 +6,51 @@
 //!
 //! **Offloads** of the hosts at both ends may stay on. A checksum that was left open is computed here, and a large segment is cut into
 //! packets; packets that continue each other leave as one large segment again ([`segment`]). What is larger than a frame and cannot be
-//! cut is dropped and counted as `oversize`.
+//! cut is dropped and counted as `oversize`; what leaves and is larger than the interface takes, as `mtu`.
+//!
+//! **An interface may go and come.** A thread watches it ([`watch`]), says what state the port is in, and gives the queues other sockets when
+//! there is another interface of its name. Meanwhile packets for the port are dropped and counted as `no_link`: also where the port says
+//! `overload = "wait"`, for nobody knows for how long they would wait, and the NFs before them with them.
 //!
 //! **Limits.** Packets leave by the interface's queue (qdisc), and what that queue has no room for is lost there: the interface's own
 //! counters tell (`ip -s link`). `net.core.wmem_max` bounds what may wait to be sent, where the manager is not root.
 
 pub mod segment;
 pub mod socket;
+pub mod watch;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use sluice_shm::BURST;
 
 use super::{OpenPort, PortError, PortQueue};
-use crate::config::model::AfPacket;
+use crate::config::model::{AfPacket, WhenMissing};
+use crate::control::model::PortState;
 use crate::frame::{FrameCache, Packet};
 use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
+use crate::worker::QueueCounters;
 use segment::{Cut, MAX_SEGMENTS};
-use socket::{PacketSocket, Received, SocketOptions};
+use socket::{PacketSocket, Received, SocketCounters, SocketOptions};
+use watch::{Source, Watched};
+
+/// Ethernet header and a VLAN tag: what an MTU does not count.
+pub const OVERHEAD: usize = 18;
 
 /// A queue on an interface.
 #[derive(Debug)]
 pub struct InterfaceQueue {
-    socket: PacketSocket,
+    /// None while there is no interface.
+    socket: Option<PacketSocket>,
+    /// What sockets before this one have counted.
+    before: SocketCounters,
     /// Packets that a large segment was cut into, and that there was no room for yet.
     waiting: VecDeque<Packet>,
     room: usize,
+    /// Where it gets other sockets from, of a port.
+    source: Option<Source>,
+    counters: Option<Arc<QueueCounters>>,
 }
 
 impl InterfaceQueue {
@@ -41,25 +59,50 @@ impl InterfaceQueue {
     /// # Errors
     /// As [`PacketSocket::open`].
     pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, std::io::Error)> {
+        Ok(Self::over(Some(PacketSocket::open(options)?), options.room, None))
+    }
+
+    fn over(socket: Option<PacketSocket>, room: usize, source: Option<Source>) -> Self {
         let waiting = VecDeque::with_capacity(MAX_SEGMENTS);
-        Ok(Self { socket: PacketSocket::open(options)?, waiting, room: options.room })
+        Self { socket, before: SocketCounters::default(), waiting, room, source, counters: None }
     }
 
     /// Sends copies of the first packets that the kernel takes, and says how many; the frames stay with the caller.
     #[inline]
     pub fn copy_out(&mut self, packets: &[Packet], frames: &FrameCache) -> usize {
-        self.socket.send(frames.arena(), packets)
+        self.socket.as_mut().map_or(0, |socket| socket.send(frames.arena(), packets))
     }
 
     /// Whether a packet waits to be received.
     #[inline]
     pub fn has_packet(&self) -> bool {
-        !self.waiting.is_empty() || self.socket.has_packet()
+        !self.waiting.is_empty() || self.socket.as_ref().is_some_and(PacketSocket::has_packet)
     }
 
-    /// What its socket has counted.
-    pub fn counters(&self) -> socket::SocketCounters {
-        self.socket.counters()
+    /// What its sockets have counted.
+    pub fn counters(&self) -> SocketCounters {
+        let mut all = self.before;
+        all += self.socket.as_ref().map(PacketSocket::counters).unwrap_or_default();
+        all
+    }
+
+    /// Whether packets can leave, as far as whoever watches the interface knows.
+    #[inline]
+    fn has_link(&self) -> bool {
+        self.source.as_ref().is_none_or(|source| source.state() == PortState::Up)
+    }
+
+    /// Drops packets that cannot leave because there is no link, which ports do, and says how many.
+    #[cold]
+    fn drop_without_link(&self, packets: &[Packet]) -> usize {
+        if self.source.is_none() {
+            return 0;
+        }
+        if let Some(counters) = &self.counters {
+            counters.no_link.add(packets.len() as u64);
+            counters.lost_bytes.add(packets.iter().map(|packet| u64::from(packet.len)).sum());
+        }
+        packets.len()
     }
 }
 
@@ -71,18 +114,17 @@ impl PortQueue for InterfaceQueue {
         // No frame is asked for while nothing waits.
         let had = if self.has_packet() { frames.alloc(&mut fresh[..wanted]) } else { 0 };
         let mut used = 0;
+        let oversize = self.socket.as_ref().map_or(0, |socket| socket.counters().oversize);
         while n < wanted {
             if let Some(packet) = self.waiting.pop_front() {
                 out[n] = packet;
                 n += 1;
                 continue;
             }
-            if used == had {
-                break;
-            }
+            let Some(socket) = self.socket.as_mut().filter(|_| used < had) else { break };
             let (frame, room, waiting) = (fresh[used], self.room, &mut self.waiting);
             let mut refused = false;
-            let came = self.socket.receive(|received| {
+            let came = socket.receive(|received| {
                 let Some((offload, size, start)) = received.large else {
                     let packet = Packet::fresh(frame, received.len() as u16);
                     // It fits: the socket has compared it with the room of a frame.
@@ -100,22 +142,53 @@ impl PortQueue for InterfaceQueue {
                     (n, used) = (n + 1, used + 1);
                 }
                 Some(None) => {}
-                None if refused => self.socket.refuse(),
+                None if refused => socket.refuse(),
                 None => break,
             }
         }
         fresh[used..had].iter().for_each(|frame| frames.free(*frame));
+        if let (Some(counters), Some(socket)) = (&self.counters, &self.socket) {
+            counters.oversize.add(socket.counters().oversize - oversize);
+        }
         n
     }
 
     fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, _now_ns: u64) -> usize {
-        let sent = self.socket.send(frames.arena(), packets);
+        let mut sent = 0;
+        let has_link = self.has_link();
+        let is_down = match self.socket.as_mut().filter(|_| has_link) {
+            Some(socket) => {
+                let before = socket.counters();
+                sent = socket.send(frames.arena(), packets);
+                let now = socket.counters();
+                if let Some(counters) = self.counters.as_ref().filter(|_| now.refused > before.refused) {
+                    counters.mtu.add(now.refused - before.refused);
+                    counters.lost_bytes.add(now.refused_bytes - before.refused_bytes);
+                }
+                socket.is_down()
+            }
+            None => true,
+        };
+        if is_down {
+            sent += self.drop_without_link(&packets[sent..]);
+        }
         frames.free_packets(&packets[..sent]);
         sent
     }
 
+    fn count_with(&mut self, counters: &Arc<QueueCounters>) {
+        self.counters = Some(counters.clone());
+    }
+
     fn housekeeping(&mut self, _now_ns: u64) {
-        self.socket.look();
+        self.socket.iter_mut().for_each(PacketSocket::look);
+        while let Some(next) = self.source.as_ref().and_then(Source::next) {
+            let former = std::mem::replace(&mut self.socket, next);
+            if let (Some(former), Some(source)) = (former, &self.source) {
+                self.before += former.counters();
+                source.give_back(former);
+            }
+        }
     }
 
     fn leftover(&mut self) -> Vec<u32> {
@@ -123,7 +196,7 @@ impl PortQueue for InterfaceQueue {
     }
 
     fn details(&self) -> Vec<(&'static str, f64)> {
-        let counters = self.socket.counters();
+        let counters = self.counters();
         vec![
             ("overruns", counters.overruns as f64),
             ("oversize", counters.oversize as f64),
@@ -161,30 +234,25 @@ fn split(received: &Received<'_>, cut: &Cut<'_>, frames: &mut FrameCache, packet
 /// # Errors
 /// [`PortError::Interface`].
 pub fn open(name: &str, queues: u32, settings: &AfPacket, room: usize) -> Result<OpenPort, PortError> {
-    // Of this process, and of this interface: sockets of one number and another interface are refused by the kernel.
-    let group = (std::process::id() as u16).wrapping_mul(31).wrapping_add(settings.interface.bytes().map(u16::from).sum());
-    let options = SocketOptions {
-        interface: &settings.interface,
-        slots: settings.slots,
-        room,
-        promiscuous: settings.promiscuous,
-        bypass: false,
-        fanout: (queues > 1).then_some(group),
+    let refused = |Failed((doing, source))| failed(name, settings, doing, source);
+    let mut watched = Watched::new(name, queues, settings, room);
+    let sockets = match watched.open() {
+        Ok(sockets) => sockets.into_iter().map(Some).collect(),
+        Err(error) if may_wait(settings, &error) => (0..queues).map(|_| None).collect::<Vec<_>>(),
+        Err(error) => return Err(refused(error)),
     };
-    let all = || (0..queues).map(|_| InterfaceQueue::open(&options).map_err(Failed)).collect::<Result<Vec<_>, _>>();
-    let opened = match &settings.netns {
-        None => all(),
-        Some(netns) => Netns::open(&netns::path_of(netns)).map_err(Failed::from).and_then(|ns| ns.visit(all)),
-    };
-    let queues = opened.map_err(|Failed((doing, source))| failed(name, settings, doing, source))?;
-    let slots = queues.first().map_or(0, |queue| queue.socket.slots());
+    let slots = sockets.iter().flatten().map(PacketSocket::slots).next().unwrap_or(settings.slots);
     let place = settings.netns.as_ref().map_or(String::new(), |netns| format!(" in {netns}"));
     let description = format!("interface {}{place}, {slots} slots", settings.interface);
-    Ok(OpenPort {
-        queues: queues.into_iter().map(|queue| Box::new(queue) as Box<dyn PortQueue>).collect(),
-        description,
-        memory: None,
-    })
+    let link = watched.link();
+    let sources = watched.start(sockets.iter().flatten().count()).map_err(|error| refused(Failed(("watch", error))))?;
+    let queue = |(socket, source)| Box::new(InterfaceQueue::over(socket, room, Some(source))) as Box<dyn PortQueue>;
+    Ok(OpenPort { queues: sockets.into_iter().zip(sources).map(queue).collect(), description, memory: None, link })
+}
+
+/// Whether a port whose interface could not be opened waits for it.
+fn may_wait(settings: &AfPacket, Failed((_, source)): &Failed) -> bool {
+    settings.when_missing == WhenMissing::Wait && watch::is_missing(source)
 }
 
 /// Looks whether the interface is there.
@@ -197,7 +265,18 @@ pub fn look_at(name: &str, settings: &AfPacket) -> Result<(), PortError> {
         None => find(),
         Some(netns) => Netns::open(&netns::path_of(netns)).map_err(Failed::from).and_then(|ns| ns.visit(find)),
     };
-    found.map_err(|Failed((doing, source))| failed(name, settings, doing, source))
+    match found {
+        Err(error) if may_wait(settings, &error) => Ok(()),
+        found => found.map_err(|Failed((doing, source))| failed(name, settings, doing, source)),
+    }
+}
+
+/// Bytes of the largest packet of an interface, without its Ethernet header. None where there is none, or nothing is known of it.
+pub fn mtu(settings: &AfPacket) -> Option<u32> {
+    match &settings.netns {
+        None => link::mtu(&settings.interface).ok(),
+        Some(netns) => Netns::open(&netns::path_of(netns)).ok()?.visit(|| link::mtu(&settings.interface)).ok(),
+    }
 }
 
 fn failed(port: &str, settings: &AfPacket, doing: &'static str, source: std::io::Error) -> PortError {
@@ -205,6 +284,7 @@ fn failed(port: &str, settings: &AfPacket, doing: &'static str, source: std::io:
 }
 
 /// What was tried, and the system's answer.
+#[derive(Debug)]
 struct Failed((&'static str, std::io::Error));
 
 impl From<std::io::Error> for Failed {
@@ -310,7 +390,7 @@ mod tests {
             assert_eq!(a.tx_burst(&packets, &mut cache, 0), 32);
         }
         b.housekeeping(0);
-        let slots = u64::from(b.socket.slots());
+        let slots = u64::from(b.socket.as_ref().unwrap().slots());
         assert_eq!(b.counters().overruns, 256 - slots);
         assert_eq!(receive(&mut b, &mut cache, slots as usize).len() as u64, slots);
     }
@@ -344,5 +424,10 @@ mod tests {
         let elsewhere = AfPacket { netns: Some("sluice-no-such".into()), ..settings.clone() };
         let said = look_at("p", &elsewhere).unwrap_err().to_string();
         assert!(said.contains("`ip netns` lists"), "{said}");
+        for waits in [&settings, &elsewhere].map(|it| AfPacket { when_missing: WhenMissing::Wait, ..(*it).clone() }) {
+            look_at("p", &waits).unwrap();
+            let open = open("p", 2, &waits, 2112).unwrap();
+            assert_eq!((open.queues.len(), open.link.state()), (2, PortState::Waiting));
+        }
     }
 }

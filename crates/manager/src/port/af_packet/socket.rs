@@ -23,6 +23,7 @@
 
 use std::io;
 use std::mem::{size_of, zeroed};
+use std::ops::AddAssign;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -90,6 +91,21 @@ pub struct SocketCounters {
     pub checksummed: u64,
     /// Packets that the interface does not take: larger than its MTU.
     pub refused: u64,
+    /// Their bytes.
+    pub refused_bytes: u64,
+}
+
+impl AddAssign for SocketCounters {
+    fn add_assign(&mut self, other: Self) {
+        let Self { overruns, oversize, cut, merged, checksummed, refused, refused_bytes } = other;
+        self.overruns += overruns;
+        self.oversize += oversize;
+        self.cut += cut;
+        self.merged += merged;
+        self.checksummed += checksummed;
+        self.refused += refused;
+        self.refused_bytes += refused_bytes;
+    }
 }
 
 /// A packet that came in, as it lies in a slot.
@@ -151,6 +167,8 @@ pub struct PacketSocket {
     /// Where packets are put together, if they are.
     merger: Option<Box<Merger>>,
     name: String,
+    /// The interface was down, or not there, when something was to be sent last.
+    is_down: bool,
 }
 
 /// What packets that leave as one are made of.
@@ -241,6 +259,7 @@ impl PacketSocket {
             fetched: None,
             merger,
             name: options.interface.into(),
+            is_down: false,
         };
         socket.look_at_mtu();
         if options.promiscuous {
@@ -270,6 +289,20 @@ impl PacketSocket {
     /// Packets that the receive ring holds at most.
     pub fn slots(&self) -> u32 {
         self.slots
+    }
+
+    /// Another descriptor of the same socket, to ask the kernel with what becomes of its interface.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn probe(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
+    /// Whether the kernel took nothing at the last try because the interface was down or not there.
+    #[inline]
+    pub fn is_down(&self) -> bool {
+        self.is_down
     }
 
     /// What it has counted.
@@ -377,6 +410,7 @@ impl PacketSocket {
     pub fn send(&mut self, arena: &Arena, packets: &[Packet]) -> usize {
         let mut done = 0;
         let mut one_by_one = 0usize;
+        let mut was_down = std::mem::take(&mut self.is_down);
         while done < packets.len() {
             let burst = &packets[done..packets.len().min(done + BURST)];
             // How many packets go in each message.
@@ -394,15 +428,22 @@ impl PacketSocket {
             }
             match io::Error::last_os_error().raw_os_error() {
                 Some(libc::EINTR) => {}
+                // Once more: the kernel says once that the interface was down, also when it is up again.
+                Some(libc::ENETDOWN) if !was_down => was_down = true,
+                Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV) => {
+                    self.is_down = true;
+                    break;
+                }
                 // An interface that takes no large segments may take their packets.
                 Some(libc::EMSGSIZE | libc::EINVAL) if groups[0] > 1 => one_by_one = groups[0],
                 // Nothing that waiting could mend.
                 Some(libc::EMSGSIZE | libc::EINVAL) => {
                     self.counters.refused += 1;
+                    self.counters.refused_bytes += u64::from(packets[done].len);
                     done += 1;
                     one_by_one = one_by_one.saturating_sub(1);
                 }
-                // Its buffer is full, or the interface is down: the caller keeps what is left.
+                // Its buffer is full: the caller keeps what is left.
                 _ => break,
             }
         }

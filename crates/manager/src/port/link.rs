@@ -1,0 +1,77 @@
+//! The state of a port: what its interface says, for packet threads, reports and the log.
+//!
+//! One thread changes it: that which watches the interface, or the packet thread that asks a device. Packet threads read one word. The
+//! changes are kept until the supervisor takes them, which logs them and writes events.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError, TryLockError};
+
+use sluice_shm::clock::monotonic_ns;
+
+use crate::control::model::PortState;
+
+/// Most changes that are kept.
+const KEPT: usize = 64;
+
+/// The state of a port. It begins as [`PortState::Up`].
+#[derive(Debug, Default)]
+pub struct Link {
+    state: AtomicU8,
+    /// Changes that nobody has taken, with the monotonic clock in nanoseconds.
+    changes: Mutex<Vec<(u64, PortState)>>,
+}
+
+impl Link {
+    /// The state.
+    #[inline]
+    pub fn state(&self) -> PortState {
+        // Relaxed: nothing else is read by it.
+        PortState::ALL[usize::from(self.state.load(Ordering::Relaxed)) % PortState::ALL.len()]
+    }
+
+    /// Changes the state, if it is another. Does not block: while somebody takes the changes it does nothing, and says so by `false`.
+    pub fn set(&self, state: PortState) -> bool {
+        if self.state() == state {
+            return true;
+        }
+        let mut changes = match self.changes.try_lock() {
+            Ok(changes) => changes,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        if changes.len() == KEPT {
+            changes.remove(0);
+        }
+        changes.push((monotonic_ns(), state));
+        self.state.store(state as u8, Ordering::Relaxed);
+        true
+    }
+
+    /// The changes since this was asked last, oldest first, each with the monotonic clock in nanoseconds.
+    pub fn take_changes(&self) -> Vec<(u64, PortState)> {
+        std::mem::take(&mut self.changes.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_kept_in_order_and_taken_once() {
+        let link = Link::default();
+        assert!(link.set(PortState::Up) && link.take_changes().is_empty());
+        for state in [PortState::Gone, PortState::Gone, PortState::NoLink, PortState::Up] {
+            assert!(link.set(state));
+            assert_eq!(link.state(), state);
+        }
+        let states: Vec<_> = link.take_changes().into_iter().map(|(_, state)| state).collect();
+        assert_eq!(states, [PortState::Gone, PortState::NoLink, PortState::Up]);
+        assert!(link.take_changes().is_empty());
+        for _ in 0..KEPT {
+            link.set(PortState::Waiting);
+            link.set(PortState::Up);
+        }
+        assert_eq!(link.take_changes().len(), KEPT);
+    }
+}
