@@ -1020,8 +1020,8 @@ impl Plane {
         forged == 0 || !violations(handle, what, forged, self.max_violations)
     }
 
-    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset or length. It has been claimed. Says
-    /// what was forged, if it was.
+    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset
+    /// or length. It has been claimed. Says what was forged, if it was.
     #[cold]
     fn special(
         &mut self,

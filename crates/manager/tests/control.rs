@@ -514,15 +514,22 @@ fn events_are_lines_with_times_before_now() {
 fn events_of_some_kinds_alone_have_the_time_of_day() {
     let daemon = Daemon::start();
     let text = Some("killed by signal 9 (SIGKILL)".to_string());
-    let death = Event { number: 7, unix_ms: 1_764_036_100_123, event: EventKind::Death, nf: "fw.0".into(), text, ..Event::default() };
+    let death =
+        Event { number: 7, unix_ms: 1_764_036_100_123, event: EventKind::Death, nf: "fw.0".into(), text, ..Event::default() };
     let (subject, text) = (Some("chain web".to_string()), Some("takes packets".to_string()));
     let chain = Event { number: 8, unix_ms: 1_764_036_100_456, event: EventKind::Chain, subject, text, ..Event::default() };
     daemon.mock.state.lock().unwrap().events = vec![event(5, "fw.0"), event(6, "nat.0"), death.clone(), chain.clone()];
     let said = daemon.ok(&["events", "--kind", "death,chain"]);
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines.len(), 2, "{said}");
-    assert!(lines[0].starts_with("2025-11-25T02:01:40.123Z  ") && lines[0].ends_with("  fw.0       death: killed by signal 9 (SIGKILL)"));
-    assert!(lines[1].starts_with("2025-11-25T02:01:40.456Z  ") && lines[1].ends_with("  chain web  chain: takes packets"), "{said}");
+    assert!(
+        lines[0].starts_with("2025-11-25T02:01:40.123Z  ")
+            && lines[0].ends_with("  fw.0       death: killed by signal 9 (SIGKILL)")
+    );
+    assert!(
+        lines[1].starts_with("2025-11-25T02:01:40.456Z  ") && lines[1].ends_with("  chain web  chain: takes packets"),
+        "{said}"
+    );
     let json: Vec<Event> = serde_json::from_str(&daemon.ok(&["events", "--json", "--kind", "death", "--nf", "fw.0"])).unwrap();
     assert_eq!(json, [death]);
     assert!(daemon.fails(2, &["events", "--kind", "deaths"]).contains("the kinds are throttle, share, death"));

@@ -168,7 +168,8 @@ impl Followed {
         &self.counts
     }
 
-    /// From now on another histogram is followed, which has begun at 0. What was seen of the one before stays.
+    /// From now on another histogram is followed, which has begun at 0. What was seen of the one
+    /// before stays.
     pub fn begin(&mut self) {
         self.seen.fill(0);
     }

@@ -67,7 +67,8 @@ pub enum DeathCause {
     Closed,
     /// It could not be started, or not let in.
     Unstarted,
-    /// Not known: something else than the daemon has started the process, such as a script or a container's runtime.
+    /// Not known: something else than the daemon has started the process, such as a script or a
+    /// container's runtime.
     #[default]
     Unknown,
 }

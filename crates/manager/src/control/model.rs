@@ -739,8 +739,9 @@ pub struct Stats {
     pub gone: Gone,
 }
 
-/// What chains, ports, NFs, pools and rules have counted that are not there any more, and of whose name there is none. Packets that were
-/// inside when a chain was removed are counted to their end. The rule is in [`totals`](super::totals).
+/// What chains, ports, NFs, pools and rules have counted that are not there any more, and of whose
+/// name there is none. Packets that were inside when a chain was removed are counted to their end.
+/// The rule is in [`totals`](super::totals).
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 pub struct Gone {
     /// Packets let into chains.
@@ -782,7 +783,8 @@ pub struct Gone {
     /// Decisions of rules.
     #[serde(default)]
     pub decisions: u64,
-    /// By service, the sum of its NFs that are gone: counters alone, whatever else the object holds.
+    /// By service, the sum of its NFs that are gone: counters alone, whatever else the object
+    /// holds.
     #[serde(default)]
     pub nfs: BTreeMap<String, Nf>,
     /// The sum of pools: counters alone.

@@ -1,20 +1,24 @@
 //! Counters that never go back.
 //!
 //! # Problem
-//! Ports, chains, NFs, pools and rules come and go, and what they have counted must not be lost: whoever looks at rates would take a sum
-//! that falls for a start from 0, and one that jumps for a burst.
+//! Ports, chains, NFs, pools and rules come and go, and what they have counted must not be lost:
+//! whoever looks at rates would take a sum that falls for a start from 0, and one that jumps for a
+//! burst.
 //!
 //! # The rule
 //! - What an object counts is told under its name while it is there, and not after it was removed.
 //! - An object of a name that there was before goes on where that one has ended.
-//! - The sum over all objects of a kind, those that are gone with them, is told besides: what is there and [`Gone`](super::model::Gone)
-//!   together, and in the text for Prometheus a family without the object's label (`sluice_port_rx_packets_total` and
-//!   `sluice_ports_rx_packets_total`); of NFs a family with their service alone (`sluice_service_rx_packets_total`), also when that is gone.
+//! - The sum over all objects of a kind, those that are gone with them, is told besides: what is
+//!   there and [`Gone`](super::model::Gone) together, and in the text for Prometheus a family
+//!   without the object's label (`sluice_port_rx_packets_total` and
+//!   `sluice_ports_rx_packets_total`); of NFs a family with their service alone
+//!   (`sluice_service_rx_packets_total`), also when that is gone.
 //! - A rule without a name counts with its place in the order, by which it is told.
 //!
 //! # Limits
-//! The daemon remembers [`MOST`] names of each kind that are gone. Beyond that those that left first are forgotten: what they have counted
-//! stays in the sums, and an object that comes under such a name later begins at 0.
+//! The daemon remembers [`MOST`] names of each kind that are gone. Beyond that those that left
+//! first are forgotten: what they have counted stays in the sums, and an object that comes under
+//! such a name later begins at 0.
 
 use std::collections::BTreeMap;
 
@@ -160,7 +164,12 @@ mod tests {
         port.add(&former);
         assert_eq!((port.rx_packets, port.queues, port.details), (6, 1, details(5.0, 0.0)));
         let mut nf = Nf { queue: 1, sleeps: 7, ..Nf::default() };
-        nf.add(&Nf { queue: 9, sleeps: u64::MAX, foreign: Some(NfForeign { entered: 4, ..NfForeign::default() }), ..Nf::default() });
+        nf.add(&Nf {
+            queue: 9,
+            sleeps: u64::MAX,
+            foreign: Some(NfForeign { entered: 4, ..NfForeign::default() }),
+            ..Nf::default()
+        });
         assert_eq!((nf.queue, nf.sleeps, nf.foreign.unwrap().entered), (1, u64::MAX, 4));
     }
 

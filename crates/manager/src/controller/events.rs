@@ -1,7 +1,9 @@
-//! What has happened lately: decisions about NFs, their deaths, changes of the configuration, each with its time, bounded.
+//! What has happened lately: decisions about NFs, their deaths, changes of the configuration, each
+//! with its time, bounded.
 //!
 //! Decisions can come thousands of times a second; what is told is summed up over [`EVERY_NS`] for each NF. So the log stays readable,
-//! and writing it costs nothing that counts. The last [`KEPT`] of each kind are kept, so that one kind does not push out another.
+//! and writing it costs nothing that counts. The last [`KEPT`] of each kind are kept, so that one
+//! kind does not push out another.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;

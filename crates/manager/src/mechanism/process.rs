@@ -355,7 +355,8 @@ impl Stat {
         matches!(self.state, 'Z' | 'X' | 'x')
     }
 
-    /// Whether the process has ended, or is about to: how is decided, and nothing changes it any more.
+    /// Whether the process has ended, or is about to: how is decided, and nothing changes it any
+    /// more.
     pub fn is_ending(&self) -> bool {
         /// The kernel's `PF_EXITING`.
         const EXITING: u64 = 0x4;

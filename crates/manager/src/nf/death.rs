@@ -1,17 +1,19 @@
 //! What an NF's process ended of.
 //!
 //! # Problem
-//! Whoever has to find out why an NF died needs more than that it did: which signal killed it, or what it returned, whether the kernel
-//! had no memory left for it, or for what the daemon stopped it.
+//! Whoever has to find out why an NF died needs more than that it did: which signal killed it, or
+//! what it returned, whether the kernel had no memory left for it, or for what the daemon stopped
+//! it.
 //!
 //! # Approach
-//! Three things are known when a process is collected: how it ended ([`Exit`]), why the daemon has ended it if it has, and whether the
-//! kernel has killed for want of memory in its cgroup. [`Cause::of`] makes one cause of them. What the process did by itself comes before
-//! what the daemon was about to do to it.
+//! Three things are known when a process is collected: how it ended ([`Exit`]), why the daemon has
+//! ended it if it has, and whether the kernel has killed for want of memory in its cgroup.
+//! [`Cause::of`] makes one cause of them. What the process did by itself comes before what the
+//! daemon was about to do to it.
 //!
 //! # Limits
-//! How a process ended is told to its parent alone. Of an NF that something else has started (a script, a container's runtime, an operator)
-//! nothing is known but that it has ended.
+//! How a process ended is told to its parent alone. Of an NF that something else has started (a
+//! script, a container's runtime, an operator) nothing is known but that it has ended.
 
 use std::fmt;
 
@@ -49,8 +51,8 @@ pub enum Cause {
 }
 
 impl Cause {
-    /// The cause, by how the process ended, why the daemon has ended it, and whether the kernel has killed in its cgroup for want of
-    /// memory.
+    /// The cause, by how the process ended, why the daemon has ended it, and whether the kernel has
+    /// killed in its cgroup for want of memory.
     pub fn of(exit: Option<Exit>, ended_for: Option<Self>, lacked_memory: bool) -> Self {
         const KILLED: Exit = Exit::Signal(libc::SIGKILL);
         match (exit, ended_for) {
@@ -138,7 +140,8 @@ mod tests {
         assert_eq!(words(Cause::Ended(Exit::Code(3))), "exit status 3");
         assert_eq!(words(Cause::Ended(Exit::Code(139))), "exit status 139 (which stands for SIGSEGV)");
         let forged = Cause::Violations { times: 65, last: Some(Violation::Frame) };
-        let said = "stopped for violations: 65 forged descriptors or cursors; the last time it returned a frame that it did not have";
+        let said =
+            "stopped for violations: 65 forged descriptors or cursors; the last time it returned a frame that it did not have";
         assert_eq!(words(forged), said);
     }
 }

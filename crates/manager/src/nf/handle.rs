@@ -130,7 +130,8 @@ pub enum Sentence {
 pub enum Violation {
     /// It returned a frame that it did not have.
     Frame = 1,
-    /// It returned a packet that does not lie in its frame, or with a verdict that there is none of.
+    /// It returned a packet that does not lie in its frame, or with a verdict that there is none
+    /// of.
     Descriptor = 2,
     /// It sent a packet where its service may not.
     Destination = 3,

@@ -332,7 +332,8 @@ impl Supervisor {
         Ok(changes)
     }
 
-    /// Makes another configuration the one in force, step by step. `source` names where it came from.
+    /// Makes another configuration the one in force, step by step. `source` names where it came
+    /// from.
     ///
     /// # Errors
     /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing and what it

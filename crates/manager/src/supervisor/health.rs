@@ -1,7 +1,9 @@
-//! The verdict on the daemon: whether all chains take packets and all NFs run or come, and if not, what does not work and since when.
+//! The verdict on the daemon: whether all chains take packets and all NFs run or come, and if not,
+//! what does not work and since when.
 //!
-//! A chain that is throttled is not out of order: it is told to wait, and that is what chains do under overload. An NF that has died once
-//! and is started again is not either. One that dies again and again is, also in the moments in which it runs.
+//! A chain that is throttled is not out of order: it is told to wait, and that is what chains do
+//! under overload. An NF that has died once and is started again is not either. One that dies again
+//! and again is, also in the moments in which it runs.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

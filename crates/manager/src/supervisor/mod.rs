@@ -195,7 +195,8 @@ struct NfState {
     draining: bool,
     /// What packet threads pass when they send it nothing more. Until then, one may be about to.
     fence: Option<Fence>,
-    /// How its process has ended, from when it was collected until it is lost; and why it was ended, or did not come.
+    /// How its process has ended, from when it was collected until it is lost; and why it was
+    /// ended, or did not come.
     exit: Option<Exit>,
     ended_for: Option<Cause>,
     /// How it died last, if it has.
@@ -298,7 +299,8 @@ impl ServiceState {
     }
 }
 
-/// What a rule of a name, or in a place, is told to have decided: `base`, and what it has counted since it is there.
+/// What a rule of a name, or in a place, is told to have decided: `base`, and what it has counted
+/// since it is there.
 #[derive(Debug, Default)]
 struct RuleCount {
     hits: Option<RuleHits>,
@@ -377,7 +379,8 @@ pub struct Supervisor {
     tracing: Option<(Arc<TraceRequest>, Instant)>,
     /// Decisions of each rule in force, with what the rule is known by.
     hits: Vec<(String, RuleHits)>,
-    /// What rules are told to have decided, by name or place, those that are gone too; and decisions of rules that are gone.
+    /// What rules are told to have decided, by name or place, those that are gone too; and
+    /// decisions of rules that are gone.
     rule_counts: HashMap<String, RuleCount>,
     former_decisions: u64,
     /// Numbers of tenants that rules have named, from 1. They stay, so that a class of a pool is the same after a change of rules.

@@ -1,5 +1,5 @@
-//! What is gone has counted: totals count for the daemon's whole life, and never go back. The rule is in
-//! [`control::totals`](crate::control::totals).
+//! What is gone has counted: totals count for the daemon's whole life, and never go back. The rule
+//! is in [`control::totals`](crate::control::totals).
 //!
 //! Packets inside follow a chain that was removed to its end, and are counted there. So its counters are kept as they are until nobody
 //! else has them, and only their sum after that. The same holds for the queues of ports.
@@ -29,7 +29,8 @@ impl<T> Default for Names<T> {
 }
 
 impl<T: Counted + Default> Names<T> {
-    /// Something of this name is gone. `group_of` says what belongs together when a name has to be forgotten.
+    /// Something of this name is gone. `group_of` says what belongs together when a name has to be
+    /// forgotten.
     fn leave(&mut self, name: &str, counted: &T, group_of: impl Fn(&T) -> String) {
         self.next += 1;
         if let Some((at, sum)) = self.known.get_mut(name) {
@@ -198,7 +199,8 @@ impl Past {
         self.memories.get(&memory.tenant).into_iter().for_each(|former| add_copies(memory, former));
     }
 
-    /// Packets that chains which are gone have dropped, by reason, whether there is one of their name or not.
+    /// Packets that chains which are gone have dropped, by reason, whether there is one of their
+    /// name or not.
     pub(super) fn drops(&self) -> BTreeMap<String, u64> {
         let mut sum = api::Chain::default();
         self.chains.known.values().map(|(_, former)| former).chain(self.chains.rest.values()).for_each(|former| sum.add(former));

@@ -46,7 +46,8 @@ pub(super) struct NfTotals {
 /// What a process counts in its page itself.
 const SPOKEN: [Counter; 2] = [Counter::Sleeps, Counter::HandOvers];
 
-/// The most that a process has said of each of these. It may write anything there, and does not make a counter go back by it.
+/// The most that a process has said of each of these. It may write anything there, and does not
+/// make a counter go back by it.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Spoken([u64; SPOKEN.len()]);
 
@@ -256,7 +257,8 @@ impl Supervisor {
         all
     }
 
-    /// A packet memory, and what was copied into it; of one that was made anew its tenant goes on from that.
+    /// A packet memory, and what was copied into it; of one that was made anew its tenant goes on
+    /// from that.
     fn memory_report(&self, memory: &crate::memory::Memory, snapshots: &[Snapshot]) -> api::Memory {
         let own = || snapshots.iter().filter_map(|snapshot| snapshot.memories.get(usize::from(memory.number)));
         let is_former = memory.holder == crate::memory::Holder::Former;
@@ -439,7 +441,8 @@ impl Supervisor {
         let [sleeps, hand_overs] = totals.spoken;
         api::Nf {
             name: nf.name.clone(),
-            // That of a service that was removed, and has no name any more, is in the name of the NF.
+            // That of a service that was removed, and has no name any more, is in the name of the
+            // NF.
             service: nf.name.rsplit_once('.').map_or(String::new(), |(service, _)| service.into()),
             number: u32::from(nf.number),
             pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),

@@ -9,8 +9,9 @@
 //! an NF's service time, which nobody adds, is a summary. The edges of the daemon's own buckets belong to the bucket above, those
 //! of Prometheus to the one below: a difference of one nanosecond, which is far below what is known of a time.
 //!
-//! No counter goes back, by the rule of [`totals`](crate::control::totals): the series of an object goes with it and comes again with an object
-//! of its name, and a family without its label has the sum of all that there are and were.
+//! No counter goes back, by the rule of [`totals`](crate::control::totals): the series of an object
+//! goes with it and comes again with an object of its name, and a family without its label has the
+//! sum of all that there are and were.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
@@ -309,7 +310,8 @@ fn all_ports(out: &mut Text, stats: &Stats) {
     }
 }
 
-/// What the NFs of each service have counted, of services that are gone too: names of NFs change with each upgrade and move.
+/// What the NFs of each service have counted, of services that are gone too: names of NFs change
+/// with each upgrade and move.
 fn services(out: &mut Text, stats: &Stats) {
     let mut sums: BTreeMap<&str, Nf> = BTreeMap::new();
     stats.gone.nfs.iter().for_each(|(service, gone)| sums.entry(service).or_default().add(gone));
@@ -332,7 +334,11 @@ fn services(out: &mut Text, stats: &Stats) {
             sum.foreign.iter().for_each(|foreign| out.sample(&name, &[("service", service)], value(foreign)));
         }
     }
-    out.family("sluice_service_burst_seconds_total", "counter", "Time that all NFs of the service took for bursts, by their own word.");
+    out.family(
+        "sluice_service_burst_seconds_total",
+        "counter",
+        "Time that all NFs of the service took for bursts, by their own word.",
+    );
     sums.iter().for_each(|(service, sum)| {
         out.sample("sluice_service_burst_seconds_total", &[("service", service)], sum.service_ns.sum as f64 / NS);
     });
@@ -348,7 +354,11 @@ fn all_pools(out: &mut Text, stats: &Stats) {
         out.family(&name, "counter", &format!("{OF_ALL}{help}"));
         out.sample(&name, &[], value(&sum));
     }
-    out.family("sluice_pools_setup_seconds", "histogram", &format!("{OF_ALL}time until the first packet of a flow could go to its NFs."));
+    out.family(
+        "sluice_pools_setup_seconds",
+        "histogram",
+        &format!("{OF_ALL}time until the first packet of a flow could go to its NFs."),
+    );
     out.histogram("sluice_pools_setup_seconds", &[], &sum.setup_ns);
 }
 

@@ -1,4 +1,5 @@
-//! No counter goes back, whatever comes, goes and changes: neither in the text for Prometheus nor in the API.
+//! No counter goes back, whatever comes, goes and changes: neither in the text for Prometheus nor
+//! in the API.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,7 +11,8 @@ use crate::support::{Daemon, chain, find_nf, find_port, head, port, service, sig
 /// A name with its labels in order.
 type Series = (String, Vec<(String, String)>);
 
-/// The counters of a text for Prometheus: families of this type, and what histograms and summaries count.
+/// The counters of a text for Prometheus: families of this type, and what histograms and summaries
+/// count.
 fn counters(text: &str) -> HashMap<Series, f64> {
     let mut kinds: HashMap<&str, &str> = HashMap::new();
     let mut found = HashMap::new();
@@ -62,14 +64,18 @@ fn api_counters(stats: &Stats) -> HashMap<String, f64> {
     let mut sums: BTreeMap<&str, f64> = BTreeMap::new();
     for chain in &stats.chains {
         let (name, dropped) = (&chain.name, chain.drops.values().sum::<u64>());
-        for (what, n) in [("entry", chain.entry_packets), ("exit", chain.exit_packets), ("drops", dropped), ("wasted", chain.wasted)] {
+        for (what, n) in
+            [("entry", chain.entry_packets), ("exit", chain.exit_packets), ("drops", dropped), ("wasted", chain.wasted)]
+        {
             all.insert(format!("chain {name} {what}"), n as f64);
             *sums.entry(what).or_default() += n as f64;
         }
         all.insert(format!("chain {name} latency"), chain.latency_ns.count as f64);
     }
     for port in &stats.ports {
-        for (what, n) in [("rx", port.rx_packets), ("tx", port.tx_packets), ("tx bytes", port.tx_bytes), ("rx bytes", port.rx_bytes)] {
+        for (what, n) in
+            [("rx", port.rx_packets), ("tx", port.tx_packets), ("tx bytes", port.tx_bytes), ("rx bytes", port.rx_bytes)]
+        {
             all.insert(format!("port {} {what}", port.name), n as f64);
             *sums.entry(what).or_default() += n as f64;
         }
@@ -130,7 +136,8 @@ impl Seen {
                 Some(value) => assert!(value >= before, "{series:?} went from {before} back to {value} after {after}"),
                 None => {
                     let sum = sum_of(series);
-                    let value = now.get(&sum).unwrap_or_else(|| panic!("{series:?} has gone after {after}, and there is no {sum:?}"));
+                    let value =
+                        now.get(&sum).unwrap_or_else(|| panic!("{series:?} has gone after {after}, and there is no {sum:?}"));
                     assert!(value >= before, "{sum:?} is {value}, and {series:?} was {before}, after {after}");
                 }
             }

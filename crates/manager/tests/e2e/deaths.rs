@@ -1,4 +1,5 @@
-//! Why an NF died is in the log, among the events and in its report; and what does not work is in the verdict on the daemon.
+//! Why an NF died is in the log, among the events and in its report; and what does not work is in
+//! the verdict on the daemon.
 
 use rustix::process::Signal;
 use sluice_manager::config::model as config;
@@ -53,7 +54,10 @@ fn a_death_says_which_signal_it_was_of_or_which_status() {
     daemon.wait_for_log(": exit status 3; it is not started again");
     let health = stats.status.health;
     assert_eq!((health.verdict, health.problems.len()), (Verdict::Degraded, 1), "{health:?}");
-    assert_eq!((health.problems[0].subject.as_str(), health.problems[0].what.as_str()), ("nf x.0", "has failed; the last time: exit status 3"));
+    assert_eq!(
+        (health.problems[0].subject.as_str(), health.problems[0].what.as_str()),
+        ("nf x.0", "has failed; the last time: exit status 3")
+    );
     daemon.client().remove_service("x").unwrap();
     assert_eq!(daemon.client().status().unwrap().health.verdict, Verdict::Healthy);
     assert_eq!(told(&daemon, EventKind::Add, "service x"), ["added"]);
@@ -80,13 +84,17 @@ fn a_loop_of_deaths_says_its_pauses_and_degrades_the_verdict() {
     });
     assert_eq!(stats.status.health.verdict, Verdict::Degraded);
     for problem in &stats.status.health.problems {
-        let words = if problem.subject == "chain c" { "refuses packets until" } else { "times in a row; the last time: exit status 3" };
+        let words =
+            if problem.subject == "chain c" { "refuses packets until" } else { "times in a row; the last time: exit status 3" };
         assert!(problem.what.contains(words) && problem.since_s >= 0.0, "{problem:?}");
     }
     let deaths = told(&daemon, EventKind::Death, "b.0");
     assert!(deaths[0].starts_with("killed by signal 9") && deaths[0].ends_with("; it is started again at once"), "{deaths:?}");
     for (death, pause) in deaths[1..].iter().zip(["10 ms", "20 ms", "40 ms"]) {
-        assert!(death.starts_with("exit status 3, after ") && death.ends_with(&format!("; it is started again in {pause}")), "{deaths:?}");
+        assert!(
+            death.starts_with("exit status 3, after ") && death.ends_with(&format!("; it is started again in {pause}")),
+            "{deaths:?}"
+        );
     }
     daemon.wait_for_log(": exit status 3; it is started again in ");
     daemon.wait("that its chain refuses packets is an event", |_| true);

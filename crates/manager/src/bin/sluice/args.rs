@@ -69,7 +69,8 @@ because of it, and \"held\" while its packets would only wait further on. Column
 that were dropped after an NF had worked on them. A narrow terminal leaves some columns out.
 Written to a pipe or a file, it is one snapshot.")]
     Top(Top),
-    /// Tell what has happened: deaths of NFs and why, restarts, upgrades, changes, decisions about shares of cores
+    /// Tell what has happened: deaths of NFs and why, restarts, upgrades, changes, decisions about
+    /// shares of cores
     #[command(after_help = "\
 Examples:
   sluice events                         what has happened lately, oldest first, in seconds before now

@@ -37,7 +37,11 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Check(args) => check(&args, out),
         Command::Status(args) => {
             let status = client()?.status()?;
-            if args.json { json(out, &status)? } else { show::status(out, &status, colour())? }
+            if args.json {
+                json(out, &status)?
+            } else {
+                show::status(out, &status, colour())?
+            }
             if status.health.verdict == Verdict::Healthy { Ok(()) } else { Err(Degraded.into()) }
         }
         Command::Top(args) => top::run(&mut client()?, &args, out),

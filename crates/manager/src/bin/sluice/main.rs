@@ -1,7 +1,8 @@
 //! `sluice`: the operator's client of sluiced.
 //!
 //! Each command is one or two requests to the control socket and a way to show the answer. Exit codes: 0 done, 1 failed or refused,
-//! 2 wrong usage, and of `sluice status` 3: the daemon is degraded. Output that nobody reads any more (`sluice stats --watch | head`) ends the program quietly.
+//! 2 wrong usage, and of `sluice status` 3: the daemon is degraded. Output that nobody reads any
+//! more (`sluice stats --watch | head`) ends the program quietly.
 
 mod args;
 mod commands;

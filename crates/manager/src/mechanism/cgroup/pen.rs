@@ -374,9 +374,11 @@ impl Pen {
         }
     }
 
-    /// How many of its processes the kernel has killed for want of memory; 0 where that is not counted.
+    /// How many of its processes the kernel has killed for want of memory; 0 where that is not
+    /// counted.
     pub fn killed_for_memory(&self) -> u64 {
-        let files = [self.unified.as_ref().map(|folder| folder.join(EVENTS[0])), self.memory.as_ref().map(|folder| folder.join(EVENTS[1]))];
+        let files =
+            [self.unified.as_ref().map(|folder| folder.join(EVENTS[0])), self.memory.as_ref().map(|folder| folder.join(EVENTS[1]))];
         let count = |file: PathBuf| {
             let text = self.kernel.read(&file).ok()?;
             text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok())
