@@ -45,7 +45,7 @@ use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, Place, SAMPLED, TRACED, URGENT, owner};
 use crate::mark;
 use crate::memory;
-use crate::nf::handle::{NfHandle, Sentence};
+use crate::nf::handle::{NfHandle, Sentence, Violation};
 use crate::nf::succession::Succession;
 use crate::pressure::Alerts;
 use crate::wake::{Timers, Waker};
@@ -821,7 +821,7 @@ impl Plane {
                                 }
                             }
                             Err(_) => {
-                                violations(&end.handle, 1, self.max_violations);
+                                violations(&end.handle, Violation::RxCursor, 1, self.max_violations);
                             }
                         }
                     }
@@ -937,7 +937,7 @@ impl Plane {
                 n
             }
             Err(_) => {
-                drain.is_cut_off = violations(&drain.handle, 1, self.max_violations);
+                drain.is_cut_off = violations(&drain.handle, Violation::TxCursor, 1, self.max_violations);
                 0
             }
         }
@@ -949,12 +949,12 @@ impl Plane {
         let geometry = self.frames.arena().geometry();
         let me = handle.owner();
         let n = burst.len();
-        let (mut accepted, mut forged) = (0u64, 0);
+        let (mut accepted, mut forged, mut what) = (0u64, 0, Violation::Frame);
         let mut i = 0;
         while i < n {
             let first = burst[i];
             let Some(word) = self.table.claim(first.frame, me) else {
-                forged += 1;
+                (forged, what) = (forged + 1, Violation::Frame);
                 i += 1;
                 continue;
             };
@@ -969,7 +969,9 @@ impl Plane {
             };
             let hop = held.hop as usize;
             if first.verdict != 0 || held.flags != 0 || !geometry.contains(first.frame, first.offset, first.len) {
-                forged += u64::from(!self.special(registry, handle, path, held, first));
+                if let Some(violation) = self.special(registry, handle, path, held, first) {
+                    (forged, what) = (forged + 1, violation);
+                }
                 i += 1;
                 continue;
             }
@@ -1015,13 +1017,20 @@ impl Plane {
             handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
         }
         returned.add(accepted);
-        forged == 0 || !violations(handle, forged, self.max_violations)
+        forged == 0 || !violations(handle, what, forged, self.max_violations)
     }
 
-    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset or length. It has been claimed. False: it
-    /// was forged.
+    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset
+    /// or length. It has been claimed. Says what was forged, if it was.
     #[cold]
-    fn special(&mut self, registry: &PathRegistry, handle: &NfHandle, path: &Path, held: Held, descriptor: Descriptor) -> bool {
+    fn special(
+        &mut self,
+        registry: &PathRegistry,
+        handle: &NfHandle,
+        path: &Path,
+        held: Held,
+        descriptor: Descriptor,
+    ) -> Option<Violation> {
         let hop = held.hop as usize;
         self.tell(descriptor.frame, descriptor.len, held.flags, held.path, TraceWhat::FromNf(handle.number));
         let verdict = if self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
@@ -1057,14 +1066,14 @@ impl Plane {
             Some(Verdict::ToPort | Verdict::ToService) => {
                 self.lose(path, held, hop, descriptor.frame, Drop::NotAllowed);
                 // If its configuration has never allowed it.
-                return sent != Sent::Violates;
+                return (sent == Sent::Violates).then_some(Violation::Destination);
             }
             None => {
                 self.lose(path, held, hop, descriptor.frame, Drop::Violation);
-                return false;
+                return Some(Violation::Descriptor);
             }
         }
-        true
+        None
     }
 
     fn is_open(&self, port: u16) -> bool {
@@ -1179,7 +1188,8 @@ fn word_after(step: Step, hop: usize, flags: u8, path: u32) -> u64 {
 
 /// Counts violations of an NF, and condemns it past its limit. Says whether it is past it.
 #[cold]
-fn violations(handle: &NfHandle, n: u64, most: u64) -> bool {
+fn violations(handle: &NfHandle, what: Violation, n: u64, most: u64) -> bool {
+    handle.note_violation(what);
     let is_past = handle.violations.fetch_add(n, Ordering::Relaxed).saturating_add(n) > most;
     if is_past {
         handle.condemn(Sentence::Violations);

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use sluice_manager::config::model as config;
 use sluice_manager::control::client::{Client, ClientError};
+use sluice_manager::control::health::{Death, DeathCause, Health, Problem, Verdict};
 use sluice_manager::control::model::*;
 use sluice_manager::control::promise::{Buffers, Placed, Promise, Promises};
 use sluice_manager::control::server::{Limits, ServeError, Server, serve};
@@ -63,6 +64,7 @@ impl Mock {
                 pools: Vec::new(),
                 buffers: Buffers { why: Some("not known here".into()), ..Buffers::default() },
                 promises: BTreeMap::new(),
+                health: Health::default(),
             };
             stats.drops = BTreeMap::from([("no_rule".into(), 5), ("ring_full".into(), 0)]);
         }
@@ -405,6 +407,43 @@ fn status_and_lists_are_tables_without_colour_in_a_pipe() {
 }
 
 #[test]
+fn a_verdict_comes_with_what_does_not_work_and_an_exit_code() {
+    let daemon = Daemon::start();
+    assert!(daemon.ok(&["status"]).lines().nth(1).unwrap().starts_with("health   healthy"));
+    let problem = Problem { subject: "chain web".into(), what: "refuses packets".into(), since_s: 75.0 };
+    let degraded = Health { verdict: Verdict::Degraded, problems: vec![problem] };
+    daemon.mock.state.lock().unwrap().stats.status.health = degraded.clone();
+    for (args, wanted) in [
+        (&["status"][..], "health   degraded\n  chain web refuses packets, since 1 min 15 s\n"),
+        (&["status", "--json"], "\"verdict\": \"degraded\""),
+    ] {
+        let output = daemon.output(args);
+        let (said, complained) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+        assert!(said.contains(wanted), "{said}");
+        assert_eq!((output.status.code(), complained.as_str()), (Some(3), ""));
+    }
+    assert_eq!(daemon.client().status().unwrap().health, degraded);
+    assert!(daemon.ok(&["status", "--help"]).contains("Exit codes: 0 healthy, 1 "));
+}
+
+#[test]
+fn an_nf_is_shown_with_its_last_death() {
+    let daemon = Daemon::start();
+    assert!(daemon.ok(&["nf", "show", "fw.0"]).contains("last death  never\n"));
+    assert!(!daemon.ok(&["nf", "list"]).contains("LAST DEATH"));
+    let what = "killed by signal 11 (SIGSEGV)".to_string();
+    let death = Death { time_ns: 0, unix_ms: 1_764_036_100_123, cause: DeathCause::Signal, what };
+    daemon.mock.state.lock().unwrap().stats.nfs[0].last_death = Some(death.clone());
+    let words = "2025-11-25T02:01:40.123Z killed by signal 11 (SIGSEGV)";
+    assert!(daemon.ok(&["nf", "show", "fw.0"]).contains(&format!("last death  {words} (")));
+    let list = daemon.ok(&["nf", "list"]);
+    assert!(list.contains("LAST DEATH") && list.contains(words), "{list}");
+    let json: Nf = serde_json::from_str(&daemon.ok(&["nf", "show", "fw.0", "--json"])).unwrap();
+    assert_eq!(json.last_death, Some(death));
+    assert!(daemon.fails(2, &["nf", "show", "wf.0"]).contains("no NF is named \"wf.0\"; there are: fw.0"));
+}
+
+#[test]
 fn a_placement_is_sent_told_and_withdrawn() {
     let daemon = Daemon::start();
     assert_eq!(daemon.ok(&["slo", "list", "--live"]), "nothing is placed here\n");
@@ -469,6 +508,32 @@ fn events_are_lines_with_times_before_now() {
     assert!(daemon.fails(2, &["events", "--nf", "nta.0"]).contains("no NF is named \"nta.0\"; there are: fw.0"));
     let json: Vec<Event> = serde_json::from_str(&daemon.ok(&["events", "--json", "--nf", "fw.0"])).unwrap();
     assert_eq!(json, [event(5, "fw.0")]);
+}
+
+#[test]
+fn events_of_some_kinds_alone_have_the_time_of_day() {
+    let daemon = Daemon::start();
+    let text = Some("killed by signal 9 (SIGKILL)".to_string());
+    let death =
+        Event { number: 7, unix_ms: 1_764_036_100_123, event: EventKind::Death, nf: "fw.0".into(), text, ..Event::default() };
+    let (subject, text) = (Some("chain web".to_string()), Some("takes packets".to_string()));
+    let chain = Event { number: 8, unix_ms: 1_764_036_100_456, event: EventKind::Chain, subject, text, ..Event::default() };
+    daemon.mock.state.lock().unwrap().events = vec![event(5, "fw.0"), event(6, "nat.0"), death.clone(), chain.clone()];
+    let said = daemon.ok(&["events", "--kind", "death,chain"]);
+    let lines: Vec<&str> = said.lines().collect();
+    assert_eq!(lines.len(), 2, "{said}");
+    assert!(
+        lines[0].starts_with("2025-11-25T02:01:40.123Z  ")
+            && lines[0].ends_with("  fw.0       death: killed by signal 9 (SIGKILL)")
+    );
+    assert!(
+        lines[1].starts_with("2025-11-25T02:01:40.456Z  ") && lines[1].ends_with("  chain web  chain: takes packets"),
+        "{said}"
+    );
+    let json: Vec<Event> = serde_json::from_str(&daemon.ok(&["events", "--json", "--kind", "death", "--nf", "fw.0"])).unwrap();
+    assert_eq!(json, [death]);
+    assert!(daemon.fails(2, &["events", "--kind", "deaths"]).contains("the kinds are throttle, share, death"));
+    assert_eq!(daemon.ok(&["events", "--kind", "upgrade"]), "nothing was decided lately\n");
 }
 
 #[test]

@@ -162,6 +162,17 @@ impl Followed {
         }
         &self.counts
     }
+
+    /// All that it has seen, as of the last [`follow`](Self::follow).
+    pub fn counts(&self) -> &Histogram {
+        &self.counts
+    }
+
+    /// From now on another histogram is followed, which has begun at 0. What was seen of the one
+    /// before stays.
+    pub fn begin(&mut self) {
+        self.seen.fill(0);
+    }
 }
 
 /// A histogram that one thread writes and others of the same process read.

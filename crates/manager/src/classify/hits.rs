@@ -29,6 +29,11 @@ impl RuleHits {
         }
     }
 
+    /// Whether both count together.
+    pub fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Those of all threads.
     pub fn total(&self) -> u64 {
         self.0.iter().map(|line| line.0.get()).sum()

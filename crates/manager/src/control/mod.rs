@@ -9,9 +9,11 @@
 //! user are answered. Limits: see [`server::Limits`].
 
 pub mod client;
+pub mod health;
 pub mod model;
 pub mod promise;
 pub mod server;
+pub mod totals;
 
 use serde::{Deserialize, Serialize};
 use sluice_slo::assignment::Assignment;

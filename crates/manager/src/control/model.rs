@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use sluice_shm::histogram::Histogram;
 
+use super::health::{Death, Health};
 use crate::config::{diff, model as config};
 
 /// What the daemon is and has.
@@ -56,6 +57,9 @@ pub struct Status {
     /// Of promises, by state: `kept`, `exceeded`, `violated` or `new`, the names of those that are in it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub promises: BTreeMap<String, Vec<String>>,
+    /// Whether all works that is to work, and what does not.
+    #[serde(default)]
+    pub health: Health,
 }
 
 /// The SDN controller that is asked about flows, and how it is with it.
@@ -340,6 +344,9 @@ pub struct Nf {
     /// Times that it was stopped for its violations, or because it stood still.
     #[serde(default)]
     pub stops: u64,
+    /// How it died last, if it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_death: Option<Death>,
     /// Its private memory in KiB, where the daemon looked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub private_kib: Option<u64>,
@@ -434,7 +441,7 @@ pub struct NfSched {
 }
 
 /// What an [`Event`] tells of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EventKind {
     /// Chains that pass the NF were refused at their entry, or are let in again.
@@ -444,21 +451,80 @@ pub enum EventKind {
     Share,
     /// A port has another state.
     Port,
+    /// The NF died, or was stopped for cause.
+    Death,
+    /// The NF is started again after a death.
+    Restart,
+    /// A service went over to another version, or did not.
+    Upgrade,
+    /// An NF went to another core, or did not.
+    Move,
+    /// A configuration was applied, or a part of it.
+    Apply,
+    /// An NF, a service, a chain, a rule or a port was added.
+    Add,
+    /// One of them was removed.
+    Remove,
+    /// A chain does something else with packets at its entry than before.
+    Chain,
 }
 
-/// Decisions about one NF, summed up over a tenth of a second.
+impl EventKind {
+    /// All kinds.
+    pub const ALL: [Self; 11] = [
+        Self::Throttle,
+        Self::Share,
+        Self::Port,
+        Self::Death,
+        Self::Restart,
+        Self::Upgrade,
+        Self::Move,
+        Self::Apply,
+        Self::Add,
+        Self::Remove,
+        Self::Chain,
+    ];
+
+    /// The word of the API.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Throttle => "throttle",
+            Self::Share => "share",
+            Self::Port => "port",
+            Self::Death => "death",
+            Self::Restart => "restart",
+            Self::Upgrade => "upgrade",
+            Self::Move => "move",
+            Self::Apply => "apply",
+            Self::Add => "add",
+            Self::Remove => "remove",
+            Self::Chain => "chain",
+        }
+    }
+}
+
+/// Something that has happened. Decisions about an NF are summed up over a tenth of a second.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 pub struct Event {
     /// Number of the event, from 1; those that are missing have been pushed out.
     pub number: u64,
     /// The monotonic clock of the host.
     pub time_ns: u64,
-    /// Name of the NF; empty for a port.
+    /// The host's other clock, in milliseconds since 1970 (UTC); 0 where the daemon does not say.
+    #[serde(default)]
+    pub unix_ms: u64,
+    /// Name of the NF; empty if it is about something else.
     pub nf: String,
-    /// What was decided.
+    /// Kind and name of what it is about, if that is no NF: `chain web`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub subject: Option<String>,
+    /// What has happened.
     pub event: EventKind,
     /// How many times.
     pub count: u64,
+    /// In words, but for throttles and shares.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
     /// Of a throttle: whether it holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled: Option<bool>,
@@ -666,7 +732,7 @@ impl Distribution {
     }
 
     /// A distribution of buckets (smallest time, count) in rising order.
-    fn from_buckets(buckets: Vec<(u64, u64)>) -> Self {
+    pub(crate) fn from_buckets(buckets: Vec<(u64, u64)>) -> Self {
         use sluice_shm::histogram::{BUCKETS, bucket, lowest};
         let middle = |low: u64| low + (lowest((bucket(low) + 1).min(BUCKETS - 1)).saturating_sub(low)) / 2;
         // An NF may write any counts into its page.
@@ -738,9 +804,10 @@ pub struct Stats {
     pub gone: Gone,
 }
 
-/// What chains and ports have counted that are not there any more. Packets that were inside when a
-/// chain was removed are counted to their end.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
+/// What chains, ports, NFs, pools and rules have counted that are not there any more, and of whose
+/// name there is none. Packets that were inside when a chain was removed are counted to their end.
+/// The rule is in [`totals`](super::totals).
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 pub struct Gone {
     /// Packets let into chains.
     pub entry_packets: u64,
@@ -750,16 +817,47 @@ pub struct Gone {
     pub originated_packets: u64,
     /// Packets that did not leave, by reason.
     pub drops: BTreeMap<String, u64>,
+    /// Packets that were dropped after an NF had worked on them.
+    #[serde(default)]
+    pub wasted: u64,
+    /// Time from entry to exit of the packets that were sampled.
+    #[serde(default)]
+    pub latency_ns: Distribution,
+    /// Packets that came in through ports.
+    #[serde(default)]
+    pub rx_packets: u64,
+    /// Their bytes.
+    #[serde(default)]
+    pub rx_bytes: u64,
     /// Packets that left through ports.
     pub tx_packets: u64,
+    /// Their bytes.
+    #[serde(default)]
+    pub tx_bytes: u64,
     /// Packets that ports did not take.
     pub tx_drops: u64,
     /// Other packets that were dropped at ports, by reason, as in [`Port::drops`].
     #[serde(default)]
     pub port_drops: BTreeMap<String, u64>,
+    /// Packets of ports that were dropped before any NF worked on them.
+    #[serde(default)]
+    pub entry_drops: u64,
+    /// What only kinds of ports knew, by name: counters alone.
+    #[serde(default)]
+    pub details: BTreeMap<String, f64>,
     /// Packets that had left their chain when nobody had their port any more. Counted in the total
     /// of `port_tx` besides.
     pub unsent_packets: u64,
+    /// Decisions of rules.
+    #[serde(default)]
+    pub decisions: u64,
+    /// By service, the sum of its NFs that are gone: counters alone, whatever else the object
+    /// holds.
+    #[serde(default)]
+    pub nfs: BTreeMap<String, Nf>,
+    /// The sum of pools: counters alone.
+    #[serde(default)]
+    pub pools: Pool,
 }
 
 /// The paths of sampled packets.
@@ -1013,6 +1111,9 @@ mod tests {
         }
         for state in ChainState::ALL {
             assert_eq!(serde_json::to_value(state).unwrap(), state.word());
+        }
+        for kind in EventKind::ALL {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.word());
         }
     }
 

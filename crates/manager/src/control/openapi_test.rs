@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
+use super::super::health::{Death, Health, Problem};
 use super::super::{model, promise};
 use super::*;
 
@@ -42,12 +43,14 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Chain", through::<model::Chain>),
     ("ChainConfig", through::<config::Chain>),
     ("Change", through::<model::Change>),
+    ("Death", through::<Death>),
     ("Distribution", through::<model::Distribution>),
     ("Done", through::<Done>),
     ("Error", through::<ErrorBody>),
     ("Event", through::<model::Event>),
     ("Frames", through::<model::Frames>),
     ("Gone", through::<model::Gone>),
+    ("Health", through::<Health>),
     ("Hop", through::<model::Hop>),
     ("Memory", through::<model::Memory>),
     ("MoveNf", through::<MoveNf>),
@@ -56,6 +59,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("NfSched", through::<model::NfSched>),
     ("Openflow", through::<model::Openflow>),
     ("Placed", through::<promise::Placed>),
+    ("Problem", through::<Problem>),
     ("Promise", through::<promise::Promise>),
     ("Promises", through::<promise::Promises>),
     ("Pool", through::<model::Pool>),

@@ -1,16 +1,21 @@
-//! What was decided about NFs lately: the last decisions, each with its time, bounded.
+//! What has happened lately: decisions about NFs, their deaths, changes of the configuration, each
+//! with its time, bounded.
 //!
 //! Decisions can come thousands of times a second; what is told is summed up over [`EVERY_NS`] for each NF. So the log stays readable,
-//! and writing it costs nothing that counts.
+//! and writing it costs nothing that counts. The last [`KEPT`] of each kind are kept, so that one
+//! kind does not push out another.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
+use std::time::SystemTime;
+
+use sluice_shm::clock::monotonic_ns;
 
 use crate::control::model::{Event, EventKind, PortState};
 
 /// Time that one event sums up, in nanoseconds.
 pub const EVERY_NS: u64 = 100_000_000;
-/// Most events that are kept.
+/// Most events of a kind that are kept.
 pub const KEPT: usize = 1024;
 
 /// What happened to an NF within a tenth of a second.
@@ -36,6 +41,20 @@ pub enum What {
     Port(PortState),
 }
 
+/// What an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject<'a> {
+    /// An NF of this name.
+    Nf(&'a str),
+    /// Something else: its kind, such as `chain`, and its name.
+    Other(&'a str, &'a str),
+}
+
+/// Milliseconds since 1970 (UTC), by the host's clock.
+pub fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
+}
+
 /// The last events.
 #[derive(Debug, Default)]
 pub struct EventLog {
@@ -45,20 +64,31 @@ pub struct EventLog {
 #[derive(Debug, Default)]
 struct Inner {
     last: u64,
-    events: VecDeque<Event>,
+    /// By kind.
+    events: BTreeMap<EventKind, VecDeque<Event>>,
+}
+
+impl Inner {
+    /// Adds an event; the oldest of its kind makes room.
+    fn push(&mut self, event: Event) {
+        self.last += 1;
+        let ring = self.events.entry(event.event).or_default();
+        if ring.len() == KEPT {
+            ring.pop_front();
+        }
+        ring.push_back(Event { number: self.last, unix_ms: unix_ms(), ..event });
+    }
 }
 
 impl EventLog {
-    /// Adds an event about an NF or port of this name; the oldest makes room.
+    fn inner(&self) -> std::sync::MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Adds an event about an NF or port of this name.
     pub fn add(&self, time_ns: u64, name: &str, what: What) {
-        let mut inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        inner.last += 1;
-        let number = inner.last;
-        if inner.events.len() == KEPT {
-            inner.events.pop_front();
-        }
-        let mut event = Event { number, time_ns, nf: name.into(), ..Event::default() };
-        inner.events.push_back(match what {
+        let mut event = Event { time_ns, nf: name.into(), ..Event::default() };
+        self.inner().push(match what {
             What::Throttled { times, now } => Event { event: EventKind::Throttle, count: times, throttled: Some(now), ..event },
             What::Share { from, to, writes } => {
                 Event { event: EventKind::Share, count: writes, from: Some(from), to: Some(to), ..event }
@@ -70,10 +100,27 @@ impl EventLog {
         });
     }
 
+    /// Adds something that has happened just now, in words.
+    pub fn note(&self, kind: EventKind, subject: Subject<'_>, text: impl Into<String>) {
+        self.note_at(monotonic_ns(), kind, subject, text);
+    }
+
+    /// The same, of a time of the monotonic clock in nanoseconds.
+    pub fn note_at(&self, time_ns: u64, kind: EventKind, subject: Subject<'_>, text: impl Into<String>) {
+        let (nf, subject) = match subject {
+            Subject::Nf(name) => (name.to_string(), None),
+            Subject::Other(kind, name) => (String::new(), Some(format!("{kind} {name}").trim_end().to_string())),
+        };
+        self.inner().push(Event { time_ns, nf, subject, event: kind, count: 1, text: Some(text.into()), ..Event::default() });
+    }
+
     /// All that are kept, oldest first.
     pub fn all(&self) -> Vec<Event> {
-        let inner = self.inner.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        inner.events.iter().cloned().collect()
+        let inner = self.inner();
+        let mut all: Vec<Event> = inner.events.values().flatten().cloned().collect();
+        drop(inner);
+        all.sort_unstable_by_key(|event| event.number);
+        all
     }
 }
 
@@ -93,9 +140,11 @@ mod tests {
         assert!(all.windows(2).all(|w| w[0].number + 1 == w[1].number));
         log.add(7, "nat.0", What::Share { from: 0.25, to: 0.5, writes: 3 });
         let last = log.all().pop().unwrap();
+        assert!(last.unix_ms > 1_700_000_000_000);
         let want = Event {
             number: KEPT as u64 + 11,
             time_ns: 7,
+            unix_ms: last.unix_ms,
             nf: "nat.0".into(),
             event: EventKind::Share,
             count: 3,
@@ -108,5 +157,20 @@ mod tests {
         log.add(9, "wan", What::Port(PortState::Gone));
         let last = log.all().pop().unwrap();
         assert_eq!((last.nf.as_str(), last.port.as_deref(), last.state), ("", Some("wan"), Some(PortState::Gone)));
+    }
+
+    #[test]
+    fn no_kind_pushes_out_another() {
+        let log = EventLog::default();
+        log.note(EventKind::Death, Subject::Nf("ids.0"), "killed");
+        log.note(EventKind::Apply, Subject::Other("configuration", ""), "1 change");
+        for i in 0..10 * KEPT as u64 {
+            log.add(i, "ids.0", What::Share { from: 0.25, to: 0.5, writes: 1 });
+        }
+        let all = log.all();
+        assert_eq!(all.len(), KEPT + 2);
+        let told = |event: &Event| (event.number, event.nf.clone(), event.subject.clone(), event.text.clone());
+        assert_eq!(told(&all[0]), (1, "ids.0".into(), None, Some("killed".into())));
+        assert_eq!(told(&all[1]), (2, String::new(), Some("configuration".into()), Some("1 change".into())));
     }
 }

@@ -40,18 +40,53 @@ pub enum Exit {
 
 impl std::fmt::Display for Exit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
+        match *self {
             Self::Code(code) => write!(f, "exit status {code}"),
-            Self::Signal(signal) => match *signal {
-                libc::SIGABRT => write!(f, "signal 6 (SIGABRT)"),
-                libc::SIGBUS => write!(f, "signal 7 (SIGBUS)"),
-                libc::SIGKILL => write!(f, "signal 9 (SIGKILL)"),
-                libc::SIGSEGV => write!(f, "signal 11 (SIGSEGV)"),
-                libc::SIGTERM => write!(f, "signal 15 (SIGTERM)"),
-                other => write!(f, "signal {other}"),
+            Self::Signal(signal) => match signal_name(signal) {
+                Some(name) => write!(f, "signal {signal} ({name})"),
+                None => write!(f, "signal {signal}"),
             },
         }
     }
+}
+
+/// The name of a signal, such as `SIGSEGV`. None of a real-time one, which has none.
+pub fn signal_name(signal: i32) -> Option<&'static str> {
+    let name = match signal {
+        libc::SIGHUP => "SIGHUP",
+        libc::SIGINT => "SIGINT",
+        libc::SIGQUIT => "SIGQUIT",
+        libc::SIGILL => "SIGILL",
+        libc::SIGTRAP => "SIGTRAP",
+        libc::SIGABRT => "SIGABRT",
+        libc::SIGBUS => "SIGBUS",
+        libc::SIGFPE => "SIGFPE",
+        libc::SIGKILL => "SIGKILL",
+        libc::SIGUSR1 => "SIGUSR1",
+        libc::SIGSEGV => "SIGSEGV",
+        libc::SIGUSR2 => "SIGUSR2",
+        libc::SIGPIPE => "SIGPIPE",
+        libc::SIGALRM => "SIGALRM",
+        libc::SIGTERM => "SIGTERM",
+        libc::SIGSTKFLT => "SIGSTKFLT",
+        libc::SIGCHLD => "SIGCHLD",
+        libc::SIGCONT => "SIGCONT",
+        libc::SIGSTOP => "SIGSTOP",
+        libc::SIGTSTP => "SIGTSTP",
+        libc::SIGTTIN => "SIGTTIN",
+        libc::SIGTTOU => "SIGTTOU",
+        libc::SIGURG => "SIGURG",
+        libc::SIGXCPU => "SIGXCPU",
+        libc::SIGXFSZ => "SIGXFSZ",
+        libc::SIGVTALRM => "SIGVTALRM",
+        libc::SIGPROF => "SIGPROF",
+        libc::SIGWINCH => "SIGWINCH",
+        libc::SIGIO => "SIGIO",
+        libc::SIGPWR => "SIGPWR",
+        libc::SIGSYS => "SIGSYS",
+        _ => return None,
+    };
+    Some(name)
 }
 
 /// Opens a pidfd. The process that has `pid` now may not be the one that was meant: see [`Identity::open`].
@@ -287,6 +322,8 @@ pub struct Stat {
     pub state: char,
     /// Parent.
     pub ppid: i32,
+    /// The kernel's flags of the main thread (`PF_EXITING` and others).
+    pub flags: u64,
     /// CPU time in user mode, in clock ticks (10 ms).
     pub utime: u64,
     /// CPU time in the kernel, in clock ticks.
@@ -306,6 +343,7 @@ impl Stat {
         Some(Self {
             state: fields.first()?.chars().next()?,
             ppid: fields.get(1)?.parse().ok()?,
+            flags: number(9)?,
             utime: number(14)?,
             stime: number(15)?,
             start: number(22)?,
@@ -315,6 +353,14 @@ impl Stat {
     /// Whether the process has ended (and was, or was not, collected).
     pub fn has_ended(&self) -> bool {
         matches!(self.state, 'Z' | 'X' | 'x')
+    }
+
+    /// Whether the process has ended, or is about to: how is decided, and nothing changes it any
+    /// more.
+    pub fn is_ending(&self) -> bool {
+        /// The kernel's `PF_EXITING`.
+        const EXITING: u64 = 0x4;
+        self.has_ended() || self.flags & EXITING != 0
     }
 }
 
@@ -605,9 +651,18 @@ mod tests {
     }
 
     #[test]
+    fn ends_are_told_by_the_name_of_their_signal() {
+        let told = [Exit::Code(3), Exit::Signal(libc::SIGSEGV), Exit::Signal(libc::SIGSYS), Exit::Signal(40)];
+        let words = ["exit status 3", "signal 11 (SIGSEGV)", "signal 31 (SIGSYS)", "signal 40"];
+        assert_eq!(told.map(|exit| exit.to_string()), words);
+        assert!((1..=31).all(|signal| signal_name(signal).is_some()));
+    }
+
+    #[test]
     fn stat_survives_any_program_name() {
         let text = "42 (a) b (c) S 7 42 42 0 -1 4194560 1 0 0 0 13 14 0 0 20 0 1 0 987654 1 2 3\n";
-        assert_eq!(Stat::parse(text), Some(Stat { state: 'S', ppid: 7, utime: 13, stime: 14, start: 987_654 }));
+        assert_eq!(Stat::parse(text), Some(Stat { state: 'S', ppid: 7, flags: 4_194_560, utime: 13, stime: 14, start: 987_654 }));
+        assert!(!Stat::parse(text).unwrap().is_ending() && Stat::parse(&text.replace("4194560", "4194564")).unwrap().is_ending());
         assert_eq!(Stat::parse("42 (x) S 7"), None);
         assert_eq!(Stat::parse(""), None);
         assert_eq!(Proc::default().stat(getpid()).unwrap().ppid, rustix::process::getppid().unwrap().as_raw_nonzero().get());

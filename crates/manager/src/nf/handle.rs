@@ -124,6 +124,42 @@ pub enum Sentence {
     Spent = 3,
 }
 
+/// A kind of violation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Violation {
+    /// It returned a frame that it did not have.
+    Frame = 1,
+    /// It returned a packet that does not lie in its frame, or with a verdict that there is none
+    /// of.
+    Descriptor = 2,
+    /// It sent a packet where its service may not.
+    Destination = 3,
+    /// It moved the cursor of a ring that it reads to where there are no packets.
+    RxCursor = 4,
+    /// It moved the cursor of a ring that it writes to where there is no room.
+    TxCursor = 5,
+    /// It has made a hole in shared memory, or may have.
+    Hole = 6,
+}
+
+impl Violation {
+    const ALL: [Self; 6] = [Self::Frame, Self::Descriptor, Self::Destination, Self::RxCursor, Self::TxCursor, Self::Hole];
+}
+
+impl std::fmt::Display for Violation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Frame => "returned a frame that it did not have",
+            Self::Descriptor => "returned a packet with a wild offset, length or verdict",
+            Self::Destination => "sent a packet where its service may not (may_send_to)",
+            Self::RxCursor => "moved the cursor of a ring that it reads to where no packets are",
+            Self::TxCursor => "moved the cursor of a ring that it writes to where no room is",
+            Self::Hole => "has, or may have, made a hole in shared memory",
+        })
+    }
+}
+
 /// One NF process. A restart makes a new one.
 #[derive(Debug)]
 pub struct NfHandle {
@@ -153,6 +189,8 @@ pub struct NfHandle {
     pub alive: AtomicBool,
     /// Forged descriptors and cursors.
     pub violations: AtomicU64,
+    /// What the last of them was; 0 before.
+    last_violation: AtomicU8,
     sentence: AtomicU8,
     /// Until when it is not condemned for standing still, in nanoseconds of the monotonic clock.
     respite_ns: AtomicU64,
@@ -240,6 +278,7 @@ impl NfHandle {
             in_flight,
             alive: AtomicBool::new(true),
             violations: AtomicU64::new(0),
+            last_violation: AtomicU8::new(0),
             sentence: AtomicU8::new(Sentence::None as u8),
             respite_ns: AtomicU64::new(0),
             bell: OnceLock::new(),
@@ -510,6 +549,18 @@ impl NfHandle {
             // Once in the life of a process, and one system call at most.
             bell.ring();
         }
+    }
+
+    /// Notes what it has violated last.
+    pub fn note_violation(&self, what: Violation) {
+        // Relaxed: words for people, by whichever thread comes last.
+        self.last_violation.store(what as u8, Ordering::Relaxed);
+    }
+
+    /// What it has violated last.
+    pub fn last_violation(&self) -> Option<Violation> {
+        let last = self.last_violation.load(Ordering::Relaxed);
+        Violation::ALL.into_iter().find(|what| *what as u8 == last)
     }
 
     /// Takes back that it stands still, until then: it has not had its core.

@@ -32,6 +32,7 @@
 
 pub mod attach;
 pub mod container;
+pub mod death;
 #[cfg(test)]
 pub(crate) mod fake;
 pub mod filter;

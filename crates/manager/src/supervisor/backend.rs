@@ -14,9 +14,10 @@ use super::{Job, Supervisor, SupervisorError, promises, upgrade};
 use crate::chain::Drop;
 use crate::config::load;
 use crate::config::model as config;
-use crate::control::model as api;
+use crate::control::model::{self as api, EventKind};
 use crate::control::promise::{Placed, Promises};
 use crate::control::{ApiError, Backend, ErrorKind};
+use crate::controller::events::Subject;
 use crate::forward::{TraceEvent, TraceRequest, TraceWhat};
 
 /// How long a request waits for the supervisor.
@@ -115,6 +116,12 @@ fn placed(told: &Receiver<promises::Outcome>) -> Result<Placed, ApiError> {
 }
 
 impl Supervisor {
+    /// Notes that something was added or removed by itself.
+    fn note_change(&self, kind: EventKind, what: &str, name: &str) {
+        let text = if kind == EventKind::Add { "added" } else { "removed" };
+        self.controller.events().note(kind, Subject::Other(what, name), text);
+    }
+
     fn nf_names(&self) -> Vec<&str> {
         self.nfs.values().map(|nf| nf.name.as_str()).collect()
     }
@@ -257,6 +264,7 @@ impl Backend for Remote {
             }
             // Of this one alone: a report of a thousand takes longer than its start. It cannot have been given a frame yet.
             let nf = s.nfs.get(&nf).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))?;
+            s.controller.events().note(EventKind::Add, Subject::Nf(&nf.name), format!("added on core {}", nf.core));
             Ok(s.nf_report(nf, 0))
         })
     }
@@ -292,7 +300,9 @@ impl Backend for Remote {
             for known in s.config.services.iter_mut().filter(|x| Some(&x.name) == service.as_ref() && !x.is_pooled()) {
                 known.instances = known.instances.saturating_sub(1);
             }
-            s.remove_instance(&name).map_err(ApiError::from)
+            let gone = s.remove_instance(&name).map_err(ApiError::from)?;
+            s.controller.events().note(EventKind::Remove, Subject::Nf(&name), "removed");
+            Ok(gone)
         })??;
         wait_for(gone)
     }
@@ -303,6 +313,7 @@ impl Backend for Remote {
             let name = service.name.clone();
             s.add_service(service)?;
             s.publish();
+            s.note_change(EventKind::Add, "service", &name);
             let found = s.service_reports().into_iter().find(|r| r.name == name);
             found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no service `{name}`")))
         })
@@ -321,7 +332,9 @@ impl Backend for Remote {
             s.not_kept(&name)?;
             s.not_copied(&name)?;
             s.provide_for_rest(|c| c.services.retain(|service| service.name != name));
-            s.remove_service(&name)
+            let gone = s.remove_service(&name)?;
+            s.note_change(EventKind::Remove, "service", &name);
+            Ok(gone)
         })?;
         wait_for(gone)
     }
@@ -331,6 +344,7 @@ impl Backend for Remote {
             s.with_memory(|c| c.chains.push(chain.clone()))?;
             let name = chain.name.clone();
             s.add_chain(chain)?;
+            s.note_change(EventKind::Add, "chain", &name);
             let found = s.stats().chains.into_iter().find(|c| c.name == name);
             found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no chain `{name}`")))
         })
@@ -343,7 +357,9 @@ impl Backend for Remote {
                 return Err(SupervisorError::Conflict(format!("a rule leads to chain `{name}`; remove the rule first")));
             }
             s.not_promised(&name)?;
-            s.remove_chain(&name)
+            s.remove_chain(&name)?;
+            s.note_change(EventKind::Remove, "chain", &name);
+            Ok(())
         })
     }
 
@@ -353,6 +369,7 @@ impl Backend for Remote {
             let wanted = s.with_memory(|c| c.rules.insert(at, rule))?;
             s.set_rules(wanted.rules);
             let found = s.stats().rules.into_iter().nth(at);
+            found.iter().for_each(|rule| s.note_change(EventKind::Add, "rule", &rule.name));
             found.ok_or_else(|| SupervisorError::NoSuch("there is no such rule".into()))
         })
     }
@@ -367,6 +384,7 @@ impl Backend for Remote {
             rules.remove(at);
             s.provide_for_rest(|c| c.rules.clone_from(&rules));
             s.set_rules(rules);
+            s.note_change(EventKind::Remove, "rule", &name);
             Ok(())
         })
     }
@@ -382,6 +400,7 @@ impl Backend for Remote {
             s.look_at(&port)?;
             let name = port.name.clone();
             s.add_port(port)?;
+            s.note_change(EventKind::Add, "port", &name);
             let found = s.stats().ports.into_iter().find(|p| p.name == name);
             found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no port `{name}`")))
         })
@@ -399,7 +418,9 @@ impl Backend for Remote {
             if s.config.rules.iter().any(|r| r.port.as_deref() == Some(&name)) {
                 return Err(SupervisorError::Conflict(format!("a rule names port `{name}`; remove the rule first")));
             }
-            s.remove_port(&name)
+            s.remove_port(&name)?;
+            s.note_change(EventKind::Remove, "port", &name);
+            Ok(())
         })
     }
 
@@ -415,7 +436,7 @@ impl Backend for Remote {
             return self.change(move |s| Ok(s.plan(&wanted)?.iter().map(api::Change::from).collect()));
         }
         let (changes, gone) = self.change(move |s| {
-            let (changes, gone) = s.apply(&wanted)?;
+            let (changes, gone) = s.apply(&wanted, &name)?;
             Ok((changes.iter().map(api::Change::from).collect(), gone))
         })?;
         wait_for(gone)?;

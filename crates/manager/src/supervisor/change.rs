@@ -13,6 +13,8 @@ use crate::config::container::find_runtime;
 use crate::config::diff::{self, Change, Turnover};
 use crate::config::model::{self, Config};
 use crate::config::{ConfigErrors, Problem, host, validate};
+use crate::control::model::{self as api, EventKind};
+use crate::controller::events::Subject;
 use crate::nf::container::{Source, Template};
 use crate::nf::user::User;
 
@@ -58,6 +60,7 @@ impl Supervisor {
         let instances = config.first_instances();
         let threads = self.plane.threads();
         let mut closed = None;
+        let counted = (!config.is_pooled()).then(|| self.own_pool_report(number)).flatten();
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
             let former = service.pool.take();
             if config.is_pooled() {
@@ -68,6 +71,7 @@ impl Supervisor {
             (service.config, service.exec, service.user, service.container) = (config, exec, user, container);
         }
         if let Some(former) = closed {
+            counted.iter().for_each(|pool| self.past.pool(pool));
             self.close_pool(number, former);
         }
         self.know_users();
@@ -217,6 +221,7 @@ impl Supervisor {
         self.dismiss_zygote(number);
         let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         let gone = instances.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
+        self.own_pool_report(number).iter().for_each(|pool| self.past.pool(pool));
         self.config.services.retain(|s| s.name != name);
         // Its place is kept until its instances are gone: they still name it.
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
@@ -274,8 +279,9 @@ impl Supervisor {
     /// Removes a chain that no rule names. Packets inside follow it to its end.
     pub(super) fn remove_chain(&mut self, name: &str) -> Result<(), SupervisorError> {
         let number = self.chain_number(name).ok_or_else(|| no_such("chain", name))?;
+        let latency = super::report::latency_of(number, &self.snapshots());
         if let Some(chain) = self.chains[number as usize].take() {
-            self.past.chain(&chain.counters);
+            self.past.chain(&chain.name, &chain.counters, latency);
         }
         self.config.chains.retain(|c| c.name != name);
         self.publish();
@@ -326,12 +332,13 @@ impl Supervisor {
         Ok(changes)
     }
 
-    /// Makes another configuration the one in force, step by step.
+    /// Makes another configuration the one in force, step by step. `source` names where it came
+    /// from.
     ///
     /// # Errors
     /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing and what it
     /// had begun undone: the same configuration, mended, can be applied again.
-    pub(super) fn apply(&mut self, wanted: &Config) -> Result<(Vec<Change>, Gone), SupervisorError> {
+    pub(super) fn apply(&mut self, wanted: &Config, source: &str) -> Result<(Vec<Change>, Gone), SupervisorError> {
         let changes = self.plan(wanted)?;
         let kept = self.with_promises(wanted)?;
         // Most that can fail fails here, where it has changed nothing.
@@ -341,15 +348,33 @@ impl Supervisor {
         let mut gone = Gone::new();
         let coming = kept.as_ref().map_or(wanted, |kept| &kept.config).clone();
         self.coming = Some(Box::new(coming));
+        let mut steps = 0;
         let done: Result<(), SupervisorError> = changes.iter().try_for_each(|change| {
             gone.extend(self.step(change)?);
+            steps += 1;
             Ok(())
         });
         self.coming = None;
         self.opened.clear();
+        self.note_applied(source, &changes[..steps], done.as_ref().err());
         done?;
         kept.into_iter().for_each(|kept| self.promises_follow(kept));
         Ok((changes, gone))
+    }
+
+    /// Notes what was changed by an apply, and why it went no further if it did not.
+    fn note_applied(&self, source: &str, done: &[Change], error: Option<&SupervisorError>) {
+        /// Most changes that are told one by one.
+        const TOLD: usize = 8;
+        if done.is_empty() && error.is_none() {
+            return;
+        }
+        let mut words: Vec<String> = done.iter().take(TOLD).map(|change| api::Change::from(change).to_string()).collect();
+        words.extend((done.len() > TOLD).then(|| format!("and {} more", done.len() - TOLD)));
+        let changes = if done.len() == 1 { "1 change".into() } else { format!("{} changes", done.len()) };
+        let failed = error.map_or(String::new(), |error| format!("; the next one failed: {error}"));
+        let text = format!("applied {source}: {changes} ({}){failed}", words.join("; "));
+        self.controller.events().note(EventKind::Apply, Subject::Other("configuration", ""), text);
     }
 
     /// Opens the ports that changes add or replace. If one does not open, those that did are closed again.

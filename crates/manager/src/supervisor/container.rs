@@ -13,6 +13,7 @@ use crate::mechanism::process::{self, Proc};
 use crate::nf::State;
 use crate::nf::attach::Peer;
 use crate::nf::container::{FOLDER, Life, Template};
+use crate::nf::death::Cause;
 use crate::nf::record::Thing;
 
 /// In place of an NF's number: it is in a container, or may be, and of no NF that could be told.
@@ -39,6 +40,7 @@ impl Supervisor {
         };
         if let Err(why) = started {
             log_line!("sluiced: {why}");
+            self.ends_for(number, Cause::Unstarted(why));
             self.nfs.get_mut(&number).into_iter().for_each(|nf| nf.state = State::Starting);
             self.lost(number);
         }

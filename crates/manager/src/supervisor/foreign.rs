@@ -27,6 +27,7 @@ use crate::mechanism::netns;
 use crate::mechanism::process::{Identity, Proc};
 use crate::mechanism::processes::Target;
 use crate::nf::State;
+use crate::nf::death::Cause;
 use crate::nf::filter::Filter;
 use crate::nf::handle::NfHandle;
 use crate::nf::output::Whose;
@@ -300,6 +301,7 @@ impl Supervisor {
     /// A foreign NF could not come.
     fn trouble(&mut self, number: u16, why: String) {
         log_line!("sluiced: {why}");
+        self.ends_for(number, Cause::Unstarted(why.clone()));
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         nf.foreign.get_or_insert_default().trouble = Some(why);
         match &nf.process {

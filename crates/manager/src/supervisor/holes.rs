@@ -9,7 +9,7 @@ use sluice_shm::hole;
 use sluice_shm::memory::Mapping;
 
 use super::{NfState, ServiceState, Supervisor, life};
-use crate::nf::handle::Sentence;
+use crate::nf::handle::{Sentence, Violation};
 
 /// What was seen of holes.
 #[derive(Debug, Default)]
@@ -72,6 +72,7 @@ impl Supervisor {
                 nf.name
             );
             if let Some(handle) = &nf.handle {
+                handle.note_violation(Violation::Hole);
                 handle.condemn(Sentence::Violations);
             }
             life::kill(nf);

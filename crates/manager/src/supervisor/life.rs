@@ -20,12 +20,16 @@ use super::{
     TICK, token,
 };
 use crate::config::model::{Mode, OnFailure};
+use crate::control::health::Death;
+use crate::control::model::EventKind;
+use crate::controller::events::{self, Subject};
 use crate::dataplane::Fence;
 use crate::estimate::kept::Of;
 use crate::mechanism::cgroup::pen::Pen;
 use crate::mechanism::process::{self, Proc};
 use crate::mechanism::silence;
 use crate::nf::container::Life;
+use crate::nf::death::Cause;
 use crate::nf::filter::Filter;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Whose;
@@ -202,9 +206,15 @@ impl Supervisor {
         let spec = self.spec_of(service, &nf.name, exec, nf.core, []);
         let service = nf.service;
         if let Err(error) = self.start_process(number, &spec, None) {
+            self.ends_for(number, Cause::Unstarted(error.clone()));
             self.notices.print(Kind::Failed(service), || error);
             self.lost(number);
         }
+    }
+
+    /// Notes why an NF is about to be ended, or did not come, if nothing is noted yet.
+    pub(super) fn ends_for(&mut self, number: u16, cause: Cause) {
+        self.nfs.get_mut(&number).into_iter().for_each(|nf| _ = nf.ended_for.get_or_insert(cause.clone()));
     }
 
     /// Starts what an NF is started with: its program, or the runtime of its container. It is starting then; so it is if that fails,
@@ -310,6 +320,7 @@ impl Supervisor {
             Ok(Admission::Now(number)) => {
                 if let Err(error) = self.welcome(number, caller) {
                     let service = self.nfs.get(&number).map_or(u16::MAX, |nf| nf.service);
+                    self.ends_for(number, Cause::Unstarted(error.to_string()));
                     self.notices.print(Kind::Failed(service), || error.to_string());
                     self.lost(number);
                 }
@@ -443,7 +454,8 @@ impl Supervisor {
         let fds = [memory.file().fd(), handle.region.memory.fd(), core_memory];
         let sent = caller.welcome(&welcome, fds);
         let nf = self.nfs.get_mut(&number).expect("it is still there");
-        (nf.told, nf.service_times) = (Some(told), Default::default());
+        nf.told = Some(told);
+        nf.service_times.get_mut().begin();
         nf.handle = Some(handle);
         nf.place = Some(place);
         let attached = match sent {
@@ -495,6 +507,7 @@ impl Supervisor {
         if let Some(Err(error)) = pid.map(|pid| self.schedule(handle, pid, core, poll)) {
             // It has its memory already: what it was given comes back when its process has ended, and not before.
             log_line!("sluiced: {name} is stopped: {error}");
+            self.ends_for(number, Cause::Unstarted(error.to_string()));
             self.nfs.get(&number).into_iter().for_each(kill);
             return Ok(());
         }
@@ -547,9 +560,13 @@ impl Supervisor {
     pub(super) fn process_ended(&mut self, number: u16) {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let Some(process) = &nf.process else { return };
-        // One that was collected with the group of its zygote has ended too.
-        if process.child && matches!(process::reap(process.pidfd.as_fd()), Ok(None)) {
-            return;
+        if process.child {
+            match process::reap(process.pidfd.as_fd()) {
+                Ok(None) => return,
+                Ok(exit) => nf.exit = exit,
+                // One that was collected with the group of its zygote has ended too.
+                Err(_) => {}
+            }
         }
         if !self.is_held(number) {
             self.lost(number);
@@ -580,6 +597,11 @@ impl Supervisor {
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         if let Some(connection) = nf.connection.take() {
             let _ = epoll::delete(&self.epoll, connection.as_fd());
+            // The kernel closes it when a process ends, too, and then how that ends is decided.
+            let is_ending = |process: &Process| Proc::default().stat(process.pid).is_ok_and(|stat| stat.is_ending());
+            if nf.state != State::Stopping && nf.process.as_ref().is_some_and(|process| !is_ending(process)) {
+                nf.ended_for.get_or_insert(Cause::Closed);
+            }
             // It still has the arena mapped: its frames come back when its process has ended, and not before.
             kill(nf);
         }
@@ -594,6 +616,7 @@ impl Supervisor {
         nf.renewed = false;
         let noticed_ns = monotonic_ns();
         let (mut ended, mut container) = (None, None);
+        let (exit, ended_for) = (nf.exit.take(), nf.ended_for.take());
         if let Some(process) = nf.process.take() {
             let _ = epoll::delete(&self.epoll, process.pidfd.as_fd());
             ended = Some(process.pid);
@@ -626,6 +649,16 @@ impl Supervisor {
             nf.stops += 1;
             nf.stopped_for = Some(sentence);
         }
+        let ended_for = match sentence {
+            Sentence::Violations => Some(Cause::Violations {
+                times: handle.as_ref().map_or(0, |handle| handle.violations.load(Ordering::Relaxed)),
+                last: handle.as_ref().and_then(|handle| handle.last_violation()),
+            }),
+            Sentence::Stalled => Some(Cause::Stalled(self.config.manager.stall_ms)),
+            _ if starts_anew => Some(Cause::Renewed),
+            _ => ended_for,
+        };
+        let cause = Cause::of(exit, ended_for, nf.pen.as_ref().is_some_and(|pen| pen.killed_for_memory() > 0));
         let restart = pooled
             || self.chains.iter().flatten().any(|c| c.services.contains(&service_number) && c.on_failure == OnFailure::Restart);
         let ran_for = nf.started_at.elapsed();
@@ -664,19 +697,25 @@ impl Supervisor {
         if matches!(nf.state, State::Expected | State::Gone) || nf.state == State::Failed && !attach {
             nf.deadline = None;
         }
+        let pause = nf.deadline.filter(|_| !renewed && !spent).map(|until| until.saturating_duration_since(Instant::now()));
         let is_foreign = nf.foreign.is_some();
         if let (State::Starting, Some(foreign)) = (was, &mut nf.foreign) {
             let at_once = || format!("{} ended before it was given packets; run its program by hand to see why", nf.name);
             foreign.trouble.get_or_insert_with(at_once);
         }
         if nf.state != State::Gone && !self.stopping && !spent {
-            let pause = nf.deadline.map(|until| until.saturating_duration_since(Instant::now())).filter(|_| for_cause);
-            let pause = pause.map_or(String::new(), |pause| format!(", for {:.0} s", pause.as_secs_f64()));
-            let line = || format!("{} has ended after {:.3} s and is {} now{pause}", nf.name, ran_for.as_secs_f64(), nf.state);
+            let next = what_next(nf.state, pause);
+            let line = || format!("{} has ended after {:.3} s: {cause}; {next}", nf.name, ran_for.as_secs_f64());
             self.notices.print(Kind::Ended(service_number), line);
+            if cause != Cause::Renewed {
+                let death = Death { time_ns: noticed_ns, unix_ms: events::unix_ms(), cause: cause.kind(), what: cause.to_string() };
+                let text = format!("{cause}, after {:.3} s; {next}", ran_for.as_secs_f64());
+                self.controller.events().note_at(noticed_ns, EventKind::Death, Subject::Nf(&nf.name), text);
+                nf.last_death = Some(death);
+            }
         }
         if let Some(handle) = &handle {
-            nf.before.add(handle);
+            nf.count_off(handle);
         }
         let gone = nf.state == State::Gone;
         // It has no handle any more, so it leaves its schedule.
@@ -720,6 +759,8 @@ impl Supervisor {
             if at_once && let Some(nf) = self.nfs.get_mut(&number) {
                 nf.deadline = None;
                 nf.restarts += 1;
+                let text = format!("started again at once; restarts so far: {}", nf.restarts);
+                self.controller.events().note(EventKind::Restart, Subject::Nf(&nf.name), text);
             }
             // A start that fails comes back here, and is the second failure then.
             self.launch(number);
@@ -732,6 +773,7 @@ impl Supervisor {
     /// Forgets an NF that was removed.
     fn bury(&mut self, number: u16) {
         let Some(nf) = self.nfs.remove(&number) else { return };
+        self.past.nf(self.own_report(&nf, 0));
         // A service that was added again may have given the name to another one already.
         if self.names.get(&nf.name) == Some(&number) {
             self.names.remove(&nf.name);
@@ -862,6 +904,7 @@ impl Supervisor {
         self.see_ports(now);
         self.see_wires(now);
         self.end_condemned();
+        self.watch_health(now);
         self.notices.print_rest(now);
         let (mut starting, mut settled, mut late, mut ready) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for nf in self.nfs.values_mut() {
@@ -888,6 +931,8 @@ impl Supervisor {
                 match nf.state {
                     State::Restarting => {
                         nf.restarts += 1;
+                        let text = format!("started again after a pause; restarts so far: {}", nf.restarts);
+                        self.controller.events().note(EventKind::Restart, Subject::Nf(&nf.name), text);
                         starting.push(nf.number);
                     }
                     State::Starting if nf.foreign.is_some() => settled.push(nf.number),
@@ -909,6 +954,7 @@ impl Supervisor {
                     State::Starting => {
                         let line = || format!("{} said no hello within {} s and is stopped", nf.name, HELLO_PATIENCE.as_secs());
                         self.notices.print(Kind::Silent(nf.service), line);
+                        nf.ended_for.get_or_insert(Cause::Silent(HELLO_PATIENCE.as_secs() * u64::from(nf.respites + 1)));
                         kill(nf);
                     }
                     State::Stopping => kill(nf),
@@ -1036,6 +1082,22 @@ fn is_spared(nf: &mut NfState, handle: &NfHandle) -> bool {
     nf.respites += 1;
     handle.spare(monotonic_ns() + RESPITE.as_nanos() as u64);
     true
+}
+
+/// What becomes of an NF that has ended, in words.
+fn what_next(state: State, pause: Option<Duration>) -> String {
+    let time = |pause: Duration| match pause.as_millis() {
+        ms @ ..1_000 => format!("{ms} ms"),
+        _ => format!("{:.1} s", pause.as_secs_f64()),
+    };
+    match (state, pause) {
+        (State::Restarting, None | Some(Duration::ZERO)) => "it is started again at once".into(),
+        (State::Restarting, Some(pause)) => format!("it is started again in {}", time(pause)),
+        (State::Failed, Some(pause)) => format!("it is let in again in {}", time(pause)),
+        (State::Failed, None) => "it is not started again (on_failure)".into(),
+        (State::Expected, _) => "another process may come in its place".into(),
+        (state, _) => format!("it is {state} now"),
+    }
 }
 
 /// What an NF that was stopped for cause has done.

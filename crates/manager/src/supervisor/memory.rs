@@ -19,10 +19,12 @@ impl Supervisor {
                 "there is no packet memory of tenant `{holder}`; see `sluice tenant list`"
             )));
         };
+        let counted = self.own_memory(old);
         self.plane.renew(tenant.map(str::to_owned)).map_err(|error| match error {
             PlaneError::NoMemory(why @ (NoMemory::Devices | NoMemory::NoSlot(_))) => SupervisorError::Conflict(why.to_string()),
             other => other.into(),
         })?;
+        counted.iter().for_each(|memory| self.past.memory(memory));
         // From here on its ports receive there.
         self.publish();
         // All that have the old one mapped, however far they are: also one that still makes its

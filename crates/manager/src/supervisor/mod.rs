@@ -9,6 +9,7 @@ mod change;
 mod container;
 mod foreign;
 mod grouping;
+mod health;
 mod holes;
 mod life;
 mod memory;
@@ -26,7 +27,7 @@ mod tuning;
 mod upgrade;
 mod zygote;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -45,13 +46,17 @@ use crate::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tabl
 use crate::classify::hits::RuleHits;
 use crate::classify::rule::{Rule, RuleSet};
 use crate::config::model::{self, Config};
+use crate::control::health::Death;
+use crate::control::totals;
 use crate::controller::Controller;
 use crate::dataplane::{DataPlane, Fence, Place, PlaneError};
 use crate::estimate::kept::Kept;
 use crate::forward::TraceRequest;
 use crate::mechanism::cgroup::pen::Pen;
+use crate::mechanism::process::Exit;
 use crate::nf::State;
 use crate::nf::attach::Listener;
+use crate::nf::death::Cause;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Outputs;
 use crate::nf::record::{Record, RecordError, Thing};
@@ -195,8 +200,16 @@ struct NfState {
     draining: bool,
     /// What packet threads pass when they send it nothing more. Until then, one may be about to.
     fence: Option<Fence>,
+    /// How its process has ended, from when it was collected until it is lost; and why it was
+    /// ended, or did not come.
+    exit: Option<Exit>,
+    ended_for: Option<Cause>,
+    /// How it died last, if it has.
+    last_death: Option<Death>,
     /// Counters of its former processes, so that totals never go back.
     before: report::NfTotals,
+    /// What its process has said of itself.
+    spoken: Cell<report::Spoken>,
     /// What its process has counted in its page of how long its bursts took.
     service_times: RefCell<Followed>,
     cpu: report::CpuMeter,
@@ -247,7 +260,11 @@ impl NfState {
             reclaim_ns: None,
             draining: false,
             fence: None,
+            exit: None,
+            ended_for: None,
+            last_death: None,
             before: report::NfTotals::default(),
+            spoken: Cell::default(),
             service_times: RefCell::default(),
             cpu: report::CpuMeter::default(),
             waiters: Vec::new(),
@@ -285,6 +302,14 @@ impl ServiceState {
     fn core_of(&self, index: u32) -> usize {
         self.config.cores[index as usize % self.config.cores.len()]
     }
+}
+
+/// What a rule of a name, or in a place, is told to have decided: `base`, and what it has counted
+/// since it is there.
+#[derive(Debug, Default)]
+struct RuleCount {
+    hits: Option<RuleHits>,
+    base: u64,
 }
 
 /// The one who knows everything.
@@ -359,6 +384,10 @@ pub struct Supervisor {
     tracing: Option<(Arc<TraceRequest>, Instant)>,
     /// Decisions of each rule in force, with what the rule is known by.
     hits: Vec<(String, RuleHits)>,
+    /// What rules are told to have decided, by name or place, those that are gone too; and
+    /// decisions of rules that are gone.
+    rule_counts: HashMap<String, RuleCount>,
+    former_decisions: u64,
     /// Numbers of tenants that rules have named, from 1. They stay, so that a class of a pool is the same after a change of rules.
     tenants: HashMap<String, u32>,
     /// Rung by packet threads that wait for what only this thread does.
@@ -369,6 +398,8 @@ pub struct Supervisor {
     due: Option<Instant>,
     /// What is said at most once a second.
     notices: Notices<life::Kind>,
+    /// What does not work, and since when.
+    watch: health::Watch,
     stopping: bool,
     /// Told once everything has stopped.
     quit: bool,
@@ -477,11 +508,14 @@ impl Supervisor {
             past: past::Past::default(),
             tracing: None,
             hits: Vec::new(),
+            rule_counts: HashMap::new(),
+            former_decisions: 0,
             tenants: HashMap::new(),
             bell: Arc::new(Bell::new(wake)),
             answered: Instant::now(),
             due: None,
             notices: Notices::default(),
+            watch: health::Watch::default(),
             stopping: false,
             quit: false,
         };
@@ -725,12 +759,15 @@ impl Supervisor {
     fn rules(&mut self) -> RuleSet {
         let ports = self.ports.iter().enumerate().filter_map(|(i, p)| Some((p.as_ref()?.config.name.clone(), i as u16))).collect();
         let chains = self.chains.iter().flatten().map(|c| (c.name.clone(), c.number)).collect();
-        let mut known: HashMap<String, RuleHits> = std::mem::take(&mut self.hits).into_iter().collect();
+        let mut known: HashMap<String, Vec<RuleHits>> = HashMap::new();
+        for (key, hits) in std::mem::take(&mut self.hits).into_iter().rev() {
+            known.entry(key).or_default().push(hits);
+        }
         let threads = self.plane.threads();
         let (mut rules, mut hits) = (Vec::new(), Vec::new());
         for (number, rule) in self.config.rules.iter().enumerate() {
             let key = rule.name.clone().unwrap_or_else(|| serde_json::to_string(rule).unwrap_or_default());
-            let own = known.remove(&key).unwrap_or_else(|| RuleHits::new(threads));
+            let own = known.get_mut(&key).and_then(Vec::pop).unwrap_or_else(|| RuleHits::new(threads));
             match Rule::compile(rule, number, &ports, &chains) {
                 Ok(mut compiled) => {
                     let of_tenant = self.config.sched.priority_of(rule.tenant.as_deref());
@@ -747,7 +784,35 @@ impl Supervisor {
             }
             self.hits.push((key, own));
         }
+        self.former_decisions += known.values().flatten().map(RuleHits::total).sum::<u64>();
+        self.count_rules();
         RuleSet::new(rules).counting(hits)
+    }
+
+    /// Has what is told of each rule go on where it was, by its name or place.
+    fn count_rules(&mut self) {
+        let now: HashMap<String, &RuleHits> = (self.config.rules.iter().enumerate().zip(&self.hits))
+            .map(|((place, rule), (_, hits))| (report::series_of(rule, place), hits))
+            .collect();
+        for (name, count) in &mut self.rule_counts {
+            if let Some(hits) = count.hits.take_if(|hits| now.get(name).is_none_or(|now| !now.is(hits))) {
+                count.base = count.base.wrapping_add(hits.total());
+            }
+        }
+        // Those that are gone and forgotten begin at 0 if they come again.
+        while self.rule_counts.len() > now.len() + totals::MOST
+            && let Some(gone) = self.rule_counts.iter().find(|(_, count)| count.hits.is_none()).map(|(name, _)| name.clone())
+        {
+            self.rule_counts.remove(&gone);
+        }
+        for (name, hits) in now {
+            let count = self.rule_counts.entry(name).or_default();
+            if count.hits.is_none() {
+                // What it has decided in another place is told there.
+                count.base = count.base.wrapping_sub(hits.total());
+                count.hits = Some(hits.clone());
+            }
+        }
     }
 
     /// Notes in the record; a full disk is no reason to stop packets.

@@ -1,84 +1,273 @@
-//! What chains and ports that are gone have counted: totals count for the daemon's whole life, and
-//! never go back.
+//! What is gone has counted: totals count for the daemon's whole life, and never go back. The rule
+//! is in [`control::totals`](crate::control::totals).
 //!
 //! Packets inside follow a chain that was removed to its end, and are counted there. So its counters are kept as they are until nobody
-//! else has them, and only their sum after that.
+//! else has them, and only their sum after that. The same holds for the queues of ports.
 
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::chain::{ChainCounters, Counter, Drop};
 use crate::control::model as api;
+use crate::control::totals::{Counted, MOST};
 use crate::worker::QueueCounters;
+
+/// What was counted under names by what is gone.
+#[derive(Debug)]
+struct Names<T> {
+    /// By name, with the place in the order in which they left last.
+    known: HashMap<String, (u64, T)>,
+    next: u64,
+    /// Of names that are forgotten, by group.
+    rest: BTreeMap<String, T>,
+}
+
+impl<T> Default for Names<T> {
+    fn default() -> Self {
+        Self { known: HashMap::new(), next: 0, rest: BTreeMap::new() }
+    }
+}
+
+impl<T: Counted + Default> Names<T> {
+    /// Something of this name is gone. `group_of` says what belongs together when a name has to be
+    /// forgotten.
+    fn leave(&mut self, name: &str, counted: &T, group_of: impl Fn(&T) -> String) {
+        self.next += 1;
+        if let Some((at, sum)) = self.known.get_mut(name) {
+            *at = self.next;
+            sum.add(counted);
+            return;
+        }
+        if self.known.len() >= MOST
+            && let Some(first) = self.known.iter().min_by_key(|(_, (at, _))| *at).map(|(name, _)| name.clone())
+            && let Some((_, sum)) = self.known.remove(&first)
+        {
+            self.rest.entry(group_of(&sum)).or_default().add(&sum);
+        }
+        let mut sum = T::default();
+        sum.add(counted);
+        self.known.insert(name.into(), (self.next, sum));
+    }
+
+    /// What was counted under a name.
+    fn of(&self, name: &str) -> Option<&T> {
+        self.known.get(name).map(|(_, sum)| sum)
+    }
+}
 
 /// Counters of what is gone.
 #[derive(Debug, Default)]
 pub(super) struct Past {
-    chains: Vec<Arc<[ChainCounters]>>,
-    queues: Vec<Arc<QueueCounters>>,
-    /// Sums of those that nobody counts with any more.
-    settled: api::Gone,
+    /// Those that somebody may count with still.
+    live_chains: Vec<(String, Arc<[ChainCounters]>)>,
+    live_queues: Vec<(String, Arc<QueueCounters>)>,
+    /// Sums of the others.
+    chains: Names<api::Chain>,
+    ports: Names<api::Port>,
+    nfs: Names<OfService>,
+    pools: Names<api::Pool>,
+    /// Of tenants whose packet memory was made anew.
+    memories: HashMap<String, api::Memory>,
 }
 
-fn add_chain(sums: &mut api::Gone, counters: &[ChainCounters]) {
+/// What NFs of a service have counted.
+#[derive(Debug, Default)]
+struct OfService(String, api::Nf);
+
+impl Counted for OfService {
+    fn add(&mut self, more: &Self) {
+        self.0.clone_from(&more.0);
+        self.1.add(&more.1);
+    }
+}
+
+/// What a chain's counters say.
+pub(super) fn of_chain(counters: &[ChainCounters]) -> api::Chain {
     let sum = |of: fn(&ChainCounters) -> &Counter| counters.iter().map(|c| of(c).get()).sum::<u64>();
-    sums.entry_packets += sum(|c| &c.entered);
-    sums.exit_packets += sum(|c| &c.left);
-    sums.originated_packets += sum(|c| &c.originated);
-    for why in Drop::ALL {
-        let dropped: u64 = counters.iter().map(|c| c.drops[why as usize].get()).sum();
-        if dropped > 0 {
-            *sums.drops.entry(why.name().into()).or_default() += dropped;
-        }
+    let dropped = |why: Drop| counters.iter().map(|c| c.drops[why as usize].get()).sum::<u64>();
+    let no_path = ("no_path".to_string(), sum(|c| &c.no_path));
+    let drops = Drop::ALL.iter().map(|why| (why.name().to_string(), dropped(*why))).chain([no_path]);
+    api::Chain {
+        entry_packets: sum(|c| &c.entered),
+        exit_packets: sum(|c| &c.left),
+        originated_packets: sum(|c| &c.originated),
+        drops: drops.filter(|(_, n)| *n > 0).collect(),
+        wasted: Drop::ALL.iter().filter(|why| why.is_wasted()).map(|why| dropped(*why)).sum(),
+        ..api::Chain::default()
     }
 }
 
-fn add_queue(sums: &mut api::Gone, queue: &QueueCounters) {
-    sums.tx_packets += queue.tx_packets.get();
-    sums.tx_drops += queue.tx_drops.get();
-    for (why, n) in queue.own_drops().into_iter().filter(|(_, n)| *n > 0) {
-        *sums.port_drops.entry(why.into()).or_default() += n;
+/// What a queue's counters say.
+fn of_queue(queue: &QueueCounters) -> api::Port {
+    api::Port {
+        rx_packets: queue.rx_packets.get(),
+        rx_bytes: queue.rx_bytes.get(),
+        tx_packets: queue.tx_packets.get(),
+        tx_bytes: queue.tx_bytes.get(),
+        tx_drops: queue.tx_drops.get(),
+        entry_drops: queue.entry_drops.get(),
+        drops: queue.own_drops().into_iter().filter(|(_, n)| *n > 0).map(|(why, n)| (why.into(), n)).collect(),
+        ..api::Port::default()
     }
+}
+
+fn no_group<T>(_: &T) -> String {
+    String::new()
 }
 
 impl Past {
-    /// A chain is gone.
-    pub(super) fn chain(&mut self, counters: &Arc<[ChainCounters]>) {
-        self.chains.push(counters.clone());
+    /// A chain is gone, which has had these latencies.
+    pub(super) fn chain(&mut self, name: &str, counters: &Arc<[ChainCounters]>, latency_ns: api::Distribution) {
+        self.live_chains.push((name.into(), counters.clone()));
+        self.chains.leave(name, &api::Chain { latency_ns, ..api::Chain::default() }, no_group);
         self.settle();
     }
 
-    /// A port is gone.
-    pub(super) fn port(&mut self, queues: &[Arc<QueueCounters>]) {
-        self.queues.extend(queues.iter().cloned());
+    /// A port is gone, of which only its kind knew these details.
+    pub(super) fn port(&mut self, name: &str, queues: &[Arc<QueueCounters>], details: BTreeMap<String, f64>) {
+        self.live_queues.extend(queues.iter().map(|queue| (name.to_string(), queue.clone())));
+        self.ports.leave(name, &api::Port { details, ..api::Port::default() }, no_group);
         self.settle();
+    }
+
+    /// An NF is gone: what it has counted itself.
+    pub(super) fn nf(&mut self, nf: api::Nf) {
+        self.nfs.leave(&nf.name.clone(), &OfService(nf.service.clone(), nf), |of| of.0.clone());
+    }
+
+    /// A pool is gone: what it has counted itself.
+    pub(super) fn pool(&mut self, pool: &api::Pool) {
+        self.pools.leave(&pool.service, pool, no_group);
+    }
+
+    /// A tenant's packet memory was made anew: what the former one has counted.
+    pub(super) fn memory(&mut self, memory: &api::Memory) {
+        self.add_to_memory_of(memory.tenant.clone(), memory);
+    }
+
+    fn add_to_memory_of(&mut self, tenant: String, more: &api::Memory) {
+        let sum = self.memories.entry(tenant).or_default();
+        add_copies(sum, more);
     }
 
     /// Nobody can get a counter again that only this has: its value stays.
     fn settle(&mut self) {
-        let Self { chains, queues, settled } = self;
-        chains.retain(|counters| {
+        let Self { live_chains, live_queues, chains, ports, .. } = self;
+        live_chains.retain(|(name, counters)| {
             let in_use = Arc::strong_count(counters) > 1;
             if !in_use {
-                add_chain(settled, counters);
+                chains.leave(name, &of_chain(counters), no_group);
             }
             in_use
         });
-        queues.retain(|queue| {
+        live_queues.retain(|(name, queue)| {
             let in_use = Arc::strong_count(queue) > 1;
             if !in_use {
-                add_queue(settled, queue);
+                ports.leave(name, &of_queue(queue), no_group);
             }
             in_use
         });
     }
 
-    /// What they have counted.
-    pub(super) fn report(&self) -> api::Gone {
-        let mut sums = self.settled.clone();
-        self.chains.iter().for_each(|counters| add_chain(&mut sums, counters));
-        self.queues.iter().for_each(|queue| add_queue(&mut sums, queue));
-        sums
+    /// What former chains of a name have counted.
+    pub(super) fn of_chain(&self, name: &str) -> api::Chain {
+        let mut sum = api::Chain::default();
+        self.chains.of(name).into_iter().for_each(|former| sum.add(former));
+        self.live_chains.iter().filter(|(of, _)| of == name).for_each(|(_, counters)| sum.add(&of_chain(counters)));
+        sum
     }
+
+    /// What former ports of a name have counted.
+    pub(super) fn of_port(&self, name: &str) -> api::Port {
+        let mut sum = api::Port::default();
+        self.ports.of(name).into_iter().for_each(|former| sum.add(former));
+        self.live_queues.iter().filter(|(of, _)| of == name).for_each(|(_, queue)| sum.add(&of_queue(queue)));
+        sum
+    }
+
+    /// What former NFs of a name have counted.
+    pub(super) fn of_nf(&self, name: &str) -> Option<&api::Nf> {
+        self.nfs.of(name).map(|of| &of.1)
+    }
+
+    /// What former pools of a service have counted.
+    pub(super) fn of_pool(&self, service: &str) -> Option<&api::Pool> {
+        self.pools.of(service)
+    }
+
+    /// Adds what former packet memories of its tenant have counted.
+    pub(super) fn add_memory(&self, memory: &mut api::Memory) {
+        self.memories.get(&memory.tenant).into_iter().for_each(|former| add_copies(memory, former));
+    }
+
+    /// Packets that chains which are gone have dropped, by reason, whether there is one of their
+    /// name or not.
+    pub(super) fn drops(&self) -> BTreeMap<String, u64> {
+        let mut sum = api::Chain::default();
+        self.chains.known.values().map(|(_, former)| former).chain(self.chains.rest.values()).for_each(|former| sum.add(former));
+        self.live_chains.iter().for_each(|(_, counters)| sum.add(&of_chain(counters)));
+        sum.drops
+    }
+
+    /// Packets that were dropped at ports which are gone, whether there is one of their name or not:
+    /// those that the port did not take, and others by reason.
+    pub(super) fn port_drops(&self) -> (u64, BTreeMap<String, u64>) {
+        let mut sum = api::Port::default();
+        self.ports.known.values().map(|(_, former)| former).chain(self.ports.rest.values()).for_each(|former| sum.add(former));
+        self.live_queues.iter().for_each(|(_, queue)| sum.add(&of_queue(queue)));
+        (sum.tx_drops, sum.drops)
+    }
+
+    /// What is in no report of `stats`, because nothing of its name is there.
+    pub(super) fn report(&self, stats: &api::Stats) -> api::Gone {
+        let mut chain = api::Chain::default();
+        let is_chain = |name: &str| stats.chains.iter().any(|there| there.name == name);
+        self.chains.rest.values().for_each(|former| chain.add(former));
+        self.chains.known.iter().filter(|(name, _)| !is_chain(name)).for_each(|(_, (_, former))| chain.add(former));
+        self.live_chains.iter().filter(|(name, _)| !is_chain(name)).for_each(|(_, counters)| chain.add(&of_chain(counters)));
+        let mut port = api::Port::default();
+        let is_port = |name: &str| stats.ports.iter().any(|there| there.name == name);
+        self.ports.rest.values().for_each(|former| port.add(former));
+        self.ports.known.iter().filter(|(name, _)| !is_port(name)).for_each(|(_, (_, former))| port.add(former));
+        self.live_queues.iter().filter(|(name, _)| !is_port(name)).for_each(|(_, queue)| port.add(&of_queue(queue)));
+        let there: std::collections::HashSet<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
+        let mut nfs: BTreeMap<String, api::Nf> = BTreeMap::new();
+        let gone = self.nfs.known.iter().filter(|(name, _)| !there.contains(name.as_str())).map(|(_, (_, former))| former);
+        for OfService(service, counted) in gone.chain(self.nfs.rest.values()) {
+            nfs.entry(service.clone()).or_default().add(counted);
+        }
+        let mut pools = api::Pool::default();
+        let is_pool = |name: &str| stats.status.pools.iter().any(|there| there.service == name);
+        self.pools.rest.values().for_each(|former| pools.add(former));
+        self.pools.known.iter().filter(|(name, _)| !is_pool(name)).for_each(|(_, (_, former))| pools.add(former));
+        api::Gone {
+            entry_packets: chain.entry_packets,
+            exit_packets: chain.exit_packets,
+            originated_packets: chain.originated_packets,
+            drops: chain.drops,
+            wasted: chain.wasted,
+            latency_ns: chain.latency_ns,
+            rx_packets: port.rx_packets,
+            rx_bytes: port.rx_bytes,
+            tx_packets: port.tx_packets,
+            tx_bytes: port.tx_bytes,
+            tx_drops: port.tx_drops,
+            port_drops: port.drops,
+            entry_drops: port.entry_drops,
+            details: port.details,
+            nfs,
+            pools,
+            ..api::Gone::default()
+        }
+    }
+}
+
+fn add_copies(sum: &mut api::Memory, more: &api::Memory) {
+    sum.gate_packets += more.gate_packets;
+    sum.gate_bytes += more.gate_bytes;
+    sum.crossing_packets += more.crossing_packets;
+    sum.crossing_bytes += more.crossing_bytes;
+    sum.starved += more.starved;
 }
 
 #[cfg(test)]
@@ -92,8 +281,8 @@ mod tests {
         let mut past = Past::default();
         counters[0].entered.add(9);
         counters[0].drops[Drop::NfDied as usize].add(3);
-        past.chain(&counters);
-        past.port(std::slice::from_ref(&queue));
+        past.chain("c", &counters, api::Distribution::default());
+        past.port("p", std::slice::from_ref(&queue), BTreeMap::from([("lost".into(), 2.0)]));
         // Packets that were inside.
         counters[0].drops[Drop::NfDied as usize].add(4);
         counters[0].left.add(2);
@@ -104,15 +293,39 @@ mod tests {
             entry_packets: 9,
             exit_packets: 2,
             drops: [("nf_died".to_string(), 7)].into(),
+            wasted: 7,
             tx_packets: 1,
             tx_drops: 5,
             port_drops: [("no_link".to_string(), 4)].into(),
+            details: [("lost".to_string(), 2.0)].into(),
             ..api::Gone::default()
         };
-        assert_eq!(past.report(), told);
+        let none = api::Stats::default();
+        assert_eq!(past.report(&none), told);
         drop((counters, queue));
         past.settle();
-        assert!(past.chains.is_empty() && past.queues.is_empty());
-        assert_eq!(past.report(), told);
+        assert!(past.live_chains.is_empty() && past.live_queues.is_empty());
+        assert_eq!(past.report(&none), told);
+        assert_eq!((past.drops(), past.port_drops().0), (told.drops, told.tx_drops));
+        // Others of these names go on there, and what they go on from is not told twice.
+        assert_eq!((past.of_chain("c").entry_packets, past.of_port("p").tx_packets, past.of_chain("d").entry_packets), (9, 1, 0));
+        let chains = vec![api::Chain { name: "c".into(), ..api::Chain::default() }];
+        let ports = vec![api::Port { name: "p".into(), ..api::Port::default() }];
+        assert_eq!(past.report(&api::Stats { chains, ports, ..api::Stats::default() }), api::Gone::default());
+        assert_eq!((past.drops()["nf_died"], past.port_drops().0), (7, 5));
+    }
+
+    #[test]
+    fn names_that_are_forgotten_stay_in_the_sums() {
+        let mut past = Past::default();
+        let nf = |n: usize| api::Nf { name: format!("ids.{n}"), service: "ids".into(), rx_packets: 1, ..api::Nf::default() };
+        (0..MOST + 10).for_each(|n| past.nf(nf(n)));
+        past.nf(nf(10));
+        assert!(past.of_nf("ids.9").is_none());
+        assert_eq!((past.of_nf("ids.10").unwrap().rx_packets, past.nfs.known.len()), (2, MOST));
+        let gone = past.report(&api::Stats::default());
+        assert_eq!(gone.nfs["ids"].rx_packets, MOST as u64 + 11);
+        let nfs = vec![nf(10)];
+        assert_eq!(past.report(&api::Stats { nfs, ..api::Stats::default() }).nfs["ids"].rx_packets, MOST as u64 + 9);
     }
 }

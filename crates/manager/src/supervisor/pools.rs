@@ -17,6 +17,7 @@ use super::change::no_such;
 use super::{Supervisor, SupervisorError};
 use crate::config::model::{self, Per};
 use crate::control::model as api;
+use crate::control::totals::Counted;
 use crate::director::{PoolCounters, PoolMember, PoolTable};
 use crate::nf::State;
 use crate::worker::Snapshot;
@@ -256,7 +257,19 @@ impl Supervisor {
     pub(super) fn pool_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Pool> {
         let live = |number: &u16| self.services[*number as usize].as_ref().is_some_and(|s| !s.config.name.is_empty());
         let numbers = (0..self.services.len() as u16).filter(live);
-        numbers.filter_map(|number| self.pool_report(number, snapshots)).collect()
+        let report = |number| {
+            let mut report = self.pool_report(number, snapshots)?;
+            self.past.of_pool(&report.service).into_iter().for_each(|former| report.add(former));
+            Some(report)
+        };
+        numbers.filter_map(report).collect()
+    }
+
+    /// What the pool of a service has counted itself, if it has one.
+    pub(super) fn own_pool_report(&mut self, number: u16) -> Option<api::Pool> {
+        self.services.get(number as usize)?.as_ref()?.pool.as_ref()?;
+        let snapshots = self.snapshots();
+        self.pool_report(number, &snapshots)
     }
 
     fn pool_report(&self, number: u16, snapshots: &[Snapshot]) -> Option<api::Pool> {

@@ -7,6 +7,7 @@ use sluice_shm::arena::HEADROOM;
 
 use super::change::no_such;
 use super::life::Kind;
+use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::config::diff;
 use crate::config::model::{self, PortKind};
@@ -223,6 +224,17 @@ impl Supervisor {
         Ok(())
     }
 
+    /// Closes a port whose counters are of the past from then on.
+    fn close_and_count(&mut self, number: u16) -> Result<(), SupervisorError> {
+        // Nobody can be asked any more when it is closed.
+        let details = details_of(usize::from(number), &self.snapshots());
+        self.close(number)?;
+        if let Some(Some(state)) = self.ports.get_mut(usize::from(number)) {
+            self.past.port(&state.config.name, &std::mem::take(&mut state.counters), details);
+        }
+        Ok(())
+    }
+
     /// Opens a port anew under the same number, so that chains go on naming it. The new one is opened before the old one is closed; if
     /// they share a file or device, after, and the old one comes back when the new one does not open.
     ///
@@ -233,21 +245,20 @@ impl Supervisor {
         let number = self.port_number(&config.name).ok_or_else(|| no_such("port", &config.name))?;
         let old = self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| no_such("port", &config.name))?;
         let open = if port::share(&old, &config) {
-            self.close(number)?;
+            self.close_and_count(number)?;
             match self.open(&config, self.coming()) {
                 Ok(open) => open,
                 Err(error) => return Err(self.bring_back(number, &old, error)),
             }
         } else {
             let open = self.take_opened(&config)?;
-            self.close(number)?;
+            self.close_and_count(number)?;
             open
         };
         if let Some(known) = self.config.ports.iter_mut().find(|p| p.name == config.name) {
             known.clone_from(&config);
         }
-        let old = self.ports[number as usize].replace(PortState::new(config));
-        old.iter().for_each(|old| self.past.port(&old.counters));
+        self.ports[number as usize] = Some(PortState::new(config));
         self.put_port(number, open)
     }
 
@@ -270,9 +281,8 @@ impl Supervisor {
     pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
         let number = self.port_number(name).ok_or_else(|| no_such("port", name))?;
         self.drain(number);
-        self.close(number)?;
-        let old = self.ports[number as usize].take();
-        old.iter().for_each(|old| self.past.port(&old.counters));
+        self.close_and_count(number)?;
+        self.ports[number as usize] = None;
         self.config.ports.retain(|p| p.name != name);
         self.publish();
         self.rest_port(number);

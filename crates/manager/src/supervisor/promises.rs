@@ -26,6 +26,7 @@ use sluice_slo::watch::{Judged, Seen, Terms, Watch};
 
 use super::change::Gone;
 use super::{NfState, Supervisor, SupervisorError};
+use crate::chain::Drop;
 use crate::config::diff::{self, Change};
 use crate::config::host;
 use crate::config::model::{self, Config, Service};
@@ -878,7 +879,10 @@ impl Supervisor {
                 ways: kept.assignment.instances(&slo.name).iter().map(|instance| instance.ways).sum::<u32>()
                     + self.promises.steering.own(&kept.assignment, &slo.name).values().sum::<u32>(),
                 occupancy_bytes: last.occupancy_bytes,
-                policed: chain.map_or(0, |chain| Counts::of(chain).policed),
+                policed: {
+                    let former = self.past.of_chain(&slo.name).drops.get(Drop::Policed.name()).copied().unwrap_or(0);
+                    chain.map_or(0, |chain| Counts::of(chain).policed) + former
+                },
                 windows: last.judged.windows,
                 throughput_violated: last.judged.violated[0],
                 latency_violated: last.judged.violated[1],

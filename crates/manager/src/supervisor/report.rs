@@ -10,10 +10,12 @@ use rustix::process::Pid;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Counter;
 
+use super::past::of_chain;
 use super::{NfState, Supervisor};
 use crate::chain::Drop;
 use crate::config::model::{Mode, OnFailure, Overload, PortKind};
 use crate::control::model::{self as api, Distribution};
+use crate::control::totals::{Counted, QUANTILES};
 use crate::foreign::room::Who;
 use crate::frame::Copied;
 use crate::mechanism::process::CpuClock;
@@ -34,19 +36,56 @@ pub(super) struct NfTotals {
     wakes: u64,
     violations: u64,
     woken: [u64; CAUSES],
+    marked: u64,
+    share_writes: u64,
+    throttles: u64,
+    turns: u64,
+    spoken: [u64; SPOKEN.len()],
+}
+
+/// What a process counts in its page itself.
+const SPOKEN: [Counter; 2] = [Counter::Sleeps, Counter::HandOvers];
+
+/// The most that a process has said of each of these. It may write anything there, and does not
+/// make a counter go back by it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Spoken([u64; SPOKEN.len()]);
+
+impl Spoken {
+    /// What its page says now.
+    fn hear(mut self, handle: &NfHandle) -> Self {
+        for (most, counter) in self.0.iter_mut().zip(SPOKEN) {
+            // Relaxed: a statistic.
+            *most = (*most).max(handle.region.page.counter(counter).load(Ordering::Relaxed));
+        }
+        self
+    }
 }
 
 impl NfTotals {
-    /// Adds what a handle counted.
-    pub(super) fn add(&mut self, handle: &NfHandle) {
+    /// Adds what a handle counted, whose process has said so much itself.
+    pub(super) fn add(&mut self, handle: &NfHandle, spoken: Spoken) {
         for counters in &handle.counters {
             self.posted += counters.posted.get();
             self.returned += counters.returned.get();
             self.dropped += counters.dropped.get();
             self.wakes += counters.wakes.get();
+            self.marked += counters.marked.get();
             self.woken.iter_mut().zip(&counters.woken).for_each(|(sum, woken)| *sum += woken.get());
         }
         self.violations += handle.violations.load(Ordering::Relaxed);
+        self.share_writes += handle.load.writes.load(Ordering::Relaxed);
+        self.turns += handle.load.turns.load(Ordering::Relaxed);
+        self.throttles += handle.gate.throttles.load(Ordering::Relaxed);
+        self.spoken.iter_mut().zip(spoken.hear(handle).0).for_each(|(sum, n)| *sum = sum.saturating_add(n));
+    }
+}
+
+impl NfState {
+    /// Its process has ended: what that has counted is kept.
+    pub(super) fn count_off(&mut self, handle: &NfHandle) {
+        self.before.add(handle, self.spoken.take());
+        self.service_times.get_mut().follow(handle.region.page.service_time());
     }
 }
 
@@ -207,32 +246,45 @@ impl Supervisor {
             pools: self.pool_reports(snapshots),
             buffers: self.room.report(&self.config.ports),
             promises: self.promise_states(),
+            health: self.health(),
         }
     }
 
     /// The packet memory of each tenant.
     fn memory_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Memory> {
-        let report = |memory: &crate::memory::Memory| {
-            let own = || snapshots.iter().filter_map(|snapshot| snapshot.memories.get(usize::from(memory.number)));
-            let sum = |of: fn(&Copied) -> u64| own().map(|(_, copied)| of(copied)).sum();
-            let geometry = memory.geometry();
-            api::Memory {
-                tenant: memory.holder.to_string(),
-                frames: geometry.frames.into(),
-                free: memory.pool.available() as u64 + own().map(|(free, _)| *free as u64).sum::<u64>(),
-                in_use: self.plane.table().in_use_of(geometry.first, geometry.frames) as u64,
-                gate_packets: sum(|copied| copied.at_gate.0),
-                gate_bytes: sum(|copied| copied.at_gate.1),
-                crossing_packets: sum(|copied| copied.at_crossing.0),
-                crossing_bytes: sum(|copied| copied.at_crossing.1),
-                starved: sum(|copied| copied.starved),
-            }
-        };
-        by_tenant(self.plane.memories().iter().map(report))
+        let mut all = by_tenant(self.plane.memories().iter().map(|memory| self.memory_report(memory, snapshots)));
+        all.iter_mut().for_each(|memory| self.past.add_memory(memory));
+        all
+    }
+
+    /// A packet memory, and what was copied into it; of one that was made anew its tenant goes on
+    /// from that.
+    fn memory_report(&self, memory: &crate::memory::Memory, snapshots: &[Snapshot]) -> api::Memory {
+        let own = || snapshots.iter().filter_map(|snapshot| snapshot.memories.get(usize::from(memory.number)));
+        let is_former = memory.holder == crate::memory::Holder::Former;
+        let sum = |of: fn(&Copied) -> u64| if is_former { 0 } else { own().map(|(_, copied)| of(copied)).sum() };
+        let geometry = memory.geometry();
+        api::Memory {
+            tenant: memory.holder.to_string(),
+            frames: geometry.frames.into(),
+            free: memory.pool.available() as u64 + own().map(|(free, _)| *free as u64).sum::<u64>(),
+            in_use: self.plane.table().in_use_of(geometry.first, geometry.frames) as u64,
+            gate_packets: sum(|copied| copied.at_gate.0),
+            gate_bytes: sum(|copied| copied.at_gate.1),
+            crossing_packets: sum(|copied| copied.at_crossing.0),
+            crossing_bytes: sum(|copied| copied.at_crossing.1),
+            starved: sum(|copied| copied.starved),
+        }
+    }
+
+    /// A packet memory by its number.
+    pub(super) fn own_memory(&mut self, number: u8) -> Option<api::Memory> {
+        let snapshots = self.snapshots();
+        Some(self.memory_report(self.plane.memories().get(number)?, &snapshots))
     }
 
     /// What each packet thread knows; where one does not answer, what all of them knew last, so that no total goes back.
-    fn snapshots(&mut self) -> Arc<[Snapshot]> {
+    pub(super) fn snapshots(&mut self) -> Arc<[Snapshot]> {
         if let Ok(snapshots) = self.plane.snapshots() {
             self.snapshots = snapshots.into();
         }
@@ -257,16 +309,15 @@ impl Supervisor {
         }
         more("none_idle", snapshots.iter().map(|s| s.none_idle).sum());
         more("no_path", snapshots.iter().map(|s| s.no_path).sum());
-        let ports = self.port_reports(&snapshots);
+        let queues = self.ports.iter().flatten().flat_map(|port| &port.counters);
         let unsent = snapshots.iter().map(|s| s.unsent).sum();
-        more("port_tx", ports.iter().map(|p| p.tx_drops).sum::<u64>() + unsent);
-        let gone = api::Gone { unsent_packets: unsent, ..self.past.report() };
-        for (why, n) in gone.drops.iter().chain(&gone.port_drops).chain(ports.iter().flat_map(|port| &port.drops)) {
-            more(why, *n);
-        }
-        more("port_tx", gone.tx_drops);
-        ["mtu", "no_link", "oversize"].iter().for_each(|why| more(why, 0));
-        api::Stats {
+        let (untaken, port_drops) = self.past.port_drops();
+        more("port_tx", queues.clone().map(|queue| queue.tx_drops.get()).sum::<u64>() + unsent + untaken);
+        // Those that found no path are counted by the threads, too.
+        self.past.drops().iter().filter(|(why, _)| *why != "no_path").for_each(|(why, n)| more(why, *n));
+        port_drops.iter().for_each(|(why, n)| more(why, *n));
+        queues.flat_map(|queue| queue.own_drops()).for_each(|(why, n)| more(why, n));
+        let mut stats = api::Stats {
             time_ns: sluice_shm::clock::monotonic_ns(),
             status: self.status(&snapshots),
             services: self.service_reports(),
@@ -274,32 +325,37 @@ impl Supervisor {
             chains: self.chain_reports(&snapshots),
             rules: self.rule_reports(),
             promises: self.promise_reports(),
-            ports,
+            ports: self.port_reports(&snapshots),
             drops,
-            gone,
-        }
+            gone: api::Gone::default(),
+        };
+        let gone = self.past.report(&stats);
+        let told = stats.rules.iter().map(|rule| rule.hits).sum::<u64>();
+        let decisions = self.decisions().saturating_sub(told);
+        stats.gone = api::Gone { unsent_packets: unsent, decisions, ..gone };
+        stats
+    }
+
+    /// Decisions of all rules that there are and were.
+    fn decisions(&self) -> u64 {
+        self.former_decisions + self.hits.iter().map(|(_, hits)| hits.total()).sum::<u64>()
     }
 
     fn port_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Port> {
         let report = |(number, port): (usize, &Option<super::PortState>)| {
             let port = port.as_ref()?;
             let sum = |f: fn(&crate::worker::QueueCounters) -> u64| port.counters.iter().map(|c| f(c)).sum();
-            let mut details: BTreeMap<String, f64> = BTreeMap::new();
+            let mut details = details_of(number, snapshots);
             let mut latency = Histogram::default();
             let mut finished: Option<bool> = None;
             for snapshot in snapshots {
                 let mine = |of: &u16| *of as usize == number;
-                for (name, value) in snapshot.details.iter().filter(|(of, _)| mine(of)).flat_map(|(_, d)| d) {
-                    *details.entry((*name).into()).or_default() += value;
-                }
                 snapshot.port_latencies.iter().filter(|(of, _)| mine(of)).for_each(|(_, h)| latency.merge(h));
                 for (_, done) in snapshot.finished.iter().filter(|(of, _)| mine(of)) {
                     finished = Some(finished.unwrap_or(true) && *done);
                 }
             }
-            for (name, q) in
-                [("latency_ns_p50", 0.5), ("latency_ns_p90", 0.9), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)]
-            {
+            for (name, q) in QUANTILES {
                 if let Some(value) = latency.quantile(q) {
                     details.insert(name.into(), value as f64);
                 }
@@ -311,7 +367,7 @@ impl Supervisor {
                 PortKind::Dpdk(_) => "dpdk",
                 PortKind::AfPacket(_) => "af_packet",
             };
-            Some(api::Port {
+            let mut report = api::Port {
                 name: port.config.name.clone(),
                 kind: kind.into(),
                 description: port.description.clone(),
@@ -334,7 +390,9 @@ impl Supervisor {
                 // A sink has nothing to come in, and so nothing that could be finished.
                 finished: finished.unwrap_or(false) && kind != "sink",
                 details,
-            })
+            };
+            report.add(&self.past.of_port(&port.config.name));
+            Some(report)
         };
         self.ports.iter().enumerate().filter_map(report).collect()
     }
@@ -373,22 +431,30 @@ impl Supervisor {
 
     /// What is told of one NF, which holds so many frames.
     pub(super) fn nf_report(&self, nf: &NfState, frames_held: u64) -> api::Nf {
+        let mut report = self.own_report(nf, frames_held);
+        self.past.of_nf(&nf.name).into_iter().for_each(|former| report.add(former));
+        report
+    }
+
+    /// The same, without what former NFs of its name have counted.
+    pub(super) fn own_report(&self, nf: &NfState, frames_held: u64) -> api::Nf {
         let service = self.services[nf.service as usize].as_ref();
         let mut totals = nf.before;
         let mut of_now = (0, 0);
+        let mut service_times = nf.service_times.borrow_mut();
         if let Some(handle) = &nf.handle {
-            totals.add(handle);
+            let spoken = nf.spoken.get().hear(handle);
+            nf.spoken.set(spoken);
+            totals.add(handle, spoken);
             of_now = handle.posted_returned();
+            service_times.follow(handle.region.page.service_time());
         }
-        let word = |counter| nf.handle.as_ref().map_or(0, |h| h.region.page.counter(counter).load(Ordering::Relaxed));
-        let service_time = nf
-            .handle
-            .as_ref()
-            .map(|h| nf.service_times.borrow_mut().follow(h.region.page.service_time()).clone())
-            .unwrap_or_default();
+        let [sleeps, hand_overs] = totals.spoken;
         api::Nf {
             name: nf.name.clone(),
-            service: service.map_or(String::new(), |s| s.config.name.clone()),
+            // That of a service that was removed, and has no name any more, is in the name of the
+            // NF.
+            service: nf.name.rsplit_once('.').map_or(String::new(), |(service, _)| service.into()),
             number: u32::from(nf.number),
             pid: nf.process.as_ref().map(|p| p.pid.as_raw_nonzero().get() as u32),
             core: nf.core as u32,
@@ -402,9 +468,9 @@ impl Supervisor {
             queue_capacity: service.map_or(0, |s| u64::from(s.config.ring_slots())),
             violations: totals.violations,
             cpu_percent: if nf.process.is_some() { nf.cpu.percent } else { 0.0 },
-            service_ns: Distribution::from(&service_time),
-            sleeps: word(Counter::Sleeps),
-            hand_overs: word(Counter::HandOvers),
+            service_ns: Distribution::from(service_times.counts()),
+            sleeps,
+            hand_overs,
             wakes: totals.wakes,
             frames_held,
             started_ns: nf.welcomed_ns,
@@ -414,49 +480,56 @@ impl Supervisor {
             }),
             reclaim_ns: nf.reclaim_ns,
             stops: nf.stops,
+            last_death: nf.last_death.clone(),
             private_kib: None,
             foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
-            sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),
+            sched: api::NfSched {
+                share_writes: totals.share_writes,
+                throttles: totals.throttles,
+                marked: totals.marked,
+                turns: totals.turns,
+                ..nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default()
+            },
             woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),
         }
     }
 
+    /// What a chain does with packets at its entry, and whether one of its NFs throttles it.
+    pub(super) fn state_of_chain(&self, chain: &crate::chain::Chain) -> (api::ChainState, bool) {
+        let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running && !nf.draining);
+        let lacks = |s: &u16| match self.services.get(*s as usize) {
+            // Without a member, its packets may wait for one, or go elsewhere.
+            Some(Some(service)) if service.config.per.is_held() => {
+                !service.instances.iter().any(runs) && service.config.pool().min > 0
+            }
+            Some(Some(service)) => !service.instances.iter().any(runs),
+            _ => true,
+        };
+        let missing = chain.services.iter().any(lacks);
+        let throttled = chain.services.iter().any(|service| {
+            let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
+            let handles = instances.iter().filter_map(|n| self.nfs.get(n)?.handle.as_ref());
+            handles.into_iter().any(|h| h.gate.throttled.load(Ordering::Relaxed))
+        });
+        let returns = |service: &u16| {
+            let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
+            instances.iter().filter_map(|n| self.nfs.get(n)).any(|nf| nf.state != State::Failed)
+        };
+        let state = match (missing, chain.on_failure) {
+            (false, _) if throttled => api::ChainState::Refused,
+            (false, _) => api::ChainState::Open,
+            (true, OnFailure::Bypass) => api::ChainState::Bypassing,
+            (true, _) if chain.services.iter().all(returns) => api::ChainState::Refused,
+            (true, _) => api::ChainState::Down,
+        };
+        (state, throttled)
+    }
+
     fn chain_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Chain> {
         let report = |chain: &std::sync::Arc<crate::chain::Chain>| {
-            let mut latency = Histogram::default();
-            snapshots.iter().filter_map(|s| s.latencies.get(chain.number as usize)).for_each(|h| latency.merge(h));
             let service_name = |n: &u16| self.services[*n as usize].as_ref().map_or(String::new(), |s| s.config.name.clone());
-            let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running && !nf.draining);
-            let lacks = |s: &u16| match self.services.get(*s as usize) {
-                // Without a member, its packets may wait for one, or go elsewhere.
-                Some(Some(service)) if service.config.per.is_held() => {
-                    !service.instances.iter().any(runs) && service.config.pool().min > 0
-                }
-                Some(Some(service)) => !service.instances.iter().any(runs),
-                _ => true,
-            };
-            let missing = chain.services.iter().any(lacks);
-            let throttled = chain.services.iter().any(|service| {
-                let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
-                let handles = instances.iter().filter_map(|n| self.nfs.get(n)?.handle.as_ref());
-                handles.into_iter().any(|h| h.gate.throttled.load(Ordering::Relaxed))
-            });
-            let lost = |why: &Drop| chain.counters.iter().map(|c| c.drops[*why as usize].get()).sum::<u64>();
-            let returns = |service: &u16| {
-                let instances = self.services[*service as usize].as_ref().map_or(&[][..], |s| &s.instances);
-                instances.iter().filter_map(|n| self.nfs.get(n)).any(|nf| nf.state != State::Failed)
-            };
-            let state = match (missing, chain.on_failure) {
-                (false, _) if throttled => api::ChainState::Refused,
-                (false, _) => api::ChainState::Open,
-                (true, OnFailure::Bypass) => api::ChainState::Bypassing,
-                (true, _) if chain.services.iter().all(returns) => api::ChainState::Refused,
-                (true, _) => api::ChainState::Down,
-            };
-            let no_path = || ("no_path".to_string(), chain.counters.iter().map(|c| c.no_path.get()).sum());
-            let drops = Drop::ALL.iter().map(|why| (why.name().to_string(), lost(why)));
-            let drops = drops.chain(std::iter::once_with(no_path)).filter(|(_, n)| *n > 0).collect();
-            api::Chain {
+            let (state, throttled) = self.state_of_chain(chain);
+            let mut report = api::Chain {
                 name: chain.name.clone(),
                 services: {
                     let side = |i| if chain.is_reversed(i) { ":reverse" } else { "" };
@@ -465,28 +538,51 @@ impl Supervisor {
                 egress: self.ports[chain.egress as usize].as_ref().map_or(String::new(), |p| p.config.name.clone()),
                 on_failure: on_failure(chain.on_failure).into(),
                 state,
-                entry_packets: chain.counters.iter().map(|c| c.entered.get()).sum(),
-                exit_packets: chain.counters.iter().map(|c| c.left.get()).sum(),
-                originated_packets: chain.counters.iter().map(|c| c.originated.get()).sum(),
-                drops,
-                latency_ns: Distribution::from(&latency),
                 throttled,
-                wasted: Drop::ALL.iter().filter(|why| why.is_wasted()).map(lost).sum(),
-            }
+                latency_ns: latency_of(chain.number, snapshots),
+                ..of_chain(&chain.counters)
+            };
+            report.add(&self.past.of_chain(&chain.name));
+            report
         };
         self.chains.iter().flatten().map(report).collect()
     }
 
     fn rule_reports(&self) -> Vec<api::Rule> {
         let report = |(position, rule): (usize, &crate::config::model::Rule)| api::Rule {
-            name: rule.name.clone().unwrap_or_else(|| format!("rule.{position}")),
+            name: series_of(rule, position),
             position,
             chain: rule.chain.clone(),
-            hits: self.hits.get(position).map_or(0, |(_, hits)| hits.total()),
+            hits: {
+                let base = self.rule_counts.get(&series_of(rule, position)).map_or(0, |series| series.base);
+                self.hits.get(position).map_or(0, |(_, hits)| base.wrapping_add(hits.total()))
+            },
             matches: rule.clone(),
         };
         self.config.rules.iter().enumerate().map(report).collect()
     }
+}
+
+/// What only its kind knows of a port, by name.
+pub(super) fn details_of(number: usize, snapshots: &[Snapshot]) -> BTreeMap<String, f64> {
+    let mut details: BTreeMap<String, f64> = BTreeMap::new();
+    let all = snapshots.iter().flat_map(|snapshot| &snapshot.details).filter(|(of, _)| *of as usize == number);
+    for (name, value) in all.flat_map(|(_, details)| details) {
+        *details.entry((*name).into()).or_default() += value;
+    }
+    details
+}
+
+/// Times that packets of a chain took.
+pub(super) fn latency_of(number: u16, snapshots: &[Snapshot]) -> Distribution {
+    let mut latency = Histogram::default();
+    snapshots.iter().filter_map(|s| s.latencies.get(number as usize)).for_each(|h| latency.merge(h));
+    Distribution::from(&latency)
+}
+
+/// What a rule is told by: its name, or its place.
+pub(super) fn series_of(rule: &crate::config::model::Rule, position: usize) -> String {
+    rule.name.clone().unwrap_or_else(|| format!("rule.{position}"))
 }
 
 fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&crate::config::model::Service>) -> api::NfForeign {
@@ -505,6 +601,7 @@ fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&crate::con
     }
 }
 
+/// What is decided and measured about an NF now, without what is counted.
 fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
     let (load, gate) = (&handle.load, &handle.gate);
     let (arrival_pps, service_ns) = (load.arrival_pps.get(), load.service_ns.get());
@@ -515,13 +612,10 @@ fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
         service_ns,
         load: arrival_pps * service_ns / 1e9,
         share: load.share.get(),
-        share_writes: load.writes.load(Ordering::Relaxed),
         throttled: gate.throttled.load(Ordering::Relaxed),
-        throttles: gate.throttles.load(Ordering::Relaxed),
         held: gate.held.load(Ordering::Relaxed),
-        marked: handle.counters.iter().map(|c| c.marked.get()).sum(),
         outside_ns: load.outside_ns.get(),
-        turns: load.turns.load(Ordering::Relaxed),
+        ..api::NfSched::default()
     }
 }
 

@@ -26,7 +26,8 @@ use super::change::{Gone, Start, no_such, start_of};
 use super::{HELLO_PATIENCE, NfState, Supervisor, SupervisorError};
 use crate::config::host::{self, Host};
 use crate::config::model;
-use crate::control::model as api;
+use crate::control::model::{self as api, EventKind};
+use crate::controller::events::Subject;
 use crate::nf::State;
 use crate::nf::succession::Succession;
 
@@ -290,6 +291,8 @@ impl Supervisor {
                 format!("{name} is not moved to core {core} and goes on where it is")
             }
         };
+        let kind = if upgrade.moves_to.is_some() { EventKind::Move } else { EventKind::Upgrade };
+        self.controller.events().note(kind, Subject::Other("service", &upgrade.wanted.name), format!("failed: {what}: {why}"));
         let _ = upgrade.asker.send(Err(SupervisorError::Conflict(format!("{what}: {why}"))));
     }
 
@@ -413,6 +416,12 @@ impl Supervisor {
             instances: upgrade.pairs.iter().filter_map(name).collect(),
             leaving,
         };
+        let instances = upgraded.instances.join(", ");
+        let (kind, text) = match upgrade.moves_to {
+            Some(core) => (EventKind::Move, format!("an instance has moved to core {core}: it is {instances} now")),
+            None => (EventKind::Upgrade, format!("upgraded to {}: {instances}", upgraded.exec)),
+        };
+        self.controller.events().note(kind, Subject::Other("service", &upgraded.service), text);
         // Who asked may have gone.
         let _ = upgrade.asker.send(Ok((upgraded, gone)));
     }

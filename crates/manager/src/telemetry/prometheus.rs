@@ -8,13 +8,19 @@
 //! A chain's latency is a histogram with edges at powers of two nanoseconds, so that the histograms of several hosts can be added;
 //! an NF's service time, which nobody adds, is a summary. The edges of the daemon's own buckets belong to the bucket above, those
 //! of Prometheus to the one below: a difference of one nanosecond, which is far below what is known of a time.
+//!
+//! No counter goes back, by the rule of [`totals`](crate::control::totals): the series of an object
+//! goes with it and comes again with an object of its name, and a family without its label has the
+//! sum of all that there are and were.
 
+use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
 use sluice_slo::watch::What;
 
 use crate::control::model::{Chain, Distribution, Memory, Nf, NfForeign, Openflow, Pool, Port, PortState, Schedule, Stats};
 use crate::control::promise::Promise;
+use crate::control::totals::{self, Counted};
 
 /// The content type of [`exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -30,9 +36,13 @@ pub fn exposition(stats: &Stats) -> String {
     let mut out = Text(String::with_capacity(4096 + 2048 * (stats.nfs.len() + stats.chains.len() + stats.ports.len())));
     daemon(&mut out, stats);
     ports(&mut out, &stats.ports);
+    all_ports(&mut out, stats);
     nfs(&mut out, &stats.nfs);
+    services(&mut out, stats);
     pools(&mut out, &stats.status.pools);
+    all_pools(&mut out, stats);
     chains(&mut out, &stats.chains);
+    all_chains(&mut out, stats);
     promises(&mut out, &stats.promises);
     out.family(
         "sluice_rule_decisions_total",
@@ -42,6 +52,9 @@ pub fn exposition(stats: &Stats) -> String {
     for rule in &stats.rules {
         out.sample("sluice_rule_decisions_total", &[("rule", &rule.name), ("chain", &rule.chain)], rule.hits);
     }
+    out.family("sluice_rules_decisions_total", "counter", "Decisions of all rules, those that are gone too.");
+    let decisions = stats.gone.decisions + stats.rules.iter().map(|rule| rule.hits).sum::<u64>();
+    out.sample("sluice_rules_decisions_total", &[], decisions);
     out.family("sluice_drops_total", "counter", "Packets dropped, by reason.");
     for (reason, n) in &stats.drops {
         out.sample("sluice_drops_total", &[("reason", reason)], n);
@@ -83,7 +96,8 @@ const OF_MEMORIES: &[OfMemory] = &[
 fn memories(out: &mut Text, memories: &[Memory]) {
     for (family, kind, meaning, counts) in OF_MEMORIES {
         out.family(family, kind, meaning);
-        for memory in memories {
+        // What memory that was made anew has counted its tenant goes on from.
+        for memory in memories.iter().filter(|memory| *kind != "counter" || memory.tenant != "former") {
             for (label, value, count) in *counts {
                 out.sample(family, &[("tenant", &memory.tenant), (label, value)], count(memory));
             }
@@ -254,12 +268,110 @@ fn ports(out: &mut Text, ports: &[Port]) {
             out.sample("sluice_port_state", &[("port", &port.name), ("state", state.word())], u8::from(port.state == state));
         }
     }
-    out.family("sluice_port_detail", "gauge", "What only one kind of port knows, by name.");
+    out.family("sluice_port_detail_total", "counter", "What only one kind of port counts, by name.");
     for port in ports {
-        for (detail, value) in &port.details {
+        for (detail, value) in port.details.iter().filter(|(detail, _)| totals::is_counter(detail)) {
+            out.sample("sluice_port_detail_total", &[("port", &port.name), ("detail", detail)], value);
+        }
+    }
+    let is_gauge = |detail: &str| !totals::is_counter(detail) && totals::QUANTILES.iter().all(|(name, _)| *name != detail);
+    out.family("sluice_port_detail", "gauge", "What only one kind of port knows and does not count, by name.");
+    for port in ports {
+        for (detail, value) in port.details.iter().filter(|(detail, _)| is_gauge(detail)) {
             out.sample("sluice_port_detail", &[("port", &port.name), ("detail", detail)], value);
         }
     }
+    out.family("sluice_port_latency_seconds", "summary", "Time from the generator to the port, where the port measures it.");
+    for port in ports {
+        for (detail, quantile) in totals::QUANTILES {
+            if let Some(ns) = port.details.get(detail) {
+                out.sample("sluice_port_latency_seconds", &[("port", &port.name), ("quantile", &quantile.to_string())], ns / NS);
+            }
+        }
+    }
+}
+
+/// A family of the sum over all objects of a kind, by the name of the family of one object.
+fn family_of_all(name: &str, one: &str, all: &str) -> String {
+    name.replacen(one, all, 1)
+}
+
+const OF_ALL: &str = "All together, those that are gone too: ";
+
+fn all_ports(out: &mut Text, stats: &Stats) {
+    let gone = &stats.gone;
+    let mut sum = Port {
+        rx_packets: gone.rx_packets,
+        rx_bytes: gone.rx_bytes,
+        tx_packets: gone.tx_packets,
+        tx_bytes: gone.tx_bytes,
+        tx_drops: gone.tx_drops,
+        entry_drops: gone.entry_drops,
+        details: gone.details.clone(),
+        ..Port::default()
+    };
+    stats.ports.iter().for_each(|port| sum.add(port));
+    for (name, help, value) in PORT_COUNTERS {
+        let name = family_of_all(name, "_port_", "_ports_");
+        out.family(&name, "counter", &format!("{OF_ALL}{help}"));
+        out.sample(&name, &[], value(&sum));
+    }
+    out.family("sluice_ports_detail_total", "counter", &format!("{OF_ALL}What only one kind of port counts, by name."));
+    for (detail, value) in sum.details.iter().filter(|(detail, _)| totals::is_counter(detail)) {
+        out.sample("sluice_ports_detail_total", &[("detail", detail)], value);
+    }
+}
+
+/// What the NFs of each service have counted, of services that are gone too: names of NFs change
+/// with each upgrade and move.
+fn services(out: &mut Text, stats: &Stats) {
+    let mut sums: BTreeMap<&str, Nf> = BTreeMap::new();
+    stats.gone.nfs.iter().for_each(|(service, gone)| sums.entry(service).or_default().add(gone));
+    stats.nfs.iter().for_each(|nf| sums.entry(&nf.service).or_default().add(nf));
+    for (name, help, value) in NF_COUNTERS {
+        let name = family_of_all(name, "_nf_", "_service_");
+        out.family(&name, "counter", &format!("All NFs of the service, those that are gone too: {help}"));
+        sums.iter().for_each(|(service, sum)| out.sample(&name, &[("service", service)], value(sum)));
+    }
+    out.family("sluice_service_woken_total", "counter", "All NFs of the service: times that one was let go on, by cause.");
+    for (service, sum) in &sums {
+        for (cause, n) in sum.woken.iter().flat_map(|woken| woken.causes()) {
+            out.sample("sluice_service_woken_total", &[("service", service), ("cause", cause)], n);
+        }
+    }
+    for (name, kind, help, value) in FOREIGN.iter().filter(|(_, kind, ..)| *kind == "counter") {
+        let name = family_of_all(name, "_foreign_", "_service_foreign_");
+        out.family(&name, kind, &format!("All NFs of the service, those that are gone too: {help}"));
+        for (service, sum) in &sums {
+            sum.foreign.iter().for_each(|foreign| out.sample(&name, &[("service", service)], value(foreign)));
+        }
+    }
+    out.family(
+        "sluice_service_burst_seconds_total",
+        "counter",
+        "Time that all NFs of the service took for bursts, by their own word.",
+    );
+    sums.iter().for_each(|(service, sum)| {
+        out.sample("sluice_service_burst_seconds_total", &[("service", service)], sum.service_ns.sum as f64 / NS);
+    });
+    out.family("sluice_service_bursts_total", "counter", "Bursts of all NFs of the service, by their own word.");
+    sums.iter().for_each(|(service, sum)| out.sample("sluice_service_bursts_total", &[("service", service)], sum.service_ns.count));
+}
+
+fn all_pools(out: &mut Text, stats: &Stats) {
+    let mut sum = stats.gone.pools.clone();
+    stats.status.pools.iter().for_each(|pool| sum.add(pool));
+    for (name, help, value) in POOL_COUNTERS {
+        let name = family_of_all(name, "_pool_", "_pools_");
+        out.family(&name, "counter", &format!("{OF_ALL}{help}"));
+        out.sample(&name, &[], value(&sum));
+    }
+    out.family(
+        "sluice_pools_setup_seconds",
+        "histogram",
+        &format!("{OF_ALL}time until the first packet of a flow could go to its NFs."),
+    );
+    out.histogram("sluice_pools_setup_seconds", &[], &sum.setup_ns);
 }
 
 const NF_COUNTERS: &[Column<Nf>] = &[
@@ -446,6 +558,34 @@ fn promises(out: &mut Text, promises: &[Promise]) {
     }
 }
 
+const CHAIN_COUNTERS: &[Column<Chain>] = &[
+    ("sluice_chain_wasted_total", "Packets of the chain that were dropped after an NF had worked on them.", |c| c.wasted),
+    ("sluice_chain_entry_packets_total", "Packets that entered the chain.", |c| c.entry_packets),
+    ("sluice_chain_exit_packets_total", "Packets that left the chain by its port.", |c| c.exit_packets),
+    ("sluice_chain_originated_packets_total", "Packets that foreign programs of the chain put in.", |c| c.originated_packets),
+];
+
+/// The sum over all chains. That of their drops is `sluice_drops_total`.
+fn all_chains(out: &mut Text, stats: &Stats) {
+    let gone = &stats.gone;
+    let mut sum = Chain {
+        wasted: gone.wasted,
+        entry_packets: gone.entry_packets,
+        exit_packets: gone.exit_packets,
+        originated_packets: gone.originated_packets,
+        latency_ns: gone.latency_ns.clone(),
+        ..Chain::default()
+    };
+    stats.chains.iter().for_each(|chain| sum.add(chain));
+    for (name, help, value) in CHAIN_COUNTERS {
+        let name = family_of_all(name, "_chain_", "_chains_");
+        out.family(&name, "counter", &format!("{OF_ALL}{help}"));
+        out.sample(&name, &[], value(&sum));
+    }
+    out.family("sluice_chains_latency_seconds", "histogram", &format!("{OF_ALL}time from entry to exit of sampled packets."));
+    out.histogram("sluice_chains_latency_seconds", &[], &sum.latency_ns);
+}
+
 fn chains(out: &mut Text, chains: &[Chain]) {
     out.family("sluice_chain_state", "gauge", "What the chain does with packets at its entry; always 1.");
     for chain in chains {
@@ -455,21 +595,11 @@ fn chains(out: &mut Text, chains: &[Chain]) {
     for chain in chains {
         out.sample("sluice_chain_throttled", &[("chain", &chain.name)], u8::from(chain.throttled));
     }
-    out.family("sluice_chain_wasted_total", "counter", "Packets of the chain that were dropped after an NF had worked on them.");
-    for chain in chains {
-        out.sample("sluice_chain_wasted_total", &[("chain", &chain.name)], chain.wasted);
-    }
-    out.family("sluice_chain_entry_packets_total", "counter", "Packets that entered the chain.");
-    for chain in chains {
-        out.sample("sluice_chain_entry_packets_total", &[("chain", &chain.name)], chain.entry_packets);
-    }
-    out.family("sluice_chain_exit_packets_total", "counter", "Packets that left the chain by its port.");
-    for chain in chains {
-        out.sample("sluice_chain_exit_packets_total", &[("chain", &chain.name)], chain.exit_packets);
-    }
-    out.family("sluice_chain_originated_packets_total", "counter", "Packets that foreign programs of the chain put in.");
-    for chain in chains {
-        out.sample("sluice_chain_originated_packets_total", &[("chain", &chain.name)], chain.originated_packets);
+    for (name, help, value) in CHAIN_COUNTERS {
+        out.family(name, "counter", help);
+        for chain in chains {
+            out.sample(name, &[("chain", &chain.name)], value(chain));
+        }
     }
     out.family("sluice_chain_drops_total", "counter", "Packets of the chain that were dropped, by reason.");
     for chain in chains {
@@ -542,13 +672,13 @@ impl Text {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeSet;
 
     use sluice_shm::histogram::Histogram;
     use sluice_slo::watch::{By, Cause, Violation};
 
     use super::*;
-    use crate::control::model::{NfSched, NfState, Rule, Status, Thread};
+    use crate::control::model::{Gone, NfSched, NfState, Rule, Status, Thread};
 
     /// A parser of the format: what a scraper would make of it. Panics on anything that is not in the format.
     fn parse(text: &str) -> BTreeMap<(String, Vec<(String, String)>), f64> {
@@ -696,7 +826,7 @@ mod tests {
             ports: vec![Port {
                 name: "odd \"name\"\\\n".into(),
                 rx_packets: u64::MAX,
-                details: BTreeMap::from([("lost".into(), 2.5)]),
+                details: [("lost", 2.5), ("link_up", 1.0), ("latency_ns_p999", 2_500.0)].map(|(n, v)| (n.into(), v)).into(),
                 ..Default::default()
             }],
             nfs: vec![nf, Nf { name: "new.0".into(), service: "new".into(), ..Default::default() }],
@@ -734,7 +864,10 @@ mod tests {
         let samples = parse(&exposition(&stats()));
         let get = |name: &str, with: &[(&str, &str)]| samples[&(name.to_owned(), labels(with))];
         assert_eq!(get("sluice_port_rx_packets_total", &[("port", "odd \"name\"\\\n")]), u64::MAX as f64);
-        assert_eq!(get("sluice_port_detail", &[("port", "odd \"name\"\\\n"), ("detail", "lost")]), 2.5);
+        let odd = ("port", "odd \"name\"\\\n");
+        assert_eq!(get("sluice_port_detail_total", &[odd, ("detail", "lost")]), 2.5);
+        assert_eq!(get("sluice_port_detail", &[odd, ("detail", "link_up")]), 1.0);
+        assert_eq!(get("sluice_port_latency_seconds", &[odd, ("quantile", "0.999")]), 2.5e-6);
         let fw = [("nf", "fw.0"), ("service", "fw")];
         assert_eq!(get("sluice_nf_rx_packets_total", &fw), 7.0);
         assert_eq!(get("sluice_nf_queue_packets", &fw), 3.0);
@@ -783,6 +916,32 @@ mod tests {
         assert_eq!(bucket("0.000001024"), 3.0);
         assert_eq!(bucket("+Inf"), 5.0);
         assert_eq!(get("sluice_chain_latency_seconds_count", &[("chain", "web")]), 5.0);
+    }
+
+    #[test]
+    fn sums_have_what_is_there_and_what_is_gone() {
+        let mut stats = stats();
+        let gone = Nf { rx_packets: 3, restarts: 2, ..Nf::default() };
+        stats.gone = Gone {
+            entry_packets: 5,
+            rx_bytes: 6,
+            details: [("lost".into(), 1.5)].into(),
+            decisions: 7,
+            nfs: [("fw".into(), gone.clone()), ("ids".into(), gone)].into(),
+            pools: Pool { waits: 4, ..Pool::default() },
+            latency_ns: stats.chains[0].latency_ns.clone(),
+            ..Gone::default()
+        };
+        let samples = parse(&exposition(&stats));
+        let get = |name: &str, with: &[(&str, &str)]| samples[&(name.to_owned(), labels(with))];
+        assert_eq!(get("sluice_chains_entry_packets_total", &[]), 14.0);
+        assert_eq!(get("sluice_chains_latency_seconds_count", &[]), 10.0);
+        assert_eq!(get("sluice_ports_rx_bytes_total", &[]), 6.0);
+        assert_eq!(get("sluice_ports_detail_total", &[("detail", "lost")]), 4.0);
+        assert_eq!(get("sluice_rules_decisions_total", &[]), 18.0);
+        assert_eq!(get("sluice_service_rx_packets_total", &[("service", "fw")]), 10.0);
+        assert_eq!(get("sluice_service_restarts_total", &[("service", "ids")]), 2.0);
+        assert_eq!(get("sluice_pools_waits_total", &[]), 7.0);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! NFs that die, panic and stand still: their chains follow their policy, their frames come back, and other chains lose nothing.
 
 use rustix::process::Signal;
+use sluice_manager::control::health::DeathCause;
 use sluice_manager::control::model::{Apply, ChainState, NfState, Stats};
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, hostile_nf, port, service, signal};
@@ -226,6 +227,8 @@ fn an_nf_that_stands_still_is_stopped_and_started_again() {
     signal(find_nf(&stats, "b.0"), Signal::STOP);
     let back = daemon.wait("b.0 is back", |s| find_nf(s, "b.0").restarts >= 1 && find_nf(s, "b.0").state == NfState::Running);
     assert!(daemon.log().contains("b.0 holds packets and returns none"), "{}", daemon.log());
+    let death = find_nf(&back, "b.0").last_death.as_ref().expect("it has died");
+    assert!(death.cause == DeathCause::Stalled && death.what.contains("held packets for 2000 ms and returned none"), "{death:?}");
     let before = find_port(&back, "away").tx_packets;
     daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
     settle(daemon);

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use sluice_manager::control::health::DeathCause;
 use sluice_manager::control::model::NfState;
 
 use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, port, service};
@@ -45,7 +46,10 @@ fn one_that_is_started_again_breaks_the_rules_again_after_longer_and_longer_paus
     let bad = find_nf(&stats, "bad.0");
     assert!(bad.restarts >= 1 && bad.restarts <= bad.stops && bad.violations > 2 * LIMIT, "{bad:?}");
     let log = daemon.log();
-    assert!(log.contains("bad.0 has ended after ") && log.contains(" and is restarting now, for "), "{log}");
+    assert!(log.contains("bad.0 has ended after ") && log.contains("; it is started again in "), "{log}");
+    let death = bad.last_death.as_ref().expect("it has died");
+    assert_eq!(death.cause, DeathCause::Violations);
+    assert!(death.what.contains(" forged descriptors or cursors; the last time it "), "{death:?}");
     daemon.silence("hostile", "load");
     daemon.wait_until_empty();
     daemon.stop();
@@ -360,6 +364,8 @@ fn one_that_takes_more_memory_than_it_may_is_ended_and_no_other() {
     daemon.client().add_nf("bad", None).unwrap();
     let stats = daemon.wait("it was ended twice", |s| find_nf(s, "bad.0").restarts >= 2);
     assert!(!daemon.log().contains("hostile: hoarded"), "{}", daemon.log());
+    let death = find_nf(&stats, "bad.0").last_death.as_ref().expect("it has died");
+    assert_eq!((death.cause, death.what.as_str()), (DeathCause::Memory, "out of memory: the kernel killed it"));
     assert_eq!((find_nf(&stats, "good.0").pid, find_nf(&stats, "good.0").restarts), (Some(pid), 0));
     daemon.client().remove_nf("bad.0").unwrap();
     daemon.silence("hostile", "load");

@@ -9,6 +9,8 @@ mod attach;
 mod changes;
 mod chaos;
 mod container;
+mod counters;
+mod deaths;
 #[cfg(feature = "dpdk")]
 mod dpdk;
 mod ecn;

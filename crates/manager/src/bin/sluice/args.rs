@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use sluice_manager::config::model::OnFailure;
 use sluice_manager::control::DEFAULT_SOCKET;
+use sluice_manager::control::model::EventKind;
 
 /// See and change what a running sluiced does, and check configurations before it does it.
 #[derive(Debug, Parser)]
@@ -25,7 +26,7 @@ First steps:
   sluice top                        watch packets flow
   sluice trace --count 3            follow three packets, hop by hop
 
-Exit codes: 0 done, 1 failed or refused, 2 wrong usage."
+Exit codes: 0 done, 1 failed or refused, 2 wrong usage; of `sluice status` also 3, see there."
 )]
 pub struct Cli {
     /// Control socket of the daemon
@@ -46,7 +47,17 @@ Examples:
   sluice check --no-host edge.toml     leave out what depends on this host (cores, files, permissions)
   sluice check --explain | less        every key that a configuration can have")]
     Check(Check),
-    /// Say how the daemon is
+    /// Say how the daemon is: healthy, or what does not work and since when
+    #[command(after_help = "\
+Examples:
+  sluice status                           the verdict first
+  sluice status --json | jq .health       for scripts
+  sluice status > /dev/null || echo help  a check of monitoring
+
+It is degraded while a chain bypasses a service or takes no packets because no NF of a service runs, and while an NF has failed or has
+ended three times in a row. A chain that is throttled, which is what overload does, is healthy.
+
+Exit codes: 0 healthy, 1 there is no daemon or it does not answer, 2 wrong usage, 3 degraded.")]
     Status(Json),
     /// Watch packets flow: rates, queues, CPU, drops by reason
     #[command(after_help = "\
@@ -58,15 +69,19 @@ because of it, and \"held\" while its packets would only wait further on. Column
 that were dropped after an NF had worked on them. A narrow terminal leaves some columns out.
 Written to a pipe or a file, it is one snapshot.")]
     Top(Top),
-    /// Tell what was decided about NFs: chains refused and let in again, shares of cores
+    /// Tell what has happened: deaths of NFs and why, restarts, upgrades, changes, decisions about
+    /// shares of cores
     #[command(after_help = "\
 Examples:
-  sluice events                         what was decided lately, oldest first, in seconds before now
+  sluice events                         what has happened lately, oldest first, in seconds before now
+  sluice events --kind death,restart    some kinds alone
   sluice events --follow                and go on, until Ctrl-C, in seconds from now
   sluice events --follow --nf ids.0     of one NF
-  sluice events --json | jq '.[] | select(.event == \"share\")'
+  sluice events --json | jq '.[] | select(.event == \"death\")'
 
-A line sums up a tenth of a second. The daemon keeps the last 1,024.")]
+Kinds: death, restart, upgrade, move, apply, add, remove; chain (it refuses, bypasses, drops or takes packets again); throttle (chains
+refused and let in again because of an NF) and share (of a core), of which a line sums up a tenth of a second. The daemon keeps the last
+1,024 of each kind. Times of day are UTC.")]
     Events(EventsArgs),
     /// NFs: processes of a service
     #[command(subcommand, visible_alias = "nfs")]
@@ -210,6 +225,15 @@ pub enum Sort {
 pub enum NfCommand {
     /// List NFs
     List(Json),
+    /// Show one NF: its state, and how it died last
+    #[command(after_help = "Example: sluice nf show ids.0")]
+    Show {
+        /// The NF, such as ids.0
+        name: String,
+        /// Print JSON, as the API gives it
+        #[arg(long)]
+        json: bool,
+    },
     /// Start one more instance of a service
     #[command(after_help = "Example: sluice nf add ids --core 2")]
     Add {
@@ -471,6 +495,9 @@ pub struct EventsArgs {
     /// Only of this NF
     #[arg(long, value_name = "NAME")]
     pub nf: Option<String>,
+    /// Only of these kinds
+    #[arg(long, value_name = "KIND,…", value_delimiter = ',', value_parser = kind)]
+    pub kind: Vec<EventKind>,
     /// Print JSON: with --follow one object to a line
     #[arg(long)]
     pub json: bool,
@@ -543,6 +570,12 @@ pub struct Stop {
     /// How long to wait, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 30.0, value_parser = seconds, conflicts_with = "no_wait")]
     pub timeout: f64,
+}
+
+/// Reads a kind of event.
+fn kind(text: &str) -> Result<EventKind, String> {
+    let found = EventKind::ALL.into_iter().find(|kind| kind.word() == text);
+    found.ok_or_else(|| format!("the kinds are {}", EventKind::ALL.map(EventKind::word).join(", ")))
 }
 
 /// Reads a number of seconds.

@@ -11,6 +11,7 @@ use sluice_manager::config::host::Host;
 use sluice_manager::config::load;
 use sluice_manager::config::model::{self as config, Config, PortRange};
 use sluice_manager::control::client::{Client, ClientError};
+use sluice_manager::control::health::Verdict;
 use sluice_manager::control::model::{Apply, Event, TraceRequest, Upgrade};
 use sluice_manager::port;
 
@@ -24,6 +25,11 @@ use crate::{doctor, estimate, pack, plan, profile, show, simulate, slo, top};
 #[error("{0}")]
 pub struct Usage(pub String);
 
+/// The daemon is degraded, which was said: exit code 3.
+#[derive(Debug, thiserror::Error)]
+#[error("degraded")]
+pub struct Degraded;
+
 /// Runs a command; what it says goes to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
     let client = || Client::new(&cli.socket);
@@ -31,7 +37,12 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         Command::Check(args) => check(&args, out),
         Command::Status(args) => {
             let status = client()?.status()?;
-            if args.json { json(out, &status) } else { Ok(show::status(out, &status, colour())?) }
+            if args.json {
+                json(out, &status)?
+            } else {
+                show::status(out, &status, colour())?
+            }
+            if status.health.verdict == Verdict::Healthy { Ok(()) } else { Err(Degraded.into()) }
         }
         Command::Top(args) => top::run(&mut client()?, &args, out),
         Command::Events(args) => events(&mut client()?, &args, out),
@@ -102,6 +113,14 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
 fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::Result<()> {
     match command {
         NfCommand::List(args) => list(out, &client.stats()?.nfs, args.json, "no NFs", show::nfs),
+        NfCommand::Show { name, json: as_json } => {
+            let stats = client.stats()?;
+            let Some(nf) = stats.nfs.iter().find(|nf| nf.name == name) else {
+                let known: Vec<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
+                return Err(Usage(format!("no NF is named \"{name}\"; there are: {}", known.join(", "))).into());
+            };
+            if as_json { json(out, nf) } else { Ok(show::nf(out, nf, stats.time_ns)?) }
+        }
         NfCommand::Add { service, core } => {
             let nf = client.add_nf(&service, core)?;
             Ok(writeln!(out, "added NF {} on core {} ({})", nf.name, nf.core, nf.state.word())?)
@@ -307,12 +326,13 @@ fn stats(client: &mut Client, args: &StatsArgs, out: &mut dyn Write) -> anyhow::
 const FOLLOWED: Duration = Duration::from_millis(200);
 
 fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow::Result<()> {
-    let wanted = |event: &Event| args.nf.as_ref().is_none_or(|name| event.nf == *name);
+    let of_kind = |event: &Event| args.kind.is_empty() || args.kind.contains(&event.event);
+    let wanted = |event: &Event| of_kind(event) && args.nf.as_ref().is_none_or(|name| event.nf == *name);
     let mut all = client.events()?;
     // The daemon's clock, read after the events, so that none of the first lies ahead of it.
     let stats = client.stats()?;
     if let Some(name) = &args.nf
-        && !all.iter().any(&wanted)
+        && !all.iter().any(|event| event.nf == *name)
         && !stats.nfs.iter().any(|nf| nf.name == *name)
     {
         let known: Vec<&str> = stats.nfs.iter().map(|nf| nf.name.as_str()).collect();
@@ -330,7 +350,8 @@ fn events(client: &mut Client, args: &EventsArgs, out: &mut dyn Write) -> anyhow
         let last = all.last().map_or(0, |event| event.number);
         // A daemon that was started again counts anew.
         told = if last < told { 0 } else { told };
-        let missed = all.first().map_or(0, |first| first.number.saturating_sub(told + 1));
+        // Each kind has room of its own: there may be gaps between events of other kinds.
+        let missed = last.saturating_sub(told).saturating_sub(all.iter().filter(|event| event.number > told).count() as u64);
         if told > 0 && missed > 0 {
             eprintln!("sluice: {missed} events went by unread: more came within {} ms than are kept", FOLLOWED.as_millis());
         }

@@ -1,7 +1,8 @@
 //! `sluice`: the operator's client of sluiced.
 //!
 //! Each command is one or two requests to the control socket and a way to show the answer. Exit codes: 0 done, 1 failed or refused,
-//! 2 wrong usage. Output that nobody reads any more (`sluice stats --watch | head`) ends the program quietly.
+//! 2 wrong usage, and of `sluice status` 3: the daemon is degraded. Output that nobody reads any
+//! more (`sluice stats --watch | head`) ends the program quietly.
 
 mod args;
 mod commands;
@@ -38,6 +39,9 @@ fn main() -> ExitCode {
     }
     // What was said before the error comes before it.
     let _ = out.flush();
+    if error.is::<commands::Degraded>() {
+        return ExitCode::from(3);
+    }
     let _ = writeln!(std::io::stderr(), "sluice: {error:#}");
     if commands::is_usage(&error) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }

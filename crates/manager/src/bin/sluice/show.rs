@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use sluice_manager::config::model as config;
+use sluice_manager::control::health::Death;
 use sluice_manager::control::model::{
     Chain, ChainState, Event, EventKind, Memory, Nf, NfState, Openflow, Pool, Port, PortState, Rule, Service, Stats, Status, Trace,
     Woken,
@@ -135,6 +136,10 @@ fn pools(pools: &[Pool]) -> Table {
 /// `sluice status`.
 pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<()> {
     writeln!(out, "sluiced {}, process {}, up {}", status.version, status.pid, age(status.uptime_s))?;
+    writeln!(out, "health   {}", status.health.verdict.word())?;
+    for problem in &status.health.problems {
+        writeln!(out, "  {} {}, since {}", problem.subject, problem.what, age(problem.since_s))?;
+    }
     writeln!(out, "config   {}", status.config.as_deref().unwrap_or("none"))?;
     let pages = if status.hugepages { "hugepages" } else { "ordinary pages" };
     writeln!(out, "frames   {} of {} in use, {pages}", grouped(status.frames.in_use), grouped(status.frames.total))?;
@@ -252,7 +257,9 @@ pub fn dropped(nf: &Nf) -> u64 {
 
 /// `sluice nf list`.
 pub fn nfs(nfs: &[Nf]) -> Table {
-    let mut table = Table::new(&[
+    // Few have died, and the table is wide.
+    let have_died = nfs.iter().any(|nf| nf.last_death.is_some());
+    let mut columns = vec![
         "NAME",
         "STATE",
         ">PID",
@@ -272,11 +279,13 @@ pub fn nfs(nfs: &[Nf]) -> Table {
         ">MARKED",
         ">RESTARTS",
         ">VIOLATIONS",
-    ]);
+    ];
+    columns.extend(have_died.then_some("LAST DEATH"));
+    let mut table = Table::new(&columns);
     for nf in nfs {
         let measured = |ns: u64| if nf.service_ns.count == 0 { "-".into() } else { time(ns) };
         let (word, tone) = nf_word(nf);
-        table.row(vec![
+        let mut row = vec![
             nf.name.as_str().into(),
             Cell::toned(word, tone),
             nf.pid.map_or("-".into(), |pid| pid.to_string()).into(),
@@ -296,9 +305,47 @@ pub fn nfs(nfs: &[Nf]) -> Table {
             grouped(nf.sched.marked).into(),
             nf.restarts.to_string().into(),
             Cell::toned(nf.violations.to_string(), if nf.violations > 0 { Tone::Bad } else { Tone::Plain }),
-        ]);
+        ];
+        row.extend(have_died.then(|| nf.last_death.as_ref().map_or("-".into(), |death| last_death(death).into())));
+        table.row(row);
     }
     table
+}
+
+/// How an NF died last, and when: `2026-11-25T02:01:40.123Z killed by signal 11 (SIGSEGV)`.
+fn last_death(death: &Death) -> String {
+    format!("{} {}", clock(death.unix_ms), death.what)
+}
+
+/// `sluice nf show`; the clock of the daemon's host is at `now_ns`.
+pub fn nf(out: &mut dyn Write, nf: &Nf, now_ns: u64) -> io::Result<()> {
+    let process = nf.pid.map_or("none".into(), |pid| pid.to_string());
+    let died = match &nf.last_death {
+        Some(death) => format!("{} ({} ago)", last_death(death), age(now_ns.saturating_sub(death.time_ns) as f64 / 1e9)),
+        None => "never".into(),
+    };
+    let lines = [
+        ("name", nf.name.clone()),
+        ("service", nf.service.clone()),
+        ("state", nf_word(nf).0.into()),
+        ("process", process),
+        ("core", nf.core.to_string()),
+        ("packets", format!("{} in, {} out, {} dropped", grouped(nf.rx_packets), grouped(nf.tx_packets), grouped(dropped(nf)))),
+        ("queue", format!("{} of {}", nf.queue, nf.queue_capacity)),
+        ("restarts", nf.restarts.to_string()),
+        ("stops", format!("{} for violations or because it stood still", nf.stops)),
+        ("violations", nf.violations.to_string()),
+        ("last death", died),
+    ];
+    lines.iter().try_for_each(|(name, value)| writeln!(out, "{name:<10}  {value}"))
+}
+
+/// A time of day: `2026-11-25T02:01:40.123Z`.
+fn clock(unix_ms: u64) -> String {
+    let Ok(at) = time::OffsetDateTime::from_unix_timestamp_nanos(i128::from(unix_ms) * 1_000_000) else { return "?".into() };
+    let (year, month, day) = at.to_calendar_date();
+    let (hour, minute, second, ms) = at.to_hms_milli();
+    format!("{year:04}-{:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{ms:03}Z", u8::from(month))
 }
 
 /// `sluice service list`.
@@ -485,10 +532,15 @@ pub fn stats(out: &mut dyn Write, stats: &Stats, colour: bool) -> io::Result<()>
 
 /// `sluice events`: a line to each, with its time before (-) or after `now_ns`.
 pub fn events(out: &mut dyn Write, events: &[Event], now_ns: u64) -> io::Result<()> {
-    let name_of = |event: &Event| event.port.as_ref().map_or_else(|| event.nf.clone(), |port| format!("port {port}"));
-    let name = events.iter().map(|e| name_of(e).chars().count()).max().unwrap_or(0);
+    let of = |event: &Event| {
+        let port = event.port.as_ref().map(|port| format!("port {port}"));
+        port.or_else(|| event.subject.clone()).unwrap_or_else(|| event.nf.clone())
+    };
+    let name = events.iter().map(|e| of(e).chars().count()).max().unwrap_or(0);
     for event in events {
-        writeln!(out, "{:>14}  {:<name$}  {}", relative(event.time_ns, now_ns), name_of(event), decision(event))?;
+        // A daemon that does not say what time it was says 0.
+        let clock = if event.unix_ms > 0 { format!("{}  ", clock(event.unix_ms)) } else { String::new() };
+        writeln!(out, "{clock}{:>14}  {:<name$}  {}", relative(event.time_ns, now_ns), of(event), decision(event))?;
     }
     Ok(())
 }
@@ -523,6 +575,7 @@ fn decision(event: &Event) -> String {
             format!("share {} → {} ({writes})", percent(event.from), percent(event.to))
         }
         EventKind::Port => event.state.unwrap_or_default().words().into(),
+        kind => format!("{}: {}", kind.word(), event.text.as_deref().unwrap_or("")),
     }
 }
 
@@ -572,6 +625,12 @@ mod tests {
             "        +0.2 s  ids.0  open again",
         ];
         assert_eq!(String::from_utf8(out).unwrap().lines().collect::<Vec<_>>(), want);
+        let (text, subject) = (Some("1 change".to_string()), Some("configuration".to_string()));
+        let applied = Event { event: EventKind::Apply, unix_ms: 1_764_036_100_123, text, subject, ..Event::default() };
+        let mut out = Vec::new();
+        events(&mut out, &[applied], 0).unwrap();
+        let want = "2025-11-25T02:01:40.123Z         +0.0 s  configuration  apply: 1 change\n";
+        assert_eq!(String::from_utf8(out).unwrap(), want);
         assert_eq!(decision(&throttle(1, false)), "throttled once, is open again");
         assert_eq!(decision(&throttle(1_000, true)), "throttled 1,000 times, still is");
     }

@@ -59,6 +59,9 @@ const NUMBER: &str = "`pids` holds for all processes of a user together";
 /// The file of version 2 that bounds memory, and that of version 1.
 const MEMORY: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
 
+/// The file of version 2 that counts kills for want of memory, and that of version 1.
+const EVENTS: [&str; 2] = ["memory.events", "memory.oom_control"];
+
 /// What a pen bounds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
@@ -369,6 +372,18 @@ impl Pen {
                 }
             }
         }
+    }
+
+    /// How many of its processes the kernel has killed for want of memory; 0 where that is not
+    /// counted.
+    pub fn killed_for_memory(&self) -> u64 {
+        let files =
+            [self.unified.as_ref().map(|folder| folder.join(EVENTS[0])), self.memory.as_ref().map(|folder| folder.join(EVENTS[1]))];
+        let count = |file: PathBuf| {
+            let text = self.kernel.read(&file).ok()?;
+            text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok())
+        };
+        files.into_iter().flatten().filter_map(count).sum()
     }
 
     /// Processes that are in it.

@@ -1,0 +1,187 @@
+//! Counters that never go back.
+//!
+//! # Problem
+//! Ports, chains, NFs, pools and rules come and go, and what they have counted must not be lost:
+//! whoever looks at rates would take a sum that falls for a start from 0, and one that jumps for a
+//! burst.
+//!
+//! # The rule
+//! - What an object counts is told under its name while it is there, and not after it was removed.
+//! - An object of a name that there was before goes on where that one has ended.
+//! - The sum over all objects of a kind, those that are gone with them, is told besides: what is
+//!   there and [`Gone`](super::model::Gone) together, and in the text for Prometheus a family
+//!   without the object's label (`sluice_port_rx_packets_total` and
+//!   `sluice_ports_rx_packets_total`); of NFs a family with their service alone
+//!   (`sluice_service_rx_packets_total`), also when that is gone.
+//! - A rule without a name counts with its place in the order, by which it is told.
+//!
+//! # Limits
+//! The daemon remembers [`MOST`] names of each kind that are gone. Beyond that those that left
+//! first are forgotten: what they have counted stays in the sums, and an object that comes under
+//! such a name later begins at 0.
+
+use std::collections::BTreeMap;
+
+use super::model::{Chain, Distribution, Nf, NfForeign, Pool, Port, Woken};
+
+/// Most names of a kind that are remembered.
+pub const MOST: usize = 1024;
+
+/// Details of ports that are no counters: they may fall.
+const GAUGES: [&str; 3] = ["packets_in_file", "link_up", "link_mbps"];
+
+/// Quantiles of the latency that a port measures, among its details, and which each is.
+pub const QUANTILES: [(&str, f64); 4] =
+    [("latency_ns_p50", 0.5), ("latency_ns_p90", 0.9), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)];
+
+/// Whether a detail of a port is a counter.
+pub fn is_counter(detail: &str) -> bool {
+    !GAUGES.contains(&detail) && QUANTILES.iter().all(|(name, _)| *name != detail)
+}
+
+/// What counts something.
+pub trait Counted {
+    /// Adds what another one has counted. What is no counter stays as it is.
+    fn add(&mut self, more: &Self);
+}
+
+fn more(sum: &mut u64, n: u64) {
+    // An NF may write any count into its page.
+    *sum = sum.saturating_add(n);
+}
+
+fn add_all(sums: &mut BTreeMap<String, u64>, all: &BTreeMap<String, u64>) {
+    all.iter().for_each(|(name, n)| more(sums.entry(name.clone()).or_default(), *n));
+}
+
+impl Counted for Distribution {
+    fn add(&mut self, others: &Self) {
+        if others.count == 0 {
+            return;
+        }
+        if others.buckets.is_empty() || self.count > 0 && self.buckets.is_empty() {
+            more(&mut self.count, others.count);
+            more(&mut self.sum, others.sum);
+            return;
+        }
+        let mut all: BTreeMap<u64, u64> = self.buckets.iter().copied().collect();
+        others.buckets.iter().for_each(|(lowest, n)| more(all.entry(*lowest).or_default(), *n));
+        *self = Self::from_buckets(all.into_iter().collect());
+    }
+}
+
+impl Counted for Chain {
+    fn add(&mut self, former: &Self) {
+        more(&mut self.entry_packets, former.entry_packets);
+        more(&mut self.exit_packets, former.exit_packets);
+        more(&mut self.originated_packets, former.originated_packets);
+        more(&mut self.wasted, former.wasted);
+        add_all(&mut self.drops, &former.drops);
+        self.latency_ns.add(&former.latency_ns);
+    }
+}
+
+impl Counted for Port {
+    fn add(&mut self, former: &Self) {
+        more(&mut self.rx_packets, former.rx_packets);
+        more(&mut self.rx_bytes, former.rx_bytes);
+        more(&mut self.tx_packets, former.tx_packets);
+        more(&mut self.tx_bytes, former.tx_bytes);
+        more(&mut self.tx_drops, former.tx_drops);
+        more(&mut self.entry_drops, former.entry_drops);
+        add_all(&mut self.drops, &former.drops);
+        for (name, n) in former.details.iter().filter(|(name, _)| is_counter(name)) {
+            *self.details.entry(name.clone()).or_default() += n;
+        }
+    }
+}
+
+impl Counted for Woken {
+    fn add(&mut self, former: &Self) {
+        more(&mut self.early, former.early);
+        more(&mut self.threshold, former.threshold);
+        more(&mut self.timer, former.timer);
+        more(&mut self.urgent, former.urgent);
+    }
+}
+
+impl Counted for NfForeign {
+    fn add(&mut self, former: &Self) {
+        more(&mut self.entered, former.entered);
+        more(&mut self.returned, former.returned);
+        more(&mut self.originated, former.originated);
+        more(&mut self.not_back, former.not_back);
+        more(&mut self.strays, former.strays);
+        more(&mut self.missed, former.missed);
+        more(&mut self.overruns, former.overruns);
+    }
+}
+
+impl Counted for Nf {
+    fn add(&mut self, former: &Self) {
+        more(&mut self.restarts, former.restarts);
+        more(&mut self.rx_packets, former.rx_packets);
+        more(&mut self.tx_packets, former.tx_packets);
+        more(&mut self.verdict_drops, former.verdict_drops);
+        more(&mut self.violations, former.violations);
+        more(&mut self.sleeps, former.sleeps);
+        more(&mut self.hand_overs, former.hand_overs);
+        more(&mut self.wakes, former.wakes);
+        more(&mut self.stops, former.stops);
+        more(&mut self.sched.share_writes, former.sched.share_writes);
+        more(&mut self.sched.throttles, former.sched.throttles);
+        more(&mut self.sched.marked, former.sched.marked);
+        more(&mut self.sched.turns, former.sched.turns);
+        self.service_ns.add(&former.service_ns);
+        if let Some(foreign) = &former.foreign {
+            self.foreign.get_or_insert_default().add(foreign);
+        }
+        if let Some(woken) = &former.woken {
+            self.woken.get_or_insert_default().add(woken);
+        }
+    }
+}
+
+impl Counted for Pool {
+    fn add(&mut self, former: &Self) {
+        more(&mut self.activations, former.activations);
+        more(&mut self.ended, former.ended);
+        more(&mut self.waits, former.waits);
+        more(&mut self.fallbacks, former.fallbacks);
+        more(&mut self.drops, former.drops);
+        self.setup_ns.add(&former.setup_ns);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_are_added_and_nothing_else() {
+        let details = |lost: f64, link: f64| BTreeMap::from([("lost".to_string(), lost), ("link_up".to_string(), link)]);
+        let former = Port { rx_packets: 5, queues: 3, details: details(2.0, 1.0), ..Port::default() };
+        let mut port = Port { rx_packets: 1, queues: 1, details: details(3.0, 0.0), ..Port::default() };
+        port.add(&former);
+        assert_eq!((port.rx_packets, port.queues, port.details), (6, 1, details(5.0, 0.0)));
+        let mut nf = Nf { queue: 1, sleeps: 7, ..Nf::default() };
+        nf.add(&Nf {
+            queue: 9,
+            sleeps: u64::MAX,
+            foreign: Some(NfForeign { entered: 4, ..NfForeign::default() }),
+            ..Nf::default()
+        });
+        assert_eq!((nf.queue, nf.sleeps, nf.foreign.unwrap().entered), (1, u64::MAX, 4));
+    }
+
+    #[test]
+    fn times_are_added_bucket_by_bucket() {
+        let mut first = Distribution::from_buckets(vec![(16, 1), (64, 2)]);
+        let second = Distribution::from_buckets(vec![(64, 1), (1024, 3)]);
+        let sum = first.sum + second.sum;
+        first.add(&second);
+        assert_eq!((first.buckets.clone(), first.count, first.sum), (vec![(16, 1), (64, 3), (1024, 3)], 7, sum));
+        first.add(&Distribution::default());
+        assert_eq!(first.count, 7);
+    }
+}

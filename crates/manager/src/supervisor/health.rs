@@ -1,0 +1,113 @@
+//! The verdict on the daemon: whether all chains take packets and all NFs run or come, and if not,
+//! what does not work and since when.
+//!
+//! A chain that is throttled is not out of order: it is told to wait, and that is what chains do
+//! under overload. An NF that has died once and is started again is not either. One that dies again
+//! and again is, also in the moments in which it runs.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use super::life::BACKOFF;
+use super::{NfState, Supervisor};
+use crate::control::health::{Health, MOST, Problem, Verdict};
+use crate::control::model::{ChainState, EventKind};
+use crate::controller::events::Subject;
+use crate::nf::State;
+
+/// Deaths in a row, without a good run in between, that are a loop.
+const LOOP: u32 = 3;
+
+/// Time between two looks.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// What does not work, and what was seen last.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    looked: Option<Instant>,
+    /// By kind and name of what does not work, and the word for what is wrong: since when.
+    since: BTreeMap<(String, &'static str), Instant>,
+    /// States of chains, by name, without regard to throttles.
+    chains: BTreeMap<String, ChainState>,
+}
+
+impl Supervisor {
+    /// Looks what does not work, if it is time to: so it is known since when.
+    pub(super) fn watch_health(&mut self, now: Instant) {
+        if self.watch.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
+            return;
+        }
+        self.watch.looked = Some(now);
+        self.note_chains();
+        self.health();
+    }
+
+    /// Notes chains that do something else with their packets than when they were looked at last.
+    fn note_chains(&mut self) {
+        let state = |chain: &std::sync::Arc<crate::chain::Chain>| match self.state_of_chain(chain) {
+            (ChainState::Refused, true) => (chain.name.clone(), ChainState::Open),
+            (state, _) => (chain.name.clone(), state),
+        };
+        let now: BTreeMap<String, ChainState> = self.chains.iter().flatten().map(state).collect();
+        for (name, state) in &now {
+            // A new one is open, or was never anything else.
+            let before = self.watch.chains.get(name).copied().unwrap_or(ChainState::Open);
+            if before != *state {
+                self.controller.events().note(EventKind::Chain, Subject::Other("chain", name), said_of_chain(*state));
+            }
+        }
+        self.watch.chains = now;
+    }
+
+    /// What does not work now.
+    pub(super) fn health(&mut self) -> Health {
+        let now = Instant::now();
+        let mut found: Vec<(String, &'static str, String)> = Vec::new();
+        for chain in self.chains.iter().flatten() {
+            match self.state_of_chain(chain) {
+                (ChainState::Open, _) | (ChainState::Refused, true) => {}
+                (state, _) => found.push((format!("chain {}", chain.name), state.word(), said_of_chain(state).into())),
+            }
+        }
+        for nf in self.nfs.values().filter(|nf| nf.stays() && !nf.on_trial) {
+            let last = || nf.last_death.as_ref().map_or(String::new(), |death| format!("; the last time: {}", death.what));
+            let subject = || format!("nf {}", nf.name);
+            match nf.state {
+                State::Failed => found.push((subject(), "failed", format!("has failed{}", last()))),
+                _ if is_in_loop(nf, now) => {
+                    let deaths = nf.streak.failures.max(nf.offences.failures);
+                    found.push((subject(), "loop", format!("has ended {deaths} times in a row{}", last())));
+                }
+                _ => {}
+            }
+        }
+        let before = std::mem::take(&mut self.watch.since);
+        let mut problems = Vec::with_capacity(found.len());
+        for (subject, word, what) in found {
+            let key = (subject, word);
+            let since = before.get(&key).copied().unwrap_or(now);
+            problems.push(Problem { subject: key.0.clone(), what, since_s: now.duration_since(since).as_secs_f64() });
+            self.watch.since.insert(key, since);
+        }
+        let verdict = if problems.is_empty() { Verdict::Healthy } else { Verdict::Degraded };
+        problems.sort_by(|a, b| b.since_s.total_cmp(&a.since_s));
+        problems.truncate(MOST);
+        Health { verdict, problems }
+    }
+}
+
+/// What a chain does with packets at its entry, in words.
+fn said_of_chain(state: ChainState) -> &'static str {
+    match state {
+        ChainState::Open => "takes packets",
+        ChainState::Refused => "refuses packets until an NF of one of its services is back",
+        ChainState::Bypassing => "bypasses a service of which no NF runs",
+        ChainState::Down => "drops all packets, because no NF of one of its services runs, and none is started again",
+    }
+}
+
+/// Whether an NF has died several times in a row, and has not run well since.
+fn is_in_loop(nf: &NfState, now: Instant) -> bool {
+    let runs_well = nf.state == State::Running && now.duration_since(nf.started_at) >= Duration::from_nanos(BACKOFF.good_run_ns);
+    nf.streak.failures.max(nf.offences.failures) >= LOOP && !runs_well
+}
