@@ -409,6 +409,7 @@ impl Supervisor {
             foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
             sched: nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default(),
             woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),
+            warnings: Vec::new(),
         }
     }
 
