@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sluice_manager::config::model::{self as config, Config};
-use sluice_manager::control::model::{self, Change};
+use sluice_manager::control::model;
 use sluice_manager::control::promise::{Placed, Promises};
 use sluice_manager::control::server::{Limits, Unconnected};
 use sluice_manager::control::{ApiError, Backend};
@@ -51,7 +51,7 @@ impl Backend for Nobody {
         nothing()
     }
 
-    fn remove_nf(&self, _: &str) -> Result<(), ApiError> {
+    fn remove_nf(&self, _: &str, _: bool) -> Result<(), ApiError> {
         nothing()
     }
 
@@ -95,9 +95,9 @@ impl Backend for Nobody {
         nothing()
     }
 
-    fn apply(&self, config: &str, file: Option<&str>, _: bool) -> Result<Vec<Change>, ApiError> {
+    fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<model::Applied, ApiError> {
         Config::parse(config, file.unwrap_or("request"))?;
-        Ok(Vec::new())
+        Ok(model::Applied { dry_run, ..model::Applied::default() })
     }
 
     fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {

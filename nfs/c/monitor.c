@@ -11,6 +11,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "sluice_nf.h"
 
@@ -110,6 +111,11 @@ int main(int argc, char **argv) {
     sluice_nf *nf;
     int n;
 
+    if (argc == 2 && strcmp(argv[1], "--help") == 0) {
+        printf("Usage: %s [SECONDS]\n\nCounts packets and bytes of every flow; prints them on SIGUSR1, every SECONDS, and at the end.\n",
+               argv[0]);
+        return 0;
+    }
     sigaction(SIGUSR1, &action, NULL);
     if (sluice_attach(NULL, &nf) < 0) {
         fprintf(stderr, "monitor: %s\n", sluice_last_error());

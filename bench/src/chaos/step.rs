@@ -113,7 +113,8 @@ impl Call {
                 body.as_object_mut().map(|body| core.map(|core| body.insert("core".into(), core.into())));
                 post("/v1/nfs", body)
             }
-            15..=26 => delete("nfs", &nf(draw)),
+            // Also the last one that an open chain passes.
+            15..=26 => delete("nfs", &format!("{}?force=true", nf(draw))),
             27..=36 => {
                 let nf = nf(draw);
                 post(&format!("/v1/nfs/{nf}/move"), json!({"core": draw.pick(&host.cores)}))

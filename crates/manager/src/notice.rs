@@ -37,6 +37,18 @@ pub fn write(line: fmt::Arguments<'_>) {
     let _ = std::io::stderr().write_all(line.as_bytes());
 }
 
+/// An error and its causes in one line, with colons between. A cause that the line says already is not said again.
+pub fn in_one_line(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut line = error.to_string();
+    for cause in std::iter::successors(error.source(), |cause| cause.source()) {
+        let cause = cause.to_string();
+        if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
+}
+
 /// Least time between two lines of a key.
 pub const EVERY: Duration = Duration::from_secs(1);
 /// Most keys that are remembered.
@@ -152,6 +164,21 @@ fn with_count(line: &str, left_out: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        #[derive(Debug, thiserror::Error)]
+        enum Trouble {
+            #[error("cannot make /proc/x: {source}; choose another")]
+            Said { source: std::io::Error },
+            #[error("cannot read a.toml")]
+            Left { source: std::io::Error },
+        }
+        let source = || std::io::Error::other("no such file");
+        assert_eq!(in_one_line(&Trouble::Said { source: source() }), "cannot make /proc/x: no such file; choose another");
+        assert_eq!(in_one_line(&Trouble::Left { source: source() }), "cannot read a.toml: no such file");
+        assert_eq!(in_one_line(&source()), "no such file");
+    }
 
     #[test]
     fn one_line_a_second_and_a_count_of_the_others() {

@@ -87,6 +87,11 @@ impl Mock {
     }
 }
 
+/// What is said of an NF on a core: 0 is that of a packet thread.
+fn warnings_on(core: u32) -> Vec<String> {
+    if core == 0 { vec!["core 0 never sleeps; choose another core".into()] } else { Vec::new() }
+}
+
 fn take<T>(all: &mut Vec<T>, what: &str, name: &str, name_of: fn(&T) -> &str) -> Result<(), ApiError> {
     let known: Vec<&str> = all.iter().map(name_of).collect();
     let missing = ApiError::not_found(what, name, &known);
@@ -131,7 +136,7 @@ impl Backend for Mock {
             };
             kind.instances.push(nf.name.clone());
             stats.nfs.push(nf.clone());
-            Ok(nf)
+            Ok(Nf { warnings: warnings_on(nf.core), ..nf })
         })
     }
 
@@ -156,12 +161,15 @@ impl Backend for Mock {
             let missing = ApiError::not_found("NF", name, &known);
             let nf = stats.nfs.iter_mut().find(|nf| nf.name == name).ok_or(missing)?;
             nf.core = core as u32;
-            Ok(nf.clone())
+            Ok(Nf { warnings: warnings_on(nf.core), ..nf.clone() })
         })
     }
 
-    fn remove_nf(&self, name: &str) -> Result<(), ApiError> {
-        self.change(|stats| take(&mut stats.nfs, "NF", name, |n| &n.name))
+    fn remove_nf(&self, name: &str, force: bool) -> Result<(), ApiError> {
+        self.change(|stats| match name {
+            "fw.0" if !force => Err(ApiError::conflict("fw.0 is the last instance of service `fw`", "give --force")),
+            _ => take(&mut stats.nfs, "NF", name, |n| &n.name),
+        })
     }
 
     fn add_service(&self, service: config::Service) -> Result<Service, ApiError> {
@@ -253,13 +261,15 @@ impl Backend for Mock {
         self.change(|stats| take(&mut stats.ports, "port", name, |p| &p.name))
     }
 
-    fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<Vec<Change>, ApiError> {
+    fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<Applied, ApiError> {
         if config.contains("mistake") {
             return Err(ApiError::bad_input(format!("{}:1: a mistake", file.unwrap_or("-")), "mend it"));
         }
         let detail = if dry_run { "would be new" } else { "" };
         let add = Change { action: Action::Add, kind: "chain".into(), name: "dns".into(), detail: detail.into() };
-        Ok(if config.contains("same") { Vec::new() } else { vec![add] })
+        let changes = if config.contains("same") { Vec::new() } else { vec![add] };
+        let warnings = if config.contains("odd") { vec!["new.toml:1:1: warning: this is odd".into()] } else { Vec::new() };
+        Ok(Applied { dry_run, changes, warnings })
     }
 
     fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {
@@ -387,7 +397,7 @@ fn status_and_lists_are_tables_without_colour_in_a_pipe() {
         "flows    1,234",
         "rx+tx      0  63 %",
         "tuning   0.50 % of a core",
-        "buffers  no receive queue of a NIC, not bounded; not known here",
+        "buffers  no receive queue of a NIC\n",
     ] {
         assert!(status.contains(line), "{line} is not in\n{status}");
     }
@@ -571,6 +581,10 @@ fn things_are_added_and_removed() {
     let daemon = Daemon::start();
     assert_eq!(daemon.ok(&["nf", "add", "fw", "--core", "3"]), "added NF fw.1 on core 3 (starting)\n");
     assert_eq!(daemon.ok(&["nf", "remove", "fw.1"]), "removed NF fw.1\n");
+    let refused = "sluice: fw.0 is the last instance of service `fw`\n  hint: give --force\n";
+    assert_eq!(daemon.fails(1, &["nf", "remove", "fw.0"]), refused);
+    assert!(!daemon.raw("DELETE /v1/nfs/fw.0?force=perhaps HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").contains("200 OK"));
+    assert_eq!(daemon.ok(&["nf", "remove", "fw.0", "--force"]), "removed NF fw.0\n");
     let upgraded = "upgraded fw to /opt/fw2: fw.1, fw.2; 2 of the old version leave, each with its flow\n";
     assert_eq!(daemon.ok(&["nf", "upgrade", "fw", "--exec", "/opt/fw2", "--args", "--rules", "x"]), upgraded);
     assert!(daemon.fails(1, &["nf", "upgrade", "fw", "--exec", "/bin/true"]).contains("it is no NF"));
@@ -601,6 +615,21 @@ fn things_are_added_and_removed() {
 }
 
 #[test]
+fn warnings_of_an_answer_are_printed() {
+    let daemon = Daemon::start();
+    for (args, done) in [
+        (["nf", "add", "fw", "--core", "0"], "added NF fw.1 on core 0 (starting)\n"),
+        (["nf", "move", "fw.1", "--core", "0"], "moved fw.1 to core 0: it is fw.1 now\n"),
+    ] {
+        let output = daemon.output(&args);
+        assert_eq!(output.status.code(), Some(0));
+        assert_eq!(String::from_utf8(output.stderr).unwrap(), "warning: core 0 never sleeps; choose another core\n");
+        assert_eq!(String::from_utf8(output.stdout).unwrap(), done);
+    }
+    assert!(daemon.output(&["nf", "add", "fw", "--core", "2"]).stderr.is_empty());
+}
+
+#[test]
 fn refusals_say_what_is_wrong_and_what_to_do() {
     let daemon = Daemon::start();
     assert_eq!(daemon.fails(1, &["chain", "remove", "wbe"]), "sluice: no chain is named \"wbe\"\n  hint: there are: web\n");
@@ -620,7 +649,8 @@ fn refusals_say_what_is_wrong_and_what_to_do() {
 fn without_a_daemon_the_message_says_how_to_start_one() {
     let output = Command::new(env!("CARGO_BIN_EXE_sluice")).args(["status"]).env("SLUICE_CONTROL", "/nowhere/s").output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    let want = "sluice: no sluiced answers at /nowhere/s: start one with `sluiced CONFIG`, or give --socket\n";
+    let want = "sluice: no sluiced answers at /nowhere/s: start one with `sluiced CONFIG`, or name its socket by --socket or \
+                $SLUICE_CONTROL\n";
     assert_eq!(String::from_utf8(output.stderr).unwrap(), want);
 }
 
@@ -632,6 +662,10 @@ fn a_configuration_is_applied_or_only_compared() {
     std::fs::write(&file, "").unwrap();
     assert_eq!(daemon.ok(&["apply", path]), "+ chain dns\n1 change done\n");
     assert_eq!(daemon.ok(&["apply", "--dry-run", path]), "+ chain dns: would be new\n1 change; nothing was done, as asked\n");
+    std::fs::write(&file, "# odd").unwrap();
+    let output = daemon.output(&["apply", path]);
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "new.toml:1:1: warning: this is odd\n");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "+ chain dns\n1 change done\n");
     std::fs::write(&file, "# same").unwrap();
     assert!(daemon.ok(&["apply", path]).starts_with("nothing to change"));
     std::fs::write(&file, "# mistake").unwrap();
@@ -648,6 +682,21 @@ fn check_needs_no_daemon() {
     let chains = "[[chain]]\nname = \"c\"\negress = \"b\"\n[[rule]]\nchain = \"c\"\n";
     std::fs::write(&file, [ports, chains].concat()).unwrap();
     assert!(daemon.ok(&["check", "--no-host", path]).ends_with("is good: 2 ports, 0 services, 0 NFs, 1 chain, 1 rule\n"));
+    // Warnings are no errors, if nothing else is said, and a configuration that says nothing is worth one.
+    std::fs::write(&file, "").unwrap();
+    let output = daemon.output(&["check", "--no-host", path]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.starts_with(&format!("{path}:1:1: warning: this configuration has no port")), "{said}");
+    assert!(String::from_utf8(output.stdout).unwrap().contains("is good, with 1 warning: 0 ports"));
+    let said = daemon.fails(1, &["check", "--no-host", "--strict", path]);
+    assert!(said.starts_with(&format!("{path}:1:1: warning: ")) && said.ends_with("\nsluice: 1 warning\n"), "{said}");
+    // Each finding begins with its place, as editors expect it, and their number comes last.
+    std::fs::write(&file, "[[prot]]\n[memory]\nframe = 7\n").unwrap();
+    let said = daemon.fails(1, &["check", path]);
+    let findings: Vec<&str> = said.lines().filter(|line| line.contains("c.toml:")).collect();
+    let begins = [format!("{path}:1:3: error: no section"), format!("{path}:3:1: error: [memory] has no key")];
+    assert!(findings.len() == 2 && findings.iter().zip(&begins).all(|(line, begin)| line.starts_with(begin)), "{said}");
+    assert!(said.ends_with("\nsluice: 2 errors\n"), "{said}");
     std::fs::write(&file, "[[prot]]\n").unwrap();
     let error = daemon.fails(1, &["check", path]);
     assert!(error.contains("c.toml:1") && error.contains("prot") && error.contains("port"), "{error}");

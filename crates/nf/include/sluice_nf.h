@@ -191,7 +191,8 @@ typedef int (*sluice_make)(const sluice_context *context, void *arg, sluice_hand
  * Attaches, makes the handler and runs it until the NF is to stop (SIGTERM, SIGINT, the manager's word): then 0. Negative after a
  * failure. Every frame has gone back to the manager when it returns. In a zygote (a process of a service with `zygote = true`, which the
  * library knows by SLUICE_ZYGOTE) make is called once, and sluice_run returns in each instance that is forked from it; in the zygote
- * itself, 0 when it has been let go.
+ * itself, 0 when it has been let go. Without options, a program whose only argument is --help or --version is answered on stdout
+ * instead, and sluice_run returns 0; one with arguments of its own reads them before.
  */
 static inline int sluice_run(const sluice_options *options, sluice_make make, void *arg);
 

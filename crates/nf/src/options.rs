@@ -64,6 +64,46 @@ impl Options {
     }
 }
 
+/// The name of this program, as it was called.
+pub(crate) fn program() -> String {
+    let path = std::env::args_os().next().map(PathBuf::from).unwrap_or_default();
+    path.file_name().map_or_else(|| "nf".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// What an NF that reads no arguments of its own says to `--help` and `--version`, if one of them is all that it was given.
+pub(crate) fn answer(program: &str, args: &[OsString]) -> Option<String> {
+    let [arg] = args else { return None };
+    let version = env!("CARGO_PKG_VERSION");
+    match arg.to_str()? {
+        "--version" => Some(format!("{program} {version}\n")),
+        "--help" => {
+            let service = program.strip_prefix("sluice-nf-").unwrap_or(program);
+            Some(format!(
+                "\
+A network function (NF) of Sluice, without arguments of its own
+
+Usage: {program} [OPTIONS]
+
+Options:
+      --sluice-socket <PATH>  The manager's socket for NFs [env: {ENV_SOCKET}]
+      --sluice-nf <NAME>      Name of this NF, or of its service [env: {ENV_NF}]
+      --help                  Print help
+      --version               Print version
+
+sluiced starts it where a configuration says so:
+  [[service]]
+  name = \"{service}\"
+  exec = \"{program}\"
+
+Where the service says attach = true, it is started by hand:
+  {program} --sluice-socket /run/sluice/nf.sock --sluice-nf {service}
+"
+            ))
+        }
+        _ => None,
+    }
+}
+
 enum Key {
     Socket,
     Nf,
@@ -97,6 +137,17 @@ mod tests {
         assert_eq!(others, ["--rules", "x", "-v", "--", "--sluice-nf=no"]);
         assert_eq!(options.socket, Some("/run/s".into()));
         assert_eq!(options.name.as_deref(), Some("ids.0"));
+    }
+
+    #[test]
+    fn help_and_version_have_the_programs_name() {
+        let answer = |args: &[&str]| answer("sluice-nf-mark", &args.iter().map(OsString::from).collect::<Vec<_>>());
+        assert_eq!(answer(&["--version"]).unwrap(), format!("sluice-nf-mark {}\n", env!("CARGO_PKG_VERSION")));
+        let help = answer(&["--help"]).unwrap();
+        assert!(help.contains("Usage: sluice-nf-mark [OPTIONS]") && help.contains("name = \"mark\""), "{help}");
+        for args in [&[][..], &["--help", "x"], &["-h"], &["help"]] {
+            assert_eq!(answer(args), None, "{args:?}: it may be the NF's own");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! exit code is 1. Packets that still wait in its rx rings belong to the manager again as soon as the process has left.
 
 use std::any::Any;
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use sluice_shm::descriptor::Verdict as RawVerdict;
 use crate::context::Context;
 use crate::engine::Engine;
 use crate::error::NfError;
-use crate::options::Options;
+use crate::options::{self, Options};
 use crate::packet::{Burst, Packet};
 use crate::signals;
 use crate::zygote;
@@ -246,16 +247,29 @@ pub fn run_with<H: Handler>(
 
 /// An NF's `main`: attaches to the manager, makes the handler, runs it, and stops cleanly on SIGTERM, SIGINT and the manager's word.
 /// The manager is found as [`Options::from_env`] says. An error is printed to stderr, once, with what to do, and makes the exit code
-/// 1.
+/// 1. A program whose only argument is `--help` or `--version` is answered on stdout instead, and its exit code is 0; one with
+/// arguments of its own reads them before it calls this.
 pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>) -> ExitCode {
+    if is_answered() {
+        return ExitCode::SUCCESS;
+    }
     let options = Options::from_env();
     match run_with(&options, make) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{}: {error}", zygote::forked_as().or(options.name.as_deref()).unwrap_or("nf"));
+            let name = zygote::forked_as().or(options.name.as_deref()).map_or_else(options::program, str::to_owned);
+            eprintln!("{name}: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Whether the program was only asked for its help or its version, which has been printed then.
+pub(crate) fn is_answered() -> bool {
+    let Some(answer) = options::answer(&options::program(), &options::args()) else { return false };
+    // Nobody may read it.
+    let _ = std::io::stdout().write_all(answer.as_bytes());
+    true
 }
 
 struct Each<F>(F);

@@ -62,6 +62,17 @@ fn the_bridge_passes_packets_on() {
 }
 
 #[test]
+fn help_needs_no_manager() {
+    let folder = tempfile::tempdir().unwrap();
+    for (source, words) in [("../../nfs/c/mark.c", "Usage: nf [OPTIONS]"), ("../../nfs/c/monitor.c", "[SECONDS]")] {
+        let program = compile(source, folder.path(), Link::Static);
+        let output = Command::new(program).arg("--help").env_remove("SLUICE_SOCKET").output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && said.contains(words), "{source}: {said}");
+    }
+}
+
+#[test]
 fn the_monitor_counts_flows() {
     let manager = Manager::new();
     let program = compile("../../nfs/c/monitor.c", manager.folder(), Link::Static);

@@ -10,18 +10,20 @@ use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
 use sluice_manager::config::host::Host;
-use sluice_manager::config::load;
+use sluice_manager::config::{ConfigErrors, load};
 use sluice_manager::control::{Backend, server};
 use sluice_manager::log_line;
 use sluice_manager::mechanism::process;
 use sluice_manager::mechanism::processes::helper;
 use sluice_manager::nf::record::Record;
+use sluice_manager::notice::in_one_line;
 use sluice_manager::port;
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
 
 /// Runs chains of network functions: takes packets from ports, through NF processes that share cores, to ports.
 #[derive(Debug, Parser)]
 #[command(
+    name = "sluiced",
     version,
     after_help = "\
 Stays in the foreground and tells systemd when it is ready (Type=notify). SIGTERM and SIGINT stop it: packets inside are let out
@@ -45,7 +47,10 @@ fn main() -> ExitCode {
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            log_line!("sluiced: {error:#}");
+            match error.downcast_ref::<ConfigErrors>() {
+                Some(errors) => log_line!("{errors}\nsluiced: {}: nothing was started", errors.count()),
+                None => log_line!("sluiced: {}", in_one_line(error.as_ref())),
+            }
             ExitCode::FAILURE
         }
     }
@@ -136,7 +141,10 @@ fn reload(remote: &dyn Backend, path: &std::path::Path) {
         }
     };
     match remote.apply(&text, path.to_str(), false) {
-        Ok(changes) => changes.iter().for_each(|change| log_line!("sluiced: {change}")),
+        Ok(applied) => {
+            applied.warnings.iter().for_each(|warning| log_line!("{warning}"));
+            applied.changes.iter().for_each(|change| log_line!("sluiced: {change}"));
+        }
         Err(error) => log_line!("sluiced: {error}"),
     }
 }

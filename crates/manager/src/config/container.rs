@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::host::{Host, is_bare, resolve_exec};
+use super::host::{Host, is_bare, not_executable, resolve_exec};
 use super::model::{Container, Service};
 use super::problem::{At, Problem};
 use crate::mechanism::cgroup;
@@ -108,7 +108,9 @@ fn program(root: &Path, exec: &Path) -> Result<(), String> {
     let path = container::resolve_in(root, exec).ok_or_else(lacks)?;
     let metadata = fs::metadata(&path).map_err(|_| lacks())?;
     if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
-        return Err(format!("{shown} in the root directory {within} is no program; run `chmod +x {}`", path.display()));
+        let why = not_executable(&path, &path);
+        let (_, help) = why.split_once("; ").unwrap_or((&why, ""));
+        return Err(format!("{shown} in the root directory {within} is no program; {help}"));
     }
     if let Some(loader) = fs::read(&path).ok().and_then(|bytes| container::loader_of(&bytes))
         && !container::resolve_in(root, &loader).is_some_and(|path| path.is_file())

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use sluice_shm::arena::Geometry;
 
 use crate::memory;
 
-use super::model::{Config, Hugepages, PortKind};
+use super::model::{Class, Config, Hugepages, PortKind};
 use super::nearest;
 use super::problem::{At, Problem};
 
@@ -66,19 +67,36 @@ impl Host {
 
     /// Number of free 2 MiB hugepages.
     fn free_hugepages(&self) -> Option<u64> {
-        let pool = self.root.join("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
-        if let Some(free) = fs::read_to_string(pool).ok().and_then(|text| text.trim().parse().ok()) {
-            return Some(free);
+        self.hugepages("free_hugepages", "HugePages_Free")
+    }
+
+    /// Number of 2 MiB hugepages that are set aside, free or not.
+    fn all_hugepages(&self) -> Option<u64> {
+        self.hugepages("nr_hugepages", "HugePages_Total")
+    }
+
+    /// A number of the pool of 2 MiB hugepages: by its file, or by the field of /proc/meminfo that says the same.
+    fn hugepages(&self, file: &str, field: &str) -> Option<u64> {
+        let pool = self.root.join("sys/kernel/mm/hugepages/hugepages-2048kB").join(file);
+        if let Some(pages) = fs::read_to_string(pool).ok().and_then(|text| text.trim().parse().ok()) {
+            return Some(pages);
         }
-        let memory = fs::read_to_string(self.root.join("proc/meminfo")).ok()?;
-        let field = |name: &str| {
-            let line = memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-            line.split_whitespace().next()?.parse::<u64>().ok()
-        };
-        match field("Hugepagesize")? {
-            2048 => field("HugePages_Free"),
+        match self.meminfo("Hugepagesize")? {
+            2048 => self.meminfo(field),
             _ => Some(0),
         }
+    }
+
+    /// A field of /proc/meminfo.
+    fn meminfo(&self, field: &str) -> Option<u64> {
+        let text = fs::read_to_string(self.root.join("proc/meminfo")).ok()?;
+        let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse().ok()
+    }
+
+    /// Memory of the host, in bytes.
+    fn memory(&self) -> Option<u64> {
+        self.meminfo("MemTotal")?.checked_mul(1024)
     }
 
     /// Number of a user, by name or number. The error lists the names that there are.
@@ -130,7 +148,7 @@ pub fn resolve_exec(exec: &Path, host: &Host) -> Result<PathBuf, String> {
             }
             Err(e) => Err(format!("cannot look at {shown}: {e}; correct the path, or run as a user who may read it")),
             Ok(m) if m.is_dir() => Err(format!("{shown} is a folder; name the program in it")),
-            Ok(m) if m.permissions().mode() & 0o111 == 0 => Err(format!("{shown} is not executable; run `chmod +x {shown}`")),
+            Ok(m) if m.permissions().mode() & 0o111 == 0 => Err(not_executable(exec, &host.at(exec))),
             Ok(_) => Ok(exec.to_path_buf()),
         };
     }
@@ -140,6 +158,18 @@ pub fn resolve_exec(exec: &Path, host: &Host) -> Result<PathBuf, String> {
         let beside = host.beside.as_ref().map_or("the folder of sluiced".into(), |b| b.display().to_string());
         format!("there is no program {shown} in {beside} or in PATH; write its path, such as \"/usr/bin/{shown}\"")
     })
+}
+
+/// That a file is not executable, and what to do: only one that looks like a program is made one.
+pub(super) fn not_executable(exec: &Path, file: &Path) -> String {
+    let shown = exec.display();
+    let mut start = [0; 4];
+    let read = fs::File::open(file).and_then(|mut file| file.read(&mut start)).unwrap_or(0);
+    if start[..read].starts_with(b"#!") || start[..read] == *b"\x7fELF" {
+        format!("{shown} is not executable; run `chmod +x {shown}`")
+    } else {
+        format!("{shown} is no program; write the path of one")
+    }
 }
 
 /// Replaces the programs of all services by their absolute paths; one that is not found stays, for [`check`] has reported it.
@@ -160,8 +190,22 @@ pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
     check_services(config, host, &mut problems);
     check_ports(config, host, &mut problems);
     check_runtime_dir(config, host, &mut problems);
+    check_memory(config, host, &mut problems);
     check_hugepages(config, host, &mut problems);
+    check_class(config, host, &mut problems);
     problems
+}
+
+/// That this process may not have NFs on a core, and what to do.
+pub fn check_core(core: usize, host: &Host) -> Option<(String, String)> {
+    if host.allowed.contains(&core) {
+        return None;
+    }
+    let message = match host.online() {
+        Some(online) if online.contains(&core) => format!("core {core} is not allowed for this process"),
+        Some(_) | None => format!("no such core: {core}"),
+    };
+    Some((message, format!("use one of the cores {}", ranges(&host.allowed))))
 }
 
 fn check_cores(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
@@ -173,17 +217,8 @@ fn check_cores(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     for (n, service) in config.services.iter().enumerate() {
         uses.extend(service.cores.iter().enumerate().map(|(i, core)| (At::entry("service", n, "cores").item(i), *core)));
     }
-    let online = host.online();
-    for (at, core) in uses {
-        if host.allowed.contains(&core) {
-            continue;
-        }
-        let (message, have) = match &online {
-            Some(online) if online.contains(&core) => (format!("core {core} is not allowed for this process"), &host.allowed),
-            Some(_) | None => (format!("no such core: {core}"), &host.allowed),
-        };
-        problems.push(Problem::error(at, message, format!("use one of the cores {}", ranges(have))));
-    }
+    let wrong = |(at, core)| check_core(core, host).map(|(message, help)| Problem::error(at, message, help));
+    problems.extend(uses.into_iter().filter_map(wrong));
 }
 
 /// A set of cores in the kernel's form.
@@ -319,29 +354,110 @@ fn check_runtime_dir(config: &Config, host: &Host, problems: &mut Vec<Problem>) 
                 format!("no permission to write in the runtime folder {shown}"),
                 "run as root or set manager.runtime_dir to a folder of yours",
             )),
-            Ok(_) => {}
+            Ok(_) => problems.extend(takes_no_files(&host.at(ancestor)).map(|why| {
+                let what = format!("the runtime folder {shown} cannot be made: {} is {why}", ancestor.display());
+                Problem::error(at, what, "set manager.runtime_dir to a folder such as /run/sluice")
+            })),
             Err(_) => continue,
         }
         return;
     }
 }
 
+/// Why nobody can make files in a folder, root neither, by the file system that it is of.
+fn takes_no_files(folder: &Path) -> Option<&'static str> {
+    const CGROUP: i64 = 0x0027_e0eb;
+    const CGROUP2: i64 = 0x6367_7270;
+    const PROC: i64 = 0x9fa0;
+    const SYSFS: i64 = 0x6265_6572;
+    #[allow(clippy::unnecessary_cast)] // its type is not the same on all targets
+    let kind = rustix::fs::statfs(folder).ok()?.f_type as i64;
+    let is_read_only = || rustix::fs::statvfs(folder).is_ok_and(|fs| fs.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY));
+    match kind {
+        CGROUP | CGROUP2 | PROC | SYSFS => Some("the kernel's, and takes no files"),
+        _ if is_read_only() => Some("mounted read-only"),
+        _ => None,
+    }
+}
+
+/// Bytes of the packet memory of each arena.
+fn arenas(config: &Config) -> Vec<u64> {
+    let stride = Geometry::stride_for(config.memory.packet_bytes as usize) as u64;
+    memory::holders(config).iter().map(|of| u64::from(memory::frames_of(&config.memory, of)) * stride).collect()
+}
+
+/// Bytes in words, in the largest unit of which there is one.
+fn bytes(n: u64) -> String {
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let (shift, unit) = units.into_iter().find(|(shift, _)| n >> shift > 0).unwrap_or((0, "bytes"));
+    format!("{:.1} {unit}", n as f64 / (1u64 << shift) as f64)
+}
+
+/// Packet memory that the host cannot have, whatever else it does.
+fn check_memory(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    let Some(have) = host.memory() else { return };
+    let arenas = arenas(config);
+    let needed: u64 = arenas.iter().sum();
+    if needed <= have {
+        return;
+    }
+    let pages = if config.memory.hugepages == Hugepages::Always { " in hugepages" } else { "" };
+    let of = match arenas.len() {
+        1 => String::new(),
+        n => format!(" of {n} arenas"),
+    };
+    // Not more than half of the memory: other programs need some.
+    let stride = Geometry::stride_for(config.memory.packet_bytes as usize) as u64;
+    let most = have / 2 / arenas.len() as u64 / stride;
+    let fewer = (most.next_power_of_two() / 2).max(512);
+    let of_tenants = if config.memory.tenants.is_empty() { "" } else { ", and fewer in `tenants`" };
+    problems.push(Problem::error(
+        At::key("memory", "frames"),
+        format!("packet memory{of} takes {}{pages}, and this host has {} of memory", bytes(needed), bytes(have)),
+        format!("write frames = {fewer} or fewer in [memory]{of_tenants}"),
+    ));
+}
+
 fn check_hugepages(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     if config.memory.hugepages != Hugepages::Always {
         return;
     }
-    let stride = Geometry::stride_for(config.memory.packet_bytes as usize) as u64;
-    let arenas = memory::holders(config);
-    let needed: u64 = arenas.iter().map(|of| (u64::from(memory::frames_of(&config.memory, of)) * stride).div_ceil(HUGEPAGE)).sum();
+    let arenas = arenas(config);
+    let needed: u64 = arenas.iter().map(|bytes| bytes.div_ceil(HUGEPAGE)).sum();
+    // No host is advised to set aside more than it has.
+    if host.memory().is_some_and(|have| arenas.iter().sum::<u64>() > have) {
+        return;
+    }
     let free = host.free_hugepages().unwrap_or(0);
     if free < needed {
+        // Those that others have stay theirs.
+        let wanted = host.all_hugepages().map_or(needed, |all| needed + all.saturating_sub(free));
         problems.push(Problem::error(
             At::key("memory", "hugepages"),
             match arenas.len() {
                 1 => format!("no hugepages: the arena needs {needed} of 2 MiB, and {free} are free"),
                 n => format!("no hugepages: {n} arenas need {needed} of 2 MiB, and {free} are free"),
             },
-            format!("run `sysctl vm.nr_hugepages={needed}` as root, or write hugepages = \"auto\""),
+            format!("run `sysctl vm.nr_hugepages={wanted}` as root, or write hugepages = \"auto\""),
+        ));
+    }
+}
+
+/// That this process may give NFs the class SCHED_RR.
+fn check_class(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
+    const CAP_SYS_NICE: u32 = 23;
+    if config.sched.class != Class::Rr || host.uid == 0 {
+        return;
+    }
+    let read = |file: &str| fs::read_to_string(host.root.join("proc/self").join(file));
+    let (Ok(status), Ok(limits)) = (read("status"), read("limits")) else { return };
+    let capabilities = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    let limit = limits.lines().find_map(|line| line.strip_prefix("Max realtime priority")?.split_whitespace().next());
+    if capabilities.is_some_and(|all| all >> CAP_SYS_NICE & 1 == 0) && limit == Some("0") {
+        problems.push(Problem::error(
+            At::key("sched", "class"),
+            "no permission to run NFs in class \"rr\"",
+            "run sluiced as root or with CAP_SYS_NICE, or write class = \"other\"",
         ));
     }
 }
@@ -365,7 +481,8 @@ mod tests {
         write("opt/sluice/ids", "", 0o755);
         write("usr/bin/ids", "", 0o755);
         write("usr/bin/nat", "", 0o755);
-        write("usr/bin/text", "", 0o644);
+        write("usr/bin/text", "#!/bin/sh\n", 0o644);
+        write("usr/bin/elf", "\x7fELF\x02", 0o644);
         write("data/in.pcap", "", 0o644);
         fs::create_dir_all(root.path().join("run")).unwrap();
         let host = Host {
@@ -434,6 +551,9 @@ mod tests {
             ["service[0].exec: there is no program text in /opt/sluice or in PATH = write its path, such as \"/usr/bin/text\""]
         );
         assert_eq!(exec("/usr/bin/text"), ["service[0].exec: /usr/bin/text is not executable = run `chmod +x /usr/bin/text`"]);
+        assert_eq!(exec("/usr/bin/elf"), ["service[0].exec: /usr/bin/elf is not executable = run `chmod +x /usr/bin/elf`"]);
+        // What is no program is not made one.
+        assert_eq!(exec("/etc/passwd"), ["service[0].exec: /etc/passwd is no program = write the path of one"]);
         assert_eq!(exec("/usr/bin"), ["service[0].exec: /usr/bin is a folder = name the program in it"]);
         assert_eq!(exec("/no/nat"), ["service[0].exec: there is no program /no/nat = correct the path, or build it"]);
         let mut config = Config::parse(&service("exec = \"ids\""), "a.toml").unwrap();
@@ -531,6 +651,73 @@ mod tests {
     }
 
     #[test]
+    fn hugepages_of_others_stay_theirs() {
+        let (_root, host) = host(&[0, 1], 0);
+        fs::write(host.root.join("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"), "500\n").unwrap();
+        // Three are free, four are needed, and 497 are somebody's.
+        let said = said("[memory]\nhugepages = \"always\"\nframes = 2809\n", &host);
+        assert!(said.len() == 1 && said[0].contains("sysctl vm.nr_hugepages=501"), "{said:?}");
+    }
+
+    #[test]
+    fn packet_memory_that_the_host_does_not_have() {
+        let (_root, host) = host(&[0, 1], 0);
+        let with = |keys: &str| said(&format!("[memory]\n{keys}\n"), &host);
+        assert_eq!(with("frames = 67108864"), Vec::<String>::new(), "nothing is known of the host's memory");
+        fs::create_dir_all(host.root.join("proc")).unwrap();
+        fs::write(host.root.join("proc/meminfo"), "MemTotal: 24576000 kB\nMemFree: 1000 kB\n").unwrap();
+        assert_eq!(with("frames = 1048576"), Vec::<String>::new());
+        assert_eq!(
+            with("frames = 67108864"),
+            [
+                "memory.frames: packet memory takes 140.0 GiB, and this host has 23.4 GiB of memory = write frames = 4194304 or fewer in \
+             [memory]"
+            ]
+        );
+        // Nobody is advised to set so many hugepages aside.
+        let said = with("frames = 67108864\nhugepages = \"always\"");
+        assert!(said.len() == 1 && said[0].contains("takes 140.0 GiB in hugepages, and"), "{said:?}");
+        // All arenas count.
+        let two = "[[service]]\nname = \"a\"\nattach = true\ntenant = \"red\"\n[[service]]\nname = \"b\"\nattach = true\n";
+        let said = with(&format!("frames = 8388608\n{two}"));
+        assert!(said.len() == 1 && said[0].contains("packet memory of 2 arenas takes 35.0 GiB"), "{said:?}");
+    }
+
+    #[test]
+    fn real_time_needs_permission() {
+        let (_root, mut host) = host(&[0, 1], 1000);
+        fs::set_permissions(host.root.join("run"), fs::Permissions::from_mode(0o777)).unwrap();
+        let said = |host: &Host| said("[sched]\nclass = \"rr\"\n", host);
+        assert_eq!(said(&host), Vec::<String>::new(), "nothing is known of this process");
+        fs::create_dir_all(host.root.join("proc/self")).unwrap();
+        let may = |capabilities: &str, limit: &str| {
+            fs::write(host.root.join("proc/self/status"), format!("Name:\tsluice\nCapEff:\t{capabilities}\n")).unwrap();
+            let line = format!("Max realtime priority     {limit}                    {limit}                    \n");
+            fs::write(host.root.join("proc/self/limits"), line).unwrap();
+            said(&host)
+        };
+        let refused = "sched.class: no permission to run NFs in class \"rr\" = run sluiced as root or with CAP_SYS_NICE, or write \
+                       class = \"other\"";
+        assert_eq!(may("0000000000000000", "0"), [refused]);
+        assert_eq!(may("0000000000800000", "0"), Vec::<String>::new());
+        assert_eq!(may("0000000000000000", "1"), Vec::<String>::new());
+        may("0000000000000000", "0");
+        host.uid = 0;
+        assert_eq!(said(&host), Vec::<String>::new());
+    }
+
+    #[test]
+    fn folders_that_take_no_files() {
+        let here = Host { root: "/".into(), ..host(&[0, 1], 0).1 };
+        let at = |folder: &str| said(&format!("[manager]\nruntime_dir = {folder:?}\n"), &here);
+        let wanted =
+            ["manager.runtime_dir: the runtime folder /proc/x cannot be made: /proc is the kernel's, and takes no files = set \
+                       manager.runtime_dir to a folder such as /run/sluice"];
+        assert_eq!(at("/proc/x"), wanted);
+        assert_eq!(at("/sys/x/y").len(), 1);
+    }
+
+    #[test]
     fn a_file_is_checked_as_a_whole() {
         let (_root, host) = host(&[0, 1], 0);
         let folder = tempfile::tempdir().unwrap();
@@ -546,7 +733,9 @@ mod tests {
         assert_eq!((errors.errors(), errors.problems.len()), (1, 2));
         let shown = errors.to_string().replace(&folder.path().display().to_string(), "DIR");
         assert!(
-            shown.ends_with("DIR/a.toml:4:10: no such core: 4\n  |\n4 | cores = [4]\n  |          ^\n  = use one of the cores 0-1"),
+            shown.ends_with(
+                "DIR/a.toml:4:10: error: no such core: 4\n  |\n4 | cores = [4]\n  |          ^\n  = use one of the cores 0-1"
+            ),
             "{shown}"
         );
     }

@@ -15,7 +15,7 @@ use toml::de::{DeTable, DeValue};
 use super::host::Host;
 use super::model::{Config, Port, PortKind};
 use super::nearest;
-use super::problem::{ConfigErrors, Problem, Source};
+use super::problem::{ConfigErrors, Problem, Severity, Source};
 use super::schema::{self, Key, Preset, Section, Type};
 use super::{host, privileges, validate};
 
@@ -94,7 +94,7 @@ impl Loaded {
 /// As [`Config::load`].
 pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
     let name = path.display().to_string();
-    let cannot = |what: String, help: &str| ConfigErrors::from(Problem::nowhere(format!("{name}: {what}"), help));
+    let cannot = |what: String, help: &str| ConfigErrors::from(Problem::nowhere(format!("{name}: error: {what}"), help));
     let failed = |error: std::io::Error| {
         let help = match error.kind() {
             std::io::ErrorKind::NotFound => "give the path of a configuration; `sluice check --explain` says what one can say",
@@ -141,6 +141,16 @@ pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
     let (config, source) = read_shape(text, name)?;
     let mut problems = validate::validate(&config);
     source.locate(&mut problems);
+    if config.ports.is_empty() && config.services.is_empty() && config.chains.is_empty() && config.rules.is_empty() {
+        problems.push(Problem {
+            severity: Severity::Warning,
+            ..source.problem(
+                0..0,
+                "this configuration has no port, no service, no chain and no rule, so no packet goes anywhere",
+                "`sluice check --explain` says what a configuration can have",
+            )
+        });
+    }
     let warnings = sorted_out(Vec::new(), problems)?;
     Ok(Loaded { config, warnings, source })
 }
@@ -320,8 +330,15 @@ impl Shape<'_> {
                     DeValue::Float(f) => f.as_str().parse::<f64>().ok(),
                     other => integer(other).map(|i| i as f64),
                 };
-                if !number.is_some_and(|n| n.is_finite() && n >= 0.0) {
-                    self.out_of_range(key.name, value, key.takes);
+                match number {
+                    Some(number) if number.is_finite() && number >= 0.0 => {}
+                    // TOML reads digits as a whole number of 64 bits.
+                    None if found.as_integer().is_some_and(|digits| !digits.as_str().starts_with('-')) => self.report(
+                        value.span(),
+                        format!("{} cannot be {}: a whole number is {} at most", key.name, written(found), i64::MAX),
+                        "write it with a point or an exponent, such as 1e6",
+                    ),
+                    _ => self.out_of_range(key.name, value, key.takes),
                 }
                 true
             }
@@ -415,11 +432,15 @@ impl Shape<'_> {
     }
 
     fn wrong_type(&mut self, key: &Key, span: std::ops::Range<usize>, found: &DeValue<'_>) {
-        self.report(
-            span,
-            format!("{} takes {}, not {}", key.name, key.takes.words(), article(found)),
-            format!("write {} = {}", key.name, sample(key)),
-        );
+        let (name, takes) = (key.name, key.takes);
+        let help = match (takes, found) {
+            // What stands for a list of one.
+            (Type::Texts | Type::Names, DeValue::String(text)) => format!("write {name} = [{}]", toml::Value::from(&**text)),
+            (Type::Cores, DeValue::Integer(core)) => format!("write {name} = [{core}]"),
+            _ if name == "rate" => format!("write packets per second as a number, such as {name} = {}", sample(key)),
+            _ => format!("write {name} = {}", sample(key)),
+        };
+        self.report(span, format!("{name} takes {}, not {}", takes.words(), article(found)), help);
     }
 
     fn integer(&mut self, name: &str, value: &Entry<'_>, low: i64, high: i64) {
@@ -429,12 +450,17 @@ impl Shape<'_> {
     }
 
     fn out_of_range(&mut self, name: &str, value: &Entry<'_>, takes: Type) {
-        let written = match value.get_ref() {
-            DeValue::Integer(i) => i.to_string(),
-            DeValue::Float(f) => f.to_string(),
-            other => other.type_str().into(),
-        };
+        let written = written(value.get_ref());
         self.report(value.span(), format!("{name} cannot be {written}"), format!("write {}", takes.words()));
+    }
+}
+
+/// A number as it is written, or what else stands there.
+fn written(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::Integer(i) => i.to_string(),
+        DeValue::Float(f) => f.to_string(),
+        other => other.type_str().into(),
     }
 }
 
@@ -460,6 +486,8 @@ fn article(value: &DeValue<'_>) -> &'static str {
 /// A value that a key takes, as TOML.
 fn sample(key: &Key) -> String {
     match (key.default, key.takes) {
+        // The default is as fast as possible, and a sample is copied.
+        (_, Type::Number) if key.name == "rate" => "1e6".into(),
         (Preset::Value(value), Type::Bool | Type::Integer(..) | Type::Number | Type::Words(_) | Type::Cores | Type::Path) => {
             value.into()
         }

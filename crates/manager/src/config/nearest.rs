@@ -38,8 +38,17 @@ pub fn hint(word: &str, candidates: &[&str]) -> String {
 /// `write one of "a", "b"`, cut when the list is long.
 pub fn one_of(candidates: &[&str]) -> String {
     const MOST: usize = 16;
-    let mut words: Vec<String> = candidates.iter().take(MOST).map(|c| format!("{c:?}")).collect();
-    if candidates.len() > MOST {
+    let mut different: Vec<&str> = Vec::new();
+    for candidate in candidates {
+        if !different.contains(candidate) {
+            different.push(candidate);
+        }
+        if different.len() > MOST {
+            break;
+        }
+    }
+    let mut words: Vec<String> = different.iter().take(MOST).map(|c| format!("{c:?}")).collect();
+    if different.len() > MOST {
         words.push("…".into());
     }
     match words.as_slice() {
@@ -71,6 +80,8 @@ mod tests {
         assert_eq!(hint("x", &[]), "there are none");
         assert_eq!(hint("zebra", &["in0"]), "write \"in0\"");
         assert_eq!(hint("zebra", &["in0", "out0"]), "write one of \"in0\", \"out0\"");
+        assert_eq!(hint("zebra", &["in", "in"]), "write \"in\"", "each word once");
+        assert_eq!(hint("zebra", &["in", "out", "in"]), "write one of \"in\", \"out\"");
         let many: Vec<String> = (0..20).map(|i| format!("port-number-{i}")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert!(hint("zebra", &many).ends_with("\"port-number-15\", …"));

@@ -4,7 +4,7 @@
 //! and
 //! column of a place in the file that it came from; [`Source::locate`] turns the one into the other. A problem prints as
 //! ```text
-//! sluice.toml:12:9: no chain is called "wbe"
+//! sluice.toml:12:9: error: no chain is called "wbe"
 //!    |
 //! 12 | chain = "wbe"
 //!    |         ^^^^^
@@ -153,8 +153,11 @@ impl fmt::Display for Problem {
             (None, Some(at)) => write!(f, "{at}: ")?,
             (None, None) => {}
         }
-        if self.severity == Severity::Warning {
-            f.write_str("warning: ")?;
+        match (self.severity, &self.location) {
+            (Severity::Warning, _) => f.write_str("warning: ")?,
+            // As compilers write it, so that editors find the place.
+            (Severity::Error, Some(_)) => f.write_str("error: ")?,
+            (Severity::Error, None) => {}
         }
         f.write_str(&self.message)?;
         let mut margin = 1;
@@ -190,6 +193,19 @@ impl ConfigErrors {
     pub fn errors(&self) -> usize {
         self.problems.iter().filter(|p| p.is_error()).count()
     }
+
+    /// How many errors and warnings there are, in words: `2 errors and 1 warning`.
+    pub fn count(&self) -> String {
+        count(&self.problems)
+    }
+}
+
+/// How many errors and warnings these are, in words: `2 errors and 1 warning`. Nothing is said of a kind that is not among them.
+pub fn count(problems: &[Problem]) -> String {
+    let errors = problems.iter().filter(|problem| problem.is_error()).count();
+    let words = [(errors, "error"), (problems.len() - errors, "warning")];
+    let words = words.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}{}", if *n == 1 { "" } else { "s" }));
+    words.collect::<Vec<_>>().join(" and ")
 }
 
 impl From<Problem> for ConfigErrors {
@@ -315,8 +331,18 @@ mod tests {
         source.locate(&mut problems);
         assert_eq!(
             problems[0].to_string(),
-            "a.toml:2:10: no chain is called \"wbe\"\n  |\n2 | \tchain = \"wbe\"\n  | \t        ^^^^^\n  = did you mean \"web\"?"
+            "a.toml:2:10: error: no chain is called \"wbe\"\n  |\n2 | \tchain = \"wbe\"\n  | \t        ^^^^^\n  = did you mean \"web\"?"
         );
+    }
+
+    #[test]
+    fn problems_are_counted_in_words() {
+        let at = At::key("manager", "rx");
+        let (error, warning) = (Problem::error(at, "m", ""), Problem::warning(at, "m", ""));
+        let count = |problems: &[&Problem]| count(&problems.iter().copied().cloned().collect::<Vec<_>>());
+        assert_eq!(count(&[&error]), "1 error");
+        assert_eq!(count(&[&warning, &error, &error]), "2 errors and 1 warning");
+        assert_eq!(count(&[&warning, &warning]), "2 warnings");
     }
 
     #[test]

@@ -219,7 +219,7 @@ fn types_and_ranges() {
             "[[service]]\nname = 3\nargs = \"x\"\nenv = { A = 1 }\n",
             &[
                 "2:8: name takes a string, not a whole number | write name = \"…\"",
-                "3:8: args takes a list of strings, not a string | write args = [\"a\", \"b\"]",
+                "3:8: args takes a list of strings, not a string | write args = [\"x\"]",
                 "4:13: env takes a table of strings, such as { NAME = \"value\" }, not a whole number | write env = { NAME = \
                  \"value\" }",
             ],
@@ -237,6 +237,59 @@ fn types_and_ranges() {
             &["2:13: max_flows cannot be 99999999999999999999 | write a whole number, 1 to 134217728"],
         ),
     ]);
+}
+
+#[test]
+fn what_is_advised_does_no_harm() {
+    let rate = "packets per second as a number, such as rate = 1e6";
+    for kind in ["gen", "pcap"] {
+        let text = format!("[[port]]\nname = \"a\"\nkind = {kind:?}\nrate = \"1 Gbit\"\n");
+        let expected = format!("4:8: rate takes a number, 0 or more, not a string | write {rate}");
+        check(&[(&text, &[&expected])]);
+    }
+    check(&[
+        (
+            "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = 99999999999999999999999\n",
+            &[
+                "4:8: rate cannot be 99999999999999999999999: a whole number is 9223372036854775807 at most | write it with a point or an \
+              exponent, such as 1e6",
+            ],
+        ),
+        (
+            "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = -99999999999999999999999\n",
+            &["4:8: rate cannot be -99999999999999999999999 | write a number, 0 or more"],
+        ),
+        (
+            "[[chain]]\nname = \"a\"\nservices = \"mark\"\negress = \"b\"\n[manager]\nrx = 3\n",
+            &[
+                "3:12: services takes a list of names, such as [\"a\", \"b\"], not a string | write services = [\"mark\"]",
+                "6:6: rx takes a list of core numbers, such as [0, 1], not a whole number | write rx = [3]",
+            ],
+        ),
+        (
+            "+[[port]]\nname = \"b\"\nkind = \"af_packet\"\ninterface = \"lo\"\n[[rule]]\nport = \"b\"\nchain = \"web\"\n",
+            &[
+                "4:13: the loopback interface cannot be a port: its packets never leave the host | name another interface (`ip link` \
+              lists them); to try a configuration without one, use a port of kind \"gen\"",
+            ],
+        ),
+        // Each name once, however often it stands there.
+        (
+            "+[[port]]\nname = \"in0\"\nkind = \"sink\"\n[[rule]]\nport = \"zebra\"\nchain = \"web\"\n",
+            &[
+                "2:8: two ports are called \"in0\" (first: 3) | give this one another name",
+                "5:8: no port is called \"zebra\" | write one of \"in0\", \"out0\"",
+            ],
+        ),
+    ]);
+}
+
+#[test]
+fn a_configuration_of_nothing_warns() {
+    for text in ["", "# all is gone\n", "[manager]\nidle = \"sleep\"\n"] {
+        let said = said(text);
+        assert!(said.len() == 1 && said[0].starts_with("1:1: warning: this configuration has no port, no service"), "{said:?}");
+    }
 }
 
 #[test]

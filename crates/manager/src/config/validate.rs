@@ -5,7 +5,7 @@
 //! never
 //! match because several earlier ones together cover it is not looked for, only whether a single earlier one does.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use serde_json::Value as Json;
 
@@ -351,7 +351,13 @@ impl Validation<'_> {
 
     fn interface(&mut self, i: usize, p: &AfPacket) {
         let at = |key| At::entry("port", i, key);
-        if !link::is_name(&p.interface) {
+        if p.interface == link::LOOPBACK {
+            self.error(
+                at("interface"),
+                "the loopback interface cannot be a port: its packets never leave the host",
+                "name another interface (`ip link` lists them); to try a configuration without one, use a port of kind \"gen\"",
+            );
+        } else if !link::is_name(&p.interface) {
             self.error(
                 at("interface"),
                 format!("no interface can be called {:?}", p.interface),
@@ -691,32 +697,10 @@ impl Validation<'_> {
     /// Threads that never sleep and others do not mix on a core.
     fn shared_cores(&mut self) {
         let config = self.config;
-        let m = &config.manager;
-        let manager: HashSet<usize> = m.cores().collect();
-        let mut pollers: BTreeMap<usize, &str> = BTreeMap::new();
-        for service in config.services.iter().filter(|s| s.mode == Mode::Poll) {
-            for core in &service.cores {
-                pollers.entry(*core).or_insert(&service.name);
-            }
-        }
         for (i, service) in config.services.iter().enumerate() {
             let at = At::entry("service", i, "cores");
             for (n, core) in service.cores.iter().enumerate() {
-                if manager.contains(core) && m.idle == Idle::Spin {
-                    self.warn(
-                        at.item(n),
-                        format!("service \"{}\" runs on core {core}, where a thread of the manager never sleeps", service.name),
-                        "choose another core, or write idle = \"sleep\" in [manager]",
-                    );
-                }
-                let left_alone = config.workflow.of_core(*core) == ByWhat::None;
-                if let Some(other) = pollers.get(core).filter(|other| left_alone && **other != service.name) {
-                    self.warn(
-                        at.item(n),
-                        format!("service \"{}\" shares core {core} with \"{other}\", which polls and never sleeps", service.name),
-                        "choose another core, or write mode = \"sleep\" for both, or let [workflow] give them turns",
-                    );
-                }
+                self.problems.extend(on_core(config, &service.name, *core, at.item(n)));
             }
         }
     }
@@ -780,6 +764,28 @@ impl Validation<'_> {
             }
         }
     }
+}
+
+/// Warnings about NFs of a service on a core: of what never sleeps there. `at` is where they are put.
+pub fn on_core(config: &Config, service: &str, core: usize, at: At) -> Vec<Problem> {
+    let mut warnings = Vec::new();
+    if config.manager.idle == Idle::Spin && config.manager.cores().any(|spins| spins == core) {
+        warnings.push(Problem::warning(
+            at,
+            format!("service \"{service}\" runs on core {core}, where a thread of the manager never sleeps"),
+            "choose another core, or write idle = \"sleep\" in [manager]",
+        ));
+    }
+    let polls = |s: &&Service| s.mode == Mode::Poll && s.cores.contains(&core);
+    let left_alone = config.workflow.of_core(core) == ByWhat::None;
+    if let Some(other) = config.services.iter().find(polls).filter(|other| left_alone && other.name != service) {
+        warnings.push(Problem::warning(
+            at,
+            format!("service \"{service}\" shares core {core} with \"{}\", which polls and never sleeps", other.name),
+            "choose another core, or write mode = \"sleep\" for both, or let [workflow] give them turns",
+        ));
+    }
+    warnings
 }
 
 fn names_of(config: &Config) -> Vec<&str> {

@@ -32,7 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// Nobody listens.
-    #[error("no sluiced answers at {path}: start one with `sluiced CONFIG`, or give --socket")]
+    #[error("no sluiced answers at {path}: start one with `sluiced CONFIG`, or name its socket by --socket or $SLUICE_CONTROL")]
     NotRunning {
         /// The socket.
         path: PathBuf,
@@ -40,6 +40,12 @@ pub enum ClientError {
     /// The socket is somebody else's.
     #[error("no permission for {path}: run as root or as the user that sluiced runs as")]
     NoPermission {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// The socket is another one: not of requests.
+    #[error("{path} is not a control socket: nf.sock in the same folder is for NFs, and control.sock is for this program")]
+    WrongSocket {
         /// The socket.
         path: PathBuf,
     },
@@ -199,9 +205,15 @@ impl Client {
         self.post(&format!("/v1/nfs/{}/move", escaped(name)), &MoveNf { core })
     }
 
-    /// Stops an instance.
+    /// Stops an instance. Refused for the last one of a service that an open chain passes.
     pub fn remove_nf(&mut self, name: &str) -> Result<(), ClientError> {
         self.delete("nfs", name)
+    }
+
+    /// Stops an instance, also the last one of a service that an open chain passes.
+    pub fn force_remove_nf(&mut self, name: &str) -> Result<(), ClientError> {
+        let _: Done = self.ask(Method::DELETE, &format!("/v1/nfs/{}?force=true", escaped(name)), Vec::new())?;
+        Ok(())
     }
 
     /// Adds a service.
@@ -297,6 +309,7 @@ async fn connect(path: &Path) -> Result<SendRequest<Full<Bytes>>, ClientError> {
     use std::io::ErrorKind as Io;
     let stream = UnixStream::connect(path).await.map_err(|error| match error.kind() {
         Io::NotFound | Io::ConnectionRefused => ClientError::NotRunning { path: path.into() },
+        _ if error.raw_os_error() == Some(libc::EPROTOTYPE) => ClientError::WrongSocket { path: path.into() },
         Io::PermissionDenied => ClientError::NoPermission { path: path.into() },
         _ => ClientError::Broken { path: path.into(), what: error.to_string() },
     })?;
@@ -344,7 +357,20 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("none.sock");
         let error = Client::new(&path).unwrap().status().unwrap_err();
-        let want = format!("no sluiced answers at {}: start one with `sluiced CONFIG`, or give --socket", path.display());
+        let want = format!(
+            "no sluiced answers at {}: start one with `sluiced CONFIG`, or name its socket by --socket or $SLUICE_CONTROL",
+            path.display()
+        );
         assert_eq!(error.to_string(), want);
+    }
+
+    #[test]
+    fn the_socket_of_nfs_is_told_from_the_control_socket() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("nf.sock");
+        let _listener = crate::nf::attach::Listener::bind(&path, 0o600).unwrap();
+        let error = Client::new(&path).unwrap().status().unwrap_err();
+        assert!(matches!(error, ClientError::WrongSocket { .. }), "{error}");
+        assert!(error.to_string().contains("control.sock is for this program"), "{error}");
     }
 }

@@ -166,7 +166,7 @@ pub trait Backend: Send + Sync {
     fn events(&self) -> Result<Vec<model::Event>, ApiError>;
 
     /// Starts one more instance of a service (or expects one, where instances attach by themselves), on `core` or on the next of
-    /// the service's cores. Returns without waiting until it runs.
+    /// the service's cores. Returns without waiting until it runs. Its `warnings` say what is probably not as it was meant.
     fn add_nf(&self, service: &str, core: Option<usize>) -> Result<model::Nf, ApiError>;
 
     /// Goes over to another version of a service's program. Returns when new flows meet it and shared instances of the old one have left;
@@ -174,11 +174,13 @@ pub trait Backend: Send + Sync {
     fn upgrade(&self, service: &str, to: &model::Upgrade) -> Result<model::Upgraded, ApiError>;
 
     /// Has an instance on another core take the place of this one, while packets flow: none is lost, and none overtakes another. Returns when
-    /// the old one has left. Where the new one does not come up, nothing has changed.
+    /// the old one has left. Where the new one does not come up, nothing has changed. Its `warnings` say what is probably not as it was
+    /// meant.
     fn move_nf(&self, name: &str, core: usize) -> Result<model::Nf, ApiError>;
 
-    /// Stops an instance: no new packets, those inside come back, then it leaves.
-    fn remove_nf(&self, name: &str) -> Result<(), ApiError>;
+    /// Stops an instance: no new packets, those inside come back, then it leaves. The last one of a service that an open chain passes is
+    /// removed with `force` alone, and refused without ([`ErrorKind::Conflict`]).
+    fn remove_nf(&self, name: &str, force: bool) -> Result<(), ApiError>;
 
     /// Adds a service and starts its instances.
     fn add_service(&self, service: config::Service) -> Result<model::Service, ApiError>;
@@ -209,7 +211,7 @@ pub trait Backend: Send + Sync {
 
     /// Goes over to another configuration by the smallest set of changes, or only says which (`dry_run`). `file` names where the
     /// text came from, for messages.
-    fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<Vec<model::Change>, ApiError>;
+    fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<model::Applied, ApiError>;
 
     /// Keeps an assignment from now on, instead of the one before; or says what is wrong with it, and the one before stands. Returns when the
     /// packets of its chains go to its instances.

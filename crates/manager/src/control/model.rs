@@ -359,6 +359,10 @@ pub struct Nf {
     /// Of one that is not woken for each packet: how often it was let go on, by cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub woken: Option<Woken>,
+    /// In the answer to a request that started or moved it: what is probably not as it was meant, such as a core where a packet
+    /// thread never sleeps. Each says what to do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// How often an NF that is not woken for each packet was let go on, by cause.
@@ -905,6 +909,15 @@ pub struct AddNf {
     pub core: Option<usize>,
 }
 
+/// Parameters of `DELETE /v1/nfs/{name}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveNf {
+    /// Remove it also if it is the last instance of a service that an open chain passes.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// Body of `POST /v1/nfs/{name}/move`: another core for an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -973,6 +986,9 @@ pub struct Applied {
     pub dry_run: bool,
     /// What changed, in the order in which it did. Empty if the daemon runs this configuration already.
     pub changes: Vec<Change>,
+    /// What of the configuration is probably not as it was meant. Each has its place, and says what to do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// One step from the old configuration to the new.

@@ -38,7 +38,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("AddRule", through::<AddRule>),
     ("Assignment", through::<Assignment>),
     ("Buffers", through::<promise::Buffers>),
-    ("Applied", through::<Applied>),
+    ("Applied", through::<model::Applied>),
     ("Apply", through::<Apply>),
     ("Chain", through::<model::Chain>),
     ("ChainConfig", through::<config::Chain>),

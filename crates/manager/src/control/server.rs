@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
-use axum::extract::{Path as UrlPath, Request, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path as UrlPath, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -43,7 +44,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Sleep;
 
-use super::model::{AddNf, AddRule, Applied, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, TraceRequest, Upgrade};
+use super::model::{AddNf, AddRule, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade};
 use super::{ApiError, Backend, ErrorBody, ErrorKind};
 use crate::config::model as config;
 use crate::telemetry::prometheus;
@@ -572,7 +573,15 @@ pub(crate) fn routes() -> Vec<Route> {
             let add: AddNf = cx.body(request).await?;
             cx.create(move |b| b.add_nf(&add.service, add.core)).await
         }),
-        removal!("/v1/nfs/{name}", remove_nf),
+        delete(
+            "/v1/nfs/{name}",
+            |State(cx): State<Context>, UrlPath(name): UrlPath<String>, query: Result<Query<RemoveNf>, QueryRejection>| async move {
+                let Query(RemoveNf { force }) = query.map_err(|error| {
+                    ApiError::bad_input(format!("the parameters of the request: {}", error.body_text()), "see /v1/openapi.json")
+                })?;
+                cx.call(move |b| b.remove_nf(&name, force).map(|()| Done { done: true })).await
+            },
+        ),
         post("/v1/nfs/{name}/move", |State(cx): State<Context>, UrlPath(name): UrlPath<String>, request: Request| async move {
             let to: MoveNf = cx.body(request).await?;
             cx.call(move |b| b.move_nf(&name, to.core)).await
@@ -607,7 +616,7 @@ pub(crate) fn routes() -> Vec<Route> {
         removal!("/v1/ports/{name}", remove_port),
         post("/v1/apply", |State(cx): State<Context>, request: Request| async move {
             let Apply { config, file, dry_run } = cx.body(request).await?;
-            cx.call(move |b| Ok(Applied { dry_run, changes: b.apply(&config, file.as_deref(), dry_run)? })).await
+            cx.call(move |b| b.apply(&config, file.as_deref(), dry_run)).await
         }),
         put("/v1/placement", |State(cx): State<Context>, request: Request| async move {
             let assignment: Assignment = cx.body(request).await?;

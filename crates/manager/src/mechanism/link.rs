@@ -34,10 +34,18 @@ const SWITCHES: [u32; 6] = [
     0x15, // ETHTOOL_SRXCSUM
 ];
 
-/// Whether a text can be the name of an interface.
+/// The loopback interface, which each network namespace has.
+pub const LOOPBACK: &str = "lo";
+
+/// Whether a text can be the name of an interface that is no loopback.
 pub fn is_name(name: &str) -> bool {
     let valid = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
-    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(valid) && name != "." && name != ".." && name != "lo" && name != "all"
+    (1..=MAX_NAME).contains(&name.len())
+        && name.bytes().all(valid)
+        && name != "."
+        && name != ".."
+        && name != LOOPBACK
+        && name != "all"
 }
 
 /// Makes a pair: `near` in the calling thread's namespace, `far` in another. Neither is up.

@@ -366,7 +366,8 @@ impl SpawnError {
             (Step::Exec, Errno::AGAIN) => "; its user has as many processes as it may: raise `pids` of its service",
             (Step::Exec, Errno::NOENT) => "; there is no such program, or not the interpreter that its first line names",
             (Step::Exec, Errno::ACCESS) => {
-                "; it is not executable, or closed to the NF's user (`chmod o+rx` it and the folders above it)"
+                "; it is not executable, or closed to the NF's user: put it in a folder that is open to others, such as /usr/local/bin, \
+                 and `chmod o+rx` it"
             }
             (Step::Exec, Errno::NOEXEC) => "; it is not a program for this machine",
             _ => "",

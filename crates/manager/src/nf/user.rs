@@ -99,8 +99,8 @@ pub enum UserError {
     },
     /// It could not come to the NF socket.
     #[error(
-        "service {service} runs as a user of its own, which cannot enter {folder}, where the NF socket is (mode {mode:o}); open that to \
-         others (chmod o+x), choose another runtime_dir, or give the service a `user` who may (\"root\" is not held by what holds others)"
+        "service {service} runs as a user of its own, which cannot enter {folder}, where the NF socket is (mode {mode:o}); choose a \
+         runtime_dir that is open to others, such as /run/sluice, open this one (chmod o+x) if it holds nothing private, or give the service a `user` who may (\"root\" is not held by what holds others)"
     )]
     Closed {
         /// The service.

@@ -93,9 +93,10 @@ pub enum SimulateError {
     },
     /// Services of unknown cost.
     #[error(
-        "nothing says what a packet costs {}; there are three ways: --cost {}=CYCLES for each; --measured, where a daemon runs them \
-         under load; or exec = \"sluice-nf-cost\" with args = [\"--cycles\", \"CYCLES\"] in the configuration",
+        "nothing says what a packet costs {}; there are four ways: --cost {}=CYCLES for each; --measured, where a daemon runs them \
+         under load; `sluice estimate {} --config CONFIG --keep`, which measures one alone; or exec = \"sluice-nf-cost\" with args = [\"--cycles\", \"CYCLES\"] in the configuration",
         names(services),
+        services[0],
         services[0]
     )]
     NoCost {

@@ -10,7 +10,7 @@ use crossbeam_queue::ArrayQueue;
 use sluice_slo::assignment::Assignment;
 
 use super::change::Gone;
-use super::{Job, Supervisor, SupervisorError, promises, upgrade};
+use super::{Job, NfState, Supervisor, SupervisorError, promises, upgrade};
 use crate::chain::Drop;
 use crate::config::load;
 use crate::config::model as config;
@@ -102,6 +102,24 @@ fn wait_for(gone: Gone) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// That an NF is the last instance of a service that open chains pass, if there are any.
+fn last_of(name: &str, service: &str, chains: &[&config::Chain]) -> Option<ApiError> {
+    let first = chains.first()?;
+    let names: Vec<String> = chains.iter().map(|chain| format!("`{}`", chain.name)).collect();
+    let (passes, whose) = match names.len() {
+        1 => (format!("chain {} passes", names[0]), "its"),
+        _ => (format!("chains {} pass", names.join(", ")), "their"),
+    };
+    let then = match first.on_failure {
+        config::OnFailure::Bypass => "go on without it",
+        config::OnFailure::Drop | config::OnFailure::Restart => "be dropped",
+    };
+    Some(ApiError::conflict(
+        format!("{name} is the last instance of service `{service}`, which {passes}: {whose} packets would {then}"),
+        format!("start another one first (`sluice nf add {service}`), or give --force (in the API ?force=true)"),
+    ))
+}
+
 /// What came of a placement, once what it takes away is gone.
 fn placed(told: &Receiver<promises::Outcome>) -> Result<Placed, ApiError> {
     let outcome = told.recv_timeout(PLACED).map_err(|error| match error {
@@ -139,14 +157,14 @@ impl Supervisor {
             Some(name) => {
                 let named = |(i, r): &(usize, &config::Rule)| r.name.clone().unwrap_or_else(|| format!("rule.{i}")) == *name;
                 let found = self.config.rules.iter().enumerate().find(named);
-                Some(found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no rule `{name}`")))?.0)
+                Some(found.ok_or_else(|| self.no_such("rule", name))?.0)
             }
             None => None,
         };
         let chain = match request.chain.clone() {
             Some(name) => {
                 let found = self.chains.iter().flatten().find(|c| c.name == name);
-                Some(found.ok_or_else(|| SupervisorError::NoSuch(format!("there is no chain `{name}`")))?.number)
+                Some(found.ok_or_else(|| self.no_such("chain", &name))?.number)
             }
             None => None,
         };
@@ -246,17 +264,17 @@ impl Backend for Remote {
     fn add_nf(&self, service: &str, core: Option<usize>) -> Result<api::Nf, ApiError> {
         let service = service.to_string();
         self.change(move |s| {
+            let number = s.service_number(&service).ok_or_else(|| s.no_such("service", &service))?;
             s.not_upgrading(&service)?;
             s.not_kept(&service)?;
+            core.map_or(Ok(()), Supervisor::has_core)?;
             let wanted = s.with(|c| {
                 if let Some(service) = c.services.iter_mut().find(|x| x.name == service) {
                     service.instances += 1;
                     service.cores.extend(core.filter(|core| !service.cores.contains(core)));
                 }
             })?;
-            let number = s.services.iter().position(|x| x.as_ref().is_some_and(|x| x.config.name == service));
-            let number = number.ok_or_else(|| SupervisorError::NoSuch(format!("there is no service `{service}`")))?;
-            let nf = s.new_instance(number as u16, core)?;
+            let nf = s.new_instance(number, core)?;
             for known in &mut s.config.services {
                 if let Some(now) = wanted.services.iter().find(|x| x.name == known.name) {
                     known.instances = now.instances;
@@ -265,7 +283,7 @@ impl Backend for Remote {
             // Of this one alone: a report of a thousand takes longer than its start. It cannot have been given a frame yet.
             let nf = s.nfs.get(&nf).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))?;
             s.controller.events().note(EventKind::Add, Subject::Nf(&nf.name), format!("added on core {}", nf.core));
-            Ok(s.nf_report(nf, 0))
+            Ok(api::Nf { warnings: s.warnings_on(&service, nf.core), ..s.nf_report(nf, 0) })
         })
     }
 
@@ -282,12 +300,13 @@ impl Backend for Remote {
         self.call(move |s| {
             let number = moved.instances.first().and_then(|name| s.nf_number(name));
             let nf = number.and_then(|number| s.nfs.get(&number));
-            nf.map(|nf| s.nf_report(nf, 0)).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))
+            let report = |nf: &NfState| api::Nf { warnings: s.warnings_on(&moved.service, nf.core), ..s.nf_report(nf, 0) };
+            nf.map(report).ok_or_else(|| SupervisorError::Conflict("it ended at once".into()))
         })?
         .map_err(ApiError::from)
     }
 
-    fn remove_nf(&self, name: &str) -> Result<(), ApiError> {
+    fn remove_nf(&self, name: &str, force: bool) -> Result<(), ApiError> {
         let name = name.to_string();
         let gone = self.call(move |s| {
             let Some(number) = s.nf_number(&name) else {
@@ -296,6 +315,9 @@ impl Backend for Remote {
             let service = s.nfs.get(&number).and_then(|nf| s.services[nf.service as usize].as_ref()).map(|x| x.config.name.clone());
             if let Some(service) = &service {
                 s.not_upgrading(service).and_then(|()| s.not_kept(service)).map_err(ApiError::from)?;
+            }
+            if !force && let Some(refusal) = last_of(&name, service.as_deref().unwrap_or_default(), &s.chains_on(number)) {
+                return Err(refusal);
             }
             for known in s.config.services.iter_mut().filter(|x| Some(&x.name) == service.as_ref() && !x.is_pooled()) {
                 known.instances = known.instances.saturating_sub(1);
@@ -379,7 +401,7 @@ impl Backend for Remote {
         self.change(move |s| {
             let named = |(i, r): (usize, &config::Rule)| r.name.clone().unwrap_or_else(|| format!("rule.{i}")) == name;
             let at = s.config.rules.iter().enumerate().position(named);
-            let at = at.ok_or_else(|| SupervisorError::NoSuch(format!("there is no rule `{name}`; see `sluice rule list`")))?;
+            let at = at.ok_or_else(|| s.no_such("rule", &name))?;
             let mut rules = s.config.rules.clone();
             rules.remove(at);
             s.provide_for_rest(|c| c.rules.clone_from(&rules));
@@ -424,23 +446,25 @@ impl Backend for Remote {
         })
     }
 
-    fn apply(&self, text: &str, file: Option<&str>, dry_run: bool) -> Result<Vec<api::Change>, ApiError> {
+    fn apply(&self, text: &str, file: Option<&str>, dry_run: bool) -> Result<api::Applied, ApiError> {
         let name = file.unwrap_or("the configuration").to_string();
         let loaded = load::read_text(text, &name).map_err(|errors| ApiError::bad_input(errors.to_string(), ""))?;
+        let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
         let mut wanted = loaded.config;
         let folder = file.and_then(|f| std::fs::canonicalize(f).ok()).and_then(|f| Some(f.parent()?.to_path_buf()));
         wanted.anchor(folder.as_deref().unwrap_or(std::path::Path::new("/")));
         let host = config_host();
         crate::config::host::resolve(&mut wanted, &host);
         if dry_run {
-            return self.change(move |s| Ok(s.plan(&wanted)?.iter().map(api::Change::from).collect()));
+            let changes = self.change(move |s| Ok(s.plan(&wanted)?.iter().map(api::Change::from).collect()))?;
+            return Ok(api::Applied { dry_run, changes, warnings });
         }
         let (changes, gone) = self.change(move |s| {
             let (changes, gone) = s.apply(&wanted, &name)?;
             Ok((changes.iter().map(api::Change::from).collect(), gone))
         })?;
         wait_for(gone)?;
-        Ok(changes)
+        Ok(api::Applied { dry_run, changes, warnings })
     }
 
     fn place(&self, assignment: Assignment) -> Result<Placed, ApiError> {

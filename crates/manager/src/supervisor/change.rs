@@ -12,9 +12,11 @@ use crate::chain::Chain;
 use crate::config::container::find_runtime;
 use crate::config::diff::{self, Change, Turnover};
 use crate::config::model::{self, Config};
-use crate::config::{ConfigErrors, Problem, host, validate};
+use crate::config::problem::At;
+use crate::config::{ConfigErrors, Problem, host, nearest, validate};
 use crate::control::model::{self as api, EventKind};
 use crate::controller::events::Subject;
+use crate::nf::State;
 use crate::nf::container::{Source, Template};
 use crate::nf::user::User;
 
@@ -47,9 +49,62 @@ impl Supervisor {
         self.names.get(name).copied()
     }
 
+    /// That nothing of a kind (`service`, `NF`, `chain`, `port` or `rule`) has a name, with the name that was probably meant.
+    pub(super) fn no_such(&self, what: &str, name: &str) -> SupervisorError {
+        let rules: Vec<String> = self.config.rules.iter().enumerate().map(|(i, rule)| rule.label(i)).collect();
+        let known: Vec<&str> = match what {
+            "service" => self.config.services.iter().map(|known| known.name.as_str()).collect(),
+            "chain" => self.config.chains.iter().map(|known| known.name.as_str()).collect(),
+            "port" => self.config.ports.iter().map(|known| known.name.as_str()).collect(),
+            "rule" => rules.iter().map(String::as_str).collect(),
+            _ => self.nfs.values().map(|known| known.name.as_str()).collect(),
+        };
+        let hint = match nearest::nearest(name, &known) {
+            Some(near) => format!("did you mean {near:?}?"),
+            None if known.is_empty() => "there is none".into(),
+            None => format!("see `sluice {} list`", what.to_lowercase()),
+        };
+        SupervisorError::NoSuch(format!("there is no {what} `{name}`; {hint}"))
+    }
+
+    /// Refuses a core that this process may not have NFs on.
+    pub(super) fn has_core(core: usize) -> Result<(), SupervisorError> {
+        match host::check_core(core, &host::Host::here()) {
+            Some((message, help)) => Err(SupervisorError::Invalid(format!("{message}; {help}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// What is probably not as it was meant about an NF of a service on a core. Each says what to do.
+    pub(super) fn warnings_on(&self, service: &str, core: usize) -> Vec<String> {
+        let at = At::key("service", "cores");
+        let warnings = validate::on_core(&self.config, service, core, at);
+        warnings.into_iter().map(|problem| format!("{}; {}", problem.message, problem.help)).collect()
+    }
+
+    /// Open chains that would not be open any more without an instance: it is the last one of a service that they pass. One that starts
+    /// counts, and so does a pool, which makes another member by itself.
+    pub(super) fn chains_on(&self, number: u16) -> Vec<&model::Chain> {
+        let runs = |nf: &NfState| nf.state == State::Running && !nf.draining;
+        let Some(nf) = self.nfs.get(&number).filter(|nf| runs(nf)) else { return Vec::new() };
+        let takes_packets = |service: u16, or_starts: bool| {
+            let Some(Some(service)) = self.services.get(usize::from(service)) else { return false };
+            let others = service.instances.iter().filter(|other| **other != number).filter_map(|other| self.nfs.get(other));
+            let is_one = |nf: &NfState| nf.stays() && (runs(nf) || or_starts && nf.state == State::Starting);
+            service.config.per.is_held() || { others }.any(is_one)
+        };
+        if takes_packets(nf.service, true) {
+            return Vec::new();
+        }
+        let is_open = |chain: &Chain| chain.services.iter().all(|service| *service == nf.service || takes_packets(*service, false));
+        let passes = |chain: &&Arc<Chain>| chain.services.contains(&nf.service) && is_open(chain);
+        let names: Vec<&str> = self.chains.iter().flatten().filter(passes).map(|chain| chain.name.as_str()).collect();
+        self.config.chains.iter().filter(|chain| names.contains(&chain.name.as_str())).collect()
+    }
+
     /// Starts instances of the new kind beside the old ones, sends new flows to them, and lets the old ones go.
     fn replace_service(&mut self, config: model::Service) -> Result<Gone, SupervisorError> {
-        let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
+        let number = self.service_number(&config.name).ok_or_else(|| self.no_such("service", &config.name))?;
         let Start { exec, user, container } = start_of(&config)?;
         let user = self.user_of(&config, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
         self.has_room_for(config.first_instances())?;
@@ -202,7 +257,7 @@ impl Supervisor {
 
     /// Removes an instance: it is given no new flows, and told to stop when its packets have gone.
     pub(super) fn remove_instance(&mut self, name: &str) -> Result<Gone, SupervisorError> {
-        let number = self.nf_number(name).ok_or_else(|| no_such("NF", name))?;
+        let number = self.nf_number(name).ok_or_else(|| self.no_such("NF", name))?;
         Ok(vec![self.watch_and_retire(number)])
     }
 
@@ -217,7 +272,7 @@ impl Supervisor {
 
     /// Removes a service that no chain names.
     pub(super) fn remove_service(&mut self, name: &str) -> Result<Gone, SupervisorError> {
-        let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
+        let number = self.service_number(name).ok_or_else(|| self.no_such("service", name))?;
         self.dismiss_zygote(number);
         let instances = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         let gone = instances.into_iter().map(|nf| self.watch_and_retire(nf)).collect();
@@ -234,10 +289,10 @@ impl Supervisor {
         let services = config
             .services
             .iter()
-            .map(|s| self.service_number(model::hop(s).0).ok_or_else(|| no_such("service", s)))
+            .map(|s| self.service_number(model::hop(s).0).ok_or_else(|| self.no_such("service", s)))
             .collect::<Result<Vec<_>, _>>()?;
         let reversed = config.services.iter().map(|s| model::hop(s).1).collect();
-        let egress = self.port_number(&config.egress).ok_or_else(|| no_such("port", &config.egress))?;
+        let egress = self.port_number(&config.egress).ok_or_else(|| self.no_such("port", &config.egress))?;
         let kept = self.chains.get(number as usize).and_then(|c| Some(c.as_ref()?.counters.clone()));
         let counters = kept.unwrap_or_else(|| self.fresh_counters());
         let version = self.next_version;
@@ -267,7 +322,7 @@ impl Supervisor {
 
     /// Replaces a chain of the same name. Packets inside follow the old one to its end.
     pub(super) fn replace_chain(&mut self, config: model::Chain) -> Result<(), SupervisorError> {
-        let number = self.chain_number(&config.name).ok_or_else(|| no_such("chain", &config.name))?;
+        let number = self.chain_number(&config.name).ok_or_else(|| self.no_such("chain", &config.name))?;
         self.chains[number as usize] = Some(self.make_chain(number, &config)?);
         if let Some(old) = self.config.chains.iter_mut().find(|c| c.name == config.name) {
             *old = config;
@@ -278,7 +333,7 @@ impl Supervisor {
 
     /// Removes a chain that no rule names. Packets inside follow it to its end.
     pub(super) fn remove_chain(&mut self, name: &str) -> Result<(), SupervisorError> {
-        let number = self.chain_number(name).ok_or_else(|| no_such("chain", name))?;
+        let number = self.chain_number(name).ok_or_else(|| self.no_such("chain", name))?;
         let latency = super::report::latency_of(number, &self.snapshots());
         if let Some(chain) = self.chains[number as usize].take() {
             self.past.chain(&chain.name, &chain.counters, latency);
@@ -421,7 +476,7 @@ impl Supervisor {
             Change::ChangePool { service } => self.change_pool(service)?,
             Change::RemoveService { service } => return self.remove_service(&service),
             Change::ChangeInstances { service, instances, cores, .. } => {
-                let number = self.service_number(&service).ok_or_else(|| no_such("service", &service))?;
+                let number = self.service_number(&service).ok_or_else(|| self.no_such("service", &service))?;
                 let (starts, stops) = self.turnover(&service, instances, &cores);
                 self.has_room_for(starts.len() as u32)?;
                 for core in starts {
@@ -472,10 +527,6 @@ impl Supervisor {
             log_line!("sluiced: ports of which no rule says whose their packets are receive nothing from now on: {error}");
         }
     }
-}
-
-pub(super) fn no_such(what: &str, name: &str) -> SupervisorError {
-    SupervisorError::NoSuch(format!("there is no {what} `{name}`"))
 }
 
 /// How the instances of a service are started: a program of the host, or a container; neither if they come by themselves.

@@ -13,7 +13,6 @@ use sluice_policy::pool::sizing::{Counts, Sizing};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 
-use super::change::no_such;
 use super::{Supervisor, SupervisorError};
 use crate::config::model::{self, Per};
 use crate::control::model as api;
@@ -104,7 +103,7 @@ impl Supervisor {
 
     /// Has a pool go on with other keys. Its members stay; flows that they have are told by the new keys from now on.
     pub(super) fn change_pool(&mut self, config: model::Service) -> Result<(), SupervisorError> {
-        let number = self.service_number(&config.name).ok_or_else(|| no_such("service", &config.name))?;
+        let number = self.service_number(&config.name).ok_or_else(|| self.no_such("service", &config.name))?;
         if let Some(known) = self.config.services.iter_mut().find(|s| s.name == config.name) {
             known.clone_from(&config);
         }

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use sluice_shm::arena::HEADROOM;
 
-use super::change::no_such;
 use super::life::Kind;
 use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
@@ -242,8 +241,9 @@ impl Supervisor {
     /// As [`port::open`]; then the old port is as it was. If it does not come back either, the port is not there any more, which the
     /// configuration in force says, so that the next apply opens it.
     pub(super) fn replace_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
-        let number = self.port_number(&config.name).ok_or_else(|| no_such("port", &config.name))?;
-        let old = self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| no_such("port", &config.name))?;
+        let number = self.port_number(&config.name).ok_or_else(|| self.no_such("port", &config.name))?;
+        let old =
+            self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| self.no_such("port", &config.name))?;
         let open = if port::share(&old, &config) {
             self.close_and_count(number)?;
             match self.open(&config, self.coming()) {
@@ -279,7 +279,7 @@ impl Supervisor {
 
     /// Removes a port that no chain and no rule names.
     pub(super) fn remove_port(&mut self, name: &str) -> Result<(), SupervisorError> {
-        let number = self.port_number(name).ok_or_else(|| no_such("port", name))?;
+        let number = self.port_number(name).ok_or_else(|| self.no_such("port", name))?;
         self.drain(number);
         self.close_and_count(number)?;
         self.ports[number as usize] = None;

@@ -491,6 +491,7 @@ impl Supervisor {
                 ..nf.handle.as_ref().map(|h| scheduling(h)).unwrap_or_default()
             },
             woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),
+            warnings: Vec::new(),
         }
     }
 

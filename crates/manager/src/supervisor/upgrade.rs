@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use sluice_shm::page::Counter;
 
-use super::change::{Gone, Start, no_such, start_of};
+use super::change::{Gone, Start, start_of};
 use super::{HELLO_PATIENCE, NfState, Supervisor, SupervisorError};
 use crate::config::host::{self, Host};
 use crate::config::model;
@@ -73,10 +73,10 @@ impl Supervisor {
 
     /// Begins to upgrade a service. The receiver is told what came of it.
     pub(super) fn begin_upgrade(&mut self, name: &str, to: &api::Upgrade) -> Result<Receiver<Outcome>, SupervisorError> {
-        let number = self.service_number(name).ok_or_else(|| no_such("service", name))?;
+        let number = self.service_number(name).ok_or_else(|| self.no_such("service", name))?;
         self.not_upgrading(name)?;
         self.not_kept(name)?;
-        let Some(Some(service)) = self.services.get(number as usize) else { return Err(no_such("service", name)) };
+        let Some(Some(service)) = self.services.get(number as usize) else { return Err(self.no_such("service", name)) };
         let refused = |why: &str| Err(SupervisorError::Conflict(format!("service {name} cannot be upgraded: {why}")));
         if service.config.attach {
             return refused("its instances come by themselves; start the new version in their place");
@@ -93,7 +93,7 @@ impl Supervisor {
         };
         let mut all = self.with(|c| c.services.iter_mut().filter(|s| s.name == name).for_each(change))?;
         host::resolve(&mut all, &Host::here());
-        let wanted = all.services.into_iter().find(|s| s.name == name).ok_or_else(|| no_such("service", name))?;
+        let wanted = all.services.into_iter().find(|s| s.name == name).ok_or_else(|| self.no_such("service", name))?;
         let start = start_of(&wanted)?;
         let stays = |n: &&u16| self.nfs.get(n).is_some_and(NfState::stays);
         let old: Vec<u16> = service.instances.iter().filter(stays).copied().collect();
@@ -109,10 +109,10 @@ impl Supervisor {
 
     /// Begins to move an instance to another core. The receiver is told what came of it.
     pub(super) fn begin_move(&mut self, name: &str, core: usize) -> Result<Receiver<Outcome>, SupervisorError> {
-        let number = self.nf_number(name).ok_or_else(|| no_such("NF", name))?;
-        let Some(nf) = self.nfs.get(&number) else { return Err(no_such("NF", name)) };
+        let number = self.nf_number(name).ok_or_else(|| self.no_such("NF", name))?;
+        let Some(nf) = self.nfs.get(&number) else { return Err(self.no_such("NF", name)) };
         let at = nf.service;
-        let Some(Some(service)) = self.services.get(at as usize) else { return Err(no_such("NF", name)) };
+        let Some(Some(service)) = self.services.get(at as usize) else { return Err(self.no_such("NF", name)) };
         let (of, can_move) = (service.config.name.clone(), service.config.can_be_moved());
         self.not_upgrading(&of)?;
         self.not_kept(&of)?;
@@ -128,6 +128,7 @@ impl Supervisor {
         }
         let start = start_of(&service.config)?;
         let wanted = service.config.clone();
+        Self::has_core(core)?;
         // What the configuration says of cores holds for this one too.
         self.with(|c| {
             let known = c.services.iter_mut().filter(|s| s.name == of);

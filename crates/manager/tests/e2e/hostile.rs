@@ -126,7 +126,7 @@ fn one_that_writes_over_all_it_has_alters_packets_of_its_own_tenant_and_of_no_ot
     }
     let blue = find_nf(&stats, "blue.0");
     assert_eq!((blue.state, blue.violations), (NfState::Running, 0));
-    daemon.client().remove_nf("bad.0").unwrap();
+    daemon.client().force_remove_nf("bad.0").unwrap();
     ["red", "blue"].iter().for_each(|rule| daemon.client().remove_rule(rule).unwrap());
     daemon.client().remove_port("in").unwrap();
     daemon.silence("hostile", "load");
@@ -191,7 +191,7 @@ fn what_an_nf_has_forked_ends_with_it() {
     crate::support::signal(find_nf(&stats, "bad.0"), rustix::process::Signal::KILL);
     daemon.wait("it is back", |s| find_nf(s, "bad.0").restarts == 1 && named(&word).len() == 2);
     assert!(named(&word).iter().all(|pid| !first.contains(pid)), "the first one's are gone");
-    daemon.client().remove_nf("bad.0").unwrap();
+    daemon.client().force_remove_nf("bad.0").unwrap();
     wait_until_none(&word);
     daemon.silence("hostile", "load");
     daemon.wait_until_empty();
@@ -335,7 +335,7 @@ fn processes_that_an_nf_gives_the_daemon_are_collected_when_it_ends() {
     crate::support::signal(find_nf(&stats, "bad.0"), rustix::process::Signal::KILL);
     // Those of the next one come, and stay as long as it does.
     daemon.wait("it is back", |s| find_nf(s, "bad.0").restarts == 1 && find_nf(s, "bad.0").state == NfState::Running);
-    daemon.client().remove_nf("bad.0").unwrap();
+    daemon.client().force_remove_nf("bad.0").unwrap();
     let until = Instant::now() + PATIENCE;
     while ended(daemon.pid()) > 0 {
         assert!(Instant::now() < until, "{:?}\n{}", children(daemon.pid()), daemon.log());
@@ -367,7 +367,7 @@ fn one_that_takes_more_memory_than_it_may_is_ended_and_no_other() {
     let death = find_nf(&stats, "bad.0").last_death.as_ref().expect("it has died");
     assert_eq!((death.cause, death.what.as_str()), (DeathCause::Memory, "out of memory: the kernel killed it"));
     assert_eq!((find_nf(&stats, "good.0").pid, find_nf(&stats, "good.0").restarts), (Some(pid), 0));
-    daemon.client().remove_nf("bad.0").unwrap();
+    daemon.client().force_remove_nf("bad.0").unwrap();
     daemon.silence("hostile", "load");
     daemon.silence("healthy", "steady");
     daemon.wait_until_empty();

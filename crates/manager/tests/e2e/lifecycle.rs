@@ -132,7 +132,7 @@ fn without_descriptors_the_operator_is_heard() {
     for _ in 0..20 {
         daemon.stats();
     }
-    daemon.client().remove_nf("a.0").unwrap();
+    daemon.client().force_remove_nf("a.0").unwrap();
     rustix::process::prlimit(pid, rustix::process::Resource::Nofile, before).unwrap();
     daemon.stop();
 }

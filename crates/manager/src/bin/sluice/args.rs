@@ -45,6 +45,7 @@ pub enum Command {
 Examples:
   sluice check sluice.toml             all mistakes, each with its line and what to do
   sluice check --no-host edge.toml     leave out what depends on this host (cores, files, permissions)
+  sluice check --strict sluice.toml    fail on warnings too, as before a configuration is rolled out
   sluice check --explain | less        every key that a configuration can have")]
     Check(Check),
     /// Say how the daemon is: healthy, or what does not work and since when
@@ -191,6 +192,9 @@ pub struct Check {
     /// Check the text alone, not what this host has: cores, files, programs, permissions, hugepages
     #[arg(long)]
     pub no_host: bool,
+    /// Fail if there are warnings, as if they were errors
+    #[arg(long)]
+    pub strict: bool,
 }
 
 #[derive(Debug, Args)]
@@ -244,10 +248,20 @@ pub enum NfCommand {
         core: Option<usize>,
     },
     /// Stop an instance; packets inside come back first
-    #[command(visible_alias = "rm", after_help = "Example: sluice nf remove ids.1")]
+    #[command(
+        visible_alias = "rm",
+        after_help = "\
+Example: sluice nf remove ids.1
+
+The last instance of a service that an open chain passes is not removed without --force: the chain's packets would be dropped, or
+go on without it where the chain says on_failure = \"bypass\"."
+    )]
     Remove {
         /// The NF, such as ids.1
         name: String,
+        /// Also if it is the last instance of a service that an open chain passes
+        #[arg(long)]
+        force: bool,
     },
     /// Have an instance on another core take the place of this one, while packets flow
     #[command(after_help = "\
@@ -438,6 +452,7 @@ Examples:
   sluice port add out sink
   sluice port add load gen size=60 flows=1000 rate=1e6
   sluice port add replay pcap read=/tmp/in.pcap speed=recorded --overload wait
+  sluice port add lan af_packet interface=eth1
   sluice port add --toml 'name = \"veth\", kind = \"dpdk\", devargs = \"net_af_packet0,iface=veth0\"'
 
 `sluice check --explain` says which keys each kind has.")]
@@ -455,7 +470,7 @@ pub struct PortAdd {
     /// Its name
     #[arg(required_unless_present = "toml", requires = "kind")]
     pub name: Option<String>,
-    /// Its kind: gen, sink, pcap or dpdk
+    /// Its kind: gen, sink, pcap, dpdk or af_packet
     pub kind: Option<String>,
     /// Keys of the kind
     #[arg(value_name = "KEY=VALUE")]
@@ -596,5 +611,17 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn each_kind_of_port_is_in_the_help() {
+        use sluice_manager::config::schema::SECTIONS;
+        let mut command = Cli::command();
+        let add = command.find_subcommand_mut("port").unwrap().find_subcommand_mut("add").unwrap();
+        let help = add.render_long_help().to_string();
+        let line = help.lines().find(|line| line.contains("Its kind: ")).unwrap();
+        for kind in SECTIONS.iter().map(|section| section.kind).filter(|kind| !kind.is_empty()) {
+            assert!(line.split([' ', ',']).any(|word| word == kind), "{kind} is not in {line:?}");
+        }
     }
 }

@@ -8,8 +8,8 @@ use anyhow::Context;
 use clap::CommandFactory;
 use serde::Serialize;
 use sluice_manager::config::host::Host;
-use sluice_manager::config::load;
 use sluice_manager::config::model::{self as config, Config, PortRange};
+use sluice_manager::config::{ConfigErrors, load, problem};
 use sluice_manager::control::client::{Client, ClientError};
 use sluice_manager::control::health::Verdict;
 use sluice_manager::control::model::{Apply, Event, TraceRequest, Upgrade};
@@ -94,9 +94,16 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
     let Some(path) = &args.config else { return Ok(()) };
     // With the host, ports are looked at as sluiced does it before it starts.
     let loaded = if args.no_host { load::read(path) } else { load::read_for(path, &Host::here())?.accept(port::problems) }?;
+    if args.strict && !loaded.warnings.is_empty() {
+        return Err(ConfigErrors { problems: loaded.warnings }.into());
+    }
     for warning in &loaded.warnings {
         eprintln!("{warning}");
     }
+    let warnings = match problem::count(&loaded.warnings) {
+        count if count.is_empty() => count,
+        count => format!(", with {count}"),
+    };
     let Config { ports, services, chains, rules, .. } = &loaded.config;
     let instances: u64 = services.iter().map(|s| u64::from(s.first_instances())).sum();
     let count = |n: u64, one: &str| format!("{n} {one}{}", if n == 1 { "" } else { "s" });
@@ -107,7 +114,14 @@ fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
         count(chains.len() as u64, "chain"),
         count(rules.len() as u64, "rule"),
     ];
-    Ok(writeln!(out, "{} is good: {}", path.display(), words.join(", "))?)
+    Ok(writeln!(out, "{} is good{warnings}: {}", path.display(), words.join(", "))?)
+}
+
+/// Prints what is probably not as it was meant.
+fn warn(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
 }
 
 fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -123,14 +137,16 @@ fn nf(client: &mut Client, command: NfCommand, out: &mut dyn Write) -> anyhow::R
         }
         NfCommand::Add { service, core } => {
             let nf = client.add_nf(&service, core)?;
+            warn(&nf.warnings);
             Ok(writeln!(out, "added NF {} on core {} ({})", nf.name, nf.core, nf.state.word())?)
         }
-        NfCommand::Remove { name } => {
-            client.remove_nf(&name)?;
+        NfCommand::Remove { name, force } => {
+            if force { client.force_remove_nf(&name) } else { client.remove_nf(&name) }?;
             Ok(writeln!(out, "removed NF {name}")?)
         }
         NfCommand::Move { name, core } => {
             let nf = client.move_nf(&name, core)?;
+            warn(&nf.warnings);
             Ok(writeln!(out, "moved {name} to core {}: it is {} now", nf.core, nf.name)?)
         }
         NfCommand::Upgrade { service, exec, args } => {
@@ -377,6 +393,9 @@ fn apply(client: &mut Client, args: &ApplyArgs, out: &mut dyn Write) -> anyhow::
     let applied = client.apply(&Apply { config: text, file, dry_run: args.dry_run })?;
     if args.json {
         return json(out, &applied);
+    }
+    for warning in &applied.warnings {
+        eprintln!("{warning}");
     }
     if applied.changes.is_empty() {
         return Ok(writeln!(out, "nothing to change: sluiced runs this configuration already")?);

@@ -7,6 +7,8 @@
 mod args;
 mod commands;
 mod doctor;
+#[cfg(test)]
+mod documents;
 mod estimate;
 mod number;
 mod pack;
@@ -22,7 +24,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use sluice_manager::config::ConfigErrors;
 use sluice_manager::mechanism::processes::helper;
+use sluice_manager::notice::in_one_line;
 
 fn main() -> ExitCode {
     if let Some(code) = helper::take_over() {
@@ -42,6 +46,11 @@ fn main() -> ExitCode {
     if error.is::<commands::Degraded>() {
         return ExitCode::from(3);
     }
-    let _ = writeln!(std::io::stderr(), "sluice: {error:#}");
+    let mut err = std::io::stderr().lock();
+    let _ = match error.downcast_ref::<ConfigErrors>() {
+        // Each finding begins with its place in the file, where editors look for it.
+        Some(errors) => writeln!(err, "{errors}\nsluice: {}", errors.count()),
+        None => writeln!(err, "sluice: {}", in_one_line(error.as_ref())),
+    };
     if commands::is_usage(&error) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }

@@ -210,7 +210,8 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
 /// How receive queues of NICs are bounded, in one line.
 fn buffers(buffers: &Buffers) -> String {
     let nics = match buffers.queues {
-        0 => "no receive queue of a NIC".to_string(),
+        // Where there is nothing to bound, nothing is missing.
+        0 => return "no receive queue of a NIC".to_string(),
         1 => "1 receive queue of a NIC".to_string(),
         n => format!("{n} receive queues of NICs"),
     };
