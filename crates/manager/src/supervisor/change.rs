@@ -6,13 +6,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
+use super::apply;
 use super::pools::{PoolState, index_of};
+use super::upgrade::Upgrade;
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
 use crate::config::container::find_runtime;
 use crate::config::diff::{self, Change, Turnover};
 use crate::config::model::{self, Config};
 use crate::config::{ConfigErrors, Problem, host, validate};
+use crate::control::model as api;
 use crate::nf::container::{Source, Template};
 use crate::nf::user::User;
 
@@ -90,9 +93,8 @@ impl Supervisor {
         let number = self.service_numbers.next(self.services.len(), "services")?;
         self.config.services.push(config.clone());
         let pool = PoolState::of(&config, self.plane.threads());
-        let (instances_so_far, added) = (Vec::new(), Instant::now());
-        let state =
-            ServiceState { config, exec, user, container, instances: instances_so_far, next_index: 0, zygote: None, pool, added };
+        let state = ServiceState { pool, ..ServiceState::new(config, exec, user, container) };
+        let added = state.added;
         self.service_numbers.take(number, &mut self.services, state, added);
         self.know_users();
         self.publish_pool(number);
@@ -202,7 +204,7 @@ impl Supervisor {
         Ok(vec![self.watch_and_retire(number)])
     }
 
-    fn watch_and_retire(&mut self, number: u16) -> Receiver<()> {
+    pub(super) fn watch_and_retire(&mut self, number: u16) -> Receiver<()> {
         let (gone, told) = channel();
         if let Some(nf) = self.nfs.get_mut(&number) {
             nf.waiters.push(gone);
@@ -331,8 +333,11 @@ impl Supervisor {
     /// # Errors
     /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing and what it
     /// had begun undone: the same configuration, mended, can be applied again.
-    pub(super) fn apply(&mut self, wanted: &Config) -> Result<(Vec<Change>, Gone), SupervisorError> {
+    ///
+    /// `proved` are new versions of services that work; those that are used are taken from it.
+    pub(super) fn apply(&mut self, wanted: &Config, proved: &mut Vec<Upgrade>) -> apply::Outcome {
         let changes = self.plan(wanted)?;
+        let told = changes.iter().map(|change| api::Change::of(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
         // Most that can fail fails here, where it has changed nothing.
         self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
@@ -342,14 +347,14 @@ impl Supervisor {
         let coming = kept.as_ref().map_or(wanted, |kept| &kept.config).clone();
         self.coming = Some(Box::new(coming));
         let done: Result<(), SupervisorError> = changes.iter().try_for_each(|change| {
-            gone.extend(self.step(change)?);
+            gone.extend(self.take(change, proved)?);
             Ok(())
         });
         self.coming = None;
         self.opened.clear();
         done?;
         kept.into_iter().for_each(|kept| self.promises_follow(kept));
-        Ok((changes, gone))
+        Ok((told, gone))
     }
 
     /// Opens the ports that changes add or replace. If one does not open, those that did are closed again.
