@@ -10,7 +10,7 @@ use crossbeam_queue::ArrayQueue;
 use sluice_slo::assignment::Assignment;
 
 use super::change::Gone;
-use super::{Job, NfState, Supervisor, SupervisorError, promises, upgrade};
+use super::{Job, NfState, Supervisor, SupervisorError, promises};
 use crate::chain::Drop;
 use crate::config::load;
 use crate::config::model as config;
@@ -234,15 +234,15 @@ impl Supervisor {
     }
 }
 
-/// Waits for what comes of an upgrade or a move, and until the old instances have left.
-fn outcome(told: &Receiver<upgrade::Outcome>, late: &str) -> Result<api::Upgraded, ApiError> {
+/// Waits for what comes of an upgrade, a move or a configuration, and until the old instances have left.
+fn outcome<T>(told: &Receiver<Result<(T, Gone), SupervisorError>>, late: &str) -> Result<T, ApiError> {
     let outcome = told.recv_timeout(UPGRADED).map_err(|error| match error {
         RecvTimeoutError::Timeout => ApiError::new(ErrorKind::Timeout, late, "it may still take effect: see `sluice nf list`"),
         RecvTimeoutError::Disconnected => ApiError::shutting_down(),
     })?;
-    let (upgraded, gone) = outcome.map_err(ApiError::from)?;
+    let (what, gone) = outcome.map_err(ApiError::from)?;
     wait_for(gone)?;
-    Ok(upgraded)
+    Ok(what)
 }
 
 impl Backend for Remote {
@@ -456,14 +456,12 @@ impl Backend for Remote {
         let host = config_host();
         crate::config::host::resolve(&mut wanted, &host);
         if dry_run {
-            let changes = self.change(move |s| Ok(s.plan(&wanted)?.iter().map(api::Change::from).collect()))?;
+            let told = |s: &Supervisor| Ok(s.plan(&wanted)?.iter().map(|change| api::Change::of(change, &s.config)).collect());
+            let changes = self.change(move |s| told(s))?;
             return Ok(api::Applied { dry_run, changes, warnings });
         }
-        let (changes, gone) = self.change(move |s| {
-            let (changes, gone) = s.apply(&wanted, &name)?;
-            Ok((changes.iter().map(api::Change::from).collect(), gone))
-        })?;
-        wait_for(gone)?;
+        let told = self.change(move |s| s.begin_apply(wanted, name))?;
+        let changes = outcome(&told, "the configuration takes long until it is applied")?;
         Ok(api::Applied { dry_run, changes, warnings })
     }
 

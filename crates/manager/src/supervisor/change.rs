@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
+use super::apply;
 use super::pools::{PoolState, index_of};
+use super::upgrade::Upgrade;
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
 use crate::config::container::find_runtime;
@@ -149,9 +151,8 @@ impl Supervisor {
         let number = self.service_numbers.next(self.services.len(), "services")?;
         self.config.services.push(config.clone());
         let pool = PoolState::of(&config, self.plane.threads());
-        let (instances_so_far, added) = (Vec::new(), Instant::now());
-        let state =
-            ServiceState { config, exec, user, container, instances: instances_so_far, next_index: 0, zygote: None, pool, added };
+        let state = ServiceState { pool, ..ServiceState::new(config, exec, user, container) };
+        let added = state.added;
         self.service_numbers.take(number, &mut self.services, state, added);
         self.know_users();
         self.publish_pool(number);
@@ -261,7 +262,7 @@ impl Supervisor {
         Ok(vec![self.watch_and_retire(number)])
     }
 
-    fn watch_and_retire(&mut self, number: u16) -> Receiver<()> {
+    pub(super) fn watch_and_retire(&mut self, number: u16) -> Receiver<()> {
         let (gone, told) = channel();
         if let Some(nf) = self.nfs.get_mut(&number) {
             nf.waiters.push(gone);
@@ -393,8 +394,11 @@ impl Supervisor {
     /// # Errors
     /// As [`Supervisor::plan`], before anything has changed; or the step that failed, with what was done before it standing and what it
     /// had begun undone: the same configuration, mended, can be applied again.
-    pub(super) fn apply(&mut self, wanted: &Config, source: &str) -> Result<(Vec<Change>, Gone), SupervisorError> {
+    ///
+    /// `proved` are new versions of services that work; those that are used are taken from it.
+    pub(super) fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> apply::Outcome {
         let changes = self.plan(wanted)?;
+        let told: Vec<api::Change> = changes.iter().map(|change| api::Change::of(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
         // Most that can fail fails here, where it has changed nothing.
         self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
@@ -405,26 +409,26 @@ impl Supervisor {
         self.coming = Some(Box::new(coming));
         let mut steps = 0;
         let done: Result<(), SupervisorError> = changes.iter().try_for_each(|change| {
-            gone.extend(self.step(change)?);
+            gone.extend(self.take(change, proved)?);
             steps += 1;
             Ok(())
         });
         self.coming = None;
         self.opened.clear();
-        self.note_applied(source, &changes[..steps], done.as_ref().err());
+        self.note_applied(source, &told[..steps], done.as_ref().err());
         done?;
         kept.into_iter().for_each(|kept| self.promises_follow(kept));
-        Ok((changes, gone))
+        Ok((told, gone))
     }
 
     /// Notes what was changed by an apply, and why it went no further if it did not.
-    fn note_applied(&self, source: &str, done: &[Change], error: Option<&SupervisorError>) {
+    fn note_applied(&self, source: &str, done: &[api::Change], error: Option<&SupervisorError>) {
         /// Most changes that are told one by one.
         const TOLD: usize = 8;
         if done.is_empty() && error.is_none() {
             return;
         }
-        let mut words: Vec<String> = done.iter().take(TOLD).map(|change| api::Change::from(change).to_string()).collect();
+        let mut words: Vec<String> = done.iter().take(TOLD).map(api::Change::to_string).collect();
         words.extend((done.len() > TOLD).then(|| format!("and {} more", done.len() - TOLD)));
         let changes = if done.len() == 1 { "1 change".into() } else { format!("{} changes", done.len()) };
         let failed = error.map_or(String::new(), |error| format!("; the next one failed: {error}"));

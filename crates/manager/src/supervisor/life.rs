@@ -225,15 +225,17 @@ impl Supervisor {
         nf.spawned_ns = Some(monotonic_ns());
         (nf.respites, nf.used) = (0, None);
         nf.state = State::Starting;
-        let (core, service) = (nf.core, nf.service);
+        let core = nf.core;
         let mut spec = spec.clone();
         // In a pen of its own, and on its core, unless it begins elsewhere because somebody who
         // polls would keep it from starting there.
         let cores = spec.cores.clone();
-        let pen = match &container {
-            Some(_) => self.hold_container(&spec.name, service),
-            None => self.hold(&mut spec, service, core, &cores, 1),
-        };
+        let service = self.nfs.get(&number).and_then(|nf| self.service_of(nf));
+        let bounds = service.map(|service| self.bounds_on(&service.config, 1, core));
+        let pen = bounds.and_then(|bounds| match &container {
+            Some(_) => self.hold_container(&spec.name, bounds.processes),
+            None => self.hold(&mut spec, bounds, core, &cores),
+        });
         spec.stdio = self.outputs.pipe(Whose::Nf(number), &spec.name, spec.user.as_ref().map(|user| user.uid));
         let Some(nf) = self.nfs.get_mut(&number) else { return Ok(()) };
         match spawn::spawn(&spec) {
@@ -365,7 +367,7 @@ impl Supervisor {
         if nf.handle.is_some() || !matches!(nf.state, State::Starting | State::Expected) {
             return Err(format!("{} is {} already; an NF has one process", nf.name, nf.state));
         }
-        let service = self.services[nf.service as usize].as_ref().ok_or("its service is gone")?;
+        let service = self.service_of(nf).ok_or("its service is gone")?;
         match (service.container.is_some(), self.in_container_of(&caller.peer)) {
             (false, None) => {
                 caller.may_attach_as(service.user.as_ref().map(|u| u.uid))?;
@@ -403,12 +405,19 @@ impl Supervisor {
     /// Gives an NF its memory and takes it in.
     fn welcome(&mut self, number: u16, caller: attach::Caller) -> Result<(), SupervisorError> {
         let nf = self.nfs.get(&number).expect("the caller found it");
-        let service = self.services[nf.service as usize].as_ref().expect("an NF has a service");
+        let service = self.service_of(nf).expect("an NF has a service");
         let (name, core, service_number) = (nf.name.clone(), nf.core, nf.service);
         let (poll, ring, tenant) = (service.config.mode == Mode::Poll, service.config.ring_slots(), service.config.tenant.clone());
-        let place = self.plane.place(core, tenant)?;
         let priority = own_priority(&service.config, &self.config.sched);
         let wakeup = service.config.wakeup.and_then(|wakeup| wakeup.rules());
+        let (is_attached, is_forked) = (service.config.attach, nf.pen.is_none());
+        // A fork has had its handler made by a zygote of its service, whichever that was.
+        let now = Instant::now();
+        let told = (if service.config.zygote { service.added } else { now }, now);
+        // Known before its first packet, if it was measured; what is measured in use takes its place.
+        let of = service.exec.as_ref().and_then(|exec| Of::here(exec, &service.config.args).ok());
+        let known = of.and_then(|of| self.estimates.find(&of)).map(|estimate| estimate.ns_per_packet.median);
+        let place = self.plane.place(core, tenant)?;
         let handle = match self.plane.attach(number, &name, service_number, core, poll, ring, &place, priority, wakeup) {
             Ok(handle) => handle,
             Err(error) => {
@@ -417,19 +426,10 @@ impl Supervisor {
             }
         };
         let _ = handle.bell.set(self.bell.clone());
-        // Known before its first packet, if it was measured; what is measured in use takes its place.
-        let known = service
-            .exec
-            .as_ref()
-            .filter(|_| !nf.on_trial)
-            .and_then(|exec| self.estimates.find(&Of::here(exec, &service.config.args).ok()?));
-        if let Some(estimate) = known {
-            handle.load.service_ns.set(estimate.ns_per_packet.median);
+        if let Some(ns) = known {
+            handle.load.service_ns.set(ns);
         }
         let geometry = self.plane.memory_of(&place).expect("the place is of a tenant, which has memory").geometry();
-        // A fork has had its handler made by a zygote of its service, whichever that was.
-        let now = Instant::now();
-        let told = (if service.config.zygote { service.added } else { now }, now);
         let welcome = Welcome {
             geometry,
             region: handle.region.page.layout(),
@@ -445,7 +445,6 @@ impl Supervisor {
             chains: self.chain_names(),
         };
         // Before it is told where it is: its filter lets it go nowhere by itself.
-        let (is_attached, is_forked) = (service.config.attach, nf.pen.is_none());
         if let (false, Some(pid), Ok(pidfd)) = (is_attached, caller.peer.pid, caller.peer.pidfd.try_clone()) {
             self.confine(number, pid, pidfd, is_forked);
         }

@@ -4,6 +4,7 @@
 //! It owns all control state, so nothing here is locked. Others ask it for something by sending it a closure ([`Remote`]). It sleeps
 //! in epoll on the NF socket, on the processes of the NFs, on signals and on those requests.
 
+mod apply;
 mod backend;
 mod change;
 mod container;
@@ -56,10 +57,12 @@ use crate::mechanism::cgroup::pen::Pen;
 use crate::mechanism::process::Exit;
 use crate::nf::State;
 use crate::nf::attach::Listener;
+use crate::nf::container::Template;
 use crate::nf::death::Cause;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Outputs;
 use crate::nf::record::{Record, RecordError, Thing};
+use crate::nf::user::User;
 use crate::notice::Notices;
 use crate::openflow::{self, Agent};
 use crate::port::{self, PortError};
@@ -147,9 +150,9 @@ impl PortState {
 struct ServiceState {
     config: model::Service,
     exec: Option<PathBuf>,
-    user: Option<crate::nf::user::User>,
+    user: Option<User>,
     /// What its instances run in, where that is a container; `exec` is none then.
-    container: Option<Arc<crate::nf::container::Template>>,
+    container: Option<Arc<Template>>,
     /// Numbers of its instances.
     instances: Vec<u16>,
     next_index: u32,
@@ -298,6 +301,12 @@ impl NfState {
 }
 
 impl ServiceState {
+    /// One without instances.
+    fn new(config: model::Service, exec: Option<PathBuf>, user: Option<User>, container: Option<Arc<Template>>) -> Self {
+        let (instances, added) = (Vec::new(), Instant::now());
+        Self { config, exec, user, container, instances, next_index: 0, zygote: None, pool: None, added }
+    }
+
     /// The core of an instance.
     fn core_of(&self, index: u32) -> usize {
         self.config.cores[index as usize % self.config.cores.len()]
@@ -339,6 +348,9 @@ pub struct Supervisor {
     names: HashMap<String, u16>,
     /// Services that go over to another version.
     upgrades: Vec<upgrade::Upgrade>,
+    /// Configurations that wait until their new versions of services have shown that they work.
+    applying: Vec<apply::Applying>,
+    next_apply: u64,
     /// Wrappers that were killed and have not been collected yet.
     leaving: Vec<life::Process>,
     /// How many containers were started.
@@ -477,6 +489,8 @@ impl Supervisor {
             nfs: BTreeMap::new(),
             names: HashMap::new(),
             upgrades: Vec::new(),
+            applying: Vec::new(),
+            next_apply: 0,
             leaving: Vec::new(),
             containers: 0,
             rooms_in_work: 0,
@@ -622,6 +636,7 @@ impl Supervisor {
             job(self);
         }
         self.go_on_upgrading();
+        self.go_on_applying();
         self.go_on_placing();
         self.publish_stirred_pools();
         self.plane.collect();

@@ -175,7 +175,7 @@ impl Supervisor {
     /// Looks at all cores: takes in NFs that have come since, and lets go those that are alone.
     pub(super) fn govern(&mut self) {
         self.outside.look_again = false;
-        let mode = |nf: &NfState| Some(self.services.get(usize::from(nf.service))?.as_ref()?.config.mode);
+        let mode = |nf: &NfState| Some(self.service_of(nf)?.config.mode);
         let polled: BTreeSet<usize> = self
             .nfs
             .values()

@@ -206,8 +206,13 @@ impl Supervisor {
         let own = rustix::process::geteuid().as_raw();
         let uid_of = |service: &ServiceState| service.user.as_ref().map_or(own, |user| user.uid);
         let uid = uid_of(service);
-        let of_user = self.services.iter().flatten().filter(|s| uid_of(s) == uid && s.exec.is_some());
-        let sum = of_user.map(|s| u64::from(s.config.pids) * (2 * u64::from(s.config.most_instances()) + 1)).sum::<u64>();
+        let most = |s: &ServiceState| u64::from(s.config.pids) * (2 * u64::from(s.config.most_instances()) + 1);
+        // Of a service that goes over to another version, the version that may have more.
+        let of_user = (0..).zip(&self.services).filter_map(|(number, service)| {
+            let versions = service.iter().chain(self.version_on_trial(number));
+            versions.filter(|s| uid_of(s) == uid && s.exec.is_some()).map(most).max()
+        });
+        let sum = of_user.sum::<u64>();
         (uid != 0).then(|| sum + self.holds.others.get(&uid).copied().unwrap_or(0))
     }
 
@@ -222,18 +227,14 @@ impl Supervisor {
         if cores.is_empty() { [core].into() } else { cores }
     }
 
-    /// Has a process of a service start in a pen of its own, for so many instances, on these cores.
-    pub(super) fn hold(
-        &mut self,
-        spec: &mut SpawnSpec,
-        service: u16,
-        core: usize,
-        cores: &BTreeSet<usize>,
-        instances: u32,
-    ) -> Option<Pen> {
+    /// What the pen of so many instances of a service on a core bounds.
+    pub(super) fn bounds_on(&self, config: &model::Service, instances: u32, core: usize) -> Bounds {
+        bounds_of(config, instances, self.is_weighed(config.mode == Mode::Poll, core))
+    }
+
+    /// Has a process start in a pen of its own, on these cores.
+    pub(super) fn hold(&mut self, spec: &mut SpawnSpec, bounds: Bounds, core: usize, cores: &BTreeSet<usize>) -> Option<Pen> {
         spec.keeper = self.keeper();
-        let config = &self.services.get(usize::from(service))?.as_ref()?.config;
-        let bounds = bounds_of(config, instances, self.is_weighed(config.mode == Mode::Poll, core));
         let life = self.holds.name_life(&spec.name);
         let pens = self.holds.pens.as_ref()?;
         let mut pen = pens.make(&life, core, bounds);
@@ -249,8 +250,7 @@ impl Supervisor {
     }
 
     /// Makes what bounds the processes of a container, those of its runtime among them.
-    pub(super) fn hold_container(&mut self, name: &str, service: u16) -> Option<Pen> {
-        let processes = self.services.get(usize::from(service))?.as_ref()?.config.pids;
+    pub(super) fn hold_container(&mut self, name: &str, processes: u32) -> Option<Pen> {
         let life = self.holds.name_life(name);
         Some(self.holds.pens.as_ref()?.make_beside(&life, processes))
     }
@@ -285,13 +285,14 @@ impl Supervisor {
 
     /// Keeps the process of an NF that was let in on its core, whoever has started it.
     pub(super) fn confine(&mut self, number: u16, pid: Pid, pidfd: OwnedFd, is_forked: bool) {
-        let Some((core, service)) = self.nfs.get(&number).map(|nf| (nf.core, nf.service)) else { return };
+        let Some(nf) = self.nfs.get(&number) else { return };
+        let core = nf.core;
         pin(pid, core);
-        let Some(Some(service)) = self.services.get(usize::from(service)) else { return };
+        let Some(service) = self.service_of(nf) else { return };
         if service.container.is_some() {
             return self.confine_container(number);
         }
-        let bounds = bounds_of(&service.config, 1, self.is_weighed(service.config.mode == Mode::Poll, core));
+        let bounds = self.bounds_on(&service.config, 1, core);
         let Some(nf) = self.nfs.get_mut(&number) else { return };
         let life = self.holds.name_life(&nf.name);
         let Some(pens) = &self.holds.pens else { return };
@@ -441,7 +442,7 @@ impl Supervisor {
 
     /// Has the NF socket turn away whom no service can be. Users in a container may be any.
     pub(super) fn know_users(&mut self) {
-        let services = self.services.iter().flatten();
+        let services = self.services.iter().flatten().chain(self.versions_on_trial());
         let any = services.clone().any(|service| service.container.is_some());
         let users = services.filter_map(|service| service.user.as_ref()).map(|user| user.uid).collect();
         self.listener.know((!any).then_some(users));

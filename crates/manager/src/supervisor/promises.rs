@@ -357,7 +357,7 @@ impl Supervisor {
                 self.add_service(service.clone())?;
                 self.promises.placing.iter_mut().for_each(|placing| {
                     placing.started.push(service.name.clone());
-                    placing.changes.push(api::Change::from(change));
+                    placing.changes.push(api::Change::of(change, &self.config));
                 });
             }
             Change::ChangeInstances { service, instances, cores, .. } => {
@@ -575,6 +575,7 @@ impl Supervisor {
         placing.beside.iter().for_each(|nf| self.count_in(*nf));
         // Before packets come to them.
         self.attend();
+        let told: Vec<api::Change> = changes.iter().map(|change| api::Change::of(change, &self.config)).collect();
         let mut gone = Gone::new();
         let mut result = Ok(());
         for change in &changes {
@@ -587,7 +588,7 @@ impl Supervisor {
             }
         }
         self.publish();
-        placing.changes.extend(changes.iter().map(api::Change::from));
+        placing.changes.extend(told);
         if result.is_ok() {
             self.keep_placement();
         }

@@ -13,7 +13,8 @@
 //! that its hash gives it. What its successor returns waits until its own last packet has gone on ([`crate::nf::succession`]), so that no
 //! packet overtakes another. Members of a pool with a flow each keep that to its end, and go with it.
 //!
-//! A move of one instance to another core is the same, for that instance alone and with the version that there is.
+//! A move of one instance to another core is the same, for that instance alone and with the version that there is. A configuration that
+//! changes a service ([`super::apply`]) tries the new version out in the same way.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 use sluice_shm::page::Counter;
 
 use super::change::{Gone, Start, start_of};
-use super::{HELLO_PATIENCE, NfState, Supervisor, SupervisorError};
+use super::{HELLO_PATIENCE, NfState, ServiceState, Supervisor, SupervisorError};
 use crate::config::host::{self, Host};
 use crate::config::model;
 use crate::control::model::{self as api, EventKind};
@@ -32,7 +33,7 @@ use crate::nf::State;
 use crate::nf::succession::Succession;
 
 /// How long instances of a new version may take to be ready, handlers and all.
-const READY_PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const READY_PATIENCE: Duration = Duration::from_secs(30);
 /// How long the growth of a new version's pool is waited for.
 const GROWTH_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -41,25 +42,55 @@ pub(super) type Outcome = Result<(api::Upgraded, Gone), SupervisorError>;
 
 /// An upgrade that goes on.
 pub(super) struct Upgrade {
-    service: u16,
-    wanted: model::Service,
-    start: Start,
+    pub(super) service: u16,
+    /// The service as it shall be.
+    pub(super) to: ServiceState,
     /// Instances of the new version, each with the one whose place it takes.
-    pairs: Vec<(Option<u16>, u16)>,
+    pub(super) pairs: Vec<(Option<u16>, u16)>,
+    /// Instances that go without a successor.
+    pub(super) surplus: Vec<u16>,
     /// Members of the old version, once the new one's pool grows.
-    old: Option<Vec<u16>>,
-    /// It is one instance that goes to this core, and the version stays.
-    moves_to: Option<usize>,
+    pub(super) old: Option<Vec<u16>>,
     /// Why it is given up.
-    trouble: Option<String>,
-    until: Instant,
-    asker: Sender<Outcome>,
+    pub(super) trouble: Option<String>,
+    pub(super) until: Instant,
+    pub(super) purpose: Purpose,
+}
+
+/// What an upgrade is for.
+pub(super) enum Purpose {
+    /// Another version.
+    Version(Sender<Outcome>),
+    /// One instance goes to this core, and the version stays.
+    Move(usize, Sender<Outcome>),
+    /// A configuration with this number, which is applied when all its upgrades may go on. The second one is answered when this one is over.
+    Configuration(u64, Option<Sender<()>>),
+}
+
+/// A place for an instance of a new version.
+pub(super) struct Seat {
+    /// The instance that has it.
+    pub(super) old: Option<u16>,
+    /// Its core, if that is not the one of the old instance.
+    pub(super) core: Option<usize>,
+}
+
+impl Upgrade {
+    pub(super) fn new(service: u16, to: ServiceState, purpose: Purpose) -> Self {
+        let until = Instant::now() + READY_PATIENCE;
+        Self { service, to, pairs: Vec::new(), surplus: Vec::new(), old: None, trouble: None, until, purpose }
+    }
+
+    /// Whether its new version does not work, or takes too long until it does.
+    pub(super) fn fails(&self, now: Instant) -> bool {
+        self.trouble.is_some() || now >= self.until
+    }
 }
 
 impl Supervisor {
     /// Refuses what does not go while a service is upgraded.
     pub(super) fn not_upgrading(&self, name: &str) -> Result<(), SupervisorError> {
-        let is_it = |u: &Upgrade| u.wanted.name == name;
+        let is_it = |u: &Upgrade| u.to.config.name == name;
         if self.upgrades.iter().any(is_it) {
             return Err(SupervisorError::Conflict(format!("service {name} is being upgraded; try again in a moment")));
         }
@@ -69,6 +100,22 @@ impl Supervisor {
     /// Whether a service is being upgraded.
     pub(super) fn is_upgrading(&self, service: u16) -> bool {
         self.upgrades.iter().any(|u| u.service == service)
+    }
+
+    /// What services go over to.
+    pub(super) fn versions_on_trial(&self) -> impl Iterator<Item = &ServiceState> + Clone {
+        self.upgrades.iter().map(|upgrade| &upgrade.to)
+    }
+
+    /// What a service goes over to, if it does.
+    pub(super) fn version_on_trial(&self, service: u16) -> Option<&ServiceState> {
+        self.upgrades.iter().find(|upgrade| upgrade.service == service).map(|upgrade| &upgrade.to)
+    }
+
+    /// The service of an NF; of one on trial the service as it shall be.
+    pub(super) fn service_of(&self, nf: &NfState) -> Option<&ServiceState> {
+        let on_trial = self.version_on_trial(nf.service).filter(|_| nf.on_trial);
+        on_trial.or_else(|| self.services.get(usize::from(nf.service))?.as_ref())
     }
 
     /// Begins to upgrade a service. The receiver is told what came of it.
@@ -94,16 +141,18 @@ impl Supervisor {
         let mut all = self.with(|c| c.services.iter_mut().filter(|s| s.name == name).for_each(change))?;
         host::resolve(&mut all, &Host::here());
         let wanted = all.services.into_iter().find(|s| s.name == name).ok_or_else(|| self.no_such("service", name))?;
-        let start = start_of(&wanted)?;
+        let Start { exec, container, .. } = start_of(&wanted)?;
         let stays = |n: &&u16| self.nfs.get(n).is_some_and(NfState::stays);
-        let old: Vec<u16> = service.instances.iter().filter(stays).copied().collect();
-        let tried: Vec<Option<u16>> = if wanted.has_members_for_flows() { vec![None] } else { old.into_iter().map(Some).collect() };
-        self.has_room_for(tried.len() as u32)?;
+        let old = service.instances.iter().filter(stays).copied();
+        let at_its_core = |old| Seat { old: Some(old), core: None };
+        let seats: Vec<Seat> = match wanted.has_members_for_flows() {
+            true => vec![Seat { old: None, core: None }],
+            false => old.map(at_its_core).collect(),
+        };
+        self.has_room_for(seats.len() as u32)?;
+        let to = ServiceState::new(wanted, exec, service.user.clone(), container);
         let (asker, told) = channel();
-        let until = Instant::now() + READY_PATIENCE;
-        let (pairs, old, trouble, moves_to) = (Vec::new(), None, None, None);
-        self.upgrades.push(Upgrade { service: number, wanted, start, pairs, old, moves_to, trouble, until, asker });
-        self.try_out(number, tried);
+        self.try_out(Upgrade::new(number, to, Purpose::Version(asker)), seats);
         Ok(told)
     }
 
@@ -126,8 +175,8 @@ impl Supervisor {
         if nf.state != State::Running || nf.draining || nf.leaves || nf.on_trial {
             return refused("it is coming or going; try again when it runs");
         }
-        let start = start_of(&service.config)?;
-        let wanted = service.config.clone();
+        let Start { exec, container, .. } = start_of(&service.config)?;
+        let to = ServiceState::new(service.config.clone(), exec, service.user.clone(), container);
         Self::has_core(core)?;
         // What the configuration says of cores holds for this one too.
         self.with(|c| {
@@ -136,30 +185,28 @@ impl Supervisor {
         })?;
         self.has_room_for(1)?;
         let (asker, told) = channel();
-        let until = Instant::now() + READY_PATIENCE;
-        let (pairs, old, trouble, moves_to) = (Vec::new(), None, None, Some(core));
-        self.upgrades.push(Upgrade { service: at, wanted, start, pairs, old, moves_to, trouble, until, asker });
-        self.try_out(at, vec![Some(number)]);
+        self.try_out(Upgrade::new(at, to, Purpose::Move(core, asker)), vec![Seat { old: Some(number), core: Some(core) }]);
         Ok(told)
     }
 
-    /// Starts what shall take the places of these, or be the first of a pool.
-    fn try_out(&mut self, service: u16, places: Vec<Option<u16>>) {
-        for old in places {
-            let added = self.add_on_trial(service, old);
-            let Some(upgrade) = self.upgrades.iter_mut().find(|u| u.service == service) else { break };
-            match added {
-                Ok(new) => upgrade.pairs.push((old, new)),
+    /// Begins an upgrade: starts what shall have these seats, or be the first of a pool.
+    pub(super) fn try_out(&mut self, mut upgrade: Upgrade, seats: Vec<Seat>) {
+        for seat in seats {
+            match self.add_on_trial(upgrade.service, &seat) {
+                Ok(new) => upgrade.pairs.push((seat.old, new)),
                 Err(error) => upgrade.trouble = Some(error.to_string()),
             }
         }
-        let launched: Vec<u16> = self.upgrades.last().map_or(Vec::new(), |u| u.pairs.iter().map(|(_, new)| *new).collect());
+        let launched: Vec<u16> = upgrade.pairs.iter().map(|(_, new)| *new).collect();
+        self.upgrades.push(upgrade);
+        // Its user may say hello from now on.
+        self.know_users();
         launched.into_iter().for_each(|new| self.launch(new));
     }
 
     /// Makes an instance of the new version, which stands beside the others until it has shown that it works.
-    fn add_on_trial(&mut self, service: u16, old: Option<u16>) -> Result<u16, SupervisorError> {
-        let former = old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.spread_id, nf.former));
+    fn add_on_trial(&mut self, service: u16, seat: &Seat) -> Result<u16, SupervisorError> {
+        let former = seat.old.and_then(|old| self.nfs.get(&old)).map(|nf| (nf.number, nf.core, nf.spread_id, nf.former));
         // The two numbers of a place are used in turn, so that there are no more paths than with one.
         let number = match former {
             Some((old, _, _, Some(before))) if self.may_have(before) && self.plane.drains_alike(old, before) => {
@@ -178,8 +225,7 @@ impl Supervisor {
         };
         known.next_index += 1;
         let index = known.next_index - 1;
-        let moves_to = self.upgrades.iter().find(|u| u.service == service).and_then(|u| u.moves_to);
-        let core = moves_to.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
+        let core = seat.core.unwrap_or_else(|| former.map_or_else(|| known.core_of(index), |(_, core, ..)| core));
         let mut nf = NfState::new(number, service, format!("{}.{index}", known.config.name), core);
         nf.on_trial = true;
         if let Some((old, _, id, _)) = former {
@@ -199,14 +245,12 @@ impl Supervisor {
     /// Starts an instance that is on trial. It is never forked: the zygote is of the old version.
     pub(super) fn launch_on_trial(&mut self, number: u16) {
         let Some(nf) = self.nfs.get(&number) else { return };
-        let Some(upgrade) = self.upgrades.iter().find(|u| u.service == nf.service) else { return };
-        let Some(Some(service)) = self.services.get(nf.service as usize) else { return };
-        if let Some(template) = upgrade.start.container.clone() {
+        let Some(version) = self.version_on_trial(nf.service) else { return };
+        if let Some(template) = version.container.clone() {
             return self.launch_container(number, &template);
         }
-        let Some(exec) = upgrade.start.exec.clone() else { return };
-        let mut spec = self.spec_of(service, &nf.name, exec, nf.core, []);
-        spec.args = upgrade.wanted.args.iter().map(Into::into).collect();
+        let Some(exec) = version.exec.clone() else { return };
+        let spec = self.spec_of(version, &nf.name, exec, nf.core, []);
         if let Err(error) = self.start_process(number, &spec, None) {
             self.trial_failed(number, error);
             self.lost(number);
@@ -225,8 +269,8 @@ impl Supervisor {
     pub(super) fn trial_ended(&mut self, number: u16) {
         // One that is to have fresh packet memory goes on with its trial when it has.
         let Some(nf) = self.nfs.get(&number).filter(|nf| nf.on_trial && !nf.starts_anew()) else { return };
-        let Some(upgrade) = self.upgrades.iter().find(|u| u.service == nf.service) else { return };
-        let program = upgrade.wanted.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string());
+        let Some(version) = self.version_on_trial(nf.service) else { return };
+        let program = version.config.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string());
         let advice = "run it by hand with its arguments to see why";
         let why = if nf.handle.is_some() {
             format!("{program} ended before its handler was ready; {advice}")
@@ -247,54 +291,71 @@ impl Supervisor {
         let mut at = 0;
         while at < self.upgrades.len() {
             let upgrade = &self.upgrades[at];
-            let ready = |nf: &NfState| {
-                // Acquire: goes with the library's word that its handler is made.
-                let is_made = |h: &crate::nf::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
-                nf.state == State::Running && nf.handle.as_deref().is_some_and(is_made)
-            };
-            let all_ready = upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_some_and(ready));
-            let is_late = now >= upgrade.until;
-            let has_trouble = upgrade.trouble.is_some();
+            let is_waited_for = matches!(upgrade.purpose, Purpose::Configuration(..));
             if upgrade.old.is_some() {
                 let settled = |nf: &NfState| nf.state != State::Starting;
-                if is_late || upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_none_or(settled)) {
+                if now >= upgrade.until || upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_none_or(settled)) {
                     let upgrade = self.upgrades.remove(at);
                     self.switch_pool(upgrade);
                     continue;
                 }
-            } else if has_trouble || is_late {
+            } else if upgrade.fails(now) && !is_waited_for {
                 let upgrade = self.upgrades.remove(at);
                 self.give_up(upgrade);
                 continue;
-            } else if all_ready && upgrade.wanted.has_members_for_flows() {
-                self.grow(at);
-            } else if all_ready {
+            } else if !is_waited_for && self.is_proved(upgrade) {
                 let upgrade = self.upgrades.remove(at);
-                self.switch(upgrade);
+                self.go_over(upgrade);
                 continue;
             }
             at += 1;
         }
     }
 
-    /// Ends an upgrade that does not work: what was started for it goes, and everything else is as it was.
-    fn give_up(&mut self, upgrade: Upgrade) {
+    /// Whether all instances of a new version that were tried out work.
+    pub(super) fn is_proved(&self, upgrade: &Upgrade) -> bool {
+        let ready = |nf: &NfState| {
+            // Acquire: goes with the library's word that its handler is made.
+            let is_made = |h: &crate::nf::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
+            nf.state == State::Running && nf.handle.as_deref().is_some_and(is_made)
+        };
+        upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_some_and(ready))
+    }
+
+    /// The service goes over to a version that works. Who asked is answered; the NFs that are to be gone are the caller's to wait for where
+    /// that is a configuration.
+    pub(super) fn go_over(&mut self, upgrade: Upgrade) -> Gone {
+        match upgrade.to.config.has_members_for_flows() {
+            true => self.grow(upgrade),
+            false => self.switch(upgrade),
+        }
+    }
+
+    /// Ends an upgrade that does not work: what was started for it goes, and everything else is as it was. Says why.
+    pub(super) fn give_up(&mut self, upgrade: Upgrade) -> String {
         for (_, new) in &upgrade.pairs {
             self.retire(*new);
         }
+        self.know_users();
         let late = || format!("it is not ready after {} s", READY_PATIENCE.as_secs());
         let why = upgrade.trouble.unwrap_or_else(late);
-        let is_it = |old: u16| self.nfs.get(&old).map(|nf| nf.name.clone());
-        let what = match upgrade.moves_to {
-            None => format!("service {} is not upgraded and goes on as it was", upgrade.wanted.name),
-            Some(core) => {
-                let name = upgrade.pairs.first().and_then(|(old, _)| is_it((*old)?)).unwrap_or_default();
-                format!("{name} is not moved to core {core} and goes on where it is")
+        let name_of = |old: u16| self.nfs.get(&old).map(|nf| nf.name.clone());
+        let service = &upgrade.to.config.name;
+        let (kind, what, asker) = match upgrade.purpose {
+            Purpose::Version(asker) => {
+                (EventKind::Upgrade, format!("service {service} is not upgraded and goes on as it was"), Some(asker))
             }
+            Purpose::Move(core, asker) => {
+                let name = upgrade.pairs.first().and_then(|(old, _)| name_of((*old)?)).unwrap_or_default();
+                (EventKind::Move, format!("{name} is not moved to core {core} and goes on where it is"), Some(asker))
+            }
+            Purpose::Configuration(..) => (EventKind::Apply, format!("the new version of service {service} does not work"), None),
         };
-        let kind = if upgrade.moves_to.is_some() { EventKind::Move } else { EventKind::Upgrade };
-        self.controller.events().note(kind, Subject::Other("service", &upgrade.wanted.name), format!("failed: {what}: {why}"));
-        let _ = upgrade.asker.send(Err(SupervisorError::Conflict(format!("{what}: {why}"))));
+        let said = format!("{what}: {why}");
+        self.controller.events().note(kind, Subject::Other("service", service), format!("failed: {said}"));
+        // Who asked may have gone.
+        asker.into_iter().for_each(|asker| _ = asker.send(Err(SupervisorError::Conflict(said.clone()))));
+        said
     }
 
     /// The new version works: from now on it is the service's.
@@ -302,31 +363,35 @@ impl Supervisor {
         for (_, new) in &upgrade.pairs {
             self.nfs.get_mut(new).into_iter().for_each(|nf| nf.on_trial = false);
         }
-        if upgrade.moves_to.is_some() {
+        if matches!(upgrade.purpose, Purpose::Move(..)) {
             return;
         }
-        if let Some(known) = self.config.services.iter_mut().find(|s| s.name == upgrade.wanted.name) {
-            known.clone_from(&upgrade.wanted);
+        if let Some(known) = self.config.services.iter_mut().find(|s| s.name == upgrade.to.config.name) {
+            known.clone_from(&upgrade.to.config);
         }
         let number = upgrade.service;
         self.dismiss_zygote(number);
         if let Some(Some(service)) = self.services.get_mut(number as usize) {
-            service.config.clone_from(&upgrade.wanted);
-            (service.exec, service.container) = (upgrade.start.exec.clone(), upgrade.start.container.clone());
+            let ServiceState { config, exec, user, container, .. } = &upgrade.to;
+            service.config.clone_from(config);
+            (service.exec, service.user, service.container) = (exec.clone(), user.clone(), container.clone());
         }
         self.know_users();
         self.start_zygote(number);
     }
 
     /// Instances of the new version take the places of the old ones.
-    fn switch(&mut self, upgrade: Upgrade) {
+    fn switch(&mut self, upgrade: Upgrade) -> Gone {
         self.take_over(&upgrade);
         let number = upgrade.service;
         let mut successions = Vec::new();
         let (mut gone, mut retired) = (Gone::new(), Vec::new());
         let drain = Duration::from_millis(self.config.manager.drain_ms);
         for (old, new) in &upgrade.pairs {
-            let Some(old) = *old else { continue };
+            let Some(old) = *old else {
+                self.count_in(*new);
+                continue;
+            };
             if let Some(Some(service)) = self.services.get_mut(number as usize) {
                 // At the same place: members of a pool that have the flows of a hash are told by it.
                 match service.instances.iter().position(|n| *n == old) {
@@ -361,12 +426,12 @@ impl Supervisor {
         }
         successions.iter().for_each(|succession| succession.settle());
         retired.into_iter().for_each(|old| self.retire(old));
-        self.answer(upgrade, gone, 0);
+        gone.extend(upgrade.surplus.iter().map(|old| self.watch_and_retire(*old)));
+        self.answer(upgrade, gone, 0)
     }
 
     /// Starts as many members of the new version as there are of the old one, and no more than there may be.
-    fn grow(&mut self, at: usize) {
-        let mut upgrade = self.upgrades.swap_remove(at);
+    fn grow(&mut self, mut upgrade: Upgrade) -> Gone {
         let number = upgrade.service;
         let old = self.services[number as usize].as_ref().map_or(Vec::new(), |s| s.instances.clone());
         // Those that are being started wait for a zygote that goes.
@@ -381,7 +446,7 @@ impl Supervisor {
         }
         self.stir_pool(number);
         let living = old.iter().filter(|nf| self.nfs.get(nf).is_some_and(|nf| nf.state == State::Running && !nf.leaves)).count();
-        let wanted = living.max(upgrade.wanted.first_instances() as usize);
+        let wanted = living.max(upgrade.to.config.first_instances() as usize);
         while upgrade.pairs.len() < wanted
             && let Ok(new) = self.new_instance(number, None)
         {
@@ -390,6 +455,7 @@ impl Supervisor {
         upgrade.old = Some(old);
         upgrade.until = Instant::now() + GROWTH_PATIENCE;
         self.upgrades.push(upgrade);
+        Gone::new()
     }
 
     /// New flows go to members of the new version; old members go with the flows that they have.
@@ -408,22 +474,31 @@ impl Supervisor {
         self.answer(upgrade, Gone::new(), leaving);
     }
 
-    fn answer(&self, upgrade: Upgrade, gone: Gone, leaving: u32) {
+    fn answer(&self, upgrade: Upgrade, gone: Gone, leaving: u32) -> Gone {
+        let (moves_to, asker) = match upgrade.purpose {
+            Purpose::Version(asker) => (None, asker),
+            Purpose::Move(core, asker) => (Some(core), asker),
+            Purpose::Configuration(_, waiter) => {
+                waiter.into_iter().for_each(|waiter| _ = waiter.send(()));
+                return gone;
+            }
+        };
         let name = |(_, new): &(Option<u16>, u16)| self.nfs.get(new).map(|nf| nf.name.clone());
         let upgraded = api::Upgraded {
-            service: upgrade.wanted.name.clone(),
-            exec: upgrade.wanted.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string()),
-            args: upgrade.wanted.args.clone(),
+            service: upgrade.to.config.name.clone(),
+            exec: upgrade.to.config.exec.as_ref().map_or(String::new(), |exec| exec.display().to_string()),
+            args: upgrade.to.config.args.clone(),
             instances: upgrade.pairs.iter().filter_map(name).collect(),
             leaving,
         };
         let instances = upgraded.instances.join(", ");
-        let (kind, text) = match upgrade.moves_to {
+        let (kind, text) = match moves_to {
             Some(core) => (EventKind::Move, format!("an instance has moved to core {core}: it is {instances} now")),
             None => (EventKind::Upgrade, format!("upgraded to {}: {instances}", upgraded.exec)),
         };
         self.controller.events().note(kind, Subject::Other("service", &upgraded.service), text);
         // Who asked may have gone.
-        let _ = upgrade.asker.send(Ok((upgraded, gone)));
+        let _ = asker.send(Ok((upgraded, gone)));
+        Gone::new()
     }
 }

@@ -158,7 +158,8 @@ impl Supervisor {
         // Instances begin where it is, and are moved when they come.
         let (cores, instances) =
             (service.config.cores.iter().copied().collect(), service.config.most_instances().saturating_add(1));
-        let pen = self.hold(&mut spec, service_number, first, &cores, instances);
+        let bounds = self.bounds_on(&service.config, instances, first);
+        let pen = self.hold(&mut spec, bounds, first, &cores);
         spec.stdio = self.outputs.pipe(Whose::Zygote(service_number), &name, spec.user.as_ref().map(|user| user.uid));
         let spawned = spawn::spawn(&spec);
         drop(spec);

@@ -148,6 +148,75 @@ fn shared_nfs_hand_over_their_places_under_load_without_a_loss_and_in_order() {
 }
 
 #[test]
+fn a_configuration_changes_services_under_load_without_a_loss_and_in_order() {
+    let folder = crate::support::open_folder();
+    let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
+    goes_on(&mut daemon);
+    let bridge = |name: &str| version(&nf("sluice-nf-bridge"), folder.path(), name);
+    let wanted = |s: &str, t: &str, more: &str| {
+        port("steady", "gen", "flows = 32\noverload = \"wait\"")
+            + &port("all", "sink", "")
+            + &service("s", &bridge(s), &format!("ring = 512\n{more}"))
+            + &service("t", &bridge(t), "")
+            + &chain("steady", "steady", &["s", "t"], "all", "")
+    };
+    let mut last = daemon.stats();
+    for (s, t, more, instances, changed) in [
+        ("s-1", "t-1", "instances = 2", 2, "st"),
+        ("s-1", "t-1", "instances = 2\nenv = { A = \"1\" }", 2, "s"),
+        ("s-2", "t-2", "instances = 3\nenv = { A = \"1\" }", 3, "st"),
+        ("s-2", "t-2", "instances = 3\npids = 99\nmode = \"poll\"", 3, "s"),
+        ("s-3", "t-3", "instances = 1", 1, "st"),
+        ("s-3", "t-4", "instances = 1", 1, "t"),
+    ] {
+        let config = head(daemon.folder(), "") + &wanted(s, t, more);
+        let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
+        let names: String = changes.iter().map(|change| change.name.as_str()).collect();
+        assert_eq!(names, changed, "{changes:?}");
+        let stats = daemon.stats();
+        for (name, exec, n) in [("s", s, instances), ("t", t, 1)] {
+            assert_eq!(programs(&stats, name), BTreeSet::from([folder.path().join(exec)]));
+            assert_eq!(pids(&stats, name).len(), n);
+            assert_eq!(pids(&stats, name).is_disjoint(&pids(&last, name)), changed.contains(name), "{changes:?}");
+        }
+        last = stats;
+        goes_on(&mut daemon);
+    }
+    settle(daemon);
+}
+
+#[test]
+fn a_configuration_with_a_version_that_does_not_work_changes_nothing() {
+    let folder = crate::support::open_folder();
+    let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
+    goes_on(&mut daemon);
+    let before = daemon.stats();
+    let good = version(&nf("sluice-nf-bridge"), folder.path(), "t-1");
+    for (exec, keys, words) in [
+        ("/bin/true", "", "is it an NF?"),
+        ("sluice-nf-cost", "args = [\"--nonsense\"]", "ended before"),
+        ("/no/such/program", "", "there is no program /no/such/program"),
+    ] {
+        // With a version that works, and a port, besides.
+        let config = busy(&good).replacen(
+            &service("s", &good, "instances = 2\nring = 512"),
+            &(port("more", "sink", "") + &service("s", exec, &format!("instances = 2\nring = 512\n{keys}"))),
+            1,
+        );
+        let config = head(daemon.folder(), "") + &config.replace("\"sluice-nf-bridge\"", &format!("{good:?}"));
+        let said = daemon.client().apply(&Apply { config, file: None, dry_run: false }).expect_err("it does not work").to_string();
+        assert!(said.contains(words), "{said}");
+        let after = daemon.wait("what was tried is gone", |s| s.nfs.len() == 3);
+        for name in ["s", "t"] {
+            assert_eq!(pids(&before, name), pids(&after, name), "{said}");
+        }
+        assert!(after.ports.iter().all(|port| port.name != "more"), "{said}");
+    }
+    goes_on(&mut daemon);
+    settle(daemon);
+}
+
+#[test]
 fn a_version_that_does_not_work_changes_nothing() {
     let folder = crate::support::open_folder();
     let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));

@@ -113,8 +113,9 @@ Examples:
     /// Go over to another configuration, on the running daemon
     #[command(after_help = "\
 Examples:
-  sluice apply --dry-run sluice.toml    what would change
-  sluice apply sluice.toml              change it; chains that stay as they are lose nothing")]
+  sluice apply --dry-run sluice.toml    what would change: old and new values
+  sluice apply sluice.toml              change it; what is new in services is tried out first, and if that does not
+                                        work, nothing has changed")]
     Apply(ApplyArgs),
     /// Follow packets on their way, hop by hop
     #[command(after_help = "\

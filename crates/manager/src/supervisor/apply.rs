@@ -1,0 +1,182 @@
+//! Configurations that change services: a new version is tried out before anything else is done.
+//!
+//! | stage | what there is | leaves it when |
+//! |---|---|---|
+//! | trial | all services as they were; beside them, without packets, instances of the new versions | all are ready → steps; one does not work → given up, and nothing has changed |
+//! | steps | one change after another ([`Supervisor::apply`]); where a service is replaced, its new instances take the places of the old ones | |
+//!
+//! The instances change places as in an upgrade ([`super::upgrade`]): no packet is lost, none overtakes another. Where old and new
+//! instances cannot stand in for each other ([`hands_over`]), the old ones are let go as soon as there are new ones.
+//!
+//! What runs may change during the trial. So the changes are found again when it has succeeded, and a new version that is not wanted
+//! any more goes.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::Instant;
+
+use super::change::{Gone, Start, start_of};
+use super::upgrade::{Purpose, Seat, Upgrade};
+use super::{NfState, ServiceState, Supervisor, SupervisorError};
+use crate::config::diff::{Change, cores_of};
+use crate::config::model::{self, Config};
+use crate::control::model as api;
+
+/// What came of a configuration: its changes, and old instances that are to be gone.
+pub(super) type Outcome = Result<(Vec<api::Change>, Gone), SupervisorError>;
+
+/// A configuration whose new versions of services are tried out.
+pub(super) struct Applying {
+    number: u64,
+    wanted: Config,
+    /// What it was read from.
+    source: String,
+    asker: Sender<Outcome>,
+}
+
+/// Whether instances of a service can take the places of those that it has. The manager starts both, and the flows and the memory of one can
+/// be those of the other.
+fn hands_over(before: &model::Service, after: &model::Service) -> bool {
+    let is_started = |service: &model::Service| !service.attach && !service.is_foreign();
+    let keys = |service: &model::Service| (service.container.is_some(), service.tenant.clone(), service.per, service.pool.clone());
+    is_started(before) && is_started(after) && keys(before) == keys(after)
+}
+
+/// The seats of instances on these cores, and the old instances that get none. Old instances are given with their cores: one whose core
+/// has a seat is followed there.
+fn seats(old: &[(u16, usize)], cores: &[usize]) -> (Vec<Seat>, Vec<u16>) {
+    let mut left = old.to_vec();
+    let mut take = |is_it: &dyn Fn(usize) -> bool| {
+        let place = left.iter().position(|(_, core)| is_it(*core))?;
+        Some(left.remove(place).0)
+    };
+    let mut seats: Vec<Seat> = cores.iter().map(|core| Seat { old: take(&|at| at == *core), core: Some(*core) }).collect();
+    seats.iter_mut().filter(|seat| seat.old.is_none()).for_each(|seat| seat.old = take(&|_| true));
+    (seats, left.into_iter().map(|(nf, _)| nf).collect())
+}
+
+impl Supervisor {
+    /// Begins to make another configuration the one in force. The receiver is told what came of it.
+    ///
+    /// # Errors
+    /// As [`Supervisor::plan`], and if there is no room for the new instances. Nothing has changed then.
+    pub(super) fn begin_apply(&mut self, wanted: Config, source: String) -> Result<Receiver<Outcome>, SupervisorError> {
+        let (asker, told) = channel();
+        let mut trials = Vec::new();
+        let number = self.next_apply;
+        for change in self.plan(&wanted)? {
+            let Change::ReplaceService { service } = change else { continue };
+            trials.extend(self.trial_of(service, number)?);
+        }
+        if trials.is_empty() {
+            // The asker waits for it.
+            let _ = asker.send(self.apply(&wanted, &source, &mut Vec::new()));
+            return Ok(told);
+        }
+        self.has_room_for(trials.iter().map(|(_, seats)| seats.len() as u32).sum())?;
+        self.next_apply += 1;
+        self.applying.push(Applying { number, wanted, source, asker });
+        trials.into_iter().for_each(|(upgrade, seats)| self.try_out(upgrade, seats));
+        Ok(told)
+    }
+
+    /// How a service goes over to another version, if its instances can hand over.
+    fn trial_of(&mut self, service: model::Service, number: u64) -> Result<Option<(Upgrade, Vec<Seat>)>, SupervisorError> {
+        let Some(at) = self.service_number(&service.name) else { return Ok(None) };
+        let Some(Some(state)) = self.services.get(usize::from(at)) else { return Ok(None) };
+        if !hands_over(&state.config, &service) {
+            return Ok(None);
+        }
+        let there = state.instances.iter().filter_map(|nf| self.nfs.get(nf)).filter(|nf| nf.stays());
+        let old: Vec<(u16, usize)> = there.map(|nf: &NfState| (nf.number, nf.core)).collect();
+        let (seats, surplus) = match service.has_members_for_flows() {
+            true => (vec![Seat { old: None, core: service.cores.first().copied() }], Vec::new()),
+            false => seats(&old, &cores_of(service.first_instances(), &service.cores)),
+        };
+        let Start { exec, user, container } = start_of(&service)?;
+        let user = self.user_of(&service, user).map_err(|error| SupervisorError::Invalid(error.to_string()))?;
+        let to = ServiceState::new(service, exec, user, container);
+        let upgrade = Upgrade { surplus, ..Upgrade::new(at, to, Purpose::Configuration(number, None)) };
+        Ok(Some((upgrade, seats)))
+    }
+
+    /// Takes the steps of configurations whose new versions work, and gives up those of which one does not.
+    pub(super) fn go_on_applying(&mut self) {
+        let now = Instant::now();
+        let mut at = 0;
+        while at < self.applying.len() {
+            let number = self.applying[at].number;
+            let is_its = |upgrade: &Upgrade| {
+                upgrade.old.is_none() && matches!(upgrade.purpose, Purpose::Configuration(of, _) if of == number)
+            };
+            let its: Vec<&Upgrade> = self.upgrades.iter().filter(|upgrade| is_its(upgrade)).collect();
+            let fails = its.iter().any(|upgrade| upgrade.fails(now));
+            if !fails && !its.iter().all(|upgrade| self.is_proved(upgrade)) {
+                at += 1;
+                continue;
+            }
+            let Applying { wanted, source, asker, .. } = self.applying.remove(at);
+            let mut trials: Vec<Upgrade> = self.upgrades.extract_if(.., |upgrade| is_its(upgrade)).collect();
+            let outcome = match fails {
+                false => self.apply(&wanted, &source, &mut trials),
+                true => Ok(Default::default()),
+            };
+            // Of those that are given up the first one that fails is the reason.
+            trials.sort_by_key(|upgrade| !upgrade.fails(now));
+            let why: Vec<String> = trials.into_iter().map(|upgrade| self.give_up(upgrade)).collect();
+            let refused = || Err(SupervisorError::Conflict(format!("nothing has changed: {}", why[0])));
+            // The asker may have gone.
+            let _ = asker.send(if fails { refused() } else { outcome });
+        }
+    }
+
+    /// Does one step of a configuration.
+    pub(super) fn take(&mut self, change: &Change, proved: &mut Vec<Upgrade>) -> Result<Gone, SupervisorError> {
+        let is_its = |upgrade: &Upgrade| matches!(change, Change::ReplaceService { service } if *service == upgrade.to.config);
+        let Some(place) = proved.iter().position(is_its) else { return self.step(change) };
+        let mut upgrade = proved.remove(place);
+        let (over, told) = channel();
+        if let Purpose::Configuration(_, waiter) = &mut upgrade.purpose {
+            *waiter = Some(over);
+        }
+        let mut gone = self.go_over(upgrade);
+        gone.push(told);
+        Ok(gone)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seated(old: &[(u16, usize)], cores: &[usize]) -> (Vec<(Option<u16>, Option<usize>)>, Vec<u16>) {
+        let (seats, surplus) = seats(old, cores);
+        (seats.into_iter().map(|seat| (seat.old, seat.core)).collect(), surplus)
+    }
+
+    #[test]
+    fn an_instance_is_followed_at_its_core() {
+        assert_eq!(seated(&[(5, 0), (6, 1)], &[1, 0]), (vec![(Some(6), Some(1)), (Some(5), Some(0))], vec![]));
+        assert_eq!(seated(&[(5, 0), (6, 1)], &[1, 2]), (vec![(Some(6), Some(1)), (Some(5), Some(2))], vec![]));
+    }
+
+    #[test]
+    fn more_instances_follow_nobody_and_of_fewer_the_rest_goes() {
+        assert_eq!(seated(&[(5, 0)], &[0, 1]), (vec![(Some(5), Some(0)), (None, Some(1))], vec![]));
+        assert_eq!(seated(&[(5, 0), (6, 1)], &[1]), (vec![(Some(6), Some(1))], vec![5]));
+        assert_eq!(seated(&[], &[1]), (vec![(None, Some(1))], vec![]));
+    }
+
+    #[test]
+    fn only_services_that_the_manager_starts_for_the_same_flows_hand_over() {
+        let service = |keys: &str| toml::from_str::<model::Service>(&format!("name = \"s\"\nexec = \"s\"\n{keys}")).unwrap();
+        let plain = service("");
+        for keys in
+            ["args = [\"x\"]", "ring = 64", "mode = \"poll\"", "user = \"nobody\"", "instances = 3", "zygote = true", "pids = 9"]
+        {
+            assert!(hands_over(&plain, &service(keys)), "{keys}");
+        }
+        for keys in ["attach = true", "tenant = \"t\"", "per = \"flow\"", "container = { root = \"/r\" }"] {
+            assert!(!hands_over(&plain, &service(keys)) && !hands_over(&service(keys), &plain), "{keys}");
+        }
+    }
+}
