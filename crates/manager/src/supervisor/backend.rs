@@ -456,8 +456,10 @@ impl Backend for Remote {
         let host = config_host();
         crate::config::host::resolve(&mut wanted, &host);
         if dry_run {
-            let told = |s: &Supervisor| Ok(s.plan(&wanted)?.iter().map(|change| api::Change::of(change, &s.config)).collect());
-            let changes = self.change(move |s| told(s))?;
+            let changes = self.change(move |s| {
+                let changes = s.plan(&wanted)?;
+                Ok(changes.iter().map(|change| api::Change::of(change, &s.config)).collect())
+            })?;
             return Ok(api::Applied { dry_run, changes, warnings });
         }
         let told = self.change(move |s| s.begin_apply(wanted, name))?;
