@@ -151,9 +151,9 @@ fn pci_obstacle(root: &Path, address: &str) -> Option<String> {
     }
     match kernel_driver(root, address).as_deref() {
         Some("vfio-pci" | "uio_pci_generic" | "igb_uio") => None,
-        Some(kernel) if !kernel.starts_with("mlx") && kernel != "mana" => {
-            Some(format!("the kernel's driver {kernel} has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first, if the host does not need the interface that it is now"))
-        }
+        Some(kernel) if !kernel.starts_with("mlx") && kernel != "mana" => Some(format!(
+            "the kernel's driver {kernel} has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first, if the host does not need the interface that it is now"
+        )),
         Some(_) => None,
         None => Some(format!("no driver has it; run `dpdk-devbind.py --bind=vfio-pci {full}` first")),
     }

@@ -669,8 +669,10 @@ mod tests {
         assert_eq!(with("frames = 1048576"), Vec::<String>::new());
         assert_eq!(
             with("frames = 67108864"),
-            ["memory.frames: packet memory takes 140.0 GiB, and this host has 23.4 GiB of memory = write frames = 4194304 or fewer in \
-             [memory]"]
+            [
+                "memory.frames: packet memory takes 140.0 GiB, and this host has 23.4 GiB of memory = write frames = 4194304 or fewer in \
+             [memory]"
+            ]
         );
         // No hint asks for so many hugepages.
         let said = with("frames = 67108864\nhugepages = \"always\"");
@@ -708,7 +710,8 @@ mod tests {
     fn folders_that_take_no_files() {
         let here = Host { root: "/".into(), ..host(&[0, 1], 0).1 };
         let at = |folder: &str| said(&format!("[manager]\nruntime_dir = {folder:?}\n"), &here);
-        let wanted = ["manager.runtime_dir: the runtime folder /proc/x cannot be made: /proc is the kernel's, and takes no files = set \
+        let wanted =
+            ["manager.runtime_dir: the runtime folder /proc/x cannot be made: /proc is the kernel's, and takes no files = set \
                        manager.runtime_dir to a folder such as /run/sluice"];
         assert_eq!(at("/proc/x"), wanted);
         assert_eq!(at("/sys/x/y").len(), 1);
@@ -730,7 +733,9 @@ mod tests {
         assert_eq!((errors.errors(), errors.problems.len()), (1, 2));
         let shown = errors.to_string().replace(&folder.path().display().to_string(), "DIR");
         assert!(
-            shown.ends_with("DIR/a.toml:4:10: error: no such core: 4\n  |\n4 | cores = [4]\n  |          ^\n  = use one of the cores 0-1"),
+            shown.ends_with(
+                "DIR/a.toml:4:10: error: no such core: 4\n  |\n4 | cores = [4]\n  |          ^\n  = use one of the cores 0-1"
+            ),
             "{shown}"
         );
     }

@@ -250,8 +250,10 @@ fn what_is_advised_does_no_harm() {
     check(&[
         (
             "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = 99999999999999999999999\n",
-            &["4:8: rate cannot be 99999999999999999999999: a whole number is 9223372036854775807 at most | write it with a point or an \
-              exponent, such as 1e6"],
+            &[
+                "4:8: rate cannot be 99999999999999999999999: a whole number is 9223372036854775807 at most | write it with a point or an \
+              exponent, such as 1e6",
+            ],
         ),
         (
             "[[port]]\nname = \"a\"\nkind = \"gen\"\nrate = -99999999999999999999999\n",
@@ -266,8 +268,10 @@ fn what_is_advised_does_no_harm() {
         ),
         (
             "+[[port]]\nname = \"b\"\nkind = \"af_packet\"\ninterface = \"lo\"\n[[rule]]\nport = \"b\"\nchain = \"web\"\n",
-            &["4:13: the loopback interface cannot be a port: its packets never leave the host | name another interface (`ip link` \
-              lists them); to try a configuration without one, use a port of kind \"gen\""],
+            &[
+                "4:13: the loopback interface cannot be a port: its packets never leave the host | name another interface (`ip link` \
+              lists them); to try a configuration without one, use a port of kind \"gen\"",
+            ],
         ),
         // Each name once, however often it stands there.
         (
@@ -662,7 +666,7 @@ fn a_problem_looks_like_this() {
     assert_eq!(errors.errors(), 1);
     assert_eq!(
         errors.to_string(),
-        "sluice.toml:2:9: no chain is called \"wbe\"\n  |\n2 | chain = \"wbe\"\n  |         ^^^^^\n  = did you mean \"web\"?"
+        "sluice.toml:2:9: error: no chain is called \"wbe\"\n  |\n2 | chain = \"wbe\"\n  |         ^^^^^\n  = did you mean \"web\"?"
     );
     let twice = format!("{text}[[port]]\nname = \"out0\"\nkind = \"sink\"\n");
     assert!(Config::parse(&twice, "sluice.toml").unwrap_err().to_string().ends_with(

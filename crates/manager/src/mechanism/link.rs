@@ -37,7 +37,12 @@ pub const LOOPBACK: &str = "lo";
 /// Whether a text can be the name of an interface that is no loopback.
 pub fn is_name(name: &str) -> bool {
     let valid = |byte: u8| byte.is_ascii_graphic() && byte != b'/' && byte != b':';
-    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(valid) && name != "." && name != ".." && name != LOOPBACK && name != "all"
+    (1..=MAX_NAME).contains(&name.len())
+        && name.bytes().all(valid)
+        && name != "."
+        && name != ".."
+        && name != LOOPBACK
+        && name != "all"
 }
 
 /// Makes a pair: `near` in the calling thread's namespace, `far` in another. Neither is up.

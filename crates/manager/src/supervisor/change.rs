@@ -504,7 +504,6 @@ impl Supervisor {
     }
 }
 
-
 /// How the instances of a service are started: a program of the host, or a container; neither if they come by themselves.
 pub(super) struct Start {
     pub exec: Option<PathBuf>,

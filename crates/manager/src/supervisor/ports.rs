@@ -177,7 +177,8 @@ impl Supervisor {
     /// configuration in force says, so that the next apply opens it.
     pub(super) fn replace_port(&mut self, config: model::Port) -> Result<(), SupervisorError> {
         let number = self.port_number(&config.name).ok_or_else(|| self.no_such("port", &config.name))?;
-        let old = self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| self.no_such("port", &config.name))?;
+        let old =
+            self.ports[number as usize].as_ref().map(|p| p.config.clone()).ok_or_else(|| self.no_such("port", &config.name))?;
         let open = if port::share(&old, &config) {
             self.close(number)?;
             match self.open(&config, self.coming()) {

@@ -48,7 +48,11 @@ fn each_program_answers_with_its_name() {
             command.arg(arg).env_remove("SLUICE_SOCKET").env_remove("SLUICE_NF").env_remove("SLUICE_CONTROL");
             let output = command.output().unwrap();
             let said = String::from_utf8(output.stdout).unwrap();
-            assert!(output.status.success() && output.stderr.is_empty(), "{name} {arg}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success() && output.stderr.is_empty(),
+                "{name} {arg}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
             said
         };
         let version = says("--version");

@@ -191,7 +191,8 @@ fn programs_of_documents_are_programs() {
         let spans = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-' || c == '_'));
         for program in spans.filter(|word| word.starts_with("sluice-nf-") && !word.ends_with('-')) {
             // NAME stands for any.
-            let is_known = program == "sluice-nf-NAME" || program == "sluice-nf-parts" || manifests.contains(&format!("name = \"{program}\""));
+            let is_known =
+                program == "sluice-nf-NAME" || program == "sluice-nf-parts" || manifests.contains(&format!("name = \"{program}\""));
             if !is_known {
                 faults.push(format!("{name}: there is no program {program}"));
             }
