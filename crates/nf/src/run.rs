@@ -267,7 +267,7 @@ pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::err
 /// Whether the program was only asked for its help or its version, which has been printed then.
 pub(crate) fn is_answered() -> bool {
     let Some(answer) = options::answer(&options::program(), &options::args()) else { return false };
-    // Nobody may read it.
+    // A closed stdout is no error.
     let _ = std::io::stdout().write_all(answer.as_bytes());
     true
 }

@@ -364,7 +364,7 @@ fn check_runtime_dir(config: &Config, host: &Host, problems: &mut Vec<Problem>) 
     }
 }
 
-/// Why nobody can make files in a folder, root neither, by the file system that it is of.
+/// Why no files can be made in a folder, not even by root: the kind of its file system.
 fn takes_no_files(folder: &Path) -> Option<&'static str> {
     const CGROUP: i64 = 0x0027_e0eb;
     const CGROUP2: i64 = 0x6367_7270;
@@ -424,13 +424,13 @@ fn check_hugepages(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     }
     let arenas = arenas(config);
     let needed: u64 = arenas.iter().map(|bytes| bytes.div_ceil(HUGEPAGE)).sum();
-    // No host is advised to set aside more than it has.
+    // No hint asks for more hugepages than the host has memory for.
     if host.memory().is_some_and(|have| arenas.iter().sum::<u64>() > have) {
         return;
     }
     let free = host.free_hugepages().unwrap_or(0);
     if free < needed {
-        // Those that others have stay theirs.
+        // Hugepages in use by other programs stay.
         let wanted = host.all_hugepages().map_or(needed, |all| needed + all.saturating_sub(free));
         problems.push(Problem::error(
             At::key("memory", "hugepages"),
@@ -654,7 +654,7 @@ mod tests {
     fn hugepages_of_others_stay_theirs() {
         let (_root, host) = host(&[0, 1], 0);
         fs::write(host.root.join("sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"), "500\n").unwrap();
-        // Three are free, four are needed, and 497 are somebody's.
+        // Three are free, four are needed, and 497 are in use.
         let said = said("[memory]\nhugepages = \"always\"\nframes = 2809\n", &host);
         assert!(said.len() == 1 && said[0].contains("sysctl vm.nr_hugepages=501"), "{said:?}");
     }
@@ -674,7 +674,7 @@ mod tests {
              [memory]"
             ]
         );
-        // Nobody is advised to set so many hugepages aside.
+        // No hint asks for so many hugepages.
         let said = with("frames = 67108864\nhugepages = \"always\"");
         assert!(said.len() == 1 && said[0].contains("takes 140.0 GiB in hugepages, and"), "{said:?}");
         // All arenas count.

@@ -94,7 +94,7 @@ impl Loaded {
 /// As [`Config::load`].
 pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
     let name = path.display().to_string();
-    let cannot = |what: String, help: &str| ConfigErrors::from(Problem::nowhere(format!("{name}: error: {what}"), help));
+    let cannot = |what: String, help: &str| ConfigErrors::from(Problem::nowhere(format!("{name}: {what}"), help));
     let failed = |error: std::io::Error| {
         let help = match error.kind() {
             std::io::ErrorKind::NotFound => "give the path of a configuration; `sluice check --explain` says what one can say",
@@ -141,7 +141,9 @@ pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
     let (config, source) = read_shape(text, name)?;
     let mut problems = validate::validate(&config);
     source.locate(&mut problems);
-    if config.ports.is_empty() && config.services.is_empty() && config.chains.is_empty() && config.rules.is_empty() {
+    let is_empty = config.ports.is_empty() && config.services.is_empty() && config.chains.is_empty() && config.rules.is_empty();
+    // What is missing says nothing as long as what is there is wrong.
+    if is_empty && !problems.iter().any(Problem::is_error) {
         problems.push(Problem {
             severity: Severity::Warning,
             ..source.problem(

@@ -666,7 +666,7 @@ fn a_problem_looks_like_this() {
     assert_eq!(errors.errors(), 1);
     assert_eq!(
         errors.to_string(),
-        "sluice.toml:2:9: no chain is called \"wbe\"\n  |\n2 | chain = \"wbe\"\n  |         ^^^^^\n  = did you mean \"web\"?"
+        "sluice.toml:2:9: error: no chain is called \"wbe\"\n  |\n2 | chain = \"wbe\"\n  |         ^^^^^\n  = did you mean \"web\"?"
     );
     let twice = format!("{text}[[port]]\nname = \"out0\"\nkind = \"sink\"\n");
     assert!(Config::parse(&twice, "sluice.toml").unwrap_err().to_string().ends_with(

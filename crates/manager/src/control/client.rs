@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(150);
 /// Why there is no answer, or a refusal.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens.
+    /// No daemon listens.
     #[error("no sluiced answers at {path}: start one with `sluiced CONFIG`, or name its socket by --socket or $SLUICE_CONTROL")]
     NotRunning {
         /// The socket.
@@ -43,7 +43,7 @@ pub enum ClientError {
         /// The socket.
         path: PathBuf,
     },
-    /// The socket is another one: not of requests.
+    /// The socket is not the control socket; nf.sock is such a one.
     #[error("{path} is not a control socket: nf.sock in the same folder is for NFs, and control.sock is for this program")]
     WrongSocket {
         /// The socket.

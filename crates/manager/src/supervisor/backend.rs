@@ -106,7 +106,7 @@ fn wait_for(gone: Gone) -> Result<(), ApiError> {
 fn last_of(name: &str, service: &str, chains: &[&config::Chain]) -> Option<ApiError> {
     let first = chains.first()?;
     let names: Vec<String> = chains.iter().map(|chain| format!("`{}`", chain.name)).collect();
-    let (passes, whose) = match names.len() {
+    let (passes, their) = match names.len() {
         1 => (format!("chain {} passes", names[0]), "its"),
         _ => (format!("chains {} pass", names.join(", ")), "their"),
     };
@@ -115,7 +115,7 @@ fn last_of(name: &str, service: &str, chains: &[&config::Chain]) -> Option<ApiEr
         config::OnFailure::Drop | config::OnFailure::Restart => "be dropped",
     };
     Some(ApiError::conflict(
-        format!("{name} is the last instance of service `{service}`, which {passes}: {whose} packets would {then}"),
+        format!("{name} is the last instance of service `{service}`, which {passes}: {their} packets would {then}"),
         format!("start another one first (`sluice nf add {service}`), or give --force (in the API ?force=true)"),
     ))
 }

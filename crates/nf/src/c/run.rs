@@ -124,7 +124,7 @@ unsafe extern "C" fn sluice_run_sized(given: *const COptions, make: Option<Make>
     guard(|| {
         // A larger struct is that of a later version: make() would write behind ours.
         let (Some(make), FIRST_SIZE..=LARGEST_SIZE) = (make, handler_size) else { return fail(Code::Argument) };
-        // Whoever gives options has read the arguments.
+        // A program that gives options has read its arguments.
         if given.is_null() && is_answered() {
             return 0;
         }

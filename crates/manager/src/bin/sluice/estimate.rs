@@ -18,7 +18,8 @@ pub const HELP: &str = "\
 Examples:
   sluice estimate sluice-nf-firewall -- --rules edge.rules
                                         a program beside sluice (or in PATH, or a path) with its arguments
-  sluice estimate fw --config edge.toml the service fw as edge.toml starts it
+  sluice estimate fw --config edge.toml
+                                        the service fw as edge.toml starts it
   sluice estimate ids --config edge.toml --capture noon.pcap --keep
                                         with captured packets; the daemon and `sluice simulate` know the result from now on
 
