@@ -663,7 +663,7 @@ impl Supervisor {
         let ran_for = nf.started_at.elapsed();
         let renewed = starts_anew && !attach;
         let ran_ns = restart::run_ns(handle.is_some(), ran_for.as_nanos() as u64);
-        let mut at_once = false;
+        let (mut at_once, mut pause) = (false, None);
         nf.state = match was {
             State::Stopping => State::Gone,
             _ if nf.draining || nf.on_trial && !renewed || nf.leaves => State::Gone,
@@ -682,6 +682,7 @@ impl Supervisor {
                 };
                 match decision {
                     restart::Decision::StartAfter(pause_ns) => {
+                        pause = Some(Duration::from_nanos(pause_ns));
                         let until = Instant::now() + Duration::from_nanos(pause_ns);
                         // What a foreign program leaves behind is still being cleared.
                         at_once = pause_ns == 0 && nf.foreign.is_none();
@@ -696,7 +697,6 @@ impl Supervisor {
         if matches!(nf.state, State::Expected | State::Gone) || nf.state == State::Failed && !attach {
             nf.deadline = None;
         }
-        let pause = nf.deadline.filter(|_| !renewed && !spent).map(|until| until.saturating_duration_since(Instant::now()));
         let is_foreign = nf.foreign.is_some();
         if let (State::Starting, Some(foreign)) = (was, &mut nf.foreign) {
             let at_once = || format!("{} ended before it was given packets; run its program by hand to see why", nf.name);
