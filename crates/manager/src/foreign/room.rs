@@ -263,7 +263,7 @@ impl Room {
         move |source| ForeignError::System { nf, doing, source }
     }
 
-    /// An interface of the program's that is not there any more: somebody has removed it, and its wire with it.
+    /// An interface of the program that was removed. Its wire went with it.
     pub fn missing(&self) -> Option<&str> {
         let (_, control) = self.wires.as_ref()?;
         let is_gone = |number: &usize| link::index_by(control, &wire_name(*number)).is_err();

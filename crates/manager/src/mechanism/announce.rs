@@ -1,14 +1,14 @@
-//! Says to neighbours where the IP addresses of a network namespace are: gratuitous ARP, and unsolicited neighbour advertisements.
+//! Announces the IP addresses of a network namespace to its neighbours: gratuitous ARP and unsolicited neighbour advertisements.
 //!
 //! # Problem
-//! Whoever has spoken with an address keeps its MAC address for minutes, and a switch where that is. Both are wrong when the interface
-//! was made anew elsewhere or under another MAC address, and until they are noticed to be, packets go nowhere.
+//! A neighbour keeps the MAC address of an IP address for minutes, and a switch keeps the port of a MAC address. Both entries are wrong
+//! when the interface was made anew elsewhere or with another MAC address, and packets are lost until the entries expire.
 //!
 //! # Approach
 //! One packet for each address of each interface that is up, sent from that interface, as the kernel does when an address moves.
 //!
 //! # Limits
-//! Whoever ignores gratuitous ARP learns nothing. A program with a network stack of its own announces its addresses by itself.
+//! A neighbour that ignores gratuitous ARP keeps its entry. A program with a network stack of its own announces its addresses by itself.
 //!
 //! Source: RFC 5227 section 2.3 (ARP announcements), RFC 4861 section 7.2.6 (unsolicited neighbour advertisements).
 
@@ -32,7 +32,8 @@ const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// # Errors
 /// The system's.
 pub fn addresses(is_meant: impl Fn(&str) -> bool) -> io::Result<()> {
-    let (mut links, mut addresses): (BTreeMap<String, (LinkAddr, [u8; 6])>, Vec<(String, IpAddr)>) = Default::default();
+    let mut links: BTreeMap<String, (LinkAddr, [u8; 6])> = BTreeMap::new();
+    let mut addresses: Vec<(String, IpAddr)> = Vec::new();
     for entry in getifaddrs()? {
         let is_up = entry.flags.contains(InterfaceFlags::IFF_UP | InterfaceFlags::IFF_RUNNING);
         let is_ethernet = !entry.flags.intersects(InterfaceFlags::IFF_LOOPBACK | InterfaceFlags::IFF_NOARP);
@@ -69,7 +70,7 @@ fn is_router(interface: &str) -> bool {
     std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{interface}/forwarding")).is_ok_and(|text| text.trim() == "1")
 }
 
-/// Gratuitous ARP: everybody is asked for the address, by its owner.
+/// A gratuitous ARP request: the owner of the address asks for it.
 fn arp(mac: [u8; 6], ip: Ipv4Addr) -> Vec<u8> {
     let ip = ip.octets();
     let mut bytes = Vec::new();
@@ -81,7 +82,7 @@ fn arp(mac: [u8; 6], ip: Ipv4Addr) -> Vec<u8> {
     bytes
 }
 
-/// An unsolicited neighbour advertisement, which takes the place of what was known.
+/// An unsolicited neighbour advertisement, which overrides existing entries.
 fn advertisement(mac: [u8; 6], ip: Ipv6Addr, router: bool) -> Vec<u8> {
     // The address, and the option (2) of eight bytes (1) that has the MAC address.
     let body = [&ip.octets()[..], &[2, 1], &mac].concat();

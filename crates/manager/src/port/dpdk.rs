@@ -179,7 +179,7 @@ pub struct DpdkQueue {
     /// As of the last housekeeping.
     stats: Stats,
     link: Link,
-    /// Of a port: where the state of its link is told.
+    /// Of a port: its state.
     state: Option<Arc<link::Link>>,
     /// Where too long packets are counted, and how many are.
     counters: Option<Arc<QueueCounters>>,
@@ -247,7 +247,7 @@ impl PortQueue for DpdkQueue {
             self.stats = self.queue.device().stats();
             self.link = self.queue.device().link();
             if let Some(state) = &self.state {
-                // One that could not be told now is told next time.
+                // If it could not be set now, the next housekeeping sets it.
                 let _ = state.set(if self.link.up { PortState::Up } else { PortState::NoLink });
             }
         }

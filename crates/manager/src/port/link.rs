@@ -17,7 +17,7 @@ const KEPT: usize = 64;
 #[derive(Debug, Default)]
 pub struct Link {
     state: AtomicU8,
-    /// Changes that nobody has taken, with the monotonic clock in nanoseconds.
+    /// Changes that were not taken yet, with the monotonic clock in nanoseconds.
     changes: Mutex<Vec<(u64, PortState)>>,
 }
 
@@ -29,7 +29,7 @@ impl Link {
         PortState::ALL[usize::from(self.state.load(Ordering::Relaxed)) % PortState::ALL.len()]
     }
 
-    /// Changes the state, if it is another. Does not block: while somebody takes the changes it does nothing, and says so by `false`.
+    /// Changes the state, if it is another. Does not block: returns `false`, and changes nothing, while the changes are being taken.
     pub fn set(&self, state: PortState) -> bool {
         if self.state() == state {
             return true;

@@ -37,7 +37,7 @@ pub trait PortQueue: Send {
     /// how many it took. The caller keeps the others. What it took and dropped it has counted, see [`PortQueue::count_with`].
     fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
 
-    /// Says where it counts the packets that it drops by itself. Without that it counts them for nobody.
+    /// Gives it the counters for the packets that it drops by itself.
     fn count_with(&mut self, _counters: &Arc<QueueCounters>) {}
 
     /// Whether no packet will ever come in again: a file that was read, a generator that has sent its count.

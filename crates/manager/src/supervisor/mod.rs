@@ -136,14 +136,14 @@ struct PortState {
     memory: Option<u8>,
     /// Its state.
     link: Arc<port::link::Link>,
-    /// Packets that were too large when they came, and when they were to leave.
-    told_of_size: (ports::Told, ports::Told),
+    /// What the log has reported of packets that were too large to come in, and to leave.
+    reported: (ports::Reported, ports::Reported),
 }
 
 impl PortState {
     fn new(config: model::Port) -> Self {
-        let (link, told_of_size) = Default::default();
-        Self { config, description: String::new(), counters: Vec::new(), memory: None, link, told_of_size }
+        let (link, reported) = Default::default();
+        Self { config, description: String::new(), counters: Vec::new(), memory: None, link, reported }
     }
 }
 

@@ -18,19 +18,19 @@ use crate::port::{self, OpenPort};
 use crate::worker::QueueCounters;
 
 /// Least time between two lines about packets that are too large for a port.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
+const REPORT_EVERY: Duration = Duration::from_secs(60);
 
-/// Packets of a port of which something was said, and when.
+/// How many dropped packets the log has reported, and when.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct Reported {
     packets: u64,
     at: Option<Instant>,
 }
 
-impl Told {
-    /// How many packets are to be told of now, where there were so many in all.
+impl Reported {
+    /// How many of all `packets` the log is to report now.
     fn news(&mut self, packets: u64, now: Instant) -> Option<u64> {
-        if packets <= self.packets || self.at.is_some_and(|at| now.duration_since(at) < TOLD_EVERY) {
+        if packets <= self.packets || self.at.is_some_and(|at| now.duration_since(at) < REPORT_EVERY) {
             return None;
         }
         self.at = Some(now);
@@ -301,14 +301,14 @@ impl Supervisor {
             }
             let sum = |of: fn(&QueueCounters) -> u64| state.counters.iter().map(|counters| of(counters)).sum::<u64>();
             let (came, left) = (sum(|counters| counters.oversize.get()), sum(|counters| counters.mtu.get()));
-            if let Some(came) = state.told_of_size.0.news(came, now) {
+            if let Some(came) = state.reported.0.news(came, now) {
                 log_line!(
                     "sluiced: port {name}: packets dropped as oversize: {came}; they are larger than a frame holds and cannot be cut; \
                      raise `packet_bytes` in [memory] (it is {packet_bytes}) above the MTU of the other end and restart, or lower that MTU; \
                      where the MTU fits, switch offloads off at the other end: ethtool -K INTERFACE tx off tso off gso off"
                 );
             }
-            if let Some(left) = state.told_of_size.1.news(left, now) {
+            if let Some(left) = state.reported.1.news(left, now) {
                 log_line!(
                     "sluiced: port {name}: packets dropped as mtu: {left}; they are larger than its interface takes; raise its MTU \
                      (`ip link set INTERFACE mtu BYTES`), or lower that of the interfaces where they come from"

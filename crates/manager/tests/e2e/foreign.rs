@@ -890,7 +890,7 @@ fn a_program_keeps_its_addresses_over_restarts_and_announces_them() {
     assert!(macs.iter().all(|mac| mac.len() == 17) && macs[0] != macs[1], "{macs:?}");
     for round in 1..=6 {
         let pid = find_nf(&daemon.stats(), "mac.0").pid.unwrap();
-        // Whoever knows another one is told: of the address of each family.
+        // A neighbour that has another one learns it, for the address of each family.
         site.run_in_client(
             "ip neigh replace 10.0.0.1 lladdr 02:00:00:00:00:99 dev eth0 nud stale\n\
              echo 0 > /proc/sys/net/ipv6/conf/eth0/disable_ipv6\n\

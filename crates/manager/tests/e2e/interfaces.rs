@@ -20,7 +20,7 @@ fn state(stats: &Stats, name: &str) -> PortState {
     find_port(stats, name).state
 }
 
-/// The states that events tell of a port, oldest first.
+/// The states of a port in the events, oldest first.
 fn states_of(daemon: &Daemon, name: &str) -> Vec<PortState> {
     let events = daemon.client().events().unwrap();
     let of_port = events.iter().filter(|event| event.event == EventKind::Port && event.port.as_deref() == Some(name));

@@ -9,8 +9,8 @@
 //! cut is dropped and counted as `oversize`; what leaves and is larger than the interface takes, as `mtu`.
 //!
 //! **An interface may go and come.** A thread watches it ([`watch`]), says what state the port is in, and gives the queues other sockets when
-//! there is another interface of its name. Meanwhile packets for the port are dropped and counted as `no_link`: also where the port says
-//! `overload = "wait"`, for nobody knows for how long they would wait, and the NFs before them with them.
+//! there is another interface of its name. Meanwhile packets for the port are dropped and counted as `no_link`, also where the port says
+//! `overload = "wait"`: they would hold up the NFs before the port for an unknown time.
 //!
 //! **Limits.** Packets leave by the interface's queue (qdisc), and what that queue has no room for is lost there: the interface's own
 //! counters tell (`ip -s link`). `net.core.wmem_max` bounds what may wait to be sent, where the manager is not root.
@@ -86,7 +86,7 @@ impl InterfaceQueue {
         all
     }
 
-    /// Whether packets can leave, as far as whoever watches the interface knows.
+    /// Whether packets can leave, by the state of the port.
     #[inline]
     fn has_link(&self) -> bool {
         self.source.as_ref().is_none_or(|source| source.state() == PortState::Up)
@@ -424,7 +424,7 @@ mod tests {
         let elsewhere = AfPacket { netns: Some("sluice-no-such".into()), ..settings.clone() };
         let said = look_at("p", &elsewhere).unwrap_err().to_string();
         assert!(said.contains("`ip netns` lists"), "{said}");
-        for waits in [&settings, &elsewhere].map(|it| AfPacket { when_missing: WhenMissing::Wait, ..(*it).clone() }) {
+        for waits in [settings, &elsewhere].map(|it| AfPacket { when_missing: WhenMissing::Wait, ..it.clone() }) {
             look_at("p", &waits).unwrap();
             let open = open("p", 2, &waits, 2112).unwrap();
             assert_eq!((open.queues.len(), open.link.state()), (2, PortState::Waiting));

@@ -172,7 +172,7 @@ impl Watched {
         Ok(sockets)
     }
 
-    /// Begins to watch, and gives each queue its end. So many sockets were opened and go to the queues.
+    /// Starts the thread, and returns the end of each queue. `opened` sockets go to the queues.
     pub(super) fn start(self, opened: usize) -> io::Result<Vec<Source>> {
         let end = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let (back, former) = channel();
