@@ -246,8 +246,9 @@ pub fn run_with<H: Handler>(
 }
 
 /// An NF's `main`: attaches to the manager, makes the handler, runs it, and stops cleanly on SIGTERM, SIGINT and the manager's word.
-/// The manager is found as [`Options::from_env`] says. An error is printed to stderr, once, with what to do, and makes the exit code
-/// 1. A program whose only argument is `--help` or `--version` is answered on stdout instead, and its exit code is 0; one with
+/// The manager is found as [`Options::from_env`] says. An error is printed to stderr, once, with what to do, and the exit code is 1.
+///
+/// A program whose only argument is `--help` or `--version` is answered on stdout instead, and its exit code is 0. One with
 /// arguments of its own reads them before it calls this.
 pub fn run<H: Handler>(make: impl FnOnce(&Context) -> Result<H, Box<dyn std::error::Error>>) -> ExitCode {
     if is_answered() {

@@ -456,7 +456,7 @@ fn check_class(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
     if capabilities.is_some_and(|all| all >> CAP_SYS_NICE & 1 == 0) && limit == Some("0") {
         problems.push(Problem::error(
             At::key("sched", "class"),
-            "no permission to run NFs in class \"rr\"",
+            "no permission to give NFs the class rr",
             "run sluiced as root or with CAP_SYS_NICE, or write class = \"other\"",
         ));
     }
@@ -696,7 +696,7 @@ mod tests {
             fs::write(host.root.join("proc/self/limits"), line).unwrap();
             said(&host)
         };
-        let refused = "sched.class: no permission to run NFs in class \"rr\" = run sluiced as root or with CAP_SYS_NICE, or write \
+        let refused = "sched.class: no permission to give NFs the class rr = run sluiced as root or with CAP_SYS_NICE, or write \
                        class = \"other\"";
         assert_eq!(may("0000000000000000", "0"), [refused]);
         assert_eq!(may("0000000000800000", "0"), Vec::<String>::new());

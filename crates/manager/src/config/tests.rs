@@ -670,7 +670,7 @@ fn a_problem_looks_like_this() {
     );
     let twice = format!("{text}[[port]]\nname = \"out0\"\nkind = \"sink\"\n");
     assert!(Config::parse(&twice, "sluice.toml").unwrap_err().to_string().ends_with(
-        "sluice.toml:10:8: two ports are called \"out0\"\n   |\n10 | name = \"out0\"\n   |        ^^^^^^\n   = the first is \
+        "sluice.toml:10:8: error: two ports are called \"out0\"\n   |\n10 | name = \"out0\"\n   |        ^^^^^^\n   = the first is \
          on line 7\n   \
          = give this one another name"
     ));

@@ -479,7 +479,6 @@ impl EventKind {
     pub const ALL: [Self; 11] = [
         Self::Throttle,
         Self::Share,
-        Self::Port,
         Self::Death,
         Self::Restart,
         Self::Upgrade,
@@ -488,6 +487,7 @@ impl EventKind {
         Self::Add,
         Self::Remove,
         Self::Chain,
+        Self::Port,
     ];
 
     /// The word of the API.

@@ -24,6 +24,8 @@ const EVERY: Duration = Duration::from_millis(100);
 /// What does not work, and what was seen last.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
+    /// Everything has come up.
+    pub(super) is_up: bool,
     looked: Option<Instant>,
     /// By kind and name of what does not work, and the word for what is wrong: since when.
     since: BTreeMap<(String, &'static str), Instant>,
@@ -34,7 +36,7 @@ pub(super) struct Watch {
 impl Supervisor {
     /// Looks what does not work, if it is time to: so it is known since when.
     pub(super) fn watch_health(&mut self, now: Instant) {
-        if self.watch.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
+        if !self.watch.is_up || self.watch.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
             return;
         }
         self.watch.looked = Some(now);

@@ -573,6 +573,7 @@ impl Supervisor {
         self.tell_agent();
         // Only now: a generator that begins before the sink is there would lose packets.
         self.plane.start_rx();
+        self.watch.is_up = true;
         self.restore_placement();
         Ok(())
     }

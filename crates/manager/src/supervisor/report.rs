@@ -294,6 +294,8 @@ impl Supervisor {
     /// Everything that is counted.
     pub(super) fn stats(&mut self) -> api::Stats {
         let snapshots = self.snapshots();
+        // Next to what the threads know: it counts the same packets.
+        let (ports, chains) = (self.port_reports(&snapshots), self.chain_reports(&snapshots));
         let mut drops: BTreeMap<String, u64> = BTreeMap::new();
         let mut more = |name: &str, n: u64| *drops.entry(name.into()).or_default() += n;
         for chain in self.chains.iter().flatten() {
@@ -322,10 +324,10 @@ impl Supervisor {
             status: self.status(&snapshots),
             services: self.service_reports(),
             nfs: self.nf_reports(),
-            chains: self.chain_reports(&snapshots),
+            chains,
             rules: self.rule_reports(),
             promises: self.promise_reports(),
-            ports: self.port_reports(&snapshots),
+            ports,
             drops,
             gone: api::Gone::default(),
         };

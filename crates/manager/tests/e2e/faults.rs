@@ -161,7 +161,10 @@ fn other_instances_come_for_those_that_have_failed_and_go_where_none_is_wanted()
     // The one of core 0 is not wanted any more, and one of core 1 is not there.
     let config = head(daemon.folder(), "") + &on("1, 1");
     let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
-    assert_eq!(changes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["- instances b: down to 2"]);
+    assert_eq!(
+        changes.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["- instances b: cores 0, 1, 1 → 1, 1; instances 3 → 2"]
+    );
     let names = |s: &Stats| {
         let own = s.nfs.iter().filter(|nf| nf.service == "b");
         own.map(|nf| (nf.name.clone(), nf.core, nf.state)).collect::<Vec<_>>()

@@ -93,7 +93,7 @@ fn without_backpressure_full_rings_inside_drop() {
     let light = find_chain(&stats, "light");
     assert_eq!((light.wasted, light.drops.len()), (0, 0), "{light:#?}");
     assert!(stats.nfs.iter().all(|nf| nf.sched.throttles == 0 && nf.sched.marked == 0 && nf.hand_overs == 0), "{stats:#?}");
-    assert!(daemon.client().events().unwrap().is_empty());
+    assert_eq!(daemon.client().events().unwrap(), []);
     daemon.silence("heavy", "load");
     daemon.wait_until_empty();
     daemon.stop();

@@ -373,7 +373,10 @@ fn keys_of_a_pool_change_while_its_flows_go_on() {
     let before = daemon.wait("each flow has its NF", |s| pool(s, "ids").assigned == 3 && find_port(s, "out").tx_packets > 100);
     let config = crate::support::head(daemon.folder(), "") + &body("min = 6\nmax = 12\nidle_ms = 400\nwhen_empty = \"drop\"");
     let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
-    assert_eq!(changes.iter().map(ToString::to_string).collect::<Vec<_>>(), ["~ pool ids: its instances stay"]);
+    assert_eq!(
+        changes.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        ["~ pool ids: pool.idle_ms 30000 → 400; pool.max 8 → 12; pool.min 4 → 6; pool.when_empty wait → drop"]
+    );
     let after = daemon.wait("there are as many as there shall be", |s| {
         let pool = pool(s, "ids");
         (pool.min, pool.max, pool.assigned) == (6, 12, 3) && pool.size >= 6 && pool.idle >= 3

@@ -630,7 +630,7 @@ mod tests {
         let applied = Event { event: EventKind::Apply, unix_ms: 1_764_036_100_123, text, subject, ..Event::default() };
         let mut out = Vec::new();
         events(&mut out, &[applied], 0).unwrap();
-        let want = "2025-11-25T02:01:40.123Z         +0.0 s  configuration  apply: 1 change\n";
+        let want = "2025-11-25T02:01:40.123Z          +0.0 s  configuration  apply: 1 change\n";
         assert_eq!(String::from_utf8(out).unwrap(), want);
         assert_eq!(decision(&throttle(1, false)), "throttled once, is open again");
         assert_eq!(decision(&throttle(1_000, true)), "throttled 1,000 times, still is");
