@@ -75,7 +75,7 @@ fn a_tenant_that_overwrites_all_it_has_alters_no_packet_of_another() {
     let mut daemon = Daemon::start("", &two_tenants(&load, &hostile_nf(), "args = [\"overwrite\"]"));
     // A quarter of the flows are red's.
     let blue = PACKETS * 3 / 4;
-    // What a sink has seen is told by its thread, which may be asked a moment before the packets are counted.
+    // What the sink itself has seen is read a moment before the port's counters.
     let stats = daemon.wait("all of blue's", |s| {
         let out = find_port(s, "blue-out");
         out.tx_packets == blue && out.details["stamped"] + out.details["unstamped"] == blue as f64
