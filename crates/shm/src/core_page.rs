@@ -633,7 +633,7 @@ impl CorePage {
         self.hand_over_at(me, monotonic_ns())
     }
 
-    /// The same, at `now_ns` of the page's clock.
+    /// The same, at `now_ns`, in nanoseconds of the monotonic clock.
     pub fn hand_over_at(&self, me: u32, now_ns: u64) -> bool {
         let mut before = me + 1;
         loop {

@@ -99,9 +99,8 @@ fn between(profile: &Profile, loads: u32) -> Vec<f64> {
     let points = &profile.latency.points;
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
     let step = (last.x - first.x) / f64::from(loads.max(2) - 1);
-    // Rounding must not take the last over the end.
-    // The last one is not computed: rounded, it may be a little less.
-    (0..loads).map(|i| if i > 0 && i + 1 == loads { last.x } else { (first.x + step * f64::from(i)).min(last.x) }).collect()
+    // The last one is not computed: rounded, it may be a little less or more.
+    (0..loads).map(|i| if i > 0 && i + 1 == loads { last.x } else { first.x + step * f64::from(i) }).collect()
 }
 
 #[cfg(test)]

@@ -359,6 +359,10 @@ impl Supervisor {
     /// are out of it.
     pub(super) fn release_zygote(&mut self, pen: Option<Pen>) {
         let Some(pen) = pen else { return };
+        if self.holds.jobs.is_none() {
+            // Nobody moves anything.
+            pen.kill();
+        }
         self.holds.ask(Job::End(Box::new(pen)));
         self.holds.has_strays = true;
     }
