@@ -707,7 +707,10 @@ impl Supervisor {
     /// A number for one more NF: one that was given before, if `fits` says so, else a new one.
     fn next_nf_number(&mut self, fits: impl Fn(u16) -> bool) -> u16 {
         if let Some(at) = self.free_nfs.iter().position(|number| fits(*number)) {
-            return self.free_nfs.swap_remove(at);
+            let number = self.free_nfs.swap_remove(at);
+            // It is another place's now: flows of that one are not for who took the place of the NF that had the number before.
+            self.nfs.values_mut().filter(|nf| nf.former == Some(number)).for_each(|nf| nf.former = None);
+            return number;
         }
         while !fits(self.next_nf) && self.next_nf < u16::MAX - 3 {
             self.resting.push(self.next_nf);
