@@ -367,6 +367,7 @@ impl DataPlane {
                 urgent: false,
                 ways: Ways::new(WAYS.min(manager.max_paths as usize)),
                 rooms: Vec::new(),
+                changed: Vec::new(),
                 unlooked: 0,
             };
             let setup = WorkerSetup {

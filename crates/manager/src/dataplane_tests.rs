@@ -472,7 +472,7 @@ fn what_a_successor_returns_waits_for_the_last_packet_of_the_one_before() {
     let packets: Vec<Descriptor> = (0..4).map(|_| read(&mut old)).collect();
     let place = rig.plane.place(0, None).unwrap();
     rig.handles.push(rig.plane.attach(1, "s0.1", 0, 0, true, 16, &place, 1.0, None).unwrap());
-    let succession = Succession::after(rig.handles[0].in_flight.clone());
+    let succession = Succession::after([rig.handles[0].in_flight.clone()]);
     rig.plane.follow(1, &succession).unwrap();
     rig.tables.services[0] = vec![Member { nf: 1, id: 0, former: Some(0), is_open: true }];
     rig.publish();

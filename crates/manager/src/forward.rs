@@ -139,8 +139,8 @@ pub struct Drain {
     pub handle: Arc<NfHandle>,
     /// From its tx ring.
     pub consumer: Consumer,
-    /// Until then nothing is taken from it.
-    pub behind: Option<Arc<Succession>>,
+    /// Until these are over nothing is taken from it.
+    pub behind: Vec<Arc<Succession>>,
     /// It has forged more than is allowed: nothing is taken from it any more.
     pub is_cut_off: bool,
     /// Ports whose buffer it has filled, as [`Plane::filled`].
@@ -150,16 +150,17 @@ pub struct Drain {
 impl Drain {
     /// The end of a fresh NF.
     pub fn new(handle: Arc<NfHandle>, consumer: Consumer) -> Self {
-        Self { handle, consumer, behind: None, is_cut_off: false, fills: 0 }
+        Self { handle, consumer, behind: Vec::new(), is_cut_off: false, fills: 0 }
     }
 
-    /// Whether it still waits for the NF whose place it has taken.
+    /// Whether it still waits for NFs whose flows it has got.
     #[cold]
     pub fn waits(&mut self) -> bool {
-        if self.behind.take_if(|succession| succession.is_over()).is_some() {
+        self.behind.retain(|succession| !succession.is_over());
+        if self.behind.is_empty() {
             self.handle.is_behind.store(false, Ordering::Relaxed);
         }
-        self.behind.is_some()
+        !self.behind.is_empty()
     }
 }
 
@@ -314,6 +315,9 @@ pub struct Plane {
     pub ways: Ways,
     /// Packets that each chain may let in before it is looked how many frames it has, by number.
     pub rooms: Vec<u32>,
+    /// Chains that have other hops since a moment ago, and until when their packets may be kept waiting, in nanoseconds: see
+    /// [`Plane::awaits_former`].
+    pub changed: Vec<(u16, u64)>,
     /// Packets that all chains together may let in before it is looked again.
     pub unlooked: u32,
 }
@@ -324,6 +328,10 @@ const PROMISED_EVERY: u32 = 16;
 /// Packets that are let in at most before it is looked again how many frames their chains have; and of the frames that are left, this part.
 const LOOK_AHEAD: (u64, u64) = (256, 8);
 
+/// For so long packets wait at the entry of a chain that has changed, at most, in nanoseconds: while they do, those behind them in their queue
+/// wait too, which the rings of devices and of the kernel bear.
+const CHANGE_NS: u64 = 50_000_000;
+
 /// A number below `n` that follows no pattern as `seed` grows. `n` is above 0.
 fn any_of(seed: u64, n: usize) -> u64 {
     (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % n as u64
@@ -331,8 +339,15 @@ fn any_of(seed: u64, n: usize) -> u64 {
 
 impl Plane {
     /// Forgets what was noted by the number of a chain where there was none, or another one long
-    /// ago.
+    /// ago, and notes which chains have changed.
     pub fn meet_chains(&mut self, tables: &Tables) {
+        let former = self.tables.chains.iter().flatten();
+        let is_other = |chain: &&Arc<Chain>| {
+            let now = tables.chains.get(usize::from(chain.number)).and_then(Option::as_ref);
+            now.is_some_and(|now| now.version != chain.version)
+        };
+        let until_ns = self.now_ns + CHANGE_NS;
+        self.changed.extend(former.filter(is_other).map(|chain| (chain.number, until_ns)));
         let is_there = |tables: &Tables, number: usize| tables.chains.get(number).is_some_and(Option::is_some);
         for number in (0..tables.chains.len()).filter(|number| is_there(tables, *number) && !is_there(&self.tables, *number)) {
             self.latencies.get_mut(number).into_iter().for_each(|latencies| *latencies = Histogram::default());
@@ -343,6 +358,18 @@ impl Plane {
     #[inline(always)]
     fn counters<'a>(&self, path: &'a Path) -> &'a ChainCounters {
         &path.chain.counters[self.index]
+    }
+
+    /// Whether packets of a chain wait at its entry. When its hops have changed, those that are inside still go the former way, which may
+    /// take longer: what comes now would overtake them.
+    #[cold]
+    pub fn awaits_former(&mut self, chain: &Chain) -> bool {
+        let Some(at) = self.changed.iter().position(|(number, _)| *number == chain.number) else { return false };
+        if chain.frames() > 0 && self.now_ns < self.changed[at].1 {
+            return true;
+        }
+        self.changed.retain(|(number, _)| *number != chain.number);
+        false
     }
 
     /// Lets packets into a path: how many of `n` there is room for, at every NF of it. None while one of them is throttled.

@@ -648,6 +648,9 @@ impl Worker {
                     continue;
                 }
             };
+            if !plane.changed.is_empty() && plane.awaits_former(&path.chain) {
+                break;
+            }
             let within = path.chain.police.as_ref().map_or(end - first, |bucket| bucket.take(plane.now_ns, end - first));
             let m = plane.admit(path, within);
             if m > 0 {

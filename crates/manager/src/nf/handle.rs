@@ -221,7 +221,7 @@ pub struct NfHandle {
     pub start: Start,
     /// Its pool needs it no more: it is given no flows and may be stopped. By its pool's thread.
     pub dismissed: AtomicBool,
-    /// It has taken the place of another NF, and what it returns waits for that one's last packet ([`super::succession`]).
+    /// It has got flows of other NFs, and what it returns waits for the last packet of those ([`super::succession`]).
     pub is_behind: AtomicBool,
     /// Number of the arena of its tenant; [`memory::NONE`](crate::memory::NONE) if it maps none.
     pub memory: AtomicU8,

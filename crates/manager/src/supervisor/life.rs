@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::ops::Bound;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,7 @@ use crate::nf::death::Cause;
 use crate::nf::filter::Filter;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Whose;
+use crate::nf::succession::Succession;
 use crate::nf::{State, attach, spawn};
 
 /// A process of an NF.
@@ -791,6 +793,14 @@ impl Supervisor {
         }
     }
 
+    /// Has the other instances of a service follow one that goes: they get its flows, unless these are given by a pool.
+    fn followed(&self, number: u16) -> Vec<Arc<Succession>> {
+        let service = self.nfs.get(&number).and_then(|nf| self.services.get(usize::from(nf.service))?.as_ref());
+        let others = service.filter(|service| service.pool.is_none()).map_or(&[][..], |service| &service.instances);
+        let runs = |nf: &&u16| self.nfs.get(*nf).is_some_and(|nf| nf.state == State::Running && !nf.draining);
+        others.iter().filter(runs).filter_map(|other| self.follow(*other, [&number].into_iter())).collect()
+    }
+
     /// Begins to remove an NF: no new packets, then, when those on their way have passed, the word to stop.
     pub(super) fn retire(&mut self, number: u16) {
         let drain = Duration::from_millis(self.config.manager.drain_ms);
@@ -800,9 +810,11 @@ impl Supervisor {
                 nf.draining = true;
                 nf.deadline = Some(Instant::now() + drain);
                 let service = nf.service;
+                let successions = self.followed(number);
                 if !self.publish_pool(service) {
                     self.publish();
                 }
+                self.let_follow(&successions);
                 let fence = self.plane.fence();
                 if let Some(nf) = self.nfs.get_mut(&number) {
                     nf.fence = Some(fence);

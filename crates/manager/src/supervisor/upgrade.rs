@@ -11,12 +11,14 @@
 //!
 //! An instance that is shared hands its place over to one of the new version: flows that were with it are with that one, and so are those
 //! that its hash gives it. What its successor returns waits until its own last packet has gone on ([`crate::nf::succession`]), so that no
-//! packet overtakes another. Members of a pool with a flow each keep that to its end, and go with it.
+//! packet overtakes another. One that goes without a successor leaves its flows to those that there are, which wait for it in the same way.
+//! Members of a pool with a flow each keep that to its end, and go with it.
 //!
 //! A move of one instance to another core is the same, for that instance alone and with the version that there is. A configuration that
 //! changes a service ([`super::apply`]) tries the new version out in the same way.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -384,12 +386,27 @@ impl Supervisor {
     fn switch(&mut self, upgrade: Upgrade) -> Gone {
         self.take_over(&upgrade);
         let number = upgrade.service;
-        let mut successions = Vec::new();
         let (mut gone, mut retired) = (Gone::new(), Vec::new());
-        let drain = Duration::from_millis(self.config.manager.drain_ms);
+        // Those that have packets, which theirs are not to overtake.
+        let mut draining = Vec::new();
+        for old in upgrade.pairs.iter().filter_map(|(old, _)| *old).chain(upgrade.surplus.iter().copied()) {
+            let Some(nf) = self.nfs.get_mut(&old) else { continue };
+            let (to, told) = channel();
+            nf.waiters.push(to);
+            gone.push(told);
+            if nf.state == State::Running && nf.handle.is_some() {
+                nf.draining = true;
+                nf.deadline = Some(Instant::now() + Duration::from_millis(self.config.manager.drain_ms));
+                draining.push(old);
+            } else {
+                retired.push(old);
+            }
+        }
+        let mut successions = Vec::new();
         for (old, new) in &upgrade.pairs {
             let Some(old) = *old else {
                 self.count_in(*new);
+                successions.extend(self.follow(*new, upgrade.surplus.iter().filter(|nf| draining.contains(nf))));
                 continue;
             };
             if let Some(Some(service)) = self.services.get_mut(number as usize) {
@@ -402,32 +419,39 @@ impl Supervisor {
                     None => service.instances.push(*new),
                 }
             }
-            let Some(nf) = self.nfs.get_mut(&old) else { continue };
-            let (to, told) = channel();
-            nf.waiters.push(to);
-            gone.push(told);
-            if let (State::Running, Some(handle)) = (nf.state, &nf.handle) {
-                nf.draining = true;
-                nf.deadline = Some(Instant::now() + drain);
-                let succession = Succession::after(handle.in_flight.clone());
-                if let Err(error) = self.plane.follow(*new, &succession) {
-                    log_line!("sluiced: {error}");
-                }
-                successions.push(succession);
-            } else {
-                retired.push(old);
-            }
+            successions.extend(self.follow(*new, [&old].into_iter().chain(&upgrade.surplus).filter(|nf| draining.contains(nf))));
         }
         if !self.publish_pool(number) {
             self.publish();
+        }
+        self.let_follow(&successions);
+        retired.into_iter().for_each(|old| self.retire(old));
+        self.answer(upgrade, gone, 0)
+    }
+
+    /// Has what an NF returns wait for the last packets of others, whose flows it is about to get ([`crate::nf::succession`]). Once the tables
+    /// are out, [`Supervisor::let_follow`] is for what comes back.
+    pub(super) fn follow<'a>(&self, number: u16, former: impl Iterator<Item = &'a u16>) -> Option<Arc<Succession>> {
+        let former: Vec<_> = former.filter_map(|nf| Some(self.nfs.get(nf)?.handle.as_ref()?.in_flight.clone())).collect();
+        if former.is_empty() {
+            return None;
+        }
+        let succession = Succession::after(former);
+        if let Err(error) = self.plane.follow(number, &succession) {
+            log_line!("sluiced: {error}");
+        }
+        Some(succession)
+    }
+
+    /// From here on no packets are let in for those that others follow.
+    pub(super) fn let_follow(&self, successions: &[Arc<Succession>]) {
+        if successions.is_empty() {
+            return;
         }
         if let Err(error) = self.plane.meet() {
             log_line!("sluiced: {error}");
         }
         successions.iter().for_each(|succession| succession.settle());
-        retired.into_iter().for_each(|old| self.retire(old));
-        gone.extend(upgrade.surplus.iter().map(|old| self.watch_and_retire(*old)));
-        self.answer(upgrade, gone, 0)
     }
 
     /// Starts as many members of the new version as there are of the old one, and no more than there may be.

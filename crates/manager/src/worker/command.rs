@@ -77,7 +77,7 @@ impl Worker {
                 Command::Follow(number, succession, done) => {
                     if let Some(drain) = self.drains.iter_mut().find(|drain| drain.handle.number == number) {
                         drain.handle.is_behind.store(true, Ordering::Relaxed);
-                        drain.behind = Some(succession);
+                        drain.behind.push(succession);
                     }
                     let _ = done.send(());
                 }

@@ -122,7 +122,7 @@ impl Worker {
         let mut work = 0;
         let plane = &mut self.setup.plane;
         let drain = &mut self.drains[i];
-        if drain.behind.is_some() && drain.waits() {
+        if !drain.behind.is_empty() && drain.waits() {
             return 0;
         }
         // Two bursts, so that what comes from upstream never outruns what goes on downstream.

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
-use sluice_manager::control::model::{Action, Apply, NfState, Stats, Upgrade};
+use sluice_manager::control::model::{Action, Apply, Nf, NfState, Stats, Upgrade};
 
 use crate::support::{
     Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, flow_nf, head, nf, port, service, signal, test_nf,
@@ -186,6 +186,41 @@ fn a_configuration_changes_services_under_load_without_a_loss_and_in_order() {
             assert_eq!(pids(&stats, name).is_disjoint(&pids(&last, name)), changed.contains(name), "{changes:?}");
         }
         last = stats;
+        goes_on(&mut daemon);
+    }
+    settle(daemon);
+}
+
+#[test]
+fn an_instance_goes_under_load_without_a_loss_and_in_order() {
+    let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
+    goes_on(&mut daemon);
+    let mut went = 0;
+    for _ in 0..8 {
+        let more = daemon.client().add_nf("s", None).unwrap().name;
+        let before = daemon.wait("it to run", |s| find_nf(s, &more).state == NfState::Running);
+        goes_on(&mut daemon);
+        let after = daemon.stats();
+        let packets = |nf: &&Nf| nf.rx_packets - find_nf(&before, &nf.name).rx_packets;
+        let busiest = after.nfs.iter().filter(|nf| nf.service == "s").max_by_key(packets).unwrap();
+        daemon.client().remove_nf(&busiest.name).unwrap();
+        goes_on(&mut daemon);
+        went += usize::from(packets(&busiest) > 1_000);
+    }
+    assert_eq!(went, 8, "flows of each went to others");
+    settle(daemon);
+}
+
+#[test]
+fn a_chain_gets_other_hops_under_load_without_a_loss_and_in_order() {
+    let mut daemon = Daemon::start("", &busy("sluice-nf-bridge"));
+    goes_on(&mut daemon);
+    let before = busy("sluice-nf-bridge");
+    for hops in [&["t"][..], &["t", "s"], &["s"], &["s", "t"], &[], &["s", "t", "s"]].repeat(3) {
+        let now = chain("steady", "steady", hops, "all", "");
+        let config = head(daemon.folder(), "") + &before.replacen(&chain("steady", "steady", &["s", "t"], "all", ""), &now, 1);
+        let changes = daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes;
+        assert_eq!(changes.len(), 1, "{changes:?}");
         goes_on(&mut daemon);
     }
     settle(daemon);
