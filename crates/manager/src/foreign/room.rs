@@ -249,7 +249,7 @@ impl Room {
                         let largest = plan.mtu as usize + TAGGED;
                         XdpQueue::open(&far, plan.slots, largest, plan.room).map(|queue| End::Xdp(Box::new(queue)))
                     }
-                    _ => InterfaceQueue::open(&options).map(End::Socket),
+                    _ => InterfaceQueue::open(&options).map(|queue| End::Socket(Box::new(queue))),
                 };
                 end.map_err(|(doing, error)| io::Error::new(error.kind(), format!("{doing} it: {error}")))
             };

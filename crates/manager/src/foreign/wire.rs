@@ -28,7 +28,7 @@ const MAX_PATH: usize = 100;
 #[derive(Debug)]
 pub enum End {
     /// A packet socket on an interface.
-    Socket(InterfaceQueue),
+    Socket(Box<InterfaceQueue>),
     /// A socket of the express data path on one.
     Xdp(Box<XdpQueue>),
     /// A device that shares memory with the program.

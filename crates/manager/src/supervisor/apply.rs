@@ -148,7 +148,10 @@ impl Supervisor {
 mod tests {
     use super::*;
 
-    fn seated(old: &[(u16, usize)], cores: &[usize]) -> (Vec<(Option<u16>, Option<usize>)>, Vec<u16>) {
+    /// Who sits on which core.
+    type Seated = Vec<(Option<u16>, Option<usize>)>;
+
+    fn seated(old: &[(u16, usize)], cores: &[usize]) -> (Seated, Vec<u16>) {
         let (seats, surplus) = seats(old, cores);
         (seats.into_iter().map(|seat| (seat.old, seat.core)).collect(), surplus)
     }

@@ -9,7 +9,7 @@
 //! an NF's service time, which nobody adds, is a summary. The edges of the daemon's own buckets belong to the bucket above, those
 //! of Prometheus to the one below: a difference of one nanosecond, which is far below what is known of a time.
 //!
-//! No counter goes back, by the rule of [`totals`](crate::control::totals): the series of an object
+//! No counter goes back, by the rule of [`totals`]: the series of an object
 //! goes with it and comes again with an object of its name, and a family without its label has the
 //! sum of all that there are and were.
 

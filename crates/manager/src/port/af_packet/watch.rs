@@ -6,14 +6,14 @@
 //!
 //! # Approach
 //! A thread for each port, which sleeps until something about an interface changes (a netlink socket says so, whose messages are not
-//! read), and for [`EVERY`] at most: a namespace that was made anew says nothing. Then it asks the kernel three things: what interface the
+//! read), and for a fifth of a second (`EVERY`) at most: a namespace that was made anew says nothing. Then it asks the kernel three things: what interface the
 //! port's sockets are bound to, which one has the name now, and whether that has a link. Where the first two differ, the queues give
 //! their sockets back, which are closed here because that takes milliseconds, and are given others once there is an interface
 //! to open. All of it goes over channels that the packet threads look at in their housekeeping, so packets meet no lock and no
 //! system call.
 //!
 //! # Limits
-//! A socket keeps its namespace alive, so one whose name was taken away lives on for [`EVERY`] and that housekeeping. An interface that
+//! A socket keeps its namespace alive, so one whose name was taken away lives on for `EVERY` and that housekeeping. An interface that
 //! was given another name is as good as gone.
 
 use std::io;
