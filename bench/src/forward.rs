@@ -447,7 +447,7 @@ impl Bench<'_> {
             if let Some(ns) = nf.started_ns {
                 variant.add("welcomed_ms", ns as f64 / 1e6);
             }
-            daemon.ask("DELETE", &format!("/v1/nfs/{}", nf.name), None)?;
+            daemon.ask("DELETE", &format!("/v1/nfs/{}?force=true", nf.name), None)?;
         }
         daemon.stop()?;
         if unreported {
