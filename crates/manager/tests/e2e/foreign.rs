@@ -88,12 +88,13 @@ impl Site {
         site
     }
 
-    /// Makes the pair of interfaces of a port in a namespace.
+    /// Makes the pair of interfaces of a port in a namespace. The host's end has the same MAC address each time: else its peer, which
+    /// knows the former one, sends there for up to half a minute.
     fn make(&self, ns: &Netns, name: &str) {
         let plain = |name: &str| if self.offloads { Ok(()) } else { link::plain(name) };
         let (end, address, side) = if name == "c" { (&self.client, "10.0.0.2", 0) } else { (&self.server, "10.0.1.2", 1) };
         ns.visit(|| {
-            link::make_pair(name, "eth0", end.fd(), 1500)?;
+            link::make_pair_with(name, "eth0", end.fd(), 1500, Some([2, 0, 0, 0, 1, side as u8]))?;
             plain(name)?;
             link::up(name)
         })
