@@ -364,12 +364,10 @@ impl Plane {
     /// take longer: what comes now would overtake them.
     #[cold]
     pub fn awaits_former(&mut self, chain: &Chain) -> bool {
-        let Some(at) = self.changed.iter().position(|(number, _)| *number == chain.number) else { return false };
-        if chain.frames() > 0 && self.now_ns < self.changed[at].1 {
-            return true;
-        }
-        self.changed.retain(|(number, _)| *number != chain.number);
-        false
+        // Others go when their time is over: their chains may be gone, or have no packets.
+        let now_ns = self.now_ns;
+        self.changed.retain(|(number, until_ns)| now_ns < *until_ns && (*number != chain.number || chain.frames() > 0));
+        self.changed.iter().any(|(number, _)| *number == chain.number)
     }
 
     /// Lets packets into a path: how many of `n` there is room for, at every NF of it. None while one of them is throttled.
