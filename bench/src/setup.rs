@@ -221,7 +221,7 @@ pub struct Setup {
     /// Core of the manager, with all its roles.
     pub manager_core: usize,
     /// Whether its packet threads sleep while nothing happens; else they look for packets all the time.
-    pub sleeps: bool,
+    pub rests: bool,
     /// Frames of packet memory.
     pub frames: u32,
     /// Flows that the flow table remembers; none leaves the daemon its own number.
@@ -252,7 +252,7 @@ impl Default for Setup {
     fn default() -> Self {
         Self {
             manager_core: 0,
-            sleeps: false,
+            rests: false,
             frames: 16_384,
             max_flows: None,
             max_nfs: None,
@@ -276,8 +276,8 @@ impl Setup {
         let core = self.manager_core;
         let bounds = [("max_flows", self.max_flows), ("max_nfs", self.max_nfs)];
         let mut bounds: String = bounds.iter().filter_map(|(key, n)| Some(format!("{key} = {}\n", (*n)?))).collect();
-        if self.sleeps {
-            bounds.push_str("idle = \"sleep\"\n");
+        if !self.rests {
+            bounds.push_str("idle = \"spin\"\n");
         }
         bounds.push_str(self.manager);
         let _ = writeln!(

@@ -1,7 +1,7 @@
 //! `sluice bench idle`: what the daemon costs while nothing happens.
 //!
 //! # Approach
-//! Two namespaces joined by a chain of three NFs, and nobody who sends. The daemon may sleep (`idle = "sleep"`), and its ports can. What it
+//! Two namespaces joined by a chain of three NFs, and nobody who sends. The daemon may rest (`idle = "adaptive"`, its default), and its ports can. What it
 //! spends is what the kernel says of all of its threads; in it are the packet threads, what gives NFs that poll their turns, the controller of
 //! weights, and the control socket.
 //!
@@ -87,7 +87,7 @@ fn setup(lab: &Lab, sharing: Sharing, interfaces: [&str; 2]) -> Setup {
     };
     Setup {
         manager_core: lab.manager_core,
-        sleeps: true,
+        rests: true,
         services: services.collect(),
         chains: vec![there, back],
         more: port("inside", interfaces[0], "there") + &port("outside", interfaces[1], "back"),
@@ -127,7 +127,8 @@ mod tests {
         let lab = lab(1);
         for (_, sharing) in VARIANTS {
             let setup = setup(&lab, sharing, ["a0", "b0"]);
-            assert!(setup.toml(std::path::Path::new("/run/x")).contains("idle = \"sleep\""));
+            let toml = setup.toml(std::path::Path::new("/run/x"));
+            assert!(toml.contains("[manager]") && !toml.contains("idle = "), "{toml}");
             assert_accepted(&setup, &[COST]);
         }
         assert_eq!(plan(Some("no root")).cases.len(), 0);

@@ -14,7 +14,7 @@
 //! Limits: a packet that was held and finds its chain's gate closed is dropped, whatever its port says about overload.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 
 use crossbeam_queue::ArrayQueue;
@@ -28,6 +28,7 @@ use crate::dataplane::owner;
 use crate::forward::Plane;
 use crate::frame::Packet;
 use crate::worker::Command;
+use crate::worker::rest::Alarm;
 
 /// No packet is held for a question.
 pub const NOT_HELD: u32 = u32::MAX;
@@ -521,12 +522,12 @@ fn hash_of(bytes: &[u8], len: u16, ingress: u16) -> u32 {
 pub struct Adviser {
     line: Arc<Line>,
     /// Number of each Rx thread, where its commands go, and what tells it of them.
-    threads: Vec<(usize, Sender<Command>, Arc<AtomicBool>)>,
+    threads: Vec<(usize, Sender<Command>, Arc<Alarm>)>,
 }
 
 impl Adviser {
     /// Over these Rx threads.
-    pub fn new(line: Arc<Line>, threads: Vec<(usize, Sender<Command>, Arc<AtomicBool>)>) -> Self {
+    pub fn new(line: Arc<Line>, threads: Vec<(usize, Sender<Command>, Arc<Alarm>)>) -> Self {
         Self { line, threads }
     }
 
@@ -535,11 +536,10 @@ impl Adviser {
         &self.line
     }
 
-    fn tell(&self, to: &(usize, Sender<Command>, Arc<AtomicBool>), command: Command) {
-        let (_, commands, flag) = to;
+    fn tell(&self, to: &(usize, Sender<Command>, Arc<Alarm>), command: Command) {
+        let (_, commands, alarm) = to;
         let _ = commands.send(command);
-        // Release: the command is there before the flag.
-        flag.store(true, Ordering::Release);
+        alarm.raise();
     }
 
     /// Has all threads follow other advice. Whoever keeps the old one until nobody else has it ends it where that costs no packet time.
@@ -593,7 +593,7 @@ mod tests {
         let (threads, commands): (Vec<_>, Vec<_>) = (0..threads)
             .map(|i| {
                 let (sender, receiver) = channel();
-                ((i + 3, sender, Arc::new(AtomicBool::new(false))), receiver)
+                ((i + 3, sender, Arc::new(Alarm::new().unwrap())), receiver)
             })
             .unzip();
         (Adviser::new(Arc::new(Line::new(&config, threads.len())), threads), commands)

@@ -136,6 +136,11 @@ impl Throttling {
         }
     }
 
+    /// Whether nobody is watched, nor named.
+    pub fn is_quiet(&self) -> bool {
+        self.watched.is_empty() && self.alerts.summary.iter().all(|summary| summary.load(Ordering::Relaxed) == 0)
+    }
+
     fn look(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
         let mut changed = false;
         let mut at = 0;

@@ -8,9 +8,8 @@
 //! The supervisor changes what a worker does by [`Command`]s: it queues one and raises a flag, which the loop looks at once a round.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
-use std::time::Duration;
 
 use sluice_shm::BURST;
 use sluice_shm::clock::Clock;
@@ -40,12 +39,14 @@ mod command;
 mod drain;
 mod entry;
 pub mod played;
+pub mod rest;
 mod turns;
 
 use drain::{MOST_LOOKED_AT, Returns};
 use entry::{
     Groups, Instead, classify, direct, gather, instead_of, is_urgent, read, refuse, traceable_of, turn_away, urgent_of, wait,
 };
+use rest::{AGE_RESTED, Alarm, IDLE_NS};
 use turns::Turns;
 
 /// Rounds between two looks at the clock-driven duties.
@@ -62,14 +63,6 @@ const REFRESH_NS: u64 = 10_000_000;
 const CLOSE_NS: u64 = 1_000_000_000;
 /// Nanoseconds between two housekeepings of ports and publications of statistics.
 const HOUSEKEEPING_NS: u64 = 50_000_000;
-/// Nanoseconds without a packet after which a thread that may sleep does.
-const IDLE_NS: u64 = 1_000_000;
-/// How long it sleeps: at first, and at most. The longer nothing came, the longer the naps.
-const NAPS_NS: (u64, u64) = (50_000, 500_000);
-/// A nap is this part of the time without a packet.
-const NAP_PART: u64 = 20;
-/// Naps end so long before the end of a turn on a core whose schedule this thread has: about what the kernel wakes too late.
-const WINDOW_NS: u64 = 80_000;
 /// Flow table entries looked at for ageing in each duty.
 const AGE_BUDGET: usize = 64;
 /// Most bursts that are read before packets are let in.
@@ -380,8 +373,10 @@ pub struct WorkerSetup {
     pub clock: Clock,
     /// Commands.
     pub commands: Receiver<Command>,
-    /// Raised when there are some.
-    pub flag: Arc<AtomicBool>,
+    /// Raised when there are some, and rung to end a rest of this thread.
+    pub alarm: Arc<Alarm>,
+    /// To end rests of the other threads, where they rest.
+    pub others: Vec<Arc<Alarm>>,
     /// What to do when idle.
     pub idle: Idle,
     /// Milliseconds after which a flow is forgotten.
@@ -439,6 +434,8 @@ pub struct Worker {
     /// What the Monitor role measures.
     loads: Loads,
     closing: Vec<Closing>,
+    /// Number of an NF that had packets when this thread last wanted to rest.
+    last_busy: usize,
 }
 
 /// A port that is to be closed once what waits for it was sent.
@@ -457,6 +454,7 @@ impl Worker {
             throttling: throttling.then(|| Throttling::new(setup.plane.alerts.clone(), &setup.sched)),
             loads: Loads::default(),
             closing: Vec::new(),
+            last_busy: 0,
             setup,
             queues: Vec::new(),
             drains: Vec::new(),
@@ -477,11 +475,12 @@ impl Worker {
         let mut round = 0u32;
         let (mut monitor_at, mut refresh_at, mut housekeeping_at, mut resync_at) = (0, 0, 0, 0);
         let mut last_work_ns = self.setup.clock.now_ns();
+        let mut has_rested = false;
         loop {
             let now = self.setup.clock.now_ns();
             self.setup.plane.now_ns = now;
-            // Acquire: what was queued before the flag was raised is there.
-            if self.setup.flag.load(Ordering::Relaxed) && self.setup.flag.swap(false, Ordering::Acquire) && !self.obey() {
+            let has_commands = self.setup.alarm.take();
+            if has_commands && !self.obey() {
                 return;
             }
             let mut work = 0;
@@ -504,7 +503,7 @@ impl Worker {
             }
             if self.setup.roles.tx {
                 // A thread that naps has few rounds, and a hint that was missed would wait for many of them.
-                let may_nap = self.setup.idle == Idle::Sleep && now.saturating_sub(last_work_ns) > IDLE_NS;
+                let may_nap = self.setup.idle != Idle::Spin && now.saturating_sub(last_work_ns) > IDLE_NS;
                 work += self.transmit(round.is_multiple_of(ROUNDS_PER_DUTY) || may_nap);
             }
             work += self.flush();
@@ -519,10 +518,15 @@ impl Worker {
             if work > 0 {
                 last_work_ns = now;
             }
-            if round.is_multiple_of(ROUNDS_PER_DUTY) {
-                self.setup.classifier.age(now / 1_000_000, self.setup.flow_timeout_ms, AGE_BUDGET);
+            if work > 0 || has_commands {
+                self.ring_others(work > 0);
+            }
+            let is_sample = round.is_multiple_of(ROUNDS_PER_DUTY);
+            if is_sample || has_rested {
+                let age = if has_rested { AGE_RESTED } else { AGE_BUDGET };
+                self.setup.classifier.age(now / 1_000_000, self.setup.flow_timeout_ms, age);
                 self.setup.director.age(self.setup.classifier.table(), now / 1_000_000, self.setup.flow_timeout_ms);
-                if work > 0 {
+                if work > 0 && is_sample {
                     // The share of busy rounds, told in time: one of so many stands for all.
                     let took = self.setup.clock.now_ns().saturating_sub(now);
                     self.rounds.record(took);
@@ -562,30 +566,8 @@ impl Worker {
                     self.setup.clock.resync();
                 }
             }
-            if work == 0 {
-                let idle_ns = now.saturating_sub(last_work_ns);
-                match self.nap(now, idle_ns) {
-                    Some(nap) if self.setup.idle == Idle::Sleep && idle_ns > IDLE_NS => std::thread::sleep(nap),
-                    _ => std::hint::spin_loop(),
-                }
-            }
+            has_rested = work == 0 && self.wait(now, now.saturating_sub(last_work_ns));
         }
-    }
-
-    /// How long this thread may sleep when it has had no packets for `idle_ns`: the longer the longer that is, but not beyond the end of
-    /// a turn that somebody waits for. None if that is near.
-    fn nap(&self, now: u64, idle_ns: u64) -> Option<Duration> {
-        let mut nap_ns = (idle_ns / NAP_PART).clamp(NAPS_NS.0, NAPS_NS.1);
-        if self.schedules.iter().any(|schedule| !schedule.is_idle()) {
-            nap_ns = NAPS_NS.0;
-        }
-        if let Some(deadline_ns) = self.schedules.iter().filter_map(|schedule| schedule.deadline_ns()).min() {
-            nap_ns = nap_ns.min(deadline_ns.saturating_sub(now + WINDOW_NS));
-        }
-        if let Some(next_ns) = self.setup.plane.timers.next_ns() {
-            nap_ns = nap_ns.min(next_ns.saturating_sub(now));
-        }
-        (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
     }
 
     /// Takes packets from a port queue, or what is left of the last ones, and lets in what there is room for.

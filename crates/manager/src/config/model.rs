@@ -91,7 +91,7 @@ impl Default for Manager {
             tx: vec![0],
             wakeup: vec![0],
             monitor: vec![0],
-            idle: Idle::Spin,
+            idle: Idle::Adaptive,
             max_nfs: 4096,
             max_flows: 1 << 20,
             max_paths: 1 << 16,
@@ -114,8 +114,11 @@ impl Default for Manager {
 pub enum Idle {
     /// Looks again at once: lowest latency, a whole core.
     Spin,
-    /// After a millisecond without packets, sleeps 50 µs between looks.
+    /// After a millisecond without packets, sleeps 50 to 500 µs between looks.
     Sleep,
+    /// After a millisecond without packets and with none inside, has the kernel wake it when something comes. Where that cannot be (a
+    /// device of DPDK, a generator, a file that is played), it spins, and after a second without packets does as [`Idle::Sleep`].
+    Adaptive,
 }
 
 /// Packet memory: arenas of frames.

@@ -175,7 +175,12 @@ pub const SECTIONS: &[Section] = &[
                 "Cores of the Wakeup threads: they decide who runs; the cores of NFs are divided among them.",
             ),
             key("monitor", Cores, Value("[0]"), "Cores of the Monitor threads: they measure; NFs are divided among them."),
-            key("idle", Words(&["spin", "sleep"]), Value("\"spin\""), "What a manager thread does when it finds no packets."),
+            key(
+                "idle",
+                Words(&["adaptive", "spin", "sleep"]),
+                Value("\"adaptive\""),
+                "What a manager thread does without packets: waits until something comes, looks again at once, or sleeps a little between looks.",
+            ),
             key("max_nfs", Integer(1, 65_000), Value("4096"), "Most NFs at a time."),
             key("max_flows", Integer(1, 1 << 27), Value("1048576"), "Most flows that the flow table remembers."),
             key(

@@ -646,7 +646,7 @@ fn warnings() {
         (
             "+[manager]\nrx = [1]\n",
             &["9:8: warning: service \"ids\" runs on core 1, where a thread of the manager never sleeps | choose another core, \
-                 or write idle = \"sleep\" in [manager]"],
+                 or write idle = \"adaptive\" in [manager]"],
         ),
         (
             "+[[service]]\nname = \"a\"\nexec = \"a\"\nmode = \"poll\"\ncores = [2]\n[[service]]\nname = \"b\"\nexec = \

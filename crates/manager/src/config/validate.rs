@@ -773,7 +773,7 @@ pub fn on_core(config: &Config, service: &str, core: usize, at: At) -> Vec<Probl
         warnings.push(Problem::warning(
             at,
             format!("service \"{service}\" runs on core {core}, where a thread of the manager never sleeps"),
-            "choose another core, or write idle = \"sleep\" in [manager]",
+            "choose another core, or write idle = \"adaptive\" in [manager]",
         ));
     }
     let polls = |s: &&Service| s.mode == Mode::Poll && s.cores.contains(&core);

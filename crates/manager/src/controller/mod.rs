@@ -4,7 +4,7 @@
 //! The Monitor role measures ([`load`]); a thread of its own, which sleeps [`Sched::weight_every_ms`] at a time, asks the policy
 //! ([`sluice_policy::sched::weight`]) for the shares of each core and applies what changed enough: to the core's page, by which NFs that
 //! hand over divide their core, and to the NF's cgroup, by which the kernel divides it among those that run at the same time. System
-//! calls are made here and never by a packet thread.
+//! calls are made here and never by a packet thread. While no NF has got a packet for a second, it sleeps for longer: shares stay as they are.
 //!
 //! Source: NFVnice (SIGCOMM 2017), section 3.2.
 
@@ -31,6 +31,10 @@ use sluice_shm::core_page::WHOLE;
 use crate::config::model::Sched;
 use crate::nf::handle::NfHandle;
 use events::{EVERY_NS, EventLog, What};
+
+/// Time without a packet for any NF after which it sleeps for longer, in nanoseconds, and for how long.
+const STILL_NS: u64 = 1_000_000_000;
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Writes an NF's share of its core where the kernel sees it.
 pub trait WriteShare: Send {
@@ -159,9 +163,16 @@ impl Drop for Controller {
 fn run(shared: &Shared, events: &EventLog, sched: &Sched) {
     let every = Duration::from_millis(u64::from(sched.weight_every_ms));
     let mut told_at = monotonic_ns();
+    // What has come to all NFs, and since when no more has.
+    let (mut arrived, mut still_ns) = (0, told_at);
     while !shared.stop.load(Ordering::Relaxed) {
-        std::thread::park_timeout(every);
+        let is_still = monotonic_ns().saturating_sub(still_ns) > STILL_NS;
+        std::thread::park_timeout(if is_still { every.max(PAUSE) } else { every });
         let mut nfs = shared.nfs();
+        let now_arrived = nfs.values().fold(nfs.len() as u64, |sum, nf| sum.wrapping_add(nf.handle.arrived()));
+        if std::mem::replace(&mut arrived, now_arrived) != now_arrived {
+            still_ns = monotonic_ns();
+        }
         if sched.weights {
             weigh(&mut nfs, sched);
         }

@@ -16,6 +16,7 @@ use crate::classify::key::{FlowKey, LONG};
 use crate::forward::{Mark, Plane, TraceWhat};
 use crate::frame::{Held, Packet, SAMPLED, TRACED};
 use crate::nf::handle::NfHandle;
+use crate::worker::rest::Arrivals;
 
 /// Flows that a hop remembers.
 const FLOWS: usize = 1 << 16;
@@ -137,6 +138,16 @@ impl Hop {
     /// Number of the NF.
     pub fn number(&self) -> u16 {
         self.handle.number
+    }
+
+    /// How what comes out of the program is noticed, side by side.
+    pub fn arrivals(&self) -> impl Iterator<Item = Arrivals<'_>> {
+        self.wires.iter().map(|wire| wire.queue.arrivals())
+    }
+
+    /// Whether packets are here that have come from one side and not gone to the other.
+    pub fn holds_packets(&self) -> bool {
+        self.from < self.to || self.wires.iter().any(|wire| wire.from < wire.to)
     }
 
     fn is_tap(&self) -> bool {

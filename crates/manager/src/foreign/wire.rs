@@ -19,6 +19,7 @@ use crate::frame::{FrameCache, FramePool, Packet};
 use crate::port::PortQueue;
 use crate::port::af_packet::InterfaceQueue;
 use crate::port::dpdk::{self, DpdkQueue};
+use crate::worker::rest::Arrivals;
 use sluice_shm::BURST;
 
 /// Bytes that the path of a socket may have.
@@ -43,6 +44,15 @@ impl End {
             Self::Socket(queue) => queue.has_packet(),
             Self::Xdp(queue) => queue.has_packet(),
             Self::Device(_) => true,
+        }
+    }
+
+    /// How packets that come are noticed.
+    pub fn arrivals(&self) -> Arrivals<'_> {
+        match self {
+            Self::Socket(queue) => queue.arrivals(),
+            Self::Xdp(queue) => Arrivals::Readable(queue.fd()),
+            Self::Device(_) => Arrivals::Looked,
         }
     }
 

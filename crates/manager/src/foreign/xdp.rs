@@ -19,7 +19,7 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -229,6 +229,11 @@ impl XdpQueue {
     #[inline]
     pub fn has_packet(&self) -> bool {
         self.rx.waiting() > 0
+    }
+
+    /// Its descriptor, which is readable while a packet waits.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 
     /// What it has counted.

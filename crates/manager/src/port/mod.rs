@@ -25,6 +25,7 @@ use crate::config::model::{self, Config, Port, PortKind};
 use crate::config::problem::{At, Problem};
 use crate::frame::{FrameCache, FramePool, Packet};
 use crate::worker::QueueCounters;
+use crate::worker::rest::Arrivals;
 use link::Link;
 
 /// One queue of a port. Calls never block, lock, allocate or log.
@@ -43,6 +44,11 @@ pub trait PortQueue: Send {
     /// Whether no packet will ever come in again: a file that was read, a generator that has sent its count.
     fn is_finished(&self) -> bool {
         false
+    }
+
+    /// How the thread notices packets that come in, so that it can rest until then.
+    fn arrivals(&self) -> Arrivals<'_> {
+        if self.is_finished() { Arrivals::Never } else { Arrivals::Looked }
     }
 
     /// Called a few times a second by the thread that has the queue: flush files, publish statistics. May make system calls.

@@ -17,8 +17,8 @@ use sluice_shm::page::{Control, Counter};
 
 use super::priorities::own_priority;
 use super::{
-    ANSWERS, HELLO_PATIENCE, MOST_RESPITES, NfState, RESPITE, RESPITES, STOP_PATIENCE, ServiceState, Supervisor, SupervisorError,
-    TICK, token,
+    ANSWERS, HELLO_PATIENCE, MOST_RESPITES, NfState, QUIET_TICK, RESPITE, RESPITES, STOP_PATIENCE, ServiceState, Supervisor,
+    SupervisorError, TICK, token,
 };
 use crate::config::model::{Mode, OnFailure};
 use crate::control::health::Death;
@@ -895,7 +895,8 @@ impl Supervisor {
         // Not at any time: a tick looks at every NF.
         let soonest = self.ticked + ANSWERS;
         let due = self.due.map_or(Duration::MAX, |due| due.max(soonest).saturating_duration_since(now));
-        due.min(TICK.saturating_sub(now.duration_since(self.ticked)))
+        let tick = if self.is_quiet { QUIET_TICK } else { TICK };
+        due.min(tick.saturating_sub(now.duration_since(self.ticked)))
     }
 
     /// Timers, sentences, measurements.
@@ -984,6 +985,27 @@ impl Supervisor {
         settled.into_iter().for_each(|number| self.settle(number));
         late.into_iter().for_each(|number| self.fork_is_late(number));
         self.let_leave();
+        self.note_quiet();
+    }
+
+    /// Looks whether anything moves, or is under way: if not, the next tick can come later. Whatever happens makes it come as ever.
+    fn note_quiet(&mut self) {
+        let counters = self.ports.iter().flatten().flat_map(|port| &port.counters);
+        let moved = counters.fold(0u64, |sum, queue| sum.wrapping_add(queue.rx_packets.get()).wrapping_add(queue.tx_packets.get()));
+        let stands = |nf: &NfState| matches!(nf.state, State::Running | State::Failed | State::Expected) && !nf.draining;
+        self.is_quiet = moved == std::mem::replace(&mut self.moved, moved)
+            && self.nfs.values().all(stands)
+            && self.upgrades.is_empty()
+            && self.applying.is_empty()
+            && self.leaving.is_empty()
+            && self.clearing.is_empty()
+            && self.rooms_in_work == 0
+            && self.resting.is_empty()
+            && self.tracing.is_none()
+            && self.promises.are_none()
+            && self.services.iter().flatten().all(|service| service.zygote.is_none())
+            && self.plane.memories().former().is_empty()
+            && self.plane.is_collected();
     }
 
     /// Takes out foreign NFs that were told to stop and have no process whose end would be noticed.

@@ -72,6 +72,8 @@ pub use backend::Remote;
 
 /// How often sentences are carried out, timers looked at and processes measured.
 const TICK: Duration = Duration::from_millis(20);
+/// The same while nothing moves.
+const QUIET_TICK: Duration = Duration::from_millis(100);
 /// Least time between two answers to the bell: what is done then looks at every NF.
 const ANSWERS: Duration = Duration::from_millis(2);
 /// How long a spawned NF may take to say hello.
@@ -386,6 +388,9 @@ pub struct Supervisor {
     started: Instant,
     /// When timers and sentences were looked at last, and whose processes are to be measured next.
     ticked: Instant,
+    /// Nothing has moved between the last two of these, and nothing has happened since; and the packets of all ports then.
+    is_quiet: bool,
+    moved: u64,
     next_sample: u16,
     meter: report::ThreadMeter,
     /// What the packet threads knew when they last answered.
@@ -516,6 +521,8 @@ impl Supervisor {
             remote,
             started: Instant::now(),
             ticked: Instant::now(),
+            is_quiet: false,
+            moved: 0,
             next_sample: 0,
             meter: report::ThreadMeter::default(),
             snapshots: Arc::default(),
@@ -591,7 +598,7 @@ impl Supervisor {
     /// Serves until told to stop, then drains and stops everything.
     pub fn run(mut self) {
         while !self.quit {
-            self.turn(TICK);
+            self.turn(QUIET_TICK);
         }
         self.shut_down();
     }
@@ -614,6 +621,7 @@ impl Supervisor {
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
         // EINTR is an empty turn.
         let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), Some(&timeout));
+        self.is_quiet &= events.is_empty();
         for event in &events {
             let data = event.data.u64();
             match data & token::KIND {

@@ -57,18 +57,18 @@ fn the_last_instance_that_an_open_chain_passes_is_not_removed_by_mistake() {
 
 #[test]
 fn an_nf_on_a_core_that_never_sleeps_is_warned_of() {
-    // As the daemon is if nothing else is said: its threads are on core 0.
+    // If nothing else is said, its threads are on core 0.
     let body = port("in", "gen", "rate = 1000")
         + &port("out", "sink", "")
         + &service("a", "sluice-nf-bridge", "")
         + &chain("c", "in", &["a"], "out", "");
     let folder = crate::support::open_folder();
-    let config = head(folder.path(), "").replace("idle = \"sleep\"\n", "") + &body;
+    let config = head(folder.path(), "idle = \"spin\"") + &body;
     std::fs::write(folder.path().join("sluice.toml"), &config).unwrap();
     let mut daemon = Daemon::again(folder);
     let mut client = daemon.client();
     let warning = "service \"a\" runs on core 0, where a thread of the manager never sleeps; choose another core, or write idle = \
-                   \"sleep\" in [manager]";
+                   \"adaptive\" in [manager]";
     assert_eq!(client.add_nf("a", Some(0)).unwrap().warnings, [warning]);
     assert_eq!(client.add_nf("a", Some(1)).unwrap().warnings, Vec::<String>::new());
     daemon.wait("all run", |s| s.nfs.len() == 3 && s.nfs.iter().all(|nf| nf.state == NfState::Running));

@@ -1,12 +1,14 @@
 //! Interfaces of the kernel as ports, as hosts and containers have them.
 
 use std::net::UdpSocket;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use sluice_manager::control::model::{EventKind, PortState, Stats};
 
 use crate::foreign::{Site, can};
-use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};
+use crate::support::{Daemon, PATIENCE, chain, find_chain, find_port, head, port, service};
 
 /// Client and server, joined by one NF.
 fn bridged(site: &Site) -> String {
@@ -98,6 +100,50 @@ fn an_interface_that_is_made_anew_is_taken_up_again() {
     assert!(metrics.contains("sluice_port_state{port=\"c\",state=\"up\"} 1"), "{metrics}");
     daemon.wait_until_empty();
     daemon.stop();
+}
+
+/// Whether all packet threads of the daemon wait in the kernel for something to come.
+fn all_rest(daemon: &Daemon) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let of_task = |task: &Path, what: &str| std::fs::read_to_string(task.join(what)).unwrap_or_default();
+    let tasks: Vec<PathBuf> = tasks.map(|task| task.unwrap().path()).collect();
+    let of_a_core = |name: &str| name.trim().strip_prefix("sluice-").is_some_and(|core| core.parse::<usize>().is_ok());
+    let mut packet_threads = tasks.iter().filter(|task| of_a_core(&of_task(task, "comm"))).peekable();
+    assert!(packet_threads.peek().is_some(), "there is no packet thread");
+    packet_threads.all(|task| of_task(task, "syscall").split(' ').next() == Some(&libc::SYS_ppoll.to_string()))
+}
+
+#[track_caller]
+fn wait_until_all_rest(daemon: &Daemon) {
+    let until = Instant::now() + PATIENCE;
+    while !all_rest(daemon) {
+        assert!(Instant::now() < until, "packet threads do not rest:\n{}", daemon.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn while_nothing_moves_packet_threads_wait_for_the_kernel_and_hear_everything() {
+    if !can(&["ip"]) {
+        return;
+    }
+    // All roles on one thread, and on two.
+    for manager in ["", "rx = [0]\ntx = [1]"] {
+        let site = Site::new(None);
+        site.serve(&[8080]);
+        let mut daemon = Daemon::start(manager, &bridged(&site));
+        for _ in 0..3 {
+            wait_until_all_rest(&daemon);
+            // Packets end the rest, and so do commands.
+            site.reach(&daemon, 8080);
+            daemon.wait_until_empty();
+        }
+        // An interface that goes ends no rest for good: its error is taken.
+        site.remove_interface("s");
+        daemon.wait("it is gone", |s| state(s, "s") == PortState::Gone);
+        wait_until_all_rest(&daemon);
+        daemon.stop();
+    }
 }
 
 #[test]

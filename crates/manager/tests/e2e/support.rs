@@ -130,11 +130,11 @@ pub fn open_nf(folder: &Path, name: &str) -> String {
     copy.display().to_string()
 }
 
-/// The head of a configuration: a small arena and threads that sleep, so that several tests share two cores.
+/// The head of a configuration: a small arena, so that several tests share a host.
 pub fn head(folder: &Path, manager: &str) -> String {
     let run = folder.join("run");
     format!(
-        "[manager]\nruntime_dir = {run:?}\nidle = \"sleep\"\n{manager}\n\
+        "[manager]\nruntime_dir = {run:?}\n{manager}\n\
          [memory]\nframes = 4096\nhugepages = \"never\"\n"
     )
 }

@@ -20,6 +20,7 @@ pub mod socket;
 pub mod watch;
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 
 use sluice_shm::BURST;
@@ -31,6 +32,7 @@ use crate::frame::{FrameCache, Packet};
 use crate::mechanism::link;
 use crate::mechanism::netns::{self, Netns};
 use crate::worker::QueueCounters;
+use crate::worker::rest::Arrivals;
 use segment::{Cut, MAX_SEGMENTS};
 use socket::{PacketSocket, Received, SocketCounters, SocketOptions};
 use watch::{Source, Watched};
@@ -178,6 +180,14 @@ impl PortQueue for InterfaceQueue {
 
     fn count_with(&mut self, counters: &Arc<QueueCounters>) {
         self.counters = Some(counters.clone());
+    }
+
+    fn arrivals(&self) -> Arrivals<'_> {
+        match &self.socket {
+            _ if !self.waiting.is_empty() => Arrivals::Looked,
+            Some(socket) => Arrivals::Readable(socket.as_fd()),
+            None => Arrivals::Never,
+        }
     }
 
     fn housekeeping(&mut self, _now_ns: u64) {

@@ -24,7 +24,7 @@
 use std::io;
 use std::mem::{size_of, zeroed};
 use std::ops::AddAssign;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -180,6 +180,13 @@ struct Merger {
     payload: Vec<u8>,
     /// Bytes of the largest packet that the interface takes, without its Ethernet header.
     mtu: usize,
+}
+
+/// Readable while a packet waits.
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
 }
 
 // SAFETY: the ring is memory of this process that nobody else in it has a pointer to; one thread at a time has the socket.
