@@ -28,7 +28,7 @@ use crate::chain::ways::Ways;
 use crate::chain::{Counter, PathRegistry, Tables};
 use crate::classify::Classifier;
 use crate::classify::flow_table::random_seed;
-use crate::config::model::{self, Config, Overload};
+use crate::config::model::{self, Config, Idle, Overload};
 use crate::director::{Director, PoolTable};
 use crate::foreign::Hop;
 use crate::forward::{Plane, TraceRequest};
@@ -42,6 +42,7 @@ use crate::nf::succession::Succession;
 use crate::port::PortQueue;
 use crate::pressure::Alerts;
 use crate::wake::Timers;
+use crate::worker::rest::Alarm;
 use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
 use crate::workflow::CoreSchedule;
 
@@ -114,7 +115,7 @@ struct Link {
     core: usize,
     roles: Roles,
     commands: Sender<Command>,
-    flag: Arc<AtomicBool>,
+    alarm: Arc<Alarm>,
     thread: Option<JoinHandle<()>>,
     busy_ns: Arc<AtomicU64>,
     seen: Arc<Seen>,
@@ -322,14 +323,18 @@ impl DataPlane {
         let tx: Vec<usize> = (0..n).filter(|i| threads[*i].1.tx).collect();
         let flows = manager.max_flows.div_ceil(rx.len() as u32);
         let line = config.openflow.controller.is_some().then(|| Arc::new(Line::new(&config.openflow, n)));
+        let alarm = |at: usize| Alarm::new().map(Arc::new).map_err(|source| PlaneError::Thread { core: threads[at].0, source });
+        let alarms = (0..n).map(alarm).collect::<Result<Vec<_>, _>>()?;
         let mut links = Vec::with_capacity(n);
         for (index, ((core, roles), (lanes_out, lanes_in))) in
             threads.into_iter().zip(lanes_out.into_iter().zip(lanes_in)).enumerate()
         {
             let (commands, receiver) = channel();
-            let flag = Arc::new(AtomicBool::new(false));
             let busy_ns = Arc::new(AtomicU64::new(0));
             let asker = line.as_ref().filter(|_| roles.rx).map(|line| Asker::new(line.clone(), &config.openflow, index, rx.len()));
+            // Those that never rest are never rung for.
+            let rests = manager.idle == Idle::Adaptive;
+            let others = (0..n).filter(|other| rests && *other != index).map(|other| alarms[other].clone()).collect();
             let plane = Plane {
                 index,
                 threads: n,
@@ -378,7 +383,8 @@ impl DataPlane {
                 director: Director::new(index, part_of_rx[index], flows as usize, manager.max_paths as usize, random_seed()),
                 clock: clock.clone(),
                 commands: receiver,
-                flag: flag.clone(),
+                alarm: alarms[index].clone(),
+                others,
                 idle: manager.idle,
                 flow_timeout_ms: manager.flow_timeout_ms,
                 fallback_wake_us: manager.fallback_wake_us,
@@ -414,7 +420,7 @@ impl DataPlane {
             let failed = |source| PlaneError::Thread { core, source };
             let thread = thread.map_err(failed)?;
             seen.wait_for(index, core, &answer)?.map_err(failed)?;
-            links.push(Link { core, roles, commands, flag, thread: Some(thread), busy_ns, seen });
+            links.push(Link { core, roles, commands, alarm: alarms[index].clone(), thread: Some(thread), busy_ns, seen });
         }
         Ok(Self {
             links,
@@ -553,7 +559,7 @@ impl DataPlane {
 
     /// How the Rx threads are told what to do with flows, if the configuration names somebody who is asked.
     pub fn adviser(&self) -> Option<Adviser> {
-        let thread = |number: &usize| (*number, self.links[*number].commands.clone(), self.links[*number].flag.clone());
+        let thread = |number: &usize| (*number, self.links[*number].commands.clone(), self.links[*number].alarm.clone());
         self.line.clone().map(|line| Adviser::new(line, self.rx.iter().map(thread).collect()))
     }
 
@@ -571,8 +577,7 @@ impl DataPlane {
         let link = &self.links[thread];
         // A thread that has ended hears nothing; whoever waits for its answer is told so.
         let _ = link.commands.send(command);
-        // Release: the command is there before the flag.
-        link.flag.store(true, Ordering::Release);
+        link.alarm.raise();
     }
 
     /// Waits for the answer of a thread.

@@ -95,7 +95,7 @@ impl Host {
     }
 
     /// Memory of the host, in bytes.
-    fn memory(&self) -> Option<u64> {
+    pub fn memory(&self) -> Option<u64> {
         self.meminfo("MemTotal")?.checked_mul(1024)
     }
 

@@ -360,7 +360,7 @@ fn throughput(bench: &mut Bench, ways: &mut Ways, core: usize) -> Result<Through
 
 /// All ways of the last-level cache of the host whose root directory is `system`. Where the kernel does not tell them, as many as no server
 /// has more of, so that nothing is promised with less than there is.
-fn all_ways(system: &Path) -> u32 {
+pub fn all_ways(system: &Path) -> u32 {
     let ways = sluice_cache::host::l3_caches(system).iter().map(|cache| cache.ways).max();
     ways.filter(|ways| (1..=MOST_WAYS).contains(ways)).unwrap_or(MOST_WAYS)
 }

@@ -121,6 +121,11 @@ pub(super) struct Promises {
 }
 
 impl Promises {
+    /// Whether nothing is promised, and none is about to be.
+    pub(super) fn are_none(&self) -> bool {
+        self.kept.is_none() && self.placing.is_none() && self.adding.is_none() && self.restoring.is_none()
+    }
+
     /// With nothing promised yet.
     pub(super) fn open(config: &Config) -> Result<Self, SupervisorError> {
         let settings = &config.promises;

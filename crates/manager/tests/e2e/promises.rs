@@ -407,6 +407,53 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
 }
 
 #[test]
+fn the_way_from_a_profile_to_a_promise_works_as_the_readme_has_it() {
+    let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let readme = std::fs::read_to_string(project.join("README.md")).unwrap();
+    let begin = readme.find("export SLUICE_PLAN=").expect("README has the way");
+    let block = readme[begin..].split("```").next().unwrap();
+    let folder = crate::support::open_folder();
+    let plan = folder.path().join("deploy/plan");
+    std::fs::create_dir_all(&plan).unwrap();
+    for file in ["sluice.toml", "acme.toml"] {
+        std::fs::copy(project.join("deploy/plan").join(file), plan.join(file)).unwrap();
+    }
+    // Beside other tests, and not optimised, an NF carries next to nothing.
+    let slo = std::fs::read_to_string(plan.join("acme.toml")).unwrap();
+    let modest = slo.replace("10_000.0", "100.0").replace("2_000.0", "1e6");
+    assert_ne!(modest, slo);
+    std::fs::write(plan.join("acme.toml"), modest).unwrap();
+    // The commands as they stand; only what depends on how busy the host is has more patience.
+    let line = |line: &str| match line {
+        _ if line.contains("& sleep 1") => line.replace("sleep 1", "until sluice status >&2; do kill -0 $!; sleep 0.05; done"),
+        _ if line.starts_with("sluice profile") => format!("{line} || {line} || {line} || {line}"),
+        _ => line.into(),
+    };
+    let lines: Vec<String> = block.lines().map(line).collect();
+    assert!(lines.len() > 8 && lines.iter().filter(|line| line.contains("kill -0 $!")).count() == 1, "{block}");
+    let script = format!("set -euo pipefail\ntrap 'kill %1 2>/dev/null || true' EXIT\n{}\nwait\n", lines.join("\n"));
+    let programs = Path::new(env!("CARGO_BIN_EXE_sluice")).parent().unwrap();
+    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let out = Command::new("bash").args(["-c", &script]).current_dir(folder.path()).env("PATH", path).output().unwrap();
+    let (said, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    if errors.contains("need a core each") {
+        println!("left out: {errors}");
+        return;
+    }
+    assert!(out.status.success(), "{said}\n{errors}");
+    for wanted in
+        ["server s0, cores for NFs: 1", "added: acme", "+ service acme-nat: 1 instance\n", "- service acme-nat\n", "removed acme"]
+    {
+        assert!(said.contains(wanted), "{wanted}: {said}\n{errors}");
+    }
+    // A plan that is there is not written over.
+    let mut again = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    let again = again.args(["plan", "init"]).env("SLUICE_PLAN", &plan).output().unwrap();
+    let errors = String::from_utf8_lossy(&again.stderr);
+    assert!(!again.status.success() && errors.contains("is there already"), "{errors}");
+}
+
+#[test]
 fn a_placement_that_cannot_be_kept_changes_nothing() {
     let folder = crate::support::open_folder();
     let (script, flag) = flagged(folder.path());

@@ -2,6 +2,7 @@
 
 mod bars;
 pub mod folder;
+mod init;
 mod optimise;
 pub mod profiles;
 mod steps;
@@ -20,6 +21,7 @@ use folder::{Folder, Plan};
 /// What `sluice plan --help` says below the options.
 pub const HELP: &str = "\
 Examples:
+  sluice plan init                      servers.toml for this host
   sluice plan show                      servers as bars of cores and cache ways
   sluice plan show --svg plan.svg       the same as a picture
   sluice plan optimise                  how few servers would do, and the steps to get there
@@ -55,6 +57,9 @@ pub struct PlanArgs {
 
 #[derive(Debug, Subcommand)]
 enum PlanCommand {
+    /// Begin a plan: this host as its server
+    #[command(after_help = init::HELP)]
+    Init(init::InitArgs),
     /// Show servers as bars of cores and cache ways
     #[command(after_help = "\
 A letter is an SLO on that server, `=` the class that instances without a class of their own share, `D` what DDIO writes to, `·` free.")]
@@ -87,6 +92,7 @@ struct TellPlan<'a> {
 /// Runs a command.
 pub fn run(args: &PlanArgs, out: &mut dyn Write) -> anyhow::Result<()> {
     match &args.command {
+        PlanCommand::Init(init) => init::run(&args.folder, init, out),
         PlanCommand::Show(show) => self::show(&args.folder.read()?, show, out),
         PlanCommand::Optimise(optimise) => optimise::run(&args.folder, optimise, out),
         PlanCommand::Step(step) => steps::run(&args.folder, step, out),
