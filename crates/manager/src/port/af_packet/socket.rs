@@ -198,9 +198,20 @@ impl PacketSocket {
     /// # Errors
     /// What was tried, and the kernel's answer.
     pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, io::Error)> {
-        let index = link::index(options.interface).map_err(|error| ("find", error))? as libc::c_int;
+        link::index(options.interface).map_err(|error| ("find", error))?;
+        let mut socket = Self::prepare(options)?;
+        socket.bind(options)?;
+        Ok(socket)
+    }
+
+    /// Makes a socket with its ring, which is what takes time, in the network namespace of the calling thread. No packet comes before
+    /// [`PacketSocket::bind`].
+    ///
+    /// # Errors
+    /// What was tried, and the kernel's answer.
+    pub fn prepare(options: &SocketOptions<'_>) -> Result<Self, (&'static str, io::Error)> {
         let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // Protocol 0: no packet comes before the ring is there.
+        // Protocol 0: no packet comes before it is bound.
         // SAFETY: a plain system call; the descriptor is ours.
         let fd = unsafe {
             let fd = libc::socket(libc::AF_PACKET, flags, 0);
@@ -253,7 +264,7 @@ impl PacketSocket {
             let payload = Vec::with_capacity(options.room);
             Box::new(Merger { headers: [None; BURST], payload, mtu: 0 })
         });
-        let mut socket = Self {
+        Ok(Self {
             fd,
             ring,
             bytes,
@@ -267,12 +278,22 @@ impl PacketSocket {
             merger,
             name: options.interface.into(),
             is_down: false,
-        };
-        socket.look_at_mtu();
+        })
+    }
+
+    /// Binds one that was made with these options to its interface, which the namespace of the calling thread has. Packets are kept from
+    /// now on.
+    ///
+    /// # Errors
+    /// What was tried, and the kernel's answer.
+    pub fn bind(&mut self, options: &SocketOptions<'_>) -> Result<(), (&'static str, io::Error)> {
+        let level = libc::SOL_PACKET;
+        let index = link::index(options.interface).map_err(|error| ("find", error))? as libc::c_int;
+        self.look_at_mtu();
         if options.promiscuous {
             let request =
                 libc::packet_mreq { mr_ifindex: index, mr_type: libc::PACKET_MR_PROMISC as u16, mr_alen: 0, mr_address: [0; 8] };
-            self::set(&socket.fd, level, libc::PACKET_ADD_MEMBERSHIP, &request)
+            set(&self.fd, level, libc::PACKET_ADD_MEMBERSHIP, &request)
                 .map_err(|error| ("take packets for other stations on", error))?;
         }
         // SAFETY: all zeros is a value of this plain structure.
@@ -282,15 +303,15 @@ impl PacketSocket {
         address.sll_ifindex = index;
         let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
         // SAFETY: the address is live and of the length that is passed.
-        if unsafe { libc::bind(socket.fd.as_raw_fd(), (&raw const address).cast(), length) } < 0 {
+        if unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), length) } < 0 {
             return Err(("bind a packet socket to", io::Error::last_os_error()));
         }
         if let Some(group) = options.fanout {
             // Kind 0 in the upper half: by flow, both directions to one socket.
-            self::set(&socket.fd, level, libc::PACKET_FANOUT, &libc::c_int::from(group))
+            set(&self.fd, level, libc::PACKET_FANOUT, &libc::c_int::from(group))
                 .map_err(|error| ("share the packets of", error))?;
         }
-        Ok(socket)
+        Ok(())
     }
 
     /// Packets that the receive ring holds at most.

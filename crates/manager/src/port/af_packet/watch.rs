@@ -9,12 +9,12 @@
 //! read), and for a fifth of a second (`EVERY`) at most: a namespace that was made anew says nothing. Then it asks the kernel three things: what interface the
 //! port's sockets are bound to, which one has the name now, and whether that has a link. Where the first two differ, the queues give
 //! their sockets back, which are closed here because that takes milliseconds, and are given others once there is an interface
-//! to open. All of it goes over channels that the packet threads look at in their housekeeping, so packets meet no lock and no
-//! system call.
+//! to open. Those are made while there is none, all but for the binding, so that the first packet of a new interface is kept. All of it goes
+//! over channels that the packet threads look at in their housekeeping, so packets meet no lock and no system call.
 //!
 //! # Limits
 //! A socket keeps its namespace alive, so one whose name was taken away lives on for `EVERY` and that housekeeping. An interface that
-//! was given another name is as good as gone.
+//! was given another name is as good as gone. While an interface is not there, the rings for it take memory all the same.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -103,6 +103,10 @@ pub(super) struct Watched {
     probe: Option<OwnedFd>,
     /// Device and inode of the namespace that the sockets are in, where it has a name.
     namespace: Option<(u64, u64)>,
+    /// Sockets that are made, and bound to nothing yet.
+    spare: Vec<PacketSocket>,
+    /// How often sockets were bound.
+    bound: u16,
     /// Of an interface that is there and could not be opened, this was said.
     has_complained: bool,
 }
@@ -126,6 +130,8 @@ impl Watched {
             bell: None,
             probe: None,
             namespace: None,
+            spare: Vec::new(),
+            bound: 0,
             has_complained: false,
         }
     }
@@ -138,8 +144,10 @@ impl Watched {
     /// Opens a socket for each queue.
     pub(super) fn open(&mut self) -> Result<Vec<PacketSocket>, Failed> {
         let settings = &self.settings;
-        // Of this process, and of this interface: sockets of one number and another interface are refused by the kernel.
+        // Of this process, this interface, and this time: sockets of one number and another interface are refused by the kernel, and those of
+        // before may be open still.
         let group = (std::process::id() as u16).wrapping_mul(31).wrapping_add(settings.interface.bytes().map(u16::from).sum());
+        let group = group.wrapping_add(self.bound.wrapping_mul(7919));
         let options = SocketOptions {
             interface: &settings.interface,
             slots: settings.slots,
@@ -148,24 +156,37 @@ impl Watched {
             bypass: false,
             fanout: (self.queues > 1).then_some(group),
         };
-        let queues = self.queues;
+        let queues = self.queues as usize;
+        let namespace = settings.netns.as_ref().map(|name| Netns::open(&netns::path_of(name))).transpose();
+        let namespace = namespace.inspect_err(|_| (self.bell, self.spare) = (None, Vec::new()))?;
+        let id = namespace.as_ref().and_then(|ns| fstat(ns.fd()).ok()).map(|file| (file.st_dev, file.st_ino));
+        if id != std::mem::replace(&mut self.namespace, id) {
+            // They would keep the former one alive.
+            (self.bell, self.spare) = (None, Vec::new());
+        }
+        let (bell, mut sockets) = (self.bell.take(), std::mem::take(&mut self.spare));
         let all = || {
             // First: what changes from now on is heard.
-            let bell = link::bell().ok();
-            let sockets = (0..queues).map(|_| PacketSocket::open(&options).map_err(Failed)).collect::<Result<Vec<_>, _>>();
-            Ok((bell, sockets))
+            let bell = bell.or_else(|| link::bell().ok());
+            while sockets.len() < queues {
+                sockets.push(PacketSocket::prepare(&options).map_err(Failed)?);
+            }
+            let mut bound = 0;
+            let result = sockets.iter_mut().try_for_each(|socket| socket.bind(&options).inspect(|()| bound += 1));
+            Ok::<_, Failed>((bell, sockets, bound, result))
         };
-        // A former one would keep its namespace alive.
-        self.bell = None;
-        let (bell, sockets) = match &settings.netns {
+        let (bell, sockets, bound, result) = match &namespace {
             None => all(),
-            Some(name) => Netns::open(&netns::path_of(name)).map_err(Failed::from).and_then(|ns| {
-                self.namespace = fstat(ns.fd()).ok().map(|file| (file.st_dev, file.st_ino));
-                ns.visit(all)
-            }),
+            Some(ns) => ns.visit(all),
         }?;
         self.bell = bell;
-        let sockets = sockets?;
+        if let Err(error) = result {
+            if bound == 0 && is_missing(&error.1) {
+                self.spare = sockets;
+            }
+            return Err(Failed(error));
+        }
+        self.bound = self.bound.wrapping_add(1);
         self.probe = sockets.first().map(PacketSocket::probe).transpose()?;
         let state = self.look().unwrap_or(PortState::Gone);
         self.link.set(state);
@@ -212,19 +233,18 @@ impl Watched {
                 Some(state) => drop(self.link.set(state)),
                 None => {
                     self.link.set(PortState::Gone);
-                    (self.probe, self.bell) = (None, None);
+                    self.probe = None;
                     // One that has ended wants nothing any more.
                     queues.to.iter().for_each(|queue| drop(queue.send(None)));
                 }
             }
         }
-        // Sockets that share packets by flows would not share them with those of an interface that is gone.
-        if self.probe.is_some() || queues.out > 0 {
+        if self.probe.is_some() {
             return;
         }
         match self.open() {
             Ok(sockets) => {
-                queues.out = sockets.len();
+                queues.out += sockets.len();
                 self.has_complained = false;
                 sockets.into_iter().zip(&queues.to).for_each(|(socket, queue)| drop(queue.send(Some(socket))));
             }
