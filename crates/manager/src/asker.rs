@@ -253,7 +253,7 @@ fn beyond_of(plane: &Plane, packet: Packet) -> [u64; crate::classify::advice::BE
     beyond(&bytes[..len])
 }
 
-fn key_of(plane: &Plane, packet: Packet, ingress: u16) -> FlowKey {
+pub(crate) fn key_of(plane: &Plane, packet: Packet, ingress: u16) -> FlowKey {
     let (bytes, len) = head_of(plane, packet);
     FlowKey::parse(&bytes[..len], packet.len, ingress)
 }
@@ -269,6 +269,18 @@ pub fn chain_of(tables: &Tables, key: &FlowKey, answer: Answer) -> Result<(u16, 
             Ok((tables.rules.rules()[rule].chain, Some(rule)))
         }
     }
+}
+
+/// The chain of a packet, as advice and rules say now; nobody is asked, and nothing is counted.
+pub fn chain_now(plane: &Plane, key: &FlowKey, packet: Packet) -> Option<u16> {
+    let answer = plane.asker.as_deref().map_or(Answer::Rules, |asker| {
+        let advice = &asker.advice;
+        match advice.find(key, || beyond_of(plane, packet)).entry.map_or(advice.otherwise(), |entry| entry.answer) {
+            Answer::Ask(_) if advice.meanwhile == Meanwhile::Rules => Answer::Rules,
+            answer => answer,
+        }
+    });
+    chain_of(&plane.tables, key, answer).ok().map(|(chain, _)| chain)
 }
 
 /// The path of a flow on a chain, or what stands instead of one. `old` is the path that it had.
@@ -317,6 +329,9 @@ pub fn hold(plane: &mut Plane, packet: Packet, ingress: u16) {
     with(plane, |asker, plane| {
         if asker.waiting.len() >= asker.room {
             asker.unanswered.add(1);
+            if plane.is_tracing() {
+                plane.tell_refused(packet, &key_of(plane, packet, ingress), None, "unanswered");
+            }
             plane.discard(packet.frame);
             return;
         }
@@ -436,6 +451,7 @@ impl Asker {
             self.line.held.fetch_sub(1, Ordering::Relaxed);
             if said != answer && answer == Answer::Drop {
                 self.unanswered.add(1);
+                plane.tell_refused(packet, &waiting.key, None, "unanswered");
                 plane.discard(packet.frame);
                 continue;
             }
@@ -453,7 +469,8 @@ impl Asker {
             }
             None => advice.otherwise(),
         });
-        let number = match chain_of(&plane.tables, key, answer) {
+        let named = chain_of(&plane.tables, key, answer);
+        let number = match named {
             Ok((chain, rule)) => {
                 rule.into_iter().for_each(|rule| plane.tables.rules.count(rule, plane.index));
                 way(registry, plane, key, chain, None)
@@ -464,22 +481,26 @@ impl Asker {
             self.pooled.push((packet, *key, answer));
             return;
         }
+        let chain = named.ok().map(|(chain, _)| chain);
         let Some(path) = registry.get(number).filter(|path| !path.refuses()) else {
-            match number {
-                chain::NO_RULE => plane.no_rule.add(1),
-                _ if registry.get(number).is_some() => plane.nf_down.add(1),
-                chain::FORBIDDEN => self.forbidden.add(1),
-                chain::UNANSWERED => self.unanswered.add(1),
-                _ => plane.no_path.add(1),
-            }
+            let (counter, why) = match number {
+                chain::NO_RULE => (&plane.no_rule, "no_rule"),
+                _ if registry.get(number).is_some() => (&plane.nf_down, Drop::NfDown.name()),
+                chain::FORBIDDEN => (&self.forbidden, "forbidden"),
+                chain::UNANSWERED => (&self.unanswered, "unanswered"),
+                _ => (&plane.no_path, "no_path"),
+            };
+            counter.add(1);
+            plane.tell_refused(packet, key, chain, why);
             plane.discard(packet.frame);
             return;
         };
         if plane.admit(path, 1) == 1 {
-            plane.enter(path, number, &[packet], &[key.flags()], 0, 0);
+            plane.enter(path, number, &[packet], &[key.flags()], u32::from(plane.traces(key)), 0);
         } else {
             plane.count_lost(&path.chain, Drop::Entry, 1);
             plane.count_refused(path, 1);
+            plane.tell_refused(packet, key, chain, Drop::Entry.name());
             plane.discard(packet.frame);
         }
     }

@@ -12,7 +12,7 @@ use super::*;
 use crate::chain::{Chain, ChainCounters, Drop, MaySend, Member, Places, PortInfo};
 use crate::classify::rule::{Protocol, Rule, RuleSet};
 use crate::config::model::{Hugepages, OnFailure};
-use crate::forward::TX_BUFFER;
+use crate::forward::{TX_BUFFER, TraceEvent, TraceWhat};
 use crate::frame::{Copied, FrameCache, Packet};
 use crate::nf::handle::Sentence;
 
@@ -397,16 +397,38 @@ fn a_waiting_port_holds_its_packets_until_the_nf_is_back() {
     wait_for("all of them", || rig.wire.written.lock().unwrap().len() == 3);
 }
 
+/// Has up to so many packets traced from now on.
+fn trace(plane: &DataPlane, chain: Option<u16>, rule: Option<usize>, count: i64) -> Arc<TraceRequest> {
+    let (left, events) = (std::sync::atomic::AtomicI64::new(count), crossbeam_queue::ArrayQueue::new(8192));
+    let trace = Arc::new(TraceRequest { rule, chain, left, events });
+    plane.trace(Some(&trace));
+    plane.meet().unwrap();
+    trace
+}
+
+/// What a trace tells until so many packets have ended.
+fn told(trace: &TraceRequest, ends: usize) -> Vec<TraceEvent> {
+    let mut events: Vec<TraceEvent> = Vec::new();
+    wait_for("the ends of traced packets", || {
+        events.extend(std::iter::from_fn(|| trace.events.pop()));
+        events.iter().filter(|event| event.what.is_end()).count() >= ends
+    });
+    events
+}
+
+/// What it told of packets that were refused: their chain, and why.
+fn refused(events: &[TraceEvent]) -> Vec<(Option<u16>, &'static str)> {
+    let refused = |event: &TraceEvent| match event.what {
+        TraceWhat::Refused { ingress: 0, chain, why } => Some((chain, why)),
+        _ => None,
+    };
+    events.iter().filter_map(refused).collect()
+}
+
 #[test]
 fn a_trace_tells_every_hop() {
     let rig = Rig::new(1, 64, Overload::Wait, OnFailure::Drop);
-    let trace = Arc::new(TraceRequest {
-        rule: None,
-        chain: Some(0),
-        left: std::sync::atomic::AtomicI64::new(1),
-        events: crossbeam_queue::ArrayQueue::new(16),
-    });
-    rig.plane.trace(Some(&trace));
+    let trace = trace(&rig.plane, Some(0), None, 1);
     rig.put([udp(1, 1), udp(1, 2)]);
     let mut nf = rig.nf(0);
     let burst = [read(&mut nf), read(&mut nf)];
@@ -416,6 +438,107 @@ fn a_trace_tells_every_hop() {
     use crate::forward::TraceWhat::{FromNf, ToNf, ToPort};
     assert_eq!(events.iter().map(|e| e.what).collect::<Vec<_>>(), [ToNf(0), FromNf(0), ToPort(0)]);
     assert!(events.windows(2).all(|w| w[0].at_ns <= w[1].at_ns && w[0].packet == w[1].packet));
+}
+
+#[test]
+fn a_trace_of_a_chain_without_services_ends_at_its_port() {
+    let rig = Rig::new(0, 64, Overload::Wait, OnFailure::Drop);
+    let trace = trace(&rig.plane, Some(0), None, 1);
+    rig.put([udp(1, 1)]);
+    assert_eq!(told(&trace, 1).iter().map(|e| e.what).collect::<Vec<_>>(), [TraceWhat::ToPort(0)]);
+}
+
+#[test]
+fn packets_that_no_rule_takes_are_traced_and_are_of_no_chain() {
+    let mut rig = Rig::new(1, 16, Overload::Drop, OnFailure::Drop);
+    rig.tables.rules = RuleSet::new(vec![rule_of(1, 0)]);
+    rig.publish();
+    for (chain, rule) in [(None, None), (Some(0), None), (None, Some(0))] {
+        let trace = trace(&rig.plane, chain, rule, 2);
+        rig.put([udp(2, 0), udp(2, 1), udp(2, 2), udp(1, 3)]);
+        let mut nf = rig.nf(0);
+        let packet = read(&mut nf);
+        nf.tx.enqueue(&[packet]).unwrap();
+        match (chain, rule) {
+            (None, None) => assert_eq!(refused(&told(&trace, 2)), [(None, "no_rule"); 2], "as many as are wanted"),
+            _ => assert!(refused(&told(&trace, 1)).is_empty(), "those of the chain, or of the rule, alone"),
+        }
+    }
+}
+
+#[test]
+fn packets_that_are_refused_are_traced_with_the_reason() {
+    let mut rig = Rig::new(1, 16, Overload::Drop, OnFailure::Drop);
+    rig.tables.rules = RuleSet::new(vec![rule_of(1, 0), rule_of(2, 0)]);
+    rig.publish();
+    let packets = |flow: u8| (0..40).map(move |i| udp(flow, i));
+    // The gate closes when the ring is full.
+    let request = trace(&rig.plane, Some(0), None, 24);
+    rig.put(packets(1));
+    // Of what was let in one of a burst is followed, of what was refused each: so many of them together as were asked for.
+    let entry = (Some(0), Drop::Entry.name());
+    let events = told(&request, 23);
+    assert_eq!((refused(&events), events[0].what), (vec![entry; 23], TraceWhat::ToNf(0)));
+    wait_for("the drops", || rig.dropped(Drop::Entry) == 24);
+    let of_rule = trace(&rig.plane, None, Some(1), 100);
+    rig.put(packets(1).chain(packets(2)));
+    let events = told(&of_rule, 40);
+    assert_eq!(refused(&events), [entry; 40], "those of the rule alone");
+    assert!(events.iter().all(|event| event.len == udp(1, 0).len() as u16));
+    let mut nf = rig.nf(0);
+    for _ in 0..16 {
+        let packet = read(&mut nf);
+        nf.tx.enqueue(&[packet]).unwrap();
+    }
+    wait_for("all frames", || rig.is_empty());
+    // There are more than were promised.
+    let counters = rig.chain.counters.clone();
+    let bucket = crate::promise::bucket::Bucket::default();
+    bucket.limit(0, Some((1e-3, 1)));
+    let name = rig.chain.name.clone();
+    let (number, version, services, reversed, egress, on_failure) = (0, 2, vec![0], Vec::new(), 0, OnFailure::Drop);
+    let police = Some(Arc::new(bucket));
+    rig.tables.chains[0] =
+        Some(Arc::new(Chain { number, version, name, services, reversed, egress, on_failure, counters, police }));
+    rig.publish();
+    let policed = trace(&rig.plane, Some(0), None, 8);
+    rig.put(packets(2));
+    assert_eq!(refused(&told(&policed, 7))[..7], [(Some(0), Drop::Policed.name()); 7]);
+    // Its service has no instance.
+    rig.tables.services[0].clear();
+    rig.publish();
+    let down = trace(&rig.plane, Some(0), None, 8);
+    rig.put(packets(1));
+    assert_eq!(refused(&told(&down, 8)), [(Some(0), Drop::NfDown.name()); 8]);
+}
+
+#[test]
+fn packets_that_wait_at_the_entry_are_traced_once_when_they_go() {
+    let mut rig = Rig::new(1, 16, Overload::Wait, OnFailure::Drop);
+    rig.tables.rules = RuleSet::new(vec![rule_of(1, 0), rule_of(2, 0)]);
+    rig.publish();
+    let everything = trace(&rig.plane, None, None, 1000);
+    rig.put((0..100).map(|i| udp(1, i)));
+    wait_for("a full ring", || rig.handles[0].in_flight.load(Ordering::Relaxed) == 16);
+    // Those that wait were read before it was asked of what rule they are.
+    let none = trace(&rig.plane, None, Some(1), 1000);
+    let mut nf = rig.nf(0);
+    let mut pass = |n: usize| {
+        for _ in 0..n {
+            let packet = read(&mut nf);
+            nf.tx.enqueue(&[packet]).unwrap();
+        }
+    };
+    pass(50);
+    rig.plane.trace(Some(&everything));
+    pass(50);
+    wait_for("all packets", || rig.wire.written.lock().unwrap().len() == 100);
+    rig.plane.meet().unwrap();
+    assert_eq!(none.left.load(Ordering::Relaxed), 1000);
+    let events: Vec<_> = std::iter::from_fn(|| everything.events.pop()).collect();
+    let began = events.iter().filter(|event| event.what == TraceWhat::ToNf(0)).count() as i64;
+    assert!(refused(&events).is_empty());
+    assert_eq!(everything.left.load(Ordering::Relaxed), 1000 - began);
 }
 
 #[test]
@@ -1103,6 +1226,7 @@ fn a_hostile_tenant_reaches_no_packet_of_another() {
 #[test]
 fn a_tenant_without_free_frames_starves_alone() {
     let rig = Tenants::with(512, 1024, Overload::Drop);
+    let trace = trace(&rig.plane, Some(0), None, 1000);
     rig.wire.to_read.lock().unwrap().extend((0..800).map(|i| udp(1, i)));
     // Its NF returns nothing: what it may have of its tenant's frames is with it, and there is room left on its ring.
     let dropped = |chain: usize, why: Drop| rig.chains[chain].counters[0].drops[why as usize].get();
@@ -1110,6 +1234,9 @@ fn a_tenant_without_free_frames_starves_alone() {
     let held = || u64::from(rig.handles[0].in_flight.load(Ordering::Relaxed));
     wait_for("the drops", || of_red() > 0 && of_red() + held() == 800);
     assert!(held() <= 512);
+    let reasons = refused(&told(&trace, of_red() as usize));
+    let traced = |why: Drop| reasons.iter().filter(|reason| **reason == (Some(0), why.name())).count() as u64;
+    assert_eq!([Drop::NoFrame, Drop::Entry].map(traced), [Drop::NoFrame, Drop::Entry].map(|why| dropped(0, why)));
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
     for i in 0..600 {
         rig.wire.to_read.lock().unwrap().push(udp(2, i));

@@ -198,6 +198,22 @@ pub enum TraceWhat {
     Crossed(u32),
     /// It was dropped.
     Dropped(Drop),
+    /// It was dropped at the entry.
+    Refused {
+        /// Number of the port where it came in.
+        ingress: u16,
+        /// Number of its chain; none if nothing says which.
+        chain: Option<u16>,
+        /// Why, as statistics name it.
+        why: &'static str,
+    },
+}
+
+impl TraceWhat {
+    /// Whether it is the last that is known of a packet.
+    pub fn is_end(self) -> bool {
+        matches!(self, Self::ToPort(_) | Self::LostSight(_) | Self::Dropped(_) | Self::Refused { .. })
+    }
 }
 
 /// What is known of a sampled or traced packet that goes into a program, so that it can go on as such when it comes out.
@@ -226,6 +242,19 @@ pub struct TraceRequest {
     pub left: std::sync::atomic::AtomicI64,
     /// Where the hops are told. When it is full, hops are missing.
     pub events: ArrayQueue<TraceEvent>,
+}
+
+impl TraceRequest {
+    /// Whether packets are still to be picked.
+    fn wants_more(&self) -> bool {
+        // Relaxed, here and below: it is a number alone, and nothing is published by it.
+        self.left.load(Ordering::Relaxed) > 0
+    }
+
+    /// Picks a packet, if one is still to be picked.
+    fn pick(&self) -> bool {
+        self.wants_more() && self.left.fetch_sub(1, Ordering::Relaxed) > 0
+    }
 }
 
 /// Packets that wait for one egress port.
@@ -626,7 +655,13 @@ impl Plane {
         if n < own.len() {
             // They were let in, and are lost there.
             self.counters(path).entered.add((own.len() - n) as u64);
-            self.starve(path, 0, memory, own[n..].iter().map(|packet| packet.frame));
+            if self.is_tracing() {
+                let lost = own.iter().enumerate().skip(n).filter(|(i, _)| traceable >> i & 1 != 0);
+                lost.for_each(|(_, packet)| {
+                    self.note_refused(*packet, path.ingress, Some(path.chain.number), Drop::NoFrame.name())
+                });
+            }
+            self.starve(path, memory, &own[n..]);
         }
     }
 
@@ -639,13 +674,13 @@ impl Plane {
         }
     }
 
-    /// Drops packets that go to hop `hop` of a path, because an arena has no free frame for them.
+    /// Drops packets that start on a path, because an arena has no free frame for them.
     #[cold]
-    fn starve(&mut self, path: &Path, hop: usize, memory: u8, frames: impl ExactSizeIterator<Item = u32>) {
-        self.frames.count_starved(memory, frames.len());
-        self.release_from(path, hop, frames.len() as u32);
-        self.counters(path).drops[Drop::NoFrame as usize].add(frames.len() as u64);
-        frames.for_each(|frame| self.discard(frame));
+    fn starve(&mut self, path: &Path, memory: u8, packets: &[Packet]) {
+        self.frames.count_starved(memory, packets.len());
+        self.release_from(path, 0, packets.len() as u32);
+        self.counters(path).drops[Drop::NoFrame as usize].add(packets.len() as u64);
+        packets.iter().for_each(|packet| self.discard(packet.frame));
     }
 
     /// Lets packets, which lie where they belong, start on a path.
@@ -667,8 +702,7 @@ impl Plane {
         if let Some(trace) = &self.trace
             && trace.chain.is_none_or(|c| c == path.chain.number)
             && (traceable.trailing_zeros() as usize) < packets.len()
-            && trace.left.load(Ordering::Relaxed) > 0
-            && trace.left.fetch_sub(1, Ordering::Relaxed) > 0
+            && trace.pick()
         {
             // One packet of a burst is marked; if one is timed already and may be traced, it is that one.
             marked = match marked {
@@ -762,6 +796,39 @@ impl Plane {
         }
     }
 
+    /// Whether a trace goes on for which packets are still to be picked.
+    #[inline(always)]
+    pub fn is_tracing(&self) -> bool {
+        self.trace.as_ref().is_some_and(|trace| trace.wants_more())
+    }
+
+    /// Whether a trace goes on that is about packets of this key, whatever their chain is.
+    pub fn traces(&self, key: &FlowKey) -> bool {
+        let is_about = |rule| self.tables.rules.first_rule(key) == Some(rule);
+        self.trace.as_ref().is_some_and(|trace| trace.rule.is_none_or(is_about))
+    }
+
+    /// Notes that a packet is dropped at the entry, if the trace that goes on, if any, is about it. `chain` is its chain, if it has one.
+    #[cold]
+    pub fn tell_refused(&self, packet: Packet, key: &FlowKey, chain: Option<u16>, why: &'static str) {
+        if self.traces(key) {
+            self.note_refused(packet, key.ingress(), chain, why);
+        }
+    }
+
+    /// The same for a packet that the trace is about, if it is about its chain.
+    #[cold]
+    fn note_refused(&self, packet: Packet, ingress: u16, chain: Option<u16>, why: &'static str) {
+        if let Some(trace) = &self.trace
+            && (trace.chain.is_none() || trace.chain == chain)
+            && trace.pick()
+        {
+            let (what, at_ns) = (TraceWhat::Refused { ingress, chain, why }, self.now_ns);
+            let packet_then = (at_ns, packet.frame);
+            let _ = trace.events.push(TraceEvent { packet: packet_then, path: chain::NO_PATH, what, at_ns, len: packet.len });
+        }
+    }
+
     /// Passes packets that are in this thread's hands on to an NF's ring or a port's buffer; to an NF of another tenant as copies. `words`
     /// says what the table will say of each of them once an NF has it.
     #[inline(always)]
@@ -796,7 +863,8 @@ impl Plane {
             self.hand_on(path, hop, Step::Nf(nf), &own[..n], &words);
         }
         if n < own.len() {
-            self.starve(path, hop, memory, own[n..].iter().map(|descriptor| descriptor.frame));
+            self.frames.count_starved(memory, own.len() - n);
+            self.drop_from(path, hop, &own[n..], |i| words(n + i), Drop::NoFrame);
         }
     }
 

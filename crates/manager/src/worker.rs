@@ -44,7 +44,8 @@ mod turns;
 
 use drain::{MOST_LOOKED_AT, Returns};
 use entry::{
-    Groups, Instead, classify, direct, gather, instead_of, is_urgent, read, refuse, traceable_of, turn_away, urgent_of, wait,
+    Groups, Instead, classify, direct, gather, give_up, instead_of, is_urgent, read, refuse, traceable_of, turn_away, urgent_of,
+    wait,
 };
 use rest::{AGE_RESTED, Alarm, IDLE_NS};
 use turns::Turns;
@@ -675,8 +676,7 @@ impl Worker {
             let (packet, key) = (waiting.packet, waiting.key);
             if director.is_over(&waiting, plane.now_ns) {
                 director.gives_up(&waiting);
-                plane.none_idle.add(1);
-                plane.discard(packet.frame);
+                give_up(plane, &waiting);
                 continue;
             }
             let tables = plane.tables.clone();
@@ -684,6 +684,7 @@ impl Worker {
             let Some(Some(chain)) = tables.chains.get(usize::from(chain)) else {
                 director.leaves(&waiting);
                 plane.no_rule.add(1);
+                plane.tell_refused(packet, &key, None, "no_rule");
                 plane.discard(packet.frame);
                 continue;
             };
@@ -702,14 +703,14 @@ impl Worker {
             match registry.get(number) {
                 Some(path) if plane.admit(path, 1) == 1 => {
                     director.leaves(&waiting);
-                    plane.enter(path, number, &[packet], &[waiting.flags], 0, u32::from(is_urgent(waiting.tcp)));
+                    let (traceable, urgent) = (u32::from(plane.traces(&key)), u32::from(is_urgent(waiting.tcp)));
+                    plane.enter(path, number, &[packet], &[waiting.flags], traceable, urgent);
                     went += 1;
                 }
                 Some(_) => director.stands(&waiting),
                 None => {
                     director.leaves(&waiting);
-                    plane.none_idle.add(1);
-                    plane.discard(packet.frame);
+                    give_up(plane, &waiting);
                 }
             }
         }

@@ -305,7 +305,7 @@ impl Backend for Mock {
         drop(self.gate.1.wait_while(open, |open| !*open).unwrap());
         let hop = |place: &str, ns| Hop { place: place.into(), ns };
         let packet = TracedPacket {
-            chain: request.chain.clone().unwrap_or("web".into()),
+            chain: Some(request.chain.clone().unwrap_or("web".into())),
             bytes: 60,
             hops: vec![hop("port in", 0), hop("nf fw.0", 4_200), hop("port out", 9_000)],
             outcome: "sent to out".into(),

@@ -878,8 +878,9 @@ pub struct Trace {
 /// The path of one packet.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct TracedPacket {
-    /// Its chain.
-    pub chain: String,
+    /// Its chain; none if no rule takes it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<String>,
     /// Its length at the entry, in bytes.
     #[serde(default)]
     pub bytes: u32,

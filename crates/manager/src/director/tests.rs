@@ -285,7 +285,11 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
     let wanted = rig.director.wanted();
     assert_eq!((wanted.service, wanted.chain), (0, rig.tables.chains[0].as_ref().unwrap().number));
     let mut wait = |frame| rig.director.wait(wanted, Packet { frame, ..Packet::default() }, &key(8, false), 0, flag::ACK, 0);
-    assert_eq!([wait(0), wait(1), wait(2)].map(|gone| gone.map(|packet| packet.frame)), [None, None, Some(0)], "the oldest goes");
+    assert_eq!(
+        [wait(0), wait(1), wait(2)].map(|gone| gone.map(|gone| gone.packet.frame)),
+        [None, None, Some(0)],
+        "the oldest goes"
+    );
     rig.packet(0, 3, false, flag::RST).unwrap();
     rig.step();
     assert_eq!(rig.packet(0, 9, false, flag::ACK), Err(chain::WAIT), "who came later waits behind");

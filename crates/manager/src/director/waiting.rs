@@ -248,18 +248,18 @@ impl Director {
     /// Keeps a packet that waits for a member of a pool. Gives a packet that is to be dropped for it, if too many wait: the one that has waited
     /// longest.
     #[cold]
-    pub fn wait(&mut self, wanted: Wanted, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> Option<Packet> {
+    pub fn wait(&mut self, wanted: Wanted, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> Option<Waiting> {
         let thread = self.thread;
-        let Some(seats) = self.seats(wanted.service) else { return Some(packet) };
+        let waiting = Waiting { packet, key: *key, flags, tcp, wanted, since_ns: now_ns };
+        let Some(seats) = self.seats(wanted.service) else { return Some(waiting) };
         let most = seats.table.pool.queue;
         seats.counters(thread).waits.add(1);
         // A member may have become idle since it was told to wait.
         self.freed |= seats.pool.count(State::Idle) > 0;
-        let waiting = Waiting { packet, key: *key, flags, tcp, wanted, since_ns: now_ns };
         let (connection, _) = key.connection();
         let gone = self.waiting.push(connection, waiting, most)?;
         self.count_drop(gone.wanted.service);
-        Some(gone.packet)
+        Some(gone)
     }
 
     fn count_drop(&self, service: u16) {

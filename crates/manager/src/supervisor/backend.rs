@@ -186,26 +186,37 @@ impl Supervisor {
         // Names that packets have since they came out of programs, in other frames.
         let mut other_names = Vec::new();
         for event in events {
+            if matches!(event.what, TraceWhat::Refused { .. }) {
+                // All of one packet. Its frame may be another packet's in the same moment.
+                packets.push((event.packet, vec![event]));
+                continue;
+            }
             let name = other_names.iter().find(|(other, _)| *other == event.packet).map_or(event.packet, |(_, first)| *first);
             if let TraceWhat::CameOut(_, frame) | TraceWhat::Crossed(frame) = event.what {
                 other_names.retain(|(other, _)| *other != (name.0, frame));
                 other_names.push(((name.0, frame), name));
             }
-            match packets.iter_mut().find(|(packet, _)| *packet == name) {
+            let goes_on = |hops: &[TraceEvent]| !hops.last().is_some_and(|last| last.what.is_end());
+            match packets.iter_mut().find(|(packet, hops)| *packet == name && goes_on(hops)) {
                 Some((_, hops)) => hops.push(event),
                 None => packets.push((name, vec![event])),
             }
         }
         let port =
             |number: u16| self.ports.get(number as usize).and_then(|p| Some(p.as_ref()?.config.name.clone())).unwrap_or_default();
+        let chain = |number: u16| self.chains.iter().flatten().find(|c| c.number == number).map(|c| c.name.clone());
         let nf = |number: u16| self.nfs.get(&number).map_or_else(|| format!("number {number}"), |nf| nf.name.clone());
         let registry = self.plane.registry();
         let told: Vec<api::TracedPacket> = packets
             .into_iter()
             .filter_map(|((entered, _), events)| {
-                let path = registry.get(events.first()?.path)?;
-                let bytes = u32::from(events.first()?.len);
-                let mut hops = vec![api::Hop { place: format!("port {}", port(path.ingress)), ns: 0 }];
+                let first = *events.first()?;
+                let (ingress, chain) = match first.what {
+                    TraceWhat::Refused { ingress, chain: number, .. } => (ingress, number.and_then(chain)),
+                    _ => registry.get(first.path).map(|path| (path.ingress, Some(path.chain.name.clone())))?,
+                };
+                let bytes = u32::from(first.len);
+                let mut hops = vec![api::Hop { place: format!("port {}", port(ingress)), ns: 0 }];
                 let mut outcome = "still inside".to_string();
                 for event in events {
                     let ns = event.at_ns.saturating_sub(entered);
@@ -224,9 +235,10 @@ impl Supervisor {
                             outcome = format!("went into {}, and none came out that is known as it", nf(number))
                         }
                         TraceWhat::Dropped(why) => outcome = format!("dropped: {}", Drop::name(why)),
+                        TraceWhat::Refused { why, .. } => outcome = format!("dropped: {why}"),
                     }
                 }
-                Some(api::TracedPacket { chain: path.chain.name.clone(), bytes, hops, outcome })
+                Some(api::TracedPacket { chain, bytes, hops, outcome })
             })
             .collect();
         let timed_out = told.iter().filter(|p| p.outcome != "still inside").count() < count as usize;
@@ -488,10 +500,7 @@ impl Backend for Remote {
         let trace = self.change(move |s| s.begin_trace(&asked))?;
         let until = Instant::now() + Duration::from_millis(request.timeout_ms.min(api::MAX_TRACE_MS));
         let mut events = Vec::new();
-        let ended = |events: &[TraceEvent]| {
-            let over = |e: &&TraceEvent| matches!(e.what, TraceWhat::ToPort(_) | TraceWhat::Dropped(_) | TraceWhat::LostSight(_));
-            events.iter().filter(over).count() >= request.count as usize
-        };
+        let ended = |events: &[TraceEvent]| events.iter().filter(|event| event.what.is_end()).count() >= request.count as usize;
         while Instant::now() < until && !ended(&events) {
             std::thread::sleep(Duration::from_millis(2));
             events.extend(std::iter::from_fn(|| trace.events.pop()));

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
+use super::entry::look_for_trace;
 use super::{CLOSE_NS, Closing, Command, Progress, Worker, WorkerSetup};
 use crate::asker;
 use crate::forward::{Drain, NfEnd, TX_BUFFER, TxBuffer};
@@ -155,7 +156,10 @@ impl Worker {
                     let at = self.schedules.iter().position(|schedule| schedule.core() == core);
                     let _ = to.send(at.map(|at| Box::new(self.schedules.swap_remove(at))));
                 }
-                Command::Trace(trace) => self.setup.plane.trace = trace,
+                Command::Trace(trace) => {
+                    self.setup.plane.trace = trace;
+                    self.queues.iter_mut().for_each(|owned| look_for_trace(&self.setup.plane, owned));
+                }
                 Command::Snapshot(to) => {
                     let _ = to.send(self.snapshot());
                 }

@@ -15,7 +15,7 @@ use crate::classify::flow_table::Decision;
 use crate::classify::key::{FlowKey, LONG, SHORT, protocol};
 use crate::classify::rule::Terms;
 use crate::classify::{Classifier, Lookup, tcp};
-use crate::director::{Asked, Director, Env};
+use crate::director::{Asked, Director, Env, Waiting};
 use crate::forward::Plane;
 use crate::frame::Packet;
 
@@ -57,6 +57,15 @@ pub(super) fn urgent_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
 #[inline(always)]
 pub(super) fn traceable_of(owned: &OwnedQueue, first: usize, n: usize) -> u32 {
     if owned.traces_rule { mask(n, |i| owned.batch.traceable[first + i]) } else { u32::MAX }
+}
+
+/// Finds which of the packets that a queue holds the trace is about that begins: nobody has asked when they came.
+#[cold]
+pub(super) fn look_for_trace(plane: &Plane, owned: &mut OwnedQueue) {
+    owned.traces_rule = plane.trace.as_ref().is_some_and(|trace| trace.rule.is_some());
+    for i in owned.from..owned.to {
+        owned.batch.traceable[i] = plane.traces(&asker::key_of(plane, owned.batch.packets[i], owned.port));
+    }
 }
 
 /// Takes packets from a queue, a burst or, where those of a burst go to many NFs, as many bursts as are worth gathering; and finds
@@ -330,11 +339,18 @@ pub(super) fn wait(plane: &mut Plane, director: &mut Director, owned: &OwnedQueu
         let Batch { packets, flags, tcp, came, .. } = &*owned.batch;
         let (key, wanted) = &owned.waiting[usize::from(came[i])];
         if let Some(gone) = director.wait(*wanted, packets[i], key, flags[i], tcp[i], plane.now_ns) {
-            plane.none_idle.add(1);
             owned.counters.entry_drops.add(1);
-            plane.discard(gone.frame);
+            give_up(plane, &gone);
         }
     }
+}
+
+/// Drops a packet for which no NF of a pool was idle.
+#[cold]
+pub(super) fn give_up(plane: &mut Plane, waiting: &Waiting) {
+    plane.none_idle.add(1);
+    plane.tell_refused(waiting.packet, &waiting.key, Some(waiting.wanted.chain), "none_idle");
+    plane.discard(waiting.packet.frame);
 }
 
 /// Lets packets go on that were asked about and go by a chain with pools. Says how many there were.
@@ -354,6 +370,7 @@ pub(super) fn direct(
         let way = |(number, rule)| Some((tables.chains.get(usize::from(number))?.as_ref()?, number, rule));
         let Some((way, chain, rule)) = named.and_then(way).filter(|(way, ..)| director.concerns(way)) else {
             plane.nf_down.add(1);
+            plane.tell_refused(*packet, key, None, Drop::NfDown.name());
             plane.discard(packet.frame);
             continue;
         };
@@ -370,25 +387,28 @@ pub(super) fn direct(
         classifier.table().remove(key, hash);
         match registry.get(number) {
             Some(path) if plane.admit(path, 1) == 1 => {
-                plane.enter(path, number, &[*packet], &[key.flags()], 0, u32::from(is_urgent(flags)))
+                let traceable = u32::from(plane.traces(key));
+                plane.enter(path, number, &[*packet], &[key.flags()], traceable, u32::from(is_urgent(flags)))
             }
             Some(path) => {
                 plane.count_lost(&path.chain, Drop::Entry, 1);
                 plane.count_refused(path, 1);
+                plane.tell_refused(*packet, key, Some(chain), Drop::Entry.name());
                 plane.discard(packet.frame);
             }
             None if number == chain::WAIT => {
                 if let Some(gone) = director.wait(director.wanted(), *packet, key, key.flags(), flags, plane.now_ns) {
-                    plane.none_idle.add(1);
-                    plane.discard(gone.frame);
+                    give_up(plane, &gone);
                 }
             }
             None => {
-                match number {
-                    chain::NONE_IDLE => plane.none_idle.add(1),
-                    chain::REFUSED => plane.nf_down.add(1),
-                    _ => plane.no_path.add(1),
-                }
+                let (counter, why) = match number {
+                    chain::NONE_IDLE => (&plane.none_idle, "none_idle"),
+                    chain::REFUSED => (&plane.nf_down, Drop::NfDown.name()),
+                    _ => (&plane.no_path, "no_path"),
+                };
+                counter.add(1);
+                plane.tell_refused(*packet, key, Some(chain), why);
                 plane.discard(packet.frame);
             }
         }
@@ -421,23 +441,25 @@ pub(super) fn instead_of(path: Option<&Path>, number: u32, looked: bool) -> Inst
 #[cold]
 pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: usize, to: usize) {
     let n = (to - from) as u64;
-    match number {
-        chain::NO_RULE => plane.no_rule.add(n),
+    let asker = plane.asker.as_deref();
+    let (counter, why) = match number {
+        chain::NO_RULE => (Some(&plane.no_rule), "no_rule"),
         // A pool that is about to be there, or not any more, is as good as none.
-        chain::REFUSED | chain::POOLED => plane.nf_down.add(n),
-        chain::NONE_IDLE => plane.none_idle.add(n),
+        chain::REFUSED | chain::POOLED => (Some(&plane.nf_down), Drop::NfDown.name()),
+        chain::NONE_IDLE => (Some(&plane.none_idle), "none_idle"),
         chain::HELD => {
             owned.batch.packets[from..to].iter().for_each(|packet| asker::hold(plane, *packet, owned.port));
             return;
         }
-        chain::FORBIDDEN | chain::UNANSWERED => {
-            if let Some(asker) = &plane.asker {
-                if number == chain::FORBIDDEN { asker.forbidden.add(n) } else { asker.unanswered.add(n) }
-            }
-        }
-        _ => plane.no_path.add(n),
-    }
+        chain::FORBIDDEN => (asker.map(|asker| &asker.forbidden), "forbidden"),
+        chain::UNANSWERED => (asker.map(|asker| &asker.unanswered), "unanswered"),
+        _ => (Some(&plane.no_path), "no_path"),
+    };
+    counter.into_iter().for_each(|counter| counter.add(n));
     owned.counters.entry_drops.add(n);
+    if plane.is_tracing() {
+        tell_refused(plane, owned, None, why, from, to);
+    }
     for packet in &owned.batch.packets[from..to] {
         plane.discard(packet.frame);
     }
@@ -447,10 +469,26 @@ pub(super) fn refuse(plane: &mut Plane, owned: &OwnedQueue, number: u32, from: u
 pub(super) fn turn_away(plane: &mut Plane, path: &Path, owned: &mut OwnedQueue, why: Drop, from: usize, to: usize) {
     path.chain.counters[plane.index].drops[why as usize].add((to - from) as u64);
     owned.counters.entry_drops.add((to - from) as u64);
+    if plane.is_tracing() {
+        tell_refused(plane, owned, Some(path.chain.number), why.name(), from, to);
+    }
     for packet in &owned.batch.packets[from..to] {
         plane.discard(packet.frame);
     }
     owned.from = to;
+}
+
+/// Notes for the trace that goes on which packets are dropped at the door. `chain` is their chain, where a path says which.
+#[cold]
+fn tell_refused(plane: &Plane, owned: &OwnedQueue, chain: Option<u16>, why: &'static str, from: usize, to: usize) {
+    for packet in &owned.batch.packets[from..to] {
+        if !plane.is_tracing() {
+            return;
+        }
+        let key = asker::key_of(plane, *packet, owned.port);
+        let chain = chain.or_else(|| asker::chain_now(plane, &key, *packet));
+        plane.tell_refused(*packet, &key, chain, why);
+    }
 }
 
 /// Reads that are left as they are after one in which no path had packets in several places.

@@ -2,7 +2,7 @@
 
 use rustix::process::Signal;
 use sluice_manager::control::health::DeathCause;
-use sluice_manager::control::model::{Apply, ChainState, NfState, Stats};
+use sluice_manager::control::model::{Apply, ChainState, NfState, Stats, TraceRequest};
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, hostile_nf, port, service, signal};
 use crate::support::{is_alive, open_nf, parent, wait_until_gone};
@@ -92,6 +92,9 @@ fn the_packets_of_a_killed_nf_are_dropped_at_the_door() {
     daemon.wait("packets are refused", |s| s.drops.get("nf_down").is_some_and(|n| *n > 500));
     let stats = daemon.stats();
     assert_eq!((find_nf(&stats, "b.0").state, find_nf(&stats, "b.0").frames_held), (NfState::Failed, 0));
+    let request = TraceRequest { chain: Some("faulty".into()), count: 3, timeout_ms: 20_000, rule: None };
+    let trace = daemon.client().trace(&request).unwrap();
+    assert!(trace.packets.len() == 3 && trace.packets.iter().all(|packet| packet.outcome == "dropped: nf_down"), "{trace:?}");
     // Another instance opens it again.
     daemon.client().add_nf("b", None).unwrap();
     let before = find_port(&stats, "away").tx_packets;

@@ -3,9 +3,9 @@
 use std::sync::Barrier;
 
 use sluice_manager::control::client::ClientError;
-use sluice_manager::control::model::{Stats, TraceRequest};
+use sluice_manager::control::model::{Stats, TraceRequest, TracedPacket};
 
-use crate::support::{Daemon, chain, port, service};
+use crate::support::{Daemon, chain, find_chain, port, service};
 
 const FLOWS: u64 = 64;
 
@@ -32,6 +32,45 @@ fn decisions_of_rules_are_counted_over_changes() {
     assert!(decisions(&daemon.stats(), "c") >= before);
     let metrics = daemon.client().metrics().unwrap();
     assert!(metrics.contains("sluice_rule_decisions_total{rule=\"c\",chain=\"c\"}"), "{metrics}");
+    daemon.stop();
+}
+
+#[test]
+fn packets_are_traced_whatever_becomes_of_them() {
+    let body = port("stray", "gen", "rate = 500")
+        + &port("direct", "gen", "rate = 500")
+        + &port("much", "gen", "")
+        + &port("out", "sink", "")
+        + &service("slow", "sluice-nf-cost", "args = [\"--cycles\", \"20000\"]\nring = 64")
+        + &chain("direct", "direct", &[], "out", "")
+        + &chain("much", "much", &["slow"], "out", "");
+    let mut daemon = Daemon::start("", &body);
+    daemon.wait("packets are refused", |s| {
+        s.drops["no_rule"] > 100 && find_chain(s, "much").drops.get("entry").is_some_and(|n| *n > 1000)
+    });
+    let mut client = daemon.client();
+    let mut trace = move |request: TraceRequest| {
+        let trace = client.trace(&TraceRequest { timeout_ms: 20_000, ..request.clone() }).unwrap();
+        assert!(!trace.timed_out && trace.packets.len() == request.count as usize, "{trace:?}");
+        let one = |packet: &TracedPacket| {
+            let hops: Vec<String> = packet.hops.iter().map(|hop| hop.place.clone()).collect();
+            assert!(packet.bytes > 0, "{packet:?}");
+            (packet.chain.clone(), hops.join(", "), packet.outcome.clone())
+        };
+        trace.packets.iter().map(one).collect::<Vec<_>>()
+    };
+    let of = |chain: Option<&str>, hops: &str, outcome: &str| (chain.map(str::to_string), hops.to_string(), outcome.to_string());
+    // Between these there is no NF.
+    let direct = trace(TraceRequest { chain: Some("direct".into()), count: 3, ..TraceRequest::default() });
+    assert_eq!(direct, vec![of(Some("direct"), "port direct, port out", "sent to out"); 3]);
+    let much = trace(TraceRequest { rule: Some("much".into()), count: 500, ..TraceRequest::default() });
+    let refused = of(Some("much"), "port much", "dropped: entry");
+    let let_in = of(Some("much"), "port much, nf slow.0, nf slow.0 done, port out", "sent to out");
+    assert!(much.contains(&refused) && much.iter().all(|packet| [&refused, &let_in].contains(&packet)), "{much:?}");
+    // Of all chains, and of none.
+    daemon.silence("much", "much");
+    let all = trace(TraceRequest { count: 500, ..TraceRequest::default() });
+    assert!(all.contains(&of(None, "port stray", "dropped: no_rule")) && all.contains(&direct[0]), "{all:?}");
     daemon.stop();
 }
 

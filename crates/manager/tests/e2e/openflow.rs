@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use sluice_manager::control::model::{Openflow, Stats};
+use sluice_manager::control::model::{Openflow, Stats, TraceRequest, TracedPacket};
 use sluice_openflow::instruction::{Instruction, Output};
 use sluice_openflow::message::{Command as Change, FlowMod, HEADER, Header, Message, PacketOut, Reason, Why, flow_flag};
 use sluice_openflow::multipart::{FlowRequest, Reply, Request};
@@ -286,6 +286,9 @@ fn entries_lead_into_chains_and_the_rules_do_the_rest() {
     talk.say(&Message::FlowMod(FlowMod { priority: 300, ..told }));
     talk.barrier();
     daemon.wait("entries forbid", |s| s.drops.get("forbidden").is_some_and(|n| *n > 10));
+    let trace = daemon.client().trace(&TraceRequest { count: 3, timeout_ms: 20_000, ..TraceRequest::default() }).unwrap();
+    let is_forbidden = |packet: &TracedPacket| (packet.chain.as_ref(), packet.outcome.as_str()) == (None, "dropped: forbidden");
+    assert!(trace.packets.len() == 3 && trace.packets.iter().all(is_forbidden), "{trace:?}");
     talk.say(&Message::FlowMod(FlowMod::new(Change::Delete, udp())));
     let (_, removed) = talk.hear("news of a removed entry", |m| matches!(m, Message::FlowRemoved(_)));
     assert!(matches!(removed, Message::FlowRemoved(r) if r.reason == Reason::Delete && r.packets > 10 && r.priority == 300));

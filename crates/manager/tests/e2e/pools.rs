@@ -5,7 +5,7 @@ use std::path::Path;
 
 use etherparse::PacketBuilder;
 use rustix::process::Signal;
-use sluice_manager::control::model::{Apply, Pool, Stats};
+use sluice_manager::control::model::{Apply, Pool, Stats, TraceRequest};
 
 use crate::pcap::{Order, pcap};
 use crate::support::{Daemon, chain, find_nf, find_port, flow_nf, parent, port, refusal, service, signal};
@@ -225,6 +225,43 @@ fn without_an_idle_nf_flows_are_dropped_or_wait_or_go_elsewhere() {
     assert_eq!(find_nf(&stats, "rest.0").tx_packets, 1500);
     let seen = seen(folder.path(), "ids");
     assert!(lines(&seen, "begin").len() == 1 && lines(&seen, "mixed").is_empty(), "{seen:?}");
+    daemon.stop();
+}
+
+#[test]
+fn packets_that_wait_for_an_nf_are_traced_when_they_go_and_those_that_find_none_too() {
+    let (_folder, mut daemon) = scarce("when_empty = \"drop\"", 0);
+    daemon.wait("flows find no NF", |s| s.drops["none_idle"] > 200);
+    let request = |rule: &str, count: u32| TraceRequest { rule: Some(rule.into()), count, timeout_ms: 20_000, chain: None };
+    let trace = daemon.client().trace(&TraceRequest { chain: Some("c".into()), ..request("c", 100) }).unwrap();
+    let outcomes: BTreeSet<&str> = trace.packets.iter().map(|packet| packet.outcome.as_str()).collect();
+    assert_eq!(outcomes, BTreeSet::from(["dropped: none_idle", "sent to out"]), "{trace:?}");
+    assert!(!trace.timed_out && trace.packets.iter().all(|packet| packet.chain.as_deref() == Some("c")), "{trace:?}");
+    daemon.stop();
+
+    let folder = crate::support::open_folder();
+    let config = port("in", "gen", "rate = 500")
+        + &port("out", "sink", "")
+        + &ids("ids", folder.path(), "", "min = 1\nmax = 1\nidle_ms = 100\nwhen_empty = \"wait\"\nqueue = 8")
+        + "[[rule]]\nname = \"late\"\nprotocol = \"tcp\"\nchain = \"c\"\n"
+        + &chain("c", "in", &["ids"], "out", "");
+    let mut daemon = Daemon::start("", &config);
+    daemon.wait("the NF has a flow", |s| pool(s, "ids").assigned == 1 && find_port(s, "out").tx_packets > 0);
+    let waits = [(false, "S"), (false, "A"), (false, "A")].map(|(back, flags)| packet(0, back, flags, b"hello"));
+    let late = format!("name = \"late\"\nkind = \"pcap\"\n{}", capture(folder.path(), "late.pcap", &waits));
+    let mut client = daemon.client();
+    let trace = std::thread::spawn(move || client.trace(&request("late", 3)).unwrap());
+    let until = std::time::Instant::now() + crate::support::PATIENCE;
+    // Of what there is not nothing can be traced either, which begins no trace.
+    while !daemon.client().trace(&request("nobody", 1)).unwrap_err().to_string().contains("another trace") {
+        assert!(std::time::Instant::now() < until, "no trace begins");
+    }
+    daemon.client().add_port(&toml::from_str(&late).unwrap()).unwrap();
+    daemon.wait("its packets wait", |s| pool(s, "ids").waits == 3);
+    daemon.silence("c", "in");
+    let trace = trace.join().unwrap();
+    let outcomes: Vec<&str> = trace.packets.iter().map(|packet| packet.outcome.as_str()).collect();
+    assert_eq!((outcomes, trace.timed_out), (vec!["sent to out"; 3], false), "{trace:?}");
     daemon.stop();
 }
 

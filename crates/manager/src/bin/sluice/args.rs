@@ -120,7 +120,7 @@ Examples:
     /// Follow packets on their way, hop by hop
     #[command(after_help = "\
 Examples:
-  sluice trace                          ten packets of any chain
+  sluice trace                          ten packets of any chain, or of none
   sluice trace --chain web --count 3    three packets of one chain
   sluice trace --rule ssh --timeout 60  wait a minute for packets of a rule")]
     Trace(TraceArgs),

@@ -589,7 +589,8 @@ pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
         let took = packet.hops.last().map_or(0, |hop| hop.ns);
         // A daemon that does not say how long the packet is says 0.
         let bytes = if packet.bytes > 0 { format!(" · {} bytes", packet.bytes) } else { String::new() };
-        writeln!(out, "packet {} · chain {}{bytes} · {} · {}", i + 1, packet.chain, packet.outcome, time(took))?;
+        let chain = packet.chain.as_ref().map_or("no chain".to_string(), |chain| format!("chain {chain}"));
+        writeln!(out, "packet {} · {chain}{bytes} · {} · {}", i + 1, packet.outcome, time(took))?;
         let mut before = None;
         for hop in &packet.hops {
             let step = before.map_or(String::new(), |then| format!("+{}", time(hop.ns.saturating_sub(then))));
@@ -602,6 +603,8 @@ pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_manager::control::model;
+
     use super::*;
 
     fn throttle(count: u64, throttled: bool) -> Event {
@@ -634,6 +637,20 @@ mod tests {
         assert_eq!(String::from_utf8(out).unwrap(), want);
         assert_eq!(decision(&throttle(1, false)), "throttled once, is open again");
         assert_eq!(decision(&throttle(1_000, true)), "throttled 1,000 times, still is");
+    }
+
+    #[test]
+    fn a_traced_packet_is_shown_with_its_chain_if_it_has_one() {
+        let hops = vec![model::Hop { place: "port in".into(), ns: 0 }];
+        let stray = model::TracedPacket { chain: None, bytes: 60, hops, outcome: "dropped: no_rule".into() };
+        let refused = model::TracedPacket { chain: Some("web".into()), outcome: "dropped: entry".into(), ..stray.clone() };
+        let mut out = Vec::new();
+        trace(&mut out, &Trace { packets: vec![stray, refused], timed_out: false }).unwrap();
+        let out = String::from_utf8(out).unwrap();
+        let lines: Vec<&str> = out.lines().filter(|line| line.starts_with("packet")).collect();
+        let want =
+            ["packet 1 · no chain · 60 bytes · dropped: no_rule · 0 ns", "packet 2 · chain web · 60 bytes · dropped: entry · 0 ns"];
+        assert_eq!(lines, want);
     }
 
     #[test]
