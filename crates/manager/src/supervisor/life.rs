@@ -865,11 +865,17 @@ impl Supervisor {
 
     /// Ends NFs that packet threads have condemned, and members of pools that had the one flow that they may have.
     pub(super) fn end_condemned(&mut self) {
+        let stall_ms = self.config.manager.stall_ms;
         for nf in self.nfs.values_mut() {
             let (State::Running | State::Starting, Some(handle)) = (nf.state, nf.handle.clone()) else { continue };
             let sentence = handle.sentence();
-            if sentence == Sentence::None || sentence == Sentence::Stalled && is_spared(nf, &handle) {
+            // One that is dying already looks as if it waited for its core.
+            let may_be_spared = sentence == Sentence::Stalled && nf.ended_for.is_none();
+            if sentence == Sentence::None || may_be_spared && is_spared(nf, &handle) {
                 continue;
+            }
+            if sentence == Sentence::Stalled {
+                nf.ended_for.get_or_insert(Cause::Stalled(stall_ms));
             }
             // Without violations it was stopped for something else, which was told.
             let is_told = sentence == Sentence::Violations && handle.violations.load(Ordering::Relaxed) == 0;
