@@ -421,7 +421,7 @@ fn a_verdict_comes_with_what_does_not_work_and_an_exit_code() {
     let daemon = Daemon::start();
     assert!(daemon.ok(&["status"]).lines().nth(1).unwrap().starts_with("health   healthy"));
     let problem = Problem { subject: "chain web".into(), what: "refuses packets".into(), since_s: 75.0 };
-    let degraded = Health { verdict: Verdict::Degraded, problems: vec![problem] };
+    let degraded = Health { verdict: Verdict::Degraded, problems: vec![problem], ..Health::default() };
     daemon.mock.state.lock().unwrap().stats.status.health = degraded.clone();
     for (args, wanted) in [
         (&["status"][..], "health   degraded\n  chain web refuses packets, since 1 min 15 s\n"),

@@ -202,6 +202,10 @@ pub struct Port {
     /// Whether no packet will come in any more: a file that was read, a generator that has sent its count.
     #[serde(default)]
     pub finished: bool,
+    /// Packets per second that its rate asks for and that it did not make over the last second; 0 where it keeps its rate, within a
+    /// hundredth, or has none.
+    #[serde(default)]
+    pub behind_pps: f64,
     /// What only this kind of port knows, by name.
     #[serde(default)]
     pub details: BTreeMap<String, f64>,

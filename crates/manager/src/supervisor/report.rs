@@ -391,6 +391,7 @@ impl Supervisor {
                 },
                 // A sink has nothing to come in, and so nothing that could be finished.
                 finished: finished.unwrap_or(false) && kind != "sink",
+                behind_pps: port.behind.pps(),
                 details,
             };
             report.add(&self.past.of_port(&port.config.name));

@@ -268,6 +268,14 @@ fn ports(out: &mut Text, ports: &[Port]) {
             out.sample("sluice_port_state", &[("port", &port.name), ("state", state.word())], u8::from(port.state == state));
         }
     }
+    out.family(
+        "sluice_port_behind_pps",
+        "gauge",
+        "Packets per second that the port's rate asks for and that it did not make over the last second.",
+    );
+    for port in ports {
+        out.sample("sluice_port_behind_pps", &[("port", &port.name)], port.behind_pps);
+    }
     out.family("sluice_port_detail_total", "counter", "What only one kind of port counts, by name.");
     for port in ports {
         for (detail, value) in port.details.iter().filter(|(detail, _)| totals::is_counter(detail)) {
@@ -826,6 +834,7 @@ mod tests {
             ports: vec![Port {
                 name: "odd \"name\"\\\n".into(),
                 rx_packets: u64::MAX,
+                behind_pps: 35_000.0,
                 details: [("lost", 2.5), ("link_up", 1.0), ("latency_ns_p999", 2_500.0)].map(|(n, v)| (n.into(), v)).into(),
                 ..Default::default()
             }],
@@ -865,6 +874,7 @@ mod tests {
         let get = |name: &str, with: &[(&str, &str)]| samples[&(name.to_owned(), labels(with))];
         assert_eq!(get("sluice_port_rx_packets_total", &[("port", "odd \"name\"\\\n")]), u64::MAX as f64);
         let odd = ("port", "odd \"name\"\\\n");
+        assert_eq!(get("sluice_port_behind_pps", &[odd]), 35_000.0);
         assert_eq!(get("sluice_port_detail_total", &[odd, ("detail", "lost")]), 2.5);
         assert_eq!(get("sluice_port_detail", &[odd, ("detail", "link_up")]), 1.0);
         assert_eq!(get("sluice_port_latency_seconds", &[odd, ("quantile", "0.999")]), 2.5e-6);
