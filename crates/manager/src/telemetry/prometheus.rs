@@ -414,7 +414,11 @@ const NF_MEASURES: &[Measure<Nf>] = &[
     ("sluice_nf_cpu_ratio", "Share of one core that the NF uses.", |n| n.cpu_percent / 100.0),
     ("sluice_nf_share", "Share of its core that the NF was given, 0 to 1; 0 until one was.", |n| n.sched.share),
     ("sluice_nf_priority", "Weight of the NF beside its load.", |n| n.sched.priority),
-    ("sluice_nf_load_cores", "Arrivals times service time: the cores that the NF's packets ask for.", |n| n.sched.load),
+    (
+        "sluice_nf_load_cores",
+        "Cores that the NF asks for: the larger of arrivals times the cost of a packet, and CPU time used, waking and switching with it.",
+        |n| n.sched.load,
+    ),
     ("sluice_nf_arrival_pps", "Packets per second that want to come to the NF, those refused at an entry with them.", |n| {
         n.sched.arrival_pps
     }),

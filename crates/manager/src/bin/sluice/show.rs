@@ -57,7 +57,7 @@ pub fn share(nf: &Nf) -> String {
 /// An NF's load in cores, once it is known: `0.42`, `26.5`.
 pub fn load(nf: &Nf) -> String {
     match nf.sched.load {
-        _ if nf.sched.service_ns <= 0.0 => "-".into(),
+        load if load <= 0.0 && nf.sched.service_ns <= 0.0 => "-".into(),
         load if load < 9.995 => format!("{load:.2}"),
         load => short(load),
     }
