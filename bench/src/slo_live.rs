@@ -235,7 +235,7 @@ fn point(lab: &Lab, offered_pps: f64) -> Result<(f64, f64), Miss> {
 fn modelled(lab: &Lab) -> Result<Option<Profile>, Miss> {
     let program = lab.programs.sluiced.with_file_name(COST);
     let mut command = Command::new(lab.programs.sluiced.with_file_name("sluice"));
-    command.arg("profile").arg(&program).args(["--traffic", "flows=16", "--cache", "simulated", "--json", "--"]);
+    command.arg("profile").arg(&program).args(["--traffic", "flows=16", "--cache", "simulated", "--noisy", "--json", "--"]);
     match answer(command.args(nf_of(NF, 0, CYCLES).args)) {
         Ok(profile) => Ok(Some(serde_json::from_value(profile).context("sluice profile printed no profile")?)),
         Err(Miss::LeaveOut(why)) => {

@@ -80,7 +80,7 @@ pub fn sample(example: &Example, zipf: Option<f64>) -> Result<Sample, Miss> {
     };
     let kept = file("profile.json").display().to_string();
     let began = Instant::now();
-    let profile = run(&["--cache", "simulated", "--out", &kept])?;
+    let profile = run(&["--cache", "simulated", "--noisy", "--out", &kept])?;
     let mut found = Sample::from([("profile_s".to_string(), began.elapsed().as_secs_f64())]);
     let mut put = |name: &str, value: f64| found.extend([(name.to_string(), value)]);
     for (name, curve) in [("", &profile["throughput"]), ("latency_", &profile["latency"])] {

@@ -1,10 +1,9 @@
 //! Which NFs of a running daemon should share which cores, by what is measured of them.
 //!
-//! Loads are those of the statistics (arrivals, those refused at an entry with them, times what a packet costs the core: the larger of
-//! service time and what is told from outside), over several readings: what one of them tells is of the last milliseconds, in which a
-//! generator or the manager may just have had its core to itself, and who plans by that moves NFs to and fro ([`over`]). The decision is
-//! [`sluice_policy::plan::packing`]'s. A move is made as an upgrade is: an instance on the new core takes the place of the old one, and no
-//! packet is lost or overtakes another; what the old one knew of its flows is not handed over.
+//! Loads are those of [`Nf::load`], which count what waking and switching cost, over several readings: what one of them tells is of the last
+//! milliseconds, in which a generator or the manager may just have had its core to itself, and who plans by that moves NFs to and fro
+//! ([`over`]). The decision is [`sluice_policy::plan::packing`]'s. A move is made as an upgrade is: an instance on the new core takes the
+//! place of the old one, and no packet is lost or overtakes another; what the old one knew of its flows is not handed over.
 //!
 //! Instances that attach by themselves, foreign ones, and those that have a flow to themselves stay where they are. Those on other cores
 //! than the plan's are left out of it, and a core where they alone have more to do than may be planned (a program that polls is always
@@ -139,21 +138,28 @@ impl PackError {
     }
 }
 
-/// What the last of some readings tells, with the rates and costs that NFs had in all of them: the mean of the one, and the median of
-/// the other.
+/// What the last of some readings tells, with the rates, CPU times and costs that NFs had in all of them: the mean of those, and the median
+/// of these.
 ///
 /// # Errors
-/// [`PackError::Unsettled`] if an NF was not running in each of them; [`PackError::Nothing`] if there is no reading.
+/// [`PackError::Unsettled`] if an NF was not running in each of them, or its CPU time is not known yet; [`PackError::Nothing`] if there is
+/// no reading.
 pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
-    let mut seen: BTreeMap<String, Vec<NfSched>> = BTreeMap::new();
+    let mut seen: BTreeMap<String, Vec<(NfSched, f64)>> = BTreeMap::new();
+    // One that sleeps and has packets uses some of its core: by its packets alone it would seem lighter than it is. Of one whose process is
+    // not seen from here (it is told as process 1, or as none) that is all there is.
+    let is_known = |nf: &Nf| {
+        let is_seen = nf.mode == "sleep" && nf.pid.is_some_and(|pid| pid > 1);
+        nf.cpu_percent > 0.0 || nf.sched.arrival_pps < 1.0 || !is_seen
+    };
     for nf in readings.iter().flat_map(|stats| &stats.nfs) {
         // One that is awaited, or has failed for good, is nobody to plan for.
         if matches!(nf.state, NfState::Expected | NfState::Failed) {
             continue;
         }
         let known = seen.entry(nf.name.clone()).or_default();
-        if nf.state == NfState::Running {
-            known.push(nf.sched);
+        if nf.state == NfState::Running && is_known(nf) {
+            known.push((nf.sched, nf.cpu_percent));
         }
     }
     if let Some((name, _)) = seen.iter().find(|(_, known)| known.len() != readings.len()) {
@@ -162,10 +168,11 @@ pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
     let mut last = readings.into_iter().next_back().ok_or(PackError::Nothing)?;
     for nf in &mut last.nfs {
         let Some(known) = seen.get(&nf.name) else { continue };
-        nf.sched.arrival_pps = known.iter().map(|sched| sched.arrival_pps).sum::<f64>() / known.len() as f64;
+        let mean = |of: fn(&(NfSched, f64)) -> f64| known.iter().map(of).sum::<f64>() / known.len() as f64;
+        (nf.sched.arrival_pps, nf.cpu_percent) = (mean(|(sched, _)| sched.arrival_pps), mean(|(_, cpu)| *cpu));
         // Before its first sample it is not known, which is no measurement.
         let median = |cost: fn(&NfSched) -> f64| {
-            let mut costs: Vec<f64> = known.iter().map(cost).filter(|ns| *ns > 0.0).collect();
+            let mut costs: Vec<f64> = known.iter().map(|(sched, _)| cost(sched)).filter(|ns| *ns > 0.0).collect();
             costs.sort_by(f64::total_cmp);
             costs.get(costs.len() / 2).copied().unwrap_or(0.0)
         };
@@ -173,16 +180,6 @@ pub fn over(readings: Vec<Stats>) -> Result<Stats, PackError> {
         nf.sched.outside_ns = median(|sched| sched.outside_ns);
     }
     Ok(last)
-}
-
-/// What a packet costs the core of an NF, in nanoseconds; 0 until known. From outside, taking and returning packets counts with the rest.
-fn cost_ns(nf: &Nf) -> f64 {
-    nf.sched.service_ns.max(nf.sched.outside_ns)
-}
-
-/// What an NF needs, in cores.
-fn load(nf: &Nf) -> f64 {
-    nf.sched.arrival_pps * cost_ns(nf) / 1e9
 }
 
 /// Plans for what runs.
@@ -204,14 +201,14 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     let moves = |nf: &Nf| stats.services.iter().any(|s| s.name == nf.service && s.moves);
     let mut numbers = cores(stats, request)?;
     let is_left_out = |nf: &Nf, numbers: &[usize]| !moves(nf) && !numbers.contains(&(nf.core as usize));
-    let has_unknown_cost = |nf: &&&Nf| nf.sched.arrival_pps >= 1.0 && cost_ns(nf) <= 0.0;
+    let has_unknown_cost = |nf: &&&Nf| nf.sched.arrival_pps >= 1.0 && nf.cost_ns() <= 0.0;
     let unknown: Vec<String> =
         nfs.iter().filter(|nf| !is_left_out(nf, &numbers)).filter(has_unknown_cost).map(|nf| nf.name.clone()).collect();
     if !unknown.is_empty() {
         return Err(PackError::Unknown(unknown));
     }
     numbers.retain(|core| {
-        let stays = nfs.iter().filter(|nf| nf.core as usize == *core && !moves(nf)).map(|nf| load(nf)).sum::<f64>();
+        let stays = nfs.iter().filter(|nf| nf.core as usize == *core && !moves(nf)).map(|nf| nf.load()).sum::<f64>();
         // What is no number is told of below.
         stays <= capacity + ROUNDING || !stays.is_finite()
     });
@@ -220,7 +217,7 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
     let items: Vec<Item> = nfs
         .iter()
         .map(|nf| Item {
-            load: load(nf),
+            load: nf.load(),
             sensitive: request.sensitive.contains(&nf.service),
             at: place(nf.core),
             pinned: !moves(nf),
@@ -246,7 +243,7 @@ pub fn plan(stats: &Stats, request: &Request) -> Result<Plan, PackError> {
         .into_iter()
         .map(|(core, nfs)| Core {
             core,
-            load: nfs.iter().map(|nf| load(nf)).sum(),
+            load: nfs.iter().map(|nf| nf.load()).sum(),
             nfs: nfs.iter().map(|nf| nf.name.clone()).collect(),
         })
         .collect();
@@ -413,6 +410,28 @@ mod tests {
         let mut only = reading(350.0);
         only.nfs[0].sched.service_ns = 0.0;
         assert!((load(&only) - 0.85).abs() < 1e-9);
+    }
+
+    #[test]
+    fn an_nf_that_wakes_often_has_the_load_that_it_really_is() {
+        // By their packets each needs 0.003 of a core; the kernel says 39 %.
+        let woken = |name: &str, core: u32, cpu_percent: f64| Nf {
+            cpu_percent,
+            mode: "sleep".into(),
+            pid: Some(7),
+            ..nf(name, core, 1e5, 30.0)
+        };
+        let reading = |cpu: f64| stats(vec![woken("a.0", 1, cpu), woken("b.0", 2, cpu), woken("c.0", 3, cpu)]);
+        let all = over(vec![reading(38.0), reading(40.0)]).unwrap();
+        let got = plan(&all, &request()).unwrap();
+        assert_eq!((got.cores_needed, moves(&got).len()), (2, 1), "{got:?}");
+        assert!((got.cores.iter().map(|core| core.load).sum::<f64>() - 3.0 * 0.39).abs() < 1e-9, "{got:?}");
+        // Before the first look at its CPU time, nobody is planned for.
+        assert!(matches!(over(vec![reading(0.0), reading(39.0)]), Err(PackError::Unsettled(_))));
+        // One that polls is always busy, and is planned for by its packets.
+        let mut polls = reading(100.0);
+        polls.nfs.iter_mut().for_each(|nf| nf.mode = "poll".into());
+        assert_eq!(plan(&over(vec![polls]).unwrap(), &request()).unwrap().cores_needed, 1);
     }
 
     #[test]

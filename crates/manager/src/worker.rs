@@ -136,6 +136,8 @@ pub struct QueueCounters {
     pub lost_bytes: Counter,
     /// Packets that came and were dropped because they were larger than packet memory holds.
     pub oversize: Counter,
+    /// Packets that were due at the queue's rate and were never made, because it was asked too late.
+    pub skipped: Counter,
 }
 
 impl QueueCounters {

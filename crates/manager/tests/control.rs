@@ -421,7 +421,7 @@ fn a_verdict_comes_with_what_does_not_work_and_an_exit_code() {
     let daemon = Daemon::start();
     assert!(daemon.ok(&["status"]).lines().nth(1).unwrap().starts_with("health   healthy"));
     let problem = Problem { subject: "chain web".into(), what: "refuses packets".into(), since_s: 75.0 };
-    let degraded = Health { verdict: Verdict::Degraded, problems: vec![problem] };
+    let degraded = Health { verdict: Verdict::Degraded, problems: vec![problem], ..Health::default() };
     daemon.mock.state.lock().unwrap().stats.status.health = degraded.clone();
     for (args, wanted) in [
         (&["status"][..], "health   degraded\n  chain web refuses packets, since 1 min 15 s\n"),
@@ -716,9 +716,12 @@ fn a_simulation_takes_costs_from_the_daemon() {
     assert!(daemon.fails(2, &args).contains("costs fw;"), "no NF has worked yet");
     daemon.mock.state.lock().unwrap().stats.nfs[0].sched.service_ns = 5_000.0;
     let report: serde_json::Value = serde_json::from_str(&daemon.ok(&args)).unwrap();
-    // A hundred thousand packets of 5 µs are half a core, whatever the clock, beside what hops cost.
-    let cpu = report["runs"][0]["nfs"][0]["cpu_percent"].as_f64().unwrap();
-    assert!((45.0..60.0).contains(&cpu), "{report}");
+    // A hundred thousand packets of 5 µs are half a core, whatever the clock, beside what hops and switches cost.
+    let cpu = |report: &serde_json::Value| report["runs"][0]["nfs"][0]["cpu_percent"].as_f64().unwrap();
+    assert!((45.0..60.0).contains(&cpu(&report)), "{report}");
+    assert_eq!(report["switch_ns"], sluice_manager::simulate::cost::SWITCH_NS);
+    let free: serde_json::Value = serde_json::from_str(&daemon.ok(&[&args[..], &["--switch", "0"]].concat())).unwrap();
+    assert!(free["switch_ns"] == 0 && cpu(&free) < cpu(&report), "{free}");
 }
 
 #[test]

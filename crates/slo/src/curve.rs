@@ -35,6 +35,9 @@
 //!    same all along would put it, or on the safe side of that, so that the margin takes it to the safe bound.
 //! 6. The margin is twice the largest doubt that was accepted, for bends that no neighbour shows, or what a step costs that is hidden
 //!    between two ends no further apart than that, whichever is more; plus the largest spread, of those that noise explains.
+//! 7. Whether the host was quiet is told from the samples themselves ([`Confidence`]): how many of them are within what is promised at their
+//!    point, and how many points are not known to within half of their value, or are promised at more than twice what was measured there because
+//!    of others. A curve is safe whatever the noise, and where that is large it promises nothing that anybody can use.
 //!
 //! # Limits
 //! What a curve does between two measured points is known only as far as it bends no more than its neighbourhood; a dip between two
@@ -47,7 +50,8 @@
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2; the checks are ours.
 
-use crate::profile::{Curve, Point};
+use crate::profile::{Confidence, Curve, Point};
+use crate::unit;
 
 /// Gaps wider than this part of the whole are known by their ends only.
 const WIDEST: f64 = 0.16;
@@ -57,6 +61,10 @@ const WIDEST_BENT: f64 = 0.27;
 const EXPLAINED: f64 = 0.05;
 /// Chance that a median lies beyond the safe end of a point that is known worse than that.
 const BEYOND: f64 = 0.005;
+/// Spread above which a point is unsure.
+const UNSURE: f64 = 0.5;
+/// What is promised may be so many times worse than what was measured at a point before that is unsure.
+const LIFTED: f64 = 2.0;
 /// The least part of its value that such a point is taken as: without it, a throughput would be promised that is none.
 const WORST: f64 = 0.01;
 /// Less than this is as good as nothing.
@@ -200,7 +208,12 @@ pub fn build<E>(plan: &Plan, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>
         return Err(CurveError::Plan { from, to, points: most });
     }
     let mut notes = Vec::new();
-    let mut point = |x: f64| sample(plan, x, &mut measure, &mut notes);
+    let mut taken: Vec<(f64, Vec<f64>)> = Vec::new();
+    let mut point = |x: f64| {
+        let (point, samples) = sample(plan, x, &mut measure, &mut notes)?;
+        taken.push((x, samples));
+        Ok(point)
+    };
     let mut points = vec![point(from)?];
     if to > from {
         points.push(point(to)?);
@@ -222,7 +235,8 @@ pub fn build<E>(plan: &Plan, mut measure: impl FnMut(f64) -> Result<Vec<f64>, E>
     let measured = u32::try_from(points.len()).unwrap_or(u32::MAX);
     plan.settle(&mut points);
     plan.envelop(&mut points, &mut notes);
-    Ok(plan.finish(&points, measured, notes))
+    let curve = plan.finish(&points, measured, notes);
+    Ok(Curve { confidence: plan.confidence(&curve, &taken), ..curve })
 }
 
 /// How far a curve may be from the line in a gap.
@@ -250,6 +264,50 @@ struct Inside {
 }
 
 impl Plan {
+    /// Where a point is, in words.
+    fn place(&self, x: f64) -> String {
+        match self.side {
+            Side::Below if self.from >= self.to => "the whole cache".into(),
+            Side::Below if x == 1.0 => "1 way".into(),
+            Side::Below => format!("{x:.0} ways"),
+            Side::Above => unit::rate(x),
+        }
+    }
+
+    /// A value, in words.
+    fn value(&self, y: f64) -> String {
+        match self.side {
+            Side::Below => unit::rate(y),
+            Side::Above => unit::time(y),
+        }
+    }
+
+    /// How far the samples agree with the curve that is made of them. What is always the same says nothing of the host.
+    fn confidence(&self, curve: &Curve, taken: &[(f64, Vec<f64>)]) -> Confidence {
+        if self.most_samples <= 1 {
+            return Confidence::default();
+        }
+        let of = |(x, samples): &(f64, Vec<f64>)| {
+            let (y, median) = (curve.at(*x).unwrap_or(0.0), middle(samples));
+            let (within, is_lifted): (fn(f64, f64) -> bool, bool) = match self.side {
+                Side::Below => (|sample, promised| sample >= promised, y * LIFTED < median),
+                Side::Above => (|sample, promised| sample <= promised, y > median * LIFTED),
+            };
+            let promised = match self.side {
+                Side::Below => y * (1.0 - curve.margin),
+                Side::Above => y * (1.0 + curve.margin),
+            };
+            Confidence {
+                samples: samples.len() as u32,
+                within: samples.iter().filter(|sample| within(**sample, promised)).count() as u32,
+                points: 1,
+                // Half of the time nothing came at all.
+                unsure: u32::from(is_lifted || median <= 0.0 || spread(samples, median) > UNSURE),
+            }
+        };
+        Confidence::together(taken.iter().map(of))
+    }
+
     /// Where to split a gap, if it may be.
     fn middle(&self, left: f64, right: f64) -> Option<f64> {
         let middle = (left + right) / 2.0;
@@ -409,7 +467,8 @@ impl Plan {
         for (point, was) in points.iter().zip(before) {
             let moved = (point.y - was).abs() / was.max(f64::MIN_POSITIVE);
             if moved > self.tolerance + 2.0 * point.spread {
-                notes.push(format!("not monotone at {}: {:.4e} was taken as {:.4e}", point.x, 1.0 / was, 1.0 / point.y));
+                let (was, is) = (self.value(1.0 / was), self.value(1.0 / point.y));
+                notes.push(format!("not monotone at {}: {was} was taken as {is}", self.place(point.x)));
             }
         }
     }
@@ -424,7 +483,8 @@ impl Plan {
             let Doubt { part, unsafe_part, apart, .. } = self.doubt(points, right);
             let is_known = part <= self.tolerance;
             if !is_known && unsafe_part > self.tolerance {
-                notes.push(format!("in doubt by {:.1} % between {} and {}: the safe bound is promised", part * 100.0, a.x, b.x));
+                let (part, a, b) = (part * 100.0, self.place(a.x), self.place(b.x));
+                notes.push(format!("in doubt by {part:.1} % between {a} and {b}: the safe bound is promised"));
             }
             error_bound = error_bound.max(if is_known { part } else { unsafe_part.min(self.tolerance) });
             let mut last = a.y;
@@ -447,7 +507,15 @@ impl Plan {
             out.push(Point { x: b.x, y: 1.0 / b.y });
         }
         straighten(&mut out);
-        Curve { points: out, measured, error_bound, spread, margin: ((2.0 * error_bound).max(exposed) + spread).min(0.99), notes }
+        Curve {
+            points: out,
+            measured,
+            error_bound,
+            spread,
+            margin: ((2.0 * error_bound).max(exposed) + spread).min(0.99),
+            confidence: Confidence::default(),
+            notes,
+        }
     }
 }
 
@@ -466,13 +534,13 @@ fn straighten(points: &mut Vec<Point>) {
     *points = kept;
 }
 
-/// Measures a point until its spread is accepted.
+/// Measures a point until its spread is accepted. Its samples are sorted.
 fn sample<E>(
     plan: &Plan,
     x: f64,
     measure: &mut impl FnMut(f64) -> Result<Vec<f64>, E>,
     notes: &mut Vec<String>,
-) -> Result<Measured, CurveError<E>> {
+) -> Result<(Measured, Vec<f64>), CurveError<E>> {
     let mut samples: Vec<f64> = Vec::new();
     loop {
         let more = measure(x).map_err(|why| CurveError::Measure { x, why })?;
@@ -489,12 +557,21 @@ fn sample<E>(
         let is_quiet = spread <= plan.spread && before < plan.samples && samples.len() >= plan.samples;
         if is_quiet || samples.len() >= plan.most_samples {
             if spread > plan.spread {
-                let (spread, n) = (spread * 100.0, samples.len());
-                let badly = if spread > EXPLAINED.max(plan.spread) * 100.0 { ": its safe end counts" } else { "" };
-                notes.push(format!("noisy at {x:.0}: known to {spread:.1} % after {n} samples{badly}"));
+                let badly = if spread > EXPLAINED.max(plan.spread) { ": its safe end counts" } else { "" };
+                let (place, known, n) = (plan.place(x), known_to(spread), samples.len());
+                notes.push(format!("noisy at {place}: known to {known} after {n} samples{badly}"));
             }
-            return Ok(Measured { x, y: 1.0 / y.max(LEAST), spread, safe, off: 0.0, turn: 0 });
+            return Ok((Measured { x, y: 1.0 / y.max(LEAST), spread, safe, off: 0.0, turn: 0 }, samples));
         }
+    }
+}
+
+/// How well a point is known, in words: many per cent are a factor.
+fn known_to(spread: f64) -> String {
+    match spread {
+        0.0..1.0 => format!("{:.1} %", spread * 100.0),
+        1.0..1000.0 => format!("a factor of {:.0}", 1.0 + spread),
+        _ => "more than a factor of 1000".into(),
     }
 }
 
@@ -672,6 +749,67 @@ mod tests {
             assert!(curve.points[0].y < f(0.5e6) * 1.001, "{curve:?}");
             assert!(curve.notes.iter().any(|note| note.contains("its safe end counts")), "{curve:?}");
         }
+    }
+
+    /// A host where other work has the core for a while, now and then: most samples take 0.65 µs, and others milliseconds.
+    fn busy(part: f64) -> Curve {
+        let mut random = crate::samples::Random::new(3);
+        let mut sample = move |load: f64| {
+            let quiet = 0.6 + 0.05 / (1.0 - load / 10e6);
+            Ok::<_, Infallible>(vec![if random.part() < part {
+                7_000.0 * random.part()
+            } else {
+                quiet * (1.0 + 0.02 * random.part())
+            }])
+        };
+        build(&Plan::latency(0.5e6, 9.5e6), &mut sample).unwrap()
+    }
+
+    #[test]
+    fn samples_say_how_quiet_the_host_was() {
+        let quiet = busy(0.0).confidence;
+        assert!(!quiet.is_too_noisy() && quiet.unsure == 0 && quiet.within * 10 > quiet.samples * 8, "{quiet:?}");
+        assert!(quiet.samples >= 7 * quiet.points, "{quiet:?}");
+        let noisy = busy(0.45);
+        assert!(noisy.confidence.is_too_noisy(), "{noisy:?}");
+        // One point that is known badly is told, and is no reason to throw away what is known.
+        let mut turn = 0u32;
+        let end = build(&Plan::latency(0.5e6, 9.5e6), |load| {
+            turn += 1;
+            let strays = load > 9e6 && turn % 5 < 2;
+            Ok::<_, Infallible>(vec![(1.0 + load / 10e6) * if strays { 9.0 } else { 1.0 }])
+        });
+        let end = end.unwrap().confidence;
+        assert!(!end.is_too_noisy() && end.unsure == 1, "{end:?}");
+        // One at the beginning that is known well and is wrong, because the noise lasted as long as it: it lifts all others.
+        let start = build(&Plan::latency(0.5e6, 9.5e6), |load| {
+            Ok::<_, Infallible>(vec![if load < 1e6 { 7_152.0 } else { 0.65 + load * 1e-9 }])
+        });
+        let start = start.unwrap();
+        assert!(start.confidence.is_too_noisy() && start.notes[0].starts_with("not monotone at"), "{start:?}");
+        // A sample in seven is lower than what is promised, and the median is known all the same.
+        let one = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![1e7, 1e7, 1e7, 5e6, 1e7, 1e7, 1e7]));
+        assert_eq!(one.unwrap().confidence, Confidence { samples: 21, within: 18, points: 1, unsure: 0 });
+        let none = build(&Plan::throughput(4, 4), |_| Ok::<_, Infallible>(vec![0.0, 0.0, 0.0, 0.0, 1e7, 1e7, 1e7]));
+        assert!(none.unwrap().confidence.is_too_noisy(), "the host had the core for others");
+        // What is computed says nothing of a host.
+        assert_eq!(ways(|x| 1e6 * x).confidence, Confidence::default());
+    }
+
+    #[test]
+    fn notes_are_in_units_of_people() {
+        let mut notes = busy(0.45).notes;
+        let latency = build(&Plan::latency(377_290.839_269_990_6, 9.5e6), |load| {
+            Ok::<_, Infallible>(vec![if load < 1e6 { 6_684.3 } else { 4_970.7 }])
+        });
+        let latency = latency.unwrap().notes;
+        assert!(latency.iter().any(|note| note.ends_with("pps: 4.97 ms was taken as 6.68 ms")), "{latency:?}");
+        let throughput = ways(|x| if (5.0..8.0).contains(&x) { 9e6 } else { 5e6 + 1e5 * x }).notes;
+        assert!(throughput.iter().any(|note| note.contains(" ways: 9.00 Mpps was taken as ")), "{throughput:?}");
+        notes.extend(latency.into_iter().chain(throughput));
+        // No number has more than three digits behind its point or more than four before it.
+        let long = |note: &String| note.split(|c: char| !c.is_ascii_digit()).any(|digits| digits.len() > 4);
+        assert!(!notes.iter().any(long), "{notes:?}");
     }
 
     #[test]

@@ -29,4 +29,5 @@ pub mod profile;
 pub mod samples;
 pub mod slo;
 pub mod stage;
+mod unit;
 pub mod watch;

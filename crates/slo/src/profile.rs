@@ -138,6 +138,45 @@ pub struct Point {
     pub y: f64,
 }
 
+/// How far the samples of a curve agree with it: what says how quiet the host was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Confidence {
+    /// Samples of all points together.
+    pub samples: u32,
+    /// Those that are within what is promised: a throughput no lower, a latency no higher.
+    pub within: u32,
+    /// Points that were measured.
+    pub points: u32,
+    /// Those that are not known to within half of their value, or of which more than twice, or less than half, of what was measured there
+    /// is promised, because of others.
+    pub unsure: u32,
+}
+
+impl Confidence {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Of several curves together.
+    pub fn together(all: impl Iterator<Item = Self>) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            samples: sum.samples + one.samples,
+            within: sum.within + one.within,
+            points: sum.points + one.points,
+            unsure: sum.unsure + one.unsure,
+        })
+    }
+
+    /// Whether so many points are unsure that the curve tells of the host and not of the NF: one in so many.
+    pub fn is_too_noisy(&self) -> bool {
+        self.unsure * TOO_NOISY > self.points
+    }
+}
+
+/// One point of so many may be unsure. Each lifts what is promised above it, and near saturation a percentile is never quiet.
+const TOO_NOISY: u32 = 4;
+
 /// A curve of straight lines between points.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -152,6 +191,9 @@ pub struct Curve {
     pub spread: f64,
     /// The part of a value that is not promised.
     pub margin: f64,
+    /// How far its samples agree with it; none where there were no repeated samples.
+    #[serde(default, skip_serializing_if = "Confidence::is_none")]
+    pub confidence: Confidence,
     /// What was odd while it was measured, for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -328,6 +370,17 @@ pub enum ProfileError {
         /// From what.
         before: f64,
     },
+    /// It was made while other work had the host.
+    #[error(
+        "host too noisy: at {} of {} points the {which} is not known to within half of its value ({} of {} samples are within what would be \
+         promised)", .confidence.unsure, .confidence.points, .confidence.within, .confidence.samples
+    )]
+    Noisy {
+        /// Which curve.
+        which: &'static str,
+        /// How far its samples agree with it.
+        confidence: Confidence,
+    },
     /// A number of cores or ways, or a floor, that cannot be.
     #[error("the profile says {what}: profile again")]
     Shape {
@@ -337,6 +390,20 @@ pub enum ProfileError {
 }
 
 impl Profile {
+    /// Whether the host was quiet enough for what it promises.
+    ///
+    /// # Errors
+    /// [`ProfileError::Noisy`].
+    pub fn check_quiet(&self) -> Result<(), ProfileError> {
+        for (which, curve) in [("throughput", &self.throughput), ("latency", &self.latency)] {
+            let confidence = curve.confidence;
+            if confidence.is_too_noisy() {
+                return Err(ProfileError::Noisy { which, confidence });
+            }
+        }
+        Ok(())
+    }
+
     /// Reads and checks a file.
     ///
     /// # Errors

@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::profile::{Curve, Point};
+use crate::profile::{Confidence, Curve, Point};
 
 /// Halvings after which a load is known: to a millionth of the most.
 const HALVINGS: u32 = 20;
@@ -93,6 +93,7 @@ pub fn together(stages: &[Stage]) -> Option<Curve> {
         error_bound: most(|curve| curve.error_bound),
         spread: most(|curve| curve.spread),
         margin: most(|curve| curve.margin),
+        confidence: Confidence::together(stages.iter().map(|stage| stage.latency.confidence)),
         notes: Vec::new(),
     })
 }

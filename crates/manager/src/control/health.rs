@@ -10,9 +10,13 @@ pub struct Health {
     /// What does not work, longest first; at most [`MOST`]. None if the verdict is `healthy`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<Problem>,
+    /// What works and does not do what it is to do, such as a generator that cannot keep its rate; at most [`MOST`]. The verdict does not
+    /// depend on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<Problem>,
 }
 
-/// Most problems that are listed.
+/// Most problems, and most warnings, that are listed.
 pub const MOST: usize = 64;
 
 /// The daemon's health in one word.

@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sluice_policy::plan::load::Measured;
 use sluice_shm::histogram::Histogram;
 
 use super::health::{Death, Health};
@@ -202,6 +203,10 @@ pub struct Port {
     /// Whether no packet will come in any more: a file that was read, a generator that has sent its count.
     #[serde(default)]
     pub finished: bool,
+    /// Packets per second that its rate asks for and that it did not make over the last second; 0 where it keeps its rate, within a
+    /// hundredth, or has none.
+    #[serde(default)]
+    pub behind_pps: f64,
     /// What only this kind of port knows, by name.
     #[serde(default)]
     pub details: BTreeMap<String, f64>,
@@ -366,6 +371,19 @@ pub struct Nf {
     pub warnings: Vec<String>,
 }
 
+impl Nf {
+    /// What a packet costs its core, in nanoseconds; 0 until known. From outside, taking and returning packets counts with the rest.
+    pub fn cost_ns(&self) -> f64 {
+        self.sched.service_ns.max(self.sched.outside_ns)
+    }
+
+    /// Its load by what else is told of it, in cores ([`sluice_policy::plan::load`]).
+    pub fn load(&self) -> f64 {
+        let (arrival_pps, used) = (self.sched.arrival_pps, self.cpu_percent / 100.0);
+        Measured { arrival_pps, cost_ns: self.cost_ns(), used, polls: self.mode == "poll" }.load()
+    }
+}
+
 /// How often an NF that is not woken for each packet was let go on, by cause.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 pub struct Woken {
@@ -423,7 +441,8 @@ pub struct NfSched {
     pub arrival_pps: f64,
     /// Median of its service time over the last 100 ms, in nanoseconds a packet; 0 until known.
     pub service_ns: f64,
-    /// Arrivals times service time, in cores.
+    /// Cores that it asks for: the larger of what its packets ask for (arrivals times what a packet costs) and the CPU time that it
+    /// really used, waking and switching with it; of one that polls, what its packets ask for.
     pub load: f64,
     /// Its share of its core, 0 to 1; 0 until one was given.
     pub share: f64,

@@ -36,6 +36,7 @@ use super::stamp::{self, FlowRange, MAX_FLOWS};
 use super::{OpenPort, PortError, PortQueue};
 use crate::config::model::{Gen, GenProtocol};
 use crate::frame::{FrameCache, Packet};
+use crate::worker::QueueCounters;
 
 /// Longest pattern of a mix: the sum of its weights, divided by their greatest common divisor.
 const MAX_PATTERN: u32 = 4096;
@@ -627,7 +628,8 @@ struct Fields {
 impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
     fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize {
         let mut wanted = self.left.min(out.len().min(BURST) as u64);
-        if let Some(pacer) = &mut self.pacer {
+        // Who has sent all is behind nothing.
+        if let Some(pacer) = self.pacer.as_mut().filter(|_| wanted > 0) {
             wanted = wanted.min(pacer.due(now_ns));
         }
         if wanted == 0 {
@@ -665,6 +667,12 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
         frames.free_packets(packets);
         self.swallowed += packets.len() as u64;
         packets.len()
+    }
+
+    fn count_with(&mut self, counters: &Arc<QueueCounters>) {
+        if let Some(pacer) = &mut self.pacer {
+            pacer.count_with(counters);
+        }
     }
 
     fn is_finished(&self) -> bool {

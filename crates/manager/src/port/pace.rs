@@ -4,6 +4,10 @@
 //! number is right to the packet (up to 2⁵³ packets). A caller that comes late finds at most [`BEHIND`] packets due; the rest is
 //! skipped and counted, because a burst that makes up for a pause would measure the pause and not the path.
 
+use std::sync::Arc;
+
+use crate::worker::QueueCounters;
+
 /// Most packets that are made up for.
 pub const BEHIND: u64 = 32;
 
@@ -14,12 +18,18 @@ pub struct Pacer {
     start_ns: Option<u64>,
     sent: u64,
     skipped: u64,
+    counters: Option<Arc<QueueCounters>>,
 }
 
 impl Pacer {
     /// Paces to a rate in packets per second, greater than 0. The first packet is due at once.
     pub fn new(rate: f64) -> Self {
-        Self { per_ns: rate / 1e9, start_ns: None, sent: 0, skipped: 0 }
+        Self { per_ns: rate / 1e9, start_ns: None, sent: 0, skipped: 0, counters: None }
+    }
+
+    /// Gives it the counters for what is skipped.
+    pub fn count_with(&mut self, counters: &Arc<QueueCounters>) {
+        self.counters = Some(counters.clone());
     }
 
     /// Packets that may be sent now, at most [`BEHIND`].
@@ -31,6 +41,9 @@ impl Pacer {
         if due > BEHIND {
             self.sent += due - BEHIND;
             self.skipped += due - BEHIND;
+            if let Some(counters) = &self.counters {
+                counters.skipped.add(due - BEHIND);
+            }
             return BEHIND;
         }
         due
@@ -80,6 +93,15 @@ mod tests {
         pacer.due(5 + day);
         // Follows exactly 32 behind at the end of the day.
         assert_eq!(pacer.skipped(), 14_880_952 * 86_400 + 1 - BEHIND);
+    }
+
+    #[test]
+    fn what_is_skipped_counts_for_others_too() {
+        let (mut pacer, counters) = (Pacer::new(1e6), Arc::default());
+        pacer.count_with(&counters);
+        pacer.due(0);
+        pacer.due(1_000_000);
+        assert_eq!((counters.skipped.get(), pacer.skipped()), (1001 - BEHIND, 1001 - BEHIND));
     }
 
     #[test]

@@ -42,6 +42,7 @@ use super::pace::Pacer;
 use super::{OpenPort, PortError, PortQueue};
 use crate::config::model::{Pcap, PcapSpeed};
 use crate::frame::{FrameCache, Packet};
+use crate::worker::QueueCounters;
 
 /// Bytes of a buffer.
 pub const BUFFER: usize = 1 << 18;
@@ -453,6 +454,12 @@ impl PortQueue for PcapQueue {
         };
         frames.free_packets(&packets[..n]);
         n
+    }
+
+    fn count_with(&mut self, counters: &Arc<QueueCounters>) {
+        if let Some(Reader { speed: Speed::Rate(pacer), .. }) = &mut self.reader {
+            pacer.count_with(counters);
+        }
     }
 
     fn is_finished(&self) -> bool {

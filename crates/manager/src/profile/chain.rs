@@ -23,7 +23,7 @@ use std::path::Path;
 
 use sluice_cache::model::Sharing;
 use sluice_slo::curve;
-use sluice_slo::profile::{CacheUse, Curve, FORM, Key, Point, Profile, Source};
+use sluice_slo::profile::{CacheUse, Confidence, Curve, FORM, Key, Point, Profile, Source};
 use sluice_slo::stage::{self, Stage};
 
 use super::traffic::Packets;
@@ -111,6 +111,7 @@ fn composed(points: Vec<Point>, parts: &[Part], of: fn(&Part) -> &Curve) -> Curv
         error_bound: most(|curve| curve.error_bound),
         spread: most(|curve| curve.spread),
         margin: most(|curve| curve.margin),
+        confidence: Confidence::together(parts.iter().map(|part| of(part).confidence)),
         notes: notes(parts, of),
     }
 }
@@ -136,6 +137,7 @@ fn compose(parts: &[Part], model: Option<&Model>, all_ways: u32, key: Key) -> Re
         let mut built = built.map_err(|error| MeasureError::Curve { which: "throughput", why: error.to_string() })?;
         built.notes.append(&mut throughput.notes);
         built.spread = throughput.spread;
+        built.confidence = throughput.confidence;
         built.margin = (built.margin + throughput.margin).min(0.99);
         throughput = built;
         floor_pps = throughput.points.first().map(|point| point.y.min(with(0)));

@@ -1,4 +1,5 @@
-//! What a packet costs a service, in cycles: as the options say, as measured, or as the arguments of `sluice-nf-cost` say.
+//! What a packet costs a service, in cycles: as the options say, as measured, or as the arguments of `sluice-nf-cost` say; and what a switch to
+//! an NF costs its core.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,6 +13,10 @@ use crate::control::model::Nf;
 const PROGRAM: &str = "sluice-nf-cost";
 /// Most cycles of a packet: what that program takes.
 pub const MOST_CYCLES: u64 = 1_000_000_000;
+/// What a switch to an NF costs its core, in nanoseconds, unless it is said: the way out of sleep and back, the wake-up of the next NF, and the
+/// first touch of what the caches lost meanwhile. With it a simulation of the example configuration says what the kernel counted of its NFs
+/// on a busy two-core virtual machine: 39 % of a core, 3 % of it for packets.
+pub const SWITCH_NS: u64 = 5_000;
 /// Longest list that lists are combined to.
 const LONGEST: usize = 4096;
 

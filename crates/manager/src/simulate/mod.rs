@@ -11,7 +11,7 @@
 //! # Approach
 //! Everything here is a function of the configuration and the [`Options`]. [`place`] puts instances on cores, [`traffic`] finds
 //! which chain the packets of each port take, with the rules themselves where the port generates its packets, and [`cost`] what a
-//! packet costs a service. [`Plan::new`] spreads the flows of each chain evenly over its lanes. [`report`] runs the scenario, beside
+//! packet costs a service, and a switch the core. [`Plan::new`] spreads the flows of each chain evenly over its lanes. [`report`] runs the scenario, beside
 //! it the ideal, and gives the outcome its names back.
 //!
 //! # Limits
@@ -60,6 +60,8 @@ pub struct Options {
     pub measured: BTreeMap<String, u64>,
     /// Cycles in a microsecond.
     pub mhz: u64,
+    /// What a switch to an NF costs its core, in nanoseconds.
+    pub switch_ns: u64,
     /// Time that is counted, in nanoseconds.
     pub measure_ns: u64,
 }
@@ -73,6 +75,7 @@ impl Default for Options {
             costs: BTreeMap::new(),
             measured: BTreeMap::new(),
             mhz: 2_500,
+            switch_ns: cost::SWITCH_NS,
             measure_ns: 1_000_000_000,
         }
     }
@@ -248,7 +251,7 @@ impl Plan {
             notes.push(format!("rings of {} are simulated with {LEAST_RING} packets, the least there is", names(&small)));
         }
         let scenario = sim::Scenario {
-            machine: sim::Machine { cores: cores.len(), mhz: options.mhz, ..sim::Machine::default() },
+            machine: sim::Machine { cores: cores.len(), mhz: options.mhz, switch_ns: options.switch_ns, ..sim::Machine::default() },
             nfs: nfs.iter().map(nf).collect(),
             chains: lanes,
             class: class(&config.sched),

@@ -12,6 +12,8 @@ pub struct Report {
     pub class: String,
     /// The clock.
     pub ghz: f64,
+    /// What a switch to an NF costs its core, in nanoseconds.
+    pub switch_ns: u64,
     /// Time that was counted, in seconds.
     pub seconds: f64,
     /// What is simulated otherwise than configured.
@@ -65,7 +67,7 @@ pub struct NfRow {
     pub name: String,
     /// Its core.
     pub core: usize,
-    /// Part of its core that its packets took, 0 to 100.
+    /// Part of its core that its packets and the switches to it took, 0 to 100.
     pub cpu_percent: f64,
     /// Share of its core that it was given, 0 to 1; none without weights.
     pub share: Option<f64>,
@@ -120,6 +122,7 @@ impl Report {
         Self {
             class: plan.scenario.class.to_string(),
             ghz: plan.scenario.machine.mhz as f64 / 1e3,
+            switch_ns: plan.scenario.machine.switch_ns,
             seconds: plan.scenario.measure_ns as f64 / 1e9,
             notes: plan.notes.clone(),
             runs,
@@ -170,7 +173,7 @@ fn run(plan: &Plan, variant: String, scenario: &Scenario, outcome: &Outcome) -> 
         .map(|(i, nf)| NfRow {
             name: nf.name.clone(),
             core: plan.cores[nf.core],
-            cpu_percent: outcome.cpu_share(i) * 100.0,
+            cpu_percent: outcome.cpu_share(i) * 100.0 + percent(outcome.nfs[i].switch_ns),
             share: has_shares.then(|| outcome.shares[i]),
             packets_pps: outcome.per_second(outcome.nfs[i].packets),
             drops_pps: outcome.per_second(outcome.nfs[i].wasted),

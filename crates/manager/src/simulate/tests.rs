@@ -290,3 +290,20 @@ fn a_report_adds_up_and_the_ideal_is_its_measure() {
     assert!(compared.runs[0].chains[0].wasted_pps > 0.0 && compared.runs[0].nfs[0].share.is_none());
     assert_eq!(compared.runs[3].chains[0].wasted_pps, 0.0);
 }
+
+#[test]
+fn switches_are_in_what_an_nf_and_its_core_use() {
+    let light = PORTS.replace("rate = 2e6", "rate = 1e5");
+    let run = |switch_ns| {
+        let options = Options { switch_ns, measure_ns: 100_000_000, ..cores(1) };
+        Report::of(&plan(&[&light, CHAIN, ALL], &options), false).runs.remove(0)
+    };
+    let (free, dear) = (run(0), run(cost::SWITCH_NS));
+    let of_nfs = |run: &report::Run| run.nfs.iter().map(|nf| nf.cpu_percent).sum::<f64>();
+    assert_eq!(free.cores[0].switch_percent, 0.0);
+    assert!(dear.cores[0].switch_percent > free.cores[0].busy_percent, "{dear:?}");
+    for run in [&free, &dear] {
+        let of_core = run.cores[0].busy_percent + run.cores[0].switch_percent;
+        assert!((of_nfs(run) - of_core).abs() < 0.1, "{run:?}");
+    }
+}

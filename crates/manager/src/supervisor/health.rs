@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use super::life::BACKOFF;
+use super::ports::rate_of;
 use super::{NfState, Supervisor};
 use crate::control::health::{Health, MOST, Problem, Verdict};
 use crate::control::model::{ChainState, EventKind};
@@ -83,19 +84,37 @@ impl Supervisor {
                 _ => {}
             }
         }
+        let behind = |port: &super::PortState| {
+            let (missing, rate) = (port.behind.pps(), rate_of(&port.config)?);
+            (missing > 0.0).then(|| (format!("port {}", port.config.name), "behind", said_of_rate(rate, missing)))
+        };
+        let slow: Vec<_> = self.ports.iter().flatten().filter_map(behind).collect();
         let before = std::mem::take(&mut self.watch.since);
-        let mut problems = Vec::with_capacity(found.len());
-        for (subject, word, what) in found {
-            let key = (subject, word);
-            let since = before.get(&key).copied().unwrap_or(now);
-            problems.push(Problem { subject: key.0.clone(), what, since_s: now.duration_since(since).as_secs_f64() });
-            self.watch.since.insert(key, since);
-        }
+        let mut with_times = |found: Vec<(String, &'static str, String)>| {
+            let mut all = Vec::with_capacity(found.len());
+            for (subject, word, what) in found {
+                let key = (subject, word);
+                let since = before.get(&key).copied().unwrap_or(now);
+                all.push(Problem { subject: key.0.clone(), what, since_s: now.duration_since(since).as_secs_f64() });
+                self.watch.since.insert(key, since);
+            }
+            all.sort_by(|a, b| b.since_s.total_cmp(&a.since_s));
+            all.truncate(MOST);
+            all
+        };
+        let (problems, warnings) = (with_times(found), with_times(slow));
         let verdict = if problems.is_empty() { Verdict::Healthy } else { Verdict::Degraded };
-        problems.sort_by(|a, b| b.since_s.total_cmp(&a.since_s));
-        problems.truncate(MOST);
-        Health { verdict, problems }
+        Health { verdict, problems, warnings }
     }
+}
+
+/// What a port does that is behind its rate, in words.
+fn said_of_rate(rate_pps: f64, missing_pps: f64) -> String {
+    let made = (rate_pps - missing_pps).max(0.0);
+    format!(
+        "makes {made:.0} packets per second of the {rate_pps:.0} that its rate asks for: its packet thread has no time for more, or its \
+         packets wait for their chain; lower the rate, or give the role rx another core"
+    )
 }
 
 /// What a chain does with packets at its entry, in words.

@@ -140,12 +140,14 @@ struct PortState {
     link: Arc<port::link::Link>,
     /// What the log has reported of packets that were too large to come in, and to leave.
     reported: (ports::Reported, ports::Reported),
+    /// How far it is behind its rate.
+    behind: ports::Behind,
 }
 
 impl PortState {
     fn new(config: model::Port) -> Self {
-        let (link, reported) = Default::default();
-        Self { config, description: String::new(), counters: Vec::new(), memory: None, link, reported }
+        let (link, reported, behind) = Default::default();
+        Self { config, description: String::new(), counters: Vec::new(), memory: None, link, reported, behind }
     }
 }
 

@@ -9,7 +9,7 @@ use super::life::Kind;
 use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::config::diff;
-use crate::config::model::{self, PortKind};
+use crate::config::model::{self, PcapSpeed, PortKind};
 use crate::control::model as api;
 use crate::controller::events::What;
 use crate::dataplane::LetGo;
@@ -35,6 +35,49 @@ impl Reported {
         }
         self.at = Some(now);
         Some(packets - std::mem::replace(&mut self.packets, packets))
+    }
+}
+
+/// Least time over which it is looked how far a port is behind its rate.
+const BEHIND_OVER: Duration = Duration::from_secs(1);
+/// Part of its rate from which on a port is behind: a thread is away for a moment now and then.
+const BEHIND_FROM: f64 = 0.01;
+
+/// How far a port that makes packets at a rate is behind it: now, not over its whole life.
+#[derive(Debug, Default)]
+pub(super) struct Behind {
+    /// When it was looked, and what had been skipped by then.
+    looked: Option<(Instant, u64)>,
+    pps: f64,
+}
+
+impl Behind {
+    /// Looks, if it is time to. So many packets have been skipped in all.
+    fn look(&mut self, skipped: u64, rate_pps: f64, now: Instant) {
+        let Some((at, before)) = self.looked else {
+            self.looked = Some((now, skipped));
+            return;
+        };
+        let passed = now.duration_since(at);
+        if passed >= BEHIND_OVER {
+            let pps = skipped.saturating_sub(before) as f64 / passed.as_secs_f64();
+            self.pps = if pps > rate_pps * BEHIND_FROM { pps } else { 0.0 };
+            self.looked = Some((now, skipped));
+        }
+    }
+
+    /// Packets per second; 0 if it keeps its rate.
+    pub(super) fn pps(&self) -> f64 {
+        self.pps
+    }
+}
+
+/// Packets per second that a port is to make; none if it has no rate.
+pub(super) fn rate_of(port: &model::Port) -> Option<f64> {
+    match &port.kind {
+        PortKind::Gen(settings) => Some(settings.rate).filter(|rate| *rate > 0.0),
+        PortKind::Pcap(settings) => Some(settings.rate).filter(|_| settings.speed == PcapSpeed::Rate),
+        _ => None,
     }
 }
 
@@ -301,6 +344,9 @@ impl Supervisor {
             }
             let sum = |of: fn(&QueueCounters) -> u64| state.counters.iter().map(|counters| of(counters)).sum::<u64>();
             let (came, left) = (sum(|counters| counters.oversize.get()), sum(|counters| counters.mtu.get()));
+            if let Some(rate_pps) = rate_of(&state.config) {
+                state.behind.look(sum(|counters| counters.skipped.get()), rate_pps, now);
+            }
             if let Some(came) = state.reported.0.news(came, now) {
                 log_line!(
                     "sluiced: port {name}: packets dropped as oversize: {came}; they are larger than a frame holds and cannot be cut; \
@@ -321,5 +367,24 @@ impl Supervisor {
     fn rest_port(&mut self, number: u16) {
         let round = self.plane.rounds();
         self.port_numbers.rest(number, Instant::now(), round);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_behind_its_rate_while_it_skips_packets_and_not_ever_after() {
+        let (mut behind, start) = (Behind::default(), Instant::now());
+        let mut at = |ms: u64, skipped: u64| {
+            behind.look(skipped, 100_000.0, start + Duration::from_millis(ms));
+            behind.pps()
+        };
+        // What was skipped before anybody looked is not of this second, nor is a part of one enough.
+        assert_eq!([at(0, 5_000), at(900, 40_000)], [0.0, 0.0]);
+        assert_eq!([at(1_000, 40_000), at(1_500, 60_000)], [35_000.0, 35_000.0]);
+        // A thread that was away for a moment has not missed the rate.
+        assert_eq!([at(2_000, 60_000), at(3_000, 61_000), at(4_000, 61_000)], [20_000.0, 0.0, 0.0]);
     }
 }

@@ -391,6 +391,7 @@ impl Supervisor {
                 },
                 // A sink has nothing to come in, and so nothing that could be finished.
                 finished: finished.unwrap_or(false) && kind != "sink",
+                behind_pps: port.behind.pps(),
                 details,
             };
             report.add(&self.past.of_port(&port.config.name));
@@ -452,7 +453,7 @@ impl Supervisor {
             service_times.follow(handle.region.page.service_time());
         }
         let [sleeps, hand_overs] = totals.spoken;
-        api::Nf {
+        let mut report = api::Nf {
             name: nf.name.clone(),
             // That of a service that was removed, and has no name any more, is in the name of the
             // NF.
@@ -494,7 +495,9 @@ impl Supervisor {
             },
             woken: service.and_then(|s| s.config.wakeup?.rules()).map(|_| woken(totals.woken)),
             warnings: Vec::new(),
-        }
+        };
+        report.sched.load = report.load();
+        report
     }
 
     /// What a chain does with packets at its entry, and whether one of its NFs throttles it.
@@ -607,13 +610,11 @@ fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&crate::con
 /// What is decided and measured about an NF now, without what is counted.
 fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
     let (load, gate) = (&handle.load, &handle.gate);
-    let (arrival_pps, service_ns) = (load.arrival_pps.get(), load.service_ns.get());
     api::NfSched {
         priority: handle.weight(),
         level: handle.level(),
-        arrival_pps,
-        service_ns,
-        load: arrival_pps * service_ns / 1e9,
+        arrival_pps: load.arrival_pps.get(),
+        service_ns: load.service_ns.get(),
         share: load.share.get(),
         throttled: gate.throttled.load(Ordering::Relaxed),
         held: gate.held.load(Ordering::Relaxed),

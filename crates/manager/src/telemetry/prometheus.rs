@@ -268,6 +268,14 @@ fn ports(out: &mut Text, ports: &[Port]) {
             out.sample("sluice_port_state", &[("port", &port.name), ("state", state.word())], u8::from(port.state == state));
         }
     }
+    out.family(
+        "sluice_port_behind_pps",
+        "gauge",
+        "Packets per second that the port's rate asks for and that it did not make over the last second.",
+    );
+    for port in ports {
+        out.sample("sluice_port_behind_pps", &[("port", &port.name)], port.behind_pps);
+    }
     out.family("sluice_port_detail_total", "counter", "What only one kind of port counts, by name.");
     for port in ports {
         for (detail, value) in port.details.iter().filter(|(detail, _)| totals::is_counter(detail)) {
@@ -406,7 +414,11 @@ const NF_MEASURES: &[Measure<Nf>] = &[
     ("sluice_nf_cpu_ratio", "Share of one core that the NF uses.", |n| n.cpu_percent / 100.0),
     ("sluice_nf_share", "Share of its core that the NF was given, 0 to 1; 0 until one was.", |n| n.sched.share),
     ("sluice_nf_priority", "Weight of the NF beside its load.", |n| n.sched.priority),
-    ("sluice_nf_load_cores", "Arrivals times service time: the cores that the NF's packets ask for.", |n| n.sched.load),
+    (
+        "sluice_nf_load_cores",
+        "Cores that the NF asks for: the larger of arrivals times the cost of a packet, and CPU time used, waking and switching with it.",
+        |n| n.sched.load,
+    ),
     ("sluice_nf_arrival_pps", "Packets per second that want to come to the NF, those refused at an entry with them.", |n| {
         n.sched.arrival_pps
     }),
@@ -826,6 +838,7 @@ mod tests {
             ports: vec![Port {
                 name: "odd \"name\"\\\n".into(),
                 rx_packets: u64::MAX,
+                behind_pps: 35_000.0,
                 details: [("lost", 2.5), ("link_up", 1.0), ("latency_ns_p999", 2_500.0)].map(|(n, v)| (n.into(), v)).into(),
                 ..Default::default()
             }],
@@ -865,6 +878,7 @@ mod tests {
         let get = |name: &str, with: &[(&str, &str)]| samples[&(name.to_owned(), labels(with))];
         assert_eq!(get("sluice_port_rx_packets_total", &[("port", "odd \"name\"\\\n")]), u64::MAX as f64);
         let odd = ("port", "odd \"name\"\\\n");
+        assert_eq!(get("sluice_port_behind_pps", &[odd]), 35_000.0);
         assert_eq!(get("sluice_port_detail_total", &[odd, ("detail", "lost")]), 2.5);
         assert_eq!(get("sluice_port_detail", &[odd, ("detail", "link_up")]), 1.0);
         assert_eq!(get("sluice_port_latency_seconds", &[odd, ("quantile", "0.999")]), 2.5e-6);

@@ -1,11 +1,13 @@
 //! What is told of packets while they flow: counters that never go back, and traces.
 
+use std::process::Command;
 use std::sync::Barrier;
 
 use sluice_manager::control::client::ClientError;
-use sluice_manager::control::model::{Stats, TraceRequest, TracedPacket};
+use sluice_manager::control::health::Verdict;
+use sluice_manager::control::model::{Apply, Stats, TraceRequest, TracedPacket};
 
-use crate::support::{Daemon, chain, find_chain, port, service};
+use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};
 
 const FLOWS: u64 = 64;
 
@@ -71,6 +73,39 @@ fn packets_are_traced_whatever_becomes_of_them() {
     daemon.silence("much", "much");
     let all = trace(TraceRequest { count: 500, ..TraceRequest::default() });
     assert!(all.contains(&of(None, "port stray", "dropped: no_rule")) && all.contains(&direct[0]), "{all:?}");
+    daemon.stop();
+}
+
+#[test]
+fn a_generator_that_cannot_keep_its_rate_says_so_where_people_look_and_only_while_it_is_so() {
+    // No thread makes so many packets.
+    let body = port("in", "gen", "rate = 1e10\nflows = 8") + &port("out", "sink", "") + &chain("c", "in", &[], "out", "");
+    let mut daemon = Daemon::start("", &body);
+    let stats = daemon.wait("the generator is behind", |s| find_port(s, "in").behind_pps > 0.0);
+    assert_eq!(find_port(&stats, "out").behind_pps, 0.0);
+    let health = &stats.status.health;
+    assert_eq!((health.verdict, health.problems.len(), health.warnings[0].subject.as_str()), (Verdict::Healthy, 0, "port in"));
+    let said = |args: &[&str]| {
+        let mut sluice = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let out = sluice.arg("--socket").arg(daemon.run_dir().join("control.sock")).args(args).output().expect("sluice runs");
+        assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
+        String::from_utf8(out.stdout).unwrap()
+    };
+    for (args, word) in [(&["port", "list"][..], "behind by"), (&["status"], "warning: port in makes"), (&["top"], "behind")] {
+        let text = said(args);
+        assert!(text.contains(word), "{args:?}: {text}");
+    }
+    let metrics = daemon.client().metrics().unwrap();
+    let metric = metrics.lines().find_map(|line| line.strip_prefix("sluice_port_behind_pps{port=\"in\"} ")).unwrap();
+    assert!(metric.parse::<f64>().unwrap() > 0.0, "{metric}");
+    // At a rate that it keeps it is behind no more, whatever it skipped before.
+    let body = body.replace("rate = 1e10", "rate = 10");
+    let config = head(daemon.folder(), "") + &body;
+    daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
+    let stats = daemon.wait("the generator keeps its rate", |s| {
+        find_port(s, "in").behind_pps == 0.0 && find_port(s, "in").details["skipped"] > 0.0
+    });
+    assert_eq!(stats.status.health.warnings, []);
     daemon.stop();
 }
 

@@ -27,7 +27,7 @@ fn two_cores() -> Option<[usize; 2]> {
     <[usize; 2]>::try_from(cores.get(..2)?).ok()
 }
 
-/// A chain of two NFs on cores of their own; the cheap one comes to the dear one.
+/// A chain of two NFs on cores of their own, a dear one and a cheap one.
 fn dear_and_cheap(one: usize, other: usize) -> String {
     let text_of = |core: usize, cycles: u32| format!("args = [\"--cycles\", \"{cycles}\"]\ncores = [{core}]");
     port("in", "gen", "rate = 5000\nflows = 8\ncount = 0")
@@ -47,26 +47,44 @@ fn nfs_that_fit_on_a_core_are_brought_together_and_no_packet_is_lost() {
     // Whatever else runs here, what is to leave may take its time.
     let mut daemon = Daemon::start("drain_ms = 60000", &config);
     daemon.wait("it is known what packets cost", |s| {
-        let known = |name| find_nf(s, name).sched.service_ns > 0.0 && find_nf(s, name).sched.arrival_pps > 0.0;
+        let known = |name| {
+            let nf = find_nf(s, name);
+            nf.sched.service_ns > 0.0 && nf.sched.arrival_pps > 0.0 && nf.cpu_percent > 0.0
+        };
         known("a.0") && known("b.0")
     });
+    // The load is no less than what the kernel says, which counts wake-ups and switches. Of packets alone the cheap one has a thousandth.
+    for nf in &daemon.stats().nfs {
+        assert!(nf.cpu_percent > 0.0 && nf.sched.load >= nf.cpu_percent / 100.0, "{nf:#?}");
+    }
     let cores = format!("{one},{other}");
     let dry = pack(&daemon, &["--cores", &cores, "--json"]);
     assert!(dry.status.success(), "{}", text(&dry.stderr));
     let plan: serde_json::Value = serde_json::from_slice(&dry.stdout).unwrap();
     assert_eq!((plan["cores_now"].as_u64(), plan["cores_needed"].as_u64()), (Some(2), Some(1)), "{plan}");
     let step = &plan["moves"][0];
-    let (moved, to) = ("b.0", one as u32);
-    assert_eq!((step["nf"].as_str(), step["to"].as_u64()), (Some(moved), Some(u64::from(to))), "{plan}");
-    assert_eq!(find_nf(&daemon.stats(), moved).core, other as u32, "a plan moves nobody");
+    // The one that uses less comes to the other. Which that is depends on how often each is woken, beside whatever else runs here.
+    let ways = [("a.0", one, other), ("b.0", other, one)];
+    let is_way = |(nf, _, to): &(&str, usize, usize)| step["nf"].as_str() == Some(nf) && step["to"].as_u64() == Some(*to as u64);
+    assert!(ways.iter().any(is_way) && plan["moves"].as_array().unwrap().len() == 1, "{plan}");
+    for (nf, from, _) in ways {
+        assert_eq!(find_nf(&daemon.stats(), nf).core, from as u32, "a plan moves nobody");
+    }
 
     let done = pack(&daemon, &["--cores", &cores, "--apply"]);
     assert!(done.status.success(), "{}", text(&done.stderr));
-    assert!(text(&done.stdout).contains(&format!("moved {moved} from")), "{}", text(&done.stdout));
+    let said = text(&done.stdout);
+    let done = ways.into_iter().find(|(nf, ..)| said.contains(&format!("moved {nf} from")));
+    let (moved, _, to) = done.unwrap_or_else(|| panic!("{said}"));
     let before = find_port(&daemon.stats(), "out").tx_packets;
     let stats = daemon.wait("packets flow through what was moved", |s| find_port(s, "out").tx_packets > before + 1000);
-    assert!(stats.nfs.iter().all(|nf| nf.core == to), "{:?}", stats.nfs.iter().map(|nf| (&nf.name, nf.core)).collect::<Vec<_>>());
+    assert!(
+        stats.nfs.iter().all(|nf| nf.core == to as u32),
+        "{:?}",
+        stats.nfs.iter().map(|nf| (&nf.name, nf.core)).collect::<Vec<_>>()
+    );
     assert!(stats.nfs.iter().all(|nf| nf.name != moved));
+    daemon.wait("it is known what they use now", |s| s.nfs.iter().all(|nf| nf.cpu_percent > 0.0));
 
     daemon.silence("c", "in");
     daemon.wait_until_empty();

@@ -354,7 +354,7 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
     };
     let shown = |name: &str| path(name).display().to_string();
     let (file, out) = (shown("sluice.toml"), shown("plan/profiles/work.json"));
-    let profiled = ["profile", "work", "--config", &file, "--traffic", "flows=64", "--cache", "none", "--out", &out];
+    let profiled = ["profile", "work", "--config", &file, "--traffic", "flows=64", "--cache", "none", "--noisy", "--out", &out];
     // Beside other tests an NF may look as if it carried next to nothing, and then that is what its profile promises.
     let enough = |profile: &Profile| profile.throughput_pps(profile.best_ways) >= 200.0;
     for tries in 1.. {

@@ -1,12 +1,12 @@
 //! Which NFs share which core.
 //!
 //! # Problem
-//! A core that NFs share costs less than a core each, as long as they fit: what each of them needs is its rate times its cost, and
-//! above all of a core queues grow. As few cores as carry everything, with a margin; neighbours that do not evict each other from the
+//! A core that NFs share costs less than a core each, as long as they fit: each of them has a load, and above all of a core queues
+//! grow. As few cores as carry everything, with a margin; neighbours that do not evict each other from the
 //! core's caches, where there is a choice; and no more NFs moved than that takes, because a move costs what the caches held.
 //!
 //! # Terms and units
-//! *Load*: what an NF needs, in cores (rate × cost). *Capacity*: how much of a core may be planned, 1 − margin. *Sensitive*: an NF whose
+//! *Load*: what an NF needs, in cores ([`super::load`]). *Capacity*: how much of a core may be planned, 1 − margin. *Sensitive*: an NF whose
 //! cost grows when its data leave the caches. A *conflict* is a pair of sensitive NFs on one core. *Move*: an NF that is not where it was.
 //!
 //! # Approach

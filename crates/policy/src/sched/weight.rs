@@ -8,7 +8,7 @@
 //! # Terms and units
 //! *Arrival rate*: packets a second that want the NF, those that were refused at an entry included: a throttled NF has not become
 //! less wanted. *Service time*: nanoseconds a packet. *Load*: arrival rate × service time, in cores: 0.5 keeps half a core busy, 3
-//! wants three. *Share*: part of the core, 0 to 1; the shares of a core sum to 1. *Floor*: the smallest share.
+//! wants three; what waking costs is not in it, as it is in the load that cores are planned by ([`crate::plan::load`]). *Share*: part of the core, 0 to 1; the shares of a core sum to 1. *Floor*: the smallest share.
 //!
 //! # Approach
 //! share(i) = priority(i) · load(i) / Σ priority · load over the NFs of the core. Who would get less than the floor gets the floor,

@@ -170,6 +170,8 @@ impl Cpu {
         }
         if self.last != Some(local) {
             self.last = Some(local);
+            let nf = world.processes[self.processes[local]].parts[0];
+            world.count.nfs[nf].switch_ns += world.machine.switch_ns;
             world.count.cores[self.number].switch_ns += world.machine.switch_ns;
             self.now_ns += world.machine.switch_ns;
         }

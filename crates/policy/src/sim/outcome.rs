@@ -32,6 +32,8 @@ pub struct NfOutcome {
     pub involuntary: u64,
     /// Times that it got the core.
     pub runs: u64,
+    /// Time of switches to it, in nanoseconds.
+    pub switch_ns: u64,
     /// Time between being able to run and running, in nanoseconds.
     pub waited_ns: u64,
 }
@@ -130,6 +132,7 @@ impl Outcome {
                 voluntary: n.voluntary - e.voluntary,
                 involuntary: n.involuntary - e.involuntary,
                 runs: n.runs - e.runs,
+                switch_ns: n.switch_ns - e.switch_ns,
                 waited_ns: n.waited_ns - e.waited_ns,
             };
         }

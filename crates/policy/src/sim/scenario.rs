@@ -7,7 +7,7 @@ pub struct Machine {
     pub cores: usize,
     /// Cycles in a microsecond.
     pub mhz: u64,
-    /// Switch from one process to another on a core, in nanoseconds.
+    /// Switch from one process to another on a core, in nanoseconds, with what the process does before its first packet and after its last.
     pub switch_ns: u64,
     /// What waking a process on another core costs the manager, in nanoseconds.
     pub wake_cost_ns: u64,

@@ -55,6 +55,8 @@ fn no_time_is_lost_or_made() {
             // A burst or a switch may reach over both ends: 32 packets of 4,525 cycles are 63 µs.
             assert!(all.abs_diff(o.elapsed_ns) < 70_000, "{variant}/{class}: {core:?} of {}", o.elapsed_ns);
         }
+        let (by_nfs, by_cores): (u64, u64) = (o.nfs.iter().map(|nf| nf.switch_ns).sum(), o.cores.iter().map(|c| c.switch_ns).sum());
+        assert_eq!(by_nfs, by_cores, "{variant}/{class}");
         let busy: u64 = o.cores.iter().map(|c| c.busy_ns).sum();
         let cycles: u64 = o.nfs.iter().map(|nf| nf.cycles).sum();
         assert!((cycles * 1000 / o.mhz).abs_diff(busy) < 130_000, "{variant}/{class}");

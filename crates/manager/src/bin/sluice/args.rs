@@ -56,7 +56,8 @@ Examples:
   sluice status > /dev/null || echo help  a check of monitoring
 
 It is degraded while a chain bypasses a service or takes no packets because no NF of a service runs, and while an NF has failed or has
-ended three times in a row. A chain that is throttled, which is what overload does, is healthy.
+ended three times in a row. A chain that is throttled, which is what overload does, is healthy. A generator that cannot keep its rate is
+a warning.
 
 Exit codes: 0 healthy, 1 there is no daemon or it does not answer, 2 wrong usage, 3 degraded.")]
     Status(Json),
@@ -64,10 +65,12 @@ Exit codes: 0 healthy, 1 there is no daemon or it does not answer, 2 wrong usage
     #[command(after_help = "\
 Keys: q quit · s sort NFs by the next column · p pause · ↑ ↓ scroll the NFs
 Columns of NFs: IN, OUT and DROPS are packets per second; QUEUE is how full the NF's rings are; CPU is the share of one core
-that it used, SHARE the one that it was given, LOAD the cores that its packets ask for; BURST and P99 are the time that it takes
+that it used, SHARE the one that it was given, LOAD the cores that it asks for: the larger of its packets times what one costs and of
+what it used, waking and switching with it (of one that polls, its packets alone); BURST and P99 are the time that it takes
 for a burst (half and 99 of 100 are faster), COST the one for a packet. Its STATE is \"throttled\" while chains are refused
 because of it, and \"held\" while its packets would only wait further on. Columns of chains: WASTED are the packets per second
-that were dropped after an NF had worked on them. A narrow terminal leaves some columns out.
+that were dropped after an NF had worked on them. A generator that cannot keep its rate is \"behind\" in KIND. A narrow
+terminal leaves some columns out.
 Written to a pipe or a file, it is one snapshot.")]
     Top(Top),
     /// Tell what has happened: deaths of NFs and why, restarts, upgrades, changes, decisions about

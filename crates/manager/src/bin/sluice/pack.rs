@@ -21,7 +21,9 @@ Examples:
   sluice pack --cores 2-5 --margin 20 --sensitive ids,lookup
 
 An NF is moved as by `sluice nf move`: another instance on the new core takes its place, no packet is lost, and none overtakes another. What
-it has learnt from packets is learnt anew. Foreign NFs, those that attach, and those with a flow to themselves stay where they are. Rates and costs are those of half a second. With --every, NFs are moved only if a core has too much to do, or if one can be freed.";
+it has learnt from packets is learnt anew. Foreign NFs, those that attach, and those with a flow to themselves stay where they are. Loads are those of half a second. LOAD
+is in cores: the larger of what the packets of an NF ask for (those refused at an entry with them, times what one costs) and of the CPU time
+that it really used, waking and switching with it. Of an NF that polls, which is always busy, what its packets ask for. With --every, NFs are moved only if a core has too much to do, or if one can be freed.";
 
 /// Readings of a look, and the time between two.
 const READINGS: (usize, Duration) = (10, Duration::from_millis(50));

@@ -16,7 +16,7 @@ use sluice_manager::estimate::Subject;
 use sluice_manager::profile::again::{self, Again};
 use sluice_manager::profile::traffic::Traffic;
 use sluice_manager::profile::{self, MeasureError, Plan, Ways, chain, chase};
-use sluice_slo::profile::{Curve, Digest, Key, Profile, Source};
+use sluice_slo::profile::{Confidence, Curve, Digest, Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::commands::{Usage, json};
@@ -40,8 +40,13 @@ Traffic is size (bytes with the Ethernet header), flows, zipf (the exponent; wit
 over), or a capture. Throughput against cache ways is measured where the kernel gives ways (resctrl); `simulated` takes the misses from a
 model, for which the NF has to be built by scripts/trace-nf too; `none` is one value with the whole cache, and nothing is promised with
 less of it: an SLO by such a profile takes all ways of a server, one with ddio_ways = 0 in the plan. The NFs of a chain are measured one
-after another, each with what the one before it sends on, and composed; ways of a chain are always modelled. No daemon is needed; other
-work on the host makes a profile promise less.";
+after another, each with what the one before it sends on, and composed; ways of a chain are always modelled. No daemon is needed.
+Other work on the host makes a profile promise less: it says how many of its samples are within what it promises, and where a quarter of
+its points is not known to within half of their value, nothing is written without --noisy.";
+
+/// What to do where other work has the host.
+const QUIETER: &str = "nothing is written: run again on a quiet host, or give the NF a core that nothing else uses (isolcpus=, and --core N); \
+                       --noisy writes it all the same";
 
 /// What it means that a profile is with the whole cache.
 const WHOLE: &str = "by this profile, an SLO takes all cache ways of a server, and fits on one with ddio_ways = 0 only";
@@ -101,6 +106,9 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "N", default_value_t = again::LOADS, requires = "check")]
     #[arg(value_parser = clap::value_parser!(u32).range(2..=1000))]
     pub loads: u32,
+    /// Write the profile though the host was too noisy for it; its notes say so
+    #[arg(long, conflicts_with = "check")]
+    pub noisy: bool,
     /// Print the profile, or what --check found, as JSON
     #[arg(long)]
     pub json: bool,
@@ -211,6 +219,8 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         }
     };
     found.throughput.notes.extend(note);
+    // Before it is looked whether it promises anything at all: a host that is too noisy is the reason that it does not.
+    accept(&mut found, args.noisy)?;
     found.check()?;
     if found.source == Source::None {
         eprintln!("{WHOLE}");
@@ -226,6 +236,15 @@ pub fn run(args: &ProfileArgs, out: &mut dyn Write) -> anyhow::Result<()> {
         return json(out, &found);
     }
     Ok(print(&found, out)?)
+}
+
+/// Whether the host was quiet enough for a profile. One that is to be written all the same says in its notes that it was not.
+fn accept(found: &mut Profile, noisy: bool) -> anyhow::Result<()> {
+    if let Err(why) = found.check_quiet() {
+        anyhow::ensure!(noisy, "{why}; {QUIETER}");
+        found.latency.notes.push(why.to_string());
+    }
+    Ok(())
 }
 
 /// Where throughput with fewer ways comes from, and what is to be said of it.
@@ -346,10 +365,15 @@ fn print_again(found: &Again, out: &mut dyn Write) -> std::io::Result<()> {
 }
 
 fn told(curve: &Curve) -> String {
-    let Curve { measured, error_bound, spread, margin, .. } = curve;
+    let Curve { measured, error_bound, spread, margin, confidence, .. } = curve;
     let [error, spread, margin] = [error_bound, spread, margin].map(|part| part * 100.0);
     let points = if *measured == 1 { "1 point".into() } else { format!("{measured} points") };
     let mut text = format!("{points}, within {error:.1} %, spread {spread:.1} %, margin {margin:.1} %");
+    if confidence.samples > 0 {
+        let Confidence { samples, within, .. } = confidence;
+        let percent = f64::from(*within) * 100.0 / f64::from(*samples);
+        text.push_str(&format!("; {within} of {samples} samples ({percent:.0} %) within what is promised"));
+    }
     for note in &curve.notes {
         text.push_str("\n  ");
         text.push_str(note);
@@ -364,6 +388,33 @@ mod tests {
     #[test]
     fn what_is_odd_is_told_below_a_curve() {
         let curve = Curve { measured: 1, spread: 0.012, margin: 0.05, notes: vec!["noisy".into()], ..Curve::default() };
+        let confidence = Confidence { samples: 40, within: 30, points: 1, unsure: 0 };
+        let with = told(&Curve { confidence, ..curve.clone() });
+        assert!(with.contains("margin 5.0 %; 30 of 40 samples (75 %) within what is promised\n  noisy"), "{with}");
         assert_eq!(told(&curve), "1 point, within 0.0 %, spread 1.2 %, margin 5.0 %\n  noisy");
+    }
+
+    #[test]
+    fn a_host_that_is_too_noisy_gets_a_profile_only_if_asked() {
+        let mut found: Profile = serde_json::from_str(
+            r#"{"form":1,"key":{"workload":{"nf":"x"},"binaries":[],"configuration":"0","traffic":"t","cpu":"c"},"source":"none","cores":1,
+                "memory_mib":1,"throughput":{"points":[{"x":20,"y":1e6}],"measured":1,"error_bound":0,"spread":0,"margin":0},
+                "latency":{"points":[{"x":5e4,"y":1},{"x":9.5e5,"y":9}],"measured":12,"error_bound":0,"spread":0,"margin":0},"best_ways":20}"#,
+        )
+        .unwrap();
+        accept(&mut found, false).unwrap();
+        found.latency.confidence = Confidence { samples: 520, within: 312, points: 12, unsure: 3 };
+        accept(&mut found, false).unwrap();
+        found.latency.confidence.unsure = 7;
+        let refused = accept(&mut found, false).unwrap_err().to_string();
+        assert!(refused.starts_with("host too noisy: at 7 of 12 points the latency is not known to within half"), "{refused}");
+        assert!(
+            refused.contains("312 of 520 samples") && refused.contains("--noisy") && found.latency.notes.is_empty(),
+            "{refused}"
+        );
+        accept(&mut found, true).unwrap();
+        assert!(found.latency.notes[0].starts_with("host too noisy"), "{found:?}");
+        let read: Profile = serde_json::from_str(&serde_json::to_string(&found).unwrap()).unwrap();
+        assert_eq!(read, found, "the confidence is in the file");
     }
 }

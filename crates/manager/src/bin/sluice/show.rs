@@ -11,7 +11,7 @@ use sluice_manager::control::model::{
 };
 use sluice_manager::control::promise::Buffers;
 
-use crate::number::{age, grouped, short, time};
+use crate::number::{age, grouped, rate, short, time};
 use crate::table::{Cell, Table, Tone};
 
 /// Colour or tone of a state.
@@ -57,7 +57,7 @@ pub fn share(nf: &Nf) -> String {
 /// An NF's load in cores, once it is known: `0.42`, `26.5`.
 pub fn load(nf: &Nf) -> String {
     match nf.sched.load {
-        _ if nf.sched.service_ns <= 0.0 => "-".into(),
+        load if load <= 0.0 && nf.sched.service_ns <= 0.0 => "-".into(),
         load if load < 9.995 => format!("{load:.2}"),
         load => short(load),
     }
@@ -139,6 +139,9 @@ pub fn status(out: &mut dyn Write, status: &Status, colour: bool) -> io::Result<
     writeln!(out, "health   {}", status.health.verdict.word())?;
     for problem in &status.health.problems {
         writeln!(out, "  {} {}, since {}", problem.subject, problem.what, age(problem.since_s))?;
+    }
+    for warning in &status.health.warnings {
+        writeln!(out, "  warning: {} {}, since {}", warning.subject, warning.what, age(warning.since_s))?;
     }
     writeln!(out, "config   {}", status.config.as_deref().unwrap_or("none"))?;
     let pages = if status.hugepages { "hugepages" } else { "ordinary pages" };
@@ -455,7 +458,11 @@ pub fn ports(ports: &[Port]) -> Table {
         table.row(vec![
             port.name.as_str().into(),
             port.kind.as_str().into(),
-            Cell::toned(port.state.words(), if port.state == PortState::Up { Tone::Plain } else { Tone::Warn }),
+            match port.state {
+                PortState::Up if port.behind_pps > 0.0 => Cell::toned(format!("behind by {}", rate(port.behind_pps)), Tone::Warn),
+                PortState::Up => PortState::Up.words().into(),
+                other => Cell::toned(other.words(), Tone::Warn),
+            },
             port.queues.to_string().into(),
             port.overload.as_str().into(),
             grouped(port.rx_packets).into(),
@@ -603,6 +610,7 @@ pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use sluice_manager::control::health::{Health, Problem};
     use sluice_manager::control::model;
 
     use super::*;
@@ -677,6 +685,23 @@ mod tests {
         assert_eq!(chain_word(&chain).0, "throttled");
         chain.state = ChainState::Down;
         assert_eq!(chain_word(&chain).0, "down");
+    }
+
+    #[test]
+    fn a_port_that_cannot_keep_its_rate_says_so() {
+        let port = |name: &str, behind_pps: f64| Port { name: name.into(), kind: "gen".into(), behind_pps, ..Port::default() };
+        let mut out = Vec::new();
+        ports(&[port("slow", 34_800.0), port("quick", 0.0)]).print(&mut out, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        let line = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap();
+        assert!(line("slow").contains(" behind by 34.8 k/s ") && line("quick").contains(" up "), "{text}");
+        // It is a warning: what is wrong with the rate is no fault of the daemon.
+        let what = "makes 65200 packets per second of the 100000 that its rate asks for".to_string();
+        let health = Health { warnings: vec![Problem { subject: "port slow".into(), what, since_s: 3.0 }], ..Health::default() };
+        let mut out = Vec::new();
+        status(&mut out, &Status { health, ..Status::default() }, false).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        assert!(text.contains("health   healthy\n  warning: port slow makes 65200 ") && text.contains(", since 3 s\n"), "{text}");
     }
 
     #[test]

@@ -31,7 +31,8 @@ Examples:
                                         a faster clock, for scripts
 
 A packet's cost is what --cost says of its service, else what --measured finds, else what `sluice estimate --keep` found, else
---cycles of sluice-nf-cost.
+--cycles of sluice-nf-cost. SWITCHES are what a core spends on going from NF to NF: the way out of sleep and back, and the wake-up
+of the next one. CPU of an NF counts the switches to it, as LOAD in `sluice nf list` does.
 \"of ideal\" compares with NFs that run as calls in one process on each core: no switches, no wake-ups. Chains that
 compete for a core get alike of it there, so one that gets more here may be above 100 %.
 DROPS of an NF are wasted work: packets that another NF worked on before they met a full ring.
@@ -62,6 +63,9 @@ pub struct SimulateArgs {
     /// Clock of the cores in GHz; that of this host without
     #[arg(long, value_name = "GHZ", value_parser = ghz)]
     pub ghz: Option<f64>,
+    /// What a switch to an NF costs its core, waking and going to sleep with it
+    #[arg(long, value_name = "NS", default_value_t = cost::SWITCH_NS, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub switch: u64,
     /// Simulated seconds, after a warm-up of 0.2
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
     pub seconds: f64,
@@ -90,6 +94,7 @@ pub fn run(args: &SimulateArgs, client: impl FnOnce() -> Result<Client, ClientEr
         port_rates: args.rate.iter().filter_map(|(port, rate)| Some((port.clone()?, *rate))).collect(),
         costs: args.cost.iter().cloned().collect(),
         measured,
+        switch_ns: args.switch,
         mhz: args.ghz.map_or(host_mhz, |ghz| (ghz * 1e3).round() as u64),
         measure_ns: (args.seconds * 1e9) as u64,
     };
@@ -132,6 +137,7 @@ fn print(out: &mut dyn Write, report: &Report, compare: bool, colour: bool) -> i
     }
     let busiest = report.runs.iter().map(|run| run.manager_pps).fold(0.0, f64::max);
     writeln!(out)?;
+    writeln!(out, "note: each switch to an NF costs its core {}; --switch NS says another cost", number::time(report.switch_ns))?;
     writeln!(out, "note: the manager would move packets at {}, which is not limited here", number::rate(busiest))?;
     report.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
 }

@@ -314,11 +314,13 @@ impl View {
             let rate = |count: fn(&Port) -> u64| self.rate(count(port), earlier.get(port.name.as_str()).map(|p| count(p)));
             Row::new([
                 Line::from(port.name.clone()),
-                Line::from(match port.state {
-                    PortState::Up if port.finished && port.rx_packets > 0 => "finished".into(),
-                    PortState::Up => port.kind.clone(),
-                    other => other.words().into(),
-                }),
+                match port.state {
+                    PortState::Up if port.finished && port.rx_packets > 0 => Line::from("finished"),
+                    // A generator that cannot keep its rate.
+                    PortState::Up if port.behind_pps > 0.0 => Line::styled("behind", self.style(Tone::Warn)),
+                    PortState::Up => Line::from(port.kind.clone()),
+                    other => Line::from(other.words()),
+                },
                 number(rate(|p| p.rx_packets)),
                 Line::from(bits(rate(|p| p.rx_bytes))).right_aligned(),
                 number(rate(|p| p.tx_packets)),
@@ -538,6 +540,15 @@ mod tests {
             assert!(chain.contains("throttled") && chain.contains("4.32 k") && chain.contains("fw → nat → out"), "{chain}");
             assert!(lines[1].contains("tuning 0.00 % of a core"), "{}", lines[1]);
         }
+    }
+
+    #[test]
+    fn a_generator_that_cannot_keep_its_rate_is_behind() {
+        let mut now = stats(2, 1);
+        now.ports[1].behind_pps = 35_000.0;
+        let lines = screen(&View { now, ..View::default() }, 80, 24);
+        let line = |name: &str| lines.iter().find(|line| line.starts_with(name)).unwrap();
+        assert!(line("p1").contains(" behind ") && line("p0").contains(" gen "), "{lines:#?}");
     }
 
     #[test]
