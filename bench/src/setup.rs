@@ -401,6 +401,7 @@ rx = [3]
 tx = [3]
 wakeup = [3]
 monitor = [3]
+idle = "spin"
 
 [memory]
 frames = 16384

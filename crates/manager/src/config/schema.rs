@@ -179,7 +179,7 @@ pub const SECTIONS: &[Section] = &[
                 "idle",
                 Words(&["adaptive", "spin", "sleep"]),
                 Value("\"adaptive\""),
-                "What a manager thread does without packets: waits until something comes, looks again at once, or sleeps a little between looks.",
+                "What a manager thread does when it finds no packets.",
             ),
             key("max_nfs", Integer(1, 65_000), Value("4096"), "Most NFs at a time."),
             key("max_flows", Integer(1, 1 << 27), Value("1048576"), "Most flows that the flow table remembers."),

@@ -649,7 +649,6 @@ impl Supervisor {
         self.go_on_upgrading();
         self.go_on_applying();
         self.go_on_placing();
-        self.publish_stirred_pools();
         self.plane.collect();
         // Not after each event: it looks at every NF, and with a thousand of them that would hold up whoever waits to be let in.
         let now = Instant::now();
@@ -662,6 +661,8 @@ impl Supervisor {
             self.ticked = now;
             self.tick(now);
         }
+        // Last: a member that has become ready in this turn waits for nothing more.
+        self.publish_stirred_pools();
     }
 
     /// Makes tables of what there is now and gives them to the packet threads.

@@ -113,11 +113,12 @@ fn all_rest(daemon: &Daemon) -> bool {
     packet_threads.all(|task| of_task(task, "syscall").split(' ').next() == Some(&libc::SYS_ppoll.to_string()))
 }
 
+/// Waits for what a question to the daemon may disturb.
 #[track_caller]
-fn wait_until_all_rest(daemon: &Daemon) {
+fn wait_until(daemon: &Daemon, what: &str, is: impl Fn(&Daemon) -> bool) {
     let until = Instant::now() + PATIENCE;
-    while !all_rest(daemon) {
-        assert!(Instant::now() < until, "packet threads do not rest:\n{}", daemon.log());
+    while !is(daemon) {
+        assert!(Instant::now() < until, "waited in vain until {what}:\n{}", daemon.log());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -133,7 +134,7 @@ fn while_nothing_moves_packet_threads_wait_for_the_kernel_and_hear_everything() 
         site.serve(&[8080]);
         let mut daemon = Daemon::start(manager, &bridged(&site));
         for _ in 0..3 {
-            wait_until_all_rest(&daemon);
+            wait_until(&daemon, "packet threads rest", all_rest);
             // Packets end the rest, and so do commands.
             site.reach(&daemon, 8080);
             daemon.wait_until_empty();
@@ -141,7 +142,7 @@ fn while_nothing_moves_packet_threads_wait_for_the_kernel_and_hear_everything() 
         // An interface that goes ends no rest for good: its error is taken.
         site.remove_interface("s");
         daemon.wait("it is gone", |s| state(s, "s") == PortState::Gone);
-        wait_until_all_rest(&daemon);
+        wait_until(&daemon, "packet threads rest", all_rest);
         daemon.stop();
     }
 }
@@ -200,7 +201,7 @@ fn a_port_waits_for_an_interface_that_is_not_there_yet() {
     daemon.wait_for_log("port c waits for interface c in");
     site.make_interface("c");
     site.reach(&daemon, 8080);
-    assert_eq!(states_of(&daemon, "c").last(), Some(&PortState::Up));
+    wait_until(&daemon, "an event says that it is up", |daemon| states_of(daemon, "c").last() == Some(&PortState::Up));
     let list = Command::new(env!("CARGO_BIN_EXE_sluice"))
         .args(["port", "list", "--socket"])
         .arg(daemon.run_dir().join("control.sock"))

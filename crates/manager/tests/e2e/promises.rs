@@ -426,7 +426,7 @@ fn the_way_from_a_profile_to_a_promise_works_as_the_readme_has_it() {
     // The commands as they stand; only what depends on how busy the host is has more patience.
     let line = |line: &str| match line {
         _ if line.contains("& sleep 1") => line.replace("sleep 1", "until sluice status >&2; do kill -0 $!; sleep 0.05; done"),
-        _ if line.starts_with("sluice profile") => format!("{line} || {line} || {line} || {line}"),
+        _ if line.starts_with("sluice profile") => format!("{line} || {line} --noisy"),
         _ => line.into(),
     };
     let lines: Vec<String> = block.lines().map(line).collect();
