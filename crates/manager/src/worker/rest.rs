@@ -212,6 +212,8 @@ impl Worker {
         let waits = plane.asker.as_ref().is_some_and(|asker| asker.held() > 0 || asker.has_pooled())
             || setup.director.waiting() > 0
             || !self.closing.is_empty()
+            // A program that knows nothing of Sluice may be at work on what went in.
+            || self.schedules.iter().any(|schedule| !schedule.is_idle())
             || self.throttling.as_ref().is_some_and(|throttling| !throttling.is_quiet())
             || self.queues.iter().any(|owned| owned.from < owned.to)
             || self.foreign.iter().any(|hop| hop.holds_packets())
