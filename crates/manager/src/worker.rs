@@ -439,6 +439,8 @@ pub struct Worker {
     closing: Vec<Closing>,
     /// Number of an NF that had packets when this thread last wanted to rest.
     last_busy: usize,
+    /// When it offered its core to others, if it did in the last round, in nanoseconds.
+    yielded_ns: Option<u64>,
 }
 
 /// A port that is to be closed once what waits for it was sent.
@@ -458,6 +460,7 @@ impl Worker {
             loads: Loads::default(),
             closing: Vec::new(),
             last_busy: 0,
+            yielded_ns: None,
             setup,
             queues: Vec::new(),
             drains: Vec::new(),
@@ -525,8 +528,10 @@ impl Worker {
                 self.ring_others(work > 0);
             }
             let is_sample = round.is_multiple_of(ROUNDS_PER_DUTY);
-            if is_sample || has_rested {
-                let age = if has_rested { AGE_RESTED } else { AGE_BUDGET };
+            // Where packets have ended a rest, they go first: many rounds follow.
+            let is_due = has_rested && work == 0;
+            if is_sample || is_due {
+                let age = if is_due { AGE_RESTED } else { AGE_BUDGET };
                 self.setup.classifier.age(now / 1_000_000, self.setup.flow_timeout_ms, age);
                 self.setup.director.age(self.setup.classifier.table(), now / 1_000_000, self.setup.flow_timeout_ms);
                 if work > 0 && is_sample {

@@ -182,7 +182,7 @@ fn types_and_ranges() {
                 "2:6: rx takes a list of core numbers, such as [0, 1], not a whole number | write rx = [0]",
                 "3:7: tx takes a list of core numbers, such as [0, 1], not a string | write tx = [0]",
                 "4:10: wakeup takes a list of core numbers, such as [0, 1], not a string | write wakeup = [0]",
-                "5:8: idle takes \"adaptive\", \"spin\" or \"sleep\", not a whole number | write idle = \"adaptive\"",
+                "5:8: idle takes \"adaptive\" or \"spin\" or \"sleep\", not a whole number | write idle = \"adaptive\"",
                 "6:11: max_nfs cannot be 65001 | write a whole number, 1 to 65000",
             ],
         ),

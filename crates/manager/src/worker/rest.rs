@@ -16,7 +16,7 @@
 //!
 //! # Limits
 //! A port that nobody can wait for (a device of DPDK, a generator, a file that is played) has to be looked at: see
-//! [`Idle::Adaptive`](crate::config::model::Idle::Adaptive).
+//! [`Idle::Adaptive`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -36,6 +36,11 @@ const NAPS_NS: (u64, u64) = (50_000, 500_000);
 const NAP_PART: u64 = 20;
 /// Naps end so long before the end of a turn on a core whose schedule this thread has: about what the kernel wakes too late.
 const WINDOW_NS: u64 = 80_000;
+/// Time without a packet after which the thread offers its core to others between two looks, in nanoseconds. On a host of few cores the
+/// kernel puts the one that is to answer there, and it would wait for this thread's rest.
+const YIELD_NS: u64 = 20_000;
+/// Somebody else took the core for so long, in nanoseconds: who is woken gets it back sooner than who is next in line.
+const AWAY_NS: u64 = 100_000;
 /// Time without a packet after which a thread that has to look at a port sleeps between two looks, in nanoseconds.
 const LOOKED_AT_NS: u64 = 1_000_000_000;
 /// Longest rest of a thread that makes turns from outside: an NF may have to have one without a packet, and nobody rings for that.
@@ -156,11 +161,17 @@ impl Worker {
     /// due.
     #[inline]
     pub(super) fn wait(&mut self, now: u64, idle_ns: u64) -> bool {
-        if idle_ns <= IDLE_NS || self.setup.idle == Idle::Spin {
+        if idle_ns <= YIELD_NS || self.setup.idle == Idle::Spin || self.setup.idle == Idle::Sleep && idle_ns <= IDLE_NS {
             std::hint::spin_loop();
             return false;
         }
-        self.wait_long(now, idle_ns)
+        let was_away = self.yielded_ns.take().is_some_and(|at| now.saturating_sub(at) > AWAY_NS);
+        if idle_ns <= IDLE_NS && !was_away {
+            self.yielded_ns = Some(now);
+            std::thread::yield_now();
+            return false;
+        }
+        self.wait_long(now, idle_ns.max(IDLE_NS + 1))
     }
 
     #[cold]
