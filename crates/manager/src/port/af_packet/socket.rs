@@ -192,24 +192,39 @@ impl AsFd for PacketSocket {
 // SAFETY: the ring is memory of this process that nobody else in it has a pointer to; one thread at a time has the socket.
 unsafe impl Send for PacketSocket {}
 
+/// Binds a packet socket to an interface, by its number. Packets are kept from now on. One whose interface has gone can be bound to another, with
+/// the ring that it has.
+///
+/// # Errors
+/// What was tried, and the kernel's answer.
+pub fn bind(socket: &OwnedFd, index: u32, promiscuous: bool) -> Result<(), (&'static str, io::Error)> {
+    let index = index as libc::c_int;
+    if promiscuous {
+        let request =
+            libc::packet_mreq { mr_ifindex: index, mr_type: libc::PACKET_MR_PROMISC as u16, mr_alen: 0, mr_address: [0; 8] };
+        set(socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &request)
+            .map_err(|error| ("take packets for other stations on", error))?;
+    }
+    // SAFETY: all zeros is a value of this plain structure.
+    let mut address: libc::sockaddr_ll = unsafe { zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
+    address.sll_ifindex = index;
+    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the address is live and of the length that is passed.
+    if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) } < 0 {
+        return Err(("bind a packet socket to", io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
 impl PacketSocket {
     /// Opens a socket in the network namespace of the calling thread. Packets are kept from now on.
     ///
     /// # Errors
     /// What was tried, and the kernel's answer.
     pub fn open(options: &SocketOptions<'_>) -> Result<Self, (&'static str, io::Error)> {
-        link::index(options.interface).map_err(|error| ("find", error))?;
-        let mut socket = Self::prepare(options)?;
-        socket.bind(options)?;
-        Ok(socket)
-    }
-
-    /// Makes a socket with its ring, which is what takes time, in the network namespace of the calling thread. No packet comes before
-    /// [`PacketSocket::bind`].
-    ///
-    /// # Errors
-    /// What was tried, and the kernel's answer.
-    pub fn prepare(options: &SocketOptions<'_>) -> Result<Self, (&'static str, io::Error)> {
+        let index = link::index(options.interface).map_err(|error| ("find", error))?;
         let flags = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
         // Protocol 0: no packet comes before it is bound.
         // SAFETY: a plain system call; the descriptor is ours.
@@ -264,7 +279,7 @@ impl PacketSocket {
             let payload = Vec::with_capacity(options.room);
             Box::new(Merger { headers: [None; BURST], payload, mtu: 0 })
         });
-        Ok(Self {
+        let mut socket = Self {
             fd,
             ring,
             bytes,
@@ -278,40 +293,15 @@ impl PacketSocket {
             merger,
             name: options.interface.into(),
             is_down: false,
-        })
-    }
-
-    /// Binds one that was made with these options to its interface, which the namespace of the calling thread has. Packets are kept from
-    /// now on.
-    ///
-    /// # Errors
-    /// What was tried, and the kernel's answer.
-    pub fn bind(&mut self, options: &SocketOptions<'_>) -> Result<(), (&'static str, io::Error)> {
-        let level = libc::SOL_PACKET;
-        let index = link::index(options.interface).map_err(|error| ("find", error))? as libc::c_int;
-        self.look_at_mtu();
-        if options.promiscuous {
-            let request =
-                libc::packet_mreq { mr_ifindex: index, mr_type: libc::PACKET_MR_PROMISC as u16, mr_alen: 0, mr_address: [0; 8] };
-            set(&self.fd, level, libc::PACKET_ADD_MEMBERSHIP, &request)
-                .map_err(|error| ("take packets for other stations on", error))?;
-        }
-        // SAFETY: all zeros is a value of this plain structure.
-        let mut address: libc::sockaddr_ll = unsafe { zeroed() };
-        address.sll_family = libc::AF_PACKET as u16;
-        address.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-        address.sll_ifindex = index;
-        let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: the address is live and of the length that is passed.
-        if unsafe { libc::bind(self.fd.as_raw_fd(), (&raw const address).cast(), length) } < 0 {
-            return Err(("bind a packet socket to", io::Error::last_os_error()));
-        }
+        };
+        socket.look_at_mtu();
+        bind(&socket.fd, index, options.promiscuous)?;
         if let Some(group) = options.fanout {
             // Kind 0 in the upper half: by flow, both directions to one socket.
-            set(&self.fd, level, libc::PACKET_FANOUT, &libc::c_int::from(group))
+            self::set(&socket.fd, level, libc::PACKET_FANOUT, &libc::c_int::from(group))
                 .map_err(|error| ("share the packets of", error))?;
         }
-        Ok(())
+        Ok(socket)
     }
 
     /// Packets that the receive ring holds at most.

@@ -7,14 +7,15 @@
 //! # Approach
 //! A thread for each port, which sleeps until something about an interface changes (a netlink socket says so, whose messages are not
 //! read), and for a fifth of a second (`EVERY`) at most: a namespace that was made anew says nothing. Then it asks the kernel three things: what interface the
-//! port's sockets are bound to, which one has the name now, and whether that has a link. Where the first two differ, the queues give
-//! their sockets back, which are closed here because that takes milliseconds, and are given others once there is an interface
-//! to open. Those are made while there is none, all but for the binding, so that the first packet of a new interface is kept. All of it goes
-//! over channels that the packet threads look at in their housekeeping, so packets meet no lock and no system call.
+//! port's sockets are bound to, which one has the name now, and whether that has a link. Where the first two differ, the socket of a port
+//! with one queue is bound to the new interface, at once. Several share packets by their flows, which the kernel does not let go on with
+//! another interface, and a namespace needs sockets of its own: then the queues give their sockets back, which are closed here because that
+//! takes milliseconds, and are given others once there is an interface to open. That goes over channels that the packet threads look at in
+//! their housekeeping, so packets meet no lock and no system call.
 //!
 //! # Limits
 //! A socket keeps its namespace alive, so one whose name was taken away lives on for `EVERY` and that housekeeping. An interface that
-//! was given another name is as good as gone. While an interface is not there, the rings for it take memory all the same.
+//! was given another name is as good as gone. Where sockets are opened anew, the first packets of the new interface are lost.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,7 +28,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{fstat, stat};
 
 use super::Failed;
-use super::socket::{PacketSocket, SocketOptions};
+use super::socket::{PacketSocket, SocketOptions, bind};
 use crate::config::model::AfPacket;
 use crate::control::model::PortState;
 use crate::mechanism::link;
@@ -103,9 +104,7 @@ pub(super) struct Watched {
     probe: Option<OwnedFd>,
     /// Device and inode of the namespace that the sockets are in, where it has a name.
     namespace: Option<(u64, u64)>,
-    /// Sockets that are made, and bound to nothing yet.
-    spare: Vec<PacketSocket>,
-    /// How often sockets were bound.
+    /// How often sockets were opened.
     bound: u16,
     /// Of an interface that is there and could not be opened, this was said.
     has_complained: bool,
@@ -130,7 +129,6 @@ impl Watched {
             bell: None,
             probe: None,
             namespace: None,
-            spare: Vec::new(),
             bound: 0,
             has_complained: false,
         }
@@ -156,36 +154,27 @@ impl Watched {
             bypass: false,
             fanout: (self.queues > 1).then_some(group),
         };
-        let queues = self.queues as usize;
+        let queues = self.queues;
         let namespace = settings.netns.as_ref().map(|name| Netns::open(&netns::path_of(name))).transpose();
-        let namespace = namespace.inspect_err(|_| (self.bell, self.spare) = (None, Vec::new()))?;
+        let namespace = namespace.inspect_err(|_| self.bell = None)?;
         let id = namespace.as_ref().and_then(|ns| fstat(ns.fd()).ok()).map(|file| (file.st_dev, file.st_ino));
         if id != std::mem::replace(&mut self.namespace, id) {
-            // They would keep the former one alive.
-            (self.bell, self.spare) = (None, Vec::new());
+            // It would keep the former one alive.
+            self.bell = None;
         }
-        let (bell, mut sockets) = (self.bell.take(), std::mem::take(&mut self.spare));
+        let bell = self.bell.take();
         let all = || {
             // First: what changes from now on is heard.
             let bell = bell.or_else(|| link::bell().ok());
-            while sockets.len() < queues {
-                sockets.push(PacketSocket::prepare(&options).map_err(Failed)?);
-            }
-            let mut bound = 0;
-            let result = sockets.iter_mut().try_for_each(|socket| socket.bind(&options).inspect(|()| bound += 1));
-            Ok::<_, Failed>((bell, sockets, bound, result))
+            let sockets = (0..queues).map(|_| PacketSocket::open(&options).map_err(Failed)).collect::<Result<Vec<_>, _>>();
+            Ok::<_, Failed>((bell, sockets))
         };
-        let (bell, sockets, bound, result) = match &namespace {
+        let (bell, sockets) = match &namespace {
             None => all(),
             Some(ns) => ns.visit(all),
         }?;
         self.bell = bell;
-        if let Err(error) = result {
-            if bound == 0 && is_missing(&error.1) {
-                self.spare = sockets;
-            }
-            return Err(Failed(error));
-        }
+        let sockets = sockets?;
         self.bound = self.bound.wrapping_add(1);
         self.probe = sockets.first().map(PacketSocket::probe).transpose()?;
         let state = self.look().unwrap_or(PortState::Gone);
@@ -233,6 +222,10 @@ impl Watched {
                 Some(state) => drop(self.link.set(state)),
                 None => {
                     self.link.set(PortState::Gone);
+                    if self.queues == 1 && self.is_same_namespace() {
+                        self.bind_anew();
+                        return;
+                    }
                     self.probe = None;
                     // One that has ended wants nothing any more.
                     queues.to.iter().for_each(|queue| drop(queue.send(None)));
@@ -257,24 +250,48 @@ impl Watched {
                 self.link.set(PortState::NoLink);
                 // One that is made anew is brought up a moment later, and packets cannot be shared before.
                 let is_early = error.raw_os_error() == Some(libc::EINVAL) && self.queues > 1;
-                if !is_early && !std::mem::replace(&mut self.has_complained, true) {
-                    let (port, interface) = (&self.port, &self.settings.interface);
-                    log_line!(
-                        "sluiced: port {port}: cannot {doing} interface {interface}, and it is tried again and again: {error}"
-                    );
+                if !is_early {
+                    self.complain(doing, &error);
                 }
             }
         }
     }
 
+    /// Binds the one socket to the interface that has the name now, if there is one. Nothing is made for it, so its first packets are kept.
+    fn bind_anew(&mut self) {
+        let Some(probe) = &self.probe else { return };
+        let Ok(index) = link::index_by(probe, &self.settings.interface) else { return };
+        match bind(probe, index, self.settings.promiscuous) {
+            Ok(()) => {
+                let state = self.look().unwrap_or(PortState::Gone);
+                self.link.set(state);
+                self.has_complained = false;
+            }
+            // It has gone again.
+            Err((_, error)) if is_missing(&error) => {}
+            Err((doing, error)) => self.complain(doing, &error),
+        }
+    }
+
+    /// Says once that an interface that is there cannot be opened.
+    fn complain(&mut self, doing: &str, error: &io::Error) {
+        if !std::mem::replace(&mut self.has_complained, true) {
+            let (port, interface) = (&self.port, &self.settings.interface);
+            log_line!("sluiced: port {port}: cannot {doing} interface {interface}, and it is tried again and again: {error}");
+        }
+    }
+
+    /// Whether the sockets are in the namespace that has its name.
+    fn is_same_namespace(&self) -> bool {
+        let Some(name) = &self.settings.netns else { return true };
+        stat(netns::path_of(name)).is_ok_and(|file| self.namespace == Some((file.st_dev, file.st_ino)))
+    }
+
     /// The state of the interface that the sockets are bound to. None if it is not the one of the name any more.
     fn look(&self) -> Option<PortState> {
         let probe = self.probe.as_ref()?;
-        if let Some(name) = &self.settings.netns {
-            let file = stat(netns::path_of(name)).ok()?;
-            if self.namespace != Some((file.st_dev, file.st_ino)) {
-                return None;
-            }
+        if !self.is_same_namespace() {
+            return None;
         }
         let (name, bound) = (&self.settings.interface, link::bound_by(probe).ok()?);
         if bound.is_none() || link::index_by(probe, name).ok() != bound {
