@@ -109,6 +109,7 @@ impl Alarm {
     /// Whether there are commands that were not taken.
     #[inline]
     pub(super) fn is_raised(&self) -> bool {
+        // Relaxed: who finds it raised takes it, or looks again after the fence of `begin`.
         self.raised.load(Ordering::Relaxed)
     }
 

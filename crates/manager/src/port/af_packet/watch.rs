@@ -105,7 +105,7 @@ pub(super) struct Watched {
     /// Device and inode of the namespace that the sockets are in, where it has a name.
     namespace: Option<(u64, u64)>,
     /// How often sockets were opened.
-    bound: u16,
+    opened: u16,
     /// Of an interface that is there and could not be opened, this was said.
     has_complained: bool,
 }
@@ -129,7 +129,7 @@ impl Watched {
             bell: None,
             probe: None,
             namespace: None,
-            bound: 0,
+            opened: 0,
             has_complained: false,
         }
     }
@@ -145,7 +145,7 @@ impl Watched {
         // Of this process, this interface, and this time: sockets of one number and another interface are refused by the kernel, and those of
         // before may be open still.
         let group = (std::process::id() as u16).wrapping_mul(31).wrapping_add(settings.interface.bytes().map(u16::from).sum());
-        let group = group.wrapping_add(self.bound.wrapping_mul(7919));
+        let group = group.wrapping_add(self.opened.wrapping_mul(7919));
         let options = SocketOptions {
             interface: &settings.interface,
             slots: settings.slots,
@@ -175,7 +175,7 @@ impl Watched {
         }?;
         self.bell = bell;
         let sockets = sockets?;
-        self.bound = self.bound.wrapping_add(1);
+        self.opened = self.opened.wrapping_add(1);
         self.probe = sockets.first().map(PacketSocket::probe).transpose()?;
         let state = self.look().unwrap_or(PortState::Gone);
         self.link.set(state);
