@@ -165,10 +165,14 @@ fn an_nf_that_still_makes_its_handler_has_its_tenants_fresh_memory_too() {
         nf.state == NfState::Starting && nf.pid.is_some_and(|pid| pid != not && !arenas(pid).is_empty())
     };
     let stats = daemon.wait("the next one to begin", |s| has_begun(s, first));
-    let (second, old) = (find_nf(&stats, "slow.0").pid.unwrap(), arenas(find_nf(&stats, "r.0").pid.unwrap()));
+    let (second, red) = (find_nf(&stats, "slow.0").pid.unwrap(), find_nf(&stats, "r.0").pid.unwrap());
+    let old = arenas(red);
     assert_eq!(arenas(second), old, "one tenant, one arena");
     daemon.client().renew_memory("red").unwrap();
-    let stats = daemon.wait("it to begin anew", |s| has_begun(s, second) && find_nf(s, "r.0").state == NfState::Running);
+    let stats = daemon.wait("both to begin anew", |s| {
+        let r = find_nf(s, "r.0");
+        has_begun(s, second) && r.state == NfState::Running && r.pid != Some(red)
+    });
     let fresh = arenas(find_nf(&stats, "r.0").pid.unwrap());
     assert_eq!(arenas(find_nf(&stats, "slow.0").pid.unwrap()), fresh);
     assert!(fresh.is_disjoint(&old));
