@@ -430,12 +430,22 @@ impl<'a> Run<'a> {
         })?;
         self.find_all(watch::gone_back(&self.checked, &stats));
         self.checked.drops.clone_from(&stats.drops);
-        let size = Size::of(stats.status.pid)?;
-        match self.at_first {
-            None => self.at_first = Some(size),
-            Some(first) => self.find_all(size.grown_since(&first)),
+        // What NFs had is closed a moment after they are gone from the lists: cgroups, logs, memory.
+        if let Some(first) = self.at_first.clone() {
+            self.wait_until(|stats| match Size::of(stats.status.pid) {
+                Ok(size) => size.grown_since(&first),
+                Err(error) => vec![format!("the size of sluiced cannot be read: {error}")],
+            })?;
         }
-        let _ = writeln!(self.log, "       checked: {size:?}, {:?}", stats.status.frames);
+        let size = Size::of(stats.status.pid)?;
+        let _ = writeln!(
+            self.log,
+            "       checked: {} descriptors, {} KiB, {:?}",
+            size.descriptors(),
+            size.memory_kib,
+            stats.status.frames
+        );
+        self.at_first.get_or_insert(size);
         Ok(())
     }
 

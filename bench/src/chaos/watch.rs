@@ -139,10 +139,10 @@ pub fn unsent(stats: &Stats) -> Vec<String> {
 }
 
 /// Descriptors and memory of a process.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Size {
-    /// Open descriptors.
-    pub descriptors: u64,
+    /// Open descriptors, by what they are of: a path, or a kind such as `pipe`.
+    pub kinds: BTreeMap<String, u64>,
     /// Private memory in KiB.
     pub memory_kib: u64,
 }
@@ -155,15 +155,32 @@ impl Size {
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let memory = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.trim().parse().ok());
-        let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd"))?.count() as u64;
-        Ok(Self { descriptors, memory_kib: memory.context("the kernel does not tell how much memory it has")? })
+        let mut kinds = BTreeMap::new();
+        for descriptor in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
+            // One that is closed meanwhile is none.
+            let Ok(target) = std::fs::read_link(descriptor?.path()) else { continue };
+            let target = target.to_string_lossy();
+            *kinds.entry(target.split(":[").next().unwrap_or_default().to_string()).or_default() += 1;
+        }
+        Ok(Self { kinds, memory_kib: memory.context("the kernel does not tell how much memory it has")? })
+    }
+
+    /// Open descriptors.
+    pub fn descriptors(&self) -> u64 {
+        self.kinds.values().sum()
     }
 
     /// What has grown beyond bounds since `first`, with as many NFs, ports and chains as then.
     pub fn grown_since(&self, first: &Self) -> Vec<String> {
         let mut found = Vec::new();
-        if self.descriptors > first.descriptors + MORE_DESCRIPTORS {
-            found.push(format!("sluiced had {} descriptors open at first, and has {}", first.descriptors, self.descriptors));
+        let (had, has) = (first.descriptors(), self.descriptors());
+        if has > had + MORE_DESCRIPTORS {
+            let more = |(kind, now): (&String, &u64)| {
+                let more = now.saturating_sub(first.kinds.get(kind).copied().unwrap_or(0));
+                (more > 0).then(|| format!("{more} {kind}"))
+            };
+            let more: Vec<String> = self.kinds.iter().filter_map(more).collect();
+            found.push(format!("sluiced had {had} descriptors open at first, and has {has}; more of {}", more.join(", ")));
         }
         if self.memory_kib > first.memory_kib + MORE_KIB {
             found.push(format!("sluiced had {} KiB of memory at first, and has {}", first.memory_kib, self.memory_kib));
@@ -326,8 +343,8 @@ mod tests {
         let size = Size::of(std::process::id()).unwrap();
         assert!(size.memory_kib > 0 && size.grown_since(&size).is_empty());
         assert_eq!(
-            size.grown_since(&Size { descriptors: 0, memory_kib: 0 }).len() as u64,
-            u64::from(size.descriptors > MORE_DESCRIPTORS)
+            size.grown_since(&Size { kinds: BTreeMap::new(), memory_kib: 0 }).len() as u64,
+            u64::from(size.descriptors() > MORE_DESCRIPTORS)
         );
     }
 }

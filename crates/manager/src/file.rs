@@ -32,6 +32,11 @@ impl Lock {
         flock(&file, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Self(file))
     }
+
+    /// What is locked.
+    pub fn file(&self) -> &File {
+        &self.0
+    }
 }
 
 impl Drop for Lock {

@@ -145,12 +145,23 @@ pub struct Drain {
     pub is_cut_off: bool,
     /// Ports whose buffer it has filled, as [`Plane::filled`].
     pub fills: u64,
+    /// As [`NfHandle::is_held_up`].
+    is_held_up: bool,
 }
 
 impl Drain {
     /// The end of a fresh NF.
     pub fn new(handle: Arc<NfHandle>, consumer: Consumer) -> Self {
-        Self { handle, consumer, behind: Vec::new(), is_cut_off: false, fills: 0 }
+        Self { handle, consumer, behind: Vec::new(), is_cut_off: false, fills: 0, is_held_up: false }
+    }
+
+    /// Notes whether its packets wait for a port.
+    #[inline]
+    pub fn hold_up(&mut self, is_held_up: bool) {
+        if is_held_up != self.is_held_up {
+            self.is_held_up = is_held_up;
+            self.handle.is_held_up.store(is_held_up, Ordering::Relaxed);
+        }
     }
 
     /// Whether it still waits for NFs whose flows it has got.

@@ -794,7 +794,7 @@ impl Worker {
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }
-            if handle.gate.held.load(Ordering::Relaxed) || handle.is_behind.load(Ordering::Relaxed) {
+            if [&handle.gate.held, &handle.is_behind, &handle.is_held_up].iter().any(|word| word.load(Ordering::Relaxed)) {
                 // It stands still because it was told to, or seems to.
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;

@@ -23,7 +23,7 @@ pub const MOST: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// All chains take packets, and all NFs run or come.
+    /// All chains and ports take packets, and all NFs run or come.
     #[default]
     Healthy,
     /// Something does not work.

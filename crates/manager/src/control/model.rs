@@ -237,11 +237,13 @@ pub enum PortState {
     Gone,
     /// Its interface was not there yet, and the port says `when_missing = "wait"`.
     Waiting,
+    /// Its capture file cannot be written: the disk is full, for example. When its buffers are full, chains to it take no packets.
+    Blocked,
 }
 
 impl PortState {
     /// All states.
-    pub const ALL: [Self; 4] = [Self::Up, Self::NoLink, Self::Gone, Self::Waiting];
+    pub const ALL: [Self; 5] = [Self::Up, Self::NoLink, Self::Gone, Self::Waiting, Self::Blocked];
 
     /// The word of the API.
     pub fn word(self) -> &'static str {
@@ -250,6 +252,7 @@ impl PortState {
             Self::NoLink => "no_link",
             Self::Gone => "gone",
             Self::Waiting => "waiting",
+            Self::Blocked => "blocked",
         }
     }
 

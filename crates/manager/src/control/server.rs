@@ -10,6 +10,8 @@
 //! over the limit is refused; a call that takes too long is answered with 504 (and ends by itself).
 //! When the daemon has no file descriptors left, clients are let in with the [`SPARE`] ones that
 //! this server keeps, so that whoever has to remove something can.
+//!
+//! Each [`LOOK`] the server sees whether its socket's file is still there, and makes it anew where somebody has removed it.
 
 use std::future::Future;
 use std::io;
@@ -54,6 +56,9 @@ pub const OPENAPI: &str = include_str!("../../../../deploy/openapi.json");
 
 /// Descriptors that are kept for clients.
 pub const SPARE: usize = 8;
+
+/// Time between two looks at the socket's file.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// What a client may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +119,8 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct Server {
     path: PathBuf,
-    inode: (u64, u64),
+    /// Device and inode of the socket's file.
+    inode: Arc<Mutex<(u64, u64)>>,
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -133,7 +139,8 @@ impl Server {
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         // Removed first, so that nobody connects to a door that is about to close; and only if it is still this server's.
-        if std::fs::symlink_metadata(&self.path).is_ok_and(|meta| (meta.dev(), meta.ino()) == self.inode) {
+        let inode = *self.inode.lock().unwrap_or_else(PoisonError::into_inner);
+        if inode_of(&self.path).is_ok_and(|there| there == inode) {
             let _ = std::fs::remove_file(&self.path);
         }
         let _ = self.stop.send(true);
@@ -154,7 +161,8 @@ impl Drop for Server {
 pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result<Server, ServeError> {
     let listener = bind(socket)?;
     let failed = |source| ServeError::Bind { path: socket.to_owned(), source };
-    let meta = std::fs::symlink_metadata(socket).map_err(failed)?;
+    let inode = Arc::new(Mutex::new(inode_of(socket).map_err(failed)?));
+    let door = Door { path: socket.to_owned(), inode: inode.clone() };
     let (stop, stopped) = watch::channel(false);
     let (started, starting) = mpsc::sync_channel(1);
     let run = move || {
@@ -167,7 +175,7 @@ pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result
         match runtime {
             Ok(runtime) => {
                 let _ = started.send(Ok(()));
-                runtime.block_on(accept(listener, backend, limits, stopped));
+                runtime.block_on(accept(listener, door, backend, limits, stopped));
                 // A call that outlasts the stop is left to end with the process.
                 runtime.shutdown_background();
             }
@@ -177,11 +185,34 @@ pub fn serve(socket: &Path, backend: Arc<dyn Backend>, limits: Limits) -> Result
         }
     };
     let thread = std::thread::Builder::new().name("sluice-control".into()).spawn(run).map_err(ServeError::Thread)?;
-    let server = Server { path: socket.to_owned(), inode: (meta.dev(), meta.ino()), stop, thread: Some(thread) };
+    let server = Server { path: socket.to_owned(), inode, stop, thread: Some(thread) };
     match starting.recv() {
         Ok(Ok(())) => Ok(server),
         Ok(Err(error)) => Err(ServeError::Thread(error)),
         Err(_) => Err(ServeError::Thread(std::io::Error::other("it ended at once"))),
+    }
+}
+
+/// Device and inode of a file.
+fn inode_of(path: &Path) -> io::Result<(u64, u64)> {
+    std::fs::symlink_metadata(path).map(|meta| (meta.dev(), meta.ino()))
+}
+
+/// The file of a served socket.
+struct Door {
+    path: PathBuf,
+    inode: Arc<Mutex<(u64, u64)>>,
+}
+
+impl Door {
+    /// A new socket in place of one whose file was removed. None if it is there, or another daemon's is, or none can be made now: the
+    /// folder is made by the supervisor.
+    fn make_anew(&self) -> Option<UnixListener> {
+        let is_gone = inode_of(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        let listener = is_gone.then(|| bind(&self.path).ok()).flatten()?;
+        *self.inode.lock().unwrap_or_else(PoisonError::into_inner) = inode_of(&self.path).ok()?;
+        log_line!("sluiced: {} was removed; it is there again", self.path.display());
+        UnixListener::from_std(listener).ok()
     }
 }
 
@@ -209,8 +240,9 @@ fn bind(path: &Path) -> Result<StdListener, ServeError> {
     make().map_err(|source| ServeError::Bind { path: path.to_owned(), source })
 }
 
-async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits, mut stopped: watch::Receiver<bool>) {
-    let Ok(listener) = UnixListener::from_std(listener) else { return };
+async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, limits: Limits, mut stopped: watch::Receiver<bool>) {
+    let Ok(mut listener) = UnixListener::from_std(listener) else { return };
+    let mut looks = tokio::time::interval(LOOK);
     let places = Arc::new(Semaphore::new(limits.clients.max(1)));
     let app = router(backend, limits);
     let own_uid = rustix::process::geteuid().as_raw();
@@ -220,6 +252,12 @@ async fn accept(listener: StdListener, backend: Arc<dyn Backend>, limits: Limits
     loop {
         let stream = tokio::select! {
             stream = listener.accept() => stream,
+            _ = looks.tick() => {
+                if let Some(anew) = door.make_anew() {
+                    listener = anew;
+                }
+                continue;
+            }
             _ = stopped.wait_for(|stop| *stop) => break,
         };
         let Ok((stream, _)) = stream else {

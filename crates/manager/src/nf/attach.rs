@@ -156,8 +156,9 @@ pub struct Listener {
     socket: OwnedFd,
     epoll: OwnedFd,
     path: PathBuf,
-    /// Device and inode of the socket's file.
+    /// Device and inode of the socket's file, and its mode.
     file: (u64, u64),
+    mode: u32,
     waiting: [Option<Waiting>; PENDING],
     /// Users who may be NFs; all without.
     known: Option<BTreeSet<u32>>,
@@ -177,6 +178,29 @@ const SHORT_NS: u64 = 50_000_000;
 /// Most connections that one call accepts, so that a flood does not keep the supervisor from its other work.
 const ACCEPTS: usize = 2 * PENDING;
 
+/// Makes a socket at a path, in place of another one there. Gives back its file's device and inode, too.
+fn listen_at(path: &Path, mode: u32) -> Result<(OwnedFd, (u64, u64)), AttachError> {
+    let system = |source: io::Error| AttachError::System { path: path.into(), source };
+    let failed = |error: Errno| system(error.into());
+    let address = SocketAddrUnix::new(path).map_err(|_| AttachError::Long(path.into()))?;
+    match std::fs::symlink_metadata(path) {
+        Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path).map_err(system)?,
+        Ok(_) => return Err(AttachError::NotASocket(path.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(system(error)),
+    }
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
+    // On Linux the file gets the socket's own mode, less the umask: so it is never wider than asked, not for a moment. The
+    // umask is undone after.
+    rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed)?;
+    rustix::net::bind(&socket, &address).map_err(failed)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(system)?;
+    let metadata = std::fs::symlink_metadata(path).map_err(system)?;
+    rustix::net::listen(&socket, 4096).map_err(failed)?;
+    Ok((socket, (metadata.dev(), metadata.ino())))
+}
+
 impl Listener {
     /// Makes the socket, in place of one that an earlier manager left: the caller holds the lock of the runtime directory
     /// ([`super::record::Record`]), so nobody listens on that.
@@ -187,36 +211,38 @@ impl Listener {
     /// # Errors
     /// [`AttachError`].
     pub fn bind(path: &Path, mode: u32) -> Result<Self, AttachError> {
-        let system = |source: io::Error| AttachError::System { path: path.into(), source };
-        let failed = |error: Errno| system(error.into());
-        let address = SocketAddrUnix::new(path).map_err(|_| AttachError::Long(path.into()))?;
-        match std::fs::symlink_metadata(path) {
-            Ok(there) if there.file_type().is_socket() => std::fs::remove_file(path).map_err(system)?,
-            Ok(_) => return Err(AttachError::NotASocket(path.into())),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(system(error)),
-        }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed)?;
-        // On Linux the file gets the socket's own mode, less the umask: so it is never wider than asked, not for a moment. The
-        // umask is undone after.
-        rustix::fs::fchmod(&socket, Mode::from_raw_mode(mode)).map_err(failed)?;
-        rustix::net::bind(&socket, &address).map_err(failed)?;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(system)?;
-        let metadata = std::fs::symlink_metadata(path).map_err(system)?;
-        rustix::net::listen(&socket, 4096).map_err(failed)?;
+        let (socket, file) = listen_at(path, mode)?;
+        let failed = |error: Errno| AttachError::System { path: path.into(), source: error.into() };
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
         epoll::add(&epoll, &socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN).map_err(failed)?;
         Ok(Self {
             socket,
             epoll,
             path: path.into(),
-            file: (metadata.dev(), metadata.ino()),
+            file,
+            mode,
             waiting: [const { None }; PENDING],
             known: None,
             accepting: true,
             short_until_ns: 0,
         })
+    }
+
+    /// Makes the socket anew if somebody has removed its file, or has put another one there: the caller holds the lock of the runtime
+    /// directory. Returns whether that was so. Connections that wait for their hello stay.
+    ///
+    /// # Errors
+    /// [`AttachError`]; then the former socket is there still, and nobody finds it.
+    pub fn keep(&mut self) -> Result<bool, AttachError> {
+        if std::fs::symlink_metadata(&self.path).is_ok_and(|there| (there.dev(), there.ino()) == self.file) {
+            return Ok(false);
+        }
+        let (socket, file) = listen_at(&self.path, self.mode)?;
+        let failed = |error: Errno| AttachError::System { path: self.path.clone(), source: error.into() };
+        // The former one leaves the set when it is closed.
+        epoll::add(&self.epoll, &socket, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN).map_err(failed)?;
+        (self.socket, self.file, self.accepting) = (socket, file, true);
+        Ok(true)
     }
 
     /// Readable when [`Listener::serve`] has something to do.

@@ -223,6 +223,8 @@ pub struct NfHandle {
     pub dismissed: AtomicBool,
     /// It has got flows of other NFs, and what it returns waits for the last packet of those ([`super::succession`]).
     pub is_behind: AtomicBool,
+    /// What it returned waits for a port that takes no packets now: that it stands still is not its fault. By its Tx thread.
+    pub is_held_up: AtomicBool,
     /// Number of the arena of its tenant; [`memory::NONE`](crate::memory::NONE) if it maps none.
     pub memory: AtomicU8,
     /// It takes no turns on its core: the manager wakes it, and the kernel divides the core between it and the others. By Wakeup.
@@ -295,6 +297,7 @@ impl NfHandle {
             start: Start::default(),
             dismissed: AtomicBool::new(false),
             is_behind: AtomicBool::new(false),
+            is_held_up: AtomicBool::new(false),
             memory: AtomicU8::new(0),
             alone: AtomicBool::new(false),
             rung_ns: AtomicU64::new(0),

@@ -256,7 +256,7 @@ pub struct Record {
     journal: File,
     lines: usize,
     // Last: what comes before is over when the lock is given back.
-    _lock: Lock,
+    lock: Lock,
 }
 
 impl Record {
@@ -267,29 +267,9 @@ impl Record {
     /// [`RecordError`]. What could not be undone is no error: see [`CleanedUp::failed`].
     pub fn open(dir: &Path, proc: Proc) -> Result<(Self, CleanedUp), RecordError> {
         let dir = std::path::absolute(dir).map_err(system("find", dir))?;
-        trust_way_to(&dir)?;
-        let mut made_dir = match DirBuilder::new().mode(0o755).create(&dir) {
-            Ok(()) => true,
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
-            Err(error) => return Err(system("make", &dir)(error)),
-        };
-        let metadata = fs::symlink_metadata(&dir).map_err(system("read", &dir))?;
-        if !metadata.is_dir() {
-            return Err(RecordError::Untrusted { dir, what: "is no directory".into() });
-        }
-        trust(&dir, &metadata)?;
+        let mut made_dir = make_dir(&dir)?;
         let lock = take_lock(&dir)?;
-
-        let path = dir.join(RECORD);
-        let mut left = match fs::symlink_metadata(&path) {
-            Ok(metadata) => {
-                trust(&path, &metadata)?;
-                // Text that is no UTF-8 is a damaged line, not a reason to leave the others.
-                Left::parse(&String::from_utf8_lossy(&fs::read(&path).map_err(system("read", &path))?))
-            }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Left::default(),
-            Err(error) => return Err(system("read", &path)(error)),
-        };
+        let mut left = read_record(&dir)?;
         let boot = proc.boot_id().map_err(system("read the boot id below", Path::new("/proc")))?;
         let mut report = CleanedUp::default();
         if let Some((manager, last_boot, made)) = left.manager.take() {
@@ -316,7 +296,32 @@ impl Record {
         let own = own.ok_or_else(|| system("find this process below", Path::new("/proc"))(io::ErrorKind::NotFound.into()))?;
         left.manager = Some((own, boot, made_dir));
         let (journal, lines) = write_anew(&dir, &left)?;
-        Ok((Self { dir, proc, left, journal, lines, _lock: lock }, report))
+        Ok((Self { dir, proc, left, journal, lines, lock }, report))
+    }
+
+    /// Makes the directory with lock and record anew if somebody has removed it or the lock in it. Returns whether that was so: then
+    /// sockets and other files in it are gone, too. What a manager has left there that came in between and was killed is kept in the
+    /// record, and undone with the rest.
+    ///
+    /// # Errors
+    /// [`RecordError::Busy`] if another manager runs there by now; otherwise as [`Record::open`]. Then nothing has changed but that
+    /// there may be a directory.
+    pub fn keep(&mut self) -> Result<bool, RecordError> {
+        let path = self.dir.join(LOCK);
+        let ours = self.lock.file().metadata().map_err(system("read", &path))?;
+        if fs::symlink_metadata(&path).is_ok_and(|there| is_same(&there, &ours)) {
+            return Ok(false);
+        }
+        let made_dir = make_dir(&self.dir)?;
+        let lock = take_lock(&self.dir)?;
+        let between = read_record(&self.dir)?;
+        between.lines().into_iter().filter(|line| !matches!(line, Line::Manager { .. })).for_each(|line| self.left.apply(line));
+        if let Some((_, _, made)) = &mut self.left.manager {
+            *made |= made_dir;
+        }
+        (self.journal, self.lines) = write_anew(&self.dir, &self.left)?;
+        self.lock = lock;
+        Ok(true)
     }
 
     /// The directory, as an absolute path.
@@ -404,7 +409,10 @@ impl Record {
         // The lock's file goes last, and while the lock is held: see take_lock.
         for name in [RECORD, LOCK] {
             let path = self.dir.join(name);
-            fs::remove_file(&path).map_err(system("remove", &path))?;
+            match fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(system("remove", &path)(error)),
+                _ => {}
+            }
         }
         if made_dir {
             match fs::remove_dir(&self.dir) {
@@ -454,6 +462,41 @@ fn write_anew(dir: &Path, left: &Left) -> Result<(File, usize), RecordError> {
     file.write_all(&bytes).map_err(system("write", &next))?;
     fs::rename(&next, &path).map_err(system("replace", &path))?;
     Ok((file, lines.len()))
+}
+
+/// Makes a directory that only this user can write to, or replace, unless it is there. Returns whether it was made.
+fn make_dir(dir: &Path) -> Result<bool, RecordError> {
+    trust_way_to(dir)?;
+    let made = match DirBuilder::new().mode(0o755).create(dir) {
+        Ok(()) => true,
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => false,
+        Err(error) => return Err(system("make", dir)(error)),
+    };
+    let metadata = fs::symlink_metadata(dir).map_err(system("read", dir))?;
+    if !metadata.is_dir() {
+        return Err(RecordError::Untrusted { dir: dir.into(), what: "is no directory".into() });
+    }
+    trust(dir, &metadata)?;
+    Ok(made)
+}
+
+/// Reads the record in a directory; an empty one if there is none.
+fn read_record(dir: &Path) -> Result<Left, RecordError> {
+    let path = dir.join(RECORD);
+    match fs::symlink_metadata(&path) {
+        Ok(metadata) => {
+            trust(&path, &metadata)?;
+            // Text that is no UTF-8 is a damaged line, not a reason to leave the others.
+            Ok(Left::parse(&String::from_utf8_lossy(&fs::read(&path).map_err(system("read", &path))?)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Left::default()),
+        Err(error) => Err(system("read", &path)(error)),
+    }
+}
+
+/// Whether both are of the same file.
+fn is_same(one: &fs::Metadata, other: &fs::Metadata) -> bool {
+    (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
 /// Refuses what somebody else could have written.
@@ -513,7 +556,7 @@ fn take_lock(dir: &Path) -> Result<Lock, RecordError> {
         // A manager that ended just now may have removed the file between our open and our lock; then a third may have made a new one.
         let ours = file.metadata().map_err(system("read", &path))?;
         let there = fs::symlink_metadata(&path);
-        if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
+        if there.is_ok_and(|there| is_same(&there, &ours)) {
             file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id())).map_err(system("write", &path))?;
             return Ok(lock);
         }
@@ -758,6 +801,40 @@ mod tests {
             assert_eq!(dir.path().join(name).metadata().unwrap().mode() & 0o777, 0o600, "{name}");
         }
         record.finish().unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_somebody_removes_is_there_again_with_all_that_was_recorded() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("run");
+        let (mut record, _) = open(&dir);
+        record.made(Thing::File, &parent.path().join("log")).unwrap();
+        assert!(!record.keep().unwrap(), "all is there");
+        fs::remove_dir_all(&dir).unwrap();
+        assert!(record.keep().unwrap());
+        assert!(!record.keep().unwrap(), "and is seen to be there");
+        let busy = Record::open(&dir, Proc::default()).unwrap_err();
+        assert!(matches!(busy, RecordError::Busy { .. }), "{busy}");
+        fs::write(parent.path().join("log"), "").unwrap();
+        assert_eq!(record.finish().unwrap().removed, [parent.path().join("log")]);
+        assert!(!dir.exists());
+    }
+
+    #[test]
+    fn a_directory_that_another_manager_has_by_now_is_left_to_it() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("run");
+        let (mut first, _) = open(&dir);
+        fs::remove_dir_all(&dir).unwrap();
+        let (mut second, _) = open(&dir);
+        second.made(Thing::File, &parent.path().join("log")).unwrap();
+        let refused = first.keep().unwrap_err();
+        assert!(matches!(refused, RecordError::Busy { .. }), "{refused}");
+        // It is killed: what it leaves is undone by the first.
+        drop(second);
+        fs::write(parent.path().join("log"), "").unwrap();
+        assert!(first.keep().unwrap());
+        assert_eq!(first.finish().unwrap().removed, [parent.path().join("log")]);
     }
 
     #[test]

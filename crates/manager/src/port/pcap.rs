@@ -17,8 +17,9 @@
 //! would have another file overwritten. Who may not read what the manager receives may not read the file that is made either: its mode is
 //! 0640.
 //!
-//! When the disk is full, or fails otherwise, the file is cut back to its last whole packet, the packets at hand are counted
-//! `write_lost`, and the next ones are tried again.
+//! When the disk is full, or fails otherwise, the file is cut back to its last whole packet, and the same packets are written again
+//! each [`RETRY`]. The buffers fill up meanwhile, the port takes no more, and its chains close their gates. Only packets that cannot be
+//! written when the port is closed are lost after they were taken, and counted `write_lost`.
 //!
 //! Limits. A port has one queue: a capture has one order. Packets for a port that does not write are swallowed and counted.
 
@@ -38,9 +39,11 @@ use sluice_shm::arena::HEADROOM;
 use sluice_shm::clock::monotonic_ns;
 
 use super::capture::{self, Capture, ETHERNET};
+use super::link::Link;
 use super::pace::Pacer;
 use super::{OpenPort, PortError, PortQueue};
 use crate::config::model::{Pcap, PcapSpeed};
+use crate::control::model::PortState;
 use crate::frame::{FrameCache, Packet};
 use crate::worker::QueueCounters;
 
@@ -52,6 +55,9 @@ pub const BUFFERS: usize = 16;
 
 /// Longest sleep of the thread that writes.
 pub const NAP: Duration = Duration::from_millis(8);
+
+/// Time between two attempts to write what the disk has refused.
+const RETRY: Duration = Duration::from_millis(100);
 
 /// How long the opening of a file may take.
 pub const OPENING: Duration = Duration::from_secs(5);
@@ -79,8 +85,9 @@ pub fn open(name: &str, queues: u32, settings: &Pcap, room: usize) -> Result<Ope
         None => None,
     };
     let reader = source.map(|source| Reader::new(source.capture, settings));
+    let link = writer.as_ref().map_or_else(Arc::default, |writer| writer.exchange.link.clone());
     let queue = PcapQueue { reader, writer, swallowed: 0 };
-    Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", "), memory: None, link: Arc::default() })
+    Ok(OpenPort { queues: vec![Box::new(queue)], description: words.join(", "), memory: None, link })
 }
 
 /// Looks at a port as [`open`] does, and makes no file.
@@ -261,6 +268,8 @@ struct Exchange {
     written: AtomicU64,
     lost: AtomicU64,
     errors: AtomicU64,
+    /// [`PortState::Blocked`] while the disk refuses what is written.
+    link: Arc<Link>,
 }
 
 struct Writer {
@@ -301,12 +310,13 @@ impl Writer {
             written: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             errors: AtomicU64::new(0),
+            link: Arc::default(),
         });
         for _ in 0..BUFFERS {
             // The queue holds them all.
             let _ = exchange.empty.push(Buffer { bytes: vec![0; BUFFER].into(), len: 0, packets: 0 });
         }
-        let output = Output { port: port.into(), path: path.into(), file, end, torn: false };
+        let output = Output { port: port.into(), path: path.into(), file, end, refused: false };
         let shared = exchange.clone();
         let thread = std::thread::Builder::new().name(format!("pcap-{port}")).spawn(move || output.run(&shared))?;
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
@@ -382,19 +392,27 @@ struct Output {
     file: File,
     /// Where the last whole packet ends.
     end: u64,
-    /// A part of a packet could not be taken back: nothing more can be written.
-    torn: bool,
+    /// The last attempt to write failed, so a part of a packet may stand after the end.
+    refused: bool,
 }
 
 impl Output {
     fn run(mut self, exchange: &Exchange) {
         let mut nap = Duration::from_millis(1);
+        let mut refused = None;
         loop {
             // Acquire, and before the queue is looked at: what was handed over before the order to stop is written.
             let stop = exchange.stop.load(Ordering::Acquire);
-            while let Some(mut buffer) = exchange.full.pop() {
+            while let Some(mut buffer) = refused.take().or_else(|| exchange.full.pop()) {
                 nap = Duration::from_millis(1);
-                self.write(&buffer, exchange);
+                if self.write(&buffer, exchange) {
+                    exchange.written.fetch_add(buffer.packets, Ordering::Relaxed);
+                } else if stop {
+                    exchange.lost.fetch_add(buffer.packets, Ordering::Relaxed);
+                } else {
+                    refused = Some(buffer);
+                    break;
+                }
                 buffer.len = 0;
                 buffer.packets = 0;
                 // The queue holds all buffers.
@@ -403,32 +421,49 @@ impl Output {
             if stop {
                 return;
             }
-            std::thread::park_timeout(nap);
-            nap = (nap * 2).min(NAP);
+            // Tried again with the next round while somebody takes the changes.
+            let _ = exchange.link.set(if refused.is_some() { PortState::Blocked } else { PortState::Up });
+            if refused.is_some() {
+                // Not parked: more packets are no reason to try again.
+                std::thread::sleep(RETRY);
+            } else {
+                std::thread::park_timeout(nap);
+                nap = (nap * 2).min(NAP);
+            }
         }
     }
 
-    fn write(&mut self, buffer: &Buffer, exchange: &Exchange) {
+    /// Writes a buffer behind the last whole packet, and returns whether the disk took it.
+    fn write(&mut self, buffer: &Buffer, exchange: &Exchange) -> bool {
         let bytes = &buffer.bytes[..buffer.len];
-        let result = if self.torn { Err(None) } else { self.file.write_all(bytes).map_err(Some) };
-        let Err(error) = result else {
-            self.end += bytes.len() as u64;
-            exchange.written.fetch_add(buffer.packets, Ordering::Relaxed);
-            return;
-        };
-        exchange.lost.fetch_add(buffer.packets, Ordering::Relaxed);
-        let before = exchange.errors.fetch_add(1, Ordering::Relaxed);
-        if let Some(error) = error {
-            if before == 0 {
-                log_line!(
-                    "port {}: cannot write {}: {error}; packets are lost until it can be written again (counted as write_lost)",
-                    self.port,
-                    self.path.display()
-                );
+        let written = if self.refused { self.cut_back() } else { Ok(()) }.and_then(|()| self.file.write_all(bytes));
+        match written {
+            Ok(()) => {
+                self.end += bytes.len() as u64;
+                self.refused = false;
+                true
             }
-            let restored = self.file.set_len(self.end).and_then(|()| self.file.seek(SeekFrom::Start(self.end)));
-            self.torn = restored.is_err();
+            Err(error) => {
+                exchange.errors.fetch_add(1, Ordering::Relaxed);
+                if !std::mem::replace(&mut self.refused, true) {
+                    log_line!(
+                        "port {}: cannot write {}: {error}; it is tried again each {RETRY:?}",
+                        self.port,
+                        self.path.display()
+                    );
+                }
+                // A capture has no part of a packet at its end while the disk refuses the rest. If this fails too, the next attempt
+                // begins with it.
+                let _ = self.cut_back();
+                false
+            }
         }
+    }
+
+    /// Ends the file after the last whole packet.
+    fn cut_back(&mut self) -> std::io::Result<()> {
+        self.file.set_len(self.end)?;
+        self.file.seek(SeekFrom::Start(self.end)).map(drop)
     }
 }
 
@@ -724,6 +759,7 @@ mod tests {
             written: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             errors: AtomicU64::new(0),
+            link: Arc::default(),
         });
         for _ in 0..2 {
             assert!(exchange.empty.push(Buffer { bytes: vec![0; BUFFER].into(), len: 0, packets: 0 }).is_ok());
@@ -753,7 +789,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_disk_refuses_is_counted_and_the_file_stays_whole() {
+    fn what_the_disk_refuses_to_the_end_is_counted_and_the_file_stays_whole() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("out.pcap");
         drop(Writer::create("p", &path).unwrap());

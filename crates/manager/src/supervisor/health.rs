@@ -1,5 +1,5 @@
-//! The verdict on the daemon: whether all chains take packets and all NFs run or come, and if not,
-//! what does not work and since when.
+//! The verdict on the daemon: whether all chains and ports take packets and all NFs run or come, and
+//! if not, what does not work and since when.
 //!
 //! A chain that is throttled is not out of order: it is told to wait, and that is what chains do
 //! under overload. An NF that has died once and is started again is not either. One that dies again
@@ -12,7 +12,7 @@ use super::life::BACKOFF;
 use super::ports::rate_of;
 use super::{NfState, Supervisor};
 use crate::control::health::{Health, MOST, Problem, Verdict};
-use crate::control::model::{ChainState, EventKind};
+use crate::control::model::{ChainState, EventKind, PortState};
 use crate::controller::events::Subject;
 use crate::nf::State;
 
@@ -84,11 +84,23 @@ impl Supervisor {
                 _ => {}
             }
         }
-        let behind = |port: &super::PortState| {
-            let (missing, rate) = (port.behind.pps(), rate_of(&port.config)?);
-            (missing > 0.0).then(|| (format!("port {}", port.config.name), "behind", said_of_rate(rate, missing)))
-        };
-        let slow: Vec<_> = self.ports.iter().flatten().filter_map(behind).collect();
+        if let Some(trouble) = self.runtime_dir.trouble() {
+            let what = format!("was removed and cannot be made anew, so no NF can be started: {trouble}");
+            found.push((format!("directory {}", self.config.manager.runtime_dir.display()), "removed", what));
+        }
+        let mut lesser = Vec::new();
+        for port in self.ports.iter().flatten() {
+            let subject = || format!("port {}", port.config.name);
+            match port.link.state() {
+                PortState::Up => {}
+                // That is what its configuration asks for.
+                state @ PortState::Waiting => lesser.push((subject(), state.word(), said_of_port(state).into())),
+                state => found.push((subject(), state.word(), said_of_port(state).into())),
+            }
+            if let Some(rate) = rate_of(&port.config).filter(|_| port.behind.pps() > 0.0) {
+                lesser.push((subject(), "behind", said_of_rate(rate, port.behind.pps())));
+            }
+        }
         let before = std::mem::take(&mut self.watch.since);
         let mut with_times = |found: Vec<(String, &'static str, String)>| {
             let mut all = Vec::with_capacity(found.len());
@@ -102,7 +114,7 @@ impl Supervisor {
             all.truncate(MOST);
             all
         };
-        let (problems, warnings) = (with_times(found), with_times(slow));
+        let (problems, warnings) = (with_times(found), with_times(lesser));
         let verdict = if problems.is_empty() { Verdict::Healthy } else { Verdict::Degraded };
         Health { verdict, problems, warnings }
     }
@@ -115,6 +127,19 @@ fn said_of_rate(rate_pps: f64, missing_pps: f64) -> String {
         "makes {made:.0} packets per second of the {rate_pps:.0} that its rate asks for: its packet thread has no time for more, or its \
          packets wait for their chain; lower the rate, or give the role rx another core"
     )
+}
+
+/// Why packets do not go through a port, in words.
+fn said_of_port(state: PortState) -> &'static str {
+    match state {
+        PortState::Up => "takes packets",
+        PortState::NoLink => "has no link: packets for it are dropped as no_link; see that its interface and the other end are up",
+        PortState::Gone => "has lost its interface: packets for it are dropped as no_link until there is one of that name again",
+        PortState::Waiting => "waits for its interface, which is not there yet",
+        PortState::Blocked => {
+            "cannot write its capture file, so chains to it take no packets; see whether its disk is full, and the log for the error"
+        }
+    }
 }
 
 /// What a chain does with packets at its entry, in words.

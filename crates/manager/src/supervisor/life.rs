@@ -921,6 +921,7 @@ impl Supervisor {
         self.drop_former_memory();
         self.see_ports(now);
         self.see_wires(now);
+        self.keep_runtime_dir(now);
         self.end_condemned();
         self.watch_health(now);
         self.notices.print_rest(now);

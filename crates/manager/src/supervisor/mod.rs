@@ -23,6 +23,7 @@ mod ports;
 mod priorities;
 mod promises;
 mod report;
+mod runtime_dir;
 mod steering;
 mod tuning;
 mod upgrade;
@@ -419,6 +420,7 @@ pub struct Supervisor {
     notices: Notices<life::Kind>,
     /// What does not work, and since when.
     watch: health::Watch,
+    runtime_dir: runtime_dir::Watch,
     stopping: bool,
     /// Told once everything has stopped.
     quit: bool,
@@ -539,6 +541,7 @@ impl Supervisor {
             due: None,
             notices: Notices::default(),
             watch: health::Watch::default(),
+            runtime_dir: runtime_dir::Watch::default(),
             stopping: false,
             quit: false,
         };

@@ -57,6 +57,11 @@ pub(super) struct Outside {
 const LOOK_EVERY: u32 = 25;
 
 impl Outside {
+    /// The guard, once something was changed on a process.
+    pub(super) fn guard(&self) -> Option<&Arc<Guard>> {
+        self.guard.as_ref()
+    }
+
     /// Lets the guard go. Nobody has a schedule any more.
     pub(super) fn end_guard(&mut self) {
         self.guard = None;

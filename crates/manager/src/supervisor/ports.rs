@@ -90,9 +90,11 @@ fn said(port: &model::Port, state: api::PortState) -> String {
             None => format!("interface {}", settings.interface),
         },
         PortKind::Dpdk(settings) => format!("device {}", port::dpdk::name(settings).unwrap_or("?")),
+        PortKind::Pcap(model::Pcap { write: Some(path), .. }) => path.display().to_string(),
         _ => "what it uses".into(),
     };
     match state {
+        api::PortState::Up if matches!(port.kind, PortKind::Pcap(_)) => format!("port {name}: {interface} is written again"),
         api::PortState::Up => format!("port {name} is up: {interface} has a link"),
         api::PortState::NoLink => {
             format!(
@@ -105,6 +107,10 @@ fn said(port: &model::Port, state: api::PortState) -> String {
             )
         }
         api::PortState::Waiting => format!("port {name} waits for {interface}, which is not there yet"),
+        api::PortState::Blocked => format!(
+            "port {name}: {interface} cannot be written, so chains to it take no packets once what is inside fills their buffers; see whether \
+             its disk is full"
+        ),
     }
 }
 

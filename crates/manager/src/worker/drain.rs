@@ -128,8 +128,11 @@ impl Worker {
         // Two bursts, so that what comes from upstream never outruns what goes on downstream.
         for _ in 0..2 {
             if plane.is_blocked() && plane.may_block(&drain.handle, drain.fills) {
+                let has_packets = drain.consumer.available().is_ok_and(|packets| packets > 0);
+                drain.hold_up(has_packets);
                 break;
             }
+            drain.hold_up(false);
             plane.filled = 0;
             let n = plane.forward(&self.setup.registry, drain);
             work += n;

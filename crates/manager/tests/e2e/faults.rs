@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use sluice_manager::control::health::DeathCause;
 use sluice_manager::control::model::{Apply, ChainState, NfState, Stats, TraceRequest};
 
-use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, hostile_nf, port, service, signal};
+use crate::support::{Daemon, chain, command, find_chain, find_nf, find_port, head, hostile_nf, port, service, signal};
 use crate::support::{is_alive, open_nf, parent, wait_until_gone};
 
 const PACKETS: u64 = 5_000;
@@ -252,4 +252,25 @@ fn packets_before_a_killed_nf_do_not_block_its_successor() {
     let before = find_port(&back, "away").tx_packets;
     daemon.wait("the chain delivers", |s| find_port(s, "away").tx_packets > before + 5_000);
     settle(daemon);
+}
+
+#[test]
+fn a_runtime_directory_that_is_removed_is_made_again() {
+    let mut text = port("load", "gen", "rate = 1000\nflows = 8") + &port("away", "sink", "");
+    text += &service("b", "sluice-nf-bridge", "");
+    text += &chain("c", "load", &["b"], "away", "");
+    let mut daemon = Daemon::start("", &text);
+    let first = find_nf(&daemon.stats(), "b.0").clone();
+    std::fs::remove_dir_all(daemon.run_dir()).unwrap();
+    daemon.wait_for_log("the runtime directory");
+    daemon.wait_for_log("control.sock was removed; it is there again");
+    // Nobody else can start here, and NFs find their way to the daemon.
+    let other = command(daemon.folder()).output().unwrap();
+    let said = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(!other.status.success() && said.contains(&format!("another sluiced (pid {}) runs in", daemon.pid())), "{said}");
+    signal(&first, Signal::KILL);
+    let stats = daemon.wait("b.0 is back", |s| find_nf(s, "b.0").restarts == 1 && find_nf(s, "b.0").state == NfState::Running);
+    let before = find_port(&stats, "away").tx_packets;
+    daemon.wait("its chain delivers", |s| find_port(s, "away").tx_packets > before + 500);
+    daemon.stop();
 }

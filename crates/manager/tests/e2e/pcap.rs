@@ -4,8 +4,12 @@
 //! same for a folder of real captures, with tshark and editcap to compare.
 
 use std::path::Path;
+use std::process::Command;
 
-use crate::support::{Daemon, chain, find_port, head, port, refusal, service};
+use sluice_manager::control::health::Verdict;
+use sluice_manager::control::model::PortState;
+
+use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, refusal, service};
 
 /// Packets of all sizes: none so short that it has no Ethernet header, and then some; IP and not; up to jumbo.
 fn packets() -> Vec<Vec<u8>> {
@@ -183,4 +187,56 @@ fn what_is_encrypted_and_decrypted_is_the_same() {
     let written = replay(&pcap(Order::Little, MICROS, 1, &packets), packets.len(), &crypt);
     assert_eq!(written.len(), packets.len());
     assert_eq!(written.iter().zip(&packets).position(|(a, b)| a != b), None, "the first packet that differs");
+}
+
+/// A file system in memory that takes this much. It goes with this.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(size: &str) -> Self {
+        let disk = Self(tempfile::tempdir().unwrap());
+        disk.mount(&format!("size={size}"));
+        disk
+    }
+
+    fn mount(&self, options: &str) {
+        let done = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(self.0.path()).status().unwrap();
+        assert!(done.success(), "mount: {done}");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_closes_the_gate_and_nothing_is_lost_that_was_let_in() {
+    let disk = SmallDisk::new("1m");
+    let file = disk.0.path().join("out.pcap");
+    let mut text = port("load", "gen", "rate = 5000\nflows = 8\nsize = 1000");
+    text += &port("out", "pcap", &format!("write = {file:?}"));
+    text += &service("b", "sluice-nf-bridge", "");
+    text += &chain("c", "load", &["b"], "out", "");
+    let mut daemon = Daemon::start("", &text);
+    let stats = daemon.wait("the chain refuses what the disk does not take", |s| find_chain(s, "c").drops["entry"] > 1000);
+    assert_eq!(find_port(&stats, "out").state, PortState::Blocked);
+    assert_eq!(find_port(&stats, "out").details["write_lost"], 0.0);
+    let stats = daemon.wait("the verdict", |s| s.status.health.verdict == Verdict::Degraded);
+    let problems = stats.status.health.problems;
+    assert!(problems.len() == 1 && problems[0].subject == "port out", "{problems:?}");
+    assert!(daemon.log().contains("No space left on device"), "{}", daemon.log());
+    // There is room again.
+    disk.mount("remount,size=512m");
+    daemon.wait("it is written", |s| find_port(s, "out").state == PortState::Up && find_port(s, "out").details["written"] > 6000.0);
+    daemon.wait("all is well", |s| s.status.health.verdict == Verdict::Healthy);
+    daemon.silence("c", "load");
+    daemon.wait_until_empty();
+    let stats = daemon.stats();
+    let left = find_chain(&stats, "c").exit_packets;
+    assert_eq!((find_nf(&stats, "b.0").restarts, find_chain(&stats, "c").entry_packets), (0, left));
+    daemon.stop();
+    let capture = std::fs::read(&file).unwrap();
+    assert_eq!(capture.len() as u64, 24 + left * (16 + 1000), "each packet that has left is in the file");
 }

@@ -119,18 +119,23 @@ impl Journal {
         }
         self.append(message)?;
         if self.lines > COMPACT_LINES && self.lines > 4 * self.left.len() {
-            let new = self.path.with_extension("new");
-            let (file, left) = (Self::open(&new)?, self.left.clone());
-            let old = std::mem::replace(&mut self.file, file);
-            self.lines = 0;
-            let lines = std::iter::once(self.head()).chain(left.into_iter().map(|(key, undo)| Message::Note(key, undo)));
-            let written = { lines }.try_for_each(|line| self.append(&line)).and_then(|()| std::fs::rename(&new, &self.path));
-            if written.is_err() {
-                self.file = old;
-            }
-            written?;
+            self.write_anew()?;
         }
         Ok(())
+    }
+
+    /// Writes what is left to say to a new file, in place of the former one.
+    fn write_anew(&mut self) -> io::Result<()> {
+        let new = self.path.with_extension("new");
+        let (file, left) = (Self::open(&new)?, self.left.clone());
+        let old = std::mem::replace(&mut self.file, file);
+        self.lines = 0;
+        let lines = std::iter::once(self.head()).chain(left.into_iter().map(|(key, undo)| Message::Note(key, undo)));
+        let written = { lines }.try_for_each(|line| self.append(&line)).and_then(|()| std::fs::rename(&new, &self.path));
+        if written.is_err() {
+            self.file = old;
+        }
+        written
     }
 }
 
@@ -239,6 +244,14 @@ impl Guard {
             said.journal = Some(made);
         }
         Ok(Arc::new(guard))
+    }
+
+    /// Writes the file of [`Self::start_with`] anew, which somebody has removed.
+    ///
+    /// # Errors
+    /// The system's answer.
+    pub fn write_journal_anew(&self) -> io::Result<()> {
+        self.said().journal.as_mut().map_or(Ok(()), Journal::write_anew)
     }
 
     /// One that listens at the other end of a socket.

@@ -1,0 +1,61 @@
+//! The runtime directory while the daemon runs: what somebody removes of it is made again.
+//!
+//! A directory below `/run` or `/tmp` may be swept by another program. Without the lock a second
+//! daemon would start there, and without its socket no NF would find the first one.
+
+use std::time::{Duration, Instant};
+
+use super::{Supervisor, SupervisorError};
+
+/// Time between two looks.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// When it was looked at last, and what is wrong with it.
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    looked: Option<Instant>,
+    trouble: Option<String>,
+}
+
+impl Watch {
+    /// What is wrong with the directory, in words.
+    pub(super) fn trouble(&self) -> Option<&str> {
+        self.trouble.as_deref()
+    }
+}
+
+impl Supervisor {
+    /// Looks, if it is time to, whether the lock, the record and the socket of NFs are there, and makes anew what is not. The control
+    /// socket is its server's affair.
+    pub(super) fn keep_runtime_dir(&mut self, now: Instant) {
+        if self.runtime_dir.looked.is_some_and(|at| now.duration_since(at) < EVERY) {
+            return;
+        }
+        self.runtime_dir.looked = Some(now);
+        let trouble = match self.make_runtime_dir_anew() {
+            Ok(is_made) => {
+                if is_made {
+                    let dir = self.config.manager.runtime_dir.display();
+                    log_line!("sluiced: the runtime directory {dir}, or a file in it, was removed; it is there again");
+                }
+                None
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(trouble) = trouble.as_ref().filter(|trouble| self.runtime_dir.trouble.as_ref() != Some(trouble)) {
+            log_line!("sluiced: the runtime directory was removed and cannot be made anew, so no NF can be started: {trouble}");
+        }
+        self.runtime_dir.trouble = trouble;
+    }
+
+    fn make_runtime_dir_anew(&mut self) -> Result<bool, SupervisorError> {
+        let Some(record) = &mut self.record else { return Ok(false) };
+        let is_made = record.keep()?;
+        if let Some(guard) = self.outside.guard().filter(|_| is_made) {
+            guard
+                .write_journal_anew()
+                .map_err(|source| SupervisorError::Conflict(format!("cannot write the guard's file: {source}")))?;
+        }
+        Ok(self.listener.keep()? | is_made)
+    }
+}
