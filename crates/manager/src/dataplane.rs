@@ -33,9 +33,6 @@ use crate::director::{Director, PoolTable};
 use crate::foreign::Hop;
 use crate::forward::{Plane, TraceRequest};
 use crate::frame::{FrameCache, FrameTable, Stack};
-use crate::mechanism::affinity;
-use crate::mechanism::process::Proc;
-use crate::mechanism::silence::{Look, Silence};
 use crate::memory::{self, Holder, Memories, Memory, NoMemory};
 use crate::nf::handle::NfHandle;
 use crate::nf::succession::Succession;
@@ -45,6 +42,9 @@ use crate::wake::Timers;
 use crate::worker::rest::Alarm;
 use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
 use crate::workflow::CoreSchedule;
+use sluice_host::affinity;
+use sluice_host::process::Proc;
+use sluice_host::silence::{Look, Silence};
 
 /// How long a packet thread may run, or be blocked, without carrying out a command. What it waits for its core does not count.
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -5,14 +5,13 @@
 // What panics when nobody reads it: `log_line!` does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
-// First, because its macro is everybody's.
+// Its macro is everybody's.
 #[macro_use]
-pub mod notice;
+extern crate sluice_host;
 
 pub mod bell;
 pub mod config;
 
-pub mod file;
 pub mod frame;
 pub mod port;
 
@@ -40,7 +39,6 @@ pub mod worker;
 
 pub mod dataplane;
 
-pub mod mechanism;
 pub mod memory;
 
 pub mod supervisor;

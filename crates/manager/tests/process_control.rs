@@ -12,16 +12,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
+use sluice_host::class::{self, Class};
+use sluice_host::process::Proc;
+use sluice_host::processes::auto::{self, Outcome};
+use sluice_host::processes::guard::Guard;
+use sluice_host::processes::spinner::Spinner;
+use sluice_host::processes::{Controller, Failed, Gates, Mechanism, Refused, Settings, Target, ThreadWatch, make, realtime};
+use sluice_host::{affinity, processes};
 use sluice_manager::foreign::room::Who;
-use sluice_manager::mechanism::class::{self, Class};
-use sluice_manager::mechanism::process::Proc;
-use sluice_manager::mechanism::processes::auto::{self, Outcome};
-use sluice_manager::mechanism::processes::guard::Guard;
-use sluice_manager::mechanism::processes::spinner::Spinner;
-use sluice_manager::mechanism::processes::{
-    Controller, Failed, Gates, Mechanism, Refused, Settings, Target, ThreadWatch, make, realtime,
-};
-use sluice_manager::mechanism::{affinity, processes};
 use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::memory::Mapping;
 
@@ -214,7 +212,7 @@ fn what_was_changed_is_given_back_though_guard_and_scheduler_were_killed_togethe
         std::mem::forget(controller);
         std::mem::forget(guard);
         // And another one that keeps the file finds what is to be done in it.
-        assert_eq!(sluice_manager::mechanism::processes::guard::undo_left(&journal).1, None, "{mechanism}");
+        assert_eq!(sluice_host::processes::guard::undo_left(&journal).1, None, "{mechanism}");
         assert_eq!([&a, &b].map(Former::of), former, "{mechanism}");
         runs(&a);
         runs(&b);
@@ -223,7 +221,7 @@ fn what_was_changed_is_given_back_though_guard_and_scheduler_were_killed_togethe
     // Nothing is left of one that ends in order.
     drop(Guard::start_with(program(), Some(&journal)).unwrap());
     assert!(!journal.exists());
-    assert_eq!(sluice_manager::mechanism::processes::guard::undo_left(&journal), (0, None));
+    assert_eq!(sluice_host::processes::guard::undo_left(&journal), (0, None));
 }
 
 #[test]

@@ -73,6 +73,11 @@ impl Clock {
         self.scale
     }
 
+    /// Nanoseconds of a tick; 1 if the counter is not used.
+    pub fn ns_per_tick(&self) -> f64 {
+        if self.scale == 0 { 1.0 } else { self.scale as f64 / (1u64 << SHIFT) as f64 }
+    }
+
     fn scale(ticks: u64, ns: u64) -> u64 {
         ((u128::from(ns) << SHIFT) / u128::from(ticks.max(1))) as u64
     }

@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
+use sluice_host::log_line;
+use sluice_host::notice::in_one_line;
+use sluice_host::process;
+use sluice_host::processes::helper;
+use sluice_host::record::Record;
 use sluice_manager::config::host::Host;
 use sluice_manager::config::{ConfigErrors, load};
 use sluice_manager::control::{Backend, server};
-use sluice_manager::log_line;
-use sluice_manager::mechanism::process;
-use sluice_manager::mechanism::processes::helper;
-use sluice_manager::nf::record::Record;
-use sluice_manager::notice::in_one_line;
 use sluice_manager::port;
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
 
@@ -78,7 +78,7 @@ fn run(args: &Args) -> anyhow::Result<()> {
         log_line!("sluiced: {cleaned}");
     }
     let socket = config.manager.runtime_dir.join("control.sock");
-    record.made(sluice_manager::nf::record::Thing::Socket, &socket)?;
+    record.made(sluice_host::record::Thing::Socket, &socket)?;
     // Signals are caught before the first NF is started, so that none is left behind by an early one.
     let mut signals = signal_hook::iterator::Signals::new([
         signal_hook::consts::SIGTERM,

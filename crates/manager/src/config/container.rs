@@ -1,7 +1,7 @@
 //! Checks the containers of a configuration against the host: their runtime, bundles, root directories and programs.
 //!
 //! Limits: that a program finds its shared libraries is not looked for, only the loader that it names; and what a bundle asks for
-//! beyond what [`crate::nf::container`] reads is the runtime's to refuse.
+//! beyond what [`sluice_host::container`] reads is the runtime's to refuse.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use super::host::{Host, is_bare, not_executable, resolve_exec};
 use super::model::{Container, Service};
 use super::problem::{At, Problem};
-use crate::mechanism::cgroup;
-use crate::nf::container;
+use sluice_host::cgroup;
+use sluice_host::container;
 
 /// Folders of programs for root, which are not in everybody's PATH.
 const FOR_ROOT: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];

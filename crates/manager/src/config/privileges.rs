@@ -9,8 +9,8 @@ use std::fs;
 use super::host::Host;
 use super::model::{Config, Service};
 use super::problem::{At, Problem};
-use crate::mechanism::cgroup::pen::{FORKED, Pens};
-use crate::nf::container;
+use sluice_host::cgroup::pen::{FORKED, Pens};
+use sluice_host::container;
 
 /// All that may more than it has to.
 pub fn check(config: &Config, host: &Host) -> Vec<Problem> {

@@ -17,7 +17,7 @@ use super::nearest;
 use super::parse::{self, ICMP, ProtocolMatch};
 use super::problem::{At, Problem};
 use super::schema::{self, Preset, SECTIONS, Type};
-use crate::mechanism::link;
+use sluice_host::link;
 
 mod container;
 mod foreign;

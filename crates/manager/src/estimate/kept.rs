@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::Estimate;
-use crate::file;
+use sluice_host::file;
 
 /// Where estimates are kept if nothing else is said, for root.
 pub const DEFAULT: &str = "/var/lib/sluice/estimates.json";

@@ -42,8 +42,8 @@ use serde::{Deserialize, Serialize};
 use sluice_shm::BURST;
 use sluice_shm::clock::monotonic_ns;
 
-use crate::nf::spawn::SpawnError;
-use crate::nf::user::User;
+use sluice_host::spawn::SpawnError;
+use sluice_host::user::User;
 use stand::{MOST_BURSTS, Stand};
 
 /// Program beside the daemon whose handler does next to nothing.

@@ -25,11 +25,11 @@ use sluice_shm::page::{Control, Counter, Region, RegionLayout};
 use sluice_shm::ring::{Consumer, Producer};
 
 use super::{EstimateError, PATIENCE, Subject};
-use crate::mechanism::affinity::{self, Saved};
-use crate::mechanism::process;
 use crate::nf::attach::{Attached, Event, Listener};
-use crate::nf::filter::Filter;
-use crate::nf::spawn::{self, SpawnSpec, Spawned, Stdio};
+use sluice_host::affinity::{self, Saved};
+use sluice_host::filter::Filter;
+use sluice_host::process;
+use sluice_host::spawn::{self, SpawnSpec, Spawned, Stdio};
 
 pub use offer::{Offer, Offered, Sequence};
 
@@ -50,10 +50,7 @@ static CLOCK: LazyLock<Clock> = LazyLock::new(Clock::new);
 
 /// Nanoseconds of a tick of the time-stamp counter.
 pub fn ns_per_tick() -> f64 {
-    match CLOCK.scale_raw() {
-        0 => 1.0,
-        scale => scale as f64 / (1u64 << 32) as f64,
-    }
+    CLOCK.ns_per_tick()
 }
 
 /// The calling thread on another core than the NF's, until this is dropped.

@@ -34,6 +34,8 @@
 //! bridge), it does so in the packet thread that sends, on the manager's core. Latency of a chain and traces go on across a program that
 //! leaves the end of packets as it is ([`watch`]), and end in others. Everything needs root.
 
+#[cfg(test)]
+mod announce_tests;
 pub mod backlog;
 pub mod hop;
 pub mod ledger;

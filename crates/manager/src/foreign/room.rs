@@ -4,7 +4,7 @@
 //! The far ends of the wires lie in a namespace without a name that nobody else has. So they take no names on the host, nothing else
 //! answers on them (a host's own stack would answer ARP for its addresses), and they and with them the program's interfaces end with
 //! the manager, however that ends. What outlives a manager that was killed is the program's namespace, if it has a name, its cgroup,
-//! and what runs there: all of it is in the [record](crate::nf::record).
+//! and what runs there: all of it is in the [record](sluice_host::record).
 //!
 //! Commands run through `/bin/sh -c`, in the namespace and the cgroup, one after another. What they leave running belongs to the
 //! program, and ends with it.
@@ -26,15 +26,15 @@ use super::backlog::Backlog;
 use super::wire::End;
 use super::xdp::XdpQueue;
 use crate::config::model::Via;
-use crate::mechanism::announce;
-use crate::mechanism::cgroup::{Group, NfGroup};
-use crate::mechanism::link;
-use crate::mechanism::netns::{self, Netns};
-use crate::mechanism::process::{self, Exit, Identity, Proc};
-use crate::mechanism::processes::{Refused, Target, processes_below};
-use crate::nf::spawn::{self, Limits, SpawnSpec};
 use crate::port::af_packet::InterfaceQueue;
 use crate::port::af_packet::socket::SocketOptions;
+use sluice_host::announce;
+use sluice_host::cgroup::{Group, NfGroup};
+use sluice_host::link;
+use sluice_host::netns::{self, Netns};
+use sluice_host::process::{self, Exit, Identity, Proc};
+use sluice_host::processes::{Refused, Target, processes_below};
+use sluice_host::spawn::{self, Limits, SpawnSpec};
 
 /// How long one command may take.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -26,8 +26,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use sluice_shm::BURST;
 
 use crate::frame::{FrameCache, Packet};
-use crate::mechanism::link;
-use crate::mechanism::redirect::Redirect;
+use sluice_host::link;
+use sluice_host::redirect::Redirect;
 
 /// What the kernel keeps free at the start of a chunk that it fills.
 const KEPT: usize = 256;
@@ -362,11 +362,11 @@ fn set<T>(fd: &OwnedFd, name: libc::c_int, value: &T) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mechanism::netns::Netns;
     use crate::port::PortQueue;
     use crate::port::af_packet::InterfaceQueue;
     use crate::port::af_packet::socket::SocketOptions;
     use crate::port::tests::cache;
+    use sluice_host::netns::Netns;
     use std::time::{Duration, Instant};
 
     #[test]

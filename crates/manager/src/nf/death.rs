@@ -18,8 +18,8 @@
 use std::fmt;
 
 use crate::control::health::DeathCause;
-use crate::mechanism::process::{Exit, signal_name};
 use crate::nf::handle::Violation;
+use sluice_host::process::{Exit, signal_name};
 
 /// Why an NF's process has ended.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -1,5 +1,6 @@
-//! The life of a network function's process: [`spawn`] starts it, by itself or as an OCI runtime that starts its [`container`],
-//! [`attach`] meets it, [`output`] logs what it says, [`record`] remembers it for the next manager.
+//! The life of a network function's process: [`spawn`](sluice_host::spawn) starts it, by itself or as an OCI runtime
+//! that starts its [`container`](sluice_host::container), [`attach`] meets it, [`output`] logs what it says,
+//! [`record`](sluice_host::record) remembers it for the next manager.
 //!
 //! An NF is a name in the configuration that has at most one process at a time. [`State`] says where it stands:
 //!
@@ -31,17 +32,12 @@
 //! - stopping leads nowhere but to gone: an NF that dies while it is being stopped is not started again.
 
 pub mod attach;
-pub mod container;
 pub mod death;
 #[cfg(test)]
 pub(crate) mod fake;
-pub mod filter;
 pub mod handle;
 pub mod output;
-pub mod record;
-pub mod spawn;
 pub mod succession;
-pub mod user;
 
 use serde::{Deserialize, Serialize};
 

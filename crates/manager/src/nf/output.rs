@@ -41,7 +41,7 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, pipe_with};
 
-use super::spawn::Stdio;
+use sluice_host::spawn::Stdio;
 
 /// Most bytes a second that are written for one name: 1.4 GB a day, which a disk can take.
 pub const RATE: u64 = 16 << 10;
@@ -95,7 +95,7 @@ impl Outputs {
     /// # Errors
     /// What the system says of an event loop and a thread.
     pub fn start() -> io::Result<Self> {
-        Self::start_with(|lines| crate::notice::write(format_args!("{lines}")))
+        Self::start_with(|lines| sluice_host::notice::write(format_args!("{lines}")))
     }
 
     /// Starts the thread; `write` gets lines, the last one without its end.
@@ -348,7 +348,7 @@ impl Budget {
         if !self.is_out() {
             lines.push_str(name);
             lines.push_str(": ");
-            crate::notice::add_escaped(&String::from_utf8_lossy(bytes), lines);
+            sluice_host::notice::add_escaped(&String::from_utf8_lossy(bytes), lines);
             lines.push('\n');
         }
         let cost = ((lines.len() - before) as u64).max(LEAST);

@@ -17,7 +17,7 @@ use std::hint::black_box;
 use sluice_cache::control::Shape;
 
 use super::chase::free_bytes;
-use crate::mechanism::affinity;
+use sluice_host::affinity;
 
 /// Times the size of the cache.
 const TIMES: u64 = 2;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sluice_slo::assignment::Assignment;
 
-use crate::file;
+use sluice_host::file;
 
 /// Why a placement cannot be read or written.
 #[derive(Debug, thiserror::Error)]

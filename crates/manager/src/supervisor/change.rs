@@ -19,8 +19,8 @@ use crate::config::{ConfigErrors, Problem, host, nearest, validate};
 use crate::control::model::{self as api, EventKind};
 use crate::controller::events::Subject;
 use crate::nf::State;
-use crate::nf::container::{Source, Template};
-use crate::nf::user::User;
+use sluice_host::container::{Source, Template};
+use sluice_host::user::User;
 
 /// What somebody waits for: NFs that are to be gone.
 pub(super) type Gone = Vec<Receiver<()>>;

@@ -8,13 +8,13 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use super::Supervisor;
-use crate::mechanism::cgroup;
-use crate::mechanism::process::{self, Proc};
 use crate::nf::State;
 use crate::nf::attach::Peer;
-use crate::nf::container::{FOLDER, Life, Template};
 use crate::nf::death::Cause;
-use crate::nf::record::Thing;
+use sluice_host::cgroup;
+use sluice_host::container::{FOLDER, Life, Template};
+use sluice_host::process::{self, Proc};
+use sluice_host::record::Thing;
 
 /// In place of an NF's number: it is in a container, or may be, and of no NF that could be told.
 const NOBODY: u16 = u16::MAX;

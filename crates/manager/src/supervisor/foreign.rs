@@ -23,16 +23,16 @@ use super::priorities::own_priority;
 use super::{Job, Supervisor, token};
 use crate::config::model::{Drops, Mode, Service};
 use crate::foreign::{Counters, End, ForeignError, Hop, Plan, Room, Wires, room::Who, wire};
-use crate::mechanism::netns;
-use crate::mechanism::process::{Identity, Proc};
-use crate::mechanism::processes::Target;
 use crate::nf::State;
 use crate::nf::death::Cause;
-use crate::nf::filter::Filter;
 use crate::nf::handle::NfHandle;
 use crate::nf::output::Whose;
-use crate::nf::record::Thing;
-use crate::nf::spawn;
+use sluice_host::filter::Filter;
+use sluice_host::netns;
+use sluice_host::process::{Identity, Proc};
+use sluice_host::processes::Target;
+use sluice_host::record::Thing;
+use sluice_host::spawn;
 
 /// How long a program must run before it is given packets: one that ends at once is told of, and its chains never count on it.
 const SETTLED: Duration = Duration::from_millis(100);

@@ -4,7 +4,7 @@
 //! passed through the scheduler), in which an NF could long have its first packets. So a thread of
 //! its own does it, in the order in which it was asked: an NF runs at once, with the weight that
 //! all have, and gets its own a little later. One that is held in a
-//! [pen](crate::mechanism::cgroup::pen) has its cgroup from that, with all that it forks, and is
+//! [pen](sluice_host::cgroup::pen) has its cgroup from that, with all that it forks, and is
 //! only weighed here; what is added here is an NF that has none.
 
 use std::collections::BTreeMap;
@@ -17,8 +17,8 @@ use std::thread::JoinHandle;
 use rustix::process::Pid;
 
 use crate::controller::{Link, WriteShare};
-use crate::mechanism::cgroup::{CgroupError, Group, NfGroup, Weight};
 use crate::nf::handle::NfHandle;
+use sluice_host::cgroup::{CgroupError, Group, NfGroup, Weight};
 
 impl WriteShare for Weight {
     fn write(&mut self, share: f64) -> Result<(), String> {

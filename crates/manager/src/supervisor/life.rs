@@ -26,16 +26,17 @@ use crate::control::model::EventKind;
 use crate::controller::events::{self, Subject};
 use crate::dataplane::Fence;
 use crate::estimate::kept::Of;
-use crate::mechanism::cgroup::pen::Pen;
-use crate::mechanism::process::{self, Proc};
-use crate::mechanism::silence;
-use crate::nf::container::Life;
 use crate::nf::death::Cause;
-use crate::nf::filter::Filter;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Whose;
 use crate::nf::succession::Succession;
-use crate::nf::{State, attach, spawn};
+use crate::nf::{State, attach};
+use sluice_host::cgroup::pen::Pen;
+use sluice_host::container::Life;
+use sluice_host::filter::Filter;
+use sluice_host::process::{self, Proc};
+use sluice_host::silence;
+use sluice_host::spawn;
 
 /// A process of an NF.
 pub(super) struct Process {
@@ -86,7 +87,7 @@ const LINGER_NS: u32 = 3_000;
 pub(super) const AFTER_CAUSE: restart::Backoff =
     restart::Backoff { first_ns: 1_000_000_000, longest_ns: 60_000_000_000, good_run_ns: 600_000_000_000, give_up_after: None };
 
-/// Lines of the log whose number NFs and strangers decide: at most one a second of each kind ([`crate::notice`]). Those about NFs are of
+/// Lines of the log whose number NFs and strangers decide: at most one a second of each kind ([`sluice_host::notice`]). Those about NFs are of
 /// a kind for each service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kind {

@@ -54,20 +54,20 @@ use crate::controller::Controller;
 use crate::dataplane::{DataPlane, Fence, Place, PlaneError};
 use crate::estimate::kept::Kept;
 use crate::forward::TraceRequest;
-use crate::mechanism::cgroup::pen::Pen;
-use crate::mechanism::process::Exit;
 use crate::nf::State;
 use crate::nf::attach::Listener;
-use crate::nf::container::Template;
 use crate::nf::death::Cause;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Outputs;
-use crate::nf::record::{Record, RecordError, Thing};
-use crate::nf::user::User;
-use crate::notice::Notices;
 use crate::openflow::{self, Agent};
 use crate::port::{self, PortError};
 use crate::worker::QueueCounters;
+use sluice_host::cgroup::pen::Pen;
+use sluice_host::container::Template;
+use sluice_host::notice::Notices;
+use sluice_host::process::Exit;
+use sluice_host::record::{Record, RecordError, Thing};
+use sluice_host::user::User;
 
 pub use backend::Remote;
 
@@ -105,7 +105,7 @@ pub enum SupervisorError {
     Attach(#[from] crate::nf::attach::AttachError),
     /// A scheduling class or its slice.
     #[error(transparent)]
-    Class(#[from] crate::mechanism::class::ClassError),
+    Class(#[from] sluice_host::class::ClassError),
     /// A system call of the event loop.
     #[error("cannot {doing}: {source}")]
     System {

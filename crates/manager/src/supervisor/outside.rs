@@ -21,15 +21,15 @@ use sluice_shm::page::Counter;
 use super::{NfState, Supervisor, SupervisorError};
 use crate::config::model::{self, ByWhat, Drops, Mode};
 use crate::control::model as api;
-use crate::mechanism::process::Proc;
-use crate::mechanism::processes::auto;
-use crate::mechanism::processes::guard::Guard;
-use crate::mechanism::processes::realtime;
-use crate::mechanism::processes::{self, Controller, Gates, Mechanism, Refused, Target, ThreadWatch};
 use crate::nf::State;
-use crate::nf::record::UNDO;
 use crate::workflow::rings::Program;
 use crate::workflow::{CoreSchedule, Counters};
+use sluice_host::process::Proc;
+use sluice_host::processes::auto;
+use sluice_host::processes::guard::Guard;
+use sluice_host::processes::realtime;
+use sluice_host::processes::{self, Controller, Gates, Mechanism, Refused, Target, ThreadWatch};
+use sluice_host::record::UNDO;
 
 /// The program that becomes the guard: this one.
 const OURSELVES: &str = "/proc/self/exe";

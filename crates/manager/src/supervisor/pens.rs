@@ -23,13 +23,13 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::{NfState, ServiceState, Supervisor};
 use crate::config::model::{self, Mode};
-use crate::mechanism::affinity;
-use crate::mechanism::cgroup::pen::{Bounds, Gatherer, Pen, Pens};
-use crate::mechanism::process::{self, Proc};
-use crate::mechanism::processes::helper;
-use crate::nf::record::Thing;
-use crate::nf::spawn::{Keeper, SpawnSpec};
-use crate::nf::user::{Uids, User, UserError};
+use sluice_host::affinity;
+use sluice_host::cgroup::pen::{Bounds, Gatherer, Pen, Pens};
+use sluice_host::process::{self, Proc};
+use sluice_host::processes::helper;
+use sluice_host::record::Thing;
+use sluice_host::spawn::{Keeper, SpawnSpec};
+use sluice_host::user::{Uids, User, UserError};
 
 /// The program that becomes the keeper: this one.
 const OURSELVES: &str = "/proc/self/exe";

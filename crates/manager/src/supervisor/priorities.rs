@@ -15,8 +15,8 @@ use rustix::process::Pid;
 use super::Supervisor;
 use crate::config::model::{Sched, Service};
 use crate::controller::assigned::Assigned;
-use crate::mechanism::class::{self, Class, ClassError};
 use crate::nf::handle::NfHandle;
+use sluice_host::class::{self, Class, ClassError};
 
 /// Time between two looks while assignments come, and while none do.
 const EVERY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];

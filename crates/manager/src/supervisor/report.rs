@@ -18,11 +18,11 @@ use crate::control::model::{self as api, Distribution};
 use crate::control::totals::{Counted, QUANTILES};
 use crate::foreign::room::Who;
 use crate::frame::Copied;
-use crate::mechanism::process::CpuClock;
 use crate::nf::State;
 use crate::nf::handle::NfHandle;
 use crate::wake::CAUSES;
 use crate::worker::Snapshot;
+use sluice_host::process::CpuClock;
 
 /// Nanoseconds between two looks at the CPU time of a process.
 const CPU_EVERY_NS: u64 = 500_000_000;
@@ -221,7 +221,7 @@ impl Supervisor {
             uptime_s: self.started.elapsed().as_secs_f64(),
             pid: std::process::id(),
             config: self.config_path.as_ref().map(|p| p.display().to_string()),
-            cores: crate::mechanism::affinity::allowed().map_or(0, |c| c.len() as u32),
+            cores: sluice_host::affinity::allowed().map_or(0, |c| c.len() as u32),
             threads: infos
                 .iter()
                 .zip(busy)

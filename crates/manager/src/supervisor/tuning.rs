@@ -13,10 +13,10 @@ use super::{Supervisor, SupervisorError};
 use crate::config::model;
 use crate::controller::assigned::Assigned;
 use crate::dataplane::PlaneError;
-use crate::mechanism::cgroup::{CgroupError, Group, Hierarchy};
-use crate::mechanism::class::{self, Class, RrSlice, Slice};
 use crate::nf::handle::NfHandle;
-use crate::nf::record::Thing;
+use sluice_host::cgroup::{CgroupError, Group, Hierarchy};
+use sluice_host::class::{self, Class, RrSlice, Slice};
+use sluice_host::record::Thing;
 
 /// What was changed on the host for the sake of scheduling.
 #[derive(Debug, Default)]

@@ -34,11 +34,12 @@ use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 use super::life::{BACKOFF, Kind, Process, is_of};
 use super::{HELLO_PATIENCE, ServiceState, Supervisor, token};
 use crate::control::model as api;
-use crate::mechanism::cgroup::pen::Pen;
-use crate::mechanism::process;
 use crate::nf::output::Whose;
-use crate::nf::{State, attach, spawn};
-use crate::notice::quoted;
+use crate::nf::{State, attach};
+use sluice_host::cgroup::pen::Pen;
+use sluice_host::notice::quoted;
+use sluice_host::process;
+use sluice_host::spawn;
 
 /// Most forks that a zygote is asked for before it has answered: no socket is filled with them.
 const ASKED: usize = 32;

@@ -2,7 +2,7 @@
 //!
 //! # Approach
 //! Each such core has a [`CoreSchedule`]: the [policy](sluice_policy::sched::workflow) that decides, the [rings] that it looks at,
-//! and a [process controller](crate::mechanism::processes) that carries it out. It belongs to the packet thread with the core's Wakeup
+//! and a [process controller](sluice_host::processes) that carries it out. It belongs to the packet thread with the core's Wakeup
 //! role, which asks it once a round: a look at two rings, and where a turn ends, one or two system calls. So a schedule needs no core of
 //! its own, is as fine as the thread's rounds while packets move, and sleeps when the thread does: until shortly before the next
 //! deadline, if somebody waits for it, else until there is something to do.
@@ -37,9 +37,9 @@ use sluice_shm::histogram::AtomicHistogram;
 use self::rings::{NfRings, Program};
 use crate::chain::{PathRegistry, Tables};
 use crate::forward::NfEnd;
-use crate::mechanism::process::CpuClock;
-use crate::mechanism::processes::{Controller, Failed, Mechanism, Refused, Slot, Target};
 use crate::nf::handle::NfHandle;
+use sluice_host::process::CpuClock;
+use sluice_host::processes::{Controller, Failed, Mechanism, Refused, Slot, Target};
 
 /// How long a cost counts, in nanoseconds.
 const WINDOW_NS: u64 = 100_000_000;
@@ -353,5 +353,85 @@ impl Drop for CoreSchedule {
     fn drop(&mut self) {
         // What is left of it has been told, or nobody is there to be told.
         let _ = self.teardown();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use sluice_host::process::Proc;
+    use sluice_host::processes::{Failed, Mechanism, Refused, Slot};
+    use sluice_policy::sched::workflow;
+    use sluice_shm::page::Counter;
+
+    use super::*;
+    use crate::nf::fake as nf;
+
+    /// One that keeps the shares that it is told.
+    struct Recorder(Arc<Mutex<Vec<f64>>>);
+
+    impl Controller for Recorder {
+        fn mechanism(&self) -> Mechanism {
+            Mechanism::Freeze
+        }
+
+        fn add(&mut self, _target: &Target) -> Result<Slot, Refused> {
+            Ok(Slot(0))
+        }
+
+        fn park(&mut self, _slot: Slot) -> Result<(), Failed> {
+            Ok(())
+        }
+
+        fn run(&mut self, _slot: Slot) -> Result<(), Failed> {
+            Ok(())
+        }
+
+        fn set_weight(&mut self, _slot: Slot, share: f64) -> Result<bool, Failed> {
+            self.0.lock().unwrap().push(share);
+            Ok(true)
+        }
+
+        fn before_kill(&mut self, _slot: Slot) -> Result<(), Failed> {
+            Ok(())
+        }
+
+        fn is_ended(&self, _slot: Slot) -> bool {
+            false
+        }
+
+        fn remove(&mut self, _slot: Slot) -> Result<(), Failed> {
+            Ok(())
+        }
+
+        fn teardown(&mut self) -> Vec<Failed> {
+            Vec::new()
+        }
+    }
+
+    #[test]
+    fn an_nf_that_has_turns_has_the_weight_that_its_share_says() {
+        let told = Arc::<Mutex<Vec<f64>>>::default();
+        let controller = Box::new(Recorder(told.clone()));
+        let mut schedule = CoreSchedule::new(1, controller, workflow::Settings::default(), Arc::default());
+        let handle = nf::Fake { poll: true, ..nf::Fake::default() }.on(&nf::core_page(1), 0);
+        handle.region.page.counter(Counter::Ready).store(1, Ordering::Relaxed);
+        let target = Target::of_pid(&Proc::default(), "nf", std::process::id() as i32).unwrap();
+        schedule.add(&handle, &target, None, None, 0).unwrap();
+        let mut now_ns = 1_000_000_000;
+        for share in [0.25, 0.5, 0.5] {
+            handle.load.share.set(share);
+            nf::post(&handle, 64);
+            schedule.step(now_ns);
+            nf::give_back(&handle, 64);
+            // Until nobody has had anything to do for a while.
+            for _ in 0..10 {
+                now_ns += 1_000_000;
+                schedule.step(now_ns);
+            }
+        }
+        assert_eq!(*told.lock().unwrap(), [0.25, 0.5], "each share once");
+        assert_eq!(handle.load.turns.load(Ordering::Relaxed), 3);
     }
 }

@@ -23,7 +23,7 @@ fn text(bytes: &[u8]) -> String {
 
 /// Two cores, if this process may use them.
 fn two_cores() -> Option<[usize; 2]> {
-    let cores = sluice_manager::mechanism::affinity::allowed().expect("the kernel says which cores there are");
+    let cores = sluice_host::affinity::allowed().expect("the kernel says which cores there are");
     <[usize; 2]>::try_from(cores.get(..2)?).ok()
 }
 

@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use sluice_host::process::Proc;
+use sluice_host::record::Record;
 use sluice_manager::control::client::Client;
 use sluice_manager::control::model::{Chain, Memory, Nf, Port, Stats};
-use sluice_manager::mechanism::process::Proc;
-use sluice_manager::nf::record::Record;
 
 /// How long anything may take, on a slow machine that does a lot besides.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -385,7 +385,7 @@ pub fn wait_until_gone(pid: u32) {
 
 /// The parent of a process.
 pub fn parent(pid: u32) -> u32 {
-    let stat = sluice_manager::mechanism::process::Proc::default().stat(Pid::from_raw(pid as i32).unwrap()).unwrap();
+    let stat = sluice_host::process::Proc::default().stat(Pid::from_raw(pid as i32).unwrap()).unwrap();
     stat.ppid as u32
 }
 

@@ -62,7 +62,7 @@ fn goes_on(daemon: &mut Daemon) {
 
 #[test]
 fn an_nf_is_moved_to_another_core_under_load_without_a_loss_and_in_order() {
-    let cores = sluice_manager::mechanism::affinity::allowed().expect("the kernel says which cores there are");
+    let cores = sluice_host::affinity::allowed().expect("the kernel says which cores there are");
     let [one, other, ..] = cores[..] else {
         println!("left out: there is one core");
         return;
@@ -134,7 +134,7 @@ fn shared_nfs_hand_over_their_places_under_load_without_a_loss_and_in_order() {
     assert_eq!(daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap().changes, vec![]);
     // One more goes to the core that the list has for it, however many there have been.
     let cores: BTreeSet<usize> = daemon.stats().nfs.iter().filter(|nf| nf.service == "s").map(|nf| nf.core as usize).collect();
-    let allowed = sluice_manager::mechanism::affinity::allowed().expect("the kernel says which cores there are");
+    let allowed = sluice_host::affinity::allowed().expect("the kernel says which cores there are");
     if let (Some(own), Some(other)) =
         (cores.first().filter(|_| cores.len() == 1), allowed.iter().find(|core| !cores.contains(core)))
     {

@@ -4,11 +4,11 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use sluice_host::user::User;
 use sluice_manager::config::model::{Config, Gen, Service};
 use sluice_manager::config::{host, load};
 use sluice_manager::estimate::kept::{self, Entry, Kept, Of};
 use sluice_manager::estimate::{self, Estimate, EstimateError, Names, Plan, References, Spread, Subject, packets};
-use sluice_manager::nf::user::User;
 
 use crate::commands::{Usage, json};
 use crate::table::{Table, colour};

@@ -3,7 +3,7 @@
 use super::{At, Validation};
 use crate::config::model::{Chain, Drops, Service, Via, hop};
 use crate::foreign::{wire, xdp};
-use crate::mechanism::link;
+use sluice_host::link;
 
 impl Validation<'_> {
     /// Keys of foreign services mean nothing to others.

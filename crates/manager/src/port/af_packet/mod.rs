@@ -29,11 +29,11 @@ use super::{OpenPort, PortError, PortQueue};
 use crate::config::model::{AfPacket, WhenMissing};
 use crate::control::model::PortState;
 use crate::frame::{FrameCache, Packet};
-use crate::mechanism::link;
-use crate::mechanism::netns::{self, Netns};
 use crate::worker::QueueCounters;
 use crate::worker::rest::Arrivals;
 use segment::{Cut, MAX_SEGMENTS};
+use sluice_host::link;
+use sluice_host::netns::{self, Netns};
 use socket::{PacketSocket, Received, SocketCounters, SocketOptions};
 use watch::{Source, Watched};
 

@@ -33,7 +33,7 @@ use sluice_shm::arena::Arena;
 
 use super::segment::{Headers, MAX_HEADERS, Offload, fold, sum};
 use crate::frame::Packet;
-use crate::mechanism::link;
+use sluice_host::link;
 
 /// Bytes of a `virtio_net_hdr` without the count of buffers.
 const VNET: usize = 10;

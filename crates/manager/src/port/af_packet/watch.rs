@@ -31,9 +31,9 @@ use super::Failed;
 use super::socket::{PacketSocket, SocketOptions, bind};
 use crate::config::model::AfPacket;
 use crate::control::model::PortState;
-use crate::mechanism::link;
-use crate::mechanism::netns::{self, Netns};
 use crate::port::link::Link;
+use sluice_host::link;
+use sluice_host::netns::{self, Netns};
 
 /// Longest time between two looks.
 const EVERY: Duration = Duration::from_millis(200);

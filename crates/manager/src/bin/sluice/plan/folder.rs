@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
-use sluice_manager::file::{self, Lock};
+use sluice_host::file::{self, Lock};
 use sluice_slo::placement::{PlacedServer, Placement, ServerShape};
 use sluice_slo::profile::Key;
 use sluice_slo::slo::Slo;

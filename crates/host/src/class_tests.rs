@@ -255,8 +255,8 @@ fn the_slice_is_set_and_put_back_however_it_ends() {
 
 #[test]
 fn the_slice_of_a_killed_manager_goes_by_its_record() {
-    use crate::mechanism::process::Proc;
-    use crate::nf::record::Record;
+    use crate::process::Proc;
+    use crate::record::Record;
     let (_root, setting) = tree("100\n");
     let dir = tempfile::tempdir().unwrap();
     let (mut record, _) = Record::open(dir.path(), Proc::default()).unwrap();

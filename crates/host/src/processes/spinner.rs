@@ -25,8 +25,8 @@ use sluice_shm::gate::{self, COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::memory::{Mapping, SharedMemory};
 
 use super::{Gates, Refused, Target, helper};
-use crate::mechanism::affinity;
-use crate::mechanism::process::Proc;
+use crate::affinity;
+use crate::process::Proc;
 
 /// Bytes of the memory.
 const BYTES: usize = 8192;

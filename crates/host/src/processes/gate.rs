@@ -20,7 +20,7 @@ use super::slots::Slots;
 use super::target::Threads;
 use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
-use crate::mechanism::process::Proc;
+use crate::process::Proc;
 
 /// Controls by gates that processes are called to.
 pub struct Gate {

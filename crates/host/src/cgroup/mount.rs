@@ -59,12 +59,7 @@ pub(super) fn find(kernel: &dyn Kernel, root: &Path, process: &str) -> Result<Op
 
 /// The cgroup of a process ("self" or a pid) in the hierarchy of version 2, or in that of version 1 that has this controller. None if
 /// there is no such hierarchy, or it does not show that cgroup.
-pub(in crate::mechanism) fn folder_of(
-    root: &Path,
-    version: Version,
-    controller: &str,
-    process: &str,
-) -> io::Result<Option<PathBuf>> {
+pub(crate) fn folder_of(root: &Path, version: Version, controller: &str, process: &str) -> io::Result<Option<PathBuf>> {
     let proc = root.join("proc");
     let mountinfo = std::fs::read_to_string(proc.join("self/mountinfo"))?;
     let cgroups = std::fs::read_to_string(proc.join(process).join("cgroup"))?;

@@ -43,7 +43,7 @@ use rustix::process::{Pid, Signal};
 
 use super::kernel::{Kernel, Linux};
 use super::{Group, MORE, NfGroup, PROCS, SUBTREE, Version, component, folder_of, is_gone};
-use crate::mechanism::process;
+use crate::process;
 
 /// Time that processes which were killed have to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -52,7 +52,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PASSES: usize = 16;
 
 /// What a host may lack.
-pub(crate) const FORKED: &str = "what an NF has forked is not ended with it";
+pub const FORKED: &str = "what an NF has forked is not ended with it";
 const CORE: &str = "only its filter keeps an NF on its core";
 const NUMBER: &str = "`pids` holds for all processes of a user together";
 
@@ -542,7 +542,7 @@ fn remove_empty(kernel: &dyn Kernel, folder: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nf::spawn::{self, SpawnSpec, Stdio};
+    use crate::spawn::{self, SpawnSpec, Stdio};
     use std::fs;
 
     fn most(processes: u32) -> Bounds {
@@ -784,7 +784,7 @@ mod tests {
         let weighed =
             super::super::Hierarchy::find(Path::new("/")).and_then(|hierarchy| hierarchy.create(&name)).map(Arc::new).ok();
         let pens = Pens::create(Path::new("/"), &format!("{name}-nfs"), weighed.clone());
-        let core = *crate::mechanism::affinity::allowed().unwrap().last().unwrap();
+        let core = *crate::affinity::allowed().unwrap().last().unwrap();
         let mut pen = pens.make("bad.0-1", core, Bounds { is_weighed: true, memory: Some(1 << 30), ..most(100) });
         pens.confine(&mut pen, &[core].into());
         if pen.gatherer().late.is_empty() {
@@ -835,7 +835,7 @@ mod tests {
     fn what_an_nf_has_forked_ends_with_its_pen() {
         let name = format!("sluice-{}-pentest", std::process::id());
         let pens = Pens::create(Path::new("/"), &name, None);
-        let core = *crate::mechanism::affinity::allowed().unwrap().last().unwrap();
+        let core = *crate::affinity::allowed().unwrap().last().unwrap();
         let mut pen = pens.make("ids.0-1", core, most(8));
         pens.confine(&mut pen, &[core].into());
         if pen.born_in().is_none() && pen.joined_first().is_none() {

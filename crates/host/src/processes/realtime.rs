@@ -39,9 +39,9 @@ use super::slots::Slots;
 use super::target::{Member, Threads};
 use super::undo::{Host, Undo};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
-use crate::mechanism::affinity::{self, Saved};
-use crate::mechanism::cgroup;
-use crate::mechanism::process::{Identity, Proc};
+use crate::affinity::{self, Saved};
+use crate::cgroup;
+use crate::process::{Identity, Proc};
 
 /// Times that the threads of a process are gone through when it is added.
 const PASSES: usize = 16;

@@ -31,7 +31,7 @@
 //! - What the kernel does with these files is behind a trait, so that both versions are tested on any host against a model that
 //!   refuses what the kernel refuses; the version that the host has is tested on the kernel itself.
 //!
-//! Nothing here writes the [record](crate::nf::record): note what [`Hierarchy::path_of`], [`Hierarchy::setting`] and [`Group::path_of`]
+//! Nothing here writes the [record](crate::record): note what [`Hierarchy::path_of`], [`Hierarchy::setting`] and [`Group::path_of`]
 //! and [`Group::path_of_core`] say before calling what makes it.
 //!
 //! # Limits
@@ -61,7 +61,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Pid;
 
 use kernel::{Kernel, Knob, Linux};
-pub(super) use mount::folder_of;
+pub(crate) use mount::folder_of;
 pub use mount::unified_home;
 
 /// Processes of a cgroup.
@@ -319,13 +319,13 @@ impl Hierarchy {
     }
 
     /// The folder that [`create`](Self::create) makes, to be noted before as
-    /// [`Thing::Cgroup`](crate::nf::record::Thing::Cgroup).
+    /// [`Thing::Cgroup`](crate::record::Thing::Cgroup).
     pub fn path_of(&self, name: &str) -> PathBuf {
         self.base.join(component(name))
     }
 
     /// A setting of the host that [`create`](Self::create) changes, and the text that undoes that: to be noted before with
-    /// [`Record::changed`](crate::nf::record::Record::changed). Most hosts need none.
+    /// [`Record::changed`](crate::record::Record::changed). Most hosts need none.
     pub fn setting(&self) -> Option<(PathBuf, String)> {
         let text: Vec<String> = self.enable.iter().map(|name| format!("-{name}")).collect();
         (!text.is_empty()).then(|| (self.base.join(SUBTREE), text.join(" ")))
@@ -457,7 +457,7 @@ impl Group {
     }
 
     /// The folder that [`add_nf`](Self::add_nf) makes, to be noted before as
-    /// [`Thing::Cgroup`](crate::nf::record::Thing::Cgroup).
+    /// [`Thing::Cgroup`](crate::record::Thing::Cgroup).
     pub fn path_of(&self, nf: &str, core: usize) -> PathBuf {
         // The prefix keeps NFs from having the names of the kernel's files.
         self.path_of_core(core).join(format!("nf-{}", component(nf)))

@@ -65,8 +65,8 @@ use rustix::process::{Pid, Resource};
 
 use super::filter::{self, Filter};
 use super::user::User;
-use crate::mechanism::netns::Netns;
-use crate::mechanism::process::{self, Exit};
+use crate::netns::Netns;
+use crate::process::{self, Exit};
 
 /// Where an NF's standard output and error go.
 #[derive(Debug, Clone, Default)]

@@ -4,7 +4,7 @@
 //! A namespace lives as long as a descriptor of it is open, a process runs in it, or its file is mounted somewhere; by custom below
 //! `/run/netns`, where `ip netns` finds it by name. One that the manager makes for itself has a descriptor and no name, and so ends
 //! with the manager, however that ends, and takes its interfaces with it. One that has a name outlives a manager that was killed: it is
-//! noted in the [record](crate::nf::record).
+//! noted in the [record](crate::record).
 //!
 //! A thread enters a namespace for good or comes back; here each visit has a thread of its own, which ends with it ([`Netns::visit`]),
 //! so that no thread of the manager is ever in the wrong one.

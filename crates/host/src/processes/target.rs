@@ -18,7 +18,7 @@ use sluice_shm::page::{Counter, Region};
 use super::attr::last_errno;
 use super::undo::threads_of;
 use super::{Failed, Refused};
-use crate::mechanism::process::{Identity, Proc};
+use crate::process::{Identity, Proc};
 
 /// Flag of `/proc/PID/stat` that threads of the kernel have.
 const PF_KTHREAD: u64 = 0x0020_0000;

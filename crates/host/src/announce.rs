@@ -96,16 +96,7 @@ fn advertisement(mac: [u8; 6], ip: Ipv6Addr, router: bool) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, Instant};
-
     use super::*;
-    use crate::frame::Packet;
-    use crate::mechanism::link;
-    use crate::mechanism::netns::Netns;
-    use crate::port::PortQueue;
-    use crate::port::af_packet::InterfaceQueue;
-    use crate::port::af_packet::socket::SocketOptions;
-    use crate::port::tests::cache;
 
     const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 
@@ -127,45 +118,5 @@ mod tests {
             assert_eq!(icmp.checksum, right);
             assert_eq!(bytes[21], 255, "hop limit");
         }
-    }
-
-    #[test]
-    fn addresses_reach_the_other_end_of_a_wire() {
-        if !rustix::process::geteuid().is_root() {
-            return;
-        }
-        let (near, far) = (Netns::private().unwrap(), Netns::private().unwrap());
-        let mut queue = near
-            .visit(|| {
-                link::make_pair_with("wire", "in", far.fd(), 1500, Some(MAC))?;
-                link::plain("wire")?;
-                link::up("wire")?;
-                let options =
-                    SocketOptions { interface: "wire", slots: 64, room: 2112, promiscuous: true, bypass: true, fanout: None };
-                InterfaceQueue::open(&options).map_err(|(_, error)| error)
-            })
-            .unwrap();
-        far.visit(|| {
-            link::plain("in")?;
-            link::up("in")?;
-            let add = std::process::Command::new("ip").args(["addr", "add", "10.9.0.1/24", "dev", "in"]).status()?;
-            assert!(add.success());
-            Ok::<_, io::Error>(())
-        })
-        .unwrap();
-        let mut frames = cache(64);
-        let until = Instant::now() + Duration::from_secs(20);
-        let mut out = [Packet::default(); 8];
-        loop {
-            assert!(Instant::now() < until, "nothing was announced");
-            far.visit(|| addresses(|name| name == "in")).unwrap();
-            if queue.rx_burst(&mut out, &mut frames, 0) > 0 {
-                break;
-            }
-        }
-        let mut bytes = vec![0; out[0].len.into()];
-        frames.arena().read(out[0].frame, out[0].offset, &mut bytes);
-        assert_eq!(bytes[..42], arp(MAC, Ipv4Addr::new(10, 9, 0, 1)));
-        far.visit(|| addresses(|_| false)).unwrap();
     }
 }

@@ -20,14 +20,13 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use sluice_shm::clock::ticks;
+use sluice_shm::clock::{Clock, ticks};
 
 use super::guard::Guard;
 use super::spinner::Spinner;
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, make, realtime};
-use crate::estimate::stand::ns_per_tick;
-use crate::mechanism::affinity::{self, Saved};
-use crate::mechanism::process::Proc;
+use crate::affinity::{self, Saved};
+use crate::process::Proc;
 
 /// Time to let things settle before a switch, in nanoseconds.
 const SETTLE_NS: u64 = 60_000;
@@ -223,7 +222,7 @@ fn spin_until(time: u64) {
 impl Bench<'_> {
     fn run(&mut self, effort: Effort) -> Result<Figures, Failed> {
         let mut figures = Figures::default();
-        let ns = ns_per_tick();
+        let ns = Clock::new().ns_per_tick();
         let in_ticks = |time_ns: u64| (time_ns as f64 / ns) as u64;
         let (settle, missed) = (in_ticks(SETTLE_NS), in_ticks(MISSED_NS));
         self.controller.run(self.slots[0])?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::guard::Guard;
 use super::tree::{Tree, Words};
 use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, Target};
-use crate::mechanism::cgroup::Version;
+use crate::cgroup::Version;
 
 const WORDS: Words = Words {
     mechanism: Mechanism::Freezer,

@@ -42,7 +42,7 @@ use sluice_shm::handshake;
 use super::attr::Attr;
 use super::undo::{Host, Undo};
 use super::{Failed, Refused, Target, helper};
-use crate::mechanism::process::Proc;
+use crate::process::Proc;
 
 /// Time that a new guard has to answer.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -140,7 +140,7 @@ impl FromStr for Mechanism {
 
 /// A target's number with its controller. After [`Controller::remove`] another target may get it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(u32);
+pub struct Slot(pub u32);
 
 impl Slot {
     /// The number: small, counted from 0.

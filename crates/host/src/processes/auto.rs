@@ -137,7 +137,7 @@ pub fn choose(settings: &Settings, guard: &Arc<Guard>, program: &Path, core: usi
 }
 
 fn has_one_core(core: usize) -> bool {
-    crate::mechanism::affinity::allowed().is_ok_and(|cores| cores.iter().all(|other| *other == core))
+    crate::affinity::allowed().is_ok_and(|cores| cores.iter().all(|other| *other == core))
 }
 
 /// The mechanisms for processes that know nothing of it.

@@ -333,7 +333,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mechanism::netns::Netns;
+    use crate::netns::Netns;
 
     #[test]
     fn a_pair_joins_two_namespaces_and_goes_as_one() {

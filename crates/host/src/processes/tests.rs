@@ -8,7 +8,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use sluice_policy::sched::workflow;
 use sluice_shm::gate::{COMES_WHEN_CALLED, LOOKS};
 use sluice_shm::handshake;
 use sluice_shm::page::{Counter, Region, RegionLayout};
@@ -16,10 +15,8 @@ use sluice_shm::page::{Counter, Region, RegionLayout};
 use super::guard::{Guard, Message};
 use super::undo::{Host, Undo};
 use super::*;
-use crate::mechanism::cgroup::Version;
-use crate::mechanism::process::Proc;
-use crate::nf::fake as nf;
-use crate::workflow::CoreSchedule;
+use crate::cgroup::Version;
+use crate::process::Proc;
 
 /// A process that does nothing, and ends with its test.
 struct Sleeper(Child);
@@ -212,35 +209,6 @@ fn a_cgroup_of_its_own_is_frozen_as_it_is_and_left_as_it_was() {
 }
 
 #[test]
-fn an_nf_that_has_turns_has_the_weight_that_its_share_says() {
-    let (fake, sleeper) = (Fake::new(Version::V2), Sleeper::start());
-    let (guard, _socket) = guard();
-    let controller = fake.controller(&guard).unwrap();
-    let mut schedule = CoreSchedule::new(1, controller, workflow::Settings::default(), Arc::default());
-    let handle = nf::Fake { poll: true, ..nf::Fake::default() }.on(&nf::core_page(1), 0);
-    handle.region.page.counter(Counter::Ready).store(1, std::sync::atomic::Ordering::Relaxed);
-    let proc = fake.show(sleeper.pid(), "/home");
-    schedule.add(&handle, &Target::of_pid(&proc, "nf", sleeper.pid()).unwrap(), None, None, 0).unwrap();
-    handle.load.share.set(0.25);
-    assert_eq!((fake.read("cgroup.freeze").trim_end(), fake.read("cpu.weight").trim_end()), ("1", "100"));
-    let mut now_ns = 1_000_000_000;
-    let mut turn = |share: f64| {
-        handle.load.share.set(share);
-        nf::post(&handle, 64);
-        schedule.step(now_ns);
-        nf::give_back(&handle, 64);
-        // Until nobody has had anything to do for a while.
-        for _ in 0..10 {
-            now_ns += 1_000_000;
-            schedule.step(now_ns);
-        }
-        fake.read("cpu.weight")
-    };
-    assert_eq!([turn(0.25), turn(0.5), turn(0.5)], ["2500", "5000", "5000"]);
-    assert!(handle.load.turns.load(std::sync::atomic::Ordering::Relaxed) == 3);
-}
-
-#[test]
 fn a_host_without_the_hierarchy_says_so_and_nothing_is_made() {
     let (guard, _socket) = guard();
     let (v1, v2) = (Fake::new(Version::V1), Fake::new(Version::V2));
@@ -374,7 +342,7 @@ fn the_rules_for_real_time_classes_are_read_where_the_root_says() {
 #[test]
 fn what_is_told_of_many_threads_is_cut_into_messages() {
     use super::attr::Attr;
-    use crate::mechanism::process::Identity;
+    use crate::process::Identity;
     let (guard, socket) = guard();
     let attr = Attr::of(0).unwrap();
     let process = Identity { pid: 7, start: 1 };

@@ -44,7 +44,7 @@ fn status_of(mut spec: SpawnSpec) -> HashMap<String, String> {
 /// This test program, to run as what [`roles`] does.
 fn role(name: &str) -> SpawnSpec {
     let mut spec = SpawnSpec::new("test.0", std::env::current_exe().unwrap());
-    spec.args = ["--exact", "nf::spawn::tests::roles", "--nocapture"].map(Into::into).to_vec();
+    spec.args = ["--exact", "spawn::tests::roles", "--nocapture"].map(Into::into).to_vec();
     spec.env = vec![(ROLE.into(), name.into())];
     spec
 }
@@ -163,7 +163,7 @@ fn this_threads_signals_are_as_before() {
 
 #[test]
 fn the_core_is_taken() {
-    let core = *crate::mechanism::affinity::allowed().unwrap().last().unwrap();
+    let core = *crate::affinity::allowed().unwrap().last().unwrap();
     let spec = SpawnSpec { cores: [core].into(), ..shell("") };
     assert_eq!(status_of(spec)["Cpus_allowed_list"], core.to_string());
 }
@@ -433,7 +433,7 @@ fn what_is_kept_ends_with_its_keeper() {
 
 #[test]
 fn one_is_born_in_its_cgroup() {
-    let Some(home) = crate::mechanism::cgroup::unified_home(Path::new("/")) else {
+    let Some(home) = crate::cgroup::unified_home(Path::new("/")) else {
         eprintln!("no cgroups of version 2 are mounted: what is asserted is that a folder that is none is refused");
         assert!(spawn(&SpawnSpec { born_in: Some("/".into()), ..shell("") }).is_err());
         return;

@@ -13,7 +13,7 @@
 //!   entry for something that is not there. A process can only be noted after; until then, and as a rule, the kernel kills it with
 //!   the manager (see [`super::spawn`]): the record is for those that have escaped that.
 //! - A process is recorded with its start time and the boot's id, and opened before it is compared
-//!   ([`Identity::open`](crate::mechanism::process::Identity::open)), so a reused pid is never killed.
+//!   ([`Identity::open`](crate::process::Identity::open)), so a reused pid is never killed.
 //! - Undoing never recurses, but in the folder of a container, and there not deep: a file is unlinked if it is one, a socket if it is
 //!   one, a directory or cgroup only if it is empty (of a cgroup: after the processes in it and below it were killed, and empty cgroups
 //!   below it removed). What cannot be undone stays in the record for the next time.
@@ -48,9 +48,9 @@ use serde::{Deserialize, Serialize};
 
 use super::container;
 use crate::file::Lock;
-use crate::mechanism::netns::{self, Netns};
-use crate::mechanism::process::{self, Identity, Proc};
-use crate::mechanism::processes::{guard, processes_below};
+use crate::netns::{self, Netns};
+use crate::process::{self, Identity, Proc};
+use crate::processes::{guard, processes_below};
 
 /// File of the lock.
 const LOCK: &str = "lock";
@@ -706,7 +706,7 @@ fn remove_folders(path: &Path) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mechanism::class::{self, Class};
+    use crate::class::{self, Class};
     use rustix::process::getpid;
     use std::io::{BufRead, BufReader};
     use std::os::fd::OwnedFd;
@@ -1113,7 +1113,7 @@ mod tests {
         let dir = parent.path().join("run");
         let cgroup = make_cgroup("record");
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "nf::record::tests::manager_to_be_killed", "--nocapture"]).env(DIR, &dir);
+        command.args(["--exact", "record::tests::manager_to_be_killed", "--nocapture"]).env(DIR, &dir);
         if let Some(cgroup) = &cgroup {
             command.env(CGROUP, cgroup);
         }

@@ -18,7 +18,7 @@ use sluice_shm::memory::Mapping;
 use super::Failed;
 use super::attr::Attr;
 use super::target::processes_below;
-use crate::mechanism::process::{Identity, Proc, send_signal};
+use crate::process::{Identity, Proc, send_signal};
 
 /// Time that processes which are moved or end have to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -13,7 +13,7 @@
 //! - A class belongs to a thread, so [`set`] goes through the threads of a process until it meets no new one of another class: a
 //!   thread that is made meanwhile starts with the class of its maker.
 //! - What was before is kept ([`Former`], [`Slice::former`]) and given back at the end. The slice outlives the manager, so note it
-//!   with [`Record::changed`](crate::nf::record::Record::changed) before [`RrSlice::set`].
+//!   with [`Record::changed`](crate::record::Record::changed) before [`RrSlice::set`].
 //! - The kernel rounds the slice up to its ticks (1 ms is 4 ms with 250 ticks a second) and still shows what was written. Only a
 //!   thread of class rr can be asked for what it really gets: [`Slice::effective`].
 //!

@@ -18,7 +18,7 @@ use super::guard::{Guard, Note};
 use super::slots::Slots;
 use super::undo::{Host, Undo};
 use super::{Failed, Mechanism, Refused, Settings, Slot, Target};
-use crate::mechanism::cgroup::{self, Version};
+use crate::cgroup::{self, Version};
 
 /// How one version does it.
 #[derive(Debug, Clone, Copy)]

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::model::Model;
 use super::*;
-use crate::mechanism::class::{self, Class};
+use crate::class::{self, Class};
 
 const BOTH: [Version; 2] = [Version::V1, Version::V2];
 
@@ -391,8 +391,8 @@ fn the_kernel_of_this_host_is_left_clean_by_a_panic() {
 
 #[test]
 fn what_a_killed_manager_left_goes_by_its_record() {
-    use crate::mechanism::process::Proc;
-    use crate::nf::record::{Record, Thing};
+    use crate::process::Proc;
+    use crate::record::{Record, Thing};
     let Some((_, group)) = real() else { return };
     let dir = tempfile::tempdir().unwrap();
     let (mut record, _) = Record::open(dir.path(), Proc::default()).unwrap();
