@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sluice_manager::config::model::{self as config, Config};
-use sluice_manager::control::model;
-use sluice_manager::control::promise::{Placed, Promises};
+use sluice_api::ApiError;
+use sluice_api::config;
+use sluice_api::model;
+use sluice_api::promise::{Placed, Promises};
+use sluice_manager::control::Backend;
 use sluice_manager::control::server::{Limits, Unconnected};
-use sluice_manager::control::{ApiError, Backend};
 use sluice_slo::assignment::Assignment;
 
 /// A daemon that has nothing and refuses everything, once it has understood it.
@@ -96,7 +97,7 @@ impl Backend for Nobody {
     }
 
     fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<model::Applied, ApiError> {
-        Config::parse(config, file.unwrap_or("request"))?;
+        sluice_manager::config::load::parse(config, file.unwrap_or("request"))?;
         Ok(model::Applied { dry_run, ..model::Applied::default() })
     }
 

@@ -11,7 +11,7 @@
 
 use std::time::Instant;
 
-use sluice_manager::config::model::{Gen, GenProtocol, Overload, Port, PortKind, Sink};
+use sluice_api::config::{Gen, GenProtocol, Overload, Port, PortKind, Sink};
 use sluice_manager::frame::{FrameCache, FramePool, Packet};
 use sluice_manager::port::{self, PortQueue};
 use sluice_shm::BURST;

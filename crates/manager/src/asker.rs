@@ -23,12 +23,12 @@ use crate::chain::{self, Counter, Drop, PathRegistry, Tables};
 use crate::classify::advice::{Advice, Answer, MAX_NUMBER, Meanwhile, Tally, UNASKED, beyond};
 use crate::classify::key::{FlowKey, LONG};
 use crate::classify::rss::queue_of;
-use crate::config::model::{Fail, Openflow};
 use crate::dataplane::owner;
 use crate::forward::Plane;
 use crate::frame::Packet;
 use crate::worker::Command;
 use crate::worker::rest::Alarm;
+use sluice_api::config::{Fail, Openflow};
 
 /// No packet is held for a question.
 pub const NOT_HELD: u32 = u32::MAX;

@@ -17,8 +17,8 @@ use sluice_ownership::{Moves, Moving};
 use sluice_policy::spread;
 
 use crate::classify::rule::RuleSet;
-use crate::config::model::{OnFailure, Overload};
 use crate::promise::bucket::Bucket;
+use sluice_api::config::{OnFailure, Overload};
 
 pub use registry::PathRegistry;
 

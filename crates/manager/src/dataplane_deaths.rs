@@ -19,8 +19,8 @@ use sluice_shm::page::Attached;
 use super::*;
 use crate::chain::{Chain, ChainCounters, Drop, Member, PortInfo};
 use crate::classify::rule::{Protocol, Rule, RuleSet};
-use crate::config::model::{Hugepages, Idle, OnFailure};
 use crate::frame::Packet;
+use sluice_api::config::{Hugepages, Idle, OnFailure};
 
 const FRAMES: u32 = 2048;
 const RING: u32 = 64;

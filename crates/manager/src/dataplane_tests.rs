@@ -11,10 +11,10 @@ use sluice_shm::page::Attached;
 use super::*;
 use crate::chain::{Chain, ChainCounters, Drop, MaySend, Member, Places, PortInfo};
 use crate::classify::rule::{Protocol, Rule, RuleSet};
-use crate::config::model::{Hugepages, OnFailure};
 use crate::forward::{TX_BUFFER, TraceEvent, TraceWhat};
 use crate::frame::{Copied, FrameCache, Packet};
 use crate::nf::handle::Sentence;
+use sluice_api::config::{Hugepages, OnFailure};
 
 /// Gives what the test put in, collects what comes out.
 #[derive(Clone, Default)]
@@ -92,7 +92,7 @@ impl Rig {
         config.memory.frames = FRAMES;
         config.memory.hugepages = Hugepages::Never;
         config.manager.max_violations = 3;
-        config.manager.idle = crate::config::model::Idle::Sleep;
+        config.manager.idle = sluice_api::config::Idle::Sleep;
         set(&mut config);
         let mut plane = DataPlane::start(&config).unwrap();
         let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
@@ -640,7 +640,7 @@ fn a_thread_passes_a_fence_when_it_has_sent_what_it_had_decided_before() {
 /// A rule that sends packets with this last byte of the source address to a chain.
 fn rule_of(flow: u8, chain: u16) -> Rule {
     let text = format!("src = \"10.0.0.{flow}\"\nchain = \"c\"");
-    let rule: crate::config::model::Rule = toml::from_str(&text).unwrap();
+    let rule: sluice_api::config::Rule = toml::from_str(&text).unwrap();
     Rule::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
 }
 
@@ -753,8 +753,8 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
 
 #[test]
 fn a_pool_that_comes_has_no_flows_decided_anew_but_those_of_its_service() {
-    use crate::config::pool::Per;
     use crate::director::{PoolCounters, PoolMember};
+    use sluice_api::config::Per;
     let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Restart);
     let hits = part(&mut rig);
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
@@ -1127,7 +1127,7 @@ impl Tenants {
     fn of_queues(config: &Config, overload: Overload, queues: usize) -> Self {
         let mut config = config.clone();
         config.memory.hugepages = Hugepages::Never;
-        config.manager.idle = crate::config::model::Idle::Sleep;
+        config.manager.idle = sluice_api::config::Idle::Sleep;
         let mut plane = DataPlane::start(&config).unwrap();
         let memory = plane.memory_for_port(&config, &config.ports[0]);
         assert_eq!(plane.memories().get(memory).unwrap().holder, Holder::Ingress);
@@ -1396,8 +1396,8 @@ fn chains_that_stand_still_in_another_tenants_memory_leave_frames_to_its_own() {
         let name = format!("b{number}");
         let services = if number < STUCK { vec!["r".to_string(), name.clone()] } else { vec![name.clone()] };
         let rule = format!("src = \"10.0.0.{}\"\nchain = \"{name}\"", number + 1);
-        config.services.push(crate::config::model::Service { name: name.clone(), ring: RING, ..service.clone() });
-        config.chains.push(crate::config::model::Chain { name, services, ..chain.clone() });
+        config.services.push(sluice_api::config::Service { name: name.clone(), ring: RING, ..service.clone() });
+        config.chains.push(sluice_api::config::Chain { name, services, ..chain.clone() });
         config.rules.push(toml::from_str(&rule).unwrap());
     }
     config.services.remove(1);

@@ -41,7 +41,6 @@ use crate::chain::registry::Course;
 use crate::chain::ways::Ways;
 use crate::chain::{self, Chain, ChainCounters, Counter, Drop, Kind, Path, PathRegistry, Sent, Step, Tables};
 use crate::classify::key::FlowKey;
-use crate::config::model::Sched;
 use crate::frame::{FrameCache, FrameTable, Held, Packet, Place, SAMPLED, TRACED, URGENT, owner};
 use crate::mark;
 use crate::memory;
@@ -49,6 +48,7 @@ use crate::nf::handle::{NfHandle, Sentence, Violation};
 use crate::nf::succession::Succession;
 use crate::pressure::Alerts;
 use crate::wake::{Timers, Waker};
+use sluice_api::config::Sched;
 
 /// Most packets that wait for an egress port in one thread.
 pub const TX_BUFFER: usize = 512;
@@ -1021,7 +1021,7 @@ impl Plane {
             return true;
         }
         let last = |c: &crate::chain::Chain| {
-            c.services.last() == Some(&handle.service) || c.on_failure == crate::config::model::OnFailure::Bypass
+            c.services.last() == Some(&handle.service) || c.on_failure == sluice_api::config::OnFailure::Bypass
         };
         self.tables.chains.iter().flatten().any(|c| last(c) && full(c.egress))
     }

@@ -27,9 +27,9 @@ use std::sync::Arc;
 use sluice_shm::arena::{Arena, Geometry, Range, SLOT};
 use sluice_shm::memory::{MemoryError, MemoryFile};
 
-use crate::config::model::{self, Config, Hugepages, PortKind};
 use crate::frame::FramePool;
 use crate::port;
+use sluice_api::config::{self as model, Config, Hugepages, PortKind};
 
 /// Slots beyond those that the configuration needs: at most so many, while their frames are no more than [`SPARE_FRAMES`].
 const SPARE_SLOTS: u32 = 8;

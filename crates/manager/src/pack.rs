@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Serialize;
 use sluice_policy::plan::packing::{self, Cores, Item, PackingError};
 
-use crate::control::model::{Nf, NfSched, NfState, Stats};
+use sluice_api::model::{Nf, NfSched, NfState, Stats};
 
 /// Loads closer than this are the same, in cores.
 const ROUNDING: f64 = 1e-9;
@@ -281,7 +281,7 @@ fn cores(stats: &Stats, request: &Request) -> Result<Vec<usize>, PackError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::model::{Service, Status, Thread};
+    use sluice_api::model::{Service, Status, Thread};
 
     fn nf(name: &str, core: u32, arrival_pps: f64, service_ns: f64) -> Nf {
         let service = name.split('.').next().unwrap().to_string();

@@ -20,9 +20,9 @@ use sluice_policy::sched::backpressure::{Limits, Pressure, State, Watch, queuein
 use sluice_shm::page::Control;
 
 use crate::chain::{PathRegistry, Tables};
-use crate::config::model::Sched;
 use crate::forward::NfEnd;
 use crate::nf::handle::NfHandle;
+use sluice_api::config::Sched;
 
 /// Time without a packet returned after which an NF stands still: several turns of all NFs of a core, in nanoseconds.
 const STILL_NS: u64 = 10_000_000;

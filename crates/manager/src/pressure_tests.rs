@@ -7,8 +7,8 @@ use sluice_shm::core_page::CorePage;
 use super::*;
 use crate::chain::registry::Course;
 use crate::chain::{Chain, ChainCounters, Kind};
-use crate::config::model::OnFailure;
 use crate::nf::fake::{Fake, RING, core_page, end, give_back, post};
+use sluice_api::config::OnFailure;
 
 #[test]
 fn an_alert_is_taken_once() {

@@ -23,7 +23,6 @@ use crate::classify::Classifier;
 use crate::classify::advice::{Advice, Answer};
 use crate::classify::flow_table::FlowTableStats;
 use crate::classify::key::{FlowKey, SHORT};
-use crate::config::model::{Idle, Overload, Sched};
 use crate::controller::load::Loads;
 use crate::director::{Asked, Director, Env, PoolTable, Wanted};
 use crate::foreign;
@@ -34,6 +33,7 @@ use crate::nf::succession::Succession;
 use crate::port::PortQueue;
 use crate::pressure::Throttling;
 use crate::workflow::CoreSchedule;
+use sluice_api::config::{Idle, Overload, Sched};
 
 mod command;
 mod drain;
@@ -384,7 +384,7 @@ pub struct WorkerSetup {
     pub idle: Idle,
     /// Milliseconds after which a flow is forgotten.
     pub flow_timeout_ms: u64,
-    /// Microseconds after which a core on which nobody moves is looked after; see there, [`crate::config::model::Manager`].
+    /// Microseconds after which a core on which nobody moves is looked after; see there, [`sluice_api::config::Manager`].
     pub fallback_wake_us: u64,
     /// Milliseconds after which an NF that returns nothing is stopped; 0: never.
     pub stall_ms: u64,

@@ -10,13 +10,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
-use sluice_manager::config::model as config;
-use sluice_manager::control::client::{Client, ClientError};
-use sluice_manager::control::health::{Death, DeathCause, Health, Problem, Verdict};
-use sluice_manager::control::model::*;
-use sluice_manager::control::promise::{Buffers, Placed, Promise, Promises};
+use sluice_api::client::{Client, ClientError};
+use sluice_api::config;
+use sluice_api::health::{Death, DeathCause, Health, Problem, Verdict};
+use sluice_api::model::*;
+use sluice_api::promise::{Buffers, Placed, Promise, Promises};
+use sluice_api::{ApiError, ErrorKind};
+use sluice_manager::control::Backend;
 use sluice_manager::control::server::{Limits, ServeError, Server, serve};
-use sluice_manager::control::{ApiError, Backend, ErrorKind};
 use sluice_slo::assignment::Assignment;
 
 /// A daemon without packets: it keeps lists, and every look at them is a second later.

@@ -30,7 +30,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ways::{Way, Ways};
 use super::{Chain, Kind, MAX_HOPS, Member, NO_PATH, NO_RULE, POOLED, Path, SPREAD, Tables, kept, mixed, picked};
-use crate::config::model::OnFailure;
+use sluice_api::config::OnFailure;
 
 /// Paths that are ended while the lock is held: a packet thread may want to make one.
 const AT_ONCE: usize = 256;

@@ -25,7 +25,8 @@ use sluice_policy::sched::threshold;
 
 use super::hits::RuleHits;
 use super::key::{FlowKey, Kind};
-use crate::config::{model, parse};
+use crate::config::parse;
+use sluice_api::config as model;
 
 /// What a rule says about the protocol.
 pub use crate::config::parse::ProtocolMatch as Protocol;

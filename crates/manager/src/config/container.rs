@@ -7,8 +7,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use super::host::{Host, is_bare, not_executable, resolve_exec};
-use super::model::{Container, Service};
 use super::problem::{At, Problem};
+use sluice_api::config::{Container, Service};
 use sluice_host::cgroup;
 use sluice_host::container;
 
@@ -130,7 +130,6 @@ mod tests {
     use std::os::unix::fs::{PermissionsExt, symlink};
 
     use super::*;
-    use crate::config::model::Config;
 
     struct Site {
         folder: tempfile::TempDir,
@@ -165,7 +164,7 @@ mod tests {
         }
 
         fn said(&self, keys: &str) -> Vec<String> {
-            let config = Config::parse(&format!("[[service]]\nname = \"s\"\n{keys}\n"), "a.toml").unwrap();
+            let config = crate::config::load::parse(&format!("[[service]]\nname = \"s\"\n{keys}\n"), "a.toml").unwrap();
             let service = &config.services[0];
             let problems = check(0, service, service.container.as_ref().unwrap(), &self.host);
             let root = self.folder.path().display().to_string();

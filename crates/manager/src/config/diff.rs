@@ -14,7 +14,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::model::{Chain, Config, Port, Rule, Service};
+use sluice_api::config::{Chain, Config, Port, Rule, Service};
 
 /// One step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     fn config(text: &str) -> Config {
-        Config::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
+        crate::config::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
     }
 
     fn told(old: &str, new: &str) -> Vec<String> {

@@ -15,9 +15,9 @@ use sluice_shm::arena::Geometry;
 
 use crate::memory;
 
-use super::model::{Class, Config, Hugepages, PortKind};
 use super::nearest;
 use super::problem::{At, Problem};
+use sluice_api::config::{Class, Config, Hugepages, PortKind};
 
 /// Bytes of the hugepages that an arena stands on.
 const HUGEPAGE: u64 = 2 << 20;
@@ -497,7 +497,7 @@ mod tests {
     }
 
     fn said(text: &str, host: &Host) -> Vec<String> {
-        let config = Config::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
+        let config = crate::config::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
         check(&config, host).iter().map(|p| p.to_string().replace("\n ", "")).collect()
     }
 
@@ -556,7 +556,7 @@ mod tests {
         assert_eq!(exec("/etc/passwd"), ["service[0].exec: /etc/passwd is no program = write the path of one"]);
         assert_eq!(exec("/usr/bin"), ["service[0].exec: /usr/bin is a folder = name the program in it"]);
         assert_eq!(exec("/no/nat"), ["service[0].exec: there is no program /no/nat = correct the path, or build it"]);
-        let mut config = Config::parse(&service("exec = \"ids\""), "a.toml").unwrap();
+        let mut config = crate::config::load::parse(&service("exec = \"ids\""), "a.toml").unwrap();
         resolve(&mut config, &host);
         assert_eq!(config.services[0].exec.as_deref(), Some(Path::new("/opt/sluice/ids")));
     }

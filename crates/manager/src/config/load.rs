@@ -13,11 +13,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::host::Host;
-use super::model::{Config, Port, PortKind};
 use super::nearest;
 use super::problem::{ConfigErrors, Problem, Severity, Source};
 use super::schema::{self, Key, Preset, Section, Type};
 use super::{host, privileges, validate};
+use sluice_api::config::{Config, Port, PortKind};
 
 /// Largest file, in bytes.
 const MAX_BYTES: u64 = 64 << 20;
@@ -33,46 +33,44 @@ pub struct Loaded {
     pub source: Source,
 }
 
-impl Config {
-    /// Reads and validates a file. Relative paths in it count from its folder.
-    ///
-    /// # Errors
-    /// Everything that is wrong, each with its line and what to do.
-    pub fn load(path: &Path) -> Result<Self, ConfigErrors> {
-        read(path).map(|l| l.config)
-    }
+/// Reads and validates a file. Relative paths in it count from its folder.
+///
+/// # Errors
+/// Everything that is wrong, each with its line and what to do.
+pub fn load(path: &Path) -> Result<Config, ConfigErrors> {
+    read(path).map(|l| l.config)
+}
 
-    /// Reads and validates a text; `name` stands in the errors. Relative paths stay as they are: see [`Config::anchor`].
-    ///
-    /// # Errors
-    /// As [`Config::load`].
-    pub fn parse(text: &str, name: &str) -> Result<Self, ConfigErrors> {
-        read_text(text, name).map(|l| l.config)
-    }
+/// Reads and validates a text; `name` stands in the errors. Relative paths stay as they are: see [`anchor`].
+///
+/// # Errors
+/// As [`load`].
+pub fn parse(text: &str, name: &str) -> Result<Config, ConfigErrors> {
+    read_text(text, name).map(|l| l.config)
+}
 
-    /// Makes relative paths absolute: they count from `folder`. A program's bare name stays.
-    pub fn anchor(&mut self, folder: &Path) {
-        let anchor = |path: &mut PathBuf| {
-            // By components, so that "./nf" becomes "FOLDER/nf".
-            let relative: PathBuf = path.components().filter(|c| *c != Component::CurDir).collect();
-            *path = folder.join(relative);
-        };
-        anchor(&mut self.manager.runtime_dir);
-        anchor(&mut self.manager.estimates);
-        anchor(&mut self.promises.resctrl);
-        self.promises.placement.iter_mut().for_each(anchor);
-        for port in &mut self.ports {
-            if let PortKind::Pcap(pcap) = &mut port.kind {
-                pcap.read.iter_mut().chain(&mut pcap.write).for_each(anchor);
-            }
+/// Makes relative paths absolute: they count from `folder`. A program's bare name stays.
+pub fn anchor(config: &mut Config, folder: &Path) {
+    let anchored = |path: &mut PathBuf| {
+        // By components, so that "./nf" becomes "FOLDER/nf".
+        let relative: PathBuf = path.components().filter(|c| *c != Component::CurDir).collect();
+        *path = folder.join(relative);
+    };
+    anchored(&mut config.manager.runtime_dir);
+    anchored(&mut config.manager.estimates);
+    anchored(&mut config.promises.resctrl);
+    config.promises.placement.iter_mut().for_each(anchored);
+    for port in &mut config.ports {
+        if let PortKind::Pcap(pcap) = &mut port.kind {
+            pcap.read.iter_mut().chain(&mut pcap.write).for_each(anchored);
         }
-        self.services.iter_mut().filter_map(|s| s.pid_file.as_mut()).for_each(anchor);
-        for container in self.services.iter_mut().filter_map(|s| s.container.as_mut()) {
-            container.bundle.iter_mut().chain(&mut container.root).for_each(anchor);
-            Some(&mut container.runtime).into_iter().filter(|runtime| !host::is_bare(runtime)).for_each(anchor);
-        }
-        self.services.iter_mut().filter_map(|s| s.exec.as_mut()).filter(|exec| !host::is_bare(exec)).for_each(anchor);
     }
+    config.services.iter_mut().filter_map(|s| s.pid_file.as_mut()).for_each(anchored);
+    for container in config.services.iter_mut().filter_map(|s| s.container.as_mut()) {
+        container.bundle.iter_mut().chain(&mut container.root).for_each(anchored);
+        Some(&mut container.runtime).into_iter().filter(|runtime| !host::is_bare(runtime)).for_each(anchored);
+    }
+    config.services.iter_mut().filter_map(|s| s.exec.as_mut()).filter(|exec| !host::is_bare(exec)).for_each(anchored);
 }
 
 impl Loaded {
@@ -91,7 +89,7 @@ impl Loaded {
 /// Reads and validates a file, and keeps its warnings and its text.
 ///
 /// # Errors
-/// As [`Config::load`].
+/// As [`load`].
 pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
     let name = path.display().to_string();
     let cannot = |what: String, help: &str| ConfigErrors::from(Problem::nowhere(format!("{name}: {what}"), help));
@@ -115,14 +113,14 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
     })?;
     let mut loaded = read_text(&text, &name)?;
     let whole = fs::canonicalize(path).map_err(failed)?;
-    loaded.config.anchor(whole.parent().unwrap_or(Path::new("/")));
+    anchor(&mut loaded.config, whole.parent().unwrap_or(Path::new("/")));
     Ok(loaded)
 }
 
 /// Reads and validates a file, and checks it against the host before anything starts. Programs of services are resolved.
 ///
 /// # Errors
-/// As [`Config::load`], and what the host lacks.
+/// As [`load`], and what the host lacks.
 pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
     let mut loaded = read(path)?.accept(|config| {
         let mut problems = host::check(config, host);
@@ -136,7 +134,7 @@ pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
 /// Reads and validates a text, and keeps its warnings.
 ///
 /// # Errors
-/// As [`Config::load`].
+/// As [`load`].
 pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
     let (config, source) = read_shape(text, name)?;
     let mut problems = validate::validate(&config);

@@ -1,16 +1,16 @@
 //! Configuration: one TOML file, typed, validated before anything takes effect.
 //!
-//! [`model`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
+//! [`sluice_api::config`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
 //! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
 //! inside values. [`pool`] has the keys of pools, [`wakeup`] those of wake policies, [`promise`] those of promises to tenants.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
+pub mod changes;
 pub mod class;
 pub mod container;
 pub mod diff;
 pub mod host;
 pub mod load;
-pub mod model;
 pub mod nearest;
 pub mod parse;
 pub mod pool;
@@ -21,7 +21,6 @@ pub mod schema;
 pub mod validate;
 pub mod wakeup;
 
-pub use model::Config;
 pub use problem::{ConfigErrors, Problem};
 
 #[cfg(test)]

@@ -5,7 +5,6 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::model::{PortRange, Rule};
 use super::nearest;
 use crate::classify::key;
 
@@ -123,39 +122,7 @@ pub(crate) fn network_of(address: IpAddr, bits: u8) -> IpAddr {
     }
 }
 
-impl PortRange {
-    /// First and last port, both included.
-    ///
-    /// # Errors
-    /// A sentence that says what to write.
-    pub fn bounds(&self) -> Result<(u16, u16), String> {
-        let text = match self {
-            Self::One(port) => return Ok((*port, *port)),
-            Self::Text(text) => text,
-        };
-        let number = |word: &str| match word.parse::<u16>() {
-            Ok(port) if is_digits(word) => Ok(port),
-            _ => Err(format!("{text:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")),
-        };
-        let (first, last) = match text.split_once('-') {
-            Some((first, last)) => (number(first)?, number(last)?),
-            None => (number(text)?, number(text)?),
-        };
-        if first > last {
-            return Err(format!("the range {text:?} runs backwards; write \"{last}-{first}\""));
-        }
-        Ok((first, last))
-    }
-}
-
-impl Rule {
-    /// The name of the rule, or `rule.N` where it has none and stands at `index`, counted from 0.
-    pub fn label(&self, index: usize) -> String {
-        self.name.clone().unwrap_or_else(|| format!("rule.{index}"))
-    }
-}
-
-fn is_digits(text: &str) -> bool {
+pub(super) fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
@@ -175,6 +142,8 @@ pub fn controller(text: &str) -> Result<(String, u16), String> {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+
+    use sluice_api::config::PortRange;
 
     use super::*;
 
@@ -214,21 +183,6 @@ mod tests {
     }
 
     #[test]
-    fn port_ranges() {
-        let range = |text: &str| PortRange::Text(text.into()).bounds();
-        assert_eq!(PortRange::One(80).bounds(), Ok((80, 80)));
-        assert_eq!(range("80"), Ok((80, 80)));
-        assert_eq!(range("1000-2000"), Ok((1000, 2000)));
-        assert_eq!(range("2000-1000").unwrap_err(), "the range \"2000-1000\" runs backwards; write \"1000-2000\"");
-        for wrong in ["", "-", "1-", "-1", "1-2-3", "+1", "65536", "a-b", "1 - 2"] {
-            assert_eq!(
-                range(wrong).unwrap_err(),
-                format!("{wrong:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")
-            );
-        }
-    }
-
-    #[test]
     fn protocols() {
         assert_eq!(protocol("tcp"), Ok(ProtocolMatch::Number(6)));
         assert_eq!(protocol("non-ip"), Ok(ProtocolMatch::NonIp));
@@ -248,12 +202,6 @@ mod tests {
         assert!(!ProtocolMatch::NonIp.has_ports() && !ProtocolMatch::Number(ICMP).has_ports());
         assert!(ProtocolMatch::Number(ICMP).has_family(false) && !ProtocolMatch::Number(ICMP).has_family(true));
         assert!(!ProtocolMatch::NonIp.has_family(false) && !ProtocolMatch::NonIp.has_family(true));
-    }
-
-    #[test]
-    fn rules_without_a_name_are_numbered() {
-        assert_eq!(Rule::default().label(3), "rule.3");
-        assert_eq!(Rule { name: Some("web".into()), ..Rule::default() }.label(3), "web");
     }
 
     proptest! {

@@ -7,8 +7,8 @@
 use std::fs;
 
 use super::host::Host;
-use super::model::{Config, Service};
 use super::problem::{At, Problem};
+use sluice_api::config::{Config, Service};
 use sluice_host::cgroup::pen::{FORKED, Pens};
 use sluice_host::container;
 
@@ -213,7 +213,7 @@ mod tests {
     }
 
     fn said(text: &str, host: &Host) -> Vec<String> {
-        let config = Config::parse(text, "a.toml").unwrap();
+        let config = crate::config::load::parse(text, "a.toml").unwrap();
         let problems = check(&config, host);
         assert!(problems.iter().all(|problem| !problem.is_error()));
         problems.iter().map(|problem| format!("{}: {}", problem.message, problem.help)).collect()

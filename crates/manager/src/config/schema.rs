@@ -10,7 +10,6 @@ use self::Preset::{Needed, Unset, Value};
 use self::Type::{
     Address, Bool, Cores, Integer, IntegerTable, Keys, Mix, Names, Number, NumberTable, Path, Ports, Text, TextTable, Texts, Words,
 };
-use super::model::Config;
 use super::pool::POOL;
 use super::promise::PROMISES;
 use super::wakeup::WAKEUP;
@@ -895,27 +894,25 @@ fn describe(out: &mut String, key: &Key) {
     let _ = write!(out, "  {}: {}; {default}\n      {}\n", key.name, key.takes.words(), key.meaning);
 }
 
-impl Config {
-    /// Every key with its type, its default and its meaning, for people to read.
-    pub fn reference() -> String {
-        let mut out = String::from("A configuration is one TOML file. Relative paths count from its folder.\n");
-        for section in SECTIONS {
-            let head = match (section.many, section.kind) {
-                (false, _) => format!("[{}]", section.name),
-                (true, "") => format!("[[{}]]", section.name),
-                (true, kind) => format!("[[{}]] with kind = {kind:?}", section.name),
-            };
-            let _ = write!(out, "\n{head}\n{}\n", section.meaning.replace("[`Gen`]", "`gen`"));
-            section.keys.iter().for_each(|key| describe(&mut out, key));
-            for key in section.keys {
-                if let Keys(inner) = key.takes {
-                    let _ = write!(out, "\n[{}.{}]\n{}\n", section.name, key.name, key.meaning);
-                    inner.iter().for_each(|key| describe(&mut out, key));
-                }
+/// Every key with its type, its default and its meaning, for people to read.
+pub fn reference() -> String {
+    let mut out = String::from("A configuration is one TOML file. Relative paths count from its folder.\n");
+    for section in SECTIONS {
+        let head = match (section.many, section.kind) {
+            (false, _) => format!("[{}]", section.name),
+            (true, "") => format!("[[{}]]", section.name),
+            (true, kind) => format!("[[{}]] with kind = {kind:?}", section.name),
+        };
+        let _ = write!(out, "\n{head}\n{}\n", section.meaning.replace("[`Gen`]", "`gen`"));
+        section.keys.iter().for_each(|key| describe(&mut out, key));
+        for key in section.keys {
+            if let Keys(inner) = key.takes {
+                let _ = write!(out, "\n[{}.{}]\n{}\n", section.name, key.name, key.meaning);
+                inner.iter().for_each(|key| describe(&mut out, key));
             }
         }
-        out
     }
+    out
 }
 
 #[cfg(test)]
@@ -923,6 +920,7 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     use serde_json::Value as Json;
+    use sluice_api::config::Config;
 
     use super::*;
 
@@ -944,12 +942,12 @@ mod tests {
 
     /// What the model makes of an empty `[service.pool]`, as JSON.
     fn pool() -> Json {
-        serde_json::to_value(super::super::model::Pool::default()).unwrap()
+        serde_json::to_value(sluice_api::config::Pool::default()).unwrap()
     }
 
     /// What the model makes of an empty `[service.wakeup]`, as JSON.
     fn wakeup() -> Json {
-        serde_json::to_value(super::super::model::Wakeup::default()).unwrap()
+        serde_json::to_value(sluice_api::config::Wakeup::default()).unwrap()
     }
 
     #[test]
@@ -987,7 +985,7 @@ mod tests {
                 assert_eq!(model[key.name], stated, "{section}.{}", key.name);
             }
         }
-        let model = serde_json::to_value(crate::config::model::Container::default()).unwrap();
+        let model = serde_json::to_value(sluice_api::config::Container::default()).unwrap();
         for key in CONTAINER {
             let stated = match key.default {
                 Value(text) => serde_json::from_str(text).unwrap(),
@@ -1003,9 +1001,13 @@ mod tests {
         // Doc comments of fields, by structure and by name on the wire.
         let mut docs: BTreeMap<(String, String), String> = BTreeMap::new();
         let (mut owner, mut doc, mut rename) = (String::new(), String::new(), None);
-        for line in
-            concat!(include_str!("model.rs"), include_str!("pool.rs"), include_str!("promise.rs"), include_str!("wakeup.rs"))
-                .lines()
+        for line in concat!(
+            include_str!("../../../api/src/config.rs"),
+            include_str!("../../../api/src/config/pool.rs"),
+            include_str!("../../../api/src/config/promise.rs"),
+            include_str!("../../../api/src/config/wakeup.rs")
+        )
+        .lines()
         {
             let line = line.trim();
             if let Some(text) = line.strip_prefix("/// ") {
@@ -1051,7 +1053,7 @@ mod tests {
 
     #[test]
     fn the_reference_names_every_key() {
-        let reference = Config::reference();
+        let reference = crate::config::schema::reference();
         for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER).chain(WAKEUP) {
             assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
             assert!(reference.contains(key.meaning));

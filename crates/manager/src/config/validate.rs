@@ -9,14 +9,14 @@ use std::collections::{HashMap, HashSet};
 
 use serde_json::Value as Json;
 
-use super::model::{
-    AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Priorities, Rule, Service,
-    hop,
-};
 use super::nearest;
 use super::parse::{self, ICMP, ProtocolMatch};
 use super::problem::{At, Problem};
 use super::schema::{self, Preset, SECTIONS, Type};
+use sluice_api::config::{
+    AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Priorities, Rule, Service,
+    hop,
+};
 use sluice_host::link;
 
 mod container;

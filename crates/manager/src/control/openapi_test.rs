@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 
 use serde_json::Value;
 
-use super::super::health::{Death, Health, Problem};
 use super::super::{model, promise};
 use super::*;
+use sluice_api::health::{Death, Health, Problem};
 
 fn document() -> Value {
     serde_json::from_str(OPENAPI).expect("the document is JSON")

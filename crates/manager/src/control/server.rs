@@ -46,10 +46,11 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Sleep;
 
-use super::model::{AddNf, AddRule, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade};
-use super::{ApiError, Backend, ErrorBody, ErrorKind};
-use crate::config::model as config;
+use super::Backend;
 use crate::telemetry::prometheus;
+use sluice_api::config;
+use sluice_api::model::{AddNf, AddRule, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade};
+use sluice_api::{ApiError, ErrorBody, ErrorKind};
 
 /// The description of this API, as `routes` serve it.
 pub const OPENAPI: &str = include_str!("../../../../deploy/openapi.json");
@@ -512,11 +513,11 @@ impl hyper::rt::Write for &mut Client<'_> {
 /// What the other users get.
 fn refusal() -> Router {
     Router::new().fallback(|| async {
-        ApiError::new(
+        Refusal(ApiError::new(
             ErrorKind::Forbidden,
             "this socket is the operator's alone",
             "run as root or as the user that sluiced runs as",
-        )
+        ))
     })
 }
 
@@ -604,7 +605,7 @@ pub(crate) fn routes() -> Vec<Route> {
         get("/v1/events", |State(cx): State<Context>| async move { cx.call(|b| b.events()).await }),
         get("/v1/metrics", |State(cx): State<Context>| async move {
             let text = cx.blocking(|b| Ok(prometheus::exposition(&b.stats()?))).await?;
-            Ok::<_, ApiError>(([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text))
+            Ok::<_, Refusal>(([(header::CONTENT_TYPE, prometheus::CONTENT_TYPE)], text))
         }),
         get("/v1/openapi.json", || async { ([(header::CONTENT_TYPE, "application/json")], OPENAPI) }),
         post("/v1/nfs", |State(cx): State<Context>, request: Request| async move {
@@ -615,7 +616,8 @@ pub(crate) fn routes() -> Vec<Route> {
             "/v1/nfs/{name}",
             |State(cx): State<Context>, UrlPath(name): UrlPath<String>, query: Result<Query<RemoveNf>, QueryRejection>| async move {
                 let Query(RemoveNf { force }) = query.map_err(|error| {
-                    ApiError::bad_input(format!("the parameters of the request: {}", error.body_text()), "see /v1/openapi.json")
+                    let what = format!("the parameters of the request: {}", error.body_text());
+                    Refusal(ApiError::bad_input(what, "see /v1/openapi.json"))
                 })?;
                 cx.call(move |b| b.remove_nf(&name, force).map(|()| Done { done: true })).await
             },
@@ -666,22 +668,18 @@ pub(crate) fn routes() -> Vec<Route> {
         post("/v1/trace", |State(cx): State<Context>, request: Request| async move {
             let request: TraceRequest = cx.body(request).await?;
             if request.count == 0 || request.count > MAX_TRACED {
-                return Err(ApiError::bad_input(
-                    format!("cannot trace {} packets", request.count),
-                    format!("ask for 1 to {MAX_TRACED}"),
-                ));
+                let what = format!("cannot trace {} packets", request.count);
+                return Err(Refusal(ApiError::bad_input(what, format!("ask for 1 to {MAX_TRACED}"))));
             }
             if request.timeout_ms == 0 || request.timeout_ms > MAX_TRACE_MS {
-                return Err(ApiError::bad_input(
-                    format!("cannot wait {} ms", request.timeout_ms),
-                    format!("ask for 1 to {MAX_TRACE_MS} ms"),
-                ));
+                let what = format!("cannot wait {} ms", request.timeout_ms);
+                return Err(Refusal(ApiError::bad_input(what, format!("ask for 1 to {MAX_TRACE_MS} ms"))));
             }
             cx.call(move |b| b.trace(&request)).await
         }),
         post("/v1/shutdown", |State(cx): State<Context>| async move {
             let done = cx.blocking(|b| b.shutdown()).await.map(|()| Done { done: true })?;
-            Ok::<_, ApiError>(json(StatusCode::ACCEPTED, &done))
+            Ok::<_, Refusal>(json(StatusCode::ACCEPTED, &done))
         }),
     ];
     all.extend(collection!("/v1/nfs", "/v1/nfs/{name}", "NF", nfs));
@@ -697,35 +695,36 @@ fn router(backend: Arc<dyn Backend>, limits: Limits) -> Router {
     router
         .method_not_allowed_fallback(|request: Request| async move {
             let what = format!("{} is not possible on {}", request.method(), request.uri().path());
-            ApiError::new(ErrorKind::MethodNotAllowed, what, "see /v1/openapi.json")
+            Refusal(ApiError::new(ErrorKind::MethodNotAllowed, what, "see /v1/openapi.json"))
         })
         .fallback(|request: Request| async move {
             let what = format!("there is nothing at {}", request.uri().path());
-            ApiError::new(ErrorKind::NotFound, what, "see /v1/openapi.json")
+            Refusal(ApiError::new(ErrorKind::NotFound, what, "see /v1/openapi.json"))
         })
         .with_state(Context { backend, limits })
 }
 
 impl Context {
     /// Runs a call on a thread that may block.
-    async fn blocking<T, F>(&self, call: F) -> Result<T, ApiError>
+    async fn blocking<T, F>(&self, call: F) -> Result<T, Refusal>
     where
         T: Send + 'static,
         F: FnOnce(&dyn Backend) -> Result<T, ApiError> + Send + 'static,
     {
         let backend = self.backend.clone();
         let answer = tokio::task::spawn_blocking(move || call(&*backend));
-        match tokio::time::timeout(self.limits.call, answer).await {
+        let answer = match tokio::time::timeout(self.limits.call, answer).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(_)) => Err(ApiError::internal("the daemon failed in this call")),
             Err(_) => {
                 let what = format!("no answer within {} s", self.limits.call.as_secs_f64());
                 Err(ApiError::new(ErrorKind::Timeout, what, "it may still take effect: look again later"))
             }
-        }
+        };
+        answer.map_err(Refusal)
     }
 
-    async fn call<T, F>(&self, call: F) -> Result<Response, ApiError>
+    async fn call<T, F>(&self, call: F) -> Result<Response, Refusal>
     where
         T: Serialize + Send + 'static,
         F: FnOnce(&dyn Backend) -> Result<T, ApiError> + Send + 'static,
@@ -733,7 +732,7 @@ impl Context {
         Ok(json(StatusCode::OK, &self.blocking(call).await?))
     }
 
-    async fn create<T, F>(&self, call: F) -> Result<Response, ApiError>
+    async fn create<T, F>(&self, call: F) -> Result<Response, Refusal>
     where
         T: Serialize + Send + 'static,
         F: FnOnce(&dyn Backend) -> Result<T, ApiError> + Send + 'static,
@@ -742,12 +741,12 @@ impl Context {
     }
 
     /// Reads a body within the limits, and makes a value of it.
-    fn body<T: DeserializeOwned>(&self, request: Request) -> impl Future<Output = Result<T, ApiError>> + Send {
+    fn body<T: DeserializeOwned>(&self, request: Request) -> impl Future<Output = Result<T, Refusal>> + Send {
         let limits = self.limits;
         async move {
             let too_large = || {
                 let what = format!("the request is larger than {} bytes", limits.body_bytes);
-                ApiError::new(ErrorKind::TooLarge, what, "send less")
+                Refusal(ApiError::new(ErrorKind::TooLarge, what, "send less"))
             };
             let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|v| v.to_str().ok()?.parse::<u64>().ok());
             if announced.is_some_and(|bytes| bytes > limits.body_bytes as u64) {
@@ -758,11 +757,11 @@ impl Context {
                 Ok(Err(_)) => return Err(too_large()),
                 Err(_) => {
                     let what = "the request did not arrive in time";
-                    return Err(ApiError::new(ErrorKind::RequestTimeout, what, "send it in one go"));
+                    return Err(Refusal(ApiError::new(ErrorKind::RequestTimeout, what, "send it in one go")));
                 }
             };
             serde_json::from_slice(&bytes)
-                .map_err(|error| ApiError::bad_input(format!("the request's JSON: {error}"), "see /v1/openapi.json"))
+                .map_err(|error| Refusal(ApiError::bad_input(format!("the request's JSON: {error}"), "see /v1/openapi.json")))
         }
     }
 }
@@ -770,16 +769,20 @@ impl Context {
 fn json<T: Serialize>(status: StatusCode, value: &T) -> Response {
     match serde_json::to_vec(value) {
         Ok(bytes) => (status, [(header::CONTENT_TYPE, "application/json")], Body::from(bytes)).into_response(),
-        Err(error) => ApiError::internal(format!("cannot write the answer: {error}")).into_response(),
+        Err(error) => Refusal(ApiError::internal(format!("cannot write the answer: {error}"))).into_response(),
     }
 }
 
-impl IntoResponse for ApiError {
+/// An error as an answer.
+struct Refusal(ApiError);
+
+impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.kind.code()).expect("the codes are HTTP's");
-        let body = serde_json::to_vec(&ErrorBody { error: self.error, hint: self.hint }).expect("two strings are JSON");
+        let Self(ApiError { kind, error, hint }) = self;
+        let status = StatusCode::from_u16(kind.code()).expect("the codes are HTTP's");
+        let body = serde_json::to_vec(&ErrorBody { error, hint }).expect("two strings are JSON");
         let mut response = (status, [(header::CONTENT_TYPE, "application/json")], Body::from(body)).into_response();
-        if matches!(self.kind, ErrorKind::TooLarge | ErrorKind::RequestTimeout | ErrorKind::Forbidden) {
+        if matches!(kind, ErrorKind::TooLarge | ErrorKind::RequestTimeout | ErrorKind::Forbidden) {
             // The rest of the request is not read, so nothing sensible can follow it.
             response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
         }

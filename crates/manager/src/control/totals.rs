@@ -9,7 +9,7 @@
 //! - What an object counts is told under its name while it is there, and not after it was removed.
 //! - An object of a name that there was before goes on where that one has ended.
 //! - The sum over all objects of a kind, those that are gone with them, is told besides: what is
-//!   there and [`Gone`](super::model::Gone) together, and in the text for Prometheus a family
+//!   there and [`Gone`](sluice_api::model::Gone) together, and in the text for Prometheus a family
 //!   without the object's label (`sluice_port_rx_packets_total` and
 //!   `sluice_ports_rx_packets_total`); of NFs a family with their service alone
 //!   (`sluice_service_rx_packets_total`), also when that is gone.
@@ -22,7 +22,7 @@
 
 use std::collections::BTreeMap;
 
-use super::model::{Chain, Distribution, Nf, NfForeign, Pool, Port, Woken};
+use sluice_api::model::{Chain, Distribution, Nf, NfForeign, Pool, Port, Woken};
 
 /// Most names of a kind that are remembered.
 pub const MOST: usize = 1024;

@@ -11,7 +11,7 @@ use std::time::SystemTime;
 
 use sluice_shm::clock::monotonic_ns;
 
-use crate::control::model::{Event, EventKind, PortState};
+use sluice_api::model::{Event, EventKind, PortState};
 
 /// Time that one event sums up, in nanoseconds.
 pub const EVERY_NS: u64 = 100_000_000;

@@ -52,11 +52,11 @@ use crate::classify::flow_table::{Decision, FlowTable};
 use crate::classify::key::{FlowKey, HashKeys, protocol};
 use crate::classify::rule::Terms;
 use crate::config::class::Class;
-use crate::config::model::{self, Isolation, OnFailure, Per, WhenEmpty};
 use crate::controller::assigned::Assigned;
 use crate::forward::NfEnd;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::worker::Part;
+use sluice_api::config::{self as model, Isolation, OnFailure, Per, WhenEmpty};
 
 use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};

@@ -14,12 +14,12 @@
 use std::path::{Path, PathBuf};
 
 use super::xdp::XdpQueue;
-use crate::config::model::Via;
 use crate::frame::{FrameCache, FramePool, Packet};
 use crate::port::PortQueue;
 use crate::port::af_packet::InterfaceQueue;
 use crate::port::dpdk::{self, DpdkQueue};
 use crate::worker::rest::Arrivals;
+use sluice_api::config::Via;
 use sluice_shm::BURST;
 
 /// Bytes that the path of a socket may have.

@@ -8,8 +8,8 @@ use sluice_shm::core_page::CorePage;
 use sluice_shm::page::{Counter, Region, RegionLayout};
 
 use super::handle::NfHandle;
-use crate::config::model::Sched;
 use crate::forward::NfEnd;
+use sluice_api::config::Sched;
 
 /// Capacity of their rings, and all that may be on their way to one of them.
 pub(crate) const RING: u32 = 128;

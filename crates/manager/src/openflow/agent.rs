@@ -32,7 +32,7 @@ use super::{Seen, Topology};
 use crate::asker::{Adviser, Homes, NOT_HELD, Question};
 use crate::chain::Drop;
 use crate::classify::advice::{Advice, Answer, Meanwhile};
-use crate::config::model::{Fail, Miss, Openflow};
+use sluice_api::config::{Fail, Miss, Openflow};
 
 /// How long an attempt to connect may take; the loop stands still meanwhile.
 const CONNECT: Duration = Duration::from_secs(1);

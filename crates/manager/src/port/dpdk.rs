@@ -22,10 +22,10 @@ use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::memory::HUGEPAGE;
 
 use super::{OpenPort, PortError, PortQueue, link, spread};
-use crate::config::model::{Config, Dpdk, PortKind};
-use crate::control::model::PortState;
 use crate::frame::{FrameCache, FramePool, Packet};
 use crate::worker::QueueCounters;
+use sluice_api::config::{Config, Dpdk, PortKind};
+use sluice_api::model::PortState;
 
 /// Ethernet header and a VLAN tag: what an MTU does not count.
 const OVERHEAD: usize = 18;
@@ -289,7 +289,7 @@ impl PortQueue for DpdkQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::model::Port;
+    use sluice_api::config::Port;
     use sluice_shm::arena::Geometry;
 
     fn arena() -> Arena {

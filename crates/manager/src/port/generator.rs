@@ -34,9 +34,9 @@ use sluice_shm::arena::{Arena, HEADROOM, MAX_STRIDE};
 use super::pace::Pacer;
 use super::stamp::{self, FlowRange, MAX_FLOWS};
 use super::{OpenPort, PortError, PortQueue};
-use crate::config::model::{Gen, GenProtocol};
 use crate::frame::{FrameCache, Packet};
 use crate::worker::QueueCounters;
+use sluice_api::config::{Gen, GenProtocol};
 
 /// Longest pattern of a mix: the sum of its weights, divided by their greatest common divisor.
 const MAX_PATTERN: u32 = 4096;

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 
 use sluice_shm::clock::monotonic_ns;
 
-use crate::control::model::PortState;
+use sluice_api::model::PortState;
 
 /// Most changes that are kept.
 const KEPT: usize = 64;

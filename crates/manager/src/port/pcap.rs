@@ -42,10 +42,10 @@ use super::capture::{self, Capture, ETHERNET};
 use super::link::Link;
 use super::pace::Pacer;
 use super::{OpenPort, PortError, PortQueue};
-use crate::config::model::{Pcap, PcapSpeed};
-use crate::control::model::PortState;
 use crate::frame::{FrameCache, Packet};
 use crate::worker::QueueCounters;
+use sluice_api::config::{Pcap, PcapSpeed};
+use sluice_api::model::PortState;
 
 /// Bytes of a buffer.
 pub const BUFFER: usize = 1 << 18;

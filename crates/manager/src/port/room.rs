@@ -11,8 +11,8 @@ use std::path::Path;
 
 use sluice_cache::buffers::{Bound, BufferError, EXTRA_LINES, IoCache, LEAST_FRAMES, Queues, Source, bound, io_cache};
 
-use crate::config::model::{Memory, Port, PortKind};
-use crate::control::promise::Buffers;
+use sluice_api::config::{Memory, Port, PortKind};
+use sluice_api::promise::Buffers;
 
 /// Descriptors of a receive queue where nothing is said.
 pub const DESCRIPTORS: u16 = 512;
@@ -126,7 +126,7 @@ impl Room {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::model::Dpdk;
+    use sluice_api::config::Dpdk;
 
     /// A root directory whose L3 cache has 20 ways of 2.25 MiB.
     fn host() -> tempfile::TempDir {

@@ -25,8 +25,8 @@ use sluice_shm::histogram::Histogram;
 
 use super::stamp::{self, MAX_FLOWS, Stamp};
 use super::{OpenPort, PortQueue};
-use crate::config::model::Sink;
 use crate::frame::{FrameCache, Packet};
+use sluice_api::config::Sink;
 
 /// A flow that is first seen with this sequence number or a higher one was joined on its way.
 pub const JOINED: u32 = 1 << 16;

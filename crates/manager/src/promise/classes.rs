@@ -11,7 +11,7 @@ use sluice_cache::{CacheControl, CacheError, ClassSpec, Origin};
 use sluice_slo::assignment::Assignment;
 use sluice_slo::placement::Instance;
 
-use crate::config::promise::{Cache, Promises};
+use sluice_api::config::promise::{Cache, Promises};
 
 /// The class of all instances that have no ways of their own.
 pub const SHARED: &str = "shared";

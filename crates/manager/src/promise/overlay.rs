@@ -18,7 +18,7 @@ use sluice_slo::placement::Instance;
 use sluice_slo::slo::Promise;
 
 use crate::config::diff;
-use crate::config::model::{Config, Mode, Service, hop};
+use sluice_api::config::{Config, Mode, Service, hop};
 
 /// A configuration that keeps an assignment.
 #[derive(Debug, Clone)]
@@ -343,7 +343,7 @@ pub(crate) mod tests {
                      { name = "web", services = ["fw", "nat", "fw"], egress = "out" }]
             rule = [{ port = "a", chain = "acme" }, { port = "b", chain = "web" }]
         "#;
-        Config::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
+        crate::config::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
     }
 
     const PLACES: [usize; 4] = [1, 2, 2, 3];
@@ -459,7 +459,7 @@ pub(crate) mod tests {
             said(&assignment(&[("acme", &["fw"], &[&[0]], 2)]), &base).contains("runs fw, and the chain of that name passes nat")
         );
         let mut pooled = base.clone();
-        pooled.services[1].per = crate::config::model::Per::Flow;
+        pooled.services[1].per = sluice_api::config::Per::Flow;
         assert!(said(&assignment(&[("acme", &["nat"], &[&[0]], 2)]), &pooled).contains("one at a time"));
         let few = overlay(&base, &assignment(&[]), &PLACES[..2], &[]).unwrap_err();
         assert_eq!(few, OverlayError::Places { cores: 4, places: 2 });

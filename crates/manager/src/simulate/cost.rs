@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use sluice_policy::sim::Cost;
 
 use super::{Options, SimulateError};
-use crate::config::model::{Config, Service};
-use crate::control::model::Nf;
+use sluice_api::config::{Config, Service};
+use sluice_api::model::Nf;
 
 /// Program whose arguments say what a packet costs.
 const PROGRAM: &str = "sluice-nf-cost";

@@ -31,8 +31,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_policy::sim;
 
-use crate::config::model::{self, Config};
 use crate::config::nearest;
+use sluice_api::config::{self as model, Config};
 
 pub use report::Report;
 

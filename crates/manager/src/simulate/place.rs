@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::{PlannedNf, names};
-use crate::config::model::{Config, Idle, Mode};
+use sluice_api::config::{Config, Idle, Mode};
 
 /// Where instances run.
 #[derive(Debug, Clone, PartialEq, Eq)]

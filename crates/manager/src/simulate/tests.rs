@@ -3,7 +3,7 @@ use std::collections::HashSet;
 use sluice_policy::sim::{Class, Cost, Variant};
 
 use super::*;
-use crate::control::model::{Nf, NfSched};
+use sluice_api::model::{Nf, NfSched};
 
 /// A port that generates two million packets of eight flows, and one that swallows them.
 const PORTS: &str = "\
@@ -41,7 +41,7 @@ egress = \"out\"
 const ALL: &str = "[[rule]]\nchain = \"web\"\n";
 
 fn config(parts: &[&str]) -> Config {
-    Config::parse(&parts.concat(), "test.toml").unwrap_or_else(|e| panic!("{e}"))
+    crate::config::load::parse(&parts.concat(), "test.toml").unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn plan(parts: &[&str], options: &Options) -> Plan {

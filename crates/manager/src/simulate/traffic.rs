@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use super::{Options, SimulateError, names};
 use crate::classify::key::FlowKey;
 use crate::classify::rule::{self, RuleSet};
-use crate::config::model::{self, Config, Gen, Overload, PcapSpeed, Port, PortKind};
 use crate::port::generator;
+use sluice_api::config::{self as model, Config, Gen, Overload, PcapSpeed, Port, PortKind};
 
 /// Most packets per second of a port: 400 Gbit/s of the smallest packets are 0.6e9.
 pub const MOST_PPS: f64 = 1e9;

@@ -13,12 +13,13 @@ use super::change::Gone;
 use super::{Job, NfState, Supervisor, SupervisorError, promises};
 use crate::chain::Drop;
 use crate::config::load;
-use crate::config::model as config;
-use crate::control::model::{self as api, EventKind};
-use crate::control::promise::{Placed, Promises};
-use crate::control::{ApiError, Backend, ErrorKind};
+use crate::control::Backend;
 use crate::controller::events::Subject;
 use crate::forward::{TraceEvent, TraceRequest, TraceWhat};
+use sluice_api::config;
+use sluice_api::model::{self as api, EventKind};
+use sluice_api::promise::{Placed, Promises};
+use sluice_api::{ApiError, ErrorKind};
 
 /// How long a request waits for the supervisor.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -464,13 +465,13 @@ impl Backend for Remote {
         let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
         let mut wanted = loaded.config;
         let folder = file.and_then(|f| std::fs::canonicalize(f).ok()).and_then(|f| Some(f.parent()?.to_path_buf()));
-        wanted.anchor(folder.as_deref().unwrap_or(std::path::Path::new("/")));
+        load::anchor(&mut wanted, folder.as_deref().unwrap_or(std::path::Path::new("/")));
         let host = config_host();
         crate::config::host::resolve(&mut wanted, &host);
         if dry_run {
             let changes = self.change(move |s| {
                 let changes = s.plan(&wanted)?;
-                Ok(changes.iter().map(|change| api::Change::of(change, &s.config)).collect())
+                Ok(changes.iter().map(|change| crate::config::changes::describe(change, &s.config)).collect())
             })?;
             return Ok(api::Applied { dry_run, changes, warnings });
         }

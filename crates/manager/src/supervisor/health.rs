@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use super::life::BACKOFF;
 use super::ports::rate_of;
 use super::{NfState, Supervisor};
-use crate::control::health::{Health, MOST, Problem, Verdict};
-use crate::control::model::{ChainState, EventKind, PortState};
 use crate::controller::events::Subject;
 use crate::nf::State;
+use sluice_api::health::{Health, MOST, Problem, Verdict};
+use sluice_api::model::{ChainState, EventKind, PortState};
 
 /// Deaths in a row, without a good run in between, that are a loop.
 const LOOP: u32 = 3;

@@ -20,9 +20,6 @@ use super::{
     ANSWERS, HELLO_PATIENCE, MOST_RESPITES, NfState, QUIET_TICK, RESPITE, RESPITES, STOP_PATIENCE, ServiceState, Supervisor,
     SupervisorError, TICK, token,
 };
-use crate::config::model::{Mode, OnFailure};
-use crate::control::health::Death;
-use crate::control::model::EventKind;
 use crate::controller::events::{self, Subject};
 use crate::dataplane::Fence;
 use crate::estimate::kept::Of;
@@ -31,6 +28,9 @@ use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Whose;
 use crate::nf::succession::Succession;
 use crate::nf::{State, attach};
+use sluice_api::config::{Mode, OnFailure};
+use sluice_api::health::Death;
+use sluice_api::model::EventKind;
 use sluice_host::cgroup::pen::Pen;
 use sluice_host::container::Life;
 use sluice_host::filter::Filter;

@@ -6,9 +6,9 @@
 //! frames has come back. Other tenants notice nothing.
 
 use super::{Supervisor, SupervisorError, life};
-use crate::config::model::AfterViolation;
 use crate::dataplane::PlaneError;
 use crate::memory::{Holder, NoMemory};
+use sluice_api::config::AfterViolation;
 
 impl Supervisor {
     /// Gives a tenant a fresh arena, and starts its NFs again.

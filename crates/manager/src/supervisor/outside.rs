@@ -19,11 +19,11 @@ use sluice_policy::sched::workflow::{Settings, Why};
 use sluice_shm::page::Counter;
 
 use super::{NfState, Supervisor, SupervisorError};
-use crate::config::model::{self, ByWhat, Drops, Mode};
-use crate::control::model as api;
 use crate::nf::State;
 use crate::workflow::rings::Program;
 use crate::workflow::{CoreSchedule, Counters};
+use sluice_api::config::{self as model, ByWhat, Drops, Mode};
+use sluice_api::model as api;
 use sluice_host::process::Proc;
 use sluice_host::processes::auto;
 use sluice_host::processes::guard::Guard;

@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::chain::{ChainCounters, Counter, Drop};
-use crate::control::model as api;
 use crate::control::totals::{Counted, MOST};
 use crate::worker::QueueCounters;
+use sluice_api::model as api;
 
 /// What was counted under names by what is gone.
 #[derive(Debug)]

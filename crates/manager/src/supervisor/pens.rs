@@ -22,7 +22,7 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::{NfState, ServiceState, Supervisor};
-use crate::config::model::{self, Mode};
+use sluice_api::config::{self as model, Mode};
 use sluice_host::affinity;
 use sluice_host::cgroup::pen::{Bounds, Gatherer, Pen, Pens};
 use sluice_host::process::{self, Proc};

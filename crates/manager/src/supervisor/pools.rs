@@ -14,12 +14,12 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 
 use super::{Supervisor, SupervisorError};
-use crate::config::model::{self, Per};
-use crate::control::model as api;
 use crate::control::totals::Counted;
 use crate::director::{PoolCounters, PoolMember, PoolTable};
 use crate::nf::State;
 use crate::worker::Snapshot;
+use sluice_api::config::{self as model, Per};
+use sluice_api::model as api;
 
 /// Time between two looks at the size of a pool.
 const EVERY: Duration = Duration::from_millis(100);

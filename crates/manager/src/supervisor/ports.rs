@@ -9,13 +9,13 @@ use super::life::Kind;
 use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::config::diff;
-use crate::config::model::{self, PcapSpeed, PortKind};
-use crate::control::model as api;
 use crate::controller::events::What;
 use crate::dataplane::LetGo;
 use crate::memory::{self, Holder, Owner};
 use crate::port::{self, OpenPort};
 use crate::worker::QueueCounters;
+use sluice_api::config::{self as model, PcapSpeed, PortKind};
+use sluice_api::model as api;
 
 /// Least time between two lines about packets that are too large for a port.
 const REPORT_EVERY: Duration = Duration::from_secs(60);

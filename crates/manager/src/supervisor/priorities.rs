@@ -13,9 +13,9 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use super::Supervisor;
-use crate::config::model::{Sched, Service};
 use crate::controller::assigned::Assigned;
 use crate::nf::handle::NfHandle;
+use sluice_api::config::{Sched, Service};
 use sluice_host::class::{self, Class, ClassError};
 
 /// Time between two looks while assignments come, and while none do.

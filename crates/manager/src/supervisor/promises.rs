@@ -29,9 +29,6 @@ use super::{NfState, Supervisor, SupervisorError};
 use crate::chain::Drop;
 use crate::config::diff::{self, Change};
 use crate::config::host;
-use crate::config::model::{self, Config, Service};
-use crate::control::model as api;
-use crate::control::promise::{self as report, Placed};
 use crate::nf::State;
 use crate::promise::bucket::Bucket;
 use crate::promise::classes::{Classes, ClassesError, Room};
@@ -39,6 +36,9 @@ use crate::promise::kept;
 use crate::promise::overlay::{Overlaid, overlay, strip};
 use crate::promise::sight::{Counts, InstanceUse, OnDemand, Rates, Uncounted, Windows};
 use crate::promise::steer::{Steering, is_on_demand};
+use sluice_api::config::{self as model, Config, Service};
+use sluice_api::model as api;
+use sluice_api::promise::{self as report, Placed};
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -362,7 +362,7 @@ impl Supervisor {
                 self.add_service(service.clone())?;
                 self.promises.placing.iter_mut().for_each(|placing| {
                     placing.started.push(service.name.clone());
-                    placing.changes.push(api::Change::of(change, &self.config));
+                    placing.changes.push(crate::config::changes::describe(change, &self.config));
                 });
             }
             Change::ChangeInstances { service, instances, cores, .. } => {
@@ -580,7 +580,7 @@ impl Supervisor {
         placing.beside.iter().for_each(|nf| self.count_in(*nf));
         // Before packets come to them.
         self.attend();
-        let told: Vec<api::Change> = changes.iter().map(|change| api::Change::of(change, &self.config)).collect();
+        let told: Vec<api::Change> = changes.iter().map(|change| crate::config::changes::describe(change, &self.config)).collect();
         let mut gone = Gone::new();
         let mut result = Ok(());
         for change in &changes {

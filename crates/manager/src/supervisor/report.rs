@@ -13,8 +13,6 @@ use sluice_shm::page::Counter;
 use super::past::of_chain;
 use super::{NfState, Supervisor};
 use crate::chain::Drop;
-use crate::config::model::{Mode, OnFailure, Overload, PortKind};
-use crate::control::model::{self as api, Distribution};
 use crate::control::totals::{Counted, QUANTILES};
 use crate::foreign::room::Who;
 use crate::frame::Copied;
@@ -22,6 +20,8 @@ use crate::nf::State;
 use crate::nf::handle::NfHandle;
 use crate::wake::CAUSES;
 use crate::worker::Snapshot;
+use sluice_api::config::{Mode, OnFailure, Overload, PortKind};
+use sluice_api::model::{self as api, Distribution};
 use sluice_host::process::CpuClock;
 
 /// Nanoseconds between two looks at the CPU time of a process.
@@ -555,7 +555,7 @@ impl Supervisor {
     }
 
     fn rule_reports(&self) -> Vec<api::Rule> {
-        let report = |(position, rule): (usize, &crate::config::model::Rule)| api::Rule {
+        let report = |(position, rule): (usize, &sluice_api::config::Rule)| api::Rule {
             name: series_of(rule, position),
             position,
             chain: rule.chain.clone(),
@@ -587,11 +587,11 @@ pub(super) fn latency_of(number: u16, snapshots: &[Snapshot]) -> Distribution {
 }
 
 /// What a rule is told by: its name, or its place.
-pub(super) fn series_of(rule: &crate::config::model::Rule, position: usize) -> String {
+pub(super) fn series_of(rule: &sluice_api::config::Rule, position: usize) -> String {
     rule.name.clone().unwrap_or_else(|| format!("rule.{position}"))
 }
 
-fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&crate::config::model::Service>) -> api::NfForeign {
+fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&sluice_api::config::Service>) -> api::NfForeign {
     let counters = &foreign.counters;
     api::NfForeign {
         entered: counters.entered.get(),
@@ -602,7 +602,7 @@ fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&crate::con
         strays: counters.strays.get(),
         missed: counters.missed.get(),
         overruns: counters.overruns.get(),
-        by_design: service.is_some_and(|s| s.drops == crate::config::model::Drops::ByDesign),
+        by_design: service.is_some_and(|s| s.drops == sluice_api::config::Drops::ByDesign),
         processes: foreign.who.members().into_iter().map(|pid| pid.as_raw_nonzero().get() as u32).collect(),
     }
 }

@@ -7,9 +7,9 @@ use sluice_slo::on_demand::Request;
 
 use super::promises::{Adding, Promises};
 use super::{Supervisor, SupervisorError};
-use crate::control::promise::{self as report, Steered};
 use crate::promise::sight::OnDemand;
 use crate::promise::steer::{is_on_demand, one_more};
+use sluice_api::promise::{self as report, Steered};
 
 impl Promises {
     /// Says what went wrong, once.

@@ -33,9 +33,9 @@ use sluice_shm::zygote::{ENV_ZYGOTE, Fork, Report, Surroundings};
 
 use super::life::{BACKOFF, Kind, Process, is_of};
 use super::{HELLO_PATIENCE, ServiceState, Supervisor, token};
-use crate::control::model as api;
 use crate::nf::output::Whose;
 use crate::nf::{State, attach};
+use sluice_api::model as api;
 use sluice_host::cgroup::pen::Pen;
 use sluice_host::notice::quoted;
 use sluice_host::process;

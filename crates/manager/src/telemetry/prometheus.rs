@@ -18,9 +18,9 @@ use std::fmt::{Display, Write};
 
 use sluice_slo::watch::What;
 
-use crate::control::model::{Chain, Distribution, Memory, Nf, NfForeign, Openflow, Pool, Port, PortState, Schedule, Stats};
-use crate::control::promise::Promise;
 use crate::control::totals::{self, Counted};
+use sluice_api::model::{Chain, Distribution, Memory, Nf, NfForeign, Openflow, Pool, Port, PortState, Schedule, Stats};
+use sluice_api::promise::Promise;
 
 /// The content type of [`exposition`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -690,7 +690,7 @@ mod tests {
     use sluice_slo::watch::{By, Cause, Violation};
 
     use super::*;
-    use crate::control::model::{Gone, NfSched, NfState, Rule, Status, Thread};
+    use sluice_api::model::{Gone, NfSched, NfState, Rule, Status, Thread};
 
     /// A parser of the format: what a scraper would make of it. Panics on anything that is not in the format.
     fn parse(text: &str) -> BTreeMap<(String, Vec<(String, String)>), f64> {

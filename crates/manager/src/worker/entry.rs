@@ -591,8 +591,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::model::Overload;
     use crate::port::sink::SinkQueue;
+    use sluice_api::config::Overload;
 
     /// A queue that holds packets of these paths, each known by its place.
     fn holding(paths: &[u32]) -> OwnedQueue {

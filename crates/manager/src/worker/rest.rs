@@ -25,8 +25,8 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::{HOUSEKEEPING_NS, Worker};
-use crate::config::model::Idle;
 use crate::nf::handle::NfHandle;
+use sluice_api::config::Idle;
 
 /// Nanoseconds without a packet after which a thread that may sleep does.
 pub(super) const IDLE_NS: u64 = 1_000_000;

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use sluice_manager::control::model::Stats;
+use sluice_api::model::Stats;
 
 use crate::support::{Daemon, chain, find_port, nf, port, service};
 

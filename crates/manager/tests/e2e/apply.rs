@@ -1,6 +1,6 @@
 //! Configurations that cannot be applied: what was in force stays in force, or can be brought back by applying it again.
 
-use sluice_manager::control::model::Apply;
+use sluice_api::model::Apply;
 
 use crate::pcap::{MICROS, Order, pcap};
 use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};

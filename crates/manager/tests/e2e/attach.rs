@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use sluice_manager::control::model::NfState;
+use sluice_api::model::NfState;
 
 use crate::support::{
     Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, nf, open_folder, open_nf, parent, port, service, signal,

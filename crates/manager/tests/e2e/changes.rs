@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use sluice_manager::config::model as config;
-use sluice_manager::control::model::{Apply, NfState, Stats};
+use sluice_api::config;
+use sluice_api::model::{Apply, NfState, Stats};
 
 use crate::pcap::{MICROS, Order, pcap};
 use crate::support::{Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, head, port, service};

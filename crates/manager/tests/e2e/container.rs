@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::process::{Pid, Signal};
+use sluice_api::model::{ChainState, Nf, NfState};
 use sluice_host::container::FOLDER;
-use sluice_manager::control::model::{ChainState, Nf, NfState};
 
 use crate::foreign::can;
 use crate::pools::pool;

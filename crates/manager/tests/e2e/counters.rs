@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use rustix::process::Signal;
-use sluice_manager::control::model::{Apply, NfState, Stats};
+use sluice_api::model::{Apply, NfState, Stats};
 
 use crate::support::{Daemon, chain, find_nf, find_port, head, port, service, signal};
 
@@ -97,7 +97,7 @@ fn api_counters(stats: &Stats) -> HashMap<String, f64> {
         *sums.entry("hits").or_default() += rule.hits as f64;
     }
     let gone = &stats.gone;
-    let of_nfs = |of: fn(&sluice_manager::control::model::Nf) -> u64| gone.nfs.values().map(of).sum::<u64>();
+    let of_nfs = |of: fn(&sluice_api::model::Nf) -> u64| gone.nfs.values().map(of).sum::<u64>();
     for (what, n) in [
         ("entry", gone.entry_packets),
         ("exit", gone.exit_packets),

@@ -2,9 +2,9 @@
 //! the verdict on the daemon.
 
 use rustix::process::Signal;
-use sluice_manager::config::model as config;
-use sluice_manager::control::health::{DeathCause, Verdict};
-use sluice_manager::control::model::{Apply, Event, EventKind, NfState};
+use sluice_api::config;
+use sluice_api::health::{DeathCause, Verdict};
+use sluice_api::model::{Apply, Event, EventKind, NfState};
 
 use crate::support::{Daemon, chain, find_nf, find_port, head, open_folder, open_nf, port, service, signal};
 
@@ -34,7 +34,7 @@ fn a_death_says_which_signal_it_was_of_or_which_status() {
     {
         let stats = daemon.stats();
         signal(find_nf(&stats, "b.0"), cause);
-        let again = |nf: &sluice_manager::control::model::Nf| nf.restarts == n as u64 + 1 && nf.state == NfState::Running;
+        let again = |nf: &sluice_api::model::Nf| nf.restarts == n as u64 + 1 && nf.state == NfState::Running;
         let back = daemon.wait("it is back", |s| again(find_nf(s, "b.0")));
         let death = find_nf(&back, "b.0").last_death.clone().expect("it has died");
         assert_eq!((death.cause, death.what.as_str()), (DeathCause::Signal, what));
@@ -121,7 +121,7 @@ fn changes_are_events() {
     daemon.client().apply(&Apply { config, file: None, dry_run: false }).unwrap();
     let applied = told(&daemon, EventKind::Apply, "configuration");
     assert!(applied.len() == 1 && applied[0].contains("1 change (~ port load: "), "{applied:?}");
-    let upgrade = |exec: &str| sluice_manager::control::model::Upgrade { exec: exec.into(), args: None };
+    let upgrade = |exec: &str| sluice_api::model::Upgrade { exec: exec.into(), args: None };
     daemon.client().upgrade("b", &upgrade("sluice-nf-bridge")).unwrap();
     daemon.client().upgrade("b", &upgrade("/bin/true")).unwrap_err();
     let upgrades = told(&daemon, EventKind::Upgrade, "service b");

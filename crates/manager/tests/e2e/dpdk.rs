@@ -1,6 +1,6 @@
 //! Devices of DPDK as ports of a real daemon: captures and null devices, without hugepages.
 
-use sluice_manager::control::model::Apply;
+use sluice_api::model::Apply;
 
 use crate::pcap::{MICROS, Order, pcap, read};
 use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};

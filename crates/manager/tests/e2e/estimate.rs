@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::time::Instant;
 
 use serde_json::Value;
-use sluice_manager::control::model::NfState;
+use sluice_api::model::NfState;
 
 use crate::support::{Daemon, PATIENCE, chain, find_nf, nf, port, service};
 

@@ -1,8 +1,8 @@
 //! NFs that die, panic and stand still: their chains follow their policy, their frames come back, and other chains lose nothing.
 
 use rustix::process::Signal;
-use sluice_manager::control::health::DeathCause;
-use sluice_manager::control::model::{Apply, ChainState, NfState, Stats, TraceRequest};
+use sluice_api::health::DeathCause;
+use sluice_api::model::{Apply, ChainState, NfState, Stats, TraceRequest};
 
 use crate::support::{Daemon, chain, command, find_chain, find_nf, find_port, head, hostile_nf, port, service, signal};
 use crate::support::{is_alive, open_nf, parent, wait_until_gone};

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
+use sluice_api::model::{Apply, ChainState, Nf, NfForeign, NfState, Stats, TraceRequest};
 use sluice_host::link;
 use sluice_host::netns::{self, Netns};
-use sluice_manager::control::model::{Apply, ChainState, Nf, NfForeign, NfState, Stats, TraceRequest};
 
 use crate::scheduling::{group_of, has_weight};
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, is_alive, port, refusal, service, wait_until_gone};

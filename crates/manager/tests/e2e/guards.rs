@@ -1,8 +1,8 @@
 //! What would do harm is refused, or warned of, before it is done.
 
-use sluice_manager::control::client::ClientError;
-use sluice_manager::control::model::{Apply, ChainState, NfState};
-use sluice_manager::control::{ApiError, ErrorKind};
+use sluice_api::client::ClientError;
+use sluice_api::model::{Apply, ChainState, NfState};
+use sluice_api::{ApiError, ErrorKind};
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service};
 

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create};
-use sluice_manager::control::model::NfState;
+use sluice_api::model::NfState;
 
 use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, open_folder, port, service};
 

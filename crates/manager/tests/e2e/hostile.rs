@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use sluice_manager::control::health::DeathCause;
-use sluice_manager::control::model::NfState;
+use sluice_api::health::DeathCause;
+use sluice_api::model::NfState;
 
 use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, hostile_nf, port, service};
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use sluice_manager::control::model::{EventKind, PortState, Stats};
+use sluice_api::model::{EventKind, PortState, Stats};
 
 use crate::foreign::{Site, can};
 use crate::support::{Daemon, PATIENCE, chain, find_chain, find_port, head, port, service};

@@ -1,7 +1,7 @@
 //! Start, flow, stop; and what is left after a stop, a crash and a refusal: nothing.
 
 use rustix::process::Signal;
-use sluice_manager::control::model::NfState;
+use sluice_api::model::NfState;
 
 use crate::support::{Daemon, PATIENCE, awkward_nf, chain, command, find_port, head, open_folder, port, refusal, service};
 

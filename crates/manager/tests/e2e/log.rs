@@ -2,7 +2,7 @@
 //! anything.
 
 use rustix::process::Signal;
-use sluice_manager::control::model::NfState;
+use sluice_api::model::NfState;
 
 use crate::support::{Daemon, chain, find_nf, find_port, hostile_nf, port, service, signal};
 

@@ -1,7 +1,7 @@
 //! NFs of one core and tenant: whatever one of them does, or does not do, the others go on.
 
 use rustix::process::Signal;
-use sluice_manager::control::model::NfState;
+use sluice_api::model::NfState;
 
 use crate::support::{Daemon, awkward_nf, chain, find_nf, find_port, nf, open_folder, port, service, signal};
 
@@ -63,7 +63,7 @@ fn one_that_is_slow_to_make_its_handler_is_given_no_packets_until_it_has() {
     let gone = find_nf(&stats, "b.0").pid;
     signal(find_nf(&stats, "b.0"), Signal::KILL);
     // The next one attaches, and never says that it is ready.
-    let attached = |s: &sluice_manager::control::model::Stats| {
+    let attached = |s: &sluice_api::model::Stats| {
         let b = find_nf(s, "b.0");
         b.state == NfState::Starting && b.pid.is_some() && b.pid != gone
     };

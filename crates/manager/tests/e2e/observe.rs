@@ -3,9 +3,9 @@
 use std::process::Command;
 use std::sync::Barrier;
 
-use sluice_manager::control::client::ClientError;
-use sluice_manager::control::health::Verdict;
-use sluice_manager::control::model::{Apply, Stats, TraceRequest, TracedPacket};
+use sluice_api::client::ClientError;
+use sluice_api::health::Verdict;
+use sluice_api::model::{Apply, Stats, TraceRequest, TracedPacket};
 
 use crate::support::{Daemon, chain, find_chain, find_port, head, port, service};
 

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use sluice_manager::control::model::{Openflow, Stats, TraceRequest, TracedPacket};
+use sluice_api::model::{Openflow, Stats, TraceRequest, TracedPacket};
 use sluice_openflow::instruction::{Instruction, Output};
 use sluice_openflow::message::{Command as Change, FlowMod, HEADER, Header, Message, PacketOut, Reason, Why, flow_flag};
 use sluice_openflow::multipart::{FlowRequest, Reply, Request};

@@ -1,7 +1,7 @@
 //! More packets than an NF can take: with backpressure they are refused where they enter, and only in the chains that pass it; without,
 //! they are dropped inside, and packets flow all the same.
 
-use sluice_manager::control::model::EventKind;
+use sluice_api::model::EventKind;
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, port, service};
 

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};
 
-use sluice_manager::control::model::{Apply, NfState, Stats};
+use sluice_api::model::{Apply, NfState, Stats};
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, service};
 

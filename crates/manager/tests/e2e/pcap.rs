@@ -6,8 +6,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use sluice_manager::control::health::Verdict;
-use sluice_manager::control::model::PortState;
+use sluice_api::health::Verdict;
+use sluice_api::model::PortState;
 
 use crate::support::{Daemon, chain, find_chain, find_nf, find_port, head, port, refusal, service};
 
@@ -122,8 +122,7 @@ fn replay(capture: &[u8], packets: usize, services: &[(&str, &str, &str)]) -> Ve
     }
     let names: Vec<&str> = services.iter().map(|(name, ..)| *name).collect();
     let mut daemon = Daemon::start("", &(text + &chain("c", "in", &names, "out", "")));
-    let done =
-        |s: &sluice_manager::control::model::Stats| find_port(s, "in").finished && find_port(s, "out").tx_packets >= packets as u64;
+    let done = |s: &sluice_api::model::Stats| find_port(s, "in").finished && find_port(s, "out").tx_packets >= packets as u64;
     daemon.wait("the capture has passed", done);
     daemon.wait_until_empty();
     daemon.stop();

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use etherparse::PacketBuilder;
 use rustix::process::Signal;
-use sluice_manager::control::model::{Apply, Pool, Stats, TraceRequest};
+use sluice_api::model::{Apply, Pool, Stats, TraceRequest};
 
 use crate::pcap::{Order, pcap};
 use crate::support::{Daemon, chain, find_nf, find_port, flow_nf, parent, port, refusal, service, signal};

@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::json;
+use sluice_api::client::ClientError;
+use sluice_api::model::{Apply, NfState, Stats, Upgrade};
+use sluice_api::promise::Promise;
+use sluice_api::{ApiError, ErrorKind};
 use sluice_cache::host::Processor;
-use sluice_manager::control::client::ClientError;
-use sluice_manager::control::model::{Apply, NfState, Stats, Upgrade};
-use sluice_manager::control::promise::Promise;
-use sluice_manager::control::{ApiError, ErrorKind};
 use sluice_resctrl_stand_in::{Count, Machine, StandIn};
 use sluice_slo::assignment::{Assignment, Promised};
 use sluice_slo::migration::{Old, Step};
@@ -542,7 +542,7 @@ fn instances_that_are_added_are_ready_before_they_count() {
     // Who asks for one more than there may be is told so.
     on_demand(&mut more, "acme", NEVER, 9);
     daemon.client().place(&more).unwrap();
-    let asked = |s: &sluice_manager::control::model::Stats| promise(&s.promises, "acme").steered.clone()?.asks_for;
+    let asked = |s: &sluice_api::model::Stats| promise(&s.promises, "acme").steered.clone()?.asks_for;
     let stats = daemon.wait("a request that is told", |s| asked(s).is_some());
     assert!(asked(&stats).unwrap().why.contains("max_nfs is 3"), "{stats:?}");
     daemon.stop();
@@ -747,7 +747,7 @@ fn who_misses_and_breaks_its_promise_has_a_class_until_its_neighbour_is_quiet() 
     assert!(groups(&kernel)["sluice-shared"].contains(&pid));
 
     daemon.client().place(&promised(NEVER)).unwrap();
-    let own = |s: &sluice_manager::control::model::Stats, name: &str| promise(&s.promises, name).steered.clone().unwrap().own_ways;
+    let own = |s: &sluice_api::model::Stats, name: &str| promise(&s.promises, name).steered.clone().unwrap().own_ways;
     daemon.wait("a class of its own", |s| {
         play(true);
         !own(s, "acme").is_empty() && groups(&kernel).get("sluice-acme.0").is_some_and(|tasks| tasks.contains(&pid))
@@ -812,7 +812,7 @@ fn what_the_kernel_refuses_or_does_not_count_holds_up_nobody() {
     let other = std::fs::File::open(kernel.path()).unwrap();
     rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).unwrap();
     daemon.client().place(&promised(NEVER)).unwrap();
-    let own = |s: &sluice_manager::control::model::Stats| promise(&s.promises, "acme").steered.clone().unwrap().own_ways;
+    let own = |s: &sluice_api::model::Stats| promise(&s.promises, "acme").steered.clone().unwrap().own_ways;
     let mut notes = daemon.client();
     daemon.wait("a class is wanted", |_| {
         play();
@@ -867,7 +867,7 @@ fn a_placement_that_is_not_taken_leaves_classes_to_those_who_had_them() {
     on_demand(&mut wanted, "rogue", ALWAYS, 1);
     daemon.client().place(&wanted).unwrap();
     let pid = find_nf(&daemon.stats(), "acme-nf.0").pid.unwrap();
-    let own = |s: &sluice_manager::control::model::Stats| promise(&s.promises, "acme").steered.clone().unwrap().own_ways;
+    let own = |s: &sluice_api::model::Stats| promise(&s.promises, "acme").steered.clone().unwrap().own_ways;
     let mut moment = 0;
     let stats = daemon.wait("a class of its own", |s| {
         moment += 1;

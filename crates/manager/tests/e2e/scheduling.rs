@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use sluice_api::model::{EventKind, Nf, Stats};
 use sluice_host::cgroup::{Hierarchy, Version};
-use sluice_manager::control::model::{EventKind, Nf, Stats};
 
 use crate::support::{Daemon, PATIENCE, RR, chain, class, find_nf, find_port, head, port, service, signal};
 

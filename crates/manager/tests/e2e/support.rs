@@ -7,10 +7,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use sluice_api::client::Client;
+use sluice_api::model::{Chain, Memory, Nf, Port, Stats};
 use sluice_host::process::Proc;
 use sluice_host::record::Record;
-use sluice_manager::control::client::Client;
-use sluice_manager::control::model::{Chain, Memory, Nf, Port, Stats};
 
 /// How long anything may take, on a slow machine that does a lot besides.
 pub const PATIENCE: Duration = Duration::from_secs(60);

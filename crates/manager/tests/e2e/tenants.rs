@@ -6,7 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::process::Signal;
-use sluice_manager::control::model::{Memory, NfState, Stats, Upgrade};
+use sluice_api::model::{Memory, NfState, Stats, Upgrade};
 
 use crate::foreign::{Site, can};
 use crate::support::{Daemon, awkward_nf, chain, find_nf, find_port, hostile_nf, open_folder, port, service, signal};

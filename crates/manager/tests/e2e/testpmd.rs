@@ -1,7 +1,7 @@
 //! dpdk-testpmd as a hop of chains, through memory that it shares: memif and vhost-user, without hugepages.
 
 use rustix::process::{Pid, Signal, kill_process};
-use sluice_manager::control::model::{Apply, ChainState, NfState};
+use sluice_api::model::{Apply, ChainState, NfState};
 
 use crate::foreign::can;
 use crate::pcap::{MICROS, Order, pcap, read};
@@ -160,9 +160,8 @@ fn a_program_that_was_fed_when_a_tenant_was_alone_stays_with_that_tenant() {
     apply(&daemon, &(red(&["r"]) + &blue(&["b"]))).unwrap();
     apply(&daemon, &shared).unwrap();
     let before = daemon.stats();
-    let more = |s: &sluice_manager::control::model::Stats, port: &str| {
-        find_port(s, port).tx_packets > find_port(&before, port).tx_packets + 1000
-    };
+    let more =
+        |s: &sluice_api::model::Stats, port: &str| find_port(s, port).tx_packets > find_port(&before, port).tx_packets + 1000;
     daemon.wait("packets of both pass it", |s| more(s, "all") && more(s, "others"));
     daemon.stop();
 }

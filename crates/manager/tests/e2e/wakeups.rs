@@ -1,7 +1,7 @@
 //! NFs that are not woken for each packet: what waits goes on by its number, by the timer, or because its connection ends.
 
 use etherparse::PacketBuilder;
-use sluice_manager::control::model::{Stats, Woken};
+use sluice_api::model::{Stats, Woken};
 
 use crate::pcap::{Order, pcap};
 use crate::support::{Daemon, chain, find_port, flow_nf, head, port, refusal, service};

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use rustix::process::Signal;
-use sluice_manager::control::model::{Apply, Nf, NfState, Stats, Zygote};
+use sluice_api::model::{Apply, Nf, NfState, Stats, Zygote};
 
 use crate::support::{Daemon, chain, find_nf, find_port, parent, port, service, signal, test_nf, wait_until_gone};
 

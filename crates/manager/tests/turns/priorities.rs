@@ -1,6 +1,6 @@
 //! Priorities of tenants, rules and positions: what an NF has by the word of the kernel, of the core page and of the controller.
 
-use sluice_manager::control::model::{Nf, Stats};
+use sluice_api::model::{Nf, Stats};
 
 use crate::support::{Daemon, RR, chain, class, find_nf, find_port, flow_nf, port, service};
 use crate::workflow::alone;

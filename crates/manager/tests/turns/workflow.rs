@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
-use sluice_manager::control::model::{NfState, Schedule, Stats};
+use sluice_api::model::{NfState, Schedule, Stats};
 
 use crate::support::{Daemon, PATIENCE, chain, find_nf, find_port, head, nf, port, refusal, service, signal};
 

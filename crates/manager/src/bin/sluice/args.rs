@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use sluice_manager::config::model::OnFailure;
-use sluice_manager::control::DEFAULT_SOCKET;
-use sluice_manager::control::model::EventKind;
+use sluice_api::DEFAULT_SOCKET;
+use sluice_api::config::OnFailure;
+use sluice_api::model::EventKind;
 
 /// See and change what a running sluiced does, and check configurations before it does it.
 #[derive(Debug, Parser)]
@@ -544,7 +544,7 @@ pub struct TraceArgs {
     pub rule: Option<String>,
     /// How many packets
     #[arg(long, short = 'n', value_name = "N", default_value_t = 10,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(sluice_manager::control::model::MAX_TRACED)))]
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(sluice_api::model::MAX_TRACED)))]
     pub count: u32,
     /// How long to wait for them, in seconds, up to 60
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::CommandFactory;
 use serde::Serialize;
+use sluice_api::client::{Client, ClientError};
+use sluice_api::config::{self as config, Config, PortRange};
+use sluice_api::health::Verdict;
+use sluice_api::model::{Apply, Event, TraceRequest, Upgrade};
 use sluice_manager::config::host::Host;
-use sluice_manager::config::model::{self as config, Config, PortRange};
 use sluice_manager::config::{ConfigErrors, load, problem};
-use sluice_manager::control::client::{Client, ClientError};
-use sluice_manager::control::health::Verdict;
-use sluice_manager::control::model::{Apply, Event, TraceRequest, Upgrade};
 use sluice_manager::port;
 
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
@@ -89,7 +89,7 @@ fn list<T: Serialize>(out: &mut dyn Write, all: &[T], as_json: bool, none: &str,
 
 fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.explain {
-        out.write_all(Config::reference().as_bytes())?;
+        out.write_all(sluice_manager::config::schema::reference().as_bytes())?;
     }
     let Some(path) = &args.config else { return Ok(()) };
     // With the host, ports are looked at as sluiced does it before it starts.
@@ -488,7 +488,7 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use sluice_manager::config::model::{Overload, PortKind};
+    use sluice_api::config::{Overload, PortKind};
 
     use super::*;
 

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use sluice_api::config::{Config, Gen, Service};
 use sluice_host::user::User;
-use sluice_manager::config::model::{Config, Gen, Service};
 use sluice_manager::config::{host, load};
 use sluice_manager::estimate::kept::{self, Entry, Kept, Of};
 use sluice_manager::estimate::{self, Estimate, EstimateError, Names, Plan, References, Spread, Subject, packets};

@@ -4,8 +4,8 @@ use std::io::Write;
 use std::time::Duration;
 
 use clap::Args;
-use sluice_manager::control::client::Client;
-use sluice_manager::control::model::Stats;
+use sluice_api::client::Client;
+use sluice_api::model::Stats;
 use sluice_manager::pack::{self, Move, Plan, Request};
 
 use crate::args::seconds;

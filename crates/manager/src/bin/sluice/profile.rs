@@ -5,13 +5,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use sluice_api::config::{Service, hop};
 use sluice_cache::CacheError;
 use sluice_cache::control::CacheControl;
 use sluice_cache::host::Processor;
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
 use sluice_cache::trace::Traced;
 use sluice_manager::config::host;
-use sluice_manager::config::model::{Service, hop};
 use sluice_manager::estimate::Subject;
 use sluice_manager::profile::again::{self, Again};
 use sluice_manager::profile::traffic::Traffic;

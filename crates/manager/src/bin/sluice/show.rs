@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use sluice_manager::config::model as config;
-use sluice_manager::control::health::Death;
-use sluice_manager::control::model::{
+use sluice_api::config;
+use sluice_api::health::Death;
+use sluice_api::model::{
     Chain, ChainState, Event, EventKind, Memory, Nf, NfState, Openflow, Pool, Port, PortState, Rule, Service, Stats, Status, Trace,
     Woken,
 };
-use sluice_manager::control::promise::Buffers;
+use sluice_api::promise::Buffers;
 
 use crate::number::{age, grouped, rate, short, time};
 use crate::table::{Cell, Table, Tone};
@@ -610,8 +610,8 @@ pub fn trace(out: &mut dyn Write, trace: &Trace) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use sluice_manager::control::health::{Health, Problem};
-    use sluice_manager::control::model;
+    use sluice_api::health::{Health, Problem};
+    use sluice_api::model;
 
     use super::*;
 

@@ -5,10 +5,10 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
+use sluice_api::client::{Client, ClientError};
+use sluice_api::config::{Config, Service};
 use sluice_manager::config::host::{Host, resolve_exec};
 use sluice_manager::config::load;
-use sluice_manager::config::model::{Config, Service};
-use sluice_manager::control::client::{Client, ClientError};
 use sluice_manager::estimate::kept::{Kept, Of};
 use sluice_manager::simulate::report::{ChainRow, Run};
 use sluice_manager::simulate::{Options, Plan, Report, SimulateError, cost};

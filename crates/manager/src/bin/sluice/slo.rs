@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use sluice_manager::control::client::{Client, ClientError};
+use sluice_api::client::{Client, ClientError};
 use sluice_slo::admission::{Refusal, admit, admit_all};
 use sluice_slo::on_demand::{Footprint, LeaseError, lease};
 use sluice_slo::placement::{Instance, Placement};

@@ -14,8 +14,8 @@ use ratatui::layout::{Constraint, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Row, Table, Widget};
-use sluice_manager::control::client::{Client, ClientError};
-use sluice_manager::control::model::{Chain, Distribution, Nf, Port, PortState, Stats};
+use sluice_api::client::{Client, ClientError};
+use sluice_api::model::{Chain, Distribution, Nf, Port, PortState, Stats};
 
 use crate::args::{Sort, Top};
 use crate::number::{age, bits, short, time};
@@ -453,7 +453,7 @@ fn table(columns: &[(&'static str, Constraint)], rows: Vec<Row<'static>>) -> Tab
 mod tests {
     use std::collections::BTreeMap;
 
-    use sluice_manager::control::model::{ChainState, NfSched, NfState, Status, Thread};
+    use sluice_api::model::{ChainState, NfSched, NfState, Status, Thread};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::path::Component;
 
 use super::{At, Validation};
-use crate::config::model::{Container, Service};
+use sluice_api::config::{Container, Service};
 
 impl Validation<'_> {
     /// A container is made of one thing, and its program is named once.
@@ -71,10 +71,9 @@ impl Validation<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::model::Config;
 
     fn said(service: &str) -> String {
-        match Config::parse(&format!("[[service]]\nname = \"nf\"\n{service}\n"), "a.toml") {
+        match crate::config::load::parse(&format!("[[service]]\nname = \"nf\"\n{service}\n"), "a.toml") {
             Ok(_) => String::new(),
             Err(errors) => errors.to_string(),
         }

@@ -1,8 +1,8 @@
 //! What is checked of services whose programs know nothing of Sluice.
 
 use super::{At, Validation};
-use crate::config::model::{Chain, Drops, Service, Via, hop};
 use crate::foreign::{wire, xdp};
+use sluice_api::config::{Chain, Drops, Service, Via, hop};
 use sluice_host::link;
 
 impl Validation<'_> {
@@ -180,14 +180,13 @@ impl Validation<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::model::Config;
 
     fn said(service: &str, chain: &str) -> String {
         let text = format!(
             "[[port]]\nname = \"p\"\nkind = \"sink\"\n[[service]]\nname = \"nf\"\nexec = \"x\"\n\
              [[service]]\nname = \"f\"\n{service}\n[[chain]]\nname = \"c\"\nservices = [{chain}]\negress = \"p\"\n"
         );
-        match Config::parse(&text, "a.toml") {
+        match crate::config::load::parse(&text, "a.toml") {
             Ok(_) => String::new(),
             Err(errors) => {
                 errors.problems.iter().filter(|p| p.is_error()).map(|p| format!("{}; {}\n", p.message, p.help)).collect()

@@ -57,7 +57,6 @@ impl Validation<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Config;
 
     fn said(port: &str, chain: &str, rule: &str) -> String {
         let text = format!(
@@ -65,7 +64,7 @@ mod tests {
              \"r\"\nattach = true\ntenant = \"red\"\n[[service]]\nname = \"s\"\nattach = true\n[[chain]]\nname = \"c\"\nservices = \
              [{chain}]\negress = \"b\"\n[[chain]]\nname = \"d\"\nservices = [\"r\"]\negress = \"b\"\n[[rule]]\n{rule}\n"
         );
-        Config::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+        crate::config::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
     }
 
     #[test]
@@ -88,7 +87,7 @@ mod tests {
     fn no_tenant_is_called_like_memory_of_nobody() {
         let of = |tenant: &str| {
             let text = format!("[[service]]\nname = \"r\"\nattach = true\ntenant = \"{tenant}\"\n");
-            Config::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+            crate::config::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
         };
         for name in ["ingress", "former", "-"] {
             assert!(of(name).contains("no tenant can be called"), "{name}: {}", of(name));
@@ -108,7 +107,7 @@ mod tests {
         ] {
             let service = "[[service]]\nname = \"r\"\nattach = true\ntenant = \"red\"\n";
             let text = format!("[memory]\ntenants = {frames}\n{service}");
-            let text = Config::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new());
+            let text = crate::config::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new());
             assert!(if words.is_empty() { text.is_empty() } else { text.contains(words) }, "{frames}: {text}");
         }
     }

@@ -2,8 +2,8 @@
 
 use super::Validation;
 use crate::config::class::Class;
-use crate::config::model::{Config, Per, PortKind, Service, WhenEmpty, hop};
 use crate::config::problem::At;
+use sluice_api::config::{Config, Per, PortKind, Service, WhenEmpty, hop};
 
 /// Most pooled services of a connection, over all chains that it passes.
 pub const MAX_POOLS: usize = 8;

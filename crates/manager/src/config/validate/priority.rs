@@ -44,14 +44,13 @@ impl Validation<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Config;
 
     fn said(sched: &str, rule: &str) -> String {
         let text = format!(
             "[sched]\n{sched}\n[[port]]\nname = \"a\"\nkind = \"gen\"\n[[port]]\nname = \"b\"\nkind = \"sink\"\n[[chain]]\nname = \
              \"c\"\negress = \"b\"\n[[rule]]\nport = \"a\"\nchain = \"c\"\n{rule}\n"
         );
-        Config::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+        crate::config::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Checks of when instances that sleep are woken.
 
 use super::Validation;
-use crate::config::model::{Mode, Per, Service, Wakeup, hop};
 use crate::config::problem::At;
+use sluice_api::config::{Mode, Per, Service, Wakeup, hop};
 
 impl Validation<'_> {
     /// The policies of services.

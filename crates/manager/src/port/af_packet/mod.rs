@@ -26,12 +26,12 @@ use std::sync::Arc;
 use sluice_shm::BURST;
 
 use super::{OpenPort, PortError, PortQueue};
-use crate::config::model::{AfPacket, WhenMissing};
-use crate::control::model::PortState;
 use crate::frame::{FrameCache, Packet};
 use crate::worker::QueueCounters;
 use crate::worker::rest::Arrivals;
 use segment::{Cut, MAX_SEGMENTS};
+use sluice_api::config::{AfPacket, WhenMissing};
+use sluice_api::model::PortState;
 use sluice_host::link;
 use sluice_host::netns::{self, Netns};
 use socket::{PacketSocket, Received, SocketCounters, SocketOptions};
@@ -306,8 +306,8 @@ impl From<std::io::Error> for Failed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::model::PortKind;
     use crate::port::tests::cache;
+    use sluice_api::config::PortKind;
     use std::io;
     use std::time::{Duration, Instant};
 
@@ -426,7 +426,7 @@ mod tests {
 
     #[test]
     fn what_is_wrong_with_an_interface_is_told() {
-        let port: crate::config::model::Port =
+        let port: sluice_api::config::Port =
             toml::from_str("name = \"p\"\nkind = \"af_packet\"\ninterface = \"nope-nope\"").unwrap();
         let PortKind::AfPacket(settings) = &port.kind else { panic!() };
         let said = look_at("p", settings).unwrap_err().to_string();

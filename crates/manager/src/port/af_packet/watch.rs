@@ -29,9 +29,9 @@ use rustix::fs::{fstat, stat};
 
 use super::Failed;
 use super::socket::{PacketSocket, SocketOptions, bind};
-use crate::config::model::AfPacket;
-use crate::control::model::PortState;
 use crate::port::link::Link;
+use sluice_api::config::AfPacket;
+use sluice_api::model::PortState;
 use sluice_host::link;
 use sluice_host::netns::{self, Netns};
 

@@ -3,9 +3,9 @@
 use std::io::Write;
 
 use anyhow::{Context, bail};
-use sluice_manager::control::ErrorKind;
-use sluice_manager::control::client::{Client, ClientError};
-use sluice_manager::control::promise::{Decided, Placed, Promise, Promises, Steered};
+use sluice_api::ErrorKind;
+use sluice_api::client::{Client, ClientError};
+use sluice_api::promise::{Decided, Placed, Promise, Promises, Steered};
 use sluice_slo::assignment::{Assignment, Promised};
 use sluice_slo::placement::Instance;
 use sluice_slo::slo::Promise as SloPromise;
@@ -233,7 +233,7 @@ fn blame(cause: &Cause) -> String {
 
 #[cfg(test)]
 mod tests {
-    use sluice_manager::control::promise::Asked;
+    use sluice_api::promise::Asked;
     use sluice_slo::on_demand::{Footprint, lease};
     use sluice_slo::slo::{Cap, Slo};
     use sluice_slo::watch::{Excess, Violation};

@@ -23,7 +23,7 @@ use super::model::{
 };
 use super::promise::{Placed, Promises};
 use super::{ApiError, ErrorBody, ErrorKind};
-use crate::config::model as config;
+use crate::config;
 
 /// Longer than the daemon lets a call take.
 const PATIENCE: Duration = Duration::from_secs(150);
@@ -368,7 +368,10 @@ mod tests {
     fn the_socket_of_nfs_is_told_from_the_control_socket() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("nf.sock");
-        let _listener = crate::nf::attach::Listener::bind(&path, 0o600).unwrap();
+        use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, listen, socket};
+        let listener = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 1).unwrap();
         let error = Client::new(&path).unwrap().status().unwrap_err();
         assert!(matches!(error, ClientError::WrongSocket { .. }), "{error}");
         assert!(error.to_string().contains("control.sock is for this program"), "{error}");

@@ -5,9 +5,16 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use super::pool::{Isolation, Per, Pool, WhenEmpty};
-pub use super::promise::Promises;
-pub use super::wakeup::Wakeup;
+pub mod pool;
+pub mod promise;
+pub mod wakeup;
+
+pub use pool::{Isolation, Per, Pool, WhenEmpty};
+pub use promise::Promises;
+pub use wakeup::Wakeup;
+
+/// Where estimates of NFs are kept when nobody says otherwise.
+pub const ESTIMATES: &str = "/var/lib/sluice/estimates.json";
 
 /// The whole file.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
@@ -86,7 +93,7 @@ impl Default for Manager {
     fn default() -> Self {
         Self {
             runtime_dir: "/run/sluice".into(),
-            estimates: crate::estimate::kept::DEFAULT.into(),
+            estimates: ESTIMATES.into(),
             rx: vec![0],
             tx: vec![0],
             wakeup: vec![0],
@@ -1009,4 +1016,66 @@ pub enum PortRange {
     One(u16),
     /// `FIRST-LAST`, both included.
     Text(String),
+}
+
+impl PortRange {
+    /// First and last port, both included.
+    ///
+    /// # Errors
+    /// A sentence that says what to write.
+    pub fn bounds(&self) -> Result<(u16, u16), String> {
+        let text = match self {
+            Self::One(port) => return Ok((*port, *port)),
+            Self::Text(text) => text,
+        };
+        let number = |word: &str| match word.parse::<u16>() {
+            Ok(port) if is_digits(word) => Ok(port),
+            _ => Err(format!("{text:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")),
+        };
+        let (first, last) = match text.split_once('-') {
+            Some((first, last)) => (number(first)?, number(last)?),
+            None => (number(text)?, number(text)?),
+        };
+        if first > last {
+            return Err(format!("the range {text:?} runs backwards; write \"{last}-{first}\""));
+        }
+        Ok((first, last))
+    }
+}
+
+impl Rule {
+    /// The name of the rule, or `rule.N` where it has none and stands at `index`, counted from 0.
+    pub fn label(&self, index: usize) -> String {
+        self.name.clone().unwrap_or_else(|| format!("rule.{index}"))
+    }
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn port_ranges() {
+        let range = |text: &str| PortRange::Text(text.into()).bounds();
+        assert_eq!(PortRange::One(80).bounds(), Ok((80, 80)));
+        assert_eq!(range("80"), Ok((80, 80)));
+        assert_eq!(range("1000-2000"), Ok((1000, 2000)));
+        assert_eq!(range("2000-1000").unwrap_err(), "the range \"2000-1000\" runs backwards; write \"1000-2000\"");
+        for wrong in ["", "-", "1-", "-1", "1-2-3", "+1", "65536", "a-b", "1 - 2"] {
+            assert_eq!(
+                range(wrong).unwrap_err(),
+                format!("{wrong:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")
+            );
+        }
+    }
+
+    #[test]
+    fn rules_without_a_name_are_numbered() {
+        assert_eq!(Rule::default().label(3), "rule.3");
+        assert_eq!(Rule { name: Some("web".into()), ..Rule::default() }.label(3), "web");
+    }
 }

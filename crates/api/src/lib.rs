@@ -1,0 +1,152 @@
+//! What the daemon and its clients say to each other: the configuration, requests and reports as types, and the client's side of
+//! the control socket.
+//!
+//! [`config`] is the file, [`model`] has requests and reports, [`health`] the verdict on the daemon and deaths of NFs, [`promise`] the
+//! reports on promises; [`client`] asks. `deploy/openapi.json` describes the same to others.
+
+pub mod client;
+pub mod config;
+pub mod health;
+pub mod model;
+pub mod promise;
+
+use serde::{Deserialize, Serialize};
+
+/// Where the socket is when nobody says otherwise.
+pub const DEFAULT_SOCKET: &str = "/run/sluice/control.sock";
+
+/// What went wrong, as HTTP says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ErrorKind {
+    /// 400: the request makes no sense, whatever the daemon's state.
+    BadInput,
+    /// 403: not for this user.
+    Forbidden,
+    /// 404: nothing has this name.
+    NotFound,
+    /// 405: the address is known, the method is not.
+    MethodNotAllowed,
+    /// 408: the request did not arrive in time.
+    RequestTimeout,
+    /// 409: it makes sense, but not in the daemon's present state.
+    Conflict,
+    /// 413: more bytes than the daemon reads.
+    TooLarge,
+    /// 500: a fault of the daemon's.
+    Internal,
+    /// 503: the daemon is shutting down.
+    ShuttingDown,
+    /// 504: it takes longer than the daemon lets a request take.
+    Timeout,
+}
+
+impl ErrorKind {
+    const ALL: [Self; 10] = [
+        Self::BadInput,
+        Self::Forbidden,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::RequestTimeout,
+        Self::Conflict,
+        Self::TooLarge,
+        Self::Internal,
+        Self::ShuttingDown,
+        Self::Timeout,
+    ];
+
+    /// The HTTP status.
+    pub fn code(self) -> u16 {
+        match self {
+            Self::BadInput => 400,
+            Self::Forbidden => 403,
+            Self::NotFound => 404,
+            Self::MethodNotAllowed => 405,
+            Self::RequestTimeout => 408,
+            Self::Conflict => 409,
+            Self::TooLarge => 413,
+            Self::Internal => 500,
+            Self::ShuttingDown => 503,
+            Self::Timeout => 504,
+        }
+    }
+
+    /// The kind of an HTTP status; [`ErrorKind::Internal`] for one that the daemon does not use.
+    pub fn from_code(code: u16) -> Self {
+        Self::ALL.into_iter().find(|kind| kind.code() == code).unwrap_or(Self::Internal)
+    }
+}
+
+/// A refusal: what is wrong, and what to do about it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{error}")]
+pub struct ApiError {
+    /// What went wrong, as HTTP says it.
+    pub kind: ErrorKind,
+    /// What is wrong, in one sentence without a full stop.
+    pub error: String,
+    /// What to do about it; may be empty.
+    pub hint: String,
+}
+
+/// An [`ApiError`] as JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+pub struct ErrorBody {
+    /// What is wrong.
+    pub error: String,
+    /// What to do about it; may be empty.
+    #[serde(default)]
+    pub hint: String,
+}
+
+impl ApiError {
+    /// An error of a kind.
+    pub fn new(kind: ErrorKind, error: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { kind, error: error.into(), hint: hint.into() }
+    }
+
+    /// 400: the request makes no sense, whatever the daemon's state.
+    pub fn bad_input(error: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(ErrorKind::BadInput, error, hint)
+    }
+
+    /// 404: there is no `what` of this name. Names that are near help in the hint.
+    pub fn not_found(what: &str, name: &str, known: &[&str]) -> Self {
+        let hint = if known.is_empty() { format!("there is no {what} at all") } else { format!("there are: {}", known.join(", ")) };
+        Self::new(ErrorKind::NotFound, format!("no {what} is named \"{name}\""), hint)
+    }
+
+    /// 409: it makes sense, but not in the daemon's present state.
+    pub fn conflict(error: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Conflict, error, hint)
+    }
+
+    /// 503: the daemon is shutting down.
+    pub fn shutting_down() -> Self {
+        Self::new(ErrorKind::ShuttingDown, "the daemon is shutting down", "start it again and repeat the request")
+    }
+
+    /// 500: a fault of the daemon's.
+    pub fn internal(error: impl Into<String>) -> Self {
+        Self::new(ErrorKind::Internal, error, "see the daemon's log")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_and_codes_are_one_to_one() {
+        for kind in ErrorKind::ALL {
+            assert_eq!(ErrorKind::from_code(kind.code()), kind);
+        }
+        assert_eq!(ErrorKind::from_code(418), ErrorKind::Internal);
+    }
+
+    #[test]
+    fn a_missing_name_comes_with_those_there_are() {
+        let error = ApiError::not_found("chain", "wbe", &["web", "dns"]);
+        assert_eq!((error.to_string().as_str(), error.hint.as_str()), ("no chain is named \"wbe\"", "there are: web, dns"));
+        assert_eq!(ApiError::not_found("rule", "x", &[]).hint, "there is no rule at all");
+    }
+}
