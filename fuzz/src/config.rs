@@ -1,10 +1,9 @@
 //! The text of a configuration: any text is refused with a reason, or gives a configuration.
 
-
 /// Tries one text.
 pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Err(errors) = sluice_manager::config::load::parse(text, "fuzz") {
+    if let Err(errors) = sluice_config::load::parse(text, "fuzz") {
         assert!(!errors.to_string().trim().is_empty(), "a refusal says why");
     }
 }

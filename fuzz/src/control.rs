@@ -97,7 +97,7 @@ impl Backend for Nobody {
     }
 
     fn apply(&self, config: &str, file: Option<&str>, dry_run: bool) -> Result<model::Applied, ApiError> {
-        sluice_manager::config::load::parse(config, file.unwrap_or("request"))?;
+        sluice_config::load::parse(config, file.unwrap_or("request"))?;
         Ok(model::Applied { dry_run, ..model::Applied::default() })
     }
 

@@ -872,6 +872,9 @@ pub enum Via {
     VhostUser,
 }
 
+/// Bytes of the largest packet by AF_XDP: a chunk of 4 KiB, less what the kernel keeps of it.
+pub const AF_XDP_LARGEST: usize = 4096 - 256;
+
 impl Via {
     /// Whether a device of DPDK stands at the manager's end.
     pub fn is_device(self) -> bool {

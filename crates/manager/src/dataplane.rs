@@ -32,7 +32,7 @@ use crate::director::{Director, PoolTable};
 use crate::foreign::Hop;
 use crate::forward::{Plane, TraceRequest};
 use crate::frame::{FrameCache, FrameTable, Stack};
-use crate::memory::{self, Holder, Memories, Memory, NoMemory};
+use crate::memory::{self, Memories, Memory, NoMemory};
 use crate::nf::handle::NfHandle;
 use crate::nf::succession::Succession;
 use crate::port::PortQueue;
@@ -42,6 +42,7 @@ use crate::worker::rest::Alarm;
 use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
 use crate::workflow::CoreSchedule;
 use sluice_api::config::{self as model, Config, Idle, Overload};
+use sluice_config::tenancy::Holder;
 use sluice_host::affinity;
 use sluice_host::process::Proc;
 use sluice_host::silence::{Look, Silence};
@@ -466,7 +467,7 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::NoMemory`], [`PlaneError::Silent`].
     pub fn provide(&mut self, config: &Config) -> Result<(), PlaneError> {
-        for holder in memory::holders(config) {
+        for holder in sluice_config::tenancy::holders(config) {
             self.provide_one(&holder)?;
         }
         Ok(())

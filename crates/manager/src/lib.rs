@@ -10,8 +10,6 @@
 extern crate sluice_host;
 
 pub mod bell;
-pub mod config;
-
 pub mod frame;
 pub mod port;
 

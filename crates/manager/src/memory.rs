@@ -21,7 +21,6 @@
 //! **Limits.** Arenas are made when they are needed and stay: a tenant whose last NF has gone keeps its arena. There are as many slots as
 //! the configuration names tenants, and a few for those that come later or are made anew ([`Memories::renew`]).
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use sluice_shm::arena::{Arena, Geometry, Range, SLOT};
@@ -29,7 +28,8 @@ use sluice_shm::memory::{MemoryError, MemoryFile};
 
 use crate::frame::FramePool;
 use crate::port;
-use sluice_api::config::{self as model, Config, Hugepages, PortKind};
+use sluice_api::config::{self as model, Config, Hugepages};
+use sluice_config::tenancy::{Holder, Owner, frames_of, holders, owner_of, tenants};
 
 /// Slots beyond those that the configuration needs: at most so many, while their frames are no more than [`SPARE_FRAMES`].
 const SPARE_SLOTS: u32 = 8;
@@ -39,132 +39,6 @@ const SPARE_FRAMES: u32 = SLOT * 8;
 pub const NONE: u8 = u8::MAX;
 /// Most arenas: their numbers are a byte, and the last stands for none.
 const MOST: u32 = 254;
-
-/// Whose packets an arena holds.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Holder {
-    /// A tenant's; of services without one, if it has no name.
-    Tenant(Option<String>),
-    /// Of packets of which it is not known yet whose they are. No NF maps it.
-    Ingress,
-    /// Of packets that were a tenant's when its arena was made anew. Nobody maps it any more, and it goes with the last of them.
-    Former,
-}
-
-impl std::fmt::Display for Holder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Tenant(Some(name)) => write!(f, "{name}"),
-            Self::Tenant(None) => f.write_str("-"),
-            Self::Ingress => f.write_str("ingress"),
-            Self::Former => f.write_str("former"),
-        }
-    }
-}
-
-/// Whether reports call arenas so that are no named tenant's.
-pub fn is_taken(name: &str) -> bool {
-    [Holder::Tenant(None), Holder::Ingress, Holder::Former].iter().any(|holder| holder.to_string() == name)
-}
-
-/// Whose a port's packets can be, by the configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Owner {
-    /// This tenant's alone.
-    Tenant(Option<String>),
-    /// Nobody's: no rule leads them anywhere.
-    Nobody,
-    /// It is not known before a rule was found for each.
-    Several,
-}
-
-/// The tenants that have NFs which map packet memory.
-pub fn tenants(config: &Config) -> BTreeSet<Option<&str>> {
-    config.services.iter().filter(|service| !service.is_foreign()).map(|service| service.tenant.as_deref()).collect()
-}
-
-/// The tenant whose NF is the first to have the packets of a chain. None: no NF of a tenant is, or it is not known.
-pub fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> {
-    let chain = config.chains.iter().find(|known| known.name == chain)?;
-    let first = model::hop(chain.services.first()?).0;
-    let service = config.services.iter().find(|service| service.name == first)?;
-    (!service.is_foreign()).then_some(service.tenant.as_deref())
-}
-
-/// The chains that a port's packets may go by, each with the number of a rule that says so.
-pub fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Item = (usize, &'a str)> {
-    let applies = move |rule: &model::Rule| rule.port.as_ref().is_none_or(|of| *of == port);
-    config.rules.iter().enumerate().filter(move |(_, rule)| applies(rule)).map(|(number, rule)| (number, &*rule.chain))
-}
-
-/// Whose the packets of a port are: the tenant's that it says, or that all rules which can apply to it lead to.
-pub fn owner_of(config: &Config, port: &model::Port) -> Owner {
-    let mut entries = chains_of(config, &port.name).map(|(_, chain)| entry_of(config, chain));
-    let own = port.tenant.as_deref().map(Some);
-    // Whoever speaks with the daemon by OpenFlow may lead any packet anywhere.
-    if own.is_none() && config.openflow.controller.is_some() {
-        return Owner::Several;
-    }
-    match own.map(Some).or_else(|| entries.next()) {
-        None => Owner::Nobody,
-        // A rule that contradicts the port is wrong, but may be there for the moment that a change of many takes.
-        Some(Some(first)) if entries.all(|entry| entry == Some(first)) => Owner::Tenant(first.map(str::to_owned)),
-        Some(_) => Owner::Several,
-    }
-}
-
-/// Whether all that passes a service is one tenant's: that of all NFs of its chains, and of all NFs
-/// that may send there by a verdict.
-pub fn is_alone_at(config: &Config, service: &str, tenant: Option<&str>) -> bool {
-    let tenants_of = |chain: &model::Chain| {
-        let hops = chain.services.iter().map(|written| model::hop(written).0);
-        let services = hops.filter_map(|name| config.services.iter().find(|known| known.name == name));
-        services.filter(|service| !service.is_foreign()).map(|service| service.tenant.as_deref()).collect::<BTreeSet<_>>()
-    };
-    let passes = |chain: &&model::Chain| chain.services.iter().any(|written| model::hop(written).0 == service);
-    let sends = |known: &&model::Service| known.may_send_to.iter().flatten().any(|to| to == service);
-    let is_theirs = |of: Option<&str>| of == tenant;
-    // Nobody's packets are not theirs, unless there is nobody else.
-    tenants(config).iter().all(|of| is_theirs(*of))
-        || config.chains.iter().filter(passes).map(tenants_of).all(|of| !of.is_empty() && of.into_iter().all(is_theirs))
-            && config.services.iter().filter(sends).all(|known| is_theirs(known.tenant.as_deref()))
-}
-
-/// Whether packets may come in at a port: none do at a sink, nor where a capture is only written.
-pub fn receives(port: &model::Port) -> bool {
-    match &port.kind {
-        PortKind::Sink(_) => false,
-        PortKind::Pcap(pcap) => pcap.read.is_some(),
-        PortKind::Gen(_) | PortKind::AfPacket(_) | PortKind::Dpdk(_) => true,
-    }
-}
-
-/// Whether packets come from where it is not known whose they are: from ports of several tenants or
-/// of nobody, or out of programs.
-fn needs_ingress(config: &Config) -> bool {
-    let is_open = |port: &model::Port| receives(port) && !matches!(owner_of(config, port), Owner::Tenant(_));
-    config.services.iter().any(model::Service::is_foreign)
-        || config.openflow.controller.is_some()
-        || config.ports.iter().any(is_open)
-}
-
-/// Who needs an arena, by a configuration: the tenants, in the order of their services, and then the ingress if there are several.
-pub fn holders(config: &Config) -> Vec<Holder> {
-    let mut holders: Vec<Holder> = Vec::new();
-    for service in config.services.iter().filter(|service| !service.is_foreign()) {
-        let holder = Holder::Tenant(service.tenant.clone());
-        if !holders.contains(&holder) {
-            holders.push(holder);
-        }
-    }
-    if holders.len() > 1 && needs_ingress(config) {
-        holders.push(Holder::Ingress);
-    }
-    if holders.is_empty() {
-        holders.push(Holder::Tenant(None));
-    }
-    holders
-}
 
 /// An arena with its free frames.
 #[derive(Debug)]
@@ -433,17 +307,10 @@ impl Memories {
     }
 }
 
-/// Frames of a holder's arena.
-pub fn frames_of(settings: &model::Memory, holder: &Holder) -> u32 {
-    let own = match holder {
-        Holder::Tenant(Some(name)) => settings.tenants.get(name),
-        _ => None,
-    };
-    own.copied().unwrap_or(settings.frames)
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// Ports in and out, chains of services named by tenant (`-` is none, `!` a foreign program's), and rules `PORT CHAIN`.
@@ -473,98 +340,6 @@ mod tests {
             text += &format!("[[rule]]\n{port}chain = \"{chain}\"\n");
         }
         toml::from_str(&format!("{text}[[port]]\nname = \"out\"\nkind = \"sink\"\n")).unwrap()
-    }
-
-    fn named(holders: &[Holder]) -> String {
-        holders.iter().map(Holder::to_string).collect::<Vec<_>>().join(" ")
-    }
-
-    fn owner(config: &Config, port: &str) -> Owner {
-        owner_of(config, config.ports.iter().find(|known| known.name == port).unwrap())
-    }
-
-    #[test]
-    fn each_tenant_has_an_arena_and_an_ingress_only_who_needs_it() {
-        let of = |config: &Config| named(&holders(config));
-        assert_eq!(of(&config(&["a"], &[], &[])), "-");
-        assert_eq!(of(&config(&["a"], &[("c", &["-"])], &["a c"])), "-");
-        assert_eq!(of(&config(&["a", "b"], &[("c", &["red"]), ("none", &[])], &["a c", "b none"])), "red", "one tenant, one arena");
-        let two: &[(&str, &[&str])] = &[("r", &["red"]), ("b", &["blue"])];
-        assert_eq!(of(&config(&["a", "b"], two, &["a r", "b b"])), "blue red", "each port is of one of them");
-        assert_eq!(of(&config(&["a"], two, &["a r", "a b"])), "blue red ingress");
-        assert_eq!(of(&config(&["a", "b"], two, &["a r", "* b"])), "blue red ingress");
-        assert_eq!(
-            of(&config(&["a", "b", "c"], two, &["a r", "b b"])),
-            "blue red ingress",
-            "nobody says whose the packets of c are"
-        );
-        assert_eq!(of(&config(&["a", "b", "c"], &two[..1], &["a r"])), "red", "nobody else could have them");
-        assert_eq!(of(&config(&["a", "b", "c red"], two, &["a r", "b b"])), "blue red");
-        assert_eq!(
-            of(&config(&["a"], &[("c", &["red", "!", "blue"])], &["a c"])),
-            "blue red ingress",
-            "a program may send anything"
-        );
-    }
-
-    #[test]
-    fn what_passes_a_program_is_one_tenants_if_all_its_chains_are() {
-        for (chains, sends, alone) in [
-            (&[("c", &["red", "!"][..])][..], "", true),
-            (&[("c", &["red", "!"]), ("d", &["blue"])], "", true),
-            (&[("c", &["red", "!"]), ("d", &["!", "red"]), ("e", &["blue"])], "", true),
-            (&[("c", &["red", "!"]), ("d", &["blue", "!"])], "", false),
-            (&[("c", &["red", "!", "blue"])], "", false),
-            (&[("c", &["red", "!"]), ("d", &["!"])], "", true),
-            (&[("c", &["red", "!"]), ("d", &["!"]), ("e", &["blue"])], "", false),
-            (&[("c", &["red", "!"]), ("d", &["blue"])], "ofblue", false),
-            (&[("c", &["red", "!"]), ("d", &["blue"])], "ofred", true),
-        ] {
-            let mut config = config(&["a"], chains, &["a c"]);
-            let sender = config.services.iter_mut().filter(|service| service.name == sends);
-            sender.for_each(|service| service.may_send_to = Some(vec!["ofprog".into()]));
-            assert_eq!(is_alone_at(&config, "ofprog", Some("red")), alone, "{chains:?} {sends}");
-        }
-    }
-
-    #[test]
-    fn packets_come_in_wherever_there_is_something_to_read() {
-        for (kind, comes) in [
-            ("kind = \"gen\"", true),
-            ("kind = \"sink\"", false),
-            ("kind = \"pcap\"\nread = \"a\"", true),
-            ("kind = \"pcap\"\nwrite = \"a\"", false),
-            ("kind = \"af_packet\"\ninterface = \"eth0\"", true),
-            ("kind = \"dpdk\"\ndevargs = \"net_null0\"", true),
-        ] {
-            assert_eq!(receives(&toml::from_str(&format!("name = \"p\"\n{kind}\n")).unwrap()), comes, "{kind}");
-        }
-    }
-
-    #[test]
-    fn a_port_is_of_the_tenant_that_all_its_rules_lead_to() {
-        let chains: &[(&str, &[&str])] =
-            &[("r", &["red"]), ("b", &["blue"]), ("rb", &["red", "blue"]), ("n", &["-"]), ("none", &[]), ("f", &["!", "red"])];
-        let red = || Owner::Tenant(Some("red".into()));
-        for (rules, wanted) in [
-            (&["a r"][..], red()),
-            (&["a r", "b b"], red()),
-            (&["a rb", "a r"], red()),
-            (&["a n"], Owner::Tenant(None)),
-            (&["b b"], Owner::Nobody),
-            (&["a r", "a b"], Owner::Several),
-            (&["a r", "* b"], Owner::Several),
-            (&["a r", "a n"], Owner::Several),
-            (&["a r", "a none"], Owner::Several),
-            (&["a f"], Owner::Several),
-        ] {
-            assert_eq!(owner(&config(&["a", "b"], chains, rules), "a"), wanted, "{rules:?}");
-        }
-        assert_eq!(owner(&config(&["a red"], chains, &[]), "a"), red());
-        assert_eq!(owner(&config(&["a red"], chains, &["a b"]), "a"), Owner::Several, "as long as a rule says otherwise");
-        let mut asked = config(&["a", "b red"], chains, &["a r", "b r"]);
-        asked.openflow.controller = Some("192.0.2.1:6653".into());
-        assert_eq!((owner(&asked, "a"), owner(&asked, "b")), (Owner::Several, red()));
     }
 
     fn memories(config: &Config) -> Memories {

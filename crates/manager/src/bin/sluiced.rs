@@ -9,13 +9,13 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use clap::Parser;
+use sluice_config::host::Host;
+use sluice_config::{ConfigErrors, load};
 use sluice_host::log_line;
 use sluice_host::notice::in_one_line;
 use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
-use sluice_manager::config::host::Host;
-use sluice_manager::config::{ConfigErrors, load};
 use sluice_manager::control::{Backend, server};
 use sluice_manager::port;
 use sluice_manager::supervisor::{Supervisor, SupervisorError};

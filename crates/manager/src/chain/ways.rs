@@ -8,7 +8,7 @@ use super::Kind;
 const WAYS: usize = 4;
 
 /// Most NFs of a path that is found here. Longer ones are for the registry alone.
-pub const MAX_NFS: usize = crate::config::validate::MAX_POOLED_HOPS;
+pub const MAX_NFS: usize = sluice_config::validate::MAX_POOLED_HOPS;
 
 /// What tells paths of one thread apart. The version stands for the chain, and with it for services and egress.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

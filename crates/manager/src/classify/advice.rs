@@ -179,7 +179,7 @@ pub fn beyond(bytes: &[u8]) -> [u64; BEYOND] {
             words[3] = number::<6>(bytes, at + 8);
             words[4] = number::<6>(bytes, at + 18);
         }
-        0x0800 if bytes.get(at + 9) == Some(&key::protocol::ICMP) => {
+        0x0800 if bytes.get(at + 9) == Some(&sluice_config::protocol::ICMP) => {
             let header = usize::from(bytes[at] & 0xf) * 4;
             words[1] |= number::<2>(bytes, at + header) << 48;
         }
@@ -198,7 +198,7 @@ fn icmpv6(bytes: &[u8], ip: usize) -> Option<usize> {
     let mut next = *bytes.get(ip + 6)?;
     let mut at = ip + 40;
     for _ in 0..=key::MAX_EXTENSIONS {
-        if next == key::protocol::ICMPV6 {
+        if next == sluice_config::protocol::ICMPV6 {
             return Some(at);
         }
         if !key::is_extension(next) {

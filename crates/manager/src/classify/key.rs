@@ -21,6 +21,7 @@
 //!
 //! Limits: tunnels are not looked into. Checksums are not verified. Nothing panics, whatever the bytes.
 
+use sluice_config::protocol::{self, has_ports};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -64,32 +65,6 @@ const MALFORMED: u8 = 1 << 7;
 /// The copy of the packet ends before its headers do: parse again with more of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MoreNeeded;
-
-/// Protocol numbers that this module knows.
-pub mod protocol {
-    /// ICMP for IPv4.
-    pub const ICMP: u8 = 1;
-    /// TCP.
-    pub const TCP: u8 = 6;
-    /// UDP.
-    pub const UDP: u8 = 17;
-    /// DCCP.
-    pub const DCCP: u8 = 33;
-    /// ICMP for IPv6.
-    pub const ICMPV6: u8 = 58;
-    /// SCTP.
-    pub const SCTP: u8 = 132;
-    /// UDP-Lite.
-    pub const UDP_LITE: u8 = 136;
-}
-
-/// Whether the first four bytes after the IP header are two ports.
-#[inline(always)]
-pub fn has_ports(protocol: u8) -> bool {
-    use protocol::{DCCP, SCTP, TCP, UDP, UDP_LITE};
-    // Bitwise: traffic that mixes protocols must not cost mispredicted branches.
-    (protocol == TCP) | (protocol == UDP) | (protocol == SCTP) | (protocol == DCCP) | (protocol == UDP_LITE)
-}
 
 /// IPv6 headers that stand between the IPv6 header and its payload, and are stepped over: hop-by-hop, routing, fragment, destination,
 /// mobility, HIP, shim6. AH is left as what it is: a protocol without ports.

@@ -12,6 +12,8 @@ pub mod key;
 pub mod rss;
 pub mod rule;
 pub mod tcp;
+#[cfg(test)]
+mod valid_rules_test;
 
 use sluice_shm::BURST;
 

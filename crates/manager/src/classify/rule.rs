@@ -25,11 +25,12 @@ use sluice_policy::sched::threshold;
 
 use super::hits::RuleHits;
 use super::key::{FlowKey, Kind};
-use crate::config::parse;
 use sluice_api::config as model;
+use sluice_config::parse;
+use sluice_config::protocol::has_ports;
 
 /// What a rule says about the protocol.
-pub use crate::config::parse::ProtocolMatch as Protocol;
+pub use sluice_config::parse::ProtocolMatch as Protocol;
 
 /// Why a rule cannot be used. Each says what to do.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -213,7 +214,7 @@ impl Rule {
             return Some("src and dst are of different IP versions");
         }
         match self.protocol {
-            Protocol::Number(number) if self.has_ports() && !super::key::has_ports(number) => Some("its protocol has no ports"),
+            Protocol::Number(number) if self.has_ports() && !has_ports(number) => Some("its protocol has no ports"),
             _ => None,
         }
     }

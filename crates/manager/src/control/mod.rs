@@ -15,14 +15,6 @@ use sluice_slo::assignment::Assignment;
 
 use sluice_api::{ApiError, config, model, promise};
 
-use crate::config::ConfigErrors;
-
-impl From<ConfigErrors> for ApiError {
-    fn from(errors: ConfigErrors) -> Self {
-        Self::bad_input(errors.to_string().trim_end(), "nothing was changed; mend the configuration and send it again")
-    }
-}
-
 /// What the daemon can do for an operator. The supervisor is one; tests have others.
 ///
 /// Calls come from several threads at a time and may take as long as they need: none of them is a packet thread. What a call

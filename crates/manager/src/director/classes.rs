@@ -7,8 +7,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 
 use crate::classify::key::FlowKey;
-use crate::config::class::Class;
-use crate::config::parse::network_of;
+use sluice_config::class::Class;
+use sluice_config::parse::network_of;
 
 /// What packets of a class have in common, and nobody else's have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

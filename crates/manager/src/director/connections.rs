@@ -17,7 +17,7 @@ pub const FALLEN_BACK: u16 = u16::MAX - 1;
 /// Instead of a slot: the NF has died.
 pub const LOST: u16 = u16::MAX;
 /// Most pooled services of a connection.
-pub const SEATS: usize = crate::config::validate::MAX_POOLS;
+pub const SEATS: usize = sluice_config::validate::MAX_POOLS;
 /// Keys of a connection that are known at a time: directions, times ports and DSCPs by which its packets come.
 pub const FLOWS: usize = 4;
 

@@ -49,14 +49,15 @@ use crate::chain::registry::{Course, End};
 use crate::chain::ways::{MAX_NFS, Ways};
 use crate::chain::{self, Chain, Counter, Kind, PathRegistry, Tables};
 use crate::classify::flow_table::{Decision, FlowTable};
-use crate::classify::key::{FlowKey, HashKeys, protocol};
+use crate::classify::key::{FlowKey, HashKeys};
 use crate::classify::rule::Terms;
-use crate::config::class::Class;
 use crate::controller::assigned::Assigned;
 use crate::forward::NfEnd;
 use crate::nf::handle::{NfHandle, Sentence};
 use crate::worker::Part;
 use sluice_api::config::{self as model, Isolation, OnFailure, Per, WhenEmpty};
+use sluice_config::class::Class;
+use sluice_config::protocol;
 
 use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};

@@ -11,7 +11,7 @@
 //! Nobody sees how much waits in its rings besides that they are full, and a program that finds them full drops (dpdk-testpmd does), which
 //! counts as not come back.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::xdp::XdpQueue;
 use crate::frame::{FrameCache, FramePool, Packet};
@@ -21,9 +21,6 @@ use crate::port::dpdk::{self, DpdkQueue};
 use crate::worker::rest::Arrivals;
 use sluice_api::config::Via;
 use sluice_shm::BURST;
-
-/// Bytes that the path of a socket may have.
-const MAX_PATH: usize = 100;
 
 /// The manager's end of a wire.
 #[derive(Debug)]
@@ -144,23 +141,6 @@ fn copies(packets: &[Packet], frames: &mut FrameCache) -> ([Packet; BURST], usiz
     (copies, had)
 }
 
-/// The socket at which a program finds a side, by the name of its NF and of the side.
-///
-/// # Errors
-/// Why there cannot be a socket of this name.
-pub fn socket(runtime_dir: &Path, nf: &str, interface: &str) -> Result<PathBuf, String> {
-    let path = std::path::absolute(runtime_dir).unwrap_or_else(|_| runtime_dir.into()).join(format!("{nf}.{interface}"));
-    let text = path.to_string_lossy();
-    // They mean something in the arguments of a device.
-    if let Some(bad) = text.chars().find(|c| ",[]()\"'= ".contains(*c)) {
-        return Err(format!("no socket of a device can be called {text}: there is {bad:?} in it"));
-    }
-    if text.len() > MAX_PATH {
-        return Err(format!("no socket can be called {text}: that is longer than {MAX_PATH} bytes"));
-    }
-    Ok(path)
-}
-
 /// Opens a device that listens on a socket. `of` makes its name unlike that of any other device.
 ///
 /// # Errors
@@ -173,17 +153,4 @@ pub fn device(via: Via, socket: &Path, of: (u16, usize), frames: &FramePool) -> 
         _ => format!("net_memif_sluice{nf}_{side},role=server,id=0,socket={path},socket-abstract=no"),
     };
     dpdk::open_one(&devargs, frames)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sockets_have_names_that_devices_understand() {
-        let of = |dir: &str, interface| socket(Path::new(dir), "ids.0", interface);
-        assert_eq!(of("/run/sluice", "in"), Ok("/run/sluice/ids.0.in".into()));
-        assert!(of("/run/sluice", "a,b").unwrap_err().contains("','"));
-        assert!(of(&"/run".repeat(30), "in").unwrap_err().contains("longer"));
-    }
 }

@@ -36,6 +36,8 @@ const CHUNKS: [usize; 2] = [2048, 4096];
 /// Bytes of the largest packet.
 pub const LARGEST: usize = CHUNKS[1] - KEPT;
 
+const _: () = assert!(LARGEST == sluice_api::config::AF_XDP_LARGEST, "what the configuration is checked against");
+
 /// Mapped memory of this process alone, shared with the kernel.
 #[derive(Debug)]
 struct Map {

@@ -21,10 +21,10 @@ use sluice_shm::clock::monotonic_ns;
 
 use crate::asker::Adviser;
 use crate::chain::Chain;
-use crate::config::parse;
 use crate::worker::QueueCounters;
 use sluice_api::config as model;
 use sluice_api::model as api;
+use sluice_config::parse;
 
 /// A port of the configuration, as the controller is told of it.
 #[derive(Debug, Clone)]

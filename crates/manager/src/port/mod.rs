@@ -21,12 +21,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use sluice_shm::arena::{Arena, Geometry, HEADROOM, MAX_STRIDE};
 use sluice_shm::histogram::Histogram;
 
-use crate::config::problem::{At, Problem};
 use crate::frame::{FrameCache, FramePool, Packet};
 use crate::worker::QueueCounters;
 use crate::worker::rest::Arrivals;
 use link::Link;
 use sluice_api::config::{self as model, Config, Port, PortKind};
+use sluice_config::problem::{At, Problem};
 
 /// One queue of a port. Calls never block, lock, allocate or log.
 pub trait PortQueue: Send {

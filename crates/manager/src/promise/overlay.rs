@@ -17,8 +17,8 @@ use sluice_slo::assignment::Assignment;
 use sluice_slo::placement::Instance;
 use sluice_slo::slo::Promise;
 
-use crate::config::diff;
 use sluice_api::config::{Config, Mode, Service, hop};
+use sluice_config::diff;
 
 /// A configuration that keeps an assignment.
 #[derive(Debug, Clone)]
@@ -343,7 +343,7 @@ pub(crate) mod tests {
                      { name = "web", services = ["fw", "nat", "fw"], egress = "out" }]
             rule = [{ port = "a", chain = "acme" }, { port = "b", chain = "web" }]
         "#;
-        crate::config::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
+        sluice_config::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
     }
 
     const PLACES: [usize; 4] = [1, 2, 2, 3];
@@ -364,7 +364,7 @@ pub(crate) mod tests {
         assert_eq!(made(&overlaid)[0].args, ["-x"]);
         let chains: Vec<&[String]> = overlaid.config.chains.iter().map(|chain| &chain.services[..]).collect();
         assert_eq!(chains, [&["acme-nat"][..], &["web-fw", "web-nat", "web-fw"]]);
-        assert!(crate::config::validate::validate(&overlaid.config).iter().all(|problem| !problem.is_error()));
+        assert!(sluice_config::validate::validate(&overlaid.config).iter().all(|problem| !problem.is_error()));
         assert_eq!(strip(&overlaid.config, &overlaid.services, &overlaid.base), base, "and back");
     }
 

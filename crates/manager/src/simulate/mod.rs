@@ -31,8 +31,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use sluice_policy::sim;
 
-use crate::config::nearest;
 use sluice_api::config::{self as model, Config};
+use sluice_config::nearest;
 
 pub use report::Report;
 

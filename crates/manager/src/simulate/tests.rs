@@ -41,7 +41,7 @@ egress = \"out\"
 const ALL: &str = "[[rule]]\nchain = \"web\"\n";
 
 fn config(parts: &[&str]) -> Config {
-    crate::config::load::parse(&parts.concat(), "test.toml").unwrap_or_else(|e| panic!("{e}"))
+    sluice_config::load::parse(&parts.concat(), "test.toml").unwrap_or_else(|e| panic!("{e}"))
 }
 
 fn plan(parts: &[&str], options: &Options) -> Plan {

@@ -17,9 +17,9 @@ use std::time::Instant;
 use super::change::{Gone, Start, start_of};
 use super::upgrade::{Purpose, Seat, Upgrade};
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
-use crate::config::diff::{Change, cores_of};
 use sluice_api::config::{self as model, Config};
 use sluice_api::model as api;
+use sluice_config::diff::{Change, cores_of};
 
 /// What came of a configuration: its changes, and old instances that are to be gone.
 pub(super) type Outcome = Result<(Vec<api::Change>, Gone), SupervisorError>;

@@ -12,7 +12,6 @@ use sluice_slo::assignment::Assignment;
 use super::change::Gone;
 use super::{Job, NfState, Supervisor, SupervisorError, promises};
 use crate::chain::Drop;
-use crate::config::load;
 use crate::control::Backend;
 use crate::controller::events::Subject;
 use crate::forward::{TraceEvent, TraceRequest, TraceWhat};
@@ -20,6 +19,7 @@ use sluice_api::config;
 use sluice_api::model::{self as api, EventKind};
 use sluice_api::promise::{Placed, Promises};
 use sluice_api::{ApiError, ErrorKind};
+use sluice_config::load;
 
 /// How long a request waits for the supervisor.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -467,11 +467,11 @@ impl Backend for Remote {
         let folder = file.and_then(|f| std::fs::canonicalize(f).ok()).and_then(|f| Some(f.parent()?.to_path_buf()));
         load::anchor(&mut wanted, folder.as_deref().unwrap_or(std::path::Path::new("/")));
         let host = config_host();
-        crate::config::host::resolve(&mut wanted, &host);
+        sluice_config::host::resolve(&mut wanted, &host);
         if dry_run {
             let changes = self.change(move |s| {
                 let changes = s.plan(&wanted)?;
-                Ok(changes.iter().map(|change| crate::config::changes::describe(change, &s.config)).collect())
+                Ok(changes.iter().map(|change| sluice_config::changes::describe(change, &s.config)).collect())
             })?;
             return Ok(api::Applied { dry_run, changes, warnings });
         }
@@ -515,6 +515,6 @@ impl Backend for Remote {
     }
 }
 
-fn config_host() -> crate::config::host::Host {
-    crate::config::host::Host::here()
+fn config_host() -> sluice_config::host::Host {
+    sluice_config::host::Host::here()
 }

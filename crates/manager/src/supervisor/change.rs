@@ -11,14 +11,14 @@ use super::pools::{PoolState, index_of};
 use super::upgrade::Upgrade;
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use crate::chain::Chain;
-use crate::config::container::find_runtime;
-use crate::config::diff::{self, Change, Turnover};
-use crate::config::problem::At;
-use crate::config::{ConfigErrors, Problem, host, nearest, validate};
 use crate::controller::events::Subject;
 use crate::nf::State;
 use sluice_api::config::{self as model, Config};
 use sluice_api::model::{self as api, EventKind};
+use sluice_config::container::find_runtime;
+use sluice_config::diff::{self, Change, Turnover};
+use sluice_config::problem::At;
+use sluice_config::{ConfigErrors, Problem, host, nearest, validate};
 use sluice_host::container::{Source, Template};
 use sluice_host::user::User;
 
@@ -398,7 +398,7 @@ impl Supervisor {
     /// `proved` are new versions of services that work; those that are used are taken from it.
     pub(super) fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> apply::Outcome {
         let changes = self.plan(wanted)?;
-        let told: Vec<api::Change> = changes.iter().map(|change| crate::config::changes::describe(change, &self.config)).collect();
+        let told: Vec<api::Change> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
         // Most that can fail fails here, where it has changed nothing.
         self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;

@@ -149,7 +149,7 @@ impl Supervisor {
         let (name, interfaces) = (nf.name.clone(), service.config.interfaces.clone());
         let dir = self.config.manager.runtime_dir.clone();
         for (side, interface) in interfaces.iter().enumerate() {
-            let socket = wire::socket(&dir, &name, interface)?;
+            let socket = sluice_config::socket::of_side(&dir, &name, interface)?;
             self.note(|r| r.made(Thing::Socket, &socket));
             self.nfs.get_mut(&number).and_then(|nf| nf.foreign.as_mut()).into_iter().for_each(|f| f.noted.push(socket.clone()));
             let (memory, pool) = (self.plane.memories().usual(), self.plane.memories().usual_pool());
@@ -472,7 +472,8 @@ fn plan_of(service: &Service, name: &str, core: usize, room: usize, runtime_dir:
     let mut env: Vec<(OsString, OsString)> = service.env.iter().map(|(k, v)| (k.into(), v.into())).collect();
     env.extend(std::env::var_os("PATH").map(|path| ("PATH".into(), path)));
     if service.via.is_device() {
-        let sockets = service.interfaces.iter().filter_map(|interface| wire::socket(runtime_dir, name, interface).ok());
+        let sockets =
+            service.interfaces.iter().filter_map(|interface| sluice_config::socket::of_side(runtime_dir, name, interface).ok());
         env.extend(["SLUICE_IN", "SLUICE_OUT"].into_iter().zip(sockets).map(|(key, path)| (key.into(), path.into())));
     }
     Plan {

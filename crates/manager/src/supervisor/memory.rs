@@ -7,8 +7,9 @@
 
 use super::{Supervisor, SupervisorError, life};
 use crate::dataplane::PlaneError;
-use crate::memory::{Holder, NoMemory};
+use crate::memory::NoMemory;
 use sluice_api::config::AfterViolation;
+use sluice_config::tenancy::Holder;
 
 impl Supervisor {
     /// Gives a tenant a fresh arena, and starts its NFs again.

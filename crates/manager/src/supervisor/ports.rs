@@ -8,14 +8,14 @@ use sluice_shm::arena::HEADROOM;
 use super::life::Kind;
 use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
-use crate::config::diff;
 use crate::controller::events::What;
 use crate::dataplane::LetGo;
-use crate::memory::{self, Holder, Owner};
 use crate::port::{self, OpenPort};
 use crate::worker::QueueCounters;
 use sluice_api::config::{self as model, PcapSpeed, PortKind};
 use sluice_api::model as api;
+use sluice_config::diff;
+use sluice_config::tenancy::{Holder, Owner};
 
 /// Least time between two lines about packets that are too large for a port.
 const REPORT_EVERY: Duration = Duration::from_secs(60);
@@ -161,8 +161,8 @@ impl Supervisor {
             let stays = |port: &&model::Port| port.name == state.config.name && **port == state.config;
             let Some(port) = wanted.ports.iter().find(stays) else { continue };
             let Holder::Tenant(tenant) = &memory.holder else { continue };
-            let is_only = |config| memory::tenants(config).iter().all(|known| known.map(str::to_owned) == *tenant);
-            let is_theirs = match memory::owner_of(wanted, port) {
+            let is_only = |config| sluice_config::tenancy::tenants(config).iter().all(|known| known.map(str::to_owned) == *tenant);
+            let is_theirs = match sluice_config::tenancy::owner_of(wanted, port) {
                 Owner::Tenant(owner) => owner == *tenant,
                 Owner::Several => false,
                 // It was theirs by a rule or by its section if there were others already, and
@@ -170,7 +170,7 @@ impl Supervisor {
                 Owner::Nobody => !is_only(&self.config),
             };
             // What no NF has seen yet is the first tenant's.
-            let is_first = || !memory.is_shared && memory::tenants(wanted).len() <= 1;
+            let is_first = || !memory.is_shared && sluice_config::tenancy::tenants(wanted).len() <= 1;
             if !is_theirs && !is_only(wanted) && !is_first() {
                 return Err(SupervisorError::Conflict(format!(
                     "port `{}` is a device that receives into the memory of {}, and would receive packets of others; write `tenant` in the \
@@ -196,7 +196,7 @@ impl Supervisor {
             if !wanted.services.iter().filter(|wanted| wanted.name == *name).any(|wanted| stays(&wanted)) {
                 continue;
             }
-            if !memory::is_alone_at(wanted, name, tenant.as_deref()) {
+            if !sluice_config::tenancy::is_alone_at(wanted, name, tenant.as_deref()) {
                 return Err(SupervisorError::Conflict(format!(
                     "the program of service `{name}` is fed by devices that receive into the memory of {}, and would send packets of \
                      others there; apply a configuration without that service before this one, or restart sluiced with this one",

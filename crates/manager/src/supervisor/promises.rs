@@ -27,8 +27,6 @@ use sluice_slo::watch::{Judged, Seen, Terms, Watch};
 use super::change::Gone;
 use super::{NfState, Supervisor, SupervisorError};
 use crate::chain::Drop;
-use crate::config::diff::{self, Change};
-use crate::config::host;
 use crate::nf::State;
 use crate::promise::bucket::Bucket;
 use crate::promise::classes::{Classes, ClassesError, Room};
@@ -39,6 +37,8 @@ use crate::promise::steer::{Steering, is_on_demand};
 use sluice_api::config::{self as model, Config, Service};
 use sluice_api::model as api;
 use sluice_api::promise::{self as report, Placed};
+use sluice_config::diff::{self, Change};
+use sluice_config::host;
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -362,7 +362,7 @@ impl Supervisor {
                 self.add_service(service.clone())?;
                 self.promises.placing.iter_mut().for_each(|placing| {
                     placing.started.push(service.name.clone());
-                    placing.changes.push(crate::config::changes::describe(change, &self.config));
+                    placing.changes.push(sluice_config::changes::describe(change, &self.config));
                 });
             }
             Change::ChangeInstances { service, instances, cores, .. } => {
@@ -580,7 +580,7 @@ impl Supervisor {
         placing.beside.iter().for_each(|nf| self.count_in(*nf));
         // Before packets come to them.
         self.attend();
-        let told: Vec<api::Change> = changes.iter().map(|change| crate::config::changes::describe(change, &self.config)).collect();
+        let told: Vec<api::Change> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let mut gone = Gone::new();
         let mut result = Ok(());
         for change in &changes {

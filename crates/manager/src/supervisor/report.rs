@@ -261,7 +261,7 @@ impl Supervisor {
     /// from that.
     fn memory_report(&self, memory: &crate::memory::Memory, snapshots: &[Snapshot]) -> api::Memory {
         let own = || snapshots.iter().filter_map(|snapshot| snapshot.memories.get(usize::from(memory.number)));
-        let is_former = memory.holder == crate::memory::Holder::Former;
+        let is_former = memory.holder == sluice_config::tenancy::Holder::Former;
         let sum = |of: fn(&Copied) -> u64| if is_former { 0 } else { own().map(|(_, copied)| of(copied)).sum() };
         let geometry = memory.geometry();
         api::Memory {

@@ -27,12 +27,12 @@ use sluice_shm::page::Counter;
 
 use super::change::{Gone, Start, start_of};
 use super::{HELLO_PATIENCE, NfState, ServiceState, Supervisor, SupervisorError};
-use crate::config::host::{self, Host};
 use crate::controller::events::Subject;
 use crate::nf::State;
 use crate::nf::succession::Succession;
 use sluice_api::config as model;
 use sluice_api::model::{self as api, EventKind};
+use sluice_config::host::{self, Host};
 
 /// How long instances of a new version may take to be ready, handlers and all.
 pub(super) const READY_PATIENCE: Duration = Duration::from_secs(30);

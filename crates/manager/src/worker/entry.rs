@@ -12,12 +12,13 @@ use crate::asker;
 use crate::chain::{self, Drop, Path, PathRegistry, Tables};
 use crate::classify::advice::{Answer, UNASKED};
 use crate::classify::flow_table::Decision;
-use crate::classify::key::{FlowKey, LONG, SHORT, protocol};
+use crate::classify::key::{FlowKey, LONG, SHORT};
 use crate::classify::rule::Terms;
 use crate::classify::{Classifier, Lookup, tcp};
 use crate::director::{Asked, Director, Env, Waiting};
 use crate::forward::Plane;
 use crate::frame::Packet;
+use sluice_config::protocol;
 
 /// TCP flags of a packet; 0 if it has none, or they cannot be read.
 #[inline(always)]

@@ -619,7 +619,7 @@ mod tests {
 
     #[test]
     fn each_kind_of_port_is_in_the_help() {
-        use sluice_manager::config::schema::SECTIONS;
+        use sluice_config::schema::SECTIONS;
         let mut command = Cli::command();
         let add = command.find_subcommand_mut("port").unwrap().find_subcommand_mut("add").unwrap();
         let help = add.render_long_help().to_string();

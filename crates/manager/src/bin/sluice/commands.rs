@@ -11,8 +11,8 @@ use sluice_api::client::{Client, ClientError};
 use sluice_api::config::{self as config, Config, PortRange};
 use sluice_api::health::Verdict;
 use sluice_api::model::{Apply, Event, TraceRequest, Upgrade};
-use sluice_manager::config::host::Host;
-use sluice_manager::config::{ConfigErrors, load, problem};
+use sluice_config::host::Host;
+use sluice_config::{ConfigErrors, load, problem};
 use sluice_manager::port;
 
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
@@ -89,7 +89,7 @@ fn list<T: Serialize>(out: &mut dyn Write, all: &[T], as_json: bool, none: &str,
 
 fn check(args: &Check, out: &mut dyn Write) -> anyhow::Result<()> {
     if args.explain {
-        out.write_all(sluice_manager::config::schema::reference().as_bytes())?;
+        out.write_all(sluice_config::schema::reference().as_bytes())?;
     }
     let Some(path) = &args.config else { return Ok(()) };
     // With the host, ports are looked at as sluiced does it before it starts.

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use sluice_api::config::{Config, Gen, Service};
+use sluice_config::{host, load};
 use sluice_host::user::User;
-use sluice_manager::config::{host, load};
 use sluice_manager::estimate::kept::{self, Entry, Kept, Of};
 use sluice_manager::estimate::{self, Estimate, EstimateError, Names, Plan, References, Spread, Subject, packets};
 

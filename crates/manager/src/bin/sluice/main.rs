@@ -24,9 +24,9 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use sluice_config::ConfigErrors;
 use sluice_host::notice::in_one_line;
 use sluice_host::processes::helper;
-use sluice_manager::config::ConfigErrors;
 
 fn main() -> ExitCode {
     if let Some(code) = helper::take_over() {

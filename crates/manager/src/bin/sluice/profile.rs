@@ -11,7 +11,7 @@ use sluice_cache::control::CacheControl;
 use sluice_cache::host::Processor;
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
 use sluice_cache::trace::Traced;
-use sluice_manager::config::host;
+use sluice_config::host;
 use sluice_manager::estimate::Subject;
 use sluice_manager::profile::again::{self, Again};
 use sluice_manager::profile::traffic::Traffic;

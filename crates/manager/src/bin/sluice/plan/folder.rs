@@ -19,6 +19,7 @@ use anyhow::{Context, bail, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 use sluice_host::file::{self, Lock};
+use sluice_config::nearest::nearest;
 use sluice_slo::placement::{PlacedServer, Placement, ServerShape};
 use sluice_slo::profile::Key;
 use sluice_slo::slo::Slo;
@@ -262,10 +263,9 @@ impl Plan {
         if let Some(found) = self.slos.iter().find(|admitted| admitted.slo.name == name) {
             return Ok(found);
         }
-        let names = self.slos.iter().map(|admitted| admitted.slo.name.as_str());
-        let near = names.map(|known| (strsim::damerau_levenshtein(name, known), known)).min().filter(|(edits, _)| *edits <= 2);
-        match near {
-            Some((_, near)) => bail!("no SLO is named \"{name}\"; did you mean \"{near}\"?"),
+        let names: Vec<&str> = self.slos.iter().map(|admitted| admitted.slo.name.as_str()).collect();
+        match nearest(name, &names) {
+            Some(near) => bail!("no SLO is named \"{name}\"; did you mean \"{near}\"?"),
             None => bail!("no SLO is named \"{name}\"; `sluice slo list` shows all"),
         }
     }

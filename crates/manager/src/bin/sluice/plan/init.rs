@@ -9,8 +9,8 @@ use clap::Args;
 use sluice_cache::control::CacheControl;
 use sluice_cache::host::{Processor, l3_caches};
 use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
+use sluice_config::host::Host;
 use sluice_host::file;
-use sluice_manager::config::host::Host;
 use sluice_manager::profile::all_ways;
 use sluice_slo::placement::ServerShape;
 

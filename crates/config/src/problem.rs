@@ -208,6 +208,12 @@ pub fn count(problems: &[Problem]) -> String {
     words.collect::<Vec<_>>().join(" and ")
 }
 
+impl From<ConfigErrors> for sluice_api::ApiError {
+    fn from(errors: ConfigErrors) -> Self {
+        Self::bad_input(errors.to_string().trim_end(), "nothing was changed; mend the configuration and send it again")
+    }
+}
+
 impl From<Problem> for ConfigErrors {
     fn from(problem: Problem) -> Self {
         Self { problems: vec![problem] }

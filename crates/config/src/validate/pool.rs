@@ -1,8 +1,8 @@
 //! Checks of services that are not shared: their pools, and the chains that they stand in.
 
 use super::Validation;
-use crate::config::class::Class;
-use crate::config::problem::At;
+use crate::class::Class;
+use crate::problem::At;
 use sluice_api::config::{Config, Per, PortKind, Service, WhenEmpty, hop};
 
 /// Most pooled services of a connection, over all chains that it passes.

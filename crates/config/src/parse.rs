@@ -6,7 +6,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::nearest;
-use crate::classify::key;
+use super::protocol::{ICMP, ICMPV6, TCP, UDP, has_ports};
 
 /// Which protocols a rule matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -22,15 +22,6 @@ pub enum ProtocolMatch {
     Number(u8),
 }
 
-/// IANA's number of ICMP.
-pub const ICMP: u8 = 1;
-/// IANA's number of TCP.
-pub const TCP: u8 = 6;
-/// IANA's number of UDP.
-pub const UDP: u8 = 17;
-/// IANA's number of ICMP for IPv6.
-pub const ICMPV6: u8 = 58;
-
 /// The words that [`protocol`] knows, besides numbers.
 pub const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
 
@@ -40,7 +31,7 @@ impl ProtocolMatch {
         match self {
             Self::Any | Self::Ip => true,
             Self::NonIp => false,
-            Self::Number(n) => key::has_ports(n),
+            Self::Number(n) => has_ports(n),
         }
     }
 
@@ -115,7 +106,7 @@ pub(super) fn bits(text: &str, most: u8) -> Option<u8> {
 }
 
 /// An address with all bits behind the first `bits` cleared.
-pub(crate) fn network_of(address: IpAddr, bits: u8) -> IpAddr {
+pub fn network_of(address: IpAddr, bits: u8) -> IpAddr {
     match address {
         IpAddr::V4(a) => Ipv4Addr::from_bits(a.to_bits() & u32::MAX.checked_shl(32 - u32::from(bits)).unwrap_or(0)).into(),
         IpAddr::V6(a) => Ipv6Addr::from_bits(a.to_bits() & u128::MAX.checked_shl(128 - u32::from(bits)).unwrap_or(0)).into(),

@@ -1,15 +1,15 @@
 //! Checks of whose memory is whose: of ports that belong to a tenant, and of tenants that have frames of their own.
 
 use super::Validation;
-use crate::config::nearest;
-use crate::config::problem::At;
-use crate::memory;
+use crate::nearest;
+use crate::problem::At;
+use crate::tenancy;
 
 impl Validation<'_> {
     /// A tenant's name is told from what arenas of nobody are called.
     pub(super) fn name_of_tenant(&mut self, at: At, name: &str) {
         self.word(at, "the name of a tenant", name, true);
-        if memory::is_taken(name) {
+        if tenancy::is_taken(name) {
             self.error(
                 at,
                 format!("no tenant can be called \"{name}\": so status and metrics call packet memory that is no named tenant's"),
@@ -21,7 +21,7 @@ impl Validation<'_> {
     /// A port that belongs to a tenant gives its packets to nobody else, and every tenant that is named is one.
     pub(super) fn tenants(&mut self) {
         let config = self.config;
-        let known: Vec<&str> = memory::tenants(config).into_iter().flatten().collect();
+        let known: Vec<&str> = tenancy::tenants(config).into_iter().flatten().collect();
         let help = |name: &str| match known[..] {
             [] => format!("write tenant = \"{name}\" in the [[service]] sections of its NFs"),
             _ => nearest::hint(name, &known),
@@ -38,8 +38,8 @@ impl Validation<'_> {
                 continue;
             }
             let is_there = |chain: &str| config.chains.iter().any(|known| known.name == chain);
-            let mut others = memory::chains_of(config, &port.name).filter(|(_, chain)| is_there(chain));
-            let other = others.find(|(_, chain)| memory::entry_of(config, chain) != Some(Some(tenant)));
+            let mut others = tenancy::chains_of(config, &port.name).filter(|(_, chain)| is_there(chain));
+            let other = others.find(|(_, chain)| tenancy::entry_of(config, chain) != Some(Some(tenant)));
             if let Some((rule, chain)) = other {
                 self.error(
                     at,
@@ -64,7 +64,7 @@ mod tests {
              \"r\"\nattach = true\ntenant = \"red\"\n[[service]]\nname = \"s\"\nattach = true\n[[chain]]\nname = \"c\"\nservices = \
              [{chain}]\negress = \"b\"\n[[chain]]\nname = \"d\"\nservices = [\"r\"]\negress = \"b\"\n[[rule]]\n{rule}\n"
         );
-        crate::config::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+        crate::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
     }
 
     #[test]
@@ -87,7 +87,7 @@ mod tests {
     fn no_tenant_is_called_like_memory_of_nobody() {
         let of = |tenant: &str| {
             let text = format!("[[service]]\nname = \"r\"\nattach = true\ntenant = \"{tenant}\"\n");
-            crate::config::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+            crate::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
         };
         for name in ["ingress", "former", "-"] {
             assert!(of(name).contains("no tenant can be called"), "{name}: {}", of(name));
@@ -107,7 +107,7 @@ mod tests {
         ] {
             let service = "[[service]]\nname = \"r\"\nattach = true\ntenant = \"red\"\n";
             let text = format!("[memory]\ntenants = {frames}\n{service}");
-            let text = crate::config::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new());
+            let text = crate::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new());
             assert!(if words.is_empty() { text.is_empty() } else { text.contains(words) }, "{frames}: {text}");
         }
     }

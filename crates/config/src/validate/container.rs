@@ -73,7 +73,7 @@ impl Validation<'_> {
 mod tests {
 
     fn said(service: &str) -> String {
-        match crate::config::load::parse(&format!("[[service]]\nname = \"nf\"\n{service}\n"), "a.toml") {
+        match crate::load::parse(&format!("[[service]]\nname = \"nf\"\n{service}\n"), "a.toml") {
             Ok(_) => String::new(),
             Err(errors) => errors.to_string(),
         }

@@ -1,7 +1,7 @@
 //! Checks of when instances that sleep are woken.
 
 use super::Validation;
-use crate::config::problem::At;
+use crate::problem::At;
 use sluice_api::config::{Mode, Per, Service, Wakeup, hop};
 
 impl Validation<'_> {

@@ -113,7 +113,7 @@ fn differences_of_rules(old: &[config::Rule], new: &[config::Rule]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::diff::diff;
+    use crate::diff::diff;
 
     fn lines(old: &config::Config, new: &config::Config) -> Vec<String> {
         diff(old, new).iter().map(|step| describe(step, old).to_string()).collect()

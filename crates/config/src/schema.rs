@@ -1002,10 +1002,10 @@ mod tests {
         let mut docs: BTreeMap<(String, String), String> = BTreeMap::new();
         let (mut owner, mut doc, mut rename) = (String::new(), String::new(), None);
         for line in concat!(
-            include_str!("../../../api/src/config.rs"),
-            include_str!("../../../api/src/config/pool.rs"),
-            include_str!("../../../api/src/config/promise.rs"),
-            include_str!("../../../api/src/config/wakeup.rs")
+            include_str!("../../api/src/config.rs"),
+            include_str!("../../api/src/config/pool.rs"),
+            include_str!("../../api/src/config/promise.rs"),
+            include_str!("../../api/src/config/wakeup.rs")
         )
         .lines()
         {
@@ -1053,7 +1053,7 @@ mod tests {
 
     #[test]
     fn the_reference_names_every_key() {
-        let reference = crate::config::schema::reference();
+        let reference = crate::schema::reference();
         for key in SECTIONS.iter().flat_map(|s| s.keys).chain(POOL).chain(CONTAINER).chain(WAKEUP) {
             assert!(reference.contains(&format!("\n  {}: {}; ", key.name, key.takes.words())), "{}", key.name);
             assert!(reference.contains(key.meaning));

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use sluice_shm::arena::Geometry;
 
-use crate::memory;
+use crate::tenancy;
 
 use super::nearest;
 use super::problem::{At, Problem};
@@ -51,7 +51,7 @@ impl Host {
             uid: rustix::process::geteuid().as_raw(),
             beside: std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf)),
             path: std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect()).unwrap_or_default(),
-            dpdk: cfg!(feature = "dpdk"),
+            dpdk: sluice_dpdk::BUILT_IN,
         }
     }
 
@@ -383,7 +383,7 @@ fn takes_no_files(folder: &Path) -> Option<&'static str> {
 /// Bytes of the packet memory of each arena.
 fn arenas(config: &Config) -> Vec<u64> {
     let stride = Geometry::stride_for(config.memory.packet_bytes as usize) as u64;
-    memory::holders(config).iter().map(|of| u64::from(memory::frames_of(&config.memory, of)) * stride).collect()
+    tenancy::holders(config).iter().map(|of| u64::from(tenancy::frames_of(&config.memory, of)) * stride).collect()
 }
 
 /// Bytes in words, in the largest unit of which there is one.
@@ -497,7 +497,7 @@ mod tests {
     }
 
     fn said(text: &str, host: &Host) -> Vec<String> {
-        let config = crate::config::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
+        let config = crate::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"));
         check(&config, host).iter().map(|p| p.to_string().replace("\n ", "")).collect()
     }
 
@@ -556,7 +556,7 @@ mod tests {
         assert_eq!(exec("/etc/passwd"), ["service[0].exec: /etc/passwd is no program = write the path of one"]);
         assert_eq!(exec("/usr/bin"), ["service[0].exec: /usr/bin is a folder = name the program in it"]);
         assert_eq!(exec("/no/nat"), ["service[0].exec: there is no program /no/nat = correct the path, or build it"]);
-        let mut config = crate::config::load::parse(&service("exec = \"ids\""), "a.toml").unwrap();
+        let mut config = crate::load::parse(&service("exec = \"ids\""), "a.toml").unwrap();
         resolve(&mut config, &host);
         assert_eq!(config.services[0].exec.as_deref(), Some(Path::new("/opt/sluice/ids")));
     }

@@ -1,8 +1,8 @@
 //! Checks of priorities: of rules and of tenants.
 
 use super::Validation;
-use crate::config::nearest;
-use crate::config::problem::At;
+use crate::nearest;
+use crate::problem::At;
 
 impl Validation<'_> {
     /// Every priority is above 0, and every tenant that a rule names is known.
@@ -50,7 +50,7 @@ mod tests {
             "[sched]\n{sched}\n[[port]]\nname = \"a\"\nkind = \"gen\"\n[[port]]\nname = \"b\"\nkind = \"sink\"\n[[chain]]\nname = \
              \"c\"\negress = \"b\"\n[[rule]]\nport = \"a\"\nchain = \"c\"\n{rule}\n"
         );
-        crate::config::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
+        crate::load::parse(&text, "a.toml").map_or_else(|errors| errors.to_string(), |_| String::new())
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! What is said of wrong configurations, word by word, and that nothing said to the parser makes it panic.
 
-use std::collections::HashMap;
 use std::path::Path;
 
 use proptest::prelude::*;
@@ -8,7 +7,6 @@ use proptest::prelude::*;
 use sluice_api::config::{self as model, Config};
 
 use super::*;
-use crate::classify;
 
 /// A valid configuration, without warnings, that cases add to.
 const BASE: &str = r#"
@@ -664,14 +662,14 @@ fn warnings() {
 fn a_problem_looks_like_this() {
     let text =
         "[[rule]]\nchain = \"wbe\"\n[[chain]]\nname = \"web\"\negress = \"out0\"\n[[port]]\nname = \"out0\"\nkind = \"sink\"\n";
-    let errors = crate::config::load::parse(text, "sluice.toml").unwrap_err();
+    let errors = crate::load::parse(text, "sluice.toml").unwrap_err();
     assert_eq!(errors.errors(), 1);
     assert_eq!(
         errors.to_string(),
         "sluice.toml:2:9: error: no chain is called \"wbe\"\n  |\n2 | chain = \"wbe\"\n  |         ^^^^^\n  = did you mean \"web\"?"
     );
     let twice = format!("{text}[[port]]\nname = \"out0\"\nkind = \"sink\"\n");
-    assert!(crate::config::load::parse(&twice, "sluice.toml").unwrap_err().to_string().ends_with(
+    assert!(crate::load::parse(&twice, "sluice.toml").unwrap_err().to_string().ends_with(
         "sluice.toml:10:8: error: two ports are called \"out0\"\n   |\n10 | name = \"out0\"\n   |        ^^^^^^\n   = the first is \
          on line 7\n   \
          = give this one another name"
@@ -694,7 +692,7 @@ fn a_chain_is_not_too_long() {
 
 #[test]
 fn an_empty_text_is_a_configuration() {
-    assert_eq!(crate::config::load::parse("", "a.toml").unwrap(), Config::default());
+    assert_eq!(crate::load::parse("", "a.toml").unwrap(), Config::default());
 }
 
 #[test]
@@ -713,7 +711,7 @@ fn relative_paths_count_from_the_folder_of_the_file() {
      \"/tmp/out.pcap\"\n\
                 [[service]]\nname = \"a\"\nexec = \"a\"\n[[service]]\nname = \"b\"\nexec = \"./b\"\n";
     std::fs::write(&file, text).unwrap();
-    let config = crate::config::load::load(&file).unwrap();
+    let config = crate::load::load(&file).unwrap();
     let folder = folder.path().canonicalize().unwrap();
     assert_eq!(config.manager.runtime_dir, folder.join("run"));
     let model::PortKind::Pcap(pcap) = &config.ports[0].kind else { panic!("a pcap port") };
@@ -727,8 +725,7 @@ fn relative_paths_count_from_the_folder_of_the_file() {
 fn files_that_cannot_be_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a.toml");
-    let said =
-        |path: &Path| crate::config::load::load(path).unwrap_err().to_string().replace(&folder.path().display().to_string(), "DIR");
+    let said = |path: &Path| crate::load::load(path).unwrap_err().to_string().replace(&folder.path().display().to_string(), "DIR");
     assert_eq!(
         said(&file),
         "DIR/a.toml: cannot read the configuration: No such file or directory (os error 2)\n  = give the path of a configuration; \
@@ -827,46 +824,19 @@ fn nearly() -> impl Strategy<Value = String> {
     })
 }
 
-/// Rules of which each key is one of a few words, right and wrong.
-fn some_rule() -> impl Strategy<Value = model::Rule> {
-    let word = |words: Vec<&'static str>| prop::option::of(proptest::sample::select(words).prop_map(String::from));
-    let prefix =
-        || word(vec!["10.0.0.0/8", "10.0.0.1/8", "0.0.0.0/0", "192.0.2.1", "::/0", "2001:db8::/32", "::1/64", "x", "10.0.0.0/33"]);
-    let range = || word(vec!["80", "0-65535", "9-8", " 1", "x", "1-2-3"]).prop_map(|r| r.map(model::PortRange::Text));
-    let protocol = word(vec!["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip", "132", "50", "0", "255", "256", "-1", "+1", "TCP"]);
-    let numbers = (prop::option::of(4090u16..4097), prop::option::of(60u8..66));
-    (protocol, prefix(), prefix(), range(), range(), numbers).prop_map(|(protocol, src, dst, src_port, dst_port, (vlan, dscp))| {
-        model::Rule { protocol, src, dst, src_port, dst_port, vlan, dscp, chain: "web".into(), ..model::Rule::default() }
-    })
-}
-
 proptest! {
     #[test]
-    fn a_valid_rule_is_one_that_the_classifier_takes(rule in some_rule()) {
-        let mut config = crate::config::load::parse(BASE, "a.toml").unwrap();
-        config.rules = vec![rule.clone()];
-        if !validate::validate(&config).iter().any(Problem::is_error) {
-            let compiled = classify::rule::Rule::compile(&rule, 0, &HashMap::new(), &HashMap::from([("web".into(), 0)]));
-            prop_assert!(compiled.is_ok(), "{:?}", compiled);
-            let compiled = compiled.unwrap();
-            for (range, compiled) in [(rule.src_port, compiled.src_port), (rule.dst_port, compiled.dst_port)] {
-                prop_assert_eq!(range.map(|r| r.bounds().unwrap()), compiled.map(|c| (*c.start(), *c.end())));
-            }
-        }
-    }
-
-    #[test]
     fn any_text_is_read_or_refused(text in any::<String>()) {
-        if let Err(errors) = crate::config::load::parse(&text, "a.toml") {
+        if let Err(errors) = crate::load::parse(&text, "a.toml") {
             prop_assert!(errors.errors() > 0 && !errors.to_string().is_empty());
         }
     }
 
     #[test]
     fn any_near_miss_is_read_or_refused(text in nearly()) {
-        match crate::config::load::parse(&text, "a.toml") {
+        match crate::load::parse(&text, "a.toml") {
             // What is valid stays so when it is written and read again.
-            Ok(config) => prop_assert_eq!(crate::config::load::parse(&toml::to_string(&config).unwrap(), "b.toml").unwrap(), config),
+            Ok(config) => prop_assert_eq!(crate::load::parse(&toml::to_string(&config).unwrap(), "b.toml").unwrap(), config),
             Err(errors) => {
                 prop_assert!(errors.errors() > 0);
                 // serde found nothing that the shape let through, so every problem has a place and says what to do.

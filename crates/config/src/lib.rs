@@ -17,7 +17,10 @@ pub mod pool;
 pub mod privileges;
 pub mod problem;
 pub mod promise;
+pub mod protocol;
 pub mod schema;
+pub mod socket;
+pub mod tenancy;
 pub mod validate;
 pub mod wakeup;
 

@@ -1,7 +1,9 @@
 //! What is checked of services whose programs know nothing of Sluice.
 
 use super::{At, Validation};
-use crate::foreign::{wire, xdp};
+use sluice_api::config::AF_XDP_LARGEST;
+
+use crate::socket;
 use sluice_api::config::{Chain, Drops, Service, Via, hop};
 use sluice_host::link;
 
@@ -100,7 +102,7 @@ impl Validation<'_> {
                 "write drops = \"by-design\" for a tap, or two interfaces",
             );
         }
-        let most = xdp::LARGEST as u64 - 18;
+        let most = AF_XDP_LARGEST as u64 - 18;
         if service.via == Via::AfXdp && u64::from(service.mtu) > most {
             self.error(
                 at("mtu"),
@@ -117,7 +119,7 @@ impl Validation<'_> {
                 );
             }
             for interface in &service.interfaces {
-                if let Err(what) = wire::socket(&self.config.manager.runtime_dir, &format!("{name}.999"), interface) {
+                if let Err(what) = socket::of_side(&self.config.manager.runtime_dir, &format!("{name}.999"), interface) {
                     self.error(at("interfaces"), what, "choose a shorter `runtime_dir`, or other names");
                 }
             }
@@ -186,7 +188,7 @@ mod tests {
             "[[port]]\nname = \"p\"\nkind = \"sink\"\n[[service]]\nname = \"nf\"\nexec = \"x\"\n\
              [[service]]\nname = \"f\"\n{service}\n[[chain]]\nname = \"c\"\nservices = [{chain}]\negress = \"p\"\n"
         );
-        match crate::config::load::parse(&text, "a.toml") {
+        match crate::load::parse(&text, "a.toml") {
             Ok(_) => String::new(),
             Err(errors) => {
                 errors.problems.iter().filter(|p| p.is_error()).map(|p| format!("{}; {}\n", p.message, p.help)).collect()
@@ -252,8 +254,8 @@ mod tests {
                 "[[port]]\nname = \"p\"\nkind = \"sink\"\n[[service]]\nname = \"f\"\nkind = \"foreign\"\npid_file = \"/run/f.pid\"\n{netns}\n\
                  [[chain]]\nname = \"c\"\nservices = [\"f\"]\negress = \"p\"\n"
             );
-            let loaded = crate::config::load::read_text(&text, "a.toml").unwrap();
-            let about = |p: &&crate::config::Problem| p.message.contains("is there before the network namespace");
+            let loaded = crate::load::read_text(&text, "a.toml").unwrap();
+            let about = |p: &&crate::Problem| p.message.contains("is there before the network namespace");
             loaded.warnings.iter().filter(about).map(|p| p.help.clone()).collect::<Vec<_>>()
         };
         assert_eq!(warnings("netns = \"theirs\""), Vec::<String>::new());

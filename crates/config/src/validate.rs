@@ -10,8 +10,9 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::nearest;
-use super::parse::{self, ICMP, ProtocolMatch};
+use super::parse::{self, ProtocolMatch};
 use super::problem::{At, Problem};
+use super::protocol::ICMP;
 use super::schema::{self, Preset, SECTIONS, Type};
 use sluice_api::config::{
     AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Priorities, Rule, Service,

@@ -213,7 +213,7 @@ mod tests {
     }
 
     fn said(text: &str, host: &Host) -> Vec<String> {
-        let config = crate::config::load::parse(text, "a.toml").unwrap();
+        let config = crate::load::parse(text, "a.toml").unwrap();
         let problems = check(&config, host);
         assert!(problems.iter().all(|problem| !problem.is_error()));
         problems.iter().map(|problem| format!("{}: {}", problem.message, problem.help)).collect()

@@ -164,7 +164,7 @@ mod tests {
         }
 
         fn said(&self, keys: &str) -> Vec<String> {
-            let config = crate::config::load::parse(&format!("[[service]]\nname = \"s\"\n{keys}\n"), "a.toml").unwrap();
+            let config = crate::load::parse(&format!("[[service]]\nname = \"s\"\n{keys}\n"), "a.toml").unwrap();
             let service = &config.services[0];
             let problems = check(0, service, service.container.as_ref().unwrap(), &self.host);
             let root = self.folder.path().display().to_string();

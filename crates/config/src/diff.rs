@@ -156,20 +156,20 @@ pub fn diff(old: &Config, new: &Config) -> Vec<Change> {
 }
 
 /// Whether services differ in nothing but the number and the cores of instances, and some stay where they are.
-pub(crate) fn some_stay(before: &Service, after: &Service) -> bool {
+pub fn some_stay(before: &Service, after: &Service) -> bool {
     let alike = Service { instances: after.instances, cores: after.cores.clone(), ..before.clone() } == *after;
     let [old, new] = [before, after].map(|service| cores_of(service.instances, &service.cores));
     alike && !after.is_pooled() && beyond(&old, &new).len() < old.len()
 }
 
 /// The core of each of so many instances.
-pub(crate) fn cores_of(instances: u32, cores: &[usize]) -> Vec<usize> {
+pub fn cores_of(instances: u32, cores: &[usize]) -> Vec<usize> {
     cores.iter().copied().cycle().take(instances as usize).collect()
 }
 
 /// What brings a service's instances to the cores where they shall be.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Turnover {
+pub struct Turnover {
     /// The cores of those to be started.
     pub starts: Vec<usize>,
     /// Those to be stopped, by their places among those that live.
@@ -178,7 +178,7 @@ pub(crate) struct Turnover {
 
 /// What is to be started and stopped where instances live on some cores, were wanted on others before, and are wanted on others now. One that lives
 /// where none was wanted was moved there: it stands for one that is not where it was. Of those that live on the same core the first stay.
-pub(crate) fn turnover(before: &[usize], wanted: &[usize], living: &[usize]) -> Turnover {
+pub fn turnover(before: &[usize], wanted: &[usize], living: &[usize]) -> Turnover {
     let cores = |of: &[usize], places: Vec<usize>| places.into_iter().map(|place| of[place]).collect::<Vec<_>>();
     let lacks = cores(wanted, beyond(wanted, living));
     let rest = beyond(living, wanted);
@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     fn config(text: &str) -> Config {
-        crate::config::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
+        crate::load::parse(text, "a.toml").unwrap_or_else(|errors| panic!("{errors}"))
     }
 
     fn told(old: &str, new: &str) -> Vec<String> {
