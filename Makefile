@@ -21,7 +21,7 @@ define newline
 
 
 endef
-with := $(strip $(if $(filter yes,$(DPDK)),sluice-manager/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-manager/optimiser))
+with := $(strip $(if $(filter yes,$(DPDK)),sluice-manager/dpdk) $(if $(filter yes,$(OPTIMISER)),sluice-client/optimiser))
 FEATURES := $(if $(with),--features $(subst $() $(),$(comma),$(with)))
 
 .PHONY: help
@@ -35,14 +35,14 @@ deps: ## install what building, testing and the demo need (Debian; root for pack
 .PHONY: demo
 demo: ## two namespaces joined only through Sluice, real TCP, a report (root)
 	scripts/deps demo
-	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-nf-firewall -p sluice-nf-nat -p sluice-nf-monitor \
+	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-client -p sluice-nf-firewall -p sluice-nf-nat -p sluice-nf-monitor \
 	    --features sluice-manager/dpdk
 	demo/run $(TARGET)/release
 
 .PHONY: demo-container
 demo-container: ## the firewall in an OCI container, made of what was built here (root)
 	scripts/deps demo
-	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-nf-firewall \
+	cargo build --release $(CARGO_FLAGS) -p sluice-manager -p sluice-client -p sluice-nf-firewall \
 	    $(if $(filter yes,$(DPDK)),--features sluice-manager/dpdk)
 	demo/container $(TARGET)/release
 
@@ -57,7 +57,7 @@ build: ## release build of everything: daemon, client, NFs, C library, NFs in C
 test: ## all tests, with DPDK and the solver where they can be built, and the model check of the ring
 	scripts/deps --check test
 ifneq ($(FEATURES),)
-	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-slo -p sluice-dpdk --lib --bins
+	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-client -p sluice-slo -p sluice-dpdk --lib --bins
 endif
 	$(MAKE) programs
 	scripts/trace-nf firewall lookup macswap nat
@@ -114,7 +114,7 @@ clippy:
 	cargo clippy -p sluice-nf --features trace --all-targets $(CARGO_FLAGS) -- -D warnings
 ifneq ($(FEATURES),)
 	cargo clippy --workspace --all-targets $(CARGO_FLAGS) $(FEATURES) -- -D warnings
-	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager --features $(feature)$(newline)	)
+	$(foreach feature,$(with),cargo check $(CARGO_FLAGS) -p sluice-manager -p sluice-client --features $(feature)$(newline)	)
 endif
 
 .PHONY: doc

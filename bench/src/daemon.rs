@@ -355,7 +355,7 @@ pub mod tests {
     fn missing_programs_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let error = Programs::in_folder(folder.path(), &["sluice-nf-bridge"]).unwrap_err().to_string();
-        assert!(error.contains("no sluiced in") && error.contains("cargo build --release -p sluice-manager"), "{error}");
+        assert!(error.contains("no sluiced in") && error.contains("cargo build --release --workspace"), "{error}");
         std::fs::write(folder.path().join("sluiced"), "").unwrap();
         let error = Programs::in_folder(folder.path(), &["sluice-nf-bridge"]).unwrap_err().to_string();
         assert!(error.contains("no sluice-nf-bridge in"), "{error}");

@@ -831,7 +831,7 @@ pub struct Stats {
 
 /// What chains, ports, NFs, pools and rules have counted that are not there any more, and of whose
 /// name there is none. Packets that were inside when a chain was removed are counted to their end.
-/// The rule is in [`totals`](super::totals).
+/// The rule is in `totals` of the daemon.
 #[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
 pub struct Gone {
     /// Packets let into chains.

@@ -1,7 +1,7 @@
 //! Every section and key: type, default, meaning.
 //!
 //! This one table is what the reading checks keys and types against ([`super::load`]), what numbers are checked against
-//! ([`super::validate`]), and what `sluice check --explain` prints ([`Config::reference`]). Tests hold it to the model: the same
+//! ([`super::validate`]), and what `sluice check --explain` prints ([`reference()`]). Tests hold it to the model: the same
 //! keys, the same defaults, and the same words as the model's doc comments.
 
 use std::fmt::Write;

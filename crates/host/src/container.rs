@@ -16,7 +16,7 @@
 //! - The runtime is started as any program of an NF is, with [`SpawnSpec::apart`]: as the first process of a process namespace. It stays
 //!   as the container's parent (`run` in the foreground). So all of a container ends when its runtime is killed, and the runtime is
 //!   killed with the manager, by the kernel: nothing of it outlives the manager, not for a moment.
-//! - When the NF says hello, the kernel tells its process by a pidfd ([`super::attach`]): from then on it is scheduled, weighed, watched
+//! - When the NF says hello, the kernel tells its process by a pidfd (the NF socket): from then on it is scheduled, weighed, watched
 //!   and stopped like any other, and the runtime is the *wrapper* that ends with it.
 //! - The runtime finds one cgroup, which the manager has made for it, in place of those of the host. In the cgroups that weigh and freeze
 //!   NFs the manager places the NF's process itself. So a host with cgroups of version 1, 2 or both is the same to the runtime (crun

@@ -1,6 +1,6 @@
 //! The manager: takes packets from ports, through chains of NF processes, to ports.
 //!
-//! The modules stand in the order in which a packet meets them, then those that only the supervisor's thread enters.
+//! The modules of the packet path come first, then those that only the supervisor's thread enters.
 
 // What panics when nobody reads it: `log_line!` does not.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]

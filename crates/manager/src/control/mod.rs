@@ -2,8 +2,8 @@
 //!
 //! Problem: an operator, a script and a monitoring system want to see and change what the daemon does, while packets flow and
 //! without any of them being able to hold a packet up. Approach: HTTP/1.1 and JSON on a Unix socket ([`server`]), served by one
-//! thread of its own; what is asked for is done by a [`Backend`], which the supervisor is. The words of the API are in [`model`],
-//! [`client`] speaks it, and `deploy/openapi.json` describes it to others.
+//! thread of its own; what is asked for is done by a [`Backend`], which the supervisor is. The words of the API are in [`sluice_api::model`],
+//! [`sluice_api::client`] speaks it, and `deploy/openapi.json` describes it to others.
 //!
 //! Trust: the socket has file mode 0600, and the server asks the kernel for the peer's user as well: only root and the daemon's own
 //! user are answered. Limits: see [`server::Limits`].
@@ -21,9 +21,9 @@ use sluice_api::{ApiError, config, model, promise};
 /// changes has taken effect when it returns.
 ///
 /// # Errors
-/// Each call refuses bad input ([`ErrorKind::BadInput`]), names that nothing has ([`ErrorKind::NotFound`]), what the present state
-/// forbids, such as a second port of one name or the removal of one that a chain needs ([`ErrorKind::Conflict`]), and everything
-/// during shutdown ([`ErrorKind::ShuttingDown`]). A call that is refused has changed nothing.
+/// Each call refuses bad input ([`sluice_api::ErrorKind::BadInput`]), names that nothing has ([`sluice_api::ErrorKind::NotFound`]), what the present state
+/// forbids, such as a second port of one name or the removal of one that a chain needs ([`sluice_api::ErrorKind::Conflict`]), and everything
+/// during shutdown ([`sluice_api::ErrorKind::ShuttingDown`]). A call that is refused has changed nothing.
 #[allow(clippy::missing_errors_doc)] // one section above for all
 pub trait Backend: Send + Sync {
     /// What the daemon is and has.
@@ -49,7 +49,7 @@ pub trait Backend: Send + Sync {
     fn move_nf(&self, name: &str, core: usize) -> Result<model::Nf, ApiError>;
 
     /// Stops an instance: no new packets, those inside come back, then it leaves. The last one of a service that an open chain passes is
-    /// removed with `force` alone, and refused without ([`ErrorKind::Conflict`]).
+    /// removed with `force` alone, and refused without ([`sluice_api::ErrorKind::Conflict`]).
     fn remove_nf(&self, name: &str, force: bool) -> Result<(), ApiError>;
 
     /// Adds a service and starts its instances.

@@ -59,7 +59,7 @@ pub const OPENAPI: &str = include_str!("../../../../deploy/openapi.json");
 pub const SPARE: usize = 8;
 
 /// Time between two looks at the socket's file.
-const LOOK: Duration = Duration::from_secs(1);
+pub const LOOK: Duration = Duration::from_secs(1);
 
 /// What a client may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

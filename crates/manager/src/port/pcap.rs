@@ -57,7 +57,7 @@ pub const BUFFERS: usize = 16;
 pub const NAP: Duration = Duration::from_millis(8);
 
 /// Time between two attempts to write what the disk has refused.
-const RETRY: Duration = Duration::from_millis(100);
+pub const RETRY: Duration = Duration::from_millis(100);
 
 /// How long the opening of a file may take.
 pub const OPENING: Duration = Duration::from_secs(5);

@@ -9,7 +9,7 @@ fn a_short_run_of_chaos_finds_nothing_amiss() {
     build_nfs();
     let folder = tempfile::tempdir().unwrap();
     let json = folder.path().join("chaos.json");
-    let answer = Command::new(env!("CARGO_BIN_EXE_sluice"))
+    let answer = Command::new(crate::support::sluice())
         .args(["bench", "chaos", "--seconds", "10", "--seed", "1", "--repeats", "1", "--only", "apart", "--json"])
         .arg(&json)
         .output()

@@ -324,7 +324,7 @@ fn a_container_speaks_for_its_own_nf_only() {
     let mut config = fs::read_to_string(daemon.folder().join("sluice.toml")).unwrap();
     config += &liar;
     fs::write(daemon.folder().join("sluice.toml"), config).unwrap();
-    let applied = Command::new(env!("CARGO_BIN_EXE_sluice"))
+    let applied = Command::new(crate::support::sluice())
         .arg("--socket")
         .arg(daemon.run_dir().join("control.sock"))
         .arg("apply")

@@ -10,7 +10,7 @@ use sluice_api::model::NfState;
 use crate::support::{Daemon, PATIENCE, chain, find_nf, nf, port, service};
 
 fn sluice(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_sluice")).args(args).output().expect("sluice runs")
+    Command::new(crate::support::sluice()).args(args).output().expect("sluice runs")
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -26,7 +26,7 @@ fn refused(folder: &Path, config: &str, words: &[&str]) {
     assert!(!said.contains("ready"), "{said}");
     assert!(!folder.join("run").exists(), "the runtime folder was made:\n{said}");
     // What sluiced refuses, `sluice check` refuses.
-    let output = Command::new(env!("CARGO_BIN_EXE_sluice")).arg("check").arg(folder.join("sluice.toml")).output().unwrap();
+    let output = Command::new(crate::support::sluice()).arg("check").arg(folder.join("sluice.toml")).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "sluice check finds nothing wrong:\n{said}");
     assert!(words.iter().all(|word| said.contains(word)), "{words:?} are missing in what sluice check says:\n{said}");

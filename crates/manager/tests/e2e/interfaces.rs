@@ -202,7 +202,7 @@ fn a_port_waits_for_an_interface_that_is_not_there_yet() {
     site.make_interface("c");
     site.reach(&daemon, 8080);
     wait_until(&daemon, "an event says that it is up", |daemon| states_of(daemon, "c").last() == Some(&PortState::Up));
-    let list = Command::new(env!("CARGO_BIN_EXE_sluice"))
+    let list = Command::new(crate::support::sluice())
         .args(["port", "list", "--socket"])
         .arg(daemon.run_dir().join("control.sock"))
         .output()
@@ -241,7 +241,7 @@ fn what_is_too_large_stands_among_the_drops_and_says_what_to_do() {
     daemon.wait_for_log("port s: packets dropped as mtu: 1");
     let metrics = daemon.client().metrics().unwrap();
     assert!(metrics.contains("sluice_port_drops_total{port=\"c\",reason=\"oversize\"} 3"), "{metrics}");
-    let check = Command::new(env!("CARGO_BIN_EXE_sluice")).arg("check").arg(daemon.folder().join("sluice.toml")).output().unwrap();
+    let check = Command::new(crate::support::sluice()).arg("check").arg(daemon.folder().join("sluice.toml")).output().unwrap();
     let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
     assert!(check.status.success() && said.contains("its MTU is 9000") && said.contains("packet_bytes = 9018"), "{said}");
     daemon.wait_until_empty();

@@ -86,7 +86,7 @@ fn a_generator_that_cannot_keep_its_rate_says_so_where_people_look_and_only_whil
     let health = &stats.status.health;
     assert_eq!((health.verdict, health.problems.len(), health.warnings[0].subject.as_str()), (Verdict::Healthy, 0, "port in"));
     let said = |args: &[&str]| {
-        let mut sluice = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let mut sluice = Command::new(crate::support::sluice());
         let out = sluice.arg("--socket").arg(daemon.run_dir().join("control.sock")).args(args).output().expect("sluice runs");
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
         String::from_utf8(out.stdout).unwrap()

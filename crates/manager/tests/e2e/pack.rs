@@ -12,7 +12,7 @@ fn pack(daemon: &Daemon, args: &[&str]) -> Output {
 }
 
 fn command(daemon: &Daemon, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    let mut command = Command::new(crate::support::sluice());
     command.arg("--socket").arg(daemon.run_dir().join("control.sock")).arg("pack").args(args);
     command
 }

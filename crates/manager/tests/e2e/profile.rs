@@ -11,7 +11,7 @@ use sluice_slo::slo::Workload;
 use crate::support::{chain, nf, port, service};
 
 fn sluice(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_sluice")).arg("profile").args(args).output().expect("sluice runs")
+    Command::new(crate::support::sluice()).arg("profile").args(args).output().expect("sluice runs")
 }
 
 fn text(bytes: &[u8]) -> String {

@@ -203,7 +203,7 @@ fn a_migration_is_taken_in_steps_and_who_stays_keeps_running() {
     written("steps.json", json!({ "form": 1, "now": placement, "taken": 0, "left": steps }));
     let mut daemon = Daemon::again(folder);
     let sluice = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let mut command = Command::new(crate::support::sluice());
         command.args(args).env("SLUICE_PLAN", root.join("plan")).env("SLUICE_CONTROL", root.join("run/control.sock"));
         let out = command.output().expect("sluice runs");
         assert!(out.status.success(), "{args:?}: {}", String::from_utf8_lossy(&out.stderr));
@@ -348,7 +348,7 @@ fn what_is_profiled_is_admitted_applied_and_kept() {
     std::fs::write(path("sluice.toml"), config).unwrap();
     std::fs::create_dir_all(path("plan/profiles")).unwrap();
     let sluice = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_sluice"));
+        let mut command = Command::new(crate::support::sluice());
         command.args(args).env("SLUICE_PLAN", path("plan")).env("SLUICE_CONTROL", path("run/control.sock"));
         command.output().expect("sluice runs")
     };
@@ -432,7 +432,8 @@ fn the_way_from_a_profile_to_a_promise_works_as_the_readme_has_it() {
     let lines: Vec<String> = block.lines().map(line).collect();
     assert!(lines.len() > 8 && lines.iter().filter(|line| line.contains("kill -0 $!")).count() == 1, "{block}");
     let script = format!("set -euo pipefail\ntrap 'kill %1 2>/dev/null || true' EXIT\n{}\nwait\n", lines.join("\n"));
-    let programs = Path::new(env!("CARGO_BIN_EXE_sluice")).parent().unwrap();
+    let sluice = crate::support::sluice();
+    let programs = sluice.parent().unwrap();
     let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
     let out = Command::new("bash").args(["-c", &script]).current_dir(folder.path()).env("PATH", path).output().unwrap();
     let (said, errors) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
@@ -447,7 +448,7 @@ fn the_way_from_a_profile_to_a_promise_works_as_the_readme_has_it() {
         assert!(said.contains(wanted), "{wanted}: {said}\n{errors}");
     }
     // A plan that is there is not written over.
-    let mut again = Command::new(env!("CARGO_BIN_EXE_sluice"));
+    let mut again = Command::new(crate::support::sluice());
     let again = again.args(["plan", "init"]).env("SLUICE_PLAN", &plan).output().unwrap();
     let errors = String::from_utf8_lossy(&again.stderr);
     assert!(!again.status.success() && errors.contains("is there already"), "{errors}");

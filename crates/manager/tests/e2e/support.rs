@@ -22,7 +22,7 @@ fn target() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_sluiced")).parent().expect("a program lies in a folder")
 }
 
-/// Builds the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them. If they are there they are
+/// Builds the client and the NFs, which other packages of the workspace hold, beside the daemon, where it looks for them. If they are there they are
 /// taken as they are (`make test` has just built them): to build in the target folder of a `cargo test` that goes on would take
 /// libraries away that its later parts need.
 pub fn build_nfs() {
@@ -30,7 +30,7 @@ pub fn build_nfs() {
     BUILT.get_or_init(|| {
         let nfs = ["bridge", "monitor", "encrypt", "decrypt", "nat", "cost"].map(|nf| format!("sluice-nf-{nf}"));
         let examples = ["hostile_nf", "test_nf", "flow_nf", "awkward_nf"].map(|nf| format!("examples/{nf}"));
-        let programs = nfs.into_iter().chain(examples);
+        let programs = nfs.into_iter().chain(examples).chain(["sluice".to_string()]);
         if { programs }.all(|program| target().join(program).exists()) {
             return;
         }
@@ -51,13 +51,27 @@ pub fn build_nfs() {
             example.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args(["-p", "sluice-nf", "--example", name]);
             assert!(example.status().expect("cargo runs").success(), "build the {built}: cargo build -p sluice-nf --examples");
         }
-        cargo.args(["-p", "sluice-manager", "--example", "hostile_nf"]);
+        let mut example = Command::new(cargo.get_program());
+        example.args(cargo.get_args()).current_dir(env!("CARGO_MANIFEST_DIR")).args([
+            "-p",
+            "sluice-bench",
+            "--example",
+            "hostile_nf",
+        ]);
+        assert!(example.status().expect("cargo runs").success(), "build the hostile NF: cargo build -p sluice-bench --examples");
+        cargo.args(["-p", "sluice-client"]);
         if cfg!(feature = "dpdk") {
             // As the daemon itself was built, so that its library is not built once more.
-            cargo.args(["--features", "dpdk"]);
+            cargo.args(["--features", "sluice-manager/dpdk"]);
         }
-        assert!(cargo.status().expect("cargo runs").success(), "build the hostile NF: cargo build --example hostile_nf");
+        assert!(cargo.status().expect("cargo runs").success(), "build the client: cargo build -p sluice-client");
     });
+}
+
+/// The client's program.
+pub fn sluice() -> PathBuf {
+    build_nfs();
+    target().join("sluice")
 }
 
 /// The path of an NF's program.
