@@ -16,9 +16,9 @@ use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::http;
 use crate::setup::Setup;
-use crate::stats::{Nf, Stats};
+use sluice_api::client::Client;
+use sluice_api::model::{Nf, Stats};
 
 /// How long a daemon may take to be ready.
 const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -138,6 +138,14 @@ fn spawn(programs: &Programs, folder: &Path, config: &str) -> anyhow::Result<Chi
         .with_context(|| format!("cannot start {}", programs.sluiced.display()))
 }
 
+/// Asks the daemon at a socket; a refusal is an answer like any other.
+///
+/// # Errors
+/// No answer comes.
+pub fn call(socket: &Path, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
+    Ok(Client::new(socket)?.call(method, address, body)?)
+}
+
 impl Daemon {
     /// Starts one and waits until it is ready.
     ///
@@ -230,7 +238,19 @@ impl Daemon {
     /// # Errors
     /// It refuses, or is gone.
     pub fn ask(&self, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<Value> {
-        http::ask(&self.socket(), method, address, body)
+        let (status, json) = self.call(method, address, body)?;
+        if !(200..300).contains(&status) {
+            bail!("sluiced answers {status} to {method} {address}: {}", json["error"].as_str().unwrap_or("no reason given"));
+        }
+        Ok(json)
+    }
+
+    /// The same, and a refusal is an answer like any other: the status, and the JSON that came with it.
+    ///
+    /// # Errors
+    /// No answer comes.
+    pub fn call(&self, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
+        call(&self.socket(), method, address, body)
     }
 
     /// Everything that it counts.
@@ -355,7 +375,7 @@ pub mod tests {
     fn missing_programs_are_named() {
         let folder = tempfile::tempdir().unwrap();
         let error = Programs::in_folder(folder.path(), &["sluice-nf-bridge"]).unwrap_err().to_string();
-        assert!(error.contains("no sluiced in") && error.contains("cargo build --release --workspace"), "{error}");
+        assert!(error.contains("no sluiced in") && error.contains("cargo build --release -p sluice-manager"), "{error}");
         std::fs::write(folder.path().join("sluiced"), "").unwrap();
         let error = Programs::in_folder(folder.path(), &["sluice-nf-bridge"]).unwrap_err().to_string();
         assert!(error.contains("no sluice-nf-bridge in"), "{error}");

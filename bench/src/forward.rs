@@ -33,9 +33,10 @@ use crate::lab::{self, Miss};
 use crate::proc::Tasks;
 use crate::report::{LeftOut, Params, Report, Variant, median};
 use crate::setup::{Chain, PACKET_BYTES, SINK, Service, Setup, Traffic};
-use crate::stats::{Nf, Window};
+use crate::stats::{Window, since};
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
+use sluice_api::model::{Nf, NfState};
 
 /// This experiment.
 pub const EXPERIMENT: Experiment =
@@ -345,7 +346,7 @@ impl Bench<'_> {
         self.programs.pause(Duration::from_secs_f64(self.args.seconds))?;
         let after = daemon.stats()?;
         let tasks_after = Tasks::of(&after.nfs);
-        if let Some(nf) = after.nfs.iter().find(|nf| nf.restarts > 0 || nf.state != "running") {
+        if let Some(nf) = after.nfs.iter().find(|nf| nf.restarts > 0 || nf.state != NfState::Running) {
             anyhow::bail!("{} ended while it was measured; sluiced says: {}", nf.name, daemon.log());
         }
         self.host.hugepages |= after.status.hugepages;
@@ -393,7 +394,7 @@ impl Bench<'_> {
                 variant.add(&format!("sleeps_per_s.{nf}"), per_s(|nf| nf.sleeps));
                 variant.add(&format!("hand_overs_per_s.{nf}"), per_s(|nf| nf.hand_overs));
                 variant.add(&format!("wakes_per_s.{nf}"), per_s(|nf| nf.wakes));
-                if let Some(ns) = now.service_ns.since(&then.service_ns).quantile(0.5) {
+                if let Some(ns) = since(&now.service_ns, &then.service_ns).quantile(0.5) {
                     variant.add(&format!("service_ns_p50.{nf}"), ns as f64);
                 }
                 if let Some(spent) = after.since(before, &now.name) {
@@ -463,7 +464,7 @@ impl Bench<'_> {
         let daemon = Daemon::start(&self.programs, &setup)?;
         // The daemon answers when all its NFs have said hello.
         variant.add("start_all_ms", daemon.ready_after.as_secs_f64() * 1e3);
-        let running = |nfs: &[Nf]| nfs.iter().filter(|nf| nf.state == "running").count();
+        let running = |nfs: &[Nf]| nfs.iter().filter(|nf| nf.state == NfState::Running).count();
         let all = daemon.wait_for("all NFs running", PATIENCE, |d| {
             let all = d.stats()?.nfs;
             Ok((running(&all) == nfs as usize).then_some(all))

@@ -19,9 +19,9 @@ use crate::host::{Cores, HostInfo};
 use crate::proc::Tasks;
 use crate::report::{LeftOut, Params, Report, Variant};
 use crate::setup::Setup;
-use crate::stats::Stats;
 use crate::table::{Group, table};
 use crate::{BenchArgs, plot};
+use sluice_api::model::{NfState, Stats};
 
 /// Share of the measured time that a daemon warms up before.
 const WARM_UP: f64 = 0.3;
@@ -211,7 +211,7 @@ impl Lab {
     pub fn read_where(&self, daemon: &Daemon, may_end: impl Fn(&str) -> bool) -> anyhow::Result<Reading> {
         let stats = daemon.stats()?;
         let tasks = Tasks::of(&stats.nfs);
-        let has_ended = |nf: &&crate::stats::Nf| (nf.restarts > 0 || nf.state != "running") && !may_end(&nf.service);
+        let has_ended = |nf: &&sluice_api::model::Nf| (nf.restarts > 0 || nf.state != NfState::Running) && !may_end(&nf.service);
         if let Some(nf) = stats.nfs.iter().find(has_ended) {
             anyhow::bail!("{} ended while it was measured; sluiced says: {}", nf.name, daemon.log());
         }

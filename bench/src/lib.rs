@@ -12,7 +12,6 @@ mod flow;
 mod forward;
 mod host;
 mod hostile_tenant;
-mod http;
 mod lab;
 mod leaky_dma;
 mod lines;

@@ -11,7 +11,7 @@
 //! - `nf_ns_per_packet`: time on the core of all NFs for a delivered packet, which other load on the host changes less than rates;
 //! - `service_ns_p50.NF`, `_p99` (time for a burst), `sleeps_per_s.NF`, `hand_overs_per_s.NF`, `wakes_per_s.NF`: by the daemon;
 //! - `manager_busy_percent`, `round_ns_p50` and `_p99` (time for a round of a packet thread with
-//!   packets), and `controller_busy_percent` where the daemon tells it.
+//!   packets), and `controller_busy_percent`.
 //! - `longest_wait_ns`, where NFs have turns from outside: the longest that one with packets has waited for its turn, and
 //!   `wait_ns_p999` and `wait_ns_p99` of the longest waits between two changes of turns.
 
@@ -20,7 +20,8 @@ use sluice_shm::histogram::Histogram;
 use crate::fair::jain;
 use crate::lab::{Reading, Sample};
 use crate::setup::{SINK, Setup};
-use crate::stats::{Nf, Window};
+use crate::stats::{Window, since};
+use sluice_api::model::Nf;
 
 const QUANTILES: [(&str, f64); 3] = [("latency_ns_p50", 0.5), ("latency_ns_p99", 0.99), ("latency_ns_p999", 0.999)];
 
@@ -75,7 +76,7 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
         put(format!("sleeps_per_s.{nf}"), per_s(|nf| nf.sleeps));
         put(format!("hand_overs_per_s.{nf}"), per_s(|nf| nf.hand_overs));
         put(format!("wakes_per_s.{nf}"), per_s(|nf| nf.wakes));
-        let bursts = now.service_ns.since(&then.service_ns);
+        let bursts = since(&now.service_ns, &then.service_ns);
         for (metric, q) in [("service_ns_p50", 0.5), ("service_ns_p99", 0.99)] {
             if let Some(ns) = bursts.quantile(q) {
                 put(format!("{metric}.{nf}"), ns as f64);
@@ -105,15 +106,13 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     }
     let schedules = before.stats.status.schedules.iter().zip(&after.stats.status.schedules);
     let mut waits = Histogram::default();
-    schedules.for_each(|(then, now)| waits.merge(&now.wait_ns.since(&then.wait_ns)));
+    schedules.for_each(|(then, now)| waits.merge(&since(&now.wait_ns, &then.wait_ns)));
     for (metric, q) in [("longest_wait_ns", 1.0), ("wait_ns_p999", 0.999), ("wait_ns_p99", 0.99)] {
         if let Some(ns) = waits.quantile(q) {
             put(metric.into(), ns as f64);
         }
     }
-    if let Some(percent) = after.stats.status.controller_busy_percent {
-        put("controller_busy_percent".into(), percent);
-    }
+    put("controller_busy_percent".into(), after.stats.status.tuning_percent);
     out
 }
 
@@ -139,7 +138,7 @@ mod tests {
     use super::*;
     use crate::proc::Tasks;
     use crate::setup::{Chain, Service, Traffic};
-    use crate::stats::Distribution;
+    use sluice_api::model::Distribution;
 
     fn setup(chains: &[&[&str]]) -> Setup {
         let names: std::collections::BTreeSet<&str> = chains.iter().copied().flatten().copied().collect();
@@ -171,7 +170,7 @@ mod tests {
     }
 
     fn reading(time_s: u64, n: u64) -> Reading {
-        let stats: crate::stats::Stats = serde_json::from_value(json!({
+        let stats = crate::stats::tests::partial(json!({
             "time_ns": time_s * 1_000_000_000,
             "status": {"threads": [{"busy_percent": 40.0, "round_ns": {"buckets": [[1024, n]]}}, {"busy_percent": 70.0}]},
             "ports": [{"name": "in", "rx_packets": 10 * n}, {"name": "out", "tx_packets": 4 * n}],
@@ -179,8 +178,7 @@ mod tests {
                 {"name": "b.0", "service": "b", "rx_packets": 4 * n}],
             "chains": [{"name": "c1", "exit_packets": 3 * n}, {"name": "c2", "exit_packets": n}],
             "drops": {"entry": 5 * n, "ring_full": n},
-        }))
-        .unwrap();
+        }));
         Reading { tasks: Tasks::of(&stats.nfs), stats }
     }
 
@@ -202,13 +200,13 @@ mod tests {
             ("manager_busy_percent", 70.0),
             (
                 "round_ns_p50",
-                reading(3, 300).stats.status.threads[0].round_ns.since(&Distribution::default()).quantile(0.5).unwrap() as f64,
+                since(&reading(3, 300).stats.status.threads[0].round_ns, &Distribution::default()).quantile(0.5).unwrap() as f64,
             ),
         ];
         for (metric, value) in want {
             assert_eq!(got.get(metric), Some(&value), "{metric}");
         }
-        assert!(!got.contains_key("cpu_percent.a") && !got.contains_key("controller_busy_percent"), "nobody told");
+        assert!(!got.contains_key("cpu_percent.a"), "nobody told");
         both.chains.truncate(1);
         assert!(!sample(&both, &reading(1, 1), &reading(2, 2)).contains_key("jain"));
     }

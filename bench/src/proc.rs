@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use crate::stats::Nf;
+use sluice_api::model::Nf;
 
 /// What the kernel counts of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -1,292 +1,21 @@
-//! What an experiment reads of `GET /v1/stats`, and the difference of two readings.
+//! The difference of two readings of what the daemon counts.
 //!
 //! Terms: a *window* is the time between two readings; everything that is told of it is counted in it, so that warming up does not
-//! show. Fields that a daemon does not send are as if nothing had been counted.
+//! show.
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use sluice_api::model::{Distribution, Nf, Pool, Stats};
 use sluice_shm::histogram::Histogram;
 
-/// Everything that is counted, at one moment.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Stats {
-    /// Monotonic clock.
-    pub time_ns: u64,
-    /// The daemon.
-    pub status: Status,
-    /// Ports.
-    pub ports: Vec<Port>,
-    /// NFs.
-    pub nfs: Vec<Nf>,
-    /// Chains.
-    pub chains: Vec<Chain>,
-    /// Packets dropped, by reason.
-    pub drops: BTreeMap<String, u64>,
-    /// Services.
-    pub services: Vec<Service>,
-    /// What chains and ports have counted that are not there any more.
-    pub gone: Gone,
-}
-
-/// What chains and ports have counted that are not there any more.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct Gone {
-    /// Packets let into chains.
-    pub entry_packets: u64,
-    /// Packets that left them.
-    pub exit_packets: u64,
-    /// Packets that programs on their way have put in.
-    pub originated_packets: u64,
-    /// Packets that did not leave, by reason.
-    pub drops: BTreeMap<String, u64>,
-    /// Packets out of ports.
-    pub tx_packets: u64,
-}
-
-/// A service.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Service {
-    /// Name.
-    pub name: String,
-    /// Names of its instances.
-    pub instances: Vec<String>,
-    /// The process that its NFs are forked from, if there is one.
-    pub zygote: Option<Zygote>,
-}
-
-/// A process that NFs are forked from.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Zygote {
-    /// Its process, while there is one.
-    pub pid: Option<u32>,
-}
-
-/// Frames of packet memory.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct Frames {
-    /// All.
-    pub total: u64,
-    /// Those that no packet is in.
-    pub free: u64,
-    /// The others.
-    pub in_use: u64,
-}
-
-/// The packet memory of a tenant.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
-#[serde(default)]
-pub struct Memory {
-    /// The tenant, or `ingress`, or `former`.
-    pub tenant: String,
-    /// Its frames.
-    pub frames: u64,
-    /// Those in pools, each counted where it lies.
-    pub free: u64,
-    /// Those that NFs have.
-    pub in_use: u64,
-}
-
-/// The instances of a service that has one for each flow.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Pool {
-    /// The service.
-    pub service: String,
-    /// Instances.
-    pub size: u32,
-    /// Instances that wait for a flow.
-    pub idle: u64,
-    /// Flows that were given an instance.
-    pub activations: u64,
-    /// Instances that became idle again.
-    pub ended: u64,
-    /// Flows that the shared service got instead.
-    pub fallbacks: u64,
-    /// Packets dropped because no instance was idle.
-    pub drops: u64,
-    /// Time from the look at the first packet of a flow until it could go to its instance.
-    pub setup_ns: Distribution,
-}
-
-/// The daemon.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Status {
-    /// Its process.
-    pub pid: u32,
-    /// Whether packet memory stands on hugepages.
-    pub hugepages: bool,
-    /// Its packet threads.
-    pub threads: Vec<Thread>,
-    /// Flows that the flow table remembers.
-    pub flows: u64,
-    /// Frames of packet memory.
-    pub frames: Frames,
-    /// The same by tenant.
-    pub memories: Vec<Memory>,
-    /// Pools of instances.
-    pub pools: Vec<Pool>,
-    /// Cores whose NFs have turns from outside.
-    pub schedules: Vec<Schedule>,
-    /// Share of its core that the controller uses, 0 to 100, where the daemon says so.
-    #[serde(rename = "tuning_percent")]
-    pub controller_busy_percent: Option<f64>,
-}
-
-/// A core whose NFs have turns from outside.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Schedule {
-    /// The longest wait of an NF with packets between two changes of turns.
-    pub wait_ns: Distribution,
-}
-
-/// A packet thread of the daemon.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Thread {
-    /// Share of its time in which it had packets to move, 0 to 100.
-    pub busy_percent: f64,
-    /// Time for a round with packets.
-    pub round_ns: Distribution,
-}
-
-/// A port.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Port {
-    /// Name.
-    pub name: String,
-    /// Packets in.
-    pub rx_packets: u64,
-    /// Packets out.
-    pub tx_packets: u64,
-    /// What its kind of port counts besides.
-    pub details: BTreeMap<String, f64>,
-}
-
-/// One instance of a service.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Nf {
-    /// Name.
-    pub name: String,
-    /// Its service.
-    pub service: String,
-    /// Its process.
-    pub pid: Option<u32>,
-    /// `running` and others.
-    pub state: String,
-    /// Times that it was started again.
-    pub restarts: u64,
-    /// Times that it was stopped for its violations, or because it stood still.
-    pub stops: u64,
-    /// Packets given to it.
-    pub rx_packets: u64,
-    /// Packets taken from it.
-    pub tx_packets: u64,
-    /// Packets that it wanted dropped.
-    pub verdict_drops: u64,
-    /// Packets given to it and not yet taken from it.
-    pub queue: u64,
-    /// Its core.
-    pub core: u32,
-    /// What goes through it, if it is a program that knows nothing of Sluice.
-    pub foreign: Option<NfForeign>,
-    /// What is measured of its load.
-    pub sched: NfSched,
-    /// Share of its core, 0 to 100.
-    pub cpu_percent: f64,
-    /// Time for a burst.
-    pub service_ns: Distribution,
-    /// Times that it went to sleep.
-    pub sleeps: u64,
-    /// Times that it started the next NF on its core.
-    pub hand_overs: u64,
-    /// Times that the manager rang its doorbell.
-    pub wakes: u64,
-    /// Frames that it owns.
-    pub frames_held: u64,
-    /// From its spawn until it was let in.
-    pub started_ns: Option<u64>,
-    /// From its spawn until its first packet came back.
-    pub first_packet_ns: Option<u64>,
-    /// From the daemon's news of the end of its last process until its frames were back.
-    pub reclaim_ns: Option<u64>,
-}
-
-/// What goes through a program that knows nothing of Sluice.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct NfForeign {
-    /// Packets that went in.
-    pub entered: u64,
-    /// Packets that came out.
-    pub returned: u64,
-    /// Of these, the ones that are none of those that went in, or are so no more.
-    pub originated: u64,
-    /// Packets that have not come out in time.
-    pub not_back: u64,
-    /// Packets that are in there.
-    pub inside: u64,
-}
-
-/// What is measured of an NF's load.
-#[derive(Debug, Clone, Copy, Default, Deserialize)]
-#[serde(default)]
-pub struct NfSched {
-    /// Packets per second that want to come to it.
-    pub arrival_pps: f64,
-    /// Nanoseconds a packet, by the NF's own word; 0 until known.
-    pub service_ns: f64,
-}
-
-/// A chain.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Chain {
-    /// Name.
-    pub name: String,
-    /// Its services.
-    pub services: Vec<String>,
-    /// Packets let in.
-    pub entry_packets: u64,
-    /// Packets that left.
-    pub exit_packets: u64,
-    /// Packets that programs on its way have put in.
-    pub originated_packets: u64,
-    /// Packets that did not leave, by reason.
-    pub drops: BTreeMap<String, u64>,
-    /// Its egress.
-    pub egress: String,
-    /// From entry to exit.
-    pub latency_ns: Distribution,
-}
-
-/// Times, as smallest time and count of each bucket.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default)]
-pub struct Distribution {
-    /// Smallest time and count.
-    pub buckets: Vec<(u64, u64)>,
-}
-
-impl Distribution {
-    /// What was measured since `earlier`.
-    pub fn since(&self, earlier: &Self) -> Histogram {
-        let then: BTreeMap<u64, u64> = earlier.buckets.iter().copied().collect();
-        let mut out = Histogram::default();
-        for (lowest, n) in &self.buckets {
-            out.record_many(*lowest, n.saturating_sub(then.get(lowest).copied().unwrap_or(0)));
-        }
-        out
+/// What was measured of some times since `then`, a former state of the same distribution.
+pub fn since(now: &Distribution, then: &Distribution) -> Histogram {
+    let before: BTreeMap<u64, u64> = then.buckets.iter().copied().collect();
+    let mut out = Histogram::default();
+    for (lowest, n) in &now.buckets {
+        out.record_many(*lowest, n.saturating_sub(before.get(lowest).copied().unwrap_or(0)));
     }
+    out
 }
 
 /// Drop reasons that are no wasted work: no NF had seen the packet, or an NF wanted it so.
@@ -359,14 +88,14 @@ impl Window<'_> {
     pub fn rounds(&self) -> Histogram {
         let mut out = Histogram::default();
         let threads = self.before.status.threads.iter().zip(&self.after.status.threads);
-        threads.for_each(|(then, now)| out.merge(&now.round_ns.since(&then.round_ns)));
+        threads.for_each(|(then, now)| out.merge(&since(&now.round_ns, &then.round_ns)));
         out
     }
 
     /// Time from entry to exit of a chain's packets.
     pub fn latency(&self, chain: &str) -> Histogram {
         let find = |s: &Stats| s.chains.iter().find(|c| c.name == chain).map(|c| c.latency_ns.clone()).unwrap_or_default();
-        find(self.after).since(&find(self.before))
+        since(&find(self.after), &find(self.before))
     }
 
     /// A pool as it was before and is after.
@@ -383,13 +112,49 @@ impl Window<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
+pub mod tests {
+    use serde_json::{Value, json, to_value};
+    use sluice_api::model::{Chain, Gone, Memory, Port, Service, Thread};
 
     use super::*;
 
+    /// Counters of which only some are given; the others are as if nothing had been counted.
+    pub fn partial(some: Value) -> Stats {
+        fn fill(name: &str, some: Value, usual: Value) -> Value {
+            let of_each = match name {
+                "ports" => to_value(Port::default()),
+                "nfs" => to_value(Nf::default()),
+                "chains" => to_value(Chain::default()),
+                "services" => to_value(Service::default()),
+                "threads" => to_value(Thread::default()),
+                "pools" => to_value(Pool::default()),
+                "memories" => to_value(Memory::default()),
+                "gone" => to_value(Gone::default()),
+                _ if name.ends_with("_ns") => to_value(Distribution::default()),
+                _ => Ok(Value::Null),
+            };
+            let of_each = of_each.unwrap();
+            match (some, usual) {
+                (Value::Object(some), Value::Object(mut all)) => {
+                    for (key, value) in some {
+                        let usual = all.remove(&key).unwrap_or(Value::Null);
+                        let value = fill(&key, value, usual);
+                        all.insert(key, value);
+                    }
+                    Value::Object(all)
+                }
+                (some @ Value::Object(_), Value::Null) if !of_each.is_null() => fill("", some, of_each),
+                (Value::Array(some), _) if of_each.is_object() => {
+                    Value::Array(some.into_iter().map(|one| fill("", one, of_each.clone())).collect())
+                }
+                (some, _) => some,
+            }
+        }
+        serde_json::from_value(fill("", some, to_value(Stats::default()).unwrap())).unwrap()
+    }
+
     fn stats(time_ns: u64, n: u64) -> Stats {
-        serde_json::from_value(json!({
+        partial(json!({
             "time_ns": time_ns,
             "ports": [{"name": "in", "rx_packets": 10 * n}, {"name": "out", "tx_packets": 4 * n, "kind": "sink"}],
             "nfs": [{"name": "b1.0", "service": "b1", "pid": 7, "wakes": n, "tx_packets": 5 * n, "service_ns": {"p50": 1}},
@@ -397,7 +162,6 @@ mod tests {
             "chains": [{"name": "c", "exit_packets": 4 * n, "latency_ns": {"count": n, "buckets": [[8, n], [1024, 1]]}}],
             "drops": {"entry": 3 * n, "verdict": n, "ring_full": 2 * n, "port_tx": n, "no_rule": 9 * n},
         }))
-        .unwrap()
     }
 
     #[test]

@@ -49,9 +49,9 @@ use sluice_shm::histogram::Histogram;
 use crate::daemon::Daemon;
 use crate::lab::{Case, Lab, Plan, Row, Sample, nothing};
 use crate::sched::params;
-use crate::stats::Stats;
 use crate::table::{Column, Form, Group};
-use crate::{BenchArgs, Experiment, http};
+use crate::{BenchArgs, Experiment, daemon, stats};
+use sluice_api::model::Stats;
 
 use site::{Host, Site};
 use step::{Call, ROUND, ROUNDS_OF_A_LIFE, Signal, Step};
@@ -212,7 +212,7 @@ fn send(pid: u32, signal: Sys) -> bool {
 impl<'a> Run<'a> {
     fn start(lab: &'a Lab, seed: u64, variant: &'static str) -> anyhow::Result<Self> {
         let host = host(lab, variant);
-        lab.programs.has("sluice", "sluice-manager")?;
+        lab.programs.has("sluice", "sluice-client")?;
         let site = Site::at_rest(&host);
         let daemon = Daemon::start_with(&lab.programs, |run_dir| site.toml(&host, run_dir))?;
         let mut run = Self {
@@ -357,7 +357,7 @@ impl<'a> Run<'a> {
                 let _ = write!(self.log, " [{}]", call.address);
             }
         }
-        let one = |call: &Call| http::call(&socket, call.method, &call.address, call.body.as_ref());
+        let one = |call: &Call| daemon::call(&socket, call.method, &call.address, call.body.as_ref());
         let answers: Vec<anyhow::Result<(u16, Value)>> = match &calls[..] {
             [call] => vec![one(call)],
             calls => std::thread::scope(|scope| {
@@ -404,7 +404,7 @@ impl<'a> Run<'a> {
         let calls =
             rules.iter().map(|name| format!("/v1/rules/{name}")).chain(ports.iter().map(|name| format!("/v1/ports/{name}")));
         for address in calls.collect::<Vec<_>>() {
-            let (status, answer) = http::call(&self.daemon()?.socket(), "DELETE", &address, None)?;
+            let (status, answer) = self.daemon()?.call("DELETE", &address, None)?;
             if status != 200 {
                 self.find(format!("DELETE {address} is answered with {status}: {}", answer["error"]));
             }
@@ -412,10 +412,9 @@ impl<'a> Run<'a> {
         let stats = self.wait_until(|stats| {
             let mut wrong = watch::unbalanced(stats, |name| !site::is_protected(name));
             let holds = stats.nfs.iter().filter(|nf| !site::is_protected(&nf.name) && nf.frames_held > 0);
-            wrong
-                .extend(holds.map(|nf| {
-                    format!("{} ({}) holds {} frames, and nothing enters its chains", nf.name, nf.state, nf.frames_held)
-                }));
+            wrong.extend(holds.map(|nf| {
+                format!("{} ({}) holds {} frames, and nothing enters its chains", nf.name, nf.state.word(), nf.frames_held)
+            }));
             wrong
         })?;
         self.find_all(watch::gone_back(&self.checked, &stats));
@@ -426,7 +425,7 @@ impl<'a> Run<'a> {
         self.daemon()?.ask("POST", "/v1/apply", Some(&json!({ "config": config })))?;
         let stats = self.wait_until(|stats| {
             let others = stats.nfs.iter().filter(|nf| !site::is_protected(&nf.name));
-            others.map(|nf| format!("{} ({}) is still there, and its service is not", nf.name, nf.state)).collect()
+            others.map(|nf| format!("{} ({}) is still there, and its service is not", nf.name, nf.state.word())).collect()
         })?;
         self.find_all(watch::gone_back(&self.checked, &stats));
         self.checked.drops.clone_from(&stats.drops);
@@ -461,7 +460,7 @@ impl<'a> Run<'a> {
         self.offered += seconds * Site::offered(&self.host);
         for chain in stats.chains.iter().filter(|c| site::is_protected(&c.name)) {
             let then = self.checked.chains.iter().find(|c| c.name == chain.name).map(|c| c.latency_ns.clone()).unwrap_or_default();
-            self.latency.merge(&chain.latency_ns.since(&then));
+            self.latency.merge(&stats::since(&chain.latency_ns, &then));
         }
     }
 

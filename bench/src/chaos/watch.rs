@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 
 use super::site::is_protected;
-use crate::stats::{Chain, Gone, Stats};
+use sluice_api::model::{Chain, Gone, NfState, Stats};
 
 /// Reasons for which a packet did not enter its chain.
 const AT_THE_ENTRY: [&str; 4] = ["entry", "nf_down", "no_path", "policed"];
@@ -35,7 +35,7 @@ pub fn amiss(before: &Stats, after: &Stats) -> Vec<String> {
     for port in after.ports.iter().filter(|p| is_protected(&p.name)) {
         let then = before.ports.iter().find(|p| p.name == port.name);
         for what in AMISS {
-            let of = |p: &crate::stats::Port| p.details.get(what).copied().unwrap_or(0.0);
+            let of = |p: &sluice_api::model::Port| p.details.get(what).copied().unwrap_or(0.0);
             let more = of(port) - then.map_or(0.0, of);
             if more > 0.0 {
                 found.push(format!("{} counts {more} packets {what}", port.name));
@@ -57,8 +57,8 @@ pub fn disturbed(before: &Stats, after: &Stats) -> Vec<String> {
     }
     for nf in before.nfs.iter().filter(|nf| is_protected(&nf.name)) {
         let now = after.nfs.iter().find(|n| n.name == nf.name);
-        if now.is_none_or(|n| n.pid != nf.pid || n.state != "running") {
-            let what = now.map_or("gone".into(), |n| format!("{} (process {:?}, was {:?})", n.state, n.pid, nf.pid));
+        if now.is_none_or(|n| n.pid != nf.pid || n.state != NfState::Running) {
+            let what = now.map_or("gone".into(), |n| format!("{} (process {:?}, was {:?})", n.state.word(), n.pid, nf.pid));
             found.push(format!("{} was not to be touched, and is {what}", nf.name));
         }
     }
@@ -110,7 +110,7 @@ pub fn astray(stats: &Stats) -> Vec<String> {
     }
     for memory in &stats.status.memories {
         if memory.free != memory.frames || memory.in_use > 0 {
-            let crate::stats::Memory { tenant, frames, free, in_use } = memory;
+            let sluice_api::model::Memory { tenant, frames, free, in_use, .. } = memory;
             found.push(format!(
                 "of the {frames} frames of tenant {tenant}, {free} are in pools, and NFs have {in_use}, without any packet"
             ));
@@ -241,9 +241,7 @@ mod tests {
 
     use super::*;
 
-    fn stats(value: serde_json::Value) -> Stats {
-        serde_json::from_value(value).unwrap()
-    }
+    use crate::stats::tests::partial as stats;
 
     #[test]
     fn the_books_of_a_chain() {

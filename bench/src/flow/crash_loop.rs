@@ -21,9 +21,9 @@ use crate::daemon::Daemon;
 use crate::lab::{Case, Lab, Miss, Plan, Row, Sample, nothing};
 use crate::sched::params;
 use crate::setup::{Chain, Service, Setup, Traffic};
-use crate::stats::Stats;
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
+use sluice_api::model::Stats;
 
 /// This experiment.
 pub const EXPERIMENT: Experiment =
@@ -141,13 +141,13 @@ fn one(lab: &Lab, rate: f64, kills: bool) -> Result<Sample, Miss> {
 fn told(before: &Stats, after: &Stats, killed: u64) -> Sample {
     let chain = |stats: &Stats| stats.chains.iter().find(|chain| chain.name == "kept").cloned().unwrap_or_default();
     let (then, now) = (chain(before), chain(after));
-    let lost = |chain: &crate::stats::Chain| chain.drops.values().sum::<u64>();
+    let lost = |chain: &sluice_api::model::Chain| chain.drops.values().sum::<u64>();
     let seconds = (after.time_ns - before.time_ns).max(1) as f64 / 1e9;
     let mut out = Sample::new();
     out.insert("delivered_pps".into(), (now.exit_packets - then.exit_packets) as f64 / seconds);
     out.insert("lost_count".into(), (lost(&now) - lost(&then)) as f64);
     out.insert("killed_count".into(), killed as f64);
-    if let Some(ns) = now.latency_ns.since(&then.latency_ns).quantile(0.99) {
+    if let Some(ns) = crate::stats::since(&now.latency_ns, &then.latency_ns).quantile(0.99) {
         out.insert("latency_ns_p99".into(), ns as f64);
     }
     out
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn what_the_other_chain_loses_does_not_count() {
-        let chain = |name: &str, left: u64, lost: u64| crate::stats::Chain {
+        let chain = |name: &str, left: u64, lost: u64| sluice_api::model::Chain {
             name: name.into(),
             exit_packets: left,
             drops: [("entry".to_string(), lost)].into(),

@@ -11,6 +11,7 @@
 //! Needs root, nginx and wrk. wrk opens a connection for each request where it is told to (`Connection: close`), and has one request at a
 //! time on each connection.
 
+use sluice_api::model::NfState;
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -166,7 +167,7 @@ fn ends(lab: &Lab) -> String {
 /// They do not, in time.
 pub fn wait_for_nfs(lab: &Lab, daemon: &crate::daemon::Daemon, nfs: u32) -> anyhow::Result<()> {
     daemon.wait_for("all NFs run", PATIENCE, |daemon| {
-        let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == "running").count();
+        let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == NfState::Running).count();
         Ok((running == nfs as usize).then_some(()))
     })?;
     lab.warm_up()

@@ -27,7 +27,7 @@ use crate::proc::Task;
 use crate::report::Params;
 use crate::sched::{COST, chain_of, params};
 use crate::setup::{Pool, Service, Setup, Traffic};
-use crate::stats::Window;
+use crate::stats::{Window, since};
 use crate::table::Column;
 
 /// Name of the pooled service.
@@ -139,7 +139,7 @@ pub fn sample(setup: &Setup, before: &Reading, after: &Reading) -> Sample {
     for (then, now) in setup.services.iter().filter_map(|service| window.pool(&service.name)) {
         activations += now.activations.saturating_sub(then.activations);
         fallbacks += now.fallbacks.saturating_sub(then.fallbacks);
-        setups.merge(&now.setup_ns.since(&then.setup_ns));
+        setups.merge(&since(&now.setup_ns, &then.setup_ns));
     }
     put("activations_per_s", activations as f64 / window.seconds());
     put("fallbacks_per_s", fallbacks as f64 / window.seconds());

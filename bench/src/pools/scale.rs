@@ -12,6 +12,7 @@
 //! # Source
 //! Flurries, figures 4a and 6.
 
+use sluice_api::model::NfState;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -129,7 +130,7 @@ fn idle(lab: &Lab) -> Result<Sample, Miss> {
     for (daemon, share) in daemons.iter().zip(&shares) {
         daemon.wait_for("all NFs running", PATIENCE, |daemon| {
             let stats = daemon.stats()?;
-            Ok((stats.nfs.iter().filter(|nf| nf.state == "running").count() == *share as usize).then_some(()))
+            Ok((stats.nfs.iter().filter(|nf| nf.state == NfState::Running).count() == *share as usize).then_some(()))
         })?;
     }
     let took = began.elapsed().as_secs_f64();

@@ -23,9 +23,10 @@ use crate::lab::{Case, Lab, Miss, Plan, Row, Sample, nothing};
 use crate::report::median;
 use crate::sched::params;
 use crate::setup::{Setup, Traffic};
-use crate::stats::{Stats, Window};
+use crate::stats::Window;
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
+use sluice_api::model::{NfState, Stats};
 
 /// This experiment.
 pub const EXPERIMENT: Experiment =
@@ -152,7 +153,7 @@ fn wait_for_calm(daemon: &Daemon, members: u32) -> anyhow::Result<()> {
         let stats = daemon.stats()?;
         let pool = stats.status.pools.iter().find(|pool| pool.service == POOL);
         let all_idle = pool.is_some_and(|pool| pool.idle == u64::from(members) && pool.size == members);
-        let all_run = stats.nfs.iter().all(|nf| nf.state == "running");
+        let all_run = stats.nfs.iter().all(|nf| nf.state == NfState::Running);
         Ok((all_idle && all_run && stats.status.flows == 0).then_some(()))
     })
 }

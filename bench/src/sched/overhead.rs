@@ -7,7 +7,7 @@
 //! - `switch`: two threads on that core that wake each other in turn: the time for one change.
 //! - `tuned` and `untuned`: the chain of 120, 270 and 550 at a fixed rate that it can carry, with weights, backpressure and ECN on
 //!   and off, hand-over on in both: time on the core for a packet (`nf_ns_per_packet`), how busy the manager is, and of it the
-//!   controller's share, where the daemon tells it (`controller_busy_percent`).
+//!   controller's share (`controller_busy_percent`).
 //!
 //! Times are medians of [`TIMES`] repetitions.
 //!

@@ -28,9 +28,10 @@ use super::{Mode, chain_of, nf_of, params, traffic_to};
 use crate::daemon::Daemon;
 use crate::lab::{Case, Lab, Miss, Plan, Row, Sample, nothing};
 use crate::setup::{Class, Setup};
-use crate::stats::{Stats, Window};
+use crate::stats::Window;
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
+use sluice_api::model::{NfState, Stats};
 
 /// This experiment.
 pub const EXPERIMENT: Experiment = Experiment {
@@ -175,7 +176,7 @@ impl Drop for Packer {
 
 /// Cores that have an NF; none while an NF comes or goes.
 fn cores(stats: &Stats) -> Option<usize> {
-    let settled = stats.nfs.len() == CHAINS && stats.nfs.iter().all(|nf| nf.state == "running");
+    let settled = stats.nfs.len() == CHAINS && stats.nfs.iter().all(|nf| nf.state == NfState::Running);
     settled.then(|| stats.nfs.iter().map(|nf| nf.core).collect::<BTreeSet<_>>().len())
 }
 
@@ -257,7 +258,7 @@ mod tests {
     fn cores_are_counted_when_all_run() {
         let stats = |nfs: &[(u32, &str)]| -> Stats {
             let nfs: Vec<_> = nfs.iter().map(|(core, state)| json!({"core": core, "state": state})).collect();
-            serde_json::from_value(json!({ "nfs": nfs })).unwrap()
+            crate::stats::tests::partial(json!({ "nfs": nfs }))
         };
         assert_eq!(cores(&stats(&[(1, "running"), (1, "running"), (2, "running"), (1, "running")])), Some(2));
         assert_eq!(cores(&stats(&[(1, "running"), (1, "running"), (1, "starting"), (1, "running")])), None);

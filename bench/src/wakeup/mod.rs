@@ -12,6 +12,7 @@ pub mod idle_pool;
 pub mod mixed;
 pub mod web;
 
+use sluice_api::model::NfState;
 use std::fmt::Write;
 use std::time::Duration;
 
@@ -40,7 +41,7 @@ pub fn pooled(name: &str, core: usize, cycles: u64, (policy, per): (&str, &str),
 /// They do not begin.
 pub fn wait_for_members(daemon: &Daemon, nfs: u32) -> anyhow::Result<()> {
     daemon.wait_for("all NFs running", Duration::from_secs(60), |daemon| {
-        let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == "running").count();
+        let running = daemon.stats()?.nfs.iter().filter(|nf| nf.state == NfState::Running).count();
         Ok((running == nfs as usize).then_some(()))
     })
 }

@@ -13,6 +13,7 @@ use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use sluice_slo::assignment::Assignment;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
@@ -106,6 +107,28 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn request(&mut self, method: Method, address: &str, body: Vec<u8>) -> Result<String, ClientError> {
+        let (status, bytes) = self.exchange(&method, address, body)?;
+        if !status.is_success() {
+            return Err(ClientError::Api(refusal(status, &bytes)));
+        }
+        String::from_utf8(bytes.into())
+            .map_err(|error| ClientError::Answer { request: format!("{method} {address}"), what: error.to_string() })
+    }
+
+    /// Asks, and gives back status and JSON of the answer: a refusal is an answer like any other.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; none is [`ClientError::Api`].
+    pub fn call(&mut self, method: &str, address: &str, body: Option<&Value>) -> Result<(u16, Value), ClientError> {
+        let wrong = |what: String| ClientError::Answer { request: format!("{method} {address}"), what };
+        let verb: Method = method.parse().map_err(|_| wrong("there is no such method".into()))?;
+        let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
+        let (status, bytes) = self.exchange(&verb, address, body)?;
+        let json = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+        Ok((status.as_u16(), json))
+    }
+
+    fn exchange(&mut self, method: &Method, address: &str, body: Vec<u8>) -> Result<(StatusCode, Bytes), ClientError> {
         let path = self.path.clone();
         let connection = &mut self.connection;
         let talk = async {
@@ -115,7 +138,7 @@ impl Client {
             };
             let broken = |error: hyper::Error| ClientError::Broken { path: path.clone(), what: error.to_string() };
             let request = Request::builder()
-                .method(&method)
+                .method(method)
                 .uri(address)
                 .header(header::HOST, "sluice")
                 .header(header::CONTENT_TYPE, "application/json")
@@ -129,18 +152,10 @@ impl Client {
             Ok((status, bytes))
         };
         let answer = self.runtime.block_on(async { tokio::time::timeout(PATIENCE, talk).await });
-        let (status, bytes) = match answer {
-            Ok(answer) => answer?,
-            Err(_) => {
-                let what = format!("no answer within {} s", PATIENCE.as_secs());
-                return Err(ClientError::Broken { path: self.path.clone(), what });
-            }
-        };
-        if !status.is_success() {
-            return Err(ClientError::Api(refusal(status, &bytes)));
-        }
-        String::from_utf8(bytes.into())
-            .map_err(|error| ClientError::Answer { request: format!("{method} {address}"), what: error.to_string() })
+        answer.unwrap_or_else(|_| {
+            let what = format!("no answer within {} s", PATIENCE.as_secs());
+            Err(ClientError::Broken { path: self.path.clone(), what })
+        })
     }
 
     fn ask<T: DeserializeOwned>(&mut self, method: Method, address: &str, body: Vec<u8>) -> Result<T, ClientError> {
