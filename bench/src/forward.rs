@@ -20,7 +20,6 @@
 //! Needs two cores. It inherits the scheduling class that it is started with: on a host that does other work too,
 //! `chrt -r 5 sluice bench forward` shows what the host allows. Times that the daemon does not report are left out.
 
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -37,6 +36,7 @@ use crate::stats::{Window, since};
 use crate::table::{Column, Form, Group};
 use crate::{BenchArgs, Experiment};
 use sluice_api::model::{Nf, NfState};
+use sluice_host::process::Proc;
 
 /// This experiment.
 pub const EXPERIMENT: Experiment =
@@ -475,7 +475,9 @@ impl Bench<'_> {
             Ok(all.iter().all(|nf| nf.tx_packets > 0).then_some(all))
         })?;
         variant.add("served_nfs", all.iter().filter(|nf| nf.tx_packets > 0).count() as f64);
-        let mut kib: Vec<f64> = all.iter().filter_map(|nf| private_kib(Path::new("/proc"), nf.pid?)).collect();
+        let proc = Proc::default();
+        let private = |nf: &Nf| proc.private_bytes(Pid::from_raw(nf.pid? as i32)?).ok();
+        let mut kib: Vec<f64> = all.iter().filter_map(private).map(|bytes| bytes as f64 / 1024.0).collect();
         daemon.stop()?;
         if kib.is_empty() {
             return Err(Miss::LeaveOut("/proc/PID/smaps_rollup of the NFs cannot be read".into()));
@@ -537,30 +539,10 @@ fn crowd(setup: &mut Setup, nfs: u32, core: usize, forked: bool) {
     setup.chains.push(chain("crowd", vec!["crowd".into()], "restart"));
 }
 
-/// Private memory of a process, in KiB: pages that nobody else has mapped, of `smaps_rollup`.
-fn private_kib(proc: &Path, pid: u32) -> Option<f64> {
-    let text = std::fs::read_to_string(proc.join(pid.to_string()).join("smaps_rollup")).ok()?;
-    let field = |name: &str| -> Option<f64> {
-        text.lines().find_map(|line| line.strip_prefix(name)?.trim().trim_end_matches("kB").trim().parse().ok())
-    };
-    Some(field("Private_Clean:")? + field("Private_Dirty:")?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::daemon::tests::{assert_accepted, built};
-
-    #[test]
-    fn private_memory_is_that_of_the_rollup() {
-        let proc = tempfile::tempdir().unwrap();
-        std::fs::create_dir(proc.path().join("7")).unwrap();
-        let text =
-            "555 ---p [rollup]\nRss:  900 kB\nShared_Clean:  800 kB\nPrivate_Clean:      12 kB\nPrivate_Dirty:       88 kB\n";
-        std::fs::write(proc.path().join("7/smaps_rollup"), text).unwrap();
-        assert_eq!(private_kib(proc.path(), 7), Some(100.0));
-        assert_eq!(private_kib(proc.path(), 8), None);
-    }
 
     #[test]
     fn numbers_are_params_and_every_variant_has_a_group() {

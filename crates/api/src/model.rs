@@ -354,9 +354,6 @@ pub struct Nf {
     /// How it died last, if it has.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_death: Option<Death>,
-    /// Its private memory in KiB, where the daemon looked.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub private_kib: Option<u64>,
     /// What is measured of its load and decided about it.
     #[serde(default)]
     pub sched: NfSched,
@@ -739,12 +736,6 @@ pub struct Distribution {
 }
 
 impl Distribution {
-    /// The same without buckets, a tenth of the size.
-    pub fn without_buckets(mut self) -> Self {
-        self.buckets = Vec::new();
-        self
-    }
-
     /// What was measured since `earlier`, a former state of the same distribution. Without buckets there is nothing to take a
     /// difference of, and the answer is `self`.
     pub fn since(&self, earlier: &Self) -> Self {

@@ -57,9 +57,6 @@ const TOOLS: [&str; 2] = [PROFILE, doctor::CLASS];
 /// Bytes of one list of threads; the kernel takes a page.
 const LIST_BYTES: usize = 4_000;
 
-/// Times that the threads of a process are gone through, as it may make new ones meanwhile.
-const PASSES: usize = 16;
-
 /// A class of ours.
 #[derive(Debug, Clone)]
 struct Class {
@@ -658,26 +655,6 @@ impl Resctrl {
         let widened = self.widen();
         removed.into_iter().collect::<Result<(), CacheError>>()?;
         widened.map(|()| left)
-    }
-
-    /// Puts all threads of a process into a class, those too that it makes meanwhile.
-    ///
-    /// # Errors
-    /// As [`assign_tasks`](CacheControl::assign_tasks).
-    pub fn assign_process(&mut self, name: &str, pid: u32) -> Result<Moved, CacheError> {
-        let mut all = Moved::default();
-        for _ in 0..PASSES {
-            let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-            let threads = threads.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-            let fresh: Vec<u32> = threads.filter(|task| !all.tasks.contains(task) && !all.gone.contains(task)).collect();
-            if fresh.is_empty() {
-                break;
-            }
-            let moved = self.assign_tasks(name, &fresh)?;
-            all.tasks.extend(moved.tasks);
-            all.gone.extend(moved.gone);
-        }
-        Ok(all)
     }
 
     /// Moves threads to a group or a watch of it.

@@ -336,7 +336,7 @@ fn threads_are_moved_and_those_that_cannot_be_are_named() {
     // More threads than one write takes.
     let many: Vec<u32> = std::iter::repeat_n(one.pid(), 2_000).collect();
     assert_eq!(cache.assign_tasks("a", &many).unwrap().tasks.len(), 2_000);
-    assert_eq!(cache.assign_process("a", one.pid()).unwrap().tasks, [one.pid()]);
+    assert_eq!(cache.assign_tasks("a", &[one.pid()]).unwrap().tasks, [one.pid()]);
     cache.release("a").unwrap();
     assert!(text(&kernel, "tasks").lines().any(|line| line == one.pid().to_string()));
 }

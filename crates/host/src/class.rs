@@ -325,13 +325,6 @@ fn refused(root: &Path, pid: i32, class: Class, error: Errno) -> ClassError {
 }
 
 /// The slice that a thread of class rr gets, as the kernel tells: zero for other real-time classes, something else for fair ones.
-///
-/// # Errors
-/// [`Errno::SRCH`] if there is no such thread.
-pub fn rr_interval(tid: Pid) -> Result<Duration, Errno> {
-    interval(tid.as_raw_nonzero().get())
-}
-
 fn interval(tid: i32) -> Result<Duration, Errno> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is live and of the type that the call writes.

@@ -309,7 +309,7 @@ fn the_kernel_rounds_the_slice_up_to_its_ticks_and_says_so() {
     assert_eq!(effective, tick * ticks as u32);
     let sleeper = Running::sleep();
     set(slash(), sleeper.pid(), Class::Rr(1)).unwrap();
-    assert_eq!(rr_interval(sleeper.pid()), Ok(effective));
+    assert_eq!(interval(sleeper.pid().as_raw_nonzero().get()), Ok(effective));
     slice.restore().unwrap();
     assert_eq!(setting.read_ms().unwrap(), before);
 }

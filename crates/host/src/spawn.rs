@@ -950,20 +950,6 @@ unsafe fn prepare_and_exec(plan: &Plan) -> (Step, i32) {
     }
 }
 
-/// The program of a service: an absolute path as it is, a path with a slash from the working directory, and a bare name beside
-/// `beside` (the manager's own program), then in the folders of `path` (the variable PATH). None if it is nowhere.
-pub fn find_program(exec: &Path, beside: Option<&Path>, path: Option<&OsStr>) -> Option<PathBuf> {
-    let is_program = |candidate: &Path| {
-        use std::os::unix::fs::PermissionsExt;
-        candidate.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
-    };
-    if exec.as_os_str().as_bytes().contains(&b'/') {
-        return std::path::absolute(exec).ok().filter(|p| is_program(p));
-    }
-    let folders = beside.into_iter().map(Path::to_path_buf).chain(path.into_iter().flat_map(std::env::split_paths));
-    folders.filter(|folder| folder.is_absolute()).map(|folder| folder.join(exec)).find(|p| is_program(p))
-}
-
 #[cfg(test)]
 #[path = "spawn_tests.rs"]
 mod tests;

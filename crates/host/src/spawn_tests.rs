@@ -572,22 +572,6 @@ fn threads_may_spawn_at_once() {
 }
 
 #[test]
-fn programs_are_found_beside_the_manager_then_in_path() {
-    let (beside, path) = (tempfile::tempdir().unwrap(), OsString::from("relative:/bin:/usr/bin"));
-    let find = |name: &str| find_program(Path::new(name), Some(beside.path()), Some(&path));
-    assert_eq!(find("sh").unwrap(), Path::new("/bin/sh"));
-    assert_eq!(find("bridge"), None);
-    let program = beside.path().join("sh");
-    std::fs::write(&program, "").unwrap();
-    assert_eq!(find("sh").unwrap(), Path::new("/bin/sh"), "not executable");
-    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-    assert_eq!(find("sh").unwrap(), program);
-    assert_eq!(find("/bin/sh").unwrap(), Path::new("/bin/sh"));
-    assert_eq!(find("/no/such"), None);
-    assert_eq!(find("./no-such"), None);
-}
-
-#[test]
 fn a_limit_of_processes_above_the_managers_own_is_the_managers_own() {
     let mut spec = SpawnSpec::new("crowd.0", "/bin/true");
     spec.limits.processes = Some(u64::MAX / 2);

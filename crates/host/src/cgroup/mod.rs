@@ -59,6 +59,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
+use sluice_policy::sched::weight;
 
 use kernel::{Kernel, Knob, Linux};
 pub(crate) use mount::folder_of;
@@ -207,9 +208,10 @@ impl Version {
 
     /// The weight for a share between 0 and 1, in the kernel's range whatever the share is. 1 % is the default weight.
     pub fn weight(self, share: f64) -> u64 {
-        let (least, most) = self.range();
-        // The conversion makes 0 of what is negative or no number.
-        ((share * 100.0 * self.default_weight() as f64).round() as u64).clamp(least, most)
+        match self {
+            Self::V1 => weight::cgroup_v1(share),
+            Self::V2 => weight::cgroup_v2(share),
+        }
     }
 
     /// The weight of a folder with so many NFs.

@@ -16,7 +16,6 @@ pub mod spread;
 pub mod stamp;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use sluice_shm::arena::{Arena, Geometry, HEADROOM, MAX_STRIDE};
 use sluice_shm::histogram::Histogram;
@@ -248,32 +247,6 @@ fn advice(error: &std::io::Error) -> &'static str {
         _ => "",
     }
 }
-
-/// Counters of a port that any thread may add to and read.
-#[derive(Debug, Default)]
-pub struct PortCounters {
-    /// Packets and bytes in.
-    pub rx_packets: AtomicU64,
-    /// Bytes in.
-    pub rx_bytes: AtomicU64,
-    /// Packets out.
-    pub tx_packets: AtomicU64,
-    /// Bytes out.
-    pub tx_bytes: AtomicU64,
-    /// Packets that the port did not take in time.
-    pub tx_drops: AtomicU64,
-}
-
-impl PortCounters {
-    /// Adds to a counter.
-    #[inline(always)]
-    pub fn add(counter: &AtomicU64, n: u64) {
-        counter.fetch_add(n, Ordering::Relaxed);
-    }
-}
-
-/// Shared by all who refer to a port.
-pub type SharedPortCounters = Arc<PortCounters>;
 
 #[cfg(test)]
 pub(crate) mod tests {

@@ -49,11 +49,6 @@ impl Bucket {
         self.packet.store(packet, Ordering::Relaxed);
     }
 
-    /// Whether it limits anything.
-    pub fn is_limiting(&self) -> bool {
-        self.packet.load(Ordering::Relaxed) > 0
-    }
-
     /// How many of `n` packets may come in now.
     #[inline]
     pub fn take(&self, now_ns: u64, n: usize) -> usize {
@@ -109,7 +104,6 @@ mod tests {
         assert_eq!(bucket.take(now + 10_000, 32), 4);
         assert_eq!(bucket.take(now + 1000 * MS, 100), 64, "what was not used is not saved up");
         bucket.limit(now, None);
-        assert!(!bucket.is_limiting());
         assert_eq!(bucket.take(now, 100), 100);
     }
 

@@ -41,6 +41,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use sluice_policy::restart;
 use sluice_policy::sched::priority::Weight;
+use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Followed;
 
 use crate::bell::Bell;
@@ -622,6 +623,9 @@ impl Supervisor {
         }
         if self.holds.is_waiting() {
             timeout = timeout.min(Duration::from_millis(1));
+        }
+        if let Some(deadline_ns) = self.listener.next_deadline_ns() {
+            timeout = timeout.min(Duration::from_nanos(deadline_ns.saturating_sub(monotonic_ns())));
         }
         let timeout = rustix::event::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
         // EINTR is an empty turn.

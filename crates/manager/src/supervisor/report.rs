@@ -484,7 +484,6 @@ impl Supervisor {
             reclaim_ns: nf.reclaim_ns,
             stops: nf.stops,
             last_death: nf.last_death.clone(),
-            private_kib: None,
             foreign: nf.foreign.as_ref().map(|foreign| foreign_report(foreign, service.map(|s| &s.config))),
             sched: api::NfSched {
                 share_writes: totals.share_writes,

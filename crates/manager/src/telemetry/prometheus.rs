@@ -481,12 +481,6 @@ fn nfs(out: &mut Text, nfs: &[Nf]) {
             out.sample("sluice_nf_woken_total", &[("nf", &nf.name), ("service", &nf.service), ("cause", cause)], n);
         }
     }
-    out.family("sluice_nf_private_bytes", "gauge", "Private memory of the NF.");
-    for nf in nfs {
-        if let Some(kib) = nf.private_kib {
-            out.sample("sluice_nf_private_bytes", &[("nf", &nf.name), ("service", &nf.service)], kib * 1024);
-        }
-    }
     for (name, kind, help, value) in FOREIGN {
         out.family(name, kind, help);
         for nf in nfs {
@@ -782,12 +776,11 @@ mod tests {
             rx_packets: 7,
             queue: 3,
             cpu_percent: 12.5,
-            private_kib: Some(80),
             started_ns: Some(900_000),
             first_packet_ns: Some(1_100_000),
             reclaim_ns: None,
             stops: 0,
-            service_ns: Distribution::from(&latency).without_buckets(),
+            service_ns: Distribution::from(&latency),
             sched: NfSched {
                 priority: 2.0,
                 level: 2,
@@ -886,7 +879,6 @@ mod tests {
         assert_eq!(get("sluice_nf_rx_packets_total", &fw), 7.0);
         assert_eq!(get("sluice_nf_queue_packets", &fw), 3.0);
         assert_eq!(get("sluice_nf_cpu_ratio", &fw), 0.125);
-        assert_eq!(get("sluice_nf_private_bytes", &fw), 81_920.0);
         assert_eq!(get("sluice_nf_service_seconds_count", &fw), 5.0);
         assert!(get("sluice_nf_service_seconds", &[&fw[..], &[("quantile", "0.5")]].concat()) < 1.1e-6);
         assert_eq!(get("sluice_nf_state", &[&fw[..], &[("state", "running")]].concat()), 1.0);
@@ -964,9 +956,7 @@ mod tests {
         let new = [("nf", "new.0"), ("service", "new")];
         let p50 = samples[&("sluice_nf_service_seconds".into(), labels(&[&new[..], &[("quantile", "0.5")]].concat()))];
         assert!(p50.is_nan());
-        for unknown in ["sluice_nf_private_bytes", "sluice_nf_packet_seconds"] {
-            assert!(!samples.contains_key(&(unknown.into(), labels(&new))), "{unknown}");
-        }
+        assert!(!samples.contains_key(&("sluice_nf_packet_seconds".into(), labels(&new))));
         assert_eq!(samples[&("sluice_nf_throttled".into(), labels(&new))], 0.0);
     }
 
