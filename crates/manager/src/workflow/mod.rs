@@ -417,7 +417,8 @@ mod tests {
         let mut schedule = CoreSchedule::new(1, controller, workflow::Settings::default(), Arc::default());
         let handle = nf::Fake { poll: true, ..nf::Fake::default() }.on(&nf::core_page(1), 0);
         handle.region.page.counter(Counter::Ready).store(1, Ordering::Relaxed);
-        let target = Target::of_pid(&Proc::default(), "nf", std::process::id() as i32).unwrap();
+        let mut sleeper = std::process::Command::new("/bin/sleep").arg("1000").spawn().unwrap();
+        let target = Target::of_pid(&Proc::default(), "nf", sleeper.id() as i32).unwrap();
         schedule.add(&handle, &target, None, None, 0).unwrap();
         let mut now_ns = 1_000_000_000;
         for share in [0.25, 0.5, 0.5] {
@@ -431,6 +432,9 @@ mod tests {
                 schedule.step(now_ns);
             }
         }
+        drop(schedule);
+        sleeper.kill().unwrap();
+        sleeper.wait().unwrap();
         assert_eq!(*told.lock().unwrap(), [0.25, 0.5], "each share once");
         assert_eq!(handle.load.turns.load(Ordering::Relaxed), 3);
     }

@@ -158,14 +158,14 @@ const V1_CORE: f64 = 102_400.0;
 /// Weight of a whole core in cgroup v2's `cpu.weight`, its largest value.
 const V2_CORE: f64 = 10_000.0;
 
-/// A share as cgroup v1's `cpu.shares` (2 to 262,144). 1 % is 1,024, one new cgroup's default.
+/// A share as cgroup v1's `cpu.shares` (2 to 262,144); one that is no number, or negative, as 0. 1 % is 1,024, one new cgroup's default.
 pub fn cgroup_v1(share: f64) -> u64 {
-    (positive(share) * V1_CORE).round().clamp(2.0, 262_144.0) as u64
+    (share.max(0.0) * V1_CORE).round().clamp(2.0, 262_144.0) as u64
 }
 
 /// A share as cgroup v2's `cpu.weight` (1 to 10,000). 1 % is 100, the default; a step is 1 % of that.
 pub fn cgroup_v2(share: f64) -> u64 {
-    (positive(share) * V2_CORE).round().clamp(1.0, 10_000.0) as u64
+    (share.max(0.0) * V2_CORE).round().clamp(1.0, 10_000.0) as u64
 }
 
 #[cfg(test)]
