@@ -102,7 +102,7 @@ deaths: ## NFs that cheat and die under load, DEATHS times with each of six sets
 	SLUICE_DEATHS=$(DEATHS) cargo test --workspace $(CARGO_FLAGS) $(FEATURES) --lib deaths:: -- --nocapture
 
 .PHONY: check
-check: fmt clippy doc docs deny ## formatting, lints, documentation, licences
+check: fmt clippy doc docs house deny ## formatting, lints, documentation, layout, licences
 
 .PHONY: fmt
 fmt:
@@ -149,6 +149,10 @@ chaos: build ## random changes, kills and hostile NFs, ten seeds of ten minutes;
 .PHONY: docs
 docs:
 	scripts/check-docs
+
+.PHONY: house
+house:
+	scripts/check-house
 
 # BENCH is the experiment, OUT where its result and raw samples go.
 BENCH ?= forward

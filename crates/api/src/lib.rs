@@ -4,6 +4,7 @@
 //! [`config`] is the file, [`model`] has requests and reports, [`health`] the verdict on the daemon and deaths of NFs, [`promise`] the
 //! reports on promises; [`client`] asks. `deploy/openapi.json` describes the same to others.
 
+pub mod change;
 pub mod client;
 pub mod config;
 pub mod health;

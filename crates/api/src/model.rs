@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use sluice_policy::plan::load::Measured;
 use sluice_shm::histogram::Histogram;
 
+use super::change::Change;
 use super::health::{Death, Health};
 use crate::config;
 
@@ -1004,50 +1005,6 @@ pub struct Applied {
     pub warnings: Vec<String>,
 }
 
-/// One step from the old configuration to the new.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-pub struct Change {
-    /// What was done.
-    pub action: Action,
-    /// `port`, `service`, `pool`, `instances`, `chain`, `rules` or `key`.
-    pub kind: String,
-    /// Its name.
-    pub name: String,
-    /// What is different, in words: for each key its old and its new value. May be empty.
-    #[serde(default)]
-    pub detail: String,
-}
-
-/// What a [`Change`] does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Action {
-    /// Something new.
-    Add,
-    /// Something goes.
-    Remove,
-    /// Something stays and is different.
-    Change,
-    /// Something is to be different, and will be when the daemon is started again.
-    Restart,
-}
-
-impl std::fmt::Display for Change {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let sign = match self.action {
-            Action::Add => '+',
-            Action::Remove => '-',
-            Action::Change => '~',
-            Action::Restart => '!',
-        };
-        write!(f, "{sign} {} {}", self.kind, self.name)?;
-        if !self.detail.is_empty() {
-            write!(f, ": {}", self.detail)?;
-        }
-        Ok(())
-    }
-}
-
 /// Body of `POST /v1/trace`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -1132,12 +1089,5 @@ mod tests {
         assert_eq!(recent.sum, recent.p50 * 10);
         assert_eq!(earlier.since(&Distribution::default()), earlier);
         assert_eq!(Distribution::default().since(&earlier), Distribution::default());
-    }
-
-    #[test]
-    fn a_change_reads_like_a_diff() {
-        let change =
-            Change { action: Action::Change, kind: "chain".into(), name: "web".into(), detail: "services fw → fw, nat".into() };
-        assert_eq!(change.to_string(), "~ chain web: services fw → fw, nat");
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use sluice_slo::on_demand::Remedy;
 use sluice_slo::watch::{Excess, Violation};
 
-use super::model::Change;
+use super::change::Change;
 
 /// Answer of `PUT /v1/placement`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize, Serialize)]

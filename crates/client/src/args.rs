@@ -1,5 +1,6 @@
 //! The command line: what `sluice --help` teaches.
 
+use crate::usage::{Json, seconds};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -175,14 +176,6 @@ Examples:
     },
     /// Stop the daemon: packets inside leave first
     Stop(Stop),
-}
-
-/// Print JSON.
-#[derive(Debug, Clone, Copy, Args)]
-pub struct Json {
-    /// Print JSON, as the API gives it
-    #[arg(long)]
-    pub json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -595,15 +588,6 @@ pub struct Stop {
 fn kind(text: &str) -> Result<EventKind, String> {
     let found = EventKind::ALL.into_iter().find(|kind| kind.word() == text);
     found.ok_or_else(|| format!("the kinds are {}", EventKind::ALL.map(EventKind::word).join(", ")))
-}
-
-/// Reads a number of seconds.
-pub fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(seconds) if (0.01..=86_400.0).contains(&seconds) => Ok(seconds),
-        Ok(_) => Err("must be between 0.01 and 86400 seconds".into()),
-        Err(_) => Err("must be a number of seconds, such as 1 or 0.5".into()),
-    }
 }
 
 #[cfg(test)]

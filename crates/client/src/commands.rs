@@ -1,7 +1,6 @@
 //! What each command does.
 
-use std::io::{Read, Write};
-use std::path::Path;
+use std::io::Write;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -18,17 +17,8 @@ use sluice_manager::port;
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};
 use crate::table::{Table, colour};
+use crate::usage::{Degraded, Usage, json, read};
 use crate::{doctor, estimate, pack, plan, profile, show, simulate, slo, top};
-
-/// Something on the command line makes no sense: exit code 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Usage(pub String);
-
-/// The daemon is degraded, which was said: exit code 3.
-#[derive(Debug, thiserror::Error)]
-#[error("degraded")]
-pub struct Degraded;
 
 /// Runs a command; what it says goes to `out`.
 pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
@@ -71,11 +61,6 @@ pub fn run(cli: Cli, out: &mut dyn Write) -> anyhow::Result<()> {
         }
         Command::Stop(args) => stop(&mut client()?, &args, out),
     }
-}
-
-/// Prints JSON.
-pub fn json<T: Serialize + ?Sized>(out: &mut dyn Write, value: &T) -> anyhow::Result<()> {
-    Ok(writeln!(out, "{}", serde_json::to_string_pretty(value)?)?)
 }
 
 /// A list as a table, or as JSON.
@@ -462,22 +447,6 @@ fn stop(client: &mut Client, args: &Stop, out: &mut dyn Write) -> anyhow::Result
     Ok(writeln!(out, "sluiced (process {pid}) has stopped")?)
 }
 
-/// The text of a file, or of standard input for `-`.
-pub fn read(path: &Path) -> anyhow::Result<String> {
-    let mut text = String::new();
-    if path == Path::new("-") {
-        std::io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
-    } else {
-        text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    }
-    Ok(text)
-}
-
-/// Whether the daemon found fault with what was said, before it did anything.
-pub fn is_usage(error: &anyhow::Error) -> bool {
-    error.is::<Usage>()
-}
-
 /// Whether output ended because nobody reads it any more.
 pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     !error.is::<ClientError>()
@@ -489,6 +458,8 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use sluice_api::config::{Overload, PortKind};
+
+    use std::path::Path;
 
     use super::*;
 

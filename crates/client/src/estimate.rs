@@ -10,8 +10,8 @@ use sluice_host::user::User;
 use sluice_manager::estimate::kept::{self, Entry, Kept, Of};
 use sluice_manager::estimate::{self, Estimate, EstimateError, Names, Plan, References, Spread, Subject, packets};
 
-use crate::commands::{Usage, json};
 use crate::table::{Table, colour};
+use crate::usage::{Usage, json};
 
 /// What `sluice estimate --help` says below the options.
 pub const HELP: &str = "\

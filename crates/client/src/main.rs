@@ -19,6 +19,7 @@ mod simulate;
 mod slo;
 mod table;
 mod top;
+mod usage;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -43,7 +44,7 @@ fn main() -> ExitCode {
     }
     // What was said before the error comes before it.
     let _ = out.flush();
-    if error.is::<commands::Degraded>() {
+    if error.is::<usage::Degraded>() {
         return ExitCode::from(3);
     }
     let mut err = std::io::stderr().lock();
@@ -52,5 +53,5 @@ fn main() -> ExitCode {
         Some(errors) => writeln!(err, "{errors}\nsluice: {}", errors.count()),
         None => writeln!(err, "sluice: {}", in_one_line(error.as_ref())),
     };
-    if commands::is_usage(&error) { ExitCode::from(2) } else { ExitCode::FAILURE }
+    if usage::is_usage(&error) { ExitCode::from(2) } else { ExitCode::FAILURE }
 }

@@ -8,9 +8,8 @@ use sluice_api::client::Client;
 use sluice_api::model::Stats;
 use sluice_manager::pack::{self, Move, Plan, Request};
 
-use crate::args::seconds;
-use crate::commands::json;
 use crate::table::{Table, colour};
+use crate::usage::{json, seconds};
 
 /// What `sluice pack --help` says below the options.
 pub const HELP: &str = "\

@@ -14,8 +14,8 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::commands::json;
 use crate::table::colour;
+use crate::usage::json;
 use folder::{Folder, Plan};
 
 /// What `sluice plan --help` says below the options.

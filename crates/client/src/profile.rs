@@ -19,9 +19,9 @@ use sluice_manager::profile::{self, MeasureError, Plan, Ways, chain, chase};
 use sluice_slo::profile::{Confidence, Curve, Digest, Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
-use crate::commands::{Usage, json};
 use crate::estimate::{config, of_program, subject_of};
 use crate::table::{Table, colour};
+use crate::usage::{Usage, json};
 
 /// What `sluice profile --help` says below the options.
 pub const HELP: &str = "\

@@ -13,10 +13,9 @@ use sluice_manager::estimate::kept::{Kept, Of};
 use sluice_manager::simulate::report::{ChainRow, Run};
 use sluice_manager::simulate::{Options, Plan, Report, SimulateError, cost};
 
-use crate::args::seconds;
-use crate::commands::{Usage, json};
 use crate::number;
 use crate::table::{Cell, Table, Tone, colour};
+use crate::usage::{Usage, json, seconds};
 
 /// What `sluice simulate --help` says below the options.
 pub const HELP: &str = "\

@@ -16,12 +16,11 @@ use sluice_slo::placement::{Instance, Placement};
 use sluice_slo::profile::{Digest, Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
-use crate::args::Json;
-use crate::commands::{Usage, json, read};
 use crate::number;
 use crate::plan::folder::{Admitted, Folder, Plan};
 use crate::plan::profiles::{Asked, Profiles, Programs, UNMEASURED};
 use crate::table::{Table, colour};
+use crate::usage::{Json, Usage, json, read};
 
 /// What `sluice slo --help` says below the options.
 pub const HELP: &str = "\

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Barrier, Condvar, Mutex};
 use std::time::Duration;
 
+use sluice_api::change::{Action, Change};
 use sluice_api::client::{Client, ClientError};
 use sluice_api::config;
 use sluice_api::health::{Death, DeathCause, Health, Problem, Verdict};

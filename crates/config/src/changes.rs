@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use serde_json::Value;
+use sluice_api::change::{Action, Change};
 use sluice_api::config;
-use sluice_api::model::{Action, Change};
 
 use super::diff::Change as Step;
 

@@ -20,8 +20,7 @@ use sluice_slo::slo::Promise;
 use super::folder::{Folder, Plan};
 use super::profiles::Profiles;
 use super::steps::Steps;
-use crate::args::seconds;
-use crate::commands::json;
+use crate::usage::{json, seconds};
 
 /// What `sluice plan optimise --help` says below the options.
 pub const HELP: &str = "\

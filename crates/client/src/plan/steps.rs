@@ -18,7 +18,7 @@ use sluice_slo::placement::Placement;
 
 use super::folder::{Folder, Plan};
 use super::optimise::said;
-use crate::commands::json;
+use crate::usage::json;
 
 /// Version of the form of `steps.json`.
 const FORM: u32 = 1;

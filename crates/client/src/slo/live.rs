@@ -11,10 +11,10 @@ use sluice_slo::placement::Instance;
 use sluice_slo::slo::Promise as SloPromise;
 use sluice_slo::watch::{By, Cause, What};
 
-use crate::commands::json;
 use crate::number;
 use crate::plan::folder::{Admitted, Plan};
 use crate::table::{Cell, Table, Tone, colour};
+use crate::usage::json;
 
 /// Decisions about SLOs on demand that are listed.
 const DECISIONS: usize = 5;

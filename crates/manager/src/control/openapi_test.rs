@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::super::{model, promise};
 use super::*;
+use sluice_api::change;
 use sluice_api::health::{Death, Health, Problem};
 
 fn document() -> Value {
@@ -42,7 +43,7 @@ const SCHEMAS: &[(&str, Through)] = &[
     ("Apply", through::<Apply>),
     ("Chain", through::<model::Chain>),
     ("ChainConfig", through::<config::Chain>),
-    ("Change", through::<model::Change>),
+    ("Change", through::<change::Change>),
     ("Death", through::<Death>),
     ("Distribution", through::<model::Distribution>),
     ("Done", through::<Done>),

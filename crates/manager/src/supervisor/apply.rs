@@ -18,11 +18,10 @@ use super::change::{Gone, Start, start_of};
 use super::upgrade::{Purpose, Seat, Upgrade};
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
 use sluice_api::config::{self as model, Config};
-use sluice_api::model as api;
 use sluice_config::diff::{Change, cores_of};
 
 /// What came of a configuration: its changes, and old instances that are to be gone.
-pub(super) type Outcome = Result<(Vec<api::Change>, Gone), SupervisorError>;
+pub(super) type Outcome = Result<(Vec<sluice_api::change::Change>, Gone), SupervisorError>;
 
 /// A configuration whose new versions of services are tried out.
 pub(super) struct Applying {

@@ -14,7 +14,7 @@ use crate::chain::Chain;
 use crate::controller::events::Subject;
 use crate::nf::State;
 use sluice_api::config::{self as model, Config};
-use sluice_api::model::{self as api, EventKind};
+use sluice_api::model::EventKind;
 use sluice_config::container::find_runtime;
 use sluice_config::diff::{self, Change, Turnover};
 use sluice_config::problem::At;
@@ -398,7 +398,8 @@ impl Supervisor {
     /// `proved` are new versions of services that work; those that are used are taken from it.
     pub(super) fn apply(&mut self, wanted: &Config, source: &str, proved: &mut Vec<Upgrade>) -> apply::Outcome {
         let changes = self.plan(wanted)?;
-        let told: Vec<api::Change> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
+        let told: Vec<sluice_api::change::Change> =
+            changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let kept = self.with_promises(wanted)?;
         // Most that can fail fails here, where it has changed nothing.
         self.plane.provide(kept.as_ref().map_or(wanted, |kept| &kept.config))?;
@@ -422,13 +423,13 @@ impl Supervisor {
     }
 
     /// Notes what was changed by an apply, and why it went no further if it did not.
-    fn note_applied(&self, source: &str, done: &[api::Change], error: Option<&SupervisorError>) {
+    fn note_applied(&self, source: &str, done: &[sluice_api::change::Change], error: Option<&SupervisorError>) {
         /// Most changes that are told one by one.
         const TOLD: usize = 8;
         if done.is_empty() && error.is_none() {
             return;
         }
-        let mut words: Vec<String> = done.iter().take(TOLD).map(api::Change::to_string).collect();
+        let mut words: Vec<String> = done.iter().take(TOLD).map(sluice_api::change::Change::to_string).collect();
         words.extend((done.len() > TOLD).then(|| format!("and {} more", done.len() - TOLD)));
         let changes = if done.len() == 1 { "1 change".into() } else { format!("{} changes", done.len()) };
         let failed = error.map_or(String::new(), |error| format!("; the next one failed: {error}"));

@@ -35,7 +35,6 @@ use crate::promise::overlay::{Overlaid, overlay, strip};
 use crate::promise::sight::{Counts, InstanceUse, OnDemand, Rates, Uncounted, Windows};
 use crate::promise::steer::{Steering, is_on_demand};
 use sluice_api::config::{self as model, Config, Service};
-use sluice_api::model as api;
 use sluice_api::promise::{self as report, Placed};
 use sluice_config::diff::{self, Change};
 use sluice_config::host;
@@ -72,7 +71,7 @@ pub(super) struct Placing {
     own: BTreeMap<String, u32>,
     /// Whether the classes are changed when all is ready.
     is_late: bool,
-    changes: Vec<api::Change>,
+    changes: Vec<sluice_api::change::Change>,
     until: Instant,
     asker: Sender<Outcome>,
 }
@@ -580,7 +579,8 @@ impl Supervisor {
         placing.beside.iter().for_each(|nf| self.count_in(*nf));
         // Before packets come to them.
         self.attend();
-        let told: Vec<api::Change> = changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
+        let told: Vec<sluice_api::change::Change> =
+            changes.iter().map(|change| sluice_config::changes::describe(change, &self.config)).collect();
         let mut gone = Gone::new();
         let mut result = Ok(());
         for change in &changes {

@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
-use sluice_api::model::{Action, Apply, Nf, NfState, Stats, Upgrade};
+use sluice_api::change::Action;
+use sluice_api::model::{Apply, Nf, NfState, Stats, Upgrade};
 
 use crate::support::{
     Daemon, assert_nothing_amiss, chain, find_chain, find_nf, find_port, flow_nf, head, nf, port, service, signal, test_nf,

@@ -1,0 +1,59 @@
+//! What a request changes, as it is listed.
+
+use serde::{Deserialize, Serialize};
+
+/// One step from the old configuration to the new.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+pub struct Change {
+    /// What was done.
+    pub action: Action,
+    /// `port`, `service`, `pool`, `instances`, `chain`, `rules` or `key`.
+    pub kind: String,
+    /// Its name.
+    pub name: String,
+    /// What is different, in words: for each key its old and its new value. May be empty.
+    #[serde(default)]
+    pub detail: String,
+}
+
+/// What a [`Change`] does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Something new.
+    Add,
+    /// Something goes.
+    Remove,
+    /// Something stays and is different.
+    Change,
+    /// Something is to be different, and will be when the daemon is started again.
+    Restart,
+}
+
+impl std::fmt::Display for Change {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let sign = match self.action {
+            Action::Add => '+',
+            Action::Remove => '-',
+            Action::Change => '~',
+            Action::Restart => '!',
+        };
+        write!(f, "{sign} {} {}", self.kind, self.name)?;
+        if !self.detail.is_empty() {
+            write!(f, ": {}", self.detail)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_reads_like_a_diff() {
+        let change =
+            Change { action: Action::Change, kind: "chain".into(), name: "web".into(), detail: "services fw → fw, nat".into() };
+        assert_eq!(change.to_string(), "~ chain web: services fw → fw, nat");
+    }
+}
