@@ -57,7 +57,7 @@ build: ## release build of everything: daemon, client, NFs, C library, NFs in C
 test: ## all tests, with DPDK and the solver where they can be built, and the model check of the ring
 	scripts/deps --check test
 ifneq ($(FEATURES),)
-	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-client -p sluice-slo -p sluice-dpdk --lib --bins
+	cargo test $(CARGO_FLAGS) -p sluice-manager -p sluice-client -p sluice-config -p sluice-slo -p sluice-dpdk --lib --bins
 endif
 	$(MAKE) programs
 	scripts/trace-nf firewall lookup macswap nat

@@ -143,7 +143,7 @@ fn spawn(programs: &Programs, folder: &Path, config: &str) -> anyhow::Result<Chi
 /// # Errors
 /// No answer comes.
 pub fn call(socket: &Path, method: &str, address: &str, body: Option<&Value>) -> anyhow::Result<(u16, Value)> {
-    Ok(Client::new(socket)?.call(method, address, body)?)
+    Client::new(socket)?.call(method, address, body).with_context(|| format!("cannot ask sluiced for {method} {address}"))
 }
 
 impl Daemon {

@@ -157,10 +157,10 @@ impl Size {
         let memory = status.lines().find_map(|line| line.strip_prefix("RssAnon:")?.trim().strip_suffix(" kB")?.trim().parse().ok());
         let mut kinds = BTreeMap::new();
         for descriptor in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
-            // One that is closed meanwhile is none.
+            // It may have been closed since the folder was read.
             let Ok(target) = std::fs::read_link(descriptor?.path()) else { continue };
             let target = target.to_string_lossy();
-            *kinds.entry(target.split(":[").next().unwrap_or_default().to_string()).or_default() += 1;
+            *kinds.entry(kind_of(&target).to_string()).or_default() += 1;
         }
         Ok(Self { kinds, memory_kib: memory.context("the kernel does not tell how much memory it has")? })
     }
@@ -187,6 +187,12 @@ impl Size {
         }
         found
     }
+}
+
+/// What a descriptor is of, without the number that a pipe or a socket has: `pipe:[7]` is a `pipe`.
+fn kind_of(target: &str) -> &str {
+    let is_number = |text: &str| text.trim_end_matches(']').bytes().all(|b| b.is_ascii_digit());
+    target.split_once(":[").filter(|(_, number)| is_number(number)).map_or(target, |(kind, _)| kind)
 }
 
 /// Descriptors that a daemon may have more than at first.
@@ -338,6 +344,7 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(processes_of(folder.path()), []);
         assert_eq!(things_of(&[u32::MAX]), Vec::<String>::new());
+        assert_eq!(["pipe:[7]", "anon_inode:[eventfd]", "/dev/null"].map(kind_of), ["pipe", "anon_inode:[eventfd]", "/dev/null"]);
         let size = Size::of(std::process::id()).unwrap();
         assert!(size.memory_kib > 0 && size.grown_since(&size).is_empty());
         assert_eq!(

@@ -124,7 +124,11 @@ impl Client {
         let verb: Method = method.parse().map_err(|_| wrong("there is no such method".into()))?;
         let body = body.map(|body| body.to_string().into_bytes()).unwrap_or_default();
         let (status, bytes) = self.exchange(&verb, address, body)?;
-        let json = serde_json::from_slice(&bytes).map_err(|error| wrong(error.to_string()))?;
+        let json = match serde_json::from_slice(&bytes) {
+            // Some refusals are HTTP's own, and have no text.
+            Err(_) if !status.is_success() => Value::Null,
+            json => json.map_err(|error| wrong(error.to_string()))?,
+        };
         Ok((status.as_u16(), json))
     }
 

@@ -307,10 +307,12 @@ impl Record {
     /// [`RecordError::Busy`] if another manager runs there by now; otherwise as [`Record::open`]. Then nothing has changed but that
     /// there may be a directory.
     pub fn keep(&mut self) -> Result<bool, RecordError> {
-        let path = self.dir.join(LOCK);
-        let ours = self.lock.file().metadata().map_err(system("read", &path))?;
-        if fs::symlink_metadata(&path).is_ok_and(|there| is_same(&there, &ours)) {
-            return Ok(false);
+        if self.has_dir() {
+            if self.dir.join(RECORD).exists() {
+                return Ok(false);
+            }
+            (self.journal, self.lines) = write_anew(&self.dir, &self.left)?;
+            return Ok(true);
         }
         let made_dir = make_dir(&self.dir)?;
         let lock = take_lock(&self.dir)?;
@@ -322,6 +324,13 @@ impl Record {
         (self.journal, self.lines) = write_anew(&self.dir, &self.left)?;
         self.lock = lock;
         Ok(true)
+    }
+
+    /// Whether the lock in the directory is this manager's.
+    fn has_dir(&self) -> bool {
+        let there = fs::symlink_metadata(self.dir.join(LOCK));
+        let ours = self.lock.file().metadata();
+        there.is_ok_and(|there| ours.is_ok_and(|ours| is_same(&there, &ours)))
     }
 
     /// The directory, as an absolute path.
@@ -400,7 +409,16 @@ impl Record {
     /// [`RecordError::System`].
     pub fn finish(mut self) -> Result<CleanedUp, RecordError> {
         let mut report = CleanedUp::default();
+        let has_dir = self.has_dir();
+        if !has_dir {
+            // What is there now is another manager's.
+            let dir = &self.dir;
+            self.left.things.retain(|path, _| !path.starts_with(dir));
+        }
         undo(&mut self.left, &self.proc, &mut report);
+        if !has_dir {
+            return Ok(report);
+        }
         if self.left.len() > 0 {
             write_anew(&self.dir, &self.left)?;
             return Ok(report);
@@ -478,6 +496,12 @@ fn make_dir(dir: &Path) -> Result<bool, RecordError> {
     }
     trust(dir, &metadata)?;
     Ok(made)
+}
+
+/// Whether this process is the manager of a directory, by what the lock in it says.
+pub fn is_ours(dir: &Path) -> bool {
+    let holder = fs::read_to_string(dir.join(LOCK));
+    holder.is_ok_and(|text| text.trim().parse() == Ok(std::process::id()))
 }
 
 /// Reads the record in a directory; an empty one if there is none.
@@ -831,10 +855,40 @@ mod tests {
         let refused = first.keep().unwrap_err();
         assert!(matches!(refused, RecordError::Busy { .. }), "{refused}");
         // It is killed: what it leaves is undone by the first.
+        let files = || fs::read_dir(&dir).unwrap().count();
+        assert_eq!(files(), 2, "lock and record");
         drop(second);
         fs::write(parent.path().join("log"), "").unwrap();
         assert!(first.keep().unwrap());
         assert_eq!(first.finish().unwrap().removed, [parent.path().join("log")]);
+    }
+
+    #[test]
+    fn the_end_of_a_manager_that_has_lost_its_directory_leaves_it_to_the_other() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("run");
+        let (mut first, _) = open(&dir);
+        first.made(Thing::File, &dir.join("control.sock")).unwrap();
+        first.made(Thing::File, &parent.path().join("log")).unwrap();
+        fs::write(parent.path().join("log"), "").unwrap();
+        fs::remove_dir_all(&dir).unwrap();
+        let (second, _) = open(&dir);
+        fs::write(dir.join("control.sock"), "").unwrap();
+        assert_eq!(first.finish().unwrap().removed, [parent.path().join("log")]);
+        assert!([LOCK, RECORD, "control.sock"].iter().all(|name| dir.join(name).exists()));
+        fs::remove_file(dir.join("control.sock")).unwrap();
+        second.finish().unwrap();
+    }
+
+    #[test]
+    fn a_record_that_somebody_removes_is_written_again() {
+        let parent = tempfile::tempdir().unwrap();
+        let (mut record, _) = open(parent.path());
+        record.made(Thing::File, &parent.path().join("log")).unwrap();
+        fs::remove_file(parent.path().join(RECORD)).unwrap();
+        assert!(record.keep().unwrap() && !record.keep().unwrap());
+        assert!(fs::read_to_string(parent.path().join(RECORD)).unwrap().contains("log"));
+        record.finish().unwrap();
     }
 
     #[test]

@@ -1020,10 +1020,12 @@ impl Plane {
         if fills != 0 && (0..self.out.len() as u16).any(|port| fills >> (port % 64) & 1 != 0 && full(port)) {
             return true;
         }
-        let last = |c: &crate::chain::Chain| {
-            c.services.last() == Some(&handle.service) || c.on_failure == sluice_api::config::OnFailure::Bypass
+        // With a bypass any of a chain's NFs may become the last one.
+        let sends = |c: &crate::chain::Chain| match c.on_failure {
+            sluice_api::config::OnFailure::Bypass => c.services.contains(&handle.service),
+            _ => c.services.last() == Some(&handle.service),
         };
-        self.tables.chains.iter().flatten().any(|c| last(c) && full(c.egress))
+        self.tables.chains.iter().flatten().any(|c| full(c.egress) && sends(c))
     }
 
     /// Takes a burst from an NF's tx ring and passes every packet on. Says how many there were.

@@ -795,7 +795,7 @@ impl Worker {
                 continue;
             }
             if [&handle.gate.held, &handle.is_behind, &handle.is_held_up].iter().any(|word| word.load(Ordering::Relaxed)) {
-                // It stands still because it was told to, or seems to.
+                // It stands still because it was told to, or seems to, or because others do not take what it returns.
                 *progress = Progress { returned, since_ns: now, turns: progress.turns };
                 continue;
             }

@@ -51,6 +51,7 @@ use crate::telemetry::prometheus;
 use sluice_api::config;
 use sluice_api::model::{AddNf, AddRule, Apply, Done, MAX_TRACE_MS, MAX_TRACED, MoveNf, RemoveNf, TraceRequest, Upgrade};
 use sluice_api::{ApiError, ErrorBody, ErrorKind};
+use sluice_host::record::is_ours;
 
 /// The description of this API, as `routes` serve it.
 pub const OPENAPI: &str = include_str!("../../../../deploy/openapi.json");
@@ -139,12 +140,12 @@ impl Server {
 
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // Removed first, so that nobody connects to a door that is about to close; and only if it is still this server's.
+        // Told first, so that the socket is not made again; and removed only if it is still this server's.
+        let _ = self.stop.send(true);
         let inode = *self.inode.lock().unwrap_or_else(PoisonError::into_inner);
         if inode_of(&self.path).is_ok_and(|there| there == inode) {
             let _ = std::fs::remove_file(&self.path);
         }
-        let _ = self.stop.send(true);
         let _ = thread.join();
     }
 }
@@ -206,11 +207,14 @@ struct Door {
 }
 
 impl Door {
-    /// A new socket in place of one whose file was removed. None if it is there, or another daemon's is, or none can be made now: the
-    /// folder is made by the supervisor.
+    /// A new socket, if the file of the former one was removed, or another daemon has left its own there. None if the folder is not this
+    /// daemon's: the supervisor makes it, and takes its lock.
     fn make_anew(&self) -> Option<UnixListener> {
-        let is_gone = inode_of(&self.path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
-        let listener = is_gone.then(|| bind(&self.path).ok()).flatten()?;
+        let inode = *self.inode.lock().unwrap_or_else(PoisonError::into_inner);
+        if inode_of(&self.path).is_ok_and(|there| there == inode) || !is_ours(self.path.parent()?) {
+            return None;
+        }
+        let listener = bind(&self.path).ok()?;
         *self.inode.lock().unwrap_or_else(PoisonError::into_inner) = inode_of(&self.path).ok()?;
         log_line!("sluiced: {} was removed; it is there again", self.path.display());
         UnixListener::from_std(listener).ok()
@@ -252,14 +256,15 @@ async fn accept(listener: StdListener, door: Door, backend: Arc<dyn Backend>, li
     let mut guests: Vec<Arc<Guest>> = Vec::new();
     loop {
         let stream = tokio::select! {
-            stream = listener.accept() => stream,
+            biased;
+            _ = stopped.wait_for(|stop| *stop) => break,
             _ = looks.tick() => {
                 if let Some(anew) = door.make_anew() {
                     listener = anew;
                 }
                 continue;
             }
-            _ = stopped.wait_for(|stop| *stop) => break,
+            stream = listener.accept() => stream,
         };
         let Ok((stream, _)) = stream else {
             // Out of file descriptors, most likely. A spare one may do; clients that leave give some back.

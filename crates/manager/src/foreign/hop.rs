@@ -216,7 +216,11 @@ impl Hop {
 
     /// Takes what comes out at a side, and leads it on as far as there is room.
     fn take(&mut self, plane: &mut Plane, registry: &PathRegistry, side: usize) -> usize {
-        if plane.is_blocked() && plane.may_block(&self.handle, 0) {
+        let is_held_up = plane.is_blocked() && plane.may_block(&self.handle, 0);
+        if self.handle.is_held_up.load(Ordering::Relaxed) != is_held_up {
+            self.handle.is_held_up.store(is_held_up, Ordering::Relaxed);
+        }
+        if is_held_up {
             return 0;
         }
         let tap = self.is_tap();

@@ -1,6 +1,6 @@
 //! The state of a port: what its interface says, for packet threads, reports and the log.
 //!
-//! One thread changes it: that which watches the interface, or the packet thread that asks a device. Packet threads read one word. The
+//! One thread changes it: that which watches the interface, the packet thread that asks a device, or the thread that writes a capture. Packet threads read one word. The
 //! changes are kept until the supervisor takes them, which logs them and writes events.
 
 use std::sync::atomic::{AtomicU8, Ordering};

@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_queue::ArrayQueue;
 use sluice_shm::BURST;
@@ -58,6 +58,9 @@ pub const NAP: Duration = Duration::from_millis(8);
 
 /// Time between two attempts to write what the disk has refused.
 pub const RETRY: Duration = Duration::from_millis(100);
+
+/// Least time between two lines of the log about what the disk refuses.
+const REPORT_EVERY: Duration = Duration::from_secs(60);
 
 /// How long the opening of a file may take.
 pub const OPENING: Duration = Duration::from_secs(5);
@@ -316,7 +319,7 @@ impl Writer {
             // The queue holds them all.
             let _ = exchange.empty.push(Buffer { bytes: vec![0; BUFFER].into(), len: 0, packets: 0 });
         }
-        let output = Output { port: port.into(), path: path.into(), file, end, refused: false };
+        let output = Output { port: port.into(), path: path.into(), file, end, refused: false, reported: None };
         let shared = exchange.clone();
         let thread = std::thread::Builder::new().name(format!("pcap-{port}")).spawn(move || output.run(&shared))?;
         let wall_ns = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
@@ -394,12 +397,14 @@ struct Output {
     end: u64,
     /// The last attempt to write failed, so a part of a packet may stand after the end.
     refused: bool,
+    /// When the log was last told why.
+    reported: Option<Instant>,
 }
 
 impl Output {
     fn run(mut self, exchange: &Exchange) {
         let mut nap = Duration::from_millis(1);
-        let mut refused = None;
+        let (mut refused, mut lost) = (None, 0);
         loop {
             // Acquire, and before the queue is looked at: what was handed over before the order to stop is written.
             let stop = exchange.stop.load(Ordering::Acquire);
@@ -407,8 +412,11 @@ impl Output {
                 nap = Duration::from_millis(1);
                 if self.write(&buffer, exchange) {
                     exchange.written.fetch_add(buffer.packets, Ordering::Relaxed);
+                    // Here too: under load the queue may never be empty.
+                    let _ = exchange.link.set(PortState::Up);
                 } else if stop {
                     exchange.lost.fetch_add(buffer.packets, Ordering::Relaxed);
+                    lost += buffer.packets;
                 } else {
                     refused = Some(buffer);
                     break;
@@ -419,9 +427,13 @@ impl Output {
                 let _ = exchange.empty.push(buffer);
             }
             if stop {
+                if lost > 0 {
+                    let path = self.path.display();
+                    log_line!("port {}: packets lost because {path} could not be written when it was closed: {lost}", self.port);
+                }
                 return;
             }
-            // Tried again with the next round while somebody takes the changes.
+            // Does nothing while the supervisor takes the changes: then the next round does it.
             let _ = exchange.link.set(if refused.is_some() { PortState::Blocked } else { PortState::Up });
             if refused.is_some() {
                 // Not parked: more packets are no reason to try again.
@@ -445,7 +457,9 @@ impl Output {
             }
             Err(error) => {
                 exchange.errors.fetch_add(1, Ordering::Relaxed);
-                if !std::mem::replace(&mut self.refused, true) {
+                let is_known = self.reported.is_some_and(|at| at.elapsed() < REPORT_EVERY);
+                if !std::mem::replace(&mut self.refused, true) && !is_known {
+                    self.reported = Some(Instant::now());
                     log_line!(
                         "port {}: cannot write {}: {error}; it is tried again each {RETRY:?}",
                         self.port,

@@ -85,7 +85,7 @@ impl Supervisor {
             }
         }
         if let Some(trouble) = self.runtime_dir.trouble() {
-            let what = format!("was removed and cannot be made anew, so no NF can be started: {trouble}");
+            let what = format!("was removed and cannot be made anew as it was: {trouble}");
             found.push((format!("directory {}", self.config.manager.runtime_dir.display()), "removed", what));
         }
         let mut lesser = Vec::new();

@@ -15,6 +15,8 @@ const EVERY: Duration = Duration::from_secs(1);
 pub(super) struct Watch {
     looked: Option<Instant>,
     trouble: Option<String>,
+    /// The guard's file has to be written anew.
+    owes_guard: bool,
 }
 
 impl Watch {
@@ -43,7 +45,7 @@ impl Supervisor {
             Err(error) => Some(error.to_string()),
         };
         if let Some(trouble) = trouble.as_ref().filter(|trouble| self.runtime_dir.trouble.as_ref() != Some(trouble)) {
-            log_line!("sluiced: the runtime directory was removed and cannot be made anew, so no NF can be started: {trouble}");
+            log_line!("sluiced: the runtime directory was removed and cannot be made anew as it was: {trouble}");
         }
         self.runtime_dir.trouble = trouble;
     }
@@ -51,11 +53,13 @@ impl Supervisor {
     fn make_runtime_dir_anew(&mut self) -> Result<bool, SupervisorError> {
         let Some(record) = &mut self.record else { return Ok(false) };
         let is_made = record.keep()?;
-        if let Some(guard) = self.outside.guard().filter(|_| is_made) {
+        self.runtime_dir.owes_guard |= is_made;
+        if let Some(guard) = self.outside.guard().filter(|_| self.runtime_dir.owes_guard) {
             guard
                 .write_journal_anew()
                 .map_err(|source| SupervisorError::Conflict(format!("cannot write the guard's file: {source}")))?;
         }
+        self.runtime_dir.owes_guard = false;
         Ok(self.listener.keep()? | is_made)
     }
 }

@@ -217,7 +217,10 @@ fn a_full_disk_closes_the_gate_and_nothing_is_lost_that_was_let_in() {
     let mut text = port("load", "gen", "rate = 5000\nflows = 8\nsize = 1000");
     text += &port("out", "pcap", &format!("write = {file:?}"));
     text += &service("b", "sluice-nf-bridge", "");
-    text += &chain("c", "load", &["b"], "out", "");
+    text += &chain("c", "load", &["b"], "out", "on_failure = \"bypass\"");
+    // Another chain, drained by the same thread.
+    text += &(port("more", "gen", "rate = 5000") + &port("away", "sink", "") + &service("n", "sluice-nf-bridge", ""));
+    text += &chain("d", "more", &["n"], "away", "");
     let mut daemon = Daemon::start("", &text);
     let stats = daemon.wait("the chain refuses what the disk does not take", |s| {
         find_chain(s, "c").drops.get("entry").is_some_and(|n| *n > 1000)
@@ -228,11 +231,14 @@ fn a_full_disk_closes_the_gate_and_nothing_is_lost_that_was_let_in() {
     let problems = stats.status.health.problems;
     assert!(problems.len() == 1 && problems[0].subject == "port out", "{problems:?}");
     assert!(daemon.log().contains("No space left on device"), "{}", daemon.log());
+    let sent = find_port(&daemon.stats(), "away").tx_packets;
+    daemon.wait("packets of the other chain", |s| find_port(s, "away").tx_packets > sent + 1000);
     // There is room again.
     disk.mount("remount,size=512m");
     daemon.wait("it is written", |s| find_port(s, "out").state == PortState::Up && find_port(s, "out").details["written"] > 6000.0);
     daemon.wait("all is well", |s| s.status.health.verdict == Verdict::Healthy);
     daemon.silence("c", "load");
+    daemon.silence("d", "more");
     daemon.wait_until_empty();
     let stats = daemon.stats();
     let left = find_chain(&stats, "c").exit_packets;
