@@ -1032,7 +1032,8 @@ impl PortRange {
             Self::Text(text) => text,
         };
         let number = |word: &str| match word.parse::<u16>() {
-            Ok(port) if is_digits(word) => Ok(port),
+            // The standard library reads a number with a sign, too.
+            Ok(port) if !word.starts_with('+') => Ok(port),
             _ => Err(format!("{text:?} is no range of ports; write a port such as 80, or \"1000-2000\", within 0 to 65535")),
         };
         let (first, last) = match text.split_once('-') {
@@ -1051,10 +1052,6 @@ impl Rule {
     pub fn label(&self, index: usize) -> String {
         self.name.clone().unwrap_or_else(|| format!("rule.{index}"))
     }
-}
-
-fn is_digits(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 
 #[cfg(test)]

@@ -101,8 +101,7 @@ pub fn prefix(text: &str) -> Result<(IpAddr, u8), String> {
 
 /// A number of bits, 0 to `most`, in digits alone.
 pub(super) fn bits(text: &str, most: u8) -> Option<u8> {
-    let is_number = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    text.parse().ok().filter(|bits| is_number && *bits <= most)
+    text.parse().ok().filter(|bits| is_digits(text) && *bits <= most)
 }
 
 /// An address with all bits behind the first `bits` cleared.
@@ -113,7 +112,7 @@ pub fn network_of(address: IpAddr, bits: u8) -> IpAddr {
     }
 }
 
-pub(super) fn is_digits(text: &str) -> bool {
+fn is_digits(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
 }
 

@@ -299,8 +299,8 @@ impl Record {
         Ok((Self { dir, proc, left, journal, lines, lock }, report))
     }
 
-    /// Makes the directory with lock and record anew if somebody has removed it or the lock in it. Returns whether that was so: then
-    /// sockets and other files in it are gone, too. What a manager has left there that came in between and was killed is kept in the
+    /// Makes the directory with lock and record anew if somebody has removed it, or one of them. Returns whether that was so: then
+    /// sockets and other files in it may be gone, too. What a manager has left there that came in between and was killed is kept in the
     /// record, and undone with the rest.
     ///
     /// # Errors

@@ -140,7 +140,7 @@ impl Server {
 
     fn end(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        // Told first, so that the socket is not made again; and removed only if it is still this server's.
+        // The thread has its order to stop before the file goes, so that it does not make another. Only this server's file goes.
         let _ = self.stop.send(true);
         let inode = *self.inode.lock().unwrap_or_else(PoisonError::into_inner);
         if inode_of(&self.path).is_ok_and(|there| there == inode) {
