@@ -1,6 +1,6 @@
 //! The bytes of a packet: they have a key, which is the same each time, and bytes behind the packet's end are not looked at.
 
-use sluice_manager::classify::key::FlowKey;
+use sluice_dataplane::classify::key::FlowKey;
 
 /// Tries one packet: two bytes of ingress, a byte that says how much of its end is cut off, and the packet.
 pub fn run(bytes: &[u8]) {

@@ -5,7 +5,7 @@
 use std::cell::RefCell;
 
 use arbitrary::{Arbitrary, Unstructured};
-use sluice_manager::worker::played::{MOST_WAKES, PlayedCore};
+use sluice_dataplane::worker::played::{MOST_WAKES, PlayedCore};
 
 /// NFs: more than are looked at in a round. The first one is hostile.
 const NFS: u16 = 20;

@@ -10,6 +10,7 @@ pub mod config;
 pub mod health;
 pub mod model;
 pub mod promise;
+pub mod protocol;
 
 use serde::{Deserialize, Serialize};
 

@@ -17,7 +17,6 @@ pub mod pool;
 pub mod privileges;
 pub mod problem;
 pub mod promise;
-pub mod protocol;
 pub mod schema;
 pub mod socket;
 pub mod tenancy;

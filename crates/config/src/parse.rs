@@ -6,44 +6,10 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::nearest;
-use super::protocol::{ICMP, ICMPV6, TCP, UDP, has_ports};
-
-/// Which protocols a rule matches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ProtocolMatch {
-    /// Every packet.
-    #[default]
-    Any,
-    /// Every IPv4 and IPv6 packet.
-    Ip,
-    /// Every packet that is not IP, such as ARP.
-    NonIp,
-    /// IP packets with this number in their protocol (v4) or last next-header (v6) field.
-    Number(u8),
-}
+use sluice_api::protocol::{ICMP, ICMPV6, ProtocolMatch, TCP, UDP};
 
 /// The words that [`protocol`] knows, besides numbers.
 pub const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
-
-impl ProtocolMatch {
-    /// Whether a packet that matches can have ports.
-    pub fn has_ports(self) -> bool {
-        match self {
-            Self::Any | Self::Ip => true,
-            Self::NonIp => false,
-            Self::Number(n) => has_ports(n),
-        }
-    }
-
-    /// Whether a packet that matches can be an IPv4 (`v6 = false`) or IPv6 packet.
-    pub fn has_family(self, v6: bool) -> bool {
-        match self {
-            Self::Any | Self::Ip => true,
-            Self::NonIp => false,
-            Self::Number(n) => n != if v6 { ICMP } else { ICMPV6 },
-        }
-    }
-}
 
 /// Reads the protocol of a rule: `tcp`, `udp`, `icmp`, `icmpv6`, `ip`, `non-ip`, or a number from 0 to 255.
 ///

@@ -10,14 +10,16 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::nearest;
-use super::parse::{self, ProtocolMatch};
+use sluice_api::protocol::ProtocolMatch;
+
+use super::parse;
 use super::problem::{At, Problem};
-use super::protocol::ICMP;
 use super::schema::{self, Preset, SECTIONS, Type};
 use sluice_api::config::{
     AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Priorities, Rule, Service,
     hop,
 };
+use sluice_api::protocol::ICMP;
 use sluice_host::link;
 
 mod container;

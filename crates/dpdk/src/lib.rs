@@ -41,20 +41,10 @@ pub use face::{Device, Eal, Pool, PoolThread, Queue};
 pub use forecast::look_at;
 pub use options::{DeviceOptions, EalOptions, is_pci_address, is_same_device};
 
+pub use sluice_shm::arena::Packet;
+
 /// Whether this build has DPDK.
 pub const BUILT_IN: bool = cfg!(feature = "dpdk");
-
-/// A packet in a frame: the part of it that is the packet.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Packet {
-    /// Frame number.
-    pub frame: u32,
-    /// Where the packet starts in its frame, in bytes.
-    pub offset: u16,
-    /// Its length in bytes.
-    pub len: u16,
-}
 
 /// Packets that a queue did not pass on, by reason.
 #[repr(C)]

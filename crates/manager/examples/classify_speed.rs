@@ -6,10 +6,11 @@
 use std::hint::black_box;
 use std::time::Instant;
 
-use sluice_manager::classify::flow_table::{Decision, random_seed};
-use sluice_manager::classify::key::FlowKey;
-use sluice_manager::classify::rule::{Prefix, Protocol, Rule, RuleSet};
-use sluice_manager::classify::{Classifier, Lookup};
+use sluice_dataplane::classify::flow_table::{Known, random_seed};
+use sluice_dataplane::classify::key::FlowKey;
+use sluice_dataplane::classify::rule::{Prefix, Protocol, Rule, RuleSet};
+use sluice_dataplane::classify::{Classifier, Lookup};
+use sluice_dataplane::decision::Packed;
 
 const BURST: usize = 32;
 const PACKETS: usize = 1 << 15;
@@ -74,7 +75,7 @@ fn table(name: &str, flows: u32, build: fn(u32) -> [u8; 64], ghz: f64) {
     let whole = |_: usize, _: &mut [u8; 256]| 0;
     for flow in 0..flows {
         classifier.classify_burst(&[build(flow)], &lens, 1, 0, whole, &mut out);
-        classifier.remember(0, Decision { path: flow, generation: 1, note: 0 }, 0);
+        classifier.remember(0, Known { decision: Packed::path(flow), generation: 1, note: 0 }, 0);
     }
     // Headers are made ahead, in a ring that the L2 cache holds, as packets that just came in are; with more flows than that ring
     // has headers, only the address is written as it goes.

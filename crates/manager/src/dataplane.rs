@@ -22,30 +22,37 @@ use sluice_shm::memory::{MemoryError, SharedMemory};
 use sluice_shm::page::{Region, RegionLayout};
 use sluice_shm::ring;
 
-use crate::asker::{Adviser, Asker, Line};
-use crate::chain::registry::ends;
-use crate::chain::ways::Ways;
-use crate::chain::{Counter, PathRegistry, Tables};
-use crate::classify::Classifier;
-use crate::classify::flow_table::random_seed;
-use crate::director::{Director, PoolTable};
-use crate::foreign::Hop;
-use crate::forward::{Plane, TraceRequest};
-use crate::frame::{FrameCache, FrameTable, Stack};
-use crate::memory::{self, Memories, Memory, NoMemory};
-use crate::nf::handle::NfHandle;
-use crate::nf::succession::Succession;
-use crate::port::PortQueue;
-use crate::pressure::Alerts;
-use crate::wake::Timers;
-use crate::worker::rest::Alarm;
-use crate::worker::{Command, OwnedQueue, Part, QueueCounters, Roles, Snapshot, Worker, WorkerSetup};
-use crate::workflow::CoreSchedule;
 use sluice_api::config::{self as model, Config, Idle, Overload};
 use sluice_config::tenancy::Holder;
+use sluice_dataplane::alarm::Alarm;
+use sluice_dataplane::batch::OwnedQueue;
+use sluice_dataplane::chain::registry::ends;
+use sluice_dataplane::chain::{PathRegistry, Tables};
+use sluice_dataplane::classify::Classifier;
+use sluice_dataplane::classify::flow_table::random_seed;
+use sluice_dataplane::classify::rss::owner;
+use sluice_dataplane::frame::{FrameCache, FrameTable, NO_ARENA, Stack};
+use sluice_dataplane::handle::NfHandle;
+use sluice_dataplane::hooks::{Feeder, Sharing};
+use sluice_dataplane::plane::{self, Plane, Shared};
+use sluice_dataplane::pressure::Alerts;
+use sluice_dataplane::queue::{PortQueue, QueueCounters};
+use sluice_dataplane::roles::{Part, Roles};
+use sluice_dataplane::rx::Rx;
+use sluice_dataplane::steer::ChooseChain;
+use sluice_dataplane::succession::Succession;
+use sluice_dataplane::trace::TraceRequest;
+use sluice_dataplane::worker::{self, Command, Snapshot, Worker, WorkerSetup};
 use sluice_host::affinity;
 use sluice_host::process::Proc;
 use sluice_host::silence::{Look, Silence};
+
+use crate::director::{Director, PoolTable};
+use crate::foreign::Hop;
+use crate::memory::{Memories, Memory, NoMemory};
+use crate::openflow::adviser::Adviser;
+use crate::openflow::asker::{Asker, Line};
+use crate::workflow::CoreSchedule;
 
 /// How long a packet thread may run, or be blocked, without carrying out a command. What it waits for its core does not count.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -215,10 +222,19 @@ impl Fence {
     }
 }
 
-/// Place among `threads` Rx threads of the one that a queue of a port goes to, see [`DataPlane::owners`].
-pub fn owner(port: u16, queue: usize, queues: usize, threads: usize) -> usize {
-    let first = if queues.is_multiple_of(threads) { 0 } else { usize::from(port) };
-    (first + queue) % threads.max(1)
+/// What the director of an Rx thread is made of.
+#[derive(Debug, Clone, Copy)]
+struct NewDirector {
+    thread: usize,
+    part: Part,
+    flows: usize,
+    paths: usize,
+}
+
+impl NewDirector {
+    fn make(self) -> Director {
+        Director::new(self.thread, self.part, self.flows, self.paths, random_seed())
+    }
 }
 
 /// The packet threads and the memory that they work on.
@@ -237,6 +253,8 @@ pub struct DataPlane {
     hands_over: bool,
     tuning_ns: Arc<AtomicU64>,
     line: Option<Arc<Line>>,
+    /// How the director of each Rx thread is made, when there is a pool.
+    directors: HashMap<usize, NewDirector>,
     /// The tables and pools that the threads use now.
     tables: Arc<Tables>,
     pools: HashMap<u16, Arc<PoolTable>>,
@@ -249,7 +267,7 @@ pub struct DataPlane {
     rounds: (u64, Option<Fence>),
 }
 
-/// How far the paths are that are being freed: see [`crate::chain::registry`].
+/// How far the paths are that are being freed: see [`sluice_dataplane::chain::registry`].
 #[derive(Debug)]
 enum Collecting {
     Nothing,
@@ -266,7 +284,7 @@ pub struct Place {
     pub page: CorePage,
     /// The slot.
     pub slot: u32,
-    /// Number of the arena of its tenant; [`memory::NONE`] for a program that maps none.
+    /// Number of the arena of its tenant; [`NO_ARENA`] for a program that maps none.
     pub memory: u8,
     key: (usize, Option<String>),
 }
@@ -326,6 +344,22 @@ impl DataPlane {
         let line = config.openflow.controller.is_some().then(|| Arc::new(Line::new(&config.openflow, n)));
         let alarm = |at: usize| Alarm::new().map(Arc::new).map_err(|source| PlaneError::Thread { core: threads[at].0, source });
         let alarms = (0..n).map(alarm).collect::<Result<Vec<_>, _>>()?;
+        let shared = Shared { table: table.clone(), entered_ns, alerts, jammed };
+        let plane_settings = plane::Settings {
+            sample_every: manager.latency_sample,
+            backpressure: config.sched.backpressure,
+            ecn: config.sched.ecn,
+            max_violations: manager.max_violations,
+            ways: WAYS.min(manager.max_paths as usize),
+        };
+        let worker_settings = worker::Settings {
+            idle: manager.idle,
+            flow_timeout_ms: manager.flow_timeout_ms,
+            fallback_wake_us: manager.fallback_wake_us,
+            stall_ms: manager.stall_ms,
+            sched: config.sched.clone(),
+        };
+        let mut directors = HashMap::new();
         let mut links = Vec::with_capacity(n);
         for (index, ((core, roles), (lanes_out, lanes_in))) in
             threads.into_iter().zip(lanes_out.into_iter().zip(lanes_in)).enumerate()
@@ -336,67 +370,36 @@ impl DataPlane {
             // Those that never rest are never rung for.
             let rests = manager.idle == Idle::Adaptive;
             let others = (0..n).filter(|other| rests && *other != index).map(|other| alarms[other].clone()).collect();
-            let plane = Plane {
-                index,
-                threads: n,
-                table: table.clone(),
-                entered_ns: entered_ns.clone(),
-                frames: {
-                    let mut cache = FrameCache::over(memories.whole().clone(), memories.shift(), memories.slots() as usize);
-                    memories.iter().for_each(|memory| cache.add(memory.number, stack(memory, n)));
-                    cache.set_usual(memories.usual());
-                    cache
-                },
-                tables: Arc::default(),
-                generation: 0,
-                asker: asker.map(Box::new),
-                nfs: Vec::new(),
-                in_flight: Vec::new(),
-                out: Vec::new(),
-                latencies: Vec::new(),
-                no_rule: Counter::default(),
-                no_path: Counter::default(),
-                unsent: Counter::default(),
-                nf_down: Counter::default(),
-                none_idle: Counter::default(),
-                sample_every: manager.latency_sample,
-                now_ns: 0,
-                trace: None,
-                backpressure: config.sched.backpressure,
-                ecn: config.sched.ecn,
-                max_violations: manager.max_violations,
-                alerts: alerts.clone(),
-                filled: 0,
-                unannounced: Vec::with_capacity(sluice_shm::BURST * 2),
-                jammed: jammed.clone(),
-                timers: Timers::default(),
-                urgent: false,
-                ways: Ways::new(WAYS.min(manager.max_paths as usize)),
-                rooms: Vec::new(),
-                changed: Vec::new(),
-                unlooked: 0,
+            let frames = {
+                let mut cache = FrameCache::over(memories.whole().clone(), memories.shift(), memories.slots() as usize);
+                memories.iter().for_each(|memory| cache.add(memory.number, stack(memory, n)));
+                cache.set_usual(memories.usual());
+                cache
             };
+            if roles.rx {
+                let (part, flows, paths) = (part_of_rx[index], flows as usize, manager.max_paths as usize);
+                directors.insert(index, NewDirector { thread: index, part, flows, paths });
+            }
             let setup = WorkerSetup {
                 roles,
-                registry: registry.clone(),
-                plane,
-                classifier: Classifier::new(if roles.rx { flows as usize } else { 1 }, seed),
-                director: Director::new(index, part_of_rx[index], flows as usize, manager.max_paths as usize, random_seed()),
-                clock: clock.clone(),
+                wakes: parts[index].0,
+                measures: parts[index].1,
+                settings: worker_settings.clone(),
+                plane: Plane::new(index, n, shared.clone(), frames, plane_settings),
+                rx: Rx {
+                    registry: registry.clone(),
+                    classifier: Classifier::new(if roles.rx { flows as usize } else { 1 }, seed),
+                    clock: clock.clone(),
+                    chains: asker.map(|asker| Box::new(asker) as Box<dyn ChooseChain>),
+                    instances: None,
+                },
                 commands: receiver,
                 alarm: alarms[index].clone(),
                 others,
-                idle: manager.idle,
-                flow_timeout_ms: manager.flow_timeout_ms,
-                fallback_wake_us: manager.fallback_wake_us,
-                stall_ms: manager.stall_ms,
                 lanes_out,
                 lanes_in,
                 busy_ns: busy_ns.clone(),
                 tuning_ns: tuning_ns.clone(),
-                sched: config.sched.clone(),
-                wakes: parts[index].0,
-                measures: parts[index].1,
             };
             let (pinned, answer) = channel();
             let seen = Arc::new(Seen::default());
@@ -437,6 +440,7 @@ impl DataPlane {
             hands_over: config.sched.handover,
             tuning_ns,
             line,
+            directors,
             tables: Arc::default(),
             pools: HashMap::new(),
             former: Vec::new(),
@@ -485,12 +489,8 @@ impl DataPlane {
     fn show(&self, number: u8) -> Result<(), PlaneError> {
         let memory = self.memories.get(number).expect("it was just made");
         for thread in 0..self.links.len() {
-            self.ask(thread, |done| Command::AddMemory {
-                number,
-                stack: Box::new(stack(memory, self.links.len())),
-                usual: self.memories.usual(),
-                done,
-            })?;
+            let (stack, usual) = (stack(memory, self.links.len()), self.memories.usual());
+            self.ask(thread, move |worker| worker.add_memory(number, stack, usual))?;
         }
         Ok(())
     }
@@ -513,11 +513,11 @@ impl DataPlane {
         let former = self.memories.former();
         let mut left = former.len();
         for number in former {
-            self.ask_all(|done| Command::DropMemory(number, false, done))?;
+            self.ask_all(move |worker| worker.drop_memory(number, false))?;
             if self.memories.get(number).is_some_and(Memory::is_left) {
                 // None of its frames is anywhere, and no NF has it mapped: no thread is given one
                 // any more, or copies a packet there.
-                self.ask_all(|done| Command::DropMemory(number, true, done))?;
+                self.ask_all(move |worker| worker.drop_memory(number, true))?;
                 left -= usize::from(self.memories.remove(number));
             }
         }
@@ -574,11 +574,25 @@ impl DataPlane {
         self.links.iter().map(|l| ThreadInfo { core: l.core, roles: l.roles, busy_ns: l.busy_ns.load(Ordering::Relaxed) }).collect()
     }
 
-    fn tell(&self, thread: usize, command: Command) {
+    /// Has a thread do something between two rounds.
+    fn tell(&self, thread: usize, act: impl FnOnce(&mut Worker) + Send + 'static) {
         let link = &self.links[thread];
-        // A thread that has ended hears nothing; whoever waits for its answer is told so.
-        let _ = link.commands.send(command);
+        // A thread that has ended does nothing; whoever waits for its answer finds that out.
+        let _ = link.commands.send(Box::new(act));
         link.alarm.raise();
+    }
+
+    fn tell_all(&self, act: impl Fn(&mut Worker) + Clone + Send + 'static) {
+        (0..self.links.len()).for_each(|thread| self.tell(thread, act.clone()));
+    }
+
+    /// Has a thread do something that has an answer, for which nobody waits yet.
+    fn begin<T: Send + 'static>(&self, thread: usize, act: impl FnOnce(&mut Worker) -> T + Send + 'static) -> Receiver<T> {
+        let (to, answer) = channel();
+        self.tell(thread, move |worker| {
+            let _ = to.send(act(worker));
+        });
+        answer
     }
 
     /// Waits for the answer of a thread.
@@ -587,20 +601,12 @@ impl DataPlane {
         link.seen.wait_for(thread, link.core, answer)
     }
 
-    fn ask<T>(&self, thread: usize, command: impl FnOnce(Sender<T>) -> Command) -> Result<T, PlaneError> {
-        let (to, answer) = channel();
-        self.tell(thread, command(to));
-        self.wait_for(thread, &answer)
+    fn ask<T: Send + 'static>(&self, thread: usize, act: impl FnOnce(&mut Worker) -> T + Send + 'static) -> Result<T, PlaneError> {
+        self.wait_for(thread, &self.begin(thread, act))
     }
 
-    fn ask_all<T>(&self, command: impl Fn(Sender<T>) -> Command) -> Result<Vec<T>, PlaneError> {
-        let answers: Vec<_> = (0..self.links.len())
-            .map(|thread| {
-                let (to, answer) = channel();
-                self.tell(thread, command(to));
-                answer
-            })
-            .collect();
+    fn ask_all<T: Send + 'static>(&self, act: impl Fn(&mut Worker) -> T + Clone + Send + 'static) -> Result<Vec<T>, PlaneError> {
+        let answers: Vec<_> = (0..self.links.len()).map(|thread| self.begin(thread, act.clone())).collect();
         answers.into_iter().enumerate().map(|(i, answer)| self.wait_for(i, &answer)).collect()
     }
 
@@ -610,13 +616,23 @@ impl DataPlane {
         let former = std::mem::replace(&mut self.tables, tables.clone());
         self.registry.end(&ends(&former, tables), Some(tables.generation));
         let anew = former.rules.rules() != tables.rules.rules();
-        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Tables(tables.clone(), anew)));
+        let new = tables.clone();
+        self.tell_all(move |worker| worker.use_tables(new.clone(), anew));
         self.former.push((self.fence(), former));
     }
 
     /// Makes the Rx threads use a pool as it stands now. Commands that follow find it in use.
     pub fn use_pool(&mut self, table: &Arc<PoolTable>) {
-        self.rx.iter().for_each(|thread| self.tell(*thread, Command::Pool(table.clone())));
+        for thread in &self.rx {
+            let (table, new) = (table.clone(), self.directors[thread]);
+            self.tell(*thread, move |worker| {
+                let (plane, rx) = worker.parts();
+                let director = rx.instances.get_or_insert_with(|| Box::new(new.make()));
+                if let Some(director) = director.as_any().downcast_mut::<Director>() {
+                    director.use_pool(&table, &plane.nfs, rx.classifier.table(), &rx.registry);
+                }
+            });
+        }
         if let Some(former) = self.pools.insert(table.service, table.clone()) {
             self.former.push((self.fence(), former));
         }
@@ -666,7 +682,12 @@ impl DataPlane {
     /// has.
     pub fn dismiss(&self, service: u16, n: u32, idle: impl Fn(usize) -> u32) {
         for (thread, n) in shares(n, self.rx.iter().map(|thread| (*thread, idle(*thread))).collect()) {
-            self.tell(thread, Command::Dismiss(service, n));
+            self.tell(thread, move |worker| {
+                let instances = worker.parts().1.instances.as_mut();
+                if let Some(director) = instances.and_then(|instances| instances.as_any().downcast_mut::<Director>()) {
+                    director.dismiss(service, n);
+                }
+            });
         }
     }
 
@@ -691,7 +712,7 @@ impl DataPlane {
     /// # Errors
     /// As [`DataPlane::place`].
     pub fn place_foreign(&mut self, core: usize) -> Result<Place, PlaneError> {
-        self.take_slot((core, None), memory::NONE)
+        self.take_slot((core, None), NO_ARENA)
     }
 
     fn take_slot(&mut self, key: (usize, Option<String>), memory: u8) -> Result<Place, PlaneError> {
@@ -761,9 +782,8 @@ impl DataPlane {
             .map(|thread| {
                 let producer = handle.region.rx_producer(thread as u32).expect("there is a ring for each thread");
                 let consumer = (thread == drains).then(|| handle.region.tx_consumer());
-                let (to, answer) = channel();
-                self.tell(thread, Command::Attach(handle.clone(), producer, consumer, to));
-                answer
+                let handle = handle.clone();
+                self.begin(thread, move |worker| worker.attach(&handle, producer, consumer))
             })
             .collect();
         for (thread, answer) in answers.into_iter().enumerate() {
@@ -777,7 +797,7 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn feed(&self, hop: Box<Hop>) -> Result<(), PlaneError> {
-        self.ask(self.drains(hop.number()), |done| Command::Feed(hop, done))
+        self.ask(self.drains(hop.number()), |worker| worker.feed(hop))
     }
 
     /// Has it fed no more, and gives back what it was fed with. What is on its ring stays there for [`DataPlane::detach`].
@@ -785,7 +805,8 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn unfeed(&self, number: u16) -> Result<Option<Box<Hop>>, PlaneError> {
-        self.ask(self.drains(number), |done| Command::Unfeed(number, done))
+        let feeder = self.ask(self.drains(number), move |worker| worker.unfeed(number))?;
+        Ok(feeder.and_then(|feeder| feeder.into_any().downcast().ok()))
     }
 
     /// Has nothing taken from an NF until that is over.
@@ -793,7 +814,8 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn follow(&self, number: u16, succession: &Arc<Succession>) -> Result<(), PlaneError> {
-        self.ask(self.drains(number), |done| Command::Follow(number, succession.clone(), done))
+        let succession = succession.clone();
+        self.ask(self.drains(number), move |worker| worker.follow(number, succession))
     }
 
     /// Waits until all threads have done what they were told.
@@ -801,13 +823,15 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn meet(&self) -> Result<(), PlaneError> {
-        self.ask_all(Command::Meet).map(drop)
+        self.ask_all(|_| ()).map(drop)
     }
 
     /// The same for one who does not wait.
     pub fn fence(&self) -> Fence {
         let (to, answers) = channel();
-        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Meet(to.clone())));
+        self.tell_all(move |_| {
+            let _ = to.send(());
+        });
         Fence { answers, left: self.links.len() }
     }
 
@@ -842,7 +866,7 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn put_schedule(&self, schedule: Box<CoreSchedule>) -> Result<(), PlaneError> {
-        self.ask(self.wakes(schedule.core()), |done| Command::Schedule(schedule, done))
+        self.ask(self.wakes(schedule.core()), |worker| worker.put_sharing(schedule))
     }
 
     /// Borrows the schedule of a core. Until it is put back, who has the core keeps it. None if there is none.
@@ -850,7 +874,8 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn lend_schedule(&self, core: usize) -> Result<Option<Box<CoreSchedule>>, PlaneError> {
-        self.ask(self.wakes(core), |to| Command::Lend(core, to))
+        let sharing = self.ask(self.wakes(core), move |worker| worker.take_sharing(core))?;
+        Ok(sharing.and_then(|sharing| sharing.into_any().downcast().ok()))
     }
 
     /// The thread that wakes a core.
@@ -869,11 +894,11 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn detach(&self, number: u16) -> Result<usize, PlaneError> {
-        self.ask_all(|done| Command::Detach(number, done))?;
+        self.ask_all(move |worker| worker.detach(number))?;
         let drains = self.drains(number);
-        let taken = self.ask(drains, |done| Command::Reclaim(number, done))?;
+        let taken = self.ask(drains, move |worker| worker.reclaim(number))?;
         for thread in (0..self.links.len()).filter(|t| *t != drains) {
-            self.ask(thread, |done| Command::Forget(number, done))?;
+            self.ask(thread, move |worker| worker.forget(number))?;
         }
         Ok(taken)
     }
@@ -899,12 +924,12 @@ impl DataPlane {
         let mut counters = Vec::with_capacity(queues.len());
         for (queue, owner) in queues.into_iter().zip(owners) {
             let count = Arc::new(QueueCounters::default());
-            let owned = Box::new(OwnedQueue::new(port, queue, overload, count.clone()));
-            self.ask(owner, |done| Command::AddQueue(owned, done))?;
+            let owned = OwnedQueue::new(port, queue, overload, count.clone());
+            self.ask(owner, |worker| worker.add_queue(owned))?;
             counters.push(count);
         }
         // Last: a packet that left a chain for a port without queues would be counted by nobody.
-        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::OpenPort(port, tx_waits)));
+        self.tell_all(move |worker| worker.open_port(port, tx_waits));
         Ok(counters)
     }
 
@@ -913,10 +938,20 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn close_port(&self, port: u16) -> Result<LetGo, PlaneError> {
-        let mut queues: Vec<_> = self.ask_all(|done| Command::ClosePort(port, done))?.into_iter().flatten().collect();
+        let answers: Vec<_> = (0..self.links.len())
+            .map(|thread| {
+                let (to, answer) = channel();
+                self.tell(thread, move |worker| worker.close_port(port, to));
+                answer
+            })
+            .collect();
+        let mut queues = Vec::new();
+        for (thread, answer) in answers.iter().enumerate() {
+            queues.extend(self.wait_for(thread, answer)?);
+        }
         let frames: Vec<u32> = queues.iter_mut().flat_map(|queue| queue.leftover()).collect();
         if !frames.is_empty() {
-            self.tell(0, Command::Free(frames));
+            self.tell(0, |worker| worker.free(frames));
         }
         // A queue's end may wait for a disk or a device: not on a packet thread, and not for ever.
         let (done, gone) = channel();
@@ -932,7 +967,7 @@ impl DataPlane {
 
     /// Begins to read packets from ports.
     pub fn start_rx(&self) {
-        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::StartRx));
+        self.tell_all(Worker::start_rx);
     }
 
     /// Reads no more packets from ports.
@@ -940,7 +975,7 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn stop_rx(&self) -> Result<(), PlaneError> {
-        self.ask_all(Command::StopRx).map(drop)
+        self.ask_all(Worker::stop_rx).map(drop)
     }
 
     /// What each thread knows.
@@ -948,17 +983,18 @@ impl DataPlane {
     /// # Errors
     /// [`PlaneError::Silent`].
     pub fn snapshots(&self) -> Result<Vec<Snapshot>, PlaneError> {
-        self.ask_all(Command::Snapshot)
+        self.ask_all(Worker::snapshot)
     }
 
     /// Traces packets, or no more.
     pub fn trace(&self, trace: Option<&Arc<TraceRequest>>) {
-        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Trace(trace.cloned())));
+        let trace = trace.cloned();
+        self.tell_all(move |worker| worker.trace(trace.clone()));
     }
 
     /// Ends the threads.
     pub fn stop(&mut self) {
-        (0..self.links.len()).for_each(|thread| self.tell(thread, Command::Stop));
+        self.tell_all(Worker::stop);
         for link in &mut self.links {
             if let Some(thread) = link.thread.take() {
                 let _ = thread.join();

@@ -17,10 +17,10 @@ use sluice_shm::memory::Mapping;
 use sluice_shm::page::Attached;
 
 use super::*;
-use crate::chain::{Chain, ChainCounters, Drop, Member, PortInfo};
-use crate::classify::rule::{Protocol, Rule, RuleSet};
-use crate::frame::Packet;
 use sluice_api::config::{Hugepages, Idle, OnFailure};
+use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, Member, PortInfo};
+use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
+use sluice_dataplane::frame::Packet;
 
 const FRAMES: u32 = 2048;
 const RING: u32 = 64;
@@ -340,7 +340,11 @@ fn run(form: Form, deaths: u64) -> Counted {
     }
     let sum = |of: fn(&ChainCounters) -> u64| counters.iter().map(of).sum::<u64>();
     let inside = |c: &ChainCounters| {
-        Drop::ALL.iter().filter(|why| why.is_wasted() || **why == Drop::Verdict).map(|why| c.drops[*why as usize].get()).sum()
+        DropReason::ALL
+            .iter()
+            .filter(|why| why.is_wasted() || **why == DropReason::Verdict)
+            .map(|why| c.drops[*why as usize].get())
+            .sum()
     };
     let (entered, left, dropped) = (sum(|c| c.entered.get()), sum(|c| c.left.get()), sum(inside));
     assert_eq!(entered, left + dropped);

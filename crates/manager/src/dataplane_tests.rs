@@ -9,12 +9,14 @@ use sluice_shm::descriptor::{Descriptor, Verdict};
 use sluice_shm::page::Attached;
 
 use super::*;
-use crate::chain::{Chain, ChainCounters, Drop, MaySend, Member, Places, PortInfo};
-use crate::classify::rule::{Protocol, Rule, RuleSet};
-use crate::forward::{TX_BUFFER, TraceEvent, TraceWhat};
-use crate::frame::{Copied, FrameCache, Packet};
-use crate::nf::handle::Sentence;
 use sluice_api::config::{Hugepages, OnFailure};
+use sluice_dataplane::chain::{Chain, ChainCounters, DropReason, MaySend, Member, Places, PortInfo};
+use sluice_dataplane::classify::rule::{Protocol, Rule, RuleSet};
+use sluice_dataplane::decision::Refusal;
+use sluice_dataplane::frame::{Copied, FrameCache, Packet};
+use sluice_dataplane::handle::Sentence;
+use sluice_dataplane::queue::TX_BUFFER;
+use sluice_dataplane::trace::{TraceEvent, TraceWhat};
 
 /// Gives what the test put in, collects what comes out.
 #[derive(Clone, Default)]
@@ -166,7 +168,7 @@ impl Rig {
         self.wire.to_read.lock().unwrap().extend(packets);
     }
 
-    fn dropped(&self, why: Drop) -> u64 {
+    fn dropped(&self, why: DropReason) -> u64 {
         self.chain.counters[0].drops[why as usize].get()
     }
 
@@ -215,7 +217,7 @@ fn packets_pass_every_nf_in_order_and_all_frames_come_back() {
 fn a_closed_gate_drops_at_the_door_and_nowhere_else() {
     let rig = Rig::new(2, 16, Overload::Drop, OnFailure::Drop);
     rig.put((0..100).map(|i| udp(1, i)));
-    wait_for("the drops", || rig.dropped(Drop::Entry) == 100 - 16);
+    wait_for("the drops", || rig.dropped(DropReason::Entry) == 100 - 16);
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
     for _ in 0..16 {
         let packet = read(&mut first);
@@ -224,7 +226,7 @@ fn a_closed_gate_drops_at_the_door_and_nowhere_else() {
         second.tx.enqueue(&[packet]).unwrap();
     }
     wait_for("the rest", || rig.wire.written.lock().unwrap().len() == 16);
-    for why in Drop::ALL.into_iter().filter(|w| *w != Drop::Entry) {
+    for why in DropReason::ALL.into_iter().filter(|w| *w != DropReason::Entry) {
         assert_eq!(rig.dropped(why), 0, "{}", why.name());
     }
 }
@@ -240,14 +242,14 @@ fn every_verdict_is_carried_out() {
     let verdict = |i: usize, verdict: Verdict, arg| Descriptor { verdict: verdict as u8, arg, ..packets[i] };
     first.tx.enqueue(&[verdict(0, Verdict::Drop, 0), verdict(1, Verdict::ToPort, 0)]).unwrap();
     wait_for("the packet to the port", || rig.wire.written.lock().unwrap().len() == 1);
-    assert_eq!(rig.dropped(Drop::Verdict), 1);
+    assert_eq!(rig.dropped(DropReason::Verdict), 1);
     first.tx.enqueue(&[verdict(2, Verdict::ToService, 1), verdict(3, Verdict::ToPort, 77)]).unwrap();
     let there = read(&mut second);
     second.tx.enqueue(&[there]).unwrap();
     wait_for("the packet from the service", || rig.wire.written.lock().unwrap().len() == 2);
     first.tx.enqueue(&[verdict(4, Verdict::ToService, 2)]).unwrap();
-    wait_for("the packet to a service that is not shared", || rig.dropped(Drop::NotShared) == 1);
-    assert_eq!(rig.dropped(Drop::NoSuchPort), 1);
+    wait_for("the packet to a service that is not shared", || rig.dropped(DropReason::NotShared) == 1);
+    assert_eq!(rig.dropped(DropReason::NoSuchPort), 1);
     wait_for("all frames", || rig.is_empty());
     assert!(rig.handles.iter().all(|h| h.in_flight.load(Ordering::Relaxed) == 0));
 }
@@ -260,7 +262,7 @@ fn a_throttle_drops_no_packet_that_is_inside() {
     let (next, there) = (read(&mut first), read(&mut first));
     rig.handles[1].gate.throttled.store(true, Ordering::Relaxed);
     rig.put([udp(1, 2)]);
-    wait_for("the refusal of a third", || rig.dropped(Drop::Entry) == 1);
+    wait_for("the refusal of a third", || rig.dropped(DropReason::Entry) == 1);
     // One goes on along its chain, the other is sent to the same NF by a verdict.
     first.tx.enqueue(&[next, Descriptor { verdict: Verdict::ToService as u8, arg: 1, ..there }]).unwrap();
     for _ in 0..2 {
@@ -268,7 +270,7 @@ fn a_throttle_drops_no_packet_that_is_inside() {
         second.tx.enqueue(&[packet]).unwrap();
     }
     wait_for("both packets", || rig.wire.written.lock().unwrap().len() == 2);
-    assert_eq!(rig.dropped(Drop::RingFull), 0);
+    assert_eq!(rig.dropped(DropReason::RingFull), 0);
     wait_for("all frames", || rig.is_empty());
 }
 
@@ -289,7 +291,7 @@ fn forged_descriptors_hurt_only_the_forger() {
     ];
     first.tx.enqueue(&forged).unwrap();
     wait_for("the violations", || rig.handles[0].violations.load(Ordering::Relaxed) == 4);
-    wait_for("the frame with the wild length to be taken away", || rig.dropped(Drop::Violation) == 1);
+    wait_for("the frame with the wild length to be taken away", || rig.dropped(DropReason::Violation) == 1);
     wait_for("the sentence", || rig.handles[0].sentence() == Sentence::Violations);
     let passed = read(&mut second);
     assert_eq!(passed.frame, mine.frame);
@@ -324,7 +326,7 @@ fn past_its_limit_nothing_more_is_taken_from_an_nf() {
     (0..3).for_each(|_| rig.plane.meet().unwrap());
     assert_eq!(rig.handles[0].violations.load(Ordering::Relaxed), 4, "what came later was not looked at");
     assert_eq!(rig.plane.detach(0).unwrap(), 1);
-    assert_eq!((rig.dropped(Drop::NfDied), rig.chain.counters[0].left.get()), (1, 1));
+    assert_eq!((rig.dropped(DropReason::NfDied), rig.chain.counters[0].left.get()), (1, 1));
     assert!(rig.is_empty());
 }
 
@@ -363,7 +365,7 @@ fn the_frames_of_a_dead_nf_come_back_and_its_neighbours_go_on() {
     rig.tables.services[0].clear();
     rig.publish();
     assert_eq!(rig.plane.detach(0).unwrap(), 12);
-    assert_eq!(rig.dropped(Drop::NfDied), 12);
+    assert_eq!(rig.dropped(DropReason::NfDied), 12);
     for _ in 0..3 {
         let packet = read(&mut second);
         second.tx.enqueue(&[packet]).unwrap();
@@ -435,7 +437,7 @@ fn a_trace_tells_every_hop() {
     nf.tx.enqueue(&burst).unwrap();
     wait_for("both", || rig.wire.written.lock().unwrap().len() == 2);
     let events: Vec<_> = std::iter::from_fn(|| trace.events.pop()).collect();
-    use crate::forward::TraceWhat::{FromNf, ToNf, ToPort};
+    use sluice_dataplane::trace::TraceWhat::{FromNf, ToNf, ToPort};
     assert_eq!(events.iter().map(|e| e.what).collect::<Vec<_>>(), [ToNf(0), FromNf(0), ToPort(0)]);
     assert!(events.windows(2).all(|w| w[0].at_ns <= w[1].at_ns && w[0].packet == w[1].packet));
 }
@@ -476,10 +478,10 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     let request = trace(&rig.plane, Some(0), None, 24);
     rig.put(packets(1));
     // Of what was let in one of a burst is followed, of what was refused each: so many of them together as were asked for.
-    let entry = (Some(0), Drop::Entry.name());
+    let entry = (Some(0), DropReason::Entry.name());
     let events = told(&request, 23);
     assert_eq!((refused(&events), events[0].what), (vec![entry; 23], TraceWhat::ToNf(0)));
-    wait_for("the drops", || rig.dropped(Drop::Entry) == 24);
+    wait_for("the drops", || rig.dropped(DropReason::Entry) == 24);
     let of_rule = trace(&rig.plane, None, Some(1), 100);
     rig.put(packets(1).chain(packets(2)));
     let events = told(&of_rule, 40);
@@ -493,7 +495,7 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     wait_for("all frames", || rig.is_empty());
     // There are more than were promised.
     let counters = rig.chain.counters.clone();
-    let bucket = crate::promise::bucket::Bucket::default();
+    let bucket = sluice_dataplane::bucket::Bucket::default();
     bucket.limit(0, Some((1e-3, 1)));
     let name = rig.chain.name.clone();
     let (number, version, services, reversed, egress, on_failure) = (0, 2, vec![0], Vec::new(), 0, OnFailure::Drop);
@@ -503,13 +505,13 @@ fn packets_that_are_refused_are_traced_with_the_reason() {
     rig.publish();
     let policed = trace(&rig.plane, Some(0), None, 8);
     rig.put(packets(2));
-    assert_eq!(refused(&told(&policed, 7))[..7], [(Some(0), Drop::Policed.name()); 7]);
+    assert_eq!(refused(&told(&policed, 7))[..7], [(Some(0), DropReason::Policed.name()); 7]);
     // Its service has no instance.
     rig.tables.services[0].clear();
     rig.publish();
     let down = trace(&rig.plane, Some(0), None, 8);
     rig.put(packets(1));
-    assert_eq!(refused(&told(&down, 8)), [(Some(0), Drop::NfDown.name()); 8]);
+    assert_eq!(refused(&told(&down, 8)), [(Some(0), DropReason::NfDown.name()); 8]);
 }
 
 #[test]
@@ -564,7 +566,7 @@ fn packets_upstream_of_an_nf_that_restarts_are_counted_off_and_the_gate_opens_ag
     rig.publish();
     rig.plane.detach(1).unwrap();
     first.tx.enqueue(&packets[..8]).unwrap();
-    wait_for("the drops", || rig.dropped(Drop::NfGone) == 8);
+    wait_for("the drops", || rig.dropped(DropReason::NfGone) == 8);
     let place = rig.plane.place(0, None).unwrap();
     rig.handles[1] = rig.plane.attach(1, "s1.0", 1, 0, true, 16, &place, 1.0, None).unwrap();
     assert_eq!(rig.handles[1].in_flight.load(Ordering::Relaxed), 8);
@@ -641,12 +643,12 @@ fn a_thread_passes_a_fence_when_it_has_sent_what_it_had_decided_before() {
 fn rule_of(flow: u8, chain: u16) -> Rule {
     let text = format!("src = \"10.0.0.{flow}\"\nchain = \"c\"");
     let rule: sluice_api::config::Rule = toml::from_str(&text).unwrap();
-    Rule::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
+    crate::rules::compile(&rule, 0, &HashMap::new(), &HashMap::from([("c".into(), chain)])).unwrap()
 }
 
 /// Makes the rig one of two chains with one NF each: flow 1 goes by chain 0, flow 2 by chain 1. Gives what the rules count.
-fn part(rig: &mut Rig) -> [crate::classify::hits::RuleHits; 2] {
-    use crate::classify::hits::RuleHits;
+fn part(rig: &mut Rig) -> [sluice_dataplane::classify::hits::RuleHits; 2] {
+    use sluice_dataplane::classify::hits::RuleHits;
     let hits = [RuleHits::new(1), RuleHits::new(1)];
     let chain = |number: u16| {
         let old = &rig.chain;
@@ -809,8 +811,8 @@ fn a_chain_that_is_replaced_again_and_again_uses_no_more_paths_than_there_are() 
         });
     }
     wait_for("all packets", || rig.wire.written.lock().unwrap().len() == 2000);
-    assert!(Drop::ALL.into_iter().all(|why| rig.dropped(why) == 0));
-    assert_eq!(rig.plane.snapshots().unwrap()[0].no_path, 0);
+    assert!(DropReason::ALL.into_iter().all(|why| rig.dropped(why) == 0));
+    assert_eq!(rig.plane.snapshots().unwrap()[0].refused(Refusal::NoPath), 0);
     wait_for("former paths to be freed", || {
         rig.plane.collect();
         rig.plane.is_collected() && rig.plane.registry().len() == 1
@@ -910,7 +912,7 @@ fn chains_that_stand_still_leave_frames_to_the_next_one() {
     wait_for("every packet of the chain that goes on", || rig.wire.written.lock().unwrap().len() == 640);
     let still: u64 = (0..STUCK.into()).map(|chain| held(&rig, chain)).sum();
     assert_eq!(still, stuck, "the others stand still");
-    let drops = |chain: usize| rig.tables.chains[chain].as_ref().unwrap().counters[0].drops[Drop::Entry as usize].get();
+    let drops = |chain: usize| rig.tables.chains[chain].as_ref().unwrap().counters[0].drops[DropReason::Entry as usize].get();
     assert_eq!(drops(STUCK.into()), 0);
     assert!((0..STUCK.into()).all(|chain| drops(chain) > 0));
 }
@@ -929,7 +931,7 @@ fn a_verdict_leads_where_the_configuration_allows_and_nowhere_else() {
     let packets: Vec<Descriptor> = (0..3).map(|_| read(&mut nf)).collect();
     let to = |i: usize, verdict: Verdict, arg| Descriptor { verdict: verdict as u8, arg, ..packets[i] };
     nf.tx.enqueue(&[to(0, Verdict::ToPort, 0), to(1, Verdict::ToPort, 1), to(2, Verdict::ToService, 1)]).unwrap();
-    wait_for("both to be dropped", || rig.dropped(Drop::NotAllowed) == 2);
+    wait_for("both to be dropped", || rig.dropped(DropReason::NotAllowed) == 2);
     wait_for("the one that may go", || rig.wire.written.lock().unwrap().len() == 1);
     assert_eq!(rig.handles[0].violations.load(Ordering::Relaxed), 1, "the service was allowed once");
     assert!(others.written.lock().unwrap().is_empty());
@@ -988,7 +990,7 @@ fn one_that_keeps_its_packets_and_says_that_it_sleeps_stands_still() {
 #[test]
 fn one_whose_packets_wait_for_a_jammed_port_does_not_stand_still() {
     let rig = Rig::with(2, 16, Overload::Wait, OnFailure::Restart, |config| config.manager.stall_ms = 1);
-    rig.plane.tell(0, Command::OpenPort(0, true));
+    rig.plane.tell(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     let sent = 2 * TX_BUFFER;
     rig.put((0..sent as u32).map(|i| udp(1, i)));
@@ -1022,7 +1024,7 @@ fn one_whose_packets_wait_for_a_jammed_port_does_not_stand_still() {
 #[test]
 fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
     let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
-    rig.plane.tell(0, Command::OpenPort(0, true));
+    rig.plane.tell(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     let sent: Vec<Vec<u8>> = (0..900).map(|i| udp(1, i)).collect();
     rig.put(sent.clone());
@@ -1058,7 +1060,7 @@ fn what_is_sent_to_a_jammed_port_from_the_middle_of_a_chain_is_bounded() {
 fn one_in_the_middle_of_a_chain_that_sends_to_no_port_goes_on_while_the_ports_of_others_are_jammed() {
     let rig = Rig::new(2, 64, Overload::Wait, OnFailure::Drop);
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
-    rig.plane.tell(0, Command::OpenPort(0, true));
+    rig.plane.tell(0, |worker| worker.open_port(0, true));
     rig.wire.jammed.store(true, Ordering::Relaxed);
     rig.put((0..900).map(|i| udp(1, i)));
     let pass = |nf: &mut Attached| {
@@ -1150,7 +1152,8 @@ impl Tenants {
             .collect();
         let ports = HashMap::from([("p".to_string(), 0)]);
         let names = chains.iter().map(|chain| (chain.name.clone(), chain.number)).collect();
-        let rules = config.rules.iter().enumerate().map(|(i, rule)| Rule::compile(rule, i, &ports, &names).unwrap()).collect();
+        let rules =
+            config.rules.iter().enumerate().map(|(i, rule)| crate::rules::compile(rule, i, &ports, &names).unwrap()).collect();
         let nfs = 0..config.services.len() as u16;
         let tables = Tables {
             generation: 1,
@@ -1263,14 +1266,17 @@ fn a_tenant_without_free_frames_starves_alone() {
     let trace = trace(&rig.plane, Some(0), None, 1000);
     rig.wire.to_read.lock().unwrap().extend((0..800).map(|i| udp(1, i)));
     // Its NF returns nothing: what it may have of its tenant's frames is with it, and there is room left on its ring.
-    let dropped = |chain: usize, why: Drop| rig.chains[chain].counters[0].drops[why as usize].get();
-    let of_red = || dropped(0, Drop::NoFrame) + dropped(0, Drop::Entry);
+    let dropped = |chain: usize, why: DropReason| rig.chains[chain].counters[0].drops[why as usize].get();
+    let of_red = || dropped(0, DropReason::NoFrame) + dropped(0, DropReason::Entry);
     let held = || u64::from(rig.handles[0].in_flight.load(Ordering::Relaxed));
     wait_for("the drops", || of_red() > 0 && of_red() + held() == 800);
     assert!(held() <= 512);
     let reasons = refused(&told(&trace, of_red() as usize));
-    let traced = |why: Drop| reasons.iter().filter(|reason| **reason == (Some(0), why.name())).count() as u64;
-    assert_eq!([Drop::NoFrame, Drop::Entry].map(traced), [Drop::NoFrame, Drop::Entry].map(|why| dropped(0, why)));
+    let traced = |why: DropReason| reasons.iter().filter(|reason| **reason == (Some(0), why.name())).count() as u64;
+    assert_eq!(
+        [DropReason::NoFrame, DropReason::Entry].map(traced),
+        [DropReason::NoFrame, DropReason::Entry].map(|why| dropped(0, why))
+    );
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));
     for i in 0..600 {
         rig.wire.to_read.lock().unwrap().push(udp(2, i));
@@ -1279,7 +1285,7 @@ fn a_tenant_without_free_frames_starves_alone() {
     }
     let blue: Vec<Vec<u8>> = (0..600).map(|i| udp(2, i)).collect();
     wait_for("those of the other", || *rig.wire.written.lock().unwrap() == blue);
-    assert_eq!((dropped(1, Drop::NoFrame), dropped(1, Drop::Entry)), (0, 0));
+    assert_eq!((dropped(1, DropReason::NoFrame), dropped(1, DropReason::Entry)), (0, 0));
     for _ in 0..held() {
         let packet = read(&mut first);
         first.tx.enqueue(&[packet]).unwrap();
@@ -1293,8 +1299,8 @@ fn what_ports_receive_into_takes_nothing_from_a_small_tenant() {
     let rig = Tenants::on(512, 1024, Overload::Drop, 8);
     rig.wire.to_read.lock().unwrap().extend((0..800).map(|i| udp(1, i)));
     let held = || rig.handles[0].in_flight.load(Ordering::Relaxed);
-    let dropped = |why: Drop| rig.chains[0].counters[0].drops[why as usize].get() as u32;
-    wait_for("the drops", || held() + dropped(Drop::Entry) + dropped(Drop::NoFrame) == 800);
+    let dropped = |why: DropReason| rig.chains[0].counters[0].drops[why as usize].get() as u32;
+    wait_for("the drops", || held() + dropped(DropReason::Entry) + dropped(DropReason::NoFrame) == 800);
     assert!((256..=512).contains(&held()), "a chain that is alone may have half of its tenant's frames: {}", held());
     let mut first = rig.nf(0);
     for _ in 0..held() {
@@ -1403,7 +1409,7 @@ fn chains_that_stand_still_in_another_tenants_memory_leave_frames_to_its_own() {
     let done = AtomicBool::new(false);
     let (mut red, mut blue) = (rig.nf(0), rig.nf(STUCK + 1));
     let held = || rig.chains[..STUCK].iter().map(|chain| chain.frames()).sum::<u64>();
-    let drops = |chain: usize, why: Drop| rig.chains[chain].counters[0].drops[why as usize].get();
+    let drops = |chain: usize, why: DropReason| rig.chains[chain].counters[0].drops[why as usize].get();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut burst = [Descriptor::default(); 32];
@@ -1430,8 +1436,8 @@ fn chains_that_stand_still_in_another_tenants_memory_leave_frames_to_its_own() {
         pass_on(&mut blue, 0, 32);
     }
     wait_for("every packet of blue's own chain", || rig.wire.written.lock().unwrap().len() == 640);
-    assert_eq!((drops(STUCK, Drop::Entry), drops(STUCK, Drop::NoFrame), held()), (0, 0, stuck));
-    assert!((0..STUCK).all(|chain| drops(chain, Drop::Entry) > 0 && drops(chain, Drop::NoFrame) == 0));
+    assert_eq!((drops(STUCK, DropReason::Entry), drops(STUCK, DropReason::NoFrame), held()), (0, 0, stuck));
+    assert!((0..STUCK).all(|chain| drops(chain, DropReason::Entry) > 0 && drops(chain, DropReason::NoFrame) == 0));
 }
 
 #[test]

@@ -9,31 +9,19 @@
 #[macro_use]
 extern crate sluice_host;
 
-pub mod bell;
-pub mod frame;
 pub mod port;
 
-pub mod classify;
-
-pub mod chain;
 pub mod nf;
 pub mod promise;
 
 pub mod director;
-
 pub mod foreign;
-pub mod forward;
-pub mod mark;
-pub mod pressure;
-
-pub mod controller;
+pub mod openflow;
 pub mod workflow;
 
-pub mod asker;
-pub mod openflow;
+pub mod rules;
 
-pub mod wake;
-pub mod worker;
+pub mod controller;
 
 pub mod dataplane;
 
@@ -50,3 +38,6 @@ pub mod estimate;
 pub mod pack;
 pub mod profile;
 pub mod simulate;
+
+#[cfg(test)]
+mod valid_rules_test;

@@ -26,17 +26,15 @@ use std::sync::Arc;
 use sluice_shm::arena::{Arena, Geometry, Range, SLOT};
 use sluice_shm::memory::{MemoryError, MemoryFile};
 
-use crate::frame::FramePool;
 use crate::port;
 use sluice_api::config::{self as model, Config, Hugepages};
 use sluice_config::tenancy::{Holder, Owner, frames_of, holders, owner_of, tenants};
+use sluice_dataplane::frame::{FramePool, NO_ARENA};
 
 /// Slots beyond those that the configuration needs: at most so many, while their frames are no more than [`SPARE_FRAMES`].
 const SPARE_SLOTS: u32 = 8;
 /// What a slot costs before it is used are 16 bytes of tables for each of its frames.
 const SPARE_FRAMES: u32 = SLOT * 8;
-/// Number of no arena: of a program that maps none.
-pub const NONE: u8 = u8::MAX;
 /// Most arenas: their numbers are a byte, and the last stands for none.
 const MOST: u32 = 254;
 
@@ -256,7 +254,7 @@ impl Memories {
         self.memories.iter().flatten()
     }
 
-    /// The arena that what comes in at a port is received into. [`NONE`] if there is none that no
+    /// The arena that what comes in at a port is received into. [`NO_ARENA`] if there is none that no
     /// other tenant's NFs have mapped: nothing is received then.
     pub fn for_port(&self, config: &Config, port: &model::Port) -> u8 {
         let tenants = tenants(config);
@@ -266,7 +264,7 @@ impl Memories {
             Owner::Tenant(tenant) => Holder::Tenant(tenant),
             Owner::Several | Owner::Nobody => Holder::Ingress,
         };
-        self.find(&holder).or_else(|| self.find(&Holder::Ingress)).map_or(NONE, |memory| memory.number)
+        self.find(&holder).or_else(|| self.find(&Holder::Ingress)).map_or(NO_ARENA, |memory| memory.number)
     }
 
     /// The arena that frames are taken from where it is not known for whom: the ingress arena, or the only one.

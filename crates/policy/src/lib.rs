@@ -11,3 +11,4 @@ pub mod restart;
 pub mod sched;
 pub mod sim;
 pub mod spread;
+pub mod tcp;

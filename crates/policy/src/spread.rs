@@ -11,6 +11,9 @@
 //! Source: D. Thaler, C. Ravishankar, "Using name-based mappings to increase hit rates", IEEE/ACM Transactions on Networking 6(1),
 //! 1998.
 
+/// Most NFs of a path that a packet thread finds without going through memory of any size.
+pub const MAX_NFS: usize = 16;
+
 /// Index of the member that gets the flow with this symmetric hash. `members` are ids that stay the same for as long as the member
 /// lives; their order does not matter. 0 if there are none: the caller knows that a service without instances has nobody to pick.
 #[inline]

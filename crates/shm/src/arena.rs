@@ -19,6 +19,26 @@ use crate::memory::{HUGEPAGE, Mapping, MemoryError, MemoryFile, Reservation, Sha
 /// Bytes before the packet in a fresh frame, for headers that an NF pushes. The same as DPDK's RTE_PKTMBUF_HEADROOM.
 pub const HEADROOM: usize = 128;
 
+/// A frame, and the part of it that is a packet. Layout: as `dpdk/shim.c` has it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Packet {
+    /// Frame number.
+    pub frame: u32,
+    /// Where the packet starts in its frame, in bytes.
+    pub offset: u16,
+    /// Its length in bytes.
+    pub len: u16,
+}
+
+impl Packet {
+    /// A packet of `len` bytes behind the headroom of a fresh frame.
+    #[inline(always)]
+    pub fn fresh(frame: u32, len: u16) -> Self {
+        Self { frame, offset: HEADROOM as u16, len }
+    }
+}
+
 /// Default distance between frames: 35 cache lines, room for a 1,518-byte packet, its headroom, and DPDK's smallest data room.
 pub const DEFAULT_STRIDE: usize = 2240;
 

@@ -9,7 +9,7 @@ use sluice_api::config::{Config, Per, PortKind, Service, WhenEmpty, hop};
 pub const MAX_POOLS: usize = 8;
 
 /// Most services of a chain that has a pooled one: its path is found without going through memory of any size.
-pub const MAX_POOLED_HOPS: usize = 16;
+pub const MAX_POOLED_HOPS: usize = sluice_policy::spread::MAX_NFS;
 
 /// The ring of a service that says nothing about it.
 const USUAL_RING: u32 = 2048;

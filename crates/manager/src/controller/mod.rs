@@ -10,7 +10,6 @@
 
 pub mod assigned;
 pub mod events;
-pub mod load;
 
 #[cfg(test)]
 mod tests;
@@ -28,9 +27,9 @@ use sluice_policy::sched::weight::{Demand, Margin, shares};
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::core_page::WHOLE;
 
-use crate::nf::handle::NfHandle;
 use events::{EVERY_NS, EventLog, What};
 use sluice_api::config::Sched;
+use sluice_dataplane::handle::NfHandle;
 
 /// Time without a packet for any NF after which it sleeps for longer, in nanoseconds, and for how long.
 const STILL_NS: u64 = 1_000_000_000;

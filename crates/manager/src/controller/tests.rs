@@ -6,8 +6,8 @@ use sluice_policy::sched::priority::Weight;
 use sluice_shm::core_page::CorePage;
 
 use super::*;
-use crate::nf::fake::{Fake, core_page, page_share};
 use sluice_api::model::EventKind;
+use sluice_dataplane::fake::{Fake, core_page, page_share};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 

@@ -6,9 +6,9 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use crate::classify::key::FlowKey;
 use sluice_config::class::Class;
 use sluice_config::parse::network_of;
+use sluice_dataplane::classify::key::FlowKey;
 
 /// What packets of a class have in common, and nobody else's have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

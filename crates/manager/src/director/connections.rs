@@ -8,7 +8,7 @@ use sluice_policy::pool::life::Life;
 use sluice_shm::memory::advise_hugepages;
 use sluice_shm::prefetch;
 
-use crate::classify::key::FlowKey;
+use sluice_dataplane::classify::key::FlowKey;
 
 /// No connection.
 pub const NONE: u32 = u32::MAX;

@@ -34,35 +34,42 @@ pub mod classes;
 pub mod connections;
 pub mod waiting;
 
+use std::any::Any;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use sluice_policy::pool::life::{Event, Life, Timeouts, flag};
+use sluice_policy::pool::life::{Event, Life, Timeouts};
 use sluice_policy::pool::{Pool, State};
 use sluice_shm::clock::Clock;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Control;
 
-use crate::bell::Bell;
-use crate::chain::registry::{Course, End};
-use crate::chain::ways::{MAX_NFS, Ways};
-use crate::chain::{self, Chain, Counter, Kind, PathRegistry, Tables};
-use crate::classify::flow_table::{Decision, FlowTable};
-use crate::classify::key::{FlowKey, HashKeys};
-use crate::classify::rule::Terms;
-use crate::controller::assigned::Assigned;
-use crate::forward::NfEnd;
-use crate::nf::handle::{NfHandle, Sentence};
-use crate::worker::Part;
 use sluice_api::config::{self as model, Isolation, OnFailure, Per, WhenEmpty};
+use sluice_api::protocol;
 use sluice_config::class::Class;
-use sluice_config::protocol;
+use sluice_dataplane::bell::Bell;
+use sluice_dataplane::chain::registry::{Course, End};
+use sluice_dataplane::chain::ways::{MAX_NFS, Ways};
+use sluice_dataplane::chain::{self, Chain, Kind, PathRegistry, Tables};
+use sluice_dataplane::classify::flow_table::{FlowTable, Known};
+use sluice_dataplane::classify::key::{FlowKey, HashKeys};
+use sluice_dataplane::counter::Counter;
+use sluice_dataplane::decision::{Decision, Refusal, WaitFor};
+use sluice_dataplane::end::NfEnd;
+use sluice_dataplane::handle::{NfHandle, Sentence};
+use sluice_dataplane::plane::Plane;
+use sluice_dataplane::roles::Part;
+use sluice_dataplane::rx::is_urgent;
+use sluice_dataplane::steer::{Arrival, Asked, ChooseInstances, Env, Wanted};
+use sluice_policy::tcp;
+
+use crate::controller::assigned::Assigned;
 
 use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};
 use waiting::Lines;
-pub use waiting::{Waiting, Wanted};
+use waiting::Waiting;
 
 /// Members that one step looks at, of those whose last packets are awaited: the oldest are first through.
 const DRAINED: usize = 16;
@@ -140,45 +147,6 @@ impl PoolTable {
             bell.ring();
         }
     }
-}
-
-/// What decisions need besides.
-pub struct Env<'a> {
-    /// Where packets go.
-    pub tables: &'a Tables,
-    /// The paths.
-    pub registry: &'a PathRegistry,
-    /// The thread's flow table.
-    pub flows: &'a mut FlowTable,
-    /// Generation that decisions are noted with.
-    pub generation: u32,
-    /// The clock.
-    pub clock: &'a Clock,
-}
-
-/// A packet that needs a decision.
-#[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
-    /// Its key.
-    pub key: &'a FlowKey,
-    /// The flow table's hash of it.
-    pub hash: u64,
-    /// Its chain.
-    pub chain: &'a Arc<Chain>,
-    /// Its TCP flags; 0 of others.
-    pub flags: u8,
-    /// The path that its flow had.
-    pub old: Option<u32>,
-    /// It has waited, and it is its turn.
-    pub has_waited: bool,
-    /// Whether the flow table may remember what is decided.
-    pub settles: bool,
-    /// What the flow table is to remember besides: see [`Decision::note`].
-    pub note: u32,
-    /// What its flow is given, if it is a new one.
-    pub terms: Terms,
-    /// When it was found to be of no known flow, or its turn came, in nanoseconds of [`Env::clock`].
-    pub since_ns: u64,
 }
 
 /// What a connection finds at a pool that it has no member of.
@@ -335,18 +303,6 @@ impl Director {
         }
     }
 
-    /// Whether it has pools `per = "flow"`, and wants to see the flags of TCP packets.
-    #[inline(always)]
-    pub fn watches(&self) -> bool {
-        self.per_flow
-    }
-
-    /// Changes when packets that were classified before may not be let in by that.
-    #[inline(always)]
-    pub fn moved(&self) -> u32 {
-        self.moved
-    }
-
     fn seats(&self, service: u16) -> Option<&Seats> {
         self.pools.get(service as usize)?.as_ref()
     }
@@ -355,31 +311,9 @@ impl Director {
         self.pools.get_mut(service as usize)?.as_mut()
     }
 
-    /// Whether there are pools.
-    #[inline]
-    pub fn has_pools(&self) -> bool {
-        !self.pools.is_empty()
-    }
-
-    /// Whether a chain has a pooled service.
-    #[inline]
-    pub fn concerns(&self, chain: &Chain) -> bool {
-        !self.pools.is_empty() && chain.services.iter().any(|service| self.seats(*service).is_some())
-    }
-
     /// Connections that hold members.
     pub fn connections(&self) -> usize {
         self.connections.len()
-    }
-
-    /// Packets that wait.
-    pub fn waiting(&self) -> usize {
-        self.waiting.len()
-    }
-
-    /// How long setting up a connection took, by service, in nanoseconds.
-    pub fn setups(&self) -> Vec<(u16, Histogram)> {
-        self.pools.iter().flatten().map(|seats| (seats.table.service, seats.setup.clone())).collect()
     }
 
     /// Takes in how a pool stands now: who came and who is gone. Flows whose way that changes are decided anew.
@@ -510,30 +444,6 @@ impl Director {
         }
     }
 
-    /// A packet of a flow that the flow table does not have is about to be asked about: what is known of its connection is fetched ahead.
-    #[inline]
-    pub fn foresee(&self, key: &FlowKey) {
-        let (connection, _) = key.connection();
-        self.connections.prefetch(connection.hash(&self.keys));
-    }
-
-    /// Looks at the TCP flags of a packet whose flow is known. True: another connection begins between the same ends, and what is known
-    /// of the flow does not count for it.
-    pub fn note(&mut self, key: &FlowKey, flags: u8, flows: &mut FlowTable, now_ns: u64) -> bool {
-        let (connection, direction) = key.connection();
-        let Some(place) = self.connections.find(&connection, connection.hash(&self.keys)) else { return false };
-        let Some(known) = self.connections.get_mut(place) else { return false };
-        match known.life.packet(direction, flags) {
-            Event::Ends => self.end(place, now_ns),
-            Event::BeginsAnew => {
-                self.finish(place, flows);
-                return true;
-            }
-            Event::GoesOn | Event::Late => {}
-        }
-        false
-    }
-
     /// A connection has ended: late packets still find its members for a while.
     fn end(&mut self, place: u32, now_ns: u64) {
         let Some(connection) = self.connections.get(place) else { return };
@@ -573,26 +483,6 @@ impl Director {
         }
         self.moved = self.moved.wrapping_add(1);
         self.stirred = true;
-    }
-
-    /// What is due: connections whose late packets had their time, and members that the last packet has left. Between two bursts.
-    #[inline]
-    pub fn step(&mut self, flows: &mut FlowTable, now_ns: u64) {
-        if !self.per_flow {
-            return;
-        }
-        while let Some(place) = self.connections.first_over(now_ns) {
-            self.finish(place, flows);
-        }
-        if std::mem::take(&mut self.lacked) {
-            self.cut_short(flows);
-        }
-        if !self.draining.is_empty() {
-            self.make_new(now_ns);
-        }
-        if std::mem::take(&mut self.stirred) {
-            self.pools.iter().flatten().for_each(|seats| seats.show(self.thread));
-        }
     }
 
     /// Somebody found no idle member: those that are kept for late packets alone are needed more. As many as there are flows that wait, or one where
@@ -663,118 +553,11 @@ impl Director {
         }
     }
 
-    /// Ends connections that said nothing for too long, among the next ones: so many that all are looked at in about two seconds. The flow table
-    /// forgets a flow after `flow_timeout_ms` without packets, and with it when the last one came: that is asked in time.
-    pub fn age(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64) {
-        let elapsed_ms = now_ms.saturating_sub(std::mem::replace(&mut self.aged_ms, now_ms)).min(AGE_ROUND_MS);
-        let places = self.connections.places();
-        if places == 0 || elapsed_ms == 0 {
-            return;
-        }
-        let due = (u64::from(places) * elapsed_ms / AGE_ROUND_MS) as u32;
-        for _ in 0..due.clamp(AGE_BUDGET, AGE_MOST).min(places) {
-            self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
-            let place = self.hand;
-            let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
-            let longest = connection.seats().iter().filter_map(|seat| Some(self.seats(seat.service)?.timeouts()));
-            // Those whose pools are all gone have the ordinary times.
-            let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
-            let timeout = connection.life.timeout_ms(&timeouts);
-            let silent = now_ms.saturating_sub(connection.seen_ms);
-            if silent * 2 < timeout.min(flow_timeout_ms) {
-                continue;
-            }
-            // The flow table knows when each of its keys was seen last. Packets that go elsewhere by now, or nowhere, are none of its members'.
-            let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms));
-            let idle = idle.filter(|(_, path)| self.ways.knows(*path)).map(|(idle_ms, _)| idle_ms).min();
-            let silent = idle.map_or(silent, |idle| idle.min(silent));
-            if silent >= timeout {
-                self.finish(place, flows);
-            } else if let Some(connection) = self.connections.get_mut(place) {
-                connection.seen_ms = now_ms - silent;
-            }
-        }
-    }
-
-    /// The path of a packet of a chain that has pooled services, or one of [`chain::WAIT`], [`chain::NONE_IDLE`], [`chain::REFUSED`] and
-    /// [`chain::NO_PATH`]. What holds for further packets of the flow is put into the flow table.
-    pub fn decide(&mut self, asked: &Asked<'_>, env: &mut Env<'_>) -> u32 {
-        let (now_ns, now_ms) = (asked.since_ns, asked.since_ns / 1_000_000);
-        let chain = asked.chain;
-        let mut place = NONE;
-        let mut is_new = None;
-        let mut ends = false;
-        if self.per_flow && chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per.is_held())) {
-            let (key, direction) = asked.key.connection();
-            let hash = key.hash(&self.keys);
-            let mut found = self.connections.find(&key, hash);
-            if let Some(known) = found
-                && let Some(connection) = self.connections.get_mut(known)
-            {
-                match connection.life.packet(direction, asked.flags) {
-                    Event::BeginsAnew => {
-                        self.finish(known, env.flows);
-                        found = None;
-                    }
-                    Event::Ends => self.end(known, now_ns),
-                    Event::GoesOn | Event::Late => {}
-                }
-            }
-            if !asked.has_waited
-                && self.waiting.holds(&key)
-                && let Some(service) = chain.services.iter().copied().find(|service| self.waiting.of(*service) > 0)
-            {
-                // Packets of it that came before are still in line.
-                return self.waits_for(service, chain, asked);
-            }
-            match self.seat(chain, found, (key, hash), asked, now_ms, now_ns) {
-                Ok((at, first)) => (place, is_new) = (at, first),
-                Err(instead) => return instead,
-            }
-            if found.is_none()
-                && let Some(connection) = self.connections.get_mut(place)
-            {
-                ends = connection.life.packet(direction, asked.flags) == Event::Ends;
-            }
-        }
-        let number = self.path(asked, place, env);
-        if let Some(connection) = self.connections.get_mut(place) {
-            connection.seen_ms = now_ms;
-        }
-        let whole = env.registry.get(number).is_some();
-        let in_turn = chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per == Per::RoundRobin));
-        // A flow is asked about again as long as its TCP connection may be half-open, and always if its packets go in turn.
-        if whole && asked.settles && !in_turn && (place == NONE || asked.flags & flag::SYN == 0) {
-            if let Some(connection) = self.connections.get_mut(place) {
-                let (_, direction) = asked.key.connection();
-                let flow = Flow { ingress: asked.key.ingress(), dscp: asked.key.dscp(), direction };
-                if let Some(gone) = connection.note(flow) {
-                    env.flows.remove(&gone, env.flows.hash_of(&gone));
-                }
-            }
-            env.flows.insert(
-                asked.key,
-                asked.hash,
-                Decision { path: number, generation: env.generation, note: asked.note },
-                now_ms,
-            );
-        }
-        if ends {
-            self.end(place, now_ns);
-        }
-        if let Some(service) = is_new
-            && let Some(seats) = self.seats_mut(service)
-        {
-            seats.setup.record(env.clock.now_ns().saturating_sub(asked.since_ns));
-        }
-        number
-    }
-
     /// Notes what a packet wants that is told to wait.
-    fn waits_for(&mut self, service: u16, chain: &Chain, asked: &Asked<'_>) -> u32 {
+    fn waits_for(&mut self, service: u16, chain: &Chain, asked: &Asked<'_>) -> Decision {
         let Asked { note, terms, .. } = *asked;
         self.wanted = Wanted { service, chain: chain.number, note, terms };
-        chain::WAIT
+        Decision::Wait(WaitFor::Instance)
     }
 
     /// Gives a connection, new or not, a member of each pooled service of a chain that it has none of. Says where it is, and one of the
@@ -787,7 +570,7 @@ impl Director {
         asked: &Asked<'_>,
         now_ms: u64,
         now_ns: u64,
-    ) -> Result<(u32, Option<u16>), u32> {
+    ) -> Result<(u32, Option<u16>), Decision> {
         let known = found.and_then(|place| self.connections.get(place));
         // All or nothing: one that waits holds no member that another one waits for.
         let mut lacking = [(0u16, Finds::Idle); SEATS];
@@ -802,14 +585,14 @@ impl Director {
             if known.is_some_and(|c| c.life.has_ended()) {
                 // A late packet is no reason for another member.
                 seats.counters(self.thread).drops.add(1);
-                return Err(chain::NONE_IDLE);
+                return Err(Decision::Drop(Refusal::NoneIdle));
             }
             let bypassed = seats.table.members.is_empty() && chain.on_failure == OnFailure::Bypass;
             if bypassed {
                 continue;
             }
             if n == SEATS || known.is_some_and(|c| c.seat(*service).is_none() && c.room() <= n) {
-                return Err(chain::NO_PATH);
+                return Err(Decision::Drop(Refusal::NoPath));
             }
             if let Some(slot) = seats.of_class(asked) {
                 lacking[n] = (*service, Finds::Class(slot));
@@ -830,7 +613,7 @@ impl Director {
                 WhenEmpty::Drop if !idle => {
                     seats.counters(self.thread).drops.add(1);
                     self.lacked |= lacked;
-                    return Err(chain::NONE_IDLE);
+                    return Err(Decision::Drop(Refusal::NoneIdle));
                 }
                 _ => {}
             }
@@ -843,7 +626,7 @@ impl Director {
             None if n == 0 => return Ok((NONE, None)),
             None => {
                 let life = Life::new(key.protocol() == protocol::TCP && key.flags() == 0);
-                self.connections.insert(key, hash, life, now_ms).ok_or(chain::NO_PATH)?
+                self.connections.insert(key, hash, life, now_ms).ok_or(Decision::Drop(Refusal::NoPath))?
             }
         };
         let mut first = None;
@@ -899,7 +682,7 @@ impl Director {
     }
 
     /// The path through the members that a packet's connection has, and an instance of each other service.
-    fn path(&mut self, asked: &Asked<'_>, place: u32, env: &Env<'_>) -> u32 {
+    fn path(&mut self, asked: &Asked<'_>, place: u32, env: &Env<'_>) -> Decision {
         let chain = asked.chain;
         let ingress = asked.key.ingress();
         let old = asked
@@ -934,15 +717,264 @@ impl Director {
                     (nfs[len], reversed[len]) = (nf, chain.is_reversed(i));
                     len += 1;
                 }
-                Some(_) => return chain::NO_PATH,
+                Some(_) => return Decision::Drop(Refusal::NoPath),
                 None if chain.on_failure == OnFailure::Bypass => kind = Kind::Bypasses,
-                None => return chain::REFUSED,
+                None => return Decision::Drop(Refusal::NfDown),
             }
         }
         let (nfs, reversed) = (&nfs[..len], &reversed[..len]);
         let course = Course { ingress, chain, nfs, reversed, kind, under: env.tables.generation };
-        env.registry.find(&mut self.ways, &course)
+        env.registry.find(&mut self.ways, &course).map_or(Decision::Drop(Refusal::NoPath), Decision::Path)
     }
+}
+
+impl ChooseInstances for Director {
+    #[inline(always)]
+    fn watches(&self) -> bool {
+        self.per_flow
+    }
+
+    #[inline(always)]
+    fn moved(&self) -> u32 {
+        self.moved
+    }
+
+    #[inline]
+    fn concerns(&self, chain: &Chain) -> bool {
+        !self.pools.is_empty() && chain.services.iter().any(|service| self.seats(*service).is_some())
+    }
+
+    #[inline]
+    fn foresee(&self, key: &FlowKey) {
+        let (connection, _) = key.connection();
+        self.connections.prefetch(connection.hash(&self.keys));
+    }
+
+    fn note(&mut self, key: &FlowKey, flags: u8, flows: &mut FlowTable, now_ns: u64) -> bool {
+        let (connection, direction) = key.connection();
+        let Some(place) = self.connections.find(&connection, connection.hash(&self.keys)) else { return false };
+        let Some(known) = self.connections.get_mut(place) else { return false };
+        match known.life.packet(direction, flags) {
+            Event::Ends => self.end(place, now_ns),
+            Event::BeginsAnew => {
+                self.finish(place, flows);
+                return true;
+            }
+            Event::GoesOn | Event::Late => {}
+        }
+        false
+    }
+
+    fn decide(&mut self, asked: &Asked<'_>, env: &mut Env<'_>) -> Decision {
+        let (now_ns, now_ms) = (asked.since_ns, asked.since_ns / 1_000_000);
+        let chain = asked.chain;
+        let mut place = NONE;
+        let mut is_new = None;
+        let mut ends = false;
+        if self.per_flow && chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per.is_held())) {
+            let (key, direction) = asked.key.connection();
+            let hash = key.hash(&self.keys);
+            let mut found = self.connections.find(&key, hash);
+            if let Some(known) = found
+                && let Some(connection) = self.connections.get_mut(known)
+            {
+                match connection.life.packet(direction, asked.flags) {
+                    Event::BeginsAnew => {
+                        self.finish(known, env.flows);
+                        found = None;
+                    }
+                    Event::Ends => self.end(known, now_ns),
+                    Event::GoesOn | Event::Late => {}
+                }
+            }
+            if !asked.has_waited
+                && self.waiting.holds(&key)
+                && let Some(service) = chain.services.iter().copied().find(|service| self.waiting.of(*service) > 0)
+            {
+                // Packets of it that came before are still in line.
+                return self.waits_for(service, chain, asked);
+            }
+            match self.seat(chain, found, (key, hash), asked, now_ms, now_ns) {
+                Ok((at, first)) => (place, is_new) = (at, first),
+                Err(instead) => return instead,
+            }
+            if found.is_none()
+                && let Some(connection) = self.connections.get_mut(place)
+            {
+                ends = connection.life.packet(direction, asked.flags) == Event::Ends;
+            }
+        }
+        let decision = self.path(asked, place, env);
+        if let Some(connection) = self.connections.get_mut(place) {
+            connection.seen_ms = now_ms;
+        }
+        let whole = matches!(decision, Decision::Path(_));
+        let in_turn = chain.services.iter().any(|s| self.seats(*s).is_some_and(|seats| seats.table.per == Per::RoundRobin));
+        // A flow is asked about again as long as its TCP connection may be half-open, and always if its packets go in turn.
+        if whole && asked.settles && !in_turn && (place == NONE || asked.flags & tcp::SYN == 0) {
+            if let Some(connection) = self.connections.get_mut(place) {
+                let (_, direction) = asked.key.connection();
+                let flow = Flow { ingress: asked.key.ingress(), dscp: asked.key.dscp(), direction };
+                if let Some(gone) = connection.note(flow) {
+                    env.flows.remove(&gone, env.flows.hash_of(&gone));
+                }
+            }
+            env.flows.insert(
+                asked.key,
+                asked.hash,
+                Known { decision: decision.into(), generation: env.generation, note: asked.note },
+                now_ms,
+            );
+        }
+        if ends {
+            self.end(place, now_ns);
+        }
+        if let Some(service) = is_new
+            && let Some(seats) = self.seats_mut(service)
+        {
+            seats.setup.record(env.clock.now_ns().saturating_sub(asked.since_ns));
+        }
+        decision
+    }
+
+    fn wanted(&self) -> Wanted {
+        self.wanted
+    }
+
+    #[cold]
+    fn wait(&mut self, plane: &mut Plane, wanted: Wanted, arrival: &Arrival<'_>) -> bool {
+        let gone = self.enqueue(wanted, arrival, plane.now_ns);
+        gone.inspect(|gone| give_up(plane, gone)).is_some()
+    }
+
+    #[inline]
+    fn step(&mut self, flows: &mut FlowTable, now_ns: u64) {
+        if !self.per_flow {
+            return;
+        }
+        while let Some(place) = self.connections.first_over(now_ns) {
+            self.finish(place, flows);
+        }
+        if std::mem::take(&mut self.lacked) {
+            self.cut_short(flows);
+        }
+        if !self.draining.is_empty() {
+            self.make_new(now_ns);
+        }
+        if std::mem::take(&mut self.stirred) {
+            self.pools.iter().flatten().for_each(|seats| seats.show(self.thread));
+        }
+    }
+
+    #[inline]
+    fn release(&mut self, plane: &mut Plane, registry: &PathRegistry, flows: &mut FlowTable, clock: &Clock) -> usize {
+        if self.wants_look(plane.now_ns) { self.let_go_on(plane, registry, flows, clock) } else { 0 }
+    }
+
+    fn age(&mut self, flows: &mut FlowTable, now_ms: u64, flow_timeout_ms: u64) {
+        let elapsed_ms = now_ms.saturating_sub(std::mem::replace(&mut self.aged_ms, now_ms)).min(AGE_ROUND_MS);
+        let places = self.connections.places();
+        if places == 0 || elapsed_ms == 0 {
+            return;
+        }
+        let due = (u64::from(places) * elapsed_ms / AGE_ROUND_MS) as u32;
+        for _ in 0..due.clamp(AGE_BUDGET, AGE_MOST).min(places) {
+            self.hand = if self.hand + 1 >= places { 0 } else { self.hand + 1 };
+            let place = self.hand;
+            let Some(connection) = self.connections.get(place).filter(|c| !c.life.has_ended()) else { continue };
+            let longest = connection.seats().iter().filter_map(|seat| Some(self.seats(seat.service)?.timeouts()));
+            // Those whose pools are all gone have the ordinary times.
+            let timeouts = longest.reduce(Timeouts::or_longer).unwrap_or_default();
+            let timeout = connection.life.timeout_ms(&timeouts);
+            let silent = now_ms.saturating_sub(connection.seen_ms);
+            if silent * 2 < timeout.min(flow_timeout_ms) {
+                continue;
+            }
+            // The flow table knows when each of its keys was seen last. Packets that go elsewhere by now, or nowhere, are none of its members'.
+            let idle = connection.flows().filter_map(|key| flows.idle_ms(&key, flows.hash_of(&key), now_ms));
+            let idle = idle
+                .filter(|(_, known)| known.number().is_some_and(|path| self.ways.knows(path)))
+                .map(|(idle_ms, _)| idle_ms)
+                .min();
+            let silent = idle.map_or(silent, |idle| idle.min(silent));
+            if silent >= timeout {
+                self.finish(place, flows);
+            } else if let Some(connection) = self.connections.get_mut(place) {
+                connection.seen_ms = now_ms - silent;
+            }
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    fn let_go(&mut self, plane: &mut Plane) {
+        while let Some(waiting) = self.waiting.pop_any() {
+            give_up(plane, &waiting);
+        }
+    }
+
+    fn setups(&self) -> Vec<(u16, Histogram)> {
+        self.pools.iter().flatten().map(|seats| (seats.table.service, seats.setup.clone())).collect()
+    }
+
+    fn as_any(&mut self) -> &mut dyn Any {
+        self
+    }
+}
+
+impl Director {
+    /// Lets packets go on that waited for an idle member, as far as there is one now. Says how many.
+    #[cold]
+    fn let_go_on(&mut self, plane: &mut Plane, registry: &PathRegistry, flows: &mut FlowTable, clock: &Clock) -> usize {
+        let mut went = 0;
+        while let Some(waiting) = self.waiting.first() {
+            let (packet, key) = (waiting.packet, waiting.key);
+            if waiting.is_over(plane.now_ns) {
+                self.gives_up(&waiting);
+                give_up(plane, &waiting);
+                continue;
+            }
+            let tables = plane.tables.clone();
+            let Wanted { service, chain, note, terms } = waiting.wanted;
+            let Some(Some(chain)) = tables.chains.get(usize::from(chain)) else {
+                self.waiting.pop(service);
+                plane.refuse_one(packet, &key, None, Refusal::NoRule);
+                continue;
+            };
+            let generation = plane.generation;
+            let hash = flows.hash_of(&key);
+            // What is behind it in line goes first.
+            let settles = note == 0 && self.waiting.is_last(service);
+            let (flags, old, has_waited, since_ns) = (waiting.tcp, None, true, clock.now_ns());
+            let asked = Asked { key: &key, hash, chain, flags, old, has_waited, settles, note, terms, since_ns };
+            match self.decide(&asked, &mut Env { tables: &tables, registry, flows: &mut *flows, generation, clock }) {
+                Decision::Wait(_) => self.waits_on(&waiting),
+                Decision::Path(number) => match registry.get(number) {
+                    Some(path) if plane.admit(path, 1) == 1 => {
+                        self.waiting.pop(service);
+                        let (traceable, urgent) = (u32::from(plane.traces(&key)), u32::from(is_urgent(waiting.tcp)));
+                        plane.enter(path, number, &[packet], &[waiting.flags], traceable, urgent);
+                        went += 1;
+                    }
+                    // Its NF takes no packets now: the line where it is first stands until the next look.
+                    _ => self.waiting.pass(service, service, 0, false),
+                },
+                Decision::Drop(_) => {
+                    self.waiting.pop(service);
+                    give_up(plane, &waiting);
+                }
+            }
+        }
+        went
+    }
+}
+
+/// Drops a packet for which no member was idle.
+#[cold]
+fn give_up(plane: &mut Plane, waiting: &Waiting) {
+    plane.refuse_one(waiting.packet, &waiting.key, Some(waiting.wanted.chain), Refusal::NoneIdle);
 }
 
 /// An instance of a shared service: the one that the flow had, if it lives, else by its hash.

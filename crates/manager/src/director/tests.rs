@@ -4,9 +4,10 @@ use sluice_policy::sched::priority::Weight;
 
 use super::waiting::LONGEST_WAIT_NS;
 use super::*;
-use crate::chain::{ChainCounters, Member};
-use crate::frame::Packet;
-use crate::nf::fake::{self, Fake};
+use sluice_dataplane::chain::{ChainCounters, Member};
+use sluice_dataplane::classify::rule::Terms;
+use sluice_dataplane::fake::{self, Fake};
+use sluice_dataplane::frame::Packet;
 
 const MS: u64 = 1_000_000;
 /// After so long without a packet the flow table forgets a flow, in milliseconds.
@@ -100,15 +101,15 @@ impl Rig {
     }
 
     /// A packet of connection `n` on a chain: the NFs that it meets, or what is done instead.
-    fn packet(&mut self, chain: usize, n: u16, back: bool, flags: u8) -> Result<Vec<u16>, u32> {
+    fn packet(&mut self, chain: usize, n: u16, back: bool, flags: u8) -> Result<Vec<u16>, Decision> {
         let key = key(n, back);
         let hash = self.flows.hash_of(&key);
         let Rig { director, tables, registry, flows, clock, terms, .. } = self;
         let now_ns = clock.now_ns();
-        if let Some(known) = flows.lookup(&key, hash, now_ns / MS).filter(|known| registry.holds(known.path))
+        if let Some(known) = flows.lookup(&key, hash, now_ns / MS).filter(|known| registry.holds(known.decision))
             && !director.note(&key, flags, flows, now_ns)
         {
-            return Ok(registry.get(known.path).unwrap().hops.iter().map(|hop| hop.nf).collect());
+            return Ok(registry.of(known.decision).unwrap().hops.iter().map(|hop| hop.nf).collect());
         }
         let chain = tables.chains[chain].as_ref().unwrap();
         assert!(director.concerns(chain));
@@ -124,8 +125,8 @@ impl Rig {
             terms: *terms,
             since_ns: now_ns,
         };
-        let number = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
-        registry.get(number).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(number)
+        let decision = director.decide(&asked, &mut Env { tables, registry, flows, generation: 1, clock });
+        registry.of(decision.into()).map(|path| path.hops.iter().map(|hop| hop.nf).collect()).ok_or(decision)
     }
 
     /// Time goes by until late packets have had their time.
@@ -165,11 +166,11 @@ fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
         rig.assigned.take(|number| told.push(number));
         told
     };
-    rig.packet(0, 0, false, flag::SYN).unwrap();
+    rig.packet(0, 0, false, tcp::SYN).unwrap();
     assert!(told(&rig).is_empty(), "an ordinary flow changes nothing");
     rig.terms.weight = Weight::new(4.0);
-    rig.packet(0, 1, false, flag::SYN).unwrap();
-    rig.packet(0, 1, true, flag::SYN | flag::ACK).unwrap();
+    rig.packet(0, 1, false, tcp::SYN).unwrap();
+    rig.packet(0, 1, true, tcp::SYN | tcp::ACK).unwrap();
     assert_eq!(told(&rig), [1, 9], "once for each member, and not the shared one");
     for nf in [1, 9] {
         let nf = handle(&rig, nf);
@@ -179,11 +180,11 @@ fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
         assert!(page.budget(nf.slot) > 0, "its first packets go first");
     }
     // Its flow ends, and an ordinary one gets the member when all others are taken.
-    rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
     rig.terms.weight = Weight::ORDINARY;
     for n in 2..9 {
-        rig.packet(0, n, false, flag::SYN).unwrap();
+        rig.packet(0, n, false, tcp::SYN).unwrap();
     }
     assert_eq!(told(&rig), [1, 9]);
     let nf = handle(&rig, 1);
@@ -195,13 +196,13 @@ fn a_member_is_worth_what_its_flow_is_until_it_has_another() {
 fn both_directions_on_both_chains_meet_the_same_members_which_are_aligned() {
     let mut rig = Rig::new(drops());
     for n in 0..8 {
-        let there = rig.packet(0, n, false, flag::SYN).unwrap();
+        let there = rig.packet(0, n, false, tcp::SYN).unwrap();
         assert_eq!(there, [n, 16, 8 + n], "the n-th of each pool");
-        assert_eq!(rig.packet(1, n, true, flag::SYN | flag::ACK).unwrap(), [8 + n, n]);
-        assert_eq!(rig.packet(0, n, false, flag::ACK).unwrap(), there);
-        assert_eq!(rig.packet(0, n, false, flag::ACK).unwrap(), there, "and again, from the flow table");
+        assert_eq!(rig.packet(1, n, true, tcp::SYN | tcp::ACK).unwrap(), [8 + n, n]);
+        assert_eq!(rig.packet(0, n, false, tcp::ACK).unwrap(), there);
+        assert_eq!(rig.packet(0, n, false, tcp::ACK).unwrap(), there, "and again, from the flow table");
     }
-    assert_eq!(rig.packet(0, 8, false, flag::SYN), Err(chain::NONE_IDLE));
+    assert_eq!(rig.packet(0, 8, false, tcp::SYN), Err(Decision::Drop(Refusal::NoneIdle)));
     assert_eq!((rig.count(State::Assigned), rig.director.connections()), (16, 8));
     assert_eq!(rig.flows.stats().entries, 8, "half-open directions are asked about again");
     assert_eq!(rig.registry.len(), 16);
@@ -211,28 +212,28 @@ fn both_directions_on_both_chains_meet_the_same_members_which_are_aligned() {
 #[test]
 fn members_are_not_kept_for_late_packets_while_somebody_needs_them() {
     let mut rig = Rig::new(drops());
-    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
-    rig.packet(0, 3, false, flag::RST).unwrap();
-    rig.packet(0, 5, false, flag::RST).unwrap();
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
+    rig.packet(0, 3, false, tcp::RST).unwrap();
+    rig.packet(0, 5, false, tcp::RST).unwrap();
     rig.director.step(&mut rig.flows, 0);
     assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (4, 0), "their time is not over");
-    assert_eq!(rig.packet(0, 8, false, flag::SYN), Err(chain::NONE_IDLE));
+    assert_eq!(rig.packet(0, 8, false, tcp::SYN), Err(Decision::Drop(Refusal::NoneIdle)));
     rig.director.step(&mut rig.flows, 0);
     assert_eq!((rig.count(State::Lingering), rig.count(State::Idle)), (2, 2), "one was asked for");
-    assert_eq!(rig.packet(0, 3, true, flag::ACK), Err(chain::NONE_IDLE), "a late packet takes no other member");
-    assert_eq!(rig.packet(0, 8, false, flag::SYN).unwrap(), [3, 16, 11], "that of the one that ended first");
+    assert_eq!(rig.packet(0, 3, true, tcp::ACK), Err(Decision::Drop(Refusal::NoneIdle)), "a late packet takes no other member");
+    assert_eq!(rig.packet(0, 8, false, tcp::SYN).unwrap(), [3, 16, 11], "that of the one that ended first");
 }
 
 #[test]
 fn late_packets_meet_the_old_members_and_then_these_are_made_as_new() {
     let mut rig = Rig::new(drops());
-    let there = rig.packet(0, 1, false, flag::ACK).unwrap();
-    rig.packet(1, 1, true, flag::ACK).unwrap();
-    rig.packet(0, 1, false, flag::FIN | flag::ACK).unwrap();
+    let there = rig.packet(0, 1, false, tcp::ACK).unwrap();
+    rig.packet(1, 1, true, tcp::ACK).unwrap();
+    rig.packet(0, 1, false, tcp::FIN | tcp::ACK).unwrap();
     assert_eq!(rig.count(State::Lingering), 0);
-    rig.packet(1, 1, true, flag::FIN | flag::ACK).unwrap();
+    rig.packet(1, 1, true, tcp::FIN | tcp::ACK).unwrap();
     assert_eq!(rig.count(State::Lingering), 2);
-    assert_eq!(rig.packet(0, 1, false, flag::ACK).unwrap(), there, "a late one");
+    assert_eq!(rig.packet(0, 1, false, tcp::ACK).unwrap(), there, "a late one");
     let handle = rig.nfs[there[0] as usize].as_ref().unwrap().handle.clone();
     handle.commit(1);
     rig.step();
@@ -247,10 +248,10 @@ fn late_packets_meet_the_old_members_and_then_these_are_made_as_new() {
 #[test]
 fn a_new_connection_between_the_same_ends_has_members_of_its_own() {
     let mut rig = Rig::new(drops());
-    let old = rig.packet(0, 1, false, flag::ACK).unwrap();
-    rig.packet(0, 1, false, flag::RST).unwrap();
+    let old = rig.packet(0, 1, false, tcp::ACK).unwrap();
+    rig.packet(0, 1, false, tcp::RST).unwrap();
     let moved = rig.director.moved();
-    let new = rig.packet(0, 1, false, flag::SYN).unwrap();
+    let new = rig.packet(0, 1, false, tcp::SYN).unwrap();
     assert!(old[0] != new[0] && old[2] != new[2], "{old:?} {new:?}");
     assert_ne!(rig.director.moved(), moved, "packets that are held are looked at again");
     rig.step();
@@ -260,19 +261,19 @@ fn a_new_connection_between_the_same_ends_has_members_of_its_own() {
 #[test]
 fn who_dies_is_replaced_and_who_comes_back_is_idle() {
     let mut rig = Rig::new(drops());
-    let before = rig.packet(0, 1, false, flag::ACK).unwrap();
+    let before = rig.packet(0, 1, false, tcp::ACK).unwrap();
     let others: Vec<u16> = (0..8).filter(|nf| *nf != before[0]).collect();
     rig.has(0, others, &drops());
-    let after = rig.packet(0, 1, false, flag::ACK).unwrap();
+    let after = rig.packet(0, 1, false, tcp::ACK).unwrap();
     assert!(after[0] != before[0] && after[2] == before[2], "{before:?} {after:?}");
     rig.has(0, 0..8, &drops());
-    assert_eq!(rig.packet(0, 1, false, flag::ACK).unwrap(), after);
+    assert_eq!(rig.packet(0, 1, false, tcp::ACK).unwrap(), after);
     assert_eq!((rig.count(State::Assigned), rig.count(State::Idle)), (2, 14));
     // The late packets of one that has ended are no reason for another member.
-    rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.packet(0, 1, false, tcp::RST).unwrap();
     let others: Vec<u16> = (0..8).filter(|nf| *nf != after[0]).collect();
     rig.has(0, others, &drops());
-    assert_eq!(rig.packet(0, 1, false, flag::ACK), Err(chain::NONE_IDLE));
+    assert_eq!(rig.packet(0, 1, false, tcp::ACK), Err(Decision::Drop(Refusal::NoneIdle)));
     rig.step();
     assert_eq!(rig.count(State::Idle), 15);
 }
@@ -280,36 +281,39 @@ fn who_dies_is_replaced_and_who_comes_back_is_idle() {
 #[test]
 fn without_an_idle_member_a_flow_waits_or_falls_back() {
     let mut rig = Rig::new(model::Pool { queue: 2, ..Default::default() });
-    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
-    assert_eq!(rig.packet(0, 8, false, flag::ACK), Err(chain::WAIT));
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
+    assert_eq!(rig.packet(0, 8, false, tcp::ACK), Err(Decision::Wait(WaitFor::Instance)));
     let wanted = rig.director.wanted();
     assert_eq!((wanted.service, wanted.chain), (0, rig.tables.chains[0].as_ref().unwrap().number));
-    let mut wait = |frame| rig.director.wait(wanted, Packet { frame, ..Packet::default() }, &key(8, false), 0, flag::ACK, 0);
+    let mut wait = |frame| {
+        let packet = Packet { frame, ..Packet::default() };
+        rig.director.enqueue(wanted, &Arrival { packet, key: &key(8, false), flags: 0, tcp: tcp::ACK }, 0)
+    };
     assert_eq!(
         [wait(0), wait(1), wait(2)].map(|gone| gone.map(|gone| gone.packet.frame)),
         [None, None, Some(0)],
         "the oldest goes"
     );
-    rig.packet(0, 3, false, flag::RST).unwrap();
+    rig.packet(0, 3, false, tcp::RST).unwrap();
     rig.step();
-    assert_eq!(rig.packet(0, 9, false, flag::ACK), Err(chain::WAIT), "who came later waits behind");
+    assert_eq!(rig.packet(0, 9, false, tcp::ACK), Err(Decision::Wait(WaitFor::Instance)), "who came later waits behind");
     assert!(rig.director.wants_look(1));
-    let next = rig.director.next_waiting().unwrap();
+    let next = rig.director.waiting.first().unwrap();
     assert_eq!((next.key, next.packet.frame, rig.director.waiting()), (key(8, false), 1, 2));
-    assert!(!rig.director.is_over(&next, LONGEST_WAIT_NS - 1) && rig.director.is_over(&next, LONGEST_WAIT_NS), "too long");
-    rig.director.leaves(&next);
-    assert_eq!(rig.director.next_waiting().unwrap().packet.frame, 2);
+    assert!(!next.is_over(LONGEST_WAIT_NS - 1) && next.is_over(LONGEST_WAIT_NS), "too long");
+    rig.director.waiting.pop(next.wanted.service);
+    assert_eq!(rig.director.waiting.first().unwrap().packet.frame, 2);
     rig.director.waits_on(&next);
-    assert!(rig.director.next_waiting().is_none(), "until the next look");
-    assert_eq!(rig.director.take_waiting().unwrap().packet.frame, 2);
-    assert_eq!((rig.director.take_waiting().is_none(), rig.director.waiting()), (true, 0));
+    assert!(rig.director.waiting.first().is_none(), "until the next look");
+    assert_eq!(rig.director.waiting.pop_any().unwrap().packet.frame, 2);
+    assert_eq!((rig.director.waiting.pop_any().is_none(), rig.director.waiting()), (true, 0));
 
     let mut rig = Rig::new(model::Pool { when_empty: WhenEmpty::Fallback, ..Default::default() });
-    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::ACK).unwrap()));
-    assert_eq!(rig.packet(0, 8, false, flag::ACK).unwrap(), [16, 16, 16]);
-    rig.packet(0, 3, false, flag::RST).unwrap();
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::ACK).unwrap()));
+    assert_eq!(rig.packet(0, 8, false, tcp::ACK).unwrap(), [16, 16, 16]);
+    rig.packet(0, 3, false, tcp::RST).unwrap();
     rig.step();
-    assert_eq!(rig.packet(1, 8, true, flag::ACK).unwrap(), [16, 16], "to its end");
+    assert_eq!(rig.packet(1, 8, true, tcp::ACK).unwrap(), [16, 16], "to its end");
     assert_eq!(rig.counters[0][0].fallbacks.get(), 1);
 }
 
@@ -317,7 +321,7 @@ fn without_an_idle_member_a_flow_waits_or_falls_back() {
 fn a_strict_member_is_condemned_and_idle_members_are_let_go() {
     let strict = model::Pool { isolation: Isolation::Strict, ..drops() };
     let mut rig = Rig::new(strict);
-    let met = rig.packet(0, 1, false, flag::RST).unwrap();
+    let met = rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
     assert_eq!((rig.count(State::Resetting), rig.count(State::Idle)), (2, 14));
     let handle = |nf: u16| rig.nfs[nf as usize].as_ref().unwrap().handle.clone();
@@ -331,16 +335,20 @@ fn a_strict_member_is_condemned_and_idle_members_are_let_go() {
 #[test]
 fn members_of_a_former_version_keep_their_flows_and_get_no_others() {
     let mut rig = Rig::new(drops());
-    let before = rig.packet(0, 1, false, flag::ACK).unwrap();
+    let before = rig.packet(0, 1, false, tcp::ACK).unwrap();
     let old: Vec<u16> = (0..8).filter(|nf| *nf != 7).collect();
     rig.has_and_leaves(0, 0..8, &old, &drops());
     let handle = |rig: &Rig, nf: u16| rig.nfs[nf as usize].as_ref().unwrap().handle.clone();
     let let_go = |rig: &Rig| (0..8).filter(|nf| handle(rig, *nf).dismissed.load(Ordering::Relaxed)).count();
     assert_eq!(let_go(&rig), 6, "those without a flow leave at once");
-    assert_eq!(rig.packet(0, 1, false, flag::ACK).unwrap(), before);
-    assert_eq!(rig.packet(0, 2, false, flag::ACK).unwrap()[0], 7);
-    assert_eq!(rig.packet(0, 3, false, flag::ACK), Err(chain::NONE_IDLE), "the only one of the new version has a flow");
-    rig.packet(0, 1, false, flag::RST).unwrap();
+    assert_eq!(rig.packet(0, 1, false, tcp::ACK).unwrap(), before);
+    assert_eq!(rig.packet(0, 2, false, tcp::ACK).unwrap()[0], 7);
+    assert_eq!(
+        rig.packet(0, 3, false, tcp::ACK),
+        Err(Decision::Drop(Refusal::NoneIdle)),
+        "the only one of the new version has a flow"
+    );
+    rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
     assert_eq!((let_go(&rig), rig.director.seats(0).unwrap().pool.size()), (7, 1));
     // Told once more before they are gone, they do not come back.
@@ -356,11 +364,11 @@ fn classes() -> model::Pool {
 fn each_thread_gives_its_own_members_and_lets_those_go() {
     let mut rig = Rig::part(Part { of: 2, this: 1 }, Per::Flow, drops());
     for n in 0..4 {
-        let met = rig.packet(0, n, false, flag::SYN).unwrap();
+        let met = rig.packet(0, n, false, tcp::SYN).unwrap();
         assert!(met[0] % 2 == 1 && met[2] % 2 == 1, "{met:?}");
     }
-    assert_eq!(rig.packet(0, 4, false, flag::SYN), Err(chain::NONE_IDLE), "the others are another thread's");
-    rig.packet(0, 0, false, flag::RST).unwrap();
+    assert_eq!(rig.packet(0, 4, false, tcp::SYN), Err(Decision::Drop(Refusal::NoneIdle)), "the others are another thread's");
+    rig.packet(0, 0, false, tcp::RST).unwrap();
     rig.step();
     rig.director.dismiss(0, 3);
     let gone: Vec<u16> =
@@ -372,16 +380,16 @@ fn each_thread_gives_its_own_members_and_lets_those_go() {
 fn the_bell_rings_where_there_may_be_more_members_and_where_one_is_spent() {
     let eight = model::Pool { max: 8, ..drops() };
     let mut rig = Rig::new(eight.clone());
-    (0..8).for_each(|n| drop(rig.packet(0, n, false, flag::SYN).unwrap()));
-    rig.packet(0, 8, false, flag::SYN).unwrap_err();
+    (0..8).for_each(|n| drop(rig.packet(0, n, false, tcp::SYN).unwrap()));
+    rig.packet(0, 8, false, tcp::SYN).unwrap_err();
     assert!(!rig.bell.take(), "there are as many as there may be");
     rig.has(0, 0..7, &eight);
-    rig.packet(0, 9, false, flag::SYN).unwrap_err();
+    rig.packet(0, 9, false, tcp::SYN).unwrap_err();
     assert!(rig.bell.take());
 
     let mut rig = Rig::new(model::Pool { isolation: Isolation::Strict, ..drops() });
-    rig.packet(0, 0, false, flag::SYN).unwrap();
-    rig.packet(0, 0, false, flag::RST).unwrap();
+    rig.packet(0, 0, false, tcp::SYN).unwrap();
+    rig.packet(0, 0, false, tcp::RST).unwrap();
     assert!(!rig.bell.is_rung());
     rig.step();
     assert!(rig.bell.take());
@@ -392,9 +400,9 @@ fn with_rss_a_flow_keeps_its_nf_in_both_directions() {
     let mut rig = Rig::of(Per::Rss, drops());
     let mut met = HashSet::new();
     for n in 0..32 {
-        let there = rig.packet(0, n, false, flag::ACK).unwrap();
-        assert_eq!(rig.packet(0, n, false, flag::ACK).unwrap(), there);
-        let back = rig.packet(1, n, true, flag::ACK).unwrap();
+        let there = rig.packet(0, n, false, tcp::ACK).unwrap();
+        assert_eq!(rig.packet(0, n, false, tcp::ACK).unwrap(), there);
+        let back = rig.packet(1, n, true, tcp::ACK).unwrap();
         assert_eq!(back, [there[2], there[0]]);
         met.insert(there[0]);
     }
@@ -425,17 +433,17 @@ fn what_makes_a_class_is_what_the_service_says() {
 #[test]
 fn all_connections_of_a_class_have_one_member_until_the_last_is_over() {
     let mut rig = Rig::of(Per::Class, classes());
-    let one = rig.packet(0, 1, false, flag::ACK).unwrap();
-    assert_eq!(rig.packet(0, 2, false, flag::ACK).unwrap(), one);
-    let other = rig.packet(0, 256, false, flag::ACK).unwrap();
+    let one = rig.packet(0, 1, false, tcp::ACK).unwrap();
+    assert_eq!(rig.packet(0, 2, false, tcp::ACK).unwrap(), one);
+    let other = rig.packet(0, 256, false, tcp::ACK).unwrap();
     assert!(one[0] != other[0] && one[2] != other[2], "{one:?} {other:?}");
-    assert_eq!(rig.packet(1, 2, true, flag::ACK).unwrap(), [one[2], one[0]], "the other direction, on another chain");
+    assert_eq!(rig.packet(1, 2, true, tcp::ACK).unwrap(), [one[2], one[0]], "the other direction, on another chain");
     assert_eq!(rig.count(State::Assigned), 4);
-    rig.packet(0, 1, false, flag::RST).unwrap();
+    rig.packet(0, 1, false, tcp::RST).unwrap();
     rig.step();
     assert_eq!(rig.count(State::Assigned), 4, "a connection of it goes on");
-    assert_eq!(rig.packet(0, 3, false, flag::ACK).unwrap(), one);
-    (2..4).for_each(|n| drop(rig.packet(0, n, false, flag::RST).unwrap()));
+    assert_eq!(rig.packet(0, 3, false, tcp::ACK).unwrap(), one);
+    (2..4).for_each(|n| drop(rig.packet(0, n, false, tcp::RST).unwrap()));
     rig.step();
     assert_eq!((rig.count(State::Assigned), rig.count(State::Idle)), (2, 14));
     assert_eq!(rig.counters[0][0].activations.get(), 2);
@@ -446,7 +454,7 @@ fn the_member_of_a_class_is_worth_what_its_most_important_connection_is() {
     let mut rig = Rig::of(Per::Class, classes());
     let mut worth = |n: u16, weight: f64| {
         rig.terms.weight = Weight::new(weight);
-        let met = rig.packet(0, n, false, flag::ACK).unwrap();
+        let met = rig.packet(0, n, false, tcp::ACK).unwrap();
         let handle = &rig.nfs[usize::from(met[0])].as_ref().unwrap().handle;
         let mut told = Vec::new();
         rig.assigned.take(|number| told.push(number));
@@ -461,33 +469,33 @@ fn the_member_of_a_class_is_worth_what_its_most_important_connection_is() {
 #[test]
 fn a_class_whose_member_dies_or_leaves_gets_another_one() {
     let mut rig = Rig::of(Per::Class, classes());
-    let before = rig.packet(0, 1, false, flag::ACK).unwrap();
-    rig.packet(0, 256, false, flag::ACK).unwrap();
+    let before = rig.packet(0, 1, false, tcp::ACK).unwrap();
+    rig.packet(0, 256, false, tcp::ACK).unwrap();
     let path_of = |rig: &mut Rig, n: u16| {
         let key = key(n, false);
-        rig.flows.lookup(&key, rig.flows.hash_of(&key), 0).unwrap().path
+        rig.flows.lookup(&key, rig.flows.hash_of(&key), 0).unwrap().decision
     };
     let paths = [path_of(&mut rig, 1), path_of(&mut rig, 256)];
     rig.has(0, (0..8).filter(|nf| *nf != before[0]), &classes());
     let holds = paths.map(|path| rig.registry.holds(path));
     assert_eq!(holds, [false, true], "flows of the member are decided anew, and no others");
-    rig.packet(0, 256, false, flag::RST).unwrap();
+    rig.packet(0, 256, false, tcp::RST).unwrap();
     rig.step();
-    let after = rig.packet(0, 2, false, flag::ACK).unwrap();
+    let after = rig.packet(0, 2, false, tcp::ACK).unwrap();
     assert!(after[0] != before[0] && after[2] == before[2], "{before:?} {after:?}");
     // The one from before is over: it held the member that died, and holds the other pool's still.
-    let _ = rig.packet(0, 1, false, flag::RST);
+    let _ = rig.packet(0, 1, false, tcp::RST);
     rig.step();
     assert_eq!(rig.count(State::Assigned), 2);
     // A member of a former version keeps the connections that it has.
     rig.has_and_leaves(0, (0..8).filter(|nf| *nf != before[0]), &[after[0]], &classes());
-    let next = rig.packet(0, 3, false, flag::ACK).unwrap();
+    let next = rig.packet(0, 3, false, tcp::ACK).unwrap();
     assert!(next[0] != after[0] && next[2] == after[2], "{next:?}");
-    assert_eq!(rig.packet(0, 2, false, flag::ACK).unwrap(), after);
-    rig.packet(0, 2, false, flag::RST).unwrap();
+    assert_eq!(rig.packet(0, 2, false, tcp::ACK).unwrap(), after);
+    rig.packet(0, 2, false, tcp::RST).unwrap();
     rig.step();
-    assert_eq!(rig.packet(0, 4, false, flag::ACK).unwrap(), next, "the class is the new member's");
-    (3..5).for_each(|n| drop(rig.packet(0, n, false, flag::RST).unwrap()));
+    assert_eq!(rig.packet(0, 4, false, tcp::ACK).unwrap(), next, "the class is the new member's");
+    (3..5).for_each(|n| drop(rig.packet(0, n, false, tcp::RST).unwrap()));
     rig.step();
     assert_eq!((rig.count(State::Assigned), rig.director.connections()), (0, 0));
 }
@@ -496,9 +504,9 @@ fn a_class_whose_member_dies_or_leaves_gets_another_one() {
 fn silence_ends_what_is_half_open_before_what_is_established() {
     let pool = model::Pool { half_open_ms: 1_000, tcp_idle_ms: 1_000_000_000, ..drops() };
     let mut rig = Rig::new(pool);
-    rig.packet(0, 1, false, flag::ACK).unwrap();
-    rig.packet(1, 1, true, flag::ACK).unwrap();
-    rig.packet(0, 2, false, flag::SYN).unwrap();
+    rig.packet(0, 1, false, tcp::ACK).unwrap();
+    rig.packet(1, 1, true, tcp::ACK).unwrap();
+    rig.packet(0, 2, false, tcp::SYN).unwrap();
     let now_ms = rig.clock.now_ns() / MS;
     rig.director.age(&mut rig.flows, now_ms + 500, FLOW_MS);
     assert_eq!(rig.director.connections(), 2);
@@ -513,7 +521,7 @@ fn silence_ends_what_is_half_open_before_what_is_established() {
 fn a_connection_ends_after_its_time_although_the_flow_table_has_forgotten_it_before() {
     const SECOND: u64 = 1_000;
     let mut rig = Rig::new(model::Pool { tcp_idle_ms: 300_000, half_open_ms: 300_000, ..drops() });
-    rig.packet(0, 1, false, flag::ACK).unwrap();
+    rig.packet(0, 1, false, tcp::ACK).unwrap();
     let (key, began_ms) = (key(1, false), rig.clock.now_ns() / MS);
     let hash = rig.flows.hash_of(&key);
     let pass = |rig: &mut Rig, seconds: std::ops::Range<u64>, has_packets: bool| {
@@ -536,19 +544,19 @@ fn a_connection_ends_after_its_time_although_the_flow_table_has_forgotten_it_bef
 
 #[test]
 fn packets_that_go_elsewhere_by_now_hold_no_member() {
-    for (path, held) in [(None, 1), (Some(chain::FORBIDDEN), 0), (Some(77), 0)] {
+    for (decision, held) in [(None, 1), (Some(Decision::Drop(Refusal::Forbidden)), 0), (Some(Decision::Path(77)), 0)] {
         let mut rig = Rig::new(model::Pool { half_open_ms: 1_000, ..drops() });
-        rig.packet(0, 1, false, flag::ACK).unwrap();
+        rig.packet(0, 1, false, tcp::ACK).unwrap();
         let (key, now_ms) = (key(1, false), rig.clock.now_ns() / MS);
         let hash = rig.flows.hash_of(&key);
         let mut seen = rig.flows.lookup(&key, hash, now_ms).unwrap();
         // Somebody outside has decided otherwise, and its packets still come.
-        seen.path = path.unwrap_or(seen.path);
+        seen.decision = decision.map_or(seen.decision, Into::into);
         for after_ms in (0..4_000).step_by(100) {
             rig.flows.insert(&key, hash, seen, now_ms + after_ms);
             rig.director.age(&mut rig.flows, now_ms + after_ms, FLOW_MS);
         }
-        assert_eq!(rig.director.connections(), held, "{path:?}");
+        assert_eq!(rig.director.connections(), held, "{decision:?}");
     }
 }
 
@@ -609,7 +617,7 @@ proptest! {
         // When all has ended, all are idle.
         for n in 0..12 {
             for (chain, back) in [(0, false), (1, true)] {
-                let _ = rig.packet(chain, n, back, flag::RST);
+                let _ = rig.packet(chain, n, back, tcp::RST);
             }
         }
         for end in rig.nfs[..16].iter().flatten() {

@@ -13,10 +13,11 @@ use std::collections::{HashMap, VecDeque};
 use slab::Slab;
 use sluice_policy::pool::State;
 
+use sluice_dataplane::classify::key::FlowKey;
+use sluice_dataplane::frame::Packet;
+use sluice_dataplane::steer::{Arrival, Wanted};
+
 use super::Director;
-use crate::classify::key::FlowKey;
-use crate::classify::rule::Terms;
-use crate::frame::Packet;
 
 /// How long a packet waits for an idle member at most, in nanoseconds.
 pub(super) const LONGEST_WAIT_NS: u64 = 5_000_000_000;
@@ -42,17 +43,11 @@ pub struct Waiting {
     pub since_ns: u64,
 }
 
-/// What a packet that waits will be given, as was decided when it came.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Wanted {
-    /// Number of the service that had no idle member.
-    pub service: u16,
-    /// Number of its chain.
-    pub chain: u16,
-    /// As [`Asked::note`](super::Asked::note).
-    pub note: u32,
-    /// What its flow is given.
-    pub terms: Terms,
+impl Waiting {
+    /// Whether it has waited for too long.
+    pub fn is_over(&self, now_ns: u64) -> bool {
+        now_ns.saturating_sub(self.since_ns) >= LONGEST_WAIT_NS
+    }
 }
 
 #[derive(Debug)]
@@ -240,16 +235,11 @@ impl Lines {
 }
 
 impl Director {
-    /// What the packet wants that was decided about last, if it was told to wait.
-    pub fn wanted(&self) -> Wanted {
-        self.wanted
-    }
-
     /// Keeps a packet that waits for a member of a pool. Gives a packet that is to be dropped for it, if too many wait: the one that has waited
     /// longest.
-    #[cold]
-    pub fn wait(&mut self, wanted: Wanted, packet: Packet, key: &FlowKey, flags: u8, tcp: u8, now_ns: u64) -> Option<Waiting> {
+    pub(super) fn enqueue(&mut self, wanted: Wanted, arrival: &Arrival<'_>, now_ns: u64) -> Option<Waiting> {
         let thread = self.thread;
+        let Arrival { packet, key, flags, tcp } = *arrival;
         let waiting = Waiting { packet, key: *key, flags, tcp, wanted, since_ns: now_ns };
         let Some(seats) = self.seats(wanted.service) else { return Some(waiting) };
         let most = seats.table.pool.queue;
@@ -270,7 +260,7 @@ impl Director {
 
     /// Whether those that wait are to be looked at: a member became idle, or some time has passed. The look begins then.
     #[inline]
-    pub fn wants_look(&mut self, now_ns: u64) -> bool {
+    pub(super) fn wants_look(&mut self, now_ns: u64) -> bool {
         if self.waiting.is_empty() {
             return false;
         }
@@ -283,53 +273,21 @@ impl Director {
         due
     }
 
-    /// The next packet that may go, if there is a member for it now; or that has waited for too long, which [`Director::is_over`] says. It waits
-    /// until it [leaves](Director::leaves).
-    pub fn next_waiting(&self) -> Option<Waiting> {
-        self.waiting.first()
-    }
-
-    /// Whether a packet has waited for too long.
-    pub fn is_over(&self, waiting: &Waiting, now_ns: u64) -> bool {
-        now_ns.saturating_sub(waiting.since_ns) >= LONGEST_WAIT_NS
-    }
-
-    /// The packet that [`Director::next_waiting`] gave waits no more.
-    pub fn leaves(&mut self, waiting: &Waiting) {
+    /// The first packet of its line waits no more, and is dropped.
+    pub(super) fn gives_up(&mut self, waiting: &Waiting) {
         self.waiting.pop(waiting.wanted.service);
-    }
-
-    /// The same, and it is dropped.
-    pub fn gives_up(&mut self, waiting: &Waiting) {
-        self.leaves(waiting);
         self.count_drop(waiting.wanted.service);
     }
 
-    /// Whether no other packet of its flow waits behind the one that [`Director::next_waiting`] gave.
-    pub fn is_last(&self, waiting: &Waiting) -> bool {
-        self.waiting.is_last(waiting.wanted.service)
-    }
-
-    /// There was no member for the packet that [`Director::next_waiting`] gave, for which [`Director::wanted`] says what it lacks: its flow
-    /// waits on.
-    pub fn waits_on(&mut self, waiting: &Waiting) {
+    /// There was no member for the first packet of its line, and [`ChooseInstances::wanted`](sluice_dataplane::steer::ChooseInstances::wanted)
+    /// says what it lacks: its flow waits on.
+    pub(super) fn waits_on(&mut self, waiting: &Waiting) {
         let lacking = self.wanted.service;
         let seats = self.seats(lacking);
         let most = seats.map_or(0, |seats| seats.table.pool.queue);
         // Flows of another class may find that their class has a member by now.
         let alone = seats.is_some_and(|seats| seats.class.is_some());
         self.waiting.pass(waiting.wanted.service, lacking, most, alone);
-    }
-
-    /// Its NF takes no packets now: the line where it is first stands until the next look.
-    pub fn stands(&mut self, waiting: &Waiting) {
-        let service = waiting.wanted.service;
-        self.waiting.pass(service, service, 0, false);
-    }
-
-    /// Any packet that waits, no more.
-    pub fn take_waiting(&mut self) -> Option<Waiting> {
-        self.waiting.pop_any()
     }
 }
 

@@ -1,5 +1,6 @@
 //! A foreign program as a packet thread sees it: its ring on one side, its wires on the other.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -10,13 +11,17 @@ use sluice_shm::ring::Consumer;
 use super::backlog::Backlog;
 use super::watch::{Tail, Watch, tail_of};
 use super::{End, Ledger, Wires};
-use crate::chain::{self, Chain, Counter, Drop, Path, PathRegistry};
-use crate::classify::flow_table::{Decision, FlowTable, random_seed};
-use crate::classify::key::{FlowKey, LONG};
-use crate::forward::{Mark, Plane, TraceWhat};
-use crate::frame::{Held, Packet, SAMPLED, TRACED};
-use crate::nf::handle::NfHandle;
-use crate::worker::rest::Arrivals;
+use sluice_dataplane::chain::{Chain, DropReason, Path, PathRegistry};
+use sluice_dataplane::classify::flow_table::{FlowTable, Known, random_seed};
+use sluice_dataplane::classify::key::{FlowKey, LONG};
+use sluice_dataplane::counter::Counter;
+use sluice_dataplane::decision::{Decision, Packed, Refusal};
+use sluice_dataplane::frame::{Held, Packet, SAMPLED, TRACED};
+use sluice_dataplane::handle::NfHandle;
+use sluice_dataplane::hooks::Feeder;
+use sluice_dataplane::plane::Plane;
+use sluice_dataplane::queue::Arrivals;
+use sluice_dataplane::trace::{Mark, TraceWhat};
 
 /// Flows that a hop remembers.
 const FLOWS: usize = 1 << 16;
@@ -25,10 +30,18 @@ const FLOW_MS: u64 = 30_000;
 /// In place of the ingress port, in the keys of packets that go in, and of those that come out of each side.
 const GOES_IN: u16 = u16::MAX - 2;
 const COMES_OUT: [u16; 2] = [u16::MAX, u16::MAX - 1];
-/// Instead of a path: the packet belongs to no chain.
-const STRAY: u32 = u32::MAX - 9;
-/// Instead of a path: nobody has looked yet.
-const UNDECIDED: u32 = u32::MAX - 10;
+
+/// Where a packet that came out goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+enum Lead {
+    /// Nobody has looked yet.
+    #[default]
+    Unknown,
+    /// It belongs to no chain.
+    Stray,
+    /// As was decided.
+    Decided(Decision),
+}
 
 /// What is counted of a foreign program, over all its lives. The thread that feeds it writes, all may read.
 #[derive(Debug, Default)]
@@ -66,7 +79,7 @@ struct Visit {
 struct Wire {
     queue: End,
     packets: [Packet; BURST],
-    paths: [u32; BURST],
+    leads: [Lead; BURST],
     /// Of those that are known as marked ones that went in.
     marks: [Mark; BURST],
     from: usize,
@@ -77,7 +90,7 @@ struct Wire {
 impl Wire {
     fn new(queue: End) -> Self {
         let (packets, marks) = ([Packet::default(); BURST], [Mark::default(); BURST]);
-        Self { queue, packets, paths: [0; BURST], marks, from: 0, to: 0, overruns: 0 }
+        Self { queue, packets, leads: [Lead::default(); BURST], marks, from: 0, to: 0, overruns: 0 }
     }
 }
 
@@ -135,46 +148,8 @@ impl Hop {
         }
     }
 
-    /// Number of the NF.
-    pub fn number(&self) -> u16 {
-        self.handle.number
-    }
-
-    /// How what comes out of the program is noticed, side by side.
-    pub fn arrivals(&self) -> impl Iterator<Item = Arrivals<'_>> {
-        self.wires.iter().map(|wire| wire.queue.arrivals())
-    }
-
-    /// Whether packets are here that have come from one side and not gone to the other.
-    pub fn holds_packets(&self) -> bool {
-        self.from < self.to || self.wires.iter().any(|wire| wire.from < wire.to)
-    }
-
     fn is_tap(&self) -> bool {
         self.wires.len() == 1
-    }
-
-    /// One round: packets in, packets out. Says how many.
-    pub fn poll(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize {
-        if self.generation != plane.tables.generation {
-            self.learn(plane);
-        }
-        let mut work = 0;
-        for wire in 0..self.wires.len() {
-            // As many as go in at the other side in a round, or a program with small rings would find them full.
-            for _ in 0..2 {
-                let n = self.take(plane, registry, wire);
-                work += n;
-                if n < BURST {
-                    break;
-                }
-            }
-        }
-        work += self.feed(plane, registry);
-        if work > 0 {
-            self.tell_inside();
-        }
-        work
     }
 
     /// Tells how many packets are inside.
@@ -206,11 +181,11 @@ impl Hop {
         // Of chains that are gone.
         for mut visit in before {
             let gone = visit.ledger.close();
-            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
+            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
         }
         // What waits is led anew.
         for wire in &mut self.wires {
-            wire.paths[wire.from..wire.to].fill(UNDECIDED);
+            wire.leads[wire.from..wire.to].fill(Lead::Unknown);
         }
     }
 
@@ -231,7 +206,7 @@ impl Hop {
             }
             let n = wire.queue.rx_burst(&mut wire.packets, &mut plane.frames, plane.now_ns);
             (wire.from, wire.to) = (0, n);
-            wire.paths[..n].fill(UNDECIDED);
+            wire.leads[..n].fill(Lead::Unknown);
             if tap {
                 // A tap has nothing to say.
                 self.counters.strays.add(n as u64);
@@ -246,26 +221,27 @@ impl Hop {
         while self.wires[side].from < self.wires[side].to {
             let first = self.wires[side].from;
             for at in first..self.wires[side].to {
-                if self.wires[side].paths[at] == UNDECIDED {
+                if self.wires[side].leads[at] == Lead::Unknown {
                     let packet = self.wires[side].packets[at];
-                    self.wires[side].paths[at] = self.lead(plane, registry, side, packet);
+                    self.wires[side].leads[at] = self.lead(plane, registry, side, packet);
                 }
             }
             let wire = &mut self.wires[side];
-            let number = wire.paths[first];
-            let end = (first + 1..wire.to).find(|at| wire.paths[*at] != number).unwrap_or(wire.to);
+            let lead = wire.leads[first];
+            let end = (first + 1..wire.to).find(|at| wire.leads[*at] != lead).unwrap_or(wire.to);
             let n = end - first;
-            let path = registry.get(number);
-            if number < UNDECIDED && !relead && path.is_none_or(chain::Path::has_ended) {
+            let number = if let Lead::Decided(Decision::Path(number)) = lead { Some(number) } else { None };
+            let path = number.and_then(|number| registry.get(number));
+            if number.is_some() && !relead && path.is_none_or(Path::has_ended) {
                 // It has ended since it was found.
-                self.wires[side].paths[first..].fill(UNDECIDED);
+                self.wires[side].leads[first..].fill(Lead::Unknown);
                 relead = true;
                 continue;
             }
             let way = path.filter(|path| !path.refuses()).and_then(|path| Some((path, self.position(plane, path, side)?)));
-            let Some((path, hop)) = way else {
-                let number = if path.is_some_and(chain::Path::refuses) { chain::REFUSED } else { number };
-                self.refuse(plane, number, side, first, end);
+            let (Some(number), Some((path, hop))) = (number, way) else {
+                let lead = if path.is_some_and(Path::refuses) { Lead::Decided(Decision::Drop(Refusal::NfDown)) } else { lead };
+                self.refuse(plane, lead, side, first, end);
                 continue;
             };
             let m = plane.admit_onward(path, hop + 1, n);
@@ -365,36 +341,37 @@ impl Hop {
     }
 
     /// The path of a packet that came out at a side.
-    fn lead(&mut self, plane: &mut Plane, registry: &PathRegistry, side: usize, packet: Packet) -> u32 {
+    fn lead(&mut self, plane: &mut Plane, registry: &PathRegistry, side: usize, packet: Packet) -> Lead {
         let key = key_of(plane, packet, COMES_OUT[side]);
         let hash = self.flows.hash_of(&key);
         let now_ms = plane.now_ns / 1_000_000;
         let known = self.flows.lookup(&key, hash, now_ms);
-        if let Some(decision) = known.filter(|d| d.generation == plane.generation && registry.holds(d.path)) {
-            return decision.path;
+        if let Some(known) = known.filter(|known| known.generation == plane.generation && registry.holds(known.decision)) {
+            return Lead::Decided(known.decision.unpack());
         }
         let mut candidates = self.visits.iter().enumerate().filter(|(_, visit)| visit.out == side);
         let at = match (candidates.next(), candidates.next()) {
-            (None, _) => return STRAY,
+            (None, _) => return Lead::Stray,
             (Some((only, _)), None) => only,
             _ => match self.choose(plane, packet, side, now_ms) {
                 Some(at) => at,
-                None => return STRAY,
+                None => return Lead::Stray,
             },
         };
         let visit = &self.visits[at];
-        let old = known.map(|d| d.path);
-        let path = match old {
-            Some(path) if registry.still_valid(&plane.tables, path, visit.chain.number) => path,
+        let old = known.and_then(|known| known.decision.number());
+        let decision = match old {
+            Some(path) if registry.still_valid(&plane.tables, path, visit.chain.number) => Decision::Path(path),
             old => {
                 let hash = key.symmetric_hash();
                 registry.decide(&mut plane.ways, &plane.tables, visit.ingress, visit.chain.number, hash, old)
             }
         };
-        if path < chain::POOLED {
-            self.flows.insert(&key, hash, Decision { path, generation: plane.generation, note: 0 }, now_ms);
+        if matches!(decision, Decision::Path(_)) {
+            let known = Known { decision: decision.into(), generation: plane.generation, note: 0 };
+            self.flows.insert(&key, hash, known, now_ms);
         }
-        path
+        Lead::Decided(decision)
     }
 
     /// Which of several chains a packet that came out at a side belongs to: the one that its flow was seen in as it went in, else the
@@ -404,7 +381,7 @@ impl Hop {
         let key = key_of(plane, packet, GOES_IN);
         let hash = self.flows.hash_of(&key);
         let of = |chain: u32| self.visits.iter().position(|v| v.out == side && u32::from(v.chain.number) == chain);
-        if let Some(at) = self.flows.lookup(&key, hash, now_ms).and_then(|seen| of(seen.path)) {
+        if let Some(at) = self.flows.lookup(&key, hash, now_ms).and_then(|seen| of(seen.decision.number()?)) {
             return Some(at);
         }
         // The first rule, over the ports where packets of these chains come in.
@@ -420,11 +397,10 @@ impl Hop {
 
     /// Drops packets that have no way to go.
     #[cold]
-    fn refuse(&mut self, plane: &mut Plane, number: u32, side: usize, from: usize, to: usize) {
+    fn refuse(&mut self, plane: &mut Plane, lead: Lead, side: usize, from: usize, to: usize) {
         let n = (to - from) as u64;
-        match number {
-            chain::REFUSED => plane.nf_down.add(n),
-            chain::NO_PATH => plane.no_path.add(n),
+        match lead {
+            Lead::Decided(Decision::Drop(why @ (Refusal::NfDown | Refusal::NoPath))) => plane.refused[why as usize].add(n),
             _ => self.counters.strays.add(n),
         }
         let wire = &mut self.wires[side];
@@ -511,7 +487,7 @@ impl Hop {
             let visit = self.visits.iter().position(|v| v.chain.number == path.chain.number && v.out == out);
             let Some(visit) = visit else {
                 // The chain has stopped passing the program since they came on the ring: nobody would know them when they come out.
-                plane.drop_at(path, hop, &self.pending[first..first + n], Drop::NfGone);
+                plane.drop_at(path, hop, &self.pending[first..first + n], DropReason::NfGone);
                 self.handle.counters[plane.index].returned.add(n as u64);
                 self.from += n;
                 continue;
@@ -537,7 +513,7 @@ impl Hop {
             visit.ingress = path.ingress;
             let gone = visit.ledger.advance(plane.now_ns);
             visit.ledger.enter(sent as u64);
-            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
+            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
             path.chain.counters[plane.index].outside.add(sent as u64);
             self.counters.entered.add(sent as u64);
             self.handle.counters[plane.index].returned.add(sent as u64);
@@ -554,19 +530,62 @@ impl Hop {
         if self.visits.iter().filter(|v| v.out == out).count() < 2 {
             return;
         }
-        let decision = Decision { path: path.chain.number.into(), generation: 0, note: 0 };
+        // Of these flows the chain is kept in place of a path.
+        let known = Known { decision: Packed::path(path.chain.number.into()), generation: 0, note: 0 };
         for packet in packets {
             let key = key_of(plane, *packet, GOES_IN);
             let hash = self.flows.hash_of(&key);
-            self.flows.insert(&key, hash, decision, plane.now_ns / 1_000_000);
+            self.flows.insert(&key, hash, known, plane.now_ns / 1_000_000);
         }
     }
 
-    /// Called a few times a second: writes off what has not come back, and forgets idle flows.
-    pub fn housekeeping(&mut self, plane: &Plane, now_ns: u64) {
+    /// Gives up marked packets that went in before a time.
+    fn give_up(&mut self, plane: &Plane, before_ns: u64) {
+        while let Some(mark) = self.watch.give_up(before_ns) {
+            plane.tell_of(&mark, TraceWhat::LostSight(self.handle.number));
+        }
+    }
+}
+
+impl Feeder for Hop {
+    fn number(&self) -> u16 {
+        self.handle.number
+    }
+
+    fn poll(&mut self, plane: &mut Plane, registry: &PathRegistry) -> usize {
+        if self.generation != plane.tables.generation {
+            self.learn(plane);
+        }
+        let mut work = 0;
+        for wire in 0..self.wires.len() {
+            // As many as go in at the other side in a round, or a program with small rings would find them full.
+            for _ in 0..2 {
+                let n = self.take(plane, registry, wire);
+                work += n;
+                if n < BURST {
+                    break;
+                }
+            }
+        }
+        work += self.feed(plane, registry);
+        if work > 0 {
+            self.tell_inside();
+        }
+        work
+    }
+
+    fn holds_packets(&self) -> bool {
+        self.from < self.to || self.wires.iter().any(|wire| wire.from < wire.to)
+    }
+
+    fn arrivals(&self) -> Vec<Arrivals<'_>> {
+        self.wires.iter().map(|wire| wire.queue.arrivals()).collect()
+    }
+
+    fn housekeeping(&mut self, plane: &Plane, now_ns: u64) {
         for visit in &mut self.visits {
             let gone = visit.ledger.advance(now_ns);
-            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NotBack);
+            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NotBack);
         }
         self.tell_inside();
         self.give_up(plane, now_ns.saturating_sub(self.stay_ns));
@@ -578,27 +597,22 @@ impl Hop {
         }
     }
 
-    /// Gives up marked packets that went in before a time.
-    fn give_up(&mut self, plane: &Plane, before_ns: u64) {
-        while let Some(mark) = self.watch.give_up(before_ns) {
-            plane.tell_of(&mark, TraceWhat::LostSight(self.handle.number));
-        }
-    }
-
-    /// The program has gone: what is inside went with it, and what came out and found no room is dropped. What is on its ring stays its
-    /// own, and is taken back with the frames of an NF that died.
-    pub fn leave(&mut self, plane: &mut Plane) {
+    fn leave(&mut self, plane: &mut Plane) {
         for visit in &mut self.visits {
             let gone = visit.ledger.close();
-            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, Drop::NfDied);
+            write_off(plane, &self.counters, &visit.chain, gone, self.by_design, DropReason::NfDied);
         }
         self.counters.inside.store(0, Ordering::Relaxed);
         self.give_up(plane, u64::MAX);
         for wire in &mut self.wires {
-            plane.nf_down.add((wire.to - wire.from) as u64);
+            plane.refused[Refusal::NfDown as usize].add((wire.to - wire.from) as u64);
             plane.frames.free_packets(&wire.packets[wire.from..wire.to]);
             wire.from = wire.to;
         }
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
     }
 }
 
@@ -611,7 +625,7 @@ fn hand_out(plane: &mut Plane, path: &Path, end: &mut End, packets: &[Packet]) -
 }
 
 /// Counts packets that went in and will not come back.
-fn write_off(plane: &Plane, counters: &Counters, chain: &Chain, n: u64, by_design: bool, why: Drop) {
+fn write_off(plane: &Plane, counters: &Counters, chain: &Chain, n: u64, by_design: bool, why: DropReason) {
     if n > 0 {
         counters.not_back.add(n);
         if !by_design {

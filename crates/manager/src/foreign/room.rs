@@ -470,8 +470,8 @@ impl Who {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::Packet;
     use crate::port::tests::cache;
+    use sluice_dataplane::frame::Packet;
 
     fn plan(name: &str) -> Plan {
         Plan {

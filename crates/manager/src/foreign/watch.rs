@@ -15,8 +15,8 @@
 
 use sluice_shm::arena::Arena;
 
-use crate::forward::Mark;
-use crate::frame::Packet;
+use sluice_dataplane::frame::Packet;
+use sluice_dataplane::trace::Mark;
 
 /// Bytes that a packet is known by.
 pub const TAIL: usize = 32;

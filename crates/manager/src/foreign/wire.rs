@@ -14,12 +14,12 @@
 use std::path::Path;
 
 use super::xdp::XdpQueue;
-use crate::frame::{FrameCache, FramePool, Packet};
-use crate::port::PortQueue;
 use crate::port::af_packet::InterfaceQueue;
 use crate::port::dpdk::{self, DpdkQueue};
-use crate::worker::rest::Arrivals;
 use sluice_api::config::Via;
+use sluice_dataplane::frame::{FrameCache, FramePool, Packet};
+use sluice_dataplane::queue::Arrivals;
+use sluice_dataplane::queue::PortQueue;
 use sluice_shm::BURST;
 
 /// The manager's end of a wire.

@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use sluice_shm::BURST;
 
-use crate::frame::{FrameCache, Packet};
+use sluice_dataplane::frame::{FrameCache, Packet};
 use sluice_host::link;
 use sluice_host::redirect::Redirect;
 
@@ -364,10 +364,10 @@ fn set<T>(fd: &OwnedFd, name: libc::c_int, value: &T) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::PortQueue;
     use crate::port::af_packet::InterfaceQueue;
     use crate::port::af_packet::socket::SocketOptions;
     use crate::port::tests::cache;
+    use sluice_dataplane::queue::PortQueue;
     use sluice_host::netns::Netns;
     use std::time::{Duration, Instant};
 

@@ -17,8 +17,8 @@
 
 use std::fmt;
 
-use crate::nf::handle::Violation;
 use sluice_api::health::DeathCause;
+use sluice_dataplane::handle::Violation;
 use sluice_host::process::{Exit, signal_name};
 
 /// Why an NF's process has ended.

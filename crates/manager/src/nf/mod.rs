@@ -33,11 +33,7 @@
 
 pub mod attach;
 pub mod death;
-#[cfg(test)]
-pub(crate) mod fake;
-pub mod handle;
 pub mod output;
-pub mod succession;
 
 use serde::{Deserialize, Serialize};
 

@@ -27,12 +27,13 @@ use sluice_openflow::table::{Count, Counts};
 use sluice_openflow::{NO_BUFFER, port};
 use sluice_shm::clock::monotonic_ns;
 
+use super::adviser::{Adviser, Homes};
+use super::asker::{NOT_HELD, Question};
 use super::entry::{self, CHAIN_BASE, number_of, port_of, port_of_chain};
 use super::{Seen, Topology};
-use crate::asker::{Adviser, Homes, NOT_HELD, Question};
-use crate::chain::Drop;
-use crate::classify::advice::{Advice, Answer, Meanwhile};
+use crate::openflow::advice::{Advice, Answer, Meanwhile};
 use sluice_api::config::{Fail, Miss, Openflow};
+use sluice_dataplane::chain::DropReason;
 
 /// How long an attempt to connect may take; the loop stands still meanwhile.
 const CONNECT: Duration = Duration::from_secs(1);
@@ -74,8 +75,8 @@ impl Plant for View<'_> {
     fn port_stats(&self, number: u32) -> Option<PortStats> {
         let duration_s = (self.now_ms.saturating_sub(self.started_ms) / 1000) as u32;
         if let Some(chain) = self.topology.chains.iter().find(|c| port_of_chain(c.number) == number) {
-            let drops = |of: fn(&Drop) -> bool| {
-                let all = || Drop::ALL.iter().filter(|why| of(why));
+            let drops = |of: fn(&DropReason) -> bool| {
+                let all = || DropReason::ALL.iter().filter(|why| of(why));
                 chain.counters.iter().map(|c| all().map(|why| c.drops[*why as usize].get()).sum::<u64>()).sum()
             };
             return Some(PortStats {
@@ -85,13 +86,13 @@ impl Plant for View<'_> {
                 tx_packets: chain.counters.iter().map(|c| c.entered.get()).sum(),
                 rx_bytes: NOT_COUNTED,
                 tx_bytes: NOT_COUNTED,
-                rx_dropped: drops(|why| !matches!(why, Drop::Entry | Drop::Policed)),
-                tx_dropped: drops(|why| matches!(why, Drop::Entry | Drop::Policed)),
+                rx_dropped: drops(|why| !matches!(why, DropReason::Entry | DropReason::Policed)),
+                tx_dropped: drops(|why| matches!(why, DropReason::Entry | DropReason::Policed)),
                 duration_s,
             });
         }
         let port = self.topology.ports.iter().find(|p| port_of(p.number) == number)?;
-        let sum = |of: fn(&crate::worker::QueueCounters) -> u64| port.counters.iter().map(|c| of(c)).sum();
+        let sum = |of: fn(&sluice_dataplane::queue::QueueCounters) -> u64| port.counters.iter().map(|c| of(c)).sum();
         Some(PortStats {
             number,
             rx_packets: sum(|c| c.rx_packets.get()),

@@ -1,4 +1,4 @@
-//! Flow entries as [`Advice`](crate::classify::advice::Advice): what the words of OpenFlow mean here.
+//! Flow entries as [`Advice`](crate::openflow::advice::Advice): what the words of OpenFlow mean here.
 //!
 //! Ports of the configuration are 1 and on, in the order in which they came. Each chain is a *logical port*: [`CHAIN_BASE`] and on, with the
 //! chain's name. Where there is a controller, neither number is given twice while the daemon runs.
@@ -10,8 +10,8 @@ use sluice_openflow::instruction::Output;
 use sluice_openflow::oxm::{FieldId, Match, VLAN_PRESENT};
 use sluice_openflow::{port, table};
 
-use crate::classify::advice::{self, Answer, WIDE};
-use crate::classify::key::WORDS;
+use crate::openflow::advice::{self, Answer, WIDE};
+use sluice_dataplane::classify::key::WORDS;
 
 /// Number of the first chain's logical port: chain number N is [`CHAIN_BASE`] + N.
 pub const CHAIN_BASE: u32 = 0x1_0000;
@@ -139,8 +139,8 @@ pub fn compile(entry: &table::Entry) -> Option<advice::Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::classify::advice::{Advice, Meanwhile, beyond};
-    use crate::classify::key::FlowKey;
+    use crate::openflow::advice::{Advice, Meanwhile, beyond};
+    use sluice_dataplane::classify::key::FlowKey;
     use sluice_openflow::oxm::Field;
 
     fn tcp(vlan: Option<u16>) -> Vec<u8> {

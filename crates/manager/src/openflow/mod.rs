@@ -1,7 +1,7 @@
 //! The switch's side of OpenFlow 1.3: an SDN controller is asked about flows that no entry of its names.
 //!
 //! Problem: let a controller steer flows into chains, without letting it, or the lack of it, hold up a packet. Approach: one thread of its
-//! own speaks with the controller. The protocol is [`sluice_openflow`]'s; entries become [`crate::classify::advice`]
+//! own speaks with the controller. The protocol is [`sluice_openflow`]'s; entries become [`crate::openflow::advice`]
 //! ([`entry`]), which the Rx threads follow before the rules; and packets to be asked about come over a bounded queue
 //! ([`crate::asker`]). Nothing of it exists in a daemon whose configuration names no controller.
 //!
@@ -9,7 +9,10 @@
 //! of entries has each known flow decided anew, so changes that come in quick succession take effect together. One controller at a
 //! time, by TCP without TLS.
 
+pub mod advice;
+pub mod adviser;
 mod agent;
+pub mod asker;
 pub mod entry;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,12 +22,12 @@ use std::thread::JoinHandle;
 
 use sluice_shm::clock::monotonic_ns;
 
-use crate::asker::Adviser;
-use crate::chain::Chain;
-use crate::worker::QueueCounters;
+use adviser::Adviser;
 use sluice_api::config as model;
 use sluice_api::model as api;
 use sluice_config::parse;
+use sluice_dataplane::chain::Chain;
+use sluice_dataplane::queue::QueueCounters;
 
 /// A port of the configuration, as the controller is told of it.
 #[derive(Debug, Clone)]

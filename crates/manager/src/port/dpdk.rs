@@ -13,6 +13,7 @@
 //! **Limits.** A NIC must be named when sluiced starts; virtual devices come and go at any time. Each queue keeps `descriptors` frames.
 //! net_af_packet spreads flows over all its `qpairs`, so the port must have as many queues.
 
+use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,11 +22,11 @@ use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, HEADROOM};
 use sluice_shm::memory::HUGEPAGE;
 
-use super::{OpenPort, PortError, PortQueue, link, spread};
-use crate::frame::{FrameCache, FramePool, Packet};
-use crate::worker::QueueCounters;
+use super::{OpenPort, PortError, link, spread};
 use sluice_api::config::{Config, Dpdk, PortKind};
 use sluice_api::model::PortState;
+use sluice_dataplane::frame::{DevicePool, FrameCache, FramePool, Packet};
+use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 /// Ethernet header and a VLAN tag: what an MTU does not count.
 const OVERHEAD: usize = 18;
@@ -45,7 +46,7 @@ impl Devices {
     /// # Errors
     /// [`DpdkError::Pool`].
     pub fn pool(&self, arena: &Arena, shift: u32) -> Result<Arc<FramePool>, DpdkError> {
-        Ok(FramePool::over(Pool::beside(&self.eal, arena, shift)?))
+        Ok(FramePool::over(Box::new(Frames(Pool::beside(&self.eal, arena, shift)?))))
     }
 
     /// What a thread that calls ports does first; it keeps the answer to its end.
@@ -54,6 +55,37 @@ impl Devices {
     /// [`DpdkError::Thread`] if DPDK has no place for one more thread.
     pub fn enter_thread(&self) -> Result<PoolThread, DpdkError> {
         self.eal.enter_thread()
+    }
+}
+
+/// DPDK's memory pool.
+#[derive(Debug)]
+struct Frames(Pool);
+
+/// DPDK's pool, if these frames come from there.
+fn own(frames: &FramePool) -> Option<&Frames> {
+    frames.devices()?.as_any().downcast_ref()
+}
+
+impl DevicePool for Frames {
+    fn frames(&self) -> usize {
+        self.0.arena().geometry().frames as usize
+    }
+
+    fn available(&self) -> usize {
+        self.0.available() as usize
+    }
+
+    fn take(&self, out: &mut [u32]) -> usize {
+        self.0.take(out)
+    }
+
+    fn put(&self, frames: &[u32]) {
+        self.0.put(frames);
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
     }
 }
 
@@ -116,7 +148,7 @@ pub fn pool<'a>(port: &str, frames: &'a FramePool) -> Result<&'a Pool, PortError
     }
     let what =
         "sluiced was started without any dpdk port, so its frames are not DPDK's; set `dpdk = true` in [memory] and start it again";
-    frames.devices().ok_or_else(|| PortError::Setting { port: port.into(), what: what.into() })
+    own(frames).map(|Frames(pool)| pool).ok_or_else(|| PortError::Setting { port: port.into(), what: what.into() })
 }
 
 /// Opens a device.
@@ -163,7 +195,7 @@ pub fn open(name: &str, queues: u32, settings: &Dpdk, frames: &FramePool) -> Res
 /// # Errors
 /// What is wrong, and what to do.
 pub fn open_one(devargs: &str, frames: &FramePool) -> Result<DpdkQueue, String> {
-    let Some(pool) = frames.devices() else {
+    let Some(Frames(pool)) = own(frames) else {
         let what = "sluiced was started without DPDK; set `dpdk = true` in [memory] and start it again";
         return Err(if sluice_dpdk::BUILT_IN { what.into() } else { DpdkError::NotBuilt.to_string() });
     };
@@ -198,41 +230,18 @@ impl DpdkQueue {
     }
 }
 
-impl From<Packet> for sluice_dpdk::Packet {
-    #[inline(always)]
-    fn from(packet: Packet) -> Self {
-        Self { frame: packet.frame, offset: packet.offset, len: packet.len }
-    }
-}
-
-impl From<sluice_dpdk::Packet> for Packet {
-    #[inline(always)]
-    fn from(packet: sluice_dpdk::Packet) -> Self {
-        Self { frame: packet.frame, offset: packet.offset, len: packet.len }
-    }
-}
-
 impl PortQueue for DpdkQueue {
     #[inline]
     fn rx_burst(&mut self, out: &mut [Packet], _frames: &mut FrameCache, _now_ns: u64) -> usize {
-        let mut burst = [sluice_dpdk::Packet::default(); BURST];
         let n = out.len().min(BURST);
-        let n = self.queue.rx_burst(&mut burst[..n]);
-        for (to, from) in out.iter_mut().zip(&burst[..n]) {
-            *to = (*from).into();
-        }
-        n
+        self.queue.rx_burst(&mut out[..n])
     }
 
     #[inline]
     fn tx_burst(&mut self, packets: &[Packet], _frames: &mut FrameCache, _now_ns: u64) -> usize {
-        let mut burst = [sluice_dpdk::Packet::default(); BURST];
         let mut taken = 0;
         for some in packets.chunks(BURST) {
-            for (to, from) in burst.iter_mut().zip(some) {
-                *to = (*from).into();
-            }
-            let n = self.queue.tx_burst(&burst[..some.len()]);
+            let n = self.queue.tx_burst(some);
             taken += n;
             if n < some.len() {
                 break;
@@ -345,7 +354,7 @@ mod tests {
         let arena = arena();
         let devices = devices(&with_device(), 4096, false).unwrap().unwrap();
         let frames = devices.pool(&arena, 31).unwrap();
-        let available = || frames.devices().unwrap().available() as usize;
+        let available = || frames.devices().unwrap().available();
         let (mut own, mut other) =
             (FrameCache::new(frames.clone(), arena.clone(), 100_000), FrameCache::new(frames.clone(), arena.clone(), 512));
         let _here = devices.enter_thread().unwrap();

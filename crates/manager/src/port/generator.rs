@@ -33,10 +33,10 @@ use sluice_shm::arena::{Arena, HEADROOM, MAX_STRIDE};
 
 use super::pace::Pacer;
 use super::stamp::{self, FlowRange, MAX_FLOWS};
-use super::{OpenPort, PortError, PortQueue};
-use crate::frame::{FrameCache, Packet};
-use crate::worker::QueueCounters;
+use super::{OpenPort, PortError};
 use sluice_api::config::{Gen, GenProtocol};
+use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 /// Longest pattern of a mix: the sum of its weights, divided by their greatest common divisor.
 const MAX_PATTERN: u32 = 4096;
@@ -692,12 +692,12 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::classify::key::FlowKey;
     use crate::port::sink::SinkQueue;
     use crate::port::stamp::Stamp;
     use crate::port::tests::cache;
     use etherparse::{NetSlice, SlicedPacket, TransportSlice, VlanSlice};
     use proptest::prelude::*;
+    use sluice_dataplane::classify::key::FlowKey;
     use std::collections::HashMap;
 
     const ROOM: usize = 2112;

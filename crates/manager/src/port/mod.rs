@@ -18,57 +18,12 @@ pub mod stamp;
 use std::sync::Arc;
 
 use sluice_shm::arena::{Arena, Geometry, HEADROOM, MAX_STRIDE};
-use sluice_shm::histogram::Histogram;
 
-use crate::frame::{FrameCache, FramePool, Packet};
-use crate::worker::QueueCounters;
-use crate::worker::rest::Arrivals;
 use link::Link;
 use sluice_api::config::{self as model, Config, Port, PortKind};
 use sluice_config::problem::{At, Problem};
-
-/// One queue of a port. Calls never block, lock, allocate or log.
-pub trait PortQueue: Send {
-    /// Fills `out` with packets that came in, in frames taken from `frames`, and says how many. `now_ns` is the monotonic clock.
-    /// 0 means: nothing at the moment.
-    fn rx_burst(&mut self, out: &mut [Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
-
-    /// Sends the first packets that it can take, gives their frames back (at once or, with a device, when they were sent), and says
-    /// how many it took. The caller keeps the others. What it took and dropped it has counted, see [`PortQueue::count_with`].
-    fn tx_burst(&mut self, packets: &[Packet], frames: &mut FrameCache, now_ns: u64) -> usize;
-
-    /// Gives it the counters for the packets that it drops by itself.
-    fn count_with(&mut self, _counters: &Arc<QueueCounters>) {}
-
-    /// Whether no packet will ever come in again: a file that was read, a generator that has sent its count.
-    fn is_finished(&self) -> bool {
-        false
-    }
-
-    /// How the thread notices packets that come in, so that it can rest until then.
-    fn arrivals(&self) -> Arrivals<'_> {
-        if self.is_finished() { Arrivals::Never } else { Arrivals::Looked }
-    }
-
-    /// Called a few times a second by the thread that has the queue: flush files, publish statistics. May make system calls.
-    fn housekeeping(&mut self, _now_ns: u64) {}
-
-    /// What only this kind of port knows, as (name, value) pairs for `sluice stats`.
-    fn details(&self) -> Vec<(&'static str, f64)> {
-        Vec::new()
-    }
-
-    /// Frames of packets that lie between this queue and another of the port, taken when all queues of a port that is closed have been
-    /// given back.
-    fn leftover(&mut self) -> Vec<u32> {
-        Vec::new()
-    }
-
-    /// Latency from generator to sink, if this queue measures it, in nanoseconds.
-    fn latency(&self) -> Option<&Histogram> {
-        None
-    }
-}
+use sluice_dataplane::frame::FramePool;
+use sluice_dataplane::queue::PortQueue;
 
 /// An opened port: its queues, in order.
 pub struct OpenPort {
@@ -251,6 +206,7 @@ fn advice(error: &std::io::Error) -> &'static str {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use sluice_dataplane::frame::FrameCache;
     use sluice_shm::arena::Geometry;
 
     #[test]

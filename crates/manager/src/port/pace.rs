@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::worker::QueueCounters;
+use sluice_dataplane::queue::QueueCounters;
 
 /// Most packets that are made up for.
 pub const BEHIND: u64 = 32;

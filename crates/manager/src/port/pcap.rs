@@ -41,11 +41,11 @@ use sluice_shm::clock::monotonic_ns;
 use super::capture::{self, Capture, ETHERNET};
 use super::link::Link;
 use super::pace::Pacer;
-use super::{OpenPort, PortError, PortQueue};
-use crate::frame::{FrameCache, Packet};
-use crate::worker::QueueCounters;
+use super::{OpenPort, PortError};
 use sluice_api::config::{Pcap, PcapSpeed};
 use sluice_api::model::PortState;
+use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 /// Bytes of a buffer.
 pub const BUFFER: usize = 1 << 18;

@@ -23,10 +23,11 @@ use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 use sluice_shm::histogram::Histogram;
 
+use super::OpenPort;
 use super::stamp::{self, MAX_FLOWS, Stamp};
-use super::{OpenPort, PortQueue};
-use crate::frame::{FrameCache, Packet};
 use sluice_api::config::Sink;
+use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::queue::PortQueue;
 
 /// A flow that is first seen with this sequence number or a higher one was joined on its way.
 pub const JOINED: u32 = 1 << 16;

@@ -17,11 +17,10 @@ use sluice_shm::descriptor::Descriptor;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::ring::{self, Consumer, Producer};
 
-use super::PortQueue;
-use crate::classify::key::FlowKey;
-use crate::classify::rss::queue_of;
-use crate::frame::{FrameCache, Packet};
-use crate::worker::QueueCounters;
+use sluice_dataplane::classify::key::FlowKey;
+use sluice_dataplane::classify::rss::queue_of;
+use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::queue::{PortQueue, QueueCounters};
 
 /// Packets of each ring between two threads.
 const RING: u32 = 1024;
@@ -198,7 +197,7 @@ mod tests {
     use sluice_shm::arena::{Arena, Geometry};
 
     use super::*;
-    use crate::frame::FramePool;
+    use sluice_dataplane::frame::FramePool;
 
     /// A device that gives prepared packets, and takes a few at a time.
     struct Device {

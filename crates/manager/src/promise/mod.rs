@@ -14,7 +14,7 @@
 //! - [`overlay`] makes, of a configuration and an assignment, the configuration that keeps it: own services for each SLO, on its cores, and its
 //!   chain led through them. Then everything is checked and carried out as any change of the configuration, and taking it back is the same
 //!   the other way round. New instances are ready before packets are led to them.
-//! - [`bucket`] lets in what was promised and no more, where a packet's chain is chosen.
+//! - A [bucket](sluice_dataplane::bucket) lets in what was promised and no more, where a packet's chain is chosen.
 //! - [`classes`] gives instances their ways of the cache.
 //! - Weights keep each place its part of its core ([`sluice_policy::sched::reserve`]).
 //! - [`sight`] takes windows of about a second from the counters, and [`sluice_slo::watch`] judges them.
@@ -28,7 +28,6 @@
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.
 
-pub mod bucket;
 pub mod classes;
 pub mod kept;
 pub mod overlay;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sluice_shm::histogram::Histogram;
 
-use crate::chain::{Chain, Drop};
+use sluice_dataplane::chain::{Chain, DropReason};
 
 /// Least number of timed packets that a 95th percentile is told of.
 const LEAST_TIMED: u64 = 20;
@@ -26,13 +26,13 @@ pub struct Counts {
 impl Counts {
     /// Of a chain.
     pub fn of(chain: &Chain) -> Self {
-        let sum = |of: &dyn Fn(&crate::chain::ChainCounters) -> u64| chain.counters.iter().map(of).sum::<u64>();
-        let dropped = |why: Drop| sum(&|c| c.drops[why as usize].get());
-        let policed = dropped(Drop::Policed);
+        let sum = |of: &dyn Fn(&sluice_dataplane::chain::ChainCounters) -> u64| chain.counters.iter().map(of).sum::<u64>();
+        let dropped = |why: DropReason| sum(&|c| c.drops[why as usize].get());
+        let policed = dropped(DropReason::Policed);
         Self {
-            offered: sum(&|c| c.entered.get()) + dropped(Drop::Entry) + dropped(Drop::NfDown) + policed,
+            offered: sum(&|c| c.entered.get()) + dropped(DropReason::Entry) + dropped(DropReason::NfDown) + policed,
             policed,
-            delivered: sum(&|c| c.left.get()) + dropped(Drop::Verdict),
+            delivered: sum(&|c| c.left.get()) + dropped(DropReason::Verdict),
         }
     }
 }

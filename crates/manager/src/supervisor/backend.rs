@@ -11,15 +11,14 @@ use sluice_slo::assignment::Assignment;
 
 use super::change::Gone;
 use super::{Job, NfState, Supervisor, SupervisorError, promises};
-use crate::chain::Drop;
 use crate::control::Backend;
 use crate::controller::events::Subject;
-use crate::forward::{TraceEvent, TraceRequest, TraceWhat};
 use sluice_api::config;
 use sluice_api::model::{self as api, EventKind};
 use sluice_api::promise::{Placed, Promises};
 use sluice_api::{ApiError, ErrorKind};
 use sluice_config::load;
+use sluice_dataplane::trace::{TraceEvent, TraceRequest, TraceWhat};
 
 /// How long a request waits for the supervisor.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -214,7 +213,7 @@ impl Supervisor {
                 let first = *events.first()?;
                 let (ingress, chain) = match first.what {
                     TraceWhat::Refused { ingress, chain: number, .. } => (ingress, number.and_then(chain)),
-                    _ => registry.get(first.path).map(|path| (path.ingress, Some(path.chain.name.clone())))?,
+                    _ => registry.get(first.path?).map(|path| (path.ingress, Some(path.chain.name.clone())))?,
                 };
                 let bytes = u32::from(first.len);
                 let mut hops = vec![api::Hop { place: format!("port {}", port(ingress)), ns: 0 }];
@@ -235,7 +234,7 @@ impl Supervisor {
                         TraceWhat::LostSight(number) => {
                             outcome = format!("went into {}, and none came out that is known as it", nf(number))
                         }
-                        TraceWhat::Dropped(why) => outcome = format!("dropped: {}", Drop::name(why)),
+                        TraceWhat::Dropped(why) => outcome = format!("dropped: {}", why.name()),
                         TraceWhat::Refused { why, .. } => outcome = format!("dropped: {why}"),
                     }
                 }

@@ -10,7 +10,6 @@ use super::apply;
 use super::pools::{PoolState, index_of};
 use super::upgrade::Upgrade;
 use super::{NfState, ServiceState, Supervisor, SupervisorError};
-use crate::chain::Chain;
 use crate::controller::events::Subject;
 use crate::nf::State;
 use sluice_api::config::{self as model, Config};
@@ -19,6 +18,7 @@ use sluice_config::container::find_runtime;
 use sluice_config::diff::{self, Change, Turnover};
 use sluice_config::problem::At;
 use sluice_config::{ConfigErrors, Problem, host, nearest, validate};
+use sluice_dataplane::chain::Chain;
 use sluice_host::container::{Source, Template};
 use sluice_host::user::User;
 

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use rustix::process::Pid;
 
 use crate::controller::{Link, WriteShare};
-use crate::nf::handle::NfHandle;
+use sluice_dataplane::handle::NfHandle;
 use sluice_host::cgroup::{CgroupError, Group, NfGroup, Weight};
 
 impl WriteShare for Weight {

@@ -47,7 +47,7 @@ impl Supervisor {
 
     /// Notes chains that do something else with their packets than when they were looked at last.
     fn note_chains(&mut self) {
-        let state = |chain: &std::sync::Arc<crate::chain::Chain>| match self.state_of_chain(chain) {
+        let state = |chain: &std::sync::Arc<sluice_dataplane::chain::Chain>| match self.state_of_chain(chain) {
             (ChainState::Refused, true) => (chain.name.clone(), ChainState::Open),
             (state, _) => (chain.name.clone(), state),
         };

@@ -9,7 +9,7 @@ use sluice_shm::hole;
 use sluice_shm::memory::Mapping;
 
 use super::{NfState, ServiceState, Supervisor, life};
-use crate::nf::handle::{Sentence, Violation};
+use sluice_dataplane::handle::{Sentence, Violation};
 
 /// What was seen of holes.
 #[derive(Debug, Default)]

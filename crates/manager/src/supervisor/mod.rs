@@ -44,25 +44,26 @@ use sluice_policy::sched::priority::Weight;
 use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Followed;
 
-use crate::bell::Bell;
-use crate::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
-use crate::classify::hits::RuleHits;
-use crate::classify::rule::{Rule, RuleSet};
 use crate::control::totals;
 use crate::controller::Controller;
 use crate::dataplane::{DataPlane, Fence, Place, PlaneError};
 use crate::estimate::kept::Kept;
-use crate::forward::TraceRequest;
 use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::death::Cause;
-use crate::nf::handle::{NfHandle, Sentence};
 use crate::nf::output::Outputs;
 use crate::openflow::{self, Agent};
 use crate::port::{self, PortError};
-use crate::worker::QueueCounters;
+use crate::rules;
 use sluice_api::config::{self as model, Config};
 use sluice_api::health::Death;
+use sluice_dataplane::bell::Bell;
+use sluice_dataplane::chain::{Chain, ChainCounters, MaySend, Member, Places, PortInfo, Tables};
+use sluice_dataplane::classify::hits::RuleHits;
+use sluice_dataplane::classify::rule::RuleSet;
+use sluice_dataplane::handle::{NfHandle, Sentence};
+use sluice_dataplane::queue::QueueCounters;
+use sluice_dataplane::trace::TraceRequest;
 use sluice_host::cgroup::pen::Pen;
 use sluice_host::container::Template;
 use sluice_host::notice::Notices;
@@ -398,7 +399,7 @@ pub struct Supervisor {
     next_sample: u16,
     meter: report::ThreadMeter,
     /// What the packet threads knew when they last answered.
-    snapshots: Arc<[crate::worker::Snapshot]>,
+    snapshots: Arc<[sluice_dataplane::worker::Snapshot]>,
     /// What chains and ports that are gone have counted.
     past: past::Past,
     /// The trace that goes on, and until when at the latest.
@@ -805,7 +806,7 @@ impl Supervisor {
         for (number, rule) in self.config.rules.iter().enumerate() {
             let key = rule.name.clone().unwrap_or_else(|| serde_json::to_string(rule).unwrap_or_default());
             let own = known.get_mut(&key).and_then(Vec::pop).unwrap_or_else(|| RuleHits::new(threads));
-            match Rule::compile(rule, number, &ports, &chains) {
+            match rules::compile(rule, number, &ports, &chains) {
                 Ok(mut compiled) => {
                     let of_tenant = self.config.sched.priority_of(rule.tenant.as_deref());
                     let terms = &mut compiled.terms;

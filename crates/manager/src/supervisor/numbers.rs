@@ -2,7 +2,7 @@
 //!
 //! # Who still means a former owner
 //! Paths name chains, services and ports as long as packets are on them
-//! ([`PathRegistry::names`](crate::chain::PathRegistry::names)). Packets for a port may lie between
+//! ([`PathRegistry::names`](sluice_dataplane::chain::PathRegistry::names)). Packets for a port may lie between
 //! two packet threads: those are gone when all threads have had as many rounds as they take to
 //! empty such a ring ([`ROUNDS`]). What else names a number names it for seconds: packets that wait
 //! for an NF or an answer, and what a foreign program's flows are remembered by. So a number rests

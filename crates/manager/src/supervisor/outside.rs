@@ -24,6 +24,7 @@ use crate::workflow::rings::Program;
 use crate::workflow::{CoreSchedule, Counters};
 use sluice_api::config::{self as model, ByWhat, Drops, Mode};
 use sluice_api::model as api;
+use sluice_dataplane::hooks::Sharing;
 use sluice_host::process::Proc;
 use sluice_host::processes::auto;
 use sluice_host::processes::guard::Guard;

@@ -7,10 +7,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::chain::{ChainCounters, Counter, Drop};
 use crate::control::totals::{Counted, MOST};
-use crate::worker::QueueCounters;
 use sluice_api::model as api;
+use sluice_dataplane::chain::{ChainCounters, DropReason};
+use sluice_dataplane::counter::Counter;
+use sluice_dataplane::queue::QueueCounters;
 
 /// What was counted under names by what is gone.
 #[derive(Debug)]
@@ -84,15 +85,15 @@ impl Counted for OfService {
 /// What a chain's counters say.
 pub(super) fn of_chain(counters: &[ChainCounters]) -> api::Chain {
     let sum = |of: fn(&ChainCounters) -> &Counter| counters.iter().map(|c| of(c).get()).sum::<u64>();
-    let dropped = |why: Drop| counters.iter().map(|c| c.drops[why as usize].get()).sum::<u64>();
+    let dropped = |why: DropReason| counters.iter().map(|c| c.drops[why as usize].get()).sum::<u64>();
     let no_path = ("no_path".to_string(), sum(|c| &c.no_path));
-    let drops = Drop::ALL.iter().map(|why| (why.name().to_string(), dropped(*why))).chain([no_path]);
+    let drops = DropReason::ALL.iter().map(|why| (why.name().to_string(), dropped(*why))).chain([no_path]);
     api::Chain {
         entry_packets: sum(|c| &c.entered),
         exit_packets: sum(|c| &c.left),
         originated_packets: sum(|c| &c.originated),
         drops: drops.filter(|(_, n)| *n > 0).collect(),
-        wasted: Drop::ALL.iter().filter(|why| why.is_wasted()).map(|why| dropped(*why)).sum(),
+        wasted: DropReason::ALL.iter().filter(|why| why.is_wasted()).map(|why| dropped(*why)).sum(),
         ..api::Chain::default()
     }
 }
@@ -280,11 +281,11 @@ mod tests {
         let queue = Arc::new(QueueCounters::default());
         let mut past = Past::default();
         counters[0].entered.add(9);
-        counters[0].drops[Drop::NfDied as usize].add(3);
+        counters[0].drops[DropReason::NfDied as usize].add(3);
         past.chain("c", &counters, api::Distribution::default());
         past.port("p", std::slice::from_ref(&queue), BTreeMap::from([("lost".into(), 2.0)]));
         // Packets that were inside.
-        counters[0].drops[Drop::NfDied as usize].add(4);
+        counters[0].drops[DropReason::NfDied as usize].add(4);
         counters[0].left.add(2);
         queue.tx_drops.add(5);
         queue.no_link.add(4);

@@ -17,9 +17,9 @@ use super::{Supervisor, SupervisorError};
 use crate::control::totals::Counted;
 use crate::director::{PoolCounters, PoolMember, PoolTable};
 use crate::nf::State;
-use crate::worker::Snapshot;
 use sluice_api::config::{self as model, Per};
 use sluice_api::model as api;
+use sluice_dataplane::worker::Snapshot;
 
 /// Time between two looks at the size of a pool.
 const EVERY: Duration = Duration::from_millis(100);

@@ -11,11 +11,11 @@ use super::{PortState, Supervisor, SupervisorError};
 use crate::controller::events::What;
 use crate::dataplane::LetGo;
 use crate::port::{self, OpenPort};
-use crate::worker::QueueCounters;
 use sluice_api::config::{self as model, PcapSpeed, PortKind};
 use sluice_api::model as api;
 use sluice_config::diff;
 use sluice_config::tenancy::{Holder, Owner};
+use sluice_dataplane::queue::QueueCounters;
 
 /// Least time between two lines about packets that are too large for a port.
 const REPORT_EVERY: Duration = Duration::from_secs(60);

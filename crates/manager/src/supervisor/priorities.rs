@@ -14,8 +14,8 @@ use rustix::process::Pid;
 
 use super::Supervisor;
 use crate::controller::assigned::Assigned;
-use crate::nf::handle::NfHandle;
 use sluice_api::config::{Sched, Service};
+use sluice_dataplane::handle::NfHandle;
 use sluice_host::class::{self, Class, ClassError};
 
 /// Time between two looks while assignments come, and while none do.
@@ -164,7 +164,7 @@ mod tests {
     use sluice_policy::sched::priority::Weight;
 
     use super::*;
-    use crate::nf::fake::{Fake, core_page};
+    use sluice_dataplane::fake::{Fake, core_page};
 
     #[test]
     fn the_class_goes_by_service_flow_and_position() {
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(class_of(&handle, true), Class::Rr(7));
         handle.place(&[2], true);
         assert_eq!((class_of(&handle, true), class_of(&handle, false)), (Class::Rr(9), Class::Rr(7)));
-        assert_eq!((page.level(1), page.pressing(1)), (6, crate::nf::fake::RING / 4));
+        assert_eq!((page.level(1), page.pressing(1)), (6, sluice_dataplane::fake::RING / 4));
     }
 
     #[test]

@@ -26,9 +26,7 @@ use sluice_slo::watch::{Judged, Seen, Terms, Watch};
 
 use super::change::Gone;
 use super::{NfState, Supervisor, SupervisorError};
-use crate::chain::Drop;
 use crate::nf::State;
-use crate::promise::bucket::Bucket;
 use crate::promise::classes::{Classes, ClassesError, Room};
 use crate::promise::kept;
 use crate::promise::overlay::{Overlaid, overlay, strip};
@@ -38,6 +36,8 @@ use sluice_api::config::{self as model, Config, Service};
 use sluice_api::promise::{self as report, Placed};
 use sluice_config::diff::{self, Change};
 use sluice_config::host;
+use sluice_dataplane::bucket::Bucket;
+use sluice_dataplane::chain::DropReason;
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -483,7 +483,8 @@ impl Supervisor {
         let nfs: Vec<&NfState> = all.filter_map(|number| self.nfs.get(number)).collect();
         let is_ready = |nf: &&NfState| {
             // Acquire: goes with the library's word that its handler is made.
-            let is_made = |h: &crate::nf::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
+            let is_made =
+                |h: &sluice_dataplane::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
             nf.state == State::Running && (nf.foreign.is_some() || nf.handle.as_deref().is_some_and(is_made))
         };
         if nfs.iter().all(is_ready) {
@@ -886,7 +887,7 @@ impl Supervisor {
                     + self.promises.steering.own(&kept.assignment, &slo.name).values().sum::<u32>(),
                 occupancy_bytes: last.occupancy_bytes,
                 policed: {
-                    let former = self.past.of_chain(&slo.name).drops.get(Drop::Policed.name()).copied().unwrap_or(0);
+                    let former = self.past.of_chain(&slo.name).drops.get(DropReason::Policed.name()).copied().unwrap_or(0);
                     chain.map_or(0, |chain| Counts::of(chain).policed) + former
                 },
                 windows: last.judged.windows,

@@ -12,16 +12,17 @@ use sluice_shm::page::Counter;
 
 use super::past::of_chain;
 use super::{NfState, Supervisor};
-use crate::chain::Drop;
 use crate::control::totals::{Counted, QUANTILES};
 use crate::foreign::room::Who;
-use crate::frame::Copied;
 use crate::nf::State;
-use crate::nf::handle::NfHandle;
-use crate::wake::CAUSES;
-use crate::worker::Snapshot;
 use sluice_api::config::{Mode, OnFailure, Overload, PortKind};
 use sluice_api::model::{self as api, Distribution};
+use sluice_dataplane::chain::DropReason;
+use sluice_dataplane::decision::Refusal;
+use sluice_dataplane::frame::Copied;
+use sluice_dataplane::handle::NfHandle;
+use sluice_dataplane::wake::CAUSES;
+use sluice_dataplane::worker::Snapshot;
 use sluice_host::process::CpuClock;
 
 /// Nanoseconds between two looks at the CPU time of a process.
@@ -299,18 +300,16 @@ impl Supervisor {
         let mut drops: BTreeMap<String, u64> = BTreeMap::new();
         let mut more = |name: &str, n: u64| *drops.entry(name.into()).or_default() += n;
         for chain in self.chains.iter().flatten() {
-            for why in Drop::ALL {
+            for why in DropReason::ALL {
                 more(why.name(), chain.counters.iter().map(|c| c.drops[why as usize].get()).sum());
             }
         }
-        more(Drop::NfDown.name(), snapshots.iter().map(|s| s.nf_down).sum());
-        more("no_rule", snapshots.iter().map(|s| s.no_rule).sum());
-        if self.agent.is_some() {
-            more("forbidden", snapshots.iter().map(|s| s.forbidden).sum());
-            more("unanswered", snapshots.iter().map(|s| s.unanswered).sum());
+        for why in Refusal::ALL {
+            let is_asked_for = self.agent.is_some() || !matches!(why, Refusal::Forbidden | Refusal::Unanswered);
+            if is_asked_for {
+                more(why.name(), snapshots.iter().map(|s| s.refused(why)).sum());
+            }
         }
-        more("none_idle", snapshots.iter().map(|s| s.none_idle).sum());
-        more("no_path", snapshots.iter().map(|s| s.no_path).sum());
         let queues = self.ports.iter().flatten().flat_map(|port| &port.counters);
         let unsent = snapshots.iter().map(|s| s.unsent).sum();
         let (untaken, port_drops) = self.past.port_drops();
@@ -346,7 +345,7 @@ impl Supervisor {
     fn port_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Port> {
         let report = |(number, port): (usize, &Option<super::PortState>)| {
             let port = port.as_ref()?;
-            let sum = |f: fn(&crate::worker::QueueCounters) -> u64| port.counters.iter().map(|c| f(c)).sum();
+            let sum = |f: fn(&sluice_dataplane::queue::QueueCounters) -> u64| port.counters.iter().map(|c| f(c)).sum();
             let mut details = details_of(number, snapshots);
             let mut latency = Histogram::default();
             let mut finished: Option<bool> = None;
@@ -500,7 +499,7 @@ impl Supervisor {
     }
 
     /// What a chain does with packets at its entry, and whether one of its NFs throttles it.
-    pub(super) fn state_of_chain(&self, chain: &crate::chain::Chain) -> (api::ChainState, bool) {
+    pub(super) fn state_of_chain(&self, chain: &sluice_dataplane::chain::Chain) -> (api::ChainState, bool) {
         let runs = |n: &u16| self.nfs.get(n).is_some_and(|nf| nf.state == State::Running && !nf.draining);
         let lacks = |s: &u16| match self.services.get(*s as usize) {
             // Without a member, its packets may wait for one, or go elsewhere.
@@ -531,7 +530,7 @@ impl Supervisor {
     }
 
     fn chain_reports(&self, snapshots: &[Snapshot]) -> Vec<api::Chain> {
-        let report = |chain: &std::sync::Arc<crate::chain::Chain>| {
+        let report = |chain: &std::sync::Arc<sluice_dataplane::chain::Chain>| {
             let service_name = |n: &u16| self.services[*n as usize].as_ref().map_or(String::new(), |s| s.config.name.clone());
             let (state, throttled) = self.state_of_chain(chain);
             let mut report = api::Chain {
@@ -607,7 +606,7 @@ fn foreign_report(foreign: &super::foreign::Foreign, service: Option<&sluice_api
 }
 
 /// What is decided and measured about an NF now, without what is counted.
-fn scheduling(handle: &crate::nf::handle::NfHandle) -> api::NfSched {
+fn scheduling(handle: &sluice_dataplane::handle::NfHandle) -> api::NfSched {
     let (load, gate) = (&handle.load, &handle.gate);
     api::NfSched {
         priority: handle.weight(),

@@ -10,7 +10,7 @@
 //! the service is one of the new version, its zygote is replaced, and whatever is started again is started so.
 //!
 //! An instance that is shared hands its place over to one of the new version: flows that were with it are with that one, and so are those
-//! that its hash gives it. What its successor returns waits until its own last packet has gone on ([`crate::nf::succession`]), so that no
+//! that its hash gives it. What its successor returns waits until its own last packet has gone on ([`sluice_dataplane::succession`]), so that no
 //! packet overtakes another. One that goes without a successor leaves its flows to those that there are, which wait for it in the same way.
 //! Members of a pool with a flow each keep that to its end, and go with it.
 //!
@@ -29,10 +29,10 @@ use super::change::{Gone, Start, start_of};
 use super::{HELLO_PATIENCE, NfState, ServiceState, Supervisor, SupervisorError};
 use crate::controller::events::Subject;
 use crate::nf::State;
-use crate::nf::succession::Succession;
 use sluice_api::config as model;
 use sluice_api::model::{self as api, EventKind};
 use sluice_config::host::{self, Host};
+use sluice_dataplane::succession::Succession;
 
 /// How long instances of a new version may take to be ready, handlers and all.
 pub(super) const READY_PATIENCE: Duration = Duration::from_secs(30);
@@ -318,7 +318,8 @@ impl Supervisor {
     pub(super) fn is_proved(&self, upgrade: &Upgrade) -> bool {
         let ready = |nf: &NfState| {
             // Acquire: goes with the library's word that its handler is made.
-            let is_made = |h: &crate::nf::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
+            let is_made =
+                |h: &sluice_dataplane::handle::NfHandle| h.region.page.counter(Counter::Ready).load(Ordering::Acquire) > 0;
             nf.state == State::Running && nf.handle.as_deref().is_some_and(is_made)
         };
         upgrade.pairs.iter().all(|(_, new)| self.nfs.get(new).is_some_and(ready))
@@ -429,7 +430,7 @@ impl Supervisor {
         self.answer(upgrade, gone, 0)
     }
 
-    /// Has what an NF returns wait for the last packets of others, whose flows it is about to get ([`crate::nf::succession`]). Once the tables
+    /// Has what an NF returns wait for the last packets of others, whose flows it is about to get ([`sluice_dataplane::succession`]). Once the tables
     /// are out, [`Supervisor::let_follow`] is for what comes back.
     pub(super) fn follow<'a>(&self, number: u16, former: impl Iterator<Item = &'a u16>) -> Option<Arc<Succession>> {
         let former: Vec<_> = former.filter_map(|nf| Some(self.nfs.get(nf)?.handle.as_ref()?.in_flight.clone())).collect();

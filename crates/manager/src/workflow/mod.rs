@@ -8,7 +8,7 @@
 //! deadline, if somebody waits for it, else until there is something to do.
 //!
 //! Taking an NF in or letting it go takes the kernel milliseconds, so no packet thread does it: the supervisor borrows the schedule
-//! ([`Command::Lend`](crate::worker::Command::Lend)), changes it, and gives it back. Meanwhile who runs goes on running.
+//! ([`Worker::take_sharing`](sluice_dataplane::worker::Worker::take_sharing)), changes it, and gives it back. Meanwhile who runs goes on running.
 //!
 //! # Costs
 //! Slices follow from what a packet costs, told from outside: packets that left the ring over CPU time used, of turns in which the ring
@@ -25,6 +25,7 @@
 
 pub mod rings;
 
+use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -35,9 +36,10 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::AtomicHistogram;
 
 use self::rings::{NfRings, Program};
-use crate::chain::{PathRegistry, Tables};
-use crate::forward::NfEnd;
-use crate::nf::handle::NfHandle;
+use sluice_dataplane::chain::{PathRegistry, Tables};
+use sluice_dataplane::end::NfEnd;
+use sluice_dataplane::handle::NfHandle;
+use sluice_dataplane::hooks::Sharing;
 use sluice_host::process::CpuClock;
 use sluice_host::processes::{Controller, Failed, Mechanism, Refused, Slot, Target};
 
@@ -119,11 +121,6 @@ impl CoreSchedule {
     /// Of a core, without NFs.
     pub fn new(core: usize, controller: Box<dyn Controller>, settings: Settings, counters: Arc<Counters>) -> Self {
         Self { core, controller, workflow: Workflow::new(settings), nfs: Vec::new(), counters, made_of: (0, 0) }
-    }
-
-    /// The core.
-    pub fn core(&self) -> usize {
-        self.core
     }
 
     /// How it stops and starts NFs.
@@ -208,22 +205,6 @@ impl CoreSchedule {
         self.controller.teardown()
     }
 
-    /// Decides once more who has the core, and sees to it.
-    #[inline]
-    pub fn step(&mut self, now_ns: u64) {
-        let before = self.workflow.running();
-        if let Some(Some(nf)) = before.map(|place| &mut self.nfs[usize::from(place)])
-            && nf.clock.is_some()
-        {
-            let (taken, unread) = nf.rings.taken();
-            nf.cost.ring(taken, unread.into());
-        }
-        match self.workflow.step(now_ns, &View(&self.nfs)) {
-            Move::Stay => {}
-            done => self.carry_out(done, now_ns),
-        }
-    }
-
     #[cold]
     fn carry_out(&mut self, done: Move, now_ns: u64) {
         let began_ns = monotonic_ns();
@@ -300,24 +281,29 @@ impl CoreSchedule {
             nf.rings.handle().load.outside_ns.set(cost_ns);
         }
     }
+}
 
-    /// Has the NFs' ways looked at anew by the next [`learn`](Self::learn): one is gone.
-    pub fn forget_ways(&mut self) {
-        self.made_of = (0, 0);
+impl Sharing for CoreSchedule {
+    fn core(&self) -> usize {
+        self.core
     }
 
-    /// Whether nothing happens here by itself.
-    pub fn is_idle(&self) -> bool {
-        self.workflow.is_idle()
+    #[inline]
+    fn step(&mut self, now_ns: u64) {
+        let before = self.workflow.running();
+        if let Some(Some(nf)) = before.map(|place| &mut self.nfs[usize::from(place)])
+            && nf.clock.is_some()
+        {
+            let (taken, unread) = nf.rings.taken();
+            nf.cost.ring(taken, unread.into());
+        }
+        match self.workflow.step(now_ns, &View(&self.nfs)) {
+            Move::Stay => {}
+            done => self.carry_out(done, now_ns),
+        }
     }
 
-    /// When the turn that goes on ends at the latest, if others wait.
-    pub fn deadline_ns(&self) -> Option<u64> {
-        self.workflow.deadline_ns()
-    }
-
-    /// Takes in new tables: order of the NFs, and who comes after whom. Cheap if there are none.
-    pub fn learn(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
+    fn learn(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
         let now = (registry.changes(), tables.generation);
         if now == self.made_of {
             return;
@@ -347,6 +333,22 @@ impl CoreSchedule {
         };
         self.workflow.reorder(|place| depth(place).unwrap_or(0));
     }
+
+    fn forget_paths(&mut self) {
+        self.made_of = (0, 0);
+    }
+
+    fn is_idle(&self) -> bool {
+        self.workflow.is_idle()
+    }
+
+    fn deadline_ns(&self) -> Option<u64> {
+        self.workflow.deadline_ns()
+    }
+
+    fn into_any(self: Box<Self>) -> Box<dyn Any + Send> {
+        self
+    }
 }
 
 impl Drop for CoreSchedule {
@@ -366,7 +368,7 @@ mod tests {
     use sluice_shm::page::Counter;
 
     use super::*;
-    use crate::nf::fake as nf;
+    use sluice_dataplane::fake as nf;
 
     /// One that keeps the shares that it is told.
     struct Recorder(Arc<Mutex<Vec<f64>>>);

@@ -8,7 +8,7 @@ use sluice_shm::page::Counter;
 use sluice_shm::ring::Gauge;
 
 use crate::foreign;
-use crate::nf::handle::NfHandle;
+use sluice_dataplane::handle::NfHandle;
 
 /// The rings of one NF, and those that its packets go to next.
 ///

@@ -19,17 +19,7 @@
 //! Sequence numbers are not looked at: whoever can put a packet between the two ends can end their connection here. A TCP connection
 //! of which only one direction passes stays half-open.
 
-/// Flags of a TCP header that matter here.
-pub mod flag {
-    /// No more data from here.
-    pub const FIN: u8 = 1;
-    /// The first packet of a direction.
-    pub const SYN: u8 = 2;
-    /// The connection is broken off.
-    pub const RST: u8 = 4;
-    /// Something is acknowledged.
-    pub const ACK: u8 = 16;
-}
+use crate::tcp;
 
 /// After how long of silence a connection is over, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,18 +89,18 @@ impl Life {
         }
         let direction = direction & 1;
         if self.has_ended() {
-            return if flags & (flag::SYN | flag::ACK | flag::RST) == flag::SYN { Event::BeginsAnew } else { Event::Late };
+            return if flags & (tcp::SYN | tcp::ACK | tcp::RST) == tcp::SYN { Event::BeginsAnew } else { Event::Late };
         }
         let is_first = self.bits & SEEN == 0;
         self.bits |= SEEN;
-        if flags & flag::SYN == 0 {
+        if flags & tcp::SYN == 0 {
             self.bits |= CARRIED << direction;
         }
-        if flags & flag::FIN != 0 {
+        if flags & tcp::FIN != 0 {
             self.bits |= FINISHED << direction;
         }
-        let again = is_first && flags & (flag::SYN | flag::FIN) == flag::FIN;
-        if flags & flag::RST != 0 || again || (self.bits / FINISHED) & BOTH == BOTH {
+        let again = is_first && flags & (tcp::SYN | tcp::FIN) == tcp::FIN;
+        if flags & tcp::RST != 0 || again || (self.bits / FINISHED) & BOTH == BOTH {
             self.bits |= ENDED;
             return Event::Ends;
         }
@@ -143,8 +133,8 @@ impl Life {
 mod tests {
     use proptest::prelude::*;
 
-    use super::flag::{ACK, FIN, RST, SYN};
     use super::*;
+    use crate::tcp::{ACK, FIN, RST, SYN};
 
     const TIMES: Timeouts = Timeouts { tcp_ms: 3, half_open_ms: 1, other_ms: 2 };
 

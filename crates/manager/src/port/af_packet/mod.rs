@@ -25,13 +25,13 @@ use std::sync::Arc;
 
 use sluice_shm::BURST;
 
-use super::{OpenPort, PortError, PortQueue};
-use crate::frame::{FrameCache, Packet};
-use crate::worker::QueueCounters;
-use crate::worker::rest::Arrivals;
+use super::{OpenPort, PortError};
 use segment::{Cut, MAX_SEGMENTS};
 use sluice_api::config::{AfPacket, WhenMissing};
 use sluice_api::model::PortState;
+use sluice_dataplane::frame::{FrameCache, Packet};
+use sluice_dataplane::queue::Arrivals;
+use sluice_dataplane::queue::{PortQueue, QueueCounters};
 use sluice_host::link;
 use sluice_host::netns::{self, Netns};
 use socket::{PacketSocket, Received, SocketCounters, SocketOptions};

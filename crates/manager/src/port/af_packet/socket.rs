@@ -32,7 +32,7 @@ use sluice_shm::BURST;
 use sluice_shm::arena::Arena;
 
 use super::segment::{Headers, MAX_HEADERS, Offload, fold, sum};
-use crate::frame::Packet;
+use sluice_dataplane::frame::Packet;
 use sluice_host::link;
 
 /// Bytes of a `virtio_net_hdr` without the count of buffers.

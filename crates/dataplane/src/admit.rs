@@ -1,0 +1,380 @@
+//! Admission: which packets a chain lets in, and their first step.
+//!
+//! A packet is let in only when every NF of its path has room for it ([`Plane::admit`]): each NF may have as many packets on
+//! their way to it as its ring holds, counted from the chain's entry until the packet has passed it for the last time. So a ring
+//! inside never overflows, however slow its NF is, and an NF that stands still fills its own ring and closes the gates of the chains
+//! that pass it, and no others.
+
+use std::sync::atomic::Ordering;
+
+use sluice_ownership::credits;
+use sluice_shm::BURST;
+use sluice_shm::descriptor::{Descriptor, flags};
+
+use crate::chain::{Chain, DropReason, Path, Step};
+use crate::end::{NfEnd, Starts};
+use crate::frame::{self, Held, Packet, Place, SAMPLED, TRACED, URGENT, owner};
+use crate::hop::word_after;
+use crate::plane::Plane;
+use crate::trace::{Mark, TraceWhat};
+
+/// Of so many packets one is timed where something is promised, if not more are anyway: the 95th percentile of a second needs twenty of them.
+const PROMISED_EVERY: u32 = 16;
+
+/// Packets that are let in at most before it is looked again how many frames their chains have; and of the frames that are left, this part.
+const LOOK_AHEAD: (u64, u64) = (256, 8);
+
+/// A number below `n` that follows no pattern as `seed` grows. `n` is above 0.
+fn any_of(seed: u64, n: usize) -> u64 {
+    (seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % n as u64
+}
+
+impl Plane {
+    /// Whether packets of a chain wait at its entry. When its hops have changed, those that are inside still go the former way, which may
+    /// take longer: what comes now would overtake them.
+    #[cold]
+    pub fn awaits_former(&mut self, chain: &Chain) -> bool {
+        // Others go when their time is over: their chains may be gone, or have no packets.
+        let now_ns = self.now_ns;
+        self.changed.retain(|(number, until_ns)| now_ns < *until_ns && (*number != chain.number || chain.frames() > 0));
+        self.changed.iter().any(|(number, _)| *number == chain.number)
+    }
+
+    /// Lets packets into a path: how many of `n` there is room for, at every NF of it. None while one of them is throttled.
+    #[inline]
+    pub fn admit(&mut self, path: &Path, n: usize) -> usize {
+        if path.hops.is_empty() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
+            return 0;
+        }
+        let throttled = |end: &NfEnd| end.handle.gate.throttled.load(Ordering::Relaxed);
+        if self.backpressure && path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if throttled(end))) {
+            return 0;
+        }
+        let n = match self.rooms.get_mut(usize::from(path.chain.number)) {
+            Some(room) if (*room).min(self.unlooked) >= n as u32 => {
+                *room -= n as u32;
+                self.unlooked -= n as u32;
+                n
+            }
+            _ => self.look_for_frames(path, n),
+        };
+        if n == 0 { 0 } else { self.admit_inside(path, n) }
+    }
+
+    /// How many of `n` packets of a chain there are frames for: no chain has more of them than are left to all others, and to be received
+    /// into, in any arena that the path passes. So chains that stand still leave enough, however
+    /// many they are: the next one's share of what is left is never nothing.
+    #[cold]
+    fn look_for_frames(&mut self, path: &Path, n: usize) -> usize {
+        let chain = &path.chain;
+        // Where a chain's frames lie is not counted: all of them may come to stand in one arena.
+        let (has, left) = (chain.frames(), self.least_left(path) as u64);
+        // A few, whatever others hold: the frames that these packets came in are theirs already.
+        let room = left.saturating_sub(has).max((BURST as u64).saturating_sub(has));
+        let n = (n as u64).min(room);
+        let at = usize::from(chain.number);
+        if self.rooms.len() <= at {
+            self.rooms.resize(at + 1, 0);
+        }
+        if u64::from(self.unlooked) < n {
+            // What others were given ahead was more than there is by now.
+            self.rooms.fill(0);
+            self.unlooked = LOOK_AHEAD.0.min(left / LOOK_AHEAD.1) as u32;
+        }
+        self.unlooked = self.unlooked.saturating_sub(n as u32);
+        self.rooms[at] = (room - n).min(LOOK_AHEAD.0) as u32;
+        n as usize
+    }
+
+    /// Frames that are left in that arena, of those that a path's packets come to lie in, which has
+    /// the fewest.
+    fn least_left(&self, path: &Path) -> usize {
+        if !self.frames.are_several() {
+            return self.frames.left_of(frame::NO_ARENA);
+        }
+        let left = path.nfs.iter().map(|nf| self.frames.left_of(self.memory_of(*nf)));
+        left.min().unwrap_or_else(|| self.frames.left_of(frame::NO_ARENA))
+    }
+
+    /// The same for packets that are inside already: a throttle is for those at the entry.
+    #[inline]
+    pub(crate) fn admit_inside(&mut self, path: &Path, n: usize) -> usize {
+        if !self.backpressure {
+            return self.admit_to_first(path, n);
+        }
+        let mut m = n as u32;
+        for nf in &path.nfs {
+            match self.nfs.get(*nf as usize) {
+                Some(Some(end)) if end.producer.is_some() => m = m.min(end.handle.room()),
+                _ => return 0,
+            }
+        }
+        self.reserve(path.nfs.iter().copied(), m) as usize
+    }
+
+    /// Lets packets into a path without looking further than the ring of its first NF.
+    fn admit_to_first(&mut self, path: &Path, n: usize) -> usize {
+        let mut m = n as u32;
+        if let Some(first) = path.hops.first() {
+            m = match self.nfs.get_mut(first.nf as usize) {
+                Some(Some(NfEnd { producer: Some(producer), .. })) => m.min(producer.room().unwrap_or(0)),
+                _ => return 0,
+            };
+        }
+        self.take_credits(path.nfs.iter().copied(), m) as usize
+    }
+
+    /// Lets packets that come from a program into the part of a path from hop `from` on: how many of `n` there is room for.
+    pub fn admit_onward(&mut self, path: &Path, from: usize, n: usize) -> usize {
+        if from >= path.hops.len() && self.out.get(path.egress as usize).is_some_and(|b| b.open && b.waits && b.is_full()) {
+            return 0;
+        }
+        let rest = &path.hops[from.min(path.hops.len())..];
+        let mut m = n as u32;
+        for hop in rest {
+            m = match self.nfs.get_mut(hop.nf as usize) {
+                Some(Some(NfEnd { producer: Some(_), handle, .. })) if self.backpressure => m.min(handle.room()),
+                Some(Some(NfEnd { producer: Some(producer), .. })) => m.min(producer.room().unwrap_or(0)),
+                _ => return 0,
+            };
+            if !self.backpressure {
+                break;
+            }
+        }
+        let nfs = rest.iter().filter(|hop| hop.last_visit).map(|hop| hop.nf);
+        (if self.backpressure { self.reserve(nfs, m) } else { self.take_credits(nfs, m) }) as usize
+    }
+
+    /// Takes credits of all these NFs for up to `n` packets, as many as each of them has left, and says for how many.
+    #[inline]
+    fn reserve(&self, nfs: impl Iterator<Item = u16> + Clone, n: u32) -> u32 {
+        let mut m = n;
+        for (at, nf) in nfs.clone().enumerate() {
+            let granted = match self.nfs.get(nf as usize) {
+                Some(Some(end)) => end.handle.reserve(m),
+                _ => 0,
+            };
+            if granted < m {
+                // Another packet thread has taken credits since the room was looked at.
+                nfs.clone().take(at).for_each(|nf| self.give_back(nf, m - granted));
+                m = granted;
+            }
+        }
+        m
+    }
+
+    /// Takes credits of all these NFs for `n` packets, whatever they have left. For none if one of them is not known: nobody would count
+    /// its packets off.
+    #[inline]
+    fn take_credits(&self, nfs: impl Iterator<Item = u16> + Clone, n: u32) -> u32 {
+        let count = |nf: u16| self.in_flight.get(nf as usize).and_then(Option::as_deref);
+        if nfs.clone().any(|nf| count(nf).is_none()) {
+            return 0;
+        }
+        nfs.filter_map(count).for_each(|count| credits::take(count, n, self.threads));
+        n
+    }
+
+    /// Gives credits of an NF back, whether it is there or not.
+    #[inline(always)]
+    pub(crate) fn give_back(&self, nf: u16, n: u32) {
+        if let Some(Some(count)) = self.in_flight.get(nf as usize) {
+            credits::give_back(count, n, self.threads);
+        }
+    }
+
+    /// Says that packets will not come to the NFs of their path from hop `from` on.
+    pub fn release_from(&self, path: &Path, from: usize, n: u32) {
+        for hop in path.hops.iter().skip(from).filter(|h| h.last_visit) {
+            self.give_back(hop.nf, n);
+        }
+    }
+
+    /// Counts packets that were refused at the entry of a path: they wanted to come to each of its NFs.
+    #[inline]
+    pub fn count_refused(&self, path: &Path, n: usize) {
+        for nf in &path.nfs {
+            if let Some(Some(end)) = self.nfs.get(*nf as usize) {
+                end.handle.counters[self.index].refused.add(n as u64);
+            }
+        }
+    }
+
+    /// Lets packets of one path, which [`Plane::admit`] let in, start on it: after copying them into the memory of the tenant whose NF is the
+    /// first, if they lie elsewhere. `flags` are those of the descriptors; `traceable` has a bit
+    /// for each packet that the trace that goes on, if any, is about, and `urgent` one for each that no NF lets wait.
+    #[inline]
+    pub fn enter(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
+        if self.frames.are_several() {
+            self.enter_own(path, number, packets, packet_flags, traceable, urgent);
+        } else {
+            self.start(path, number, packets, packet_flags, traceable, urgent);
+        }
+    }
+
+    #[inline(never)]
+    fn enter_own(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
+        let memory = match path.step(0) {
+            Step::Nf(nf) => self.memory_of(nf),
+            Step::Port(_) => frame::NO_ARENA,
+        };
+        if memory == frame::NO_ARENA {
+            return self.start(path, number, packets, packet_flags, traceable, urgent);
+        }
+        let mut own = [Packet::default(); BURST];
+        let own = &mut own[..packets.len().min(BURST)];
+        own.copy_from_slice(&packets[..own.len()]);
+        let n = self.frames.bring(own, memory, Place::Gate, |_, _| {});
+        if n > 0 {
+            self.start(path, number, &own[..n], packet_flags, traceable, urgent);
+        }
+        if n < own.len() {
+            // They were let in, and are lost there.
+            self.counters(path).entered.add((own.len() - n) as u64);
+            if self.is_tracing() {
+                let lost = own.iter().enumerate().skip(n).filter(|(i, _)| traceable >> i & 1 != 0);
+                lost.for_each(|(_, packet)| {
+                    self.note_refused(*packet, path.ingress, Some(path.chain.number), DropReason::NoFrame.name())
+                });
+            }
+            self.starve(path, memory, &own[n..]);
+        }
+    }
+
+    /// Drops packets that start on a path, because an arena has no free frame for them.
+    #[cold]
+    pub(crate) fn starve(&mut self, path: &Path, memory: u8, packets: &[Packet]) {
+        self.frames.count_starved(memory, packets.len());
+        self.release_from(path, 0, packets.len() as u32);
+        self.counters(path).drops[DropReason::NoFrame as usize].add(packets.len() as u64);
+        packets.iter().for_each(|packet| self.discard(packet.frame));
+    }
+
+    /// Lets packets, which lie where they belong, start on a path.
+    #[inline(always)]
+    pub(crate) fn start(&mut self, path: &Path, number: u32, packets: &[Packet], packet_flags: &[u8], traceable: u32, urgent: u32) {
+        let counters = self.counters(path);
+        let before = counters.entered.get();
+        counters.entered.add(packets.len() as u64);
+        let mut marked: Option<(usize, u8)> = None;
+        // By chain: one of few packets among many others is timed as often as these.
+        let at = counters.timed_at.get();
+        if before + packets.len() as u64 > at && self.sample_every > 0 {
+            let every = if path.chain.police.is_some() { self.sample_every.min(PROMISED_EVERY) } else { self.sample_every };
+            // The first of a run that is late waits for none of those before it: any of them.
+            let at = if at < before { before + any_of(before, packets.len()) } else { at };
+            counters.timed_at.set(at + u64::from(every));
+            marked = Some(((at - before) as usize, SAMPLED));
+        }
+        if let Some(trace) = &self.trace
+            && trace.chain.is_none_or(|c| c == path.chain.number)
+            && (traceable.trailing_zeros() as usize) < packets.len()
+            && trace.pick()
+        {
+            // One packet of a burst is marked; if one is timed already and may be traced, it is that one.
+            marked = match marked {
+                Some((at, flags)) if traceable >> at & 1 != 0 => Some((at, flags | TRACED)),
+                _ => Some((traceable.trailing_zeros() as usize, TRACED)),
+            };
+        }
+        let step = path.step(0);
+        let mut burst = [Descriptor::default(); BURST];
+        for ((packet, flags), descriptor) in packets.iter().zip(packet_flags).zip(&mut burst) {
+            let fields = Descriptor {
+                frame: packet.frame,
+                offset: packet.offset,
+                len: packet.len,
+                chain: path.chain.number,
+                verdict: 0,
+                flags: *flags,
+                arg: 0,
+                ingress: path.ingress,
+            };
+            Descriptor::put(descriptor, fields);
+        }
+        let burst = &mut burst[..packets.len().min(BURST)];
+        if marked.is_none() && urgent == 0 {
+            let word = word_after(step, 0, 0, number);
+            self.pass(path, 0, step, burst, |_| word);
+        } else {
+            self.enter_marked(path, number, step, burst, marked, urgent);
+        }
+    }
+
+    /// The same for a burst with a packet that is marked, or with urgent ones.
+    #[cold]
+    fn enter_marked(
+        &mut self,
+        path: &Path,
+        number: u32,
+        step: Step,
+        burst: &mut [Descriptor],
+        marked: Option<(usize, u8)>,
+        urgent: u32,
+    ) {
+        // The words are complete before the first packet goes: an NF may return one at once, and then the word is another's.
+        let mut words = [word_after(step, 0, 0, number); BURST];
+        if let Some((at, mark)) = marked {
+            words[at] = word_after(step, 0, mark, number);
+            let descriptor = &mut burst[at];
+            self.entered_ns[descriptor.frame as usize].store(self.now_ns, Ordering::Relaxed);
+            descriptor.flags |= if mark & TRACED != 0 { flags::TRACED } else { 0 };
+            let to = match step {
+                Step::Nf(nf) => TraceWhat::ToNf(nf),
+                Step::Port(port) => TraceWhat::ToPort(port),
+            };
+            self.tell(descriptor.frame, descriptor.len, mark, number, to);
+        }
+        if urgent != 0 && self.holds_back(path) {
+            for (i, word) in words.iter_mut().enumerate().filter(|(i, word)| urgent >> i & 1 != 0 && **word != 0) {
+                let held = Held::unpack(*word);
+                *word = Held { flags: held.flags | URGENT, ..held }.pack();
+                self.urgent |= i < burst.len();
+            }
+        }
+        self.pass(path, 0, step, burst, |i| words[i]);
+        self.urgent = false;
+    }
+
+    /// Whether an NF of a path lets packets wait, so that urgent ones are worth marking.
+    fn holds_back(&self, path: &Path) -> bool {
+        path.nfs.iter().any(|nf| matches!(self.nfs.get(*nf as usize), Some(Some(end)) if end.starts == Starts::Held))
+    }
+
+    /// Lets packets that [`Plane::admit_onward`] let in go on at hop `from` of a path.
+    pub fn onward(&mut self, path: &Path, number: u32, from: usize, packets: &[Packet]) {
+        self.counters(path).back.add(packets.len() as u64);
+        let step = path.step(from);
+        let word = word_after(step, from, 0, number);
+        let mut burst = [Descriptor::default(); BURST];
+        for (packet, descriptor) in packets.iter().zip(&mut burst) {
+            *descriptor = Descriptor {
+                frame: packet.frame,
+                offset: packet.offset,
+                len: packet.len,
+                chain: path.chain.number,
+                ingress: path.ingress,
+                ..Default::default()
+            };
+        }
+        self.pass(path, from, step, &burst[..packets.len().min(BURST)], |_| word);
+    }
+
+    /// Lets a marked packet, which [`Plane::admit_onward`] let in, go on at hop `from` of a path: it came out of this program.
+    #[cold]
+    pub fn onward_marked(&mut self, path: &Path, number: u32, from: usize, packet: Packet, mark: Mark, nf: u16) {
+        self.counters(path).back.add(1);
+        self.entered_ns[packet.frame as usize].store(mark.entered_ns, Ordering::Relaxed);
+        self.tell_of(&mark, TraceWhat::CameOut(nf, packet.frame));
+        let descriptor = Descriptor {
+            frame: packet.frame,
+            offset: packet.offset,
+            len: packet.len,
+            chain: path.chain.number,
+            ingress: path.ingress,
+            ..Default::default()
+        };
+        let held = Held { owner: owner::FREE, hop: from as u8, flags: mark.flags, path: number };
+        self.go_on(path, held, from, path.step(from), descriptor);
+    }
+}

@@ -1,0 +1,141 @@
+//! What wakes a packet thread that rests: see [`crate::worker`].
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// What wakes a packet thread, and says that there are commands for it.
+#[derive(Debug)]
+pub struct Alarm {
+    /// There are commands.
+    raised: AtomicBool,
+    /// The thread rests, or is about to.
+    rests: AtomicBool,
+    /// When the thread last had a packet to handle, in nanoseconds.
+    pub(crate) worked_ns: AtomicU64,
+    pub(crate) bell: OwnedFd,
+}
+
+impl Alarm {
+    /// One that is quiet.
+    ///
+    /// # Errors
+    /// The kernel's, if it makes no descriptor.
+    pub fn new() -> std::io::Result<Self> {
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { raised: AtomicBool::new(false), rests: AtomicBool::new(false), worked_ns: AtomicU64::new(0), bell })
+    }
+
+    /// Says that there are commands, which were sent before.
+    pub fn raise(&self) {
+        // Release: the commands are there before the flag.
+        self.raised.store(true, Ordering::Release);
+        self.ring();
+    }
+
+    /// Ends a rest of the thread, for something that was made visible before.
+    #[inline]
+    pub fn ring(&self) {
+        // SeqCst, as in `begin`: it is seen that the thread rests, or the thread sees what it is rung for.
+        fence(Ordering::SeqCst);
+        self.ring_after_fence();
+    }
+
+    /// As [`Alarm::ring`], where a fence stands between what it is rung for and this.
+    #[inline]
+    pub(crate) fn ring_after_fence(&self) {
+        // Relaxed: of several that ring, one takes the word; what they ring for is behind the fence.
+        if self.rests.load(Ordering::Relaxed) && self.rests.swap(false, Ordering::Relaxed) {
+            // It can fail only where the counter is full, and then the thread wakes.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether there are commands that were not taken.
+    #[inline]
+    pub(crate) fn is_raised(&self) -> bool {
+        // Relaxed: who finds it raised takes it, or looks again after the fence of `begin`.
+        self.raised.load(Ordering::Relaxed)
+    }
+
+    /// Whether there are commands; takes them.
+    #[inline]
+    pub(crate) fn take(&self) -> bool {
+        // Acquire: what was sent before the flag was raised is there.
+        self.is_raised() && self.raised.swap(false, Ordering::Acquire)
+    }
+
+    /// The thread is about to rest. It looks for work after this, and rests if there is none.
+    pub(crate) fn begin(&self) {
+        // Relaxed: the fence has it seen before the look for work.
+        self.rests.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn end(&self) {
+        // Relaxed: who rings once more costs a rest that ends at once.
+        self.rests.store(false, Ordering::Relaxed);
+    }
+
+    pub(crate) fn hush(&self) {
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, poll};
+
+    use super::*;
+
+    fn count(alarm: &Alarm) -> u64 {
+        let mut count = [0; 8];
+        rustix::io::read(&alarm.bell, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+    }
+
+    #[test]
+    fn only_who_rests_is_rung_for_and_once() {
+        let alarm = Alarm::new().unwrap();
+        alarm.ring();
+        assert_eq!(count(&alarm), 0, "nobody rests");
+        alarm.raise();
+        assert_eq!(count(&alarm), 0, "it looks at the flag in its next round");
+        assert!(alarm.take() && !alarm.take());
+        alarm.begin();
+        alarm.ring();
+        alarm.ring();
+        alarm.raise();
+        assert_eq!(count(&alarm), 1);
+        alarm.end();
+        assert!(alarm.is_raised());
+    }
+
+    #[test]
+    fn no_ring_is_lost() {
+        const ALL: u64 = 20_000;
+        let (alarm, said, heard) = (Alarm::new().unwrap(), AtomicU64::new(0), AtomicU64::new(0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 1..=ALL {
+                    said.store(n, Ordering::Relaxed);
+                    alarm.ring();
+                    while heard.load(Ordering::Relaxed) < n {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            while heard.load(Ordering::Relaxed) < ALL {
+                alarm.begin();
+                if said.load(Ordering::Relaxed) == heard.load(Ordering::Relaxed) {
+                    let mut fds = [PollFd::new(&alarm.bell, PollFlags::IN)];
+                    // A lost ring is a rest without end.
+                    poll(&mut fds, None).unwrap();
+                }
+                alarm.end();
+                alarm.hush();
+                heard.store(said.load(Ordering::Relaxed), Ordering::Relaxed);
+            }
+        });
+    }
+}

@@ -1,0 +1,753 @@
+//! Chains, and the paths that packets take through them.
+//!
+//! A chain names services; a *path* names the NFs: one instance of each service, fixed when a flow is first seen, from the port where
+//! the flow enters to the port where it leaves. A frame in use carries the number of its path and the hop that it is at, so that
+//! forwarding is two array accesses and no hash. Paths are immutable, and a packet follows the path that it started on, whatever happens to
+//! rules and chains meanwhile; when no packet can any more, a path that has ended is freed ([`registry`]). How many there are is bounded by
+//! `manager.max_paths`. A flow shares its path with all flows that took the same instances; where a chain has many combinations of them,
+//! flows are spread over some thousands and not over all. At the bound, new flows share the paths that their chain has.
+
+pub mod registry;
+pub mod ways;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use sluice_ownership::{Moves, Moving};
+use sluice_policy::spread;
+
+use crate::bucket::Bucket;
+use crate::classify::rule::RuleSet;
+use crate::counter::Counter;
+use sluice_api::config::{OnFailure, Overload};
+
+pub use registry::PathRegistry;
+
+/// Combinations of instances up to which flows are spread over all of them; with more, over so many.
+const SPREAD: usize = 4096;
+
+/// Most hops of a path.
+pub const MAX_HOPS: usize = 255;
+
+/// Why a packet was dropped inside the platform.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(usize)]
+pub enum DropReason {
+    /// The chain's gate was closed: refused before any NF worked on it.
+    Entry = 0,
+    /// A service of the chain has no living instance: refused before any NF worked on it.
+    NfDown = 1,
+    /// An NF said drop.
+    Verdict = 2,
+    /// The next ring was full (a verdict to a service, or several Rx threads at once): wasted work.
+    RingFull = 3,
+    /// The NF that held the packet died: wasted work.
+    NfDied = 4,
+    /// The next NF was gone when the packet got there: wasted work.
+    NfGone = 5,
+    /// The egress port did not take it in time: wasted work.
+    TxFull = 6,
+    /// The egress port is gone, or the NF named a port or service that is not there: wasted work.
+    NoSuchPort = 7,
+    /// The NF returned it with an offset or length outside its frame: a violation.
+    Violation = 8,
+    /// It went into a program that knows nothing of Sluice and has not come back: wasted work, if the program does not eat packets by
+    /// design.
+    NotBack = 9,
+    /// The NF named a service whose instances are not shared, and flows are given those where they come in: wasted work.
+    NotShared = 10,
+    /// There were more than its tenant was promised: dropped before any NF worked on it.
+    Policed = 11,
+    /// The NF named a port or service that its own may not send to: wasted work.
+    NotAllowed = 12,
+    /// The memory of the tenant whose NF comes next had no free frame to copy it into.
+    NoFrame = 13,
+}
+
+impl DropReason {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 14] = [
+        Self::Entry,
+        Self::NfDown,
+        Self::Verdict,
+        Self::RingFull,
+        Self::NfDied,
+        Self::NfGone,
+        Self::TxFull,
+        Self::NoSuchPort,
+        Self::Violation,
+        Self::NotBack,
+        Self::NotShared,
+        Self::Policed,
+        Self::NotAllowed,
+        Self::NoFrame,
+    ];
+
+    /// Its name in statistics and metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Entry => "entry",
+            Self::NfDown => "nf_down",
+            Self::Verdict => "verdict",
+            Self::RingFull => "ring_full",
+            Self::NfDied => "nf_died",
+            Self::NfGone => "nf_gone",
+            Self::TxFull => "tx_full",
+            Self::NoSuchPort => "no_such_port",
+            Self::Violation => "violation",
+            Self::NotBack => "not_back",
+            Self::NotShared => "not_shared",
+            Self::Policed => "policed",
+            Self::NotAllowed => "not_allowed",
+            Self::NoFrame => "no_frame",
+        }
+    }
+
+    /// Whether an NF had worked on the packet: wasted work.
+    pub fn is_wasted(self) -> bool {
+        !matches!(self, Self::Entry | Self::NfDown | Self::Verdict | Self::Policed)
+    }
+}
+
+/// What one manager thread counts of one chain.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+pub struct ChainCounters {
+    /// Packets let in.
+    pub entered: Counter,
+    /// How many will have been let in when the next one is timed.
+    pub timed_at: Counter,
+    /// Packets that left through a port.
+    pub left: Counter,
+    /// Packets that went into programs, with their frames given back.
+    pub outside: Counter,
+    /// Packets that came out of programs, or were counted as lost in there.
+    pub back: Counter,
+    /// Packets that came out of programs beyond those that were known to be inside.
+    pub originated: Counter,
+    /// Times that a flow found no path, because there were as many as there may be.
+    pub no_path: Counter,
+    /// Packets dropped, by [`DropReason`].
+    pub drops: [Counter; DropReason::ALL.len()],
+}
+
+/// A chain as the packet threads know it.
+#[derive(Debug)]
+pub struct Chain {
+    /// Its number.
+    pub number: u16,
+    /// Changes when the chain is replaced, so that flows are decided anew.
+    pub version: u32,
+    /// Its name.
+    pub name: String,
+    /// Numbers of its services.
+    pub services: Vec<u16>,
+    /// Which of its hops are met from their far side; those behind the end are not.
+    pub reversed: Vec<bool>,
+    /// Number of its egress port.
+    pub egress: u16,
+    /// What it does without a service.
+    pub on_failure: OnFailure,
+    /// Counters, by manager thread.
+    pub counters: Arc<[ChainCounters]>,
+    /// What may come in, where a tenant was promised a rate.
+    pub police: Option<Arc<Bucket>>,
+}
+
+impl Chain {
+    /// Frames of its packets, more or less: threads count while this looks.
+    pub fn frames(&self) -> u64 {
+        let at_the_door = [DropReason::Entry, DropReason::NfDown, DropReason::Policed];
+        let inside = |c: &ChainCounters| {
+            let lost = DropReason::ALL.iter().filter(|why| !at_the_door.contains(why)).map(|why| c.drops[*why as usize].get());
+            let gone = lost.fold(c.left.get().wrapping_add(c.outside.get()), u64::wrapping_add);
+            c.entered.get().wrapping_add(c.back.get()).wrapping_sub(gone)
+        };
+        // What one thread lets in another may let out: only the sum is a number of packets.
+        let sum = self.counters.iter().map(inside).fold(0, u64::wrapping_add);
+        if (sum as i64) < 0 { 0 } else { sum }
+    }
+
+    /// Whether a hop is met from its far side.
+    pub fn is_reversed(&self, hop: usize) -> bool {
+        self.reversed.get(hop).copied().unwrap_or(false)
+    }
+}
+
+/// One instance that may be chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Number of the NF.
+    pub nf: u16,
+    /// What it is known by when flows are spread: stays the same over restarts, and goes to its successor.
+    pub id: u64,
+    /// Number of the NF whose place it took. Flows that were with that one are with this one now.
+    pub former: Option<u16>,
+    /// Whether it gets new flows, or only has the old ones to their end. One of a service does.
+    pub is_open: bool,
+}
+
+/// The instance that gets a flow by its hash, as hashes are spread over those that get new ones.
+pub fn picked(members: &[Member], hash: u32) -> Option<u16> {
+    let open = || members.iter().filter(|m| m.is_open);
+    match members {
+        [] => None,
+        [only] => Some(only.nf),
+        _ => open().nth(spread::pick(hash, open().map(|m| m.id))).map(|m| m.nf),
+    }
+}
+
+/// The instance that has a flow now that was with an NF: that one if it lives, or the one that took its place.
+pub fn kept(members: &[Member], nf: u16) -> Option<u16> {
+    let same = members.iter().find(|m| m.nf == nf);
+    same.or_else(|| members.iter().find(|m| m.former == Some(nf))).map(|m| m.nf)
+}
+
+/// A port as the packet threads know it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PortInfo {
+    /// Its name.
+    pub name: String,
+    /// What it does when a gate is closed.
+    pub overload: Overload,
+    /// Manager threads that have its queues, in order.
+    pub owners: Vec<usize>,
+    /// Number of the arena that its packets are received into.
+    pub memory: u8,
+}
+
+/// Everything that decides where packets go, as one immutable value. A change makes a new one.
+#[derive(Debug, Default)]
+pub struct Tables {
+    /// Grows with each change. Flows are decided anew where their paths end ([`registry`]), and where the rules are others.
+    pub generation: u32,
+    /// The rules.
+    pub rules: RuleSet,
+    /// The chains, by number.
+    pub chains: Vec<Option<Arc<Chain>>>,
+    /// The living instances of each service, by number.
+    pub services: Vec<Vec<Member>>,
+    /// Whether the instances of each service are a pool, by number.
+    pub pooled: Vec<bool>,
+    /// The ports, by number.
+    pub ports: Vec<Option<PortInfo>>,
+    /// Of the NFs of a core, those further down their chains go first.
+    pub downstream_first: bool,
+    /// Where the instances of each service may send packets by a verdict, by number.
+    pub may_send: Vec<MaySend>,
+}
+
+/// Ports and services, by number.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Places {
+    ports: Vec<u64>,
+    services: Vec<u64>,
+}
+
+impl Places {
+    /// These ports and services.
+    pub fn new(ports: impl IntoIterator<Item = u16>, services: impl IntoIterator<Item = u16>) -> Self {
+        let set = |numbers: &mut dyn Iterator<Item = u16>| {
+            let mut words = Vec::new();
+            for number in numbers {
+                let word = usize::from(number) / 64;
+                words.resize(words.len().max(word + 1), 0);
+                words[word] |= 1 << (number % 64);
+            }
+            words
+        };
+        Self { ports: set(&mut ports.into_iter()), services: set(&mut services.into_iter()) }
+    }
+
+    /// Adds all of another set.
+    pub fn add(&mut self, other: &Self) {
+        for (mine, others) in [(&mut self.ports, &other.ports), (&mut self.services, &other.services)] {
+            mine.resize(mine.len().max(others.len()), 0);
+            mine.iter_mut().zip(others).for_each(|(word, other)| *word |= other);
+        }
+    }
+
+    fn has(&self, step: Verdict) -> bool {
+        let (words, number) = match step {
+            Verdict::Port(number) => (&self.ports, number),
+            Verdict::Service(number) => (&self.services, number),
+        };
+        words.get(usize::from(number) / 64).is_some_and(|word| word >> (number % 64) & 1 != 0)
+    }
+}
+
+/// Where an NF sends a packet by its verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Out of this port.
+    Port(u16),
+    /// To an instance of this service.
+    Service(u16),
+}
+
+/// Where the instances of a service may send packets by a verdict.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MaySend {
+    /// Now.
+    pub now: Places,
+    /// Now, or under an earlier configuration: an NF that has not noticed a change is none that cheats.
+    pub ever: Places,
+}
+
+/// What becomes of a packet that an NF sends somewhere by a verdict.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sent {
+    /// It goes there.
+    Goes,
+    /// It is dropped.
+    Refused,
+    /// It is dropped, and the NF has violated its configuration.
+    Violates,
+}
+
+impl Tables {
+    /// Whether the instances of a service may send packets somewhere by a verdict.
+    pub fn may_send(&self, service: u16, to: Verdict) -> Sent {
+        match self.may_send.get(usize::from(service)) {
+            Some(may) if may.now.has(to) => Sent::Goes,
+            Some(may) if may.ever.has(to) => Sent::Refused,
+            _ => Sent::Violates,
+        }
+    }
+
+    /// Whether the instances of a service are a pool, which directors give to flows.
+    pub fn is_pooled(&self, service: u16) -> bool {
+        self.pooled.get(service as usize).copied().unwrap_or(false)
+    }
+
+    /// How far down the chains the instances of each service are, by service: the hops of the longest way to it over all chains
+    /// together, so that a service lies behind all that may send it packets. Where chains contradict each other, or come back to a
+    /// service, the hop that closes the circle does not count; chains of lower numbers go before others.
+    pub fn depths(&self) -> Vec<u32> {
+        let mut behind = vec![Vec::new(); self.services.len()];
+        let ways = || self.chains.iter().flatten().map(|chain| &chain.services);
+        for pair in ways().flat_map(|services| services.windows(2)) {
+            let (from, to) = (usize::from(pair[0]), usize::from(pair[1]));
+            if from != to && to < behind.len() && from < behind.len() {
+                behind[from].push(to);
+            }
+        }
+        let order = in_order(ways().flat_map(|services| services.iter()).map(|service| usize::from(*service)), &behind);
+        let mut place = vec![0; behind.len()];
+        order.iter().enumerate().for_each(|(at, service)| place[*service] = at);
+        let mut depths = vec![0; behind.len()];
+        for service in order {
+            // What comes before it in the order closes a circle.
+            for to in behind[service].iter().filter(|to| place[**to] > place[service]) {
+                depths[*to] = depths[*to].max(depths[service] + 1);
+            }
+        }
+        depths
+    }
+}
+
+/// The services that are met from `first` on, each before all that are behind it; of a circle, the one that is met first goes first.
+fn in_order(first: impl Iterator<Item = usize>, behind: &[Vec<usize>]) -> Vec<usize> {
+    let mut is_met = vec![false; behind.len()];
+    // The way to who is looked at, with what of each was looked at.
+    let (mut way, mut done) = (Vec::new(), Vec::new());
+    for service in first.filter(|service| *service < behind.len()) {
+        if !std::mem::replace(&mut is_met[service], true) {
+            way.push((service, 0));
+        }
+        while let Some((at, next)) = way.last_mut() {
+            match behind[*at].get(*next) {
+                Some(to) => {
+                    *next += 1;
+                    if !std::mem::replace(&mut is_met[*to], true) {
+                        way.push((*to, 0));
+                    }
+                }
+                None => {
+                    done.push(*at);
+                    way.pop();
+                }
+            }
+        }
+    }
+    done.reverse();
+    done
+}
+
+/// One hop of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hop {
+    /// Number of the NF.
+    pub nf: u16,
+    /// Whether the path does not come to this NF again.
+    pub last_visit: bool,
+    /// Whether the NF is met from its far side.
+    pub reverse: bool,
+}
+
+/// What kind of path it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// Through an instance of each service of its chain.
+    Whole,
+    /// A service was left out because it had no instance.
+    Bypasses,
+    /// A service has no instance, and the chain lets nobody in without it.
+    Refuses,
+    /// Where an NF sends packets that are inside: to an instance of a service, and out.
+    Detour,
+}
+
+impl Kind {
+    /// Whether a service was left out, or lets nobody in, because it had no instance.
+    pub fn goes_without(self) -> bool {
+        matches!(self, Self::Bypasses | Self::Refuses)
+    }
+}
+
+/// The NFs that a flow's packets meet, in order.
+#[derive(Debug)]
+pub struct Path {
+    /// Port where its packets enter.
+    pub ingress: u16,
+    /// Its chain.
+    pub chain: Arc<Chain>,
+    /// The NFs.
+    pub hops: Box<[Hop]>,
+    /// The NFs, each once.
+    pub nfs: Box<[u16]>,
+    /// Port where its packets leave; none of one that lets nobody in.
+    pub egress: u16,
+    /// What kind of path it is.
+    pub kind: Kind,
+    /// Steps in which a look at the table of frames may miss its packets; noted once it has ended.
+    pub moves: Moves,
+    /// Whether packets that come may not go on by it without another look: it has ended, or lets nobody in.
+    stops: AtomicBool,
+    has_ended: AtomicBool,
+}
+
+/// Where a packet goes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// To this NF.
+    Nf(u16),
+    /// Out of this port.
+    Port(u16),
+}
+
+impl Path {
+    fn new(course: &registry::Course<'_>) -> Self {
+        let registry::Course { ingress, chain, nfs, reversed, kind, .. } = *course;
+        let reverse = |i: usize| reversed.get(i).copied().unwrap_or(false);
+        let hop = |(i, nf): (usize, &u16)| Hop { nf: *nf, last_visit: !nfs[i + 1..].contains(nf), reverse: reverse(i) };
+        let hops = nfs.iter().enumerate().map(hop).collect();
+        let mut once = nfs.to_vec();
+        once.sort_unstable();
+        once.dedup();
+        let refuses = kind == Kind::Refuses;
+        let egress = if refuses { u16::MAX } else { chain.egress };
+        let (stops, has_ended) = (AtomicBool::new(refuses), AtomicBool::new(false));
+        Self { ingress, chain: chain.clone(), hops, nfs: once.into(), egress, kind, moves: Moves::default(), stops, has_ended }
+    }
+
+    /// Whether packets may go by it: it has not ended, and lets packets in.
+    #[inline(always)]
+    pub fn goes(&self) -> bool {
+        // Relaxed: whoever goes by it a round longer finds its NFs there, or is refused by them.
+        !self.stops.load(Ordering::Relaxed)
+    }
+
+    /// Whether flows that took it are decided anew.
+    #[inline(always)]
+    pub fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Relaxed)
+    }
+
+    /// To be held while packets of it change frames, or their frames are given away. Of a path that
+    /// goes nothing is noted: nobody looks whether packets are on it before all threads have passed
+    /// a fence that is behind its end.
+    #[inline(always)]
+    pub fn moving(&self) -> Option<Moving<'_>> {
+        if self.has_ended() { Some(self.moves.begin()) } else { None }
+    }
+
+    fn end(&self) {
+        // Relaxed: tables and commands that tell of the end pass through queues, which order them after this.
+        self.has_ended.store(true, Ordering::Relaxed);
+        self.stops.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it lets nobody in, because a service has no instance.
+    pub fn refuses(&self) -> bool {
+        self.kind == Kind::Refuses
+    }
+
+    /// Whether it goes without a service that its chain names.
+    pub fn goes_without(&self) -> bool {
+        self.kind.goes_without()
+    }
+
+    /// Where a packet goes at hop number `hop`.
+    #[inline(always)]
+    pub fn step(&self, hop: usize) -> Step {
+        match self.hops.get(hop) {
+            Some(hop) => Step::Nf(hop.nf),
+            None => Step::Port(self.egress),
+        }
+    }
+}
+
+/// A hash of which the low bits depend on all bits: Fibonacci hashing.
+fn mixed(hash: u32) -> u32 {
+    hash.wrapping_mul(0x9e37_79b1) >> 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::registry::ends;
+    use super::ways::Ways;
+    use super::*;
+    use crate::decision::{Decision, Refusal};
+
+    /// What a thread decides that has noted nothing.
+    fn decision(registry: &PathRegistry, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> Decision {
+        registry.decide(&mut Ways::new(16), tables, ingress, chain, hash, old)
+    }
+
+    /// The same, where it is a path.
+    fn decide(registry: &PathRegistry, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> u32 {
+        match decision(registry, tables, ingress, chain, hash, old) {
+            Decision::Path(number) => number,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// From here on there are these tables.
+    fn change(registry: &PathRegistry, before: &Tables, after: &mut Tables) {
+        after.generation = before.generation + 1;
+        registry.end(&ends(before, after), Some(after.generation));
+    }
+
+    #[test]
+    fn who_is_to_end_its_flows_keeps_them_and_gets_no_new_ones() {
+        let open = [member(0), member(1), member(2)];
+        let ending = [member(0), Member { is_open: false, ..member(1) }, member(2)];
+        let mut moved = 0;
+        for flow in 0..3000u32 {
+            let hash = flow.wrapping_mul(2_654_435_769);
+            let (before, after) = (picked(&open, hash).unwrap(), picked(&ending, hash).unwrap());
+            assert!(after != 1 && (before == 1 || after == before), "{before} {after}");
+            moved += u32::from(before == 1);
+            assert_eq!(kept(&ending, before), Some(before));
+        }
+        assert!(moved.abs_diff(1000) < 150, "{moved}");
+        assert_eq!((picked(&[], 7), picked(&ending[1..2], 7)), (None, Some(1)));
+    }
+
+    #[test]
+    fn many_combinations_need_few_paths_and_spread_evenly() {
+        let registry = PathRegistry::new(10_000);
+        let services: Vec<Vec<u16>> = (0..6).map(|s| (s * 8..s * 8 + 8).collect()).collect();
+        let tables = tables(vec![chain(0, 1, &[0, 1, 2, 3, 4, 5], OnFailure::Drop)], services);
+        let mut used = [0u32; 48];
+        for flow in 0..100_000u32 {
+            let path = decide(&registry, &tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
+            registry.get(path).unwrap().hops.iter().for_each(|hop| used[hop.nf as usize] += 1);
+        }
+        assert!(registry.len() <= SPREAD, "{} paths", registry.len());
+        assert!(used.iter().all(|n| n.abs_diff(12_500) < 2_500), "{used:?}");
+    }
+
+    #[test]
+    fn at_the_bound_flows_share_the_paths_of_their_chain() {
+        let registry = PathRegistry::new(4);
+        let chains = vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 1, &[0], OnFailure::Drop)];
+        let mut tables = tables(chains, vec![(0..8).collect(), (8..16).collect()]);
+        for flow in 0..1000u32 {
+            let path = decide(&registry, &tables, 0, 0, flow.wrapping_mul(2_654_435_769), None);
+            assert!(registry.still_valid(&tables, path, 0), "flow {flow}");
+        }
+        assert_eq!(registry.len(), 4);
+        let lacking = decision(&registry, &tables, 0, 1, 5, None);
+        assert_eq!(lacking, Decision::Drop(Refusal::NoPath), "another chain has none to share");
+        // Of those whose NFs live, that is.
+        let gone = registry.get(0).unwrap().hops[0].nf;
+        let mut services: Vec<Vec<Member>> = tables.services.clone();
+        services[0].retain(|m| m.nf != gone);
+        let mut fewer = Tables { chains: tables.chains.clone(), services, ..Default::default() };
+        change(&registry, &tables, &mut fewer);
+        tables = fewer;
+        for flow in 0..1000u32 {
+            match decision(&registry, &tables, 0, 0, flow.wrapping_mul(2_654_435_769), None) {
+                Decision::Path(path) => assert!(registry.still_valid(&tables, path, 0), "flow {flow}"),
+                other => assert_eq!(other, Decision::Drop(Refusal::NoPath), "flow {flow}"),
+            }
+        }
+    }
+
+    pub(super) fn chain(number: u16, version: u32, services: &[u16], on_failure: OnFailure) -> Arc<Chain> {
+        let counters = Arc::new([ChainCounters::default()]);
+        Arc::new(Chain {
+            number,
+            version,
+            name: format!("c{number}"),
+            services: services.into(),
+            reversed: Vec::new(),
+            egress: 9,
+            on_failure,
+            counters,
+            police: None,
+        })
+    }
+
+    fn member(nf: u16) -> Member {
+        Member { nf, id: u64::from(nf) * 7919, former: None, is_open: true }
+    }
+
+    pub(super) fn tables(chains: Vec<Arc<Chain>>, services: Vec<Vec<u16>>) -> Tables {
+        let services = services.into_iter().map(|m| m.into_iter().map(member).collect()).collect();
+        Tables { generation: 1, chains: chains.into_iter().map(Some).collect(), services, ..Default::default() }
+    }
+
+    #[test]
+    fn a_path_has_one_instance_of_each_service_and_ends_at_the_port() {
+        let registry = PathRegistry::new(64);
+        let tables = tables(vec![chain(0, 1, &[0, 1, 0], OnFailure::Drop)], vec![vec![4, 5], vec![6]]);
+        let number = decide(&registry, &tables, 2, 0, 12345, None);
+        let path = registry.get(number).unwrap();
+        assert_eq!(path.hops.len(), 3);
+        assert_eq!(path.hops[0].nf, path.hops[2].nf, "a service that comes twice is met in the same instance");
+        assert!(!path.hops[0].last_visit && path.hops[1].last_visit && path.hops[2].last_visit);
+        assert_eq!(path.step(1), Step::Nf(6));
+        assert_eq!(path.step(3), Step::Port(9));
+        assert_eq!(decide(&registry, &tables, 2, 0, 12345, None), number, "the same combination has one number");
+        assert_ne!(decide(&registry, &tables, 3, 0, 12345, None), number, "another ingress port is another path");
+    }
+
+    #[test]
+    fn a_flow_stays_on_its_instance_when_others_come() {
+        let registry = PathRegistry::new(64);
+        let c = chain(0, 1, &[0], OnFailure::Drop);
+        let before = tables(vec![c.clone()], vec![vec![4]]);
+        let after = tables(vec![c.clone()], vec![vec![4, 5, 6, 7]]);
+        for hash in 0..200 {
+            let old = decide(&registry, &before, 0, 0, hash, None);
+            assert_eq!(decide(&registry, &after, 0, 0, hash, Some(old)), old);
+            assert!(registry.still_valid(&after, old, 0));
+        }
+        let moved =
+            (0..200).filter(|hash| registry.get(decide(&registry, &after, 0, 0, *hash, None)).unwrap().hops[0].nf != 4).count();
+        assert!(moved > 100, "new flows are spread over all instances");
+    }
+
+    #[test]
+    fn a_flow_goes_on_with_the_one_that_took_its_instances_place() {
+        let registry = PathRegistry::new(64);
+        let c = chain(0, 1, &[0], OnFailure::Drop);
+        let before = tables(vec![c.clone()], vec![vec![4, 5]]);
+        let mut after = tables(vec![c], vec![vec![4]]);
+        after.services[0].push(Member { nf: 6, id: member(5).id, former: Some(5), is_open: true });
+        for hash in 0..200 {
+            let old = decide(&registry, &before, 0, 0, hash, None);
+            let now = decide(&registry, &after, 0, 0, hash, Some(old));
+            let nf = |number| registry.get(number).unwrap().hops[0].nf;
+            assert_eq!(nf(now), if nf(old) == 5 { 6 } else { 4 });
+            assert_eq!(
+                decide(&registry, &after, 0, 0, hash, None),
+                now,
+                "and so does one that comes later, the other direction too"
+            );
+        }
+    }
+
+    #[test]
+    fn a_dead_service_is_bypassed_or_refused() {
+        let registry = PathRegistry::new(64);
+        let whole = vec![vec![4], vec![5]];
+        let broken = vec![vec![4], vec![]];
+        let bypass = chain(0, 1, &[0, 1], OnFailure::Bypass);
+        let all = tables(vec![bypass.clone()], whole.clone());
+        let full = decide(&registry, &all, 0, 0, 1, None);
+        let mut without = tables(vec![bypass.clone()], broken.clone());
+        change(&registry, &all, &mut without);
+        assert!(!registry.still_valid(&without, full, 0));
+        let number = decide(&registry, &without, 0, 0, 1, Some(full));
+        let path = registry.get(number).unwrap();
+        assert_eq!((path.kind, path.hops.len()), (Kind::Bypasses, 1));
+        assert!(registry.still_valid(&without, number, 0));
+        let mut again = tables(vec![bypass], whole.clone());
+        change(&registry, &without, &mut again);
+        assert!(!registry.still_valid(&again, number, 0), "back to the full path when the NF is back");
+        for policy in [OnFailure::Drop, OnFailure::Restart] {
+            let registry = PathRegistry::new(64);
+            let number = decide(&registry, &tables(vec![chain(0, 1, &[0, 1], policy)], broken.clone()), 0, 0, 1, None);
+            let path = registry.get(number).unwrap();
+            assert!(path.refuses() && !path.goes() && path.nfs.is_empty() && path.step(0) == Step::Port(u16::MAX));
+        }
+    }
+
+    #[test]
+    fn a_chain_that_was_replaced_is_decided_anew() {
+        let registry = PathRegistry::new(64);
+        let old = decide(&registry, &tables(vec![chain(0, 1, &[0], OnFailure::Drop)], vec![vec![4], vec![5]]), 0, 0, 1, None);
+        let now = tables(vec![chain(0, 2, &[1], OnFailure::Drop)], vec![vec![4], vec![5]]);
+        assert!(!registry.still_valid(&now, old, 0));
+        assert_eq!(registry.get(decide(&registry, &now, 0, 0, 1, Some(old))).unwrap().hops[0].nf, 5);
+        assert_eq!(decision(&registry, &now, 0, 7, 1, None), Decision::Drop(Refusal::NoRule), "no such chain");
+    }
+
+    #[test]
+    fn depth_is_the_longest_way_over_all_chains() {
+        let depths = |chains: &[&[u16]]| {
+            let chains = chains.iter().enumerate().map(|(number, services)| chain(number as u16, 1, services, OnFailure::Drop));
+            tables(chains.collect(), vec![vec![]; 4]).depths()
+        };
+        assert_eq!(depths(&[&[0, 1], &[2, 0, 1]]), [1, 2, 0, 0]);
+        // What comes behind the second chain's first hop is behind all of the first chain.
+        assert_eq!(depths(&[&[0, 1, 2], &[2, 3]]), [0, 1, 2, 3]);
+        assert_eq!(depths(&[&[2, 3], &[0, 1, 2]]), [0, 1, 2, 3]);
+        // Circles: on the way back, within a chain, and a service twice in a row. Who comes before one is not cut off from it.
+        assert_eq!(depths(&[&[0, 1, 2], &[2, 1, 0]]), [0, 1, 2, 0]);
+        assert_eq!(depths(&[&[0, 1, 2, 1, 3]]), [0, 1, 2, 2]);
+        assert_eq!(depths(&[&[0, 0, 1]]), [0, 1, 0, 0]);
+        assert_eq!(depths(&[&[3], &[0, 1, 0, 3]]), [0, 1, 0, 1]);
+        assert_eq!(depths(&[]), [0; 4]);
+    }
+
+    #[test]
+    fn a_service_may_send_where_it_is_allowed_to_and_violates_nothing_by_what_it_was_allowed_before() {
+        let mut ever = Places::new([70], []);
+        let now = Places::new([0, 64], [3]);
+        ever.add(&now);
+        let tables = Tables { may_send: vec![MaySend { now, ever }], ..Default::default() };
+        let sent = |to| tables.may_send(0, to);
+        assert_eq!([0, 64].map(|port| sent(Verdict::Port(port))), [Sent::Goes; 2]);
+        assert_eq!((sent(Verdict::Service(3)), sent(Verdict::Service(0))), (Sent::Goes, Sent::Violates));
+        assert_eq!((sent(Verdict::Port(70)), sent(Verdict::Port(u16::MAX))), (Sent::Refused, Sent::Violates));
+        assert_eq!(tables.may_send(1, Verdict::Port(0)), Sent::Violates, "nothing is known of the service");
+    }
+
+    #[test]
+    fn the_frames_of_a_chain_are_those_that_came_in_and_have_not_gone() {
+        let counters = [ChainCounters::default(), ChainCounters::default()];
+        counters[0].entered.add(100);
+        counters[0].drops[DropReason::Entry as usize].add(50);
+        counters[1].left.add(30);
+        counters[1].drops[DropReason::NfDied as usize].add(5);
+        counters[1].outside.add(20);
+        counters[0].back.add(10);
+        let chain = Arc::try_unwrap(chain(0, 1, &[0], OnFailure::Drop)).unwrap();
+        let chain = Chain { counters: Arc::new(counters), ..chain };
+        assert_eq!(chain.frames(), 55);
+        chain.counters[1].left.add(56);
+        assert_eq!(chain.frames(), 0, "seen between two counts");
+    }
+
+    #[test]
+    fn every_drop_has_a_name_of_its_own() {
+        let names: std::collections::HashSet<_> = DropReason::ALL.iter().map(|d| d.name()).collect();
+        assert_eq!(names.len(), DropReason::ALL.len());
+        assert!(DropReason::ALL.iter().enumerate().all(|(i, d)| *d as usize == i));
+    }
+}

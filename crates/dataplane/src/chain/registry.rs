@@ -1,0 +1,806 @@
+//! All paths, by number: made when a flow first takes them, ended when something that they depend on is gone, freed when nobody can have
+//! them any more, and their places given again.
+//!
+//! # What holds
+//! Packet threads look paths up by number without a lock and use them for a round of their loops; frames, flow tables and queues keep numbers for
+//! much longer. So a number is a place and a *turn* of it: whoever has a number of a former turn finds no path.
+//!
+//! # Life of a path
+//! | stage | who finds it | what ends the stage |
+//! |---|---|---|
+//! | going | new flows, by what it is; packets, by number | an NF, the chain or the ingress port is gone; or a service that it goes without is back |
+//! | ended | packets, by number: those inside follow it to its end, those that come have their flow decided anew | all threads have passed a fence, and no frame names it |
+//! | hidden | nobody; a thread may still be using it | all threads have passed another fence |
+//! | free | – | its place is given to another path |
+//!
+//! Whoever gives packet threads their tables takes paths through these stages. Threads learn of a change one after another, so one may
+//! make a path out of tables that are older than the end of what it goes through: such a path is ended when it is made, and its flows are
+//! decided anew with their next packets.
+//!
+//! # Limits
+//! A number comes again after 65,536 turns of its place (with the usual number of places), and all free places have their turns before one
+//! has its next.
+
+#![allow(unsafe_code)]
+
+use std::cell::UnsafeCell;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::ways::{Way, Ways};
+use super::{Chain, Kind, MAX_HOPS, Member, Path, SPREAD, Tables, kept, mixed, picked};
+use crate::decision::{Decision, Packed, Refusal};
+use sluice_api::config::OnFailure;
+
+/// Paths that are ended while the lock is held: a packet thread may want to make one.
+const AT_ONCE: usize = 256;
+/// Detours are this part of all paths at most: NFs ask for them.
+const DETOURS: usize = 4;
+
+/// What is gone, or back, so that paths end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum End {
+    /// This NF gets no flows any more.
+    Nf(u16),
+    /// A service has instances again: flows that go without it, or not at all, are decided anew.
+    Back(u16),
+    /// The instances of a service are chosen another way: all flows of chains with it are decided anew.
+    Service(u16),
+    /// A chain has another version, or is gone.
+    Chain {
+        /// Its number.
+        number: u16,
+        /// Its version; 0 if it is gone.
+        version: u32,
+    },
+    /// Nothing comes in at this port any more.
+    Ingress(u16),
+}
+
+/// What makes a path.
+#[derive(Debug, Clone, Copy)]
+pub struct Course<'a> {
+    /// Port where its packets enter.
+    pub ingress: u16,
+    /// Its chain.
+    pub chain: &'a Arc<Chain>,
+    /// The NFs, in order.
+    pub nfs: &'a [u16],
+    /// Which of them are met from their far side; those behind the end are not.
+    pub reversed: &'a [bool],
+    /// What kind of path it is.
+    pub kind: Kind,
+    /// Generation of the tables that it is made of.
+    pub under: u32,
+}
+
+/// Instead of the number of a path in a place: one that nobody looks for there.
+fn none(place: usize) -> u32 {
+    place as u32 ^ 1
+}
+
+/// A place for a path, on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Slot {
+    /// Number of the path that is here; [`none`].
+    number: AtomicU32,
+    path: UnsafeCell<Option<Path>>,
+}
+
+// SAFETY: `path` is written in two places alone. `number` writes it while the place has no number and nobody else can have the place, which it took
+// from the list of free ones under the lock; `free` does when nobody can have a reference any more, which its caller promises. All
+// others read it, and only after they have read the path's number (Acquire), which was stored (Release) when the path was there.
+unsafe impl Sync for Slot {}
+
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct PathKey {
+    ingress: u16,
+    chain: u16,
+    version: u32,
+    nfs: Box<[u16]>,
+    reversed: Box<[bool]>,
+    kind: Kind,
+}
+
+impl PathKey {
+    fn of(path: &Path) -> Self {
+        Self {
+            ingress: path.ingress,
+            chain: path.chain.number,
+            version: path.chain.version,
+            nfs: path.hops.iter().map(|hop| hop.nf).collect(),
+            reversed: path.hops.iter().map(|hop| hop.reverse).collect(),
+            kind: path.kind,
+        }
+    }
+}
+
+/// Numbers in some order, of which each is added and taken out in the same time however many there
+/// are.
+#[derive(Debug, Default)]
+struct Set {
+    list: Vec<u32>,
+    places: HashMap<u32, usize>,
+}
+
+impl Set {
+    fn add(&mut self, number: u32) {
+        self.places.entry(number).or_insert_with(|| {
+            self.list.push(number);
+            self.list.len() - 1
+        });
+    }
+
+    fn remove(&mut self, number: u32) {
+        let Some(place) = self.places.remove(&number) else { return };
+        self.list.swap_remove(place);
+        if let Some(moved) = self.list.get(place) {
+            self.places.insert(*moved, place);
+        }
+    }
+}
+
+/// Takes a number out of one of several sets, and the set away when it is empty.
+fn take_out<K: std::hash::Hash + Eq>(sets: &mut HashMap<K, Set>, key: K, number: u32) {
+    if let Some(set) = sets.get_mut(&key) {
+        set.remove(number);
+        if set.list.is_empty() {
+            sets.remove(&key);
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Numbers {
+    /// Paths that go.
+    of: HashMap<PathKey, u32>,
+    /// The same of each version of a chain from each ingress port.
+    by_chain: HashMap<(u16, u16, u32), Set>,
+    /// The same by NF.
+    by_nf: HashMap<u16, Set>,
+    /// Those that go without a service, or let nobody in, by each service of their chains.
+    without: HashMap<u16, Set>,
+    /// Paths that have ended, and are to be freed.
+    ended: Vec<u32>,
+    /// Places that have had a path, longest free first, and the number that the next one gets.
+    free: VecDeque<u32>,
+    /// Places from here on have had none.
+    fresh: usize,
+    detours: usize,
+    /// Since which generation of the tables something is gone, or back.
+    since: HashMap<End, u32>,
+    /// Version of each chain that there is or was.
+    versions: HashMap<u16, u32>,
+}
+
+/// Numbers that paths name.
+#[derive(Debug, Default)]
+pub struct Names {
+    /// Of NFs.
+    pub nfs: HashSet<u16>,
+    /// Of chains.
+    pub chains: HashSet<u16>,
+    /// Of the services of these.
+    pub services: HashSet<u16>,
+    /// Of ports where packets enter or leave.
+    pub ports: HashSet<u16>,
+}
+
+/// The registry. See the module.
+#[derive(Debug)]
+pub struct PathRegistry {
+    slots: Box<[Slot]>,
+    /// Bits of a number that are the place.
+    bits: u32,
+    numbers: Mutex<Numbers>,
+    /// Places that have ever had a path.
+    used: AtomicUsize,
+    /// Paths that go, and how often that changed.
+    len: AtomicUsize,
+    changes: AtomicU32,
+}
+
+impl PathRegistry {
+    /// For up to `most` paths.
+    pub fn new(most: usize) -> Self {
+        let most = most.clamp(2, 1 << 28);
+        let slot = |place| Slot { number: AtomicU32::new(none(place)), path: UnsafeCell::new(None) };
+        Self {
+            slots: (0..most).map(slot).collect(),
+            // The numbers that say what is done instead of a path are those of the last turn, which is not given.
+            bits: most.next_power_of_two().trailing_zeros().max(5),
+            numbers: Mutex::default(),
+            used: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            changes: AtomicU32::new(0),
+        }
+    }
+
+    #[inline(always)]
+    fn place(&self, number: u32) -> usize {
+        number as usize & ((1 << self.bits) - 1)
+    }
+
+    /// The path with a number, if there is one. Packet threads use it in the round in which they have it, and no longer.
+    #[inline(always)]
+    pub fn get(&self, number: u32) -> Option<&Path> {
+        let slot = self.slots.get(self.place(number))?;
+        // Acquire: goes with the store of the number, before which the path was written.
+        if slot.number.load(Ordering::Acquire) != number {
+            return None;
+        }
+        // SAFETY: the path of this number is there, and is not taken away before all threads have passed a fence after its number was.
+        unsafe { (*slot.path.get()).as_ref() }
+    }
+
+    /// The path that was decided for, if there is one.
+    #[inline(always)]
+    pub fn of(&self, decision: Packed) -> Option<&Path> {
+        // What is no path has a number of the last turn.
+        self.get(decision.bits())
+    }
+
+    /// Whether there is a path with this number that has not ended.
+    #[inline]
+    pub fn goes(&self, number: u32) -> bool {
+        self.get(number).is_some_and(|path| !path.has_ended())
+    }
+
+    /// Whether a decision still holds: its path has not ended, or it is for none.
+    #[inline]
+    pub fn holds(&self, decision: Packed) -> bool {
+        decision.number().is_none_or(|number| self.goes(number))
+    }
+
+    /// How many paths go.
+    pub fn len(&self) -> usize {
+        self.len.load(Ordering::Acquire)
+    }
+
+    /// Whether none does.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Changes with each path that is made or ends.
+    pub fn changes(&self) -> u32 {
+        // Acquire: the path is there, or has ended, before this changes.
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// Those that go, in the order of their places.
+    pub fn iter(&self) -> impl Iterator<Item = &Path> {
+        self.all().filter(|path| !path.has_ended())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Numbers> {
+        self.numbers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The number of a path, made if it is new. None when there are too many.
+    #[cold]
+    pub fn number(&self, course: &Course<'_>) -> Option<u32> {
+        let Course { ingress, chain, nfs, reversed, kind, .. } = *course;
+        let met = |at: usize| reversed.get(at).copied().unwrap_or(false);
+        let key = PathKey {
+            ingress,
+            chain: chain.number,
+            version: chain.version,
+            nfs: nfs.into(),
+            reversed: (0..nfs.len()).map(met).collect(),
+            kind,
+        };
+        let mut numbers = self.lock();
+        if let Some(number) = numbers.of.get(&key).copied()
+            && (self.goes(number) || numbers.is_over(course))
+        {
+            return Some(number);
+        }
+        if kind == Kind::Detour && numbers.detours >= self.slots.len().div_ceil(DETOURS) {
+            return None;
+        }
+        let number = if numbers.fresh < self.slots.len() {
+            numbers.fresh += 1;
+            numbers.fresh as u32 - 1
+        } else {
+            numbers.free.pop_front()?
+        };
+        let path = Path::new(course);
+        if numbers.is_over(course) {
+            // Until it is to be freed, those who make it again find it.
+            path.end();
+            numbers.ended.push(number);
+        } else {
+            numbers.by_chain.entry((ingress, chain.number, chain.version)).or_default().add(number);
+            for nf in &path.nfs {
+                numbers.by_nf.entry(*nf).or_default().add(number);
+            }
+            for service in chain.services.iter().filter(|_| path.goes_without()) {
+                numbers.without.entry(*service).or_default().add(number);
+            }
+            self.len.fetch_add(1, Ordering::Relaxed);
+        }
+        numbers.of.insert(key, number);
+        numbers.detours += usize::from(kind == Kind::Detour);
+        let slot = &self.slots[self.place(number)];
+        // SAFETY: nobody has a path of this place: it has no number, and had none before it came to the list of free ones.
+        unsafe { *slot.path.get() = Some(path) };
+        // Release: the path is there before its number.
+        slot.number.store(number, Ordering::Release);
+        self.used.store(numbers.fresh, Ordering::Release);
+        self.changes.fetch_add(1, Ordering::Release);
+        Some(number)
+    }
+
+    /// Ends paths: flows that took them are decided anew. `generation` is that of the first tables that say so; none if whoever ends them makes
+    /// no more of them.
+    pub fn end(&self, ends: &[End], generation: Option<u32>) {
+        if ends.is_empty() {
+            return;
+        }
+        let mut numbers = self.lock();
+        let mut over = Vec::new();
+        for end in ends {
+            if let Some(generation) = generation {
+                numbers.since.insert(*end, generation);
+            }
+            match *end {
+                End::Nf(nf) => over.extend(numbers.by_nf.get(&nf).into_iter().flat_map(|set| &set.list)),
+                End::Chain { number, version } => {
+                    numbers.since.remove(end);
+                    numbers.versions.insert(number, version);
+                    let old = numbers.by_chain.iter().filter(|((_, chain, of), _)| *chain == number && *of != version);
+                    over.extend(old.flat_map(|(_, paths)| &paths.list));
+                }
+                End::Ingress(port) => {
+                    let of = numbers.by_chain.iter().filter(|((ingress, ..), _)| *ingress == port);
+                    over.extend(of.flat_map(|(_, paths)| &paths.list));
+                }
+                End::Back(service) => over.extend(numbers.without.get(&service).into_iter().flat_map(|set| &set.list)),
+                End::Service(service) => {
+                    // All paths of a version of a chain have its services: the first of them says
+                    // which.
+                    let has = |path: &Path| path.chain.services.contains(&service);
+                    let of = numbers
+                        .by_chain
+                        .values()
+                        .filter(|set| set.list.first().and_then(|first| self.get(*first)).is_some_and(has));
+                    over.extend(of.flat_map(|set| &set.list));
+                }
+            }
+        }
+        drop(numbers);
+        over.sort_unstable();
+        over.dedup();
+        for some in over.chunks(AT_ONCE) {
+            self.end_these(some);
+        }
+    }
+
+    fn end_these(&self, over: &[u32]) {
+        let mut numbers = self.lock();
+        let numbers = &mut *numbers;
+        for number in over {
+            let Some(path) = self.get(*number).filter(|path| !path.has_ended()) else { continue };
+            path.end();
+            numbers.of.remove(&PathKey::of(path));
+            numbers.ended.push(*number);
+            take_out(&mut numbers.by_chain, (path.ingress, path.chain.number, path.chain.version), *number);
+            path.nfs.iter().for_each(|nf| take_out(&mut numbers.by_nf, *nf, *number));
+            if path.goes_without() {
+                path.chain.services.iter().for_each(|service| take_out(&mut numbers.without, *service, *number));
+            }
+            self.len.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.changes.fetch_add(1, Ordering::Release);
+    }
+
+    /// The paths that are there, those that have ended too.
+    fn all(&self) -> impl Iterator<Item = &Path> {
+        let used = self.used.load(Ordering::Acquire);
+        let numbers = self.slots[..used].iter().map(|slot| slot.number.load(Ordering::Relaxed)).enumerate();
+        numbers.filter(|(place, number)| self.place(*number) == *place).filter_map(|(_, number)| self.get(number))
+    }
+
+    /// What paths name, those that have ended too.
+    pub fn names(&self) -> Names {
+        let (mut names, mut versions) = (Names::default(), HashSet::new());
+        for path in self.all() {
+            names.nfs.extend(&path.nfs);
+            names.ports.extend([path.ingress, path.egress]);
+            if versions.insert((path.chain.number, path.chain.version)) {
+                names.chains.insert(path.chain.number);
+                names.services.extend(&path.chain.services);
+            }
+        }
+        names
+    }
+
+    /// Whether packets may be on their way to a port.
+    pub fn leads_to(&self, port: u16) -> bool {
+        self.all().any(|path| path.egress == port)
+    }
+
+    /// The paths that have ended since this was asked last. Whoever asks frees them: see the module.
+    pub fn take_ended(&self) -> Vec<u32> {
+        let ended = std::mem::take(&mut self.lock().ended);
+        for some in ended.chunks(AT_ONCE) {
+            let mut numbers = self.lock();
+            for (number, path) in some.iter().filter_map(|number| Some((number, self.get(*number)?))) {
+                let key = PathKey::of(path);
+                if numbers.of.get(&key) == Some(number) {
+                    numbers.of.remove(&key);
+                }
+            }
+        }
+        ended
+    }
+
+    /// Takes the numbers away from paths that no frame names: nobody finds them any more.
+    pub fn hide(&self, ended: &[u32]) {
+        for number in ended {
+            // Relaxed: a thread that still finds the path passes a fence before it is freed.
+            let place = self.place(*number);
+            self.slots[place].number.store(none(place), Ordering::Relaxed);
+        }
+    }
+
+    /// Frees paths that were hidden, and gives their places to others.
+    ///
+    /// # Safety
+    /// Each packet thread has begun a new round since [`PathRegistry::hide`], and whoever else looks paths up is the thread that calls this.
+    pub unsafe fn free(&self, hidden: &[u32]) {
+        let mut detours = 0;
+        for number in hidden {
+            // SAFETY: the place has no number, so nobody gets a reference any more, and by the caller's word nobody has one.
+            let path = unsafe { (*self.slots[self.place(*number)].path.get()).take() };
+            detours += usize::from(path.is_some_and(|path| path.kind == Kind::Detour));
+        }
+        for some in hidden.chunks(AT_ONCE) {
+            self.lock().free.extend(some.iter().map(|number| self.next_turn(*number)));
+        }
+        self.lock().detours -= detours;
+    }
+
+    /// The next number of a place.
+    fn next_turn(&self, number: u32) -> u32 {
+        let next = number.wrapping_add(1u32.checked_shl(self.bits).unwrap_or(0));
+        // The largest numbers say what is done instead of a path.
+        if next >= u32::MAX >> self.bits << self.bits { self.place(number) as u32 } else { next }
+    }
+
+    /// A path that a chain has already and whose NFs all live, chosen by a flow's hash.
+    #[cold]
+    fn shared(&self, ingress: u16, chain: &Chain, hash: u32) -> Option<u32> {
+        let numbers = self.lock();
+        let paths = &numbers.by_chain.get(&(ingress, chain.number, chain.version))?.list;
+        let from = hash as usize % paths.len().max(1);
+        let mut in_turn = paths[from..].iter().chain(&paths[..from]);
+        let goes = |number: &&u32| self.get(**number).is_some_and(|path| matches!(path.kind, Kind::Whole) && path.goes());
+        in_turn.find(goes).copied()
+    }
+
+    /// The path for a flow of a chain: an instance of each service by the flow's symmetric hash, keeping those of `old` (the path
+    /// that the flow had) that still live; one that lets nobody in if an instance is missing.
+    #[cold]
+    pub fn decide(&self, ways: &mut Ways, tables: &Tables, ingress: u16, chain: u16, hash: u32, old: Option<u32>) -> Decision {
+        let Some(Some(chain)) = tables.chains.get(chain as usize) else { return Decision::Drop(Refusal::NoRule) };
+        let old = old
+            .and_then(|number| self.get(number))
+            .filter(|p| p.kind == Kind::Whole && p.chain.number == chain.number && p.chain.services == chain.services);
+        let (mut nfs, mut reversed, mut len) = ([0; MAX_HOPS], [false; MAX_HOPS], 0);
+        let mut kind = Kind::Whole;
+        let instances = |service: &u16| tables.services.get(*service as usize).map_or(1, |m| m.len().max(1));
+        let combinations = chain.services.iter().fold(1usize, |n, service| n.saturating_mul(instances(service)));
+        let spread_by = if combinations > SPREAD { mixed(hash) % SPREAD as u32 } else { hash };
+        for (i, service) in chain.services.iter().enumerate().take(MAX_HOPS) {
+            let members: &[Member] = tables.services.get(*service as usize).map_or(&[], |m| m);
+            // The flow's former instance of this very hop stays, if it lives. A path that bypassed has its hops shifted.
+            let same_as_before = old.and_then(|p| p.hops.get(i)).and_then(|h| kept(members, h.nf));
+            // A service that comes twice in a chain is met in the same instance.
+            let same = chain.services[..i]
+                .iter()
+                .position(|s| s == service)
+                .filter(|at| kind == Kind::Whole && *at < len)
+                .map(|at| nfs[at]);
+            let chosen = same_as_before.or(same).or_else(|| picked(members, spread_by));
+            match chosen {
+                Some(nf) => {
+                    (nfs[len], reversed[len]) = (nf, chain.is_reversed(i));
+                    len += 1;
+                }
+                None if chain.on_failure == OnFailure::Bypass => kind = Kind::Bypasses,
+                None => {
+                    (kind, len) = (Kind::Refuses, 0);
+                    break;
+                }
+            }
+        }
+        let course = Course { ingress, chain, nfs: &nfs[..len], reversed: &reversed[..len], kind, under: tables.generation };
+        let number = self.find(ways, &course).or_else(|| self.shared(ingress, chain, hash));
+        number.map_or(Decision::Drop(Refusal::NoPath), Decision::Path)
+    }
+
+    /// The number of a path, by what the thread has noted where that is possible.
+    pub fn find(&self, ways: &mut Ways, course: &Course<'_>) -> Option<u32> {
+        let Some(way) = Way::new(course.chain.version, course.ingress, course.kind, course.nfs) else { return self.number(course) };
+        if let Some(number) = ways.find(&way).filter(|number| self.goes(*number)) {
+            return Some(number);
+        }
+        let number = self.number(course)?;
+        ways.insert(&way, number);
+        Some(number)
+    }
+
+    /// Whether a flow may stay on its path, given the chain that the rules name now.
+    pub fn still_valid(&self, tables: &Tables, number: u32, chain: u16) -> bool {
+        let Some(path) = self.get(number).filter(|path| !path.has_ended()) else { return false };
+        matches!(tables.chains.get(chain as usize), Some(Some(c)) if c.number == path.chain.number && c.version == path.chain.version)
+    }
+}
+
+/// The paths that end with new tables.
+pub fn ends(former: &Tables, new: &Tables) -> Vec<End> {
+    let mut ends = Vec::new();
+    let there: HashSet<u16> = new.services.iter().flatten().map(|member| member.nf).collect();
+    let mut gone: Vec<u16> = former.services.iter().flatten().map(|member| member.nf).filter(|nf| !there.contains(nf)).collect();
+    gone.dedup();
+    ends.extend(gone.into_iter().map(End::Nf));
+    for (number, members) in new.services.iter().enumerate() {
+        let service = number as u16;
+        if former.is_pooled(service) != new.is_pooled(service) {
+            ends.push(End::Service(service));
+        } else if !members.is_empty() && former.services.get(number).is_none_or(Vec::is_empty) {
+            ends.push(End::Back(service));
+        }
+    }
+    let version = |tables: &Tables, number: usize| tables.chains.get(number).and_then(|c| Some(c.as_ref()?.version)).unwrap_or(0);
+    let chains = (0..former.chains.len().max(new.chains.len())).map(|number| (number, version(new, number)));
+    let other = chains.filter(|(number, now)| version(former, *number) != *now);
+    ends.extend(other.map(|(number, version)| End::Chain { number: number as u16, version }));
+    let closed = |number: &usize| former.ports[*number].is_some() && !new.ports.get(*number).is_some_and(Option::is_some);
+    ends.extend((0..former.ports.len()).filter(closed).map(|number| End::Ingress(number as u16)));
+    ends
+}
+
+impl Numbers {
+    /// Whether what a path goes through, or without, was gone or back before the tables that it is made of knew.
+    fn is_over(&self, course: &Course<'_>) -> bool {
+        // Generations are compared as they follow each other, so that they may wrap.
+        let is_late = |end| self.since.get(&end).is_some_and(|since| (course.under.wrapping_sub(*since) as i32) < 0);
+        let services = &course.chain.services;
+        self.versions.get(&course.chain.number).is_some_and(|version| *version != course.chain.version)
+            || course.nfs.iter().any(|nf| is_late(End::Nf(*nf)))
+            || services.iter().any(|service| is_late(End::Service(*service)))
+            || course.kind.goes_without() && services.iter().any(|service| is_late(End::Back(*service)))
+            || is_late(End::Ingress(course.ingress))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{chain, tables};
+    use super::*;
+
+    const NONE: &[bool] = &[];
+
+    fn course<'a>(chain: &'a Arc<Chain>, nfs: &'a [u16], under: u32) -> Course<'a> {
+        Course { ingress: 0, chain, nfs, reversed: NONE, kind: Kind::Whole, under }
+    }
+
+    fn free(registry: &PathRegistry) -> Vec<u32> {
+        let ended = registry.take_ended();
+        registry.hide(&ended);
+        // SAFETY: there are no threads, and nobody has a path.
+        unsafe { registry.free(&ended) };
+        ended
+    }
+
+    #[test]
+    fn a_place_is_given_again_and_old_numbers_find_nothing() {
+        let registry = PathRegistry::new(4);
+        let mut before = Vec::new();
+        for version in 1..1000 {
+            let chain = chain(0, version, &[0], OnFailure::Drop);
+            registry.end(&[End::Chain { number: 0, version }], Some(version));
+            let number = registry.number(&course(&chain, &[1], version)).unwrap();
+            assert_eq!(registry.get(number).unwrap().chain.version, version);
+            assert_eq!((registry.len(), registry.iter().count()), (1, 1));
+            assert!(before.iter().all(|old| registry.get(*old).is_none_or(Path::has_ended)));
+            if version % 3 == 0 {
+                // Packets follow those that have ended until these are freed.
+                assert_eq!(free(&registry).len(), if version == 3 { 2 } else { 3 });
+                assert!(before.iter().all(|old| registry.get(*old).is_none()), "{before:?}");
+            }
+            before.push(number);
+        }
+        assert!(before.iter().all(|number| *number < UNGIVEN), "{before:?}");
+    }
+
+    /// The least number that is never given.
+    const UNGIVEN: u32 = u32::MAX - 31;
+
+    #[test]
+    fn numbers_of_a_place_come_again_and_never_say_what_is_done_instead_of_a_path() {
+        for most in [2, 5, 256, 1 << 16] {
+            let registry = PathRegistry::new(most);
+            let (mut number, mut turns) = (1, 0u32);
+            loop {
+                turns += 1;
+                number = registry.next_turn(number);
+                assert!(number < UNGIVEN && registry.place(number) == 1);
+                if number == 1 {
+                    break;
+                }
+            }
+            assert!(turns >= 65_535, "{most}: {turns}");
+        }
+    }
+
+    #[test]
+    fn a_path_that_is_made_of_old_tables_has_ended_when_it_is_made() {
+        let registry = PathRegistry::new(16);
+        let c = chain(0, 1, &[0], OnFailure::Bypass);
+        registry.end(&[End::Nf(3), End::Back(0)], Some(7));
+        let number = |course: &Course<'_>| registry.number(course).unwrap();
+        let late = number(&course(&c, &[3], 6));
+        assert!(registry.get(late).unwrap().has_ended() && !registry.goes(late));
+        assert_eq!(number(&course(&c, &[3], 6)), late, "one is enough");
+        let without = Course { kind: Kind::Bypasses, ..course(&c, &[], 6) };
+        assert!(registry.get(number(&without)).unwrap().has_ended());
+        // It is back under the same number, and tables that know that it was gone name it.
+        let now = number(&course(&c, &[3], 7));
+        assert!(now != late && registry.get(now).unwrap().goes());
+        assert!(registry.get(number(&Course { under: 7, ..without })).unwrap().goes());
+        assert_eq!(free(&registry).len(), 2);
+        assert_eq!(number(&course(&c, &[3], 8)), now);
+    }
+
+    #[test]
+    fn only_paths_that_a_change_concerns_end() {
+        let registry = PathRegistry::new(64);
+        let chains = || vec![chain(0, 1, &[0, 1], OnFailure::Drop), chain(1, 2, &[2], OnFailure::Drop)];
+        let mut ways = Ways::new(64);
+        let mut decide = |tables: &Tables, chain: u16, hash: u32| match registry.decide(&mut ways, tables, 0, chain, hash, None) {
+            Decision::Path(number) => number,
+            other => panic!("{other:?}"),
+        };
+        let before = tables(chains(), vec![vec![1, 2], vec![3], vec![4]]);
+        let paths: Vec<u32> = (0..50).map(|hash| decide(&before, 0, hash)).collect();
+        let other = decide(&before, 1, 0);
+        let goes = |number: u32| registry.get(number).unwrap().goes();
+        let is_on = |number: u32, nf| registry.get(number).unwrap().nfs.contains(&nf);
+        // One comes: nothing is decided anew.
+        let more = Tables { generation: 2, ..tables(chains(), vec![vec![1, 2, 5], vec![3], vec![4, 6]]) };
+        registry.end(&ends(&before, &more), Some(2));
+        assert!(paths.iter().all(|path| goes(*path)) && goes(other));
+        // One goes.
+        let fewer = Tables { generation: 3, ..tables(chains(), vec![vec![1, 5], vec![3], vec![4, 6]]) };
+        registry.end(&ends(&more, &fewer), Some(3));
+        assert!(paths.iter().all(|path| goes(*path) != is_on(*path, 2)) && goes(other));
+        let names = registry.names();
+        assert!(names.nfs.contains(&2), "packets may still be on their way");
+        assert!(names.chains.len() == 2 && names.services == HashSet::from([0, 1, 2]) && names.ports.contains(&9));
+        let ended = registry.take_ended();
+        registry.hide(&ended);
+        let names = registry.names();
+        assert!(!names.nfs.contains(&2) && names.nfs.contains(&1) && registry.leads_to(9));
+        // A service without instances lets nobody in, and that ends when it has one.
+        let none = Tables { generation: 4, ..tables(chains(), vec![vec![1, 5], vec![], vec![4, 6]]) };
+        registry.end(&ends(&fewer, &none), Some(4));
+        let refused = decide(&none, 0, 0);
+        let path = registry.get(refused).unwrap();
+        assert!(path.refuses() && !path.goes() && !path.has_ended() && registry.goes(refused) && goes(other));
+        registry.end(&ends(&none, &fewer), Some(5));
+        assert!(!registry.goes(refused) && goes(other));
+        // A chain is replaced.
+        let now = Tables {
+            generation: 6,
+            ..tables(
+                vec![chain(0, 3, &[0], OnFailure::Drop), chain(1, 2, &[2], OnFailure::Drop)],
+                vec![vec![1, 5], vec![3], vec![4, 6]],
+            )
+        };
+        let whole = decide(&Tables { generation: 5, ..tables(chains(), vec![vec![1, 5], vec![3], vec![4, 6]]) }, 0, 0);
+        assert!(goes(whole));
+        registry.end(&ends(&fewer, &now), Some(6));
+        assert!(!goes(whole) && goes(other));
+    }
+
+    #[test]
+    fn what_ends_is_found_without_a_look_at_all_paths() {
+        let registry = PathRegistry::new(1024);
+        // Each chain has a service of its own and service 0; every third goes without.
+        let chains: Vec<_> = (0..30).map(|n| chain(n, 1, &[0, n + 1], OnFailure::Bypass)).collect();
+        let mut numbers: Vec<(u32, usize, bool)> = Vec::new();
+        for (n, chain) in chains.iter().enumerate() {
+            for nf in 0..20 {
+                let without = n % 3 == 0;
+                let nfs = [nf, 100 + n as u16];
+                let kind = if without { Kind::Bypasses } else { Kind::Whole };
+                numbers.push((
+                    registry.number(&Course { kind, ..course(chain, &nfs[..if without { 1 } else { 2 }], 1) }).unwrap(),
+                    n,
+                    without,
+                ));
+            }
+        }
+        let size = |of: fn(&Numbers) -> usize| of(&registry.lock());
+        let gone = |numbers: &[(u32, usize, bool)], goes: &dyn Fn(usize, bool, u16) -> bool| {
+            for (at, (number, n, without)) in numbers.iter().enumerate() {
+                assert_eq!(registry.goes(*number), goes(*n, *without, at as u16 % 20), "{number} of chain {n}");
+            }
+        };
+        assert_eq!(size(|n| n.without[&0].list.len()), 200, "those alone that go without it");
+        registry.end(&[End::Back(4)], Some(2));
+        gone(&numbers, &|n, _, _| n != 3);
+        registry.end(&[End::Nf(7)], Some(3));
+        gone(&numbers, &|n, _, nf| n != 3 && nf != 7);
+        registry.end(&[End::Service(9)], Some(4));
+        gone(&numbers, &|n, _, nf| n != 3 && nf != 7 && n != 8);
+        registry.end(&[End::Back(0)], Some(5));
+        gone(&numbers, &|n, without, nf| n != 3 && nf != 7 && n != 8 && !without);
+        assert_eq!(size(|n| n.without.len()), 0);
+        registry.end(&[End::Service(0)], Some(6));
+        assert_eq!((size(|n| n.by_chain.len() + n.by_nf.len() + n.of.len()), registry.len()), (0, 0));
+        assert_eq!(free(&registry).len(), numbers.len());
+    }
+
+    #[test]
+    fn detours_do_not_take_all_places() {
+        let registry = PathRegistry::new(16);
+        let c = chain(0, 1, &[0], OnFailure::Drop);
+        let detour = |nf: u16| registry.number(&Course { kind: Kind::Detour, ..course(&c, &[nf], 1) });
+        assert!((0..4).all(|nf| detour(nf).is_some()));
+        assert!((4..100).all(|nf| detour(nf).is_none()) && detour(2).is_some());
+        registry.end(&[End::Nf(2)], Some(2));
+        assert_eq!(free(&registry).len(), 1);
+        assert!(detour(9).is_some() && detour(10).is_none());
+    }
+
+    #[test]
+    fn packet_threads_find_a_path_or_none_while_others_are_freed() {
+        let registry = PathRegistry::new(8);
+        let rounds = [AtomicU32::new(0), AtomicU32::new(0)];
+        let (latest, stop) = (AtomicU32::new(0), AtomicU32::new(0));
+        std::thread::scope(|scope| {
+            for round in &rounds {
+                let (registry, latest, stop) = (&registry, &latest, &stop);
+                scope.spawn(move || {
+                    let mut kept = Vec::new();
+                    while stop.load(Ordering::Acquire) == 0 {
+                        kept.push(latest.load(Ordering::Relaxed));
+                        for number in &kept {
+                            if let Some(path) = registry.get(*number) {
+                                assert_eq!(u32::from(path.nfs[0]), path.chain.version);
+                            }
+                        }
+                        if kept.len() > 50 {
+                            kept.clear();
+                        }
+                        // A fence: what was found is not used any more.
+                        round.fetch_add(1, Ordering::Release);
+                        std::thread::yield_now();
+                    }
+                });
+            }
+            for version in 1..300 {
+                let c = chain(0, version, &[0], OnFailure::Drop);
+                registry.end(&[End::Chain { number: 0, version }], Some(version));
+                let number = registry.number(&course(&c, &[version as u16], version)).expect("places are given again");
+                latest.store(number, Ordering::Relaxed);
+                let ended = registry.take_ended();
+                registry.hide(&ended);
+                let before: Vec<u32> = rounds.iter().map(|round| round.load(Ordering::Acquire)).collect();
+                while rounds.iter().zip(&before).any(|(round, before)| round.load(Ordering::Acquire) < before + 2) {
+                    std::thread::yield_now();
+                }
+                // SAFETY: both threads have begun another round since the paths were hidden.
+                unsafe { registry.free(&ended) };
+            }
+            stop.store(1, Ordering::Release);
+        });
+    }
+}

@@ -1,0 +1,119 @@
+//! The paths that one thread has used, found without the registry's lock.
+//!
+//! Approach: a table of sets of four, with the whole key in each entry. What finds no place in its set pushes out the one that came first:
+//! the registry knows it still. Whether a path that is found here still holds is for the registry to say.
+
+use super::Kind;
+
+const WAYS: usize = 4;
+/// No number of a path.
+const NO_NUMBER: u32 = u32::MAX;
+
+/// Most NFs of a path that is found here. Longer ones are for the registry alone.
+pub const MAX_NFS: usize = sluice_policy::spread::MAX_NFS;
+
+/// What tells paths of one thread apart. The version stands for the chain, and with it for services and egress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// Version of the chain.
+    pub version: u32,
+    /// Number of the ingress port.
+    pub ingress: u16,
+    /// How many NFs there are.
+    pub len: u16,
+    /// What kind of path it is.
+    pub kind: Kind,
+    /// The NFs.
+    pub nfs: [u16; MAX_NFS],
+}
+
+impl Way {
+    /// A way through these NFs; none if there are too many.
+    pub fn new(version: u32, ingress: u16, kind: Kind, through: &[u16]) -> Option<Self> {
+        let mut nfs = [0; MAX_NFS];
+        nfs.get_mut(..through.len())?.copy_from_slice(through);
+        Some(Self { version, ingress, len: through.len() as u16, kind, nfs })
+    }
+
+    fn hash(&self) -> usize {
+        let mut sum = u64::from(self.version) << 32 | u64::from(self.ingress) << 16 | u64::from(self.len) << 2 | self.kind as u64;
+        for nf in &self.nfs[..self.len as usize] {
+            // FNV-1a over words, and a last mixing below.
+            sum = (sum ^ u64::from(*nf)).wrapping_mul(0x0100_0000_01b3);
+        }
+        (sum.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize
+    }
+}
+
+/// The table.
+#[derive(Debug)]
+pub struct Ways {
+    entries: Vec<[Option<(Way, u32)>; WAYS]>,
+    turn: usize,
+    /// By place of a path in the registry: the number that was noted last.
+    noted: Vec<u32>,
+}
+
+impl Ways {
+    /// For about so many paths.
+    pub fn new(most: usize) -> Self {
+        let most = most.next_power_of_two();
+        Self { entries: vec![[None; WAYS]; (most / 2).max(1)], turn: 0, noted: vec![NO_NUMBER; most] }
+    }
+
+    /// Number of a path, if it is known here.
+    #[inline]
+    pub fn find(&self, way: &Way) -> Option<u32> {
+        let set = &self.entries[way.hash() & (self.entries.len() - 1)];
+        set.iter().flatten().find(|(known, _)| known == way).map(|(_, number)| *number)
+    }
+
+    /// Whether the number of a path was noted, and no other one in its place since.
+    #[inline]
+    pub fn knows(&self, number: u32) -> bool {
+        self.noted[number as usize & (self.noted.len() - 1)] == number
+    }
+
+    /// Notes the number of a path.
+    pub fn insert(&mut self, way: &Way, number: u32) {
+        let last = self.noted.len() - 1;
+        self.noted[number as usize & last] = number;
+        let at = way.hash() & (self.entries.len() - 1);
+        self.turn = (self.turn + 1) % WAYS;
+        let set = &mut self.entries[at];
+        let same = set.iter().position(|entry| entry.as_ref().is_some_and(|(known, _)| known == way));
+        let place = same.or_else(|| set.iter().position(Option::is_none)).unwrap_or(self.turn);
+        set[place] = Some((*way, number));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_noted_is_found_or_was_pushed_out() {
+        let mut ways = Ways::new(64);
+        let way = |n: u16| Way::new(7, n % 2, Kind::Whole, &[n, n + 1]).unwrap();
+        for n in 0..1000u16 {
+            assert!(ways.find(&way(n)).is_none() && !ways.knows(n.into()));
+            ways.insert(&way(n), n.into());
+            assert!(ways.find(&way(n)) == Some(n.into()) && ways.knows(n.into()));
+            assert_eq!(ways.find(&Way { version: 8, ..way(n) }), None);
+            assert_eq!(ways.find(&Way { kind: Kind::Bypasses, ..way(n) }), None);
+        }
+        let known = (0..1000u16).filter(|n| ways.find(&way(*n)) == Some(u32::from(*n))).count();
+        assert!((64..=128).contains(&known), "{known}");
+        // The last number of each place is known.
+        assert!((1000 - 64..1000).all(|number| ways.knows(number)) && !ways.knows(0) && !ways.knows(u32::MAX - 3));
+    }
+
+    #[test]
+    fn a_way_that_has_another_number_by_now_is_found_by_that() {
+        let mut ways = Ways::new(64);
+        let way = Way::new(7, 0, Kind::Whole, &[1]).unwrap();
+        (0..10).for_each(|number| ways.insert(&way, number));
+        assert_eq!(ways.find(&way), Some(9));
+        assert!(Way::new(7, 0, Kind::Whole, &[0; MAX_NFS + 1]).is_none());
+    }
+}

@@ -1,0 +1,631 @@
+//! What was decided about each flow: a bounded, aged, exact-match table.
+//!
+//! Problem: remember up to a million flows, find one for each packet at more than 25 million packets a second, and never grow,
+//! allocate or stop to clean up.
+//!
+//! Terms: a *slot* holds one flow in 64 bytes, one cache line. Eight slots are a *bucket*; the bucket's eight one-byte *tags* are
+//! one word (0: free), and the words of eight buckets are one cache line, a *group* of 64 slots.
+//!
+//! Approach: the hash picks a group and, in it, a first and a second bucket. A lookup compares the hash's tag with eight tags at
+//! once in ordinary registers, and touches a slot only where the tag agrees. A miss so costs one cache line, from an array of one
+//! byte a slot that the L2 cache mostly holds, and a hit one line more. [`FlowTable::lookup_burst`] fetches both ahead for a whole
+//! burst. A new flow goes to its first bucket, else to the second; if both are full, one of their 16 flows is moved to its own other
+//! bucket; only if none can, the one of the 16 that was idle longest is evicted. There are at least three slots to two flows, so
+//! that evictions below the limit are rare.
+//!
+//! Time is kept in ticks of [`TICK_MS`]: a slot in use is written once a tick, not once a packet. Ageing visits a few slots a call.
+//!
+//! Memory comes zeroed from the system and is touched as flows come; hugepages are asked for. A table belongs to one thread.
+//!
+//! Limits: a flow may outlive its timeout by two ticks and the time that ageing takes to come round.
+
+use std::hash::{BuildHasher, RandomState};
+
+use sluice_shm::memory::advise_hugepages;
+use sluice_shm::{BURST, prefetch};
+
+use super::key::{FlowKey, HashKeys, WORDS};
+use crate::decision::Packed;
+
+/// Milliseconds that count as one moment.
+pub const TICK_MS: u64 = 128;
+
+const SLOTS_PER_BUCKET: usize = 8;
+const SLOTS_PER_GROUP: usize = 64;
+
+/// What is known of a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Known {
+    /// What was decided about it.
+    pub decision: Packed,
+    /// Generation of the configuration that the decision was made under; an older one is for the caller to make anew.
+    pub generation: u32,
+    /// What [`ChooseChain`](crate::steer::ChooseChain) has noted of it, up to [`MAX_NOTE`]; 0: nothing.
+    pub note: u32,
+}
+
+/// Bits of a hash that [`parts`] reads; a slot's stamp keeps no more of it.
+const HASH_BITS: u32 = 14;
+
+/// Largest note of a decision.
+pub const MAX_NOTE: u32 = (1 << (32 - HASH_BITS)) - 1;
+
+/// What a table counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FlowTableStats {
+    /// Flows in the table.
+    pub entries: u64,
+    /// Lookups that found their flow.
+    pub hits: u64,
+    /// Lookups that did not.
+    pub misses: u64,
+    /// Flows that had to go for a new one.
+    pub evictions: u64,
+    /// Flows that went because they were idle.
+    pub aged: u64,
+}
+
+/// A flow and what is known of it: the key's words, path and generation, then the tick of its last packet, the low bits of its hash, and
+/// the note.
+type Slot = [u64; 8];
+
+const DECISION: usize = WORDS;
+const STAMP: usize = WORDS + 1;
+
+/// The stamp of a free slot.
+const FREE: u64 = 0;
+
+/// Zeroed words on cache lines of their own, untouched until they are written.
+#[derive(Debug)]
+struct Lines {
+    words: Vec<u64>,
+    start: usize,
+    count: usize,
+}
+
+impl Lines {
+    fn new(count: usize) -> Self {
+        // An allocation of plain words is the one that the allocator gets zeroed from the system without touching it; seven more
+        // words leave room to start on a line.
+        let words = vec![0u64; count * 8 + 7];
+        let start = words.as_ptr().align_offset(64).min(7);
+        advise_hugepages(&words);
+        Self { words, start, count }
+    }
+
+    #[inline(always)]
+    fn get(&self) -> &[Slot] {
+        &self.words[self.start..].as_chunks().0[..self.count]
+    }
+
+    #[inline(always)]
+    fn get_mut(&mut self) -> &mut [Slot] {
+        &mut self.words[self.start..].as_chunks_mut().0[..self.count]
+    }
+}
+
+/// The table. See the module.
+#[derive(Debug)]
+pub struct FlowTable {
+    /// A line of tags for each group.
+    tags: Lines,
+    slots: Lines,
+    groups: u64,
+    keys: HashKeys,
+    /// Bucket that ageing visits next.
+    hand: usize,
+    stats: FlowTableStats,
+}
+
+/// Where a hash says that a flow is.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    group: usize,
+    first: usize,
+    second: usize,
+    tag: u64,
+}
+
+const EACH: u64 = 0x0101_0101_0101_0101;
+const HIGH: u64 = 0x8080_8080_8080_8080;
+
+/// The high bit of each byte of `word` that is zero. Exact for the lowest one; above it, a byte of 1 may be taken for a zero.
+#[inline(always)]
+fn zeros(word: u64) -> u64 {
+    word.wrapping_sub(EACH) & !word & HIGH
+}
+
+/// Number of the lowest marked byte.
+#[inline(always)]
+fn lowest(marks: u64) -> usize {
+    (marks.trailing_zeros() / 8) as usize & 7
+}
+
+/// What the low half of a hash says: tag, bucket, and the distance from one bucket to the other.
+#[inline(always)]
+fn parts(hash: u32) -> (u64, usize, usize) {
+    let tag = u64::from(hash & 0xff).max(1);
+    let bucket = (hash >> 8 & 7) as usize;
+    let apart = (hash >> 11 & 7).max(1) as usize;
+    (tag, bucket, apart)
+}
+
+/// Ticks count from 1: a stamp of zero is a free slot's.
+#[inline(always)]
+fn tick(now_ms: u64) -> u32 {
+    (now_ms / TICK_MS) as u32 + 1
+}
+
+#[inline(always)]
+fn stamp(tick: u32, hash: u64, note: u32) -> u64 {
+    let low = hash & ((1 << HASH_BITS) - 1);
+    u64::from(tick) | low << 32 | u64::from(note.min(MAX_NOTE)) << (32 + HASH_BITS)
+}
+
+#[inline(always)]
+fn is(slot: &Slot, key: &FlowKey) -> bool {
+    // Bitwise: one branch a packet.
+    let k = key.words();
+    let address = (slot[0] ^ k[0]) | (slot[1] ^ k[1]) | (slot[2] ^ k[2]) | (slot[3] ^ k[3]);
+    (address | (slot[4] ^ k[4]) | (slot[5] ^ k[5])) == 0
+}
+
+#[inline(always)]
+fn known(slot: &Slot) -> Known {
+    Known {
+        decision: Packed::from_bits(slot[DECISION] as u32),
+        generation: (slot[DECISION] >> 32) as u32,
+        note: (slot[STAMP] >> (32 + HASH_BITS)) as u32,
+    }
+}
+
+/// A seed from the system, for [`FlowTable::new`].
+pub fn random_seed() -> u64 {
+    RandomState::new().hash_one(0u64)
+}
+
+impl FlowTable {
+    /// A table for `max_flows` flows, in about 98 bytes each, with hashes keyed by `seed`.
+    pub fn new(max_flows: usize, seed: u64) -> Self {
+        let groups = (max_flows.saturating_mul(3) / 2).div_ceil(SLOTS_PER_GROUP).clamp(1, u32::MAX as usize / SLOTS_PER_GROUP);
+        Self {
+            tags: Lines::new(groups),
+            slots: Lines::new(groups * SLOTS_PER_GROUP),
+            groups: groups as u64,
+            keys: HashKeys::new(seed),
+            hand: 0,
+            stats: FlowTableStats::default(),
+        }
+    }
+
+    /// Slots: no more flows than this are ever held.
+    pub fn capacity(&self) -> usize {
+        self.groups as usize * SLOTS_PER_GROUP
+    }
+
+    /// What was counted so far.
+    pub fn stats(&self) -> FlowTableStats {
+        self.stats
+    }
+
+    /// The hash that the other calls want with a key.
+    #[inline(always)]
+    pub fn hash_of(&self, key: &FlowKey) -> u64 {
+        key.hash(&self.keys)
+    }
+
+    #[inline(always)]
+    fn group_of(&self, hash: u64) -> usize {
+        (((hash >> 32) * self.groups) >> 32) as usize
+    }
+
+    #[inline(always)]
+    fn place(&self, hash: u64) -> Place {
+        let (tag, first, apart) = parts(hash as u32);
+        Place { group: self.group_of(hash), first, second: first ^ apart, tag }
+    }
+
+    /// Slot of a flow, if it is in the table.
+    #[inline]
+    fn find(&self, key: &FlowKey, place: Place) -> Option<usize> {
+        let tags = self.tags.get()[place.group];
+        let slots = self.slots.get();
+        [place.first, place.second].into_iter().find_map(|bucket| {
+            let mut marks = zeros(tags[bucket] ^ (place.tag * EACH));
+            while marks != 0 {
+                let at = slot_at(place.group, bucket, lowest(marks));
+                // Beside a flow whose tag is 1, a free slot is marked, too, and may still hold the words of a flow that left.
+                if is(&slots[at], key) && slots[at][STAMP] != FREE {
+                    return Some(at);
+                }
+                marks &= marks - 1;
+            }
+            None
+        })
+    }
+
+    /// What was decided about a flow, if it is known; notes that it has a packet.
+    #[inline]
+    pub fn lookup(&mut self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<Known> {
+        let Some(at) = self.find(key, self.place(hash)) else {
+            self.stats.misses += 1;
+            return None;
+        };
+        self.stats.hits += 1;
+        let slot = &mut self.slots.get_mut()[at];
+        touch(slot, tick(now_ms));
+        Some(known(slot))
+    }
+
+    /// How long ago a flow had a packet, in milliseconds, to within two ticks, and the path that was decided for it. None if it is not
+    /// known. Counts as no lookup.
+    pub fn idle_ms(&self, key: &FlowKey, hash: u64, now_ms: u64) -> Option<(u64, Packed)> {
+        let slot = &self.slots.get()[self.find(key, self.place(hash))?];
+        Some((u64::from(tick(now_ms).saturating_sub(slot[STAMP] as u32)) * TICK_MS, known(slot).decision))
+    }
+
+    /// As [`FlowTable::lookup`] for a burst: calls `found` with the number of each key and what was decided about it. Looks at no more
+    /// than [`BURST`] keys, and as many hashes.
+    #[inline]
+    pub fn lookup_burst(&mut self, keys: &[FlowKey], hashes: &[u64], now_ms: u64, mut found: impl FnMut(usize, Option<Known>)) {
+        let now = tick(now_ms);
+        let mut at = [0u32; BURST];
+        let tags = self.tags.get();
+        for hash in hashes.iter().take(BURST) {
+            prefetch(&tags[self.group_of(*hash)]);
+        }
+        let slots = self.slots.get();
+        for (at, hash) in at.iter_mut().zip(hashes) {
+            let place = self.place(*hash);
+            let tags = &tags[place.group];
+            let (mut bucket, mut marks) = (place.first, zeros(tags[place.first] ^ (place.tag * EACH)));
+            if marks == 0 {
+                (bucket, marks) = (place.second, zeros(tags[place.second] ^ (place.tag * EACH)));
+            }
+            // Without a mark this is some slot, which turns out not to be the one.
+            let guess = slot_at(place.group, bucket, lowest(marks));
+            *at = guess as u32;
+            prefetch(&slots[guess]);
+        }
+        let mut hits = 0;
+        let slots = self.slots.get_mut();
+        let mut unsure = 0u32;
+        for (i, ((key, at), _)) in keys.iter().zip(at).zip(hashes).enumerate() {
+            let slot = &mut slots[at as usize];
+            // A free slot may still hold the words of a flow that left.
+            if is(slot, key) && slot[STAMP] != FREE {
+                touch(slot, now);
+                hits += 1;
+                found(i, Some(known(slot)));
+            } else {
+                unsure |= 1 << i;
+            }
+        }
+        self.stats.hits += hits;
+        // The first tag that agreed was another flow's, or none did.
+        while unsure != 0 {
+            let i = unsure.trailing_zeros() as usize;
+            unsure &= unsure - 1;
+            found(i, self.lookup(&keys[i], hashes[i], now_ms));
+        }
+    }
+
+    /// Remembers what was decided about a flow, in place of what was before.
+    pub fn insert(&mut self, key: &FlowKey, hash: u64, known: Known, now_ms: u64) {
+        let place = self.place(hash);
+        let now = tick(now_ms);
+        let at = match self.find(key, place) {
+            Some(at) => at,
+            None => {
+                let at = self.make_room(place);
+                self.tags.get_mut()[place.group][at / SLOTS_PER_BUCKET % 8] |= place.tag << (at % SLOTS_PER_BUCKET * 8);
+                self.stats.entries += 1;
+                at
+            }
+        };
+        let slot = &mut self.slots.get_mut()[at];
+        slot[..WORDS].copy_from_slice(key.words());
+        slot[DECISION] = u64::from(known.decision.bits()) | u64::from(known.generation) << 32;
+        slot[STAMP] = stamp(now, hash, known.note);
+    }
+
+    /// A free slot for a flow that is not in the table.
+    fn make_room(&mut self, place: Place) -> usize {
+        let group = place.group;
+        let free = |tags: &[u64; 8], bucket: usize| {
+            let marks = zeros(tags[bucket]);
+            (marks != 0).then(|| slot_at(group, bucket, lowest(marks)))
+        };
+        let tags = self.tags.get()[group];
+        if let Some(at) = free(&tags, place.first).or_else(|| free(&tags, place.second)) {
+            return at;
+        }
+        // Both are full: a flow of theirs moves to its other bucket, or the one that was idle longest goes.
+        let slots = self.slots.get();
+        let mut oldest = (u32::MAX, 0);
+        let mut moving = None;
+        for from in [place.first, place.second].into_iter().flat_map(|b| (0..8).map(move |way| slot_at(group, b, way))) {
+            let stamp = slots[from][STAMP];
+            let bucket = from / SLOTS_PER_BUCKET % 8;
+            let (_, _, apart) = parts((stamp >> 32) as u32);
+            if let Some(to) = free(&tags, bucket ^ apart) {
+                moving = Some((from, to));
+                break;
+            }
+            oldest = oldest.min((stamp as u32, from));
+        }
+        if let Some((from, to)) = moving {
+            let slots = self.slots.get_mut();
+            slots[to] = slots[from];
+            let (tag, _, _) = parts((slots[from][STAMP] >> 32) as u32);
+            self.tags.get_mut()[group][to / SLOTS_PER_BUCKET % 8] |= tag << (to % SLOTS_PER_BUCKET * 8);
+            self.stats.entries += 1;
+            self.release(from);
+            return from;
+        }
+        let (_, at) = oldest;
+        self.release(at);
+        self.stats.evictions += 1;
+        at
+    }
+
+    /// Makes a slot free.
+    fn release(&mut self, at: usize) {
+        let word = &mut self.tags.get_mut()[at / SLOTS_PER_GROUP][at / SLOTS_PER_BUCKET % 8];
+        *word &= !(0xff << (at % SLOTS_PER_BUCKET * 8));
+        self.slots.get_mut()[at][STAMP] = FREE;
+        self.stats.entries -= 1;
+    }
+
+    /// Forgets a flow, and says whether it was known.
+    pub fn remove(&mut self, key: &FlowKey, hash: u64) -> bool {
+        let found = self.find(key, self.place(hash));
+        if let Some(at) = found {
+            self.release(at);
+        }
+        found.is_some()
+    }
+
+    /// Forgets all flows. Takes milliseconds for a large table.
+    pub fn clear(&mut self) {
+        for at in 0..self.capacity() {
+            if self.tags.get()[at / SLOTS_PER_GROUP][at / SLOTS_PER_BUCKET % 8] >> (at % SLOTS_PER_BUCKET * 8) & 0xff != 0 {
+                self.release(at);
+            }
+        }
+    }
+
+    /// Visits the next `budget` slots (rounded up to whole buckets), forgets those whose flow had no packet for `timeout_ms`, and says
+    /// how many. Never early, and late by up to two ticks. Call it with a few slots each time round the loop: it fetches ahead what
+    /// the next call will visit.
+    pub fn age(&mut self, now_ms: u64, timeout_ms: u64, budget: usize) -> usize {
+        let now = tick(now_ms);
+        let limit = u32::try_from(timeout_ms.div_ceil(TICK_MS) + 1).unwrap_or(u32::MAX);
+        let all = self.groups as usize * 8;
+        let visits = budget.div_ceil(SLOTS_PER_BUCKET).min(all);
+        let mut aged = 0;
+        for _ in 0..visits {
+            let bucket = self.hand;
+            self.hand = if bucket + 1 == all { 0 } else { bucket + 1 };
+            for at in taken(self.tags.get(), bucket) {
+                let seen = self.slots.get()[at][STAMP] as u32;
+                if now.saturating_sub(seen) >= limit {
+                    self.release(at);
+                    aged += 1;
+                }
+            }
+        }
+        for ahead in 0..visits.min(all - self.hand) {
+            for at in taken(self.tags.get(), self.hand + ahead) {
+                prefetch(&self.slots.get()[at]);
+            }
+        }
+        self.stats.aged += aged as u64;
+        aged
+    }
+}
+
+/// The slots in use of a bucket, counted through the whole table.
+#[inline(always)]
+fn taken(tags: &[Slot], bucket: usize) -> impl Iterator<Item = usize> + use<> {
+    let word = tags[bucket / 8][bucket % 8];
+    (0..SLOTS_PER_BUCKET)
+        .take(if word == 0 { 0 } else { SLOTS_PER_BUCKET })
+        .filter(move |way| word >> (way * 8) & 0xff != 0)
+        .map(move |way| bucket * SLOTS_PER_BUCKET + way)
+}
+
+#[inline(always)]
+fn slot_at(group: usize, bucket: usize, way: usize) -> usize {
+    (group * 8 + bucket) * SLOTS_PER_BUCKET + way
+}
+
+/// Notes that a flow has a packet, unless that was noted in this tick.
+#[inline(always)]
+fn touch(slot: &mut Slot, now: u32) {
+    if slot[STAMP] as u32 != now {
+        slot[STAMP] = slot[STAMP] >> 32 << 32 | u64::from(now);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    fn key(n: u32) -> FlowKey {
+        let mut packet = [0u8; 64];
+        packet[12] = 0x08;
+        packet[14] = 0x45;
+        packet[17] = 46;
+        packet[23] = 17;
+        packet[26..30].copy_from_slice(&n.to_be_bytes());
+        FlowKey::parse(&packet, 64, 1)
+    }
+
+    fn decide(n: u32) -> Known {
+        Known { decision: Packed::path(n), generation: !n, note: n & MAX_NOTE }
+    }
+
+    #[test]
+    fn holds_as_many_flows_as_it_was_made_for() {
+        for (flows, seed) in [(1000, 1), (20_000, 2), (100_000, 3)] {
+            let mut table = FlowTable::new(flows, seed);
+            for n in 0..flows as u32 {
+                table.insert(&key(n), table.hash_of(&key(n)), decide(n), 0);
+            }
+            let lost = table.stats().evictions as usize;
+            assert!(lost * 1000 <= flows, "{lost} of {flows} evicted");
+            assert_eq!(table.stats().entries as usize, flows - lost);
+            // Many share a tag here: both ways to look must tell them apart.
+            let (mut one_by_one, mut in_bursts) = (0, 0);
+            for start in (0..flows as u32).step_by(BURST) {
+                let numbers: Vec<u32> = (start..(start + BURST as u32).min(flows as u32)).collect();
+                let keys: Vec<FlowKey> = numbers.iter().map(|n| key(*n)).collect();
+                let hashes: Vec<u64> = keys.iter().map(|k| table.hash_of(k)).collect();
+                let right = |i: usize, found: Option<Known>| usize::from(found == Some(decide(numbers[i])));
+                one_by_one += (0..keys.len()).map(|i| right(i, table.lookup(&keys[i], hashes[i], 0))).sum::<usize>();
+                table.lookup_burst(&keys, &hashes, 0, |i, found| in_bursts += right(i, found));
+            }
+            assert_eq!((one_by_one, in_bursts), (flows - lost, flows - lost));
+        }
+    }
+
+    #[test]
+    fn a_flood_evicts_the_idle_ones_and_never_grows() {
+        let mut table = FlowTable::new(64, 7);
+        let capacity = table.capacity() as u64;
+        for n in 0..10_000u32 {
+            // Flow 0 has a packet all the time.
+            let now = u64::from(n) * TICK_MS;
+            table.insert(&key(0), table.hash_of(&key(0)), decide(0), now);
+            table.insert(&key(n), table.hash_of(&key(n)), decide(n), now);
+        }
+        let stats = table.stats();
+        assert!(stats.entries <= capacity);
+        assert_eq!(stats.entries + stats.evictions, 10_000);
+        assert_eq!(table.lookup(&key(0), table.hash_of(&key(0)), 0), Some(decide(0)));
+        table.clear();
+        assert_eq!(table.stats().entries, 0);
+        assert_eq!(table.lookup(&key(0), table.hash_of(&key(0)), 0), None);
+    }
+
+    #[test]
+    fn what_left_is_not_found_in_its_free_slot() {
+        let mut table = FlowTable::new(64, 7);
+        let (k, hash) = (key(5), table.hash_of(&key(5)));
+        table.insert(&k, hash, decide(5), 0);
+        assert!(table.remove(&k, hash));
+        assert!(!table.remove(&k, hash));
+        let mut answers = Vec::new();
+        table.lookup_burst(&[k], &[hash], 0, |i, d| answers.push((i, d)));
+        assert_eq!(answers, [(0, None)]);
+        // The all-zero key is what an untouched slot holds.
+        let mut answers = Vec::new();
+        table.lookup_burst(&[FlowKey::default()], &[0], 0, |i, d| answers.push((i, d)));
+        assert_eq!(answers, [(0, None)]);
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Insert(u32),
+        Remove(u32),
+        Lookup(Vec<u32>),
+        Wait(u64),
+        Age,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let n = || 0..60u32;
+        prop_oneof![
+            4 => n().prop_map(Step::Insert),
+            1 => n().prop_map(Step::Remove),
+            4 => prop::collection::vec(n(), 1..=BURST).prop_map(Step::Lookup),
+            2 => (0..3000u64).prop_map(Step::Wait),
+            2 => Just(Step::Age),
+        ]
+    }
+
+    /// Against a map of (decision, last packet): the same answers, until a flow may be forgotten.
+    fn check_against_a_map(steps: &[Step], seed: u64) -> Result<(), TestCaseError> {
+        const TIMEOUT: u64 = 5000;
+        let mut table = FlowTable::new(1000, seed);
+        let mut model: HashMap<u32, (Known, u64)> = HashMap::new();
+        let mut now = 0;
+        let mut version = 0;
+        for step in steps {
+            match step {
+                Step::Insert(n) => {
+                    version += 1;
+                    table.insert(&key(*n), table.hash_of(&key(*n)), decide(version), now);
+                    model.insert(*n, (decide(version), now));
+                }
+                Step::Remove(n) => prop_assert_eq!(table.remove(&key(*n), table.hash_of(&key(*n))), model.remove(n).is_some()),
+                Step::Lookup(burst) => {
+                    let keys: Vec<FlowKey> = burst.iter().map(|n| key(*n)).collect();
+                    let hashes: Vec<u64> = keys.iter().map(|k| table.hash_of(k)).collect();
+                    let mut answers = vec![None; burst.len()];
+                    table.lookup_burst(&keys, &hashes, now, |i, found| answers[i] = Some(found));
+                    for (n, answer) in burst.iter().zip(answers) {
+                        prop_assert_eq!(answer, Some(model.get(n).map(|m| m.0)));
+                        model.entry(*n).and_modify(|m| m.1 = now);
+                    }
+                }
+                Step::Wait(ms) => now += ms,
+                Step::Age => {
+                    let before = model.len();
+                    let aged = table.age(now, TIMEOUT, table.capacity());
+                    // Never early, never later than two ticks; in between, the table decides.
+                    for (n, (decision, seen)) in std::mem::take(&mut model) {
+                        let idle = now - seen;
+                        let known = table.find(&key(n), table.place(table.hash_of(&key(n)))).is_some();
+                        prop_assert!(known || idle >= TIMEOUT, "{n} forgotten after {idle} ms");
+                        prop_assert!(!known || idle < TIMEOUT + 2 * TICK_MS, "{n} known after {idle} ms");
+                        if known {
+                            model.insert(n, (decision, seen));
+                        }
+                    }
+                    prop_assert_eq!(before - model.len(), aged);
+                }
+            }
+            prop_assert_eq!(table.stats().entries as usize, model.len());
+            prop_assert_eq!(table.stats().evictions, 0);
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #[test]
+        fn behaves_as_a_map_with_ageing(steps in prop::collection::vec(step(), 1..200), seed in any::<u64>()) {
+            check_against_a_map(&steps, seed)?;
+        }
+    }
+
+    #[test]
+    fn behaves_as_a_map_where_it_once_did_not() {
+        // 33 leaves the slot behind 55's, whose tag is 1.
+        use Step::{Age, Insert, Lookup, Remove, Wait};
+        let seed = 10_095_655_749_529_196_757;
+        let to_age = [Insert(55), Insert(33), Wait(877), Wait(2392), Wait(1979), Insert(55), Age];
+        for then in [vec![], vec![Lookup(vec![33, 55])], vec![Remove(33)], vec![Insert(33), Lookup(vec![33]), Remove(33)]] {
+            check_against_a_map(&[&to_age[..], &then].concat(), seed).unwrap();
+        }
+    }
+
+    #[test]
+    fn ageing_comes_round_a_few_slots_at_a_time() {
+        let mut table = FlowTable::new(500, 3);
+        for n in 0..300 {
+            table.insert(&key(n), table.hash_of(&key(n)), decide(n), 0);
+        }
+        let mut aged = 0;
+        for _ in 0..table.capacity() / 16 {
+            let n = table.age(60_000, 30_000, 16);
+            assert!(n <= 16);
+            aged += n;
+        }
+        assert_eq!((aged, table.stats().aged, table.stats().entries), (300, 300, 0));
+        assert_eq!(table.age(120_000, 30_000, 1), 0);
+    }
+}

@@ -1,0 +1,556 @@
+//! From packet bytes to the key of a flow.
+//!
+//! Problem: find out which flow a packet belongs to, at more than 25 million packets a second, from bytes that anybody may have sent.
+//!
+//! Terms: a [`FlowKey`] holds every field that a rule can look at, so that two packets with one key always meet one fate, and the
+//! flow table may remember it. Its [`Kind`] says which fields mean anything.
+//!
+//! Approach: the caller copies the first [`SHORT`] bytes of the packet out of shared memory once, and only the copy is read. IPv4
+//! without options and IPv6 without extension headers, untagged or with one VLAN tag, take a path of a few wide loads and one
+//! branch ([`FlowKey::parse_short`]). All else takes a careful one, which asks for [`LONG`] bytes where the short copy ends before
+//! the headers do ([`FlowKey::parse`]).
+//!
+//! Paths of the odd ones:
+//! - Fragments, the first of a datagram too, have ports 0: all of them have one key. A whole datagram that carries an IPv6 fragment
+//!   header (an atomic fragment, RFC 6946) is not a fragment.
+//! - AH, ESP, ICMP and all that is not TCP, UDP, UDP-Lite, DCCP or SCTP have ports 0.
+//! - What is not IP is told apart by its EtherType and MAC addresses. A frame with an 802.3 length instead has EtherType 0.
+//! - Of several VLAN tags the outer one counts.
+//! - IP whose headers contradict themselves, end before their ports, or reach past [`LONG`] bytes is [`Kind::Malformed`], and goes
+//!   where non-IP goes. A packet that only lost payload (a capture with a short snap length) is not: its headers say what it is.
+//!
+//! Limits: tunnels are not looked into. Checksums are not verified. Nothing panics, whatever the bytes.
+
+use sluice_api::protocol::{self, has_ports};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use sluice_shm::descriptor::flags;
+
+/// Bytes of a packet that the fast path copies: enough for Ethernet, one VLAN tag, IPv6 and ports.
+pub const SHORT: usize = 64;
+
+/// Bytes of a packet that are ever looked at: three VLAN tags, IPv6, and about 200 bytes of extension headers.
+pub const LONG: usize = 256;
+
+/// Most VLAN tags that are stepped over.
+const MAX_TAGS: usize = 4;
+
+/// Most IPv6 extension headers that are stepped over.
+pub const MAX_EXTENSIONS: usize = 8;
+
+const ETHERNET: usize = 14;
+
+/// EtherTypes, as loaded in little-endian order.
+const V4: u16 = 0x0800u16.swap_bytes();
+const V6: u16 = 0x86ddu16.swap_bytes();
+const TAG: u16 = 0x8100u16.swap_bytes();
+
+/// What a packet is. The numbers are those of the descriptor's flags, and one more bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// A whole IP packet.
+    Ip = 0,
+    /// A fragment of one.
+    Fragment = flags::FRAGMENT,
+    /// Not IP.
+    NonIp = flags::NON_IP,
+    /// Not what it says it is. Treated as non-IP.
+    Malformed = flags::NON_IP | MALFORMED,
+}
+
+const MALFORMED: u8 = 1 << 7;
+
+/// The copy of the packet ends before its headers do: parse again with more of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MoreNeeded;
+
+/// IPv6 headers that stand between the IPv6 header and its payload, and are stepped over: hop-by-hop, routing, fragment, destination,
+/// mobility, HIP, shim6. AH is left as what it is: a protocol without ports.
+#[inline(always)]
+pub fn is_extension(next_header: u8) -> bool {
+    matches!(next_header, 0 | 43 | 44 | 60 | 135 | 139 | 140)
+}
+
+/// The next-header number of an IPv6 fragment header.
+pub const FRAGMENT_HEADER: u8 = 44;
+
+/// Number of [`FlowKey`]'s words.
+pub const WORDS: usize = 6;
+
+/// What tells flows apart: ingress port, VLAN, protocol, addresses, L4 ports, DSCP and kind.
+///
+/// Six words, in which each field has its place and all others are zero, so that equality is equality of the words:
+/// source address in words 0 and 1, destination in 2 and 3 (an IPv4 address in the low half of the second, a MAC address in its low
+/// six bytes), then L4 ports, ingress and VLAN, then protocol, DSCP, kind, IP version and EtherType.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct FlowKey {
+    words: [u64; WORDS],
+}
+
+const _: () = assert!(size_of::<FlowKey>() == 48);
+
+/// The last word of a key.
+#[inline(always)]
+fn tail(protocol: u8, dscp: u8, kind: Kind, version: u8, ethertype: u16) -> u64 {
+    u64::from(protocol) | u64::from(dscp) << 8 | u64::from(kind as u8) << 16 | u64::from(version) << 24 | u64::from(ethertype) << 32
+}
+
+/// The last word but one. `ports` as they stand in the packet, in network order.
+#[inline(always)]
+fn edge(ports: u32, ingress: u16, vlan: u16) -> u64 {
+    u64::from(ports) | u64::from(ingress) << 32 | u64::from(vlan) << 48
+}
+
+#[inline(always)]
+/// `N` bytes of a packet at `at`, if it has them.
+pub fn word<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..)?.first_chunk().copied()
+}
+
+#[inline(always)]
+/// Two bytes of a packet, most significant first.
+pub fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    word(bytes, at).map(u16::from_be_bytes)
+}
+
+/// Loads at a place that the compiler knows to be inside.
+#[inline(always)]
+fn load<const AT: usize, const N: usize>(header: &[u8; SHORT]) -> [u8; N] {
+    const { assert!(AT + N <= SHORT) };
+    *header[AT..].first_chunk().expect("asserted when compiled")
+}
+
+impl FlowKey {
+    /// Makes this the key of a packet of `len` bytes that came in at port number `ingress`, from a copy of its first [`SHORT`] bytes.
+    /// What stands in the copy behind the packet's end is not looked at.
+    ///
+    /// # Errors
+    /// [`MoreNeeded`] if the headers reach past the copy: call [`FlowKey::parse`] with up to [`LONG`] bytes.
+    #[inline(always)]
+    pub fn parse_short(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
+        // The key is written in place: a copy of words just written, in one wider load, would wait for them to leave the store buffer.
+        let done = match u16::from_le_bytes(load::<12, 2>(header)) {
+            V4 => self.plain_v4::<14, 22, 26, 34>(header, len, ingress, 0),
+            V6 => self.plain_v6::<14, 22, 38, 54>(header, len, ingress, 0),
+            TAG => {
+                let vlan = u16::from_be_bytes(load::<14, 2>(header)) & 0xfff;
+                match u16::from_le_bytes(load::<16, 2>(header)) {
+                    V4 => self.plain_v4::<18, 26, 30, 38>(header, len, ingress, vlan),
+                    V6 => self.plain_v6::<18, 26, 42, 58>(header, len, ingress, vlan),
+                    _ => false,
+                }
+            }
+            _ => false,
+        };
+        if done { Ok(()) } else { self.set_any(header, len, ingress) }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn set_any(&mut self, header: &[u8; SHORT], len: u16, ingress: u16) -> Result<(), MoreNeeded> {
+        *self = Self::parse_any(header, len, ingress)?;
+        Ok(())
+    }
+
+    /// IPv4 without options that is not a fragment. False: let the careful path look. The numbers are where the IP header, its
+    /// time to live, its source address and the ports are.
+    #[inline(always)]
+    fn plain_v4<const IP: usize, const TTL: usize, const SRC: usize, const PORTS: usize>(
+        &mut self,
+        header: &[u8; SHORT],
+        len: u16,
+        ingress: u16,
+        vlan: u16,
+    ) -> bool {
+        // Version, header length, TOS, total length, identification, fragment bits.
+        let start = u64::from_le_bytes(load::<IP, 8>(header));
+        let [_, protocol] = load::<TTL, 2>(header);
+        let total = ((start >> 16) as u16).swap_bytes();
+        let ported = has_ports(protocol);
+        let need = 20 + u16::from(ported) * 4;
+        // More fragments, or an offset; byte order as loaded.
+        let fragment = start >> 48 & 0xff3f;
+        let plain = (start & 0xff == 0x45) & (fragment == 0) & (total >= need) & (len >= need + IP as u16);
+        if plain {
+            let ports = u32::from_le_bytes(load::<PORTS, 4>(header)) & u32::from(ported).wrapping_neg();
+            let addresses = u64::from_be_bytes(load::<SRC, 8>(header));
+            let dscp = (start >> 10) as u8 & 0x3f;
+            self.words[0] = 0;
+            self.words[1] = addresses >> 32;
+            self.words[2] = 0;
+            self.words[3] = addresses & 0xffff_ffff;
+            self.words[4] = edge(ports, ingress, vlan);
+            self.words[5] = tail(protocol, dscp, Kind::Ip, 4, 0);
+        }
+        plain
+    }
+
+    /// IPv6 without extension headers. The numbers are where the IP header, its source and destination address and the ports are.
+    #[inline(always)]
+    fn plain_v6<const IP: usize, const SRC: usize, const DST: usize, const PORTS: usize>(
+        &mut self,
+        header: &[u8; SHORT],
+        len: u16,
+        ingress: u16,
+        vlan: u16,
+    ) -> bool {
+        // Version, traffic class, flow label, payload length, next header, hop limit.
+        let start = u64::from_be_bytes(load::<IP, 8>(header));
+        let protocol = (start >> 8) as u8;
+        let payload = (start >> 16) as u16;
+        let ported = has_ports(protocol);
+        let need = u16::from(ported) * 4;
+        let known = ported | (protocol == protocol::ICMPV6);
+        let plain = (start >> 60 == 6) & known & (payload >= need.max(1)) & (len >= need + 40 + IP as u16);
+        if plain {
+            let ports = u32::from_le_bytes(load::<PORTS, 4>(header)) & u32::from(ported).wrapping_neg();
+            let [src, dst] = [u128::from_be_bytes(load::<SRC, 16>(header)), u128::from_be_bytes(load::<DST, 16>(header))];
+            let dscp = (start >> 54) as u8 & 0x3f;
+            self.words[0] = (src >> 64) as u64;
+            self.words[1] = src as u64;
+            self.words[2] = (dst >> 64) as u64;
+            self.words[3] = dst as u64;
+            self.words[4] = edge(ports, ingress, vlan);
+            self.words[5] = tail(protocol, dscp, Kind::Ip, 6, 0);
+        }
+        plain
+    }
+
+    /// Key of a packet of `len` bytes that came in at port number `ingress`, from a copy of its first bytes: all of them, or [`LONG`].
+    pub fn parse(header: &[u8], len: u16, ingress: u16) -> Self {
+        Self::parse_any(header, len, ingress).unwrap_or_else(|MoreNeeded| {
+            let (vlan, ethertype, _) = link(header).unwrap_or_default();
+            Self::of_link(header, ingress, vlan, ethertype, Kind::Malformed)
+        })
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn parse_any(header: &[u8], len: u16, ingress: u16) -> Result<Self, MoreNeeded> {
+        let bytes = &header[..header.len().min(len.into())];
+        let more = bytes.len() < len.into();
+        let Some((vlan, ethertype, ip)) = link(bytes) else {
+            return if more { Err(MoreNeeded) } else { Ok(Self::of_link(bytes, ingress, 0, 0, Kind::Malformed)) };
+        };
+        let found = match ethertype {
+            0x0800 => v4(bytes, ip),
+            0x86dd => v6(bytes, ip),
+            _ => return Ok(Self::of_link(bytes, ingress, vlan, ethertype, Kind::NonIp)),
+        };
+        match found {
+            Ok([src_high, src_low, dst_high, dst_low, ports, tail]) => {
+                Ok(Self { words: [src_high, src_low, dst_high, dst_low, edge(ports as u32, ingress, vlan), tail] })
+            }
+            Err(Bad::Cut) if more => Err(MoreNeeded),
+            Err(_) => Ok(Self::of_link(bytes, ingress, vlan, ethertype, Kind::Malformed)),
+        }
+    }
+
+    /// Key of what is not IP.
+    fn of_link(bytes: &[u8], ingress: u16, vlan: u16, ethertype: u16, kind: Kind) -> Self {
+        let mac = |at| word::<6>(bytes, at).map_or(0, |m| m.iter().fold(0, |sum, b| sum << 8 | u64::from(*b)));
+        Self { words: [0, mac(6), 0, mac(0), edge(0, ingress, vlan), tail(0, 0, kind, 0, ethertype)] }
+    }
+
+    /// The words, for those who hash or store the key.
+    #[inline(always)]
+    pub fn words(&self) -> &[u64; WORDS] {
+        &self.words
+    }
+
+    /// What the packet is.
+    #[inline(always)]
+    pub fn kind(&self) -> Kind {
+        match (self.words[5] >> 16) as u8 {
+            flags::FRAGMENT => Kind::Fragment,
+            flags::NON_IP => Kind::NonIp,
+            0 => Kind::Ip,
+            _ => Kind::Malformed,
+        }
+    }
+
+    /// The descriptor's flags for the packet: FRAGMENT and NON_IP.
+    #[inline(always)]
+    pub fn flags(&self) -> u8 {
+        (self.words[5] >> 16) as u8 & (flags::FRAGMENT | flags::NON_IP)
+    }
+
+    /// 4 or 6; 0 if the packet is not IP or malformed.
+    #[inline(always)]
+    pub fn version(&self) -> u8 {
+        (self.words[5] >> 24) as u8
+    }
+
+    /// Number of the port where the packet came in.
+    #[inline(always)]
+    pub fn ingress(&self) -> u16 {
+        (self.words[4] >> 32) as u16
+    }
+
+    /// Id of the outer VLAN tag; 0 without.
+    #[inline(always)]
+    pub fn vlan(&self) -> u16 {
+        (self.words[4] >> 48) as u16
+    }
+
+    /// IP protocol; 0 if the packet is not IP.
+    #[inline(always)]
+    pub fn protocol(&self) -> u8 {
+        self.words[5] as u8
+    }
+
+    /// DSCP, 0 to 63.
+    #[inline(always)]
+    pub fn dscp(&self) -> u8 {
+        (self.words[5] >> 8) as u8
+    }
+
+    /// EtherType behind the VLAN tags if the packet is not IP or malformed, else 0.
+    #[inline(always)]
+    pub fn ethertype(&self) -> u16 {
+        (self.words[5] >> 32) as u16
+    }
+
+    /// Source and destination port at layer 4, if the packet has any.
+    #[inline(always)]
+    pub fn ports(&self) -> Option<(u16, u16)> {
+        let whole = self.words[5] >> 16 & 0xff == Kind::Ip as u64;
+        (whole & has_ports(self.protocol()))
+            .then_some(((self.words[4] as u16).swap_bytes(), ((self.words[4] >> 16) as u16).swap_bytes()))
+    }
+
+    /// Source and destination address, if the packet is IP.
+    pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
+        let [src_high, src_low, dst_high, dst_low, ..] = self.words;
+        match self.version() {
+            4 => Some((Ipv4Addr::from_bits(src_low as u32).into(), Ipv4Addr::from_bits(dst_low as u32).into())),
+            6 => {
+                let whole = |high, low| Ipv6Addr::from_bits(u128::from(high) << 64 | u128::from(low)).into();
+                Some((whole(src_high, src_low), whole(dst_high, dst_low)))
+            }
+            _ => None,
+        }
+    }
+
+    /// What both directions of the packet's connection have in common, and which of the two this one is (0 or 1). Neither the ingress
+    /// port nor DSCP is part of it.
+    #[inline]
+    pub fn connection(&self) -> (Self, u8) {
+        let [src_high, src_low, dst_high, dst_low, edge, tail] = self.words;
+        let (src_port, dst_port) = (edge & 0xffff, edge >> 16 & 0xffff);
+        let tail = tail & !0xff00;
+        let vlan = edge & 0xffff << 48;
+        if (src_high, src_low, src_port) <= (dst_high, dst_low, dst_port) {
+            (Self { words: [src_high, src_low, dst_high, dst_low, vlan | dst_port << 16 | src_port, tail] }, 0)
+        } else {
+            (Self { words: [dst_high, dst_low, src_high, src_low, vlan | src_port << 16 | dst_port, tail] }, 1)
+        }
+    }
+
+    /// The key of packets of a connection in one direction, from a port, with a DSCP: undoes [`FlowKey::connection`].
+    pub fn of_connection(connection: &Self, direction: u8, ingress: u16, dscp: u8) -> Self {
+        let [low_high, low_low, high_high, high_low, edge, tail] = connection.words;
+        let (vlan, low_port, high_port) = (edge & 0xffff << 48, edge & 0xffff, edge >> 16 & 0xffff);
+        let tail = tail | u64::from(dscp) << 8;
+        let edge = vlan | u64::from(ingress) << 32;
+        if direction == 0 {
+            Self { words: [low_high, low_low, high_high, high_low, edge | high_port << 16 | low_port, tail] }
+        } else {
+            Self { words: [high_high, high_low, low_high, low_low, edge | low_port << 16 | high_port, tail] }
+        }
+    }
+
+    /// Hash for the flow table.
+    #[inline(always)]
+    pub fn hash(&self, keys: &HashKeys) -> u64 {
+        let HashKeys(k) = keys;
+        let w = &self.words;
+        let src = fold(w[0] ^ k[0], w[1] ^ k[1]);
+        let dst = fold(w[2] ^ k[2], w[3] ^ k[3]);
+        let rest = fold(w[4] ^ k[4], w[5] ^ k[5]);
+        fold(src ^ dst.rotate_left(32) ^ k[6], rest ^ dst ^ k[7])
+    }
+
+    /// Hash that is the same for both directions of a flow, for spreading flows over queues and instances. It does not look at the
+    /// ingress port or DSCP, and is the same in each process: threads that see one direction each agree on it.
+    #[inline]
+    pub fn symmetric_hash(&self) -> u32 {
+        const A: u64 = 0x9e37_79b9_7f4a_7c15;
+        const B: u64 = 0xbf58_476d_1ce4_e5b9;
+        const C: u64 = 0x94d0_49bb_1331_11eb;
+        let w = &self.words;
+        let end = |high: u64, low: u64, port: u16| fold(high.wrapping_add(u64::from(port).wrapping_mul(C)) ^ A, low ^ B);
+        let src = end(w[0], w[1], w[4] as u16);
+        let dst = end(w[2], w[3], (w[4] >> 16) as u16);
+        // The sum does not know which end came first.
+        let rest = (w[4] & 0xffff << 48) ^ (w[5] & 0xffff_ffff_ffff_00ff);
+        (fold(src.wrapping_add(dst) ^ C, rest ^ A) >> 32) as u32
+    }
+}
+
+/// The secret of a process that [`FlowKey::hash`] is keyed with, so that nobody can aim at one bucket of the flow table.
+#[derive(Debug, Clone, Copy)]
+pub struct HashKeys([u64; 8]);
+
+impl HashKeys {
+    /// Keys from a seed (SplitMix64).
+    pub fn new(seed: u64) -> Self {
+        let mut state = seed;
+        Self(std::array::from_fn(|_| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ z >> 31
+        }))
+    }
+}
+
+/// Multiplies, and folds the halves of the product into each other.
+#[inline(always)]
+fn fold(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
+}
+
+/// Outer VLAN, EtherType behind the tags, and where what follows starts. None if it was cut off.
+pub fn link(bytes: &[u8]) -> Option<(u16, u16, usize)> {
+    let mut ethertype = u16_at(bytes, 12)?;
+    let mut at = ETHERNET;
+    let mut vlan = None;
+    for _ in 0..MAX_TAGS {
+        // C-tag, S-tag, and what S-tags were before 802.1ad.
+        if !matches!(ethertype, 0x8100 | 0x88a8 | 0x9100) {
+            break;
+        }
+        let tag = u16_at(bytes, at)?;
+        vlan = vlan.or(Some(tag & 0xfff));
+        ethertype = u16_at(bytes, at + 2)?;
+        at += 4;
+    }
+    // Below 0x600 it is a length, and differs from packet to packet.
+    let ethertype = if ethertype < 0x600 { 0 } else { ethertype };
+    Some((vlan.unwrap_or(0), ethertype, at))
+}
+
+/// Why an IP packet has no key as such.
+enum Bad {
+    /// The bytes end before the headers do.
+    Cut,
+    /// The headers contradict themselves.
+    Nonsense,
+}
+
+/// The words of an IPv4 packet, with ports alone in the fifth.
+fn v4(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
+    let head = word::<20>(bytes, ip).ok_or(Bad::Cut)?;
+    let header = usize::from(head[0] & 0xf) * 4;
+    let total = usize::from(u16::from_be_bytes([head[2], head[3]]));
+    if head[0] >> 4 != 4 || header < 20 || total < header {
+        return Err(Bad::Nonsense);
+    }
+    if bytes.len() < ip + header {
+        return Err(Bad::Cut);
+    }
+    let protocol = head[9];
+    let fragment = u16::from_be_bytes([head[6], head[7]]) & 0x3fff != 0;
+    let kind = if fragment { Kind::Fragment } else { Kind::Ip };
+    let ports = if fragment { 0 } else { ports(bytes, protocol, ip + header, ip + total)? };
+    let address = |at: usize| u64::from(u32::from_be_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
+    Ok([0, address(12), 0, address(16), ports, tail(protocol, head[1] >> 2, kind, 4, 0)])
+}
+
+/// The words of an IPv6 packet, with ports alone in the fifth.
+fn v6(bytes: &[u8], ip: usize) -> Result<[u64; WORDS], Bad> {
+    let head = word::<40>(bytes, ip).ok_or(Bad::Cut)?;
+    if head[0] >> 4 != 6 {
+        return Err(Bad::Nonsense);
+    }
+    let payload = usize::from(u16::from_be_bytes([head[4], head[5]]));
+    let mut at = ip + 40;
+    // A payload length of 0 is a jumbogram's (or that of a packet yet to be segmented): it ends where the packet ends.
+    let end = if payload == 0 { usize::MAX } else { at + payload };
+    let mut next = head[6];
+    let mut kind = Kind::Ip;
+    let mut steps = 0;
+    while is_extension(next) {
+        steps += 1;
+        if steps > MAX_EXTENSIONS || at + 8 > end {
+            return Err(Bad::Nonsense);
+        }
+        let extension = word::<8>(bytes, at).ok_or(Bad::Cut)?;
+        if next == FRAGMENT_HEADER {
+            next = extension[0];
+            // An offset, or more to come.
+            if u16::from_be_bytes([extension[2], extension[3]]) & 0xfff9 != 0 {
+                kind = Kind::Fragment;
+                break;
+            }
+            at += 8;
+        } else {
+            next = extension[0];
+            at += 8 + usize::from(extension[1]) * 8;
+        }
+        if at > end {
+            return Err(Bad::Nonsense);
+        }
+        if at > bytes.len() {
+            return Err(Bad::Cut);
+        }
+    }
+    let ports = if kind == Kind::Fragment { 0 } else { ports(bytes, next, at, end)? };
+    let dscp = (head[0] & 0xf) << 2 | head[1] >> 6;
+    let half = |at: usize| word::<8>(&head, at).map_or(0, u64::from_be_bytes);
+    Ok([half(8), half(16), half(24), half(32), ports, tail(next, dscp, kind, 6, 0)])
+}
+
+/// The ports behind the IP header, in network order, if the protocol has any. They must lie before `end`, where IP says that the
+/// packet ends: what follows is padding.
+fn ports(bytes: &[u8], protocol: u8, at: usize, end: usize) -> Result<u64, Bad> {
+    if !has_ports(protocol) {
+        return Ok(0);
+    }
+    if at + 4 > end {
+        return Err(Bad::Nonsense);
+    }
+    word(bytes, at).map(|ports| u64::from(u32::from_le_bytes(ports))).ok_or(Bad::Cut)
+}
+
+impl fmt::Debug for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// As `port 1 vlan 5 udp 10.0.0.1:53 > 10.0.0.2:1024 dscp 0`.
+impl fmt::Display for FlowKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "port {} vlan {} ", self.ingress(), self.vlan())?;
+        let Some((src, dst)) = self.addresses() else {
+            let word = if self.kind() == Kind::NonIp { "non-ip" } else { "malformed" };
+            return write!(f, "{word} {:04x} {:012x} > {:012x}", self.ethertype(), self.words[1], self.words[3]);
+        };
+        match self.protocol() {
+            protocol::TCP => write!(f, "tcp ")?,
+            protocol::UDP => write!(f, "udp ")?,
+            protocol::ICMP => write!(f, "icmp ")?,
+            protocol::ICMPV6 => write!(f, "icmpv6 ")?,
+            other => write!(f, "protocol {other} ")?,
+        }
+        match self.ports() {
+            Some((src_port, dst_port)) => {
+                write!(f, "{} > {}", std::net::SocketAddr::new(src, src_port), std::net::SocketAddr::new(dst, dst_port))?;
+            }
+            None => write!(f, "{src} > {dst}")?,
+        }
+        if self.kind() == Kind::Fragment {
+            write!(f, " fragment")?;
+        }
+        write!(f, " dscp {}", self.dscp())
+    }
+}
+
+#[cfg(test)]
+#[path = "key_tests.rs"]
+mod tests;

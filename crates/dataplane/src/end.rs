@@ -1,0 +1,182 @@
+//! A packet thread's ends of an NF's rings.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sluice_api::config::Sched;
+use sluice_policy::sched::backpressure::Limits;
+use sluice_policy::sched::ecn::{self, Marker};
+use sluice_shm::ring::{Consumer, Producer};
+
+use crate::handle::NfHandle;
+use crate::succession::Succession;
+use crate::wake::{Timers, Waker};
+
+/// A manager thread's end of one NF's rx ring.
+#[derive(Debug)]
+pub struct NfEnd {
+    /// The NF.
+    pub handle: Arc<NfHandle>,
+    /// To its rx ring of this thread. None once it is gone.
+    pub producer: Option<Producer>,
+    /// Packets posted by this thread, modulo 2³²: the core page's copy may be tampered with, this one not.
+    pub(crate) posted: u32,
+    /// Queue from which the Wakeup role is alerted, in packets.
+    pub(crate) high: u32,
+    /// Average queue, and whether packets are marked.
+    marker: Marker,
+    /// When this thread last posted to it, in nanoseconds.
+    posted_ns: u64,
+    pub(crate) starts: Starts,
+    /// When it is woken, if not for each packet.
+    pub(crate) waker: Option<Box<Waker>>,
+    /// Number of the arena that its packets lie in; [`NO_ARENA`](crate::frame::NO_ARENA) if that is all the same.
+    pub(crate) memory: u8,
+}
+
+/// What makes an NF run that packets are posted to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Starts {
+    /// Nothing: it polls.
+    ByItself,
+    /// Each packet.
+    AtOnce,
+    /// Its waker says when.
+    Held,
+}
+
+impl NfEnd {
+    /// The end of a fresh NF.
+    pub fn new(handle: Arc<NfHandle>, producer: Producer, sched: &Sched) -> Self {
+        let ring = handle.limit;
+        let high = Limits::new(ring, sched.high_watermark, sched.low_watermark, 0).high;
+        let marker = Marker::new(ring, sched.ecn_watermark, ecn::USUAL_SHIFT);
+        let waker = handle.wakeup.map(|rules| Box::new(Waker::new(rules, ring)));
+        let starts = match &waker {
+            _ if handle.poll => Starts::ByItself,
+            Some(_) => Starts::Held,
+            None => Starts::AtOnce,
+        };
+        // Relaxed: it was written before the handle was passed to this thread.
+        let memory = handle.memory.load(Ordering::Relaxed);
+        Self { handle, producer: Some(producer), posted: 0, high, marker, posted_ns: 0, starts, waker, memory }
+    }
+
+    /// Packets that it has not returned.
+    #[inline(always)]
+    pub(crate) fn queue(&self, index: usize, threads: usize) -> u32 {
+        if threads == 1 {
+            let counters = &self.handle.counters[index];
+            counters.posted.get().wrapping_sub(counters.returned.get()) as u32
+        } else {
+            let (posted, returned) = self.handle.posted_returned();
+            posted.saturating_sub(returned) as u32
+        }
+    }
+
+    /// Whether a burst that comes now is marked.
+    #[inline(always)]
+    pub(crate) fn must_mark(&mut self, queue: u32, now_ns: u64) -> bool {
+        let mark = self.marker.should_mark(queue);
+        let idle_since = std::mem::replace(&mut self.posted_ns, now_ns);
+        mark && (queue > 0 || self.is_still_long(now_ns.saturating_sub(idle_since)))
+    }
+
+    /// The average is high and the queue empty: how much of the average is left after a pause.
+    #[cold]
+    fn is_still_long(&mut self, idle_ns: u64) -> bool {
+        let service = self.handle.load.service_ns.get().max(1.0);
+        self.marker.idle((idle_ns as f64 / service) as u64);
+        self.marker.should_mark(0)
+    }
+}
+
+impl NfEnd {
+    /// Packets were put on the ring of an NF that is not woken for each; one of them may be `urgent`. `index` is the number of the thread.
+    #[inline(never)]
+    pub(crate) fn hold_or_wake(&mut self, timers: &mut Timers, index: usize, n: u32, urgent: bool, now_ns: u64) {
+        let Self { handle, waker: Some(waker), .. } = self else { return };
+        let (page, slot) = (&handle.core_page, handle.slot);
+        let flow = handle.start.flow.load(Ordering::Relaxed);
+        if flow != waker.flow {
+            waker.begin(flow, &handle.start, handle.limit);
+        }
+        if !page.is_dormant(slot) {
+            // It runs, or will.
+            waker.threshold.pass(n);
+            timers.unset(handle.number);
+            page.set_pending(slot, now_ns);
+            return;
+        }
+        let waiting = handle.unread().max(n);
+        match waker.threshold.come(&waker.rules, n, waiting, urgent) {
+            Some(cause) => {
+                timers.unset(handle.number);
+                page.set_pending(slot, now_ns);
+                handle.counters[index].woken[cause as usize].add(1);
+            }
+            None => {
+                if waiting == n {
+                    // What was there when the timer was set has been taken.
+                    timers.unset(handle.number);
+                }
+                timers.set(handle.number, waker.rules.timer_ns, now_ns);
+            }
+        }
+    }
+
+    /// Its packets have waited long enough.
+    #[cold]
+    pub(crate) fn wake_late(&mut self, index: usize, now_ns: u64) {
+        let Self { handle, waker: Some(waker), .. } = self else { return };
+        let (page, slot) = (&handle.core_page, handle.slot);
+        if page.is_dormant(slot) && handle.unread() > 0 {
+            let cause = waker.threshold.expire(&waker.rules);
+            page.set_pending(slot, now_ns);
+            handle.counters[index].woken[cause as usize].add(1);
+        }
+    }
+}
+
+/// The end of one NF's tx ring, in the thread that drains it.
+#[derive(Debug)]
+pub struct Drain {
+    /// The NF.
+    pub handle: Arc<NfHandle>,
+    /// From its tx ring.
+    pub consumer: Consumer,
+    /// Until these are over nothing is taken from it.
+    pub behind: Vec<Arc<Succession>>,
+    /// It has forged more than is allowed: nothing is taken from it any more.
+    pub is_cut_off: bool,
+    /// Ports whose buffer it has filled, as [`Plane::filled`](crate::plane::Plane::filled).
+    pub fills: u64,
+    /// As [`NfHandle::is_held_up`].
+    is_held_up: bool,
+}
+
+impl Drain {
+    /// The end of a fresh NF.
+    pub fn new(handle: Arc<NfHandle>, consumer: Consumer) -> Self {
+        Self { handle, consumer, behind: Vec::new(), is_cut_off: false, fills: 0, is_held_up: false }
+    }
+
+    /// Notes whether its packets wait for a port.
+    #[inline]
+    pub fn hold_up(&mut self, is_held_up: bool) {
+        if is_held_up != self.is_held_up {
+            self.is_held_up = is_held_up;
+            self.handle.is_held_up.store(is_held_up, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether it still waits for NFs whose flows it has got.
+    #[cold]
+    pub fn waits(&mut self) -> bool {
+        self.behind.retain(|succession| !succession.is_over());
+        if self.behind.is_empty() {
+            self.handle.is_behind.store(false, Ordering::Relaxed);
+        }
+        !self.behind.is_empty()
+    }
+}

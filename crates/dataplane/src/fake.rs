@@ -1,0 +1,79 @@
+//! NFs without processes: for tests of what looks at handles and decides. What their processes would write, the test writes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sluice_policy::sched::threshold::Rules;
+use sluice_shm::core_page::CorePage;
+use sluice_shm::page::{Counter, Region, RegionLayout};
+
+use crate::end::NfEnd;
+use crate::handle::NfHandle;
+use sluice_api::config::Sched;
+
+/// Capacity of their rings, and all that may be on their way to one of them.
+pub const RING: u32 = 128;
+
+/// An NF to be made; the default one sleeps.
+#[derive(Debug, Clone, Copy)]
+pub struct Fake {
+    /// Its core.
+    pub core: usize,
+    /// It polls.
+    pub poll: bool,
+    /// Weight beside its load.
+    pub priority: f64,
+    /// When it is woken, if not for each packet.
+    pub wakeup: Option<Rules>,
+}
+
+impl Default for Fake {
+    fn default() -> Self {
+        Self { core: 0, poll: false, priority: 1.0, wakeup: None }
+    }
+}
+
+/// The page of a core with room for so many NFs.
+pub fn core_page(slots: u32) -> CorePage {
+    let (_memory, page) = CorePage::create(slots, true).unwrap();
+    (0..slots).for_each(|slot| page.reset(slot));
+    page
+}
+
+impl Fake {
+    /// The NF with this number, on the page's slot of the same number, as one manager thread that has all roles sees it.
+    pub fn on(self, page: &CorePage, number: u16) -> Arc<NfHandle> {
+        let region = Region::create(RegionLayout::new(1, RING).unwrap()).unwrap();
+        let (name, slot) = (format!("s.{number}"), u32::from(number));
+        let in_flight = Arc::default();
+        NfHandle::new(number, name, 0, self.core, self.poll, region, page.clone(), slot, 1, in_flight, self.priority, self.wakeup)
+    }
+}
+
+/// The manager thread's end of an NF.
+pub fn end(handle: &Arc<NfHandle>) -> NfEnd {
+    let producer = handle.region.rx_producer(0).unwrap();
+    NfEnd::new(handle.clone(), producer, &Sched::default())
+}
+
+/// Packets come to an NF.
+pub fn post(handle: &NfHandle, packets: u64) {
+    handle.counters[0].posted.add(packets);
+}
+
+/// It returns packets.
+pub fn give_back(handle: &NfHandle, packets: u64) {
+    handle.counters[0].returned.add(packets);
+}
+
+/// It says that it sampled packets that took so long together, in nanoseconds.
+pub fn claim(handle: &NfHandle, packets: u64, took_ns: u64) {
+    let page = &handle.region.page;
+    page.add(Counter::Sampled, packets);
+    page.add(Counter::BusyNs, took_ns);
+}
+
+/// What its core's page says of its share, of [`WHOLE`](sluice_shm::core_page::WHOLE).
+pub fn page_share(handle: &NfHandle) -> u32 {
+    handle.core_page.share(handle.slot).load(Ordering::Relaxed)
+}

@@ -1,0 +1,683 @@
+//! Frames: who owns each, and where free ones are kept.
+//!
+//! All of this is in the manager's private memory: no NF can corrupt it. Frames are of arenas, one for each tenant, which their numbers
+//! say by a shift.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crossbeam_queue::ArrayQueue;
+pub use sluice_ownership::{FrameTable, Held, SAMPLED, TRACED, URGENT, owner};
+use sluice_shm::BURST;
+use sluice_shm::arena::Arena;
+pub use sluice_shm::arena::Packet;
+use sluice_shm::descriptor::Descriptor;
+
+/// Number of no arena.
+pub const NO_ARENA: u8 = u8::MAX;
+
+/// Frames that go from a thread that frees to one that allocates travel in batches of so many, of
+/// small arenas in smaller ones.
+const BATCH: usize = 256;
+
+/// Free frames that a thread can keep at least before it gives some back: a burst comes and another
+/// goes.
+const LEAST: usize = 2 * BURST;
+
+/// The frames of a fresh arena are in so many batches at least, so that no thread has to take a
+/// large part of a small arena at once.
+const PARTS: usize = 16;
+
+/// Places for batches that threads put there at the same time.
+const SLACK: usize = 64;
+
+/// Up to [`BATCH`] frames. Held in place, not on the heap: batches are exchanged on the packet path, where nothing allocates.
+#[derive(Debug)]
+struct Batch {
+    len: usize,
+    frames: [u32; BATCH],
+}
+
+impl Batch {
+    fn of(from: &[u32]) -> Self {
+        let mut batch = Self { len: from.len(), frames: [0; BATCH] };
+        batch.frames[..from.len()].copy_from_slice(from);
+        batch
+    }
+
+    /// Takes frames of another one, as many as there is room for.
+    fn fill_from(&mut self, other: &mut Self) {
+        let n = other.len.min(BATCH - self.len);
+        other.len -= n;
+        self.frames[self.len..self.len + n].copy_from_slice(&other.frames[other.len..other.len + n]);
+        self.len += n;
+    }
+}
+
+/// Free frames of one arena that no thread holds.
+///
+/// Either a queue of our own, or the memory pool of devices: a device takes frames from there by itself, and gives them back there when
+/// they were sent, whatever port they came in by.
+#[derive(Debug)]
+pub struct FramePool {
+    kind: Kind,
+    /// All frames of its arena, free or not.
+    frames: usize,
+}
+
+/// A pool of frames that devices take from and give back to by themselves.
+pub trait DevicePool: Send + Sync + std::fmt::Debug {
+    /// All of its frames, free or not.
+    fn frames(&self) -> usize;
+
+    /// Free frames. Those that devices hold to receive into are none of them.
+    fn available(&self) -> usize;
+
+    /// Takes up to `out.len()` frames and says how many.
+    fn take(&self, out: &mut [u32]) -> usize;
+
+    /// Takes frames back.
+    fn put(&self, frames: &[u32]);
+
+    /// Itself, for the ports of these devices.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+// There are few pools, so the room that the smaller kind wastes is of no account.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+enum Kind {
+    Own {
+        batches: ArrayQueue<Batch>,
+        /// Frames in them.
+        free: AtomicUsize,
+    },
+    Device(Box<dyn DevicePool>),
+}
+
+/// With devices a thread keeps at most so many free frames to itself, for devices can use none of them.
+const HIGH_WITH_DEVICES: usize = 4 * BATCH;
+
+impl FramePool {
+    /// A pool of the frames `0..frames`.
+    pub fn new(frames: u32) -> Arc<Self> {
+        Self::from(0, frames)
+    }
+
+    /// A pool of `frames` frames from `first` on.
+    pub fn from(first: u32, frames: u32) -> Arc<Self> {
+        // Twice the number of full batches. If there are more, many are small, and are filled up:
+        // see `put`.
+        let batches = ArrayQueue::new((frames as usize).div_ceil(BATCH) * 2 + SLACK);
+        let all: Vec<u32> = (first..first + frames).rev().collect();
+        // The last batch taken should hold the lowest frames; order is of no other importance.
+        for batch in all.chunks((frames as usize / PARTS).clamp(BURST, BATCH)) {
+            batches.push(Batch::of(batch)).expect("the queue holds all frames");
+        }
+        Arc::new(Self { kind: Kind::Own { batches, free: AtomicUsize::new(frames as usize) }, frames: frames as usize })
+    }
+
+    /// The frames of a pool of devices.
+    pub fn over(devices: Box<dyn DevicePool>) -> Arc<Self> {
+        let frames = devices.frames();
+        Arc::new(Self { kind: Kind::Device(devices), frames })
+    }
+
+    /// All frames of its arena, free or not.
+    pub fn frames(&self) -> usize {
+        self.frames
+    }
+
+    /// The pool of devices, if frames come from there.
+    pub fn devices(&self) -> Option<&dyn DevicePool> {
+        match &self.kind {
+            Kind::Own { .. } => None,
+            Kind::Device(pool) => Some(&**pool),
+        }
+    }
+
+    /// Free frames that no thread of ours holds. Those that devices hold to receive into are none of them.
+    pub fn available(&self) -> usize {
+        match &self.kind {
+            // Relaxed: a count for people, and for who waits until all are back, which it asks again.
+            Kind::Own { free, .. } => free.load(Ordering::Relaxed),
+            Kind::Device(pool) => pool.available(),
+        }
+    }
+
+    /// Adds up to a batch to `free`; false if there is none.
+    fn take(&self, free: &mut Vec<u32>) -> bool {
+        match &self.kind {
+            Kind::Own { batches, free: count } => match batches.pop() {
+                Some(batch) => {
+                    count.fetch_sub(batch.len, Ordering::Relaxed);
+                    free.extend_from_slice(&batch.frames[..batch.len]);
+                }
+                None => return false,
+            },
+            Kind::Device(pool) => {
+                let mut batch = [0; BATCH];
+                let n = pool.take(&mut batch);
+                free.extend_from_slice(&batch[..n]);
+                return n > 0;
+            }
+        }
+        true
+    }
+
+    /// Takes up to a batch back.
+    fn put(&self, frames: &[u32]) {
+        match &self.kind {
+            Kind::Own { batches, free } => {
+                free.fetch_add(frames.len(), Ordering::Relaxed);
+                let mut left = Batch::of(frames);
+                // Where there are many small ones, as many as twice the frames would make if all
+                // were full, in half of them there is room.
+                while left.len > 0 && batches.len() >= batches.capacity() - SLACK {
+                    let Some(mut oldest) = batches.pop() else { break };
+                    oldest.fill_from(&mut left);
+                    batches.push(oldest).expect("each thread lacks one place at most");
+                }
+                if left.len > 0 {
+                    batches.push(left).expect("each thread lacks one place at most");
+                }
+            }
+            Kind::Device(pool) => pool.put(frames),
+        }
+    }
+}
+
+/// What a thread copied into an arena, and could not.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Packets that came in at a port and were copied at the gate.
+    pub at_gate: (u64, u64),
+    /// Packets that came from another tenant's NF, or out of a program.
+    pub at_crossing: (u64, u64),
+    /// Packets that were dropped because the arena had no free frame for them.
+    pub starved: u64,
+}
+
+/// A thread's free frames of one arena.
+#[derive(Debug)]
+pub struct Stack {
+    free: Vec<u32>,
+    high: usize,
+    /// Frames that gates leave to be received into.
+    reserve: usize,
+    /// None where there is no arena.
+    pool: Option<Arc<FramePool>>,
+    /// What was copied into it.
+    pub copied: Copied,
+}
+
+impl Stack {
+    /// One that keeps up to `high` free frames before it gives batches back, and `LEAST` at
+    /// least.
+    pub fn new(pool: Arc<FramePool>, high: usize) -> Self {
+        let high = if pool.devices().is_some() { high.min(HIGH_WITH_DEVICES) } else { high }.max(LEAST);
+        Self { free: Vec::with_capacity(high + BATCH), high, reserve: 0, pool: Some(pool), copied: Copied::default() }
+    }
+
+    fn none() -> Self {
+        Self { free: Vec::new(), high: 0, reserve: 0, pool: None, copied: Copied::default() }
+    }
+
+    #[cold]
+    fn refill(&mut self, wanted: usize) {
+        while self.free.len() < wanted && self.pool.as_ref().is_some_and(|pool| pool.take(&mut self.free)) {}
+    }
+
+    #[cold]
+    fn spill(&mut self) {
+        // The oldest ones go: the young ones are warm, and some of a small stack are kept.
+        let n = BATCH.min(self.free.len().div_ceil(2));
+        if let Some(pool) = &self.pool {
+            pool.put(&self.free[..n]);
+        }
+        self.free.drain(..n);
+    }
+
+    fn release(&mut self) {
+        for batch in self.free.chunks(BATCH) {
+            self.pool.iter().for_each(|pool| pool.put(batch));
+        }
+        self.free.clear();
+    }
+}
+
+/// Where a manager thread takes frames from and gives them back to: for each arena a stack of its own, last in, first out, so that the
+/// frames in use are the ones that caches hold, with batches exchanged through the pool when the stack runs empty or full.
+///
+/// Frames are taken from the arena that was chosen last ([`FrameCache::choose`]), and go back to the one that they are of.
+#[derive(Debug)]
+pub struct FrameCache {
+    /// By number of the arena.
+    stacks: Vec<Stack>,
+    /// The arena that frames are taken from.
+    chosen: usize,
+    /// The one that they are taken from where nobody chose: no NF maps it, or it is the only one.
+    usual: usize,
+    /// From a frame's number to that of its arena.
+    shift: u32,
+    arena: Arena,
+}
+
+impl FrameCache {
+    /// A cache of one arena that keeps up to `high` free frames to itself before it gives batches back.
+    pub fn new(pool: Arc<FramePool>, arena: Arena, high: usize) -> Self {
+        // Frames are numbered below half of the numbers: none is in a second arena.
+        Self { stacks: vec![Stack::new(pool, high)], chosen: 0, usual: 0, shift: 31, arena }
+    }
+
+    /// A cache of no arena yet, with room for those of a [`Range`](sluice_shm::arena::Range) with so many slots.
+    pub fn over(arena: Arena, shift: u32, slots: usize) -> Self {
+        Self { stacks: Vec::with_capacity(slots), chosen: 0, usual: 0, shift, arena }
+    }
+
+    /// Adds an arena.
+    pub fn add(&mut self, number: u8, stack: Stack) {
+        while self.stacks.len() <= usize::from(number) {
+            self.stacks.push(Stack::none());
+        }
+        self.stacks[usize::from(number)] = stack;
+    }
+
+    /// Has the free frames of an arena in its pool.
+    pub fn empty(&mut self, number: u8) {
+        self.stacks.get_mut(usize::from(number)).into_iter().for_each(Stack::release);
+    }
+
+    /// Takes an arena away that nobody uses any more; its free frames are in its pool then.
+    pub fn remove(&mut self, number: u8) -> Option<Stack> {
+        let mut stack = std::mem::replace(self.stacks.get_mut(usize::from(number))?, Stack::none());
+        stack.release();
+        Some(stack)
+    }
+
+    /// Which arena frames are taken from where nobody chooses one.
+    pub fn set_usual(&mut self, number: u8) {
+        (self.usual, self.chosen) = (usize::from(number), usize::from(number));
+    }
+
+    /// Which arena frames are taken from, until [`FrameCache::choose_usual`].
+    #[inline(always)]
+    pub fn choose(&mut self, number: u8) {
+        self.chosen = usize::from(number);
+    }
+
+    /// Has frames taken from the usual arena again.
+    #[inline(always)]
+    pub fn choose_usual(&mut self) {
+        self.chosen = self.usual;
+    }
+
+    /// Whether there is more than one arena.
+    #[inline(always)]
+    pub fn are_several(&self) -> bool {
+        self.stacks.len() > 1
+    }
+
+    /// Number of the arena that a frame is of.
+    #[inline(always)]
+    pub fn arena_of(&self, frame: u32) -> u8 {
+        (frame >> self.shift) as u8
+    }
+
+    /// The numbers of an arena's frames; with [`NO_ARENA`], of all.
+    pub fn frames_of(&self, number: u8) -> Range<u32> {
+        let Range { start, end } = self.arena.geometry().first..self.arena.geometry().first + self.arena.geometry().frames;
+        if number == NO_ARENA {
+            return start..end;
+        }
+        let first = u32::from(number) << self.shift;
+        first.max(start)..first.saturating_add(1 << self.shift).min(end)
+    }
+
+    /// The address range that all frames lie in.
+    #[inline(always)]
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
+    /// Takes up to `out.len()` frames of the chosen arena and says how many.
+    #[inline]
+    pub fn alloc(&mut self, out: &mut [u32]) -> usize {
+        self.alloc_of(self.chosen, out)
+    }
+
+    #[inline]
+    fn alloc_of(&mut self, number: usize, out: &mut [u32]) -> usize {
+        let Some(stack) = self.stacks.get_mut(number) else { return 0 };
+        if stack.free.len() < out.len() {
+            stack.refill(out.len());
+        }
+        let n = out.len().min(stack.free.len());
+        let rest = stack.free.len() - n;
+        for (slot, frame) in out.iter_mut().zip(stack.free[rest..].iter().rev()) {
+            *slot = *frame;
+        }
+        stack.free.truncate(rest);
+        n
+    }
+
+    /// Gives a frame back to its arena.
+    #[inline(always)]
+    pub fn free(&mut self, frame: u32) {
+        let Some(stack) = self.stacks.get_mut((frame >> self.shift) as usize) else { return };
+        if stack.free.len() >= stack.high {
+            stack.spill();
+        }
+        stack.free.push(frame);
+    }
+
+    /// Gives the frames of packets back, faster than one by one where there is one arena.
+    #[inline]
+    pub fn free_packets(&mut self, packets: &[Packet]) {
+        if let [stack] = &mut self.stacks[..] {
+            // Half of the stack has room for them: it is what goes before.
+            for some in packets.chunks((stack.high / 2).clamp(1, BATCH)) {
+                if stack.free.len() + some.len() > stack.high {
+                    stack.spill();
+                }
+                stack.free.extend(some.iter().map(|packet| packet.frame));
+            }
+        } else {
+            packets.iter().for_each(|packet| self.free(packet.frame));
+        }
+    }
+
+    /// Copies packets into frames of an arena, each to the place in its frame that it had, and gives the frames that they were in back; each
+    /// after `moved` was called with it and the fresh one.
+    /// Those that are in there already stay as they are. Says how many of them there are there now, from the first on: fewer than there
+    /// were if the arena has no more free frames.
+    #[inline]
+    pub fn bring<T: InFrame>(&mut self, packets: &mut [T], arena: u8, place: Place, mut moved: impl FnMut(u32, u32)) -> usize {
+        let of = usize::from(arena);
+        let strays = packets.iter().filter(|packet| self.arena_of(packet.packet().frame) != arena).count();
+        if strays == 0 {
+            return packets.len();
+        }
+        let mut fresh = [0; BURST];
+        let (mut done, mut bytes, mut copied) = (0, 0, 0);
+        for some in packets.chunks_mut(BURST) {
+            let wanted = some.iter().filter(|packet| self.arena_of(packet.packet().frame) != arena).count();
+            let mut n = self.alloc_of(of, &mut fresh[..wanted]);
+            fresh[..n].iter().zip(&*some).for_each(|(frame, packet)| self.arena.prefetch_write(*frame, packet.packet().offset));
+            for packet in some {
+                let Packet { frame, offset, len } = packet.packet();
+                if self.arena_of(frame) != arena {
+                    if n == 0 {
+                        self.count(of, place, copied, bytes);
+                        return done;
+                    }
+                    n -= 1;
+                    self.arena.copy(frame, fresh[n], offset, len);
+                    packet.move_to(fresh[n]);
+                    moved(frame, fresh[n]);
+                    self.free(frame);
+                    (copied, bytes) = (copied + 1, bytes + u64::from(len));
+                }
+                done += 1;
+            }
+        }
+        self.count(of, place, copied, bytes);
+        done
+    }
+
+    fn count(&mut self, arena: usize, place: Place, packets: u64, bytes: u64) {
+        let Some(stack) = self.stacks.get_mut(arena) else { return };
+        let counter = match place {
+            Place::Gate => &mut stack.copied.at_gate,
+            Place::Crossing => &mut stack.copied.at_crossing,
+        };
+        *counter = (counter.0 + packets, counter.1 + bytes);
+    }
+
+    /// Counts packets that an arena had no frames for.
+    #[cold]
+    pub fn count_starved(&mut self, arena: u8, packets: usize) {
+        if let Some(stack) = self.stacks.get_mut(usize::from(arena)) {
+            stack.copied.starved += packets as u64;
+        }
+    }
+
+    /// Gives all frames back, when the thread ends.
+    pub fn release(&mut self) {
+        self.stacks.iter_mut().for_each(Stack::release);
+    }
+
+    /// Sets how many frames of each arena gates leave to be received into, by its number: of one
+    /// that is not named, none.
+    pub fn reserve(&mut self, of: impl Iterator<Item = (u8, usize)>) {
+        self.stacks.iter_mut().for_each(|stack| stack.reserve = 0);
+        for (number, frames) in of {
+            self.stacks.get_mut(usize::from(number)).into_iter().for_each(|stack| stack.reserve += frames);
+        }
+        // A quarter of them at most, or a small arena would be kept for receiving alone.
+        for stack in &mut self.stacks {
+            let frames = stack.pool.as_ref().map_or(0, |pool| pool.frames());
+            stack.reserve = stack.reserve.min(frames / 4);
+        }
+    }
+
+    /// Frames of an arena that this thread may let packets in with: those in this cache, and those
+    /// that no thread holds, but for those that are left to be received into
+    /// ([`FrameCache::reserve`]). Not those in caches of others.
+    #[inline]
+    pub fn left_of(&self, number: u8) -> usize {
+        let number = if number == NO_ARENA { self.usual } else { usize::from(number) };
+        let Some(Stack { free, pool: Some(pool), reserve, .. }) = self.stacks.get(number) else { return 0 };
+        (free.len() + pool.available()).saturating_sub(*reserve)
+    }
+
+    /// Frames in this cache, not counting the pools.
+    pub fn held(&self) -> usize {
+        self.stacks.iter().map(|stack| stack.free.len()).sum()
+    }
+
+    /// Free frames and copies of each arena, by number.
+    pub fn by_arena(&self) -> Vec<(usize, Copied)> {
+        self.stacks.iter().map(|stack| (stack.free.len(), stack.copied)).collect()
+    }
+}
+
+/// Where packets are copied into another arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
+    /// Where they are let in.
+    Gate,
+    /// On their way.
+    Crossing,
+}
+
+/// What says where a packet lies.
+pub trait InFrame {
+    /// Where it lies.
+    fn packet(&self) -> Packet;
+    /// It lies in another frame now, at the same place.
+    fn move_to(&mut self, frame: u32);
+}
+
+impl InFrame for Packet {
+    #[inline(always)]
+    fn packet(&self) -> Packet {
+        *self
+    }
+
+    #[inline(always)]
+    fn move_to(&mut self, frame: u32) {
+        self.frame = frame;
+    }
+}
+
+impl InFrame for Descriptor {
+    #[inline(always)]
+    fn packet(&self) -> Packet {
+        Packet { frame: self.frame, offset: self.offset, len: self.len }
+    }
+
+    #[inline(always)]
+    fn move_to(&mut self, frame: u32) {
+        self.frame = frame;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sluice_shm::arena::{Geometry, Range};
+
+    #[test]
+    fn no_frame_is_lost_or_given_twice() {
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 3000, stride: 192 }, false).unwrap();
+        let pool = FramePool::new(3000);
+        let mut a = FrameCache::new(pool.clone(), arena.clone(), 512);
+        let mut b = FrameCache::new(pool, arena, 512);
+        let mut got = vec![0; 2900];
+        assert_eq!(a.alloc(&mut got), 2900);
+        let mut seen: Vec<u32> = got.clone();
+        seen.sort_unstable();
+        seen.dedup();
+        assert_eq!(seen.len(), 2900);
+        got.iter().for_each(|f| b.free(*f));
+        let mut again = vec![0; 4000];
+        // b keeps its own share, the rest came back through the pool.
+        let n = a.alloc(&mut again);
+        assert_eq!(n + b.held(), 3000);
+        again[..n].iter().for_each(|f| a.free(*f));
+        b.release();
+        assert_eq!(a.alloc(&mut again), 3000);
+    }
+
+    #[test]
+    fn the_last_frame_freed_is_the_first_taken() {
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 600, stride: 192 }, false).unwrap();
+        let mut cache = FrameCache::new(FramePool::new(600), arena, 512);
+        let mut two = [0; 2];
+        cache.alloc(&mut two);
+        cache.free(two[0]);
+        cache.free(two[1]);
+        let mut one = [0; 1];
+        cache.alloc(&mut one);
+        assert_eq!(one[0], two[1]);
+    }
+
+    #[test]
+    fn frames_of_packets_come_back_and_the_surplus_goes_to_the_pool() {
+        let (_memory, arena) = Arena::create(Geometry { first: 0, frames: 2000, stride: 192 }, false).unwrap();
+        let pool = FramePool::new(2000);
+        let (mut a, mut b) = (FrameCache::new(pool.clone(), arena.clone(), 512), FrameCache::new(pool, arena, 512));
+        let mut got = vec![0; 2000];
+        assert_eq!(a.alloc(&mut got), 2000);
+        let packets: Vec<Packet> = got.iter().map(|f| Packet::fresh(*f, 60)).collect();
+        packets.chunks(700).for_each(|some| b.free_packets(some));
+        assert!(b.held() <= 512);
+        let n = a.alloc(&mut got);
+        assert_eq!(n + b.held() + a.held(), 2000);
+    }
+
+    /// A cache over three arenas: 0 of 600 frames, none at 1, 2 of 300.
+    fn several() -> (FrameCache, [Arc<FramePool>; 2]) {
+        let range = Range::reserve(3, 600, 2240).unwrap();
+        range.make(0, 600, false).unwrap();
+        range.make(2, 300, false).unwrap();
+        let pools = [FramePool::from(0, 600), FramePool::from(2 << range.shift(), 300)];
+        let mut cache = FrameCache::over(range.whole(), range.shift(), 3);
+        cache.add(0, Stack::new(pools[0].clone(), 512));
+        cache.add(2, Stack::new(pools[1].clone(), 512));
+        (cache, pools)
+    }
+
+    #[test]
+    fn frames_go_back_to_the_arena_that_they_are_of() {
+        let (mut cache, pools) = several();
+        let mut got = [0; 900];
+        assert_eq!(cache.alloc(&mut got), 600);
+        assert!(got[..600].iter().all(|frame| cache.arena_of(*frame) == 0));
+        cache.choose(2);
+        let mut others = [0; 900];
+        assert_eq!(cache.alloc(&mut others), 300, "no frame of another arena is given instead");
+        assert!(others[..300].iter().all(|frame| cache.arena_of(*frame) == 2));
+        let packets: Vec<Packet> = got[..600].iter().chain(&others[..300]).map(|frame| Packet::fresh(*frame, 60)).collect();
+        cache.free_packets(&packets);
+        assert_eq!(cache.held() + pools[0].available() + pools[1].available(), 900);
+        assert_eq!(cache.alloc(&mut got), 300);
+        got[..300].iter().for_each(|frame| cache.free(*frame));
+        cache.choose_usual();
+        assert_eq!(cache.alloc(&mut got), 600);
+        got[..600].iter().for_each(|frame| cache.free(*frame));
+        cache.choose(1);
+        assert_eq!(cache.alloc(&mut got), 0, "there is no such arena");
+        let gone = cache.remove(2).unwrap();
+        assert_eq!((gone.free.len(), pools[1].available()), (0, 300));
+        cache.release();
+        assert_eq!(pools[0].available(), 600);
+    }
+
+    #[test]
+    fn frames_are_kept_for_receiving_where_ports_receive_and_a_quarter_at_most() {
+        let (mut cache, pools) = several();
+        assert_eq!([0, 1, 2].map(|arena| cache.left_of(arena)), [600, 0, 300]);
+        cache.reserve([(0, 64), (0, 64), (2, 4096), (1, 64), (NO_ARENA, 64)].into_iter());
+        assert_eq!([0, 1, 2, NO_ARENA].map(|arena| cache.left_of(arena)), [600 - 128, 0, 225, 600 - 128]);
+        cache.reserve([(0, 4096)].into_iter());
+        assert_eq!([0, 2].map(|arena| cache.left_of(arena)), [450, 300], "those of other arenas are of no use there");
+        let mut got = [0; 500];
+        assert_eq!(cache.alloc(&mut got), 500, "they are there to be received into");
+        assert_eq!(cache.left_of(0), 0);
+        got.iter().for_each(|frame| cache.free(*frame));
+        cache.release();
+        assert_eq!(pools[0].available(), 600);
+    }
+
+    #[test]
+    fn packets_are_brought_into_an_arena_as_they_are() {
+        let (mut cache, pools) = several();
+        let mut frames = [0; 100];
+        cache.alloc(&mut frames[..90]);
+        cache.choose(2);
+        cache.alloc(&mut frames[90..]);
+        let mut packets: Vec<Packet> = frames
+            .iter()
+            .enumerate()
+            .map(|(i, frame)| Packet { frame: *frame, offset: (i * 7 % 300) as u16, len: (1 + i * 17) as u16 })
+            .collect();
+        let bytes = |packet: &Packet, i: usize| (0..packet.len).map(|at| (at as usize * 3 + i) as u8).collect::<Vec<u8>>();
+        for (i, packet) in packets.iter().enumerate() {
+            assert!(cache.arena().write(packet.frame, packet.offset, &bytes(packet, i)));
+        }
+        let before = packets.clone();
+        assert_eq!(cache.bring(&mut packets, 2, Place::Gate, |_, _| {}), 100);
+        assert_eq!(packets[90..], before[90..], "those that are there already stay");
+        let mut seen = std::collections::HashSet::new();
+        for (i, (packet, was)) in packets.iter().zip(&before).enumerate() {
+            assert_eq!((cache.arena_of(packet.frame), packet.offset, packet.len), (2, was.offset, was.len));
+            assert!(seen.insert(packet.frame));
+            let mut got = vec![0; packet.len.into()];
+            assert!(cache.arena().read(packet.frame, packet.offset, &mut got));
+            assert_eq!(got, bytes(was, i));
+        }
+        let total: u64 = before[..90].iter().map(|packet| u64::from(packet.len)).sum();
+        assert_eq!(cache.by_arena()[2].1, Copied { at_gate: (90, total), ..Copied::default() });
+        cache.free_packets(&packets);
+        cache.release();
+        assert_eq!((pools[0].available(), pools[1].available()), (600, 300));
+    }
+
+    #[test]
+    fn without_free_frames_the_rest_stays_where_it_is() {
+        let (mut cache, pools) = several();
+        let mut frames = [0; 400];
+        cache.alloc(&mut frames);
+        let mut packets: Vec<Packet> = frames.iter().map(|frame| Packet::fresh(*frame, 60)).collect();
+        assert_eq!(cache.bring(&mut packets, 2, Place::Crossing, |_, _| {}), 300);
+        assert!(packets[..300].iter().all(|packet| cache.arena_of(packet.frame) == 2));
+        assert_eq!(packets[300..].iter().map(|packet| packet.frame).collect::<Vec<_>>(), frames[300..]);
+        assert_eq!(cache.by_arena()[2].1.at_crossing, (300, 300 * 60));
+        cache.free_packets(&packets);
+        cache.release();
+        assert_eq!((pools[0].available(), pools[1].available()), (600, 300));
+    }
+}

@@ -1,0 +1,440 @@
+//! A hop: what an NF returns is checked, and goes to the next NF's ring or a port's buffer.
+//!
+//! # What is checked of an NF
+//! A descriptor is copied from the ring once. Its frame must exist and belong to this NF, by the manager's private table; its offset
+//! and length must lie in the frame. Anything else is a violation and is counted; chain, flags and path come from the private table
+//! and never from the descriptor. The frame is claimed in the same step, so a descriptor that is sent twice is a violation the
+//! second time. Past the limit of violations nothing more is taken from the NF; its frames come back when it is gone.
+//!
+//! # Who has a frame
+//! The words of the table change as [`sluice_ownership`] says: a frame that was claimed is this thread's, and goes to the next NF only
+//! when room for it was found on that one's ring. What finds no room is dropped by the thread that has it. A thread that has let go of
+//! an NF's ring ([`Worker::detach`](crate::worker::Worker::detach)) therefore never makes it the owner of a frame again, and what is
+//! taken back of a dead NF ([`Plane::reclaim`]) is taken back once.
+//!
+//! # Packets that change hands
+//! Each tenant's packets lie in an arena of its own . A packet that goes to an NF of another one than it lies in is
+//! copied on the way ([`Plane::enter`], `Plane::pass`); if that one has no free frame, it is dropped, which only that tenant notices.
+
+use std::sync::atomic::Ordering;
+
+use sluice_ownership::in_hand;
+use sluice_shm::BURST;
+use sluice_shm::descriptor::{Descriptor, Verdict, flags};
+use sluice_shm::histogram::Histogram;
+
+use crate::chain::registry::Course;
+use crate::chain::{self, DropReason, Kind, Path, PathRegistry, Sent, Step};
+use crate::classify::key::FlowKey;
+use crate::end::{Drain, Starts};
+use crate::frame::{self, Held, Place, SAMPLED, TRACED, URGENT, owner};
+use crate::handle::{NfHandle, Sentence, Violation};
+use crate::mark;
+use crate::plane::Plane;
+use crate::trace::TraceWhat;
+
+impl Plane {
+    /// Takes a burst from an NF's tx ring and passes every packet on. Says how many there were.
+    #[inline]
+    pub fn forward(&mut self, registry: &PathRegistry, drain: &mut Drain) -> usize {
+        if drain.is_cut_off {
+            return 0;
+        }
+        let mut burst = [Descriptor::default(); BURST];
+        match drain.consumer.dequeue(&mut burst) {
+            Ok(0) => 0,
+            Ok(n) => {
+                drain.is_cut_off = !self.take(registry, &drain.handle, &mut burst[..n]);
+                self.announce();
+                n
+            }
+            Err(_) => {
+                drain.is_cut_off = violations(&drain.handle, Violation::TxCursor, 1, self.max_violations);
+                0
+            }
+        }
+    }
+
+    /// Checks and passes on what an NF returned. For the thread that drains it alone. False: it has forged more than is allowed.
+    #[inline(always)]
+    pub fn take(&mut self, registry: &PathRegistry, handle: &NfHandle, burst: &mut [Descriptor]) -> bool {
+        let geometry = self.frames.arena().geometry();
+        let me = handle.owner();
+        let n = burst.len();
+        let (mut accepted, mut forged, mut what) = (0u64, 0, Violation::Frame);
+        let mut i = 0;
+        while i < n {
+            let first = burst[i];
+            let Some(word) = self.table.claim(first.frame, me) else {
+                (forged, what) = (forged + 1, Violation::Frame);
+                i += 1;
+                continue;
+            };
+            let held = Held::unpack(word);
+            accepted += 1;
+            let Some(path) = registry.get(held.path) else {
+                // Cannot be: a path is not hidden while a frame names it.
+                debug_assert!(false, "frame {} names path {}, which is not there", first.frame, held.path);
+                self.discard(first.frame);
+                i += 1;
+                continue;
+            };
+            let hop = held.hop as usize;
+            if first.verdict != 0 || held.flags != 0 || !geometry.contains(first.frame, first.offset, first.len) {
+                if let Some(violation) = self.special(registry, handle, path, held, first) {
+                    (forged, what) = (forged + 1, violation);
+                }
+                i += 1;
+                continue;
+            }
+            // A run: packets at the same hop of the same path, which is what the word says.
+            let step = path.step(hop + 1);
+            let next = word_after(step, hop + 1, 0, held.path);
+            // One that goes to a port has its last word here: a device may free it.
+            let meanwhile = match step {
+                Step::Nf(_) => in_hand(word),
+                Step::Port(_) => {
+                    self.table.free(first.frame);
+                    0
+                }
+            };
+            let start = i;
+            loop {
+                let descriptor = &mut burst[i];
+                descriptor.chain = path.chain.number;
+                descriptor.arg = 0;
+                descriptor.ingress = path.ingress;
+                descriptor.flags = 0;
+                i += 1;
+                if i == n {
+                    break;
+                }
+                let descriptor = &burst[i];
+                if descriptor.verdict != 0
+                    || !geometry.contains(descriptor.frame, descriptor.offset, descriptor.len)
+                    || !self.table.claim_same(descriptor.frame, word, meanwhile)
+                {
+                    break;
+                }
+            }
+            let count = i - start;
+            accepted += count as u64 - 1;
+            if path.hops[hop].last_visit {
+                handle.release(count as u32);
+            }
+            self.pass(path, hop + 1, step, &burst[start..i], |_| next);
+        }
+        let returned = &handle.counters[self.index].returned;
+        if returned.get() == 0 && accepted > 0 {
+            handle.first_return_ns.store(self.now_ns, Ordering::Relaxed);
+        }
+        returned.add(accepted);
+        forged == 0 || !violations(handle, what, forged, self.max_violations)
+    }
+
+    /// A packet with another verdict than next, a sampled or traced one, or one with a wild offset
+    /// or length. It has been claimed. Says what was forged, if it was.
+    #[cold]
+    fn special(
+        &mut self,
+        registry: &PathRegistry,
+        handle: &NfHandle,
+        path: &Path,
+        held: Held,
+        descriptor: Descriptor,
+    ) -> Option<Violation> {
+        let hop = held.hop as usize;
+        self.tell(descriptor.frame, descriptor.len, held.flags, held.path, TraceWhat::FromNf(handle.number));
+        let verdict = if self.frames.arena().geometry().contains(descriptor.frame, descriptor.offset, descriptor.len) {
+            Verdict::from_raw(descriptor.verdict)
+        } else {
+            None
+        };
+        let clean = Descriptor { chain: path.chain.number, verdict: 0, flags: 0, arg: 0, ingress: path.ingress, ..descriptor };
+        let sent = match verdict {
+            Some(Verdict::ToPort) if self.is_open(descriptor.arg) => {
+                self.tables.may_send(handle.service, chain::Verdict::Port(descriptor.arg))
+            }
+            Some(Verdict::ToService) => self.tables.may_send(handle.service, chain::Verdict::Service(descriptor.arg)),
+            _ => Sent::Goes,
+        };
+        match verdict {
+            Some(Verdict::Next) => {
+                if path.hops[hop].last_visit {
+                    handle.release(1);
+                }
+                let step = path.step(hop + 1);
+                self.go_on(path, held, hop + 1, step, clean);
+            }
+            Some(Verdict::Drop) => {
+                handle.counters[self.index].dropped.add(1);
+                self.lose(path, held, hop, descriptor.frame, DropReason::Verdict);
+            }
+            Some(Verdict::ToPort) if sent == Sent::Goes => {
+                self.release_from(path, hop, 1);
+                self.go_on(path, held, path.hops.len(), Step::Port(descriptor.arg), clean);
+            }
+            Some(Verdict::ToService) if sent == Sent::Goes => self.detour(registry, path, held, clean, descriptor.arg),
+            Some(Verdict::ToPort | Verdict::ToService) => {
+                self.lose(path, held, hop, descriptor.frame, DropReason::NotAllowed);
+                // If its configuration has never allowed it.
+                return (sent == Sent::Violates).then_some(Violation::Destination);
+            }
+            None => {
+                self.lose(path, held, hop, descriptor.frame, DropReason::Violation);
+                return Some(Violation::Descriptor);
+            }
+        }
+        None
+    }
+
+    fn is_open(&self, port: u16) -> bool {
+        self.out.get(usize::from(port)).is_some_and(|buffer| buffer.open)
+    }
+
+    /// Passes one packet on, with its marks.
+    pub(crate) fn go_on(&mut self, path: &Path, held: Held, hop: usize, step: Step, mut descriptor: Descriptor) {
+        let (frame, number) = (descriptor.frame, held.path);
+        match step {
+            Step::Nf(nf) => {
+                self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToNf(nf));
+                descriptor.flags = if held.flags & TRACED != 0 { flags::TRACED } else { 0 };
+            }
+            Step::Port(port) => {
+                self.tell(frame, descriptor.len, held.flags, number, TraceWhat::ToPort(port));
+                if held.flags & SAMPLED != 0 {
+                    let took = self.now_ns.saturating_sub(self.entered_ns[frame as usize].load(Ordering::Relaxed));
+                    let chain = path.chain.number as usize;
+                    if self.latencies.len() <= chain {
+                        self.latencies.resize_with(chain + 1, Histogram::default);
+                    }
+                    self.latencies[chain].record(took);
+                }
+                self.table.free(frame);
+            }
+        }
+        self.urgent = held.flags & URGENT != 0;
+        let word = word_after(step, hop, held.flags, number);
+        self.pass(path, hop, step, &[descriptor], |_| word);
+        self.urgent = false;
+    }
+
+    /// Drops one packet that is at hop `hop`.
+    pub(crate) fn lose(&mut self, path: &Path, held: Held, hop: usize, frame: u32, why: DropReason) {
+        self.tell(frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
+        self.release_from(path, hop, 1);
+        self.counters(path).drops[why as usize].add(1);
+        self.discard(frame);
+    }
+
+    /// An NF sent a packet to a service: it goes to one of its instances, chosen by the packet's flow as it is now, and from there to
+    /// its chain's egress port. Members of pools are given by directors alone.
+    fn detour(&mut self, registry: &PathRegistry, path: &Path, held: Held, descriptor: Descriptor, service: u16) {
+        let hop = held.hop as usize;
+        let members = self.tables.services.get(service as usize).map_or(&[][..], |m| m);
+        let mut header = [0; 64];
+        let len = (descriptor.len as usize).min(header.len());
+        self.frames.arena().read(descriptor.frame, descriptor.offset, &mut header[..len]);
+        let hash = FlowKey::parse(&header[..len], descriptor.len, path.ingress).symmetric_hash();
+        let Some(nf) = chain::picked(members, hash) else {
+            let why = if self.tables.is_pooled(service) { DropReason::NotShared } else { DropReason::NoSuchPort };
+            return self.lose(path, held, hop, descriptor.frame, why);
+        };
+        let (ingress, chain, under) = (path.ingress, &path.chain, self.tables.generation);
+        let number =
+            registry.find(&mut self.ways, &Course { ingress, chain, nfs: &[nf], reversed: &[], kind: Kind::Detour, under });
+        let Some((number, detour)) = number.and_then(|number| Some((number, registry.get(number)?))) else {
+            return self.lose(path, held, hop, descriptor.frame, DropReason::NoSuchPort);
+        };
+        if self.admit_inside(detour, 1) == 0 {
+            return self.lose(path, held, hop, descriptor.frame, DropReason::RingFull);
+        }
+        self.release_from(path, hop, 1);
+        self.go_on(detour, Held { path: number, hop: 0, ..held }, 0, Step::Nf(nf), descriptor);
+    }
+
+    /// Takes back every frame that a dead NF held, and says how many. What it had returned before it died is passed on first.
+    ///
+    /// Only the thread that drains the NF may call this, and only when no thread has its producer any more.
+    pub fn reclaim(&mut self, registry: &PathRegistry, drain: &mut Drain) -> usize {
+        // What a full ring holds. A process that the NF has left behind may be writing still.
+        for _ in 0..drain.consumer.capacity() as usize / BURST + 1 {
+            if self.forward(registry, drain) == 0 {
+                break;
+            }
+        }
+        // No thread posts to it any more, so what was posted and not returned is what it has.
+        let (posted, returned) = drain.handle.posted_returned();
+        let (owner, mut left, mut taken) = (drain.handle.owner(), posted.saturating_sub(returned), 0);
+        // All of them are of the arena that it maps; those of a program may be of any.
+        for frame in self.frames.frames_of(drain.handle.memory.load(Ordering::Relaxed)) {
+            if left == 0 {
+                break;
+            }
+            let Some(held) = self.table.reclaim(frame, owner) else { continue };
+            left -= 1;
+            taken += 1;
+            match registry.get(held.path) {
+                Some(path) => self.lose(path, held, held.hop as usize, frame, DropReason::NfDied),
+                // Cannot be: as in `take`.
+                None => {
+                    debug_assert!(false, "frame {frame} names path {}, which is not there", held.path);
+                    self.discard(frame);
+                }
+            }
+        }
+        debug_assert_eq!(left, 0, "{} has fewer frames than it was given and did not return", drain.handle.name);
+        taken
+    }
+
+    /// Passes packets that are in this thread's hands on to an NF's ring or a port's buffer; to an NF of another tenant as copies. `words`
+    /// says what the table will say of each of them once an NF has it.
+    #[inline(always)]
+    pub(crate) fn pass(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
+        match step {
+            Step::Nf(nf) if self.frames.are_several() => self.cross(path, hop, nf, burst, words),
+            _ => self.hand_on(path, hop, step, burst, words),
+        }
+    }
+
+    /// Passes packets on to an NF, and copies those into the memory of its tenant that lie elsewhere.
+    #[inline(never)]
+    fn cross(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
+        let memory = self.memory_of(nf);
+        if memory == frame::NO_ARENA || burst.iter().all(|descriptor| self.frames.arena_of(descriptor.frame) == memory) {
+            return self.hand_on(path, hop, Step::Nf(nf), burst, words);
+        }
+        let mut own = [Descriptor::default(); BURST];
+        let own = &mut own[..burst.len().min(BURST)];
+        own.copy_from_slice(&burst[..own.len()]);
+        let (table, moving) = (&self.table, path.moving());
+        let n = self.frames.bring(own, memory, Place::Crossing, |from, to| table.carry(from, to));
+        drop(moving);
+        for i in 0..n {
+            let (from, to, held) = (burst[i].frame, own[i].frame, Held::unpack(words(i)));
+            if from != to && held.flags & (SAMPLED | TRACED) != 0 {
+                self.entered_ns[to as usize].store(self.entered_ns[from as usize].load(Ordering::Relaxed), Ordering::Relaxed);
+                self.tell(from, own[i].len, held.flags, held.path, TraceWhat::Crossed(to));
+            }
+        }
+        if n > 0 {
+            self.hand_on(path, hop, Step::Nf(nf), &own[..n], &words);
+        }
+        if n < own.len() {
+            self.frames.count_starved(memory, own.len() - n);
+            self.drop_from(path, hop, &own[n..], |i| words(n + i), DropReason::NoFrame);
+        }
+    }
+
+    /// Passes packets, which lie where they belong, on to an NF's ring or a port's buffer.
+    #[inline(always)]
+    fn hand_on(&mut self, path: &Path, hop: usize, step: Step, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
+        if self.unannounced.len() == self.unannounced.capacity() {
+            // Its memory does not grow here.
+            self.announce();
+        }
+        match step {
+            Step::Nf(nf) => {
+                let mut queued = 0;
+                if let Some(Some(end)) = self.nfs.get_mut(nf as usize) {
+                    let queue = end.queue(self.index, self.threads);
+                    if self.backpressure && queue >= end.high {
+                        self.alerts.raise(nf);
+                    }
+                    let must_mark = self.ecn && end.must_mark(queue, self.now_ns);
+                    if let Some(producer) = &mut end.producer {
+                        let counters = &end.handle.counters[self.index];
+                        let arena = self.frames.arena();
+                        let mark = |burst: &[Descriptor]| {
+                            if must_mark {
+                                counters.marked.add(mark::mark(arena, burst));
+                            }
+                        };
+                        match self.table.hand_over(producer, burst, &words, mark) {
+                            Ok(n) => {
+                                queued = n;
+                                end.posted = end.posted.wrapping_add(queued as u32);
+                                counters.posted.add(queued as u64);
+                                let page = &end.handle.core_page;
+                                if self.threads > 1 {
+                                    page.posted(end.handle.slot).fetch_add(queued as u32, Ordering::Release);
+                                } else if !end.handle.poll {
+                                    page.posted(end.handle.slot).store(end.posted, Ordering::Release);
+                                }
+                                producer.prefetch(0);
+                                match end.starts {
+                                    Starts::AtOnce if self.unannounced.last() != Some(&nf) => self.unannounced.push(nf),
+                                    Starts::Held => {
+                                        let (timers, n) = (&mut self.timers, queued as u32);
+                                        end.hold_or_wake(timers, self.index, n, self.urgent, self.now_ns);
+                                    }
+                                    Starts::AtOnce | Starts::ByItself => {}
+                                }
+                            }
+                            Err(_) => {
+                                violations(&end.handle, Violation::RxCursor, 1, self.max_violations);
+                            }
+                        }
+                    }
+                }
+                if queued < burst.len() {
+                    self.refuse(path, hop, nf, &burst[queued..], |i| words(queued + i));
+                }
+            }
+            Step::Port(port) => self.emit(path, port, burst),
+        }
+    }
+
+    /// An NF could not be given these packets.
+    #[cold]
+    pub(crate) fn refuse(&mut self, path: &Path, hop: usize, nf: u16, burst: &[Descriptor], words: impl Fn(usize) -> u64) {
+        let gone = !matches!(self.nfs.get(nf as usize), Some(Some(end)) if end.producer.is_some());
+        let why = if gone { DropReason::NfGone } else { DropReason::RingFull };
+        self.drop_from(path, hop, burst, words, why);
+    }
+
+    /// Drops packets that are on an NF's ring, which they came to by hop `hop` of their path.
+    #[cold]
+    pub fn drop_at(&mut self, path: &Path, hop: usize, burst: &[Descriptor], why: DropReason) {
+        let words: Vec<u64> = burst.iter().map(|d| self.table.word(d.frame).unwrap_or(0)).collect();
+        self.drop_from(path, hop, burst, |i| words[i], why);
+    }
+
+    pub(crate) fn drop_from(
+        &mut self,
+        path: &Path,
+        hop: usize,
+        burst: &[Descriptor],
+        words: impl Fn(usize) -> u64,
+        why: DropReason,
+    ) {
+        self.release_from(path, hop, burst.len() as u32);
+        self.counters(path).drops[why as usize].add(burst.len() as u64);
+        for (i, descriptor) in burst.iter().enumerate() {
+            let held = Held::unpack(words(i));
+            self.tell(descriptor.frame, 0, held.flags, held.path, TraceWhat::Dropped(why));
+            self.discard(descriptor.frame);
+        }
+    }
+}
+
+/// What the table says of a packet after a step. A packet for a port is nobody's: it waits in a buffer of the manager's, and a device may
+/// free it.
+#[inline(always)]
+pub(crate) fn word_after(step: Step, hop: usize, flags: u8, path: u32) -> u64 {
+    match step {
+        Step::Nf(nf) => Held { owner: owner::FIRST_NF + nf, hop: hop as u8, flags, path }.pack(),
+        Step::Port(_) => 0,
+    }
+}
+
+/// Counts violations of an NF, and condemns it past its limit. Says whether it is past it.
+#[cold]
+fn violations(handle: &NfHandle, what: Violation, n: u64, most: u64) -> bool {
+    handle.note_violation(what);
+    let is_past = handle.violations.fetch_add(n, Ordering::Relaxed).saturating_add(n) > most;
+    if is_past {
+        handle.condemn(Sentence::Violations);
+    }
+    is_past
+}

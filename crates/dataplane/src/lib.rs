@@ -1,0 +1,51 @@
+//! The way of a packet, from a port's receive queue through the NFs of its chain to a port's transmit queue.
+//!
+//! # Nouns
+//! A *packet* lies in a *frame* of shared memory ([`frame`]). A *chain* names services; a *path* names one instance, an NF, of each of
+//! them ([`chain`]). A *flow* keeps its path ([`classify`]). An NF has a ring on which packets come to it and one on which it returns
+//! them ([`handle`], [`end`]).
+//!
+//! # Way
+//! A packet thread runs one loop ([`worker`]). In each round, its Rx role
+//! 1. reads a burst from each port queue ([`queue`], [`batch`]),
+//! 2. finds each packet's path: in the flow table, or by asking what chooses chains and instances ([`rx`], [`steer`], [`decision`]),
+//! 3. lets packets into their path as far as there is room at all of its NFs ([`admit`]),
+//!
+//! and its Tx role
+//! 4. takes back what NFs returned, checks it, and passes it to the next NF ([`hop`]) or to a port ([`tx`]).
+//!
+//! Then its Wakeup role starts NFs that sleep ([`wake`], [`worker`]), and its Monitor role measures them ([`load`]). What is slow closes
+//! the entries of its chains ([`pressure`]).
+//!
+//! This crate knows no feature: what chooses flows' chains and instances, moves packets of NFs that do not read their rings, or decides
+//! from outside who runs, implements [`steer`] and [`hooks`].
+
+pub mod admit;
+pub mod alarm;
+pub mod batch;
+pub mod bell;
+pub mod bucket;
+pub mod chain;
+pub mod classify;
+pub mod counter;
+pub mod decision;
+pub mod end;
+#[cfg(any(test, feature = "played"))]
+pub mod fake;
+pub mod frame;
+pub mod handle;
+pub mod hooks;
+pub mod hop;
+pub mod load;
+pub mod mark;
+pub mod plane;
+pub mod pressure;
+pub mod queue;
+pub mod roles;
+pub mod rx;
+pub mod steer;
+pub mod succession;
+pub mod trace;
+pub mod tx;
+pub mod wake;
+pub mod worker;

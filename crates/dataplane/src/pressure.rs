@@ -1,0 +1,273 @@
+//! Backpressure in the packet threads: who notices a bottleneck, who decides, and what follows at the gates.
+//!
+//! # Approach
+//! Whoever puts packets on a ring compares its queue with the high watermark and raises an [`Alerts`] bit: one comparison a burst. The
+//! Wakeup role looks at the alerts each round, runs one small state machine for each NF that was named
+//! ([`sluice_policy::sched::backpressure`]), and writes its decision where the gates look anyway: in the NF's own handle. A gate
+//! refuses a path while any NF of it is throttled, so exactly the chains that pass a bottleneck are refused, in the instances that
+//! are slow, and nothing has to be told to anybody. NFs that could only add to the queue of a bottleneck are held: their own page
+//! tells them to sleep after the burst, their core's page tells the others not to start them.
+//!
+//! # Limits
+//! What follows for NFs upstream is computed over the paths in use; new ones are taken in within 10 ms.
+//!
+//! Source: NFVnice (SIGCOMM 2017), section 3.3.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use sluice_policy::sched::backpressure::{Limits, Pressure, State, Watch, queueing_ns};
+use sluice_shm::page::Control;
+
+use crate::chain::{PathRegistry, Tables};
+use crate::end::NfEnd;
+use crate::handle::NfHandle;
+use sluice_api::config::Sched;
+
+/// Time without a packet returned after which an NF stands still: several turns of all NFs of a core, in nanoseconds.
+const STILL_NS: u64 = 10_000_000;
+
+/// NFs whose queues are over their high watermark: a bit each, raised by any packet thread, taken by the Wakeup role.
+#[derive(Debug)]
+pub struct Alerts {
+    /// A bit for each word of `nfs` that is not empty.
+    summary: Box<[AtomicU64]>,
+    nfs: Box<[AtomicU64]>,
+}
+
+impl Alerts {
+    /// For NFs with numbers below `nfs`.
+    pub fn new(nfs: usize) -> Self {
+        let words = nfs.div_ceil(64).max(1);
+        let zeros = |n: usize| (0..n).map(|_| AtomicU64::new(0)).collect();
+        Self { summary: zeros(words.div_ceil(64)), nfs: zeros(words) }
+    }
+
+    /// Says that an NF's queue is long. Written only when it was not said yet.
+    #[inline(always)]
+    pub fn raise(&self, nf: u16) {
+        let (word, bit) = (nf as usize / 64, 1u64 << (nf % 64));
+        if let Some(nfs) = self.nfs.get(word)
+            && nfs.load(Ordering::Relaxed) & bit == 0
+        {
+            // Relaxed: nothing is published by it; who takes it looks at the queue itself.
+            nfs.fetch_or(bit, Ordering::Relaxed);
+            self.summary[word / 64].fetch_or(1 << (word % 64), Ordering::Release);
+        }
+    }
+
+    /// Takes all that were raised.
+    #[inline]
+    pub fn take(&self, mut each: impl FnMut(u16)) {
+        for (index, summary) in self.summary.iter().enumerate() {
+            if summary.load(Ordering::Relaxed) == 0 {
+                continue;
+            }
+            // Acquire: a bit that is raised after its word was taken raises its summary again.
+            let mut words = summary.swap(0, Ordering::Acquire);
+            while words != 0 {
+                let word = index * 64 + words.trailing_zeros() as usize;
+                words &= words - 1;
+                let mut bits = self.nfs[word].swap(0, Ordering::Relaxed);
+                while bits != 0 {
+                    each((word * 64) as u16 + bits.trailing_zeros() as u16);
+                    bits &= bits - 1;
+                }
+            }
+        }
+    }
+}
+
+/// What is remembered of an NF.
+#[derive(Debug, Clone, Copy, Default)]
+struct Watched {
+    watch: Watch,
+    /// Packets that it had returned, and since when it has not returned more: at least so long the oldest one waits.
+    returned: u64,
+    since_ns: u64,
+}
+
+/// The Wakeup role's part: decides who is a bottleneck, and holds who feeds it.
+#[derive(Debug)]
+pub struct Throttling {
+    alerts: Arc<Alerts>,
+    high_percent: u32,
+    low_percent: u32,
+    threshold_ns: u64,
+    /// By number of the NF.
+    states: Vec<Watched>,
+    /// NFs that are not clear.
+    watched: Vec<u16>,
+    pressure: Pressure,
+    /// Paths, NFs and generation of the tables that `pressure` was made of.
+    made_of: (u32, usize, u32),
+}
+
+impl Throttling {
+    /// Nobody is throttled.
+    pub fn new(alerts: Arc<Alerts>, sched: &Sched) -> Self {
+        Self {
+            alerts,
+            high_percent: sched.high_watermark,
+            low_percent: sched.low_watermark,
+            threshold_ns: u64::from(sched.queueing_us) * 1_000,
+            states: Vec::new(),
+            watched: Vec::new(),
+            pressure: Pressure::new::<Vec<usize>>(0, &[]),
+            made_of: (0, 0, 0),
+        }
+    }
+
+    /// Looks at everybody who was named since the last round or is being watched.
+    #[inline]
+    pub fn step(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
+        let Self { alerts, watched, states, .. } = self;
+        alerts.take(|nf| {
+            if states.len() <= nf as usize {
+                states.resize(nf as usize + 1, Watched::default());
+            }
+            if !watched.contains(&nf) {
+                states[nf as usize].since_ns = now_ns;
+                watched.push(nf);
+            }
+        });
+        if !self.watched.is_empty() {
+            self.look(nfs, now_ns);
+        }
+    }
+
+    /// Whether nobody is watched, nor named.
+    pub fn is_quiet(&self) -> bool {
+        self.watched.is_empty() && self.alerts.summary.iter().all(|summary| summary.load(Ordering::Relaxed) == 0)
+    }
+
+    fn look(&mut self, nfs: &[Option<NfEnd>], now_ns: u64) {
+        let mut changed = false;
+        let mut at = 0;
+        while let Some(&number) = self.watched.get(at) {
+            let watched = &mut self.states[number as usize];
+            let Some(Some(end)) = nfs.get(number as usize) else {
+                *watched = Watched::default();
+                self.watched.swap_remove(at);
+                continue;
+            };
+            let handle = &end.handle;
+            if handle.governed.load(Ordering::Relaxed) {
+                // Its ring is filled while others have their turns, as it should be. Credits bound it; more would make turns shorter.
+                *watched = Watched::default();
+                self.watched.swap_remove(at);
+                if handle.gate.throttled.swap(false, Ordering::Relaxed) && usize::from(number) < self.made_of.1 {
+                    changed |= self.pressure.set(usize::from(number), false);
+                }
+                continue;
+            }
+            if handle.gate.held.load(Ordering::Relaxed) {
+                // Its queue is long because it was told to sleep: that does not make it a bottleneck. Its time begins when it is free.
+                watched.since_ns = now_ns;
+                at += 1;
+                continue;
+            }
+            let (posted, returned) = handle.posted_returned();
+            let queue = u32::try_from(posted.saturating_sub(returned)).unwrap_or(u32::MAX);
+            if watched.returned != returned {
+                (watched.returned, watched.since_ns) = (returned, now_ns);
+            }
+            let age_ns = now_ns.saturating_sub(watched.since_ns);
+            let watch = &mut watched.watch;
+            let limits = Limits::new(handle.limit, self.high_percent, self.low_percent, self.threshold_ns);
+            let service = handle.load.service_ns.get();
+            let service = (service > 0.0).then(|| service.ceil() as u64);
+            // An NF that waits for its turn on the core is no bottleneck; one that stands still is.
+            let age_ns = if age_ns > STILL_NS { age_ns } else { 0 };
+            if watch.step(&limits, queue, queueing_ns(queue, service, age_ns)) {
+                let throttled = watch.state() == State::Throttle;
+                handle.gate.throttled.store(throttled, Ordering::Relaxed);
+                if throttled {
+                    handle.gate.throttles.fetch_add(1, Ordering::Relaxed);
+                }
+                if (number as usize) < self.made_of.1 {
+                    changed |= self.pressure.set(number as usize, throttled);
+                }
+            }
+            if watch.state() == State::Clear {
+                self.watched.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        if changed {
+            self.apply(nfs);
+        }
+    }
+
+    /// Tells the NFs that became held or free.
+    fn apply(&mut self, nfs: &[Option<NfEnd>]) {
+        for number in self.pressure.changed_nfs() {
+            if let Some(Some(end)) = nfs.get(*number) {
+                hold(&end.handle, self.pressure.is_held(*number));
+            }
+        }
+        self.pressure.forget_changes();
+    }
+
+    /// Takes in new paths and NFs, if there are any.
+    #[cold]
+    pub fn refresh(&mut self, registry: &PathRegistry, tables: &Tables, nfs: &[Option<NfEnd>]) {
+        let now = (registry.changes(), nfs.len(), tables.generation);
+        if now == self.made_of {
+            return;
+        }
+        self.made_of = now;
+        let current = |path: &&crate::chain::Path| {
+            tables
+                .chains
+                .get(path.chain.number as usize)
+                .is_some_and(|c| c.as_ref().is_some_and(|c| c.version == path.chain.version))
+        };
+        let hops = |path: &crate::chain::Path| path.hops.iter().map(|hop| hop.nf as usize).collect::<Vec<_>>();
+        let paths: Vec<Vec<usize>> = registry.iter().filter(current).map(hops).collect();
+        self.pressure = Pressure::new(nfs.len(), &paths);
+        for (number, end) in nfs.iter().enumerate() {
+            let Some(end) = end else { continue };
+            if end.handle.gate.throttled.load(Ordering::Relaxed) {
+                self.pressure.set(number, true);
+            }
+        }
+        for (number, end) in nfs.iter().enumerate() {
+            let Some(end) = end else { continue };
+            let held = self.pressure.is_held(number);
+            if end.handle.gate.held.load(Ordering::Relaxed) != held {
+                hold(&end.handle, held);
+            }
+        }
+        self.pressure.forget_changes();
+    }
+
+    /// An NF is gone: what was decided because of it is taken back.
+    pub fn forget(&mut self, number: u16, nfs: &[Option<NfEnd>]) {
+        self.watched.retain(|n| *n != number);
+        if let Some(state) = self.states.get_mut(number as usize) {
+            *state = Watched::default();
+        }
+        if (number as usize) < self.made_of.1 && self.pressure.set(number as usize, false) {
+            self.apply(nfs);
+        }
+    }
+}
+
+/// Holds an NF or lets it go on. One that polls never sleeps: it is held by having no turns, if its turns are made from outside; else it
+/// has its core for itself.
+fn hold(handle: &NfHandle, held: bool) {
+    if handle.poll {
+        handle.gate.held.store(held && handle.governed.load(Ordering::Relaxed), Ordering::Relaxed);
+        return;
+    }
+    handle.gate.held.store(held, Ordering::Relaxed);
+    // Its own page, for itself; the core's page, for those who would start it.
+    handle.region.page.control(Control::Yield).store(u32::from(held), Ordering::Relaxed);
+    handle.tell_hold();
+}
+
+#[cfg(test)]
+#[path = "pressure_tests.rs"]
+mod tests;

@@ -1,0 +1,360 @@
+//! Alerts, and what the Wakeup role makes of queues that the test plays.
+
+use std::sync::atomic::AtomicU32;
+
+use sluice_shm::core_page::CorePage;
+
+use super::*;
+use crate::chain::registry::Course;
+use crate::chain::{Chain, ChainCounters, Kind};
+use crate::fake::{Fake, RING, core_page, end, give_back, post};
+use sluice_api::config::OnFailure;
+
+#[test]
+fn an_alert_is_taken_once() {
+    let alerts = Alerts::new(5000);
+    let taken = || -> Vec<u16> {
+        let mut taken = Vec::new();
+        alerts.take(|nf| taken.push(nf));
+        taken
+    };
+    assert!(taken().is_empty());
+    for nf in [0, 63, 64, 4096, 4999, 63] {
+        alerts.raise(nf);
+    }
+    assert_eq!(taken(), [0, 63, 64, 4096, 4999]);
+    assert!(taken().is_empty());
+    alerts.raise(4999);
+    assert_eq!(taken(), [4999]);
+    // Beyond what there can be: nothing happens.
+    alerts.raise(u16::MAX);
+    assert!(taken().is_empty());
+}
+
+/// Watermarks of a ring in packets: 80 and 60 % of it, upwards.
+const HIGH: u64 = (RING as u64 * 80).div_ceil(100);
+const LOW: u64 = (RING as u64 * 60).div_ceil(100);
+/// Service times with which a queue at the high watermark waits for less, and for more, than the threshold of 100 µs.
+const SHORT_NS: f64 = 900.0;
+const LONG_NS: f64 = 1_000.0;
+
+/// NFs with the queues that the test gives them, and chains over them.
+struct Rig {
+    throttling: Throttling,
+    alerts: Arc<Alerts>,
+    registry: PathRegistry,
+    tables: Tables,
+    nfs: Vec<Option<NfEnd>>,
+    page: CorePage,
+    now_ns: u64,
+}
+
+impl Rig {
+    /// NFs of which nobody knows what a packet costs, the named ones polling, and chains over them.
+    fn new(nfs: u16, polling: &[u16], chains: &[&[u16]]) -> Self {
+        let (alerts, page) = (Arc::new(Alerts::new(64)), core_page(16));
+        let make = |number| Some(end(&Fake { poll: polling.contains(&number), ..Fake::default() }.on(&page, number)));
+        let nfs = (0..nfs).map(make).collect();
+        let throttling = Throttling::new(alerts.clone(), &Sched::default());
+        let (registry, tables) = (PathRegistry::new(16), Tables::default());
+        let mut rig = Self { throttling, alerts, registry, tables, nfs, page, now_ns: 1_000_000_000 };
+        chains.iter().for_each(|hops| rig.add_chain(hops));
+        rig.refresh();
+        rig
+    }
+
+    /// A chain that a first flow has taken.
+    fn add_chain(&mut self, hops: &[u16]) {
+        let number = self.tables.chains.len() as u16;
+        let counters: Arc<[ChainCounters]> = Arc::new([ChainCounters::default()]);
+        let name = format!("c{number}");
+        let (services, on_failure) = (hops.to_vec(), OnFailure::Drop);
+        let chain = Arc::new(Chain {
+            number,
+            version: 1,
+            name,
+            services,
+            reversed: Vec::new(),
+            egress: 0,
+            on_failure,
+            counters,
+            police: None,
+        });
+        self.registry.number(&Course { ingress: 0, chain: &chain, nfs: hops, reversed: &[], kind: Kind::Whole, under: 1 });
+        self.tables.chains.push(Some(chain));
+        self.tables.generation += 1;
+    }
+
+    fn refresh(&mut self) {
+        self.throttling.refresh(&self.registry, &self.tables, &self.nfs);
+    }
+
+    fn nf(&self, number: usize) -> &Arc<NfHandle> {
+        &self.nfs[number].as_ref().unwrap().handle
+    }
+
+    /// Makes an NF's queue so long, as a packet thread does that sees it: over the high watermark it alerts.
+    fn queue(&self, number: usize, packets: u64) {
+        let nf = self.nf(number);
+        let (posted, returned) = nf.posted_returned();
+        match packets.checked_sub(posted - returned) {
+            Some(more) => post(nf, more),
+            None => give_back(nf, posted - returned - packets),
+        }
+        if packets >= HIGH {
+            self.alerts.raise(number as u16);
+        }
+    }
+
+    fn cost(&self, number: usize, service_ns: f64) {
+        self.nf(number).load.service_ns.set(service_ns);
+    }
+
+    fn step(&mut self) {
+        self.step_after(1_000);
+    }
+
+    fn step_after(&mut self, ns: u64) {
+        self.now_ns += ns;
+        self.throttling.step(&self.nfs, self.now_ns);
+    }
+
+    /// Makes an NF a bottleneck.
+    fn jam(&mut self, number: usize) {
+        self.cost(number, LONG_NS);
+        self.queue(number, HIGH);
+        self.step();
+        assert!(self.is_throttled(number));
+    }
+
+    /// Ends that.
+    fn clear(&mut self, number: usize) {
+        self.queue(number, 0);
+        self.step();
+        assert!(!self.is_throttled(number));
+    }
+
+    fn is_throttled(&self, number: usize) -> bool {
+        self.nf(number).gate.throttled.load(Ordering::Relaxed)
+    }
+
+    fn throttles(&self, number: usize) -> u64 {
+        self.nf(number).gate.throttles.load(Ordering::Relaxed)
+    }
+
+    /// Numbers of the NFs that are held; what is told of each, and to it, and to its neighbours, agrees.
+    fn held(&self) -> Vec<u16> {
+        let handles = self.nfs.iter().flatten().map(|end| &end.handle);
+        let held = |nf: &&Arc<NfHandle>| {
+            let told = nf.gate.held.load(Ordering::Relaxed);
+            assert_eq!(words(nf), [u32::from(told); 2], "NF {}", nf.number);
+            told
+        };
+        handles.filter(held).map(|nf| nf.number).collect()
+    }
+
+    /// Another process takes the place of an NF, as the packet thread does it.
+    fn replace(&mut self, number: u16) {
+        self.nfs[number as usize] = None;
+        self.throttling.forget(number, &self.nfs);
+        self.page.reset(u32::from(number));
+        self.nfs[number as usize] = Some(end(&Fake::default().on(&self.page, number)));
+        self.tables.generation += 1;
+    }
+}
+
+/// What an NF's own page and the page of its core say of a hold.
+fn words(nf: &NfHandle) -> [u32; 2] {
+    let words: [&AtomicU32; 2] = [nf.region.page.control(Control::Yield), nf.core_page.hold(nf.slot)];
+    words.map(|word| word.load(Ordering::Relaxed))
+}
+
+#[test]
+fn a_long_queue_is_watched_then_throttled_then_cleared_below_the_low_watermark() {
+    let mut rig = Rig::new(1, &[], &[&[0]]);
+    rig.cost(0, SHORT_NS);
+    // Long in packets and not in time: watched.
+    rig.queue(0, HIGH);
+    rig.step();
+    assert!(!rig.is_throttled(0));
+    // It need not be named again.
+    rig.cost(0, LONG_NS);
+    rig.step();
+    assert!(rig.is_throttled(0));
+    for queue in [HIGH - 1, LOW, HIGH, LOW] {
+        rig.queue(0, queue);
+        rig.step();
+        assert!(rig.is_throttled(0), "{queue} packets");
+    }
+    rig.queue(0, LOW - 1);
+    rig.step();
+    assert!(!rig.is_throttled(0));
+    assert_eq!(rig.throttles(0), 1);
+    // Between the watermarks nothing begins.
+    rig.queue(0, HIGH - 1);
+    rig.alerts.raise(0);
+    rig.step();
+    assert!(!rig.is_throttled(0));
+    rig.jam(0);
+    assert_eq!(rig.throttles(0), 2);
+}
+
+#[test]
+fn who_was_named_by_nobody_is_not_looked_at() {
+    let mut rig = Rig::new(2, &[], &[&[0, 1]]);
+    rig.cost(0, LONG_NS);
+    post(rig.nf(0), HIGH);
+    rig.step();
+    assert!(!rig.is_throttled(0));
+    rig.jam(1);
+    assert!(!rig.is_throttled(0));
+    // Once clear, it has to be named again.
+    rig.clear(1);
+    post(rig.nf(1), HIGH);
+    rig.step();
+    assert!(!rig.is_throttled(1));
+    // An alert for who is not there, or not there any more, harms nobody.
+    rig.alerts.raise(40);
+    rig.nfs[1] = None;
+    rig.alerts.raise(1);
+    rig.step();
+    rig.jam(0);
+}
+
+#[test]
+fn without_a_known_cost_who_stands_still_is_a_bottleneck_and_who_waits_for_its_turn_is_not() {
+    let mut rig = Rig::new(1, &[], &[&[0]]);
+    rig.queue(0, u64::from(RING));
+    rig.step();
+    // Longer than the threshold, and no longer than other NFs may have had the core.
+    rig.step_after(STILL_NS);
+    assert!(!rig.is_throttled(0));
+    // It returned some: the time begins anew.
+    rig.queue(0, HIGH);
+    rig.step_after(1);
+    rig.step_after(STILL_NS);
+    assert!(!rig.is_throttled(0));
+    rig.step_after(1);
+    assert!(rig.is_throttled(0));
+}
+
+#[test]
+fn those_before_a_bottleneck_are_held_and_let_go() {
+    // 1 is before the bottleneck in its only chain, 0 in one of two; 3 is behind, 4 elsewhere.
+    let mut rig = Rig::new(5, &[], &[&[0, 1, 2, 3], &[0, 4]]);
+    rig.jam(2);
+    assert_eq!(rig.held(), [1]);
+    // When the other chain has a bottleneck too, nothing is left for 0 to do.
+    rig.jam(4);
+    assert_eq!(rig.held(), [0, 1]);
+    // A bottleneck is never held, and who is before it is held by it.
+    rig.jam(3);
+    assert_eq!(rig.held(), [0, 1]);
+    rig.clear(2);
+    assert_eq!(rig.held(), [0, 1, 2]);
+    rig.clear(4);
+    assert_eq!(rig.held(), [1, 2]);
+    rig.clear(3);
+    assert!(rig.held().is_empty());
+    assert_eq!([2, 3, 4].map(|nf| rig.throttles(nf)), [1; 3]);
+}
+
+#[test]
+fn who_is_held_with_a_long_queue_is_no_bottleneck_itself() {
+    let mut rig = Rig::new(2, &[], &[&[0, 1]]);
+    rig.cost(0, SHORT_NS);
+    rig.queue(0, HIGH);
+    rig.step();
+    rig.jam(1);
+    assert_eq!(rig.held(), [0]);
+    // It stands still because it was told to.
+    rig.step_after(10 * STILL_NS);
+    rig.step_after(10 * STILL_NS);
+    assert_eq!((rig.throttles(0), rig.held()), (0, vec![0]));
+    // Let go, it has as much time as anybody, and is looked at again.
+    rig.clear(1);
+    rig.step_after(STILL_NS);
+    assert!(rig.held().is_empty() && !rig.is_throttled(0));
+    rig.step_after(STILL_NS);
+    assert!(rig.is_throttled(0));
+}
+
+#[test]
+fn a_bottleneck_that_is_gone_lets_go_of_those_before_it() {
+    let mut rig = Rig::new(3, &[], &[&[0, 1, 2]]);
+    rig.jam(2);
+    assert_eq!(rig.held(), [0, 1]);
+    rig.replace(2);
+    assert!(rig.held().is_empty());
+    rig.refresh();
+    rig.step();
+    assert!(rig.held().is_empty() && !rig.is_throttled(2));
+    // Its successor is judged like anybody.
+    rig.jam(2);
+    assert_eq!((rig.held(), rig.throttles(2)), (vec![0, 1], 1));
+    // One that is held and gone: its successor is told so too.
+    rig.replace(0);
+    rig.refresh();
+    assert_eq!(rig.held(), [0, 1]);
+    rig.clear(2);
+    assert!(rig.held().is_empty());
+}
+
+#[test]
+fn new_paths_and_chains_are_taken_in() {
+    let mut rig = Rig::new(3, &[], &[&[0, 2]]);
+    rig.jam(2);
+    assert_eq!(rig.held(), [0]);
+    // 0 gets a chain of its own, and 1 comes before the bottleneck.
+    rig.add_chain(&[0]);
+    rig.add_chain(&[1, 2]);
+    assert_eq!(rig.held(), [0]);
+    rig.refresh();
+    assert_eq!(rig.held(), [1]);
+    // An NF that came and jammed before it was taken in.
+    rig.nfs.push(Some(end(&Fake::default().on(&rig.page, 3))));
+    rig.jam(3);
+    rig.add_chain(&[0, 3]);
+    rig.refresh();
+    assert_eq!(rig.held(), [1]);
+    // A chain that is gone, or was replaced by another version, counts no more, though packets may still be on its paths.
+    rig.tables.chains[1] = None;
+    rig.tables.generation += 1;
+    rig.refresh();
+    assert_eq!(rig.held(), [0, 1]);
+    let old = rig.tables.chains[2].take().unwrap();
+    let (name, services, counters) = (old.name.clone(), vec![1], old.counters.clone());
+    let new = Arc::new(Chain {
+        number: 2,
+        version: 2,
+        name,
+        services,
+        reversed: Vec::new(),
+        egress: 0,
+        on_failure: OnFailure::Drop,
+        counters,
+        police: None,
+    });
+    rig.registry.number(&Course { ingress: 0, chain: &new, nfs: &[1], reversed: &[], kind: Kind::Whole, under: 1 });
+    rig.tables.chains[2] = Some(new);
+    rig.tables.generation += 1;
+    rig.refresh();
+    assert_eq!(rig.held(), [0]);
+    rig.clear(2);
+    rig.clear(3);
+    assert!(rig.held().is_empty());
+}
+
+#[test]
+fn polling_nfs_throttle_and_are_never_told_to_sleep() {
+    let mut rig = Rig::new(3, &[0, 2], &[&[0, 1, 2]]);
+    rig.jam(2);
+    assert_eq!(rig.held(), [1]);
+    assert_eq!(words(rig.nf(0)), [0; 2]);
+    // Nor by what is taken in later.
+    rig.add_chain(&[0, 2]);
+    rig.refresh();
+    assert_eq!(rig.held(), [1]);
+    rig.clear(2);
+    assert!(rig.held().is_empty());
+}

@@ -1,0 +1,145 @@
+//! Packets that leave: the buffers of egress ports, and the bursts that ports are given.
+
+use std::sync::atomic::Ordering;
+
+use sluice_shm::BURST;
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::ring::Producer;
+
+use crate::batch::OwnedQueue;
+use crate::chain::{Chain, DropReason, Path};
+use crate::counter::Counter;
+use crate::frame::Packet;
+use crate::handle::NfHandle;
+use crate::plane::Plane;
+use crate::queue::TX_BUFFER;
+
+impl Plane {
+    /// Puts packets, which are nobody's already, into a port's buffer.
+    #[inline(always)]
+    pub(crate) fn emit(&mut self, path: &Path, port: u16, burst: &[Descriptor]) {
+        match self.out.get_mut(port as usize) {
+            Some(buffer) if buffer.open => {
+                // A port that waits loses nothing: what comes past the mark is bounded by what may come before the mark is looked at.
+                let room = if buffer.waits { burst.len() } else { TX_BUFFER.saturating_sub(buffer.packets.len()).min(burst.len()) };
+                buffer.packets.extend(burst[..room].iter().map(|d| Packet { frame: d.frame, offset: d.offset, len: d.len }));
+                self.filled |= u64::from(buffer.is_full()) << (port % 64);
+                let counters = self.counters(path);
+                counters.left.add(room as u64);
+                if room < burst.len() {
+                    counters.drops[DropReason::TxFull as usize].add((burst.len() - room) as u64);
+                    for descriptor in &burst[room..] {
+                        self.discard(descriptor.frame);
+                    }
+                }
+            }
+            _ => {
+                self.counters(path).drops[DropReason::NoSuchPort as usize].add(burst.len() as u64);
+                for descriptor in burst {
+                    self.discard(descriptor.frame);
+                }
+            }
+        }
+    }
+
+    /// Whether a waiting port's buffer is full: packets that would go there stay on their NF's tx ring.
+    #[inline]
+    pub fn is_blocked(&self) -> bool {
+        self.out.iter().any(|b| b.open && b.waits && b.is_full())
+    }
+
+    /// Whether packets that this NF returns may go to a port whose buffer is full: because it is
+    /// the last one of a chain to there, or has filled it before by verdicts (`fills`,
+    /// [`Drain::fills`]). One further up that never sends there goes on, for its other chains.
+    #[cold]
+    pub fn may_block(&self, handle: &NfHandle, fills: u64) -> bool {
+        let full = |port: u16| self.out.get(port as usize).is_some_and(|b| b.open && b.waits && b.is_full());
+        if fills != 0 && (0..self.out.len() as u16).any(|port| fills >> (port % 64) & 1 != 0 && full(port)) {
+            return true;
+        }
+        // With a bypass any of a chain's NFs may become the last one.
+        let sends = |c: &Chain| match c.on_failure {
+            sluice_api::config::OnFailure::Bypass => c.services.contains(&handle.service),
+            _ => c.services.last() == Some(&handle.service),
+        };
+        self.tables.chains.iter().flatten().any(|c| full(c.egress) && sends(c))
+    }
+}
+
+/// Sends what waits for a port. Says how many packets went.
+#[inline]
+pub(crate) fn send(plane: &mut Plane, queues: &mut [OwnedQueue], lanes: &mut [Option<Producer>], port: u16) -> usize {
+    let mut packets = std::mem::take(&mut plane.out[port as usize].packets);
+    let waits = plane.out[port as usize].waits;
+    let mut sent = 0;
+    if let Some(owned) = queues.iter_mut().find(|q| q.port == port) {
+        let counters = &owned.counters;
+        let before = counters.lost();
+        sent = owned.queue.tx_burst(&packets, &mut plane.frames, plane.now_ns);
+        let lost = counters.lost();
+        if waits {
+            // Half of the mark, so that a full buffer is not told of at every other packet.
+            let jammed = packets.len() - sent > TX_BUFFER / 2;
+            if let Some(mark) = plane.jammed.get(port as usize)
+                && mark.load(Ordering::Relaxed) != jammed
+            {
+                mark.store(jammed, Ordering::Relaxed);
+            }
+        }
+        counters.tx_packets.add(sent as u64 - (lost.0 - before.0));
+        counters.tx_bytes.add(packets[..sent].iter().map(|p| u64::from(p.len)).sum::<u64>() - (lost.1 - before.1));
+        if sent < packets.len() && !waits && packets.len() + BURST > TX_BUFFER {
+            counters.tx_drops.add((packets.len() - sent) as u64);
+            for packet in &packets[sent..] {
+                plane.frames.free(packet.frame);
+            }
+            packets.truncate(sent);
+        }
+    } else {
+        let owner = match plane.tables.ports.get(port as usize) {
+            Some(Some(info)) if !info.owners.is_empty() => Some(info.owners[plane.index % info.owners.len()]),
+            _ => None,
+        };
+        match owner.and_then(|o| lanes.get_mut(o)) {
+            Some(Some(_)) if plane.jammed.get(port as usize).is_some_and(|mark| mark.load(Ordering::Relaxed)) => {}
+            Some(Some(lane)) => {
+                while sent < packets.len() {
+                    let mut burst = [Descriptor::default(); BURST];
+                    let n = (packets.len() - sent).min(BURST);
+                    for (descriptor, packet) in burst.iter_mut().zip(&packets[sent..sent + n]) {
+                        *descriptor = Descriptor {
+                            frame: packet.frame,
+                            offset: packet.offset,
+                            len: packet.len,
+                            arg: port,
+                            ..Default::default()
+                        };
+                    }
+                    let taken = lane.enqueue(&burst[..n]).unwrap_or(0);
+                    sent += taken;
+                    if taken < n {
+                        break;
+                    }
+                }
+            }
+            _ => {
+                // Nobody has the port any more.
+                sent = packets.len();
+                plane.unsent.add(sent as u64);
+                for packet in &packets {
+                    plane.discard(packet.frame);
+                }
+            }
+        }
+    }
+    packets.drain(..sent);
+    plane.out[port as usize].packets = packets;
+    sent
+}
+
+/// Counts packets that a port's queue could not be given: as the queue's, if this thread has it.
+#[cold]
+pub(crate) fn count_lost(queues: &[OwnedQueue], unsent: &Counter, port: u16, n: usize) {
+    let own = queues.iter().find(|q| q.port == port).map(|owned| &owned.counters.tx_drops);
+    own.unwrap_or(unsent).add(n as u64);
+}

@@ -1,0 +1,355 @@
+//! A packet thread: its loop, and its roles.
+//!
+//! Each core that the configuration gives to a role runs one [`Worker`]: one loop with the roles of that core. Rx takes bursts from
+//! the port queues that are this thread's, finds each packet's path and lets it in at its chain's gate; Tx drains the tx rings of the
+//! NFs that are this thread's and forwards; Wakeup starts a core whose NFs all sleep; Monitor looks for NFs that stand still. A port
+//! queue, an NF's tx ring and a flow table belong to one thread each, so nothing on the packet path takes a lock.
+//!
+//! The supervisor changes what a worker does by [`Command`]s: it queues one and raises a flag, which the loop looks at once a round.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+
+use sluice_api::config::{Idle, Sched};
+use sluice_shm::BURST;
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::histogram::Histogram;
+use sluice_shm::ring::{Consumer, Producer};
+
+use crate::alarm::Alarm;
+use crate::batch::OwnedQueue;
+use crate::end::Drain;
+use crate::frame::Packet;
+use crate::hooks::{Feeder, Sharing};
+use crate::load::Loads;
+use crate::plane::Plane;
+use crate::pressure::Throttling;
+use crate::queue::PortQueue;
+use crate::queue::TX_BUFFER;
+use crate::roles::{Part, Roles};
+use crate::rx::Rx;
+use crate::tx;
+
+mod command;
+mod drain;
+mod monitor;
+#[cfg(any(test, feature = "played"))]
+pub mod played;
+mod rest;
+mod snapshot;
+mod turns;
+
+use drain::{MOST_LOOKED_AT, Returns};
+use monitor::{MONITOR_NF_NS, MONITOR_NS, Progress};
+use rest::{AGE_RESTED, IDLE_NS};
+pub use snapshot::Snapshot;
+use turns::Turns;
+
+/// Rounds between two looks at the clock-driven duties.
+const ROUNDS_PER_DUTY: u32 = 64;
+/// Nanoseconds between two looks for new paths that backpressure has to know.
+const REFRESH_NS: u64 = 10_000_000;
+/// Nanoseconds between two housekeepings of ports and publications of statistics.
+const HOUSEKEEPING_NS: u64 = 50_000_000;
+/// Flow table entries looked at for ageing in each duty.
+const AGE_BUDGET: usize = 64;
+/// Nanoseconds between two comparisons of the cycle counter with the clock.
+const RESYNC_NS: u64 = 1_000_000_000;
+
+/// A change that somebody asks for, carried out between two rounds.
+pub type Command = Box<dyn FnOnce(&mut Worker) + Send>;
+
+/// How a packet thread spends its time, as the configuration says.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// What to do when idle.
+    pub idle: Idle,
+    /// Milliseconds after which a flow is forgotten.
+    pub flow_timeout_ms: u64,
+    /// Microseconds after which a core on which nobody moves is looked after; see there, [`sluice_api::config::Manager`].
+    pub fallback_wake_us: u64,
+    /// Milliseconds after which an NF that returns nothing is stopped; 0: never.
+    pub stall_ms: u64,
+    /// Who runs, and who is let in.
+    pub sched: Sched,
+}
+
+/// What a packet thread is made of.
+pub struct WorkerSetup {
+    /// Its roles.
+    pub roles: Roles,
+    /// The cores that it wakes, with the Wakeup role.
+    pub wakes: Part,
+    /// The NFs that it measures, with the Monitor role.
+    pub measures: Part,
+    /// How it spends its time.
+    pub settings: Settings,
+    /// What it forwards with.
+    pub plane: Plane,
+    /// How it classifies.
+    pub rx: Rx,
+    /// Commands.
+    pub commands: Receiver<Command>,
+    /// Raised when there are some, and rung to end a rest of this thread.
+    pub alarm: Arc<Alarm>,
+    /// To end rests of the other threads, where they rest.
+    pub others: Vec<Arc<Alarm>>,
+    /// To the other threads: packets for ports whose queues they have.
+    pub lanes_out: Vec<Option<Producer>>,
+    /// From the other threads.
+    pub lanes_in: Vec<Option<Consumer>>,
+    /// Nanoseconds that this thread had packets to handle, for all to read.
+    pub busy_ns: Arc<AtomicU64>,
+    /// Nanoseconds that it spent measuring and deciding, for all to read.
+    pub tuning_ns: Arc<AtomicU64>,
+}
+
+/// A packet thread.
+pub struct Worker {
+    setup: WorkerSetup,
+    queues: Vec<OwnedQueue>,
+    /// NFs that this thread drains, furthest downstream first.
+    drains: Vec<Drain>,
+    /// The same by page and slot, where there are more than [`MOST_LOOKED_AT`].
+    returns: Returns,
+    /// NFs that this thread reads the rings for.
+    feeders: Vec<Box<dyn Feeder>>,
+    /// The NFs that the Wakeup role wakes, by page.
+    turns: Vec<Turns>,
+    /// What decides from outside who runs, by core.
+    sharings: Vec<Box<dyn Sharing>>,
+    progress: Vec<Progress>,
+    /// When the Monitor last looked.
+    monitored_ns: u64,
+    /// How long rounds with packets took, of each `ROUNDS_PER_DUTY`th, in nanoseconds.
+    rounds: Histogram,
+    rx_stopped: bool,
+    is_stopped: bool,
+    /// What the Wakeup role decides with.
+    throttling: Option<Throttling>,
+    /// What the Monitor role measures.
+    loads: Loads,
+    closing: Vec<Closing>,
+    /// Number of an NF that had packets when this thread last wanted to rest.
+    last_busy: usize,
+    /// When it offered its core to others, if it did in the last round, in nanoseconds.
+    yielded_ns: Option<u64>,
+}
+
+/// When what is done by the clock is due, in nanoseconds.
+#[derive(Debug, Default)]
+struct Duties {
+    round: u32,
+    monitor_at: u64,
+    refresh_at: u64,
+    housekeeping_at: u64,
+    resync_at: u64,
+}
+
+impl Duties {
+    /// Counts a round. Says whether all NFs are drained in it, and whether the clock is looked at, which are two rounds: this one is timed.
+    #[inline(always)]
+    fn begin_round(&mut self) -> (bool, bool) {
+        self.round = self.round.wrapping_add(1);
+        let at = self.round % ROUNDS_PER_DUTY;
+        (at == 1, at == 0)
+    }
+}
+
+/// A port that is to be closed once what waits for it was sent.
+struct Closing {
+    port: u16,
+    until_ns: u64,
+    done: Sender<Vec<Box<dyn PortQueue>>>,
+}
+
+impl Worker {
+    /// A worker that has nothing yet.
+    pub fn new(setup: WorkerSetup) -> Self {
+        // One decides about backpressure: a decision is about whole chains.
+        let throttling = setup.roles.wakeup && setup.wakes.this == 0 && setup.settings.sched.backpressure;
+        Self {
+            throttling: throttling.then(|| Throttling::new(setup.plane.alerts.clone(), &setup.settings.sched)),
+            loads: Loads::default(),
+            closing: Vec::new(),
+            last_busy: 0,
+            yielded_ns: None,
+            setup,
+            queues: Vec::new(),
+            drains: Vec::new(),
+            returns: Returns::default(),
+            feeders: Vec::new(),
+            turns: Vec::new(),
+            sharings: Vec::new(),
+            progress: Vec::new(),
+            monitored_ns: 0,
+            rounds: Histogram::default(),
+            // Until everything is in place that a first packet needs.
+            rx_stopped: true,
+            is_stopped: false,
+        }
+    }
+
+    /// Runs until it is stopped.
+    pub fn run(mut self) {
+        let mut duties = Duties::default();
+        let mut last_work_ns = self.setup.rx.clock.now_ns();
+        let mut has_rested = false;
+        loop {
+            let now = self.setup.rx.clock.now_ns();
+            self.setup.plane.now_ns = now;
+            let has_commands = self.setup.alarm.take();
+            if has_commands && !self.carry_out_commands() {
+                return;
+            }
+            let (is_all, is_sample) = duties.begin_round();
+            // A thread that naps has few rounds, and a hint that was missed would wait for many of them.
+            let may_nap = self.setup.settings.idle != Idle::Spin && now.saturating_sub(last_work_ns) > IDLE_NS;
+            let work = self.round(is_all || may_nap);
+            if work > 0 {
+                last_work_ns = now;
+            }
+            if work > 0 || has_commands {
+                self.ring_others(work > 0);
+            }
+            // Where packets have ended a rest, they go first: many rounds follow.
+            if is_sample || has_rested && work == 0 {
+                if work > 0 {
+                    self.sample_round(now);
+                }
+                self.age(now, if has_rested && work == 0 { AGE_RESTED } else { AGE_BUDGET });
+                self.do_duties(&mut duties, now);
+            }
+            has_rested = work == 0 && self.wait(now, now.saturating_sub(last_work_ns));
+        }
+    }
+
+    /// One round: packets in, packets on, packets out. `all`: all NFs are drained, not only those that say that they have packets. Says how
+    /// many packets there were.
+    #[inline(always)]
+    fn round(&mut self, all: bool) -> usize {
+        let mut work = self.setup.rx.step(&mut self.setup.plane);
+        // What the NFs returned since the last round is fetched while packets are received.
+        if self.drains.len() <= MOST_LOOKED_AT {
+            self.drains.iter_mut().for_each(|d| d.consumer.look_ahead());
+        }
+        if self.setup.roles.rx && !self.rx_stopped {
+            let WorkerSetup { plane, rx, .. } = &mut self.setup;
+            self.queues.iter_mut().for_each(|owned| work += rx.receive(plane, owned));
+        }
+        if self.setup.roles.tx {
+            work += self.transmit(all);
+        }
+        work += self.flush();
+        if self.setup.plane.timers.are_used() {
+            self.setup.plane.wake_late();
+        }
+        self.setup.plane.announce();
+        if self.setup.roles.wakeup {
+            self.wake();
+        }
+        work
+    }
+
+    /// Notes how long a round with packets took, which stands for [`ROUNDS_PER_DUTY`] of them.
+    fn sample_round(&mut self, began_ns: u64) {
+        let took = self.setup.rx.clock.now_ns().saturating_sub(began_ns);
+        self.rounds.record(took);
+        self.setup.busy_ns.fetch_add(took * u64::from(ROUNDS_PER_DUTY), Ordering::Relaxed);
+    }
+
+    /// Forgets flows that had no packets for too long, among the next `budget` places of the flow table.
+    fn age(&mut self, now: u64, budget: usize) {
+        let Rx { instances, classifier, .. } = &mut self.setup.rx;
+        let (now_ms, timeout_ms) = (now / 1_000_000, self.setup.settings.flow_timeout_ms);
+        classifier.age(now_ms, timeout_ms, budget);
+        if let Some(instances) = instances {
+            instances.age(classifier.table(), now_ms, timeout_ms);
+        }
+    }
+
+    /// What is due by the clock.
+    #[cold]
+    fn do_duties(&mut self, duties: &mut Duties, now: u64) {
+        if self.setup.roles.monitor && now >= duties.monitor_at {
+            duties.monitor_at = now + MONITOR_NS.max(self.setup.plane.nfs.len() as u64 * MONITOR_NF_NS);
+            self.monitor(now);
+            let measured = self.setup.rx.clock.now_ns();
+            self.loads.measure(measured, &self.setup.plane.nfs, self.setup.measures);
+            let took = self.setup.rx.clock.now_ns().saturating_sub(measured);
+            self.setup.tuning_ns.fetch_add(took, Ordering::Relaxed);
+        }
+        if now >= duties.refresh_at {
+            duties.refresh_at = now + REFRESH_NS;
+            let Plane { tables, nfs, .. } = &self.setup.plane;
+            if let Some(throttling) = &mut self.throttling {
+                throttling.refresh(&self.setup.rx.registry, tables, nfs);
+            }
+            self.sharings.iter_mut().for_each(|sharing| sharing.learn(&self.setup.rx.registry, tables, nfs));
+        }
+        if !self.closing.is_empty() {
+            self.finish_closing();
+        }
+        if let Some(chains) = self.setup.rx.chains.as_mut().filter(|chains| chains.held() > 0) {
+            chains.tend(&mut self.setup.plane);
+        }
+        if now >= duties.housekeeping_at {
+            duties.housekeeping_at = now + HOUSEKEEPING_NS;
+            for queue in &mut self.queues {
+                queue.queue.housekeeping(now);
+            }
+            self.feeders.iter_mut().for_each(|feeder| feeder.housekeeping(&self.setup.plane, now));
+        }
+        if now >= duties.resync_at {
+            duties.resync_at = now + RESYNC_NS;
+            self.setup.rx.clock.resync();
+        }
+    }
+
+    /// Sends what waits for ports: through our own queues, or to the thread that has one.
+    #[inline]
+    fn flush(&mut self) -> usize {
+        let plane = &mut self.setup.plane;
+        let mut work = 0;
+        for lane in self.setup.lanes_in.iter_mut().flatten() {
+            let mut burst = [Descriptor::default(); BURST];
+            let n = lane.dequeue(&mut burst).unwrap_or(0);
+            work += n;
+            for descriptor in &burst[..n] {
+                match plane.out.get_mut(descriptor.arg as usize) {
+                    // Past the mark there is at most what was on the lane when the mark was set.
+                    Some(buffer)
+                        if (buffer.open || self.closing.iter().any(|c| c.port == descriptor.arg))
+                            && (buffer.waits || buffer.packets.len() < TX_BUFFER) =>
+                    {
+                        buffer.packets.push(Packet { frame: descriptor.frame, offset: descriptor.offset, len: descriptor.len });
+                    }
+                    _ => {
+                        tx::count_lost(&self.queues, &plane.unsent, descriptor.arg, 1);
+                        plane.discard(descriptor.frame);
+                    }
+                }
+            }
+        }
+        for port in 0..plane.out.len() {
+            if !plane.out[port].packets.is_empty() {
+                work += tx::send(plane, &mut self.queues, &mut self.setup.lanes_out, port as u16);
+            }
+        }
+        work
+    }
+
+    /// Starts each core whose NFs all sleep and one of which has packets.
+    #[inline]
+    fn wake(&mut self) {
+        if let Some(throttling) = &mut self.throttling {
+            throttling.step(&self.setup.plane.nfs, self.setup.plane.now_ns);
+        }
+        for sharing in &mut self.sharings {
+            sharing.step(self.setup.plane.now_ns);
+        }
+        let Plane { nfs, index, now_ns, .. } = &self.setup.plane;
+        self.turns.iter_mut().for_each(|turns| turns.step(nfs, *index, *now_ns));
+    }
+}

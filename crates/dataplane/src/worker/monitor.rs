@@ -1,0 +1,66 @@
+//! The Monitor role: NFs that stand still.
+
+use std::sync::atomic::Ordering;
+
+use super::Worker;
+use crate::handle::Sentence;
+
+/// Nanoseconds between two rounds of the Monitor role.
+pub(super) const MONITOR_NS: u64 = 1_000_000;
+/// The same for each NF, where there are so many that looking at them would take a good part of a core.
+pub(super) const MONITOR_NF_NS: u64 = 2_000;
+/// A Monitor that comes so late, in nanoseconds, or four times its usual time, has not had its core, and maybe nobody had his.
+const FROZEN_NS: u64 = 250_000_000;
+
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Progress {
+    pub(super) returned: u64,
+    pub(super) since_ns: u64,
+    /// Turns that it had had, where they are made from outside.
+    pub(super) turns: u64,
+}
+
+impl Worker {
+    /// Looks for NFs that have packets and make no progress, and past the limit condemns them.
+    #[cold]
+    pub(super) fn monitor(&mut self, now: u64) {
+        let plane = &mut self.setup.plane;
+        let n = plane.nfs.len();
+        // An NF that is new has stood still since now, not since the clock began.
+        self.progress.resize(n, Progress { returned: 0, since_ns: now, turns: 0 });
+        let usual_ns = MONITOR_NS.max(n as u64 * MONITOR_NF_NS);
+        if now.saturating_sub(std::mem::replace(&mut self.monitored_ns, now)) > FROZEN_NS.max(4 * usual_ns) {
+            // Nobody is blamed for the time in which nobody could do anything.
+            self.progress.iter_mut().for_each(|progress| progress.since_ns = now);
+        }
+        for (number, end) in plane.nfs.iter().enumerate() {
+            let Some(end) = end else { continue };
+            if !self.setup.measures.has(number) {
+                continue;
+            }
+            let handle = &end.handle;
+            let (posted, returned) = handle.posted_returned();
+            let progress = &mut self.progress[number];
+            if progress.returned != returned || posted <= returned {
+                *progress = Progress { returned, since_ns: now, turns: progress.turns };
+                continue;
+            }
+            if [&handle.gate.held, &handle.is_behind, &handle.is_held_up].iter().any(|word| word.load(Ordering::Relaxed)) {
+                // It stands still because it was told to, or seems to, or because others do not take what it returns.
+                *progress = Progress { returned, since_ns: now, turns: progress.turns };
+                continue;
+            }
+            let turns = handle.load.turns.load(Ordering::Relaxed);
+            if handle.governed.load(Ordering::Relaxed) && progress.turns == turns {
+                // It waits for its turn, or this one has only begun.
+                *progress = Progress { returned, since_ns: now, turns };
+                continue;
+            }
+            let stood_ns = now.saturating_sub(progress.since_ns);
+            let is_too_long = self.setup.settings.stall_ms > 0 && stood_ns > self.setup.settings.stall_ms * 1_000_000;
+            if is_too_long && !handle.was_never_woken(progress.since_ns) {
+                handle.condemn(Sentence::Stalled);
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! How a packet thread waits while nothing moves, and what wakes it.
+//!
+//! # Problem
+//! A thread that looks for packets all the time takes a whole core for nothing; one that sleeps for a moment between two looks wakes
+//! thousands of times a second, and a packet waits for the end of its sleep. The kernel knows when a packet comes to a socket. It does not
+//! know when an NF returns one, or when another packet thread has something for this one.
+//!
+//! # Approach
+//! A thread rests only while nothing is inside that it would have to look at: no packet at an NF, on a lane, in a buffer or at a gate.
+//! Then all that can happen comes from outside, and can be waited for: a packet, by the descriptor of its port ([`Arrivals`]); a
+//! command or something from another packet thread, by the thread's [`Alarm`]. One `ppoll` waits for all of them, and not beyond what
+//! the thread has to do by the clock.
+//!
+//! Who has something for a thread that may rest makes it visible and then looks whether the thread rests; the thread says that it rests and
+//! then looks for work. One of the two sees the other. So a ring costs a system call only where somebody rests.
+//!
+//! # Limits
+//! A port that nobody can wait for (a device of DPDK, a generator, a file that is played) has to be looked at: see
+//! [`Idle::Adaptive`].
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::{HOUSEKEEPING_NS, Worker};
+use crate::handle::NfHandle;
+use crate::queue::Arrivals;
+use sluice_api::config::Idle;
+
+/// Nanoseconds without a packet after which a thread that may sleep does.
+pub(super) const IDLE_NS: u64 = 1_000_000;
+/// How long it sleeps: at first, and at most. The longer nothing came, the longer the naps.
+const NAPS_NS: (u64, u64) = (50_000, 500_000);
+/// A nap is this part of the time without a packet.
+const NAP_PART: u64 = 20;
+/// Naps end so long before the end of a turn on a core whose schedule this thread has: about what the kernel wakes too late.
+const WINDOW_NS: u64 = 80_000;
+/// Time without a packet after which the thread offers its core to others between two looks, in nanoseconds. On a host of few cores the
+/// kernel puts the one that is to answer there, and it would wait for this thread's rest.
+const YIELD_NS: u64 = 20_000;
+/// Somebody else took the core for so long, in nanoseconds: who is woken gets it back sooner than who is next in line.
+const AWAY_NS: u64 = 100_000;
+/// Time without a packet after which a thread that has to look at a port sleeps between two looks, in nanoseconds.
+const LOOKED_AT_NS: u64 = 1_000_000_000;
+/// Longest rest of a thread that makes turns from outside: an NF may have to have one without a packet, and nobody rings for that.
+const TURNS_NS: u64 = 10_000_000;
+/// Flow table entries that are looked at for ageing after a rest, which comes in place of thousands of rounds.
+pub(super) const AGE_RESTED: usize = 4096;
+
+/// Whether nothing is on its way to an NF or inside of it.
+fn has_nothing(handle: &NfHandle) -> bool {
+    let (posted, returned) = handle.posted_returned();
+    posted <= returned && handle.in_flight.load(Ordering::Relaxed) == 0
+}
+
+impl Worker {
+    /// Lets the other threads see what this one did in a round.
+    #[inline]
+    pub(super) fn ring_others(&self, has_worked: bool) {
+        if self.setup.others.is_empty() {
+            return;
+        }
+        if has_worked {
+            // Relaxed: a time that is read too early is that of the round before.
+            self.setup.alarm.worked_ns.store(self.setup.plane.now_ns, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        self.setup.others.iter().for_each(|alarm| alarm.ring_after_fence());
+    }
+
+    /// Waits after a round without work. `idle_ns`: how long there was none. Says whether it rested, so that what is done by the clock is
+    /// due.
+    #[inline]
+    pub(super) fn wait(&mut self, now: u64, idle_ns: u64) -> bool {
+        if idle_ns <= YIELD_NS
+            || self.setup.settings.idle == Idle::Spin
+            || self.setup.settings.idle == Idle::Sleep && idle_ns <= IDLE_NS
+        {
+            std::hint::spin_loop();
+            return false;
+        }
+        let was_away = self.yielded_ns.take().is_some_and(|at| now.saturating_sub(at) > AWAY_NS);
+        if idle_ns <= IDLE_NS && !was_away {
+            self.yielded_ns = Some(now);
+            std::thread::yield_now();
+            return false;
+        }
+        self.wait_long(now, idle_ns.max(IDLE_NS + 1))
+    }
+
+    #[cold]
+    fn wait_long(&mut self, now: u64, idle_ns: u64) -> bool {
+        // What another thread does may be something for this one, which may have no packets of its own: it wakes NFs.
+        let others_ns = self.setup.others.iter().map(|alarm| alarm.worked_ns.load(Ordering::Relaxed)).max().unwrap_or(0);
+        let idle_ns = idle_ns.min(now.saturating_sub(others_ns));
+        if idle_ns <= IDLE_NS {
+            std::hint::spin_loop();
+            return false;
+        }
+        if self.setup.settings.idle == Idle::Adaptive && self.is_empty() {
+            match self.rest(now) {
+                Some(has_rested) => return has_rested,
+                None if idle_ns <= LOOKED_AT_NS => {
+                    std::hint::spin_loop();
+                    return false;
+                }
+                None => {}
+            }
+        }
+        match self.nap(now, idle_ns) {
+            Some(nap) => std::thread::sleep(nap),
+            None => std::hint::spin_loop(),
+        }
+        false
+    }
+
+    /// How long this thread may sleep when it has had no packets for `idle_ns`: the longer the longer that is, but not beyond the end of
+    /// a turn that somebody waits for. None if that is near.
+    fn nap(&self, now: u64, idle_ns: u64) -> Option<Duration> {
+        let mut nap_ns = (idle_ns / NAP_PART).clamp(NAPS_NS.0, NAPS_NS.1);
+        if self.sharings.iter().any(|sharing| !sharing.is_idle()) {
+            nap_ns = NAPS_NS.0;
+        }
+        if let Some(deadline_ns) = self.sharings.iter().filter_map(|sharing| sharing.deadline_ns()).min() {
+            nap_ns = nap_ns.min(deadline_ns.saturating_sub(now + WINDOW_NS));
+        }
+        if let Some(next_ns) = self.setup.plane.timers.next_ns() {
+            nap_ns = nap_ns.min(next_ns.saturating_sub(now));
+        }
+        (nap_ns > 0).then_some(Duration::from_nanos(nap_ns))
+    }
+
+    /// Whether no packet is inside that this thread would have to look after.
+    fn is_empty(&mut self) -> bool {
+        let setup = &mut self.setup;
+        let plane = &setup.plane;
+        let waits = setup.rx.waiting() > 0
+            || setup.rx.chains.as_ref().is_some_and(|chains| chains.has_released())
+            || !self.closing.is_empty()
+            // A program that knows nothing of Sluice may be at work on what went in.
+            || self.sharings.iter().any(|sharing| !sharing.is_idle())
+            || self.throttling.as_ref().is_some_and(|throttling| !throttling.is_quiet())
+            || self.queues.iter().any(|owned| owned.from < owned.to)
+            || self.feeders.iter().any(|feeder| feeder.holds_packets())
+            || plane.out.iter().any(|buffer| !buffer.packets.is_empty());
+        if waits || setup.lanes_in.iter_mut().flatten().any(|lane| lane.available() != Ok(0)) {
+            return false;
+        }
+        if !(setup.roles.tx || setup.roles.wakeup || setup.roles.monitor) {
+            return true;
+        }
+        // The one that had something the last time may have it still.
+        let last = plane.nfs.get(self.last_busy).into_iter().flatten();
+        if last.into_iter().any(|end| !has_nothing(&end.handle)) {
+            return false;
+        }
+        let busy = plane.nfs.iter().position(|end| end.as_ref().is_some_and(|end| !has_nothing(&end.handle)));
+        self.last_busy = busy.unwrap_or(self.last_busy);
+        busy.is_none()
+    }
+
+    /// Rests until something comes, or something is to be done. None if a port has to be looked at; whether it rested, else.
+    fn rest(&mut self, now: u64) -> Option<bool> {
+        let alarm = self.setup.alarm.clone();
+        alarm.begin();
+        // Whoever had something before saw nobody rest.
+        if alarm.is_raised() || !self.is_empty() {
+            alarm.end();
+            return Some(false);
+        }
+        let mut fds = vec![PollFd::new(&alarm.bell, PollFlags::IN)];
+        let is_read = self.setup.roles.rx && !self.rx_stopped;
+        let queues = self.queues.iter().filter(|_| is_read).map(|owned| owned.queue.arrivals());
+        for arrivals in queues.chain(self.feeders.iter().flat_map(|feeder| feeder.arrivals())) {
+            match arrivals {
+                Arrivals::Never => {}
+                Arrivals::Readable(fd) => fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN)),
+                Arrivals::Looked => {
+                    alarm.end();
+                    return None;
+                }
+            }
+        }
+        let mut rest_ns = HOUSEKEEPING_NS;
+        if !self.sharings.is_empty() {
+            rest_ns = TURNS_NS;
+        }
+        if let Some(next_ns) = self.setup.plane.timers.next_ns() {
+            rest_ns = rest_ns.min(next_ns.saturating_sub(now));
+        }
+        let rest = Duration::from_nanos(rest_ns);
+        let rest = Timespec { tv_sec: rest.as_secs() as _, tv_nsec: rest.subsec_nanos().into() };
+        // An error is a look more.
+        let _ = poll(&mut fds, Some(&rest));
+        alarm.end();
+        if !fds[0].revents().is_empty() {
+            alarm.hush();
+        }
+        for fd in &fds[1..] {
+            if fd.revents().contains(PollFlags::ERR) {
+                // Taken, or it would end each rest at once: an interface went down, and who watches it says so.
+                let _ = rustix::net::sockopt::socket_error(fd.as_fd());
+            }
+        }
+        Some(true)
+    }
+}

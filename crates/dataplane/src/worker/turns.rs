@@ -1,0 +1,847 @@
+//! Who of a core's NFs has packets, who moves, and who is woken: what the Wakeup role knows for itself.
+//!
+//! # Problem
+//! The NFs of a core start each other by hints on a page that all of them can write ([`CorePage`]). A hint may be a lie; and who is named
+//! there may be waiting for a disk, hang, or have died. Nobody else may wait for it longer than a turn.
+//!
+//! # Approach
+//! The thread keeps, for each page, who has which slot. Who has packets it knows from its own counters and the NF's own ring, which no
+//! other NF can reach; who moves, from the same. The page only says whom to look at. Each round costs a bounded number of looks,
+//! whatever stands there, and an NF that is woken and does not move is woken again later and later.
+//!
+//! What an NF says of its own rings is believed as far as it can be true ([`Member::moved`]): it
+//! takes no more than was posted, and takes nothing back. So it moves at most twice for each
+//! packet, and is woken no more often, but for a slow clock.
+//!
+//! Each [`LOOK_NS`] there is a closer look at some of them, in turn:
+//! - words of the manager's that are no longer what it wrote are written again, and a bit that says
+//!   of an NF that sleeps that it has packets. Where that happens again and again the page is not
+//!   believed for [`DISTRUST_NS`];
+//! - an NF with packets that has not moved is *rescued*: woken by its own bell, whatever the page
+//!   says, with its part of a round. If nobody on the core has moved for [`Turns::still_ns`] that
+//!   is at once; else it has been *neglected*, after [`PATIENT_ROUNDS`] rounds and those that it
+//!   owes. What it owes is on the page: it is believed as far as the NF can have had the core
+//!   ([`Slept`]);
+//! - an NF that is rescued twice in short waits, for [`GUARDED_NS`], for a bell in its own region besides, where nobody else can sleep in
+//!   its place;
+//! - an NF that had the core by the page each time that another was rescued, and has not moved
+//!   either, takes no turns until it moves: it is *alone*, woken by this thread and started and
+//!   stopped by the kernel. So is, for a while, one that is rescued again and again, and all of a
+//!   page that is not believed. A page is not believed either on which an NF is neglected
+//!   [`NEGLECTS`] times.
+//!
+//! Once is no reason: a host takes a core away for some milliseconds, and then nobody on it has
+//! moved. So only what was rescued or had the core [`STRIKES`] times in short counts, and of
+//! rescues between which nobody on the core has moved, the first. An NF is neglected only while
+//! others on the page move and it sleeps: after a pause of the host it does not, because it was
+//! woken in the pause. So neglects are forgotten only when the NF has taken turns again for
+//! [`NEGLECT_NS`] without one. Else an NF that lies would have the core again after each pause.
+//!
+//! Being alone takes nothing from an NF but the turns: the kernel divides the core between it and
+//! the others by their weights. So a rescue that was not needed costs a little time, and a lie the
+//! rounds until the rescue, [`NEGLECTS`] times and then once a second.
+//!
+//! # Limits
+//! Of a page with more than [`LOOKED_AT`] NFs some are looked at in each look, and of one with more
+//! than [`FEW`] there are fewer looks, so that a rescue comes the later. An NF that sleeps where
+//! more than [`SLEEPERS`] threads of others wait in its place, and has not been rescued before,
+//! sleeps until its time is over (a second).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use sluice_policy::sched::wakeup::{self, Candidate, LONGEST_ROUND_NS, Rules};
+use sluice_shm::core_page::{CorePage, WHOLE};
+
+use crate::end::NfEnd;
+use crate::handle::NfHandle;
+
+/// Nanoseconds between two closer looks, if there are no more than [`FEW`] NFs.
+const LOOK_NS: u64 = 250_000;
+const FEW: usize = 16;
+/// NFs that are looked at in one of them.
+const LOOKED_AT: usize = 64;
+/// NFs that are looked at in a round.
+pub(super) const CANDIDATES: usize = 16;
+/// NFs that are rescued in a look.
+pub(super) const RESCUES: usize = 4;
+/// Rounds after which an NF that may wait for its turn is rescued, besides those that it has to pay for.
+const PATIENT_ROUNDS: u64 = 3;
+/// The same, at most, in nanoseconds.
+const MOST_PATIENCE_NS: u64 = 4 * LONGEST_ROUND_NS;
+/// What an NF that waits may owe, at most, in nanoseconds: a little more than the kernel gives
+/// another process of the core at a time.
+const MOST_DEBT_NS: u64 = 4_000_000;
+/// A thread that comes so late to a look, in nanoseconds, has not had its own core: everybody's time begins anew.
+const FROZEN_NS: u64 = 50_000_000;
+/// How long a page is not believed on which words were not as they were written, in nanoseconds.
+const DISTRUST_NS: u64 = 1_000_000_000;
+/// Words of a page that are found wrong in one look, and time between two such looks, until it is not believed.
+const LIES: (u32, u64) = (2, 100_000_000);
+/// Nanoseconds until an NF that was woken and has not moved is woken again: at first, and at most.
+const PAUSES_NS: (u64, u64) = (100_000, 16_000_000);
+/// From so many rescues on, each within a time of the one before, an NF is alone for this time, in nanoseconds, which doubles.
+const STRIKES: u32 = 3;
+const STRIKE_NS: u64 = 100_000_000;
+const ALONE_NS: u64 = 10_000_000;
+const LONGEST_DOUBLING: u32 = 7;
+/// So many rescues in which an NF was neglected, each within a time of the one before, have its page
+/// not believed.
+const NEGLECTS: u32 = 2 * STRIKES;
+const NEGLECT_NS: u64 = 1_000_000_000;
+/// From so many rescues on an NF waits for its own bell too, for this time, in nanoseconds: that
+/// costs it more, and whoever sleeps in its place takes no wake of the manager's meanwhile. Rescues
+/// count between which it moved, each within this time of the one before.
+const THEFTS: u32 = 2;
+const GUARDED_NS: u64 = 1_000_000_000;
+/// Sleepers on an NF's bell on the page that are woken with it in those rescues: those that came
+/// before it. As many as an NF has threads, unless its service has more `pids`. In later rescues it
+/// hears its own bell.
+const SLEEPERS: u32 = 256;
+/// Nanoseconds until there is another look for a candidate on a page that named some, and none that can run.
+const FRUITLESS_NS: u64 = 10_000;
+
+/// Rescues of a kind, each soon after the one before.
+#[derive(Debug, Clone, Copy, Default)]
+struct Strikes {
+    n: u32,
+    last_ns: u64,
+}
+
+impl Strikes {
+    /// Counts one at `now`. Those before it are forgotten if it comes later than `kept_ns` after
+    /// the last one, and after `since_ns`.
+    fn add(&mut self, kept_ns: u64, since_ns: u64, now: u64) -> u32 {
+        if now.saturating_sub(self.last_ns.max(since_ns)) > kept_ns {
+            self.n = 0;
+        }
+        (self.n, self.last_ns) = (self.n + 1, now);
+        self.n
+    }
+}
+
+/// When an NF slept, which it says in its own region, and so how long it can have had the core.
+/// What it owes cannot be more: it pays for a turn before it sleeps, and has no other one while it
+/// owes.
+#[derive(Debug, Clone, Copy)]
+struct Slept {
+    /// When it was last seen asleep, and what it had moved by then.
+    last_ns: u64,
+    moved: u64,
+    /// Time between the last two looks that saw it asleep and between which it moved.
+    apart_ns: u64,
+}
+
+/// An NF with a slot.
+struct Member {
+    handle: Arc<NfHandle>,
+    /// Packets that it has taken from its rings.
+    taken: u64,
+    /// What it had moved at the last look, and when that was seen.
+    moved: u64,
+    moved_ns: u64,
+    slept: Slept,
+    /// Since when it has had packets and not moved.
+    since_ns: u64,
+    /// When it was woken last, what it had moved by then, and how long it is left alone if it has not moved since.
+    woken_ns: u64,
+    moved_when_woken: u64,
+    pause_ns: u64,
+    /// Rescues while nobody moved, or turns that it kept meanwhile; and rescues while others moved.
+    silences: Strikes,
+    neglects: Strikes,
+    /// Rescues between which it moved, and when the last one was.
+    rescues: u32,
+    rescued_ns: u64,
+    moved_when_rescued: u64,
+    /// When it takes turns again, if it takes none.
+    alone_until_ns: u64,
+    /// It takes none until it moves.
+    is_absent: bool,
+    /// Until when it waits for its own bell too; 0 if it does not.
+    guarded_until_ns: u64,
+    /// What was wrong with the page's count of its packets at the last look.
+    off_by: u32,
+    /// The page said at the last look that it waits for something else than packets, and it did not.
+    seems_suspended: bool,
+    /// It slept at the last look, with packets, and the page did not say that it has any.
+    is_hidden: bool,
+}
+
+impl Member {
+    fn new(handle: Arc<NfHandle>, now: u64) -> Self {
+        Self {
+            handle,
+            taken: 0,
+            moved: 0,
+            moved_ns: now,
+            slept: Slept { last_ns: now, moved: 0, apart_ns: 0 },
+            since_ns: now,
+            woken_ns: 0,
+            moved_when_woken: 0,
+            pause_ns: 0,
+            silences: Strikes::default(),
+            neglects: Strikes::default(),
+            rescues: 0,
+            rescued_ns: 0,
+            moved_when_rescued: 0,
+            alone_until_ns: 0,
+            is_absent: false,
+            guarded_until_ns: 0,
+            off_by: 0,
+            seems_suspended: false,
+            is_hidden: false,
+        }
+    }
+
+    /// A number that grows when it takes or returns packets, at most by one of each for each
+    /// packet. Where its rings say that it has taken more than was posted, or less than before, it
+    /// has not.
+    #[inline]
+    fn moved(&mut self) -> u64 {
+        let newly = self.handle.taken().wrapping_sub(self.taken as u32);
+        let (posted, returned) = self.handle.posted_returned();
+        if u64::from(newly) <= posted.saturating_sub(self.taken) {
+            self.taken += u64::from(newly);
+        }
+        self.taken + returned
+    }
+
+    /// Notes whether it sleeps.
+    #[inline]
+    fn see_asleep(&mut self, now: u64) {
+        let has_moved = self.moved != self.slept.moved;
+        // One that has no packets and has not moved since sleeps on: its words need not be fetched.
+        if (has_moved || self.handle.may_have_unread()) && !self.handle.is_asleep() {
+            return;
+        }
+        if has_moved {
+            (self.slept.moved, self.slept.apart_ns) = (self.moved, now - self.slept.last_ns);
+        }
+        self.slept.last_ns = now;
+    }
+
+    /// What it has left of its budget, in nanoseconds, as far as what the page says can be true.
+    fn budget_ns(&self, page: &CorePage) -> i64 {
+        let most = i64::try_from(LONGEST_ROUND_NS).unwrap_or(i64::MAX);
+        let least = i64::try_from(self.slept.apart_ns.min(MOST_DEBT_NS)).unwrap_or(0);
+        i64::from(page.budget(self.handle.slot)).clamp(-least, most)
+    }
+
+    /// Counts a rescue. Says how many of those who wait for its bell on the page are woken: all
+    /// that may have come before it, the first times; then it hears its own bell.
+    fn count_rescue(&mut self, now: u64) -> u32 {
+        let moved = self.moved();
+        let is_soon = now.saturating_sub(std::mem::replace(&mut self.rescued_ns, now)) <= GUARDED_NS;
+        if !is_soon {
+            self.rescues = 0;
+        } else if moved == self.moved_when_rescued && self.rescues < THEFTS {
+            return 1;
+        }
+        self.moved_when_rescued = moved;
+        self.rescues = self.rescues.saturating_add(1);
+        if self.rescues >= THEFTS {
+            self.guarded_until_ns = now + GUARDED_NS;
+            self.handle.set_guarded(true);
+        }
+        if self.rescues <= THEFTS { SLEEPERS } else { 1 }
+    }
+
+    #[inline]
+    fn is_alone(&self) -> bool {
+        self.handle.alone.load(Ordering::Relaxed)
+    }
+
+    /// Whether it may take packets and has some that it has not read.
+    #[inline]
+    fn can_run(&self) -> bool {
+        let handle = &self.handle;
+        handle.may_have_unread()
+            && handle.alive.load(Ordering::Relaxed)
+            && !handle.gate.held.load(Ordering::Relaxed)
+            && !handle.is_suspended()
+            && handle.unread() > 0
+    }
+
+    /// Whether it is woken now: not again and again while it does not move.
+    #[inline]
+    fn may_be_woken(&mut self, now: u64) -> bool {
+        let moved = self.moved();
+        if moved != self.moved_when_woken {
+            (self.moved_when_woken, self.pause_ns) = (moved, 0);
+        }
+        if self.pause_ns > 0 && now < self.woken_ns + self.pause_ns {
+            return false;
+        }
+        self.pause_ns = (2 * self.pause_ns).clamp(PAUSES_NS.0, PAUSES_NS.1);
+        self.woken_ns = now;
+        true
+    }
+}
+
+/// The NFs of a page that this thread wakes.
+pub(super) struct Turns {
+    page: CorePage,
+    members: Vec<Member>,
+    /// By slot: which member, plus 1; 0 is none.
+    at: Vec<u32>,
+    /// A bit for each slot that has a member, and for each whose member takes no turns.
+    mine: Vec<u64>,
+    outside: Vec<u64>,
+    /// Slot that the next round begins with, if there are many.
+    cursor: u32,
+    /// Member that the next look begins with, and the last one that was rescued.
+    next: usize,
+    last_rescued: usize,
+    looked_ns: u64,
+    look_at_ns: u64,
+    /// There is no look for candidates until then.
+    quiet_until_ns: u64,
+    /// When any of them was last seen to move, or to have nothing to do.
+    moved_ns: u64,
+    /// When any was last rescued, and when it was given the core by that.
+    rescued_ns: u64,
+    passed_ns: u64,
+    /// Whether any had packets since the looks began with the first one.
+    some_wait: bool,
+    /// Those that have packets, or have had turns of late: how many, and what they are given of the
+    /// core together, of [`WHOLE`].
+    takers: (u32, u32),
+    counting: (u32, u32),
+    /// When words were last found wrong, and until when the page is not believed.
+    lied_ns: u64,
+    distrust_until_ns: u64,
+    /// NFs that take no turns.
+    alone: usize,
+    /// Nanoseconds after which a core on which nobody moves is looked after.
+    still_ns: u64,
+}
+
+impl Turns {
+    /// Of a page. `still_ns`: nanoseconds after which a core is looked after on which somebody has packets and nobody moves.
+    pub(super) fn new(page: CorePage, still_ns: u64) -> Self {
+        Self {
+            page,
+            members: Vec::new(),
+            at: Vec::new(),
+            mine: Vec::new(),
+            outside: Vec::new(),
+            cursor: 0,
+            next: 0,
+            last_rescued: 0,
+            looked_ns: 0,
+            look_at_ns: 0,
+            quiet_until_ns: 0,
+            moved_ns: 0,
+            rescued_ns: 0,
+            passed_ns: 0,
+            some_wait: false,
+            takers: (0, 0),
+            counting: (0, 0),
+            lied_ns: 0,
+            distrust_until_ns: 0,
+            alone: 0,
+            still_ns,
+        }
+    }
+
+    /// Its page.
+    pub(super) fn page(&self) -> &CorePage {
+        &self.page
+    }
+
+    /// Whether it has no NF.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Takes an NF in, which has its slot from `now` on.
+    pub(super) fn add(&mut self, handle: &Arc<NfHandle>, now: u64) {
+        let slot = handle.slot as usize;
+        if self.at.len() <= slot {
+            self.at.resize(slot + 1, 0);
+            self.mine.resize(slot / 64 + 1, 0);
+            self.outside.resize(slot / 64 + 1, 0);
+        }
+        let member = Member::new(handle.clone(), now);
+        match self.at[slot] {
+            0 => {
+                self.members.push(member);
+                self.at[slot] = self.members.len() as u32;
+            }
+            // The one before it has ended.
+            at => self.members[at as usize - 1] = member,
+        }
+        self.mine[slot / 64] |= 1 << (slot % 64);
+        self.count_alone();
+    }
+
+    /// Lets an NF go.
+    pub(super) fn remove(&mut self, handle: &Arc<NfHandle>) {
+        let Some(at) = self.members.iter().position(|member| Arc::ptr_eq(&member.handle, handle)) else { return };
+        let slot = handle.slot as usize;
+        self.at[slot] = 0;
+        self.mine[slot / 64] &= !(1 << (slot % 64));
+        self.members.swap_remove(at);
+        if let Some(moved) = self.members.get(at) {
+            self.at[moved.handle.slot as usize] = at as u32 + 1;
+        }
+        self.next = 0;
+        self.count_alone();
+        self.page.release(handle.slot);
+    }
+
+    fn count_alone(&mut self) {
+        self.alone = self.members.iter().filter(|member| member.is_alone()).count();
+        self.outside.fill(0);
+        for member in self.members.iter().filter(|member| member.is_alone()) {
+            self.outside[member.handle.slot as usize / 64] |= 1 << (member.handle.slot % 64);
+        }
+    }
+
+    #[inline]
+    fn member(&self, slot: u32) -> Option<usize> {
+        let at = *self.at.get(slot as usize)?;
+        (at > 0).then(|| at as usize - 1)
+    }
+
+    /// Wakes who is to run, if nobody does. `index` is the thread's number.
+    #[inline]
+    pub(super) fn step(&mut self, nfs: &[Option<NfEnd>], index: usize, now: u64) {
+        if now >= self.look_at_ns {
+            self.look(nfs, index, now);
+        }
+        let is_free = !self.page.hands_over() || self.page.running().load(Ordering::Relaxed) == 0;
+        if (is_free || self.alone > 0) && now >= self.quiet_until_ns {
+            self.start(is_free, index, now);
+        }
+    }
+
+    /// Looks at those that the page names, wakes those of them that take no turns, and, if nobody has the core, one of the others.
+    fn start(&mut self, is_free: bool, index: usize, now: u64) {
+        let mut choice = Choice { page: &self.page, candidates: [Named::default(); CANDIDATES], n: 0 };
+        let (mut looks, mut woken) = (CANDIDATES, 0);
+        let words = self.mine.len();
+        let from = if (self.cursor as usize) < words * 64 { self.cursor } else { 0 };
+        let (first, behind) = (from as usize / 64, u64::MAX << (from % 64));
+        'all: for step in 0..=words {
+            let word = if first + step >= words { first + step - words } else { first + step };
+            if word >= words {
+                break;
+            }
+            let mask = match step {
+                0 => behind,
+                last if last == words => !behind,
+                _ => u64::MAX,
+            };
+            // Whoever takes the bit off of an NF that takes no turns delays it by nothing.
+            let mut bits = (self.page.pending(word) | self.outside[word]) & self.mine[word] & mask;
+            while bits != 0 {
+                let slot = word as u32 * 64 + bits.trailing_zeros();
+                bits &= bits - 1;
+                if looks == 0 {
+                    self.cursor = slot;
+                    break 'all;
+                }
+                looks -= 1;
+                let Some(at) = self.at.get(slot as usize).and_then(|at| (*at as usize).checked_sub(1)) else { continue };
+                let member = &mut self.members[at];
+                if !member.can_run() {
+                    continue;
+                }
+                if self.page.hands_over() && !member.is_alone() {
+                    if is_free {
+                        choice.add(member, now);
+                    }
+                } else if member.handle.is_asleep() && member.may_be_woken(now) && member.handle.wake(now) {
+                    member.handle.counters[index].wakes.add(1);
+                    woken += 1;
+                }
+            }
+        }
+        let mut next = None;
+        if choice.n > 0 {
+            next = wakeup::choose(&mut choice, &Rules::default());
+        }
+        if let Some(at) = next.and_then(|slot| self.member(slot)) {
+            let (page, member) = (&self.page, &mut self.members[at]);
+            // One that is awake already has the core by the page now, and gives it away itself.
+            if member.may_be_woken(now) && page.pass_to(member.handle.slot, 0) && member.handle.wake(now) {
+                member.handle.counters[index].wakes.add(1);
+                woken += 1;
+            }
+        }
+        if woken == 0 && looks < CANDIDATES {
+            self.quiet_until_ns = now + FRUITLESS_NS;
+        }
+    }
+
+    /// The closer look.
+    #[cold]
+    fn look(&mut self, nfs: &[Option<NfEnd>], index: usize, now: u64) {
+        let is_late = now.saturating_sub(self.looked_ns) > FROZEN_NS;
+        let longer = (self.members.len() / FEW).clamp(1, LOOKED_AT / FEW) as u64;
+        (self.looked_ns, self.look_at_ns) = (now, now + LOOK_NS * longer);
+        if is_late {
+            self.moved_ns = now;
+            self.members.iter_mut().for_each(|member| (member.moved_ns, member.since_ns) = (now, now));
+        }
+        let (mut late, mut wrong) = ([0usize; LOOKED_AT], 0);
+        let mut waiting = 0;
+        for _ in 0..self.members.len().min(LOOKED_AT) {
+            if self.next >= self.members.len() {
+                self.next = 0;
+            }
+            if self.next == 0 {
+                self.begin_circle(now);
+            }
+            let at = self.next;
+            self.next += 1;
+            wrong += self.restore(at);
+            if self.see(at, now) {
+                late[waiting] = at;
+                waiting += 1;
+                wrong += self.reveal(at, now);
+            } else {
+                self.members[at].is_hidden = false;
+            }
+        }
+        if wrong >= LIES.0 {
+            if now.saturating_sub(self.lied_ns) < LIES.1 {
+                self.distrust_until_ns = now + DISTRUST_NS;
+            }
+            self.lied_ns = now;
+        }
+        self.correct_running(now);
+        let mut left = RESCUES;
+        // Those behind the last one first: of more than are rescued in a look all have their turn.
+        let late = &late[..waiting];
+        let last = self.last_rescued;
+        let (behind, before) = (late.iter().filter(|at| **at > last), late.iter().filter(|at| **at <= last));
+        for at in behind.chain(before) {
+            if left > 0 && self.is_overdue(*at, nfs, now) && self.members[*at].may_be_woken(now) {
+                left -= 1;
+                self.last_rescued = *at;
+                self.rescue(*at, index, now);
+            }
+        }
+    }
+
+    /// All have been looked at.
+    fn begin_circle(&mut self, now: u64) {
+        if !std::mem::take(&mut self.some_wait) {
+            self.moved_ns = now;
+        }
+        self.takers = std::mem::take(&mut self.counting);
+    }
+
+    /// Writes what the manager says of an NF where the page says something else. Says how many words were wrong.
+    fn restore(&mut self, at: usize) -> u32 {
+        let (page, member) = (&self.page, &mut self.members[at]);
+        let handle = &member.handle;
+        let mut wrong = page.restore(handle.slot, &handle.said());
+        // The counter is read first: a thread counts before it tells the page.
+        let posted = handle.counters.iter().fold(0u64, |sum, c| sum.wrapping_add(c.posted.get())) as u32;
+        let off_by = posted.wrapping_sub(page.posted(handle.slot).load(Ordering::Relaxed));
+        if off_by != 0 && off_by == std::mem::replace(&mut member.off_by, off_by) && !handle.poll {
+            page.posted(handle.slot).fetch_add(off_by, Ordering::Release);
+            member.off_by = 0;
+            wrong += 1;
+        }
+        // The NF's line, which costs more to look at than the manager's: only where it would keep packets.
+        let seems_suspended =
+            handle.may_have_unread() && page.suspended(handle.slot).load(Ordering::Relaxed) != 0 && !handle.is_suspended();
+        if seems_suspended && std::mem::replace(&mut member.seems_suspended, seems_suspended) {
+            page.suspended(handle.slot).store(0, Ordering::Relaxed);
+            wrong += 1;
+        }
+        member.seems_suspended &= seems_suspended;
+        wrong
+    }
+
+    /// Sees whether an NF has moved. Says whether it has packets, could take them, and has not.
+    fn see(&mut self, at: usize, now: u64) -> bool {
+        let member = &mut self.members[at];
+        let moved = member.moved();
+        let has_moved = moved != member.moved;
+        if has_moved {
+            (member.moved, member.moved_ns, member.is_absent) = (moved, now, false);
+            self.moved_ns = now;
+        }
+        let waits = member.can_run() && !member.handle.foreign.load(Ordering::Relaxed);
+        if has_moved || !waits {
+            member.since_ns = now;
+        }
+        member.see_asleep(now);
+        self.some_wait |= waits;
+        // Those of a chain have packets one after another, and each of them has its turn before the
+        // first one's comes again.
+        if waits || now.saturating_sub(member.moved_ns) < LONGEST_ROUND_NS {
+            self.counting.0 += 1;
+            self.counting.1 = self.counting.1.saturating_add(member.handle.share());
+        }
+        if member.guarded_until_ns != 0 && now >= member.guarded_until_ns {
+            member.guarded_until_ns = 0;
+            member.handle.set_guarded(false);
+        }
+        if member.is_alone() && !member.is_absent && now >= member.alone_until_ns.max(self.distrust_until_ns) {
+            self.set_alone(at, false);
+        }
+        waits && !has_moved
+    }
+
+    /// Says again that an NF has packets which sleeps, has not moved since the last look, and of
+    /// which the page has twice not said it. It takes the bit off itself only when it has none, or
+    /// is awake. Says how many words were wrong.
+    fn reveal(&mut self, at: usize, now: u64) -> u32 {
+        let (page, member) = (&self.page, &mut self.members[at]);
+        let handle = &member.handle;
+        // One that is woken later than at each packet may have none.
+        let is_hidden = !page.is_pending(handle.slot)
+            && !member.is_alone()
+            && handle.wakeup.is_none()
+            && !handle.governed.load(Ordering::Relaxed)
+            && handle.is_asleep();
+        if is_hidden && member.is_hidden {
+            page.set_pending(handle.slot, now);
+            return 1;
+        }
+        member.is_hidden = is_hidden;
+        0
+    }
+
+    fn set_alone(&mut self, at: usize, alone: bool) {
+        let handle = &self.members[at].handle;
+        if handle.set_alone(alone) {
+            self.alone = if alone { self.alone + 1 } else { self.alone.saturating_sub(1) };
+            let (word, bit) = (&mut self.outside[handle.slot as usize / 64], 1 << (handle.slot % 64));
+            *word = if alone { *word | bit } else { *word & !bit };
+        }
+        if alone {
+            self.page.give_up(handle.slot);
+        }
+    }
+
+    /// Nobody has the core by the page who cannot have it.
+    fn correct_running(&self, now: u64) {
+        let running = self.page.running().load(Ordering::Relaxed);
+        let Some(slot) = running.checked_sub(1) else { return };
+        let may_have = self.member(slot).is_some_and(|at| {
+            let member = &self.members[at];
+            let is_idle = || !member.handle.may_have_unread() && now.saturating_sub(member.moved_ns) > self.still_ns;
+            member.handle.alive.load(Ordering::Relaxed) && !member.is_alone() && !is_idle()
+        });
+        if !may_have {
+            self.page.give_up(slot);
+        }
+    }
+
+    /// Whether an NF that has packets and has not moved has waited too long.
+    fn is_overdue(&self, at: usize, nfs: &[Option<NfEnd>], now: u64) -> bool {
+        let member = &self.members[at];
+        let handle = &member.handle;
+        let waited_ns = now.saturating_sub(member.since_ns);
+        // It may be waiting for more packets.
+        let end = nfs.get(usize::from(handle.number)).and_then(Option::as_ref);
+        let held_ns = end.and_then(|end| end.waker.as_ref()).map_or(0, |waker| 2 * waker.timer_ns());
+        let patience_ns = if handle.governed.load(Ordering::Relaxed) {
+            // It waits for its turn, which is made elsewhere.
+            MOST_PATIENCE_NS
+        } else if member.is_alone() || now < self.distrust_until_ns {
+            LOOK_NS
+        } else if !self.page.hands_over() || self.is_still(now) {
+            self.still_ns
+        } else {
+            self.patience_ns(member)
+        };
+        waited_ns >= patience_ns + held_ns
+    }
+
+    /// Whether nobody on the core has moved for so long that it is looked after.
+    fn is_still(&self, now: u64) -> bool {
+        now.saturating_sub(self.moved_ns) >= self.still_ns
+    }
+
+    /// How long it may take until an NF has its turn: in a round each has one, and NFs give the
+    /// core away by the clock on the wall.
+    fn patience_ns(&self, member: &Member) -> u64 {
+        let round_ns = wakeup::round_ns(self.takers.0);
+        let part_ns = self.part_ns(&member.handle);
+        let owes_ns = member.budget_ns(&self.page).min(0).unsigned_abs();
+        let rounds = PATIENT_ROUNDS + owes_ns / part_ns.unsigned_abs().max(1);
+        rounds.saturating_mul(round_ns).min(MOST_PATIENCE_NS).max(self.still_ns)
+    }
+
+    /// What a round gives an NF, in nanoseconds.
+    fn part_ns(&self, handle: &NfHandle) -> i64 {
+        let (takers, shares) = self.takers;
+        let share = handle.share().clamp(1, WHOLE);
+        let whole = shares.clamp(share, WHOLE);
+        wakeup::part_ns(wakeup::round_ns(takers), f64::from(share) / f64::from(whole))
+    }
+
+    /// Wakes an NF whatever the page says, and sees to it that nobody waits for who does not move.
+    fn rescue(&mut self, at: usize, index: usize, now: u64) {
+        let slot = self.members[at].handle.slot;
+        // Where nobody has moved since the last rescue the core has been nobody's.
+        let counts = self.moved_ns > self.rescued_ns;
+        self.rescued_ns = now;
+        let is_governed = self.members[at].handle.governed.load(Ordering::Relaxed);
+        if self.page.hands_over() && !is_governed && !self.members[at].is_alone() {
+            // One that is awake has been started, and what keeps it is not on the page.
+            let (is_still, is_asleep) = (self.is_still(now), self.members[at].handle.is_asleep());
+            let running = self.page.running().load(Ordering::Relaxed);
+            let holder = running.checked_sub(1).and_then(|slot| self.member(slot));
+            let holder = holder.filter(|holder| now.saturating_sub(self.members[*holder].moved_ns) >= self.still_ns);
+            if let Some(holder) = holder.filter(|holder| counts && *holder != at)
+                && self.strike(holder, now)
+            {
+                self.members[holder].is_absent = true;
+                self.set_alone(holder, true);
+            }
+            let is_struck = match is_still {
+                true => counts && self.strike(at, now),
+                // On a page that is not believed nobody waits for turns.
+                false => is_asleep && now >= self.distrust_until_ns && self.neglect(at, now),
+            };
+            if is_struck || now < self.distrust_until_ns {
+                self.members[at].is_absent = holder == Some(at);
+                self.set_alone(at, true);
+            } else {
+                let part_ns = self.part_ns(&self.members[at].handle);
+                if i64::from(self.page.budget(slot)) < part_ns {
+                    self.page.endow(slot, part_ns.unsigned_abs());
+                }
+                self.page.set_pending(slot, now);
+                // One alone has the core, and gives it away: the first that is rescued in a look,
+                // but for who has not given it away.
+                if holder != Some(at) && self.passed_ns != now {
+                    self.passed_ns = now;
+                    // Giving up a holder has changed it, or somebody else has: then that one has
+                    // it.
+                    let running = self.page.running().load(Ordering::Relaxed);
+                    self.page.pass_to(slot, running);
+                }
+            }
+        }
+        let member = &mut self.members[at];
+        // It has been given its turn, and is given time to take it.
+        member.since_ns = now;
+        let sleepers = member.count_rescue(now);
+        member.handle.rouse(sleepers);
+        member.handle.rung_ns.store(now, Ordering::Relaxed);
+        member.handle.counters[index].wakes.add(1);
+    }
+
+    /// Counts that an NF's turn did not come while nobody moved, or did not end. Says whether that
+    /// happens again and again: then it takes none for a while.
+    fn strike(&mut self, at: usize, now: u64) -> bool {
+        let strikes = self.members[at].silences.add(STRIKE_NS, 0, now);
+        self.take_out(at, strikes, now)
+    }
+
+    /// Counts that an NF's turn did not come while others moved. As [`Self::strike`] otherwise.
+    fn neglect(&mut self, at: usize, now: u64) -> bool {
+        let member = &mut self.members[at];
+        // Since it takes turns again.
+        let strikes = member.neglects.add(NEGLECT_NS, member.alone_until_ns.max(self.distrust_until_ns), now);
+        if strikes >= NEGLECTS {
+            self.distrust_until_ns = now + DISTRUST_NS;
+        }
+        self.take_out(at, strikes, now)
+    }
+
+    fn take_out(&mut self, at: usize, strikes: u32, now: u64) -> bool {
+        if strikes < STRIKES {
+            return false;
+        }
+        let doublings = (strikes - STRIKES).min(LONGEST_DOUBLING);
+        self.members[at].alone_until_ns = now + (ALONE_NS << doublings);
+        true
+    }
+}
+
+/// A candidate, as the manager knows it.
+#[derive(Clone, Copy, Default)]
+struct Named {
+    slot: u32,
+    share: u32,
+    budget_ns: i64,
+    candidate: Candidate,
+}
+
+/// Those that can run, by the manager's own numbers. Their budgets are on the page, and are
+/// believed as far as they can be true.
+struct Choice<'a> {
+    page: &'a CorePage,
+    candidates: [Named; CANDIDATES],
+    n: usize,
+}
+
+impl Choice<'_> {
+    fn add(&mut self, member: &Member, now: u64) {
+        let Some(named) = self.candidates.get_mut(self.n) else { return };
+        let said = member.handle.said();
+        let candidate = Candidate {
+            waiting: member.handle.unread(),
+            age_ns: now.saturating_sub(member.since_ns),
+            room: u32::MAX,
+            held: false,
+            depth: said.depth,
+            level: said.level,
+            pressing: said.pressing,
+        };
+        let (slot, budget_ns) = (member.handle.slot, member.budget_ns(self.page));
+        *named = Named { slot, share: said.share.min(WHOLE), budget_ns, candidate };
+        self.n += 1;
+    }
+
+    fn named(&self) -> &[Named] {
+        &self.candidates[..self.n]
+    }
+
+    fn of(&self, slot: u32) -> Option<&Named> {
+        self.named().iter().find(|named| named.slot == slot)
+    }
+}
+
+impl wakeup::Core for Choice<'_> {
+    fn candidates(&self, mut each: impl FnMut(u32, Candidate)) {
+        self.named().iter().for_each(|named| each(named.slot, named.candidate));
+    }
+
+    fn favoured(&self, mut each: impl FnMut(u32, Candidate)) {
+        let is_favoured = |named: &&Named| named.candidate.level > 0 || named.candidate.pressing > 0;
+        self.named().iter().filter(is_favoured).for_each(|named| each(named.slot, named.candidate));
+    }
+
+    fn leaving(&self) -> Option<(u32, u32)> {
+        None
+    }
+
+    fn leaves_packets(&self) -> bool {
+        false
+    }
+
+    fn budget_ns(&self, slot: u32) -> i64 {
+        self.of(slot).map_or(0, |named| named.budget_ns)
+    }
+
+    fn part_ns(&self, slot: u32, round_ns: u64) -> i64 {
+        let share = self.of(slot).map_or(0, |named| named.share);
+        wakeup::part_ns(round_ns, f64::from(share) / f64::from(WHOLE))
+    }
+
+    fn grant(&mut self, slot: u32, rounds: i64, round_ns: u64) {
+        let part_ns = self.part_ns(slot, round_ns);
+        let page = self.page;
+        if let Some(named) = self.candidates[..self.n].iter_mut().find(|named| named.slot == slot) {
+            named.budget_ns = wakeup::refilled(named.budget_ns, part_ns, rounds);
+            page.set_budget(slot, named.budget_ns);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "turns_tests.rs"]
+mod tests;

@@ -1,0 +1,635 @@
+use sluice_shm::descriptor::Descriptor;
+use sluice_shm::page::{Control, asleep};
+use sluice_shm::ring::{Consumer, Producer};
+
+use super::*;
+use crate::fake::{self, Fake};
+
+const MS: u64 = 1_000_000;
+/// Time of a round of the packet thread here.
+const STEP_NS: u64 = 50_000;
+/// What a turn takes at least.
+const SWITCH_NS: u64 = 2_000;
+
+/// An NF whose process the test plays.
+struct Nf {
+    handle: Arc<NfHandle>,
+    post: Producer,
+    read: Consumer,
+    /// Since it woke: how long it has worked, and what it had left of its budget.
+    used_ns: u64,
+    budget_ns: Option<i64>,
+}
+
+/// A core of NFs that sleep.
+struct Rig {
+    turns: Turns,
+    nfs: Vec<Nf>,
+    now: u64,
+}
+
+impl Rig {
+    fn new(nfs: u16) -> Self {
+        let page = fake::core_page(64);
+        let mut turns = Turns::new(page.clone(), MS);
+        let now = 1_000 * MS;
+        let nfs = (0..nfs)
+            .map(|number| {
+                let handle = Fake::default().on(&page, number);
+                turns.add(&handle, now);
+                let (post, read) = (handle.region.rx_producer(0).unwrap(), handle.region.rx_consumer(0).unwrap());
+                let nf = Nf { handle, post, read, used_ns: 0, budget_ns: None };
+                nf.sleep();
+                nf
+            })
+            .collect();
+        let mut rig = Self { turns, nfs, now };
+        rig.pass(0);
+        rig
+    }
+
+    fn page(&self) -> &CorePage {
+        &self.turns.page
+    }
+
+    /// Packets come to an NF.
+    fn post(&mut self, nf: usize, n: usize) {
+        let Nf { handle, post, .. } = &mut self.nfs[nf];
+        assert_eq!(post.enqueue(&vec![Descriptor::default(); n]), Ok(n));
+        handle.counters[0].posted.add(n as u64);
+        handle.core_page.posted(handle.slot).store(handle.counters[0].posted.get() as u32, Ordering::Relaxed);
+        handle.core_page.set_pending(handle.slot, self.now);
+    }
+
+    /// Time passes, in rounds of [`STEP_NS`].
+    fn pass(&mut self, ns: u64) {
+        let until = self.now + ns;
+        loop {
+            self.turns.step(&[], 0, self.now);
+            if self.now >= until {
+                return;
+            }
+            self.now += STEP_NS;
+        }
+    }
+
+    fn wakes(&self, nf: usize) -> u64 {
+        self.nfs[nf].handle.counters[0].wakes.get()
+    }
+
+    fn running(&self) -> u32 {
+        self.page().running().load(Ordering::Relaxed)
+    }
+
+    /// Packets come to an NF, up to so many, as many as its ring takes.
+    fn fill(&mut self, nf: usize, n: usize) {
+        let room = fake::RING - self.nfs[nf].handle.unread();
+        self.post(nf, n.min(room as usize));
+    }
+
+    /// An NF as the library makes it has the core for `ns`, if it is awake: it takes so many
+    /// packets each µs, and gives the core away when it has none, or when what it may have is used
+    /// up and another has some. How long it had the core, in nanoseconds.
+    fn work(&mut self, nf: usize, packets_a_us: usize, ns: u64) -> u64 {
+        let (page, now) = (self.turns.page.clone(), self.now);
+        let Nf { handle, read, used_ns, budget_ns, .. } = &mut self.nfs[nf];
+        let slot = handle.slot;
+        if handle.is_asleep() && page.asleep(slot).load(Ordering::Relaxed) != 0 {
+            return 0;
+        }
+        // Where a neighbour has woken it, it says so when it runs.
+        handle.region.page.asleep().store(0, Ordering::Relaxed);
+        page.asleep(slot).store(0, Ordering::Relaxed);
+        let budget_ns = *budget_ns.get_or_insert_with(|| i64::from(page.budget(slot)));
+        let mut left = packets_a_us * (ns / 1_000) as usize;
+        let takes_turns = !handle.alone.load(Ordering::Relaxed);
+        loop {
+            let mut burst = [Descriptor::default(); 32];
+            let got = read.dequeue(&mut burst[..left.min(32)]).unwrap();
+            read.release();
+            handle.counters[0].returned.add(got as u64);
+            page.taken(slot).fetch_add(got as u32, Ordering::Relaxed);
+            *used_ns += (got / packets_a_us) as u64 * 1_000;
+            left -= got;
+            let is_idle = handle.unread() == 0;
+            if is_idle || takes_turns && *used_ns as i64 >= budget_ns && page.has_other(slot) {
+                self.nfs[nf].give_away(takes_turns, !is_idle, now);
+                break;
+            }
+            if left == 0 {
+                break;
+            }
+        }
+        ns - (left / packets_a_us) as u64 * 1_000
+    }
+
+    /// Whether an NF sleeps on packets.
+    fn is_kept(&self, nf: usize) -> bool {
+        let handle = &self.nfs[nf].handle;
+        handle.unread() > 0 && handle.is_asleep() && self.page().asleep(nf as u32).load(Ordering::Relaxed) != 0
+    }
+
+    fn is_alone(&self, nf: usize) -> bool {
+        let handle = &self.nfs[nf].handle;
+        let told = handle.region.page.control(Control::Alone).load(Ordering::Relaxed) != 0;
+        let on_hold = handle.core_page.hold(handle.slot).load(Ordering::Relaxed) & sluice_shm::core_page::ALONE != 0;
+        assert_eq!((told, on_hold), (self.turns.members[nf].is_alone(), self.turns.members[nf].is_alone()));
+        told
+    }
+}
+
+impl Nf {
+    /// It says on both pages that it sleeps.
+    fn sleep(&self) {
+        let handle = &self.handle;
+        handle.region.page.asleep().store(asleep::ASLEEP | asleep::HEARS, Ordering::Relaxed);
+        handle.core_page.asleep(handle.slot).store(1, Ordering::Relaxed);
+    }
+
+    /// It pays, and sleeps, with packets or without; if it takes turns, the next one that has some
+    /// is started.
+    fn give_away(&mut self, takes_turns: bool, has_packets: bool, now: u64) {
+        let (page, slot) = (&self.handle.core_page, self.handle.slot);
+        self.budget_ns = None;
+        let used_ns = std::mem::take(&mut self.used_ns);
+        page.clear_pending(slot);
+        self.sleep();
+        if has_packets {
+            page.set_pending(slot, now);
+        }
+        if takes_turns {
+            page.pay(slot, used_ns);
+            page.hand_over_at(slot, now);
+        } else {
+            page.give_up(slot);
+        }
+    }
+
+    /// A word of its rx ring: 0 is the head, 1 the tail.
+    fn cursor(&self, which: usize) -> &std::sync::atomic::AtomicU32 {
+        let region = &self.handle.region;
+        region.memory.mapping().atomic_u32(region.page.layout().rings as usize + which * 64).unwrap()
+    }
+
+    /// It takes all that it has and returns it.
+    fn work(&mut self) {
+        let mut n = 0;
+        loop {
+            match self.read.dequeue(&mut [Descriptor::default(); 32]).unwrap() {
+                0 => break,
+                got => n += got as u64,
+            }
+        }
+        self.read.release();
+        self.handle.counters[0].returned.add(n);
+        self.handle.core_page.taken(self.handle.slot).fetch_add(n as u32, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_free_core_is_given_to_who_has_packets_and_to_nobody_else() {
+    let mut rig = Rig::new(3);
+    rig.post(1, 5);
+    rig.pass(0);
+    assert_eq!((rig.wakes(1), rig.running(), rig.nfs[1].handle.is_asleep()), (1, 2, false));
+    // It works, and sleeps as nobody has packets.
+    rig.nfs[1].work();
+    rig.nfs[1].sleep();
+    rig.page().running().store(0, Ordering::Relaxed);
+    // A neighbour says that all have packets.
+    (0..3).for_each(|slot| rig.page().set_pending(slot, rig.now));
+    (0..3).for_each(|slot| rig.page().posted(slot).store(77, Ordering::Relaxed));
+    rig.pass(3 * MS);
+    assert_eq!([0, 1, 2].map(|nf| rig.wakes(nf)), [0, 1, 0]);
+}
+
+#[test]
+fn who_is_woken_and_does_not_move_is_woken_ever_more_rarely() {
+    let mut rig = Rig::new(1);
+    rig.post(0, 5);
+    let mut counts = Vec::new();
+    for _ in 0..4 {
+        let before = rig.wakes(0);
+        for _ in 0..200 {
+            // It sleeps again at once, and says that the core is free.
+            rig.nfs[0].sleep();
+            rig.page().running().store(0, Ordering::Relaxed);
+            rig.pass(50_000);
+        }
+        counts.push(rig.wakes(0) - before);
+    }
+    assert!(counts[0] < 12 && counts[3] <= 2, "{counts:?}");
+    rig.nfs[0].work();
+    rig.post(0, 1);
+    rig.nfs[0].sleep();
+    rig.page().running().store(0, Ordering::Relaxed);
+    let before = rig.wakes(0);
+    rig.pass(50_000);
+    assert_eq!(rig.wakes(0), before + 1, "it has moved");
+}
+
+/// Says that this NF has the core, and gives it packets that it does not touch.
+fn block(rig: &mut Rig, nf: usize) {
+    rig.nfs[nf].handle.region.page.asleep().store(0, Ordering::Relaxed);
+    rig.page().asleep(nf as u32).store(0, Ordering::Relaxed);
+    rig.page().running().store(nf as u32 + 1, Ordering::Relaxed);
+    rig.post(nf, 5);
+}
+
+#[test]
+fn nobody_waits_for_who_has_the_core_and_does_not_move() {
+    let mut rig = Rig::new(3);
+    block(&mut rig, 0);
+    rig.post(1, 5);
+    rig.pass(MS / 2);
+    assert_eq!(rig.wakes(1), 0, "it has its time");
+    rig.pass(MS);
+    assert_eq!((rig.wakes(1), rig.running()), (1, 2));
+    assert!(!rig.is_alone(0), "the host may have taken the core away");
+    // Again and again the others go on, and it does not.
+    for _ in 0..2 {
+        rig.nfs[1].work();
+        rig.nfs[1].sleep();
+        rig.pass(MS / 2);
+        rig.page().running().store(1, Ordering::Relaxed);
+        rig.post(1, 5);
+        rig.pass(3 * MS / 2);
+    }
+    assert!(rig.is_alone(0) && !rig.is_alone(1));
+    assert_eq!(rig.page().choose(Some(1), rig.now), None, "its neighbours do not start it");
+    rig.nfs[1].work();
+    rig.pass(3_000 * MS);
+    assert!(rig.is_alone(0), "as long as it does not move");
+    rig.nfs[0].work();
+    rig.pass(MS);
+    assert!(!rig.is_alone(0));
+}
+
+#[test]
+fn nobody_is_blamed_while_nobody_has_the_core() {
+    let mut rig = Rig::new(3);
+    block(&mut rig, 0);
+    (1..3).for_each(|nf| rig.post(nf, 5));
+    // The host has it.
+    rig.pass(50 * MS);
+    for nf in 0..3 {
+        assert!(rig.turns.members[nf].silences.n <= 1 && !rig.is_alone(nf), "{nf}");
+    }
+    assert!(rig.wakes(1) > 1 && rig.wakes(2) > 1, "they are woken all the same");
+}
+
+#[test]
+fn who_is_rescued_again_and_again_waits_for_its_own_bell_for_a_while() {
+    let mut rig = Rig::new(2);
+    let guarded = |rig: &Rig| rig.nfs[1].handle.region.page.control(Control::Guarded).load(Ordering::Relaxed) != 0;
+    for rescues in 1..3 {
+        // Somebody takes the wake: it has been woken, by all that can be seen, and sleeps.
+        rig.post(1, 5);
+        rig.nfs[1].handle.region.page.asleep().store(0, Ordering::Relaxed);
+        rig.page().running().store(2, Ordering::Relaxed);
+        rig.pass(2 * MS);
+        assert_eq!(guarded(&rig), rescues == 2);
+        rig.nfs[1].work();
+        rig.nfs[1].sleep();
+        rig.page().running().store(0, Ordering::Relaxed);
+        rig.pass(MS);
+    }
+    rig.pass(2_000 * MS);
+    assert!(!guarded(&rig));
+}
+
+#[test]
+fn who_blocks_again_and_again_takes_no_turns_for_a_while() {
+    let mut rig = Rig::new(2);
+    for _ in 0..5 {
+        block(&mut rig, 0);
+        rig.post(1, 5);
+        rig.pass(2 * MS);
+        rig.nfs[0].work();
+        rig.nfs[1].work();
+        rig.nfs[1].sleep();
+        rig.pass(MS / 2);
+    }
+    assert!(rig.is_alone(0));
+    // Its packets wake it all the same, each time.
+    let before = rig.wakes(0);
+    rig.page().running().store(2, Ordering::Relaxed);
+    rig.nfs[0].sleep();
+    rig.post(0, 1);
+    rig.pass(50_000);
+    assert_eq!((rig.wakes(0) - before, rig.running()), (1, 2));
+    rig.nfs[0].work();
+    rig.pass(2_000 * MS);
+    assert!(!rig.is_alone(0));
+}
+
+#[test]
+fn whatever_stands_on_the_page_who_has_packets_is_woken_within_two_milliseconds() {
+    let mut state = 0x5eed_5eed_5eed_5eedu64;
+    let mut noise = move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u32
+    };
+    let mut rig = Rig::new(4);
+    // It has the core, and works on and on.
+    for _ in 0..200 {
+        rig.post(3, 5);
+        for slot in 0..64 {
+            for word in [rig.page().posted(slot), rig.page().depth(slot), rig.page().hold(slot), rig.page().share(slot)] {
+                word.store(noise(), Ordering::Relaxed);
+            }
+            for word in [rig.page().taken(slot), rig.page().suspended(slot), rig.page().asleep(slot), rig.page().bell(slot)] {
+                word.store(noise(), Ordering::Relaxed);
+            }
+            rig.page().pay(slot, u64::from(noise()));
+            if noise() % 2 == 0 { rig.page().clear_pending(slot) } else { rig.page().set_pending(slot, u64::from(noise())) }
+        }
+        rig.page().running().store([0, 1, 2, 4, 70, noise()][noise() as usize % 6], Ordering::Relaxed);
+        let before = rig.wakes(1);
+        if rig.nfs[1].handle.unread() == 0 {
+            rig.post(1, 1);
+        }
+        for _ in 0..8 {
+            rig.pass(MS / 4);
+            rig.nfs[3].work();
+            rig.post(3, 1);
+        }
+        assert!(rig.wakes(1) > before || !rig.nfs[1].handle.is_asleep());
+        rig.nfs[1].work();
+        rig.nfs[1].sleep();
+    }
+    // It ends: the page is as it should be, and after a while everybody takes turns.
+    rig.nfs.iter_mut().for_each(Nf::work);
+    rig.nfs.iter_mut().for_each(|nf| nf.sleep());
+    rig.pass(1_500 * MS);
+    assert_eq!(rig.running(), 0);
+    for nf in 0..4 {
+        let handle = &rig.nfs[nf].handle;
+        assert!(!rig.is_alone(nf));
+        assert_eq!(rig.page().restore(handle.slot, &handle.said()), 0);
+        assert_eq!(rig.page().posted(handle.slot).load(Ordering::Relaxed), handle.counters[0].posted.get() as u32);
+    }
+}
+
+#[test]
+fn who_is_said_to_wait_for_its_disk_is_woken_and_who_says_so_itself_is_not() {
+    let mut rig = Rig::new(2);
+    rig.post(0, 5);
+    rig.page().running().store(2, Ordering::Relaxed);
+    rig.page().suspended(0).store(1, Ordering::Relaxed);
+    rig.pass(3 * MS / 2);
+    assert_eq!((rig.wakes(0), rig.page().suspended(0).load(Ordering::Relaxed)), (1, 0));
+    rig.nfs[0].work();
+    rig.post(0, 5);
+    let own = rig.nfs[0].handle.region.page.asleep();
+    own.store(asleep::ASLEEP | asleep::HEARS | asleep::SUSPENDED, Ordering::Relaxed);
+    rig.page().running().store(0, Ordering::Relaxed);
+    rig.pass(20 * MS);
+    assert_eq!(rig.wakes(0), 1);
+}
+
+#[test]
+fn a_core_is_not_kept_for_who_has_died_left_or_never_was() {
+    let mut rig = Rig::new(3);
+    for running in [3, 9, 64, u32::MAX] {
+        rig.page().running().store(running, Ordering::Relaxed);
+        rig.nfs[2].handle.alive.store(false, Ordering::Relaxed);
+        rig.pass(MS);
+        assert_eq!(rig.running(), 0, "{running}");
+    }
+    rig.page().running().store(3, Ordering::Relaxed);
+    rig.page().set_pending(2, rig.now);
+    let handle = rig.nfs[2].handle.clone();
+    rig.turns.remove(&handle);
+    assert_eq!((rig.running(), rig.page().is_pending(2)), (0, false));
+    rig.post(0, 1);
+    rig.pass(0);
+    assert_eq!(rig.wakes(0), 1, "those that are left are where they were");
+}
+
+#[test]
+fn a_thread_that_did_not_run_blames_nobody() {
+    let mut rig = Rig::new(2);
+    block(&mut rig, 0);
+    rig.post(1, 5);
+    rig.now += 500 * MS;
+    rig.turns.step(&[], 0, rig.now);
+    assert!(!rig.is_alone(0) && rig.wakes(1) == 0);
+    assert_eq!(rig.turns.members[0].silences.n, 0);
+    rig.pass(3 * MS / 2);
+    assert!(rig.turns.members[0].silences.n == 1 && rig.wakes(1) == 1);
+}
+
+/// What NF 0 says on the page when it lies: it has the core, and is to have it next.
+fn claim(page: &CorePage) {
+    page.running().store(1, Ordering::Relaxed);
+    page.set_pending(0, 0);
+}
+
+/// Besides, that NF 1 owes all that it can.
+fn indebt(page: &CorePage) {
+    claim(page);
+    page.set_budget(1, -wakeup::DEBT_NS);
+}
+
+/// Besides, that NF 1 has no packets.
+fn hide(page: &CorePage) {
+    indebt(page);
+    page.clear_pending(1);
+}
+
+/// NF 0 forwards a few packets each millisecond, and lies when `lies` says so at that time. NF 1 is
+/// honest and always has packets. How long it slept on them in four seconds, all together and at a
+/// time, in nanoseconds.
+fn beside_a_liar(lie: fn(&CorePage), lies: fn(u64) -> bool) -> (u64, u64) {
+    let mut rig = Rig::new(2);
+    let (began, mut all, mut longest, mut kept) = (rig.now, 0, 0, 0);
+    while rig.now < began + 4_000 * MS {
+        let at_ns = rig.now - began;
+        rig.fill(1, 10);
+        if at_ns.is_multiple_of(MS) {
+            rig.fill(0, 5);
+        }
+        rig.pass(STEP_NS);
+        if lies(at_ns) {
+            if at_ns.is_multiple_of(MS) {
+                rig.nfs[0].work();
+            }
+            lie(rig.page());
+        } else {
+            rig.work(0, 1, STEP_NS / 2);
+        }
+        rig.work(1, 5, STEP_NS / 2);
+        if lies(at_ns) {
+            lie(rig.page());
+        }
+        kept = if rig.is_kept(1) { kept + STEP_NS } else { 0 };
+        all += if kept > 0 { STEP_NS } else { 0 };
+        longest = longest.max(kept);
+    }
+    (all, longest)
+}
+
+#[test]
+fn one_that_lies_and_works_on_delays_its_neighbour_by_a_few_rounds_and_then_hardly_ever() {
+    let (all, longest) = beside_a_liar(claim, |_| false);
+    assert!(all < 4_000 * MS / 2 && longest <= 2 * MS, "an honest one has its turns: {all} {longest}");
+    for (name, lie) in [("claim", claim as fn(&CorePage)), ("indebt", indebt), ("hide", hide)] {
+        let (all, longest) = beside_a_liar(lie, |_| true);
+        // Three rounds of a millisecond, and what it can owe.
+        assert!(longest <= 4 * MS + MS / 2, "{name}: {longest}");
+        assert!(all <= 40 * MS, "{name}: {all} of four seconds");
+        // Now and then, for as long as it takes until somebody looks, and then so long that what
+        // was seen is forgotten.
+        let (all, longest) = beside_a_liar(lie, |at_ns| at_ns % (150 * MS) < 20 * MS);
+        assert!(longest <= 12 * MS, "{name}, at times: {longest}");
+        let honest = beside_a_liar(claim, |_| false).0;
+        assert!(all <= honest + 100 * MS, "{name}, at times: {all}, else {honest}");
+    }
+}
+
+#[test]
+fn a_host_that_takes_the_core_away_has_nobody_neglected() {
+    let mut state = 0x5eed_5eed_5eed_5eedu64;
+    let mut random = move |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let mut rig = Rig::new(4);
+    let (began, mut returns_at) = (rig.now, 0);
+    let mut takes_at = rig.now + 5 * MS;
+    while rig.now < began + 20_000 * MS {
+        (0..4).for_each(|nf| rig.fill(nf, [10, 10, 3, 1][nf]));
+        rig.pass(STEP_NS);
+        if rig.now >= takes_at {
+            returns_at = rig.now + MS / 2 + random(40 * MS);
+            takes_at = returns_at + MS / 2 + random(60 * MS);
+        }
+        let mut left_ns = STEP_NS;
+        while left_ns > 0 {
+            // The one that has the core, or of several that are awake another one each time.
+            let awake = |nf: &usize| {
+                let handle = &rig.nfs[*nf].handle;
+                !handle.is_asleep() || rig.page().asleep(*nf as u32).load(Ordering::Relaxed) == 0
+            };
+            let awake: Vec<usize> = (0..4).filter(awake).collect();
+            let Some(nf) = awake.get(random(awake.len().max(1) as u64) as usize).copied() else { break };
+            if rig.now < returns_at {
+                // It pays for the time all the same.
+                rig.nfs[nf].used_ns += STEP_NS;
+                break;
+            }
+            // Where one gives the core away, the next one has the rest of the time.
+            left_ns = left_ns.saturating_sub(rig.work(nf, 1, left_ns).max(SWITCH_NS));
+        }
+    }
+    assert_eq!(rig.turns.distrust_until_ns, 0);
+    for member in &rig.turns.members {
+        assert_eq!(member.neglects.n, 0, "{}", member.handle.name);
+    }
+}
+
+#[test]
+fn one_that_takes_packets_back_and_again_does_not_move() {
+    let mut rig = Rig::new(2);
+    rig.post(0, 5);
+    rig.post(1, 5);
+    rig.nfs[1].handle.region.page.asleep().store(0, Ordering::Relaxed);
+    let toggle = |rig: &mut Rig, rounds: u32| {
+        let before = (rig.wakes(0), rig.wakes(1));
+        for round in 0..rounds {
+            // It holds a packet, and says each time that it sleeps, has packets, and that nobody
+            // has the core.
+            rig.nfs[0].sleep();
+            rig.nfs[0].cursor(1).store([1, 4, 2, 3][round as usize % 4], Ordering::Relaxed);
+            rig.page().running().store(0, Ordering::Relaxed);
+            rig.page().set_pending(0, rig.now);
+            rig.pass(STEP_NS);
+        }
+        (rig.wakes(0) - before.0, rig.wakes(1) - before.1)
+    };
+    let (own, others) = toggle(&mut rig, 40);
+    assert!(own <= 12 && others > 0, "{own} wakes, and {others} of the one that nobody starts");
+    assert!(toggle(&mut rig, 2_000).0 <= 16, "100 ms");
+    // With more packets it may be woken more often: each can be taken once.
+    rig.nfs[0].cursor(1).store(5, Ordering::Relaxed);
+    for round in 0..400 {
+        if round % 10 == 0 {
+            rig.post(0, 1);
+        }
+        toggle(&mut rig, 1);
+    }
+    assert!(rig.wakes(0) < 12 + 16 + 2 * 45 + 16, "{}", rig.wakes(0));
+}
+
+#[test]
+fn one_that_is_rescued_again_and_again_does_not_have_crowds_woken() {
+    use std::sync::atomic::AtomicU32;
+
+    use sluice_shm::doorbell;
+
+    const CROWD: usize = 40;
+    let mut rig = Rig::new(2);
+    let rescue = |rig: &mut Rig| {
+        rig.nfs[0].work();
+        rig.post(0, 5);
+        rig.nfs[0].handle.region.page.asleep().store(asleep::ASLEEP, Ordering::Relaxed);
+        rig.page().running().store(1, Ordering::Relaxed);
+        let before = rig.wakes(0);
+        while rig.wakes(0) == before {
+            rig.pass(STEP_NS);
+        }
+    };
+    (0..2).for_each(|_| rescue(&mut rig));
+    // Its own threads wait for its bell.
+    let waiting: &'static [AtomicU32; CROWD] = Box::leak(Box::new([const { AtomicU32::new(0) }; CROWD]));
+    let page = rig.page().clone();
+    let seen = page.bell(0).load(Ordering::Relaxed);
+    let threads: Vec<_> = waiting
+        .iter()
+        .map(|mine| {
+            let page = page.clone();
+            std::thread::spawn(move || {
+                mine.store(rustix::thread::gettid().as_raw_pid() as u32, Ordering::Relaxed);
+                doorbell::wait(page.bell(0), seen, None);
+            })
+        })
+        .collect();
+    let sleeps = |thread: &AtomicU32| {
+        let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", thread.load(Ordering::Relaxed)));
+        stat.is_ok_and(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('S')))
+    };
+    while !waiting.iter().all(sleeps) {
+        std::thread::yield_now();
+    }
+    (0..10).for_each(|_| rescue(&mut rig));
+    let left = doorbell::ring_for(page.bell(0), u32::MAX >> 1);
+    assert!(left >= CROWD - 10, "{left} of {CROWD} still slept");
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+#[test]
+fn one_that_has_read_its_packets_or_waits_for_something_else_was_woken() {
+    let mut rig = Rig::new(1);
+    let handle = rig.nfs[0].handle.clone();
+    let since = rig.now;
+    rig.now += MS;
+    // As the Monitor sees it before the Wakeup role has looked.
+    rig.post(0, 5);
+    assert!(handle.was_never_woken(since), "it sleeps, and nobody has woken it");
+    rig.pass(0);
+    assert!(!handle.was_never_woken(since), "it was woken");
+    rig.nfs[0].sleep();
+    assert!(!handle.was_never_woken(since), "and sleeps again");
+    assert!(handle.was_never_woken(rig.now + 1), "since then it has returned some");
+    handle.region.page.asleep().store(asleep::ASLEEP | asleep::SUSPENDED, Ordering::Relaxed);
+    assert!(!handle.was_never_woken(rig.now + 1));
+    rig.nfs[0].sleep();
+    assert_eq!(rig.nfs[0].read.dequeue(&mut [Descriptor::default(); 32]), Ok(5));
+    rig.nfs[0].read.release();
+    assert!(!handle.was_never_woken(rig.now + 1), "it keeps them");
+}
