@@ -1,6 +1,6 @@
 //! Capture files: any bytes are refused with a reason, or give packets that lie in the file and fit the room that there is.
 
-use sluice_manager::port::capture;
+use sluice_ports::capture;
 
 /// Bytes of a packet that there is room for.
 const ROOM: usize = 2_048;

@@ -12,7 +12,7 @@ use sluice_api::health::Verdict;
 use sluice_api::model::{Apply, Event, TraceRequest, Upgrade};
 use sluice_config::host::Host;
 use sluice_config::{ConfigErrors, load, problem};
-use sluice_manager::port;
+use sluice_ports as port;
 
 use crate::args::{ApplyArgs, BenchCommand, Check, Cli, Command, EventsArgs, PortAdd, RuleAdd, StatsArgs, Stop, TraceArgs};
 use crate::args::{ChainCommand, NfCommand, PortCommand, RuleCommand, ServiceCommand, TenantCommand};

@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use sluice_policy::sched::threshold::Rules;
+use sluice_shm::arena::{Arena, Geometry};
 use sluice_shm::core_page::CorePage;
 use sluice_shm::page::{Counter, Region, RegionLayout};
 
 use crate::end::NfEnd;
+use crate::frame::{FrameCache, FramePool};
 use crate::handle::NfHandle;
 use sluice_api::config::Sched;
 
@@ -76,4 +78,14 @@ pub fn claim(handle: &NfHandle, packets: u64, took_ns: u64) {
 /// What its core's page says of its share, of [`WHOLE`](sluice_shm::core_page::WHOLE).
 pub fn page_share(handle: &NfHandle) -> u32 {
     handle.core_page.share(handle.slot).load(Ordering::Relaxed)
+}
+
+/// A cache that has `frames` frames of the default size, all held.
+pub fn cache(frames: u32) -> FrameCache {
+    let (_memory, arena) = Arena::create(Geometry { first: 0, frames, stride: 2240 }, false).unwrap();
+    let mut cache = FrameCache::new(FramePool::new(frames), arena, frames as usize);
+    let mut all = vec![0; frames as usize];
+    assert_eq!(cache.alloc(&mut all), all.len());
+    all.iter().for_each(|frame| cache.free(*frame));
+    cache
 }

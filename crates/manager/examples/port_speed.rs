@@ -14,7 +14,7 @@ use std::time::Instant;
 use sluice_api::config::{Gen, GenProtocol, Overload, Port, PortKind, Sink};
 use sluice_dataplane::frame::{FrameCache, FramePool, Packet};
 use sluice_dataplane::queue::PortQueue;
-use sluice_manager::port;
+use sluice_ports as port;
 use sluice_shm::BURST;
 use sluice_shm::arena::{Arena, DEFAULT_STRIDE, Geometry};
 use sluice_shm::clock::{Clock, ticks};

@@ -9,8 +9,6 @@
 #[macro_use]
 extern crate sluice_host;
 
-pub mod port;
-
 pub mod nf;
 pub mod promise;
 

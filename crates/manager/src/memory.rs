@@ -26,10 +26,10 @@ use std::sync::Arc;
 use sluice_shm::arena::{Arena, Geometry, Range, SLOT};
 use sluice_shm::memory::{MemoryError, MemoryFile};
 
-use crate::port;
 use sluice_api::config::{self as model, Config, Hugepages};
 use sluice_config::tenancy::{Holder, Owner, frames_of, holders, owner_of, tenants};
 use sluice_dataplane::frame::{FramePool, NO_ARENA};
+use sluice_ports as port;
 
 /// Slots beyond those that the configuration needs: at most so many, while their frames are no more than [`SPARE_FRAMES`].
 const SPARE_SLOTS: u32 = 8;

@@ -17,8 +17,8 @@ use sluice_host::process;
 use sluice_host::processes::helper;
 use sluice_host::record::Record;
 use sluice_manager::control::{Backend, server};
-use sluice_manager::port;
 use sluice_manager::supervisor::{Supervisor, SupervisorError};
+use sluice_ports as port;
 
 /// Runs chains of network functions: takes packets from ports, through NF processes that share cores, to ports.
 #[derive(Debug, Parser)]

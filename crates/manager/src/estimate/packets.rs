@@ -8,10 +8,10 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::memory::MemoryError;
 
 use super::stand::ROOM;
-use crate::port::capture::{self, CaptureError};
-use crate::port::{PortError, generator};
 use sluice_api::config::Gen;
 use sluice_dataplane::frame::{FrameCache, FramePool, Packet};
+use sluice_ports::capture::{self, CaptureError};
+use sluice_ports::{PortError, generator};
 
 /// Most packets that are dealt in turn.
 pub const MOST: usize = 65_536;

@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use sluice_host::netns::Netns;
 use sluice_host::{announce, link};
 
-use crate::port::af_packet::InterfaceQueue;
-use crate::port::af_packet::socket::SocketOptions;
-use crate::port::tests::cache;
+use sluice_dataplane::fake::cache;
 use sluice_dataplane::frame::Packet;
 use sluice_dataplane::queue::PortQueue;
+use sluice_ports::af_packet::InterfaceQueue;
+use sluice_ports::af_packet::socket::SocketOptions;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 

@@ -25,8 +25,6 @@ use rustix::process::{Pid, Signal};
 use super::backlog::Backlog;
 use super::wire::End;
 use super::xdp::XdpQueue;
-use crate::port::af_packet::InterfaceQueue;
-use crate::port::af_packet::socket::SocketOptions;
 use sluice_api::config::Via;
 use sluice_host::announce;
 use sluice_host::cgroup::{Group, NfGroup};
@@ -35,6 +33,8 @@ use sluice_host::netns::{self, Netns};
 use sluice_host::process::{self, Exit, Identity, Proc};
 use sluice_host::processes::{Refused, Target, processes_below};
 use sluice_host::spawn::{self, Limits, SpawnSpec};
+use sluice_ports::af_packet::InterfaceQueue;
+use sluice_ports::af_packet::socket::SocketOptions;
 
 /// How long one command may take.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -470,7 +470,7 @@ impl Who {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::tests::cache;
+    use sluice_dataplane::fake::cache;
     use sluice_dataplane::frame::Packet;
 
     fn plan(name: &str) -> Plan {

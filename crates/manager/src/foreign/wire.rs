@@ -14,12 +14,12 @@
 use std::path::Path;
 
 use super::xdp::XdpQueue;
-use crate::port::af_packet::InterfaceQueue;
-use crate::port::dpdk::{self, DpdkQueue};
 use sluice_api::config::Via;
 use sluice_dataplane::frame::{FrameCache, FramePool, Packet};
 use sluice_dataplane::queue::Arrivals;
 use sluice_dataplane::queue::PortQueue;
+use sluice_ports::af_packet::InterfaceQueue;
+use sluice_ports::dpdk::{self, DpdkQueue};
 use sluice_shm::BURST;
 
 /// The manager's end of a wire.

@@ -364,11 +364,11 @@ fn set<T>(fd: &OwnedFd, name: libc::c_int, value: &T) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::af_packet::InterfaceQueue;
-    use crate::port::af_packet::socket::SocketOptions;
-    use crate::port::tests::cache;
+    use sluice_dataplane::fake::cache;
     use sluice_dataplane::queue::PortQueue;
     use sluice_host::netns::Netns;
+    use sluice_ports::af_packet::InterfaceQueue;
+    use sluice_ports::af_packet::socket::SocketOptions;
     use std::time::{Duration, Instant};
 
     #[test]

@@ -7,11 +7,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{Options, SimulateError, names};
-use crate::port::generator;
 use crate::rules;
 use sluice_api::config::{self as model, Config, Gen, Overload, PcapSpeed, Port, PortKind};
 use sluice_dataplane::classify::key::FlowKey;
 use sluice_dataplane::classify::rule::RuleSet;
+use sluice_ports::generator;
 
 /// Most packets per second of a port: 400 Gbit/s of the smallest packets are 0.6e9.
 pub const MOST_PPS: f64 = 1e9;

@@ -458,7 +458,7 @@ impl Supervisor {
 
     /// Whether a port can be opened only when the former one of its name is closed.
     fn shares_with_former(&self, port: &model::Port) -> bool {
-        self.config.ports.iter().any(|known| known.name == port.name && crate::port::share(known, port))
+        self.config.ports.iter().any(|known| known.name == port.name && sluice_ports::share(known, port))
     }
 
     /// Says so where a change makes frames few.

@@ -53,7 +53,6 @@ use crate::nf::attach::Listener;
 use crate::nf::death::Cause;
 use crate::nf::output::Outputs;
 use crate::openflow::{self, Agent};
-use crate::port::{self, PortError};
 use crate::rules;
 use sluice_api::config::{self as model, Config};
 use sluice_api::health::Death;
@@ -70,6 +69,7 @@ use sluice_host::notice::Notices;
 use sluice_host::process::Exit;
 use sluice_host::record::{Record, RecordError, Thing};
 use sluice_host::user::User;
+use sluice_ports::{self as port, PortError};
 
 pub use backend::Remote;
 

@@ -10,12 +10,12 @@ use super::report::details_of;
 use super::{PortState, Supervisor, SupervisorError};
 use crate::controller::events::What;
 use crate::dataplane::LetGo;
-use crate::port::{self, OpenPort};
 use sluice_api::config::{self as model, PcapSpeed, PortKind};
 use sluice_api::model as api;
 use sluice_config::diff;
 use sluice_config::tenancy::{Holder, Owner};
 use sluice_dataplane::queue::QueueCounters;
+use sluice_ports::{self as port, OpenPort};
 
 /// Least time between two lines about packets that are too large for a port.
 const REPORT_EVERY: Duration = Duration::from_secs(60);

@@ -226,8 +226,8 @@ impl PortQueue for SinkQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::tests::cache;
     use proptest::prelude::*;
+    use sluice_dataplane::fake::cache;
 
     const RUN: u8 = 9;
 

@@ -3,6 +3,12 @@
 //! A port has one or more queues, and each queue belongs to one manager thread, which alone calls it. A new kind of port is one
 //! file here and one line in [`open`].
 
+// What panics when nobody reads it: `log_line!` does not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+#[macro_use]
+extern crate sluice_host;
+
 pub mod af_packet;
 pub mod capture;
 pub mod dpdk;
@@ -204,10 +210,9 @@ fn advice(error: &std::io::Error) -> &'static str {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use sluice_dataplane::frame::FrameCache;
-    use sluice_shm::arena::Geometry;
+    use sluice_dataplane::fake::cache;
 
     #[test]
     fn every_kind_is_opened_with_its_queues() {
@@ -259,15 +264,5 @@ pub(crate) mod tests {
         let found = problems(&toml::from_str(device).unwrap());
         let wanted = if sluice_dpdk::BUILT_IN { "no driver" } else { "without DPDK" };
         assert!(found.len() == 1 && found[0].message.contains(wanted), "{found:?}");
-    }
-
-    /// A cache that has `frames` frames of the default size, all held.
-    pub fn cache(frames: u32) -> FrameCache {
-        let (_memory, arena) = Arena::create(Geometry { first: 0, frames, stride: 2240 }, false).unwrap();
-        let mut cache = FrameCache::new(FramePool::new(frames), arena, frames as usize);
-        let mut all = vec![0; frames as usize];
-        assert_eq!(cache.alloc(&mut all), all.len());
-        all.iter().for_each(|frame| cache.free(*frame));
-        cache
     }
 }

@@ -29,7 +29,7 @@ use rustix::fs::{fstat, stat};
 
 use super::Failed;
 use super::socket::{PacketSocket, SocketOptions, bind};
-use crate::port::link::Link;
+use crate::link::Link;
 use sluice_api::config::AfPacket;
 use sluice_api::model::PortState;
 use sluice_host::link;

@@ -692,12 +692,12 @@ impl<const V6: bool, const TCP: bool> PortQueue for GenQueue<V6, TCP> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::sink::SinkQueue;
-    use crate::port::stamp::Stamp;
-    use crate::port::tests::cache;
+    use crate::sink::SinkQueue;
+    use crate::stamp::Stamp;
     use etherparse::{NetSlice, SlicedPacket, TransportSlice, VlanSlice};
     use proptest::prelude::*;
     use sluice_dataplane::classify::key::FlowKey;
+    use sluice_dataplane::fake::cache;
     use std::collections::HashMap;
 
     const ROOM: usize = 2112;

@@ -549,11 +549,11 @@ impl PortQueue for PcapQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::capture::tests::{Wanted, packets, pcap_of};
-    use crate::port::tests::cache;
+    use crate::capture::tests::{Wanted, packets, pcap_of};
     use pcap_file::pcap::PcapReader;
     use pcap_file::{Endianness, TsResolution};
     use proptest::prelude::*;
+    use sluice_dataplane::fake::cache;
 
     const ROOM: usize = 2112;
 

@@ -1,5 +1,5 @@
 //! Interfaces of the kernel as ports, without DPDK: for hosts and containers that have none, and for the wires of programs that know
-//! nothing of Sluice ([`crate::foreign`]).
+//! nothing of Sluice (a foreign NF).
 //!
 //! A packet is copied once on its way in and once on its way out; sending a burst is one system call, receiving none ([`socket`]). With
 //! several queues the kernel spreads flows over them, both directions of a flow to the same one.
@@ -306,8 +306,8 @@ impl From<std::io::Error> for Failed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::tests::cache;
     use sluice_api::config::PortKind;
+    use sluice_dataplane::fake::cache;
     use std::io;
     use std::time::{Duration, Instant};
 
