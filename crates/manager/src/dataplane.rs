@@ -47,12 +47,12 @@ use sluice_host::affinity;
 use sluice_host::process::Proc;
 use sluice_host::silence::{Look, Silence};
 
-use crate::director::{Director, PoolTable};
-use crate::foreign::Hop;
 use crate::memory::{Memories, Memory, NoMemory};
-use crate::openflow::adviser::Adviser;
-use crate::openflow::asker::{Asker, Line};
-use crate::workflow::CoreSchedule;
+use sluice_foreign::Hop;
+use sluice_pools::{Director, PoolTable};
+use sluice_sdn::adviser::Adviser;
+use sluice_sdn::asker::{Asker, Line};
+use sluice_turns::CoreSchedule;
 
 /// How long a packet thread may run, or be blocked, without carrying out a command. What it waits for its core does not count.
 const PATIENCE: Duration = Duration::from_secs(10);

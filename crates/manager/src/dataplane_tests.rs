@@ -755,8 +755,8 @@ fn the_end_and_the_start_of_an_nf_have_no_flows_decided_anew_but_its_own() {
 
 #[test]
 fn a_pool_that_comes_has_no_flows_decided_anew_but_those_of_its_service() {
-    use crate::director::{PoolCounters, PoolMember};
     use sluice_api::config::Per;
+    use sluice_pools::{PoolCounters, PoolMember};
     let mut rig = Rig::new(2, 16, Overload::Wait, OnFailure::Restart);
     let hits = part(&mut rig);
     let (mut first, mut second) = (rig.nf(0), rig.nf(1));

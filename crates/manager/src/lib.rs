@@ -10,12 +10,6 @@
 extern crate sluice_host;
 
 pub mod nf;
-pub mod promise;
-
-pub mod director;
-pub mod foreign;
-pub mod openflow;
-pub mod workflow;
 
 pub mod rules;
 

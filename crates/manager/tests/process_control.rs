@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
+use sluice_foreign::room::Who;
 use sluice_host::class::{self, Class};
 use sluice_host::process::Proc;
 use sluice_host::processes::auto::{self, Outcome};
@@ -19,7 +20,6 @@ use sluice_host::processes::guard::Guard;
 use sluice_host::processes::spinner::Spinner;
 use sluice_host::processes::{Controller, Failed, Gates, Mechanism, Refused, Settings, Target, ThreadWatch, make, realtime};
 use sluice_host::{affinity, processes};
-use sluice_manager::foreign::room::Who;
 use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::memory::Mapping;
 

@@ -8,7 +8,6 @@
 //!
 //! Source: NFVnice (SIGCOMM 2017), section 3.2.
 
-pub mod assigned;
 pub mod events;
 
 #[cfg(test)]

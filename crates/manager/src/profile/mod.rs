@@ -22,7 +22,7 @@
 //!
 //! # Limits
 //! The NF polls and has a core for itself: one that sleeps when it has nothing to do (`mode = "sleep"`), as most services do, takes tens of
-//! microseconds longer at low load, and one on a part of a core carries less. [`crate::promise::overlay`] has instances poll where they can, and tells
+//! microseconds longer at low load, and one on a part of a core carries less. [`sluice_promises::overlay`] has instances poll where they can, and tells
 //! where they cannot. A profile by `resctrl` has no floor, for nobody thrashes the class while it is measured: an SLO by it takes ways of its own
 //! for every instance, and never a place in the shared class.
 //!

@@ -52,7 +52,6 @@ use crate::nf::State;
 use crate::nf::attach::Listener;
 use crate::nf::death::Cause;
 use crate::nf::output::Outputs;
-use crate::openflow::{self, Agent};
 use crate::rules;
 use sluice_api::config::{self as model, Config};
 use sluice_api::health::Death;
@@ -70,6 +69,7 @@ use sluice_host::process::Exit;
 use sluice_host::record::{Record, RecordError, Thing};
 use sluice_host::user::User;
 use sluice_ports::{self as port, PortError};
+use sluice_sdn::{self, Agent};
 
 pub use backend::Remote;
 
@@ -786,10 +786,10 @@ impl Supervisor {
         let port = |(number, port): (usize, &Option<PortState>)| {
             let port = port.as_ref()?;
             let counters = port.counters.clone();
-            Some(openflow::PortView { number: number as u16, name: port.config.name.clone(), counters })
+            Some(sluice_sdn::PortView { number: number as u16, name: port.config.name.clone(), counters })
         };
         let ports = self.ports.iter().enumerate().filter_map(port).collect();
-        agent.tell(openflow::Topology { ports, chains: self.chains.iter().flatten().cloned().collect() });
+        agent.tell(sluice_sdn::Topology { ports, chains: self.chains.iter().flatten().cloned().collect() });
     }
 
     /// The rules, compiled. All that is named in them is there: a change that would leave one dangling is refused before. A rule goes

@@ -1,6 +1,6 @@
 //! NFs that do not cooperate: which cores have a schedule, and who is in it.
 //!
-//! A core that an NF which polls shares with others, or whose mechanism is the doorbell, has one ([`crate::workflow`]): all NFs of the core are in it, those that would yield
+//! A core that an NF which polls shares with others, or whose mechanism is the doorbell, has one ([`sluice_turns`]): all NFs of the core are in it, those that would yield
 //! too, for beside one that polls the kernel would give them what is left. An NF that polls and has its core for itself needs none.
 //!
 //! On a core where a packet thread runs, NFs have no real-time priorities: the thread that makes their turns would get what they leave,
@@ -20,8 +20,6 @@ use sluice_shm::page::Counter;
 
 use super::{NfState, Supervisor, SupervisorError};
 use crate::nf::State;
-use crate::workflow::rings::Program;
-use crate::workflow::{CoreSchedule, Counters};
 use sluice_api::config::{self as model, ByWhat, Drops, Mode};
 use sluice_api::model as api;
 use sluice_dataplane::hooks::Sharing;
@@ -31,6 +29,8 @@ use sluice_host::processes::guard::Guard;
 use sluice_host::processes::realtime;
 use sluice_host::processes::{self, Controller, Gates, Mechanism, Refused, Target, ThreadWatch};
 use sluice_host::record::UNDO;
+use sluice_turns::rings::Program;
+use sluice_turns::{CoreSchedule, Counters};
 
 /// The program that becomes the guard: this one.
 const OURSELVES: &str = "/proc/self/exe";

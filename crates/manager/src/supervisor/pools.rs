@@ -1,7 +1,7 @@
 //! Pools: how many members they have, and what the packet threads know of them.
 //!
 //! Members are NFs as all others: started, watched, restarted, measured. What differs: packet threads learn of them by tables of their own
-//! ([`crate::director`]); how many there are follows the flows; and the number of a
+//! ([`sluice_pools`]); how many there are follows the flows; and the number of a
 //! member that was let go is given to the next one, so that its paths need not be made again.
 
 use std::collections::VecDeque;
@@ -15,11 +15,11 @@ use sluice_shm::histogram::Histogram;
 
 use super::{Supervisor, SupervisorError};
 use crate::control::totals::Counted;
-use crate::director::{PoolCounters, PoolMember, PoolTable};
 use crate::nf::State;
 use sluice_api::config::{self as model, Per};
 use sluice_api::model as api;
 use sluice_dataplane::worker::Snapshot;
+use sluice_pools::{PoolCounters, PoolMember, PoolTable};
 
 /// Time between two looks at the size of a pool.
 const EVERY: Duration = Duration::from_millis(100);

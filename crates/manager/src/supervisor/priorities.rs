@@ -13,10 +13,10 @@ use std::time::Duration;
 use rustix::process::Pid;
 
 use super::Supervisor;
-use crate::controller::assigned::Assigned;
 use sluice_api::config::{Sched, Service};
 use sluice_dataplane::handle::NfHandle;
 use sluice_host::class::{self, Class, ClassError};
+use sluice_pools::assigned::Assigned;
 
 /// Time between two looks while assignments come, and while none do.
 const EVERY: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(10)];

@@ -1,4 +1,4 @@
-//! The agent: keeps an assignment on the running system, measures how, and says who breaks what. What it does is in [`crate::promise`].
+//! The agent: keeps an assignment on the running system, measures how, and says who breaks what. What it does is in [`sluice_promises`].
 //!
 //! An assignment is taken in three steps, between which packets flow and other requests are served: everything is checked, cache classes
 //! are changed, and new services and instances are started; when these are ready, packets are led to them, and what nobody needs any more goes.
@@ -27,17 +27,17 @@ use sluice_slo::watch::{Judged, Seen, Terms, Watch};
 use super::change::Gone;
 use super::{NfState, Supervisor, SupervisorError};
 use crate::nf::State;
-use crate::promise::classes::{Classes, ClassesError, Room};
-use crate::promise::kept;
-use crate::promise::overlay::{Overlaid, overlay, strip};
-use crate::promise::sight::{Counts, InstanceUse, OnDemand, Rates, Uncounted, Windows};
-use crate::promise::steer::{Steering, is_on_demand};
 use sluice_api::config::{self as model, Config, Service};
 use sluice_api::promise::{self as report, Placed};
 use sluice_config::diff::{self, Change};
 use sluice_config::host;
 use sluice_dataplane::bucket::Bucket;
 use sluice_dataplane::chain::DropReason;
+use sluice_promises::classes::{Classes, ClassesError, Room};
+use sluice_promises::kept;
+use sluice_promises::overlay::{Overlaid, overlay, strip};
+use sluice_promises::sight::{Counts, InstanceUse, OnDemand, Rates, Uncounted, Windows};
+use sluice_promises::steer::{Steering, is_on_demand};
 
 /// Length of a window, in nanoseconds.
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -457,7 +457,7 @@ impl Supervisor {
         }
     }
 
-    fn overlaid(&self, base: &Config, assignment: &Assignment) -> Result<Overlaid, crate::promise::overlay::OverlayError> {
+    fn overlaid(&self, base: &Config, assignment: &Assignment) -> Result<Overlaid, sluice_promises::overlay::OverlayError> {
         overlay(base, assignment, &self.promises.settings.cores, &self.promises.made(&self.config))
     }
 

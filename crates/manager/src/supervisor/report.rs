@@ -13,7 +13,6 @@ use sluice_shm::page::Counter;
 use super::past::of_chain;
 use super::{NfState, Supervisor};
 use crate::control::totals::{Counted, QUANTILES};
-use crate::foreign::room::Who;
 use crate::nf::State;
 use sluice_api::config::{Mode, OnFailure, Overload, PortKind};
 use sluice_api::model::{self as api, Distribution};
@@ -23,6 +22,7 @@ use sluice_dataplane::frame::Copied;
 use sluice_dataplane::handle::NfHandle;
 use sluice_dataplane::wake::CAUSES;
 use sluice_dataplane::worker::Snapshot;
+use sluice_foreign::room::Who;
 use sluice_host::process::CpuClock;
 
 /// Nanoseconds between two looks at the CPU time of a process.
@@ -243,7 +243,7 @@ impl Supervisor {
                 spent as f64 * 100.0 / self.started.elapsed().as_nanos().max(1) as f64
             },
             schedules: self.schedule_reports(),
-            openflow: self.agent.as_ref().map(crate::openflow::Agent::status),
+            openflow: self.agent.as_ref().map(sluice_sdn::Agent::status),
             pools: self.pool_reports(snapshots),
             buffers: self.room.report(&self.config.ports),
             promises: self.promise_states(),

@@ -1,4 +1,4 @@
-//! Carries out what is decided about SLOs on demand ([`crate::promise::steer`]): classes, limits, and instances where there is a place.
+//! Carries out what is decided about SLOs on demand ([`sluice_promises::steer`]): classes, limits, and instances where there is a place.
 
 use std::sync::mpsc::TryRecvError;
 
@@ -7,9 +7,9 @@ use sluice_slo::on_demand::Request;
 
 use super::promises::{Adding, Promises};
 use super::{Supervisor, SupervisorError};
-use crate::promise::sight::OnDemand;
-use crate::promise::steer::{is_on_demand, one_more};
 use sluice_api::promise::{self as report, Steered};
+use sluice_promises::sight::OnDemand;
+use sluice_promises::steer::{is_on_demand, one_more};
 
 impl Promises {
     /// Says what went wrong, once.

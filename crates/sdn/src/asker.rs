@@ -111,7 +111,7 @@ struct Waiting {
 
 /// A thread's end.
 #[derive(Debug)]
-pub(crate) struct Asker {
+pub struct Asker {
     line: Arc<Line>,
     thread: usize,
     advice: Arc<Advice>,
@@ -128,7 +128,7 @@ pub(crate) struct Asker {
 
 impl Asker {
     /// For Rx thread number `thread` of `of`.
-    pub(crate) fn new(line: Arc<Line>, config: &Openflow, thread: usize, of: usize) -> Self {
+    pub fn new(line: Arc<Line>, config: &Openflow, thread: usize, of: usize) -> Self {
         let room = (config.held as usize).div_ceil(of.max(1));
         let away = match config.fail {
             Fail::Standalone => Answer::Rules,

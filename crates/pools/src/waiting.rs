@@ -298,7 +298,7 @@ mod tests {
     use super::*;
 
     fn key(flow: u8) -> FlowKey {
-        crate::director::tests::key(flow.into(), false).connection().0
+        crate::tests::key(flow.into(), false).connection().0
     }
 
     fn packet(frame: u32) -> Packet {

@@ -7,8 +7,8 @@ use sluice_policy::sched::workflow::Reading;
 use sluice_shm::page::Counter;
 use sluice_shm::ring::Gauge;
 
-use crate::foreign;
 use sluice_dataplane::handle::NfHandle;
+use sluice_foreign as foreign;
 
 /// The rings of one NF, and those that its packets go to next.
 ///

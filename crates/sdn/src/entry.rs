@@ -1,4 +1,4 @@
-//! Flow entries as [`Advice`](crate::openflow::advice::Advice): what the words of OpenFlow mean here.
+//! Flow entries as [`Advice`](crate::advice::Advice): what the words of OpenFlow mean here.
 //!
 //! Ports of the configuration are 1 and on, in the order in which they came. Each chain is a *logical port*: [`CHAIN_BASE`] and on, with the
 //! chain's name. Where there is a controller, neither number is given twice while the daemon runs.
@@ -10,7 +10,7 @@ use sluice_openflow::instruction::Output;
 use sluice_openflow::oxm::{FieldId, Match, VLAN_PRESENT};
 use sluice_openflow::{port, table};
 
-use crate::openflow::advice::{self, Answer, WIDE};
+use crate::advice::{self, Answer, WIDE};
 use sluice_dataplane::classify::key::WORDS;
 
 /// Number of the first chain's logical port: chain number N is [`CHAIN_BASE`] + N.
@@ -139,7 +139,7 @@ pub fn compile(entry: &table::Entry) -> Option<advice::Entry> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::openflow::advice::{Advice, Meanwhile, beyond};
+    use crate::advice::{Advice, Meanwhile, beyond};
     use sluice_dataplane::classify::key::FlowKey;
     use sluice_openflow::oxm::Field;
 

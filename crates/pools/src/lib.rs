@@ -30,6 +30,7 @@
 //! Directions of a connection must come to the same Rx thread, which the configuration is checked for. A chain that names pooled services
 //! costs a decision for each TCP packet with SYN, so that a connection is known to be half-open.
 
+pub mod assigned;
 pub mod classes;
 pub mod connections;
 pub mod waiting;
@@ -64,7 +65,7 @@ use sluice_dataplane::rx::is_urgent;
 use sluice_dataplane::steer::{Arrival, Asked, ChooseInstances, Env, Wanted};
 use sluice_policy::tcp;
 
-use crate::controller::assigned::Assigned;
+use crate::assigned::Assigned;
 
 use classes::{ClassKey, Classes};
 use connections::{Connections, FALLEN_BACK, Flow, LOST, NONE, SEATS, Seat};

@@ -28,6 +28,12 @@
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 5.
 
+// What panics when nobody reads it: `log_line!` does not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+#[macro_use]
+extern crate sluice_host;
+
 pub mod classes;
 pub mod kept;
 pub mod overlay;

@@ -31,7 +31,7 @@ use super::adviser::{Adviser, Homes};
 use super::asker::{NOT_HELD, Question};
 use super::entry::{self, CHAIN_BASE, number_of, port_of, port_of_chain};
 use super::{Seen, Topology};
-use crate::openflow::advice::{Advice, Answer, Meanwhile};
+use crate::advice::{Advice, Answer, Meanwhile};
 use sluice_api::config::{Fail, Miss, Openflow};
 use sluice_dataplane::chain::DropReason;
 

@@ -1,13 +1,19 @@
 //! The switch's side of OpenFlow 1.3: an SDN controller is asked about flows that no entry of its names.
 //!
 //! Problem: let a controller steer flows into chains, without letting it, or the lack of it, hold up a packet. Approach: one thread of its
-//! own speaks with the controller. The protocol is [`sluice_openflow`]'s; entries become [`crate::openflow::advice`]
+//! own speaks with the controller. The protocol is [`sluice_openflow`]'s; entries become [`crate::advice`]
 //! ([`entry`]), which the Rx threads follow before the rules; and packets to be asked about come over a bounded queue
-//! ([`crate::asker`]). Nothing of it exists in a daemon whose configuration names no controller.
+//! ([`asker`]). Nothing of it exists in a daemon whose configuration names no controller.
 //!
 //! Limits: one table; outputs to chains, to the controller and to the rules (`NORMAL`), one for each entry; no groups and meters. A change
 //! of entries has each known flow decided anew, so changes that come in quick succession take effect together. One controller at a
 //! time, by TCP without TLS.
+
+// What panics when nobody reads it: `log_line!` does not.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
+#[macro_use]
+extern crate sluice_host;
 
 pub mod advice;
 pub mod adviser;
