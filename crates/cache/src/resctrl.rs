@@ -36,7 +36,6 @@ use rustix::io::Errno;
 use crate::control::{
     BandwidthLimits, BandwidthUnit, CacheControl, ClassSpec, Count, Domain, Granted, Moved, Origin, Shape, Usage, check_name,
 };
-use crate::doctor;
 use crate::error::CacheError;
 use crate::host;
 use crate::layout::{self, Limits, Want};
@@ -51,8 +50,11 @@ pub(crate) const PREFIX: &str = "sluice-";
 /// The class of `sluice profile`.
 pub const PROFILE: &str = "profile";
 
+/// The class of a trial ([`crate::doctor::try_out`]).
+pub const TRIAL: &str = "doctor";
+
 /// Classes of tools: one that runs holds the lock of `info`.
-const TOOLS: [&str; 2] = [PROFILE, doctor::CLASS];
+const TOOLS: [&str; 2] = [PROFILE, TRIAL];
 
 /// Bytes of one list of threads; the kernel takes a page.
 const LIST_BYTES: usize = 4_000;
@@ -627,7 +629,7 @@ impl Resctrl {
         self.remove_left(|name| name.starts_with(PREFIX) && (alone.is_some() || !is_of_tool(name)))
     }
 
-    /// For a tool that has one class while it runs, of this name ([`PROFILE`] or [`doctor::CLASS`]): removes the class that a run
+    /// For a tool that has one class while it runs, of this name ([`PROFILE`] or [`TRIAL`]): removes the class that a run
     /// before it has left, and gives its ways to the root class. Tells whether there was one. As long as this lives, other tools
     /// are refused.
     ///

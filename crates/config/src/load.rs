@@ -16,7 +16,7 @@ use super::host::Host;
 use super::nearest;
 use super::problem::{ConfigErrors, Problem, Severity, Source};
 use super::schema::{self, Key, Preset, Section, Type};
-use super::{host, privileges, validate};
+use super::{host, on_host, privileges, validate};
 use sluice_api::config::{Config, Port, PortKind};
 
 /// Largest file, in bytes.
@@ -123,7 +123,7 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
 /// As [`load`], and what the host lacks.
 pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
     let mut loaded = read(path)?.accept(|config| {
-        let mut problems = host::check(config, host);
+        let mut problems = on_host::check(config, host);
         problems.extend(privileges::check(config, host));
         problems
     })?;

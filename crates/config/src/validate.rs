@@ -1,7 +1,7 @@
 //! Checks everything about a configuration that can be known without touching the host.
 //!
 //! Pure: a configuration in, problems out, all of them, errors and warnings. A change that comes through the API is checked by the
-//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::host`]; whether a rule can
+//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::on_host`]; whether a rule can
 //! never
 //! match because several earlier ones together cover it is not looked for, only whether a single earlier one does.
 

@@ -451,6 +451,12 @@ impl Proc {
             .collect()
     }
 
+    /// The numbers of a process's threads; none if it has ended.
+    pub(crate) fn threads(&self, pid: i32) -> Vec<i32> {
+        let Ok(entries) = fs::read_dir(self.path(&format!("{pid}/task"))) else { return Vec::new() };
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+    }
+
     /// The number of a process in the namespace that it is in, if that is one below this process's
     /// own.
     pub fn number_inside(&self, pid: Pid) -> Option<i32> {

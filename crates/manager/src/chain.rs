@@ -7,11 +7,12 @@
 //! `manager.max_paths`. A flow shares its path with all flows that took the same instances; where a chain has many combinations of them,
 //! flows are spread over some thousands and not over all. At the bound, new flows share the paths that their chain has.
 
+pub(crate) mod counter;
 pub mod registry;
 pub mod ways;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use sluice_ownership::{Moves, Moving};
 use sluice_policy::spread;
@@ -20,6 +21,7 @@ use crate::classify::rule::RuleSet;
 use crate::promise::bucket::Bucket;
 use sluice_api::config::{OnFailure, Overload};
 
+pub use counter::Counter;
 pub use registry::PathRegistry;
 
 /// Combinations of instances up to which flows are spread over all of them; with more, over so many.
@@ -49,30 +51,6 @@ pub const LEAST_SPECIAL: u32 = NONE_IDLE;
 
 /// Instead of a path: the chain has services whose instances are not shared, and the director says which it gets.
 pub const POOLED: u32 = u32::MAX - 8;
-
-/// A counter that one thread writes and all may read.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// Adds to it. Only its thread may.
-    #[inline(always)]
-    pub fn add(&self, n: u64) {
-        // Relaxed, and no read-modify-write: one writer, and nothing is published by it.
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
-    }
-
-    /// Makes it another value.
-    #[inline]
-    pub fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// Its value.
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// Why a packet was dropped inside the platform.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

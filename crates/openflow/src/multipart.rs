@@ -5,8 +5,8 @@
 
 use crate::fault::Fault;
 use crate::instruction::{self, Instruction};
-use crate::message::PortDesc;
 use crate::oxm::Match;
+use crate::port::PortDesc;
 use crate::wire::{Put, Reader};
 
 /// Bytes of an answer's parts that go in one message.

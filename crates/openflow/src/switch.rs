@@ -8,12 +8,11 @@
 
 use crate::fault::Fault;
 use crate::instruction::{self, Output};
-use crate::message::{
-    Asyncs, Command, Features, FlowRemoved, Message, PacketIn, PacketOut, PortChange, PortDesc, Role, SwitchConfig, Why, capability,
-};
+use crate::message::{Asyncs, Command, Features, FlowRemoved, Message, PacketIn, PacketOut, Role, SwitchConfig, Why, capability};
 use crate::multipart::{Desc, FlowStats, PortStats, Reply, Request, TableStats};
+use crate::port::{self, PortChange, PortDesc};
 use crate::table::{Counts, FlowTable};
-use crate::{ALL_TABLES, NO_BUFFER, port};
+use crate::{ALL_TABLES, NO_BUFFER};
 
 /// What is asked of the one who moves packets.
 pub trait Plant: Counts {

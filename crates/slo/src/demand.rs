@@ -11,12 +11,10 @@
 use crate::on_demand::Footprint;
 use crate::placement::ServerShape;
 use crate::profile::{Profile, Source};
-use crate::slo::{Promise, Slo, SloError};
+use crate::slo::{MOST_INSTANCES, Promise, Slo, SloError};
 
 /// Steps of a search for a recipe.
 const STEPS: u32 = 50_000;
-/// Instances of one SLO at most: more is a mistake, or several SLOs.
-pub const MOST_INSTANCES: usize = 256;
 /// Packets per second are the same if they differ by less than this part.
 const EPSILON: f64 = 1e-9;
 
@@ -395,7 +393,7 @@ pub mod tests {
         Slo {
             name: "acme".into(),
             workload: Workload::Nf("nat".into()),
-            configuration: crate::profile::Digest::of(b""),
+            configuration: crate::digest::Digest::of(b""),
             traffic: "64 B".into(),
             promise: Promise::Reserved { throughput_pps, latency_us },
         }

@@ -20,6 +20,7 @@ pub mod compare;
 pub mod contention;
 pub mod curve;
 pub mod demand;
+pub mod digest;
 pub mod migration;
 pub mod on_demand;
 pub mod optimiser;

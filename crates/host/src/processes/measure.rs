@@ -28,6 +28,8 @@ use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, make, realti
 use crate::affinity::{self, Saved};
 use crate::process::Proc;
 
+/// First argument of one that measures a mechanism; then its name, a core, and how many switches and slices.
+pub(super) const ARGUMENT: &str = "__sluice-measure";
 /// Time to let things settle before a switch, in nanoseconds.
 const SETTLE_NS: u64 = 60_000;
 /// A switch that has not taken effect after so many nanoseconds is missed.

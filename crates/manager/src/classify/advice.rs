@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::flow_table::MAX_NOTE;
 use super::key::{self, FlowKey, WORDS};
-use crate::chain::Counter;
+use crate::chain::counter::Counter;
 
 /// Words of what is in no flow key: destination MAC and whether there is a VLAN tag; source MAC with ICMP type and code, or ARP's operation;
 /// ARP's protocol addresses; its hardware addresses.

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crate::chain::Counter;
+use crate::chain::counter::Counter;
 
 /// Decisions of one thread, on a cache line of their own.
 #[derive(Debug, Default)]

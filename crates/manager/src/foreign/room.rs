@@ -29,11 +29,11 @@ use crate::port::af_packet::InterfaceQueue;
 use crate::port::af_packet::socket::SocketOptions;
 use sluice_api::config::Via;
 use sluice_host::announce;
-use sluice_host::cgroup::{Group, NfGroup};
+use sluice_host::cgroup::{Group, NfGroup, processes_below};
 use sluice_host::link;
 use sluice_host::netns::{self, Netns};
 use sluice_host::process::{self, Exit, Identity, Proc};
-use sluice_host::processes::{Refused, Target, processes_below};
+use sluice_host::processes::{Refused, Target};
 use sluice_host::spawn::{self, Limits, SpawnSpec};
 
 /// How long one command may take.

@@ -1,0 +1,27 @@
+//! What a thread counts.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter that one thread writes and all may read.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds to it. Only its thread may.
+    #[inline(always)]
+    pub fn add(&self, n: u64) {
+        // Relaxed, and no read-modify-write: one writer, and nothing is published by it.
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
+    }
+
+    /// Makes it another value.
+    #[inline]
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
+    }
+
+    /// Its value.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
