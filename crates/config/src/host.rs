@@ -120,7 +120,7 @@ fn cores(text: &str) -> Option<BTreeSet<usize>> {
 }
 
 /// Whether a program is named without a folder, so that it has to be looked for.
-pub fn is_bare(exec: &Path) -> bool {
+pub(crate) fn is_bare(exec: &Path) -> bool {
     !exec.as_os_str().as_encoded_bytes().contains(&b'/')
 }
 

@@ -15,7 +15,7 @@ pub mod nearest;
 pub mod on_host;
 pub mod parse;
 pub mod pool;
-pub mod privileges;
+mod privileges;
 pub mod problem;
 pub mod promise;
 pub mod protocol;

@@ -23,7 +23,7 @@ pub enum ProtocolMatch {
 }
 
 /// The words that [`protocol`] knows, besides numbers.
-pub const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
+pub(crate) const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
 
 impl ProtocolMatch {
     /// Whether a packet that matches can have ports.
@@ -36,7 +36,7 @@ impl ProtocolMatch {
     }
 
     /// Whether a packet that matches can be an IPv4 (`v6 = false`) or IPv6 packet.
-    pub fn has_family(self, v6: bool) -> bool {
+    pub(crate) fn has_family(self, v6: bool) -> bool {
         match self {
             Self::Any | Self::Ip => true,
             Self::NonIp => false,

@@ -48,7 +48,7 @@ pub fn tenants(config: &Config) -> BTreeSet<Option<&str>> {
 }
 
 /// The tenant whose NF is the first to have the packets of a chain. None: no NF of a tenant is, or it is not known.
-pub fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> {
+pub(crate) fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> {
     let chain = config.chains.iter().find(|known| known.name == chain)?;
     let first = model::hop(chain.services.first()?).0;
     let service = config.services.iter().find(|service| service.name == first)?;
@@ -56,7 +56,7 @@ pub fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> 
 }
 
 /// The chains that a port's packets may go by, each with the number of a rule that says so.
-pub fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Item = (usize, &'a str)> {
+pub(crate) fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Item = (usize, &'a str)> {
     let applies = move |rule: &model::Rule| rule.port.as_ref().is_none_or(|of| *of == port);
     config.rules.iter().enumerate().filter(move |(_, rule)| applies(rule)).map(|(number, rule)| (number, &*rule.chain))
 }

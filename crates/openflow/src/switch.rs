@@ -118,11 +118,6 @@ impl Switch {
         self.changes
     }
 
-    /// Bytes of a packet that the controller is shown where no action sends it there.
-    pub fn miss_send_len(&self) -> u16 {
-        self.config.miss_send_len
-    }
-
     /// The ports from now on. Says what the controller is told of it.
     pub fn set_ports(&mut self, ports: Vec<Port>) -> Vec<Message> {
         let mut told = Vec::new();
@@ -151,7 +146,7 @@ impl Switch {
     }
 
     /// Whether the controller wants to hear of packets for this reason.
-    pub fn wants_packets(&self, why: Why) -> bool {
+    pub(crate) fn wants_packets(&self, why: Why) -> bool {
         self.asyncs.packet_in[self.column()] >> why as u32 & 1 == 1
     }
 

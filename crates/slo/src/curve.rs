@@ -114,7 +114,7 @@ impl Confidence {
     }
 
     /// Whether so many points are unsure that the curve tells of the host and not of the NF: one in so many.
-    pub fn is_too_noisy(&self) -> bool {
+    pub(crate) fn is_too_noisy(&self) -> bool {
         self.unsure * TOO_NOISY > self.points
     }
 }

@@ -186,7 +186,7 @@ impl Demand {
     }
 
     /// Whether a recipe is enough.
-    pub fn is_enough(&self, recipe: &[u32]) -> bool {
+    pub(crate) fn is_enough(&self, recipe: &[u32]) -> bool {
         let sum: f64 = recipe.iter().map(|size| self.capacity_pps[*size as usize]).sum();
         !recipe.is_empty() && sum >= self.enough()
     }

@@ -361,7 +361,7 @@ impl Profile {
     }
 
     /// Packets per second that one instance may be promised in a class that others thrash, latency aside. 0 if that is not known.
-    pub fn shared_pps(&self) -> f64 {
+    pub(crate) fn shared_pps(&self) -> f64 {
         self.floor_pps.unwrap_or(0.0) * (1.0 - self.throughput.margin)
     }
 
@@ -389,7 +389,7 @@ impl Profile {
     }
 
     /// The part of its throughput that an instance may be loaded with to keep a latency, where its throughput is this part of the best.
-    pub fn load_part(&self, of_best: f64, latency_us: f64) -> f64 {
+    pub(crate) fn load_part(&self, of_best: f64, latency_us: f64) -> f64 {
         let best = self.throughput.at(f64::from(self.best_ways)).unwrap_or(0.0);
         // No faster than the best: more cache than that was not measured.
         match self.latency.reach(latency_us * of_best.min(1.0)) {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 
 /// Instances of one SLO at most: more is a mistake, or several SLOs.
-pub const MOST_INSTANCES: usize = 256;
+pub(crate) const MOST_INSTANCES: usize = 256;
 
 /// What runs: one NF, or a chain that is profiled and placed as one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]

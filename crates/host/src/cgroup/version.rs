@@ -29,7 +29,7 @@ impl Version {
     }
 
     /// Weight of a cgroup that nobody has set, which is that of a process outside of cgroups.
-    pub fn default_weight(self) -> u64 {
+    pub(crate) fn default_weight(self) -> u64 {
         match self {
             Self::V1 => 1024,
             Self::V2 => 100,

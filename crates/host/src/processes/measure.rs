@@ -52,7 +52,7 @@ pub struct Effort {
 
 impl Effort {
     /// What `auto` takes: some milliseconds a mechanism.
-    pub const QUICK: Self = Self { switches: 101, slices: 0 };
+    pub(crate) const QUICK: Self = Self { switches: 101, slices: 0 };
 }
 
 /// What was measured of one mechanism.

@@ -99,7 +99,7 @@ impl Gates {
     }
 
     /// Whether the process has a handler that goes to the gate.
-    pub fn comes_when_called(&self) -> bool {
+    pub(crate) fn comes_when_called(&self) -> bool {
         self.does & COMES_WHEN_CALLED != 0
     }
 }

@@ -95,7 +95,7 @@ impl Undo {
     ///
     /// # Errors
     /// The first thing that could not be undone; the others were.
-    pub fn perform(&self, host: &Host, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
+    pub(crate) fn perform(&self, host: &Host, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
         match self {
             Self::Continue { process } => {
                 let failed = |source| Failed::System { doing: "continue", pid: process.pid, source };
