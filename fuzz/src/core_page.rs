@@ -27,7 +27,7 @@ enum Step {
     Say { slot: u8, level: u32, pressing: u32, ns: u64 },
     /// The manager gives a slot to another NF.
     Reset(u8),
-    /// Somebody asks who is to run.
+    /// Asks which NF is to run.
     Choose { me: Option<u8>, now_ns: u64 },
     /// Somebody asks about a slot.
     Ask(u8),

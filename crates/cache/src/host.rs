@@ -93,7 +93,7 @@ pub fn l3_caches(system: &Path) -> Vec<Cache> {
 /// What `/proc/cpuinfo` says.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Processor {
-    /// Who made it, such as `GenuineIntel`.
+    /// Its maker, such as `GenuineIntel`.
     pub vendor: String,
     /// Its model's name.
     pub model: String,

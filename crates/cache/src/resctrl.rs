@@ -10,7 +10,7 @@
 //!   their ways are not given to our classes.
 //! - A change is a transaction under the lock that resctrl's users agree on (`flock` on the mount point): [`layout`] says the
 //!   masks of all classes and of the root class, those that differ are written, each is read back, and if one fails all are put back.
-//! - Threads go in lists; after a refusal the file is read to see who has moved. Threads that have ended meanwhile are told, and are no error.
+//! - Threads go in lists; after a refusal the file is read to see who has moved. Threads that have ended meanwhile are reported, and are no error.
 //! - The root class is narrowed to what no class has and widened again when classes go: to what it had before us, less what
 //!   groups have by now that share with nobody. Where classes of another Sluice process are found, what it had before is taken to
 //!   be all: that process may end first. [`Resctrl::sweep`] removes what a manager that was killed has left, [`Resctrl::take_over`]
@@ -706,7 +706,7 @@ impl CacheControl for Resctrl {
         self.classes.remove(name);
         // It is released, whatever becomes of its ways; the next change gives them to the root class if this one cannot.
         if let Err(error) = self.widen() {
-            // Whoever reads stderr may have gone.
+            // The reader of stderr may have gone.
             let _ = writeln!(io::stderr(), "the cache class {name} is released, and its ways are nobody's for now: {error}");
         }
         Ok(())
@@ -717,7 +717,7 @@ impl Drop for Resctrl {
     fn drop(&mut self) {
         let names: Vec<String> = self.classes.keys().cloned().collect();
         for name in names {
-            // Nobody is left to be told; `sweep` of the next one finds what stays.
+            // Nothing is left to report to; `sweep` of the next one finds what stays.
             let _ = self.release(&name);
         }
         for watch in &self.root_watches {

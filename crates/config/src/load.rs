@@ -155,7 +155,7 @@ pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
     Ok(Loaded { config, warnings, source })
 }
 
-/// Reads one port from its keys. Only their shape is checked: whether it goes with the rest is for whoever has the rest.
+/// Reads one port from its keys. Only their shape is checked: whether it goes with the rest is for the caller.
 ///
 /// # Errors
 /// What is wrong, without places: keys of a command line have none.

@@ -5,7 +5,7 @@ use strsim::damerau_levenshtein;
 /// The candidate that a writer of `word` most likely meant, if one is near: within a third of its letters (at least one), where
 /// swapped neighbours count once and case does not count; or the only one that it starts, or that starts with it.
 pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    // Nobody means a word of this program with so many letters, and the distance costs their square.
+    // No word of this program has that many letters, and the distance costs their square.
     if word.len() > 200 {
         return None;
     }

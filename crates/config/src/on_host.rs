@@ -1,7 +1,7 @@
 //! Checks a configuration against the host, before anything starts.
 //!
 //! Nothing is changed on the host. Limits: a check is a forecast, and what passes here can still fail when it is done (a file may go
-//! away), so whoever opens things reports errors as well.
+//! away), so the code that opens things reports errors as well.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -69,7 +69,7 @@ fn check_services(config: &Config, host: &Host, problems: &mut Vec<Problem>) {
                 };
                 problems.push(Problem::error(at, format!("no user is called \"{user}\""), help));
             }
-            // Whoever attaches by itself was started by somebody else.
+            // An NF that attaches by itself was started by somebody else.
             Ok(_) if service.attach => {}
             Ok(uid) if host.uid != 0 && uid != host.uid => problems.push(Problem::error(
                 at,
@@ -483,7 +483,7 @@ mod tests {
              [memory]"
             ]
         );
-        // No hint asks for so many hugepages.
+        // No hint asks for that many hugepages.
         let said = with("frames = 67108864\nhugepages = \"always\"");
         assert!(said.len() == 1 && said[0].contains("takes 140.0 GiB in hugepages, and"), "{said:?}");
         // All arenas count.

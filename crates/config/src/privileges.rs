@@ -1,8 +1,8 @@
 //! Warns about what may more than it has to: services with more rights than they get by default, and hosts that cannot hold NFs.
 //!
 //! The default: a user of its own, no capabilities, a filter of system calls without io_uring, one core, a bounded number of processes.
-//! Each warning says how to do without. Limits: what a program needs is for who has written it to
-//! say; what a foreign program may is told by its own configuration as well.
+//! Each warning says how to do without. Limits: what a program needs, its author
+//! knows; what a foreign program may do is in its own configuration as well.
 
 use std::fs;
 

@@ -65,7 +65,7 @@ pub(crate) fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Ite
 pub fn owner_of(config: &Config, port: &model::Port) -> Owner {
     let mut entries = chains_of(config, &port.name).map(|(_, chain)| entry_of(config, chain));
     let own = port.tenant.as_deref().map(Some);
-    // Whoever speaks with the daemon by OpenFlow may lead any packet anywhere.
+    // An OpenFlow controller may lead any packet anywhere.
     if own.is_none() && config.openflow.controller.is_some() {
         return Owner::Several;
     }
@@ -112,7 +112,7 @@ fn needs_ingress(config: &Config) -> bool {
         || config.ports.iter().any(is_open)
 }
 
-/// Who needs an arena, by a configuration: the tenants, in the order of their services, and then the ingress if there are several.
+/// Holders of arenas, by a configuration: the tenants, in the order of their services, and then the ingress if there are several.
 pub fn holders(config: &Config) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for service in config.services.iter().filter(|service| !service.is_foreign()) {

@@ -136,7 +136,7 @@ pub enum Command {
 
 /// Bits of [`FlowMod::flags`].
 pub mod flow_flag {
-    /// The controller is told when the entry is removed.
+    /// The controller hears of it when the entry is removed.
     pub const SEND_FLOW_REMOVED: u16 = 1;
     /// The entry is refused if another of its priority overlaps it.
     pub const CHECK_OVERLAP: u16 = 1 << 1;
@@ -297,7 +297,7 @@ pub enum Message {
     MultipartReply(Reply, bool),
     BarrierRequest,
     BarrierReply,
-    /// The role and the generation of who is master.
+    /// The role, and the generation of the master.
     RoleRequest(Role, u64),
     RoleReply(Role, u64),
     GetAsyncRequest,
@@ -309,7 +309,7 @@ impl Message {
     /// Reads the body of a message of a kind.
     ///
     /// # Errors
-    /// What the sender is to be told.
+    /// The fault to report to the sender.
     pub fn decode(kind: u8, body: &[u8]) -> Result<Self, Fault> {
         let mut from = Reader(body);
         let message = match kind {

@@ -23,7 +23,7 @@ pub struct PortDesc {
     pub number: u32,
     /// Its address.
     pub address: [u8; 6],
-    /// Its name; 15 bytes at most are told.
+    /// Its name; 15 bytes at most are sent.
     pub name: String,
     /// Bit 0: it is down; bit 5: nothing is to be received.
     pub config: u32,

@@ -12,7 +12,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// A cache of so many bytes.
+    /// A cache of this size in bytes.
     pub fn of(bytes: u64, ways: u32, line: u32) -> Option<Self> {
         let sets = u32::try_from(bytes.checked_div(u64::from(ways) * u64::from(line))?).ok()?;
         (sets > 0).then_some(Self { sets, ways })

@@ -171,7 +171,7 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Misses of a packet with so many ways; those beyond the last are as good as the last.
+    /// Misses of a packet with a number of ways; those beyond the last are as good as the last.
     pub fn misses_per_packet(&self, ways: u32) -> f64 {
         let misses = match ways as usize {
             0 => self.reads,

@@ -22,7 +22,7 @@ impl Resctrl {
             shape.sparse = self.info_number(line, "sparse_masks", 10).is_ok_and(|value| value == 1);
             shape.code_and_data = self.lines.len() == 2;
             self.root = root.get(line).cloned().unwrap_or_default();
-            // Who made classes before us has narrowed it, and may give their ways back after we did.
+            // An earlier owner of classes has narrowed it, and may give their ways back after we did.
             if self.groups()?.iter().any(|name| name.starts_with(PREFIX)) {
                 self.root.values_mut().for_each(|mask| *mask = self.all);
             }

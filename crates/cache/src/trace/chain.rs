@@ -29,9 +29,9 @@ pub enum Feed<'a> {
     Given {
         /// They.
         packets: &'a [Vec<u8>],
-        /// So many before those that count.
+        /// How many before those that count.
         warm_up: u64,
-        /// So many that count.
+        /// How many that count.
         count: u64,
     },
 }
@@ -357,7 +357,7 @@ mod tests {
             let words: String = words.iter().map(octal).collect();
             format!("dd bs=1 count={bytes} >/dev/null 2>&1; printf '{words}'\n")
         };
-        // What it is told after its last word is read too: nobody writes to one that has ended.
+        // What it is sent after its last word is read too: nobody writes to one that has ended.
         let script = parts.iter().map(part).collect::<String>() + "cat >/dev/null";
         Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script], env: Vec::new() }
     }
