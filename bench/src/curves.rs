@@ -1,7 +1,8 @@
 //! The curves of a profile, drawn: throughput against ways, and latency against load, and what is promised of each.
 
 use serde_json::json;
-use sluice_slo::profile::{Curve, Profile};
+use sluice_slo::curve::Curve;
+use sluice_slo::profile::Profile;
 
 use crate::plot;
 use crate::report::{Params, Variant};

@@ -41,8 +41,10 @@ use serde_json::Value;
 use sluice_cache::host::{Processor, l3_caches};
 use sluice_slo::admission::admit_all;
 use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::curve::{Curve, Point};
+use sluice_slo::digest::Digest;
 use sluice_slo::placement::{Instance, PlacedServer, Placement, ServerShape};
-use sluice_slo::profile::{Curve, Digest, FORM, Key, Point, Profile, Source};
+use sluice_slo::profile::{FORM, Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::daemon::Daemon;

@@ -27,7 +27,7 @@ enum Step {
     Say { slot: u8, level: u32, pressing: u32, ns: u64 },
     /// The manager gives a slot to another NF.
     Reset(u8),
-    /// Somebody asks who is to run.
+    /// Asks which NF is to run.
     Choose { me: Option<u8>, now_ns: u64 },
     /// Somebody asks about a slot.
     Ask(u8),
@@ -57,6 +57,21 @@ pub fn run(bytes: &[u8]) {
     });
 }
 
+/// Takes the bits of those that have returned something: first of all of them, then of some.
+fn take(page: &CorePage, index: usize, mine: u64) {
+    let note = |bits: u64| {
+        let slots = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| index as u32 * 64 + bit);
+        slots.filter(|slot| *slot < SLOTS).for_each(|slot| page.note_returned(slot));
+    };
+    note(page.take_returned(index, u64::MAX));
+    let all = page.take_returned(index, u64::MAX);
+    note(all);
+    assert_eq!(page.take_returned(index, mine), all & mine, "those of its own that have returned something");
+    let others = page.take_returned(index, u64::MAX);
+    assert_eq!(others, all & !mine, "those of others are left to them");
+    note(others);
+}
+
 fn steps(memory: &SharedMemory, page: &CorePage, bytes: &[u8]) {
     let mut input = Unstructured::new(bytes);
     let slot = |n: u8| u32::from(n) % SLOTS;
@@ -81,20 +96,7 @@ fn steps(memory: &SharedMemory, page: &CorePage, bytes: &[u8]) {
                     page.set_pending(slot(n), u64::from(n));
                 }
             }
-            Step::Take { word, mine } => {
-                let index = usize::from(word) % page.words();
-                let note = |bits: u64| {
-                    let slots = (0..64).filter(|bit| bits >> bit & 1 != 0).map(|bit| index as u32 * 64 + bit);
-                    slots.filter(|slot| *slot < SLOTS).for_each(|slot| page.note_returned(slot));
-                };
-                note(page.take_returned(index, u64::MAX));
-                let all = page.take_returned(index, u64::MAX);
-                note(all);
-                assert_eq!(page.take_returned(index, mine), all & mine, "those of its own that have returned something");
-                let others = page.take_returned(index, u64::MAX);
-                assert_eq!(others, all & !mine, "those of others are left to them");
-                note(others);
-            }
+            Step::Take { word, mine } => take(page, usize::from(word) % page.words(), mine),
             Step::Say { slot: n, level, pressing, ns } => {
                 page.set_level(slot(n), level);
                 page.set_pressing(slot(n), pressing);

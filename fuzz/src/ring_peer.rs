@@ -14,7 +14,7 @@ enum Step {
     Write { at: u16, word: u32 },
     /// The peer moves a cursor by a little: of the rx or tx ring, head or tail.
     Move { tx: bool, tail: bool, by: u8 },
-    /// The manager posts so many descriptors.
+    /// The manager posts this many descriptors.
     Post(u8),
     /// The manager takes what is there.
     Take,

@@ -18,7 +18,7 @@ const MS: u64 = 1_000_000;
 const MOST_ROUNDS: u8 = 32;
 /// Nanoseconds of a round.
 const ROUND_NS: u64 = 50_000;
-/// Within so many milliseconds an NF with packets is woken: the longest that one may have to wait
+/// Milliseconds within which an NF with packets is woken: the longest that one may have to wait
 /// for its turn, and the longest pause after a wake that it slept through.
 const PATIENCE_MS: u64 = 100;
 /// Words that are written in each of these milliseconds.

@@ -28,7 +28,7 @@ use crate::host::{self, DdioError};
 pub const EXTRA_LINES: u32 = 2;
 
 /// Part of the ways that is given to frames, in percent.
-pub const FILL_PERCENT: u64 = 95;
+pub(crate) const FILL_PERCENT: u64 = 95;
 
 /// Fewest frames of a queue: a burst.
 pub const LEAST_FRAMES: u32 = 32;

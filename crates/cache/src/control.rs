@@ -1,4 +1,4 @@
-//! What is asked of a cache, and answered, whoever answers.
+//! What can be asked of a cache, and what it answers, of whatever kind it is.
 
 use std::collections::BTreeMap;
 

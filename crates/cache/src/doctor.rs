@@ -13,10 +13,7 @@ use crate::buffers::{self, Queues};
 use crate::control::{BandwidthUnit, CacheControl, ClassSpec, Origin, Shape};
 use crate::error::CacheError;
 use crate::host::{self, Processor};
-use crate::resctrl::{PREFIX, Resctrl};
-
-/// The class that a trial makes.
-pub const CLASS: &str = "doctor";
+use crate::resctrl::{PREFIX, Resctrl, TRIAL};
 
 /// How a finding is meant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -247,7 +244,7 @@ pub fn try_out(cache: &mut dyn CacheControl) -> Vec<Finding> {
     let todo = "the rest was not tried";
     let mut found = Vec::new();
     let ways = cache.shape().min_ways.max(1);
-    match cache.make(&ClassSpec::new(CLASS, ways)) {
+    match cache.make(&ClassSpec::new(TRIAL, ways)) {
         Err(e) => return vec![wrong(SUBJECT, format!("a class of {ways} ways cannot be made"), e.to_string())],
         Ok(class) if class.widened => {
             let what = format!("a class of {ways} ways was made, and the hardware made it wider: {:x?}", class.masks);
@@ -256,16 +253,16 @@ pub fn try_out(cache: &mut dyn CacheControl) -> Vec<Finding> {
         Ok(class) => found.push(good(SUBJECT, format!("a class of {ways} ways was made and read back: {:x?}", class.masks))),
     }
     let own = u32::try_from(rustix::thread::gettid().as_raw_nonzero().get()).unwrap_or(0);
-    match cache.assign_tasks(CLASS, &[own]).and_then(|_| cache.assign_tasks("", &[own])) {
+    match cache.assign_tasks(TRIAL, &[own]).and_then(|_| cache.assign_tasks("", &[own])) {
         Ok(_) => found.push(good(SUBJECT, "a thread went there and back")),
         Err(e) => found.push(wrong(SUBJECT, "a thread cannot be moved", format!("{e}; {todo}"))),
     }
-    match cache.usage(CLASS, None) {
+    match cache.usage(TRIAL, None) {
         Ok(usage) => found.push(good(SUBJECT, format!("counters of {} caches were read", usage.len()))),
         Err(CacheError::NoMonitoring) => {}
         Err(e) => found.push(wrong(SUBJECT, "counters cannot be read", e.to_string())),
     }
-    match cache.release(CLASS) {
+    match cache.release(TRIAL) {
         Ok(()) => found.push(good(SUBJECT, "the class was released")),
         Err(e) => found.push(wrong(SUBJECT, "the class cannot be released", e.to_string())),
     }

@@ -75,7 +75,7 @@ pub enum CacheError {
         /// Ids that there are.
         known: String,
     },
-    /// A class of so many ways cannot be.
+    /// No class can have this number of ways.
     #[error("a class of {asked} ways cannot be; choose {least} to {most}")]
     Ways {
         /// What was asked for.

@@ -7,7 +7,7 @@
 //!
 //! # Limits
 //! A guest sees what its host shows: the whole cache, often, and no such register. The register needs root, the `msr` module, and an Intel
-//! server; on others [`ddio_mask`] says what is missing, and the number of ways is to be given by the user.
+//! server; on others `ddio_mask` says what is missing, and the number of ways is to be given by the user.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -93,7 +93,7 @@ pub fn l3_caches(system: &Path) -> Vec<Cache> {
 /// What `/proc/cpuinfo` says.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Processor {
-    /// Who made it, such as `GenuineIntel`.
+    /// Its maker, such as `GenuineIntel`.
     pub vendor: String,
     /// Its model's name.
     pub model: String,
@@ -153,7 +153,7 @@ pub enum DdioError {
 ///
 /// # Errors
 /// It cannot be read; each says what to do.
-pub fn ddio_mask(system: &Path, cpu: u32) -> Result<u32, DdioError> {
+pub(crate) fn ddio_mask(system: &Path, cpu: u32) -> Result<u32, DdioError> {
     let processor = Processor::read(system);
     if processor.vendor != "GenuineIntel" {
         let vendor = if processor.vendor.is_empty() { "these".into() } else { processor.vendor };

@@ -97,7 +97,7 @@ impl Cache {
     }
 }
 
-/// Receives so many packets, after the cache has settled.
+/// Receives a number of packets, after the cache has settled.
 pub fn run(setup: &Setup, packets: u64) -> Leak {
     let ways = setup.cache.ways.max(1);
     let io = (ways - setup.io_ways.clamp(1, ways)) as usize..ways as usize;

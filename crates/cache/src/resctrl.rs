@@ -10,7 +10,7 @@
 //!   their ways are not given to our classes.
 //! - A change is a transaction under the lock that resctrl's users agree on (`flock` on the mount point): [`layout`] says the
 //!   masks of all classes and of the root class, those that differ are written, each is read back, and if one fails all are put back.
-//! - Threads go in lists; after a refusal the file is read to see who has moved. Threads that have ended meanwhile are told, and are no error.
+//! - Threads go in lists; after a refusal the file is read to see who has moved. Threads that have ended meanwhile are reported, and are no error.
 //! - The root class is narrowed to what no class has and widened again when classes go: to what it had before us, less what
 //!   groups have by now that share with nobody. Where classes of another Sluice process are found, what it had before is taken to
 //!   be all: that process may end first. [`Resctrl::sweep`] removes what a manager that was killed has left, [`Resctrl::take_over`]
@@ -33,14 +33,13 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-use crate::control::{
-    BandwidthLimits, BandwidthUnit, CacheControl, ClassSpec, Count, Domain, Granted, Moved, Origin, Shape, Usage, check_name,
-};
-use crate::doctor;
+use crate::control::{CacheControl, ClassSpec, Count, Domain, Granted, Moved, Origin, Shape, Usage, check_name};
 use crate::error::CacheError;
-use crate::host;
 use crate::layout::{self, Limits, Want};
 use crate::schemata::{self, Base, Line};
+
+mod claim;
+mod shape;
 
 /// Where resctrl usually is.
 pub const MOUNT_POINT: &str = "/sys/fs/resctrl";
@@ -51,8 +50,8 @@ pub(crate) const PREFIX: &str = "sluice-";
 /// The class of `sluice profile`.
 pub const PROFILE: &str = "profile";
 
-/// Classes of tools: one that runs holds the lock of `info`.
-const TOOLS: [&str; 2] = [PROFILE, doctor::CLASS];
+/// The class of a trial ([`crate::doctor::try_out`]).
+pub const TRIAL: &str = "doctor";
 
 /// Bytes of one list of threads; the kernel takes a page.
 const LIST_BYTES: usize = 4_000;
@@ -148,81 +147,6 @@ impl Resctrl {
         };
         found.read_shape(system)?;
         Ok(found)
-    }
-
-    fn read_shape(&mut self, system: &Path) -> Result<(), CacheError> {
-        let mut shape = Shape::without_control(Vec::new());
-        let root = self.schemata("")?;
-        if let Some(line) = self.lines.first().copied() {
-            self.all = self.info_number(line, "cbm_mask", 16)?;
-            shape.ways = self.all.count_ones();
-            shape.min_ways = self.info_number(line, "min_cbm_bits", 10)?.max(1);
-            shape.io_mask = self.info_number(line, "shareable_bits", 16).unwrap_or(0) & self.all;
-            shape.sparse = self.info_number(line, "sparse_masks", 10).is_ok_and(|value| value == 1);
-            shape.code_and_data = self.lines.len() == 2;
-            self.root = root.get(line).cloned().unwrap_or_default();
-            // Who made classes before us has narrowed it, and may give their ways back after we did.
-            if self.groups()?.iter().any(|name| name.starts_with(PREFIX)) {
-                self.root.values_mut().for_each(|mask| *mask = self.all);
-            }
-        }
-        if let Some(values) = root.get("MB") {
-            shape.bandwidth = Some(self.bandwidth_limits(values)?);
-        }
-        // Of every resource, those that we do not use included: the kernel counts them all.
-        let folders = fs::read_dir(self.path.join("info")).map_err(|e| self.system("read", "info", e))?;
-        let counts = folders.flatten().filter_map(|entry| fs::read_to_string(entry.path().join("num_closids")).ok());
-        let least = counts.filter_map(|text| text.trim().parse::<u32>().ok()).min();
-        shape.classes = least.unwrap_or(1).saturating_sub(1);
-        let events = fs::read_to_string(self.path.join("info/L3_MON/mon_features")).unwrap_or_default();
-        shape.occupancy = events.lines().any(|event| event == "llc_occupancy");
-        shape.traffic = events.lines().any(|event| event == "mbm_total_bytes" || event == "mbm_local_bytes");
-        let caches = host::l3_caches(system);
-        let (nodes, mut ids) = self.monitored()?;
-        ids.extend(root.values().flat_map(|line| line.keys().copied()));
-        let domain = |id: u32| {
-            let cache = caches.iter().find(|cache| cache.id == id);
-            // With sub-NUMA clustering a bit of the mask is that much less of the cache.
-            let way_bytes = cache.filter(|_| shape.ways > 0).map(|cache| cache.bytes / u64::from(shape.ways) / u64::from(nodes));
-            Domain { id, cpus: cache.map(|cache| cache.cpus.clone()).unwrap_or_default(), way_bytes }
-        };
-        shape.domains = ids.into_iter().map(domain).collect();
-        self.shape = shape;
-        Ok(())
-    }
-
-    fn bandwidth_limits(&self, root: &Line) -> Result<BandwidthLimits, CacheError> {
-        let least = self.info_number("MB", "min_bandwidth", 10).unwrap_or(0);
-        let step = self.info_number("MB", "bandwidth_gran", 10).unwrap_or(1).max(1);
-        let now = root.values().copied().max().unwrap_or(0);
-        // The software controller says how by a file that no other mode has; AMD's values have no least, and go beyond a hundred.
-        let unit = if self.path.join("mba_MBps_event").exists() || now > 1_000_000 {
-            BandwidthUnit::MebibytesPerSecond
-        } else if least == 0 || now > 100 {
-            BandwidthUnit::EighthGigabytesPerSecond
-        } else {
-            BandwidthUnit::Percent
-        };
-        let (least, step, most) = match unit {
-            BandwidthUnit::Percent => (least, step, 100),
-            BandwidthUnit::MebibytesPerSecond => (1, 1, u32::MAX),
-            BandwidthUnit::EighthGigabytesPerSecond => (1, step, now.max(2_048)),
-        };
-        Ok(BandwidthLimits { unit, least, step, most })
-    }
-
-    /// Nodes that share an L3 with sub-NUMA clustering (1 without), and the ids of the caches that are watched.
-    fn monitored(&self) -> Result<(u32, BTreeSet<u32>), CacheError> {
-        let (mut nodes, mut ids) = (1, BTreeSet::new());
-        for entry in fs::read_dir(self.path.join("mon_data")).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            let Some(id) = name.to_str().and_then(|name| name.strip_prefix("mon_L3_")) else { continue };
-            ids.insert(id.parse().map_err(|_| CacheError::Strange { path: entry.path(), text: id.into() })?);
-            let is_node = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().starts_with("mon_sub_L3_");
-            let subs = fs::read_dir(entry.path()).into_iter().flatten().flatten().filter(is_node).count();
-            nodes = nodes.max(u32::try_from(subs).unwrap_or(1));
-        }
-        Ok((nodes, ids))
     }
 
     // Files.
@@ -596,67 +520,6 @@ impl Resctrl {
         Ok(())
     }
 
-    /// For a manager, before it sweeps and makes classes: no other one has them as long as this lives. Where the kernel gives no ways, there is
-    /// nothing to claim.
-    ///
-    /// # Errors
-    /// [`CacheError::Claimed`] while another manager lives; resctrl cannot be read.
-    pub fn claim(&mut self) -> Result<(), CacheError> {
-        let Some(line) = self.lines.first().filter(|_| self.manager.is_none()) else { return Ok(()) };
-        let lock = self.lock_of(&format!("info/{line}")).map_err(|error| match error {
-            CacheError::Locked { .. } => CacheError::Claimed { path: self.path.clone() },
-            other => other,
-        })?;
-        self.manager = Some(lock);
-        Ok(())
-    }
-
-    /// Removes groups that a manager before this one has left, or a tool that does not run any more, and gives their ways to the root class.
-    /// Tells which.
-    ///
-    /// # Errors
-    /// resctrl cannot be read or changed; what can be removed has been, and the root class has what it may have.
-    pub fn sweep(&mut self) -> Result<Vec<String>, CacheError> {
-        // Held until all is removed, so that no tool begins meanwhile.
-        let alone = match self.lock_of("info") {
-            Ok(lock) => Some(lock),
-            Err(CacheError::Locked { .. }) => None,
-            Err(error) => return Err(error),
-        };
-        let is_of_tool = |name: &str| name.strip_prefix(PREFIX).is_some_and(|class| TOOLS.contains(&class));
-        self.remove_left(|name| name.starts_with(PREFIX) && (alone.is_some() || !is_of_tool(name)))
-    }
-
-    /// For a tool that has one class while it runs, of this name ([`PROFILE`] or [`doctor::CLASS`]): removes the class that a run
-    /// before it has left, and gives its ways to the root class. Tells whether there was one. As long as this lives, other tools
-    /// are refused.
-    ///
-    /// # Errors
-    /// [`CacheError::Locked`] while another tool runs; resctrl cannot be read or changed.
-    pub fn take_over(&mut self, name: &str) -> Result<bool, CacheError> {
-        check_name(name)?;
-        if self.tool.is_none() {
-            self.tool = Some(self.lock_of("info")?);
-        }
-        let own = group(name);
-        Ok(!self.remove_left(|name| name == own)?.is_empty())
-    }
-
-    /// Removes groups that somebody before us has left, as far as they can be, and widens the root class.
-    fn remove_left(&mut self, is_left: impl Fn(&str) -> bool) -> Result<Vec<String>, CacheError> {
-        let _lock = self.lock()?;
-        let ours = |name: &String| self.classes.keys().any(|class| *name == group(class));
-        let left: Vec<String> = self.groups()?.into_iter().filter(|name| is_left(name) && !ours(name)).collect();
-        if left.is_empty() {
-            return Ok(left);
-        }
-        // One that cannot be removed is no reason to keep the others.
-        let removed: Vec<Result<(), CacheError>> = left.iter().map(|name| self.remove_folder(name)).collect();
-        let widened = self.widen();
-        removed.into_iter().collect::<Result<(), CacheError>>()?;
-        widened.map(|()| left)
-    }
-
     /// Moves threads to a group or a watch of it.
     fn move_tasks(&self, group: &str, tasks: &[u32]) -> Result<Moved, CacheError> {
         let file = format!("{}tasks", slashed(group));
@@ -843,7 +706,7 @@ impl CacheControl for Resctrl {
         self.classes.remove(name);
         // It is released, whatever becomes of its ways; the next change gives them to the root class if this one cannot.
         if let Err(error) = self.widen() {
-            // Whoever reads stderr may have gone.
+            // The reader of stderr may have gone.
             let _ = writeln!(io::stderr(), "the cache class {name} is released, and its ways are nobody's for now: {error}");
         }
         Ok(())
@@ -854,7 +717,7 @@ impl Drop for Resctrl {
     fn drop(&mut self) {
         let names: Vec<String> = self.classes.keys().cloned().collect();
         for name in names {
-            // Nobody is left to be told; `sweep` of the next one finds what stays.
+            // Nothing is left to report to; `sweep` of the next one finds what stays.
             let _ = self.release(&name);
         }
         for watch in &self.root_watches {

@@ -49,7 +49,7 @@ pub fn line(name: &str, base: Base, values: &Line) -> String {
 }
 
 /// Processors as the kernel lists them: `0-3,8`.
-pub fn cpu_list(cpus: &[u32]) -> String {
+pub(crate) fn cpu_list(cpus: &[u32]) -> String {
     let mut sorted = cpus.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
@@ -65,7 +65,7 @@ pub fn cpu_list(cpus: &[u32]) -> String {
 }
 
 /// Reads what [`cpu_list`] writes. None where it is no such list, or names processors beyond 65,535.
-pub fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
+pub(crate) fn parse_cpu_list(text: &str) -> Option<Vec<u32>> {
     let mut found = Vec::new();
     for part in text.trim().split(',').filter(|part| !part.is_empty()) {
         let (from, to) = part.split_once('-').unwrap_or((part, part));

@@ -38,7 +38,7 @@ pub struct Traced {
 }
 
 impl Traced {
-    /// What runs it, told what to trace.
+    /// What runs it, with what to trace.
     fn command(&self, traced: String) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.args).env_clear().envs(self.env.iter().cloned()).env("SLUICE_TRACE", traced);
@@ -169,7 +169,7 @@ const LINE: u32 = 64;
 const MOST_SETS: u32 = 256;
 const MOST_WAYS: u32 = 16;
 
-/// The caches that are left to model where the NF is the first one itself, and what it is told of that one.
+/// The caches that are left to model where the NF is the first one itself, and what it is given for that one.
 ///
 /// # Errors
 /// Lines that are shorter than a trace's, or sizes that no cache has.

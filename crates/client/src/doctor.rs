@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use sluice_cache::CacheError;
-use sluice_cache::doctor::{CLASS, Finding, Level, examine, try_out};
-use sluice_cache::resctrl::{MOUNT_POINT, Resctrl};
+use sluice_cache::doctor::{Finding, Level, examine, try_out};
+use sluice_cache::resctrl::{MOUNT_POINT, Resctrl, TRIAL};
 
 use crate::table::{Cell, Table, Tone, colour};
 use crate::usage::json;
@@ -57,13 +57,13 @@ pub fn run(args: &DoctorArgs, out: &mut dyn Write) -> anyhow::Result<()> {
 /// Tries a class out, or says why it cannot.
 fn trial(system: &Path, mount: &Path) -> Vec<Finding> {
     let begun = Resctrl::open(mount, system).and_then(|mut control| {
-        let had = control.take_over(CLASS)?;
+        let had = control.take_over(TRIAL)?;
         Ok((control, had))
     });
     match begun {
         Ok((mut control, had)) => {
             if had {
-                eprintln!("removed the cache class {CLASS}, which a trial before this one has left");
+                eprintln!("removed the cache class {TRIAL}, which a trial before this one has left");
             }
             try_out(&mut control)
         }

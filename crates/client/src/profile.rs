@@ -16,7 +16,9 @@ use sluice_manager::estimate::Subject;
 use sluice_manager::profile::again::{self, Again};
 use sluice_manager::profile::traffic::Traffic;
 use sluice_manager::profile::{self, MeasureError, Plan, Ways, chain, chase};
-use sluice_slo::profile::{Confidence, Curve, Digest, Key, Profile, Source};
+use sluice_slo::curve::{Confidence, Curve};
+use sluice_slo::digest::Digest;
+use sluice_slo::profile::{Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::estimate::{config, of_program, subject_of};

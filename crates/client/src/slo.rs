@@ -11,9 +11,10 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 use sluice_api::client::{Client, ClientError};
 use sluice_slo::admission::{Refusal, admit, admit_all};
+use sluice_slo::digest::Digest;
 use sluice_slo::on_demand::{Footprint, LeaseError, lease};
 use sluice_slo::placement::{Instance, Placement};
-use sluice_slo::profile::{Digest, Key, Profile, Source};
+use sluice_slo::profile::{Key, Profile, Source};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use crate::number;

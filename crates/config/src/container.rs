@@ -59,22 +59,10 @@ pub fn check(n: usize, service: &Service, container: &Container, host: &Host) ->
         }
         Ok(_) => {}
     }
-    if let Some(bundle) = &container.bundle {
-        match container::read_bundle(&host.at(bundle)).and_then(|config| container::examine(&config).map(|()| config)) {
-            Err(text) => tell("container.bundle", &text),
-            Ok(config) => {
-                let root = container::root_of(&config, &host.at(bundle));
-                if !root.is_dir() {
-                    let shown = root.display();
-                    tell("container.bundle", &format!("the root directory {shown} of the bundle is no folder; unpack it there"));
-                } else if let Some(exec) = container::program_of(&config)
-                    && exec.is_absolute()
-                    && let Err(text) = program(&root, exec)
-                {
-                    tell("container.bundle", &text);
-                }
-            }
-        }
+    if let Some(bundle) = &container.bundle
+        && let Err(text) = bundle_is_whole(&host.at(bundle))
+    {
+        tell("container.bundle", &text);
     }
     if let Some(root) = &container.root {
         match (fs::metadata(host.at(root)), &service.exec) {
@@ -98,6 +86,21 @@ pub fn check(n: usize, service: &Service, container: &Container, host: &Host) ->
         }
     }
     problems
+}
+
+/// Whether a bundle can be read, and has a root directory and its program.
+fn bundle_is_whole(bundle: &Path) -> Result<(), String> {
+    let config = container::read_bundle(bundle)?;
+    container::examine(&config)?;
+    let root = container::root_of(&config, bundle);
+    if !root.is_dir() {
+        let shown = root.display();
+        return Err(format!("the root directory {shown} of the bundle is no folder; unpack it there"));
+    }
+    match container::program_of(&config) {
+        Some(exec) if exec.is_absolute() => program(&root, exec),
+        _ => Ok(()),
+    }
 }
 
 /// Whether a root directory has a program, and what that needs to be loaded.

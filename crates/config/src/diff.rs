@@ -162,7 +162,7 @@ pub fn some_stay(before: &Service, after: &Service) -> bool {
     alike && !after.is_pooled() && beyond(&old, &new).len() < old.len()
 }
 
-/// The core of each of so many instances.
+/// The core of each instance, for a number of them.
 pub fn cores_of(instances: u32, cores: &[usize]) -> Vec<usize> {
     cores.iter().copied().cycle().take(instances as usize).collect()
 }
@@ -272,7 +272,7 @@ impl Change {
         }
     }
 
-    /// Does the step on a configuration, as a daemon does it on itself, so that what it runs can be told and compared.
+    /// Does the step on a configuration, as a daemon does it on itself, so that what it runs can be shown and compared.
     pub fn apply(&self, config: &mut Config) {
         fn replace<T: Clone>(entries: &mut [T], entry: &T, same: impl Fn(&T, &T) -> bool) {
             entries.iter_mut().filter(|e| same(e, entry)).for_each(|e| *e = entry.clone());

@@ -1,7 +1,7 @@
 //! Configuration: one TOML file, typed, validated before anything takes effect.
 //!
 //! [`sluice_api::config`] says what a configuration can say and [`schema`] describes it; [`load`] reads one; [`validate`] checks what can be known
-//! without the host, [`host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
+//! without the host, [`on_host`] what cannot; [`diff`] finds what has to change on a running daemon. [`parse`] reads the small languages
 //! inside values. [`pool`] has the keys of pools, [`wakeup`] those of wake policies, [`promise`] those of promises to tenants.
 //! Every [`problem`] has the same form: where, what, and what to do.
 
@@ -12,9 +12,10 @@ pub mod diff;
 pub mod host;
 pub mod load;
 pub mod nearest;
+pub mod on_host;
 pub mod parse;
 pub mod pool;
-pub mod privileges;
+mod privileges;
 pub mod problem;
 pub mod promise;
 pub mod schema;

@@ -16,7 +16,7 @@ use super::host::Host;
 use super::nearest;
 use super::problem::{ConfigErrors, Problem, Severity, Source};
 use super::schema::{self, Key, Preset, Section, Type};
-use super::{host, privileges, validate};
+use super::{host, on_host, privileges, validate};
 use sluice_api::config::{Config, Port, PortKind};
 
 /// Largest file, in bytes.
@@ -123,7 +123,7 @@ pub fn read(path: &Path) -> Result<Loaded, ConfigErrors> {
 /// As [`load`], and what the host lacks.
 pub fn read_for(path: &Path, host: &Host) -> Result<Loaded, ConfigErrors> {
     let mut loaded = read(path)?.accept(|config| {
-        let mut problems = host::check(config, host);
+        let mut problems = on_host::check(config, host);
         problems.extend(privileges::check(config, host));
         problems
     })?;
@@ -155,7 +155,7 @@ pub fn read_text(text: &str, name: &str) -> Result<Loaded, ConfigErrors> {
     Ok(Loaded { config, warnings, source })
 }
 
-/// Reads one port from its keys. Only their shape is checked: whether it goes with the rest is for whoever has the rest.
+/// Reads one port from its keys. Only their shape is checked: whether it goes with the rest is for the caller.
 ///
 /// # Errors
 /// What is wrong, without places: keys of a command line have none.
@@ -313,35 +313,15 @@ impl Shape<'_> {
     /// Checks a value, and the items in it, against the type of its key.
     fn value(&mut self, key: &Key, value: &Entry<'_>) {
         let found = value.get_ref();
-        let right = match (key.takes, found) {
-            (Type::Bool, DeValue::Boolean(_)) | (Type::Text, DeValue::String(_)) => true,
+        match (key.takes, found) {
+            (Type::Bool, DeValue::Boolean(_)) | (Type::Text | Type::Ports, DeValue::String(_)) => {}
             (Type::Path, DeValue::String(path)) => {
                 if path.is_empty() || path.contains('\0') {
                     self.report(value.span(), format!("{} is no path", key.name), "write a path, or leave the key out");
                 }
-                true
             }
-            (Type::Integer(low, high), DeValue::Integer(_)) => {
-                self.integer(key.name, value, low, high);
-                true
-            }
-            (Type::Number, DeValue::Integer(_) | DeValue::Float(_)) => {
-                let number = match found {
-                    DeValue::Float(f) => f.as_str().parse::<f64>().ok(),
-                    other => integer(other).map(|i| i as f64),
-                };
-                match number {
-                    Some(number) if number.is_finite() && number >= 0.0 => {}
-                    // TOML reads digits as a whole number of 64 bits.
-                    None if found.as_integer().is_some_and(|digits| !digits.as_str().starts_with('-')) => self.report(
-                        value.span(),
-                        format!("{} cannot be {}: a whole number is {} at most", key.name, written(found), i64::MAX),
-                        "write it with a point or an exponent, such as 1e6",
-                    ),
-                    _ => self.out_of_range(key.name, value, key.takes),
-                }
-                true
-            }
+            (Type::Integer(low, high), DeValue::Integer(_)) => self.integer(key.name, value, low, high),
+            (Type::Number, DeValue::Integer(_) | DeValue::Float(_)) => self.number(key, value),
             (Type::Words(words), DeValue::String(word)) => {
                 if !words.contains(&&**word) {
                     let help = match nearest::nearest(word, words) {
@@ -350,48 +330,22 @@ impl Shape<'_> {
                     };
                     self.report(value.span(), format!("{} cannot be \"{word}\"", key.name), help);
                 }
-                true
             }
-            (Type::Cores | Type::Texts | Type::Names, DeValue::Array(items)) => {
-                for item in items.iter() {
-                    match (key.takes, item.get_ref()) {
-                        (Type::Cores, DeValue::Integer(_)) => self.integer(key.name, item, 0, schema::MAX_CORE),
-                        (Type::Texts | Type::Names, DeValue::String(_)) => {}
-                        (_, other) => self.wrong_type(key, item.span(), other),
-                    }
-                }
-                true
-            }
+            (Type::Cores | Type::Texts | Type::Names, DeValue::Array(items)) => items.iter().for_each(|item| self.item(key, item)),
             (Type::TextTable, DeValue::Table(table)) => {
                 for (_, item) in table.iter().filter(|(_, item)| !item.get_ref().is_str()) {
                     self.wrong_type(key, item.span(), item.get_ref());
                 }
-                true
             }
             (Type::NumberTable, DeValue::Table(table)) => {
                 let inner = Key { takes: Type::Number, ..*key };
                 table.iter().for_each(|(_, item)| self.value(&inner, item));
-                true
             }
             (Type::IntegerTable(low, high), DeValue::Table(table)) => {
                 let inner = Key { takes: Type::Integer(low, high), ..*key };
                 table.iter().for_each(|(_, item)| self.value(&inner, item));
-                true
             }
-            (Type::Keys(keys), DeValue::Table(table)) => {
-                for (name, item) in table.iter() {
-                    let written: &str = name.get_ref();
-                    match keys.iter().find(|inner| inner.name == written) {
-                        Some(inner) => self.value(inner, item),
-                        None => {
-                            let names: Vec<&str> = keys.iter().map(|inner| inner.name).collect();
-                            let help = nearest::hint(written, &names);
-                            self.report(name.span(), format!("`{}` has no key \"{written}\"", key.name), help);
-                        }
-                    }
-                }
-                true
-            }
+            (Type::Keys(keys), DeValue::Table(table)) => self.inner_table(key, keys, table),
             (Type::Address, DeValue::String(text)) => {
                 if text.parse::<std::net::IpAddr>().is_err() {
                     self.report(
@@ -400,34 +354,68 @@ impl Shape<'_> {
                         "write it like \"192.0.2.1\" or \"2001:db8::1\"",
                     );
                 }
-                true
             }
-            (Type::Ports, DeValue::Integer(_)) => {
-                self.integer(key.name, value, 0, i64::from(u16::MAX));
-                true
-            }
-            (Type::Ports, DeValue::String(_)) => true,
-            (Type::Mix, DeValue::Array(pairs)) => {
-                for pair in pairs.iter() {
-                    match pair.get_ref() {
-                        DeValue::Array(two) if two.len() == 2 && two.iter().all(|n| n.get_ref().is_integer()) => {
-                            let Some(Type::Integer(low, high)) =
-                                schema::SECTIONS.iter().flat_map(|s| s.keys).find(|k| k.name == "size").map(|k| k.takes)
-                            else {
-                                continue;
-                            };
-                            self.integer("a size", &two[0], low, high);
-                            self.integer("a weight", &two[1], 1, i64::from(u32::MAX));
-                        }
-                        other => self.wrong_type(key, pair.span(), other),
-                    }
-                }
-                true
-            }
-            _ => false,
+            (Type::Ports, DeValue::Integer(_)) => self.integer(key.name, value, 0, i64::from(u16::MAX)),
+            (Type::Mix, DeValue::Array(pairs)) => pairs.iter().for_each(|pair| self.pair(key, pair)),
+            _ => self.wrong_type(key, value.span(), found),
+        }
+    }
+
+    fn number(&mut self, key: &Key, value: &Entry<'_>) {
+        let found = value.get_ref();
+        let number = match found {
+            DeValue::Float(f) => f.as_str().parse::<f64>().ok(),
+            other => integer(other).map(|i| i as f64),
         };
-        if !right {
-            self.wrong_type(key, value.span(), found);
+        match number {
+            Some(number) if number.is_finite() && number >= 0.0 => {}
+            // TOML reads digits as a whole number of 64 bits.
+            None if found.as_integer().is_some_and(|digits| !digits.as_str().starts_with('-')) => self.report(
+                value.span(),
+                format!("{} cannot be {}: a whole number is {} at most", key.name, written(found), i64::MAX),
+                "write it with a point or an exponent, such as 1e6",
+            ),
+            _ => self.out_of_range(key.name, value, key.takes),
+        }
+    }
+
+    /// An item of a list.
+    fn item(&mut self, key: &Key, item: &Entry<'_>) {
+        match (key.takes, item.get_ref()) {
+            (Type::Cores, DeValue::Integer(_)) => self.integer(key.name, item, 0, schema::MAX_CORE),
+            (Type::Texts | Type::Names, DeValue::String(_)) => {}
+            (_, other) => self.wrong_type(key, item.span(), other),
+        }
+    }
+
+    /// A table within a value, with keys of its own.
+    fn inner_table(&mut self, key: &Key, keys: &[Key], table: &Table<'_>) {
+        for (name, item) in table.iter() {
+            let written: &str = name.get_ref();
+            match keys.iter().find(|inner| inner.name == written) {
+                Some(inner) => self.value(inner, item),
+                None => {
+                    let names: Vec<&str> = keys.iter().map(|inner| inner.name).collect();
+                    let help = nearest::hint(written, &names);
+                    self.report(name.span(), format!("`{}` has no key \"{written}\"", key.name), help);
+                }
+            }
+        }
+    }
+
+    /// A size and its weight.
+    fn pair(&mut self, key: &Key, pair: &Entry<'_>) {
+        match pair.get_ref() {
+            DeValue::Array(two) if two.len() == 2 && two.iter().all(|n| n.get_ref().is_integer()) => {
+                let Some(Type::Integer(low, high)) =
+                    schema::SECTIONS.iter().flat_map(|s| s.keys).find(|k| k.name == "size").map(|k| k.takes)
+                else {
+                    return;
+                };
+                self.integer("a size", &two[0], low, high);
+                self.integer("a weight", &two[1], 1, i64::from(u32::MAX));
+            }
+            other => self.wrong_type(key, pair.span(), other),
         }
     }
 

@@ -5,7 +5,7 @@ use strsim::damerau_levenshtein;
 /// The candidate that a writer of `word` most likely meant, if one is near: within a third of its letters (at least one), where
 /// swapped neighbours count once and case does not count; or the only one that it starts, or that starts with it.
 pub fn nearest<'a>(word: &str, candidates: &[&'a str]) -> Option<&'a str> {
-    // Nobody means a word of this program with so many letters, and the distance costs their square.
+    // No word of this program has that many letters, and the distance costs their square.
     if word.len() > 200 {
         return None;
     }
@@ -36,7 +36,7 @@ pub fn hint(word: &str, candidates: &[&str]) -> String {
 }
 
 /// `write one of "a", "b"`, cut when the list is long.
-pub fn one_of(candidates: &[&str]) -> String {
+pub(crate) fn one_of(candidates: &[&str]) -> String {
     const MOST: usize = 16;
     let mut different: Vec<&str> = Vec::new();
     for candidate in candidates {

@@ -9,7 +9,7 @@ use super::nearest;
 use sluice_api::protocol::{ICMP, ICMPV6, ProtocolMatch, TCP, UDP};
 
 /// The words that [`protocol`] knows, besides numbers.
-pub const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
+pub(crate) const PROTOCOLS: [&str; 6] = ["tcp", "udp", "icmp", "icmpv6", "ip", "non-ip"];
 
 /// Reads the protocol of a rule: `tcp`, `udp`, `icmp`, `icmpv6`, `ip`, `non-ip`, or a number from 0 to 255.
 ///

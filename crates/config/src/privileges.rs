@@ -1,14 +1,14 @@
 //! Warns about what may more than it has to: services with more rights than they get by default, and hosts that cannot hold NFs.
 //!
 //! The default: a user of its own, no capabilities, a filter of system calls without io_uring, one core, a bounded number of processes.
-//! Each warning says how to do without. Limits: what a program needs is for who has written it to
-//! say; what a foreign program may is told by its own configuration as well.
+//! Each warning says how to do without. Limits: what a program needs, its author
+//! knows; what a foreign program may do is in its own configuration as well.
 
 use std::fs;
 
 use super::host::Host;
 use super::problem::{At, Problem};
-use sluice_api::config::{Config, Service};
+use sluice_api::config::{Config, Container, Service};
 use sluice_host::cgroup::pen::{FORKED, Pens};
 use sluice_host::container;
 
@@ -26,7 +26,9 @@ pub fn check(config: &Config, host: &Host) -> Vec<Problem> {
 
 fn of_service(n: usize, service: &Service, host: &Host, problems: &mut Vec<Problem>) {
     let name = &service.name;
-    let mut warn = |key, message: String, help: &str| problems.push(Problem::warning(At::entry("service", n, key), message, help));
+    let mut warn = |key: &'static str, message: String, help: &str| {
+        problems.push(Problem::warning(At::entry("service", n, key), message, help))
+    };
     let is_root = host.uid == 0 && service.user.as_ref().is_some_and(|user| host.user(user) == Ok(0));
     let is_started = is_started(service);
     if is_started && service.is_foreign() && host.uid == 0 && (service.user.is_none() || is_root) {
@@ -55,29 +57,7 @@ fn of_service(n: usize, service: &Service, host: &Host, problems: &mut Vec<Probl
         );
     }
     if let Some(container) = &service.container {
-        let user_of_bundle = || {
-            let config = container::read_bundle(&host.at(container.bundle.as_ref()?)).ok()?;
-            config["process"]["user"]["uid"].as_u64()
-        };
-        if is_root || service.user.is_none() && user_of_bundle().unwrap_or(0) == 0 {
-            warn(
-                "container",
-                format!(
-                    "containers of service \"{name}\" run as root, without capabilities: files of root that reach into them are \
-                     theirs"
-                ),
-                "write user = \"65534\" or another that may read their root directory",
-            );
-        }
-        if host.uid == 0 && fs::metadata(host.at("/proc/self/mountinfo".as_ref())).is_ok() {
-            for lack in Pens::forecast(&host.root).into_iter().filter(|lack| *lack != FORKED) {
-                warn(
-                    "container",
-                    format!("this host has no cgroup controller for it, so of containers of service \"{name}\" {lack}"),
-                    "mount cgroup2, or the v1 controllers cpuset and pids; in a systemd unit write Delegate=cpu cpuset pids",
-                );
-            }
-        }
+        of_container(service, container, is_root, host, &mut warn);
     }
     if is_started && !service.is_foreign() && !service.filter {
         warn(
@@ -94,6 +74,39 @@ fn of_service(n: usize, service: &Service, host: &Host, problems: &mut Vec<Probl
             format!("service \"{name}\" has io_uring, with which its NFs can make holes in the packet memory of their tenant"),
             "remove storage = true if it does not use the library's storage, or has a mode that blocks instead (--blocking)",
         );
+    }
+}
+
+fn of_container(
+    service: &Service,
+    container: &Container,
+    is_root: bool,
+    host: &Host,
+    warn: &mut dyn FnMut(&'static str, String, &str),
+) {
+    let name = &service.name;
+    let user_of_bundle = || {
+        let config = container::read_bundle(&host.at(container.bundle.as_ref()?)).ok()?;
+        config["process"]["user"]["uid"].as_u64()
+    };
+    if is_root || service.user.is_none() && user_of_bundle().unwrap_or(0) == 0 {
+        warn(
+            "container",
+            format!(
+                "containers of service \"{name}\" run as root, without capabilities: files of root that reach into them are \
+                 theirs"
+            ),
+            "write user = \"65534\" or another that may read their root directory",
+        );
+    }
+    if host.uid == 0 && fs::metadata(host.at("/proc/self/mountinfo".as_ref())).is_ok() {
+        for lack in Pens::forecast(&host.root).into_iter().filter(|lack| *lack != FORKED) {
+            warn(
+                "container",
+                format!("this host has no cgroup controller for it, so of containers of service \"{name}\" {lack}"),
+                "mount cgroup2, or the v1 controllers cpuset and pids; in a systemd unit write Delegate=cpu cpuset pids",
+            );
+        }
     }
 }
 

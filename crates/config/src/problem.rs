@@ -2,7 +2,7 @@
 //!
 //! Terms: a *place* ([`At`]) names a value by section, number and key, so that the checks need no text; a *location* is the line
 //! and
-//! column of a place in the file that it came from; [`Source::locate`] turns the one into the other. A problem prints as
+//! column of a place in the file that it came from; `Source::locate` turns the one into the other. A problem prints as
 //! ```text
 //! sluice.toml:12:9: error: no chain is called "wbe"
 //!    |
@@ -256,7 +256,7 @@ impl Source {
     }
 
     /// Gives every problem its line and column, and puts the problems in the order of the file.
-    pub fn locate(&self, problems: &mut [Problem]) {
+    pub(crate) fn locate(&self, problems: &mut [Problem]) {
         let Ok(root) = DeTable::parse(&self.text) else { return };
         for problem in problems.iter_mut() {
             if problem.location.is_none() {

@@ -48,7 +48,7 @@ pub fn tenants(config: &Config) -> BTreeSet<Option<&str>> {
 }
 
 /// The tenant whose NF is the first to have the packets of a chain. None: no NF of a tenant is, or it is not known.
-pub fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> {
+pub(crate) fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> {
     let chain = config.chains.iter().find(|known| known.name == chain)?;
     let first = model::hop(chain.services.first()?).0;
     let service = config.services.iter().find(|service| service.name == first)?;
@@ -56,7 +56,7 @@ pub fn entry_of<'a>(config: &'a Config, chain: &str) -> Option<Option<&'a str>> 
 }
 
 /// The chains that a port's packets may go by, each with the number of a rule that says so.
-pub fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Item = (usize, &'a str)> {
+pub(crate) fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Item = (usize, &'a str)> {
     let applies = move |rule: &model::Rule| rule.port.as_ref().is_none_or(|of| *of == port);
     config.rules.iter().enumerate().filter(move |(_, rule)| applies(rule)).map(|(number, rule)| (number, &*rule.chain))
 }
@@ -65,7 +65,7 @@ pub fn chains_of<'a>(config: &'a Config, port: &str) -> impl Iterator<Item = (us
 pub fn owner_of(config: &Config, port: &model::Port) -> Owner {
     let mut entries = chains_of(config, &port.name).map(|(_, chain)| entry_of(config, chain));
     let own = port.tenant.as_deref().map(Some);
-    // Whoever speaks with the daemon by OpenFlow may lead any packet anywhere.
+    // An OpenFlow controller may lead any packet anywhere.
     if own.is_none() && config.openflow.controller.is_some() {
         return Owner::Several;
     }
@@ -112,7 +112,7 @@ fn needs_ingress(config: &Config) -> bool {
         || config.ports.iter().any(is_open)
 }
 
-/// Who needs an arena, by a configuration: the tenants, in the order of their services, and then the ingress if there are several.
+/// Holders of arenas, by a configuration: the tenants, in the order of their services, and then the ingress if there are several.
 pub fn holders(config: &Config) -> Vec<Holder> {
     let mut holders: Vec<Holder> = Vec::new();
     for service in config.services.iter().filter(|service| !service.is_foreign()) {

@@ -1,7 +1,7 @@
 //! Checks everything about a configuration that can be known without touching the host.
 //!
 //! Pure: a configuration in, problems out, all of them, errors and warnings. A change that comes through the API is checked by the
-//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::host`]; whether a rule can
+//! same function as a file. Limits: whether cores, users, programs and devices exist is for [`super::on_host`]; whether a rule can
 //! never
 //! match because several earlier ones together cover it is not looked for, only whether a single earlier one does.
 
@@ -10,23 +10,18 @@ use std::collections::{HashMap, HashSet};
 use serde_json::Value as Json;
 
 use super::nearest;
-use sluice_api::protocol::ProtocolMatch;
-
 use super::parse;
 use super::problem::{At, Problem};
 use super::schema::{self, Preset, SECTIONS, Type};
-use sluice_api::config::{
-    AfPacket, ByWhat, Class, Config, Gen, GenProtocol, Idle, Mode, PcapSpeed, Port, PortKind, PortRange, Priorities, Rule, Service,
-    hop,
-};
-use sluice_api::protocol::ICMP;
-use sluice_host::link;
+use sluice_api::config::{ByWhat, Class, Config, Idle, Mode, Port, PortKind, Priorities, Service, hop};
 
 mod container;
 mod foreign;
 mod memory;
 mod pool;
+mod ports;
 mod priority;
+mod rules;
 mod wakeup;
 
 pub use pool::{MAX_POOLED_HOPS, MAX_POOLS};
@@ -36,9 +31,6 @@ pub const MAX_HOPS: usize = 255;
 
 /// Most letters of a name.
 pub const MAX_NAME: usize = 63;
-
-/// Bytes of sequence number and time stamp in a generated packet's payload.
-pub const STAMP: usize = 16;
 
 /// Longest path of the runtime folder: with the name of a socket in it, it has to fit in the 107 bytes of a Unix socket's address.
 const MAX_RUNTIME_DIR: usize = 80;
@@ -64,17 +56,6 @@ pub fn validate(config: &Config) -> Vec<Problem> {
         v.unused();
     }
     v.problems
-}
-
-/// Smallest packet of a generator, in bytes with the Ethernet header: headers, and a payload that holds [`STAMP`].
-pub fn smallest_packet(g: &Gen) -> usize {
-    let vlan = if g.vlan.is_some() { 4 } else { 0 };
-    let ip = if g.ipv6 { 40 } else { 20 };
-    let transport = match g.protocol {
-        GenProtocol::Udp => 8,
-        GenProtocol::Tcp => 20,
-    };
-    14 + vlan + ip + transport + STAMP
 }
 
 struct Validation<'a> {
@@ -284,145 +265,6 @@ impl Validation<'_> {
         found
     }
 
-    fn ports(&mut self) {
-        let config = self.config;
-        let mut seen = HashMap::new();
-        for (i, port) in config.ports.iter().enumerate() {
-            self.name("port", i, &port.name, true, &mut seen);
-            let at = |key| At::entry("port", i, key);
-            match &port.kind {
-                PortKind::Gen(g) => self.generator(i, g),
-                PortKind::Sink(_) if port.queues > 1 => self.error(
-                    at("queues"),
-                    "a sink has one queue: it tells loss by the sequence numbers of each flow, and must see all of a flow's packets",
-                    "write queues = 1, or leave it out",
-                ),
-                PortKind::Sink(_) => {}
-                PortKind::AfPacket(p) => self.interface(i, p),
-                PortKind::Pcap(p) => {
-                    if p.read.is_none() && p.write.is_none() {
-                        self.error(
-                            at("kind"),
-                            format!("pcap port \"{}\" has no file", port.name),
-                            "give it `read`, `write`, or both",
-                        );
-                    }
-                    if p.read.is_some() && p.read == p.write {
-                        self.error(at("write"), "a pcap port cannot write the file that it reads", "give `write` another file");
-                    }
-                    if p.speed == PcapSpeed::Rate && p.rate <= 0.0 {
-                        self.error(at("rate"), "speed = \"rate\" needs a rate", "write rate = 1000 for 1,000 packets per second");
-                    } else if p.speed != PcapSpeed::Rate && p.rate != 0.0 {
-                        self.error(
-                            at("rate"),
-                            "the rate of a pcap port counts only with speed = \"rate\"",
-                            "write speed = \"rate\"",
-                        );
-                    }
-                    if port.queues > 1 {
-                        self.error(
-                            at("queues"),
-                            "a pcap port has one queue, which keeps the order of its packets",
-                            "write queues = 1, or leave it out",
-                        );
-                    }
-                }
-                PortKind::Dpdk(d) => match (&d.devargs, &d.pci) {
-                    (None, None) => self.error(
-                        at("kind"),
-                        format!("dpdk port \"{}\" names no device", port.name),
-                        "give it `devargs`, such as \"net_null0\", or `pci`, such as \"0000:3b:00.0\"",
-                    ),
-                    (Some(_), Some(_)) => {
-                        self.error(at("pci"), "a dpdk port has either `devargs` or `pci`, not both", "remove one");
-                    }
-                    (Some(devargs), None) if devargs.trim().is_empty() || devargs.contains('\0') => {
-                        self.error(at("devargs"), "devargs names no device", "write it like \"net_null0\"");
-                    }
-                    (None, Some(pci)) if !is_pci(pci) => {
-                        self.error(
-                            at("pci"),
-                            format!("{pci:?} is no PCI address"),
-                            "write it like \"0000:3b:00.0\"; `lspci -D` lists them",
-                        );
-                    }
-                    _ => {}
-                },
-            }
-        }
-    }
-
-    fn interface(&mut self, i: usize, p: &AfPacket) {
-        let at = |key| At::entry("port", i, key);
-        if p.interface == link::LOOPBACK {
-            self.error(
-                at("interface"),
-                "the loopback interface cannot be a port: its packets never leave the host",
-                "name another interface (`ip link` lists them); to try a configuration without one, use a port of kind \"gen\"",
-            );
-        } else if !link::is_name(&p.interface) {
-            self.error(
-                at("interface"),
-                format!("no interface can be called {:?}", p.interface),
-                format!("write a name of 1 to {} letters; `ip link` lists them", link::MAX_NAME),
-            );
-        }
-        if let Some(netns) = &p.netns {
-            self.word(at("netns"), "the name of a network namespace", netns, true);
-        }
-    }
-
-    fn generator(&mut self, i: usize, g: &Gen) {
-        let at = |key| At::entry("port", i, key);
-        let smallest = smallest_packet(g);
-        let largest = self.config.memory.packet_bytes as usize;
-        let what = format!(
-            "{}{} over {}",
-            if g.vlan.is_some() { "VLAN-tagged " } else { "" },
-            if g.protocol == GenProtocol::Tcp { "TCP" } else { "UDP" },
-            if g.ipv6 { "IPv6" } else { "IPv4" }
-        );
-        let sizes: Vec<(At, u16)> = match g.imix.as_slice() {
-            [] => vec![(at("size"), g.size)],
-            mix => mix.iter().enumerate().map(|(n, (size, _))| (at("imix").item(n), *size)).collect(),
-        };
-        for (at, size) in sizes {
-            let key = if at.item.is_some() { "this size" } else { "size" };
-            if usize::from(size) < smallest {
-                self.error(
-                    at,
-                    format!("a packet of {size} bytes is too small for {what}, a sequence number and a time stamp"),
-                    format!("make {key} {smallest} or more"),
-                );
-            } else if usize::from(size) > largest {
-                self.error(
-                    at,
-                    format!("a packet of {size} bytes is larger than memory.packet_bytes, which is {largest}"),
-                    format!("make {key} {largest} or less, or raise packet_bytes in [memory]"),
-                );
-            }
-        }
-        if !g.imix.is_empty() && g.size != Gen::default().size {
-            self.error(at("size"), "`size` and `imix` exclude each other", "remove one");
-        }
-        for (n, (_, weight)) in g.imix.iter().enumerate() {
-            if *weight == 0 {
-                self.error(at("imix").item(n), "a weight of 0 never comes", "give it a weight of 1 or more, or remove the pair");
-            }
-        }
-        for (key, address) in [("src", g.src), ("dst", g.dst)] {
-            match address {
-                Some(a) if a.is_ipv6() && !g.ipv6 => {
-                    self.error(at(key), format!("{a} is an IPv6 address, and the packets are IPv4"), "write ipv6 = true");
-                }
-                Some(a) if a.is_ipv4() && g.ipv6 => {
-                    self.error(at(key), format!("{a} is an IPv4 address, and the packets are IPv6"), "write ipv6 = false");
-                }
-                _ => {}
-            }
-        }
-    }
-
     fn services(&mut self) {
         let config = self.config;
         let mut seen = HashMap::new();
@@ -445,27 +287,7 @@ impl Validation<'_> {
     fn service(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
         let name = &service.name;
-        if service.attach {
-            let given = [
-                ("exec", service.exec.is_some()),
-                ("args", !service.args.is_empty()),
-                ("env", !service.env.is_empty()),
-                ("zygote", service.zygote),
-            ];
-            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
-                self.error(
-                    at(key),
-                    format!("service \"{name}\" attaches by itself, so nothing is started with `{key}`"),
-                    format!("remove `{key}`, or remove attach = true"),
-                );
-            }
-        } else if service.exec.is_none() && !service.is_foreign() && service.container.is_none() {
-            self.error(
-                at("exec"),
-                format!("service \"{name}\" has no program"),
-                "write exec = \"PROGRAM\", or attach = true if it is started from outside",
-            );
-        }
+        self.start(i, service);
         if service.is_foreign() {
             self.foreign(i, service);
         } else {
@@ -474,22 +296,7 @@ impl Validation<'_> {
         if let Some(container) = &service.container {
             self.container(i, service, container);
         }
-        for (n, arg) in service.args.iter().enumerate() {
-            if arg.contains('\0') {
-                self.error(at("args").item(n), "an argument holds a zero byte", "remove it");
-            }
-        }
-        for (variable, value) in &service.env {
-            if variable.is_empty() || variable.contains(['=', '\0']) || value.contains('\0') {
-                self.error(
-                    at("env"),
-                    format!("{variable:?} is no environment variable"),
-                    "use a name without \"=\" and zero bytes",
-                );
-            } else if ["SLUICE_SOCKET", "SLUICE_NF", "SLUICE_ZYGOTE"].contains(&variable.as_str()) {
-                self.error(at("env"), format!("{variable} is set by the manager"), "remove it");
-            }
-        }
+        self.arguments(i, service);
         if service.storage && !service.filter {
             self.error(at("storage"), "there is no filter that would deny io_uring", "remove `storage`, or filter = false");
         }
@@ -528,6 +335,54 @@ impl Validation<'_> {
         let there: Vec<&str> = names_of(config).into_iter().chain(config.services.iter().map(|s| s.name.as_str())).collect();
         for (n, to) in service.may_send_to.iter().flatten().enumerate() {
             self.reference(at("may_send_to").item(n), "port or service", to, &there);
+        }
+    }
+
+    /// Something is started, or comes by itself.
+    fn start(&mut self, i: usize, service: &Service) {
+        let at = |key| At::entry("service", i, key);
+        let name = &service.name;
+        if service.attach {
+            let given = [
+                ("exec", service.exec.is_some()),
+                ("args", !service.args.is_empty()),
+                ("env", !service.env.is_empty()),
+                ("zygote", service.zygote),
+            ];
+            for (key, _) in given.into_iter().filter(|(_, given)| *given) {
+                self.error(
+                    at(key),
+                    format!("service \"{name}\" attaches by itself, so nothing is started with `{key}`"),
+                    format!("remove `{key}`, or remove attach = true"),
+                );
+            }
+        } else if service.exec.is_none() && !service.is_foreign() && service.container.is_none() {
+            self.error(
+                at("exec"),
+                format!("service \"{name}\" has no program"),
+                "write exec = \"PROGRAM\", or attach = true if it is started from outside",
+            );
+        }
+    }
+
+    /// Arguments and environment that a program can have.
+    fn arguments(&mut self, i: usize, service: &Service) {
+        let at = |key| At::entry("service", i, key);
+        for (n, arg) in service.args.iter().enumerate() {
+            if arg.contains('\0') {
+                self.error(at("args").item(n), "an argument holds a zero byte", "remove it");
+            }
+        }
+        for (variable, value) in &service.env {
+            if variable.is_empty() || variable.contains(['=', '\0']) || value.contains('\0') {
+                self.error(
+                    at("env"),
+                    format!("{variable:?} is no environment variable"),
+                    "use a name without \"=\" and zero bytes",
+                );
+            } else if ["SLUICE_SOCKET", "SLUICE_NF", "SLUICE_ZYGOTE"].contains(&variable.as_str()) {
+                self.error(at("env"), format!("{variable} is set by the manager"), "remove it");
+            }
         }
     }
 
@@ -573,108 +428,6 @@ impl Validation<'_> {
                 self.error(at, format!("packets cannot leave through \"{}\", which {why}", chain.egress), help);
             }
         }
-    }
-
-    fn rules(&mut self) {
-        let config = self.config;
-        let chains: Vec<&str> = config.chains.iter().map(|c| c.name.as_str()).collect();
-        let mut seen: HashMap<String, usize> = HashMap::new();
-        for (i, rule) in config.rules.iter().enumerate() {
-            match &rule.name {
-                Some(name) => self.name("rule", i, name, true, &mut seen),
-                None => {
-                    seen.entry(rule.label(i)).or_insert(i);
-                }
-            }
-            self.reference(At::entry("rule", i, "chain"), "chain", &rule.chain, &chains);
-            if let Some(port) = &rule.port
-                && self.reference(At::entry("rule", i, "port"), "port", port, &names_of(config))
-            {
-                self.ingress(i, port);
-            }
-            if let Some(wakeup) = &rule.wakeup {
-                self.wakeup_of_rule(i, &rule.chain, wakeup);
-            }
-            self.matching(i, rule);
-        }
-    }
-
-    fn ingress(&mut self, i: usize, name: &str) {
-        let silent = match port_of(self.config, name).map(|p| &p.kind) {
-            Some(PortKind::Sink(_)) => "is a sink",
-            Some(PortKind::Pcap(p)) if p.read.is_none() => "has no file to read",
-            _ => return,
-        };
-        self.warn(
-            At::entry("rule", i, "port"),
-            format!("no packet ever comes in at \"{name}\", which {silent}"),
-            "name another port",
-        );
-    }
-
-    /// What a rule says of packets can be true of one.
-    fn matching(&mut self, i: usize, rule: &Rule) {
-        let at = |key| At::entry("rule", i, key);
-        let protocol = match rule.protocol.as_deref().map(parse::protocol) {
-            None => ProtocolMatch::Any,
-            Some(Ok(protocol)) => protocol,
-            Some(Err(text)) => {
-                self.sentence(at("protocol"), &text);
-                return;
-            }
-        };
-        let word = rule.protocol.as_deref().unwrap_or_default();
-        let mut families: Vec<(&'static str, bool)> = Vec::new();
-        for (key, text) in [("src", &rule.src), ("dst", &rule.dst)] {
-            let Some(text) = text else { continue };
-            match parse::prefix(text) {
-                Err(text) => self.sentence(at(key), &text),
-                Ok(_) if protocol == ProtocolMatch::NonIp => {
-                    self.error(
-                        at(key),
-                        "packets that are not IP have no addresses",
-                        format!("remove `{key}`, or protocol = \"non-ip\""),
-                    );
-                }
-                Ok((address, _)) => {
-                    families.push((key, address.is_ipv6()));
-                    if !protocol.has_family(address.is_ipv6()) {
-                        let (other, version) = if protocol == ProtocolMatch::Number(ICMP) { ("icmpv6", 6) } else { ("icmp", 4) };
-                        self.error(
-                            at("protocol"),
-                            format!("no IPv{version} packet is of protocol \"{word}\", and `{key}` is an IPv{version} prefix"),
-                            format!("write protocol = \"{other}\""),
-                        );
-                    }
-                }
-            }
-        }
-        if let [(_, a), (_, b)] = families[..]
-            && a != b
-        {
-            self.error(at("dst"), "`src` and `dst` are of different IP versions, so no packet matches both", "write two rules");
-        }
-        for (key, range) in [("src_port", &rule.src_port), ("dst_port", &rule.dst_port)] {
-            let Some(range) = range else { continue };
-            if let Err(text) = range.bounds() {
-                self.sentence(at(key), &text);
-            } else if !protocol.has_ports() {
-                self.error(
-                    at(key),
-                    format!("packets of protocol \"{word}\" have no ports"),
-                    format!("remove `{key}`, or write protocol = \"tcp\" or \"udp\""),
-                );
-            }
-        }
-        if rule.dscp.is_some() && protocol == ProtocolMatch::NonIp {
-            self.error(at("dscp"), "packets that are not IP have no DSCP", "remove `dscp`, or protocol = \"non-ip\"");
-        }
-    }
-
-    /// A sentence of [`parse`], "what is wrong; what to do".
-    fn sentence(&mut self, at: At, text: &str) {
-        let (message, help) = text.split_once("; ").unwrap_or((text, ""));
-        self.error(at, message, help);
     }
 
     /// There are frames for the packets that chains can hold.
@@ -731,22 +484,7 @@ impl Validation<'_> {
                 );
             }
         }
-        for (i, rule) in config.rules.iter().enumerate() {
-            if let Some(earlier) = config.rules[..i].iter().position(|earlier| covers(earlier, rule)) {
-                self.problems.push(
-                    Problem::warning(
-                        At::entry("rule", i, ""),
-                        format!(
-                            "{} never matches: {} before it takes all its packets",
-                            rule.label(i),
-                            config.rules[earlier].label(earlier)
-                        ),
-                        "the first rule that matches wins; move this one up, or remove it",
-                    )
-                    .after(At::entry("rule", earlier, "")),
-                );
-            }
-        }
+        self.covered();
         let any_port = config.rules.iter().any(|r| r.port.is_none());
         let ingress = config.rules.iter().filter_map(|r| r.port.as_deref());
         let egress = config.chains.iter().map(|c| c.egress.as_str());
@@ -797,50 +535,4 @@ fn names_of(config: &Config) -> Vec<&str> {
 
 fn port_of<'a>(config: &'a Config, name: &str) -> Option<&'a Port> {
     config.ports.iter().find(|p| p.name == name)
-}
-
-/// Whether all packets that `later` matches are matched by `earlier`, as far as each key alone tells.
-fn covers(earlier: &Rule, later: &Rule) -> bool {
-    fn key<T>(earlier: &Option<T>, later: &Option<T>, within: impl Fn(&T, &T) -> bool) -> bool {
-        match (earlier, later) {
-            (None, _) => true,
-            (Some(_), None) => false,
-            (Some(e), Some(l)) => within(e, l),
-        }
-    }
-    let prefix = |e: &String, l: &String| match (parse::prefix(e), parse::prefix(l)) {
-        (Ok((e, bits)), Ok((l, more))) => e.is_ipv6() == l.is_ipv6() && bits <= more && parse::network_of(l, bits) == e,
-        _ => false,
-    };
-    let range = |e: &PortRange, l: &PortRange| match (e.bounds(), l.bounds()) {
-        (Ok(e), Ok(l)) => e.0 <= l.0 && l.1 <= e.1,
-        _ => false,
-    };
-    let protocol = |e: &String, l: &String| match (parse::protocol(e), parse::protocol(l)) {
-        (Ok(ProtocolMatch::Ip), Ok(ProtocolMatch::Number(_) | ProtocolMatch::Ip)) => true,
-        (Ok(e), Ok(l)) => e == l,
-        _ => false,
-    };
-    key(&earlier.port, &later.port, |e, l| e == l)
-        && key(&earlier.vlan, &later.vlan, |e, l| e == l)
-        && key(&earlier.protocol, &later.protocol, protocol)
-        && key(&earlier.src, &later.src, prefix)
-        && key(&earlier.dst, &later.dst, prefix)
-        && key(&earlier.src_port, &later.src_port, range)
-        && key(&earlier.dst_port, &later.dst_port, range)
-        && key(&earlier.dscp, &later.dscp, |e, l| e == l)
-}
-
-/// Whether this is a PCI address: `DDDD:BB:DD.F` or `BB:DD.F`, in hexadecimal.
-fn is_pci(text: &str) -> bool {
-    let hex = |word: &str, most: usize| !word.is_empty() && word.len() <= most && word.bytes().all(|b| b.is_ascii_hexdigit());
-    let Some((address, function)) = text.rsplit_once('.') else { return false };
-    let parts: Vec<&str> = address.split(':').collect();
-    let function = function.len() == 1 && matches!(function.as_bytes()[0], b'0'..=b'7');
-    function
-        && match parts[..] {
-            [bus, device] => hex(bus, 2) && hex(device, 2),
-            [domain, bus, device] => hex(domain, 8) && hex(bus, 2) && hex(device, 2),
-            _ => false,
-        }
 }

@@ -437,20 +437,6 @@ pub enum Step {
 }
 
 impl Path {
-    fn new(course: &registry::Course<'_>) -> Self {
-        let registry::Course { ingress, chain, nfs, reversed, kind, .. } = *course;
-        let reverse = |i: usize| reversed.get(i).copied().unwrap_or(false);
-        let hop = |(i, nf): (usize, &u16)| Hop { nf: *nf, last_visit: !nfs[i + 1..].contains(nf), reverse: reverse(i) };
-        let hops = nfs.iter().enumerate().map(hop).collect();
-        let mut once = nfs.to_vec();
-        once.sort_unstable();
-        once.dedup();
-        let refuses = kind == Kind::Refuses;
-        let egress = if refuses { u16::MAX } else { chain.egress };
-        let (stops, has_ended) = (AtomicBool::new(refuses), AtomicBool::new(false));
-        Self { ingress, chain: chain.clone(), hops, nfs: once.into(), egress, kind, moves: Moves::default(), stops, has_ended }
-    }
-
     /// Whether packets may go by it: it has not ended, and lets packets in.
     #[inline(always)]
     pub fn goes(&self) -> bool {

@@ -1,4 +1,4 @@
-//! What one packet costs through a null device, receive and transmit: driver, shim and face, without anybody who touches the packet.
+//! What one packet costs through a null device, receive and transmit: driver, shim and face, and nothing that touches the packet.
 //!
 //! `cargo run --release -p sluice-dpdk --features dpdk --example null_speed`. Prints the median, least and most of eleven runs, in
 //! CPU time of the thread, so that a busy host spoils them less; needs no root and no hugepages.

@@ -39,7 +39,7 @@ mod interface;
 pub use error::DpdkError;
 pub use face::{Device, Eal, Pool, PoolThread, Queue};
 pub use forecast::look_at;
-pub use options::{DeviceOptions, EalOptions, is_pci_address, is_same_device};
+pub use options::{DeviceOptions, EalOptions, is_same_device};
 
 pub use sluice_shm::arena::Packet;
 

@@ -68,7 +68,7 @@ impl EalOptions {
 }
 
 /// Whether a word is a PCI address such as `0000:3b:00.0` or `3b:00.0`, perhaps with device arguments behind it.
-pub fn is_pci_address(word: &str) -> bool {
+pub(crate) fn is_pci_address(word: &str) -> bool {
     let address = device_name(word);
     let hex = |part: &str, len: usize| part.len() == len && part.chars().all(|c| c.is_ascii_hexdigit());
     let Some((rest, function)) = address.rsplit_once('.') else { return false };

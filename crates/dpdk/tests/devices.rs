@@ -1,6 +1,6 @@
 //! Real packets through real DPDK devices, one process per scenario, because EAL starts once in the life of a process.
 //!
-//! Each test starts this binary again with [`CHILD`] set, and judges how it ended. A scenario that the host does not allow (not root, no
+//! Each test starts this binary again with [`CHILD`] set, and checks how it ended. A scenario that the host does not allow (not root, no
 //! hugepages, no /dev/net/tun) is skipped, and says why.
 #![cfg(feature = "dpdk")]
 
@@ -364,7 +364,7 @@ fn pcap_round_trip(rig: &Rig) -> usize {
     std::fs::write(&from, pcap(&written)).unwrap();
     let (device, mut queue) = rig.open(&format!("net_pcap0,rx_pcap={},tx_pcap={}", from.display(), to.display()));
     let mut burst = [Packet::default(); 32];
-    // Empty bursts do not mean the end: one may consist of dropped packets. The driver has nothing more after so many.
+    // Empty bursts do not mean the end: one may consist of dropped packets. The driver has nothing more after this number of them.
     let mut through = 0;
     while through < packets.len() {
         let n = queue.rx_burst(&mut burst);

@@ -193,12 +193,12 @@ pub(super) fn denied() -> impl Iterator<Item = c_long> {
 }
 
 /// Names of the system calls that the filter of NFs denies whatever their arguments, for those who write a filter of their own.
-pub fn denied_names() -> impl Iterator<Item = &'static str> {
+pub(crate) fn denied_names() -> impl Iterator<Item = &'static str> {
     DENIED.iter().chain(NEWER).chain(DENIED_TO_NFS).chain(IO_URING).map(|(name, _)| name.trim_start_matches("SYS_"))
 }
 
 /// System calls that it denies for what an argument says: name, number of the argument, mask and value.
-pub fn denied_arguments() -> impl Iterator<Item = (&'static str, u8, u32, u32)> {
+pub(crate) fn denied_arguments() -> impl Iterator<Item = (&'static str, u8, u32, u32)> {
     RULES.iter().chain(RULES_OF_NFS).map(|rule| (rule.name, rule.argument, rule.mask, rule.value))
 }
 

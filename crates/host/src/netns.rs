@@ -30,7 +30,7 @@ use rustix::process::{Pid, Signal};
 use super::process::{self, Proc};
 
 /// Where namespaces with names are.
-pub const NAMED: &str = "/run/netns";
+pub(crate) const NAMED: &str = "/run/netns";
 
 /// Time that processes which were killed have to go away.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -14,7 +14,7 @@
 //!
 //! # Limits
 //! Two processes of one pid within one clock tick (10 ms) have one identity; the kernel hands pids out in a circle, so that does
-//! not happen outside of a namespace with a handful of pids. Start times count from boot: compare [`Proc::boot_id`] too.
+//! not happen outside of a namespace with a handful of pids. Start times count from boot: compare the id of the boot too.
 
 // The kernel's process clocks and SO_PEERPIDFD have no safe wrapper in rustix.
 #![allow(unsafe_code)]
@@ -293,7 +293,7 @@ pub fn raise_nofile(wanted: u64) -> Result<u64, Errno> {
 
 /// The limits that this process had before [`raise_nofile`], if that was called: what an NF should start with, since programs that
 /// use select() break above 1,024.
-pub fn nofile_before() -> Option<Rlimit> {
+pub(crate) fn nofile_before() -> Option<Rlimit> {
     NOFILE_BEFORE.get().copied()
 }
 
@@ -451,6 +451,12 @@ impl Proc {
             .collect()
     }
 
+    /// The numbers of a process's threads; none if it has ended.
+    pub(crate) fn threads(&self, pid: i32) -> Vec<i32> {
+        let Ok(entries) = fs::read_dir(self.path(&format!("{pid}/task"))) else { return Vec::new() };
+        entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
+    }
+
     /// The number of a process in the namespace that it is in, if that is one below this process's
     /// own.
     pub fn number_inside(&self, pid: Pid) -> Option<i32> {
@@ -489,7 +495,7 @@ impl Proc {
     ///
     /// # Errors
     /// What reading says.
-    pub fn boot_id(&self) -> io::Result<String> {
+    pub(crate) fn boot_id(&self) -> io::Result<String> {
         Ok(fs::read_to_string(self.root.join("sys/kernel/random/boot_id"))?.trim().to_owned())
     }
 

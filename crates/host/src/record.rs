@@ -47,10 +47,11 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::container;
+use crate::cgroup::processes_below;
 use crate::file::Lock;
 use crate::netns::{self, Netns};
 use crate::process::{self, Identity, Proc};
-use crate::processes::{guard, processes_below};
+use crate::processes::guard;
 
 /// File of the lock.
 const LOCK: &str = "lock";

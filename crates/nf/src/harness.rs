@@ -25,9 +25,9 @@ use sluice_shm::arena::{Arena, Geometry, HEADROOM};
 use sluice_shm::descriptor::{Descriptor, flags};
 use sluice_shm::memory::SharedMemory;
 
+use crate::handler::Handler;
 use crate::header;
 use crate::packet::{Burst, PortId, Verdict};
-use crate::run::Handler;
 
 /// What became of a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]

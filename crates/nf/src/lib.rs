@@ -24,6 +24,7 @@ mod context;
 mod engine;
 mod error;
 mod gate;
+mod handler;
 pub mod harness;
 pub mod header;
 mod options;
@@ -39,9 +40,10 @@ mod zygote;
 
 pub use context::Context;
 pub use error::{AttachError, NfError};
+pub use handler::Handler;
 pub use options::{Options, args};
 pub use packet::{Burst, IterMut, NoRoom, Packet, PortId, ServiceId, Verdict};
-pub use run::{Handler, run, run_each, run_with};
+pub use run::{run, run_each, run_with};
 
 /// Now, in nanoseconds of CLOCK_MONOTONIC: the clock of [`Burst::now_ns`] and of ticks.
 pub fn now_ns() -> u64 {

@@ -11,8 +11,6 @@ use sluice_shm::core_page::CorePage;
 use sluice_shm::doorbell;
 use sluice_shm::page::{Control, Counter, Page, asleep};
 
-use crate::storage;
-
 /// Nanoseconds between looks for others with packets, of an NF that found none when its budget was used up.
 const LOOK_ROUND_NS: u64 = 20_000;
 /// Nanoseconds between looks for those that go before others, where there are any.
@@ -20,12 +18,28 @@ const PRECEDENCE_NS: u64 = 20_000;
 /// Longest sleep of an NF that both buffers of its storage are full of: the doorbell and completions wake it, this only guards.
 const SUSPENDED: Duration = Duration::from_millis(100);
 
+/// What the kernel completes for an NF: its storage.
+pub(crate) trait Completions {
+    /// Whether a [`poll`](Self::poll) has something to do.
+    fn has_work(&self) -> bool;
+    /// Calls the callbacks that are due, and says how many.
+    fn poll(&self) -> usize;
+    /// Ends everything that was begun.
+    fn flush(&self);
+    /// Whether there are completions to take. A look at memory.
+    fn has_completions(&self) -> bool;
+    /// How long the NF may sleep before it looks here again.
+    fn longest_sleep(&self) -> Duration;
+    /// Waits until one of the bells is rung, until a completion, or until `timeout` is over.
+    fn wait(&self, bells: Bells, timeout: Duration);
+}
+
 /// Where an NF sleeps. Without a place, as in unit tests, nobody wakes it but its storage.
 #[derive(Default)]
 pub(crate) struct Seat {
     place: Option<Place>,
     /// Not owned: callbacks may hold packets, which hold the engine, which holds this.
-    storage: RefCell<Weak<storage::Inner>>,
+    storage: RefCell<Option<Weak<dyn Completions>>>,
     /// A handler has waited for the disk since this was asked last.
     has_waited: Cell<bool>,
     /// Time that the storage took between bursts, in nanoseconds, since this was asked last.
@@ -195,22 +209,22 @@ impl Seat {
 
     /// The NF's storage, if it has one.
     #[inline(always)]
-    pub(crate) fn storage(&self) -> Option<Rc<storage::Inner>> {
-        self.storage.borrow().upgrade()
+    pub(crate) fn storage(&self) -> Option<Rc<dyn Completions>> {
+        self.storage.borrow().as_ref()?.upgrade()
     }
 
-    pub(crate) fn set_storage(&self, storage: &Rc<storage::Inner>) {
-        *self.storage.borrow_mut() = Rc::downgrade(storage);
+    pub(crate) fn set_storage(&self, storage: Weak<dyn Completions>) {
+        *self.storage.borrow_mut() = Some(storage);
     }
 
     /// Calls the storage's callbacks that are due, and says how many. No borrow that they may need is held.
     #[inline(always)]
     pub(crate) fn poll(&self) -> usize {
-        self.storage().map_or(0, |storage| self.poll_storage(&storage))
+        self.storage().map_or(0, |storage| self.poll_storage(&*storage))
     }
 
     #[cold]
-    fn poll_storage(&self, storage: &storage::Inner) -> usize {
+    fn poll_storage(&self, storage: &dyn Completions) -> usize {
         if !storage.has_work() {
             return storage.poll();
         }
@@ -259,7 +273,7 @@ impl Seat {
 
     /// Sleeps because `storage` can take no more. False if there is no place to sleep in, or the NF does not sleep: then the caller
     /// waits in the kernel.
-    pub(crate) fn suspend(&self, storage: &storage::Inner) -> bool {
+    pub(crate) fn suspend(&self, storage: &dyn Completions) -> bool {
         self.has_waited.set(true);
         let Some(place) = self.place.as_ref().filter(|place| !place.poll) else { return false };
         place.page.add(Counter::Sleeps, 1);

@@ -39,9 +39,9 @@ use sluice_shm::descriptor::Descriptor;
 
 use crate::context::Context;
 use crate::error::NfError;
+use crate::handler::Handler;
 use crate::harness::Harness;
 use crate::packet::Verdict;
-use crate::run::Handler;
 use packets::Source;
 use relay::Part;
 

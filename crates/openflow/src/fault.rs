@@ -35,7 +35,6 @@ impl Fault {
     pub const ACTION_EXPERIMENTER: Fault = fault(2, 2);
     pub const OUT_PORT: Fault = fault(2, 4);
     pub const TOO_MANY_ACTIONS: Fault = fault(2, 7);
-    pub const OUT_GROUP: Fault = fault(2, 9);
     pub const UNKNOWN_INSTRUCTION: Fault = fault(3, 0);
     pub const UNSUPPORTED_INSTRUCTION: Fault = fault(3, 1);
     pub const INSTRUCTION_TABLE: Fault = fault(3, 2);

@@ -15,6 +15,7 @@ pub mod instruction;
 pub mod message;
 pub mod multipart;
 pub mod oxm;
+pub mod port;
 pub mod session;
 pub mod switch;
 pub mod table;
@@ -22,22 +23,6 @@ mod wire;
 
 /// The version that is spoken: OpenFlow 1.3.
 pub const VERSION: u8 = 4;
-
-/// Ports that mean something other than a port.
-pub mod port {
-    /// Largest number of a port.
-    pub const MAX: u32 = 0xffff_ff00;
-    /// Back where it came in.
-    pub const IN_PORT: u32 = 0xffff_fff8;
-    /// To the flow table; of a packet-out alone.
-    pub const TABLE: u32 = 0xffff_fff9;
-    /// As if there were no controller.
-    pub const NORMAL: u32 = 0xffff_fffa;
-    /// To the controller.
-    pub const CONTROLLER: u32 = 0xffff_fffd;
-    /// Any port: only in requests.
-    pub const ANY: u32 = 0xffff_ffff;
-}
 
 /// No packet is held for this.
 pub const NO_BUFFER: u32 = 0xffff_ffff;

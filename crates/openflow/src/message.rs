@@ -9,6 +9,7 @@ use crate::fault::Fault;
 use crate::instruction::{self, Instruction, Output};
 use crate::multipart::{Reply, Request};
 use crate::oxm::Match;
+use crate::port::{PortChange, PortDesc};
 use crate::wire::{Put, Reader};
 
 /// Bytes of a header.
@@ -135,7 +136,7 @@ pub enum Command {
 
 /// Bits of [`FlowMod::flags`].
 pub mod flow_flag {
-    /// The controller is told when the entry is removed.
+    /// The controller hears of it when the entry is removed.
     pub const SEND_FLOW_REMOVED: u16 = 1;
     /// The entry is refused if another of its priority overlaps it.
     pub const CHECK_OVERLAP: u16 = 1 << 1;
@@ -240,59 +241,6 @@ pub struct FlowRemoved {
     pub fields: Match,
 }
 
-/// A port as the controller sees it.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PortDesc {
-    /// Its number.
-    pub number: u32,
-    /// Its address.
-    pub address: [u8; 6],
-    /// Its name; 15 bytes at most are told.
-    pub name: String,
-    /// Bit 0: it is down; bit 5: nothing is to be received.
-    pub config: u32,
-    /// Bit 0: no link; bit 2: live.
-    pub state: u32,
-}
-
-impl PortDesc {
-    pub(crate) const BYTES: usize = 64;
-
-    pub(crate) fn decode(from: &mut Reader<'_>) -> Result<Self, Fault> {
-        let number = from.u32()?;
-        from.skip(4)?;
-        let address = from.array()?;
-        from.skip(2)?;
-        let this = Self { number, address, name: from.text(16)?, config: from.u32()?, state: from.u32()? };
-        from.skip(24)?;
-        Ok(this)
-    }
-
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        out.u32(self.number);
-        out.zeros(4);
-        out.extend_from_slice(&self.address);
-        out.zeros(2);
-        out.text(&self.name, 16);
-        out.u32(self.config);
-        out.u32(self.state);
-        // Link speeds and media: not ours to say.
-        out.zeros(24);
-    }
-}
-
-/// What happened to a port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum PortChange {
-    /// It is new.
-    Add = 0,
-    /// It is gone.
-    Delete = 1,
-    /// It is different.
-    Modify = 2,
-}
-
 /// What a controller is to a switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[repr(u32)]
@@ -349,7 +297,7 @@ pub enum Message {
     MultipartReply(Reply, bool),
     BarrierRequest,
     BarrierReply,
-    /// The role and the generation of who is master.
+    /// The role, and the generation of the master.
     RoleRequest(Role, u64),
     RoleReply(Role, u64),
     GetAsyncRequest,
@@ -361,7 +309,7 @@ impl Message {
     /// Reads the body of a message of a kind.
     ///
     /// # Errors
-    /// What the sender is to be told.
+    /// The fault to report to the sender.
     pub fn decode(kind: u8, body: &[u8]) -> Result<Self, Fault> {
         let mut from = Reader(body);
         let message = match kind {

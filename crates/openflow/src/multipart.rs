@@ -5,8 +5,8 @@
 
 use crate::fault::Fault;
 use crate::instruction::{self, Instruction};
-use crate::message::PortDesc;
 use crate::oxm::Match;
+use crate::port::PortDesc;
 use crate::wire::{Put, Reader};
 
 /// Bytes of an answer's parts that go in one message.
@@ -122,10 +122,10 @@ impl Request {
     }
 }
 
-/// Who a switch is, in words.
+/// The identity of a switch, in words.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Desc {
-    /// Maker; 255 bytes at most are told, as of the next two.
+    /// Maker; 255 bytes at most are sent, as of the next two.
     pub manufacturer: String,
     /// Hardware.
     pub hardware: String,

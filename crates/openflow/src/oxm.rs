@@ -80,7 +80,7 @@ impl FieldId {
     }
 
     /// Whether a mask may be given.
-    pub fn is_maskable(self) -> bool {
+    pub(crate) fn is_maskable(self) -> bool {
         matches!(self, EthDst | EthSrc | VlanVid | Ipv4Src | Ipv4Dst | ArpSpa | ArpTpa | ArpSha | ArpTha | Ipv6Src | Ipv6Dst)
     }
 
@@ -183,7 +183,7 @@ impl Match {
     }
 
     /// Whether all packets of this match are packets of `other`: what a request that is not strict asks of entries.
-    pub fn is_within(&self, other: &Self) -> bool {
+    pub(crate) fn is_within(&self, other: &Self) -> bool {
         other.0.iter().all(|wanted| {
             self.get(wanted.id).is_some_and(|own| own.mask & wanted.mask == wanted.mask && own.value & wanted.mask == wanted.value)
         })

@@ -104,7 +104,7 @@ impl Session {
         self.send(xid, &Message::Error(fault, shown[..shown.len().min(SHOWN)].to_vec()));
     }
 
-    /// What is to be sent; whoever sends it takes it out.
+    /// Bytes to be sent; the sender takes them out.
     pub fn out(&mut self) -> &mut Vec<u8> {
         &mut self.out
     }
@@ -114,7 +114,7 @@ impl Session {
         self.out.len()
     }
 
-    /// Bytes of the messages that have come and that [`Session::next`] has not given yet. Whoever receives stops for a while where there are
+    /// Bytes of the messages that have come and that [`Session::next`] has not given yet. The receiver stops for a while where there are
     /// many: they take several times as much memory.
     pub fn waiting(&self) -> usize {
         self.waiting
@@ -334,7 +334,7 @@ mod tests {
         session.tick(10_000).unwrap();
         session.next().unwrap();
         assert_eq!(session.waiting(), flood.len() - HEADER);
-        // It does not read what it was told.
+        // It does not read what it was sent.
         session.send(0, &Message::BarrierReply);
         assert_eq!(session.tick(13_000), Err(Close::Silent));
         while session.next().is_some() {}

@@ -1,21 +1,20 @@
 //! What a switch answers: requests in, replies and [`Event`]s out.
 //!
 //! The switch outlives connections: its entries stay when a controller goes, while what is agreed with one connection (role, what is
-//! told unasked, bytes of packets) begins anew with the next ([`Switch::greet`]).
+//! sent unasked, bytes of packets) begins anew with the next ([`Switch::greet`]).
 //!
-//! Whoever carries out what is said here does it in the order of the events; so the answer to a barrier is sent when what stood before
+//! The caller carries events out in their order; so the answer to a barrier is sent when what stood before
 //! it is in force.
 
 use crate::fault::Fault;
 use crate::instruction::{self, Output};
-use crate::message::{
-    Asyncs, Command, Features, FlowRemoved, Message, PacketIn, PacketOut, PortChange, PortDesc, Role, SwitchConfig, Why, capability,
-};
+use crate::message::{Asyncs, Command, Features, FlowRemoved, Message, PacketIn, PacketOut, Role, SwitchConfig, Why, capability};
 use crate::multipart::{Desc, FlowStats, PortStats, Reply, Request, TableStats};
+use crate::port::{self, PortChange, PortDesc};
 use crate::table::{Counts, FlowTable};
-use crate::{ALL_TABLES, NO_BUFFER, port};
+use crate::{ALL_TABLES, NO_BUFFER};
 
-/// What is asked of the one who moves packets.
+/// What a switch asks of the code that moves packets.
 pub trait Plant: Counts {
     /// What a port has counted; None if there is no such port.
     fn port_stats(&self, number: u32) -> Option<PortStats>;
@@ -59,7 +58,7 @@ pub enum Event {
 /// A port that entries may name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Port {
-    /// What is told of it.
+    /// What the controller sees of it.
     pub desc: PortDesc,
     /// Whether packets may be sent there.
     pub takes_packets: bool,
@@ -74,7 +73,7 @@ pub struct Switch {
     ports: Vec<Port>,
     config: SwitchConfig,
     role: Role,
-    /// Generation of who is master, the latest that was said.
+    /// Latest generation of the master.
     generation: Option<u64>,
     asyncs: Asyncs,
     changes: u64,
@@ -109,7 +108,7 @@ impl Switch {
         &self.table
     }
 
-    /// The flow table, for the one who counts by its entries' numbers.
+    /// The flow table, for the code that counts by its entries' numbers.
     pub fn table_mut(&mut self) -> &mut FlowTable {
         &mut self.table
     }
@@ -119,12 +118,7 @@ impl Switch {
         self.changes
     }
 
-    /// Bytes of a packet that the controller is shown where no action sends it there.
-    pub fn miss_send_len(&self) -> u16 {
-        self.config.miss_send_len
-    }
-
-    /// The ports from now on. Says what the controller is told of it.
+    /// Sets the ports. Returns what the controller hears of it.
     pub fn set_ports(&mut self, ports: Vec<Port>) -> Vec<Message> {
         let mut told = Vec::new();
         let before = std::mem::replace(&mut self.ports, ports);
@@ -152,7 +146,7 @@ impl Switch {
     }
 
     /// Whether the controller wants to hear of packets for this reason.
-    pub fn wants_packets(&self, why: Why) -> bool {
+    pub(crate) fn wants_packets(&self, why: Why) -> bool {
         self.asyncs.packet_in[self.column()] >> why as u32 & 1 == 1
     }
 

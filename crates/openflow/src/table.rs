@@ -1,7 +1,7 @@
 //! The flow table: entries, how they are changed, and when they go (sections 5.2 to 5.5 and 6.4).
 //!
-//! Terms: an entry's *number* stays the same while it lives, and whoever matches packets counts them by it ([`Counts`]). The number of a
-//! removed entry is given out again only when the one who counts says so ([`FlowTable::reuse`]): packets may still be counted by it.
+//! Terms: an entry's *number* stays the same while it lives, and the code that matches packets counts them by it ([`Counts`]). The number of a
+//! removed entry is given out again only when the counting code says so ([`FlowTable::reuse`]): packets may still be counted by it.
 //!
 //! Approach: entries by number, and numbers by match and priority, so that what is strict is found at once; what is not strict, and what
 //! has to go by time, looks at all of them. Matching packets is not done here.
@@ -28,7 +28,7 @@ pub struct Count {
     pub seen_ms: u64,
 }
 
-/// Who counts packets by the numbers of entries. A count never goes back.
+/// Counts packets by the numbers of entries. A count never goes back.
 pub trait Counts {
     /// What was counted by a number so far.
     fn count(&self, number: u32) -> Count;
@@ -92,7 +92,7 @@ impl Entry {
             && self.fields.is_within(fields)
     }
 
-    /// What is told of it.
+    /// What the controller sees of it.
     pub fn stats(&self, counts: &dyn Counts, now_ms: u64) -> FlowStats {
         let (duration_s, duration_ns) = duration(self.created_ms, now_ms);
         let count = self.count(counts);
@@ -135,7 +135,7 @@ pub struct FlowTable {
     entries: BTreeMap<u32, Entry>,
     numbers: HashMap<(u16, Match), u32>,
     free: VecDeque<u32>,
-    /// Numbers of removed entries, until whoever counts takes them.
+    /// Numbers of removed entries, until the counting code takes them.
     retired: Vec<u32>,
 }
 
@@ -189,7 +189,7 @@ impl FlowTable {
     /// Carries out a change whose output, if any, was found good.
     ///
     /// # Errors
-    /// What the controller is to be told; then nothing has changed.
+    /// Changes to report to the controller; then nothing has changed.
     pub fn change(&mut self, change: &FlowMod, counts: &dyn Counts, now_ms: u64) -> Result<Outcome, Fault> {
         let deletes = matches!(change.command, Command::Delete | Command::DeleteStrict);
         if change.table_id != 0 && !(deletes && change.table_id == ALL_TABLES) {
@@ -217,7 +217,7 @@ impl FlowTable {
             return Err(Fault::TABLE_FULL);
         }
         let number = self.free.pop_front().ok_or(Fault::TABLE_FULL)?;
-        // In place of one with the same match: nothing is told of that, and its counters go on unless they are reset.
+        // In place of one with the same match: that is not reported, and its counters go on unless they are reset.
         let mut before = Count::default();
         if let Some(entry) = old.and_then(|old| self.entries.remove(&old)) {
             if change.flags & flow_flag::RESET_COUNTS == 0 {

@@ -289,8 +289,9 @@ pub fn strip(config: &Config, services: &BTreeMap<(String, String), String>, bas
 #[cfg(test)]
 pub(crate) mod tests {
     use sluice_slo::assignment::Promised;
+    use sluice_slo::digest::Digest;
     use sluice_slo::placement::{PlacedServer, ServerShape};
-    use sluice_slo::profile::{Digest, Key};
+    use sluice_slo::profile::Key;
     use sluice_slo::slo::{Slo, Workload};
 
     use super::*;

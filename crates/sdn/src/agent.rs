@@ -16,15 +16,16 @@ use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use sluice_openflow::NO_BUFFER;
 use sluice_openflow::fault::Fault;
 use sluice_openflow::instruction::Output;
-use sluice_openflow::message::{Message, PacketIn, PortDesc, Why};
+use sluice_openflow::message::{Message, PacketIn, Why};
 use sluice_openflow::multipart::{Desc, NOT_COUNTED, PortStats};
 use sluice_openflow::oxm::{FieldId, Match};
+use sluice_openflow::port::{self, PortDesc};
 use sluice_openflow::session::{Close, Patience, Session};
 use sluice_openflow::switch::{Event, Plant, Port, Switch};
 use sluice_openflow::table::{Count, Counts};
-use sluice_openflow::{NO_BUFFER, port};
 use sluice_shm::clock::monotonic_ns;
 
 use super::adviser::{Adviser, Homes};

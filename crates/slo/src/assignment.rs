@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
+use crate::digest::Digest;
 use crate::placement::{Instance, PlacedServer, Placement, PlacementError};
-use crate::profile::{Digest, Key};
+use crate::profile::Key;
 use crate::slo::{Slo, SloError};
 
 /// An SLO that is kept on a server.

@@ -89,7 +89,7 @@ fn put(floor: &mut Floor, asked: &[Asked<'_>], shape: &ServerShape, new: Put) {
 }
 
 /// Contention-agnostic packing.
-pub fn agnostic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
+pub(crate) fn agnostic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = Floor::new();
     for slo in largest_first(asked) {
         let n = alone_instances(&asked[slo]);
@@ -102,7 +102,7 @@ pub fn agnostic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
 }
 
 /// Elastic scaling, with the cache shared.
-pub fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
+pub(crate) fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = agnostic(asked, shape);
     for _ in 0..ROUNDS {
         let violated = violations(&floor, asked, shape, Cache::Shared);
@@ -121,7 +121,7 @@ pub fn elastic(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
 }
 
 /// Prediction-based packing.
-pub fn predicted(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
+pub(crate) fn predicted(asked: &[Asked<'_>], shape: &ServerShape) -> Floor {
     let mut floor = Floor::new();
     for slo in largest_first(asked) {
         let least = alone_instances(&asked[slo]);

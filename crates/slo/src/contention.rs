@@ -84,7 +84,7 @@ pub struct Running<'a> {
 const ROUNDS: u32 = 200;
 
 /// How many of `ways` ways each instance holds.
-pub fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
+pub(crate) fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
     let mut held = vec![ways / running.len().max(1) as f64; running.len()];
     for _ in 0..ROUNDS {
         let misses: Vec<f64> = running
@@ -106,7 +106,7 @@ pub fn occupancies(running: &[Running<'_>], ways: f64) -> Vec<f64> {
 
 /// How many of `ways` ways an instance holds beside competitors that refer to the LLC so often a second, each time to another line: what a
 /// prediction from references alone gives.
-pub fn held_beside_references(one: &Running<'_>, references_per_s: f64, ways: f64) -> f64 {
+pub(crate) fn held_beside_references(one: &Running<'_>, references_per_s: f64, ways: f64) -> f64 {
     let mut held = ways;
     for _ in 0..ROUNDS {
         let misses = one.load_pps.min(one.behaviour.throughput_pps(held)) * one.behaviour.misses_per_packet(held);

@@ -50,7 +50,8 @@
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, section 4.2; the checks are ours.
 
-use crate::profile::{Confidence, Curve, Point};
+use serde::{Deserialize, Serialize};
+
 use crate::unit;
 
 /// Gaps wider than this part of the whole are known by their ends only.
@@ -71,6 +72,98 @@ const WORST: f64 = 0.01;
 const LEAST: f64 = 1e-300;
 /// Places inside a gap that are looked at, where any number may be asked for.
 const STEPS: u32 = 16;
+
+/// A point of a curve.
+#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Point {
+    /// Ways, or packets per second.
+    pub x: f64,
+    /// Packets per second, or microseconds.
+    pub y: f64,
+}
+
+/// How far the samples of a curve agree with it: what says how quiet the host was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Confidence {
+    /// Samples of all points together.
+    pub samples: u32,
+    /// Those that are within what is promised: a throughput no lower, a latency no higher.
+    pub within: u32,
+    /// Points that were measured.
+    pub points: u32,
+    /// Those that are not known to within half of their value, or of which more than twice, or less than half, of what was measured there
+    /// is promised, because of others.
+    pub unsure: u32,
+}
+
+impl Confidence {
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Of several curves together.
+    pub fn together(all: impl Iterator<Item = Self>) -> Self {
+        all.fold(Self::default(), |sum, one| Self {
+            samples: sum.samples + one.samples,
+            within: sum.within + one.within,
+            points: sum.points + one.points,
+            unsure: sum.unsure + one.unsure,
+        })
+    }
+
+    /// Whether so many points are unsure that the curve tells of the host and not of the NF: one in so many.
+    pub(crate) fn is_too_noisy(&self) -> bool {
+        self.unsure * TOO_NOISY > self.points
+    }
+}
+
+/// One point of so many may be unsure. Each lifts what is promised above it, and near saturation a percentile is never quiet.
+const TOO_NOISY: u32 = 4;
+
+/// A curve of straight lines between points.
+#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Curve {
+    /// Its points, by rising `x`; `y` never falls.
+    pub points: Vec<Point>,
+    /// How many points were measured.
+    pub measured: u32,
+    /// How far the lines may be from the truth, as a part of the value.
+    pub error_bound: f64,
+    /// How far the 95 % interval of a point's median reaches from it at most, as a part of the value.
+    pub spread: f64,
+    /// The part of a value that is not promised.
+    pub margin: f64,
+    /// How far its samples agree with it; none where there were no repeated samples.
+    #[serde(default, skip_serializing_if = "Confidence::is_none")]
+    pub confidence: Confidence,
+    /// What was odd while it was measured, for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
+}
+
+impl Curve {
+    /// The value at `x`; none outside the points.
+    pub fn at(&self, x: f64) -> Option<f64> {
+        let after = self.points.partition_point(|point| point.x < x);
+        let right = self.points.get(after)?;
+        if right.x == x {
+            return Some(right.y);
+        }
+        let left = self.points.get(after.checked_sub(1)?)?;
+        Some(left.y + (right.y - left.y) * (x - left.x) / (right.x - left.x))
+    }
+
+    /// The largest `x` at which the curve is not above `y`; none if it is above everywhere.
+    pub fn reach(&self, y: f64) -> Option<f64> {
+        let after = self.points.partition_point(|point| point.y <= y);
+        let left = self.points.get(after.checked_sub(1)?)?;
+        let Some(right) = self.points.get(after) else { return Some(left.x) };
+        Some(left.x + (right.x - left.x) * (y - left.y) / (right.y - left.y))
+    }
+}
 
 /// Which way a promise is safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

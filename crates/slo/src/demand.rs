@@ -11,12 +11,10 @@
 use crate::on_demand::Footprint;
 use crate::placement::ServerShape;
 use crate::profile::{Profile, Source};
-use crate::slo::{Promise, Slo, SloError};
+use crate::slo::{MOST_INSTANCES, Promise, Slo, SloError};
 
 /// Steps of a search for a recipe.
 const STEPS: u32 = 50_000;
-/// Instances of one SLO at most: more is a mistake, or several SLOs.
-pub const MOST_INSTANCES: usize = 256;
 /// Packets per second are the same if they differ by less than this part.
 const EPSILON: f64 = 1e-9;
 
@@ -188,7 +186,7 @@ impl Demand {
     }
 
     /// Whether a recipe is enough.
-    pub fn is_enough(&self, recipe: &[u32]) -> bool {
+    pub(crate) fn is_enough(&self, recipe: &[u32]) -> bool {
         let sum: f64 = recipe.iter().map(|size| self.capacity_pps[*size as usize]).sum();
         !recipe.is_empty() && sum >= self.enough()
     }
@@ -395,7 +393,7 @@ pub mod tests {
         Slo {
             name: "acme".into(),
             workload: Workload::Nf("nat".into()),
-            configuration: crate::profile::Digest::of(b""),
+            configuration: crate::digest::Digest::of(b""),
             traffic: "64 B".into(),
             promise: Promise::Reserved { throughput_pps, latency_us },
         }

@@ -6,24 +6,25 @@
 //!
 //! The way of an SLO: a [`profile::Profile`] of its NF or chain is built from measurements ([`curve`]); with the profile, the SLO is
 //! a [`demand::Demand`]: so much throughput for so many cache ways; [`admission`] finds room for it at once, among instances that do not
-//! move; [`packing`] places many at once, and [`optimiser`] finds the least number of servers for all of them, in the background;
+//! move; `packing` places many at once, and [`optimiser`] finds the least number of servers for all of them, in the background;
 //! [`migration`] says how to get there. [`watch`] judges what an agent has measured: who is not given what was promised, and because of whom.
 //! SLOs on demand need no profile: [`on_demand`] shares out what they have leased, as it is needed.
-//! [`contention`] and [`baseline`] are for comparison: what other ways of placing would promise, and what would come of it.
+//! [`contention`] and `baseline` are for comparison: what other ways of placing would promise, and what would come of it.
 
 #![forbid(unsafe_code)]
 
 pub mod admission;
 pub mod assignment;
-pub mod baseline;
+mod baseline;
 pub mod compare;
 pub mod contention;
 pub mod curve;
 pub mod demand;
+pub mod digest;
 pub mod migration;
 pub mod on_demand;
 pub mod optimiser;
-pub mod packing;
+mod packing;
 pub mod placement;
 pub mod profile;
 pub mod samples;

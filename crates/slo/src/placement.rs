@@ -93,7 +93,7 @@ impl ServerShape {
 
     /// Cores that an instance takes of this shape's budget: its own, or more where it takes more than their part of the memory. So whatever
     /// fits by this count fits by memory too.
-    pub fn cores_with_memory(&self, cores: u32, memory_mib: u64) -> u32 {
+    pub(crate) fn cores_with_memory(&self, cores: u32, memory_mib: u64) -> u32 {
         let by_memory = (memory_mib * u64::from(self.cores)).div_ceil(self.memory_mib.max(1));
         cores.max(u32::try_from(by_memory).unwrap_or(u32::MAX))
     }
@@ -289,7 +289,7 @@ impl PlacedServer {
     }
 
     /// The lowest free cores, as many as asked for; none if there are too few.
-    pub fn free_cores(&self, cores: u32) -> Option<Vec<u32>> {
+    pub(crate) fn free_cores(&self, cores: u32) -> Option<Vec<u32>> {
         let taken: BTreeSet<u32> = self.instances.iter().flat_map(|instance| instance.cores.iter().copied()).collect();
         let free: Vec<u32> = (0..self.shape.cores).filter(|core| !taken.contains(core)).take(cores as usize).collect();
         (free.len() == cores as usize).then_some(free)

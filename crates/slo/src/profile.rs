@@ -22,83 +22,17 @@
 //!
 //! Source: Tootoonchian et al., "ResQ", NSDI 2018, sections 4 and 5.
 
-use std::ffi::OsString;
-use std::io::Read;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::curve::{Confidence, Curve};
+use crate::digest::Digest;
 use crate::slo::{Slo, Workload};
 use crate::stage::{self, Stage};
 
 /// Version of the form of a profile.
 pub const FORM: u32 = 1;
-
-/// Bytes of a file that an argument names. Of a larger one (a capture, a log) the length counts, and not what it has, so that nobody waits for it.
-const MOST_FILE: u64 = 16 << 20;
-
-/// Name of a file's contents. Tells files apart; it is no protection against someone who wants two to be alike.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
-pub struct Digest(pub String);
-
-impl Digest {
-    /// Of these bytes: FNV-1a of 128 bits, in hexadecimal digits.
-    pub fn of(bytes: &[u8]) -> Self {
-        let mut hash: u128 = 0x6c62272e07bb014262b821756295c58d;
-        for byte in bytes {
-            hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0000000001000000000000000000013b);
-        }
-        Self(format!("{hash:032x}"))
-    }
-
-    /// Of what an NF is started with: its arguments, the files that they name (`--rules FILE` and `--rules=FILE`) as they are now, and its
-    /// environment in this order. Relative paths are of the working directory; a file that cannot be read does not count, only its name does.
-    pub fn of_configuration(args: &[String], env: &[(OsString, OsString)]) -> Self {
-        let mut bytes = Vec::new();
-        let mut add = |part: &[u8]| {
-            bytes.extend_from_slice(&(part.len() as u64).to_le_bytes());
-            bytes.extend_from_slice(part);
-        };
-        for arg in args {
-            add(arg.as_bytes());
-            let value = arg.strip_prefix('-').and_then(|option| option.split_once('=')).map(|(_, value)| value);
-            if let Some(file) = contents(arg).or_else(|| contents(value?)) {
-                add(&file);
-            }
-        }
-        for (key, value) in env {
-            add(key.as_encoded_bytes());
-            add(value.as_encoded_bytes());
-        }
-        Self::of(&bytes)
-    }
-
-    /// Of the configurations of all NFs of a chain, in its order; of one NF it is that of its configuration.
-    pub fn of_configurations(all: &[Self]) -> Self {
-        match all {
-            [one] => one.clone(),
-            all => Self::of(all.iter().map(Self::to_string).collect::<String>().as_bytes()),
-        }
-    }
-}
-
-/// What of a file counts; none if it is none that can be read.
-fn contents(path: &str) -> Option<Vec<u8>> {
-    let length = std::fs::metadata(path).ok().filter(|file| file.is_file())?.len();
-    if length > MOST_FILE {
-        return Some(length.to_le_bytes().into());
-    }
-    let mut contents = Vec::new();
-    // It may grow meanwhile.
-    std::fs::File::open(path).ok()?.take(MOST_FILE).read_to_end(&mut contents).ok()?;
-    Some(contents)
-}
-
-impl std::fmt::Display for Digest {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(&self.0)
-    }
-}
 
 /// What a profile is of.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
@@ -126,118 +60,6 @@ pub enum Source {
     Simulated,
     /// No cache control: the curve is one point, at all ways of the processor that it was made on, and says nothing of fewer.
     None,
-}
-
-/// A point of a curve.
-#[derive(Debug, Clone, Copy, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Point {
-    /// Ways, or packets per second.
-    pub x: f64,
-    /// Packets per second, or microseconds.
-    pub y: f64,
-}
-
-/// How far the samples of a curve agree with it: what says how quiet the host was.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Confidence {
-    /// Samples of all points together.
-    pub samples: u32,
-    /// Those that are within what is promised: a throughput no lower, a latency no higher.
-    pub within: u32,
-    /// Points that were measured.
-    pub points: u32,
-    /// Those that are not known to within half of their value, or of which more than twice, or less than half, of what was measured there
-    /// is promised, because of others.
-    pub unsure: u32,
-}
-
-impl Confidence {
-    fn is_none(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Of several curves together.
-    pub fn together(all: impl Iterator<Item = Self>) -> Self {
-        all.fold(Self::default(), |sum, one| Self {
-            samples: sum.samples + one.samples,
-            within: sum.within + one.within,
-            points: sum.points + one.points,
-            unsure: sum.unsure + one.unsure,
-        })
-    }
-
-    /// Whether so many points are unsure that the curve tells of the host and not of the NF: one in so many.
-    pub fn is_too_noisy(&self) -> bool {
-        self.unsure * TOO_NOISY > self.points
-    }
-}
-
-/// One point of so many may be unsure. Each lifts what is promised above it, and near saturation a percentile is never quiet.
-const TOO_NOISY: u32 = 4;
-
-/// A curve of straight lines between points.
-#[derive(Debug, Clone, PartialEq, Default, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct Curve {
-    /// Its points, by rising `x`; `y` never falls.
-    pub points: Vec<Point>,
-    /// How many points were measured.
-    pub measured: u32,
-    /// How far the lines may be from the truth, as a part of the value.
-    pub error_bound: f64,
-    /// How far the 95 % interval of a point's median reaches from it at most, as a part of the value.
-    pub spread: f64,
-    /// The part of a value that is not promised.
-    pub margin: f64,
-    /// How far its samples agree with it; none where there were no repeated samples.
-    #[serde(default, skip_serializing_if = "Confidence::is_none")]
-    pub confidence: Confidence,
-    /// What was odd while it was measured, for people.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub notes: Vec<String>,
-}
-
-impl Curve {
-    /// The value at `x`; none outside the points.
-    pub fn at(&self, x: f64) -> Option<f64> {
-        let after = self.points.partition_point(|point| point.x < x);
-        let right = self.points.get(after)?;
-        if right.x == x {
-            return Some(right.y);
-        }
-        let left = self.points.get(after.checked_sub(1)?)?;
-        Some(left.y + (right.y - left.y) * (x - left.x) / (right.x - left.x))
-    }
-
-    /// The largest `x` at which the curve is not above `y`; none if it is above everywhere.
-    pub fn reach(&self, y: f64) -> Option<f64> {
-        let after = self.points.partition_point(|point| point.y <= y);
-        let left = self.points.get(after.checked_sub(1)?)?;
-        let Some(right) = self.points.get(after) else { return Some(left.x) };
-        Some(left.x + (right.x - left.x) * (y - left.y) / (right.y - left.y))
-    }
-
-    fn check(&self, which: &'static str) -> Result<(), ProfileError> {
-        if self.points.is_empty() {
-            return Err(ProfileError::Empty { which });
-        }
-        let sane = |value: f64| value.is_finite() && value >= 0.0;
-        if let Some(point) = self.points.iter().find(|point| !sane(point.x) || !sane(point.y)) {
-            return Err(ProfileError::NoNumber { which, x: point.x, y: point.y });
-        }
-        let parts = [self.error_bound, self.spread, self.margin];
-        if parts.iter().any(|part| !sane(*part)) || self.margin >= 1.0 {
-            return Err(ProfileError::Margin { which, margin: self.margin });
-        }
-        for pair in self.points.windows(2) {
-            if pair[0].x >= pair[1].x || pair[0].y > pair[1].y {
-                return Err(ProfileError::NotMonotone { which, x: pair[1].x, y: pair[1].y, before: pair[0].y });
-            }
-        }
-        Ok(())
-    }
 }
 
 /// How an instance uses the cache, for models of contention; not needed for promises.
@@ -389,6 +211,26 @@ pub enum ProfileError {
     },
 }
 
+fn check_curve(curve: &Curve, which: &'static str) -> Result<(), ProfileError> {
+    if curve.points.is_empty() {
+        return Err(ProfileError::Empty { which });
+    }
+    let sane = |value: f64| value.is_finite() && value >= 0.0;
+    if let Some(point) = curve.points.iter().find(|point| !sane(point.x) || !sane(point.y)) {
+        return Err(ProfileError::NoNumber { which, x: point.x, y: point.y });
+    }
+    let parts = [curve.error_bound, curve.spread, curve.margin];
+    if parts.iter().any(|part| !sane(*part)) || curve.margin >= 1.0 {
+        return Err(ProfileError::Margin { which, margin: curve.margin });
+    }
+    for pair in curve.points.windows(2) {
+        if pair[0].x >= pair[1].x || pair[0].y > pair[1].y {
+            return Err(ProfileError::NotMonotone { which, x: pair[1].x, y: pair[1].y, before: pair[0].y });
+        }
+    }
+    Ok(())
+}
+
 impl Profile {
     /// Whether the host was quiet enough for what it promises.
     ///
@@ -435,8 +277,8 @@ impl Profile {
         if self.form != FORM {
             return Err(ProfileError::Form { form: self.form });
         }
-        self.throughput.check("throughput")?;
-        self.latency.check("latency")?;
+        check_curve(&self.throughput, "throughput")?;
+        check_curve(&self.latency, "latency")?;
         let shape = |what: &str| Err(ProfileError::Shape { what: what.into() });
         if self.cores == 0 {
             return shape("that an instance takes no core");
@@ -469,8 +311,8 @@ impl Profile {
             ));
         }
         for stage in &self.stages {
-            stage.latency.check("latency of an NF")?;
-            stage.speed.check("speed")?;
+            check_curve(&stage.latency, "latency of an NF")?;
+            check_curve(&stage.speed, "speed")?;
             if stage.speed.points.iter().any(|point| point.y <= 0.0 || point.y > 1.0) {
                 return shape("that an NF of the chain stands still, or is faster than when it was measured");
             }
@@ -519,7 +361,7 @@ impl Profile {
     }
 
     /// Packets per second that one instance may be promised in a class that others thrash, latency aside. 0 if that is not known.
-    pub fn shared_pps(&self) -> f64 {
+    pub(crate) fn shared_pps(&self) -> f64 {
         self.floor_pps.unwrap_or(0.0) * (1.0 - self.throughput.margin)
     }
 
@@ -547,7 +389,7 @@ impl Profile {
     }
 
     /// The part of its throughput that an instance may be loaded with to keep a latency, where its throughput is this part of the best.
-    pub fn load_part(&self, of_best: f64, latency_us: f64) -> f64 {
+    pub(crate) fn load_part(&self, of_best: f64, latency_us: f64) -> f64 {
         let best = self.throughput.at(f64::from(self.best_ways)).unwrap_or(0.0);
         // No faster than the best: more cache than that was not measured.
         match self.latency.reach(latency_us * of_best.min(1.0)) {
@@ -571,6 +413,7 @@ impl Profile {
 #[cfg(test)]
 pub mod tests {
     use super::*;
+    use crate::curve::Point;
     use crate::slo::Promise;
 
     /// A curve through points, without margin.
@@ -616,12 +459,6 @@ pub mod tests {
             traffic: "64 B".into(),
             promise: Promise::Reserved { throughput_pps: 1e6, latency_us: 50.0 },
         }
-    }
-
-    #[test]
-    fn a_digest_is_fnv_1a() {
-        assert_eq!(Digest::of(b"").0, "6c62272e07bb014262b821756295c58d");
-        assert_eq!(Digest::of(b"a").0, "d228cb696f1a8caf78912b704e4a8964");
     }
 
     #[test]
@@ -707,36 +544,5 @@ pub mod tests {
         std::fs::write(&path, "{}").unwrap();
         assert!(Profile::load(&path).unwrap_err().to_string().contains("nat.json: missing field"));
         assert!(Profile::load(&folder.path().join("none.json")).is_err());
-    }
-
-    #[test]
-    fn a_configuration_is_its_arguments_its_files_and_its_environment() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("rules");
-        let of = |words: &[&str]| {
-            let args: Vec<String> = words.iter().map(|word| (*word).to_string()).collect();
-            Digest::of_configuration(&args, &[])
-        };
-        assert_eq!(of(&[]), Digest::of(b""));
-        assert_ne!(of(&["ab", "c"]), of(&["a", "bc"]));
-        let path = file.to_str().unwrap();
-        let missing = of(&["--rules", path]);
-        std::fs::write(&file, "deny\n").unwrap();
-        let deny = of(&["--rules", path]);
-        std::fs::write(&file, "allow\n").unwrap();
-        assert!(missing != deny && deny != of(&["--rules", path]));
-        let joined = format!("--rules={path}");
-        let allow = of(&[joined.as_str()]);
-        std::fs::write(&file, "deny\n").unwrap();
-        assert_ne!(allow, of(&[joined.as_str()]));
-        // Of a large file, the length.
-        std::fs::File::create(&file).unwrap().set_len(MOST_FILE + 1).unwrap();
-        let large = of(&[path]);
-        std::fs::File::create(&file).unwrap().set_len(MOST_FILE + 2).unwrap();
-        assert_ne!(large, of(&[path]));
-        assert_ne!(Digest::of_configuration(&[], &[("A".into(), "b".into())]), of(&[]));
-        let (one, other) = (of(&["a"]), of(&["b"]));
-        assert_eq!(Digest::of_configurations(std::slice::from_ref(&one)), one);
-        assert_ne!(Digest::of_configurations(&[one.clone(), other.clone()]), Digest::of_configurations(&[other, one]));
     }
 }

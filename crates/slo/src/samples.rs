@@ -31,10 +31,11 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 use crate::contention::Behaviour;
-use crate::curve::{CurveError, Plan, build};
+use crate::curve::{Curve, CurveError, Plan, Point, build};
 use crate::demand::Demand;
+use crate::digest::Digest;
 use crate::placement::ServerShape;
-use crate::profile::{CacheUse, Curve, Digest, FORM, Key, Point, Profile, Source};
+use crate::profile::{CacheUse, FORM, Key, Profile, Source};
 use crate::slo::{Promise, Slo, Workload};
 use crate::stage::{self, Stage};
 

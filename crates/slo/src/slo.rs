@@ -6,7 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::demand::MOST_INSTANCES;
+use crate::digest::Digest;
+
+/// Instances of one SLO at most: more is a mistake, or several SLOs.
+pub(crate) const MOST_INSTANCES: usize = 256;
 
 /// What runs: one NF, or a chain that is profiled and placed as one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Deserialize, Serialize)]
@@ -114,8 +117,8 @@ pub struct Slo {
     pub name: String,
     /// What runs.
     pub workload: Workload,
-    /// Digest of the configuration ([`crate::profile::Digest`]) that it runs with.
-    pub configuration: crate::profile::Digest,
+    /// Digest of the configuration that it runs with.
+    pub configuration: Digest,
     /// Its traffic: the settings of a generator or the name of a capture, written as in its profile.
     pub traffic: String,
     /// What is promised.
@@ -216,7 +219,7 @@ mod tests {
         Slo {
             name: "acme".into(),
             workload: Workload::Nf("nat".into()),
-            configuration: crate::profile::Digest::of(b""),
+            configuration: Digest::of(b""),
             traffic: "64 B".into(),
             promise: Promise::Reserved { throughput_pps, latency_us },
         }

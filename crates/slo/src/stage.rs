@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::profile::{Confidence, Curve, Point};
+use crate::curve::{Confidence, Curve, Point};
 
 /// Halvings after which a load is known: to a millionth of the most.
 const HALVINGS: u32 = 20;

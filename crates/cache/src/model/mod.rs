@@ -18,11 +18,13 @@
 //! Mattson, Gecsei, Slutz and Traiger, Evaluation techniques for storage hierarchies, IBM Systems Journal 1970.
 
 mod filter;
+mod geometry;
 mod shared;
 mod stack;
 
 use serde::{Deserialize, Serialize};
 
+pub use geometry::Geometry;
 pub use shared::{Shared, Sharing};
 pub use stack::Stack;
 
@@ -34,23 +36,6 @@ use crate::host::Cache;
 
 /// Most ways of the last-level cache.
 pub const MOST_WAYS: u32 = 32;
-
-/// The size of a cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Geometry {
-    /// Sets.
-    pub sets: u32,
-    /// Ways.
-    pub ways: u32,
-}
-
-impl Geometry {
-    /// A cache of so many bytes.
-    pub fn of(bytes: u64, ways: u32, line: u32) -> Option<Self> {
-        let sets = u32::try_from(bytes.checked_div(u64::from(ways) * u64::from(line))?).ok()?;
-        (sets > 0).then_some(Self { sets, ways })
-    }
-}
 
 /// The caches on the way to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -186,7 +171,7 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Misses of a packet with so many ways; those beyond the last are as good as the last.
+    /// Misses of a packet with a number of ways; those beyond the last are as good as the last.
     pub fn misses_per_packet(&self, ways: u32) -> f64 {
         let misses = match ways as usize {
             0 => self.reads,

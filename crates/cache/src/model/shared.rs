@@ -55,7 +55,7 @@ impl Sharing {
 }
 
 impl Shared {
-    /// Empty caches for so many NFs.
+    /// Empty caches for a number of NFs.
     ///
     /// # Errors
     /// Sizes that no cache has.

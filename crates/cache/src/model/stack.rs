@@ -64,12 +64,12 @@ impl Stack {
         self.found.iter().sum()
     }
 
-    /// Misses since the start with so many ways.
+    /// Misses since the start with a number of ways.
     pub fn misses(&self, ways: u32) -> u64 {
         self.found.iter().skip(ways as usize).sum()
     }
 
-    /// Lines that would be cached now with so many ways.
+    /// Lines that would be cached now with a number of ways.
     pub fn lines(&self, ways: u32) -> u64 {
         self.filled.iter().take(ways as usize).sum()
     }

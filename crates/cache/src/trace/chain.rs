@@ -29,9 +29,9 @@ pub enum Feed<'a> {
     Given {
         /// They.
         packets: &'a [Vec<u8>],
-        /// So many before those that count.
+        /// How many before those that count.
         warm_up: u64,
-        /// So many that count.
+        /// How many that count.
         count: u64,
     },
 }
@@ -255,6 +255,32 @@ impl Deal<'_> {
     }
 }
 
+/// What was counted of the NFs of a chain.
+struct Tally {
+    /// Of each NF, the accesses until each mark.
+    marks: Vec<Vec<u64>>,
+    /// Of each NF, the packets that it got since the first mark.
+    got: Vec<u64>,
+}
+
+impl Tally {
+    fn take(&mut self, nf: usize, step: &Step, model: &mut Shared) {
+        match step {
+            Step::Burst { accesses, on, .. } => {
+                accesses.iter().for_each(|(address, bytes)| model.access(nf, *address, *bytes));
+                self.got[nf + 1] += on;
+            }
+            Step::Mark { accesses } => {
+                if nf == 0 && self.marks[0].is_empty() {
+                    model.start();
+                    self.got.fill(0);
+                }
+                self.marks[nf].push(*accesses);
+            }
+        }
+    }
+}
+
 /// Runs the traced NFs of a chain, in its order, and models the misses of each: with the others on cores beside it and one last-level cache for
 /// all, and alone. The packets that count are, of each NF, those that it got.
 ///
@@ -279,9 +305,7 @@ pub fn profile(nfs: &[Traced], feed: Feed<'_>, hierarchy: Hierarchy) -> Result<V
         Running::start(nf, format!("{made}{l1},output=1"), made == "input=1")
     };
     let mut running = nfs.iter().enumerate().map(start).collect::<Result<Vec<_>, _>>()?;
-    // Of each NF: the accesses until each mark, and the packets that it got since the first.
-    let mut marks = vec![Vec::new(); nfs.len()];
-    let mut got = vec![0; nfs.len() + 1];
+    let mut tally = Tally { marks: vec![Vec::new(); nfs.len()], got: vec![0; nfs.len() + 1] };
     loop {
         let mut batch = match &mut deal {
             None => None,
@@ -303,30 +327,14 @@ pub fn profile(nfs: &[Traced], feed: Feed<'_>, hierarchy: Hierarchy) -> Result<V
         if steps == 0 {
             break;
         }
-        for step in 0..steps {
-            for (nf, steps) in all.iter().enumerate() {
-                match &steps[step] {
-                    Step::Burst { accesses, on, .. } => {
-                        accesses.iter().for_each(|(address, bytes)| model.access(nf, *address, *bytes));
-                        got[nf + 1] += on;
-                    }
-                    Step::Mark { accesses } => {
-                        if nf == 0 && marks[0].is_empty() {
-                            model.start();
-                            got.fill(0);
-                        }
-                        marks[nf].push(*accesses);
-                    }
-                }
-            }
-        }
+        (0..steps).for_each(|step| all.iter().enumerate().for_each(|(nf, steps)| tally.take(nf, &steps[step], &mut model)));
     }
-    got[0] = counted;
+    tally.got[0] = counted;
     running.iter_mut().try_for_each(Running::finish)?;
     let mut found = Vec::with_capacity(nfs.len());
     for (i, nf) in nfs.iter().enumerate() {
-        let mut sharing = model.sharing(i, got[i]).unwrap_or_else(|| unreachable!("it was made for all"));
-        match marks[i][..] {
+        let mut sharing = model.sharing(i, tally.got[i]).unwrap_or_else(|| unreachable!("it was made for all"));
+        match tally.marks[i][..] {
             [start, end] if is_traced(start, end) => sharing.together.accesses = end - start,
             _ => return Err(failed(format!("{} wrote no loads and stores", nf.program.display()))),
         }
@@ -349,7 +357,7 @@ mod tests {
             let words: String = words.iter().map(octal).collect();
             format!("dd bs=1 count={bytes} >/dev/null 2>&1; printf '{words}'\n")
         };
-        // What it is told after its last word is read too: nobody writes to one that has ended.
+        // What it is sent after its last word is read too: nobody writes to one that has ended.
         let script = parts.iter().map(part).collect::<String>() + "cat >/dev/null";
         Traced { program: "/bin/sh".into(), args: vec!["-c".into(), script], env: Vec::new() }
     }

@@ -85,7 +85,7 @@ impl Default for Machine {
 
 impl Machine {
     /// Names of the cache's lines in `schemata`.
-    pub fn l3_names(&self) -> &'static [&'static str] {
+    pub(crate) fn l3_names(&self) -> &'static [&'static str] {
         match (self.cat, self.cdp) {
             (false, _) => &[],
             (true, false) => &["L3"],
@@ -99,12 +99,12 @@ impl Machine {
     }
 
     /// Classes for the cache, as `info` shows them.
-    pub fn l3_closids(&self) -> u32 {
+    pub(crate) fn l3_closids(&self) -> u32 {
         if self.cdp { self.num_closids / 2 } else { self.num_closids }
     }
 
     /// Classes that groups can have, the root's included: the least of all resources.
-    pub fn closids(&self) -> u32 {
+    pub(crate) fn closids(&self) -> u32 {
         let cache = self.cat.then(|| self.l3_closids());
         let bandwidth = self.bandwidth.as_ref().map(|b| b.num_closids);
         cache.into_iter().chain(bandwidth).min().unwrap_or(1)

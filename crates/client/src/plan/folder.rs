@@ -309,7 +309,7 @@ pub mod tests {
         Slo {
             name: name.into(),
             workload: Workload::Nf(nf.into()),
-            configuration: sluice_slo::profile::Digest::of(b""),
+            configuration: sluice_slo::digest::Digest::of(b""),
             traffic: "sample".into(),
             promise: Promise::Reserved { throughput_pps, latency_us },
         }

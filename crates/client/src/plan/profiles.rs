@@ -6,9 +6,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
+use sluice_slo::digest::Digest;
 use sluice_slo::on_demand::Footprint;
 use sluice_slo::placement::Placement;
-use sluice_slo::profile::{Digest, Key, Profile, ProfileError};
+use sluice_slo::profile::{Key, Profile, ProfileError};
 use sluice_slo::slo::{Promise, Slo, Workload};
 
 use super::folder::Folder;

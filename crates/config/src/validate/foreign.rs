@@ -41,6 +41,51 @@ impl Validation<'_> {
         for (key, _, help) in not_for_it.into_iter().filter(|(_, given, _)| *given) {
             self.error(at(key), format!("service \"{name}\" is foreign, and cannot have `{key}`"), help);
         }
+        self.foreign_program(i, service);
+        self.interfaces(i, service);
+        let most = AF_XDP_LARGEST as u64 - 18;
+        if service.via == Via::AfXdp && u64::from(service.mtu) > most {
+            self.error(
+                at("mtu"),
+                format!("AF_XDP takes no packets as large as an MTU of {} makes them", service.mtu),
+                format!("write mtu = {most} or less, or via = \"af_packet\""),
+            );
+        }
+        if service.via.is_device() {
+            self.device(i, service);
+        }
+        if let Some(netns) = &service.netns {
+            self.word(at("netns"), "the name of a network namespace", netns, true);
+            if service.instances > 1 {
+                self.error(
+                    at("instances"),
+                    format!("{} instances of service \"{name}\" cannot share a network namespace", service.instances),
+                    "leave `netns` out, so that each has one of its own, or write instances = 1",
+                );
+            }
+        }
+        // Ethernet header, and a VLAN tag.
+        let largest = u64::from(service.mtu) + 18;
+        if largest > u64::from(self.config.memory.packet_bytes) {
+            self.error(
+                at("mtu"),
+                format!("an MTU of {} makes packets of {largest} bytes, and memory.packet_bytes is less", service.mtu),
+                format!("write packet_bytes = {largest} in [memory], or a smaller MTU"),
+            );
+        }
+        for (key, commands) in [("setup", &service.setup), ("ready", &service.ready), ("teardown", &service.teardown)] {
+            for (n, command) in commands.iter().enumerate() {
+                if command.trim().is_empty() || command.contains('\0') {
+                    self.error(at(key).item(n), format!("{command:?} is no command"), "write what you would write to a shell");
+                }
+            }
+        }
+    }
+
+    /// There is one program, or something else that does the work.
+    fn foreign_program(&mut self, i: usize, service: &Service) {
+        let at = |key| At::entry("service", i, key);
+        let name = &service.name;
         if service.exec.is_some() && service.pid_file.is_some() {
             self.error(
                 at("pid_file"),
@@ -76,6 +121,12 @@ impl Validation<'_> {
         if service.exec.is_none() && !service.args.is_empty() {
             self.error(at("args"), format!("service \"{name}\" has arguments and no program"), "write exec, or remove `args`");
         }
+    }
+
+    /// The interfaces have two names, and what goes in by one comes back by the other.
+    fn interfaces(&mut self, i: usize, service: &Service) {
+        let at = |key| At::entry("service", i, key);
+        let name = &service.name;
         if !(1..=2).contains(&service.interfaces.len()) {
             self.error(
                 at("interfaces"),
@@ -102,60 +153,30 @@ impl Validation<'_> {
                 "write drops = \"by-design\" for a tap, or two interfaces",
             );
         }
-        let most = AF_XDP_LARGEST as u64 - 18;
-        if service.via == Via::AfXdp && u64::from(service.mtu) > most {
+    }
+
+    /// A device of DPDK can be had, and somebody connects to it.
+    fn device(&mut self, i: usize, service: &Service) {
+        let at = |key| At::entry("service", i, key);
+        let name = &service.name;
+        if !sluice_dpdk::BUILT_IN {
             self.error(
-                at("mtu"),
-                format!("AF_XDP takes no packets as large as an MTU of {} makes them", service.mtu),
-                format!("write mtu = {most} or less, or via = \"af_packet\""),
+                at("via"),
+                format!("service \"{name}\" shares memory by a device of DPDK, and this sluiced was built without"),
+                "build it with `--features dpdk` (Debian: libdpdk-dev), or write via = \"af_packet\"",
             );
         }
-        if service.via.is_device() {
-            if !sluice_dpdk::BUILT_IN {
-                self.error(
-                    at("via"),
-                    format!("service \"{name}\" shares memory by a device of DPDK, and this sluiced was built without"),
-                    "build it with `--features dpdk` (Debian: libdpdk-dev), or write via = \"af_packet\"",
-                );
-            }
-            for interface in &service.interfaces {
-                if let Err(what) = socket::of_side(&self.config.manager.runtime_dir, &format!("{name}.999"), interface) {
-                    self.error(at("interfaces"), what, "choose a shorter `runtime_dir`, or other names");
-                }
-            }
-            if service.exec.is_none() {
-                self.error(
-                    at("exec"),
-                    format!("nobody connects to the sockets of service \"{name}\""),
-                    "write exec = \"PROGRAM\"; only interfaces of the kernel are served without one",
-                );
+        for interface in &service.interfaces {
+            if let Err(what) = socket::of_side(&self.config.manager.runtime_dir, &format!("{name}.999"), interface) {
+                self.error(at("interfaces"), what, "choose a shorter `runtime_dir`, or other names");
             }
         }
-        if let Some(netns) = &service.netns {
-            self.word(at("netns"), "the name of a network namespace", netns, true);
-            if service.instances > 1 {
-                self.error(
-                    at("instances"),
-                    format!("{} instances of service \"{name}\" cannot share a network namespace", service.instances),
-                    "leave `netns` out, so that each has one of its own, or write instances = 1",
-                );
-            }
-        }
-        // Ethernet header, and a VLAN tag.
-        let largest = u64::from(service.mtu) + 18;
-        if largest > u64::from(self.config.memory.packet_bytes) {
+        if service.exec.is_none() {
             self.error(
-                at("mtu"),
-                format!("an MTU of {} makes packets of {largest} bytes, and memory.packet_bytes is less", service.mtu),
-                format!("write packet_bytes = {largest} in [memory], or a smaller MTU"),
+                at("exec"),
+                format!("nobody connects to the sockets of service \"{name}\""),
+                "write exec = \"PROGRAM\"; only interfaces of the kernel are served without one",
             );
-        }
-        for (key, commands) in [("setup", &service.setup), ("ready", &service.ready), ("teardown", &service.teardown)] {
-            for (n, command) in commands.iter().enumerate() {
-                if command.trim().is_empty() || command.contains('\0') {
-                    self.error(at(key).item(n), format!("{command:?} is no command"), "write what you would write to a shell");
-                }
-            }
         }
     }
 

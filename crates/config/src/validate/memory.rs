@@ -6,7 +6,7 @@ use crate::problem::At;
 use crate::tenancy;
 
 impl Validation<'_> {
-    /// A tenant's name is told from what arenas of nobody are called.
+    /// A tenant's name differs from the names of arenas that belong to no tenant.
     pub(super) fn name_of_tenant(&mut self, at: At, name: &str) {
         self.word(at, "the name of a tenant", name, true);
         if tenancy::is_taken(name) {

@@ -53,8 +53,35 @@ impl Validation<'_> {
 
     fn pool(&mut self, i: usize, service: &Service) {
         let (name, pool) = (&service.name, service.pool());
+        let in_pool = At::entry("service", i, if service.pool.is_some() { "pool" } else { "per" });
+        self.keys_of_shared(i, service);
+        if service.per.is_held() && pool.min > pool.max {
+            self.error(
+                in_pool,
+                format!("the pool of service \"{name}\" has at least {} instances and at most {}", pool.min, pool.max),
+                "make min at most max",
+            );
+        }
+        if !service.per.is_held() && pool.min == 0 {
+            self.error(in_pool, format!("service \"{name}\" has no instance"), "write min = 1 or more in [service.pool]");
+        }
+        self.class(in_pool, service);
+        if !pool.ring.is_power_of_two() && pool.ring >= 2 {
+            let below = 1u32 << pool.ring.ilog2();
+            self.error(
+                in_pool,
+                format!("a ring of {} is no power of two", pool.ring),
+                format!("write ring = {below} or ring = {}", u64::from(below) * 2),
+            );
+        }
+        self.fallback(in_pool, service);
+        self.both_directions(i, service);
+    }
+
+    /// Keys that only services have which are shared.
+    fn keys_of_shared(&mut self, i: usize, service: &Service) {
         let at = |key| At::entry("service", i, key);
-        let in_pool = if service.pool.is_some() { at("pool") } else { at("per") };
+        let name = &service.name;
         if service.is_foreign() {
             self.error(at("per"), format!("service \"{name}\" is foreign, and can only be shared"), "remove `per`");
         }
@@ -79,17 +106,12 @@ impl Validation<'_> {
                 "remove `ring`, and write ring in [service.pool]",
             );
         }
-        if service.per.is_held() && pool.min > pool.max {
-            self.error(
-                in_pool,
-                format!("the pool of service \"{name}\" has at least {} instances and at most {}", pool.min, pool.max),
-                "make min at most max",
-            );
-        }
-        if !service.per.is_held() && pool.min == 0 {
-            self.error(in_pool, format!("service \"{name}\" has no instance"), "write min = 1 or more in [service.pool]");
-        }
-        match (&pool.class, service.per) {
+    }
+
+    /// What makes a class is said where there is an instance for each, and only there.
+    fn class(&mut self, in_pool: At, service: &Service) {
+        let name = &service.name;
+        match (&service.pool().class, service.per) {
             (None, Per::Class) => self.error(
                 in_pool,
                 format!("service \"{name}\" has an instance for each class, and nothing says what makes one"),
@@ -107,14 +129,11 @@ impl Validation<'_> {
             ),
             (None, _) => {}
         }
-        if !pool.ring.is_power_of_two() && pool.ring >= 2 {
-            let below = 1u32 << pool.ring.ilog2();
-            self.error(
-                in_pool,
-                format!("a ring of {} is no power of two", pool.ring),
-                format!("write ring = {below} or ring = {}", u64::from(below) * 2),
-            );
-        }
+    }
+
+    /// A pool falls back to a service that is shared, if it does.
+    fn fallback(&mut self, in_pool: At, service: &Service) {
+        let (name, pool) = (&service.name, service.pool());
         match (&pool.fallback, pool.when_empty) {
             (None, WhenEmpty::Fallback) => self.error(
                 in_pool,
@@ -140,7 +159,6 @@ impl Validation<'_> {
             }
             (None, _) => {}
         }
-        self.both_directions(i, service);
     }
 
     /// Both directions of a connection come to one Rx thread.

@@ -25,13 +25,14 @@
 
 use std::cell::UnsafeCell;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::ways::{Way, Ways};
-use super::{Chain, Kind, MAX_HOPS, Member, Path, SPREAD, Tables, kept, mixed, picked};
+use super::{Chain, Hop, Kind, MAX_HOPS, Member, Path, SPREAD, Tables, kept, mixed, picked};
 use crate::decision::{Decision, Packed, Refusal};
 use sluice_api::config::OnFailure;
+use sluice_ownership::Moves;
 
 /// Paths that are ended while the lock is held: a packet thread may want to make one.
 const AT_ONCE: usize = 256;
@@ -73,6 +74,22 @@ pub struct Course<'a> {
     pub kind: Kind,
     /// Generation of the tables that it is made of.
     pub under: u32,
+}
+
+impl Course<'_> {
+    fn path(&self) -> Path {
+        let Self { ingress, chain, nfs, reversed, kind, .. } = *self;
+        let reverse = |i: usize| reversed.get(i).copied().unwrap_or(false);
+        let hop = |(i, nf): (usize, &u16)| Hop { nf: *nf, last_visit: !nfs[i + 1..].contains(nf), reverse: reverse(i) };
+        let hops = nfs.iter().enumerate().map(hop).collect();
+        let mut once = nfs.to_vec();
+        once.sort_unstable();
+        once.dedup();
+        let refuses = kind == Kind::Refuses;
+        let egress = if refuses { u16::MAX } else { chain.egress };
+        let (stops, has_ended) = (AtomicBool::new(refuses), AtomicBool::new(false));
+        Path { ingress, chain: chain.clone(), hops, nfs: once.into(), egress, kind, moves: Moves::default(), stops, has_ended }
+    }
 }
 
 /// Instead of the number of a path in a place: one that nobody looks for there.
@@ -307,7 +324,7 @@ impl PathRegistry {
         } else {
             numbers.free.pop_front()?
         };
-        let path = Path::new(course);
+        let path = course.path();
         if numbers.is_over(course) {
             // Until it is to be freed, those who make it again find it.
             path.end();

@@ -5,6 +5,9 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+/// Processes of a cgroup.
+pub(super) const PROCS: &str = "cgroup.procs";
+
 /// The operations on cgroup folders and files. Errors are those of the system calls.
 pub(super) trait Kernel: std::fmt::Debug + Send + Sync {
     /// Makes a cgroup: `mkdir`.

@@ -43,9 +43,11 @@
 //! Rate-cost proportional shares: NFVnice (SIGCOMM 2017), section 3.2. The files: the kernel's `cgroup-v1/cgroups.rst` and
 //! `cgroup-v2.rst`.
 
+mod error;
 mod kernel;
 mod mount;
 pub mod pen;
+mod version;
 
 #[cfg(test)]
 mod model;
@@ -53,20 +55,20 @@ mod model;
 mod tests;
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::process::Pid;
-use sluice_policy::sched::weight;
 
-use kernel::{Kernel, Knob, Linux};
+pub use error::CgroupError;
+use error::refused;
+use kernel::{Kernel, Knob, Linux, PROCS};
 pub(crate) use mount::folder_of;
 pub use mount::unified_home;
-
-/// Processes of a cgroup.
-const PROCS: &str = "cgroup.procs";
+pub use version::Version;
 
 /// Controllers that a cgroup of version 2 passes on to those inside.
 const SUBTREE: &str = "cgroup.subtree_control";
@@ -77,157 +79,24 @@ const MORE: [&str; 3] = ["cpuset", "memory", "pids"];
 /// Time that processes which are moved or end have to leave a cgroup.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Why weights cannot be set.
-#[derive(Debug, thiserror::Error)]
-pub enum CgroupError {
-    /// The kernel, or the container, has no cpu controller.
-    #[error(
-        "no cgroup cpu controller is mounted below {root}; mount one (`mount -t cgroup -o cpu cpu DIR`, or cgroup2 with cpu among its \
-         cgroup.controllers), or set [sched] weights = false"
-    )]
-    NoController {
-        /// The file-system root that was searched.
-        root: PathBuf,
-    },
-    /// Version 2: no folder from the manager's own upwards passes the cpu controller on.
-    #[error(
-        "cgroup {home} holds the manager, and neither it nor a folder above it can pass the cpu controller on; start sluiced from a \
-         systemd unit with Delegate=cpu and DelegateSubgroup=manager, or set [sched] weights = false"
-    )]
-    NotDelegated {
-        /// The manager's own cgroup.
-        home: PathBuf,
-    },
-    /// This user may not, or the file system is mounted read-only.
-    #[error(
-        "not permitted to {doing} {path} ({source}); run sluiced as root, or in a cgroup that is delegated to its user, and in a \
-         container with a writable cgroup mount; or set [sched] weights = false"
-    )]
-    NotPermitted {
-        /// What was tried.
-        doing: &'static str,
-        /// With what.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
-    /// There is a folder of that name already.
-    #[error("cgroup {path} exists already; if no sluiced uses it, end the processes in it and remove it with rmdir")]
-    Exists {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// The process has ended, or never was.
-    #[error("no process has pid {pid}, so it cannot join cgroup {path}; start it first")]
-    NoProcess {
-        /// The pid.
-        pid: i32,
-        /// The folder.
-        path: PathBuf,
-    },
-    /// The kernel takes no real-time process into a cgroup without a real-time budget.
-    #[error(
-        "the kernel takes no real-time process into cgroup {path} (CONFIG_RT_GROUP_SCHED); weights do nothing for real-time classes: set \
-         [sched] weights = false, or another class than rr, or give the cgroup and those above it a budget in cpu.rt_runtime_us \
-         (version 1 only)"
-    )]
-    RealTime {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// Somebody keeps a process or a folder in a cgroup that is to be removed.
-    #[error("cgroup {path} cannot be removed because it is still in use; end the processes in it and remove it with rmdir")]
-    Busy {
-        /// The folder.
-        path: PathBuf,
-    },
-    /// Somebody removed a cgroup that is in use.
-    #[error("cgroup {path} is no longer there; leave removing it to sluiced, and restart the NF")]
-    Gone {
-        /// The folder or file.
-        path: PathBuf,
-    },
-    /// Another system call failed.
-    #[error("cannot {doing} {path}: {source}; look what is wrong there, or set [sched] weights = false")]
-    System {
-        /// What was tried.
-        doing: &'static str,
-        /// With what.
-        path: PathBuf,
-        /// The system's answer.
-        source: io::Error,
-    },
-}
-
-/// Makes the error of a system call.
-fn refused(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
-    move |source| {
-        let path = path.to_path_buf();
-        match source.raw_os_error() {
-            Some(libc::EACCES | libc::EPERM | libc::EROFS) => CgroupError::NotPermitted { doing, path, source },
-            Some(libc::EEXIST) => CgroupError::Exists { path },
-            Some(libc::ENOENT | libc::ENODEV) => CgroupError::Gone { path },
-            _ => CgroupError::System { doing, path, source },
+/// The processes of a cgroup and of those below it.
+///
+/// # Errors
+/// The system's; `pids` has those that were found before.
+pub fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<()> {
+    let text = fs::read_to_string(folder.join(PROCS))?;
+    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            match processes_below(&entry.path(), pids) {
+                // Somebody has removed it meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                other => other?,
+            }
         }
     }
-}
-
-/// The kernel's two kinds of control groups.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
-    /// One hierarchy for each controller; the weight is `cpu.shares`.
-    V1,
-    /// One hierarchy for all; the weight is `cpu.weight`.
-    V2,
-}
-
-impl Version {
-    /// File of the weight.
-    pub fn file(self) -> &'static str {
-        match self {
-            Self::V1 => "cpu.shares",
-            Self::V2 => "cpu.weight",
-        }
-    }
-
-    /// Smallest and largest weight.
-    pub fn range(self) -> (u64, u64) {
-        match self {
-            Self::V1 => (2, 262_144),
-            Self::V2 => (1, 10_000),
-        }
-    }
-
-    /// Weight of a cgroup that nobody has set, which is that of a process outside of cgroups.
-    pub fn default_weight(self) -> u64 {
-        match self {
-            Self::V1 => 1024,
-            Self::V2 => 100,
-        }
-    }
-
-    /// The weight for a share between 0 and 1, in the kernel's range whatever the share is. 1 % is the default weight.
-    pub fn weight(self, share: f64) -> u64 {
-        match self {
-            Self::V1 => weight::cgroup_v1(share),
-            Self::V2 => weight::cgroup_v2(share),
-        }
-    }
-
-    /// The weight of a folder with so many NFs.
-    fn weight_of_all(self, nfs: usize) -> u64 {
-        let (least, most) = self.range();
-        (nfs as u64).saturating_mul(self.default_weight()).clamp(least, most)
-    }
-}
-
-impl std::fmt::Display for Version {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::V1 => "cgroup v1 (cpu.shares)",
-            Self::V2 => "cgroup v2 (cpu.weight)",
-        })
-    }
+    Ok(())
 }
 
 /// One path component for any name, and another one for any other name: bytes other than letters, digits, `-`, `_` and `.` (inside)

@@ -79,7 +79,7 @@ impl Model {
     }
 
     /// Puts a process of another pid namespace into a cgroup.
-    pub fn start_foreign(&self, pid: i32, folder: &Path) {
+    pub(crate) fn start_foreign(&self, pid: i32, folder: &Path) {
         let mut state = self.state.lock().unwrap();
         state.members.insert(pid, folder.into());
         state.foreign.push(pid);

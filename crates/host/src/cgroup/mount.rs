@@ -9,8 +9,8 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Component, Path, PathBuf};
 
-use super::kernel::Kernel;
-use super::{CgroupError, PROCS, Version};
+use super::kernel::{Kernel, PROCS};
+use super::{CgroupError, Version};
 
 /// A line of mountinfo that is a cgroup file system.
 #[derive(Debug, PartialEq)]

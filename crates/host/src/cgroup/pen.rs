@@ -205,11 +205,6 @@ impl Pens {
         lacks
     }
 
-    /// Whether the number of processes of each NF can be bounded.
-    pub fn bounds_processes(&self) -> bool {
-        !self.lacks().contains(&NUMBER)
-    }
-
     /// Whether the memory of each NF can be bounded.
     pub fn bounds_memory(&self) -> bool {
         self.memory.is_some() || self.passes("memory")
@@ -766,7 +761,6 @@ mod tests {
         let root = root(&[]);
         let pens = Pens::create_on(Arc::new(Plain), root.path(), "sluice-1-nfs", None);
         assert_eq!(pens.lacks().len(), 3);
-        assert!(!pens.bounds_processes());
         let mut pen = pens.make("ids.0-7", 2, most(77));
         pens.confine(&mut pen, &[1].into());
         assert!(pen.is_empty() && pen.born_in().is_none() && pen.joined_first().is_none());

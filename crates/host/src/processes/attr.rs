@@ -53,7 +53,7 @@ impl Attr {
 
     /// The round-robin class with a priority, for a thread that had this.
     #[must_use]
-    pub fn round_robin(&self, priority: u8) -> Self {
+    pub(crate) fn round_robin(&self, priority: u8) -> Self {
         Self {
             size: BYTES,
             policy: libc::SCHED_RR as u32,
@@ -66,23 +66,23 @@ impl Attr {
     /// The same, and not for the children and new threads of who has it: they start with the default class. Only for who may take
     /// that back, with the capability CAP_SYS_NICE.
     #[must_use]
-    pub fn without_heirs(self) -> Self {
+    pub(crate) fn without_heirs(self) -> Self {
         Self { flags: self.flags | RESET_ON_FORK, ..self }
     }
 
     /// Whether children and new threads of who has this get it, too.
-    pub fn has_heirs(&self) -> bool {
+    pub(crate) fn has_heirs(&self) -> bool {
         self.flags & RESET_ON_FORK == 0
     }
 
     /// Whether it is what those start with whose maker's class has no heirs.
-    pub fn is_default(&self) -> bool {
+    pub(crate) fn is_default(&self) -> bool {
         // The kernel tells the slice of a thread of this class where deadlines have a runtime, so that is not looked at.
         self.policy == libc::SCHED_OTHER as u32 && self.nice == 0 && self.flags == 0
     }
 
     /// Whether it is the round-robin class with this priority.
-    pub fn is_round_robin(&self, priority: u8) -> bool {
+    pub(crate) fn is_round_robin(&self, priority: u8) -> bool {
         self.policy == libc::SCHED_RR as u32 && self.priority == u32::from(priority)
     }
 }
@@ -92,7 +92,7 @@ impl Attr {
 /// # Errors
 /// [`Errno::INVAL`] if it has no such class.
 #[inline]
-pub fn set_priority(tid: i32, priority: u8) -> Result<(), Errno> {
+pub(crate) fn set_priority(tid: i32, priority: u8) -> Result<(), Errno> {
     let param = libc::sched_param { sched_priority: priority.into() };
     // SAFETY: `param` is live and of the type that the call reads.
     if unsafe { libc::sched_setparam(tid, &raw const param) } != 0 {

@@ -47,7 +47,7 @@ impl Controller for Doorbell {
         if !gates.looks() {
             return Err(not_ours("it does not look at its gate (mode = \"poll\", or an older library)"));
         }
-        target.check_runs().map_err(|error| error.into_refused(Mechanism::Doorbell, target))?;
+        target.check_runs().map_err(|error| error.into_refused(Mechanism::Doorbell, target.name()))?;
         self.guard.take(target)?;
         let undo = Undo::Open { at: gates.gate.offset(), bytes: gates.bytes };
         let note = self.guard.note(&[undo], Some(gates.memory())).inspect_err(|_| self.guard.give(target))?;

@@ -110,7 +110,7 @@ impl Controller for Gate {
         let gate = gates.gate.clone();
         let mut held = Held { target: target.clone(), gate, threads, note, is_closed: false };
         if let Err(error) = held.park() {
-            let refused = error.into_refused(Mechanism::Gate, target);
+            let refused = error.into_refused(Mechanism::Gate, target.name());
             self.let_go(&held);
             return Err(refused);
         }

@@ -41,8 +41,11 @@ use sluice_shm::handshake;
 
 use super::attr::Attr;
 use super::undo::{Host, Undo};
-use super::{Failed, Refused, Target, helper};
+use super::{Failed, Refused, Target};
 use crate::process::Proc;
+
+/// First argument of a guard.
+pub(super) const ARGUMENT: &str = "__sluice-guard";
 
 /// Time that a new guard has to answer.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -210,7 +213,7 @@ struct Said {
 pub struct Note(Vec<u64>);
 
 impl Guard {
-    /// Starts one from a program that calls [`helper::take_over`]: `/proc/self/exe` is the caller's own.
+    /// Starts one from a program that calls [`super::helper::take_over`]: `/proc/self/exe` is the caller's own.
     ///
     /// # Errors
     /// [`Refused::NoGuard`], [`Refused::System`].
@@ -226,7 +229,7 @@ impl Guard {
         let (own, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(Refused::NoGuard)?;
         let mut command = Command::new(program);
-        command.arg0("sluice-guard").arg(helper::GUARD).env_clear().current_dir("/");
+        command.arg0("sluice-guard").arg(ARGUMENT).env_clear().current_dir("/");
         command.stdin(theirs).stdout(Stdio::null());
         let system = |source| Refused::System { doing: "start the guard from", what: program.display().to_string(), source };
         let child = command.spawn().map_err(system)?;

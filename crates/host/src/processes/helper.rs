@@ -11,17 +11,8 @@ use std::process::ExitCode;
 
 use super::{guard, measure, spinner};
 
-/// First argument of a guard.
-pub const GUARD: &str = "__sluice-guard";
-
 /// First argument of a keeper: the first process of the namespace that those of NFs are in.
 pub const KEEPER: &str = "__sluice-keeper";
-
-/// First argument of a spinner.
-pub const SPINNER: &str = "__sluice-spinner";
-
-/// First argument of one that measures a mechanism; then its name, a core, and how many switches and slices.
-pub const MEASURE: &str = "__sluice-measure";
 
 /// Does nothing, until it is killed. What loses its parent in the namespace is given to it, and is collected by the kernel.
 fn keep() -> ! {
@@ -40,14 +31,14 @@ fn keep() -> ! {
 pub fn take_over() -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     let first = arguments.next()?;
-    if first == GUARD {
+    if first == guard::ARGUMENT {
         return Some(guard::keep());
     }
     if first == KEEPER {
         keep();
     }
-    if first == MEASURE {
+    if first == measure::ARGUMENT {
         return Some(measure::answer(arguments));
     }
-    (first == SPINNER).then(|| spinner::spin(arguments))
+    (first == spinner::ARGUMENT).then(|| spinner::spin(arguments))
 }

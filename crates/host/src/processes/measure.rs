@@ -28,6 +28,8 @@ use super::{Controller, Failed, Mechanism, Refused, Settings, Slot, make, realti
 use crate::affinity::{self, Saved};
 use crate::process::Proc;
 
+/// First argument of one that measures a mechanism; then its name, a core, and how many switches and slices.
+pub(super) const ARGUMENT: &str = "__sluice-measure";
 /// Time to let things settle before a switch, in nanoseconds.
 const SETTLE_NS: u64 = 60_000;
 /// A switch that has not taken effect after so many nanoseconds is missed.
@@ -50,7 +52,7 @@ pub struct Effort {
 
 impl Effort {
     /// What `auto` takes: some milliseconds a mechanism.
-    pub const QUICK: Self = Self { switches: 101, slices: 0 };
+    pub(crate) const QUICK: Self = Self { switches: 101, slices: 0 };
 }
 
 /// What was measured of one mechanism.

@@ -92,7 +92,7 @@ impl Controller for Signal {
         let held = Held { target: target.clone(), threads, undos, note };
         let stopped = held.park();
         if let Err(error) = stopped {
-            let refused = error.into_refused(Mechanism::Signal, target);
+            let refused = error.into_refused(Mechanism::Signal, target.name());
             let _ = self.let_go(held);
             return Err(refused);
         }

@@ -24,10 +24,12 @@ use sluice_shm::clock::ticks;
 use sluice_shm::gate::{self, COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::memory::{Mapping, SharedMemory};
 
-use super::{Gates, Refused, Target, helper};
+use super::{Gates, Refused, Target};
 use crate::affinity;
 use crate::process::Proc;
 
+/// First argument of a spinner.
+pub(super) const ARGUMENT: &str = "__sluice-spinner";
 /// Bytes of the memory.
 const BYTES: usize = 8192;
 /// Most threads.
@@ -64,7 +66,7 @@ pub struct Spinner {
 
 impl Spinner {
     /// Starts one of several threads on a core, or anywhere, and waits until all spin. `program` calls
-    /// [`helper::take_over`]. It ends with the calling thread.
+    /// [`super::helper::take_over`]. It ends with the calling thread.
     ///
     /// # Errors
     /// [`Refused::System`].
@@ -76,7 +78,7 @@ impl Spinner {
         let input = rustix::io::fcntl_dupfd_cloexec(memory.fd(), 0).map_err(|error| system(error.into()))?;
         let mut command = Command::new(program);
         let core = core.map_or("any".into(), |core| core.to_string());
-        command.arg0("sluice-spinner").args([helper::SPINNER, &core, &threads.to_string(), if looks { "looks" } else { "" }]);
+        command.arg0("sluice-spinner").args([ARGUMENT, &core, &threads.to_string(), if looks { "looks" } else { "" }]);
         command.env_clear().current_dir("/").stdin(input).stdout(Stdio::null());
         let child = command.spawn().map_err(system)?;
         let mut spinner = Self { child, memory, threads, looks };

@@ -16,8 +16,8 @@ use sluice_shm::gate::{COMES_WHEN_CALLED, Gate, LOOKS};
 use sluice_shm::page::{Counter, Region};
 
 use super::attr::last_errno;
-use super::undo::threads_of;
 use super::{Failed, Refused};
+use crate::cgroup::processes_below;
 use crate::process::{Identity, Proc};
 
 /// Flag of `/proc/PID/stat` that threads of the kernel have.
@@ -99,7 +99,7 @@ impl Gates {
     }
 
     /// Whether the process has a handler that goes to the gate.
-    pub fn comes_when_called(&self) -> bool {
+    pub(crate) fn comes_when_called(&self) -> bool {
         self.does & COMES_WHEN_CALLED != 0
     }
 }
@@ -274,7 +274,7 @@ impl Threads {
                 io::ErrorKind::NotFound => Refused::NoProcess { name: target.name.clone() },
                 _ => system(source),
             })?;
-            let threads = Self { pid: member.raw(), tids: threads_of(proc, member.raw()) };
+            let threads = Self { pid: member.raw(), tids: proc.threads(member.raw()) };
             if threads.tids.is_empty() && !member.is_ended() {
                 return Err(system(io::ErrorKind::NotFound.into()));
             }
@@ -296,29 +296,9 @@ impl Threads {
     /// Looks for them again. Says which are new.
     #[cold]
     pub(super) fn look_again(&mut self, proc: &Proc) -> Vec<i32> {
-        let before = std::mem::replace(&mut self.tids, threads_of(proc, self.pid));
+        let before = std::mem::replace(&mut self.tids, proc.threads(self.pid));
         self.tids.iter().copied().filter(|tid| !before.contains(tid)).collect()
     }
-}
-
-/// The processes of a cgroup and of those below it.
-///
-/// # Errors
-/// The system's; `pids` has those that were found before.
-pub fn processes_below(folder: &Path, pids: &mut Vec<i32>) -> io::Result<()> {
-    let text = fs::read_to_string(folder.join("cgroup.procs"))?;
-    pids.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()).filter(|pid| *pid > 0));
-    for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        if entry.file_type()?.is_dir() {
-            match processes_below(&entry.path(), pids) {
-                // Somebody has removed it meanwhile.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                other => other?,
-            }
-        }
-    }
-    Ok(())
 }
 
 /// Holds a process that may be scheduled. None if it has ended.

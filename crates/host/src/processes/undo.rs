@@ -17,7 +17,7 @@ use sluice_shm::memory::Mapping;
 
 use super::Failed;
 use super::attr::Attr;
-use super::target::processes_below;
+use crate::cgroup::processes_below;
 use crate::process::{Identity, Proc, send_signal};
 
 /// Time that processes which are moved or end have to leave a cgroup.
@@ -95,7 +95,7 @@ impl Undo {
     ///
     /// # Errors
     /// The first thing that could not be undone; the others were.
-    pub fn perform(&self, host: &Host, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
+    pub(crate) fn perform(&self, host: &Host, memory: Option<BorrowedFd<'_>>) -> Result<(), Failed> {
         match self {
             Self::Continue { process } => {
                 let failed = |source| Failed::System { doing: "continue", pid: process.pid, source };
@@ -137,19 +137,13 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV))
 }
 
-/// The numbers of a process's threads; none if it has ended.
-pub(super) fn threads_of(proc: &Proc, pid: i32) -> Vec<i32> {
-    let Ok(entries) = fs::read_dir(proc.path(&format!("{pid}/task"))) else { return Vec::new() };
-    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
-}
-
 fn restore_classes(proc: &Proc, process: Identity, former: &BTreeMap<i32, Attr>, others: Option<&Attr>) -> Result<(), Failed> {
     // Held until the end: while it is open, nobody else can be meant by the number without being found out below.
     let Ok(Some(_pidfd)) = process.open(proc) else { return Ok(()) };
     let mut result = Ok(());
     let mut done: Vec<i32> = Vec::new();
     for _ in 0..PASSES {
-        let new: Vec<i32> = threads_of(proc, process.pid).into_iter().filter(|tid| !done.contains(tid)).collect();
+        let new: Vec<i32> = proc.threads(process.pid).into_iter().filter(|tid| !done.contains(tid)).collect();
         if new.is_empty() {
             break;
         }

@@ -22,8 +22,8 @@ use std::convert::Infallible;
 use std::path::Path;
 
 use sluice_cache::model::Sharing;
-use sluice_slo::curve;
-use sluice_slo::profile::{CacheUse, Confidence, Curve, FORM, Key, Point, Profile, Source};
+use sluice_slo::curve::{self, Confidence, Curve, Point};
+use sluice_slo::profile::{CacheUse, FORM, Key, Profile, Source};
 use sluice_slo::stage::{self, Stage};
 
 use super::traffic::Packets;
@@ -186,7 +186,7 @@ fn stages(parts: &[Part], model: Option<&Model>) -> Vec<Stage> {
 mod tests {
     use sluice_cache::Origin;
     use sluice_cache::model::Curve as Misses;
-    use sluice_slo::profile::Digest;
+    use sluice_slo::digest::Digest;
     use sluice_slo::slo::Workload;
 
     use super::*;

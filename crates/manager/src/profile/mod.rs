@@ -46,9 +46,9 @@ use sluice_cache::control::{CacheControl, ClassSpec};
 use sluice_cache::model::{Curve as Misses, Hierarchy, Sharing};
 use sluice_cache::trace::Traced;
 use sluice_cache::{CacheError, trace};
-use sluice_slo::curve::{self, CurveError};
+use sluice_slo::curve::{self, Curve, CurveError};
 use sluice_slo::placement::MOST_WAYS;
-use sluice_slo::profile::{CacheUse, Curve, FORM, Key, Profile, Source};
+use sluice_slo::profile::{CacheUse, FORM, Key, Profile, Source};
 
 use crate::estimate::stand::{self, Offer, Sequence, Stand};
 use crate::estimate::{EstimateError, Subject};

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use sluice_cache::trace::{self, chain::Feed};
-use sluice_slo::profile::Digest;
+use sluice_slo::digest::Digest;
 
 use crate::estimate::EstimateError;
 use crate::estimate::packets::{self, PacketsError};

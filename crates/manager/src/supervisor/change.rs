@@ -17,7 +17,7 @@ use sluice_api::model::EventKind;
 use sluice_config::container::find_runtime;
 use sluice_config::diff::{self, Change, Turnover};
 use sluice_config::problem::At;
-use sluice_config::{ConfigErrors, Problem, host, nearest, validate};
+use sluice_config::{ConfigErrors, Problem, host, nearest, on_host, validate};
 use sluice_dataplane::chain::Chain;
 use sluice_host::container::{Source, Template};
 use sluice_host::user::User;
@@ -29,7 +29,7 @@ impl Supervisor {
     /// Whether a configuration could be in force, by all that is known without changing anything.
     pub(super) fn check(&self, wanted: &Config) -> Result<(), SupervisorError> {
         let mut problems = validate::validate(wanted);
-        problems.extend(host::check(wanted, &host::Host::here()));
+        problems.extend(on_host::check(wanted, &host::Host::here()));
         problems.retain(Problem::is_error);
         self.keeps_to_memory(wanted)?;
         if problems.is_empty() { Ok(()) } else { Err(SupervisorError::Invalid(ConfigErrors { problems }.to_string())) }

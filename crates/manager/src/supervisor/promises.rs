@@ -18,9 +18,9 @@ use sluice_shm::clock::monotonic_ns;
 use sluice_shm::histogram::Histogram;
 use sluice_shm::page::Counter;
 use sluice_slo::assignment::{Assignment, AssignmentError, Program, Promised};
+use sluice_slo::digest::Digest;
 use sluice_slo::on_demand::Request;
 use sluice_slo::placement::Instance;
-use sluice_slo::profile::Digest;
 use sluice_slo::slo::Slo;
 use sluice_slo::watch::{Judged, Seen, Terms, Watch};
 

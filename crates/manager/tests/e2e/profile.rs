@@ -5,7 +5,8 @@ use std::process::{Command, Output};
 
 use sluice_manager::profile::again::Again;
 use sluice_resctrl_stand_in::{Machine, StandIn};
-use sluice_slo::profile::{Digest, Profile, Source};
+use sluice_slo::digest::Digest;
+use sluice_slo::profile::{Profile, Source};
 use sluice_slo::slo::Workload;
 
 use crate::support::{chain, nf, port, service};

@@ -13,10 +13,11 @@ use sluice_api::{ApiError, ErrorKind};
 use sluice_cache::host::Processor;
 use sluice_resctrl_stand_in::{Count, Machine, StandIn};
 use sluice_slo::assignment::{Assignment, Promised};
+use sluice_slo::digest::Digest;
 use sluice_slo::migration::{Old, Step};
 use sluice_slo::on_demand::Remedy;
 use sluice_slo::placement::{Instance, PlacedServer, Placement, ServerShape};
-use sluice_slo::profile::{Digest, Key, Profile};
+use sluice_slo::profile::{Key, Profile};
 use sluice_slo::slo::{self, Slo, Workload};
 
 use crate::profile::measured;

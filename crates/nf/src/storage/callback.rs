@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
-use super::Outcome;
+use super::error::Outcome;
 
 const WORDS: usize = 6;
 

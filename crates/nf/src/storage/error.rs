@@ -66,6 +66,9 @@ pub struct IoError {
     pub done: usize,
 }
 
+/// What a callback is told: the bytes that were read (fewer than asked for at the end of the file) or written, or the error.
+pub type Outcome<'a> = Result<&'a [u8], IoError>;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -73,17 +73,14 @@ mod ring;
 #[cfg(test)]
 mod tests;
 
-pub use error::{IoError, RequestError, StorageError};
+pub use error::{IoError, Outcome, RequestError, StorageError};
 pub use file::{At, File};
 
 use crate::context::Context;
-use crate::seat::{Bells, Seat};
+use crate::seat::{Bells, Completions, Seat};
 use buffer::Buffer;
 use callback::Callback;
 use ring::Ring;
-
-/// What a callback is told: the bytes that were read (fewer than asked for at the end of the file) or written, or the error.
-pub type Outcome<'a> = Result<&'a [u8], IoError>;
 
 /// How a storage batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -196,7 +193,8 @@ impl Storage {
             interval_ns: u64::try_from(options.flush_interval.as_nanos()).unwrap_or(u64::MAX),
             is_calling: Cell::new(false),
         });
-        seat.set_storage(&inner);
+        let completions: Rc<dyn Completions> = inner.clone();
+        seat.set_storage(Rc::downgrade(&completions));
         Ok(Self(inner))
     }
 
@@ -355,8 +353,17 @@ impl Inner {
         }
     }
 
-    /// As [`Storage::poll`]; says how many callbacks were called.
-    pub(crate) fn poll(&self) -> usize {
+    /// Sleeps until the kernel has completed something.
+    #[cold]
+    fn suspend(&self) {
+        if !self.seat.suspend(self) {
+            self.state.borrow_mut().ring.wait_for_completion();
+        }
+    }
+}
+
+impl Completions for Inner {
+    fn poll(&self) -> usize {
         if self.is_calling.get() {
             return 0;
         }
@@ -368,13 +375,11 @@ impl Inner {
         called
     }
 
-    /// Whether [`poll`](Self::poll) would take completions or give requests to the kernel.
-    pub(crate) fn has_work(&self) -> bool {
+    fn has_work(&self) -> bool {
         !self.is_calling.get() && (self.has_completions() || self.state.borrow().is_due(self.interval_ns))
     }
 
-    /// As [`Storage::flush`].
-    pub(crate) fn flush(&self) {
+    fn flush(&self) {
         if self.is_calling.get() {
             return;
         }
@@ -396,21 +401,11 @@ impl Inner {
         }
     }
 
-    /// Sleeps until the kernel has completed something.
-    #[cold]
-    fn suspend(&self) {
-        if !self.seat.suspend(self) {
-            self.state.borrow_mut().ring.wait_for_completion();
-        }
-    }
-
-    /// Whether there is something for [`poll`](Self::poll) to take. A look at memory.
-    pub(crate) fn has_completions(&self) -> bool {
+    fn has_completions(&self) -> bool {
         self.state.borrow_mut().ring.has_completions()
     }
 
-    /// How long the NF may sleep before it must poll, if no completion wakes it.
-    pub(crate) fn longest_sleep(&self) -> Duration {
+    fn longest_sleep(&self) -> Duration {
         let state = self.state.borrow();
         if state.kernel_has_other || state.buffers[state.filling].is_empty() {
             return Duration::MAX;
@@ -418,8 +413,7 @@ impl Inner {
         Duration::from_nanos(state.since_ns.saturating_add(self.interval_ns).saturating_sub(monotonic_ns()))
     }
 
-    /// Waits for a completion or for the doorbell; see [`Ring::wait`].
-    pub(crate) fn wait(&self, bells: Bells, timeout: Duration) {
+    fn wait(&self, bells: Bells, timeout: Duration) {
         let state = &mut *self.state.borrow_mut();
         let under_way = state.kernel_has_other;
         state.ring.wait(bells, timeout, under_way);

@@ -290,11 +290,6 @@ impl Workflow {
         std::mem::take(&mut self.longest_ns)
     }
 
-    /// Whether the input of who has the core was never almost empty in this turn, so that the time was all work.
-    pub fn is_busy_turn(&self) -> bool {
-        self.current.is_some() && self.turn.finishing_ns.is_none() && self.turn.idle_ns.is_none()
-    }
-
     /// Decides. Whoever asks does what is answered.
     #[inline]
     pub fn step(&mut self, now_ns: u64, rings: &impl Rings) -> Move {

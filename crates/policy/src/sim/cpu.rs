@@ -1,11 +1,10 @@
 //! One core: runs the processes on it between two rounds of the manager.
 
-use super::BURST;
 use super::outcome::Outcome;
 use super::packets::Batch;
 use super::process::{Costs, Path, Process};
 use super::runqueue::RunQueue;
-use super::scenario::{Machine, Scenario};
+use super::scenario::{BURST, Machine, Scenario};
 use crate::sched::wakeup::{self, Core, Rules, Table};
 
 /// How often a service time is sampled, in nanoseconds.

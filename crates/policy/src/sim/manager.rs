@@ -1,11 +1,10 @@
 //! The manager: rounds of passing on, letting in, deciding and waking.
 
-use super::BURST;
 use super::cpu::{Cpu, World};
 use super::outcome::Outcome;
 use super::packets::Batch;
 use super::process;
-use super::scenario::{Class, Platform, Scenario};
+use super::scenario::{BURST, Class, Platform, Scenario};
 use crate::sched::backpressure::{Limits, Pressure, State, queueing_ns};
 use crate::sched::weight::{self, Demand, Margin};
 

@@ -48,9 +48,6 @@ mod tests;
 pub use outcome::{ChainOutcome, CoreOutcome, NfOutcome, Outcome};
 pub use scenario::{Chain, Class, Cost, Machine, Nf, Platform, Scenario, ScenarioError, Variant};
 
-/// Packets that an NF takes at once.
-const BURST: u32 = 32;
-
 /// Runs a scenario. The same scenario gives the same outcome, on any machine.
 ///
 /// # Panics

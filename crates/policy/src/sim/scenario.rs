@@ -1,5 +1,8 @@
 //! What is simulated: machine, NFs, chains, policies.
 
+/// Packets that an NF takes at once.
+pub(super) const BURST: u32 = 32;
+
 /// A machine: its cores, and what the operating system costs. The defaults were measured on a two-core virtual machine.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Machine {
@@ -262,7 +265,7 @@ impl Scenario {
         }
         let p = &self.platform;
         let rings = self.nfs.iter().filter_map(|nf| nf.ring).chain([p.ring]);
-        if let Some(ring) = rings.min().filter(|ring| *ring < crate::sim::BURST) {
+        if let Some(ring) = rings.min().filter(|ring| *ring < BURST) {
             return Err(ScenarioError::Ring { ring });
         }
         if p.high_watermark > 100 || p.low_watermark > p.high_watermark {

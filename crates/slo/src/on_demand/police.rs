@@ -4,7 +4,7 @@
 //! While a promise is broken the limit falls with the ratio of promise and latency, but never by more than half. Once latency has been well
 //! below the promise for a while it rises by a twentieth, not up to where the promise broke; that is tried again after a pause, which is
 //! twice as long each time. A limit that is above what is offered is lifted. A limit that leaves too few packets to tell the latency rises like one
-//! below which all is well ([`super::UNKNOWN`]), or it would stay for ever.
+//! below which all is well (`UNKNOWN`), or it would stay for ever.
 //!
 //! # Limits
 //! A latency that no load keeps is not kept by policing: the limit ends at a hundredth of what is offered.

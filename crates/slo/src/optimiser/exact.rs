@@ -23,7 +23,11 @@ const LITTLE: f64 = 0.02;
 ///
 /// # Errors
 /// [`OptimiserError`].
-pub fn solve_with_prices(demands: &[Demand], shape: &ServerShape, limit: Duration) -> Result<(Solution, Prices), OptimiserError> {
+pub(crate) fn solve_with_prices(
+    demands: &[Demand],
+    shape: &ServerShape,
+    limit: Duration,
+) -> Result<(Solution, Prices), OptimiserError> {
     let began = Instant::now();
     let left = || limit.saturating_sub(began.elapsed());
     shape.check()?;
@@ -53,20 +57,8 @@ pub fn solve_with_prices(demands: &[Demand], shape: &ServerShape, limit: Duratio
         let is_all = reach >= budget;
         let is_complete = more_columns(&groups, shape, &slots, &prices, reach.min(budget), is_all, &mut columns);
         let master = Master { groups: &groups, slots: &slots, columns: &columns };
-        // What the relaxation uses whole is kept first, then only its patterns: what is left is small, and mostly enough. Where it is not, that proves
-        // nothing.
-        let kept = master.whole_parts(left());
-        let (of_patterns, of_recipes) = kept.split_at(columns.patterns.len().min(kept.len()));
-        let is_used = |parts: &[f64]| parts.iter().any(|part| *part > 0.0);
-        let mut programs = vec![(&[][..], i32::MAX)];
-        if is_used(of_patterns) {
-            programs.insert(0, (of_patterns, FEW_NODES));
-        }
-        if is_used(of_recipes) {
-            programs.insert(0, (&kept, FEW_NODES));
-        }
         let mut ended = false;
-        for (kept, nodes) in programs {
+        for (kept, nodes) in programs(&master.whole_parts(left()), columns.patterns.len()) {
             if best.is_optimal() || left().is_zero() {
                 break;
             }
@@ -93,6 +85,22 @@ pub fn solve_with_prices(demands: &[Demand], shape: &ServerShape, limit: Duratio
         reach = if reach < 0.1 { reach * 4.0 } else { f64::INFINITY };
     }
     Ok((best, prices))
+}
+
+/// Integer programs to be tried in turn, each by what it keeps and by its nodes. What the relaxation
+/// uses whole is kept first, then only its patterns: what is left is small, and mostly enough.
+/// Where it is not, that proves nothing.
+fn programs(kept: &[f64], patterns: usize) -> Vec<(&[f64], i32)> {
+    let (of_patterns, of_recipes) = kept.split_at(patterns.min(kept.len()));
+    let is_used = |parts: &[f64]| parts.iter().any(|part| *part > 0.0);
+    let mut programs = vec![(&[][..], i32::MAX)];
+    if is_used(of_patterns) {
+        programs.insert(0, (of_patterns, FEW_NODES));
+    }
+    if is_used(of_recipes) {
+        programs.insert(0, (kept, FEW_NODES));
+    }
+    programs
 }
 
 /// The relaxation, solved.

@@ -34,7 +34,7 @@ impl Columns {
     }
 
     /// Adds a pattern; false if it is there.
-    pub fn add_pattern(&mut self, mut pattern: Pattern) -> bool {
+    pub(crate) fn add_pattern(&mut self, mut pattern: Pattern) -> bool {
         pattern.sort_unstable_by(|a, b| b.cmp(a));
         let new = self.known.insert((usize::MAX, pattern.clone()));
         if new {
@@ -44,7 +44,7 @@ impl Columns {
     }
 
     /// Adds a recipe of a group; false if it is there.
-    pub fn add_recipe(&mut self, group: usize, mut recipe: Recipe) -> bool {
+    pub(crate) fn add_recipe(&mut self, group: usize, mut recipe: Recipe) -> bool {
         recipe.sort_unstable_by(|a, b| b.cmp(a));
         let new = self.known.insert((group, recipe.iter().map(|size| (0, *size)).collect()));
         if new {
@@ -137,12 +137,18 @@ impl Relaxation {
         Ok(())
     }
 
-    pub fn add_pattern(&mut self, slots: &[Slot], pattern: &Pattern) -> Result<(), OptimiserError> {
+    pub(crate) fn add_pattern(&mut self, slots: &[Slot], pattern: &Pattern) -> Result<(), OptimiserError> {
         let factors = of_pattern(slots, pattern).into_iter().map(|(i, n)| (self.slot_rows[i], n)).collect();
         self.add(1.0, factors)
     }
 
-    pub fn add_recipe(&mut self, groups: &[Group], slots: &[Slot], group: usize, recipe: &Recipe) -> Result<(), OptimiserError> {
+    pub(crate) fn add_recipe(
+        &mut self,
+        groups: &[Group],
+        slots: &[Slot],
+        group: usize,
+        recipe: &Recipe,
+    ) -> Result<(), OptimiserError> {
         let mut factors: Vec<(Row, f64)> =
             of_recipe(slots, &groups[group], recipe).into_iter().map(|(i, n)| (self.slot_rows[i], -n)).collect();
         factors.push((self.group_rows[group], 1.0));
@@ -152,7 +158,7 @@ impl Relaxation {
 
 impl Master<'_> {
     /// The relaxation over the columns that there are.
-    pub fn relaxation(&self) -> Result<Relaxation, OptimiserError> {
+    pub(crate) fn relaxation(&self) -> Result<Relaxation, OptimiserError> {
         let mut model = RowProblem::default().try_optimise(Sense::Minimise).map_err(failed)?;
         model.make_quiet();
         // Presolve would forget where the simplex method was.
@@ -174,7 +180,7 @@ impl Master<'_> {
     }
 
     /// What the relaxation uses whole of each column: of patterns, then of recipes, group by group. Nothing if it is not solved within the time.
-    pub fn whole_parts(&self, limit: Duration) -> Vec<f64> {
+    pub(crate) fn whole_parts(&self, limit: Duration) -> Vec<f64> {
         let solved = self.relaxation().and_then(|mut relaxation| {
             relaxation.model.iter_mut().for_each(|model| model.set_option("time_limit", limit.as_secs_f64()));
             relaxation.solved()
@@ -185,7 +191,7 @@ impl Master<'_> {
 
     /// The integer program over the columns that there are: anything better than `start`, down to its bound. Of each column it uses what is in
     /// `kept`, in the order of [`whole_parts`](Self::whole_parts), or more; it gives up after so many nodes.
-    pub fn integers(&self, start: &Solution, kept: &[f64], nodes: i32, limit: Duration) -> Result<Found, OptimiserError> {
+    pub(crate) fn integers(&self, start: &Solution, kept: &[f64], nodes: i32, limit: Duration) -> Result<Found, OptimiserError> {
         let mut problem = RowProblem::default();
         let mut rows: Vec<Vec<(highs::Col, f64)>> = vec![Vec::new(); self.slots.len() + self.groups.len()];
         let most = start.servers() as f64;

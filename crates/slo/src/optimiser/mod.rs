@@ -19,7 +19,7 @@
 //!    program finds nothing better, what there is is optimal. If there are too many such columns, or time is out, the gap is told.
 //!
 //! The start, and the answer when time is out at once, is what a greedy way finds ([`crate::packing::pack`]). SLOs that are alike
-//! (same profile, same promise) are one row. Cores are counted with memory ([`crate::placement::ServerShape::cores_with_memory`]).
+//! (same profile, same promise) are one row. Cores are counted with memory (`ServerShape::cores_with_memory`).
 //!
 //! # Limits
 //! The solver is built with the feature `optimiser`; without it, [`solve`] says so. Memory is counted in whole cores: where an instance takes more of
@@ -201,14 +201,14 @@ pub fn solve(demands: &[Demand], shape: &ServerShape, limit: Duration) -> Result
 /// # Errors
 /// [`OptimiserError`].
 #[cfg(feature = "optimiser")]
-pub use exact::solve_with_prices;
+pub(crate) use exact::solve_with_prices;
 
 /// The same, and the dual prices at the end of the relaxation: not in this build.
 ///
 /// # Errors
 /// [`OptimiserError::NotBuilt`].
 #[cfg(not(feature = "optimiser"))]
-pub fn solve_with_prices(_: &[Demand], shape: &ServerShape, _: Duration) -> Result<(Solution, Prices), OptimiserError> {
+pub(crate) fn solve_with_prices(_: &[Demand], shape: &ServerShape, _: Duration) -> Result<(Solution, Prices), OptimiserError> {
     shape.check()?;
     Err(OptimiserError::NotBuilt)
 }

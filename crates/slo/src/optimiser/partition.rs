@@ -20,7 +20,12 @@ const MOST_PRICES: usize = 4;
 ///
 /// # Errors
 /// [`OptimiserError`].
-pub fn solve_in_parts(demands: &[Demand], shape: &ServerShape, part: usize, limit: Duration) -> Result<Solution, OptimiserError> {
+pub(crate) fn solve_in_parts(
+    demands: &[Demand],
+    shape: &ServerShape,
+    part: usize,
+    limit: Duration,
+) -> Result<Solution, OptimiserError> {
     let began = Instant::now();
     let parts = demands.len().div_ceil(part.max(1)).max(1);
     if parts == 1 {

@@ -1,0 +1,71 @@
+//! The owners of classes: one manager, and tools while they run; and what earlier ones have left.
+
+use super::{PREFIX, PROFILE, Resctrl, TRIAL, group};
+use crate::control::check_name;
+use crate::error::CacheError;
+
+/// Classes of tools: one that runs holds the lock of `info`.
+const TOOLS: [&str; 2] = [PROFILE, TRIAL];
+
+impl Resctrl {
+    /// For a manager, before it sweeps and makes classes: no other one has them as long as this lives. Where the kernel gives no ways, there is
+    /// nothing to claim.
+    ///
+    /// # Errors
+    /// [`CacheError::Claimed`] while another manager lives; resctrl cannot be read.
+    pub fn claim(&mut self) -> Result<(), CacheError> {
+        let Some(line) = self.lines.first().filter(|_| self.manager.is_none()) else { return Ok(()) };
+        let lock = self.lock_of(&format!("info/{line}")).map_err(|error| match error {
+            CacheError::Locked { .. } => CacheError::Claimed { path: self.path.clone() },
+            other => other,
+        })?;
+        self.manager = Some(lock);
+        Ok(())
+    }
+
+    /// Removes groups that a manager before this one has left, or a tool that does not run any more, and gives their ways to the root class.
+    /// Tells which.
+    ///
+    /// # Errors
+    /// resctrl cannot be read or changed; what can be removed has been, and the root class has what it may have.
+    pub fn sweep(&mut self) -> Result<Vec<String>, CacheError> {
+        // Held until all is removed, so that no tool begins meanwhile.
+        let alone = match self.lock_of("info") {
+            Ok(lock) => Some(lock),
+            Err(CacheError::Locked { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let is_of_tool = |name: &str| name.strip_prefix(PREFIX).is_some_and(|class| TOOLS.contains(&class));
+        self.remove_left(|name| name.starts_with(PREFIX) && (alone.is_some() || !is_of_tool(name)))
+    }
+
+    /// For a tool that has one class while it runs, of this name ([`PROFILE`] or [`TRIAL`]): removes the class that a run
+    /// before it has left, and gives its ways to the root class. Tells whether there was one. As long as this lives, other tools
+    /// are refused.
+    ///
+    /// # Errors
+    /// [`CacheError::Locked`] while another tool runs; resctrl cannot be read or changed.
+    pub fn take_over(&mut self, name: &str) -> Result<bool, CacheError> {
+        check_name(name)?;
+        if self.tool.is_none() {
+            self.tool = Some(self.lock_of("info")?);
+        }
+        let own = group(name);
+        Ok(!self.remove_left(|name| name == own)?.is_empty())
+    }
+
+    /// Removes groups that somebody before us has left, as far as they can be, and widens the root class.
+    fn remove_left(&mut self, is_left: impl Fn(&str) -> bool) -> Result<Vec<String>, CacheError> {
+        let _lock = self.lock()?;
+        let ours = |name: &String| self.classes.keys().any(|class| *name == group(class));
+        let left: Vec<String> = self.groups()?.into_iter().filter(|name| is_left(name) && !ours(name)).collect();
+        if left.is_empty() {
+            return Ok(left);
+        }
+        // One that cannot be removed is no reason to keep the others.
+        let removed: Vec<Result<(), CacheError>> = left.iter().map(|name| self.remove_folder(name)).collect();
+        let widened = self.widen();
+        removed.into_iter().collect::<Result<(), CacheError>>()?;
+        widened.map(|()| left)
+    }
+}

@@ -1,0 +1,177 @@
+//! Checks of ports.
+
+use std::collections::HashMap;
+
+use super::Validation;
+use crate::problem::At;
+use sluice_api::config::{AfPacket, Dpdk, Gen, GenProtocol, Pcap, PcapSpeed, Port, PortKind};
+use sluice_host::link;
+
+/// Bytes of sequence number and time stamp in a generated packet's payload.
+const STAMP: usize = 16;
+
+/// Smallest packet of a generator, in bytes with the Ethernet header: headers, and a payload that holds [`STAMP`].
+fn smallest_packet(g: &Gen) -> usize {
+    let vlan = if g.vlan.is_some() { 4 } else { 0 };
+    let ip = if g.ipv6 { 40 } else { 20 };
+    let transport = match g.protocol {
+        GenProtocol::Udp => 8,
+        GenProtocol::Tcp => 20,
+    };
+    14 + vlan + ip + transport + STAMP
+}
+
+impl Validation<'_> {
+    pub(super) fn ports(&mut self) {
+        let config = self.config;
+        let mut seen = HashMap::new();
+        for (i, port) in config.ports.iter().enumerate() {
+            self.name("port", i, &port.name, true, &mut seen);
+            let at = |key| At::entry("port", i, key);
+            match &port.kind {
+                PortKind::Gen(g) => self.generator(i, g),
+                PortKind::Sink(_) if port.queues > 1 => self.error(
+                    at("queues"),
+                    "a sink has one queue: it tells loss by the sequence numbers of each flow, and must see all of a flow's packets",
+                    "write queues = 1, or leave it out",
+                ),
+                PortKind::Sink(_) => {}
+                PortKind::AfPacket(p) => self.interface(i, p),
+                PortKind::Pcap(p) => self.pcap(i, port, p),
+                PortKind::Dpdk(d) => self.dpdk(i, &port.name, d),
+            }
+        }
+    }
+
+    fn pcap(&mut self, i: usize, port: &Port, p: &Pcap) {
+        let at = |key| At::entry("port", i, key);
+        if p.read.is_none() && p.write.is_none() {
+            self.error(at("kind"), format!("pcap port \"{}\" has no file", port.name), "give it `read`, `write`, or both");
+        }
+        if p.read.is_some() && p.read == p.write {
+            self.error(at("write"), "a pcap port cannot write the file that it reads", "give `write` another file");
+        }
+        if p.speed == PcapSpeed::Rate && p.rate <= 0.0 {
+            self.error(at("rate"), "speed = \"rate\" needs a rate", "write rate = 1000 for 1,000 packets per second");
+        } else if p.speed != PcapSpeed::Rate && p.rate != 0.0 {
+            self.error(at("rate"), "the rate of a pcap port counts only with speed = \"rate\"", "write speed = \"rate\"");
+        }
+        if port.queues > 1 {
+            self.error(
+                at("queues"),
+                "a pcap port has one queue, which keeps the order of its packets",
+                "write queues = 1, or leave it out",
+            );
+        }
+    }
+
+    fn dpdk(&mut self, i: usize, name: &str, d: &Dpdk) {
+        let at = |key| At::entry("port", i, key);
+        match (&d.devargs, &d.pci) {
+            (None, None) => self.error(
+                at("kind"),
+                format!("dpdk port \"{}\" names no device", name),
+                "give it `devargs`, such as \"net_null0\", or `pci`, such as \"0000:3b:00.0\"",
+            ),
+            (Some(_), Some(_)) => {
+                self.error(at("pci"), "a dpdk port has either `devargs` or `pci`, not both", "remove one");
+            }
+            (Some(devargs), None) if devargs.trim().is_empty() || devargs.contains('\0') => {
+                self.error(at("devargs"), "devargs names no device", "write it like \"net_null0\"");
+            }
+            (None, Some(pci)) if !is_pci(pci) => {
+                self.error(
+                    at("pci"),
+                    format!("{pci:?} is no PCI address"),
+                    "write it like \"0000:3b:00.0\"; `lspci -D` lists them",
+                );
+            }
+            _ => {}
+        }
+    }
+
+    fn interface(&mut self, i: usize, p: &AfPacket) {
+        let at = |key| At::entry("port", i, key);
+        if p.interface == link::LOOPBACK {
+            self.error(
+                at("interface"),
+                "the loopback interface cannot be a port: its packets never leave the host",
+                "name another interface (`ip link` lists them); to try a configuration without one, use a port of kind \"gen\"",
+            );
+        } else if !link::is_name(&p.interface) {
+            self.error(
+                at("interface"),
+                format!("no interface can be called {:?}", p.interface),
+                format!("write a name of 1 to {} letters; `ip link` lists them", link::MAX_NAME),
+            );
+        }
+        if let Some(netns) = &p.netns {
+            self.word(at("netns"), "the name of a network namespace", netns, true);
+        }
+    }
+
+    fn generator(&mut self, i: usize, g: &Gen) {
+        let at = |key| At::entry("port", i, key);
+        let smallest = smallest_packet(g);
+        let largest = self.config.memory.packet_bytes as usize;
+        let what = format!(
+            "{}{} over {}",
+            if g.vlan.is_some() { "VLAN-tagged " } else { "" },
+            if g.protocol == GenProtocol::Tcp { "TCP" } else { "UDP" },
+            if g.ipv6 { "IPv6" } else { "IPv4" }
+        );
+        let sizes: Vec<(At, u16)> = match g.imix.as_slice() {
+            [] => vec![(at("size"), g.size)],
+            mix => mix.iter().enumerate().map(|(n, (size, _))| (at("imix").item(n), *size)).collect(),
+        };
+        for (at, size) in sizes {
+            let key = if at.item.is_some() { "this size" } else { "size" };
+            if usize::from(size) < smallest {
+                self.error(
+                    at,
+                    format!("a packet of {size} bytes is too small for {what}, a sequence number and a time stamp"),
+                    format!("make {key} {smallest} or more"),
+                );
+            } else if usize::from(size) > largest {
+                self.error(
+                    at,
+                    format!("a packet of {size} bytes is larger than memory.packet_bytes, which is {largest}"),
+                    format!("make {key} {largest} or less, or raise packet_bytes in [memory]"),
+                );
+            }
+        }
+        if !g.imix.is_empty() && g.size != Gen::default().size {
+            self.error(at("size"), "`size` and `imix` exclude each other", "remove one");
+        }
+        for (n, (_, weight)) in g.imix.iter().enumerate() {
+            if *weight == 0 {
+                self.error(at("imix").item(n), "a weight of 0 never comes", "give it a weight of 1 or more, or remove the pair");
+            }
+        }
+        for (key, address) in [("src", g.src), ("dst", g.dst)] {
+            match address {
+                Some(a) if a.is_ipv6() && !g.ipv6 => {
+                    self.error(at(key), format!("{a} is an IPv6 address, and the packets are IPv4"), "write ipv6 = true");
+                }
+                Some(a) if a.is_ipv4() && g.ipv6 => {
+                    self.error(at(key), format!("{a} is an IPv4 address, and the packets are IPv6"), "write ipv6 = false");
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+/// Whether this is a PCI address: `DDDD:BB:DD.F` or `BB:DD.F`, in hexadecimal.
+fn is_pci(text: &str) -> bool {
+    let hex = |word: &str, most: usize| !word.is_empty() && word.len() <= most && word.bytes().all(|b| b.is_ascii_hexdigit());
+    let Some((address, function)) = text.rsplit_once('.') else { return false };
+    let parts: Vec<&str> = address.split(':').collect();
+    let function = function.len() == 1 && matches!(function.as_bytes()[0], b'0'..=b'7');
+    function
+        && match parts[..] {
+            [bus, device] => hex(bus, 2) && hex(device, 2),
+            [domain, bus, device] => hex(domain, 8) && hex(bus, 2) && hex(device, 2),
+            _ => false,
+        }
+}

@@ -1,0 +1,220 @@
+//! Mechanisms, and what is said where one does not work.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rustix::io::Errno;
+
+/// A way to stop and run processes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Mechanism {
+    /// A word that the process looks at between two bursts.
+    Doorbell,
+    /// A pair of real-time priorities.
+    Realtime,
+    /// The freezer of cgroups of version 2.
+    Freeze,
+    /// SIGSTOP and SIGCONT.
+    Signal,
+    /// The freezer of cgroups of version 1.
+    Freezer,
+    /// A signal handler that waits.
+    Gate,
+}
+
+impl Mechanism {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Doorbell, Self::Realtime, Self::Freeze, Self::Signal, Self::Freezer, Self::Gate];
+
+    /// Its name in configuration, metrics and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Doorbell => "doorbell",
+            Self::Realtime => "realtime",
+            Self::Freeze => "freeze",
+            Self::Signal => "signal",
+            Self::Freezer => "freezer",
+            Self::Gate => "gate",
+        }
+    }
+
+    /// Why a process that it has parked does not end by SIGKILL until it runs again, in words; None if it does at once.
+    pub const fn outlives_a_kill(self) -> Option<&'static str> {
+        match self {
+            Self::Realtime => Some(
+                "a process that waits for its turn by a low real-time priority gets no CPU time, not even to end: `kill -9` takes effect in \
+                 its next turn; `sluice nf remove` or a stop of the daemon gives it one",
+            ),
+            Self::Freezer => Some(
+                "a process that is frozen by version 1 of control groups cannot be killed: `kill -9` takes effect in its next turn; \
+                 `sluice nf remove` or a stop of the daemon gives it one",
+            ),
+            Self::Doorbell | Self::Freeze | Self::Signal | Self::Gate => None,
+        }
+    }
+
+    /// Whether it stops a process that knows nothing of it.
+    pub const fn works_uncooperatively(self) -> bool {
+        !matches!(self, Self::Doorbell | Self::Gate)
+    }
+}
+
+impl fmt::Display for Mechanism {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// No mechanism has this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no way to stop processes is named \"{0}\"; there are: doorbell, realtime, freeze, signal, freezer, gate")]
+pub struct UnknownMechanism(pub String);
+
+impl FromStr for Mechanism {
+    type Err = UnknownMechanism;
+    fn from_str(text: &str) -> Result<Self, UnknownMechanism> {
+        Self::ALL.into_iter().find(|mechanism| mechanism.name() == text).ok_or_else(|| UnknownMechanism(text.into()))
+    }
+}
+
+/// A target's number with its controller. After [`Controller::remove`](super::Controller::remove) another target may get it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Slot(pub u32);
+
+impl Slot {
+    /// The number: small, counted from 0.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// Why a target cannot be controlled, or a mechanism not be used. Nothing has been changed.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// There is no process to control.
+    #[error("{name} has no process that runs, so there is nothing to control; start it first")]
+    NoProcess {
+        /// The target.
+        name: String,
+    },
+    /// The first process of the host or container.
+    #[error("process 1 is not to be scheduled: the whole host or container depends on it; name another process")]
+    Init,
+    /// A thread of the kernel.
+    #[error("process {pid} ({comm}) is a thread of the kernel, which user space cannot schedule; name another process")]
+    KernelThread {
+        /// The pid.
+        pid: i32,
+        /// Its name.
+        comm: String,
+    },
+    /// This process, its guard, or one that it descends from.
+    #[error("process {pid} is this scheduler or one that it depends on, and cannot be stopped by it; name another process")]
+    Ourselves {
+        /// The pid.
+        pid: i32,
+    },
+    /// Another user's process.
+    #[error(
+        "process {pid} belongs to user {owner} and this is user {own}, who may not control it; run sluiced as root, with the \
+         capability {capability}, or as that user"
+    )]
+    OtherUser {
+        /// The pid.
+        pid: i32,
+        /// Its user.
+        owner: u32,
+        /// Our user.
+        own: u32,
+        /// What is lacking.
+        capability: &'static str,
+    },
+    /// The pid is that of a thread.
+    #[error("{pid} is a thread of process {process}, not a process; name process {process}")]
+    Thread {
+        /// What was given.
+        pid: i32,
+        /// Whose thread it is.
+        process: i32,
+    },
+    /// Another controller has it.
+    #[error("process {pid} is under control already; remove it there first")]
+    Taken {
+        /// The pid.
+        pid: i32,
+    },
+    /// The process has no part of our library that this mechanism needs.
+    #[error("{name} cannot be controlled by {mechanism}: {why}; choose another mechanism for it")]
+    NotOurs {
+        /// The target.
+        name: String,
+        /// The mechanism.
+        mechanism: Mechanism,
+        /// What is lacking.
+        why: &'static str,
+    },
+    /// The kernel does not allow it to this user.
+    #[error("{mechanism} is not permitted: {what}")]
+    NotPermitted {
+        /// The mechanism.
+        mechanism: Mechanism,
+        /// What was tried, the answer, and what is lacking.
+        what: String,
+    },
+    /// The host has no such thing.
+    #[error("{mechanism} is not possible on this host: {what}")]
+    NotHere {
+        /// The mechanism.
+        mechanism: Mechanism,
+        /// What there is not, and what to do.
+        what: String,
+    },
+    /// The guard is gone, so nothing may be changed that it would have to undo.
+    #[error("the guard process, which would undo it if sluiced died, does not answer ({0}); restart sluiced")]
+    NoGuard(Errno),
+    /// Something else was refused.
+    #[error("cannot {doing} {what}: {source}")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        what: String,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+}
+
+/// Why a target could not be parked, run or let go. Small and without memory of its own, because these happen between two slices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Failed {
+    /// All its processes have ended: remove it.
+    #[error("it has ended")]
+    Ended,
+    /// No target has this slot.
+    #[error("no target has slot {}", .0.index())]
+    NoSuchSlot(Slot),
+    /// The system refused.
+    #[error("cannot {doing} process {pid}: {source}")]
+    System {
+        /// What was tried.
+        doing: &'static str,
+        /// With which process; 0 if with all.
+        pid: i32,
+        /// The answer.
+        source: Errno,
+    },
+}
+
+impl Failed {
+    /// Of a target that could not be added.
+    pub(super) fn into_refused(self, mechanism: Mechanism, name: &str) -> Refused {
+        match self {
+            Self::Ended | Self::NoSuchSlot(_) => Refused::NoProcess { name: name.into() },
+            Self::System { source: Errno::PERM | Errno::ACCESS, .. } => Refused::NotPermitted { mechanism, what: self.to_string() },
+            Self::System { doing, pid, source } => {
+                Refused::System { doing, what: format!("process {pid} ({name})"), source: source.into() }
+            }
+        }
+    }
+}
